@@ -265,10 +265,13 @@ static int op_check(const lade_graph *graph, const struct lade_graph_op *op, str
   return lists_check(graph, op, error);
 }
 
-/* Reserve room for @op: its operands, and behind them a copy of those that it writes, to be sorted. */
+/*
+ * Reserve room for @op: its operands, and behind them a copy of those that it writes, to be sorted. One more, so that
+ * the array exists where no op has operands.
+ */
 static int op_reserve(lade_graph *graph, const struct lade_graph_op *op, struct lade_error *error)
 {
-  const int n_written = op->n_writes + op->n_updates, n_operands = graph->operands.n + op->n_reads + 2 * n_written;
+  const int n_written = op->n_writes + op->n_updates, n_operands = graph->operands.n + op->n_reads + 2 * n_written + 1;
   int rc = names_reserve(graph, op->name, NULL, error);
   if (!rc && (!lade_array_reserve((void **)&graph->operands.items, &graph->operands.capacity, n_operands,
                                   sizeof(*graph->operands.items)) ||

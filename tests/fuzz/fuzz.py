@@ -76,7 +76,7 @@ TARGETS = {
         safetensors({"a": ENTRY}, b"\0" * 8),
         safetensors({"__metadata__": {"format": "pt"}, "a": ENTRY,
                      "b": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}, b"\0" * 10)]),
-    "graph": (GRAPH, [graph(), graph(addresses=False, keep=[1, 0]), graph(storages=[], ops=[])]),
+    "graph": (GRAPH, [graph(), graph(addresses=False, keep=[1, 0]), graph(storages=[], ops=[{"name": "f", "reads": [], "writes": [], "ns": 0}])]),
     "pickle": (BASE + ["src/alloc/trace/pickle.c"], [
         pickle.dumps({"blocks": [1, -1, 1 << 80, 1.5, None, True, b"b", ("t",), [], {}, "alloc"]}, protocol=protocol)
         for protocol in (2, 4, 5)]),

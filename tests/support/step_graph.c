@@ -24,8 +24,8 @@ static uint32_t draw(uint32_t below)
 
 static const char *name_draw(char text[64])
 {
-  static const char *const letters[] = {"a", "7", ".", "\"", "\\", "\n", "\x1f", "\x7f", "/", "\xc3\xa9", "\xe2\x82\xac",
-                                        "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xed\x9f\xbf", "%s", " "};
+  static const char *const letters[] = {"a", "7", ".", "\"", "\\", "\n", "\x1f", "\x7f", "/", "\xc3\xa9", "%s", " ",
+                                        "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xed\x9f\xbf"};
   text[0] = 0;
   for (uint32_t n = 1 + draw(12); n; n--)
     strcat(text, letters[draw(LADE_COUNT(letters))]);

@@ -17,6 +17,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/echo.h"
 #include "base/float.h"
 #include "base/host_id.h"
 #include "base/philox.h"
@@ -30,6 +31,40 @@ static void exact_sizes_say_bytes_once(void **state)
   assert_string_equal(lade_size_exact(1023, text), "1023 bytes");
   assert_string_equal(lade_size_exact(1024, text), "1.0 KiB (1024 bytes)");
   assert_string_equal(lade_size_exact(UINT64_MAX, text), "16.0 EiB (18446744073709551615 bytes)");
+}
+
+static void echoes_of_names_are_short_and_on_one_line(void **state)
+{
+  char name[200], expected[LADE_ECHO_MOST + 4];
+  assert_string_equal(lade_echo("").text, "");
+  assert_string_equal(lade_echo("a\nb\x1b[31m\x7f\xc3\xa9").text, "a?b?[31m?\xc3\xa9");
+  memset(name, 'n', sizeof(name));
+  name[LADE_ECHO_MOST] = 0;
+  assert_string_equal(lade_echo(name).text, name);
+  for (int n = LADE_ECHO_MOST - 4; n <= LADE_ECHO_MOST; n++) { /* a letter of four bytes around the cut */
+    memset(name, 'n', sizeof(name) - 1);
+    memcpy(name + n, "\xf0\x9f\x98\x80", 4);
+    name[sizeof(name) - 1] = 0;
+    const int cut = n > LADE_ECHO_MOST - 4 ? n : LADE_ECHO_MOST;
+    snprintf(expected, sizeof(expected), "%.*s...", cut, name);
+    assert_string_equal(lade_echo(name).text, expected);
+  }
+}
+
+static void echoes_of_json_are_those_of_its_encoder_cut_short(void **state)
+{
+  json_t *value = json_pack("{s:[i,b,n,s]}", "a", 7, true, "\n\xc3\xa9\"");
+  assert_string_equal(lade_json_echo(NULL).text, "missing");
+  assert_string_equal(lade_json_echo(value).text, "{\"a\":[7,true,null,\"\\n\\u00E9\\\"\"]}");
+  json_decref(value);
+  for (int n = 44; n < 48; n++) {
+    char letters[64], expected[64];
+    snprintf(letters, sizeof(letters), "%0*d", n, 0);
+    snprintf(expected, sizeof(expected), n <= 45 ? "\"%s\"" : "\"%.43s...", letters);
+    value = json_string(letters);
+    assert_string_equal(lade_json_echo(value).text, expected);
+    json_decref(value);
+  }
 }
 
 static void size_parses_what_people_write(void **state)
@@ -297,6 +332,8 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(exact_sizes_say_bytes_once),
+      cmocka_unit_test(echoes_of_names_are_short_and_on_one_line),
+      cmocka_unit_test(echoes_of_json_are_those_of_its_encoder_cut_short),
       cmocka_unit_test(size_parses_what_people_write),
       cmocka_unit_test(size_refuses_what_is_none),
       cmocka_unit_test(a_long_error_keeps_its_ends),

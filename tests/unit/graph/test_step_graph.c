@@ -50,7 +50,8 @@ static int storage_add(lade_graph *graph, const char *name, uint64_t bytes, bool
 #define READS(n, ...) .n_reads = (n), .reads = RANGES(__VA_ARGS__)
 #define WRITES(n, ...) .n_writes = (n), .writes = RANGES(__VA_ARGS__)
 #define UPDATES(n, ...) .n_updates = (n), .updates = RANGES(__VA_ARGS__)
-#define OP_NAMED(text, ...) &(struct lade_graph_op){.struct_size = sizeof(struct lade_graph_op), .name = text, __VA_ARGS__}
+#define OP_NAMED(text, ...) \
+  &(struct lade_graph_op){.struct_size = sizeof(struct lade_graph_op), .name = text, __VA_ARGS__}
 #define OP(...) OP_NAMED("f", __VA_ARGS__)
 
 static int op_add(lade_graph *graph, const struct lade_graph_op *op)

@@ -174,7 +174,8 @@ static void fields_of_an_op_are_checked(void **state)
   refused(FILE_OF("", "", OP_FIELDS ",\"draws\":0"), "draws is 0", "true or false");
   refused(FILE_OF("", "", OP_FIELDS ",\"pass\":\"eval\""), "pass is \"eval\"", "\"backward\" or \"update\"");
   refused(FILE_OF("", "", OP_FIELDS ",\"queue\":\"io\""), "queue is \"io\"", "\"device\" or \"host\"");
-  refused(FILE_OF("", "", OP_FIELDS ",\"is_once\":true"), "ops[0] \"conv.2\"", "unknown field \"is_once\"", "repeatable");
+  refused(FILE_OF("", "", OP_FIELDS ",\"is_once\":true"), "ops[0] \"conv.2\"", "unknown field \"is_once\"",
+          "repeatable");
   refused(FILE_OF("", "", OP_FIELDS ",\"updates\":1"), "updates is 1", "list");
   refused(FILE_OF("", "", OP_FIELDS ",\"updates\":[0]"), "ops[0] \"conv.2\"", "storage 0 \"x\"", "twice");
   refused(FILE_OF("", "", OP_FIELDS "},{\"name\":\"a\\nb\",\"reads\":[1],\"writes\":[],\"ns\":1"), "ops[1] \"a?b\"",

@@ -19,6 +19,8 @@
 #include "lade/adam.h"
 #include "lade/cache.h"
 #include "lade/device.h"
+#include "lade/graph.h"
+#include "lade/graph_plan.h"
 #include "lade/pack.h"
 #include "lade/plan.h"
 #include "lade/shard.h"
@@ -451,6 +453,99 @@ static void packings_of_nothing_are_refused(void **state)
   }
 }
 
+/* ---- graphs of steps ---- */
+
+static void graphs_that_are_none_are_refused(void **state)
+{
+  const struct lade_storage storage = {.struct_size = sizeof(storage), .name = "x"};
+  const struct lade_graph_op op = {.struct_size = sizeof(op), .name = "f"};
+  lade_graph *graph = NULL;
+  must_refuse(lade_graph_create(NULL));
+  must_refuse(lade_graph_add_storage(NULL, &storage, &error, NULL));
+  must_refuse(lade_graph_add_op(NULL, &op, &error, NULL));
+  must_refuse(lade_graph_keep(NULL, 0, &error));
+  must_refuse(lade_graph_close(NULL, &error));
+  must_refuse(lade_graph_set_addresses(NULL, true));
+  must_refuse(lade_graph_load(NULL, &error, &graph));
+  must_refuse(lade_graph_load("-", &error, NULL));
+  must_refuse(lade_graph_parse(NULL, 0, &error, &graph));
+  must_refuse(lade_graph_parse("{}", SIZE_MAX, &error, &graph));
+  must_refuse(lade_graph_parse("{}", 2, &error, NULL));
+  must_refuse(lade_graph_parse("{}", 2, NULL, &graph));
+  must_refuse(lade_graph_save(NULL, in_scratch("graph.json"), &error));
+  assert_null(graph);
+  assert_int_equal(lade_graph_n_storages(NULL), 0);
+  assert_int_equal(lade_graph_n_ops(NULL), 0);
+  assert_string_equal(lade_graph_storage_name(NULL, 0), "");
+  assert_string_equal(lade_graph_op_name(NULL, 0), "");
+  assert_true(lade_graph_has_addresses(NULL));
+  lade_graph_destroy(NULL);
+}
+
+static void plans_of_no_graph_are_refused(void **state)
+{
+  const struct lade_graph_plan_params params = {.struct_size = sizeof(params)};
+  struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
+  lade_graph_plan *plan = NULL;
+  lade_graph *graph;
+  int n = 7;
+  assert_int_equal(lade_graph_create(&graph), 0);
+  must_refuse(lade_graph_plan_find(NULL, &params, &error, NULL, &plan));
+  must_refuse(lade_graph_plan_find(graph, &params, &error, NULL, &plan)); /* it is open */
+  must_refuse(lade_graph_replay(NULL, NULL, 0, &error, &totals));
+  must_refuse(lade_graph_replay(graph, NULL, 0, &error, &totals));
+  assert_int_equal(lade_graph_close(graph, &error), 0);
+  must_refuse(lade_graph_plan_find(graph, NULL, &error, NULL, &plan));
+  must_refuse(lade_graph_plan_find(graph, &params, &error, NULL, NULL));
+  must_refuse(lade_graph_replay(graph, NULL, 1, &error, &totals));
+  must_refuse(lade_graph_replay(graph, NULL, INT32_MIN, &error, &totals));
+  must_refuse(lade_graph_replay(graph, NULL, 0, &error, NULL));
+  assert_null(lade_graph_plan_instrs(NULL, &n));
+  assert_int_equal(n, 0);
+  assert_null(plan);
+  lade_graph_plan_destroy(NULL);
+  lade_graph_destroy(graph);
+}
+
+static void graphs_take_no_numbers_that_are_none(void **state)
+{
+  lade_graph *graph;
+  struct lade_error none = {0};
+  assert_int_equal(lade_graph_create(&graph), 0);
+  for (size_t i = 0; i < LADE_COUNT(hostile); i++) {
+    const uint64_t number = (uint64_t)hostile[i];
+    const struct lade_operand_range range = {.storage = (int)hostile[i], .offset = number, .bytes = number};
+    struct lade_storage storage = {.struct_size = sizeof(storage), .name = "x", .bytes = number, .is_given = true};
+    struct lade_graph_op op = {.struct_size = sizeof(op), .name = "f", .reads = &range, .n_reads = 1};
+    int status = lade_graph_add_storage(graph, &storage, &error, NULL);
+    assert_true(!status || status == -EOVERFLOW);
+    storage.bytes = 0;
+    storage.align = number;
+    status = lade_graph_add_storage(graph, &storage, NULL, NULL);
+    assert_true(!status || status == -EINVAL);
+    status = lade_graph_add_op(graph, &op, NULL, NULL);
+    assert_true(!status || status == -EINVAL);
+    op.n_reads = 0;
+    op.ns = hostile[i];
+    op.scratch_bytes = number;
+    status = lade_graph_add_op(graph, &op, &error, NULL);
+    assert_true(!status || status == -EINVAL || status == -EOVERFLOW);
+    status = lade_graph_keep(graph, (int)hostile[i], &error);
+    assert_true(!status || status == -EINVAL);
+    assert_string_equal(lade_graph_op_name(graph, (int)hostile[i] | INT32_MIN), "");
+  }
+  void *grown = grown_make(&(struct lade_storage){.name = "x"}, sizeof(struct lade_storage), 1);
+  must_refuse(lade_graph_add_storage(graph, grown, &error, NULL));
+  free(grown);
+  grown = grown_make(&(struct lade_graph_op){.name = "f"}, sizeof(struct lade_graph_op), 0);
+  assert_int_equal(lade_graph_add_op(graph, grown, &error, NULL), 0);
+  free(grown);
+  must_refuse(lade_graph_save(graph, in_scratch("graph.json"), &error));
+  assert_int_equal(lade_graph_close(graph, &none), 0);
+  must_refuse(lade_graph_save(graph, NULL, &error));
+  lade_graph_destroy(graph);
+}
+
 /* ---- AdamW ---- */
 
 static void updates_of_nothing_are_refused(void **state)
@@ -569,6 +664,9 @@ int main(void)
       cmocka_unit_test(caches_that_are_none_are_refused),
       cmocka_unit_test(caches_refuse_what_is_missing),
       cmocka_unit_test(packings_of_nothing_are_refused),
+      cmocka_unit_test(graphs_that_are_none_are_refused),
+      cmocka_unit_test(plans_of_no_graph_are_refused),
+      cmocka_unit_test(graphs_take_no_numbers_that_are_none),
       cmocka_unit_test(updates_of_nothing_are_refused),
       cmocka_unit_test(stores_of_nothing_are_refused),
       cmocka_unit_test(ranks_that_are_none_are_refused),
