@@ -12,9 +12,9 @@
  * conflict. A run of grouped collectives is a group: one list for the communicator, of at most LADE_COMM_LIST_MOST. A
  * group begins when its first member may, whose waits and predicted time are those of the group, and ends as one.
  *
- * A compute instruction is chained to the one before it on its queue if it has no waits and no instruction waits for
- * that one. A chain may be submitted as one piece of work, when its first instruction is, and may end as one. Its first
- * member may wait, and its last may be waited for. No other wait of any queue begins or ends at a member.
+ * A compute instruction joins the CUDA graph of the one before it on its queue if it has no waits and no instruction
+ * waits for that one. A graph may be submitted when its first instruction is, and may end as one. Its first member may
+ * wait, and its last may be waited for. No other wait of any queue begins or ends at a member.
  *
  * An operand is a range of a buffer and the value it holds. A value is (tensor, microbatch, version): recomputing or
  * moving it keeps its identity, and an op that works in place consumes one value and makes another. The version of a
@@ -167,7 +167,7 @@ struct lade_instr {
   uint8_t collective;    /* COLLECTIVE: enum lade_collective_kind */
   uint8_t axis;          /* COLLECTIVE, SEND, RECV: enum lade_axis of the ranks that take part */
   uint8_t is_grouped;    /* COLLECTIVE: grouped with the one before it in the list; see above */
-  uint8_t is_graph_member; /* on the compute queue: chained to the one before it there; see above */
+  uint8_t is_graph_member; /* on the compute queue: in one CUDA graph with the one before it there; see above */
   int16_t microbatch;
   uint16_t n_operands;
   int32_t first_operand;
@@ -332,7 +332,7 @@ void lade_program_store_traffic(const struct lade_program *program, uint64_t *re
 void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret_sent_bytes);
 
 /*
- * Return the index behind the last instruction of the group that begins at @at: @at + 1 unless others are joined to it.
+ * Return the index behind the last instruction of the group that begins at @at: @at + 1 unless others are in its group.
  */
 int lade_program_group_end(const struct lade_program *program, int at);
 
@@ -352,7 +352,7 @@ void lade_program_destroy(struct lade_program *program);
 /*
  * Prove @program (proof.c, independent of the builder). Every read finds the right version in its range. No two live
  * buffers overlap, and lifetimes cover all uses. Waits order every hazard between queues. The peak of each space is as
- * stated and within @budget_bytes. The cycle closes, and no instruction comes between the members of a chain. Sets
+ * stated and within @budget_bytes. The cycle closes, and no wait begins or ends inside a CUDA graph. Sets
  * is_proved. -EINVAL with the first violation named: instruction, operand, value. O(n log n).
  */
 int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes[LADE_N_SPACES],

@@ -65,7 +65,7 @@ const char *lade_value_name(const struct lade_model_graph *graph, int tensor, ch
   else if (tensor == lade_value_scalar(graph, LADE_SCALAR_PARTIALS))
     snprintf(name, name_bytes, "sums of squares");
   else if (tensor == lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT))
-    snprintf(name, name_bytes, "verdict");
+    snprintf(name, name_bytes, "clip result");
   else if (tensor >= lade_value_scalar(graph, LADE_SCALAR_SUM) && tensor < first_block)
     snprintf(name, name_bytes, "sums of ranks");
   else if (tensor >= first_block) {

@@ -13,8 +13,8 @@
  *
  * A group of collectives begins at once: its first instruction waits for all dependencies of its members.
  *
- * Consecutive compute instructions without a wait between them, on either side, are then chained (program.h): a GPU can
- * be given a chain at once, and no instruction begins later than it could.
+ * Consecutive compute instructions without a wait between them, on either side, are then members of one CUDA graph
+ * (program.h): a GPU can be given all at once, and no instruction begins later than it could.
  *
  * O(operands * segments spanned + instructions * queues^2); a segment is never smaller than an operand's page.
  */
@@ -202,8 +202,8 @@ static bool has_waits(const struct lade_instr *instr)
   return has;
 }
 
-/* Mark chain members. pre: @is_awaited has room for a mark per instruction. */
-static void chains_mark(struct lade_program *program, bool *is_awaited)
+/* Mark members of CUDA graphs. pre: @is_awaited has room for a mark per instruction. */
+static void graph_members_mark(struct lade_program *program, bool *is_awaited)
 {
   int before = -1;
   for (int at = 0; at < program->n_instrs; at++) {
@@ -248,7 +248,7 @@ int lade_program_order(struct lade_program *program)
     last[instr->queue] = end - 1;
   }
   if (!status) /* clocks are no longer needed, and are larger than the marks */
-    chains_mark(program, (bool *)clocks);
+    graph_members_mark(program, (bool *)clocks);
   for (int space = 0; space < LADE_N_SPACES; space++)
     space_map_finish(&maps[space]);
   free(clocks);

@@ -197,9 +197,9 @@ def refusals():
     clear()
     refused(2, ["one directory"], RUN + ["--store", "drive,.", "--durable"])
     refused(2, ["--store"], RUN + ["--durable"])
-    with open("homes", "w", encoding="utf-8") as file:
+    with open("tiers", "w", encoding="utf-8") as file:
         file.write("optimizer * device\n")
-    refused(2, ["--residency homes", "all state is in the store"], DURABLE + ["--residency", "homes"])
+    refused(2, ["--residency tiers", "all state is in the store"], DURABLE + ["--residency", "tiers"])
     refused(3, ["--store-budget", "two slots"], DURABLE + ["--store-budget", "20MiB"])
     refused(5, ["drive", "ulimit -f"],
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20)))

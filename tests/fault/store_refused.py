@@ -20,7 +20,7 @@ SCRATCH = tempfile.TemporaryDirectory(prefix="lade-store-faults-", dir=os.getcwd
 os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 TRAIN = [LADE, "train", "--model", "nano", "--data", "text.txt", "--batch", "2", "--seq", "32", "--quiet",
-         "--eval-iters", "1", "--budget", "min", "--host-budget", "0", "--store", "drive", "--residency", "homes", "--json"]
+         "--eval-iters", "1", "--budget", "min", "--host-budget", "0", "--store", "drive", "--residency", "tiers", "--json"]
 STEPS = ["--steps", "3"]
 NO_RING = "io_uring_setup:error=ENOSYS"
 
@@ -61,8 +61,8 @@ def ends(*injections, words, path=(), steps=STEPS):
 
 with open("text.txt", "w", encoding="utf-8") as text:
     text.writelines(f"{i * i % 97} bottles on the wall, {i}\n" for i in range(2000))
-with open("homes", "w", encoding="utf-8") as homes:  # else a machine's measurements decide how much is read
-    homes.write("weights * store\noptimizer * store\n")
+with open("tiers", "w", encoding="utf-8") as tiers:  # else a machine's measurements decide how much is read
+    tiers.write("weights * store\noptimizer * store\n")
 os.mkdir("drive")
 code, out, err = run(TRAIN + STEPS)
 if code == 5 and ("O_DIRECT" in err or "tmpfs" in err):

@@ -465,7 +465,7 @@ static void shards_agree(struct world *world, size_t i)
   how.shard = shards[i].is_hybrid ? 2 : 0;
   how.grad_reduce = shards[i].is_narrow ? LADE_BF16 : LADE_F32;
   demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
-  snprintf(what, sizeof(what), "zero %d%s, %d microbatches, homes %d%s%s", how.zero,
+  snprintf(what, sizeof(what), "zero %d%s, %d microbatches, tiers %d%s%s", how.zero,
            shards[i].is_hybrid ? " hybrid" : "", shards[i].n_microbatches, shards[i].state_tiers,
                optimizer_in_backward ? ", early" : "",
            shards[i].is_narrow ? ", sums in bf16" : "");
@@ -500,7 +500,7 @@ static void shards_agree(struct world *world, size_t i)
     int n_small, n_large;
     struct run_fixture_numbers small = run_with_latency(&run_fixture, &keep, 1000, &n_small);
     struct run_fixture_numbers large = run_with_latency(&run_fixture, &keep, 100000000, &n_large);
-    demand(n_large < n_small, "%s: %d bundles of small buckets, %d of large ones", what, n_small, n_large);
+    demand(n_large < n_small, "%s: %d groups of small buckets, %d of large ones", what, n_small, n_large);
     demand(memcmp(&got, &small, sizeof(got)) == 0 && memcmp(&got, &large, sizeof(got)) == 0,
            "%s: buckets of another size give other numbers", what);
   }

@@ -133,18 +133,18 @@ if run("doctor", "--store", "drive")[0] == 0:
     # no number.
     two = train("--steps", "2", "--micro-batch", "1")
     for lines, n_bytes in (("gradients * keep", 0), ("gradients h.0.* host", 0), ("gradients * store", 4)):
-        with open("homes", "w", encoding="utf-8") as file:
+        with open("tiers", "w", encoding="utf-8") as file:
             file.write(lines + "\n")
-        apart = train("--steps", "2", "--micro-batch", "1", "--store", "drive", "--allow-tmpfs", "--residency", "homes")
+        apart = train("--steps", "2", "--micro-batch", "1", "--store", "drive", "--allow-tmpfs", "--residency", "tiers")
         assert (apart["loss_digest"], apart["params_digest"]) == (two["loss_digest"], two["params_digest"]), lines
         assert apart["store_written_bytes_per_step"] == n_bytes * apart["parameters"], (lines, apart)
     for lines, words in (("gradients * drop", "keep, or wait"), ("gradients *", "line 1"), ("gradients x host", "nothing")):
-        with open("homes", "w", encoding="utf-8") as file:
+        with open("tiers", "w", encoding="utf-8") as file:
             file.write(lines + "\n")
-        refused(2, "train", *SHORT, "--data", "text.txt", "--residency", "homes", words=["--residency homes", words])
-    with open("homes", "w", encoding="utf-8") as file:
+        refused(2, "train", *SHORT, "--data", "text.txt", "--residency", "tiers", words=["--residency tiers", words])
+    with open("tiers", "w", encoding="utf-8") as file:
         file.write("optimizer * store\n")
-    refused(3, "train", *SHORT, "--data", "text.txt", *DRIVE, "--residency", "homes", "--store-budget", "1MiB",
+    refused(3, "train", *SHORT, "--data", "text.txt", *DRIVE, "--residency", "tiers", "--store-budget", "1MiB",
             words=["does not fit in any budget", "store 1.0 MiB", "--store-budget"])
     code, out, err = run("plan", *SHORT, "--data", "text.txt", *DRIVE, "--durable", "--store-budget", "1MiB")
     assert code == 3 and "smallest budget none" in out and "two slots" in err, (code, out, err)

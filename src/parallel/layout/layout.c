@@ -45,8 +45,8 @@ static int sharing_check(const struct lade_layout_params *given, const struct la
   if (given->grad_reduce != LADE_F32 && given->grad_reduce != LADE_BF16)
     return lade_error_set(error, -EINVAL, "gradients are summed over ranks in fp32 or bf16 only");
   if (given->grad_reduce != LADE_F32 && mesh->axes[LADE_AXIS_DP].size == 1)
-    return lade_error_set(error, -EINVAL, "gradients of one replica are summed with nobody's, in bf16 or not: give dp "
-                          "of 2 or more, or leave grad-reduce out");
+    return lade_error_set(error, -EINVAL, "grad-reduce bf16 has no effect with one replica: give dp of 2 or more, or "
+                          "leave grad-reduce out");
   if (given->is_sequence && mesh->axes[LADE_AXIS_TP].size == 1)
     return lade_error_set(error, -EINVAL, "sequence parallel cuts rows over tensor parallel ranks, and tp is 1: "
                           "give --tp N, or leave --sequence-parallel out");

@@ -339,7 +339,7 @@ static int builder_init(struct builder *b)
   memcpy(b->now, b->live->first_range, n_values * sizeof(*b->now));
   for (int axis = 0; axis < LADE_N_AXES; axis++)
     b->bucket_bytes[axis] = plan_bucket_bytes(b->params, (enum lade_axis)axis);
-  b->bundle.last = -1;
+  b->group.last = -1;
   for (int param = 0; param < graph->n_params; param++)
     b->first_partials[param + 1] = b->first_partials[param] + lade_held_partials(graph, b->params->layout, param);
   memset(b->block_buffers, -1, n_params * sizeof(*b->block_buffers));
@@ -350,7 +350,7 @@ static int builder_init(struct builder *b)
     if (tensor >= 0 && graph->tensors[tensor].kind == LADE_TENSOR_GRAD)
       b->n_adds[graph->tensors[tensor].param]++;
   }
-  return b->params->residency->optimizer_in_backward && b->params->is_training ? early_order(b) : 0;
+  return b->params->residency->optimizer_in_backward && b->params->is_training ? backward_updates_order(b) : 0;
 }
 
 static void builder_finish(struct builder *b)
@@ -368,7 +368,7 @@ static void builder_finish(struct builder *b)
   free(b->grad_versions);
   free(b->is_norm_due);
   free(b->is_rounded);
-  free(b->early);
+  free(b->backward_updates);
   LADE_ARRAY_FREE(&b->transfers);
   LADE_ARRAY_FREE(&b->incoming);
 }
@@ -395,7 +395,7 @@ static void program_emit(struct builder *b)
     b->partials = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, partials_bytes(b), false);
     b->clip_result = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_clip_result), false);
   }
-  int next = 0, next_early = 0, next_reduction = 0;
+  int next = 0, next_update = 0, next_reduction = 0;
   for (int slot = 0; slot <= b->n_steps && !b->status; slot++) {
     const int first_reduction = next_reduction, first = next;
     while (next_reduction < b->live->n_reductions && b->live->reductions[next_reduction].slot == slot)
@@ -405,8 +405,9 @@ static void program_emit(struct builder *b)
     while (next < b->transfers.n && b->transfers.items[next].slot == slot)
       next++;
     transfers_emit(b, b->transfers.items + first, next - first);
-    for (; b->early && next_early < graph->n_params && b->early[next_early].slot == slot; next_early++)
-      early_emit(b, b->early[next_early].param);
+    const struct backward_update *update = b->backward_updates;
+    for (; update && next_update < graph->n_params && update[next_update].slot == slot; next_update++)
+      backward_update_emit(b, update[next_update].param);
     if (slot < b->n_steps)
       step_emit(b, slot);
   }

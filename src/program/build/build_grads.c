@@ -359,7 +359,7 @@ static enum lade_space block_space(const struct builder *b, int param)
       (enum lade_residency_policy)b->params->residency->choices[b->graph->params[param].grad].saved;
   if (tier != LADE_TIER_STORE)
     return plan_tier_space(tier);
-  if (b->params->is_unified && (b->early || (wait != LADE_RESIDENCY_HOST && wait != LADE_RESIDENCY_STORE)))
+  if (b->params->is_unified && (b->backward_updates || (wait != LADE_RESIDENCY_HOST && wait != LADE_RESIDENCY_STORE)))
     return LADE_DEVICE;
   return wait == LADE_RESIDENCY_HOST ? LADE_HOST : LADE_STORE;
 }

@@ -75,15 +75,15 @@ void operand_change(struct builder *b, int role, int32_t buffer, struct lade_val
  */
 static bool is_grouped(const struct builder *b, const struct lade_instr *instr, uint64_t bytes)
 {
-  if (b->bundle.last < 0 || b->bundle.last != b->instrs.n - 2 ||
-      b->bundle.last - b->bundle.first + 1 == LADE_COMM_LIST_MOST)
+  if (b->group.last < 0 || b->group.last != b->instrs.n - 2 ||
+      b->group.last - b->group.first + 1 == LADE_COMM_LIST_MOST)
     return false;
-  const struct lade_instr *first = &b->instrs.items[b->bundle.first];
+  const struct lade_instr *first = &b->instrs.items[b->group.first];
   const struct lade_param *params = b->graph->params;
   bool is_one_unit =
       b->graph->tensors[params[first->param].tensor].unit == b->graph->tensors[params[instr->param].tensor].unit;
   return first->collective == instr->collective && first->axis == instr->axis &&
-         (is_one_unit || b->bundle.bytes + bytes <= b->bucket_bytes[instr->axis]);
+         (is_one_unit || b->group.bytes + bytes <= b->bucket_bytes[instr->axis]);
 }
 
 void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
@@ -101,12 +101,12 @@ void collective_begin(struct builder *b, enum lade_collective_kind kind, enum la
   }
   const int32_t at = b->instrs.n - 1;
   if (!instr->is_grouped)
-    b->bundle.first = at;
-  b->bundle.bytes = bytes + (instr->is_grouped ? b->bundle.bytes : 0);
-  b->bundle.last = at;
-  b->instrs.items[b->bundle.first].predicted_ns += instr->is_grouped
-                                                       ? plan_grouped_ns(b->params, kind, axis, bytes)
-                                                       : plan_collective_ns(b->params, kind, axis, bytes);
+    b->group.first = at;
+  b->group.bytes = bytes + (instr->is_grouped ? b->group.bytes : 0);
+  b->group.last = at;
+  b->instrs.items[b->group.first].predicted_ns += instr->is_grouped
+                                                      ? plan_grouped_ns(b->params, kind, axis, bytes)
+                                                      : plan_collective_ns(b->params, kind, axis, bytes);
 }
 
 /* Return the bytes of a value of this rank. */

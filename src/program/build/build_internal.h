@@ -23,7 +23,7 @@ struct transfer {
 };
 
 /* With optimizer_in_backward: a parameter, and the slot at which it is updated. */
-struct early {
+struct backward_update {
   int32_t slot, param;
 };
 
@@ -62,7 +62,7 @@ struct builder {
   LADE_ARRAY(struct lade_operand) operands;
   LADE_ARRAY(struct lade_buffer) buffers;
   LADE_ARRAY(struct transfer) transfers;
-  struct early *early; /* parameters in the order of their updates; NULL: after all steps */
+  struct backward_update *backward_updates; /* parameters in the order of their updates; NULL: after all steps */
   int32_t *on_device;    /* by live range: its buffer */
   int32_t *now;          /* by value: its current live range */
   int32_t *elsewhere;    /* by value: buffer of its copy in its home tier or another, -1 */
@@ -81,7 +81,7 @@ struct builder {
   struct {
     int32_t first, last; /* first and last instruction */
     uint64_t bytes;      /* of their vectors */
-  } bundle; /* the latest group of collectives; last -1: none */
+  } group; /* the latest group of collectives; last -1: none */
   LADE_ARRAY(struct incoming) incoming; /* blocks in flight; the first n_added have been added */
   int n_added;
   int32_t partials, clip_result, clip_result_host, step_host, step_device; /* indices of buffers */
@@ -158,8 +158,8 @@ struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lad
 struct value_place weight_block_emit(struct builder *b, int param, int32_t buffer);
 void weight_gather_emit(struct builder *b, int param, struct value_place block, int32_t buffer);
 /* Find the order of updates within the backward half, or -ENOMEM; and emit one of them. */
-int early_order(struct builder *b);
-void early_emit(struct builder *b, int param);
+int backward_updates_order(struct builder *b);
+void backward_update_emit(struct builder *b, int param);
 /* Emit, after all steps, the clip result and the updates that do not run in the backward half. */
 void end_emit(struct builder *b);
 

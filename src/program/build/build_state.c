@@ -211,7 +211,7 @@ static int32_t shared_scratch_make(struct builder *b)
 /* True if the next streamed update begins a run of them. Those within the backward half stand alone. */
 static bool is_row_begun(const struct builder *b)
 {
-  return b->early || b->stream < 0;
+  return b->backward_updates || b->stream < 0;
 }
 
 /*
@@ -220,9 +220,9 @@ static bool is_row_begun(const struct builder *b)
  */
 static void update_scratch_add(struct builder *b, int param)
 {
-  if (!b->early && b->stream < 0)
+  if (!b->backward_updates && b->stream < 0)
     b->stream = shared_scratch_make(b);
-  int32_t buffer = b->early ? scratch_make(b, stream_need(b, param), false) : b->stream;
+  int32_t buffer = b->backward_updates ? scratch_make(b, stream_need(b, param), false) : b->stream;
   operand_make(b, LADE_ROLE_SCRATCH, buffer, nothing, b->status ? 0 : b->buffers.items[buffer].bytes);
 }
 
@@ -260,7 +260,7 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
 }
 
 /* Emit one parameter's clip result and its update, in the middle of the backward half. */
-void early_emit(struct builder *b, int param)
+void backward_update_emit(struct builder *b, int param)
 {
   const uint64_t bytes = sizeof(struct lade_clip_result);
   const int clip_result = lade_value_scalar(b->graph, LADE_SCALAR_CLIP_RESULT);
@@ -276,9 +276,9 @@ void early_emit(struct builder *b, int param)
   weights_tell_emit(b, param, param + 1);
 }
 
-static int early_compare(const void *x, const void *y)
+static int backward_update_compare(const void *x, const void *y)
 {
-  const struct early *a = x, *b = y;
+  const struct backward_update *a = x, *b = y;
   return a->slot != b->slot ? (a->slot > b->slot) - (a->slot < b->slot) : (a->param > b->param) - (a->param < b->param);
 }
 
@@ -286,17 +286,18 @@ static int early_compare(const void *x, const void *y)
  * Find the order of updates within the backward half. Each comes in the slot after the last step that it must follow,
  * and after its gradient has left.
  */
-int early_order(struct builder *b)
+int backward_updates_order(struct builder *b)
 {
-  b->early = calloc((size_t)b->graph->n_params + 1, sizeof(*b->early));
-  if (!b->early)
+  b->backward_updates = calloc((size_t)b->graph->n_params + 1, sizeof(*b->backward_updates));
+  if (!b->backward_updates)
     return -ENOMEM;
   LADE_ASSERT(b->graph->n_params <= LADE_IN_BACKWARD_PARAMS_MAX);
   for (int param = 0; param < b->graph->n_params; param++) {
     int last = b->live->first_range[b->graph->params[param].grad + 1] - 1;
-    b->early[param] = (struct early){LADE_MAX(b->update_ends[param], b->live->ranges[last].leave_slot), param};
+    const int32_t slot = LADE_MAX(b->update_ends[param], b->live->ranges[last].leave_slot);
+    b->backward_updates[param] = (struct backward_update){slot, param};
   }
-  qsort(b->early, (size_t)b->graph->n_params, sizeof(*b->early), early_compare);
+  qsort(b->backward_updates, (size_t)b->graph->n_params, sizeof(*b->backward_updates), backward_update_compare);
   return 0;
 }
 
@@ -309,7 +310,7 @@ void end_emit(struct builder *b)
   for (int param = graph->n_params - 1; param >= 0; param--) /* roughly in the order in which they were summed */
     norm_settle(b, param);
   clip_emit(b, -1, &whole);
-  if (b->early)
+  if (b->backward_updates)
     return;
   int32_t next = graph->n_params ? weight_out_emit(b, 0) : -1;
   int first_untold = 0;

@@ -3,10 +3,10 @@
  * The order of ops. Slots come in the schedule's order (one rank: forward and backward of one microbatch after
  * another). Forward ops run in the graph's order. Before each backward op, every dropped value that it reads is
  * recomputed by the op that made it, which may need its own inputs recomputed first. This is a depth-first search over
- * producers. So each chain is as short as the kept values allow, and comes as late as possible. A recomputed value
- * stays until its last use in this microbatch, unless its choice drops it after each backward op. The search ends
- * because the graph is acyclic. An op is recomputed at most once per microbatch, or once per backward op where its
- * values are dropped each time: O(ops + uses) then holds per backward op.
+ * producers. So each run of recomputed ops is as short as the kept values allow, and comes as late as possible. A
+ * recomputed value stays until its last use in this microbatch, unless its choice drops it after each backward op. The
+ * search ends because the graph is acyclic. An op is recomputed at most once per microbatch, or once per backward op
+ * where its values are dropped each time: O(ops + uses) then holds per backward op.
  *
  * Where the schedule splits the backward half, ops that make only gradients of parameters wait for the weight slot.
  * Values recomputed for the first part stay for the second, so each microbatch between the two parts has its own record

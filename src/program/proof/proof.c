@@ -13,7 +13,7 @@
  *   walk    run the list symbolically over maps from addresses to values: every read finds exactly the value that
  *           it names; two accesses of which one writes are ordered by queues and waits; at the end
  *           each resident buffer holds its next step's beginning
- *   chains  no instruction waits for, or behind, a part of a chain that is submitted as one piece of work
+ *   captures  no instruction waits for, or behind, a part of a CUDA graph
  *
  * This is sufficient. By form, every instruction computes the right function of the values that it names. By walk, it
  * reads those values, in list order and in any interleaving of the queues, because conflicting accesses are ordered as
@@ -67,7 +67,7 @@ int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes
   if (!status)
     status = proof_walk(&proof);
   if (!status)
-    status = proof_chains(&proof);
+    status = proof_captures(&proof);
   free(proof.rank);
   free(proof.n_adds);
   free(proof.partial_at);

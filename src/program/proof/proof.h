@@ -8,7 +8,7 @@
  *   proof_ranks.c  the same for instructions of several ranks, for form
  *   proof_space.c  live buffers do not overlap; peaks are as stated and within the budgets
  *   proof_walk.c   values, hazards between queues, and the cycle
- *   proof_chains.c no instruction comes between the members of a chain
+ *   proof_captures.c no wait begins or ends inside a CUDA graph
  */
 #ifndef LADE_PROOF_H
 #define LADE_PROOF_H
@@ -34,7 +34,7 @@ int proof_space(struct proof *proof, const uint64_t *budget_bytes);
 /* Check that each buffer is sound by itself; form begins with it. */
 int proof_buffers(const struct proof *proof);
 int proof_walk(struct proof *proof);
-int proof_chains(struct proof *proof);
+int proof_captures(struct proof *proof);
 
 /* True for the instruction of an op of the graph. */
 bool proof_is_of_op(const struct lade_instr *instr);

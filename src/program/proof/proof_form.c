@@ -401,7 +401,7 @@ static int collective_check(const struct proof *proof, int at)
     return proof_fail(proof, at, -1, "is collective %d over axis %d, peer %d, which this layout does not have here",
                       instr->collective, instr->axis, instr->peer);
   if (lade_layout_size(proof->program->layout, (enum lade_axis)instr->axis) == 1)
-    return proof_fail(proof, at, -1, "has nobody to do it with");
+    return proof_fail(proof, at, -1, "is a collective of one rank");
   return 0;
 }
 
@@ -438,18 +438,18 @@ static int grouped_check(const struct proof *proof, int at)
     return 0;
   if (at == 0 || instr->kind != LADE_INSTR_COLLECTIVE || proof_is_of_op(instr) ||
       !is_alike(proof, instr, &instrs[at - 1]))
-    return proof_fail(proof, at, -1, "is joined to an instruction that is not like it");
+    return proof_fail(proof, at, -1, "is grouped with an instruction that is not like it");
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     if (instr->waits[q] != -1)
-      return proof_fail(proof, at, -1, "is joined, and waits when the others have begun");
+      return proof_fail(proof, at, -1, "is grouped, and waits when the others have begun");
   }
   int other = at;
   do {
     if (are_in_touch(proof, instr, &instrs[--other]))
-      return proof_fail(proof, at, -1, "lies on instruction %d, to which it is joined", other);
+      return proof_fail(proof, at, -1, "lies on instruction %d, with which it is grouped", other);
   } while (instrs[other].is_grouped && other > 0);
   if (at - other >= LADE_COMM_LIST_MOST)
-    return proof_fail(proof, at, -1, "is number %d of a bundle of %d at most", at - other + 1, LADE_COMM_LIST_MOST);
+    return proof_fail(proof, at, -1, "is number %d of a group of %d at most", at - other + 1, LADE_COMM_LIST_MOST);
   return 0;
 }
 

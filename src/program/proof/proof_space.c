@@ -52,7 +52,7 @@ static int ranks_make(const struct lade_program *program, struct space_sweep *sw
   return 0;
 }
 
-static void chains_make(const struct lade_program *program, struct space_sweep *sweep)
+static void boundaries_index(const struct lade_program *program, struct space_sweep *sweep)
 {
   for (int at = 0; at <= program->n_instrs; at++)
     sweep->arrivals[at] = sweep->departures[at] = -1;
@@ -126,7 +126,7 @@ static int sweep_make(const struct proof *proof, struct space_sweep *sweep)
   if (!sweep->by_rank || !sweep->rank || !sweep->next_arrival || !sweep->next_departure || !sweep->arrivals ||
       !sweep->departures || ranks_make(program, sweep))
     return -ENOMEM;
-  chains_make(program, sweep);
+  boundaries_index(program, sweep);
   return ordered_bitset_init(&sweep->live, sweep->n);
 }
 

@@ -2,7 +2,7 @@
 /*
  * The terms of the proof: which values a program may name, and how a refusal names an instruction and a value.
  *
- * Every part of the proof (form, space, walk, chains) refuses through proof_fail, so that all refusals are worded alike
+ * Every part of the proof (form, space, walk, captures) refuses through proof_fail, so that all are worded alike
  * and end in one error: -EINVAL with the instruction's number, its operation and the operand.
  */
 #include "program/proof/proof.h"

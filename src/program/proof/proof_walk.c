@@ -523,7 +523,7 @@ static int results_check(struct value_walk *walk)
   if (missing < program->n_microbatches)
     return proof_fail_all(proof, "the loss of microbatch %d is in no resident buffer of the host at the end", missing);
   if (!has_clip_result)
-    return proof_fail_all(proof, "the verdict is in no resident buffer of the host at the end");
+    return proof_fail_all(proof, "the clip result is in no resident buffer of the host at the end");
   return 0;
 }
 

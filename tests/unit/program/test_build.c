@@ -139,7 +139,7 @@ static int grouped_find(const struct lade_program *program)
 /*
  * Check groups in @program: only collectives of one kind without conflicts are grouped, and only the first one waits.
  */
-static void bundles_are_of_what_is_alike_and_apart(void **state)
+static void groups_are_of_like_and_disjoint_collectives(void **state)
 {
   static const int settings[] = {7, 10, 13};
   for (size_t i = 0; i < LADE_COUNT(settings); i++) {
@@ -150,10 +150,10 @@ static void bundles_are_of_what_is_alike_and_apart(void **state)
     assert_true(lade_program_group_end(s.program, at - 1) > at);
     assert_int_not_equal(instrs[0].queue, instrs[at].queue);
     instrs[at].waits[instrs[0].queue] = 0;
-    assert_refused(s.program, "is joined, and waits");
+    assert_refused(s.program, "is grouped, and waits");
     instrs[at].waits[instrs[0].queue] = -1;
     instrs[at - 1].is_grouped = true;
-    assert_refused(s.program, "is joined");
+    assert_refused(s.program, "is grouped");
     instrs[at - 1].is_grouped = instrs[at].is_grouped = false;
     assert_int_equal(lade_program_prove(s.program, no_limit, NULL), 0);
     program_fixture_finish(&s);
@@ -161,29 +161,29 @@ static void bundles_are_of_what_is_alike_and_apart(void **state)
 }
 
 /* A graph of launches is as long as possible: it ends only where an instruction waits or is waited for. */
-static void chains_end_where_somebody_waits(void **state)
+static void captures_end_only_at_a_wait(void **state)
 {
-  int n_chained = 0;
+  int n_members = 0;
   for (size_t i = 0; i < FIXTURE_N_SETTINGS; i += 3) {
     struct program_fixture s;
     program_fixture_init(&s, &program_fixture_settings[i]);
     for (int at = 0; at < s.program->n_instrs; at++) {
       struct lade_instr *instr = &s.program->instrs[at];
-      n_chained += instr->is_graph_member;
+      n_members += instr->is_graph_member;
       if (instr->is_graph_member)
         continue;
       instr->is_graph_member = true;
-      assert_refused(s.program, "is chained");
+      assert_refused(s.program, "CUDA graph");
       instr->is_graph_member = false;
     }
     assert_int_equal(lade_program_prove(s.program, no_limit, NULL), 0);
     program_fixture_finish(&s);
   }
-  assert_true(n_chained > 30);
+  assert_true(n_members > 30);
 }
 
 /* A group moves the same bytes as its collectives apart, and waits once. */
-static void bundles_move_the_same_bytes(void **state)
+static void groups_move_the_same_bytes(void **state)
 {
   struct program_fixture s;
   uint64_t sent[LADE_N_AXES], apart[LADE_N_AXES];
@@ -460,11 +460,11 @@ int main(void)
       cmocka_unit_test(every_refused_allocation_fails_a_build_whole),
       cmocka_unit_test(many_microbatches_are_one_program),
       cmocka_unit_test(the_number_of_microbatches_has_limits),
-      cmocka_unit_test(bundles_are_of_what_is_alike_and_apart),
+      cmocka_unit_test(groups_are_of_like_and_disjoint_collectives),
       cmocka_unit_test(state_lies_side_by_side_in_its_parts_room),
-      cmocka_unit_test(bundles_move_the_same_bytes),
+      cmocka_unit_test(groups_move_the_same_bytes),
       cmocka_unit_test(sends_are_calls_of_their_axis),
-      cmocka_unit_test(chains_end_where_somebody_waits),
+      cmocka_unit_test(captures_end_only_at_a_wait),
       cmocka_unit_test(blocks_wait_elsewhere_between_microbatches),
       cmocka_unit_test(blocks_come_back_ahead_where_there_is_room),
       cmocka_unit_test(an_older_copy_of_a_block_is_caught),

@@ -426,7 +426,7 @@ static void residency_agrees(struct run_fixture *run_fixture, const struct run_f
   bool has_store = plan->peak_bytes[LADE_STORE] > 0;
   if (!has_store || !store_refusal) {
     run_or_fail(run_fixture, plan, &numbers);
-    numbers_equal(&numbers, want, "residency of seed %u (manner %d, homes %d, early %llu, unified %d)", seed,
+    numbers_equal(&numbers, want, "residency of seed %u (manner %d, tiers %d, early %llu, unified %d)", seed,
                   (int)how.manner, how.state_tiers, (unsigned long long)how.prefetch_bytes, run_fixture->is_unified);
   }
   lade_plan_destroy(plan);
