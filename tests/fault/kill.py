@@ -20,7 +20,7 @@ import time
 
 LADE = os.path.abspath(sys.argv[1])
 N_KILLS = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-N_STEPS = 400
+N_STEPS = 2 * N_KILLS  # more than most lives get to
 RUN = ["train", "--model", "nano", "--data", "text.txt", "--batch", "2", "--seq", "32",
        "--dropout", "0.1", "--eval-iters", "1", "--budget", "50%", "--host-budget", "256MiB", "--machine", "laptop-8c",
        "--quiet", "--json"]

@@ -5,8 +5,8 @@
  * run. Lives are killed at calls to the files in threads; at entries to and exits from the kernel in any thread, with
  * transfers by the ring; and at random moments.
  *
- * Each life is a child; the parent has no threads. With the argument "every", at every call and 1,000 times at random;
- * else at some.
+ * Each life is a child; the parent has no threads. With the argument "every", at each of the first calls, at many later
+ * ones, and many times at random; else at some.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -200,6 +200,8 @@ static int state_check(int end, int64_t kill_at)
 /* ---- the test ---- */
 
 static bool is_thorough;
+
+#define EVERY_ONE 128 /* calls at which lives are killed one by one; later ones in growing steps */
 static uint32_t seed;
 
 static int state_forget(void **state)
@@ -244,7 +246,7 @@ static void a_kill_at_any_call_loses_no_step(void **state)
 {
   int64_t n_killed = 0, kill_at = 1;
   program_fixture_begin(LADE_STORE_POSIX);
-  for (; !life(true, 2, kill_at, false); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
+  for (; !life(true, 2, kill_at, false); kill_at += 1 + kill_at / (is_thorough ? EVERY_ONE : 12)) {
     n_killed++;
     killed_check(kill_at);
   }
@@ -277,7 +279,7 @@ static void a_kill_at_any_way_into_the_kernel_loses_no_step(void **state)
     skip();
   }
   program_fixture_begin(LADE_STORE_AUTO);
-  for (; !life_traced(kill_at); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
+  for (; !life_traced(kill_at); kill_at += 1 + kill_at / (is_thorough ? EVERY_ONE : 12)) {
     n_killed++;
     killed_check(kill_at);
   }
@@ -288,7 +290,7 @@ static void a_kill_at_any_way_into_the_kernel_loses_no_step(void **state)
 
 static void a_kill_at_a_random_moment_loses_no_step(void **state)
 {
-  const int n_kills = is_thorough ? 1000 : 20;
+  const int n_kills = is_thorough ? 250 : 20;
   int n_killed = 0, n_lived = 0;
   program_fixture_begin(LADE_STORE_AUTO);
   int64_t whole_ns = -lade_now_ns();

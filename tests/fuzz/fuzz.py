@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """fuzz.py NAME [RUNS | SECONDSs]: build tests/fuzz/NAME.c with libFuzzer and the sanitizers, and run it from a fixed
 seed for a fixed number of inputs or a given time (`200s`). The library's files under test are compiled in, so that
-the fuzzer sees their branches. Skips (77) without clang and its fuzzer.
+the fuzzer sees their branches; through ccache, where that is installed, those that several targets share are compiled
+once. Inputs are files in memory, where there is such a file system. Skips (77) without clang and its fuzzer.
 """
 import json
 import os
@@ -97,18 +98,23 @@ def main():
     if not clang:
         print("SKIP: no clang to fuzz with")
         return 77
-    with tempfile.TemporaryDirectory(prefix="lade-fuzz-") as folder:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="lade-fuzz-", dir=memory) as folder:
         binary, corpus = os.path.join(folder, "fuzz"), os.path.join(folder, "corpus")
         os.mkdir(corpus)
-        flags = ["-std=gnu17", "-D_GNU_SOURCE", "-g", "-O1", "-fno-sanitize-recover=all", f"-I{ROOT}",
-                 f"-I{ROOT}/src", f"-I{ROOT}/include"]
+        flags = ["-std=gnu17", "-D_GNU_SOURCE", "-gline-tables-only", "-O1", "-fno-sanitize-recover=all", f"-I{ROOT}",
+                 f"-I{ROOT}/src", f"-I{ROOT}/include", "-fsanitize=fuzzer-no-link,address,undefined"]
         probe = subprocess.run([clang, "-fsanitize=fuzzer", "-x", "c", "-", "-o", binary], capture_output=True,
                                input=b"int LLVMFuzzerTestOneInput(const char *d, long n) { return 0; }")
         if probe.returncode:
             print("SKIP: clang has no libFuzzer here (Debian and Ubuntu: libclang-rt-dev)")
             return 77
-        subprocess.run([clang, *flags, "-fsanitize=fuzzer,address,undefined", "-o", binary,
-                        f"{ROOT}/tests/fuzz/{name}.c", *[f"{ROOT}/{source}" for source in sources],
+        ccache = ["ccache"] if shutil.which("ccache") else []
+        objects = []
+        for source in [f"tests/fuzz/{name}.c", *sources]:
+            objects.append(os.path.join(folder, source.replace("/", "-") + ".o"))
+            subprocess.run([*ccache, clang, *flags, "-c", f"{ROOT}/{source}", "-o", objects[-1]], check=True)
+        subprocess.run([clang, "-fsanitize=fuzzer,address,undefined", "-o", binary, *objects,
                         "-ljansson", "-lxxhash", "-lm"], check=True)
         for i, seed in enumerate(seeds):
             with open(os.path.join(corpus, f"seed{i}"), "wb") as file:
