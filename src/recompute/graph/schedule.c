@@ -22,7 +22,7 @@ static int touch_index(const struct remat_holding *holding, int turn)
   int lo = 0, hi = holding->touches.n;
   while (lo < hi) {
     int mid = lo + (hi - lo) / 2;
-    if (holding->touches.items[mid] < turn)
+    if (holding->touches.items[mid].turn < turn)
       lo = mid + 1;
     else
       hi = mid;
@@ -33,40 +33,43 @@ static int touch_index(const struct remat_holding *holding, int turn)
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  return holding->touches.items[touch_index(holding, turn) - 1]; /* the birth is before every boundary */
+  return holding->touches.items[touch_index(holding, turn) - 1].turn; /* the birth is before every boundary */
 }
 
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
   int at = touch_index(holding, turn);
-  return at < holding->touches.n ? holding->touches.items[at] : INT32_MAX;
+  return at < holding->touches.n ? holding->touches.items[at].turn : INT32_MAX;
 }
 
 static void touch_add(struct remat_schedule *schedule, int value, int turn)
 {
   struct remat_holding *holding = &schedule->holdings[value];
+  const struct remat_touch touch = {turn, 1};
   int at = touch_index(holding, turn);
-  if (at < holding->touches.n && holding->touches.items[at] == turn)
+  if (at < holding->touches.n && holding->touches.items[at].turn == turn) {
+    holding->touches.items[at].n_edges++;
     return;
-  if (!LADE_PUSH(&holding->touches, turn)) {
+  }
+  if (!LADE_PUSH(&holding->touches, touch)) {
     schedule->status = -ENOMEM;
     return;
   }
   memmove(holding->touches.items + at + 1, holding->touches.items + at,
-          (size_t)(holding->touches.n - 1 - at) * sizeof(int32_t));
-  holding->touches.items[at] = turn;
+          (size_t)(holding->touches.n - 1 - at) * sizeof(touch));
+  holding->touches.items[at] = touch;
 }
 
-/* Return false if there was none. */
+/* Take one edge. Return true if it was the last one in @turn. */
 static bool touch_remove(struct remat_schedule *schedule, int value, int turn)
 {
   struct remat_holding *holding = &schedule->holdings[value];
   int at = touch_index(holding, turn);
-  if (at == holding->touches.n || holding->touches.items[at] != turn)
+  if (--holding->touches.items[at].n_edges > 0)
     return false;
   memmove(holding->touches.items + at, holding->touches.items + at + 1,
-          (size_t)(--holding->touches.n - at) * sizeof(int32_t));
+          (size_t)(--holding->touches.n - at) * sizeof(struct remat_touch));
   return true;
 }
 
@@ -179,22 +182,8 @@ static void range_change(struct remat_schedule *schedule, int value, int from, i
   const struct remat_holding *holding = &schedule->holdings[value];
   turn_queue(schedule, from - 1);
   turn_queue(schedule, to);
-  for (int i = touch_index(holding, from); i < holding->touches.n && holding->touches.items[i] < to; i++)
-    turn_queue(schedule, holding->touches.items[i]);
-}
-
-/* Mark the values that the turn's op and @n redos touch, with a new mark. */
-static void touched_mark(struct remat_schedule *schedule, int turn, const int32_t *redos, int n)
-{
-  const struct remat_problem *problem = schedule->problem;
-  schedule->mark++;
-  for (int k = 0; k <= n; k++) {
-    if (k == n && turn == problem->n_ops)
-      break;
-    const struct remat_op *o = &problem->ops[k < n ? redos[k] : turn];
-    for (int i = 0; i < o->n_in + o->n_out; i++)
-      schedule->value_mark[problem->edges[o->first_in + i].value] = schedule->mark;
-  }
+  for (int i = touch_index(holding, from); i < holding->touches.n && holding->touches.items[i].turn < to; i++)
+    turn_queue(schedule, holding->touches.items[i].turn);
 }
 
 /* Release @value, which no op of @turn uses any more, if it was held for that use alone. */
@@ -220,16 +209,14 @@ static void op_touch(struct remat_schedule *schedule, int turn, int op)
     touch_add(schedule, schedule->problem->edges[o->first_in + i].value, turn);
 }
 
-/* Take the touches of a redo that has left @turn, but of values without the last mark only. */
+/* Take the touches of a redo that has left @turn. */
 static void op_untouch(struct remat_schedule *schedule, int turn, int op, bool is_trimmed)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_op *o = &problem->ops[op];
-  const int mark = schedule->mark;
   for (int i = 0; i < o->n_in + o->n_out; i++) {
     int value = problem->edges[o->first_in + i].value;
-    bool is_result = turn == problem->n_ops && problem->values[value].last_use == turn; /* touched in any case */
-    if (schedule->value_mark[value] != mark && !is_result && touch_remove(schedule, value, turn) && is_trimmed)
+    if (touch_remove(schedule, value, turn) && is_trimmed)
       held_trim(schedule, value, turn);
   }
 }
@@ -238,7 +225,6 @@ static void op_untouch(struct remat_schedule *schedule, int turn, int op, bool i
 static void touches_replace(struct remat_schedule *schedule, int turn, const int32_t *old, int n_old,
                             const int32_t *redos, int n_redos, bool is_trimmed)
 {
-  touched_mark(schedule, turn, redos, n_redos);
   for (int i = 0, k = 0; k < n_redos; k++) {
     while (i < n_old && old[i] < redos[k])
       i++;
@@ -374,15 +360,25 @@ static void redos_restore(struct remat_schedule *schedule, const struct remat_ch
   schedule->old_redos.n = change->to;
 }
 
-void remat_rollback(struct remat_schedule *schedule)
+int remat_mark(const struct remat_schedule *schedule)
 {
-  for (int i = schedule->journal.n - 1; i >= 0; i--) {
+  return schedule->journal.n;
+}
+
+void remat_rollback_to(struct remat_schedule *schedule, int mark)
+{
+  for (int i = schedule->journal.n - 1; i >= mark; i--) {
     const struct remat_change *change = &schedule->journal.items[i];
     if (change->value < 0)
       redos_restore(schedule, change);
     else
       range_set(schedule, change->value, change->from, change->to, !change->is_held);
   }
+  schedule->journal.n = mark;
   schedule->is_broken = false;
-  remat_commit(schedule);
+}
+
+void remat_rollback(struct remat_schedule *schedule)
+{
+  remat_rollback_to(schedule, 0);
 }

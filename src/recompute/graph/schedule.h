@@ -35,9 +35,14 @@ struct remat_turn {
   uint64_t extra_bytes; /* on top of those held before it */
 };
 
+/* A turn that a value touches, and the number of edges by which it does; the caller's result counts as one. */
+struct remat_touch {
+  int32_t turn, n_edges;
+};
+
 struct remat_holding {
-  LADE_ARRAY(struct remat_span) spans; /* ascending */
-  LADE_ARRAY(int32_t) touches;         /* turns, ascending */
+  LADE_ARRAY(struct remat_span) spans;    /* ascending */
+  LADE_ARRAY(struct remat_touch) touches; /* ascending */
 };
 
 struct remat_change {
@@ -110,6 +115,9 @@ void remat_release(struct remat_schedule *schedule, int value, int from, int to)
 /* Keep all changes since the last commit, or take them back. */
 void remat_commit(struct remat_schedule *schedule);
 void remat_rollback(struct remat_schedule *schedule);
+/* Return a mark of the changes so far, and take back those behind a mark. Marks are valid up to the next commit. */
+int remat_mark(const struct remat_schedule *schedule);
+void remat_rollback_to(struct remat_schedule *schedule, int mark);
 
 /* Return the last touched turn of @value before @turn, and the first from @turn on (INT32_MAX: none). */
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn);

@@ -34,9 +34,12 @@ static int span_append(struct remat_schedule *schedule, int value, struct remat_
 static int touch_append(struct remat_schedule *schedule, int value, int turn)
 {
   struct remat_holding *holding = &schedule->holdings[value];
-  if (holding->touches.n > 0 && holding->touches.items[holding->touches.n - 1] == turn)
+  const struct remat_touch touch = {turn, 1};
+  if (holding->touches.n > 0 && holding->touches.items[holding->touches.n - 1].turn == turn) {
+    holding->touches.items[holding->touches.n - 1].n_edges++;
     return 0;
-  return LADE_PUSH(&holding->touches, turn) ? 0 : -ENOMEM;
+  }
+  return LADE_PUSH(&holding->touches, touch) ? 0 : -ENOMEM;
 }
 
 static int op_touch(struct remat_schedule *schedule, int op, int turn)
@@ -153,7 +156,7 @@ static bool turns_are_equal(const struct remat_turn *a, const struct remat_turn 
 static bool holdings_are_equal(const struct remat_holding *a, const struct remat_holding *b)
 {
   return a->touches.n == b->touches.n && a->spans.n == b->spans.n &&
-         (!a->touches.n || !memcmp(a->touches.items, b->touches.items, (size_t)a->touches.n * sizeof(int32_t)));
+         (!a->touches.n || !memcmp(a->touches.items, b->touches.items, (size_t)a->touches.n * sizeof(struct remat_touch)));
 }
 
 bool remat_schedule_is_valid(const struct remat_schedule *schedule)

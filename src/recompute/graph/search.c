@@ -26,8 +26,19 @@
 
 #define CANDIDATES 48      /* values that the descent compares for one release */
 #define ROUND_MOVES 20000  /* of the first round */
-#define ROUND_GROWTH 1.5
+#define ROUND_GROWTH 2.0    /* after two rounds of one length */
+#define RELEASED_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
 #define EXCHANGE_RELEASES 6 /* of one exchange */
+#define SEGMENT_MOST 8      /* ops whose values a move releases together */
+#define ROW_MOST 256        /* redos of a turn that a move looks at */
+#define HELD_TRIES 128
+#define REDO_TRIES 64
+#define SAVE_SHARE 512      /* a search looks for its best after one move in so many values */
+#define WINDOW_LEAST 4      /* ops at least to each side of the window's first one, and more by chance */
+#define WINDOW_MORE 40
+#define WINDOW_VALUES 512
+#define WINDOW_MOVES 1000
+#define WINDOW_PRICE_STEP 1.3
 #define PRICE_STEP 1.02    /* by which the price of excess bytes changes after PRICE_MOVES moves */
 #define PRICE_MOVES 50
 #define CLOCK_MOVES 64     /* between two looks at the clock */
@@ -41,6 +52,8 @@ struct remat_search {
   double best_over;           /* least excess so far, while nothing fits */
   double price;               /* of a byte above the limit in one turn, in ns */
   double temperature;         /* in ns */
+  const int32_t *window;      /* values that moves may change; NULL: all */
+  int n_window;
   uint64_t random;
   int64_t n_moves;
   bool is_over; /* of time, or nothing is left to improve */
@@ -89,12 +102,18 @@ static bool release_around(struct remat_search *search, int value, int boundary)
   return true;
 }
 
-/* Return a value that is held at @boundary and not @other, by chance; -1 if none was drawn. */
+/* Return a value of the window. */
+static int value_draw(struct remat_search *search)
+{
+  return search->window ? search->window[random_below(search, search->n_window)]
+                        : random_below(search, search->problem->n_values);
+}
+
+/* Return a value that is held at @boundary and not used there, by chance; -1 if none was drawn. */
 static int held_draw(struct remat_search *search, int boundary)
 {
-  const int n = search->problem->n_values;
-  for (int tries = 0; tries < 3 * CANDIDATES; tries++) {
-    int value = random_below(search, n);
+  for (int tries = 0; tries < HELD_TRIES; tries++) {
+    int value = value_draw(search);
     const struct remat_value *v = &search->problem->values[value];
     if (v->birth < boundary && boundary <= v->last_use && v->bytes &&
         remat_is_held(&search->schedule, value, boundary) &&
@@ -104,12 +123,19 @@ static int held_draw(struct remat_search *search, int boundary)
   return -1;
 }
 
-/* Return the fullest of some turns that are drawn by chance; with an excess somewhere, often the fullest of all. */
+/*
+ * Draw a turn to release in. With an excess often the fullest of all; else where a value of the window is held, or the
+ * fullest of some that are drawn by chance.
+ */
 static int full_turn_draw(struct remat_search *search)
 {
   int64_t most;
   if (remat_over(&search->schedule) > 0 && random_below(search, 2))
     return turn_bytes_peak(&search->schedule.bytes, &most);
+  if (search->window) {
+    const struct remat_value *v = &search->problem->values[value_draw(search)];
+    return v->birth + (v->last_use > v->birth ? 1 + random_below(search, v->last_use - v->birth) : 0);
+  }
   int best = random_below(search, search->problem->n_ops + 1);
   for (int i = 0; i < 3; i++) {
     int turn = random_below(search, search->problem->n_ops + 1);
@@ -119,20 +145,28 @@ static int full_turn_draw(struct remat_search *search)
   return best;
 }
 
-/* Draw a redo: a turn and a value that it makes again. Return false if there is none. */
+/* True if @value is made again at @turn. */
+static bool is_redone_at(const struct remat_search *search, int value, int turn)
+{
+  return turn > search->problem->values[value].birth && !remat_is_held(&search->schedule, value, turn) &&
+         remat_touch_from(&search->schedule, value, turn) == turn;
+}
+
+/* Draw a redo: a turn and a value that it makes again. Return false if none was drawn. */
 static bool redo_draw(struct remat_search *search, int *ret_turn, int *ret_value)
 {
   const struct remat_schedule *schedule = &search->schedule;
-  if (!schedule->n_redos)
-    return false;
-  int turn = random_below(search, search->problem->n_ops + 1);
-  while (!schedule->turns[turn].redos.n)
-    turn = turn == search->problem->n_ops ? 0 : turn + 1;
-  const struct remat_turn *t = &schedule->turns[turn];
-  const struct remat_op *op = &search->problem->ops[t->redos.items[random_below(search, t->redos.n)]];
-  *ret_turn = turn;
-  *ret_value = search->problem->edges[op->first_out + random_below(search, op->n_out)].value;
-  return !remat_is_held(schedule, *ret_value, turn);
+  for (int tries = 0; tries < REDO_TRIES && schedule->n_redos; tries++) {
+    const int value = value_draw(search);
+    const struct remat_holding *holding = &schedule->holdings[value];
+    const int turn = holding->touches.items[random_below(search, holding->touches.n)].turn;
+    if (is_redone_at(search, value, turn)) {
+      *ret_turn = turn;
+      *ret_value = value;
+      return true;
+    }
+  }
+  return false;
 }
 
 /* ---- moves: each returns false if it changed nothing ---- */
@@ -171,29 +205,108 @@ static bool move_shift(struct remat_search *search)
   return true;
 }
 
+/*
+ * Hold what the redos of @turn make until the next turns that make it again: a chain that runs again once, as between
+ * two checkpoints. Each with a chance, so that other shapes are drawn, too.
+ */
+static void row_hold(struct remat_search *search, int turn)
+{
+  int32_t ops[ROW_MOST];
+  const struct remat_turn *t = &search->schedule.turns[turn];
+  const int n = LADE_MIN(t->redos.n, ROW_MOST), first = t->redos.n - n;
+  for (int i = 0; i < n; i++)
+    ops[i] = t->redos.items[first + i];
+  for (int i = n - 1; i >= 0 && is_sound(search); i--) {
+    const struct remat_op *op = &search->problem->ops[ops[i]];
+    for (int k = 0; k < op->n_out && is_sound(search); k++) {
+      int value = search->problem->edges[op->first_out + k].value;
+      int next = remat_touch_from(&search->schedule, value, turn + 1);
+      if (next != INT32_MAX && next <= search->problem->values[value].last_use &&
+          is_redone_at(search, value, turn) && is_redone_at(search, value, next) && random_below(search, 8))
+        remat_hold(&search->schedule, value, turn + 1, next);
+    }
+  }
+}
+
+/* Release neighbours in the order of ops at one turn, and let the chain that makes them again run once. */
+static bool move_segment(struct remat_search *search)
+{
+  const struct remat_problem *problem = search->problem;
+  const int turn = full_turn_draw(search), value = held_draw(search, turn);
+  if (value < 0)
+    return false;
+  int redo_turn = INT32_MAX;
+  const int birth = problem->values[value].birth, length = 1 + random_below(search, SEGMENT_MOST);
+  for (int op = birth; op < birth + length && op < turn && is_sound(search); op++) {
+    for (int i = 0; i < problem->ops[op].n_out && is_sound(search); i++) {
+      int other = problem->edges[problem->ops[op].first_out + i].value;
+      if (problem->values[other].birth != op || problem->values[other].last_use < turn ||
+          !remat_is_held(&search->schedule, other, turn))
+        continue;
+      int next = remat_touch_from(&search->schedule, other, turn);
+      if (next != turn && release_around(search, other, turn))
+        redo_turn = LADE_MIN(redo_turn, next);
+    }
+  }
+  if (redo_turn != INT32_MAX && is_sound(search))
+    row_hold(search, redo_turn);
+  return true;
+}
+
+/* Hold everything that the redos of one turn make, from the turns before that touch it: the turn redoes nothing. */
+static bool move_hold_row(struct remat_search *search)
+{
+  int turn, value;
+  if (!redo_draw(search, &turn, &value))
+    return false;
+  while (search->schedule.turns[turn].redos.n && is_sound(search)) {
+    const struct remat_turn *t = &search->schedule.turns[turn];
+    const struct remat_op *op = &search->problem->ops[t->redos.items[t->redos.n - 1]];
+    const int n_before = t->redos.n;
+    for (int i = 0; i < op->n_out && is_sound(search); i++) {
+      value = search->problem->edges[op->first_out + i].value;
+      if (is_redone_at(search, value, turn))
+        remat_hold(&search->schedule, value, remat_touch_before(&search->schedule, value, turn) + 1, turn);
+    }
+    if (t->redos.n >= n_before)
+      break;
+  }
+  return true;
+}
+
 static bool move_exchange(struct remat_search *search)
 {
-  if (!(random_below(search, 4) ? move_hold(search) : move_shift(search)))
+  const int kind = random_below(search, 8);
+  if (!(kind == 0 ? move_hold_row(search) : kind <= 2 ? move_shift(search) : move_hold(search)))
     return false;
   for (int i = 0; i < EXCHANGE_RELEASES && is_sound(search) && remat_over(&search->schedule) > 0; i++) {
     int64_t most;
     int turn = turn_bytes_peak(&search->schedule.bytes, &most), value = held_draw(search, turn);
-    if (value >= 0)
-      release_around(search, value, turn);
+    if (value < 0)
+      continue;
+    int next = remat_touch_from(&search->schedule, value, turn);
+    if (release_around(search, value, turn) && is_sound(search) && random_below(search, 2))
+      row_hold(search, next);
   }
   return true;
 }
 
 static bool move_make(struct remat_search *search)
 {
-  switch (random_below(search, 8)) {
+  switch (random_below(search, 16)) {
   case 0:
   case 1:
     return move_release(search);
   case 2:
   case 3:
-    return move_hold(search);
   case 4:
+    return move_segment(search);
+  case 5:
+  case 6:
+  case 7:
+    return move_hold(search);
+  case 8:
+  case 9:
     return move_shift(search);
   default:
     return move_exchange(search);
@@ -217,13 +330,52 @@ static int best_take(struct remat_search *search)
   return remat_schedule_save(schedule, search->best);
 }
 
-/* Begin again from the best schedule. */
-static int best_restore(struct remat_search *search)
+/* Begin again from the schedule of @choices. */
+static int schedule_restart(struct remat_search *search, const struct remat_choices *choices)
 {
+  static const struct remat_choice none[1];
+  const struct remat_choice *items = choices->list.n ? choices->list.items : none;
   remat_schedule_finish(&search->schedule);
-  return remat_schedule_init(&search->schedule, search->problem, search->params->limit_bytes,
-                             search->best->list.items ? search->best->list.items : (struct remat_choice[1]){{0}},
-                             search->best->list.n);
+  return remat_schedule_init(&search->schedule, search->problem, search->params->limit_bytes, items, choices->list.n);
+}
+
+/* True if @value can be made again at each of its uses. */
+static bool is_remakeable(const struct remat_problem *problem, int value)
+{
+  const struct remat_value *v = &problem->values[value];
+  for (int i = 0; i < v->n_makers; i++) {
+    if (problem->ops[problem->makers[v->first_maker + i]].redo_until < v->last_use)
+      return false;
+  }
+  return true;
+}
+
+/* Begin again from the schedule that holds no value that can be made again. */
+static int released_restart(struct remat_search *search)
+{
+  struct remat_choices choices = {0};
+  int status = 0;
+  for (int v = 0; v < search->problem->n_values && !status; v++) {
+    const struct remat_value *value = &search->problem->values[v];
+    const struct remat_choice choice = {v, {value->birth + 1, value->last_use}};
+    if (value->last_use > value->birth && !is_remakeable(search->problem, v) && !LADE_PUSH(&choices.list, choice))
+      status = -ENOMEM;
+  }
+  if (!status)
+    status = schedule_restart(search, &choices);
+  LADE_ARRAY_FREE(&choices.list);
+  return status;
+}
+
+/*
+ * Begin a round: the second one, and while nothing fits every other one, from the schedule that holds least, because
+ * a descent from the one that holds everything may end where no single move goes on. All others from the best.
+ */
+static int round_begin(struct remat_search *search, int round)
+{
+  bool is_released = round & 1 && (round == 1 || search->best_ns == INT64_MAX) &&
+                     search->problem->n_ops <= RELEASED_OPS_MOST;
+  return is_released ? released_restart(search) : schedule_restart(search, search->best);
 }
 
 /* ---- descent ---- */
@@ -283,38 +435,94 @@ static double energy(const struct remat_search *search)
 static int move_try(struct remat_search *search)
 {
   const double before = energy(search);
+  const int mark = remat_mark(&search->schedule);
   bool is_made = move_make(search);
   if (search->schedule.status)
     return search->schedule.status;
-  if (!is_made || search->schedule.is_broken) {
-    remat_rollback(&search->schedule);
-    return 0;
-  }
-  double rise = energy(search) - before;
-  if (rise > 0 && random_unit(search) >= exp(-rise / search->temperature)) {
-    remat_rollback(&search->schedule);
-    return search->schedule.status;
-  }
-  remat_commit(&search->schedule);
-  return best_take(search);
+  double rise = is_made && !search->schedule.is_broken ? energy(search) - before : INFINITY;
+  if (rise > 0 && random_unit(search) >= exp(-rise / search->temperature))
+    remat_rollback_to(&search->schedule, mark);
+  return search->schedule.status;
 }
 
-/* Cool down over @n moves. */
+/* Cool down over @n moves of the whole problem, and take the best on the way. */
 static int anneal(struct remat_search *search, int64_t n, double hot_ns, double cold_ns)
 {
   const double cooling = pow(cold_ns / hot_ns, 1.0 / (double)n);
+  const int64_t look_moves = 1 + search->problem->n_values / SAVE_SHARE;
   search->temperature = hot_ns;
   int status = 0;
   for (int64_t i = 0; i < n && !status && !search->is_over; i++) {
     status = move_try(search);
+    remat_commit(&search->schedule);
     search->temperature *= cooling;
     if (i % PRICE_MOVES == 0)
       search->price *= remat_over(&search->schedule) > 0 ? PRICE_STEP : 1 / PRICE_STEP;
+    if (i % look_moves == 0 && !status)
+      status = best_take(search);
     if (i % CLOCK_MOVES == 0)
       clock_look(search);
   }
   search->n_moves += n;
   return status;
+}
+
+/* Let the window be the values born near one or two ops. */
+static void window_draw(struct remat_search *search, int32_t *window)
+{
+  const struct remat_problem *problem = search->problem;
+  search->n_window = 0;
+  for (int part = 1 + random_below(search, 2); part > 0; part--) {
+    const int center = random_below(search, problem->n_ops), reach = WINDOW_LEAST + random_below(search, WINDOW_MORE);
+    for (int op = LADE_MAX(center - reach, 0); op < LADE_MIN(center + reach, problem->n_ops); op++) {
+      for (int i = 0; i < problem->ops[op].n_out; i++) {
+        int value = problem->edges[problem->ops[op].first_out + i].value;
+        if (problem->values[value].birth == op && search->n_window < WINDOW_VALUES)
+          window[search->n_window++] = value;
+      }
+    }
+  }
+  search->window = window;
+}
+
+/* Anneal one window; keep the result if it fits and is no slower. */
+static int window_anneal(struct remat_search *search, double typical)
+{
+  int32_t window[WINDOW_VALUES];
+  const int64_t before_ns = search->schedule.redo_ns;
+  window_draw(search, window);
+  const int n = search->n_window ? WINDOW_MOVES : 0;
+  const double hot = typical * pow(10, -2.5 * random_unit(search)), cooling = pow(0.005, 1.0 / WINDOW_MOVES);
+  search->temperature = hot;
+  int status = 0;
+  for (int i = 0; i < n && !status && !search->is_over; i++) {
+    status = move_try(search);
+    search->temperature *= cooling;
+    if (i % CLOCK_MOVES == 0)
+      clock_look(search);
+  }
+  search->window = NULL;
+  search->n_moves += WINDOW_MOVES;
+  if (status)
+    return status;
+  if (remat_over(&search->schedule) > 0) {
+    search->price *= WINDOW_PRICE_STEP;
+    remat_rollback(&search->schedule);
+  } else if (search->schedule.redo_ns > before_ns)
+    remat_rollback(&search->schedule);
+  else
+    search->price /= PRICE_STEP;
+  remat_commit(&search->schedule);
+  return search->schedule.status;
+}
+
+/* Improve the best schedule window by window. */
+static int windows_anneal(struct remat_search *search, double typical)
+{
+  int status = schedule_restart(search, search->best);
+  while (!status && !search->is_over && search->n_moves < search->params->n_moves)
+    status = window_anneal(search, typical);
+  return status ? status : best_take(search);
 }
 
 /* Return the mean time of ops that may run again, at least 1. */
@@ -331,15 +539,18 @@ static double typical_ns(const struct remat_problem *problem)
 static int search_run(struct remat_search *search)
 {
   const double typical = typical_ns(search->problem);
-  double round = ROUND_MOVES;
+  double moves = ROUND_MOVES;
   int status = descend(search);
   search->price = typical / ((double)search->params->limit_bytes / 100 + 1);
-  while (!status && !search->is_over && search->n_moves < search->params->n_moves) {
+  for (int round = 0; !status && !search->is_over && search->n_moves < search->params->n_moves; round++) {
+    if (round >= 2 && search->best_ns < INT64_MAX)
+      return windows_anneal(search, typical);
     int64_t left = search->params->n_moves - search->n_moves;
-    status = anneal(search, LADE_MIN((int64_t)round, left), typical, typical / 500);
-    round *= ROUND_GROWTH;
-    if (!status && !search->is_over)
-      status = best_restore(search);
+    if (round)
+      status = round_begin(search, round);
+    if (!status)
+      status = anneal(search, LADE_MIN((int64_t)moves, left), typical, typical / 500);
+    moves *= round & 1 ? ROUND_GROWTH : 1;
   }
   return status;
 }
