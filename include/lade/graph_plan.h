@@ -87,6 +87,13 @@ struct lade_graph_plan_info {
 typedef struct lade_graph_plan lade_graph_plan;
 
 /*
+ * Find the bounds of @graph that need no search: unconstrained_bytes and floor_bytes, as in the struct above. Either
+ * pointer may be NULL. -EINVAL for an open graph, -ENOMEM. Any thread. O(operands + lifetimes).
+ */
+LADE_API int lade_graph_bounds(const lade_graph *graph, struct lade_error *error, uint64_t *ret_unconstrained_bytes,
+                               uint64_t *ret_floor_bytes);
+
+/*
  * Plan @graph; the caller destroys the plan before the graph. Errors; @error (may be NULL) has one line:
  *   -ENOSPC  no list within the budget was found; @ret_info (may be NULL) is filled all the same, with
  *            planned_peak_bytes of the smallest list that was found

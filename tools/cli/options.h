@@ -41,6 +41,13 @@ enum option_type {
   OPTION_CHOICE,  /* int: the value of one of the choices */
 };
 
+/* The kinds of `lade plan` in which an option counts: --graph FILE plans a graph, all else a model. */
+enum option_subject {
+  OF_MODEL, /* refused with --graph */
+  OF_GRAPH, /* needs --graph */
+  OF_BOTH,
+};
+
 struct option_choice {
   const char *text;
   int value;
@@ -57,6 +64,7 @@ struct option {
   const char *help;
   double least, most; /* of numbers; both 0: bounded by the type alone */
   const struct option_choice *choices;
+  enum option_subject subject;
 };
 
 enum option_origin { ORIGIN_DEFAULT, ORIGIN_CONFIG, ORIGIN_COMMAND };
@@ -73,7 +81,7 @@ struct option_state {
   struct option_list texts; /* of FILES, instead of text */
 };
 
-#define OPTIONS_MAX 96
+#define OPTIONS_MAX 112
 
 struct options {
   struct lade_session_params session;
@@ -84,6 +92,10 @@ struct options {
   /* Of the command itself. */
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
   const char *run_budget, *report;
+  const char *graph, *instructions, *svg;
+  int64_t n_iterations;
+  double search_seconds; /* 0: no limit */
+  bool has_frontier;
   double mtbf_seconds;
   int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
   double temperature, seconds, comm_timeout_s;

@@ -24,7 +24,7 @@
 /* Pairs of options: the first has no meaning without the second. */
 static const char *const needs[][2] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
-    {"save-file", "save"}, {"mtbf", "save"}};
+    {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {
@@ -32,7 +32,9 @@ static const char *const excludes[][3] = {
     {"valid", "valid-fraction", "--valid names files, --valid-fraction takes a part of --data"},
     {"max", "timeline", "a search has no single step to draw"},
     {"rank", "every-rank", "--rank plans one rank, --every-rank all"},
-    {"max", "every-rank", "a search plans one program of each stage"}};
+    {"max", "every-rank", "a search plans one program of each stage"},
+    {"frontier", "budget", "a frontier plans at budgets of its own"},
+    {"frontier", "instructions", "a frontier is many plans"}};
 
 /* Return the option of @verb closest to @name: a few edits away, or one that starts with it; NULL: none. */
 static const struct option *option_near(enum verb_id verb, const char *name)
@@ -196,9 +198,23 @@ static int option_overrule(struct options *options, const char *given, const cha
   return is_overruled ? option_reset(options, loser, error) : 0;
 }
 
-static int config_overrule(struct options *options, struct lade_error *error)
+/* Let the options of models, and --graph, give way to each other. */
+static int graph_overrule(struct options *options, struct lade_error *error)
 {
   int status = 0;
+  for (const struct option *option = option_table; option->help && !status; option++) {
+    if (!option->name || option->subject != OF_MODEL || !((option->verbs | option->silent) & options->verb))
+      continue;
+    status = option_overrule(options, "graph", option->name, error);
+    if (!status)
+      status = option_overrule(options, option->name, "graph", error);
+  }
+  return status;
+}
+
+static int config_overrule(struct options *options, struct lade_error *error)
+{
+  int status = options->verb == VERB_PLAN ? graph_overrule(options, error) : 0;
   for (size_t i = 0; i < LADE_COUNT(excludes) && !status; i++) {
     status = option_overrule(options, excludes[i][0], excludes[i][1], error);
     if (!status)
@@ -207,9 +223,26 @@ static int config_overrule(struct options *options, struct lade_error *error)
   return status;
 }
 
+/* Check that no option of models is given with --graph, and none of graphs without it. */
+static int subjects_check(const struct options *options, struct lade_error *error)
+{
+  for (const struct option *option = option_table; option->help && options->verb == VERB_PLAN; option++) {
+    const bool is_given = option->name && ((option->verbs | option->silent) & VERB_PLAN) &&
+                          option_is_given(options, option);
+    if (is_given && options->graph && option->subject == OF_MODEL)
+      return lade_error_set(error, -EINVAL, "--graph and --%s exclude each other: a graph comes with ops, sizes and "
+                            "times of its own", option->name);
+    if (is_given && !options->graph && option->subject == OF_GRAPH)
+      return lade_error_set(error, -EINVAL, "--%s needs --graph", option->name);
+  }
+  return 0;
+}
+
 static int pairs_check(const struct options *options, struct lade_error *error)
 {
   for (size_t i = 0; i < LADE_COUNT(needs); i++) {
+    if (options->graph && strcmp(needs[i][0], "store-budget") == 0)
+      continue; /* a plan of a graph takes no directory */
     if (option_is_set(options, needs[i][0]) && !option_is_set(options, needs[i][1]))
       return lade_error_set(error, -EINVAL, "--%s needs --%s", needs[i][0], needs[i][1]);
   }
@@ -245,7 +278,9 @@ static int together_check(const struct options *options, struct lade_error *erro
     return lade_error_set(error, -EINVAL, "--min-lr %g is above --lr %g", session->min_lr, session->lr);
   if (options->save_every == SAVE_INTERVAL_AUTO && !option_is_set(options, "mtbf"))
     return lade_error_set(error, -EINVAL, "--save-every auto needs --mtbf, which gives the interval");
-  int status = batch_check(options, error);
+  int status = subjects_check(options, error);
+  if (!status)
+    status = batch_check(options, error);
   if (!status)
     status = pairs_check(options, error);
   return status ? status : dry_check(options, error);

@@ -80,7 +80,7 @@ const struct option option_table[] = {
      .most = BATCH_MOST, .help = "sequences per forward and backward pass; must divide --batch"},
     {OPTION_COUNT, "seq", "T", ALL, AT(session.seq_len), .unset = "the model's context, at most 1024", .least = 1,
      .most = SHAPE_MOST, .help = "tokens per sequence"},
-    {OPTION_SEED, "seed", "N", RUN | VERB_SAMPLE, VERB_PLAN, AT(session.seed), .preset = "1",
+    {OPTION_SEED, "seed", "N", RUN | VERB_SAMPLE | VERB_PLAN, AT(session.seed), .preset = "1", .subject = OF_BOTH,
      .help = "seed of all random numbers"},
 
     SECTION("Arithmetic and optimizer"),
@@ -115,18 +115,19 @@ const struct option option_table[] = {
 
     SECTION("Memory"),
     {OPTION_BUDGET, "budget", "SIZE|P%|P%dev|min|auto", VERB_TRAIN | VERB_PLAN, AT(session.budget),
-     .unset = "auto",
+     .unset = "auto", .subject = OF_BOTH,
      .help = "device memory: bytes, P% of the unconstrained peak, P%dev of the device, the smallest that fits (min), "
              "or the device's free memory (auto; on the host a part of it)"},
     {OPTION_TEXT, "budgets", "LIST", VERB_SWEEP, AT(budgets), .preset = "100%,60%,40%,25%,min",
      .help = "device budgets, separated by commas; each is one run"},
-    {OPTION_SIZE, "host-budget", "SIZE", ALL, AT(session.host_budget_bytes), .unset = "80 % of the memory left free",
+    {OPTION_SIZE, "host-budget", "SIZE", ALL, AT(session.host_budget_bytes), .subject = OF_BOTH,
+     .unset = "80 % of the memory left free",
      .help = "host memory for values that leave the device; 0: none"},
     {OPTION_TEXT, "store", "DIR[,DIR...]", ALL | VERB_DOCTOR, AT(session.store), .unset = "no store",
      .help = "directory on a drive for values that leave memory; several directories, one per drive, share the bytes "
              "in proportion to the drives' speeds; write a comma in a name twice"},
     {OPTION_SIZE, "store-budget", "SIZE", ALL, AT(session.store_budget_bytes), .unset = "the free bytes there",
-     .least = 1, .help = "drive space for --store"},
+     .least = 1, .subject = OF_BOTH, .help = "drive space for --store"},
     {OPTION_FLAG, "durable", NULL, VERB_TRAIN | VERB_PLAN, AT(session.is_durable),
      .help = "keep all parameters and optimizer state in --store and publish them after every step: the same command "
              "continues after a kill or a power cut"},
@@ -144,7 +145,7 @@ const struct option option_table[] = {
     {OPTION_DEVICE, "device", "host|cuda:N|auto|dry", ALL | VERB_DOCTOR, AT(device), .preset = "host",
      .help = "device that trains: the host, GPU N, a GPU if one works and else the host (auto), or no device (dry: the "
              "same program on a simulated clock, without memory)"},
-    {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured",
+    {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured", .subject = OF_BOTH,
      .help = "plan for a described machine: a preset or a file (docs/machines.md)"},
     {OPTION_SIZE, "link-rate", "SIZE", ALL, AT(session.throttle.bytes_per_s), .unset = "as fast as memory", .least = 1,
      .help = "limit copies between device and host to SIZE per second in each direction"},
@@ -208,6 +209,23 @@ const struct option option_table[] = {
     {OPTION_CHOICE, "max", "micro-batch|seq|layers", VERB_PLAN, AT(max), .choices = max_choices, .unset = "no search",
      .help = "search the largest --micro-batch, --seq or --layers that fits; one more exits 3"},
 
+    SECTION("A graph of your own"),
+    {OPTION_TEXT, "graph", "FILE", VERB_PLAN, AT(graph), .unset = "plan a model", .subject = OF_GRAPH,
+     .help = "plan the step in FILE, ops and storages as JSON (docs/graph.md), instead of a model; -: standard input. "
+             "--budget auto is no limit then; --host-budget and --store-budget are 0 unless given, and need --machine, "
+             "for its links"},
+    {OPTION_REAL, "seconds", "S", VERB_PLAN, AT(search_seconds), .unset = "no limit", .least = 0.001, .most = 86400,
+     .subject = OF_GRAPH, .help = "time of the search; a frontier shares it among its budgets"},
+    {OPTION_COUNT, "iterations", "N", VERB_PLAN, AT(n_iterations), .least = 1, .most = 1e15, .subject = OF_GRAPH,
+     .unset = "with --seconds no limit, else 100000 for each budget",
+     .help = "moves that the search tries; a frontier shares them among its budgets"},
+    {OPTION_TEXT, "instructions", "FILE", VERB_PLAN, AT(instructions), .unset = "none", .subject = OF_GRAPH,
+     .help = "write the plan as JSON: ops, redos, drops and moves in their order, as [kind, index] or [kind, index, tier]"},
+    {OPTION_FLAG, "frontier", NULL, VERB_PLAN, AT(has_frontier), .subject = OF_GRAPH,
+     .help = "plan at up to 16 budgets, from the smallest that is found to the unconstrained peak: time against memory"},
+    {OPTION_TEXT, "svg", "FILE", VERB_PLAN, AT(svg), .unset = "none", .subject = OF_GRAPH,
+     .help = "draw the frontier"},
+
     SECTION("Text"),
     {OPTION_TEXT, "checkpoint", "DIR", VERB_SAMPLE, AT(checkpoint), .unset = "required",
      .help = "directory with checkpoints or HuggingFace files; the option's name may be omitted: lade sample DIR"},
@@ -250,13 +268,13 @@ const struct option option_table[] = {
 
     SECTION("The command"),
     {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_REPLAY, AT(is_json),
-     .help = "print results as JSON"},
-    {OPTION_FLAG, "quiet", NULL, ALL, AT(is_quiet), .help = "print no progress on stderr"},
+     .subject = OF_BOTH, .help = "print results as JSON"},
+    {OPTION_FLAG, "quiet", NULL, ALL, AT(is_quiet), .subject = OF_BOTH, .help = "print no progress on stderr"},
     {OPTION_TEXT, "config", "FILE", ALL, AT(config), .unset = "none",
-     .help = "read options from `name = value` lines; the command line overrides them"},
+     .subject = OF_BOTH, .help = "read options from `name = value` lines; the command line overrides them"},
     {OPTION_FLAG, "print-config", NULL, ALL, AT(has_print_config),
-     .help = "print each option's value and origin as a --config file, and stop"},
-    {OPTION_FLAG, "help", NULL, ~0u, AT(has_help), .help = "print this page and stop"},
+     .subject = OF_BOTH, .help = "print each option's value and origin as a --config file, and stop"},
+    {OPTION_FLAG, "help", NULL, ~0u, AT(has_help), .subject = OF_BOTH, .help = "print this page and stop"},
     {0},
 };
 
@@ -290,9 +308,12 @@ static const struct verb_page verb_pages[] = {
      "  lade plan --model baby --batch 16 --budget 40%           the place of each value, and its cost\n"
      "  lade plan --model gpt3-175b --batch 1 --machine h100-80g --store /nvme --device dry\n"
      "  lade plan --model baby --max micro-batch --budget 512MiB the largest that fits\n"
+     "  lade plan --graph step.json --budget 60% --instructions plan.json    a step of your own\n"
+     "  lade plan --graph step.json --frontier --svg frontier.svg  its time at every budget\n"
      "\nUsage: lade plan [OPTION...]\n"
      "Plans without running. Accepts every option of `lade train`; those that change a plan are below.\n"
-     "Exits 3 and names the smallest budget if the model does not fit.\n"},
+     "With --graph, the options of models are refused.\n"
+     "Exits 3 and names the smallest budget if the model or the graph does not fit.\n"},
     {VERB_DOCTOR, "doctor",
      "Examples:\n"
      "  lade doctor                       features of this machine, and how to get missing ones\n"

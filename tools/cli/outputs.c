@@ -217,7 +217,8 @@ static const struct {
 } table[] = {{"data", ROLE_INPUT}, {"valid", ROLE_INPUT}, {"trace", ROLE_INPUT}, {"config", ROLE_INPUT},
              {"model", ROLE_INPUT}, {"machine", ROLE_INPUT}, {"residency", ROLE_INPUT}, {"init", ROLE_FOLDER},
              {"resume", ROLE_FOLDER}, {"checkpoint", ROLE_FOLDER}, {"store", ROLE_STORE}, {"save", ROLE_SAVE},
-             {"log", ROLE_OUTPUT}, {"timeline", ROLE_OUTPUT}, {"html", ROLE_OUTPUT}, {"report", ROLE_OUTPUT}};
+             {"graph", ROLE_INPUT}, {"log", ROLE_OUTPUT}, {"timeline", ROLE_OUTPUT}, {"html", ROLE_OUTPUT},
+             {"report", ROLE_OUTPUT}, {"instructions", ROLE_OUTPUT}, {"svg", ROLE_OUTPUT}};
 
 /* True if @text names a file: false for a preset's name or another keyword of the option. */
 static bool is_file_name(const char *option, const char *text)
@@ -228,6 +229,8 @@ static bool is_file_name(const char *option, const char *text)
     return strchr(text, '/') || (n > 5 && strcmp(text + n - 5, ".json") == 0);
   if (strcmp(option, "machine") == 0)
     return lade_machine_preset(text, NULL, &machine) != 0;
+  if (strcmp(option, "graph") == 0)
+    return strcmp(text, "-") != 0;
   return true;
 }
 

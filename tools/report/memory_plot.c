@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "tools/cli/terminal.h"
 #include "tools/report/report.h"
+#include "tools/report/xml_text.h"
 
 enum { TEXT_COLUMNS = 72, TEXT_ROWS = 10, EIGHTHS = 8 };
 enum { PAGE_COLUMNS = 960, PAGE_HEIGHT = 400, PAGE_LEFT = 90, PAGE_TOP = 20, PAGE_FOOT = 40, PAGE_TICKS = 5 };
@@ -124,18 +125,6 @@ int memory_plot_print(const struct memory_plot *plot, FILE *file)
 
 static const char *const line_colors[] = {"#c0392b", "#2471a3", "#b9770e", "#7d3c98", "#1e8449", "#5d6d7e"};
 
-/* Write text between tags. XML's special characters are escaped; characters that XML forbids become question marks. */
-static void text_write(FILE *page, const char *text)
-{
-  for (; *text; text++) {
-    unsigned char letter = (unsigned char)*text;
-    if (letter == '&' || letter == '<' || letter == '>')
-      fprintf(page, "&#%d;", letter);
-    else
-      fputc(letter < ' ' || letter == 127 ? '?' : letter, page);
-  }
-}
-
 static double y_of(const struct columns *columns, uint64_t bytes)
 {
   return PAGE_TOP + PAGE_HEIGHT * (1 - (double)bytes / (double)columns->most_bytes);
@@ -225,10 +214,10 @@ static void page_write(FILE *page, const struct memory_plot *plot, const char *t
 {
   fputs("<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head><meta charset=\"utf-8\"/>"
         "<title>Memory of ", page);
-  text_write(page, title);
+  xml_text_write(page, title);
   fputs("</title>\n<style>body{font-family:sans-serif;max-width:1080px;margin:2em auto}td,th{padding:0 1em 0 0;"
         "text-align:right}</style></head>\n<body>\n<h1>", page);
-  text_write(page, title);
+  xml_text_write(page, title);
   fprintf(page, "</h1>\n<p>%d allocations, %d calls. Live memory is filled; the lines are what each policy has "
           "reserved%s.</p>\n", plot->trace->blocks.n, plot->trace->events.n,
           plot->budget_bytes ? "; dashed is the budget" : "");
