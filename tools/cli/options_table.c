@@ -220,9 +220,9 @@ const struct option option_table[] = {
      .unset = "with --seconds no limit, else 100000 for each budget",
      .help = "moves that the search tries; a frontier shares them among its budgets"},
     {OPTION_TEXT, "instructions", "FILE", VERB_PLAN, AT(instructions), .unset = "none", .subject = OF_GRAPH,
-     .help = "write the plan as JSON: ops, redos, drops and moves in their order, as [kind, index] or [kind, index, tier]"},
+     .help = "write the plan as JSON: its ops, redos, drops and moves in their order"},
     {OPTION_FLAG, "frontier", NULL, VERB_PLAN, AT(has_frontier), .subject = OF_GRAPH,
-     .help = "plan at up to 16 budgets, from the smallest that is found to the unconstrained peak: time against memory"},
+     .help = "plan at up to 16 budgets, from the smallest one found to the unconstrained peak: time against memory"},
     {OPTION_TEXT, "svg", "FILE", VERB_PLAN, AT(svg), .unset = "none", .subject = OF_GRAPH,
      .help = "draw the frontier"},
 

@@ -120,8 +120,8 @@ static void plot_draw(FILE *file, const struct frontier_plot *plot, const char *
   axes_write(file, &axes);
   bound_write(file, plot, &axes);
   curve_write(file, plot, &axes);
-  fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"" CURVE_COLOR "\">plans, predicted</text>\n", legend,
-          AREA_TOP + 16);
+  fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"" CURVE_COLOR "\">plans, predicted</text>\n",
+          legend, AREA_TOP + 16);
   fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"" BOUND_COLOR "\">lower bound</text>\n</svg>\n",
           legend, AREA_TOP + 32);
 }

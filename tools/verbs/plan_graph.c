@@ -223,7 +223,8 @@ static void answer_print(const struct graph_request *request, const struct graph
   const struct lade_graph_plan_info *info = &answer->info;
   const uint64_t budget_bytes = budget_bytes_get(request, answer);
   char a[32], b[32], c[32];
-  printf("graph         %d ops, %d storages\n", lade_graph_n_ops(request->graph), lade_graph_n_storages(request->graph));
+  printf("graph         %d ops, %d storages\n", lade_graph_n_ops(request->graph),
+         lade_graph_n_storages(request->graph));
   printf("fits          %s", answer->plan ? "yes" : "no");
   if (answer->plan)
     printf(", planned peak %s", lade_size_format(info->planned_peak_bytes, a, sizeof(a)));

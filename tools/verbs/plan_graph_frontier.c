@@ -115,7 +115,8 @@ static void frontier_print(const struct graph_frontier *frontier)
          lade_graph_n_storages(frontier->request->graph),
          seconds_format((double)frontier->base_ns / 1e9, a, sizeof(a)),
          lade_size_format(frontier->request->unconstrained_bytes, b, sizeof(b)));
-  printf("\n%12s %12s %12s %10s %12s %8s\n", "budget", "planned peak", "predicted", "slower by", "lower bound", "redone");
+  printf("\n%12s %12s %12s %10s %12s %8s\n", "budget", "planned peak", "predicted", "slower by", "lower bound",
+         "redone");
   for (int i = 0; i < frontier->n_points; i++) {
     const struct frontier_point *point = &frontier->points[i];
     printf("%12s %12s", lade_size_format(point->budget_bytes, a, sizeof(a)),

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Schedules of recompute under changes. After any sequence of holds and releases a schedule is the one that an
+ * evaluation from nothing gives. A rollback gives back the one before. Its list replays, with the bytes and the time
+ * that the schedule states.
+ */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "recompute/graph/emit.h"
+#include "tests/support/heap/allocations.h"
+#include "tests/support/graph/random_graph.h"
+
+enum { GRAPHS = 200, CHANGES = 120 };
+
+/* A schedule of a drawn graph, and the objects that it borrows. */
+struct bench_schedule {
+  lade_graph *graph;
+  struct remat_problem problem;
+  struct remat_schedule schedule;
+  struct random_draw draw;
+};
+
+static void bench_open(struct bench_schedule *bench, uint64_t seed)
+{
+  const struct random_graph_params params = {.seed = seed, .n_layers = 2 + (int)(seed % 19), .is_soup = seed % 3 == 0,
+                                             .is_written_once = seed % 4 == 1};
+  *bench = (struct bench_schedule){.graph = random_graph_make(&params), .draw = {seed + 1000}};
+  assert_int_equal(remat_problem_init(&bench->problem, bench->graph), 0);
+  assert_int_equal(remat_schedule_init(&bench->schedule, &bench->problem, UINT64_MAX, NULL, 0), 0);
+  uint64_t peak_bytes;
+  remat_peak_find(&bench->schedule, &peak_bytes);
+  remat_schedule_limit(&bench->schedule, peak_bytes * (uint64_t)(30 + random_draw_below(&bench->draw, 70)) / 100);
+}
+
+static void bench_close(struct bench_schedule *bench)
+{
+  remat_schedule_finish(&bench->schedule);
+  remat_problem_finish(&bench->problem);
+  lade_graph_destroy(bench->graph);
+}
+
+/* ---- totals ---- */
+
+/* The figures and the decisions of a schedule. */
+struct schedule_copy {
+  struct remat_choices choices;
+  int64_t redo_ns;
+  double over_bytes;
+  int n_redos;
+};
+
+static struct schedule_copy copy_make(const struct remat_schedule *schedule)
+{
+  struct schedule_copy copy = {.redo_ns = schedule->redo_ns, .over_bytes = schedule->over_bytes,
+                               .n_redos = schedule->n_redos};
+  assert_int_equal(remat_schedule_save(schedule, &copy.choices), 0);
+  return copy;
+}
+
+static void copy_finish(struct schedule_copy *copy)
+{
+  LADE_ARRAY_FREE(&copy->choices.list);
+}
+
+static void assert_as_copied(const struct remat_schedule *schedule, const struct schedule_copy *copy)
+{
+  struct schedule_copy now = copy_make(schedule);
+  assert_int_equal(now.redo_ns, copy->redo_ns);
+  assert_int_equal(now.n_redos, copy->n_redos);
+  assert_true(fabs(now.over_bytes - copy->over_bytes) < 1e-3);
+  assert_int_equal(now.choices.list.n, copy->choices.list.n);
+  if (now.choices.list.n)
+    assert_memory_equal(now.choices.list.items, copy->choices.list.items,
+                        (size_t)now.choices.list.n * sizeof(*now.choices.list.items));
+  copy_finish(&now);
+}
+
+/* Check that the bytes above the limit are those of the turns. */
+static void assert_over_is_exact(const struct remat_schedule *schedule)
+{
+  double over_bytes = 0;
+  for (int t = 0; t <= schedule->problem->n_ops; t++) {
+    const uint64_t bytes = remat_turn_bytes(schedule, t);
+    over_bytes += bytes > schedule->limit_bytes ? (double)(bytes - schedule->limit_bytes) : 0;
+  }
+  assert_true(fabs(over_bytes - schedule->over_bytes) < 1e-3);
+}
+
+/* ---- changes ---- */
+
+/* Release a drawn value around a boundary at which it is held, or hold it there. False: no value can be drawn. */
+static bool change_make(struct bench_schedule *bench)
+{
+  if (!bench->problem.n_values)
+    return false;
+  const int value = random_draw_below(&bench->draw, bench->problem.n_values);
+  const struct remat_value *v = &bench->problem.values[value];
+  if (v->birth == v->last_use)
+    return false;
+  const int boundary = v->birth + 1 + random_draw_below(&bench->draw, v->last_use - v->birth);
+  const int after = remat_touch_from(&bench->schedule, value, boundary);
+  int from = remat_touch_before(&bench->schedule, value, boundary) + 1;
+  if (after > v->last_use)
+    return false;
+  if (remat_is_held(&bench->schedule, value, boundary)) {
+    while (!remat_is_held(&bench->schedule, value, from))
+      from++;
+    remat_release(&bench->schedule, value, from, after);
+  } else {
+    from += random_draw_below(&bench->draw, boundary - from + 1);
+    int to = from;
+    while (to < after && !remat_is_held(&bench->schedule, value, to + 1))
+      to++;
+    if (remat_is_held(&bench->schedule, value, from))
+      return false;
+    remat_hold(&bench->schedule, value, from, to);
+  }
+  return true;
+}
+
+/* Make some changes, and keep them or take them back. */
+static void changes_make(struct bench_schedule *bench)
+{
+  struct remat_schedule *schedule = &bench->schedule;
+  struct schedule_copy before = copy_make(schedule);
+  for (int n = 1 + random_draw_below(&bench->draw, 4); n > 0 && !schedule->is_broken; n--)
+    change_make(bench);
+  assert_int_equal(schedule->status, 0);
+  if (!schedule->is_broken)
+    assert_true(remat_schedule_is_valid(schedule));
+  if (schedule->is_broken || random_draw_below(&bench->draw, 3) == 0) {
+    remat_rollback(schedule);
+    assert_false(schedule->is_broken);
+    assert_true(remat_schedule_is_valid(schedule));
+    assert_as_copied(schedule, &before);
+  } else {
+    remat_commit(schedule);
+  }
+  assert_over_is_exact(schedule);
+  copy_finish(&before);
+}
+
+static void any_changes_leave_what_an_evaluation_from_nothing_gives(void **state)
+{
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    struct bench_schedule bench;
+    bench_open(&bench, seed);
+    assert_true(remat_schedule_is_valid(&bench.schedule));
+    for (int i = 0; i < CHANGES; i++)
+      changes_make(&bench);
+    bench_close(&bench);
+  }
+}
+
+/* ---- lists ---- */
+
+static void assert_list_replays(struct bench_schedule *bench)
+{
+  struct remat_list list = {0};
+  struct lade_error error = {0};
+  struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
+  uint64_t peak_bytes;
+  assert_int_equal(remat_emit(&bench->schedule, &list), 0);
+  int status = lade_graph_replay(bench->graph, list.instrs.items, list.instrs.n, &error, &totals);
+  if (status)
+    print_message("%s\n", error.text);
+  assert_int_equal(status, 0);
+  remat_peak_find(&bench->schedule, &peak_bytes);
+  assert_int_equal(totals.peak_bytes, peak_bytes + bench->problem.fixed_bytes);
+  assert_int_equal(totals.compute_ns, bench->problem.base_ns + bench->schedule.redo_ns);
+  assert_int_equal(totals.n_redone, bench->schedule.n_redos);
+  LADE_ARRAY_FREE(&list.instrs);
+}
+
+static void every_schedule_replays_with_its_bytes_and_time(void **state)
+{
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    struct bench_schedule bench;
+    bench_open(&bench, seed);
+    assert_list_replays(&bench);
+    for (int i = 0; i < CHANGES; i++) {
+      changes_make(&bench);
+      assert_list_replays(&bench);
+    }
+    bench_close(&bench);
+  }
+}
+
+/* ---- copies and limits ---- */
+
+static void a_saved_schedule_is_made_again(void **state)
+{
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    struct bench_schedule bench;
+    bench_open(&bench, seed);
+    for (int i = 0; i < CHANGES / 4; i++)
+      changes_make(&bench);
+    struct schedule_copy copy = copy_make(&bench.schedule);
+    const uint64_t limit_bytes = bench.schedule.limit_bytes;
+    const struct remat_choice none[1] = {{0}};
+    remat_schedule_finish(&bench.schedule);
+    assert_int_equal(remat_schedule_init(&bench.schedule, &bench.problem, limit_bytes,
+                                         copy.choices.list.n ? copy.choices.list.items : none, copy.choices.list.n), 0);
+    assert_false(bench.schedule.is_broken);
+    assert_as_copied(&bench.schedule, &copy);
+    copy_finish(&copy);
+    bench_close(&bench);
+  }
+}
+
+static void allocations_that_fail_are_rolled_back(void **state)
+{
+  struct bench_schedule bench;
+  bench_open(&bench, 17);
+  for (int n = 0; n < 400; n++) {
+    struct schedule_copy before = copy_make(&bench.schedule);
+    allocations_left = n % 7;
+    change_make(&bench);
+    allocations_left = -1;
+    if (bench.schedule.status) {
+      assert_int_equal(bench.schedule.status, -ENOMEM); /* a search gives up here */
+      remat_rollback(&bench.schedule);
+      copy_finish(&before);
+      bench_close(&bench);
+      bench_open(&bench, 17 + (uint64_t)n);
+      continue;
+    }
+    remat_rollback(&bench.schedule);
+    assert_as_copied(&bench.schedule, &before);
+    copy_finish(&before);
+  }
+  bench_close(&bench);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(any_changes_leave_what_an_evaluation_from_nothing_gives),
+      cmocka_unit_test(every_schedule_replays_with_its_bytes_and_time),
+      cmocka_unit_test(a_saved_schedule_is_made_again),
+      cmocka_unit_test(allocations_that_fail_are_rolled_back),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
