@@ -16,8 +16,9 @@ static int unconstrained_find(const struct remat_problem *problem, uint64_t *ret
   int status = remat_schedule_init(&schedule, problem, UINT64_MAX, NULL, 0);
   if (status)
     return status;
-  remat_peak_find(&schedule, ret_bytes);
-  *ret_bytes += problem->fixed_bytes;
+  int64_t bytes;
+  turn_bytes_peak(&schedule.bytes, &bytes);
+  *ret_bytes = (uint64_t)bytes + problem->fixed_bytes;
   remat_schedule_finish(&schedule);
   return 0;
 }

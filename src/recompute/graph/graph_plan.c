@@ -59,8 +59,8 @@ static int64_t moves_of(const struct graph_planning *planning)
 static int peak_get(const struct graph_planning *planning, const struct remat_choices *choices, uint64_t *ret_bytes)
 {
   struct remat_schedule schedule;
-  const struct remat_choice *items = choices->list.n ? choices->list.items : NULL;
-  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, items, choices->list.n);
+  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, remat_choices_get(choices),
+                                   choices->list.n);
   if (status)
     return status;
   int64_t bytes;
@@ -74,6 +74,7 @@ static int peak_get(const struct graph_planning *planning, const struct remat_ch
 static int choices_copy(struct remat_choices *to, const struct remat_choices *from)
 {
   to->list.n = 0;
+  to->is_saved = from->is_saved;
   for (int i = 0; i < from->list.n; i++) {
     if (!LADE_PUSH(&to->list, from->list.items[i]))
       return -ENOMEM;
@@ -128,7 +129,7 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
                                     .n_moves = moves / 2, .deadline_ns = deadline_of(planning, 0.5),
                                     .seed = planning->params.seed};
-  planning->choices.list.n = 0;
+  planning->choices.is_saved = false;
   int status = remat_search(&how, &planning->choices);
   if (status == -ENOSPC && planning->info.min_budget_bytes <= budget_bytes)
     status = choices_copy(&planning->choices, &planning->least);
@@ -144,7 +145,7 @@ static int list_make(struct graph_planning *planning)
   struct lade_graph_plan_info *info = &planning->info;
   struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
   struct remat_schedule schedule;
-  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, planning->choices.list.items,
+  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, remat_choices_get(&planning->choices),
                                    planning->choices.list.n);
   if (status)
     return status;
@@ -196,7 +197,7 @@ static int plan_run(struct graph_planning *planning)
     budget_bytes = info->min_budget_bytes;
   status = bound_find(planning, budget_bytes);
   if (!status)
-    status = budget_search(planning, budget_bytes);
+    status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
   if (status == -ENOSPC)
     return refuse(planning, budget_bytes);
   if (!status)

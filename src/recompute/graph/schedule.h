@@ -88,11 +88,15 @@ int remat_schedule_init(struct remat_schedule *schedule, const struct remat_prob
                         const struct remat_choice *choices, int n_choices);
 void remat_schedule_finish(struct remat_schedule *schedule);
 
-/* Save the spans of @schedule over those in @items. -ENOMEM. */
+/* Save the spans of @schedule over those in @choices. -ENOMEM. */
 struct remat_choices {
   LADE_ARRAY(struct remat_choice) list;
+  bool is_saved; /* false: of no schedule */
 };
 int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices);
+
+/* Return the choices for remat_schedule_init: NULL if none were saved, but not for a schedule that holds nothing. */
+const struct remat_choice *remat_choices_get(const struct remat_choices *choices);
 
 /* True if @value is held at @boundary. */
 static inline bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary)

@@ -130,9 +130,18 @@ void remat_schedule_finish(struct remat_schedule *schedule)
   *schedule = (struct remat_schedule){0};
 }
 
+const struct remat_choice *remat_choices_get(const struct remat_choices *choices)
+{
+  static const struct remat_choice none;
+  if (!choices->is_saved)
+    return NULL;
+  return choices->list.items ? choices->list.items : &none;
+}
+
 int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices)
 {
   choices->list.n = 0;
+  choices->is_saved = true;
   for (int v = 0; v < schedule->problem->n_values; v++) {
     const struct remat_holding *holding = &schedule->holdings[v];
     for (int i = 0; i < holding->spans.n; i++) {
@@ -166,7 +175,7 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
   struct remat_schedule fresh;
   bool is_valid = !remat_schedule_save(schedule, &choices) &&
                   !remat_schedule_init(&fresh, problem, (uint64_t)schedule->bytes.limit_bytes,
-                                       choices.list.items ? choices.list.items : (struct remat_choice[1]){{0}},
+                                       remat_choices_get(&choices),
                                        choices.list.n);
   if (is_valid) {
     is_valid = fresh.redo_ns == schedule->redo_ns && fresh.n_redos == schedule->n_redos && !fresh.is_broken;

@@ -87,7 +87,10 @@ static bool is_sound(const struct remat_search *search)
   return !search->schedule.is_broken && !search->schedule.status;
 }
 
-/* Release @value around @boundary, at which it is held. Return false, with nothing changed, if it cannot be remade. */
+/*
+ * Release @value around @boundary, at which it is held: up to its next touch, or to the last turn in which its makers
+ * may run again. Return false, with nothing changed, if that lies before the boundary.
+ */
 static bool release_around(struct remat_search *search, int value, int boundary)
 {
   const struct remat_value *v = &search->problem->values[value];
@@ -95,9 +98,11 @@ static bool release_around(struct remat_search *search, int value, int boundary)
   int to = remat_touch_from(&search->schedule, value, boundary);
   for (int i = 0; i < v->n_makers; i++) {
     int maker = search->problem->makers[v->first_maker + i];
-    if (maker < to && search->problem->ops[maker].redo_until < to)
-      return false;
+    if (maker < to)
+      to = LADE_MIN(to, search->problem->ops[maker].redo_until);
   }
+  if (to < boundary)
+    return false;
   remat_release(&search->schedule, value, from, to);
   return true;
 }
@@ -333,10 +338,9 @@ static int best_take(struct remat_search *search)
 /* Begin again from the schedule of @choices. */
 static int schedule_restart(struct remat_search *search, const struct remat_choices *choices)
 {
-  static const struct remat_choice none[1];
-  const struct remat_choice *items = choices->list.n ? choices->list.items : none;
   remat_schedule_finish(&search->schedule);
-  return remat_schedule_init(&search->schedule, search->problem, search->params->limit_bytes, items, choices->list.n);
+  return remat_schedule_init(&search->schedule, search->problem, search->params->limit_bytes,
+                             remat_choices_get(choices), choices->list.n);
 }
 
 /* True if @value can be made again at each of its uses. */
@@ -353,7 +357,7 @@ static bool is_remakeable(const struct remat_problem *problem, int value)
 /* Begin again from the schedule that holds no value that can be made again. */
 static int released_restart(struct remat_search *search)
 {
-  struct remat_choices choices = {0};
+  struct remat_choices choices = {.is_saved = true};
   int status = 0;
   for (int v = 0; v < search->problem->n_values && !status; v++) {
     const struct remat_value *value = &search->problem->values[v];
@@ -559,8 +563,8 @@ int remat_search(const struct remat_search_params *params, struct remat_choices 
 {
   struct remat_search search = {.params = params, .problem = params->problem, .best = choices, .best_ns = INT64_MAX,
                                 .best_over = INFINITY, .random = params->seed};
-  int status = remat_schedule_init(&search.schedule, params->problem, params->limit_bytes,
-                                   choices->list.n ? choices->list.items : NULL, choices->list.n);
+  int status = remat_schedule_init(&search.schedule, params->problem, params->limit_bytes, remat_choices_get(choices),
+                                   choices->list.n);
   if (status)
     return status;
   status = best_take(&search);

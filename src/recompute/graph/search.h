@@ -15,8 +15,8 @@ struct remat_search_params {
 };
 
 /*
- * Search from the schedule of @choices, which may be empty for none, and replace them by the best one found within the
- * limit. Return 0; -ENOSPC with the schedule of the smallest excess in @choices; or -ENOMEM.
+ * Search from the schedule in @choices, or if none is saved there from the one that holds everything. Replace it by the
+ * best one found within the limit. Return 0; -ENOSPC with the schedule of the smallest excess in @choices; or -ENOMEM.
  */
 int remat_search(const struct remat_search_params *params, struct remat_choices *choices);
 

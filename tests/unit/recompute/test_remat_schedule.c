@@ -36,9 +36,9 @@ static void bench_open(struct bench_schedule *bench, uint64_t seed)
   *bench = (struct bench_schedule){.graph = random_graph_make(&params), .draw = {seed + 1000}};
   assert_int_equal(remat_problem_init(&bench->problem, bench->graph), 0);
   assert_int_equal(remat_schedule_init(&bench->schedule, &bench->problem, UINT64_MAX, NULL, 0), 0);
-  uint64_t peak_bytes;
-  remat_peak_find(&bench->schedule, &peak_bytes);
-  remat_schedule_limit(&bench->schedule, peak_bytes * (uint64_t)(30 + random_draw_below(&bench->draw, 70)) / 100);
+  int64_t peak_bytes;
+  turn_bytes_peak(&bench->schedule.bytes, &peak_bytes);
+  turn_bytes_limit(&bench->schedule.bytes, peak_bytes * (30 + random_draw_below(&bench->draw, 70)) / 100);
 }
 
 static void bench_close(struct bench_schedule *bench)
@@ -60,7 +60,7 @@ struct schedule_copy {
 
 static struct schedule_copy copy_make(const struct remat_schedule *schedule)
 {
-  struct schedule_copy copy = {.redo_ns = schedule->redo_ns, .over_bytes = schedule->over_bytes,
+  struct schedule_copy copy = {.redo_ns = schedule->redo_ns, .over_bytes = remat_over(schedule),
                                .n_redos = schedule->n_redos};
   assert_int_equal(remat_schedule_save(schedule, &copy.choices), 0);
   return copy;
@@ -89,10 +89,10 @@ static void assert_over_is_exact(const struct remat_schedule *schedule)
 {
   double over_bytes = 0;
   for (int t = 0; t <= schedule->problem->n_ops; t++) {
-    const uint64_t bytes = remat_turn_bytes(schedule, t);
-    over_bytes += bytes > schedule->limit_bytes ? (double)(bytes - schedule->limit_bytes) : 0;
+    const int64_t bytes = turn_bytes_get(&schedule->bytes, t);
+    over_bytes += (double)LADE_MAX(bytes - schedule->bytes.limit_bytes, 0);
   }
-  assert_true(fabs(over_bytes - schedule->over_bytes) < 1e-3);
+  assert_true(fabs(over_bytes - remat_over(schedule)) < 1e-3);
 }
 
 /* ---- changes ---- */
@@ -168,14 +168,14 @@ static void assert_list_replays(struct bench_schedule *bench)
   struct remat_list list = {0};
   struct lade_error error = {0};
   struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
-  uint64_t peak_bytes;
+  int64_t peak_bytes;
   assert_int_equal(remat_emit(&bench->schedule, &list), 0);
   int status = lade_graph_replay(bench->graph, list.instrs.items, list.instrs.n, &error, &totals);
   if (status)
     print_message("%s\n", error.text);
   assert_int_equal(status, 0);
-  remat_peak_find(&bench->schedule, &peak_bytes);
-  assert_int_equal(totals.peak_bytes, peak_bytes + bench->problem.fixed_bytes);
+  turn_bytes_peak(&bench->schedule.bytes, &peak_bytes);
+  assert_int_equal(totals.peak_bytes, (uint64_t)peak_bytes + bench->problem.fixed_bytes);
   assert_int_equal(totals.compute_ns, bench->problem.base_ns + bench->schedule.redo_ns);
   assert_int_equal(totals.n_redone, bench->schedule.n_redos);
   LADE_ARRAY_FREE(&list.instrs);
@@ -205,11 +205,10 @@ static void a_saved_schedule_is_made_again(void **state)
     for (int i = 0; i < CHANGES / 4; i++)
       changes_make(&bench);
     struct schedule_copy copy = copy_make(&bench.schedule);
-    const uint64_t limit_bytes = bench.schedule.limit_bytes;
-    const struct remat_choice none[1] = {{0}};
+    const uint64_t limit_bytes = (uint64_t)bench.schedule.bytes.limit_bytes;
     remat_schedule_finish(&bench.schedule);
     assert_int_equal(remat_schedule_init(&bench.schedule, &bench.problem, limit_bytes,
-                                         copy.choices.list.n ? copy.choices.list.items : none, copy.choices.list.n), 0);
+                                         remat_choices_get(&copy.choices), copy.choices.list.n), 0);
     assert_false(bench.schedule.is_broken);
     assert_as_copied(&bench.schedule, &copy);
     copy_finish(&copy);
