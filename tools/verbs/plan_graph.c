@@ -73,7 +73,7 @@ static int machine_read(struct graph_request *request, struct lade_error *error,
 /* Return @percent of @bytes: at least 1, because 0 bytes stand for the smallest budget. */
 static uint64_t percent_of(uint64_t bytes, double percent)
 {
-  const double part = (double)bytes * (percent / 100);
+  const double part = (double)bytes * percent / 100;
   return part >= (double)BUDGET_MOST ? BUDGET_MOST : LADE_MAX((uint64_t)part, 1);
 }
 

@@ -195,6 +195,48 @@ static void every_schedule_replays_with_its_bytes_and_time(void **state)
   }
 }
 
+/* ---- bytes of turns ---- */
+
+static void assert_turns_are_plain(const struct turn_bytes *turns, const int64_t *plain)
+{
+  int64_t most = plain[0], peak_bytes;
+  bool is_over = false;
+  for (int t = 0; t < turns->n; t++) {
+    assert_int_equal(turn_bytes_get(turns, t), plain[t]);
+    most = LADE_MAX(most, plain[t]);
+    is_over = is_over || plain[t] > turns->limit_bytes;
+  }
+  const int at = turn_bytes_peak(turns, &peak_bytes);
+  assert_int_equal(peak_bytes, most);
+  assert_int_equal(plain[at], most);
+  assert_int_equal(turn_bytes_over(turns) > 0, is_over);
+}
+
+static void bytes_of_turns_are_those_of_a_plain_array(void **state)
+{
+  static const int sizes[] = {1, 2, 1023, 1024, 1025, 3000};
+  for (size_t i = 0; i < LADE_COUNT(sizes); i++) {
+    const int n = sizes[i];
+    struct random_draw draw = {(uint64_t)n};
+    struct turn_bytes turns;
+    int64_t *plain = calloc((size_t)n, sizeof(*plain));
+    assert_non_null(plain);
+    assert_int_equal(turn_bytes_init(&turns, n), 0);
+    for (int change = 0; change < 300; change++) {
+      const int from = random_draw_below(&draw, n), to = from + random_draw_below(&draw, n - from);
+      const int64_t bytes = random_draw_below(&draw, 2000) - 900;
+      turn_bytes_add(&turns, from, to, bytes);
+      for (int t = from; t <= to; t++)
+        plain[t] += bytes;
+      if (change % 7 == 0)
+        turn_bytes_limit(&turns, random_draw_below(&draw, 9000));
+      assert_turns_are_plain(&turns, plain);
+    }
+    turn_bytes_finish(&turns);
+    free(plain);
+  }
+}
+
 /* ---- copies and limits ---- */
 
 static void a_saved_schedule_is_made_again(void **state)
@@ -245,6 +287,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_changes_leave_what_an_evaluation_from_nothing_gives),
       cmocka_unit_test(every_schedule_replays_with_its_bytes_and_time),
+      cmocka_unit_test(bytes_of_turns_are_those_of_a_plain_array),
       cmocka_unit_test(a_saved_schedule_is_made_again),
       cmocka_unit_test(allocations_that_fail_are_rolled_back),
   };
