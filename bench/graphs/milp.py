@@ -111,8 +111,7 @@ class Remat:
         """Return for each op whether it may run again."""
         again = [op.get("repeatable", True) for op in self.graph.ops]
         if is_forward_only:
-            first = next(i for i, op in enumerate(self.graph.ops) if op["name"].endswith((".bwd", "_backward", "Loss"))
-                         or op["name"] == "loss")
+            first = next(i for i, op in enumerate(self.graph.ops) if op.get("pass", "forward") != "forward")
             again = [can and i < first for i, can in enumerate(again)]
         return again
 
@@ -201,8 +200,10 @@ def solve(path, percent, seconds, is_relaxed=False, is_forward_only=False, out=N
         return {**record, "status": "infeasible", "seconds": 0.0}
     remat = Remat(graph, budget, is_forward_only)
     status, values, bound = remat.program.solve(seconds, is_relaxed)
-    record["status"] = status if not is_relaxed else f"relaxation {status}"
-    if bound is not None and abs(bound) < 1e9 and status != "infeasible":
+    record["status"] = f"relaxation {status}" if is_relaxed else status
+    if is_forward_only:
+        record["status"] += ", forward ops only"
+    if bound is not None and abs(bound) < 1e9 and status != "infeasible" and not is_forward_only:
         record["bound_ns"] = int(max(bound, 1.0) * base["compute_ns"] + 0.5)
     if values and not is_relaxed:
         lines = remat.instructions(values)

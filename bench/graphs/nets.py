@@ -178,6 +178,7 @@ def chain(stages, seed):
         values.append(step.storage(f"a{i}", draw.randrange(1, 64) << 20))
         step.op(f"f{i}", [values[i - 1]], [values[i]], LAUNCH_NS + costs[i])
     gradient = step.storage(f"g{stages - 1}", step.storages[values[-1]]["bytes"])
+    step.part = "backward"
     step.op("loss", [values[-1]], [gradient], LAUNCH_NS)
     for i in reversed(range(1, stages)):
         saved = ([values[i - 1]], [values[i]], [values[i - 1], values[i]])[draw.randrange(3)]

@@ -70,6 +70,7 @@ def convert(path, order_name):
         sources = [storages[source] for source, target in links if target == node]
         field = nodes[node]
         name = str(field["name"])
+        step.part = "backward" if field.get("backward") else "forward"
         storages[node] = step.storage(f"{name}.out", field.get("cost_ram", field.get("out_cost")))
         step.op(name, sources, [storages[node]], 1000 * field.get("cost_cpu", field.get("duration")))
     step.kept.append(storages[order[-1]])  # every op runs anyway; a result that is made last occupies nothing before

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builders of training-step graphs: a forward half by calls, the backward half from a tape.
 
-`Step` holds storages and ops as include/lade/graph.h describes them. `Net` adds an autograd of images: each forward call
+`Step` holds storages and ops as docs/graph.md describes them. `Net` adds an autograd of images: each forward call
 notes its backward op, which reads the gradient and the tensors that PyTorch's autograd would save for it. A tensor
 with several readers gets its gradients summed pairwise by `sum` ops, as autograd accumulates them. The gradients of
 parameters are results of the step, or are read by one update op each.
@@ -23,6 +23,7 @@ class Step:
     def __init__(self, has_classes=False):
         self.storages, self.ops, self.kept = [], [], []
         self.has_classes = has_classes
+        self.part = "forward"  # the pass of the ops that are added
 
     def storage(self, name, n_bytes, is_given=False, class_name=None):
         """Add a storage, and return its index."""
@@ -37,6 +38,8 @@ class Step:
     def op(self, name, reads, writes, ns, updates=(), scratch_bytes=0, is_repeatable=True):
         """Add an op; its operands are all of their storages."""
         op = {"name": name, "reads": list(dict.fromkeys(reads)), "writes": list(writes), "ns": ns}
+        if self.part != "forward":
+            op["pass"] = self.part
         if updates:
             op["updates"] = list(updates)
         if scratch_bytes:
@@ -259,8 +262,10 @@ class Net(Step):
 
     def finish(self):
         """Add the backward half from the tape, and the updates if asked for; return the step."""
+        self.part = "backward"
         for output, backward in reversed(self.tape):
             backward(self.gradients.pop(output.storage) if output else None)
+        self.part = "update"
         for name, weights, gradient in self.parameters:
             if self.has_updates:
                 momentum = self.storage(f"{name}.m", self.storages[weights]["bytes"], is_given=True)

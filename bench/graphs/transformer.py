@@ -141,11 +141,13 @@ class Decoder(Step):
         loss, lse = self.storage("loss", 4), self.storage("lse", self.rows * 4)
         self.timed("loss", [logits, self.target], [loss, lse])
         self.kept.append(loss)
+        self.part = "backward"
         dlogits = self.rows_of("logits.d", vocabulary)
         self.timed("loss.bwd", [logits, self.target, lse], [dlogits])
         return self.norm_backward("norm", self.product_backward("head", dlogits, y, wh, d, vocabulary), x, wn, scale)
 
     def updates(self):
+        self.part = "update"
         for name, w, gradient in self.pending:
             n_bytes = self.storages[w]["bytes"]
             state = self.storage(f"{name}.adam", n_bytes // HALF * STATE, is_given=True)
