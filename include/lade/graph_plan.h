@@ -51,7 +51,7 @@ struct lade_graph_plan_params {
   int64_t time_limit_ns; /* end the search after this time; 0: no limit */
   uint64_t seed;
 };
-#define LADE_GRAPH_ITERATIONS 100000
+#define LADE_GRAPH_ITERATIONS 300000
 
 enum lade_graph_instr_kind {
   LADE_GRAPH_INSTR_OP,   /* run op @index for the first time; all ops stand in their order */

@@ -202,7 +202,7 @@ static struct outcome run_checked(struct calls_fixture *fixture, const char *wha
 
 /* ---- every call ---- */
 
-static bool is_thorough; /* every call up to EVERY_ONE; later ones, which repeat the same few places, in growing steps */
+static bool is_thorough; /* every call up to EVERY_ONE; later ones, which repeat few places, in growing steps */
 
 #define EVERY_ONE 64
 

@@ -41,7 +41,7 @@ static const uint64_t tensor_bytes[] = {5000, 100000, 4096};
 #define N_TENSORS (int)LADE_COUNT(tensor_bytes)
 #define SLOT_BYTES (4 * (uint64_t)LADE_STORE_GRANULE_BYTES)
 
-#define WHIMS_FEW 8 /* random images for a cut, beside those that keep all, none, one and all but one of its operations */
+#define WHIMS_FEW 8 /* random images of a cut, beside those that keep all, none, one and all but one operation */
 #define WHIMS_MANY 64
 static int n_whims = WHIMS_FEW; /* for cuts that may lose nothing */
 

@@ -164,8 +164,9 @@ static bool turns_are_equal(const struct remat_turn *a, const struct remat_turn 
 
 static bool holdings_are_equal(const struct remat_holding *a, const struct remat_holding *b)
 {
+  const size_t bytes = (size_t)a->touches.n * sizeof(*a->touches.items);
   return a->touches.n == b->touches.n && a->spans.n == b->spans.n &&
-         (!a->touches.n || !memcmp(a->touches.items, b->touches.items, (size_t)a->touches.n * sizeof(struct remat_touch)));
+         (!bytes || !memcmp(a->touches.items, b->touches.items, bytes));
 }
 
 bool remat_schedule_is_valid(const struct remat_schedule *schedule)

@@ -25,7 +25,9 @@
 #include <string.h>
 
 #define CANDIDATES 48      /* values that the descent compares for one release */
-#define ROUND_MOVES 20000  /* of the first round */
+#define ROUND_MOVES 100    /* of the first round for each op, within the two limits */
+#define ROUND_MOVES_LEAST 4000
+#define ROUND_MOVES_MOST 20000
 #define ROUND_GROWTH 2.0    /* after two rounds of one length */
 #define RELEASED_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
 #define EXCHANGE_RELEASES 6 /* of one exchange */
@@ -543,7 +545,8 @@ static double typical_ns(const struct remat_problem *problem)
 static int search_run(struct remat_search *search)
 {
   const double typical = typical_ns(search->problem);
-  double moves = ROUND_MOVES;
+  double moves = (double)LADE_MIN(LADE_MAX((int64_t)search->problem->n_ops * ROUND_MOVES, ROUND_MOVES_LEAST),
+                                  ROUND_MOVES_MOST);
   int status = descend(search);
   search->price = typical / ((double)search->params->limit_bytes / 100 + 1);
   for (int round = 0; !status && !search->is_over && search->n_moves < search->params->n_moves; round++) {
