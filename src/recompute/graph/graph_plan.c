@@ -92,8 +92,9 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
   int status = choices_copy(&choices, &planning->least);
   const struct remat_search_params how = {.problem = &planning->problem,
                                           .limit_bytes = limit_of(planning, budget_bytes), .n_moves = n_moves,
-                                          .deadline_ns = deadline_of(planning, share), .seed = planning->params.seed,
-                                          .stops_at_fit = true};
+                                          .deadline_ns = deadline_of(planning, share), .fit_moves = n_moves,
+                                          .fit_deadline_ns = deadline_of(planning, share),
+                                          .seed = planning->params.seed, .stops_at_fit = true};
   if (!status)
     status = remat_search(&how, &choices);
   if (!status)
@@ -122,21 +123,28 @@ static int least_find(struct graph_planning *planning)
   return LADE_MIN(status, 0);
 }
 
-/* Search within the budget: from everything held, or if that finds nothing from the smallest schedule. */
+/*
+ * Search within the budget from everything held; if that finds nothing, from the smallest schedule, with the share of
+ * the effort that is left for it.
+ */
 static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
-  const int64_t moves = moves_of(planning);
+  const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
+  bool has_other = planning->info.min_budget_bytes <= budget_bytes;
   struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
-                                    .n_moves = moves / 2, .deadline_ns = deadline_of(planning, 0.5),
+                                    .n_moves = moves, .deadline_ns = deadline_of(planning, 1),
                                     .seed = planning->params.seed};
   planning->choices.is_saved = false;
+  how.fit_moves = has_other ? moves / 4 : moves;
+  how.fit_deadline_ns = has_other ? deadline_of(planning, 0.4) : how.deadline_ns;
   int status = remat_search(&how, &planning->choices);
-  if (status == -ENOSPC && planning->info.min_budget_bytes <= budget_bytes)
-    status = choices_copy(&planning->choices, &planning->least);
-  how.deadline_ns = deadline_of(planning, 1);
-  how.n_moves = moves - moves / 2 - moves / MIN_SHARE;
-  how.seed = planning->params.seed + 1;
-  return status && status != -ENOSPC ? status : remat_search(&how, &planning->choices);
+  if (status != -ENOSPC || !has_other)
+    return status;
+  status = choices_copy(&planning->choices, &planning->least);
+  how.n_moves -= how.fit_moves;
+  how.fit_moves = how.n_moves;
+  how.fit_deadline_ns = how.deadline_ns;
+  return status ? status : remat_search(&how, &planning->choices);
 }
 
 /* Make the list of the schedule that was found, replay it, and fill in its figures. */

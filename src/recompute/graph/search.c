@@ -9,6 +9,9 @@
  *   shift    make a value again earlier, in a turn that has the inputs at hand, and hold it from there
  *   exchange hold, and then release other values in the fullest turns until the schedule fits again
  *
+ *   segment  release the values of some ops in a row, and let the chain that makes them again run once
+ *   row      hold everything that one turn makes again
+ *
  * The energy is the time of all redos plus a price per byte and turn above the limit. The price rises while schedules
  * do not fit and falls while they do, so that the search walks along the limit. Each round cools from a temperature
  * near the time of a typical op to a small part of it, and begins from the best schedule so far. Rounds become longer,
@@ -41,6 +44,8 @@
 #define WINDOW_VALUES 512
 #define WINDOW_MOVES 1000
 #define WINDOW_PRICE_STEP 1.3
+#define WINDOWS_LEAST 20    /* windows without a gain that end a round, and more for longer graphs */
+#define WINDOWS_PER_OPS 2
 #define PRICE_STEP 1.02    /* by which the price of excess bytes changes after PRICE_MOVES moves */
 #define PRICE_MOVES 50
 #define CLOCK_MOVES 64     /* between two looks at the clock */
@@ -419,7 +424,8 @@ static bool descent_step(struct remat_search *search)
 
 static void clock_look(struct remat_search *search)
 {
-  if (lade_now_ns() >= search->params->deadline_ns)
+  bool fits = search->best_ns < INT64_MAX;
+  if (lade_now_ns() >= (fits ? search->params->deadline_ns : search->params->fit_deadline_ns))
     search->is_over = true;
 }
 
@@ -522,12 +528,16 @@ static int window_anneal(struct remat_search *search, double typical)
   return search->schedule.status;
 }
 
-/* Improve the best schedule window by window. */
+/* Improve the schedule, which fits, window by window, until nothing is gained for some time. */
 static int windows_anneal(struct remat_search *search, double typical)
 {
-  int status = schedule_restart(search, search->best);
-  while (!status && !search->is_over && search->n_moves < search->params->n_moves)
+  const int patience = WINDOWS_LEAST + search->problem->n_ops / WINDOW_MORE * WINDOWS_PER_OPS;
+  int status = 0;
+  for (int idle = 0; idle < patience && !status && !search->is_over && search->n_moves < search->params->n_moves;) {
+    const int64_t before_ns = search->schedule.redo_ns;
     status = window_anneal(search, typical);
+    idle = search->schedule.redo_ns < before_ns ? 0 : idle + 1;
+  }
   return status ? status : best_take(search);
 }
 
@@ -549,15 +559,19 @@ static int search_run(struct remat_search *search)
                                   ROUND_MOVES_MOST);
   int status = descend(search);
   search->price = typical / ((double)search->params->limit_bytes / 100 + 1);
-  for (int round = 0; !status && !search->is_over && search->n_moves < search->params->n_moves; round++) {
-    if (round >= 2 && search->best_ns < INT64_MAX)
-      return windows_anneal(search, typical);
-    int64_t left = search->params->n_moves - search->n_moves;
+  for (int round = 0; !status && !search->is_over; round++) {
+    bool fits = search->best_ns < INT64_MAX;
+    int64_t left = (fits ? search->params->n_moves : search->params->fit_moves) - search->n_moves;
+    if (left <= 0)
+      break;
     if (round)
       status = round_begin(search, round);
+    const double hot = typical * (round < 2 || !fits ? 1 : pow(10, -2 * random_unit(search)));
     if (!status)
-      status = anneal(search, LADE_MIN((int64_t)moves, left), typical, typical / 500);
-    moves *= round & 1 ? ROUND_GROWTH : 1;
+      status = anneal(search, LADE_MIN((int64_t)moves, left), hot, hot / 500);
+    if (!status && remat_over(&search->schedule) == 0)
+      status = windows_anneal(search, typical);
+    moves *= round & 1 && !fits ? ROUND_GROWTH : 1;
   }
   return status;
 }

@@ -10,6 +10,7 @@ struct remat_search_params {
   uint64_t limit_bytes; /* of a turn, without the problem's fixed bytes */
   int64_t n_moves;      /* moves to try */
   int64_t deadline_ns;  /* on lade_now_ns; INT64_MAX: none */
+  int64_t fit_moves, fit_deadline_ns; /* the same, at which a search ends that has found nothing within the limit */
   uint64_t seed;
   bool stops_at_fit;    /* end with the first schedule within the limit */
 };
