@@ -218,6 +218,14 @@ def solve(path, percent, seconds, is_relaxed=False, is_forward_only=False, out=N
     return record
 
 
+def reference_save(found, path):
+    """Write one record a line."""
+    graphs = (json.dumps(name) + ": [\n" + ",\n".join(" " + json.dumps(record) for record in records) + "\n]"
+              for name, records in found.items())
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("{\n" + ",\n".join(graphs) + "\n}\n")
+
+
 def reference(args):
     """Solve all graphs of a folder; a file that exists is continued."""
     found = {}
@@ -236,8 +244,7 @@ def reference(args):
             records.append(solve(path, percent, min(args.seconds, end - time.monotonic()), args.relax,
                                  args.forward_only))
             print(name, records[-1], flush=True)
-            with open(args.out, "w", encoding="utf-8") as file:
-                json.dump(found, file, indent=1)
+            reference_save(found, args.out)
 
 
 def main():
