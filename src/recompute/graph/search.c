@@ -391,6 +391,28 @@ static int round_begin(struct remat_search *search, int round)
 
 /* ---- descent ---- */
 
+static void clock_look(struct remat_search *search)
+{
+  bool fits = search->best_ns < INT64_MAX;
+  if (lade_now_ns() >= (fits ? search->params->deadline_ns : search->params->fit_deadline_ns))
+    search->is_over = true;
+}
+
+/* Let the chain that @turn makes again run once, if that saves time without more excess. */
+static void descent_hold(struct remat_search *search, int turn)
+{
+  struct remat_schedule *schedule = &search->schedule;
+  const int mark = remat_mark(schedule);
+  const int64_t ns = schedule->redo_ns;
+  const double over = remat_over(schedule);
+  if (schedule->turns[turn].redos.n < 2)
+    return;
+  row_hold(search, turn);
+  if (schedule->status || (!schedule->is_broken && schedule->redo_ns < ns && remat_over(schedule) <= over))
+    return;
+  remat_rollback_to(schedule, mark);
+}
+
 /* Release the value that costs least per byte of excess in the fullest turn. Return false if none helps. */
 static bool descent_step(struct remat_search *search)
 {
@@ -401,7 +423,7 @@ static bool descent_step(struct remat_search *search)
   const int64_t ns = schedule->redo_ns;
   double best = INFINITY;
   int pick = -1;
-  for (int i = 0; i < CANDIDATES; i++) {
+  for (int i = 0; i < CANDIDATES && !schedule->status && !search->is_over; i++) {
     int value = held_draw(search, turn);
     if (value < 0 || !release_around(search, value, turn))
       continue;
@@ -412,27 +434,23 @@ static bool descent_step(struct remat_search *search)
       pick = value;
     }
     remat_rollback(schedule);
-    if (schedule->status)
-      return false;
+    clock_look(search);
   }
   search->n_moves += CANDIDATES;
-  if (pick >= 0)
+  if (pick >= 0 && !schedule->status) {
+    const int next = remat_touch_from(schedule, pick, turn);
     release_around(search, pick, turn);
+    descent_hold(search, next);
+  }
   remat_commit(schedule);
   return pick >= 0;
 }
 
-static void clock_look(struct remat_search *search)
-{
-  bool fits = search->best_ns < INT64_MAX;
-  if (lade_now_ns() >= (fits ? search->params->deadline_ns : search->params->fit_deadline_ns))
-    search->is_over = true;
-}
-
 static int descend(struct remat_search *search)
 {
-  while (remat_over(&search->schedule) > 0 && !search->is_over && descent_step(search))
-    clock_look(search);
+  while (remat_over(&search->schedule) > 0 && !search->is_over && search->n_moves < search->params->fit_moves &&
+         descent_step(search))
+    ;
   return search->schedule.status ? search->schedule.status : best_take(search);
 }
 
