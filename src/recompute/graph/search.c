@@ -386,7 +386,13 @@ static int round_begin(struct remat_search *search, int round)
 {
   bool is_released = round & 1 && (round == 1 || search->best_ns == INT64_MAX) &&
                      search->problem->n_ops <= RELEASED_OPS_MOST;
-  return is_released ? released_restart(search) : schedule_restart(search, search->best);
+  if (is_released) {
+    int status = released_restart(search);
+    if (status || !search->schedule.is_broken)
+      return status;
+    /* A value would be made again behind the last use of an input that cannot be: this graph has no such schedule. */
+  }
+  return schedule_restart(search, search->best);
 }
 
 /* ---- descent ---- */

@@ -480,6 +480,30 @@ static void a_kept_value_is_made_again_before_its_inputs_change(void **state)
   lade_graph_destroy(graph);
 }
 
+/* b can be made again as long as a is held, and a cannot: holding neither is no plan. */
+static void a_value_without_its_input_is_not_made_again(void **state)
+{
+  lade_graph *graph = graph_open();
+  const int a = text_storage_add(graph, "a", 100, false), b = text_storage_add(graph, "b", 100, false);
+  const struct lade_operand_range writes = {.storage = a};
+  const struct lade_graph_op once = {.struct_size = sizeof(once), .name = "f0", .writes = &writes, .n_writes = 1,
+                                     .is_once = true, .ns = 10};
+  assert_int_equal(lade_graph_add_op(graph, &once, NULL, NULL), 0);
+  text_op_add(graph, "f1", a, -1, b, -1, 0);
+  text_op_add(graph, "f2", -1, -1, -1, -1, 1000);
+  text_op_add(graph, "f3", b, -1, -1, -1, 0);
+  assert_int_equal(lade_graph_close(graph, NULL), 0);
+  struct lade_graph_plan_info info;
+  lade_graph_plan *plan;
+  for (uint64_t budget_bytes = 900; budget_bytes <= 1200; budget_bytes += 50) {
+    const struct lade_graph_plan_params params = params_get(budget_bytes, 50000);
+    assert_int_equal(plan_find(graph, &params, &info, &plan), budget_bytes < 1100 ? -ENOSPC : 0);
+    assert_int_equal(info.min_budget_bytes, 1100);
+    lade_graph_plan_destroy(plan);
+  }
+  lade_graph_destroy(graph);
+}
+
 static void extreme_parameters_are_planned_or_refused(void **state)
 {
   const struct random_graph_params how = {.seed = 5, .n_layers = 8};
@@ -720,6 +744,7 @@ int main(void)
       cmocka_unit_test(a_graph_without_ops_or_bytes_has_a_plan),
       cmocka_unit_test(a_schedule_that_holds_nothing_is_found),
       cmocka_unit_test(a_kept_value_is_made_again_before_its_inputs_change),
+      cmocka_unit_test(a_value_without_its_input_is_not_made_again),
       cmocka_unit_test(extreme_parameters_are_planned_or_refused),
       cmocka_unit_test(a_limit_of_time_ends_the_search),
       cmocka_unit_test(an_allocation_that_fails_is_an_error_without_a_plan),
