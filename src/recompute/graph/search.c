@@ -4,21 +4,24 @@
  *
  * Simulated annealing over use-level decisions. A move is small, and its effect on time and bytes is evaluated exactly:
  *
- *   release  let a value go between two turns that touch it; the later one makes it again
- *   hold     keep a value that a turn makes again, from the turn before that touches it
- *   shift    make a value again earlier, in a turn that has the inputs at hand, and hold it from there
- *   exchange hold, and then release other values in the fullest turns until the schedule fits again
- *
- *   segment  release the values of some ops in a row, and let the chain that makes them again run once
- *   row      hold everything that one turn makes again
+ *   release   let a value go between two turns that touch it; the later one makes it again
+ *   hold      keep a value that a turn makes again, from the turn before that touches it
+ *   shift     make a value again earlier, in a turn that has the inputs at hand, and hold it from there
+ *   segment   release the values of some ops in a row, and let the chain that makes them again run once
+ *   exchange  hold one value or all that a turn makes again, then release others in the fullest turns until it fits
  *
  * The energy is the time of all redos plus a price per byte and turn above the limit. The price rises while schedules
- * do not fit and falls while they do, so that the search walks along the limit. Each round cools from a temperature
- * near the time of a typical op to a small part of it, and begins from the best schedule so far. Rounds become longer,
- * so a search without an end of its own goes on to improve.
+ * do not fit and falls while they do, so that the search walks along the limit.
  *
  * The first schedule comes from a descent: while a turn is above the limit, release the value there that costs least
- * per byte. Everything is a function of problem, limit, seed and number of moves, unless the deadline ends it.
+ * per byte. Each round then anneals the whole problem once, from a temperature near the time of a typical op, and
+ * afterwards windows: the values born near one or two ops, for a thousand moves each, kept if the result fits and is no
+ * slower. Windows keep their pace on long graphs. A round ends when many windows in a row gained nothing; the next one
+ * begins from the best schedule, the second one from the schedule that holds least, since a descent from the one that
+ * holds everything may end where no single move goes on.
+ *
+ * Everything is a function of problem, limit, seed and number of moves, unless the deadline ends it. Rejected: the
+ * integer program itself (Checkmate's), which takes hours at 300 ops.
  */
 #include "recompute/graph/search.h"
 
@@ -500,6 +503,7 @@ static int anneal(struct remat_search *search, int64_t n, double hot_ns, double 
       clock_look(search);
   }
   search->n_moves += n;
+  LADE_ASSERT(!LADE_CHECK_FULL || status || remat_schedule_is_valid(&search->schedule));
   return status;
 }
 
@@ -562,6 +566,7 @@ static int windows_anneal(struct remat_search *search, double typical)
     status = window_anneal(search, typical);
     idle = search->schedule.redo_ns < before_ns ? 0 : idle + 1;
   }
+  LADE_ASSERT(!LADE_CHECK_FULL || status || remat_schedule_is_valid(&search->schedule));
   return status ? status : best_take(search);
 }
 
