@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Write the list of instructions of a schedule: turn by turn the redos and the op, and behind each the drops of values
- * that the turn does not use any more and that are not held behind it. O(uses of all ops that run).
+ * Write the list of instructions of a schedule: turn by turn the gets, the redos and the op, and behind each the drops
+ * of values that the turn does not use any more and that are not held behind it. A value that waits on a tier and is
+ * used later is put there instead. Given storages of another tier are got before their first op; behind their last one
+ * they are put back if an op changed them, and dropped if not. O(uses of all ops that run).
  */
 #include "recompute/graph/emit.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-static int instr_add(struct remat_list *list, enum lade_graph_instr_kind kind, int index)
+static int instr_add(struct remat_list *list, enum lade_graph_instr_kind kind, int index, int tier)
 {
-  const struct lade_graph_instr instr = {.kind = kind, .index = index, .tier = LADE_DEVICE};
+  const struct lade_graph_instr instr = {.kind = kind, .index = index, .tier = (enum lade_space)tier};
   return LADE_PUSH(&list->instrs, instr) ? 0 : -ENOMEM;
 }
 
@@ -38,7 +40,37 @@ static int drops_add(const struct remat_schedule *schedule, int turn, int place,
     if (last_place[value] != place || is_held_behind(schedule, value, turn))
       continue;
     last_place[value] = -1; /* once, though the op may both read and change it */
-    status = instr_add(list, LADE_GRAPH_INSTR_DROP, problem->values[value].storage);
+    bool waits = schedule->sources[value] != LADE_DEVICE && remat_put_turn(schedule, value, turn) == turn;
+    status = instr_add(list, waits ? LADE_GRAPH_INSTR_PUT : LADE_GRAPH_INSTR_DROP, problem->values[value].storage,
+                       waits ? schedule->sources[value] : LADE_DEVICE);
+  }
+  return status;
+}
+
+/* Add the op at @place: a get, a redo, or the turn's own. */
+static int op_emit(const struct remat_schedule *schedule, int turn, int place, struct remat_list *list)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const int op = turn_op(schedule, turn, place), value = op - problem->n_ops;
+  if (op >= problem->n_ops)
+    return instr_add(list, LADE_GRAPH_INSTR_GET, problem->values[value].storage, schedule->sources[value]);
+  bool is_redo = place < schedule->turns[turn].redos.n;
+  return instr_add(list, is_redo ? LADE_GRAPH_INSTR_REDO : LADE_GRAPH_INSTR_OP, op, LADE_DEVICE);
+}
+
+/* Add the moves of given storages before or behind @turn. */
+static int rests_emit(const struct remat_schedule *schedule, int turn, bool is_before, struct remat_list *list)
+{
+  const struct remat_problem *problem = schedule->problem;
+  int status = 0;
+  for (int i = 0; i < problem->n_rests && !status; i++) {
+    const struct remat_rest *rest = &problem->rests[i];
+    const struct graph_storage *storage = &problem->graph->storages.items[rest->storage];
+    if (is_before && rest->first == turn)
+      status = instr_add(list, LADE_GRAPH_INSTR_GET, rest->storage, storage->tier);
+    else if (!is_before && rest->last == turn)
+      status = instr_add(list, storage->n_versions ? LADE_GRAPH_INSTR_PUT : LADE_GRAPH_INSTR_DROP, rest->storage,
+                         storage->n_versions ? storage->tier : LADE_DEVICE);
   }
   return status;
 }
@@ -54,8 +86,7 @@ static int turn_emit(const struct remat_schedule *schedule, int turn, int32_t *l
   }
   int status = 0;
   for (int place = 0; place < n && !status; place++) {
-    status = instr_add(list, place < n_redos ? LADE_GRAPH_INSTR_REDO : LADE_GRAPH_INSTR_OP,
-                       turn_op(schedule, turn, place));
+    status = op_emit(schedule, turn, place, list);
     if (!status)
       status = drops_add(schedule, turn, place, last_place, list);
   }
@@ -66,7 +97,12 @@ int remat_emit(struct remat_schedule *schedule, struct remat_list *list)
 {
   list->instrs.n = 0;
   int status = 0;
-  for (int turn = 0; turn <= schedule->problem->n_ops && !status; turn++)
-    status = turn_emit(schedule, turn, schedule->last_place, list);
+  for (int turn = 0; turn <= schedule->problem->n_ops && !status; turn++) {
+    status = rests_emit(schedule, turn, true, list);
+    if (!status)
+      status = turn_emit(schedule, turn, schedule->last_place, list);
+    if (!status)
+      status = rests_emit(schedule, turn, false, list);
+  }
   return status;
 }

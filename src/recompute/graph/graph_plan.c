@@ -11,7 +11,9 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/echo.h"
 #include "lade/graph_plan.h"
+#include "lade/plan.h"
 #include "recompute/graph/bound.h"
 #include "recompute/graph/emit.h"
 #include "recompute/graph/search.h"
@@ -32,6 +34,7 @@ struct graph_planning {
   struct remat_choices least;   /* of the smallest peak found */
   struct remat_choices choices; /* of the plan */
   struct remat_list list;
+  struct list_time links;
   int64_t start_ns;
 };
 
@@ -59,8 +62,7 @@ static int64_t moves_of(const struct graph_planning *planning)
 static int peak_get(const struct graph_planning *planning, const struct remat_choices *choices, uint64_t *ret_bytes)
 {
   struct remat_schedule schedule;
-  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, remat_choices_get(choices),
-                                   choices->list.n);
+  int status = remat_schedule_load(&schedule, &planning->problem, UINT64_MAX, choices);
   if (status)
     return status;
   int64_t bytes;
@@ -73,13 +75,35 @@ static int peak_get(const struct graph_planning *planning, const struct remat_ch
 /* Replace @to by a copy of @from. -ENOMEM. */
 static int choices_copy(struct remat_choices *to, const struct remat_choices *from)
 {
-  to->list.n = 0;
+  to->list.n = to->waiting.n = 0;
   to->is_saved = from->is_saved;
   for (int i = 0; i < from->list.n; i++) {
     if (!LADE_PUSH(&to->list, from->list.items[i]))
       return -ENOMEM;
   }
+  for (int i = 0; i < from->waiting.n; i++) {
+    if (!LADE_PUSH(&to->waiting, from->waiting.items[i]))
+      return -ENOMEM;
+  }
   return 0;
+}
+
+/* True if storages may wait on another tier. */
+static bool has_tiers(const struct graph_planning *planning)
+{
+  const struct lade_graph_plan_params *params = &planning->params;
+  bool has_host = params->host_budget_bytes && params->to_host.bytes_per_s > 0 && params->from_host.bytes_per_s > 0;
+  bool has_store = params->store_budget_bytes && params->to_store.bytes_per_s > 0 &&
+                   params->from_store.bytes_per_s > 0;
+  return has_host || has_store;
+}
+
+/* Let the search of @how use the tiers, if there are any. */
+static void tiers_allow(struct graph_planning *planning, struct remat_search_params *how)
+{
+  how->links = has_tiers(planning) ? &planning->links : NULL;
+  how->waiting_bytes[LADE_HOST] = planning->params.host_budget_bytes;
+  how->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
 }
 
 /*
@@ -90,16 +114,16 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
 {
   struct remat_choices choices = {0};
   int status = choices_copy(&choices, &planning->least);
-  const struct remat_search_params how = {.problem = &planning->problem,
-                                          .limit_bytes = limit_of(planning, budget_bytes), .n_moves = n_moves,
-                                          .deadline_ns = deadline_of(planning, share), .fit_moves = n_moves,
-                                          .fit_deadline_ns = deadline_of(planning, share),
-                                          .seed = planning->params.seed, .stops_at_fit = true};
+  struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+                                    .n_moves = n_moves, .deadline_ns = deadline_of(planning, share),
+                                    .fit_moves = n_moves, .fit_deadline_ns = deadline_of(planning, share),
+                                    .seed = planning->params.seed, .stops_at_fit = true};
+  tiers_allow(planning, &how);
   if (!status)
     status = remat_search(&how, &choices);
   if (!status)
     status = choices_copy(&planning->least, &choices);
-  LADE_ARRAY_FREE(&choices.list);
+  remat_choices_free(&choices);
   return status == -ENOSPC ? 1 : status;
 }
 
@@ -124,39 +148,49 @@ static int least_find(struct graph_planning *planning)
 }
 
 /*
- * Search within the budget from everything held; if that finds nothing, from the smallest schedule, with the share of
- * the effort that is left for it.
+ * Search within the budget by recompute alone, from everything held; and then, if there are other tiers, with them, from
+ * the result: so a plan with tiers is never slower than that without. If nothing was found by recompute alone, and the
+ * smallest schedule fits, begin from that one.
  */
 static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  bool has_other = planning->info.min_budget_bytes <= budget_bytes;
+  bool has_more = has_tiers(planning), has_least = planning->info.min_budget_bytes <= budget_bytes;
   struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
-                                    .n_moves = moves, .deadline_ns = deadline_of(planning, 1),
+                                    .n_moves = has_more ? moves / 2 : moves,
+                                    .deadline_ns = deadline_of(planning, has_more ? 0.5 : 1),
                                     .seed = planning->params.seed};
   planning->choices.is_saved = false;
-  how.fit_moves = has_other ? moves / 4 : moves;
-  how.fit_deadline_ns = has_other ? deadline_of(planning, 0.4) : how.deadline_ns;
+  how.fit_moves = has_least || has_more ? moves / 4 : moves;
+  how.fit_deadline_ns = has_least || has_more ? deadline_of(planning, 0.4) : how.deadline_ns;
   int status = remat_search(&how, &planning->choices);
-  if (status != -ENOSPC || !has_other)
+  if (status && status != -ENOSPC)
     return status;
-  status = choices_copy(&planning->choices, &planning->least);
-  how.n_moves -= how.fit_moves;
-  how.fit_moves = how.n_moves;
-  how.fit_deadline_ns = how.deadline_ns;
-  return status ? status : remat_search(&how, &planning->choices);
+  if (!has_more && (!status || !has_least))
+    return status;
+  if (status && has_least)
+    status = choices_copy(&planning->choices, &planning->least);
+  else if (status)
+    planning->choices.is_saved = false;
+  if (status == -ENOMEM)
+    return status;
+  tiers_allow(planning, &how);
+  how.n_moves = how.fit_moves = moves - moves / 2;
+  how.deadline_ns = how.fit_deadline_ns = deadline_of(planning, 1);
+  return remat_search(&how, &planning->choices);
 }
 
 /* Make the list of the schedule that was found, replay it, and fill in its figures. */
-static int list_make(struct graph_planning *planning)
+static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
   struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
   struct remat_schedule schedule;
-  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, remat_choices_get(&planning->choices),
-                                   planning->choices.list.n);
+  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(planning, budget_bytes),
+                                   &planning->choices);
   if (status)
     return status;
+  info->predicted_step_ns = (int64_t)list_time_get(&planning->links, &schedule);
   status = remat_emit(&schedule, &planning->list);
   remat_schedule_finish(&schedule);
   if (!status)
@@ -165,7 +199,9 @@ static int list_make(struct graph_planning *planning)
   if (status)
     return status;
   info->planned_peak_bytes = totals.peak_bytes;
-  info->compute_ns = info->predicted_step_ns = totals.compute_ns;
+  info->compute_ns = totals.compute_ns;
+  info->host_bytes = totals.host_peak_bytes;
+  info->store_bytes = totals.store_peak_bytes;
   info->n_redone = totals.n_redone;
   info->moved_bytes = totals.moved_bytes;
   return 0;
@@ -175,6 +211,8 @@ static int bound_find(struct graph_planning *planning, uint64_t budget_bytes)
 {
   int64_t redo_ns;
   int status = remat_bound_find(&planning->problem, limit_of(planning, budget_bytes), &redo_ns);
+  if (has_tiers(planning)) /* bytes that wait elsewhere cost no time of the device */
+    redo_ns = 0;
   if (!status)
     planning->info.bound_ns = redo_ns == INT64_MAX ? INT64_MAX : planning->problem.base_ns + redo_ns;
   return status;
@@ -209,7 +247,7 @@ static int plan_run(struct graph_planning *planning)
   if (status == -ENOSPC)
     return refuse(planning, budget_bytes);
   if (!status)
-    status = list_make(planning);
+    status = list_make(planning, budget_bytes);
   if (!status)
     info->min_budget_bytes = LADE_MIN(info->min_budget_bytes, info->planned_peak_bytes);
   return status;
@@ -217,8 +255,33 @@ static int plan_run(struct graph_planning *planning)
 
 /* ---- the public face ---- */
 
+/* Refuse a given storage on a tier to which there is no path. */
+static int rests_check(const struct graph_planning *planning)
+{
+  const struct lade_graph_plan_params *params = &planning->params;
+  for (int s = 0; s < planning->graph->storages.n; s++) {
+    const struct graph_storage *storage = &planning->graph->storages.items[s];
+    bool has_host = params->to_host.bytes_per_s > 0 && params->from_host.bytes_per_s > 0;
+    bool has_store = params->to_store.bytes_per_s > 0 && params->from_store.bytes_per_s > 0;
+    if ((storage->tier == LADE_HOST && !has_host) || (storage->tier == LADE_STORE && !has_store))
+      return lade_error_set(planning->error, -EINVAL,
+                            "storage %d \"%s\" lives on the %s between steps: give the rates of the paths there", s,
+                            lade_echo(graph_name(planning->graph, storage->name)).text,
+                            lade_space_name((enum lade_space)storage->tier));
+  }
+  return 0;
+}
+
 static int params_check(const struct lade_graph_plan_params *params, struct lade_error *error)
 {
+  const struct lade_graph_path *paths[] = {&params->to_host, &params->from_host, &params->to_store,
+                                           &params->from_store};
+  for (size_t i = 0; i < LADE_COUNT(paths); i++) {
+    if (!(paths[i]->bytes_per_s >= 0 && paths[i]->bytes_per_s <= 1e18) || paths[i]->latency_ns < 0 ||
+        paths[i]->latency_ns > LADE_GRAPH_NS_MAX)
+      return lade_error_set(error, -EINVAL, "a path has %g bytes/s and a latency of %lld ns: expected 0 to 1e18, and 0 "
+                            "to 2^60", paths[i]->bytes_per_s, (long long)paths[i]->latency_ns);
+  }
   if (params->iterations < 0 || params->time_limit_ns < 0)
     return lade_error_set(error, -EINVAL, "iterations are %lld and time_limit_ns is %lld: expected 0 or more",
                           (long long)params->iterations, (long long)params->time_limit_ns);
@@ -227,8 +290,9 @@ static int params_check(const struct lade_graph_plan_params *params, struct lade
 
 static void planning_finish(struct graph_planning *planning)
 {
-  LADE_ARRAY_FREE(&planning->least.list);
-  LADE_ARRAY_FREE(&planning->choices.list);
+  remat_choices_free(&planning->least);
+  remat_choices_free(&planning->choices);
+  list_time_finish(&planning->links);
   LADE_ARRAY_FREE(&planning->list.instrs);
   remat_problem_finish(&planning->problem);
 }
@@ -237,6 +301,8 @@ static void planning_finish(struct graph_planning *planning)
 static int plan_make(struct graph_planning *planning, struct lade_graph_plan **ret_plan)
 {
   int status = remat_problem_init(&planning->problem, planning->graph);
+  if (!status)
+    status = list_time_init(&planning->links, &planning->problem, &planning->params);
   if (!status)
     status = plan_run(planning);
   planning->info.seconds = (double)(lade_now_ns() - planning->start_ns) / 1e9;
@@ -264,6 +330,8 @@ int lade_graph_plan_find(const lade_graph *graph, const struct lade_graph_plan_p
     status = lade_struct_check("lade_graph_plan_info", ret_info, error);
   if (!status)
     status = params_check(&planning.params, error);
+  if (!status)
+    status = rests_check(&planning);
   if (status)
     return status;
   status = plan_make(&planning, ret_plan);

@@ -24,11 +24,13 @@ static int arrays_allocate(struct problem_maker *maker)
   const struct lade_graph *graph = maker->graph;
   size_t n_storages = (size_t)graph->storages.n, n_ops = (size_t)graph->ops.n, n_uses = (size_t)graph->n_uses;
   maker->value_of = malloc((n_storages + 1) * sizeof(*maker->value_of));
-  problem->ops = calloc(n_ops + 1, sizeof(*problem->ops));
+  problem->ops = calloc(n_ops + n_storages + 1, sizeof(*problem->ops));
+  problem->rests = calloc(n_storages + 1, sizeof(*problem->rests));
   problem->values = calloc(n_storages + 1, sizeof(*problem->values));
-  problem->edges = malloc((2 * n_uses + 1) * sizeof(*problem->edges));
+  problem->edges = malloc((2 * n_uses + n_storages + 1) * sizeof(*problem->edges));
   problem->makers = malloc((n_uses + 1) * sizeof(*problem->makers));
-  bool is_whole = maker->value_of && problem->ops && problem->values && problem->edges && problem->makers;
+  bool is_whole = maker->value_of && problem->ops && problem->values && problem->edges && problem->makers &&
+                  problem->rests;
   return is_whole ? 0 : -ENOMEM;
 }
 
@@ -42,8 +44,11 @@ static void values_make(struct problem_maker *maker)
     const struct graph_storage *storage = &graph->storages.items[s];
     int first = storage->first_use, end = graph_uses_end(graph, s);
     maker->value_of[s] = -1;
-    if (storage->is_given)
+    if (storage->is_given && storage->tier == LADE_DEVICE)
       problem->fixed_bytes += storage->bytes;
+    else if (storage->is_given && first < end)
+      problem->rests[problem->n_rests++] =
+          (struct remat_rest){s, graph->uses[first].op, graph->uses[end - 1].op};
     if (storage->is_given || first == end)
       continue;
     struct remat_value *value = &problem->values[problem->n_values];
@@ -120,11 +125,35 @@ static void edges_fill(struct problem_maker *maker)
   }
 }
 
+/* Make the op that gets each value back. */
+static void gets_make(struct problem_maker *maker)
+{
+  struct remat_problem *problem = maker->problem;
+  for (int v = 0; v < problem->n_values; v++) {
+    problem->edges[maker->n_edges] = (struct remat_edge){v, problem->values[v].n_makers};
+    problem->ops[remat_get_op(problem, v)] = (struct remat_op){
+        .first_in = maker->n_edges, .first_out = maker->n_edges, .n_out = 1, .redo_until = INT32_MAX};
+    maker->n_edges++;
+  }
+}
+
+/* Return the bytes of rests that are on the device in @turn. */
+static uint64_t rests_bytes(const struct remat_problem *problem, int turn)
+{
+  uint64_t bytes = 0;
+  for (int i = 0; i < problem->n_rests; i++) {
+    const struct remat_rest *rest = &problem->rests[i];
+    bytes += rest->first <= turn && turn <= rest->last ? problem->graph->storages.items[rest->storage].bytes : 0;
+  }
+  return bytes;
+}
+
 static void ops_make(struct problem_maker *maker)
 {
   struct remat_problem *problem = maker->problem;
   edges_count(maker);
   edges_fill(maker);
+  gets_make(maker);
   for (int t = 0; t < problem->n_ops; t++) {
     const struct graph_op *from = &maker->graph->ops.items[t];
     struct remat_op *op = &problem->ops[t];
@@ -132,7 +161,7 @@ static void ops_make(struct problem_maker *maker)
     op->scratch_bytes = from->scratch_bytes;
     op->redo_until = redo_until_find(maker->graph, t);
     problem->base_ns += from->ns;
-    uint64_t need = op->scratch_bytes;
+    uint64_t need = op->scratch_bytes + rests_bytes(problem, t);
     for (int i = 0; i < op->n_in; i++)
       need += problem->values[problem->edges[op->first_in + i].value].bytes;
     for (int i = 0; i < op->n_out; i++) {
@@ -165,5 +194,6 @@ void remat_problem_finish(struct remat_problem *problem)
   free(problem->values);
   free(problem->edges);
   free(problem->makers);
+  free(problem->rests);
   *problem = (struct remat_problem){0};
 }

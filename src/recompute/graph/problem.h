@@ -9,7 +9,11 @@
  * each reads the version that it read the first time. An op is not worth a second run in a turn where one of its given
  * storages has been updated, because its old version is gone; redo_until has the last turn in which it may run again.
  *
- * Given storages that no plan moves are no values; their bytes are in fixed_bytes.
+ * A value that one op makes can wait on another tier instead of being made again. To get it back is an op of its own,
+ * numbered behind the graph's, which reads nothing and makes the value; it takes no time of the device.
+ *
+ * Given storages are no values. Those of the device are in fixed_bytes. Those that live on another tier between steps
+ * are on the device from their first use to their last: rests.
  */
 #ifndef LADE_REMAT_PROBLEM_H
 #define LADE_REMAT_PROBLEM_H
@@ -37,13 +41,19 @@ struct remat_edge {
   int32_t value, version;
 };
 
+/* A given storage of another tier, on the device in turns first .. last. */
+struct remat_rest {
+  int32_t storage, first, last;
+};
+
 struct remat_problem {
   const struct lade_graph *graph; /* borrowed */
-  int n_ops, n_values;
-  struct remat_op *ops;
+  int n_ops, n_values, n_rests;
+  struct remat_op *ops; /* of the graph; then for each value the one that gets it back */
   struct remat_value *values;
   struct remat_edge *edges;
   int32_t *makers;      /* ops, ascending, value by value */
+  struct remat_rest *rests;
   uint64_t fixed_bytes; /* of storages that are no values */
   uint64_t floor_bytes; /* no schedule has a smaller peak: the largest need of one op */
   int64_t base_ns;      /* of all ops, once each */
@@ -52,6 +62,24 @@ struct remat_problem {
 /* Make the problem of a closed graph. It borrows @graph. -ENOMEM. */
 int remat_problem_init(struct remat_problem *problem, const struct lade_graph *graph);
 void remat_problem_finish(struct remat_problem *problem);
+
+/* Return the op that gets @value back. */
+static inline int remat_get_op(const struct remat_problem *problem, int value)
+{
+  return problem->n_ops + value;
+}
+
+/* Return the place of @op in the order of a turn: gets come first. */
+static inline int remat_order(const struct remat_problem *problem, int op)
+{
+  return op < problem->n_ops ? op : op - problem->n_ops - problem->n_values;
+}
+
+/* True if @value can wait on another tier. */
+static inline bool remat_can_wait(const struct remat_problem *problem, int value)
+{
+  return problem->values[value].n_makers == 1 && problem->values[value].bytes > 0;
+}
 
 /* Return the makers of @value that run before turn @turn. */
 static inline int remat_makers_before(const struct remat_problem *problem, int value, int turn)

@@ -43,6 +43,16 @@ int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int t
   return at < holding->touches.n ? holding->touches.items[at].turn : INT32_MAX;
 }
 
+int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  for (int i = touch_index(holding, turn); i + 1 < holding->touches.n; i++) {
+    if (!remat_is_held(schedule, value, holding->touches.items[i].turn + 1))
+      return holding->touches.items[i].turn;
+  }
+  return INT32_MAX;
+}
+
 static void touch_add(struct remat_schedule *schedule, int value, int turn)
 {
   struct remat_holding *holding = &schedule->holdings[value];
@@ -225,14 +235,15 @@ static void op_untouch(struct remat_schedule *schedule, int turn, int op, bool i
 static void touches_replace(struct remat_schedule *schedule, int turn, const int32_t *old, int n_old,
                             const int32_t *redos, int n_redos, bool is_trimmed)
 {
+  const struct remat_problem *problem = schedule->problem;
   for (int i = 0, k = 0; k < n_redos; k++) {
-    while (i < n_old && old[i] < redos[k])
+    while (i < n_old && remat_order(problem, old[i]) < remat_order(problem, redos[k]))
       i++;
     if (i == n_old || old[i] != redos[k])
       op_touch(schedule, turn, redos[k]);
   }
   for (int i = 0, k = 0; i < n_old; i++) {
-    while (k < n_redos && redos[k] < old[i])
+    while (k < n_redos && remat_order(problem, redos[k]) < remat_order(problem, old[i]))
       k++;
     if (k == n_redos || redos[k] != old[i])
       op_untouch(schedule, turn, old[i], is_trimmed);
@@ -340,6 +351,33 @@ void remat_release(struct remat_schedule *schedule, int value, int from, int to)
   queue_run(schedule);
 }
 
+/* Replace the source of @value, without what follows. */
+static void source_put(struct remat_schedule *schedule, int value, enum lade_space tier)
+{
+  const uint64_t bytes = schedule->problem->values[value].bytes;
+  const int old = schedule->sources[value];
+  schedule->waiting_bytes[old] -= bytes;
+  schedule->waiting_bytes[tier] += bytes;
+  schedule->n_waiting += (tier != LADE_DEVICE) - (old != LADE_DEVICE);
+  schedule->sources[value] = (uint8_t)tier;
+}
+
+void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  const struct remat_change change = {.value = value, .from = -1, .to = schedule->sources[value]};
+  if (schedule->is_broken || schedule->status)
+    return;
+  if (!LADE_PUSH(&schedule->journal, change)) {
+    schedule->status = -ENOMEM;
+    return;
+  }
+  source_put(schedule, value, tier);
+  for (int i = 1; i < holding->touches.n; i++)
+    turn_queue(schedule, holding->touches.items[i].turn);
+  queue_run(schedule);
+}
+
 void remat_commit(struct remat_schedule *schedule)
 {
   schedule->journal.n = 0;
@@ -371,6 +409,8 @@ void remat_rollback_to(struct remat_schedule *schedule, int mark)
     const struct remat_change *change = &schedule->journal.items[i];
     if (change->value < 0)
       redos_restore(schedule, change);
+    else if (change->from < 0)
+      source_put(schedule, change->value, (enum lade_space)change->to);
     else
       range_set(schedule, change->value, change->from, change->to, !change->is_held);
   }

@@ -46,7 +46,8 @@ struct remat_holding {
 };
 
 struct remat_change {
-  int32_t value;    /* held or released from .. to; -1: the redos of turn @from were replaced */
+  int32_t value;    /* held or released from .. to; -1: the redos of turn @from were replaced; @from is -1: its source
+                       was @to */
   int32_t from, to; /* of redos: where the old ones begin in old_redos, in @to */
   bool is_held;
   int64_t redo_ns;
@@ -60,6 +61,9 @@ struct remat_schedule {
   struct turn_bytes bytes;             /* n_ops + 1; without the problem's fixed bytes */
   int64_t redo_ns;                     /* of all turns */
   int n_redos;
+  uint8_t *sources;                    /* by value: LADE_DEVICE: it is made again; else the tier where it waits */
+  int n_waiting;                       /* values that wait on a tier */
+  uint64_t waiting_bytes[LADE_N_SPACES];
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
   LADE_ARRAY(struct remat_change) journal;
@@ -89,11 +93,20 @@ int remat_schedule_init(struct remat_schedule *schedule, const struct remat_prob
 void remat_schedule_finish(struct remat_schedule *schedule);
 
 /* Save the spans of @schedule over those in @choices. -ENOMEM. */
+struct remat_waiting {
+  int32_t value, tier;
+};
 struct remat_choices {
   LADE_ARRAY(struct remat_choice) list;
+  LADE_ARRAY(struct remat_waiting) waiting;
   bool is_saved; /* false: of no schedule */
 };
 int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices);
+
+/* Make the schedule that was saved in @choices, or if none was the one that holds everything. -ENOMEM. */
+int remat_schedule_load(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
+                        const struct remat_choices *choices);
+void remat_choices_free(struct remat_choices *choices);
 
 /* Return the choices for remat_schedule_init: NULL if none were saved, but not for a schedule that holds nothing. */
 const struct remat_choice *remat_choices_get(const struct remat_choices *choices);
@@ -116,6 +129,9 @@ static inline bool remat_is_held(const struct remat_schedule *schedule, int valu
 void remat_hold(struct remat_schedule *schedule, int value, int from, int to);
 void remat_release(struct remat_schedule *schedule, int value, int from, int to);
 
+/* Let @value, which can wait, be got back from @tier where it is not held, or be made again (LADE_DEVICE). */
+void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier);
+
 /* Keep all changes since the last commit, or take them back. */
 void remat_commit(struct remat_schedule *schedule);
 void remat_rollback(struct remat_schedule *schedule);
@@ -126,6 +142,12 @@ void remat_rollback_to(struct remat_schedule *schedule, int mark);
 /* Return the last touched turn of @value before @turn, and the first from @turn on (INT32_MAX: none). */
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn);
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn);
+
+/*
+ * Return the first turn from @turn on behind which @value, which waits on a tier, is put there: it is on the device in
+ * the turn, not behind it, and is used later. INT32_MAX: none.
+ */
+int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn);
 
 /* Return the bytes above the limit, summed over turns; 0 if the schedule fits. */
 static inline double remat_over(const struct remat_schedule *schedule)

@@ -12,13 +12,15 @@ static int arrays_allocate(struct remat_schedule *schedule)
   schedule->turns = calloc(n_turns, sizeof(*schedule->turns));
   schedule->holdings = calloc(n_values, sizeof(*schedule->holdings));
   schedule->is_queued = calloc(n_turns, sizeof(*schedule->is_queued));
-  schedule->op_mark = calloc(n_turns, sizeof(*schedule->op_mark));
+  schedule->op_mark = calloc(n_turns + n_values, sizeof(*schedule->op_mark));
+  schedule->sources = calloc(n_values, sizeof(*schedule->sources));
   schedule->value_mark = calloc(n_values, sizeof(*schedule->value_mark));
   schedule->last_place = calloc(n_values, sizeof(*schedule->last_place));
   schedule->presence = calloc(n_values, sizeof(*schedule->presence));
   bool is_whole = schedule->turns && schedule->holdings && schedule->is_queued &&
-                  schedule->op_mark && schedule->value_mark && schedule->last_place && schedule->presence;
-  int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)n_turns) : -ENOMEM;
+                  schedule->op_mark && schedule->value_mark && schedule->last_place && schedule->presence &&
+                  schedule->sources;
+  int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)(n_turns + n_values)) : -ENOMEM;
   return status ? status : turn_bytes_init(&schedule->bytes, (int)n_turns);
 }
 
@@ -88,13 +90,32 @@ static int spans_make(struct remat_schedule *schedule, const struct remat_choice
   return status;
 }
 
-int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
-                        const struct remat_choice *choices, int n_choices)
+/* Let the values of @waiting wait, and the bytes of rests be on the device. */
+static void waiting_make(struct remat_schedule *schedule, const struct remat_waiting *waiting, int n_waiting)
+{
+  const struct remat_problem *problem = schedule->problem;
+  for (int i = 0; i < n_waiting; i++) {
+    schedule->sources[waiting[i].value] = (uint8_t)waiting[i].tier;
+    schedule->waiting_bytes[waiting[i].tier] += problem->values[waiting[i].value].bytes;
+    schedule->n_waiting++;
+  }
+  for (int i = 0; i < problem->n_rests; i++) {
+    const struct remat_rest *rest = &problem->rests[i];
+    turn_bytes_add(&schedule->bytes, rest->first, rest->last,
+                   (int64_t)problem->graph->storages.items[rest->storage].bytes);
+  }
+}
+
+static int schedule_make(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
+                         const struct remat_choice *choices, int n_choices, const struct remat_waiting *waiting,
+                         int n_waiting)
 {
   *schedule = (struct remat_schedule){.problem = problem};
   int status = arrays_allocate(schedule);
-  if (!status)
+  if (!status) {
+    waiting_make(schedule, waiting, n_waiting);
     status = spans_make(schedule, choices, n_choices);
+  }
   for (int t = 0; t <= problem->n_ops && !status; t++)
     status = turn_make(schedule, t);
   if (status)
@@ -102,6 +123,27 @@ int remat_schedule_init(struct remat_schedule *schedule, const struct remat_prob
   else
     turn_bytes_limit(&schedule->bytes, (int64_t)LADE_MIN(limit_bytes, (uint64_t)INT64_MAX / 2));
   return status;
+}
+
+int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
+                        const struct remat_choice *choices, int n_choices)
+{
+  return schedule_make(schedule, problem, limit_bytes, choices, n_choices, NULL, 0);
+}
+
+int remat_schedule_load(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
+                        const struct remat_choices *choices)
+{
+  const int n_waiting = choices->is_saved ? choices->waiting.n : 0;
+  return schedule_make(schedule, problem, limit_bytes, remat_choices_get(choices), choices->list.n,
+                       choices->waiting.items, n_waiting);
+}
+
+void remat_choices_free(struct remat_choices *choices)
+{
+  LADE_ARRAY_FREE(&choices->list);
+  LADE_ARRAY_FREE(&choices->waiting);
+  *choices = (struct remat_choices){0};
 }
 
 void remat_schedule_finish(struct remat_schedule *schedule)
@@ -122,6 +164,7 @@ void remat_schedule_finish(struct remat_schedule *schedule)
   free(schedule->value_mark);
   free(schedule->last_place);
   free(schedule->presence);
+  free(schedule->sources);
   ordered_bitset_finish(&schedule->row_set);
   LADE_ARRAY_FREE(&schedule->journal);
   LADE_ARRAY_FREE(&schedule->old_redos);
@@ -140,10 +183,13 @@ const struct remat_choice *remat_choices_get(const struct remat_choices *choices
 
 int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices)
 {
-  choices->list.n = 0;
+  choices->list.n = choices->waiting.n = 0;
   choices->is_saved = true;
   for (int v = 0; v < schedule->problem->n_values; v++) {
     const struct remat_holding *holding = &schedule->holdings[v];
+    const struct remat_waiting waiting = {v, schedule->sources[v]};
+    if (waiting.tier != LADE_DEVICE && !LADE_PUSH(&choices->waiting, waiting))
+      return -ENOMEM;
     for (int i = 0; i < holding->spans.n; i++) {
       const struct remat_choice choice = {v, holding->spans.items[i]};
       if (!LADE_PUSH(&choices->list, choice))
@@ -175,9 +221,7 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
   struct remat_choices choices = {0};
   struct remat_schedule fresh;
   bool is_valid = !remat_schedule_save(schedule, &choices) &&
-                  !remat_schedule_init(&fresh, problem, (uint64_t)schedule->bytes.limit_bytes,
-                                       remat_choices_get(&choices),
-                                       choices.list.n);
+                  !remat_schedule_load(&fresh, problem, (uint64_t)schedule->bytes.limit_bytes, &choices);
   if (is_valid) {
     is_valid = fresh.redo_ns == schedule->redo_ns && fresh.n_redos == schedule->n_redos && !fresh.is_broken;
     for (int t = 0; t <= problem->n_ops && is_valid; t++)
@@ -187,6 +231,6 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
       is_valid = holdings_are_equal(&fresh.holdings[v], &schedule->holdings[v]);
     remat_schedule_finish(&fresh);
   }
-  LADE_ARRAY_FREE(&choices.list);
+  remat_choices_free(&choices);
   return is_valid;
 }

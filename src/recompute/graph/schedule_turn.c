@@ -29,6 +29,10 @@ static void makers_call(struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_value *v = &problem->values[value];
+  if (schedule->sources[value] != LADE_DEVICE) {
+    op_call(schedule, remat_get_op(problem, value));
+    return;
+  }
   if (v->n_makers == 1) {
     op_call(schedule, v->birth);
     return;
@@ -78,22 +82,25 @@ static void starts_call(struct remat_schedule *schedule, int turn)
   }
 }
 
-/* Sort the row ascending: short ones by insertion, long ones through a set. */
+/* Sort the row in the order of a turn: short ones by insertion, long ones through a set. */
 static void row_sort(struct remat_schedule *schedule)
 {
+  const struct remat_problem *problem = schedule->problem;
   int32_t *row = schedule->row.items;
   const int n = schedule->row.n;
   for (int i = 0; i < n && n > ROW_LONG; i++)
     ordered_bitset_set(&schedule->row_set, row[i]);
-  for (int i = 0, op = -1; i < n && n > ROW_LONG; i++) {
+  for (int i = 0, op = problem->n_ops - 1; i < n && n > ROW_LONG; i++) {
     op = ordered_bitset_next(&schedule->row_set, op + 1);
+    if (op < 0) /* all gets are out */
+      op = ordered_bitset_next(&schedule->row_set, 0);
     row[i] = op;
     ordered_bitset_clear(&schedule->row_set, op);
   }
   for (int i = 1; i < n && n <= ROW_LONG; i++) {
     int32_t op = row[i];
     int at = i;
-    for (; at > 0 && row[at - 1] > op; at--)
+    for (; at > 0 && remat_order(problem, row[at - 1]) > remat_order(problem, op); at--)
       row[at] = row[at - 1];
     row[at] = op;
   }

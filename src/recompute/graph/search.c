@@ -90,6 +90,22 @@ static double random_unit(struct remat_search *search)
   return (double)(random_next(search) >> 11) * 0x1p-53;
 }
 
+/* ---- cost ---- */
+
+/* Return the time of the step beyond that of all ops once. */
+static double cost_get(struct remat_search *search)
+{
+  const struct remat_schedule *schedule = &search->schedule;
+  if (!schedule->n_waiting)
+    return (double)schedule->redo_ns;
+  return list_time_get(search->params->links, schedule) - (double)search->problem->base_ns;
+}
+
+static double energy(struct remat_search *search)
+{
+  return cost_get(search) + search->price * remat_over(&search->schedule);
+}
+
 /* ---- single changes ---- */
 
 static bool is_sound(const struct remat_search *search)
@@ -106,7 +122,7 @@ static bool release_around(struct remat_search *search, int value, int boundary)
   const struct remat_value *v = &search->problem->values[value];
   int from = remat_touch_before(&search->schedule, value, boundary) + 1;
   int to = remat_touch_from(&search->schedule, value, boundary);
-  for (int i = 0; i < v->n_makers; i++) {
+  for (int i = 0; i < v->n_makers && search->schedule.sources[value] == LADE_DEVICE; i++) {
     int maker = search->problem->makers[v->first_maker + i];
     if (maker < to)
       to = LADE_MIN(to, search->problem->ops[maker].redo_until);
@@ -306,8 +322,68 @@ static bool move_exchange(struct remat_search *search)
   return true;
 }
 
+/* Hold @value, which @turn gets, from so many turns before that its transfer ends in time, as far as it is known. */
+static void get_early(struct remat_search *search, int value, int turn)
+{
+  const struct remat_problem *problem = search->problem;
+  const enum lade_space tier = (enum lade_space)search->schedule.sources[value];
+  const int before = remat_touch_before(&search->schedule, value, turn);
+  double left_ns = list_time_move(&search->params->links->in[tier], problem->values[value].bytes);
+  int from = turn;
+  while (from - 1 > before && left_ns > 0) {
+    from--;
+    left_ns -= (double)(problem->ops[from].ns + search->schedule.turns[from].redo_ns);
+  }
+  if (from < turn && from > before && is_redone_at(search, value, turn))
+    remat_hold(&search->schedule, value, from + 1, turn);
+}
+
+/* Draw a tier that has a path and room for @bytes more; LADE_DEVICE: none. */
+static enum lade_space tier_draw(struct remat_search *search, uint64_t bytes)
+{
+  const struct remat_search_params *params = search->params;
+  bool has_room[LADE_N_SPACES] = {false};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    has_room[tier] = params->links->out[tier].bytes_per_s > 0 && params->links->in[tier].bytes_per_s > 0 &&
+                     search->schedule.waiting_bytes[tier] + bytes <= params->waiting_bytes[tier];
+  if (has_room[LADE_HOST] && (!has_room[LADE_STORE] || random_below(search, 4)))
+    return LADE_HOST;
+  return has_room[LADE_STORE] ? LADE_STORE : LADE_DEVICE;
+}
+
+/* Let a value wait on a tier where it is made again or held; or let one that waits be made again. */
+static bool move_source(struct remat_search *search)
+{
+  int turn = full_turn_draw(search), value = held_draw(search, turn);
+  bool is_held = value >= 0 && random_below(search, 2);
+  if (!is_held && !redo_draw(search, &turn, &value))
+    return false;
+  if (!is_held && search->schedule.sources[value] != LADE_DEVICE && random_below(search, 2)) {
+    remat_source_set(&search->schedule, value, LADE_DEVICE);
+    return true;
+  }
+  if (search->schedule.sources[value] == LADE_DEVICE) {
+    const enum lade_space tier = remat_can_wait(search->problem, value)
+                                     ? tier_draw(search, search->problem->values[value].bytes) : LADE_DEVICE;
+    if (tier == LADE_DEVICE)
+      return false;
+    remat_source_set(&search->schedule, value, tier);
+  }
+  if (is_held && is_sound(search)) {
+    int next = remat_touch_from(&search->schedule, value, turn);
+    if (!release_around(search, value, turn))
+      return false;
+    turn = next;
+  }
+  if (is_sound(search))
+    get_early(search, value, turn);
+  return true;
+}
+
 static bool move_make(struct remat_search *search)
 {
+  if (search->params->links && !random_below(search, 3))
+    return move_source(search);
   switch (random_below(search, 16)) {
   case 0:
   case 1:
@@ -334,12 +410,14 @@ static int best_take(struct remat_search *search)
 {
   const struct remat_schedule *schedule = &search->schedule;
   bool fits = remat_over(schedule) == 0;
-  if (fits ? schedule->redo_ns >= search->best_ns
-           : search->best_ns < INT64_MAX || remat_over(schedule) >= search->best_over)
+  if (!fits && (search->best_ns < INT64_MAX || remat_over(schedule) >= search->best_over))
+    return 0;
+  const double cost = fits ? cost_get(search) : 0;
+  if (fits && cost >= (double)search->best_ns)
     return 0;
   if (fits) {
-    search->best_ns = schedule->redo_ns;
-    search->is_over = search->params->stops_at_fit || schedule->redo_ns == 0;
+    search->best_ns = (int64_t)cost;
+    search->is_over = search->params->stops_at_fit || cost < 1;
   }
   search->best_over = remat_over(schedule);
   return remat_schedule_save(schedule, search->best);
@@ -349,8 +427,7 @@ static int best_take(struct remat_search *search)
 static int schedule_restart(struct remat_search *search, const struct remat_choices *choices)
 {
   remat_schedule_finish(&search->schedule);
-  return remat_schedule_init(&search->schedule, search->problem, search->params->limit_bytes,
-                             remat_choices_get(choices), choices->list.n);
+  return remat_schedule_load(&search->schedule, search->problem, search->params->limit_bytes, choices);
 }
 
 /* True if @value can be made again at each of its uses. */
@@ -377,7 +454,7 @@ static int released_restart(struct remat_search *search)
   }
   if (!status)
     status = schedule_restart(search, &choices);
-  LADE_ARRAY_FREE(&choices.list);
+  remat_choices_free(&choices);
   return status;
 }
 
@@ -465,11 +542,6 @@ static int descend(struct remat_search *search)
 
 /* ---- annealing ---- */
 
-static double energy(const struct remat_search *search)
-{
-  return (double)search->schedule.redo_ns + search->price * remat_over(&search->schedule);
-}
-
 /* Try one move; keep it if the energy allows. */
 static int move_try(struct remat_search *search)
 {
@@ -529,7 +601,7 @@ static void window_draw(struct remat_search *search, int32_t *window)
 static int window_anneal(struct remat_search *search, double typical)
 {
   int32_t window[WINDOW_VALUES];
-  const int64_t before_ns = search->schedule.redo_ns;
+  const double before_ns = cost_get(search);
   window_draw(search, window);
   const int n = search->n_window ? WINDOW_MOVES : 0;
   const double hot = typical * pow(10, -2.5 * random_unit(search)), cooling = pow(0.005, 1.0 / WINDOW_MOVES);
@@ -548,7 +620,7 @@ static int window_anneal(struct remat_search *search, double typical)
   if (remat_over(&search->schedule) > 0) {
     search->price *= WINDOW_PRICE_STEP;
     remat_rollback(&search->schedule);
-  } else if (search->schedule.redo_ns > before_ns)
+  } else if (cost_get(search) > before_ns)
     remat_rollback(&search->schedule);
   else
     search->price /= PRICE_STEP;
@@ -562,9 +634,9 @@ static int windows_anneal(struct remat_search *search, double typical)
   const int patience = WINDOWS_LEAST + search->problem->n_ops / WINDOW_MORE * WINDOWS_PER_OPS;
   int status = 0;
   for (int idle = 0; idle < patience && !status && !search->is_over && search->n_moves < search->params->n_moves;) {
-    const int64_t before_ns = search->schedule.redo_ns;
+    const double before_ns = cost_get(search);
     status = window_anneal(search, typical);
-    idle = search->schedule.redo_ns < before_ns ? 0 : idle + 1;
+    idle = cost_get(search) < before_ns ? 0 : idle + 1;
   }
   LADE_ASSERT(!LADE_CHECK_FULL || status || remat_schedule_is_valid(&search->schedule));
   return status ? status : best_take(search);
@@ -609,8 +681,7 @@ int remat_search(const struct remat_search_params *params, struct remat_choices 
 {
   struct remat_search search = {.params = params, .problem = params->problem, .best = choices, .best_ns = INT64_MAX,
                                 .best_over = INFINITY, .random = params->seed};
-  int status = remat_schedule_init(&search.schedule, params->problem, params->limit_bytes, remat_choices_get(choices),
-                                   choices->list.n);
+  int status = remat_schedule_load(&search.schedule, params->problem, params->limit_bytes, choices);
   if (status)
     return status;
   status = best_take(&search);

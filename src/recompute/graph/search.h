@@ -3,10 +3,13 @@
 #ifndef LADE_REMAT_SEARCH_H
 #define LADE_REMAT_SEARCH_H
 
+#include "recompute/graph/list_time.h"
 #include "recompute/graph/schedule.h"
 
 struct remat_search_params {
   const struct remat_problem *problem;
+  struct list_time *links; /* NULL: nothing waits on another tier */
+  uint64_t waiting_bytes[LADE_N_SPACES]; /* the most that may wait on each tier */
   uint64_t limit_bytes; /* of a turn, without the problem's fixed bytes */
   int64_t n_moves;      /* moves to try */
   int64_t deadline_ns;  /* on lade_now_ns; INT64_MAX: none */

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The time of a schedule with transfers: ops on the device, and for each tier a link out and a link in.
+ *
+ * Ops run in the order of the list. A get begins when its turn does and the link is free; an op waits until the last
+ * get of each of its operands has ended. A put begins behind the turn that uses its value last; its bytes are free when
+ * it has ended. A turn whose bytes, with those of puts under way, are above the limit waits for the earliest puts. All
+ * links run beside the device and beside each other. Given storages of another tier are got as their first turn begins,
+ * and put behind their last turn if the step changes them.
+ */
+#include "recompute/graph/list_time.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PUTS_MOST 64 /* puts under way whose bytes are counted; the oldest one of more is waited for */
+
+/* Puts under way, in the order in which they end on each link. */
+struct put_ring {
+  double end_ns[PUTS_MOST];
+  uint64_t bytes[PUTS_MOST];
+  int first, n;
+  uint64_t total_bytes;
+};
+
+struct time_walk {
+  struct list_time *time;
+  const struct remat_schedule *schedule;
+  double now_ns, out_ns[LADE_N_SPACES], in_ns[LADE_N_SPACES]; /* when the device and each link are free */
+  struct put_ring puts;
+};
+
+int list_time_init(struct list_time *time, const struct remat_problem *problem,
+                   const struct lade_graph_plan_params *params)
+{
+  *time = (struct list_time){.problem = problem};
+  time->out[LADE_HOST] = params->to_host;
+  time->in[LADE_HOST] = params->from_host;
+  time->out[LADE_STORE] = params->to_store;
+  time->in[LADE_STORE] = params->from_store;
+  time->arrival_ns = calloc((size_t)problem->n_values + 1, sizeof(*time->arrival_ns));
+  time->first_put = calloc((size_t)problem->n_ops + 1, sizeof(*time->first_put));
+  time->next_put = calloc((size_t)problem->n_values + 1, sizeof(*time->next_put));
+  if (time->arrival_ns && time->first_put && time->next_put)
+    return 0;
+  list_time_finish(time);
+  return -ENOMEM;
+}
+
+void list_time_finish(struct list_time *time)
+{
+  free(time->arrival_ns);
+  free(time->first_put);
+  free(time->next_put);
+  *time = (struct list_time){0};
+}
+
+/* ---- puts ---- */
+
+static void put_end(struct time_walk *walk, bool is_awaited)
+{
+  struct put_ring *puts = &walk->puts;
+  if (is_awaited)
+    walk->now_ns = LADE_MAX(walk->now_ns, puts->end_ns[puts->first]);
+  puts->total_bytes -= puts->bytes[puts->first];
+  puts->first = (puts->first + 1) % PUTS_MOST;
+  puts->n--;
+}
+
+static void put_begin(struct time_walk *walk, enum lade_space tier, uint64_t bytes)
+{
+  struct put_ring *puts = &walk->puts;
+  if (puts->n == PUTS_MOST)
+    put_end(walk, true);
+  walk->out_ns[tier] = LADE_MAX(walk->out_ns[tier], walk->now_ns) + list_time_move(&walk->time->out[tier], bytes);
+  const int at = (puts->first + puts->n++) % PUTS_MOST;
+  puts->end_ns[at] = walk->out_ns[tier];
+  puts->bytes[at] = bytes;
+  puts->total_bytes += bytes;
+}
+
+/* Wait for puts until the turn has room. */
+static void room_await(struct time_walk *walk, int turn)
+{
+  struct put_ring *puts = &walk->puts;
+  const int64_t bytes = turn_bytes_get(&walk->schedule->bytes, turn);
+  while (puts->n && puts->end_ns[puts->first] <= walk->now_ns)
+    put_end(walk, false);
+  while (puts->n && bytes + (int64_t)puts->total_bytes > walk->schedule->bytes.limit_bytes)
+    put_end(walk, true);
+}
+
+/* List the values that are put behind each turn: those that wait, are there in it, and are got back later. */
+static void puts_list(struct time_walk *walk)
+{
+  const struct remat_problem *problem = walk->time->problem;
+  memset(walk->time->first_put, -1, ((size_t)problem->n_ops + 1) * sizeof(*walk->time->first_put));
+  for (int v = 0; v < problem->n_values; v++) {
+    if (walk->schedule->sources[v] == LADE_DEVICE)
+      continue;
+    walk->time->arrival_ns[v] = 0;
+    const int turn = remat_put_turn(walk->schedule, v, problem->values[v].birth);
+    if (turn == INT32_MAX)
+      continue;
+    walk->time->next_put[v] = walk->time->first_put[turn];
+    walk->time->first_put[turn] = v;
+  }
+}
+
+/* ---- turns ---- */
+
+static void get_begin(struct time_walk *walk, int value)
+{
+  const enum lade_space tier = (enum lade_space)walk->schedule->sources[value];
+  const uint64_t bytes = walk->time->problem->values[value].bytes;
+  walk->in_ns[tier] = LADE_MAX(walk->in_ns[tier], walk->now_ns) + list_time_move(&walk->time->in[tier], bytes);
+  walk->time->arrival_ns[value] = walk->in_ns[tier];
+}
+
+/* Wait for the operands of @op that are under way. */
+static void operands_await(struct time_walk *walk, int op)
+{
+  const struct remat_problem *problem = walk->time->problem;
+  const struct remat_op *o = &problem->ops[op];
+  for (int i = 0; i < o->n_in; i++) {
+    int value = problem->edges[o->first_in + i].value;
+    if (walk->schedule->sources[value] != LADE_DEVICE)
+      walk->now_ns = LADE_MAX(walk->now_ns, walk->time->arrival_ns[value]);
+  }
+}
+
+static void turn_run(struct time_walk *walk, int turn)
+{
+  const struct remat_problem *problem = walk->time->problem;
+  const struct remat_turn *t = &walk->schedule->turns[turn];
+  int i = 0;
+  room_await(walk, turn);
+  for (; i < t->redos.n && t->redos.items[i] >= problem->n_ops; i++)
+    get_begin(walk, t->redos.items[i] - problem->n_ops);
+  for (; i < t->redos.n; i++) {
+    operands_await(walk, t->redos.items[i]);
+    walk->now_ns += (double)problem->ops[t->redos.items[i]].ns;
+  }
+  if (turn < problem->n_ops) {
+    operands_await(walk, turn);
+    walk->now_ns += (double)problem->ops[turn].ns;
+  }
+  for (int v = walk->time->first_put[turn]; v >= 0;) {
+    const int following = walk->time->next_put[v];
+    put_begin(walk, (enum lade_space)walk->schedule->sources[v], problem->values[v].bytes);
+    const int next = remat_put_turn(walk->schedule, v, turn + 1);
+    if (next != INT32_MAX) {
+      walk->time->next_put[v] = walk->time->first_put[next];
+      walk->time->first_put[next] = v;
+    }
+    v = following;
+  }
+}
+
+/* Move the given storages of other tiers at the ends of their stay. */
+static void rests_run(struct time_walk *walk, int turn, bool is_before)
+{
+  const struct remat_problem *problem = walk->time->problem;
+  for (int i = 0; i < problem->n_rests; i++) {
+    const struct remat_rest *rest = &problem->rests[i];
+    const struct graph_storage *storage = &problem->graph->storages.items[rest->storage];
+    const enum lade_space tier = (enum lade_space)storage->tier;
+    if (is_before && rest->first == turn) {
+      walk->in_ns[tier] = LADE_MAX(walk->in_ns[tier], walk->now_ns) +
+                          list_time_move(&walk->time->in[tier], storage->bytes);
+      walk->now_ns = walk->in_ns[tier];
+    } else if (!is_before && rest->last == turn && storage->n_versions > 0)
+      put_begin(walk, tier, storage->bytes);
+  }
+}
+
+double list_time_get(struct list_time *time, const struct remat_schedule *schedule)
+{
+  struct time_walk walk = {.time = time, .schedule = schedule};
+  puts_list(&walk);
+  for (int turn = 0; turn <= time->problem->n_ops; turn++) {
+    if (time->problem->n_rests)
+      rests_run(&walk, turn, true);
+    turn_run(&walk, turn);
+    if (time->problem->n_rests)
+      rests_run(&walk, turn, false);
+  }
+  return walk.now_ns;
+}
