@@ -148,8 +148,8 @@ static int least_find(struct graph_planning *planning)
 }
 
 /*
- * Search within the budget by recompute alone, from everything held; and then, if there are other tiers, with them, from
- * the result: so a plan with tiers is never slower than that without. If nothing was found by recompute alone, and the
+ * Search within the budget by recompute alone, from everything held. If there are other tiers, go on with them from the
+ * result: so tiers never make a plan slower than the recompute that was found before. If nothing was found, and the
  * smallest schedule fits, begin from that one.
  */
 static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)

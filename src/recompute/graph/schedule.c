@@ -43,11 +43,23 @@ int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int t
   return at < holding->touches.n ? holding->touches.items[at].turn : INT32_MAX;
 }
 
+/* True if @turn gets @value back. Gets come first among its redos. */
+static bool is_got_in(const struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_turn *t = &schedule->turns[turn];
+  const int op = remat_get_op(schedule->problem, value);
+  int i = 0;
+  while (i < t->redos.n && t->redos.items[i] >= schedule->problem->n_ops && t->redos.items[i] != op)
+    i++;
+  return i < t->redos.n && t->redos.items[i] == op;
+}
+
 int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
   for (int i = touch_index(holding, turn); i + 1 < holding->touches.n; i++) {
-    if (!remat_is_held(schedule, value, holding->touches.items[i].turn + 1))
+    if (!remat_is_held(schedule, value, holding->touches.items[i].turn + 1) &&
+        is_got_in(schedule, value, holding->touches.items[i + 1].turn))
       return holding->touches.items[i].turn;
   }
   return INT32_MAX;

@@ -145,7 +145,7 @@ int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int t
 
 /*
  * Return the first turn from @turn on behind which @value, which waits on a tier, is put there: it is on the device in
- * the turn, not behind it, and is used later. INT32_MAX: none.
+ * the turn, not behind it, and the next turn that touches it gets it back. INT32_MAX: none.
  */
 int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn);
 

@@ -52,8 +52,10 @@ static int storage_add(struct graph_drawer *drawer, bool is_given)
   char name[32];
   const int index = lade_graph_n_storages(drawer->graph);
   const uint64_t bytes = below(drawer, 12) ? 64 * (1 + (uint64_t)below(drawer, 32)) : 0;
+  const bool is_elsewhere = is_given && drawer->params->has_tiers && below(drawer, 2);
+  const enum lade_space tier = !is_elsewhere ? LADE_DEVICE : below(drawer, 2) ? LADE_HOST : LADE_STORE;
   const struct lade_storage storage = {.struct_size = sizeof(storage), .name = name, .bytes = bytes,
-                                       .is_given = is_given};
+                                       .is_given = is_given, .tier = tier};
   snprintf(name, sizeof(name), "%s%d", is_given ? "given" : "made", index);
   assert_true(index < STORAGES_MOST);
   assert_int_equal(lade_graph_add_storage(drawer->graph, &storage, NULL, NULL), 0);

@@ -23,6 +23,7 @@ struct random_graph_params {
   int n_layers;    /* ops of the forward pass; the backward pass has about as many */
   bool is_soup;    /* ops use any storages; else layers with skips, a backward pass and updates */
   bool is_written_once; /* every made storage has one maker */
+  bool has_tiers;       /* some given storages live on the host or in the store */
 };
 
 /*

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plans of graphs whose storages may wait on the host or in a store: every list replays within the budgets of all
+ * tiers, and moves are planned where they cost less than redos.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "lade/graph_plan.h"
+#include "tests/support/graph/random_graph.h"
+
+#define GRAPHS 60
+#define LAYERS 24
+#define LAYER_BYTES 1000000
+#define LAYER_NS 100000
+
+static struct lade_graph_plan_params tiers_params(uint64_t budget_bytes, double bytes_per_s)
+{
+  const struct lade_graph_path path = {bytes_per_s, 1000};
+  return (struct lade_graph_plan_params){.struct_size = sizeof(struct lade_graph_plan_params),
+                                         .budget_bytes = budget_bytes, .iterations = 4000, .seed = 3,
+                                         .to_host = path, .from_host = path, .to_store = path, .from_store = path};
+}
+
+/* Plan and replay; return the status. A plan that fits has the figures of its replay. */
+static int plan_check(const lade_graph *graph, const struct lade_graph_plan_params *params,
+                      struct lade_graph_plan_info *ret_info)
+{
+  struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
+  struct lade_error error = {0};
+  lade_graph_plan *plan = NULL;
+  *ret_info = (struct lade_graph_plan_info){.struct_size = sizeof(*ret_info)};
+  const int status = lade_graph_plan_find(graph, params, &error, ret_info, &plan);
+  if (!status) {
+    int n;
+    const struct lade_graph_instr *instrs = lade_graph_plan_instrs(plan, &n);
+    const int replayed = lade_graph_replay(graph, instrs, n, &error, &totals);
+    if (replayed)
+      print_message("%s\n", error.text);
+    assert_int_equal(replayed, 0);
+    assert_int_equal(totals.peak_bytes, ret_info->planned_peak_bytes);
+    assert_int_equal(totals.compute_ns, ret_info->compute_ns);
+    assert_int_equal(totals.moved_bytes, ret_info->moved_bytes);
+    assert_int_equal(totals.host_peak_bytes, ret_info->host_bytes);
+    assert_int_equal(totals.store_peak_bytes, ret_info->store_bytes);
+    assert_true(ret_info->predicted_step_ns >= ret_info->compute_ns && ret_info->compute_ns >= ret_info->base_ns);
+    if (params->budget_bytes != LADE_GRAPH_BUDGET_MIN)
+      assert_true(totals.peak_bytes <= params->budget_bytes);
+  } else
+    assert_true(status == -ENOSPC && error.text[0]);
+  lade_graph_plan_destroy(plan);
+  return status;
+}
+
+static void drawn_graphs_replay_within_the_budgets_of_all_tiers(void **state)
+{
+  int64_t n_moved = 0;
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    const struct random_graph_params how = {.seed = seed, .n_layers = 2 + (int)(seed % 15), .is_soup = seed % 3 == 2,
+                                            .is_written_once = seed % 2, .has_tiers = seed % 4 == 3};
+    lade_graph *graph = random_graph_make(&how);
+    struct lade_graph_plan_params params = tiers_params(1, 1e9);
+    struct lade_graph_plan_info info;
+    uint64_t unconstrained_bytes = 0;
+    assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, NULL), 0);
+    for (uint64_t percent = 40; percent <= 100; percent += 20) {
+      params.budget_bytes = LADE_MAX(unconstrained_bytes * percent / 100, 1);
+      params.host_budget_bytes = percent == 60 ? 0 : 4096;
+      params.store_budget_bytes = percent == 80 ? 0 : 2048;
+      if (plan_check(graph, &params, &info))
+        continue;
+      n_moved += info.moved_bytes > 0;
+      if (!how.has_tiers)
+        assert_true(info.host_bytes <= params.host_budget_bytes && info.store_bytes <= params.store_budget_bytes);
+    }
+    params.budget_bytes = LADE_GRAPH_BUDGET_MIN;
+    assert_int_equal(plan_check(graph, &params, &info), 0);
+    lade_graph_destroy(graph);
+  }
+  assert_true(n_moved > GRAPHS / 4);
+}
+
+/* Make a chain: each layer saves its output for its backward op. */
+static lade_graph *chain_make(void)
+{
+  lade_graph *graph;
+  int saved[LAYERS + 1], gradient;
+  struct lade_storage storage = {.struct_size = sizeof(storage), .name = "x", .bytes = LAYER_BYTES, .is_given = true};
+  assert_int_equal(lade_graph_create(&graph), 0);
+  assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &saved[0]), 0);
+  storage.is_given = false;
+  for (int i = 0; i < LAYERS; i++) {
+    assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &saved[i + 1]), 0);
+    const struct lade_operand_range read = {.storage = saved[i]}, write = {.storage = saved[i + 1]};
+    const struct lade_graph_op op = {.struct_size = sizeof(op), .name = "f", .reads = &read, .n_reads = 1,
+                                     .writes = &write, .n_writes = 1, .ns = LAYER_NS};
+    assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
+  }
+  gradient = saved[LAYERS];
+  for (int i = LAYERS - 1; i >= 0; i--) {
+    const struct lade_operand_range reads[] = {{.storage = saved[i]}, {.storage = gradient}};
+    assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &gradient), 0);
+    const struct lade_operand_range write = {.storage = gradient};
+    const struct lade_graph_op op = {.struct_size = sizeof(op), .name = "b", .reads = reads, .n_reads = 2,
+                                     .writes = &write, .n_writes = 1, .ns = 2 * LAYER_NS};
+    assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
+  }
+  assert_int_equal(lade_graph_keep(graph, gradient, NULL), 0);
+  assert_int_equal(lade_graph_close(graph, NULL), 0);
+  return graph;
+}
+
+/* A link that moves a layer in half the time of its op hides transfers that recompute would pay for. */
+static void a_fast_link_is_used_and_a_slow_one_is_not(void **state)
+{
+  lade_graph *graph = chain_make();
+  const double fast = LAYER_BYTES / (LAYER_NS * 0.5e-9);
+  struct lade_graph_plan_params params = tiers_params(LAYERS * LAYER_BYTES / 2, fast);
+  struct lade_graph_plan_info alone, moved, slow;
+  params.iterations = 30000;
+  assert_int_equal(plan_check(graph, &params, &alone), 0);
+  assert_true(alone.moved_bytes == 0 && alone.n_redone > 0 && alone.predicted_step_ns == alone.compute_ns);
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++) {
+    params.host_budget_bytes = tier == LADE_HOST ? LAYERS * LAYER_BYTES : 0;
+    params.store_budget_bytes = tier == LADE_STORE ? LAYERS * LAYER_BYTES : 0;
+    assert_int_equal(plan_check(graph, &params, &moved), 0);
+    assert_true(moved.moved_bytes > 0 && moved.predicted_step_ns < alone.predicted_step_ns);
+    assert_true((moved.host_bytes > 0) == (tier == LADE_HOST) && (moved.store_bytes > 0) == (tier == LADE_STORE));
+  }
+  params = tiers_params(LAYERS * LAYER_BYTES / 2, 1000); /* a layer takes a quarter of an hour */
+  params.iterations = 30000;
+  params.host_budget_bytes = LAYERS * LAYER_BYTES;
+  assert_int_equal(plan_check(graph, &params, &slow), 0);
+  assert_true(slow.moved_bytes == 0 && slow.predicted_step_ns == slow.compute_ns);
+  lade_graph_destroy(graph);
+}
+
+/* Optimizer state on the host is on the device for its update alone. */
+static void given_storages_of_other_tiers_are_moved(void **state)
+{
+  lade_graph *graph;
+  int weight, host, drive;
+  struct lade_storage storage = {.struct_size = sizeof(storage), .name = "w", .bytes = 100, .is_given = true};
+  struct lade_graph_plan_params params = tiers_params(LADE_GRAPH_BUDGET_NONE, 1e9);
+  struct lade_graph_plan_info info;
+  struct lade_error error = {0};
+  lade_graph_plan *plan = NULL;
+  assert_int_equal(lade_graph_create(&graph), 0);
+  assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &weight), 0);
+  storage = (struct lade_storage){.struct_size = sizeof(storage), .name = "m", .bytes = 1000, .is_given = true,
+                                  .tier = LADE_HOST};
+  assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &host), 0);
+  storage.name = "table";
+  storage.tier = LADE_STORE;
+  assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &drive), 0);
+  const struct lade_operand_range table = {.storage = drive};
+  const struct lade_operand_range both[] = {{.storage = weight}, {.storage = host}};
+  const struct lade_graph_op look = {.struct_size = sizeof(look), .name = "look", .reads = &table, .n_reads = 1,
+                                     .updates = both, .n_updates = 1, .ns = 10};
+  const struct lade_graph_op update = {.struct_size = sizeof(update), .name = "update", .updates = both,
+                                       .n_updates = 2, .ns = 10};
+  assert_int_equal(lade_graph_add_op(graph, &look, NULL, NULL), 0);
+  assert_int_equal(lade_graph_add_op(graph, &update, NULL, NULL), 0);
+  assert_int_equal(lade_graph_close(graph, NULL), 0);
+  assert_int_equal(plan_check(graph, &params, &info), 0);
+  assert_int_equal(info.planned_peak_bytes, 1100); /* one of the two at a time */
+  assert_int_equal(info.moved_bytes, 3000);        /* the table is read only, and dropped */
+  params.to_store.bytes_per_s = 0;
+  assert_int_equal(lade_graph_plan_find(graph, &params, &error, NULL, &plan), -EINVAL);
+  assert_true(strstr(error.text, "\"table\"") && !plan);
+  lade_graph_destroy(graph);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(drawn_graphs_replay_within_the_budgets_of_all_tiers),
+      cmocka_unit_test(a_fast_link_is_used_and_a_slow_one_is_not),
+      cmocka_unit_test(given_storages_of_other_tiers_are_moved),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
