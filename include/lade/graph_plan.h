@@ -9,13 +9,13 @@
  * The peak of a list: while an op runs, the storages that it reads, writes and updates and its scratch are on the
  * device, beside everything else that is live. A made storage is live from the first instruction that writes it, or
  * that gets it, to its drop or its put. Every list states all drops. A given storage is live throughout, unless it is
- * moved; one that lives on another tier is on the device from its first use to its last. The peak counts live bytes, for
- * callers whose framework places memory. Plans with addresses come with an executor of such lists.
+ * moved; one of another tier is on the device from its first use to its last. The peak counts live bytes, for callers
+ * whose framework places memory. Plans with addresses come with an executor of such lists.
  *
- * Transfers run beside ops. A put stands where its bytes are needed no more: the copy begins there, and its bytes are
- * free when it ends. A get stands where the copy may begin, often some ops before the first that needs it. The predicted
- * time knows one path out and one in for each tier; a turn of ops waits for operands that are still under way, and for
- * puts whose bytes it needs.
+ * Transfers run beside ops. A put stands where its bytes are not needed any more: the copy begins there, and the bytes
+ * are free when it ends. A get stands where the copy may begin, often some ops before the first that needs it. The
+ * predicted time knows one path out and one in for each tier; ops wait for operands that are still under way, and for
+ * puts whose bytes they need.
  *
  * The search is anytime: it starts from a list that fits and improves it until its iterations or its seconds end. With
  * one seed and no limit of time the result is a pure function of graph and parameters. Each list is replayed by code
