@@ -107,44 +107,54 @@ static void tiers_allow(struct graph_planning *planning, struct remat_search_par
 }
 
 /*
- * Look for a schedule within @budget_bytes from that in @planning->least, and let it replace that one. Return 1 if
- * there is none.
+ * Look for a schedule within @budget_bytes from that in @planning->least, and let it replace that one if its peak is
+ * below *@peak, which it then becomes. It may be above the budget: the nearest one that was found.
  */
-static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, double share)
+static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, int64_t deadline_ns,
+                        uint64_t *peak)
 {
   struct remat_choices choices = {0};
+  uint64_t found = *peak;
   int status = choices_copy(&choices, &planning->least);
   struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
-                                    .n_moves = n_moves, .deadline_ns = deadline_of(planning, share),
-                                    .fit_moves = n_moves, .fit_deadline_ns = deadline_of(planning, share),
-                                    .seed = planning->params.seed, .stops_at_fit = true};
+                                    .n_moves = n_moves, .deadline_ns = deadline_ns, .fit_moves = n_moves,
+                                    .fit_deadline_ns = deadline_ns, .seed = planning->params.seed,
+                                    .stops_at_fit = true};
   tiers_allow(planning, &how);
   if (!status)
     status = remat_search(&how, &choices);
-  if (!status)
+  if (!status || status == -ENOSPC)
+    status = peak_get(planning, &choices, &found);
+  if (!status && found < *peak) {
     status = choices_copy(&planning->least, &choices);
+    *peak = found;
+  }
   remat_choices_free(&choices);
-  return status == -ENOSPC ? 1 : status;
+  return status;
 }
 
-/* Lower the smallest peak step by step, halving the step where a search does not reach the next. */
+/*
+ * Lower the smallest peak step by step, halving the step where a search does not reach the next. Each search has a third
+ * of the effort that is left for this.
+ */
 static int least_find(struct graph_planning *planning)
 {
-  const int64_t moves = moves_of(planning) / MIN_SHARE / MIN_ROUNDS;
+  bool is_asked = planning->params.budget_bytes == LADE_GRAPH_BUDGET_MIN;
+  const int64_t share = is_asked ? 2 : MIN_SHARE, end_ns = deadline_of(planning, 1.0 / (double)share);
   uint64_t peak = planning->info.unconstrained_bytes;
   const uint64_t floor = planning->info.floor_bytes;
   uint64_t step = (peak - floor) / 2;
+  int64_t moves = moves_of(planning) / share;
   int status = 0;
-  for (int round = 0; round < MIN_ROUNDS && step > peak / 512 && status >= 0; round++) {
-    bool is_last = round + 1 == MIN_ROUNDS;
-    double share = (double)(round + 1) / MIN_ROUNDS / MIN_SHARE;
-    status = smaller_find(planning, peak - step, moves, is_last ? 1.0 / MIN_SHARE : share);
-    if (!status)
-      status = peak_get(planning, &planning->least, &peak);
-    step = status == 1 ? step / 2 : LADE_MIN(step, (peak - floor) / 2);
+  for (int round = 0; round < MIN_ROUNDS && step > peak / 512 && !status; round++) {
+    const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
+    const uint64_t target = peak - step;
+    status = smaller_find(planning, target, LADE_MAX(moves / 3, 1), part_ns ? now_ns + part_ns : end_ns, &peak);
+    moves -= moves / 3;
+    step = peak > target ? step / 2 : LADE_MIN(step, (peak - floor) / 2);
   }
   planning->info.min_budget_bytes = peak;
-  return LADE_MIN(status, 0);
+  return status;
 }
 
 /*
