@@ -134,8 +134,8 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
 }
 
 /*
- * Lower the smallest peak step by step, halving the step where a search does not reach the next. Each search has a third
- * of the effort that is left for this.
+ * Lower the smallest peak step by step, halving the step where a search does not reach the next. Each search has a
+ * third of the effort that is left for this.
  */
 static int least_find(struct graph_planning *planning)
 {
