@@ -156,8 +156,8 @@ static inline double remat_over(const struct remat_schedule *schedule)
 }
 
 /*
- * True if spans, touches, starts, redos and totals are what an evaluation from nothing gives. O(n_ops * operands);
- * asserted with -Dchecks=full.
+ * True if spans, touches, starts, redos and totals are what an evaluation from nothing gives, or if there is no memory
+ * for one. O(n_ops * operands); asserted with -Dchecks=full.
  */
 bool remat_schedule_is_valid(const struct remat_schedule *schedule);
 

@@ -220,9 +220,9 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
   const struct remat_problem *problem = schedule->problem;
   struct remat_choices choices = {0};
   struct remat_schedule fresh;
-  bool is_valid = !remat_schedule_save(schedule, &choices) &&
-                  !remat_schedule_load(&fresh, problem, (uint64_t)schedule->bytes.limit_bytes, &choices);
-  if (is_valid) {
+  bool is_valid = true; /* also if no memory is left for the recount */
+  if (!remat_schedule_save(schedule, &choices) &&
+      !remat_schedule_load(&fresh, problem, (uint64_t)schedule->bytes.limit_bytes, &choices)) {
     is_valid = fresh.redo_ns == schedule->redo_ns && fresh.n_redos == schedule->n_redos && !fresh.is_broken;
     for (int t = 0; t <= problem->n_ops && is_valid; t++)
       is_valid = turn_bytes_get(&fresh.bytes, t) == turn_bytes_get(&schedule->bytes, t) &&
