@@ -18,7 +18,11 @@
 #include "recompute/graph/emit.h"
 #include "recompute/graph/search.h"
 
-#define MIN_SHARE 6   /* one part in so many of the effort looks for the smallest budget */
+/*
+ * One part in so many of the effort looks for the smallest budget. It does not depend on the budget that is asked for,
+ * so that the smallest one is found again when it is asked for.
+ */
+#define MIN_SHARE 4
 #define MIN_ROUNDS 12
 
 struct lade_graph_plan {
@@ -139,12 +143,11 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
  */
 static int least_find(struct graph_planning *planning)
 {
-  bool is_asked = planning->params.budget_bytes == LADE_GRAPH_BUDGET_MIN;
-  const int64_t share = is_asked ? 2 : MIN_SHARE, end_ns = deadline_of(planning, 1.0 / (double)share);
+  const int64_t end_ns = deadline_of(planning, 1.0 / MIN_SHARE);
   uint64_t peak = planning->info.unconstrained_bytes;
   const uint64_t floor = planning->info.floor_bytes;
   uint64_t step = (peak - floor) / 2;
-  int64_t moves = moves_of(planning) / share;
+  int64_t moves = moves_of(planning) / MIN_SHARE;
   int status = 0;
   for (int round = 0; round < MIN_ROUNDS && step > peak / 512 && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
