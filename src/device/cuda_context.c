@@ -30,6 +30,7 @@ int lade_cuda_check(struct cuda_device *cuda, const char *call, cuda_result resu
     cuda->first_call = call;
   }
   pthread_mutex_unlock(&cuda->lock);
+  atomic_store(&cuda->has_failed_call, true);
   lade_device_fail(&cuda->base, lade_cuda_errno(result));
   return lade_cuda_errno(result);
 }

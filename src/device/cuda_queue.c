@@ -23,6 +23,8 @@
  * After an error of the context, every call in it fails at once. Slots whose events cannot be waited for count as done,
  * the counters go on, and the first error is the device's status. If recording an end event fails, it is tried once
  * more, because the work before it may hold its caller's memory. After a second failure the stream runs no more work.
+ * Once a driver call has failed, copies and kernels are not submitted any more: the call may have been a wait, and
+ * they would run beside the work that they depend on.
  *
  * Rejected: a 64-bit word per stream, written by the stream itself and polled by others. The driver cannot see that
  * order, so streams that share a hardware channel can deadlock; the driver does see the order of events.
@@ -233,7 +235,7 @@ static uint64_t stream_launch(struct cuda_queue *queue, const struct lade_work *
   return count;
 }
 
-/* Put the work of @fn on the stream, between two events. */
+/* Put the work of @fn on the stream, between two events. After a failed driver call only the events. */
 static uint64_t stream_enqueue(struct cuda_queue *queue, const char *call, lade_cuda_enqueue_fn *fn, void *args,
                                struct lade_span *ret_span)
 {
@@ -242,7 +244,7 @@ static uint64_t stream_enqueue(struct cuda_queue *queue, const char *call, lade_
   slot->ret_span = ret_span;
   bool is_entered = lade_cuda_enter(cuda);
   slot_start(queue, slot);
-  if (fn)
+  if (fn && !atomic_load(&cuda->has_failed_call))
     lade_cuda_check(cuda, call, fn(queue->stream, args));
   uint64_t count = slot_end_counted(queue, slot);
   lade_cuda_leave(cuda, is_entered);
@@ -330,10 +332,12 @@ static void stream_wait(struct cuda_queue *queue, struct host_queue *other, uint
 
 /* ---- the operations ---- */
 
-/* Copy for a host queue: the driver detects which side is on the device. */
+/* Copy for a host queue: the driver detects which side is on the device. After a failed driver call nothing is copied. */
 static void host_queue_copy(lade_device *device, const struct lade_copy *copy)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
+  if (atomic_load(&cuda->has_failed_call))
+    return;
   bool is_entered = lade_cuda_enter(cuda);
   lade_cuda_check(cuda, "cuMemcpy", cuda->driver.cuMemcpy((cuda_address)(uintptr_t)copy->dst,
                                                           (cuda_address)(uintptr_t)copy->src, copy->bytes));
