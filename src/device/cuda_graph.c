@@ -2,9 +2,10 @@
 /*
  * Graphs: work that is put on a stream once and launched many times, by one call each.
  *
- * Work is captured on a separate stream, so no queue is affected by any outcome of the capture. The capture is
- * thread-local: concurrent calls of other threads, the caller's and those of the queues' completion threads, neither
- * disturb it nor are refused because of it. A capture that was begun is always ended, because otherwise the stream
+ * Work is captured on a separate stream, so no queue is affected by any outcome of the capture. The capture is relaxed:
+ * no call of any thread disturbs it or is refused because of it, also not a library's that takes memory at its first
+ * product of a kind. The stricter modes protect work that is put on the captured stream by accident, and this stream is
+ * private. A capture that was begun is always ended, because otherwise the stream
  * would be unusable. The graph takes its device memory when it is created (cuGraphUpload), and not at its first launch.
  *
  * Rejected: capturing the queues' own streams. A failed capture loses the work put on them meanwhile, and the caller's
@@ -34,7 +35,7 @@ static cuda_graph work_capture(const struct cuda_device *cuda, cuda_stream strea
 {
   const struct cuda_driver *driver = &cuda->driver;
   cuda_graph graph = NULL;
-  if (!call_check(cuda, "cuStreamBeginCapture", driver->cuStreamBeginCapture(stream, CUDA_CAPTURE_THREAD_LOCAL), error))
+  if (!call_check(cuda, "cuStreamBeginCapture", driver->cuStreamBeginCapture(stream, CUDA_CAPTURE_RELAXED), error))
     return NULL;
   bool is_put = call_check(cuda, "work in a capture", fn(stream, args), error);
   bool is_ended = call_check(cuda, "cuStreamEndCapture", driver->cuStreamEndCapture(stream, &graph), error);

@@ -29,7 +29,9 @@ static struct {
   fake_calls_fn *calls;
   fake_failed_fn *failed;
   fake_live_fn *live;
+  fake_cublaslt_set_fn *lt_set;
   fake_cublaslt_calls_fn *lt_calls;
+  fake_cublaslt_failed_fn *lt_failed;
   fake_cublaslt_live_fn *lt_live;
 } standin;
 
@@ -232,6 +234,32 @@ static void a_graph_that_cannot_be_made_changes_no_number(void **state)
   }
 }
 
+/*
+ * The library may refuse a product because its stream is captured. The step launches kernels one by one and has the
+ * same digest. A product that is refused in a step ends the session with the library's name for the error.
+ */
+static void a_product_refused_in_a_capture_is_not_refused_for_ever(void **state)
+{
+  const uint64_t want = digest_calm();
+  bool is_refused_in_a_step = false;
+  for (int nth = 1; !is_refused_in_a_step; nth += nth < 3 ? 1 : 5) {
+    struct lade_error error = {0};
+    uint64_t digest = 0;
+    char settings[64];
+    snprintf(settings, sizeof(settings), "fail=cublasLtMatmul,nth=%d,code=14", nth);
+    assert_int_equal(standin.lt_set(settings), 0);
+    int status = session_run(&error, &digest);
+    assert_true(standin.lt_failed() > 0);
+    is_refused_in_a_step = status != 0;
+    if (status ? nth == 1 || !strstr(error.text, "CUBLAS_STATUS_INTERNAL_ERROR") : digest != want)
+      fail_msg("%s: status %d, digest %llx: %s", settings, status, (unsigned long long)digest, error.text);
+    assert_true(status || strstr(notices, "one by one"));
+    assert_int_equal(standin.lt_set("fail=none"), 0);
+    nothing_is_left();
+  }
+  assert_true(digest_calm() == want);
+}
+
 /* The context, and kernels when they are loaded and first launched; a step takes no more. */
 static void what_the_gpu_holds_beside_the_arena_is_told_by_taker(void **state)
 {
@@ -324,7 +352,9 @@ static bool fake_find(void)
       {"fake_live", &standin.live},
   };
   const struct symbol cublaslt[] = {
+      {"fake_cublaslt_set", &standin.lt_set},
       {"fake_cublaslt_calls", &standin.lt_calls},
+      {"fake_cublaslt_failed", &standin.lt_failed},
       {"fake_cublaslt_live", &standin.lt_live},
   };
   return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted)) &&
@@ -357,6 +387,7 @@ int main(void)
       cmocka_unit_test(the_host_tier_is_the_drivers_memory_or_pinned),
       cmocka_unit_test(a_device_that_breaks_in_a_step_ends_it_by_name),
       cmocka_unit_test(a_graph_that_cannot_be_made_changes_no_number),
+      cmocka_unit_test(a_product_refused_in_a_capture_is_not_refused_for_ever),
       cmocka_unit_test(memory_that_somebody_else_took_is_one_line),
       cmocka_unit_test(what_the_gpu_holds_beside_the_arena_is_told_by_taker),
       cmocka_unit_test(a_steady_step_takes_nothing_from_the_driver),

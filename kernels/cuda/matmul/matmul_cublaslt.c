@@ -56,7 +56,7 @@ struct product_kind {
 struct chosen_product {
   struct product_kind kind;
   bool is_plain;           /* the library has no algorithm for it */
-  struct lade_error error; /* the reason why it could not be chosen or put on a stream; code 0: no error */
+  struct lade_error error; /* the reason why it could not be chosen; code 0: no error */
   cublaslt_product descriptor;
   cublaslt_layout a, b, c; /* the library's: a is our b */
   struct cublaslt_algo algo;
@@ -115,21 +115,22 @@ static void product_destroy(const struct lade_cublaslt *lt, struct chosen_produc
   product->a = product->b = product->c = product->descriptor = NULL;
 }
 
-/* Keep the result of @call. True on success. */
-static bool call_check(const struct lade_cublaslt *lt, struct chosen_product *product, const char *call,
-                       cublaslt_status result)
+/* Record the failure of @call in @error. True on success. */
+static bool call_check(const struct lade_cublaslt *lt, const char *call, cublaslt_status result,
+                       struct lade_error *error)
 {
   if (result)
-    lade_cublaslt_error_set(&lt->library, call, result, &product->error);
+    lade_cublaslt_error_set(&lt->library, call, result, error);
   return !result;
 }
 
 static bool layout_make(const struct lade_cublaslt *lt, struct chosen_product *product, enum lade_dtype dtype,
                         int64_t rows, int64_t columns, cublaslt_layout *ret_layout)
 {
-  return call_check(lt, product, "cublasLtMatrixLayoutCreate",
+  return call_check(lt, "cublasLtMatrixLayoutCreate",
                     lt->library.cublasLtMatrixLayoutCreate(ret_layout, type_of(dtype), (uint64_t)rows,
-                                                           (uint64_t)columns, rows));
+                                                           (uint64_t)columns, rows),
+                    &product->error);
 }
 
 /* Make the layouts of the matrices in memory: column by column and dense. */
@@ -145,8 +146,9 @@ static bool layouts_make(const struct lade_cublaslt *lt, struct chosen_product *
 static bool attribute_set(const struct lade_cublaslt *lt, struct chosen_product *product, int attribute,
                           const void *value, size_t value_bytes)
 {
-  return call_check(lt, product, "cublasLtMatmulDescSetAttribute",
-                    lt->library.cublasLtMatmulDescSetAttribute(product->descriptor, attribute, value, value_bytes));
+  return call_check(lt, "cublasLtMatmulDescSetAttribute",
+                    lt->library.cublasLtMatmulDescSetAttribute(product->descriptor, attribute, value, value_bytes),
+                    &product->error);
 }
 
 static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_product *product)
@@ -157,8 +159,9 @@ static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_produc
   const int32_t b_op = kind->layout == LADE_TN ? CUBLASLT_OP_T : CUBLASLT_OP_N;
   const uint32_t epilogue = kind->has_bias ? CUBLASLT_EPILOGUE_ADD_BIAS : CUBLASLT_EPILOGUE_NONE;
   const void *aligned = (const void *)(uintptr_t)ALIGN_BYTES; /* the heuristic reads the alignment alone */
-  return call_check(lt, product, "cublasLtMatmulDescCreate",
-                    lt->library.cublasLtMatmulDescCreate(&product->descriptor, compute, CUBLASLT_R_32F)) &&
+  return call_check(lt, "cublasLtMatmulDescCreate",
+                    lt->library.cublasLtMatmulDescCreate(&product->descriptor, compute, CUBLASLT_R_32F),
+                    &product->error) &&
          attribute_set(lt, product, CUBLASLT_DESC_TRANSA, &a_op, sizeof(a_op)) &&
          attribute_set(lt, product, CUBLASLT_DESC_TRANSB, &b_op, sizeof(b_op)) &&
          attribute_set(lt, product, CUBLASLT_DESC_EPILOGUE, &epilogue, sizeof(epilogue)) &&
@@ -177,7 +180,7 @@ static bool algo_choose(const struct lade_cublaslt *lt, struct chosen_product *p
       lt->handle, product->descriptor, product->a, product->b, product->c, product->c, lt->preference, N_CHOICES,
       choices, &n);
   if (result && result != CUBLASLT_NOT_SUPPORTED && result != CUBLASLT_INVALID_VALUE) {
-    call_check(lt, product, "cublasLtMatmulAlgoGetHeuristic", result);
+    call_check(lt, "cublasLtMatmulAlgoGetHeuristic", result, &product->error);
     return false;
   }
   while (!result && i < n && (choices[i].status || choices[i].workspace_bytes > MOST_WORKSPACE_BYTES || wanted-- > 0))
@@ -247,18 +250,28 @@ bool lade_cublaslt_choose(struct lade_cublaslt *lt, const struct lade_matmul_arg
 
 /* ---- running ---- */
 
-static cublaslt_status product_put(struct lade_cublaslt *lt, struct chosen_product *product, void *stream,
-                                   const struct lade_matmul_args *args)
+/*
+ * Put a chosen product on @stream. A failure is reported in @error and not kept with the product: it may belong to the
+ * stream, whose capture the library refuses, and the next call may succeed.
+ */
+static void product_put(struct lade_cublaslt *lt, struct chosen_product *product, void *stream,
+                        const struct lade_matmul_args *args, struct lade_error *error)
 {
   static const float one = 1, zero = 0;
+  const struct cublaslt_library *library = &lt->library;
   uintptr_t workspace = lade_align_up((uintptr_t)args->workspace, WORKSPACE_ALIGN_BYTES);
   LADE_ASSERT(args->workspace || !product->workspace_bytes);
-  if (args->bias && !attribute_set(lt, product, CUBLASLT_DESC_BIAS_POINTER, &args->bias, sizeof(args->bias)))
-    return 0; /* the product has the error */
-  return lt->library.cublasLtMatmul(lt->handle, product->descriptor, &one, args->b, product->a, args->a, product->b,
-                                    args->accumulate ? &one : &zero, args->c, product->c, args->c, product->c,
-                                    &product->algo, product->workspace_bytes ? (void *)workspace : NULL,
-                                    product->workspace_bytes, stream);
+  if (args->bias && !call_check(lt, "cublasLtMatmulDescSetAttribute",
+                                library->cublasLtMatmulDescSetAttribute(product->descriptor, CUBLASLT_DESC_BIAS_POINTER,
+                                                                        &args->bias, sizeof(args->bias)),
+                                error))
+    return;
+  call_check(lt, "cublasLtMatmul",
+             library->cublasLtMatmul(lt->handle, product->descriptor, &one, args->b, product->a, args->a, product->b,
+                                     args->accumulate ? &one : &zero, args->c, product->c, args->c, product->c,
+                                     &product->algo, product->workspace_bytes ? (void *)workspace : NULL,
+                                     product->workspace_bytes, stream),
+             error);
 }
 
 bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade_matmul_args *args,
@@ -275,9 +288,9 @@ bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade
   if (lt->has_missed) {
     lade_error_set(&why, -ENOMEM, "no memory for the descriptors of a matrix product");
   } else if (!is_plain) {
-    if (!product->error.code)
-      call_check(lt, product, "cublasLtMatmul", product_put(lt, product, stream, args));
     why = product->error;
+    if (!why.code)
+      product_put(lt, product, stream, args, &why);
   }
   pthread_mutex_unlock(&lt->lock);
   if (why.code)
