@@ -7,6 +7,7 @@
 #include "kernels/cuda.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +23,27 @@ static void symbols_get(int capability, struct lade_cuda_symbol ret_wanted[LADE_
     bool has_code = capability == 90 || !strstr(file, "wgmma");
     ret_wanted[i] = (struct lade_cuda_symbol){file, has_code ? lade_cuda_function_name(i) : NULL};
   }
+}
+
+/*
+ * Compare the toolkit that built the kernels in @folder with the driver. A driver runs code of its own major version
+ * and of those before (CUDA Compatibility, "Minor Version Compatibility"). -ENODEV if it is too old. A folder without
+ * a note of its toolkit is not checked.
+ */
+static int toolkit_check(const lade_device *device, const char *folder, struct lade_error *error)
+{
+  char path[PATH_MAX];
+  int major = 0, minor = 0;
+  const int version = lade_cuda_get_version(device);
+  FILE *file = snprintf(path, sizeof(path), "%s/toolkit", folder) < PATH_MAX ? fopen(path, "r") : NULL;
+  const bool is_known = file && fscanf(file, "%d.%d", &major, &minor) == 2;
+  if (file)
+    fclose(file);
+  if (!is_known || version / 1000 >= major)
+    return 0;
+  return lade_error_set(error, -ENODEV, "the driver, of CUDA %d.%d, is too old for the kernels in %s, of toolkit "
+                        "%d.%d; install a newer driver, or build with a CUDA %d toolkit",
+                        version / 1000, version % 1000 / 10, folder, major, minor, version / 1000);
 }
 
 /* Use cuBLASLt for products if it exists, unless the plain ones are requested. */
@@ -59,7 +81,9 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
     lade_cuda_folder_find(found);
     folder = found;
   }
-  int status = lade_cuda_functions_open(device, folder, wanted, LADE_CUDA_N_PLACES, error, &kernels->functions);
+  int status = toolkit_check(device, folder, error);
+  if (!status)
+    status = lade_cuda_functions_open(device, folder, wanted, LADE_CUDA_N_PLACES, error, &kernels->functions);
   if (!status)
     status = products_open(kernels, device, error);
   if (!status)

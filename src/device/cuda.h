@@ -88,6 +88,9 @@ bool lade_cuda_is(const lade_device *device);
 /* Return the compute capability, 90 for 9.0. Any thread. Never blocks. */
 int lade_cuda_get_capability(const lade_device *device);
 
+/* Return the newest CUDA version that the driver runs: 1000 times the major number plus 10 times the minor one. */
+int lade_cuda_get_version(const lade_device *device);
+
 /*
  * Call @fn with the device's context current in this thread, for libraries that use the current context. Return its
  * result, or the device's status if the context cannot be entered. Any thread.

@@ -144,6 +144,11 @@ int lade_cuda_get_capability(const lade_device *device)
   return ((const struct cuda_device *)device)->capability;
 }
 
+int lade_cuda_get_version(const lade_device *device)
+{
+  return ((const struct cuda_device *)device)->driver.version;
+}
+
 int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;

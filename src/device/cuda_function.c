@@ -22,6 +22,7 @@ struct lade_cuda_functions {
 
 static int load_fail(const struct cuda_device *cuda, const char *path, cuda_result result, struct lade_error *error)
 {
+  const int version = cuda->driver.version;
   if (result == CUDA_FILE_NOT_FOUND)
     return lade_error_set(error, -ENOENT, "there is no %s with kernels for the GPU; build where nvcc is", path);
   if (result == CUDA_NO_BINARY)
@@ -29,6 +30,10 @@ static int load_fail(const struct cuda_device *cuda, const char *path, cuda_resu
   if (result == CUDA_UNSUPPORTED_PTX)
     return lade_error_set(error, -ENOENT, "%s has no code for this GPU that so old a driver can compile; install a "
                           "newer driver", path);
+  if (result == CUDA_INVALID_IMAGE || result == CUDA_INVALID_PTX)
+    return lade_error_set(error, -ENODEV, "the driver, of CUDA %d.%d, is too old for the kernels in %s; install a "
+                          "newer driver, or build with a CUDA %d toolkit", version / 1000, version % 1000 / 10, path,
+                          version / 1000);
   return lade_cuda_error_set(&cuda->driver, error, "cuModuleLoad", result);
 }
 

@@ -47,6 +47,11 @@ int lade_cuda_get_capability(const lade_device *device)
   return 0;
 }
 
+int lade_cuda_get_version(const lade_device *device)
+{
+  return 0;
+}
+
 int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args)
 {
   return -ENODEV;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -264,6 +265,38 @@ static void missing_files_are_one_line(void **state)
   assert_non_null(strstr(error.text, "nowhere/adamw.fatbin"));
   setenv("LADE_STANDIN_KERNELS", library, 1);
   gpu_close(&gpu);
+}
+
+/* A driver runs code of its own major version and of those before. */
+static void a_driver_too_old_for_the_kernels_is_one_line(void **state)
+{
+  static const struct {
+    const char *gpu, *toolkit, *fault;
+    int status;
+  } cases[] = {{"version=12040", "13.0\n", CALM, -ENODEV},
+               {"version=13000", "13.2\n", CALM, 0},
+               {"version=13000", "12.9\n", CALM, 0},
+               {"version=13000", "unknown\n", CALM, 0},
+               {"version=12040", "12.9\n", "fail=cuModuleLoad,nth=1,code=200", -ENODEV},
+               {"version=12040", "12.9\n", "fail=cuModuleLoad,nth=1,code=218", -ENODEV}};
+  char folder[] = "/tmp/lade-toolkit-XXXXXX", path[64];
+  assert_non_null(mkdtemp(folder));
+  snprintf(path, sizeof(path), "%s/toolkit", folder);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct gpu gpu;
+    struct lade_error error = {0};
+    FILE *file = fopen(path, "w");
+    assert_true(file && fputs(cases[i].toolkit, file) >= 0 && !fclose(file));
+    assert_int_equal(standin.set(cases[i].gpu), 0);
+    gpu_open(&gpu);
+    assert_int_equal(standin.set(cases[i].fault), 0);
+    assert_int_equal(lade_cuda_kernels_open(gpu.device, folder, &error, &gpu.kernels), cases[i].status);
+    assert_true(!cases[i].status || (strstr(error.text, "of CUDA 12.4, is too old") && strstr(error.text, folder)));
+    assert_int_equal(standin.set(CALM ",version=13000"), 0);
+    gpu_close(&gpu);
+  }
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(rmdir(folder), 0);
 }
 
 /* Loading fails at each call of the driver in turn: an error with a message, and no loaded code is left. */
@@ -730,6 +763,7 @@ int main(void)
       cmocka_unit_test(an_update_has_the_bits_of_the_host),
       cmocka_unit_test(launches_of_one_kernel_run_in_order),
       cmocka_unit_test(missing_files_are_one_line),
+      cmocka_unit_test(a_driver_too_old_for_the_kernels_is_one_line),
       cmocka_unit_test(every_call_of_loading_may_fail),
       cmocka_unit_test(a_refused_launch_is_the_devices_status),
       cmocka_unit_test(products_are_the_librarys_and_right),
