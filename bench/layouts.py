@@ -4,7 +4,7 @@
 
 Usage: bench/layouts.py [--lade build/lade] [--data FILE] [--steps N] [--only TEXT] [--no-gradients] [--out FILE]
 
-Two models in FP32, `baby` and a small Llama whose 4 key heads are fewer than 8 tensor parallel ranks; each axis alone
+Two models in FP32, `baby` and a small Llama whose 4 KV heads are fewer than 8 tensor parallel ranks; each axis alone
 at 2, 4 and 8 ranks where the model divides, then several together. One rank with the same global batch is the
 reference. Bytes that rank 0 sends are compared with closed forms worked out here, from the models' shapes alone;
 padding of shards and scalars (losses, sums of squares) are listed apart. The report is markdown; the exit status is 1
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from report import data_find, machine_name, publish
 
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-6
-BATCH, TIME, ELEMENT = 8, 32, 4  # sequences, tokens of each, bytes of a number
+BATCH, SEQ_LEN, ELEMENT = 8, 32, 4  # sequences, tokens of each, bytes of a number
 SHARD_ELEMENTS = 512  # a shard is a multiple of this
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "num_hidden_layers": 8,
          "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256, "intermediate_size": 704,
@@ -41,7 +41,7 @@ class Tensor:
     n: int                    # elements
     n_gathers: int            # per microbatch if it is dropped between the halves: one for each half that reads it
     is_everywhere: bool = False  # on every tensor parallel rank, with parts of its gradient if rows are cut
-    n_of_keys: int = 0        # elements of key heads
+    n_of_kv: int = 0        # elements of KV heads
     is_at_both_ends: bool = False  # a tied table
 
 
@@ -71,22 +71,22 @@ class Baby:
 
     def flops(self):
         """Return the flops of a block and of the head, per token."""
-        return 6 * 12 * self.width ** 2 + 6 * self.width * TIME, 6 * self.vocabulary * self.width
+        return 6 * 12 * self.width ** 2 + 6 * self.width * SEQ_LEN, 6 * self.vocabulary * self.width
 
 
 class Llama:
     name, layers, width, vocabulary, heads = "small Llama", 8, 256, 1000, 8
-    key_heads, head_width, hidden = 4, 32, 704
+    n_kv_heads, head_width, hidden = 4, 32, 704
 
     def key_sharers(self, tp):
-        return max(tp // self.key_heads, 1)
+        return max(tp // self.n_kv_heads, 1)
 
     def embedding(self, tp):
         return [Tensor(self.vocabulary // tp * self.width, 1)]
 
     def block(self, tp):
-        d, keys = self.width, 2 * max(self.key_heads // tp, 1) * self.head_width * self.width
-        return [Tensor(d, 2, True), Tensor(d * d // tp + keys, 2, n_of_keys=keys), Tensor(d * d // tp, 2),
+        d, keys = self.width, 2 * max(self.n_kv_heads // tp, 1) * self.head_width * self.width
+        return [Tensor(d, 2, True), Tensor(d * d // tp + keys, 2, n_of_kv=keys), Tensor(d * d // tp, 2),
                 Tensor(d, 2, True), Tensor(2 * self.hidden // tp * d, 2), Tensor(self.hidden // tp * d, 2)]
 
     def head(self, tp):
@@ -94,8 +94,8 @@ class Llama:
 
     def flops(self):
         d = self.width
-        block = 2 * d * d + 2 * d * self.key_heads * self.head_width + 3 * d * self.hidden
-        return 6 * block + 6 * d * TIME, 6 * self.vocabulary * d
+        block = 2 * d * d + 2 * d * self.n_kv_heads * self.head_width + 3 * d * self.hidden
+        return 6 * block + 6 * d * SEQ_LEN, 6 * self.vocabulary * d
 
 
 # ---- layouts ----
@@ -201,7 +201,7 @@ class Sent:
 
 
 def sent_by_tp(sent, model, layout, layers, is_last):
-    tokens = layout.micro_rows * TIME
+    tokens = layout.micro_rows * SEQ_LEN
     n_sums = layout.microbatches * (4 * layers + 1 + is_last)
     sent.add("tp", n_sums * 2 * ring(tokens * model.width * ELEMENT, layout.tp))
     sent.add("tp", is_last * layout.microbatches * 12 * tokens * (layout.tp - 1), scalars=8 * (layout.tp - 1))
@@ -224,8 +224,8 @@ def sent_of_gradient(sent, model, layout, tensor):
         payload = 2 * ring(4 * tensor.n // n, ranks)
         sent.add(axis, payload, padding=2 * ring(block, ranks) - payload)
     sharers = model.key_sharers(layout.tp)
-    if tensor.n_of_keys and sharers > 1 and n == 1:
-        sent.add("key", 2 * ring(4 * tensor.n_of_keys, sharers))
+    if tensor.n_of_kv and sharers > 1 and n == 1:
+        sent.add("key", 2 * ring(4 * tensor.n_of_kv, sharers))
 
 
 def sent_in_a_step(model, layout):
@@ -236,8 +236,8 @@ def sent_in_a_step(model, layout):
     if layout.tp > 1:
         sent_by_tp(sent, model, layout, layers, is_last)
     if layout.pp > 1:
-        border = layout.micro_rows * TIME * model.width * ELEMENT // (layout.tp if layout.is_sequence else 1)
-        sent.add("pp", layout.microbatches * (2 * layout.chunks - 1) * border, scalars=8 * (layout.pp - 1))
+        boundary_bytes = layout.micro_rows * SEQ_LEN * model.width * ELEMENT // (layout.tp if layout.is_sequence else 1)
+        sent.add("pp", layout.microbatches * (2 * layout.chunks - 1) * boundary_bytes, scalars=8 * (layout.pp - 1))
     if layout.zero:
         sent.add("shard", 0, scalars=8 * (layout.shards - 1))
     if layout.dp > 1 and is_last:
@@ -255,7 +255,7 @@ class Job:
         for what in ("keep", "drop"):
             with open(self.copies(what), "w", encoding="ascii") as file:
                 file.write(f"copies * {what}\n")
-        self.options = ["--model", config, "--data", data, "--dtype", "fp32", "--batch", str(BATCH), "--seq", str(TIME),
+        self.options = ["--model", config, "--data", data, "--dtype", "fp32", "--batch", str(BATCH), "--seq", str(SEQ_LEN),
                         "--lr", "1e-4", "--min-lr", "1e-4", "--warmup", "0", "--eval-iters", "1", "--machine",
                         "a100-40g", "--device", "host", "--budget", "1GiB", "--host-budget", "0", "--threads", "1",
                         "--quiet", "--json"]
@@ -386,7 +386,7 @@ def main():
     parser.add_argument("--out")
     args = parser.parse_args()
     args.data = data_find(args.data, "tinyshakespeare.txt")
-    out = [f"# Layouts: {machine_name()}", "", f"FP32, {args.steps} steps of {BATCH} sequences of {TIME} tokens, "
+    out = [f"# Layouts: {machine_name()}", "", f"FP32, {args.steps} steps of {BATCH} sequences of {SEQ_LEN} tokens, "
            "learning rate 1e-4, no dropout; m: microbatches of a rank. Bytes sent by rank 0 in a step: closed form + "
            "padding + scalars.", "",
            f"| model | layout | ranks | losses, worst relative (bound {LOSS_BOUND:.0e}) | gradients of step 1, worst "

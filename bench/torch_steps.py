@@ -3,7 +3,7 @@
 """Whole training steps of PyTorch, of a shape that Lade trains too: what scripts/gpu-check holds Lade's steps against.
 
 Usage: bench/torch_steps.py --model gpt2-1.5b|llama3-8b [--seq N] [--batch N] [--micro-batch N] [--steps N]
-         [--device cuda|cpu] [--eager] [--count] [--layers N] [--width N] [--heads N] [--key-heads N] [--hidden N]
+         [--device cuda|cpu] [--eager] [--count] [--layers N] [--width N] [--heads N] [--n-kv-heads N] [--hidden N]
          [--vocabulary N]
 
 The fastest that plain PyTorch has: parameters, gradients and moments in BF16 with no master copy beside them, which is
@@ -25,8 +25,8 @@ import sys
 import time
 
 SHAPES = {
-    "gpt2-1.5b": {"layers": 48, "width": 1600, "heads": 25, "key_heads": 25, "hidden": 6400, "vocabulary": 50257},
-    "llama3-8b": {"layers": 32, "width": 4096, "heads": 32, "key_heads": 8, "hidden": 14336, "vocabulary": 128256},
+    "gpt2-1.5b": {"layers": 48, "width": 1600, "heads": 25, "n_kv_heads": 25, "hidden": 6400, "vocabulary": 50257},
+    "llama3-8b": {"layers": 32, "width": 4096, "heads": 32, "n_kv_heads": 8, "hidden": 14336, "vocabulary": 128256},
 }
 ROPE_BASE = 500000
 WARM_UPS = 2  # microbatches before the first step: the first compiles, the second adds to existing gradients
@@ -40,7 +40,7 @@ def block_shapes(args):
     """Return the shapes of a block's parameters, in the order of its function's arguments."""
     d, f, head = args.width, args.hidden, args.width // args.heads
     if is_llama(args):
-        return [(d,), ((args.heads + 2 * args.key_heads) * head, d), (d, d), (d,), (2 * f, d), (d, f)]
+        return [(d,), ((args.heads + 2 * args.n_kv_heads) * head, d), (d, d), (d,), (2 * f, d), (d, f)]
     return [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (f, d), (f,), (d, f), (d,)]
 
 
@@ -108,8 +108,8 @@ class Model:
 
     def llama_block(self, x, norm1, qkv, out, norm2, gate_up, down):
         linear, args = self.functional.linear, self.args
-        y = linear(self.rms_norm(x, norm1), qkv).unflatten(-1, (args.heads + 2 * args.key_heads, -1))
-        q, k, v = y.split([args.heads, args.key_heads, args.key_heads], dim=2)
+        y = linear(self.rms_norm(x, norm1), qkv).unflatten(-1, (args.heads + 2 * args.n_kv_heads, -1))
+        q, k, v = y.split([args.heads, args.n_kv_heads, args.n_kv_heads], dim=2)
         x = x + linear(self.attend(self.turn(q), self.turn(k), v), out)
         gate, up = linear(self.rms_norm(x, norm2), gate_up).chunk(2, dim=-1)
         return x + linear(self.functional.silu(gate) * up, down)

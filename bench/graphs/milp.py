@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Solve recomputation of a step as an integer program, with HiGHS (`pip install highspy`): the reference of planners.
+"""Solve recomputation of a step as an integer program with HiGHS (`pip install highspy`), as a reference for planners.
 
 Usage: bench/graphs/milp.py GRAPH.json --budget P% [--seconds N] [--relax] [--forward-only] [--instructions OUT.json]
        bench/graphs/milp.py --reference DIR -o reference.json [--budgets 40,50,...] [--seconds N] [--total N]
 
 The program is Checkmate's (Jain et al., MLSys 2020, section 4), with stages that advance: stage t ends with the first
 run of op t, and runs any ops before t again, in their order, each once at most. Lists that run an op twice between two
-first runs are outside of it, so a planner can be below this optimum. R[t,i] is 1 if op i runs in stage t. L[t,v,k] is
+first runs are not among its solutions, so a planner can be below this optimum. R[t,i] is 1 if op i runs in stage t. L[t,v,k] is
 1 if storage v is on the device while op k of stage t runs. The memory of an event is the sum of L, so ops with several
 outputs are exact, where Checkmate's U counts a storage that is kept and made again twice:
 
@@ -17,7 +17,7 @@ outputs are exact, where Checkmate's U counts a storage that is kept and made ag
     sum bytes[v] L[t,v,k] + scratch[k] R[t,k] <= budget
 
 L is continuous: with binary R its least solution is binary. Results are on the device from their first run on, and
-given storages always. Ops that update storages are outside. --relax solves the linear relaxation, a lower bound.
+given storages always. Graphs with updates are refused. --relax solves the linear relaxation, a lower bound.
 --forward-only lets only ops run again that do not depend on the loss: not a proof, but far smaller.
 
 --reference solves every graph of DIR at every budget, smallest graphs first, within --total seconds together, and
@@ -163,7 +163,7 @@ class Remat:
         self.live_end = {storage: column for storage, column in live.items() if self.last_need[storage] > stage}
 
     def instructions(self, values):
-        """Return the list of a solution: each storage is dropped behind its last use before it is made again."""
+        """Return the list of a solution: each storage is dropped after its last use before it is made again."""
         graph, sequence, redone = self.graph, [], set()
         for stage in range(len(graph.ops)):
             for op in range(stage + 1):

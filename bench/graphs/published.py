@@ -10,13 +10,13 @@ Rematerialization for Neural Networks", ICML 2023). Its "(MLSys)" files are the 
 al., MLSys 2020): sizes and profiled times of VGG16, VGG19, MobileNet, ResNet-50, FCN-8, SegNet and a VGG U-Net, with
 one backward node a forward node. The random_layered files are synthetic. Each becomes one JSON graph in DIR: a node is
 an op that makes one storage. Parameters are not in them. Costs are microseconds, or flops where the paper had no
-profile (fcn_8_vgg); the times of VGG16 and U-Net are dispatch times of a profiler, so their ratios are odd. Ops
+profile (fcn_8_vgg); the times of VGG16 and U-Net are dispatch times of a profiler, so their ratios are not those of GPU times. Ops
 stand in the order of node numbers (--order ids), which is topological for the training graphs; `generations` is the
 order of networkx.topological_sort, which the Moccasin experiments use, and random_layered files state their own.
 
 --table prints results that the authors of MONeT published (README of github.com/utsaslab/MONeT, commit 98a5c7d; Shah et
-al., ICLR 2021): 24 hours of Gurobi, measured on a GPU of 16 GB. MONeT also chooses among implementations of ops, whence
-overheads below zero; its memory has parameters and gradients in it. The nets of the same names and batches of
+al., ICLR 2021): 24 hours of Gurobi, measured on a GPU of 16 GB. MONeT also chooses among implementations of ops, so
+some overheads are below zero. Its memory includes parameters and gradients. The nets of the same names and batches of
 nets.py have unconstrained peaks within 8 % of PyTorch's there.
 """
 import argparse

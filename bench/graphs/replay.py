@@ -5,14 +5,14 @@
 Usage: bench/graphs/replay.py GRAPH.json [OUT.json] [--budget BYTES|P%] [--host-budget BYTES]
 
 OUT.json is the file of `lade plan --graph GRAPH.json --instructions OUT.json`; without it the unconstrained list is
-replayed: every op once, each storage dropped behind its last use. Prints one line of JSON; the exit status is 1 with
+replayed: every op once, each storage dropped after its last use. Prints one line of JSON; the exit status is 1 with
 the first violation on standard error.
 
 The rules. Storages have versions: every write or update makes the next one; given storages begin at version 0. An op
 runs only if each operand that it reads has the version that the unconstrained step would read. It leaves the versions
 that it made the first time, so a redo of an early writer takes a storage back. First runs stand in order, each op once.
-A drop, put or get wants its storage where it takes it from. At the end results are on the device and given storages
-are where they began, all at their last version; every other storage has been dropped, on all tiers.
+A drop or put needs its storage on the device, a get needs a copy on a tier. At the end results are on the device and
+given storages are where they began, all at their last version; every other storage has been dropped, on all tiers.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ DEVICE = "device"
 
 
 class Violation(Exception):
-    """A list breaks a rule."""
+    """The first rule that a list breaks."""
 
 
 class Graph:
@@ -36,7 +36,7 @@ class Graph:
         self.bytes = [storage["bytes"] for storage in self.storages]
         self.given = [bool(storage.get("given")) for storage in self.storages]
         self.home = [storage.get("tier", DEVICE) for storage in self.storages]
-        self.versions = [0] * len(self.storages)  # behind the step
+        self.versions = [0] * len(self.storages)  # after the step
         self.runs = [self.op_resolve(index, op) for index, op in enumerate(self.ops)]
 
     def op_resolve(self, index, op):
@@ -71,7 +71,7 @@ class Graph:
         return bool(offset) or bool(n_bytes) and n_bytes != self.bytes[self.storage_of(operand)]
 
     def unconstrained(self):
-        """Return the list that runs every op once, and drops each storage behind its last use."""
+        """Return the list that runs every op once, and drops each storage after its last use."""
         last = {}
         for index, (reads, writes) in enumerate(self.runs):
             for storage, _ in reads + writes:

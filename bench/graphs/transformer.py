@@ -13,7 +13,7 @@ HEAD_CHANNELS = 128
 
 
 class Decoder(Step):
-    """The tape is written out by hand: a layer is known."""
+    """A decoder's step. Its backward ops are listed by hand, because every layer has the same ones."""
 
     def __init__(self, batch, layers, width, seq_len, vocabulary, has_classes):
         super().__init__(has_classes)

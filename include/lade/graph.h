@@ -4,7 +4,7 @@
  *
  * Lade plans such a step inside a byte budget (lade/graph_plan.h) without knowing the ops: it needs the bytes that each
  * op reads and writes, its time, and whether it may run again. A graph describes one whole step: forward, backward and
- * update. The step is a cycle: storages that exist before it exist behind it, for the next step.
+ * update. The step is a cycle: storages that exist before it exist after it, for the next step.
  *
  * A storage is a range of memory that is allocated and freed as one. A given storage (a parameter, optimizer state, a
  * batch) exists before and after the step. A made storage exists from the first op that writes it to its last use. An
@@ -61,7 +61,7 @@ struct lade_operand_range {
 /* The part of the step that an op belongs to, for reports. */
 enum lade_pass { LADE_PASS_FORWARD, LADE_PASS_BACKWARD, LADE_PASS_UPDATE, LADE_N_PASSES };
 
-/* What runs an op. Ops of both run in their order, unless no operand keeps them apart. */
+/* The processor of an op. Ops of the device and of the host may overlap unless they share an operand. */
 enum lade_op_queue { LADE_OP_ON_DEVICE, LADE_OP_ON_HOST, LADE_N_OP_QUEUES };
 
 struct lade_graph_op {
@@ -77,6 +77,7 @@ struct lade_graph_op {
   enum lade_op_queue queue;
 };
 
+/* A graph; the functions below create and destroy it. */
 typedef struct lade_graph lade_graph;
 
 /* Create an empty graph; the caller destroys it. -EINVAL for NULL, -ENOMEM. */
@@ -91,14 +92,14 @@ LADE_API void lade_graph_destroy(lade_graph *graph);
 LADE_API int lade_graph_add_storage(lade_graph *graph, const struct lade_storage *storage, struct lade_error *error,
                                     int *ret_storage);
 /*
- * Add an op behind the others, and return its index. @ret_op may be NULL. A storage may stand in one op's list of reads
+ * Add an op after the others, and return its index. @ret_op may be NULL. A storage may stand in one op's list of reads
  * several times, and in its writes and updates, if their ranges do not overlap. -EINVAL with the name of the op: a
  * storage that does not exist, a range past its end, ranges written twice, a field out of range, or for a closed graph;
  * -EOVERFLOW, -ENOMEM.
  */
 LADE_API int lade_graph_add_op(lade_graph *graph, const struct lade_graph_op *op, struct lade_error *error,
                                int *ret_op);
-/* Let the caller have @storage behind the step: a result. A given storage is kept anyway. -EINVAL, -ENOMEM. */
+/* Keep @storage after the step, as a result for the caller. Given storages are always kept. -EINVAL, -ENOMEM. */
 LADE_API int lade_graph_keep(lade_graph *graph, int storage, struct lade_error *error);
 /*
  * Check the whole graph and make it immutable. -EINVAL with the name of the op or the storage: a made storage that is

@@ -17,9 +17,9 @@
  * predicted time knows one path out and one in for each tier; ops wait for operands that are still under way, and for
  * puts whose bytes they need.
  *
- * The search is anytime: it starts from a list that fits and improves it until its iterations or its seconds end. With
- * one seed and no limit of time the result is a pure function of graph and parameters. Each list is replayed by code
- * that shares nothing with the search, before it is returned.
+ * The search can stop at any time: it starts from a list that fits and improves it until its iterations or seconds end.
+ * Without a time limit the result depends on graph, parameters and seed alone. Before a list is returned, code that
+ * shares nothing with the search replays it.
  *
  * The library never prints. Nothing of the arguments but the graph is kept.
  */
@@ -37,7 +37,7 @@
 extern "C" {
 #endif
 
-/* Budgets that are no number of bytes. */
+/* Budgets other than a number of bytes. */
 #define LADE_GRAPH_BUDGET_MIN 0          /* the smallest budget that the search finds */
 #define LADE_GRAPH_BUDGET_NONE UINT64_MAX /* no limit */
 
@@ -77,13 +77,13 @@ struct lade_graph_instr {
 struct lade_graph_plan_info {
   size_t struct_size;          /* the caller's; set it before the call */
   uint64_t planned_peak_bytes; /* of the device */
-  uint64_t unconstrained_bytes; /* the same, of the list without redos and moves */
+  uint64_t unconstrained_bytes; /* peak of the list without redos and moves */
   uint64_t min_budget_bytes;   /* the smallest budget that a search found; not a proof that a smaller one fails */
-  uint64_t floor_bytes;        /* no list has a smaller peak: the largest need of one op */
+  uint64_t floor_bytes;        /* lower bound on the peak of any list: the largest need of one op */
   uint64_t host_bytes, store_bytes; /* most bytes that wait there at once */
   int64_t base_ns;             /* sum over all ops, once each */
   int64_t compute_ns;          /* sum over all ops that run, redos included */
-  int64_t bound_ns;            /* no list within the budget has a smaller compute_ns plus exposed transfers */
+  int64_t bound_ns;            /* lower bound, over all lists within the budget, on compute_ns plus exposed transfers */
   int64_t predicted_step_ns;   /* by simulation, transfers included */
   int n_redone;                /* redos in the list */
   uint64_t moved_bytes;        /* by puts and gets together */
@@ -114,7 +114,7 @@ LADE_API void lade_graph_plan_destroy(lade_graph_plan *plan);
 /* Return the list; it lives as long as the plan. */
 LADE_API const struct lade_graph_instr *lade_graph_plan_instrs(const lade_graph_plan *plan, int *ret_n_instrs);
 
-/* What a list does, counted by a replay. */
+/* Totals of a list, counted by a replay. */
 struct lade_graph_totals {
   size_t struct_size; /* the caller's; set it before the call */
   uint64_t peak_bytes, host_peak_bytes, store_peak_bytes;

@@ -23,7 +23,7 @@ struct cuda_device {
   bool is_primary; /* the context is the primary one, retained by this device */
   bool has_host_chunks; /* the driver provides memory of the host's nodes */
   struct cuda_memory_properties properties;
-  _Atomic bool has_failed_call; /* a driver call failed, maybe a wait: no more work is submitted */
+  _Atomic bool has_failed_call; /* a driver call failed: no more copies and kernels are submitted */
   _Atomic bool is_private; /* chunks are created without handles, because the machine refused them with handles */
 
   /* Words that streams poll: a page of pinned memory, one word per cache line. */

@@ -332,7 +332,7 @@ static void stream_wait(struct cuda_queue *queue, struct host_queue *other, uint
 
 /* ---- the operations ---- */
 
-/* Copy for a host queue: the driver detects the device's side. After a failed driver call nothing is copied. */
+/* Copy for a host queue; the driver detects the side on the device. After a failed driver call do nothing. */
 static void host_queue_copy(lade_device *device, const struct lade_copy *copy)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;

@@ -3,15 +3,15 @@
  * The graph of a caller's own step: building it by calls, and closing it.
  *
  * Each call checks its storage or op completely, reserves room in every array that it extends, and only then changes
- * the graph. So an error, of memory too, leaves the graph as it was. Ops are added in their order, so an op's operands
- * get their versions at once: a storage counts its writes and updates so far. An op that writes several ranges of one
- * storage must not write a byte twice. Its written ranges are sorted by storage and offset, in the spare room behind
- * the operands; then ranges that overlap are neighbours, and each storage is counted once.
+ * the graph. So every error, -ENOMEM included, leaves the graph unchanged. Ops are added in their order, so an op's
+ * operands get their versions at once: a storage counts its writes and updates so far. An op that writes several ranges
+ * of one storage must not write a byte twice. Its written ranges are sorted by storage and offset, in the spare room
+ * after the operands. Ranges that overlap are then neighbours, and each storage is counted once.
  *
  * Closing checks the conditions that later calls could still have met: a made storage is written before it is read, and
  * a kept one is written at all. Then two passes over the operands count the uses of each storage and fill them in, the
- * k-th storage's behind those of all storages before it. Equal names of classes get one offset. All is O(n) but the
- * sorting of names and of one op's ranges.
+ * k-th storage's after those of all storages before it. Equal names of classes get one offset. Everything is O(n),
+ * except sorting the names and the ranges of one op.
  */
 #include "graph/graph.h"
 
@@ -266,7 +266,7 @@ static int op_check(const lade_graph *graph, const struct lade_graph_op *op, str
 }
 
 /*
- * Reserve room for @op: its operands, and behind them a copy of those that it writes, to be sorted. One more, so that
+ * Reserve room for @op: its operands, and after them a copy of those that it writes, to be sorted. One more, so that
  * the array exists where no op has operands.
  */
 static int op_reserve(lade_graph *graph, const struct lade_graph_op *op, struct lade_error *error)
@@ -329,7 +329,7 @@ static int written_check(const lade_graph *graph, const struct lade_graph_op *op
   return 0;
 }
 
-/* Fill in the operands of @op behind the others, and behind them those that it writes, sorted. Neither is counted. */
+/* Append the operands of @op, and after them a sorted copy of those that it writes. Neither is counted yet. */
 static int operands_fill(lade_graph *graph, const struct lade_graph_op *op, struct lade_error *error,
                          struct graph_operand **ret_written)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Graphs as JSON: reading files that others wrote, and writing them. docs/graph.md has the fields.
+ * Read and write graphs as JSON. Files may come from other programs. docs/graph.md has the fields.
  *
- * Reading checks types and names of fields here, and leaves every number's range to the functions of graph.c. Their
- * message begins with the place in the file, because lists and fields have the same names in both. An unknown field is
- * refused: it may be a misspelt one. The version is checked before all else, so that a later format is called that.
+ * The reader checks types and names of fields. The functions of graph.c check the range of every number. Their messages
+ * begin with the place in the file, because lists and fields have the same names in both. An unknown field is refused,
+ * because it may be misspelt. The version is checked first, so that a file of a later format is refused for that.
  *
  * Writing makes the text in memory, one line for each storage and each op, so that two versions of a file can be
  * compared line by line. It does not go through jansson, whose tree would take ten times the text.
@@ -104,7 +104,7 @@ static int fields_check(const struct graph_reader *reader, const char *const *fi
   return 0;
 }
 
-/* Read a whole number. False if @value is another one, or too large to be exact. */
+/* Read a whole number. False if @value is not one, or is a real too large to be exact. */
 static bool whole_read(const json_t *value, int64_t *ret_value)
 {
   const double real = json_real_value(value);
@@ -117,7 +117,7 @@ static bool whole_read(const json_t *value, int64_t *ret_value)
   return true;
 }
 
-/* The fields below are left as they are if they are absent; fields that must not be are read with is_required. */
+/* The functions below leave the result unchanged if the field is absent and not required. */
 
 static int field_bytes(const struct graph_reader *reader, const char *field, bool is_required, uint64_t *ret_value)
 {
@@ -221,7 +221,7 @@ static int storage_read(struct graph_reader *reader)
   return call_end(reader, lade_graph_add_storage(reader->graph, &storage, &problem, NULL), &problem);
 }
 
-/* Read an index of a storage. False if @value is none that fits an int; its range is checked by graph.c. */
+/* Read an index of a storage. False if @value is not a whole number that fits an int; graph.c checks its range. */
 static bool index_read(const json_t *value, int *ret_index)
 {
   const json_int_t index = json_integer_value(value);
@@ -344,7 +344,7 @@ static int file_read(struct graph_reader *reader)
   return rc ? rc : call_end(reader, lade_graph_close(reader->graph, &problem), &problem);
 }
 
-/* Read a graph from @root; jansson's problem if there is none. */
+/* Read a graph from @root; NULL: refuse the file with jansson's @problem. */
 static int root_read(struct graph_reader *reader, const json_t *root, const json_error_t *problem)
 {
   if (!root && (!problem->text[0] || json_error_code(problem) == json_error_out_of_memory))

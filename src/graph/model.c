@@ -121,7 +121,7 @@ int lade_model_check_as(const struct lade_model *model, const char *where, const
 
 int lade_model_check(const struct lade_model *model, struct lade_error *error)
 {
-  static const struct lade_model_labels labels = {"layers", "heads",   "key_heads",  "width",
+  static const struct lade_model_labels labels = {"layers", "heads",   "n_kv_heads", "width",
                                                   "hidden", "context", "vocabulary", "norm_eps"};
   char where[LADE_NAME_BYTES + 8] = "model ";
   for (size_t i = 0; i < LADE_NAME_BYTES && model->name[i]; i++)

@@ -103,7 +103,7 @@ int lade_share_check(const struct lade_model_graph_params *params, struct lade_e
   if (model->heads % tp || model->hidden % tp || (model->n_kv_heads % tp && tp % model->n_kv_heads))
     return lade_error_set(error, -EINVAL,
                           "model %s: %lld tensor parallel ranks must divide %lld heads and hidden width %lld, and "
-                          "divide %lld key heads or be a multiple of them",
+                          "divide %lld KV heads or be a multiple of them",
                           model->name, (long long)tp, (long long)model->heads, (long long)model->hidden,
                           (long long)model->n_kv_heads);
   if ((tp - 1) * vocabulary_rows(model, (int)tp) >= model->vocabulary)

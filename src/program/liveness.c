@@ -412,7 +412,7 @@ static uint64_t waiting_bytes(struct cutter *c, const struct grad_reduction *red
   return is_there ? 0 : value_bytes(c, grad);
 }
 
-static uint64_t handed_bytes(const struct cutter *c, int param)
+static uint64_t reduction_input_bytes(const struct cutter *c, int param)
 {
   return lade_held_bytes(c->graph, c->params->layout, c->graph->params[param].tensor);
 }
@@ -424,7 +424,7 @@ static bool bucket_takes(struct cutter *c, const struct bucket *bucket, const st
   bool optimizer_in_backward = c->params->residency->optimizer_in_backward, has_room = c->live_bytes != NULL;
   return n > bucket->first && n - bucket->first < LADE_COMM_LIST_MOST && !optimizer_in_backward &&
          last->microbatch == reduction->microbatch && reduction->slot <= bucket->until &&
-         bucket->bytes + handed_bytes(c, reduction->param) <= bucket->most_bytes &&
+         bucket->bytes + reduction_input_bytes(c, reduction->param) <= bucket->most_bytes &&
          (!bucket->held_bytes ||
           (has_room && live_take_all(c, last->slot, reduction->slot, bucket->held_bytes)));
 }
@@ -454,7 +454,7 @@ static void buckets_place(struct cutter *c)
       bucket = (struct bucket){.first = i, .until = INT32_MAX, .most_bytes = bucket.most_bytes};
     }
     bucket.until = LADE_MIN(bucket.until, reduction->until);
-    bucket.bytes += handed_bytes(c, reduction->param);
+    bucket.bytes += reduction_input_bytes(c, reduction->param);
     bucket.held_bytes += waiting_bytes(c, reduction);
   }
   if (c->reductions.n)

@@ -223,7 +223,7 @@ static int parts_check(const struct lade_model_graph *graph, const struct lade_l
                             graph->model.name, n, LADE_MOMENT_BLOCK, (long long)graph->model.n_kv_heads);
     if (n > 1 && n != lade_layout_size(layout, lade_param_parts(graph, layout, param).axis))
       return lade_error_set(error, -EINVAL, "model %s: %d ranks share a key head, and the layout was not made for its "
-                            "%lld key heads", graph->model.name, n, (long long)graph->model.n_kv_heads);
+                            "%lld KV heads", graph->model.name, n, (long long)graph->model.n_kv_heads);
   }
   return 0;
 }

@@ -227,8 +227,7 @@ int lade_residency_overrides_load(const char *path, const struct lade_model_grap
   size_t n_bytes = 0;
   int status = lade_file_load(path, MAX_FILE_BYTES, &problem_of_file, &text, &n_bytes);
   if (status)
-    return lade_error_set(error, status, "--residency %s%s", problem_of_file.text,
-                          status == -ENOENT ? " (or name auto, none, full or selective)" : "");
+    return lade_error_set(error, status, "--residency %s", problem_of_file.text);
   struct overrides overrides = {0};
   size_t at = 0;
   for (int number = 1; !status && at < n_bytes; number++) {

@@ -4,15 +4,15 @@
 #include "tests/fuzz/fuzz_file.h"
 
 #define BATCH 2
-#define TIME 3
+#define SEQ_LEN 3
 
 static void batches_check(const lade_data *data, const struct lade_data_info *info)
 {
-  int32_t tokens[BATCH * TIME], targets[BATCH * TIME];
+  int32_t tokens[BATCH * SEQ_LEN], targets[BATCH * SEQ_LEN];
   for (uint64_t step = 0; step < 8; step++) {
     if (lade_data_batch(data, step, 0, BATCH, tokens, targets, NULL))
       abort();
-    for (int i = 0; i < BATCH * TIME; i++) {
+    for (int i = 0; i < BATCH * SEQ_LEN; i++) {
       if (tokens[i] < 0 || tokens[i] >= info->vocabulary || targets[i] < 0 || targets[i] >= info->vocabulary)
         abort();
     }
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
   for (int i = 0; i < 4; i++) {
     const char *path = fuzz_file(names[i % 2], bytes, size);
     struct lade_data_params params = {.struct_size = sizeof(params), .files = &path, .n_files = 1, .batch = BATCH,
-                                      .seq_len = TIME, .valid_fraction = i / 2 ? 0.5 : 0,
+                                      .seq_len = SEQ_LEN, .valid_fraction = i / 2 ? 0.5 : 0,
                                       .order = i / 2 ? LADE_ORDER_RANDOM : LADE_ORDER_SEQUENTIAL,
                                       .vocabulary = i / 2 ? 256 : 0};
     struct lade_error error = {0};

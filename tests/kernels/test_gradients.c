@@ -46,7 +46,8 @@ struct check {
 };
 
 /* Small, and not multiples of anything. */
-enum { BATCH = 2, TIME = 5, N = BATCH * TIME, D = 7, VOCABULARY = 6, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 6, F = 3 };
+enum { BATCH = 2, SEQ_LEN = 5, N = BATCH * SEQ_LEN, D = 7, VOCABULARY = 6 };
+enum { HEADS = 4, N_KV_HEADS = 2, HEAD_DIM = 6, F = 3 };
 #define EPS 1e-5f
 
 static const struct lade_drop drop_half = {.drop_below = 0x60000000, .stream = 3, .scale = 1.6f, .first_element = 10};
@@ -191,23 +192,24 @@ static void matmul_and_column_sum(void **state)
 
 static void embed_forward(struct check *c)
 {
-  struct lade_embed_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .d = D, .vocabulary = VOCABULARY,
-                                  .tokens = c->tokens, .token_table = c->in[0].x, .position_table = c->in[1].x,
-                                  .x = c->out[0].x};
+  struct lade_embed_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = SEQ_LEN, .d = D,
+                                  .vocabulary = VOCABULARY, .tokens = c->tokens, .token_table = c->in[0].x,
+                                  .position_table = c->in[1].x, .x = c->out[0].x};
   call(c, LADE_K_EMBED_FWD, &a, NULL);
 }
 
 static void embed_backward(struct check *c)
 {
-  struct lade_embed_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .d = D, .vocabulary = VOCABULARY,
-                                  .tokens = c->tokens, .dx = c->out[0].g, .d_token_table = c->in[0].g,
-                                  .d_position_table = c->in[1].g, .positions = TIME + 1};
+  struct lade_embed_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = SEQ_LEN, .d = D,
+                                  .vocabulary = VOCABULARY, .tokens = c->tokens, .dx = c->out[0].g,
+                                  .d_token_table = c->in[0].g, .d_position_table = c->in[1].g,
+                                  .positions = SEQ_LEN + 1};
   call(c, LADE_K_EMBED_BWD, &a, &a.workspace);
 }
 
 static void embed(void **state)
 {
-  struct check c = {.n_in = 2, .n_out = 1, .in = {{.n = VOCABULARY * D}, {.n = (TIME + 1) * D}},
+  struct check c = {.n_in = 2, .n_out = 1, .in = {{.n = VOCABULARY * D}, {.n = (SEQ_LEN + 1) * D}},
                     .out = {{.n = N * D}}, .forward = embed_forward, .backward = embed_backward};
   check_run(&c);
 }
@@ -322,12 +324,12 @@ static void dropout(void **state)
   check_run(&c);
 }
 
-enum { QKV = (HEADS + 2 * KEY_HEADS) * HEAD_DIM };
+enum { QKV = (HEADS + 2 * N_KV_HEADS) * HEAD_DIM };
 
 static void rope_call(struct check *c, const double *x, double *y, bool is_inverse)
 {
-  struct lade_rope_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .heads = HEADS,
-                             .n_kv_heads = KEY_HEADS,
+  struct lade_rope_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = SEQ_LEN, .heads = HEADS,
+                             .n_kv_heads = N_KV_HEADS,
                              .head_dim = HEAD_DIM, .base = 100, .scale_factor = c->scale_factor, .low_freq_factor = 1,
                              .high_freq_factor = 4, .original_context = 16, .is_inverse = is_inverse, .x = x, .y = y};
   call(c, LADE_K_ROPE, &a, &a.workspace);
@@ -355,16 +357,16 @@ static void rope(void **state)
 
 static void attention_forward(struct check *c)
 {
-  struct lade_attention_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .heads = HEADS,
-                                      .n_kv_heads = KEY_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
+  struct lade_attention_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = SEQ_LEN, .heads = HEADS,
+                                      .n_kv_heads = N_KV_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
                                       .qkv = c->in[0].x, .out = c->out[0].x, .lse = c->mean};
   call(c, LADE_K_ATTENTION_FWD, &a, &a.workspace);
 }
 
 static void attention_backward(struct check *c)
 {
-  struct lade_attention_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .heads = HEADS,
-                                      .n_kv_heads = KEY_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
+  struct lade_attention_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = SEQ_LEN, .heads = HEADS,
+                                      .n_kv_heads = N_KV_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
                                       .qkv = c->in[0].x, .out = c->out[0].x, .lse = c->mean, .d_out = c->out[0].g,
                                       .d_qkv = c->in[0].g};
   call(c, LADE_K_ATTENTION_BWD, &a, &a.workspace);

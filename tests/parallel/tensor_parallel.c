@@ -19,7 +19,7 @@
 #include "tests/support/run_fixture.h"
 
 #define N_STEPS 3
-#define KEY_HEADS 2 /* of the small Llama: of 4 ranks each two share one */
+#define N_KV_HEADS 2 /* of the small Llama: of 4 ranks each two share one */
 
 static const struct {
   const char *name;
@@ -89,7 +89,7 @@ static void replicas_agree(struct world *world, struct run_fixture *run_fixture,
  */
 static bool has_same_bits(const struct world *world, size_t i, int step)
 {
-  return cases[i].dtype == LADE_F32 && (step == 0 || (!cases[i].is_clipped && world->size <= KEY_HEADS));
+  return cases[i].dtype == LADE_F32 && (step == 0 || (!cases[i].is_clipped && world->size <= N_KV_HEADS));
 }
 
 static void losses_agree(struct world *world, const struct run_fixture_numbers *got,
@@ -131,7 +131,7 @@ static void traffic_agrees(const struct run_fixture *run_fixture, const char *wh
   const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP};
   struct lade_residency *residency = NULL;
   uint64_t sent[LADE_N_AXES];
-  double wanted = 0, of_keys = 0, n_ranks = run_fixture->graph->share.tp;
+  double wanted = 0, of_kv = 0, n_ranks = run_fixture->graph->share.tp;
   demand(!lade_residency_create(run_fixture->graph, &residency), "no memory for a residency");
   program_fixture_residency_set(residency, run_fixture->graph, &keep);
   struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
@@ -143,14 +143,14 @@ static void traffic_agrees(const struct run_fixture *run_fixture, const char *wh
     const struct lade_param *the_param = &run_fixture->graph->params[param];
     const struct lade_tensor *grad = &run_fixture->graph->tensors[the_param->grad];
     double n = the_param->n_sharers, shared = 1 - (double)the_param->first_shared_row / (double)grad->dims[0];
-    *(shared < 1 ? &of_keys : &wanted) += 2 * shared * (double)grad->bytes * (n - 1) / n;
+    *(shared < 1 ? &of_kv : &wanted) += 2 * shared * (double)grad->bytes * (n - 1) / n;
   }
   wanted += (n_ranks - 1) * (double)sizeof(double); /* and each rank's sum of squares */
   demand((double)sent[LADE_AXIS_TP] == wanted, "%s: sends %llu bytes: expected %.0f", what,
          (unsigned long long)sent[LADE_AXIS_TP], wanted);
-  demand((double)sent[LADE_AXIS_KV] == of_keys &&
-         (of_keys > 0) == (n_ranks > (double)run_fixture->graph->model.n_kv_heads),
-         "%s: sends %llu bytes of key heads: expected %.0f", what, (unsigned long long)sent[LADE_AXIS_KV], of_keys);
+  demand((double)sent[LADE_AXIS_KV] == of_kv &&
+         (of_kv > 0) == (n_ranks > (double)run_fixture->graph->model.n_kv_heads),
+         "%s: sends %llu bytes of KV heads: expected %.0f", what, (unsigned long long)sent[LADE_AXIS_KV], of_kv);
   lade_plan_destroy(plan);
 }
 
@@ -186,7 +186,7 @@ int main(void)
   struct lade_layout layout;
   struct lade_error error = {0};
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world.size, .rank = world.rank,
-                                   .tp = world.size, .n_kv_heads = KEY_HEADS, .grad_reduce = LADE_F32};
+                                   .tp = world.size, .n_kv_heads = N_KV_HEADS, .grad_reduce = LADE_F32};
   demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
   world_split(&world, &layout);
   for (size_t i = 0; i < LADE_COUNT(cases); i++)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Pages lead somewhere: every relative link of a page, and every page that a text names, is there; docs/README.md lists
-all pages of its folder.
+all pages of its folder. Pages are few and short, so that a reader can read them all.
 """
 import os
 import re
@@ -9,6 +9,10 @@ import re
 import tree
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
+CAPABILITIES = 1  # later ones than the trainer, each with at most two pages: graphs of callers' steps
+PAGES_MOST = 18 + 2 * CAPABILITIES
+KIBIBYTES_MOST = 140 * PAGES_MOST // 18  # of all pages
+WORDS_MOST = 80  # of the glossary
 PAGE = re.compile(r"\b((?:docs|bench)/[\w/.-]+\.md)\b")
 
 
@@ -26,12 +30,23 @@ def index_check(pages, index):
     return [f"docs/README.md: does not list {page}" for page in sorted(pages) if page not in listed | {"README.md"}]
 
 
+def sizes_check(pages):
+    """@pages maps the name of each page in docs/ to its text."""
+    kibibytes = sum(len(text.encode()) for text in pages.values()) / 1024
+    words = len(re.findall(r"^\| (?!word )", pages.get("glossary.md", ""), re.MULTILINE))
+    checks = ((len(pages), PAGES_MOST, "pages"), (kibibytes, KIBIBYTES_MOST, "KiB"), (words, WORDS_MOST, "words"))
+    return [f"docs: {n:.0f} {unit}, over {most}" for n, most, unit in checks if n > most]
+
+
 def self_test():
     def exists(path):
         return path in ("docs/a.md", "README.md", "examples")
     assert not links_check("README.md", "[a](docs/a.md#part) [e](examples/) https://x docs/a.md", exists)
     assert not links_check("docs/a.md", "[up](../README.md) [out](https://b.md)", exists)
     assert links_check("docs/a.md", "[a](docs/a.md)", exists) and links_check("src/a.c", "/* docs/b.md */", exists)
+    assert not sizes_check({"a.md": "a", "glossary.md": "| word | m |\n|---|---|\n" + "| a | b |\n" * 80})
+    assert len(sizes_check({f"{i}.md": "a" * 8000 for i in range(21)})) == 2
+    assert sizes_check({"glossary.md": "| a | b |\n" * 81})
     assert index_check(["a.md", "b.md"], "[a](a.md)") == ["docs/README.md: does not list b.md"]
 
 
@@ -45,6 +60,7 @@ def exists(path):
 
 found = [problem for path in FILES if path.endswith(tree.CODE + (".md", ".py", ".build"))
          for problem in links_check(path, tree.text(path), exists)]
-found += index_check([os.path.basename(path) for path in FILES if re.fullmatch(r"docs/[\w-]+\.md", path)],
-                     tree.text("docs/README.md"))
+DOCS = [path for path in FILES if re.fullmatch(r"docs/[\w-]+\.md", path)]
+found += sizes_check({os.path.basename(path): tree.text(path) for path in DOCS})
+found += index_check([os.path.basename(path) for path in DOCS], tree.text("docs/README.md"))
 tree.report(found)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """How files look: licence line first, no trailing blanks, no tabs in C, lines, functions and files
-of a length that can be read, and `#if` only on the ground floor and in the files that stand in for
+of a length that can be read, and `#if` only on the ground floor and in the files that replace
 what is absent (*_stub.c, *_none.c); and threads are started where their signals are blocked (base/thread.h).
 Comments name things: `what` and `who` stay below LIMITS, in a thousand words of all comments.
 
@@ -94,7 +94,7 @@ def conditions_check(path, lines):
         return []
     if path.endswith(("_stub.c", "_none.c")):
         return []
-    return [f"{path}:{number}: a condition of the preprocessor outside src/base and stand-in files"
+    return [f"{path}:{number}: a condition of the preprocessor outside src/base and stub files"
             for number, line in enumerate(lines, 1)
             if re.match(r"\s*#\s*(if|ifdef|ifndef|elif)\b", line)
             and not re.match(r"#ifndef LADE_\w+_H$|#ifdef __cplusplus$", line)]

@@ -793,7 +793,7 @@ int main(void)
       cmocka_unit_test_setup(spans_are_times_on_the_stream, calm),
   };
   if (!fake_find()) {
-    printf("SKIP: libcuda.so.1 is not the stand-in; run this through meson test\n");
+    printf("SKIP: libcuda.so.1 is not the fake; run this through meson test\n");
     return 77;
   }
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -593,13 +593,13 @@ struct attention_case {
 };
 
 /* Return its numerics key; @ret_out: its result for a small problem. */
-enum { TIME = 40, DIM = 64 };
+enum { SEQ_LEN = 40, DIM = 64 };
 static uint64_t attention_check(const struct attention_case *c, const uint16_t *qkv, uint16_t *ret_out)
 {
   struct gpu gpu;
   struct lade_kernels table;
-  struct lade_attention_fwd_args args = {.dtype = LADE_BF16, .batch = 1, .seq_len = TIME, .heads = 1, .n_kv_heads = 1,
-                                         .head_dim = DIM};
+  struct lade_attention_fwd_args args = {.dtype = LADE_BF16, .batch = 1, .seq_len = SEQ_LEN, .heads = 1,
+                                         .n_kv_heads = 1, .head_dim = DIM};
   assert_int_equal(standin.set(CALM ",sm=90"), 0);
   assert_int_equal(standin.set(c->gpu), 0);
   setenv("LADE_ATTENTION", c->wish, 1);
@@ -613,12 +613,12 @@ static uint64_t attention_check(const struct attention_case *c, const uint16_t *
   assert_string_equal(table.variant[LADE_K_ATTENTION_BWD], c->variants[1]);
   assert_int_equal(*note != 0, *c->words[0] != 0);
   assert_true(strstr(note, c->words[0]) && strstr(note, c->words[1]));
-  move(&gpu, at(&gpu, 1), qkv, TIME * 3 * DIM * sizeof(*qkv));
+  move(&gpu, at(&gpu, 1), qkv, SEQ_LEN * 3 * DIM * sizeof(*qkv));
   args.qkv = at(&gpu, 1);
   args.out = at(&gpu, 2);
   args.lse = at(&gpu, 3);
   assert_int_equal(run(&gpu, LADE_K_ATTENTION_FWD, &args), 0);
-  move(&gpu, ret_out, args.out, TIME * DIM * sizeof(*ret_out));
+  move(&gpu, ret_out, args.out, SEQ_LEN * DIM * sizeof(*ret_out));
   uint64_t key = lade_kernels_key(&table);
   gpu_close(&gpu);
   unsetenv("LADE_STANDIN_IDLE");
@@ -645,12 +645,12 @@ static void attention_is_the_best_that_is_right(void **state)
       {"sm=80,fail=cuLaunchKernel,nth=2,code=701", "", "attention_mma_dkv_128_bf16", {"cuda", "cuda"},
        {"the driver answers 701): plain", "backward for heads of 128 in bf16"}},
   };
-  static uint16_t qkv[TIME * 3 * DIM], out[LADE_COUNT(cases)][TIME * DIM];
+  static uint16_t qkv[SEQ_LEN * 3 * DIM], out[LADE_COUNT(cases)][SEQ_LEN * DIM];
   uint64_t keys[LADE_COUNT(cases)];
   operand_make(LADE_BF16, qkv, LADE_COUNT(qkv), 3);
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     keys[i] = attention_check(&cases[i], qkv, out[i]);
-    for (int k = 0; k < TIME * DIM; k++) {
+    for (int k = 0; k < SEQ_LEN * DIM; k++) {
       float x = lade_bf16_to_f32(out[i][k]), y = lade_bf16_to_f32(out[0][k]);
       assert_true(fabsf(x - y) <= 0x1p-6f * (1 + fabsf(y)));
     }
@@ -754,7 +754,7 @@ static bool standins_find(void)
 int main(void)
 {
   if (!standins_find()) {
-    printf("SKIP: the driver or the cuBLASLt here is not the stand-in\n");
+    printf("SKIP: the driver or the cuBLASLt here is not the fake\n");
     return 77;
   }
   const struct CMUnitTest tests[] = {

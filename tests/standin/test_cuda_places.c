@@ -103,7 +103,7 @@ int main(void)
       cmocka_unit_test(streams_that_share_a_channel_end_all_the_same),
   };
   if (!symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted))) {
-    printf("SKIP: libcuda.so.1 is not the stand-in; run this through meson test\n");
+    printf("SKIP: libcuda.so.1 is not the fake; run this through meson test\n");
     return 77;
   }
   return cmocka_run_group_tests(tests, NULL, NULL);

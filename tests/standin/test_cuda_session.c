@@ -375,7 +375,7 @@ static bool file_write(char *path, int n_suffix, const char *text)
 int main(void)
 {
   if (!fake_find()) {
-    printf("SKIP: the driver here is not the stand-in\n");
+    printf("SKIP: the driver here is not the fake\n");
     return 77;
   }
   if (!file_write(model, 5, "{\"model_type\": \"gpt2\", \"n_embd\": 32, \"n_layer\": 1, \"n_head\": 2, "

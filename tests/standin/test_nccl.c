@@ -446,7 +446,7 @@ int main(void)
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&kernels, &cpu);
   if (!fake_find()) {
-    printf("SKIP: the stand-ins are not on LD_LIBRARY_PATH\n");
+    printf("SKIP: the fakes are not on LD_LIBRARY_PATH\n");
     return 77;
   }
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs of steps, drawn; and the comparison of two graphs. */
+/* Draw random graphs of steps, and compare two graphs. */
 #include "tests/support/step_graph.h"
 
 #include <setjmp.h>
@@ -32,7 +32,7 @@ static const char *name_draw(char text[64])
   return text;
 }
 
-/* Draw what one op does with each storage: nothing, a read, a write, an update, or several of them. */
+/* Draw the accesses of one op to each storage: none, a read, a write, an update, or several of them. */
 static void op_draw(lade_graph *graph, bool *is_written)
 {
   struct lade_operand_range lists[3][2 * STORAGES_MOST];

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs of steps (lade/graph.h), drawn; and the comparison of two graphs. */
+/* Draw random graphs of steps (lade/graph.h), and compare two graphs. */
 #ifndef LADE_TESTS_STEP_GRAPH_H
 #define LADE_TESTS_STEP_GRAPH_H
 
 #include "graph/graph.h"
 
 /*
- * Draw the closed graph @number: up to 19 storages and 39 ops with every kind of operand, hostile names, and no order
- * but that a made storage is written before it is read. The caller destroys it.
+ * Draw the closed graph @number: up to 19 storages and 39 ops with every kind of operand and hostile names, in random
+ * order, except that a made storage is written before it is read. The caller destroys it.
  */
 lade_graph *step_graph_draw(uint32_t number);
 

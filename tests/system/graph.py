@@ -265,6 +265,12 @@ for text in ("", "{", "[]", '{"schema_version":1}', '{"schema_version":2,"storag
     refused(2, ["bad.json"], "--graph", write("bad.json", text))
 refused(2, ["--instructions", "missing/list.json", "No such file"], *G, "--instructions", "missing/list.json")
 refused(2, ["--instructions chain.json", "overwrite", "--graph chain.json"], *G, "--instructions", "chain.json")
+with open("chain.json", "rb") as file:  # the file behind standard input is an input, too
+    result = subprocess.run([LADE, "plan", "--graph", "-", "--instructions", "chain.json"], stdin=file,
+                            capture_output=True, check=False)
+    assert result.returncode == 2 and b"would overwrite the input --graph -" in result.stderr, result
+    file.seek(0)
+    assert json.load(file)["schema_version"] == 1
 refused(2, ["--svg chain.json", "overwrite", "--graph chain.json"], *G, "--frontier", "--svg", "chain.json")
 refused(5, ["--instructions /dev/full"], *G, "--instructions", "/dev/full", *QUICK)
 for option in ("--batch=3", "--model=baby", "--tp=2", "--layers=2", "--device=dry", "--max=seq", "--timeline=t",

@@ -92,6 +92,7 @@ for words in (["--update", "early"], ["--update=end"]):
     refused("plan", *words, words=["--update", "--optimizer-in-backward"])
 refused("plan", "--recompute", "some", words=["--recompute", "auto|none|selective|full"])
 refused("plan", "--residency", "./full", words=["--residency", "./full"])
+assert "auto" not in run("plan", "--residency", "./full")[2]  # no recipe is a name of --residency
 refused("plan", "--optimizer-in-backward", words=["--optimizer-in-backward", "--clip"])
 assert "optimizer" not in run("doctor", "--update")[2]
 refused("train", "-x", words=["x"])

@@ -181,7 +181,7 @@ def a_line_may_be_about_another_stage():
                 require((unit, what) in fixed and {place[0] for place in fixed} == {unit}, "another place is fixed", fixed)
 
 
-def copies_of_key_heads_have_blocks_of_their_own():
+def copies_of_kv_heads_have_blocks_of_their_own():
     """Scales of 8-bit moments over both own and shared rows would let copies drift apart, until saves are refused."""
     model = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
              "hidden_size": 100, "intermediate_size": 64, "max_position_embeddings": 32, "vocab_size": 256}
@@ -219,7 +219,7 @@ def both_ends_of_a_trillion_run_dry():
 TESTS = [every_rank_is_in_the_table, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
          a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
          places_are_those_of_a_rank, what_is_listed_can_be_written, a_line_may_be_about_another_stage,
-         copies_of_key_heads_have_blocks_of_their_own]
+         copies_of_kv_heads_have_blocks_of_their_own]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
 for test in TESTS:

@@ -48,9 +48,9 @@ def what_is_missing_is_one_line():
 
 
 def small_models_train():
-    for model, key_heads, parameters in (("gpt2-1.5b", "4", 2 * 8544 + 3200 + 512 + 64),
+    for model, n_kv_heads, parameters in (("gpt2-1.5b", "4", 2 * 8544 + 3200 + 512 + 64),
                                          ("llama3-8b", "2", 2 * 9280 + 2 * 3200 + 32)):
-        code, out, err = run("--model", model, *SMALL, "--key-heads", key_heads)
+        code, out, err = run("--model", model, *SMALL, "--n-kv-heads", n_kv_heads)
         assert code == 0, (code, out, err)
         told = json.loads(out)
         assert told["parameters"] == parameters and told["recomputed_blocks"] == 0, told

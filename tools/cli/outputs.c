@@ -135,12 +135,24 @@ struct named_file {
   const char *option, *path;
 };
 
+/* Identify the file of the input @other; "-" of --graph is the file that standard input was redirected from. */
+static bool input_identify(const struct named_file *other, struct file_id *ret_id)
+{
+  struct stat st;
+  if (strcmp(other->option, "graph") != 0 || strcmp(other->path, "-") != 0)
+    return file_identify(other->path, ret_id);
+  if (fstat(STDIN_FILENO, &st))
+    return false;
+  *ret_id = (struct file_id){.device = st.st_dev, .number = st.st_ino};
+  return S_ISREG(st.st_mode);
+}
+
 /* Refuse the output @file with identity @id if @other is the same file. */
 static int pair_check(const struct named_file *file, const struct file_id *id, const struct named_file *other,
                       bool is_output, struct lade_error *error)
 {
   struct file_id other_id;
-  if (!file_identify(other->path, &other_id) || !is_same(id, &other_id))
+  if (!input_identify(other, &other_id) || !is_same(id, &other_id))
     return 0;
   return lade_error_set(error, -EINVAL, "--%s %.300s would overwrite %s--%s %.300s; name another file", file->option,
                         file->path, is_output ? "" : "the input ", other->option, other->path);
@@ -229,8 +241,6 @@ static bool is_file_name(const char *option, const char *text)
     return strchr(text, '/') || (n > 5 && strcmp(text + n - 5, ".json") == 0);
   if (strcmp(option, "machine") == 0)
     return lade_machine_preset(text, NULL, &machine) != 0;
-  if (strcmp(option, "graph") == 0)
-    return strcmp(text, "-") != 0;
   return true;
 }
 

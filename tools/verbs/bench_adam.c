@@ -52,7 +52,7 @@ static void *array_make(size_t n_bytes)
   return array;
 }
 
-static void scene_finish(struct adam_bench *s)
+static void adam_bench_finish(struct adam_bench *s)
 {
   free(s->grad);
   free(s->weight);
@@ -65,7 +65,7 @@ static void scene_finish(struct adam_bench *s)
   lade_pool_destroy(s->ctx.pool);
 }
 
-static int scene_init(struct adam_bench *s)
+static int adam_bench_init(struct adam_bench *s)
 {
   const size_t n = (size_t)N_PARAMETERS;
   struct lade_cpu cpu = lade_cpu_get();
@@ -194,11 +194,11 @@ static int result_print(const double seconds[N_CANDIDATES], bool is_json)
 
 static int bench_run(double ret_seconds[N_CANDIDATES])
 {
-  struct adam_bench scene = {0};
-  int status = scene_init(&scene);
+  struct adam_bench bench = {0};
+  int status = adam_bench_init(&bench);
   if (!status)
-    rounds_run(&scene, ret_seconds);
-  scene_finish(&scene);
+    rounds_run(&bench, ret_seconds);
+  adam_bench_finish(&bench);
   return status;
 }
 

@@ -186,7 +186,7 @@ static bool plain_free(struct plain *plain, uint64_t address)
 /* ---- runs ---- */
 
 struct worker {
-  struct alloc_bench *scene;
+  struct alloc_bench *bench;
   lade_queue *queue;
   void *live[N_LIVE];
   int n_live, n_pairs, error;
@@ -207,8 +207,8 @@ struct alloc_bench {
 static void *worker_run(void *arg)
 {
   struct worker *worker = arg;
-  lade_cache *cache = worker->scene->cache;
-  const struct calls *calls = &worker->scene->calls;
+  lade_cache *cache = worker->bench->cache;
+  const struct calls *calls = &worker->bench->calls;
   for (int i = 0; i < worker->n_pairs && !worker->error; i++) {
     uint32_t at = worker->at++ % N_SIZES;
     void **block = &worker->live[calls->which[at] % (uint32_t)worker->n_live];
@@ -222,80 +222,80 @@ static void *worker_run(void *arg)
 }
 
 /* Run the piece of the calls that starts at number @at. 0 or a negative errno. */
-typedef int piece_fn(struct alloc_bench *scene, uint32_t at);
+typedef int piece_fn(struct alloc_bench *bench, uint32_t at);
 
-static int cache_piece(struct alloc_bench *scene, uint32_t at)
+static int cache_piece(struct alloc_bench *bench, uint32_t at)
 {
-  struct worker *worker = &scene->workers[0];
+  struct worker *worker = &bench->workers[0];
   worker->n_pairs = N_PIECE;
   worker->at = at;
   worker_run(worker);
   return worker->error;
 }
 
-static int plain_piece(struct alloc_bench *scene, uint32_t at)
+static int plain_piece(struct alloc_bench *bench, uint32_t at)
 {
   for (uint32_t i = at; i < at + N_PIECE; i++) {
-    uint64_t *block = &scene->plain_live[scene->calls.which[i % N_SIZES]];
-    if (*block && !plain_free(&scene->plain, *block))
+    uint64_t *block = &bench->plain_live[bench->calls.which[i % N_SIZES]];
+    if (*block && !plain_free(&bench->plain, *block))
       return -ENOMEM;
-    *block = plain_alloc(&scene->plain, scene->calls.bytes[i % N_SIZES]);
+    *block = plain_alloc(&bench->plain, bench->calls.bytes[i % N_SIZES]);
     if (!*block)
       return -ENOMEM;
   }
   return 0;
 }
 
-static int malloc_piece(struct alloc_bench *scene, uint32_t at)
+static int malloc_piece(struct alloc_bench *bench, uint32_t at)
 {
   for (uint32_t i = at; i < at + N_PIECE; i++) {
-    void **block = &scene->malloc_live[scene->calls.which[i % N_SIZES]];
+    void **block = &bench->malloc_live[bench->calls.which[i % N_SIZES]];
     free(*block);
-    *block = malloc(scene->calls.bytes[i % N_SIZES]);
+    *block = malloc(bench->calls.bytes[i % N_SIZES]);
     if (!*block)
       return -ENOMEM;
   }
   return 0;
 }
 
-static int pieces_run(struct alloc_bench *scene, piece_fn *run, double *best_ns)
+static int pieces_run(struct alloc_bench *bench, piece_fn *run, double *best_ns)
 {
   int error = 0;
   for (int piece = 0; piece < N_PIECES && !error; piece++) {
     int64_t start_ns = lade_now_ns();
-    error = run(scene, (uint32_t)piece * N_PIECE);
+    error = run(bench, (uint32_t)piece * N_PIECE);
     double ns = (double)(lade_now_ns() - start_ns) / N_PIECE;
     *best_ns = LADE_MIN(*best_ns, ns);
   }
   return error;
 }
 
-static void workers_init(struct alloc_bench *scene, int n)
+static void workers_init(struct alloc_bench *bench, int n)
 {
   for (int i = 0; i < n; i++)
-    scene->workers[i] = (struct worker){
-        .scene = scene, .queue = scene->queues[i % N_QUEUES], .n_live = N_LIVE / n, .at = (uint32_t)i * 8192};
+    bench->workers[i] = (struct worker){
+        .bench = bench, .queue = bench->queues[i % N_QUEUES], .n_live = N_LIVE / n, .at = (uint32_t)i * 8192};
 }
 
-static void workers_drop(struct alloc_bench *scene, int n)
+static void workers_drop(struct alloc_bench *bench, int n)
 {
   for (int i = 0; i < n; i++)
-    for (int k = 0; k < scene->workers[i].n_live; k++)
-      lade_cache_free(scene->cache, scene->workers[i].live[k], NULL, NULL);
+    for (int k = 0; k < bench->workers[i].n_live; k++)
+      lade_cache_free(bench->cache, bench->workers[i].live[k], NULL, NULL);
 }
 
-static int threads_run(struct alloc_bench *scene, double *best_ns)
+static int threads_run(struct alloc_bench *bench, double *best_ns)
 {
   pthread_t threads[MAX_THREADS];
   int n_started = 0, error = 0;
   int64_t start_ns = lade_now_ns();
   for (; n_started < MAX_THREADS && !error; n_started += !error) {
-    scene->workers[n_started].n_pairs = N_THREAD_PAIRS;
-    error = lade_thread_start(&threads[n_started], "lade-bench", worker_run, &scene->workers[n_started]);
+    bench->workers[n_started].n_pairs = N_THREAD_PAIRS;
+    error = lade_thread_start(&threads[n_started], "lade-bench", worker_run, &bench->workers[n_started]);
   }
   for (int i = 0; i < n_started; i++) {
     pthread_join(threads[i], NULL);
-    error = error ? error : scene->workers[i].error;
+    error = error ? error : bench->workers[i].error;
   }
   double ns = (double)(lade_now_ns() - start_ns) / (N_THREAD_PAIRS * MAX_THREADS);
   *best_ns = LADE_MIN(*best_ns, ns);
@@ -308,46 +308,46 @@ struct result {
   double pair_ns, best_fit_ns, malloc_ns, threads_ns;
 };
 
-static int round_run(struct alloc_bench *scene, struct result *best)
+static int round_run(struct alloc_bench *bench, struct result *best)
 {
-  workers_init(scene, 1);
-  int error = pieces_run(scene, cache_piece, &best->pair_ns);
-  workers_drop(scene, 1);
+  workers_init(bench, 1);
+  int error = pieces_run(bench, cache_piece, &best->pair_ns);
+  workers_drop(bench, 1);
   if (!error)
-    error = pieces_run(scene, plain_piece, &best->best_fit_ns);
+    error = pieces_run(bench, plain_piece, &best->best_fit_ns);
   if (!error)
-    error = pieces_run(scene, malloc_piece, &best->malloc_ns);
-  workers_init(scene, MAX_THREADS);
+    error = pieces_run(bench, malloc_piece, &best->malloc_ns);
+  workers_init(bench, MAX_THREADS);
   for (int i = 0; i < N_THREAD_RUNS && !error; i++) /* the first makes the live blocks */
-    error = threads_run(scene, &best->threads_ns);
-  workers_drop(scene, MAX_THREADS);
+    error = threads_run(bench, &best->threads_ns);
+  workers_drop(bench, MAX_THREADS);
   return error;
 }
 
-static int scene_open(struct alloc_bench *scene, struct lade_error *error)
+static int alloc_bench_open(struct alloc_bench *bench, struct lade_error *error)
 {
   struct lade_device_params device = {sizeof(device), "host", DEVICE_BYTES};
-  int status = lade_device_open(&device, error, &scene->device);
+  int status = lade_device_open(&device, error, &bench->device);
   for (int i = 0; i < N_QUEUES && !status; i++)
-    status = lade_queue_create(scene->device, LADE_QUEUE_COMPUTE, &scene->queues[i]);
+    status = lade_queue_create(bench->device, LADE_QUEUE_COMPUTE, &bench->queues[i]);
   struct lade_cache_params cache = {
-      .struct_size = sizeof(cache), .device = scene->device, .n_trace_entries = 65536};
+      .struct_size = sizeof(cache), .device = bench->device, .n_trace_entries = 65536};
   if (!status)
-    status = lade_cache_create(&cache, error, &scene->cache);
-  calls_draw(&scene->calls, 1);
-  int plain_status = plain_init(&scene->plain);
+    status = lade_cache_create(&cache, error, &bench->cache);
+  calls_draw(&bench->calls, 1);
+  int plain_status = plain_init(&bench->plain);
   return status ? status : plain_status;
 }
 
-static void scene_close(struct alloc_bench *scene)
+static void alloc_bench_close(struct alloc_bench *bench)
 {
   for (int i = 0; i < N_LIVE; i++)
-    free(scene->malloc_live[i]);
-  plain_finish(&scene->plain);
-  lade_cache_destroy(scene->cache);
+    free(bench->malloc_live[i]);
+  plain_finish(&bench->plain);
+  lade_cache_destroy(bench->cache);
   for (int i = 0; i < N_QUEUES; i++)
-    lade_queue_destroy(scene->queues[i]);
-  lade_device_close(scene->device);
+    lade_queue_destroy(bench->queues[i]);
+  lade_device_close(bench->device);
 }
 
 static int result_print(const struct result *result, bool is_json)
@@ -369,13 +369,13 @@ static int result_print(const struct result *result, bool is_json)
 static int bench_run(struct result *ret_best, struct lade_error *error)
 {
   struct result best = {INFINITY, INFINITY, INFINITY, INFINITY};
-  struct alloc_bench *scene = calloc(1, sizeof(*scene));
-  int status = scene ? scene_open(scene, error) : -ENOMEM;
+  struct alloc_bench *bench = calloc(1, sizeof(*bench));
+  int status = bench ? alloc_bench_open(bench, error) : -ENOMEM;
   for (int round = 0; round < N_ROUNDS && !status; round++)
-    status = round_run(scene, &best);
-  if (scene)
-    scene_close(scene);
-  free(scene);
+    status = round_run(bench, &best);
+  if (bench)
+    alloc_bench_close(bench);
+  free(bench);
   *ret_best = best;
   return status;
 }

@@ -21,14 +21,14 @@
 #include "base/float.h"
 #include "kernels/cuda/launch_internal.h"
 
-#define TIME 136       /* with tiles of 64 rows the third, a partial one, is in the place of the first */
-#define TIME_WGMMA 392 /* with tiles of 128 rows the fourth, where there are three places */
-#define MOST_TIME TIME_WGMMA
+#define SEQ_LEN 136       /* with tiles of 64 rows the third, a partial one, is in the place of the first */
+#define SEQ_LEN_WGMMA 392 /* with tiles of 128 rows the fourth, where there are three places */
+#define SEQ_LEN_MOST SEQ_LEN_WGMMA
 #define HEADS 2
-#define KEY_HEADS 1
+#define N_KV_HEADS 1
 #define MOST_DIM 128
-#define QKV (MOST_TIME * (HEADS + 2 * KEY_HEADS) * MOST_DIM)
-#define OUT (MOST_TIME * HEADS * MOST_DIM)
+#define QKV (SEQ_LEN_MOST * (HEADS + 2 * N_KV_HEADS) * MOST_DIM)
+#define OUT (SEQ_LEN_MOST * HEADS * MOST_DIM)
 
 /* Tensors that the GPU reads and writes, on host and device; the plain kernels' results come first. */
 struct probe_buffers {
@@ -37,7 +37,7 @@ struct probe_buffers {
   _Alignas(256) uint16_t d_out[OUT];
   _Alignas(256) uint16_t out[2][OUT];
   _Alignas(256) uint16_t d_qkv[2][QKV];
-  float lse[2][MOST_TIME * HEADS], delta[MOST_TIME * HEADS];
+  float lse[2][SEQ_LEN_MOST * HEADS], delta[SEQ_LEN_MOST * HEADS];
 };
 
 struct probe {
@@ -95,12 +95,12 @@ static int attention_run(const struct probe *probe, enum lade_kernel kernel, enu
   struct probe_buffers *room = probe->room;
   const struct lade_attention_fwd_args fwd = {.dtype = probe->dtype, .batch = 1, .seq_len = probe->seq_len,
                                               .heads = HEADS,
-                                              .n_kv_heads = KEY_HEADS, .head_dim = probe->head_dim,
+                                              .n_kv_heads = N_KV_HEADS, .head_dim = probe->head_dim,
                                               .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[i],
                                               .lse = room->lse[i]};
   const struct lade_attention_bwd_args bwd = {.dtype = probe->dtype, .batch = 1, .seq_len = probe->seq_len,
                                               .heads = HEADS,
-                                              .n_kv_heads = KEY_HEADS, .head_dim = probe->head_dim,
+                                              .n_kv_heads = N_KV_HEADS, .head_dim = probe->head_dim,
                                               .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[0],
                                               .lse = room->lse[0], .d_out = room->d_out, .d_qkv = room->d_qkv[i],
                                               .workspace = room->delta};
@@ -133,7 +133,7 @@ static double distance_get(enum lade_dtype dtype, const void *x, const void *y, 
 static double result_compare(const struct probe *probe, enum lade_kernel kernel)
 {
   const struct probe_buffers *room = probe->host;
-  const int64_t n_out = probe->seq_len * HEADS * probe->head_dim, n_qkv = n_out / HEADS * (HEADS + 2 * KEY_HEADS);
+  const int64_t n_out = probe->seq_len * HEADS * probe->head_dim, n_qkv = n_out / HEADS * (HEADS + 2 * N_KV_HEADS);
   if (kernel == LADE_K_ATTENTION_BWD)
     return distance_get(probe->dtype, room->d_qkv[1], room->d_qkv[0], n_qkv);
   double out = distance_get(probe->dtype, room->out[1], room->out[0], n_out);
@@ -208,7 +208,7 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
   for (int i = 0; i < 4 && !status && !why->code; i++) {
     probe->dtype = dtypes[i % 2];
     probe->head_dim = i / 2 ? 64 : 128;
-    probe->seq_len = who == LADE_CUDA_BY_WGMMA ? TIME_WGMMA : TIME;
+    probe->seq_len = who == LADE_CUDA_BY_WGMMA ? SEQ_LEN_WGMMA : SEQ_LEN;
     status = problem_check(probe, kernel, who, why);
   }
   return status;

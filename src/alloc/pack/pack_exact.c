@@ -253,7 +253,7 @@ static bool corner_decide(struct exact *exact, int a, int b, struct corner corne
 /*
  * Place all unplaced items of the slots [a, b). False: a dead end, which the caller undoes.
  *
- * pre: no unplaced item crosses the border of the range.
+ * pre: no unplaced item lies across an end of the range.
  */
 static bool range_solve(struct exact *exact, int a, int b)
 {

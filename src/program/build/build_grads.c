@@ -414,13 +414,13 @@ static void reduce_scatter_emit(struct builder *b, int param, int microbatch, st
 }
 
 /* A gradient in flight: this rank's addend, and the place of its block of the sum. */
-struct handed {
+struct reduction_input {
   struct held whole, block;
   bool is_incoming; /* the block is to be added to the sum */
 };
 
 /* Prepare the addend in BF16; the block goes to its place in the rounded gradient. */
-static struct handed narrow_hand(struct builder *b, const struct grad_reduction *reduction, struct held grad)
+static struct reduction_input narrow_input(struct builder *b, const struct grad_reduction *reduction, struct held grad)
 {
   const int param = reduction->param;
   const int16_t m = (int16_t)(plan_sums_each(b->params) ? reduction->microbatch : 0);
@@ -428,39 +428,39 @@ static struct handed narrow_hand(struct builder *b, const struct grad_reduction 
   const struct held whole = narrow_emit(b, param, reduction->microbatch, grad, value);
   value.tensor = lade_value_block(b->graph, param, LADE_BLOCK_NARROW);
   const struct held block = {{whole.at.buffer, own_offset(b, value_bytes(b, value.tensor))}, value};
-  return (struct handed){whole, block, true};
+  return (struct reduction_input){whole, block, true};
 }
 
 /* Emit all instructions before the collective. */
-static struct handed grad_hand(struct builder *b, const struct grad_reduction *reduction)
+static struct reduction_input reduction_input_make(struct builder *b, const struct grad_reduction *reduction)
 {
   const int param = reduction->param;
   const struct held grad = {{grad_buffer(b, param), 0}, value_now(b, b->graph->params[param].grad)};
   if (reduction->is_ahead && b->block_versions[param])
     block_move(b, param, LADE_DEVICE);
   if (is_narrow(b))
-    return narrow_hand(b, reduction, grad);
+    return narrow_input(b, reduction, grad);
   if (b->block_versions[param])
-    return (struct handed){grad, incoming_make(b, param, reduction->microbatch), true};
+    return (struct reduction_input){grad, incoming_make(b, param, reduction->microbatch), true};
   block_begin(b, param);
-  return (struct handed){grad, sum_now(b, param), false};
+  return (struct reduction_input){grad, sum_now(b, param), false};
 }
 
 /* Reduce-scatter a batch; blocks that are not added to a sum are complete with the last microbatch. */
 static void blocks_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
-  struct handed handed[LADE_COMM_LIST_MOST];
+  struct reduction_input inputs[LADE_COMM_LIST_MOST];
   int32_t complete[LADE_COMM_LIST_MOST];
   int n_complete = 0;
   for (int i = 0; i < n; i++)
-    handed[i] = grad_hand(b, &reductions[i]);
+    inputs[i] = reduction_input_make(b, &reductions[i]);
   for (int i = 0; i < n && !b->status; i++)
-    reduce_scatter_emit(b, reductions[i].param, reductions[i].microbatch, handed[i].whole, handed[i].block);
+    reduce_scatter_emit(b, reductions[i].param, reductions[i].microbatch, inputs[i].whole, inputs[i].block);
   for (int i = 0; i < n; i++) {
     const int32_t param = reductions[i].param;
     const bool is_last = b->grad_versions[param] == b->n_adds[param] * b->params->n_microbatches;
-    const struct incoming next = {.what = handed[i].block, .param = param, .microbatch = reductions[i].microbatch,
-                                  .is_last = is_last, .is_block = !handed[i].is_incoming,
+    const struct incoming next = {.what = inputs[i].block, .param = param, .microbatch = reductions[i].microbatch,
+                                  .is_last = is_last, .is_block = !inputs[i].is_incoming,
                                   .target = reductions[i].target, .batch = b->n_batches};
     if (next.is_block && is_last)
       complete[n_complete++] = param;

@@ -503,7 +503,7 @@ static int tally_add(const struct proof *proof, int at, struct form_tally *tally
     bool *has_run = &tally->has_run[(size_t)instr->microbatch * (size_t)proof->graph->n_ops + (size_t)instr->op];
     bool is_boundary = instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
     if (*has_run && (instr->op >= proof->graph->n_fwd_ops || is_boundary))
-      return proof_fail(proof, at, -1, "runs again, which a backward op and a border must not");
+      return proof_fail(proof, at, -1, "runs again, which backward ops and ops at stage boundaries must not");
     if (instr->is_recompute != *has_run)
       return proof_fail(proof, at, -1, *has_run ? "runs again, but is not marked as recomputed"
                                                 : "is marked as recomputed, but has not run before");

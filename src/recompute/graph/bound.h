@@ -6,8 +6,8 @@
 #include "recompute/graph/problem.h"
 
 /*
- * Find a time that the redos of every schedule within @limit_bytes (without fixed bytes) take at least. INT64_MAX: no
- * schedule fits. -ENOMEM.
+ * Find a lower bound on the time of all redos, over every schedule within @limit_bytes (without fixed bytes).
+ * INT64_MAX: no schedule fits. -ENOMEM.
  */
 int remat_bound_find(const struct remat_problem *problem, uint64_t limit_bytes, int64_t *ret_redo_ns);
 

@@ -10,7 +10,10 @@ struct remat_list {
   LADE_ARRAY(struct lade_graph_instr) instrs;
 };
 
-/* Write the list of @schedule over @list: ops, redos, and a drop behind the last use of each value. -ENOMEM. */
+/*
+ * Replace @list by the instructions of @schedule: ops, redos, moves, and a drop after the last use of each value.
+ * -ENOMEM.
+ */
 int remat_emit(struct remat_schedule *schedule, struct remat_list *list);
 
 #endif

@@ -8,13 +8,13 @@
 
 struct list_time {
   const struct remat_problem *problem; /* borrowed */
-  struct lade_graph_path out[LADE_N_SPACES], in[LADE_N_SPACES]; /* by tier; rate 0: no path */
+  struct lade_graph_path out[LADE_N_SPACES], in[LADE_N_SPACES]; /* paths, by tier; rate 0: no path */
   /* scratch */
-  double *arrival_ns; /* by value: when its last get ends */
-  int32_t *first_put, *next_put; /* by turn, by value: values that are put behind the turn; -1: none */
+  double *arrival_ns; /* by value: time at which its last get ends */
+  int32_t *first_put, *next_put; /* by turn, by value: list of the values put after the turn; -1: end */
 };
 
-/* -ENOMEM. */
+/* Prepare to time schedules of @problem over the paths of @params. Borrows @problem. -ENOMEM. */
 int list_time_init(struct list_time *time, const struct remat_problem *problem,
                    const struct lade_graph_plan_params *params);
 void list_time_finish(struct list_time *time);

@@ -5,15 +5,15 @@
  * A value is the content of a made storage. Turn t of a step is the ops that run again just before op t, in ascending
  * order, and then op t itself; turn n_ops, without an op, ends the step. A boundary t lies before turn t.
  *
- * A storage that several ops write or update is one value, too. Its makers run again together, in their order: then
- * each reads the version that it read the first time. An op is not worth a second run in a turn where one of its given
- * storages has been updated, because its old version is gone; redo_until has the last turn in which it may run again.
+ * A storage that several ops write or update is one value, too. Its makers run again together, in their order, so that
+ * each reads the version that it read the first time. An op must not run again after an update of a given storage that
+ * it reads, because the old version is gone. redo_until is the last turn in which it may run again.
  *
- * A value that one op makes can wait on another tier instead of being made again. To get it back is an op of its own,
- * numbered behind the graph's, which reads nothing and makes the value; it takes no time of the device.
+ * A value with a single maker can wait on another tier instead of being made again. Fetching it back is modelled as an
+ * extra op, a get, with an index after the graph's ops. A get reads nothing, makes the value, and takes no device time.
  *
- * Given storages are no values. Those of the device are in fixed_bytes. Those that live on another tier between steps
- * are on the device from their first use to their last: rests.
+ * Given storages are not values. Those of the device count in fixed_bytes. Those that live on another tier between
+ * steps are on the device from their first use to their last: these are the rests.
  */
 #ifndef LADE_REMAT_PROBLEM_H
 #define LADE_REMAT_PROBLEM_H
@@ -49,12 +49,12 @@ struct remat_rest {
 struct remat_problem {
   const struct lade_graph *graph; /* borrowed */
   int n_ops, n_values, n_rests;
-  struct remat_op *ops; /* of the graph; then for each value the one that gets it back */
+  struct remat_op *ops; /* the graph's ops; then for each value its get */
   struct remat_value *values;
   struct remat_edge *edges;
   int32_t *makers;      /* ops, ascending, value by value */
   struct remat_rest *rests;
-  uint64_t fixed_bytes; /* of storages that are no values */
+  uint64_t fixed_bytes; /* of storages that are not values */
   uint64_t floor_bytes; /* no schedule has a smaller peak: the largest need of one op */
   int64_t base_ns;      /* of all ops, once each */
 };
@@ -63,13 +63,13 @@ struct remat_problem {
 int remat_problem_init(struct remat_problem *problem, const struct lade_graph *graph);
 void remat_problem_finish(struct remat_problem *problem);
 
-/* Return the op that gets @value back. */
+/* Return the index of the get of @value. */
 static inline int remat_get_op(const struct remat_problem *problem, int value)
 {
   return problem->n_ops + value;
 }
 
-/* Return the place of @op in the order of a turn: gets come first. */
+/* Return the sort key of @op within a turn: gets come first. */
 static inline int remat_order(const struct remat_problem *problem, int op)
 {
   return op < problem->n_ops ? op : op - problem->n_ops - problem->n_values;

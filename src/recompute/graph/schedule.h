@@ -2,16 +2,16 @@
 /*
  * A schedule of recompute: for each value the boundaries at which it is held, and what follows from them.
  *
- * The held boundaries are the only decision. The redos of a turn follow: each value that the turn's op reads, or that
- * is held behind the turn but not before it, and is not there, is made again, and so are the values that its makers
- * read (Checkmate, Jain et al. 2020, derives its R from its S in the same way). So a turn depends on two boundaries
- * only, and a change of one value re-evaluates the turns that touch it, and no others.
+ * The held boundaries are the only decision. The redos of a turn follow from them. A value is needed in a turn if the
+ * turn's op reads it, or if it is held after the turn but not before it. A needed value that is not on the device is
+ * made again, and so are the values that its makers read (Checkmate, Jain et al. 2020, derives its R from its S in the
+ * same way). So a turn depends on two boundaries only. A change of one value re-evaluates the turns that touch it.
  *
- * A value touches a turn if an op that runs in it uses or makes the value. Held boundaries are whole spans between
- * touched turns: a value that is held and not used at the end of its span would waste memory, and is released.
+ * A value touches a turn if an op that runs in it uses or makes the value. A span of held boundaries reaches from one
+ * touched turn to a later one, because bytes that are held past the last use waste memory.
  *
  * Bytes of a turn: those held at the boundary before it, and the most that its ops need on top. Within a turn a value
- * is freed behind its last use, unless it is held behind the turn.
+ * is freed after its last use, unless it is held after the turn.
  *
  * Changes are journalled: a caller tries a move, looks at the totals, and commits it or rolls it back. One thread uses
  * a schedule at a time.
@@ -30,12 +30,12 @@ struct remat_span {
 
 struct remat_turn {
   LADE_ARRAY(int32_t) redos;  /* ops, ascending */
-  LADE_ARRAY(int32_t) starts; /* values whose span begins at the boundary behind this turn */
+  LADE_ARRAY(int32_t) starts; /* values whose span begins at the boundary after this turn */
   int64_t redo_ns;
   uint64_t extra_bytes; /* on top of those held before it */
 };
 
-/* A turn that a value touches, and the number of edges by which it does; the caller's result counts as one. */
+/* A turn that a value touches, and the number of its edges there; a result that the caller keeps counts as one. */
 struct remat_touch {
   int32_t turn, n_edges;
 };
@@ -61,7 +61,7 @@ struct remat_schedule {
   struct turn_bytes bytes;             /* n_ops + 1; without the problem's fixed bytes */
   int64_t redo_ns;                     /* of all turns */
   int n_redos;
-  uint8_t *sources;                    /* by value: LADE_DEVICE: it is made again; else the tier where it waits */
+  uint8_t *sources;                    /* by value: the tier where it waits; LADE_DEVICE: it is made again */
   int n_waiting;                       /* values that wait on a tier */
   uint64_t waiting_bytes[LADE_N_SPACES];
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
@@ -92,18 +92,20 @@ int remat_schedule_init(struct remat_schedule *schedule, const struct remat_prob
                         const struct remat_choice *choices, int n_choices);
 void remat_schedule_finish(struct remat_schedule *schedule);
 
-/* Save the spans of @schedule over those in @choices. -ENOMEM. */
+/* A value that waits on a tier where it is not held. */
 struct remat_waiting {
   int32_t value, tier;
 };
+/* The decisions of a schedule. */
 struct remat_choices {
   LADE_ARRAY(struct remat_choice) list;
   LADE_ARRAY(struct remat_waiting) waiting;
-  bool is_saved; /* false: of no schedule */
+  bool is_saved; /* false: no schedule was saved */
 };
+/* Replace @choices by the decisions of @schedule. -ENOMEM. */
 int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices);
 
-/* Make the schedule that was saved in @choices, or if none was the one that holds everything. -ENOMEM. */
+/* Make the schedule saved in @choices; without one, the schedule that holds everything. -ENOMEM. */
 int remat_schedule_load(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choices *choices);
 void remat_choices_free(struct remat_choices *choices);
@@ -123,19 +125,19 @@ static inline bool remat_is_held(const struct remat_schedule *schedule, int valu
 }
 
 /*
- * Hold @value at boundaries from .. to, or release it there, and let everything follow. pre: it is released, or held,
- * at all of them; birth < from <= to <= last_use. Check is_broken and status afterwards.
+ * Hold @value at boundaries from .. to, or release it there, and re-evaluate the turns that it touches. pre: it is
+ * released, or held, at all of them; birth < from <= to <= last_use. Check is_broken and status afterwards.
  */
 void remat_hold(struct remat_schedule *schedule, int value, int from, int to);
 void remat_release(struct remat_schedule *schedule, int value, int from, int to);
 
-/* Let @value, which can wait, be got back from @tier where it is not held, or be made again (LADE_DEVICE). */
+/* Let @value wait on @tier where it is not held; LADE_DEVICE: it is made again. pre: remat_can_wait. */
 void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier);
 
-/* Keep all changes since the last commit, or take them back. */
+/* Keep all changes since the last commit, or undo them. */
 void remat_commit(struct remat_schedule *schedule);
 void remat_rollback(struct remat_schedule *schedule);
-/* Return a mark of the changes so far, and take back those behind a mark. Marks are valid up to the next commit. */
+/* Return a mark of the changes so far, or undo those made after @mark. Marks are valid up to the next commit. */
 int remat_mark(const struct remat_schedule *schedule);
 void remat_rollback_to(struct remat_schedule *schedule, int mark);
 
@@ -144,8 +146,8 @@ int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn);
 
 /*
- * Return the first turn from @turn on behind which @value, which waits on a tier, is put there: it is on the device in
- * the turn, not behind it, and the next turn that touches it gets it back. INT32_MAX: none.
+ * Return the first turn from @turn on after which @value is put on its tier: the value is on the device in that turn
+ * and not after it, and the next turn that touches it gets it back. INT32_MAX: none. pre: @value waits on a tier.
  */
 int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn);
 

@@ -9,18 +9,19 @@
 struct remat_search_params {
   const struct remat_problem *problem;
   struct list_time *links; /* NULL: nothing waits on another tier */
-  uint64_t waiting_bytes[LADE_N_SPACES]; /* the most that may wait on each tier */
+  uint64_t waiting_bytes[LADE_N_SPACES]; /* budget of values that wait, by tier */
   uint64_t limit_bytes; /* of a turn, without the problem's fixed bytes */
   int64_t n_moves;      /* moves to try */
   int64_t deadline_ns;  /* on lade_now_ns; INT64_MAX: none */
-  int64_t fit_moves, fit_deadline_ns; /* the same, at which a search ends that has found nothing within the limit */
+  int64_t fit_moves, fit_deadline_ns; /* the same, while no schedule within the limit is found */
   uint64_t seed;
   bool stops_at_fit;    /* end with the first schedule within the limit */
 };
 
 /*
- * Search from the schedule in @choices, or if none is saved there from the one that holds everything. Replace it by the
- * best one found within the limit. Return 0; -ENOSPC with the schedule of the smallest excess in @choices; or -ENOMEM.
+ * Search from the schedule saved in @choices; without one, from the schedule that holds everything. Replace @choices by
+ * the best schedule within the limit and return 0. -ENOSPC: none was found, and @choices has the one with the smallest
+ * excess. -ENOMEM.
  */
 int remat_search(const struct remat_search_params *params, struct remat_choices *choices);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes of all turns of a schedule, under additions to ranges of turns, and their excess above a limit.
+ * The bytes of all turns of a schedule, with additions to ranges of turns, and their excess above a limit.
  *
- * Turns lie in at most BLOCKS_MOST blocks. An addition that covers a block changes one number of it, so that a range
- * of 100,000 turns costs some hundred additions. The excess is that of each block's fullest turn, times the turns of a
- * block: 0 if all turns are within the limit, and exact while a block is one turn.
+ * Turns are grouped into at most BLOCKS_MOST blocks. An addition to all turns of a block changes one number, so that a
+ * range of 100,000 turns costs some hundred additions. The excess of a block is the excess of its fullest turn times
+ * the number of its turns: 0 if all turns are within the limit, and exact where a block is one turn.
  */
 #ifndef LADE_TURN_BYTES_H
 #define LADE_TURN_BYTES_H

@@ -29,7 +29,7 @@ enum choice {
   CHOICE_FAMILY,
   CHOICE_LAYERS,
   CHOICE_HEADS,
-  CHOICE_KEY_HEADS,
+  CHOICE_N_KV_HEADS,
   CHOICE_WIDTH,
   CHOICE_HIDDEN,
   CHOICE_VOCABULARY,
@@ -63,7 +63,7 @@ static const struct choice_line {
     [CHOICE_FAMILY] = {"a model of another family"},
     [CHOICE_LAYERS] = {"the model's layers", true},
     [CHOICE_HEADS] = {"the model's heads", true},
-    [CHOICE_KEY_HEADS] = {"the model's key heads", true},
+    [CHOICE_N_KV_HEADS] = {"the model's KV heads", true},
     [CHOICE_WIDTH] = {"the model's width", true},
     [CHOICE_HIDDEN] = {"the model's hidden width", true},
     [CHOICE_VOCABULARY] = {"the vocabulary", true},
@@ -110,7 +110,7 @@ static void model_choose(const struct lade_model *m, int64_t *choices)
   choices[CHOICE_FAMILY] = m->family;
   choices[CHOICE_LAYERS] = m->layers;
   choices[CHOICE_HEADS] = m->heads;
-  choices[CHOICE_KEY_HEADS] = m->n_kv_heads;
+  choices[CHOICE_N_KV_HEADS] = m->n_kv_heads;
   choices[CHOICE_WIDTH] = m->width;
   choices[CHOICE_HIDDEN] = m->hidden;
   choices[CHOICE_VOCABULARY] = m->vocabulary;

@@ -113,9 +113,11 @@ static bool streaming_shrink(lade_session *s)
   return s->prices.streaming.window_bytes != before.window_bytes || s->prices.streaming.n_windows != before.n_windows;
 }
 
+/* Return @bytes times @of, at most UINT64_MAX. */
 static uint64_t share(uint64_t bytes, double of)
 {
-  return (uint64_t)((double)bytes * of);
+  const double part = (double)bytes * of;
+  return part >= 0x1p64 ? UINT64_MAX : (uint64_t)part;
 }
 
 /* Return the budget, as far as it is known before the smallest one is. */

@@ -74,7 +74,7 @@ __attribute__((format(printf, 1, 2), noreturn)) static void misuse(const char *f
 {
   va_list args;
   va_start(args, format);
-  fprintf(stderr, "stand-in for cuBLASLt: ");
+  fprintf(stderr, "fake cuBLASLt: ");
   vfprintf(stderr, format, args);
   fprintf(stderr, "\n");
   va_end(args);
@@ -159,7 +159,7 @@ static void driver_find(void)
   driver.drain = (drain_fn *)dlsym(library, "fake_drain");
   dlclose(library);
   if (!driver.place || !driver.put || !driver.status || !driver.is_captured || !driver.drain)
-    misuse("the driver in this process is not the stand-in");
+    misuse("the driver in this process is not the fake");
 }
 
 static void memory_check(const char *what, const void *at, uint64_t bytes)

@@ -59,7 +59,7 @@ void control_load(const char *variable, int (*set)(const char *text))
 {
   const char *text = getenv(variable);
   if (text && set(text)) {
-    fprintf(stderr, "stand-in: %s has a key that is not known: %s\n", variable, text);
+    fprintf(stderr, "fake driver: %s has a key that is not known: %s\n", variable, text);
     abort();
   }
 }

@@ -18,7 +18,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* The 16-byte name of the only table of private functions. */
-#define STANDIN_TABLE "stand-in's table"
+#define STANDIN_TABLE "fake's table"
 
 /*
  * Apply settings "key=value,key=value", from LADE_STANDIN when the library is loaded or from this call; other settings

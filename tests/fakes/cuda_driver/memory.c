@@ -234,7 +234,7 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
     return CUDA_OUT_OF_MEMORY;
   struct memory *memory = calloc(1, sizeof(*memory));
   LADE_ASSERT(memory);
-  int fd = memfd_create("stand-in", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  int fd = memfd_create("fake-gpu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   *memory = (struct memory){.fd = fd, .device = device, .bytes = bytes, .is_on_host = is_on_host, .n_refs = 1,
                             .can_export = properties->handle_types != 0};
   fake_alive(1);

@@ -52,7 +52,7 @@ void nccl_misuse(const struct ncclComm *comm, const char *format, ...)
 {
   va_list args;
   va_start(args, format);
-  fprintf(stderr, "stand-in for NCCL: rank %d of %d: ", comm->rank, comm->size);
+  fprintf(stderr, "fake NCCL: rank %d of %d: ", comm->rank, comm->size);
   vfprintf(stderr, format, args);
   fprintf(stderr, "\n");
   va_end(args);
@@ -182,7 +182,7 @@ const char *ncclGetErrorString(nccl_result result)
 
 const char *ncclGetLastError(nccl_handle handle)
 {
-  return "the stand-in was told so";
+  return "the fake was told so";
 }
 
 nccl_result ncclGetVersion(int *ret_version)

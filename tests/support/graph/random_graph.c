@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Draw graphs. */
+/* Draw random graphs. */
 #include "tests/support/graph/random_graph.h"
 
 #include <setjmp.h>
@@ -18,8 +18,8 @@ struct graph_drawer {
   lade_graph *graph;
   struct random_draw draw;
   uint64_t bytes[STORAGES_MOST]; /* by storage */
-  int n_given;                   /* the first storages: the caller's */
-  int forward[STORAGES_MOST], n_forward; /* made by the forward pass */
+  int n_given;                   /* given storages, which come first */
+  int forward[STORAGES_MOST], n_forward; /* storages that the forward pass made */
 };
 
 /* Operands of the op under way. */

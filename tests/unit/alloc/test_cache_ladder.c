@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ladder at the limit: each rung has its effect, none is climbed while a lower one suffices, and no request that
+ * The ladder at the limit: each step has its effect, none is climbed while a lower one suffices, and no request that
  * fits is refused. Queues are held by a gate, so that pending work stays pending until the test releases it. Further
  * the calls that the owner's function may make, the blocks that a climb examines, and the cache after threads end and
  * processes fork.
@@ -75,8 +75,8 @@ static void ladder_close(struct ladder *ladder)
   lade_device_close(ladder->bed.device);
 }
 
-/* Check the number of uses of each rung since the last call. */
-static void rungs_are(struct ladder *ladder, uint64_t moves, uint64_t events, uint64_t spills, uint64_t host_waits)
+/* Check the uses of each step of the ladder since the last call. */
+static void uses_are(struct ladder *ladder, uint64_t moves, uint64_t events, uint64_t spills, uint64_t host_waits)
 {
   struct lade_cache_stats now = stats_get(ladder->bed.cache), *before = &ladder->before;
   assert_int_equal(now.n_unmaps - before->n_unmaps, moves);
@@ -88,18 +88,18 @@ static void rungs_are(struct ladder *ladder, uint64_t moves, uint64_t events, ui
   *before = now;
 }
 
-/* ---- rungs ---- */
+/* ---- steps of the ladder ---- */
 
 static void what_is_done_is_joined_before_anything_else(void **state)
 {
   struct ladder ladder = ladder_open(state, NULL, NULL);
   queues_join(&ladder, LIMIT_CHUNKS);
   void *first = block_of(&ladder, 0, 2), *second = block_of(&ladder, 1, 2);
-  rungs_are(&ladder, 0, 0, 0, 0);
+  uses_are(&ladder, 0, 0, 0, 0);
   must_free(ladder.bed.cache, first);
   must_free(ladder.bed.cache, second);
   assert_ptr_equal(block_of(&ladder, 2, 4), first);
-  rungs_are(&ladder, 0, 0, 0, 0);
+  uses_are(&ladder, 0, 0, 0, 0);
   ladder_close(&ladder);
 }
 
@@ -117,7 +117,7 @@ static void idle_chunks_are_moved_before_queues_are_made_to_wait(void **state)
   for (int i = 0; i < 2; i++)
     must_free(ladder.bed.cache, idle[i]);
   assert_ptr_not_equal(block_of(&ladder, 2, 2), pending);
-  rungs_are(&ladder, 2, 0, 0, 0);
+  uses_are(&ladder, 2, 0, 0, 0);
   ladder_close(&ladder);
 }
 
@@ -134,7 +134,7 @@ static void pending_blocks_are_taken_by_event(void **state)
   hold(&ladder, 0);
   must_free(ladder.bed.cache, block);
   assert_ptr_equal(block_of(&ladder, 1, 4), block);
-  rungs_are(&ladder, 0, 1, 0, 0);
+  uses_are(&ladder, 0, 1, 0, 0);
   ladder_close(&ladder);
 }
 
@@ -149,7 +149,7 @@ static void neighbours_of_different_queues_are_taken_together(void **state)
   must_free(ladder.bed.cache, first);
   must_free(ladder.bed.cache, second);
   assert_ptr_equal(block_of(&ladder, 2, 4), first);
-  rungs_are(&ladder, 0, 2, 0, 0);
+  uses_are(&ladder, 0, 2, 0, 0);
   assert_false(lade_queue_poll(ladder.bed.queues[0], 1));
   ladder_close(&ladder);
 }
@@ -163,7 +163,7 @@ static void recorded_blocks_are_taken_by_event(void **state)
   assert_int_equal(lade_cache_record(ladder.bed.cache, block, ladder.bed.queues[1]), 0);
   must_free(ladder.bed.cache, block);
   assert_ptr_equal(block_of(&ladder, 2, 4), block);
-  rungs_are(&ladder, 0, 2, 0, 0);
+  uses_are(&ladder, 0, 2, 0, 0);
   ladder_close(&ladder);
 }
 
@@ -198,7 +198,7 @@ static void the_owner_is_asked_until_it_is_enough_and_nobody_waits(void **state)
   block_of(&ladder, 1, 4);
   assert_int_equal(owner.n_asked, 2);
   assert_false(lade_queue_poll(ladder.bed.queues[0], 1));
-  rungs_are(&ladder, 0, 1, 2, 0); /* one event covers the work before both frees */
+  uses_are(&ladder, 0, 1, 2, 0); /* one event covers the work before both frees */
   ladder_close(&ladder);
 }
 
@@ -211,7 +211,7 @@ static void the_host_waits_last_of_all(void **state)
   hold(&ladder, 0);
   must_free(ladder.bed.cache, block);
   assert_ptr_equal(block_of(&ladder, -1, 4), block); /* the host has no queue that could wait */
-  rungs_are(&ladder, 0, 0, 1, 1);
+  uses_are(&ladder, 0, 0, 1, 1);
   ladder_close(&ladder);
 }
 
@@ -285,7 +285,7 @@ static void what_fits_among_blocks_of_the_other_size_is_not_refused(void **state
   lade_cache *cache = ladder.bed.cache;
   void *large = must_alloc(cache, ladder.bed.queues[0], LIMIT_CHUNKS * CHUNK - MIB);
   void *small = must_alloc(cache, ladder.bed.queues[1], 512);
-  rungs_are(&ladder, 0, 0, 0, 0);
+  uses_are(&ladder, 0, 0, 0, 0);
   must_free(cache, small);
   must_free(cache, large);
   assert_int_equal(lade_cache_trim(cache, 0), 0);
@@ -293,7 +293,7 @@ static void what_fits_among_blocks_of_the_other_size_is_not_refused(void **state
   must_alloc(cache, ladder.bed.queues[0], (LIMIT_CHUNKS - 1) * CHUNK);
   must_alloc(cache, ladder.bed.queues[0], MIB); /* next to the small one */
   ladder.before = stats_get(cache);
-  rungs_are(&ladder, 0, 0, 0, 0);
+  uses_are(&ladder, 0, 0, 0, 0);
   ladder_close(&ladder);
 }
 
@@ -673,7 +673,7 @@ static void a_climb_to_other_queues_does_not_walk_past_what_lives(void **state)
   uint64_t n_before = ladder.bed.cache->n_looked_at;
   assert_ptr_equal(block_of(&ladder, 2, 4), first);
   assert_true(ladder.bed.cache->n_looked_at - n_before < LOOKS_PER_BLOCK * 4);
-  rungs_are(&ladder, 0, 2, 0, 0);
+  uses_are(&ladder, 0, 2, 0, 0);
   ladder_close(&ladder);
 }
 

@@ -320,7 +320,7 @@ static void versions_and_uses_of_drawn_graphs_are_those_of_a_plain_count(void **
   }
 }
 
-/* A count that stands at its limit is set by hand: the arrays of such a graph would take gigabytes. */
+/* Counts are set to their limits directly, because the arrays of so large a graph would take gigabytes. */
 static void limits_are_limits(void **state)
 {
   const struct lade_storage storage = storage_of("a", 1, false);

@@ -55,7 +55,7 @@ static void refused_at(const char *text, const char *const *names, int line)
 }
 #define refused(text, ...) refused_at(text, NAMES(__VA_ARGS__), __LINE__)
 
-/* A file of two storages, "x" and "h", and one op; one more field of the file, of "x" and of the op each. */
+/* A file of two storages, "x" and "h", and one op, with one more field each for the file, "x" and the op. */
 #define FILE_OF(of_file, of_storage, of_op) \
   "{\"schema_version\":1" of_file ",\"storages\":[{\"name\":\"x\",\"bytes\":1024" of_storage "}," \
   "{\"name\":\"h\",\"bytes\":512}],\"ops\":[{\"name\":\"conv.2\"" of_op "}]}"
@@ -224,7 +224,7 @@ static void texts_that_are_no_json_are_refused_with_their_place(void **state)
   assert_names(error.text, "graph: line 1", "depth");
   free(deep);
   for (size_t i = 0; i + 1 < sizeof(GOOD); i++) { /* every truncation */
-    char *part = strndup(GOOD, i); /* behind its end is memory of others, for the address sanitizer */
+    char *part = strndup(GOOD, i); /* of its own size, so that the address sanitizer finds a read past its end */
     assert_int_equal(parse(part, i, &graph), -EINVAL);
     free(part);
   }
@@ -331,7 +331,7 @@ static void files_that_cannot_be_read_are_refused(void **state)
   assert_null(graph);
 }
 
-/* Write @text into the pipe from a child, in pieces, with a pause behind the first. */
+/* Write @text into the pipe from a child process, in pieces, with a pause after the first. */
 static pid_t text_feed(int fd, const char *text)
 {
   const pid_t child = fork();

@@ -16,8 +16,8 @@
 #include "tests/support/graph_run.h"
 
 #define BATCH 2
-#define TIME 16
-#define ROWS (BATCH * TIME)
+#define SEQ_LEN 16
+#define ROWS (BATCH * SEQ_LEN)
 #define MICROBATCHES 2
 
 /* Tables several times as large as a layer, whose number of tokens is no multiple of a chunk. */
@@ -37,7 +37,7 @@ static struct lade_model_graph *graph_of(const struct lade_model *model, enum la
   struct lade_model_graph *graph = NULL;
   lade_kernels_init(&kernels, &cpu);
   const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
-                                           .batch = BATCH, .seq_len = TIME, .dropout = dropout, .kernels = &kernels,
+                                           .batch = BATCH, .seq_len = SEQ_LEN, .dropout = dropout, .kernels = &kernels,
                                            .n_threads = 1, .share = *share};
   if (lade_model_graph_create(&params, &error, &graph))
     print_error("%s\n", error.text);

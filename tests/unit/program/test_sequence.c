@@ -18,7 +18,7 @@
 #include "program/build.h"
 
 #define BATCH 2
-#define TIME 8
+#define SEQ_LEN 8
 
 enum manner { KEEP, RECOMPUTE, RECOMPUTE_EACH_TIME, N_MANNERS };
 
@@ -72,7 +72,7 @@ static void program_fixture_init(struct sequence_fixture *s, const struct shape 
                                       .pp = shape->n_stages, .schedule = shape->schedule,
                                       .virtual_stages = shape->n_chunks, .grad_reduce = LADE_F32};
   struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_F32,
-                                     .batch = BATCH, .seq_len = TIME, .kernels = &kernels, .n_threads = 1,
+                                     .batch = BATCH, .seq_len = SEQ_LEN, .kernels = &kernels, .n_threads = 1,
                                      .share = {.pp = shape->n_stages, .pp_rank = stage, .n_chunks = shape->n_chunks}};
   struct lade_error error;
   *s = (struct sequence_fixture){.shape = shape, .manner = manner, .stage = stage};

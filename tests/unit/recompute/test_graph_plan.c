@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Plans of a caller's graph. A plan's list replays with the bytes and the time that the plan states, within its budget,
- * and it depends on graph and parameters alone. On tiny graphs an exhaustive search takes no less time. A replay
+ * and it depends on graph and parameters alone. On tiny graphs an exhaustive search finds no faster list. A replay
  * refuses each kind of wrong list, and names the instruction.
  */
 #include <errno.h>
@@ -369,7 +369,7 @@ static void exact_check(const lade_graph *graph, uint64_t budget_bytes, struct e
   lade_graph_plan_destroy(plan);
 }
 
-/* A search by chance may miss the best plan, most often in the smallest budgets; it does in one of fifty. */
+/* A random search may miss the best plan, most often in the smallest budgets. Here it misses one of fifty. */
 static void plans_of_tiny_graphs_are_the_best_ones(void **state)
 {
   struct exact_counts counts = {0};
@@ -459,7 +459,7 @@ static void a_schedule_that_holds_nothing_is_found(void **state)
   lade_graph_destroy(graph);
 }
 
-/* A result that is kept behind an update of its maker's input has to be made again before that update. */
+/* A result that is kept after an update of its maker's input has to be made again before that update. */
 static void a_kept_value_is_made_again_before_its_inputs_change(void **state)
 {
   lade_graph *graph = graph_open();
@@ -584,7 +584,7 @@ static void an_allocation_that_fails_is_an_error_without_a_plan(void **state)
   lade_graph_destroy(graph);
 }
 
-/* ---- lists that are wrong ---- */
+/* ---- invalid lists ---- */
 
 enum { W, A, B, C, G, STAT, N_STORAGES }; /* storages of the graph below */
 enum { F0, F1, F1B, F2, B2, UP, ADD_STAT, N_OPS };
@@ -619,7 +619,7 @@ static lade_graph *replay_graph(void)
 #define PUT(storage, tier) {LADE_GRAPH_INSTR_PUT, storage, tier}
 #define GET(storage, tier) {LADE_GRAPH_INSTR_GET, storage, tier}
 
-/* A list that is right: a is dropped and made again. */
+/* A valid list: a is dropped and made again. */
 static const struct lade_graph_instr right_list[] = {OP(F0), OP(F1), DROP(A), OP(F1B), OP(F2), DROP(B), REDO(F0),
                                                      OP(B2), DROP(A), DROP(C), OP(UP), OP(ADD_STAT)};
 

@@ -30,7 +30,7 @@ static struct lade_graph_plan_params tiers_params(uint64_t budget_bytes, double 
                                          .to_host = path, .from_host = path, .to_store = path, .from_store = path};
 }
 
-/* Plan and replay; return the status. A plan that fits has the figures of its replay. */
+/* Plan, and check that a plan's figures equal those of its replay. Return the status. */
 static int plan_check(const lade_graph *graph, const struct lade_graph_plan_params *params,
                       struct lade_graph_plan_info *ret_info)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Schedules of recompute under changes. After any sequence of holds and releases a schedule is the one that an
- * evaluation from nothing gives. A rollback gives back the one before. Its list replays, with the bytes and the time
- * that the schedule states.
+ * Schedules of recompute under changes. After any sequence of holds and releases a schedule equals one that is
+ * evaluated from its decisions alone. A rollback restores the schedule before the changes. The list of a schedule
+ * replays with the bytes and the time that the schedule states.
  */
 #include <errno.h>
 #include <math.h>
@@ -127,7 +127,7 @@ static bool change_make(struct bench_schedule *bench)
   return true;
 }
 
-/* Make some changes, and keep them or take them back. */
+/* Make some changes, and commit them or roll them back. */
 static void changes_make(struct bench_schedule *bench)
 {
   struct remat_schedule *schedule = &bench->schedule;

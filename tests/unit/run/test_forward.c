@@ -16,7 +16,7 @@
 #include "run/forward.h"
 #include "tests/support/graph_run.h"
 
-#define TIME 24
+#define SEQ_LEN 24
 #define VOCABULARY 96
 
 struct fixture {
@@ -26,13 +26,13 @@ struct fixture {
   struct lade_model_graph *graph;
   struct graph_run run;
   lade_forward *forward;
-  int32_t tokens[TIME], targets[TIME];
+  int32_t tokens[SEQ_LEN], targets[SEQ_LEN];
 };
 
 static struct lade_model model_of(enum lade_family family)
 {
   struct lade_model model = {.name = "small", .family = family, .layers = 2, .heads = 4, .n_kv_heads = 4, .width = 32,
-                             .hidden = 64, .context = TIME, .vocabulary = VOCABULARY, .norm_eps = 1e-5f};
+                             .hidden = 64, .context = SEQ_LEN, .vocabulary = VOCABULARY, .norm_eps = 1e-5f};
   if (family == LADE_GPT2) {
     model.is_tied = true;
     model.hidden = 4 * model.width;
@@ -50,15 +50,15 @@ static void fixture_init(struct fixture *f, enum lade_family family)
   lade_kernels_init(&f->kernels, &cpu);
   assert_int_equal(lade_pool_create(2, &f->pool), 0);
   struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = &f->model, .dtype = LADE_F32, .batch = 1,
-                                  .seq_len = TIME, .kernels = &f->kernels, .n_threads = 2};
+                                  .seq_len = SEQ_LEN, .kernels = &f->kernels, .n_threads = 2};
   assert_int_equal(lade_model_graph_create(&how, NULL, &f->graph), 0);
   graph_run_init(&f->run, f->graph, &f->kernels, f->pool);
   graph_run_randomize(&f->run, 7, 0.2);
-  for (int i = 0; i < TIME; i++) {
+  for (int i = 0; i < SEQ_LEN; i++) {
     f->tokens[i] = (i * 37 + 11) % VOCABULARY;
     f->targets[i] = (i * 53 + 5) % VOCABULARY;
   }
-  struct lade_forward_params params = {.struct_size = sizeof(params), .model = &f->model, .seq_len = TIME,
+  struct lade_forward_params params = {.struct_size = sizeof(params), .model = &f->model, .seq_len = SEQ_LEN,
                                        .kernels = &f->kernels, .pool = f->pool};
   assert_int_equal(lade_forward_create(&params, NULL, &f->forward), 0);
   struct lade_values values = lade_forward_values(f->forward);
@@ -94,10 +94,10 @@ static void check_losses(enum lade_family family)
   double sum = 0;
   fixture_init(&f, family);
   double loss = graph_run_step(&f.run, f.tokens, f.targets, 1, false);
-  for (int n = 1; n <= TIME; n++) {
+  for (int n = 1; n <= SEQ_LEN; n++) {
     float logits[VOCABULARY] __attribute__((aligned(64)));
     assert_int_equal(lade_forward_logits(f.forward, f.tokens, n, logits), 0);
-    sum += loss_of(logits, f.targets[n - 1]) / TIME;
+    sum += loss_of(logits, f.targets[n - 1]) / SEQ_LEN;
   }
   assert_true(loss > 1);
   assert_true(fabs(sum - loss) < 1e-4 * loss);
@@ -123,7 +123,7 @@ static void test_refuses_tokens_and_lengths_out_of_range(void **state)
   (void)state;
   fixture_init(&f, LADE_GPT2);
   assert_int_equal(lade_forward_logits(f.forward, f.tokens, 0, logits), -EINVAL);
-  assert_int_equal(lade_forward_logits(f.forward, f.tokens, TIME + 1, logits), -EINVAL);
+  assert_int_equal(lade_forward_logits(f.forward, f.tokens, SEQ_LEN + 1, logits), -EINVAL);
   f.tokens[2] = VOCABULARY;
   assert_int_equal(lade_forward_logits(f.forward, f.tokens, 3, logits), -EINVAL);
   assert_int_equal(lade_forward_logits(f.forward, f.tokens, 2, logits), 0);

@@ -149,6 +149,18 @@ static void plans_take_no_enumerators_that_are_none(void **state)
   }
 }
 
+static void a_budget_of_any_percent_is_no_less_than_all_memory(void **state)
+{
+  for (int kind = LADE_BUDGET_PERCENT; kind <= LADE_BUDGET_PERCENT_DEVICE; kind++) {
+    struct lade_run_params run = run_make();
+    struct lade_plan_report report = {.struct_size = sizeof(report)};
+    run.budget = (struct lade_budget){.kind = (enum lade_budget_kind)kind, .percent = 1e300};
+    assert_int_equal(lade_plan_find(&run, &report, &error), 0);
+    assert_true(report.has_plan);
+    assert_true(report.budget_bytes[LADE_DEVICE] >= report.unconstrained_bytes);
+  }
+}
+
 static void structs_of_other_lengths_are_told(void **state)
 {
   struct lade_run_params run = run_make();
@@ -656,6 +668,7 @@ int main(void)
       cmocka_unit_test(an_error_has_a_negative_code),
       cmocka_unit_test(plans_take_no_numbers_that_are_none),
       cmocka_unit_test(plans_take_no_enumerators_that_are_none),
+      cmocka_unit_test(a_budget_of_any_percent_is_no_less_than_all_memory),
       cmocka_unit_test(structs_of_other_lengths_are_told),
       cmocka_unit_test(trainers_that_are_none_are_refused),
       cmocka_unit_test(trainers_refuse_what_is_missing),

@@ -16,7 +16,7 @@
 #include "tests/support/graph_run.h"
 
 #define BATCH 2
-#define TIME 12
+#define SEQ_LEN 12
 #define VOCABULARY 61
 #define STAGES_MOST 4
 #define MICROBATCHES_MOST 3
@@ -39,7 +39,7 @@ static struct lade_kernels kernels;
 static struct lade_model_graph *graph_make(const struct shape *shape, int n_stages, int stage)
 {
   struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &shape->model, .dtype = LADE_F32,
-                                     .batch = BATCH, .seq_len = TIME, .dropout = shape->dropout, .kernels = &kernels,
+                                     .batch = BATCH, .seq_len = SEQ_LEN, .dropout = shape->dropout, .kernels = &kernels,
                                      .n_threads = 1};
   params.share.pp = n_stages;
   params.share.pp_rank = stage;
@@ -59,13 +59,13 @@ struct pipeline {
   struct lade_model_graph *whole, *stages[STAGES_MOST];
   struct graph_run whole_run, runs[STAGES_MOST];
   float *boundary;
-  int32_t tokens[MICROBATCHES_MOST * BATCH * TIME], targets[MICROBATCHES_MOST * BATCH * TIME];
+  int32_t tokens[MICROBATCHES_MOST * BATCH * SEQ_LEN], targets[MICROBATCHES_MOST * BATCH * SEQ_LEN];
 };
 
 static void pipeline_init(struct pipeline *pipeline, const struct shape *shape)
 {
   *pipeline = (struct pipeline){.shape = shape, .whole = graph_make(shape, 1, 0)};
-  pipeline->boundary = calloc((size_t)(BATCH * TIME * shape->model.width), sizeof(float));
+  pipeline->boundary = calloc((size_t)(BATCH * SEQ_LEN * shape->model.width), sizeof(float));
   assert_non_null(pipeline->boundary);
   graph_run_init(&pipeline->whole_run, pipeline->whole, &kernels, NULL);
   graph_run_randomize(&pipeline->whole_run, 5, 0.1);
@@ -289,7 +289,7 @@ static void too_many_stages_are_refused(void **state)
 {
   struct lade_error error;
   struct lade_layer_span span;
-  assert_int_equal(lade_piece_layers(&gpt2, TIME, 10, 0, &error, &span), -EINVAL);
+  assert_int_equal(lade_piece_layers(&gpt2, SEQ_LEN, 10, 0, &error, &span), -EINVAL);
   assert_non_null(strstr(error.text, "from 1 to 9"));
 }
 

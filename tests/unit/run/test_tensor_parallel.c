@@ -21,8 +21,8 @@
 #include "tests/support/names.h"
 
 #define BATCH 2
-#define TIME 16
-#define ROWS (BATCH * TIME)
+#define SEQ_LEN 16
+#define ROWS (BATCH * SEQ_LEN)
 #define RANKS_MOST 8
 #define MICROBATCHES 2
 
@@ -61,7 +61,7 @@ static struct lade_model_graph *graph_make(const struct job *job, int tp, int ra
 {
   struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &job->model,
                                            .dtype = job->shape.dtype,
-                                     .batch = BATCH, .seq_len = TIME, .dropout = job->shape.dropout,
+                                     .batch = BATCH, .seq_len = SEQ_LEN, .dropout = job->shape.dropout,
                                      .kernels = &job->kernels, .n_threads = 1,
                                      .share = {.tp = tp, .tp_rank = rank, .is_sequence = job->shape.is_sequence}};
   struct lade_error error = {0};
