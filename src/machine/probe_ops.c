@@ -56,28 +56,28 @@ struct op_group {
 
 /* ---- memory ---- */
 
-static void rig_unmap(struct op_probe *rig)
+static void probe_unmap(struct op_probe *probe)
 {
-  lade_device_chunk_release(rig->device, rig->chunk);
-  if (rig->address)
-    lade_device_release(rig->device, rig->address, rig->bytes);
-  probe_area_finish(&rig->filled);
-  rig->chunk = NULL;
-  rig->address = 0;
+  lade_device_chunk_release(probe->device, probe->chunk);
+  if (probe->address)
+    lade_device_release(probe->device, probe->address, probe->bytes);
+  probe_area_finish(&probe->filled);
+  probe->chunk = NULL;
+  probe->address = 0;
 }
 
-static int rig_map(struct op_probe *rig, uint64_t bytes)
+static int probe_map(struct op_probe *probe, uint64_t bytes)
 {
   struct lade_device_info info;
-  lade_device_get_info(rig->device, &info);
-  rig->bytes = lade_align_up(bytes, info.chunk_bytes);
-  int rc = rig->gpu ? probe_area_init(&rig->filled, rig->bytes) : 0;
+  lade_device_get_info(probe->device, &info);
+  probe->bytes = lade_align_up(bytes, info.chunk_bytes);
+  int rc = probe->gpu ? probe_area_init(&probe->filled, probe->bytes) : 0;
   if (!rc)
-    rc = lade_device_reserve(rig->device, rig->bytes, &rig->address);
+    rc = lade_device_reserve(probe->device, probe->bytes, &probe->address);
   if (!rc)
-    rc = lade_device_chunk_create(rig->device, rig->bytes, &rig->chunk);
+    rc = lade_device_chunk_create(probe->device, probe->bytes, &probe->chunk);
   if (!rc)
-    rc = lade_device_map(rig->device, rig->address, rig->chunk);
+    rc = lade_device_map(probe->device, probe->address, probe->chunk);
   return rc;
 }
 
@@ -106,9 +106,9 @@ static void op_place(struct op_group *group, const struct lade_model_graph *grap
   group->workspace_bytes = LADE_MAX(group->workspace_bytes, op->workspace_bytes);
 }
 
-static void *tensor_at(const struct op_probe *rig, const struct op_group *group, int tensor)
+static void *tensor_at(const struct op_probe *probe, const struct op_group *group, int tensor)
 {
-  return tensor < 0 ? NULL : (char *)(uintptr_t)rig->address + group->place[tensor] - 1;
+  return tensor < 0 ? NULL : (char *)(uintptr_t)probe->address + group->place[tensor] - 1;
 }
 
 /* ---- contents ---- */
@@ -120,61 +120,61 @@ static void tokens_fill(int32_t *at, uint64_t bytes, int64_t vocabulary)
 }
 
 /* Fill @tensor with values of the magnitude that a step gives it. */
-static void tensor_fill(const struct op_probe *rig, const struct op_group *group, int tensor)
+static void tensor_fill(const struct op_probe *probe, const struct op_group *group, int tensor)
 {
-  const struct lade_tensor *what = &rig->graph->tensors[tensor];
-  void *at = rig->gpu ? rig->filled.at + group->place[tensor] - 1 : tensor_at(rig, group, tensor);
+  const struct lade_tensor *what = &probe->graph->tensors[tensor];
+  void *at = probe->gpu ? probe->filled.at + group->place[tensor] - 1 : tensor_at(probe, group, tensor);
   float low = -0.03f, high = 0.03f;
   if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS) {
-    tokens_fill(at, what->bytes, rig->graph->model.vocabulary);
+    tokens_fill(at, what->bytes, probe->graph->model.vocabulary);
     return;
   }
   if (what->kind == LADE_TENSOR_ACTIVATION && what->n_dims != 2) {
     low = 0.5f; /* statistics: reciprocal deviations, logarithms of sums */
     high = 4.0f;
   } else if (what->kind == LADE_TENSOR_ACTIVATION && what->producer >= 0 &&
-             !rig->graph->ops[what->producer].is_backward) {
+             !probe->graph->ops[what->producer].is_backward) {
     low = -1.7f;
     high = 1.7f;
   }
-  probe_fill(rig->params->pool, at, what->dtype, what->bytes, low, high);
+  probe_fill(probe->params->pool, at, what->dtype, what->bytes, low, high);
 }
 
 /* Fill the tensors that no earlier op of the group makes. Returns the device's status. */
-static int group_fill(const struct op_probe *rig, const struct op_group *group)
+static int group_fill(const struct op_probe *probe, const struct op_group *group)
 {
   for (int n = 0; n < group->n_ops; n++) {
-    const struct lade_op *op = &rig->graph->ops[group->ops[n]];
+    const struct lade_op *op = &probe->graph->ops[group->ops[n]];
     for (int i = 0; i < op->n_in; i++) {
       bool is_made = false;
       for (int before = 0; before < n && op->in[i] >= 0 && !is_made; before++)
-        is_made = group->ops[before] == rig->graph->tensors[op->in[i]].producer;
+        is_made = group->ops[before] == probe->graph->tensors[op->in[i]].producer;
       if (op->in[i] >= 0 && !is_made)
-        tensor_fill(rig, group, op->in[i]);
+        tensor_fill(probe, group, op->in[i]);
     }
   }
-  return rig->gpu ? probe_gpu_put(rig->gpu, rig->address, rig->filled.at, group->bytes) : 0;
+  return probe->gpu ? probe_gpu_put(probe->gpu, probe->address, probe->filled.at, group->bytes) : 0;
 }
 
 /* ---- time ---- */
 
-static int64_t op_run(const struct op_probe *rig, const struct op_group *group, int index)
+static int64_t op_run(const struct op_probe *probe, const struct op_group *group, int index)
 {
   _Alignas(64) char args[LADE_OP_ARGS_BYTES];
   const struct lade_step step = {.seed = 1, .lr = 1e-4f, .loss_scale = 1};
-  const struct lade_kernel_ctx ctx = {rig->params->pool, &step};
-  const struct lade_op *op = &rig->graph->ops[index];
+  const struct lade_kernel_ctx ctx = {probe->params->pool, &step};
+  const struct lade_op *op = &probe->graph->ops[index];
   struct lade_bind bind = {.n_microbatches = 1};
   for (int i = 0; i < op->n_in; i++)
-    bind.in[i] = (uintptr_t)tensor_at(rig, group, op->in[i]);
+    bind.in[i] = (uintptr_t)tensor_at(probe, group, op->in[i]);
   for (int i = 0; i < op->n_out; i++)
-    bind.out[i] = (uintptr_t)tensor_at(rig, group, op->out[i]);
-  bind.workspace = (uintptr_t)(rig->address + group->bytes);
-  lade_op_bind(rig->graph, index, &bind, args);
-  if (rig->gpu)
-    return probe_gpu_kernel_ns(rig->gpu, op->kernel, args);
+    bind.out[i] = (uintptr_t)tensor_at(probe, group, op->out[i]);
+  bind.workspace = (uintptr_t)(probe->address + group->bytes);
+  lade_op_bind(probe->graph, index, &bind, args);
+  if (probe->gpu)
+    return probe_gpu_kernel_ns(probe->gpu, op->kernel, args);
   int64_t start_ns = lade_now_ns();
-  rig->params->kernels->fn[op->kernel](&ctx, args);
+  probe->params->kernels->fn[op->kernel](&ctx, args);
   return lade_now_ns() - start_ns;
 }
 
@@ -189,7 +189,7 @@ static int64_t typical_ns(const int64_t *values, int n)
   return n > 2 ? (sum - largest) / (n - 1) : sum / n;
 }
 
-static int group_time(const struct op_probe *rig, const struct op_group *group, struct lade_cost *cost)
+static int group_time(const struct op_probe *probe, const struct op_group *group, struct lade_cost *cost)
 {
   int64_t (*ns)[N_PASSES] = calloc((size_t)group->n_ops, sizeof(*ns));
   if (!ns)
@@ -198,25 +198,25 @@ static int group_time(const struct op_probe *rig, const struct op_group *group, 
   int n_passes = 0, rc = 0;
   while (n_passes < N_PASSES && (n_passes == 0 || lade_now_ns() - start_ns < PASS_LIMIT_NS)) {
     for (int n = 0; n < group->n_ops; n++)
-      ns[n][n_passes] = op_run(rig, group, group->ops[n]);
+      ns[n][n_passes] = op_run(probe, group, group->ops[n]);
     n_passes++;
   }
   int first = n_passes > 1;
   for (int n = 0; n < group->n_ops && !rc; n++)
-    rc = lade_cost_set(cost, lade_cost_op_key(rig->graph, group->ops[n]),
+    rc = lade_cost_set(cost, lade_cost_op_key(probe->graph, group->ops[n]),
                        typical_ns(ns[n] + first, n_passes - first));
   free(ns);
   return rc;
 }
 
-static int group_measure(struct op_probe *rig, struct op_group *group, struct lade_cost *cost)
+static int group_measure(struct op_probe *probe, struct op_group *group, struct lade_cost *cost)
 {
-  int rc = rig_map(rig, group->bytes + group->workspace_bytes + ALIGN);
+  int rc = probe_map(probe, group->bytes + group->workspace_bytes + ALIGN);
   if (!rc)
-    rc = group_fill(rig, group);
+    rc = group_fill(probe, group);
   if (!rc)
-    rc = group_time(rig, group, cost);
-  rig_unmap(rig);
+    rc = group_time(probe, group, cost);
+  probe_unmap(probe);
   return rc;
 }
 
@@ -254,21 +254,21 @@ static int distinct_find(const struct lade_model_graph *graph, const struct lade
 }
 
 /* Measure @ops in groups that fit @limit_bytes. @place and @last_op have one entry per tensor. */
-static int groups_measure(struct op_probe *rig, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
+static int groups_measure(struct op_probe *probe, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
                           const int *last_op, struct lade_cost *cost)
 {
   int64_t start_ns = lade_now_ns();
   for (int first = 0, end; first < n_ops && lade_now_ns() - start_ns < TOTAL_LIMIT_NS; first = end) {
     struct op_group group = {.ops = ops + first, .place = place, .last_op = last_op};
-    memset(place, 0, (size_t)rig->graph->n_tensors * sizeof(*place));
+    memset(place, 0, (size_t)probe->graph->n_tensors * sizeof(*place));
     for (end = first; end < n_ops; end++) {
-      uint64_t more_bytes = op_bytes(rig->graph, &rig->graph->ops[ops[end]]);
+      uint64_t more_bytes = op_bytes(probe->graph, &probe->graph->ops[ops[end]]);
       if (end > first && group.bytes + group.workspace_bytes + more_bytes > limit_bytes)
         break;
-      op_place(&group, rig->graph, ops[end]);
+      op_place(&group, probe->graph, ops[end]);
     }
     group.n_ops = end - first;
-    int rc = group_measure(rig, &group, cost);
+    int rc = group_measure(probe, &group, cost);
     if (rc)
       return rc;
   }
@@ -276,32 +276,32 @@ static int groups_measure(struct op_probe *rig, const int *ops, int n_ops, uint6
 }
 
 /* Measure all groups, in memory of an own host device or of the GPU. */
-static int rig_run(struct op_probe *rig, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
+static int probe_run(struct op_probe *probe, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
                    const int *last_op, struct lade_error *error, struct lade_cost *cost)
 {
-  const struct lade_probe_params *params = rig->params;
+  const struct lade_probe_params *params = probe->params;
   struct lade_host_device_params host = {.struct_size = sizeof(host), .pool = params->pool};
   struct probe_gpu gpu;
   int rc;
   if (params->gpu) {
-    rig->device = params->gpu->device;
-    rig->gpu = &gpu;
+    probe->device = params->gpu->device;
+    probe->gpu = &gpu;
     rc = probe_gpu_init(&gpu, params->gpu);
   } else {
-    rc = lade_device_open_host(&host, error, &rig->device);
+    rc = lade_device_open_host(&host, error, &probe->device);
     if (rc)
       return rc;
   }
   if (!rc)
-    rc = groups_measure(rig, ops, n_ops, limit_bytes, place, last_op, cost);
+    rc = groups_measure(probe, ops, n_ops, limit_bytes, place, last_op, cost);
   if (!rc)
-    rc = lade_device_status(rig->device);
+    rc = lade_device_status(probe->device);
   if (rc)
     lade_error_set(error, rc, "probe: cannot measure ops: %s", strerror(-rc));
-  if (rig->gpu)
+  if (probe->gpu)
     probe_gpu_finish(&gpu);
   else
-    lade_device_close(rig->device);
+    lade_device_close(probe->device);
   return rc;
 }
 
@@ -314,7 +314,7 @@ int probe_ops(const struct lade_probe_params *params, struct lade_error *error, 
   uint64_t *place = calloc((size_t)graph->n_tensors, sizeof(*place));
   int n_ops = ops && place ? distinct_find(graph, cost, limit_bytes, ops) : -ENOMEM;
   int rc = n_ops < 0 ? lade_error_set(error, n_ops, "probe: out of memory") : 0;
-  struct op_probe rig = {.params = params, .graph = graph};
+  struct op_probe probe = {.params = params, .graph = graph};
   if (n_ops > 0) {
     int *last_op = ops + graph->n_ops;
     for (int op = 0; op < graph->n_ops; op++) {
@@ -323,7 +323,7 @@ int probe_ops(const struct lade_probe_params *params, struct lade_error *error, 
           last_op[graph->ops[op].in[i]] = op;
       }
     }
-    rc = rig_run(&rig, ops, n_ops, limit_bytes, place, last_op, error, cost);
+    rc = probe_run(&probe, ops, n_ops, limit_bytes, place, last_op, error, cost);
   }
   free(place);
   free(ops);

@@ -73,56 +73,56 @@ struct queue_probe {
   int n_places; /* of copies, on each side */
 };
 
-static void rig_finish(struct queue_probe *rig)
+static void probe_finish(struct queue_probe *probe)
 {
-  lade_queue_destroy(rig->compute);
-  lade_queue_destroy(rig->to_host);
-  lade_queue_destroy(rig->to_device);
-  lade_device_chunk_release(rig->device, rig->chunk);
-  if (rig->address)
-    lade_device_release(rig->device, rig->address, (size_t)rig->n_places * COPY_BYTES);
-  lade_device_close(rig->device);
-  probe_area_finish(&rig->host);
+  lade_queue_destroy(probe->compute);
+  lade_queue_destroy(probe->to_host);
+  lade_queue_destroy(probe->to_device);
+  lade_device_chunk_release(probe->device, probe->chunk);
+  if (probe->address)
+    lade_device_release(probe->device, probe->address, (size_t)probe->n_places * COPY_BYTES);
+  lade_device_close(probe->device);
+  probe_area_finish(&probe->host);
 }
 
-static int rig_init(struct queue_probe *rig, const struct lade_probe_params *params, struct lade_error *error)
+static int probe_init(struct queue_probe *probe, const struct lade_probe_params *params, struct lade_error *error)
 {
   struct lade_host_device_params device = {.struct_size = sizeof(device), .pool = params->pool};
-  int rc = lade_device_open_host(&device, error, &rig->device);
+  int rc = lade_device_open_host(&device, error, &probe->device);
   if (rc)
     return rc;
-  rig->n_places = (int)LADE_MAX(LADE_MIN(probe_room_bytes() / (3 * COPY_BYTES), N_COPIES), 1);
-  const size_t bytes = (size_t)rig->n_places * COPY_BYTES;
-  rc = lade_device_reserve(rig->device, bytes, &rig->address);
+  probe->n_places = (int)LADE_MAX(LADE_MIN(probe_room_bytes() / (3 * COPY_BYTES), N_COPIES), 1);
+  const size_t bytes = (size_t)probe->n_places * COPY_BYTES;
+  rc = lade_device_reserve(probe->device, bytes, &probe->address);
   if (!rc)
-    rc = lade_device_chunk_create(rig->device, bytes, &rig->chunk);
+    rc = lade_device_chunk_create(probe->device, bytes, &probe->chunk);
   if (!rc)
-    rc = lade_device_map(rig->device, rig->address, rig->chunk);
+    rc = lade_device_map(probe->device, probe->address, probe->chunk);
   if (!rc)
-    rc = probe_area_init(&rig->host, bytes);
+    rc = probe_area_init(&probe->host, bytes);
   if (!rc)
-    rc = lade_queue_create(rig->device, LADE_QUEUE_COMPUTE, &rig->compute);
+    rc = lade_queue_create(probe->device, LADE_QUEUE_COMPUTE, &probe->compute);
   if (!rc)
-    rc = lade_queue_create(rig->device, LADE_QUEUE_TO_HOST, &rig->to_host);
+    rc = lade_queue_create(probe->device, LADE_QUEUE_TO_HOST, &probe->to_host);
   if (!rc)
-    rc = lade_queue_create(rig->device, LADE_QUEUE_TO_DEVICE, &rig->to_device);
+    rc = lade_queue_create(probe->device, LADE_QUEUE_TO_DEVICE, &probe->to_device);
   return rc ? lade_error_set(error, rc, "probe: no host device to measure: %s", strerror(-rc)) : 0;
 }
 
 int probe_queues(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine *machine)
 {
-  struct queue_probe rig = {0};
-  int rc = rig_init(&rig, params, error);
+  struct queue_probe probe = {0};
+  int rc = probe_init(&probe, params, error);
   if (!rc) {
-    char *device = (char *)(uintptr_t)rig.address;
-    memset(device, 1, (size_t)rig.n_places * COPY_BYTES);
-    machine->launch_ns = launch_ns(rig.compute);
-    machine->to_host = link_measure(rig.to_host, rig.host.at, device, rig.n_places);
-    machine->to_device = link_measure(rig.to_device, device, rig.host.at, rig.n_places);
-    rc = lade_device_status(rig.device);
+    char *device = (char *)(uintptr_t)probe.address;
+    memset(device, 1, (size_t)probe.n_places * COPY_BYTES);
+    machine->launch_ns = launch_ns(probe.compute);
+    machine->to_host = link_measure(probe.to_host, probe.host.at, device, probe.n_places);
+    machine->to_device = link_measure(probe.to_device, device, probe.host.at, probe.n_places);
+    rc = lade_device_status(probe.device);
     if (rc)
       lade_error_set(error, rc, "probe: the host device failed: %s", strerror(-rc));
   }
-  rig_finish(&rig);
+  probe_finish(&probe);
   return rc;
 }

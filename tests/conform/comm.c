@@ -363,7 +363,7 @@ static void what_is_registered_is_read_where_it_is(void **state)
   struct lade_comm_info info;
   lade_comm *part = NULL;
   bool is_registered = false;
-  const bool may_refuse = world.device && getenv("LADE_STANDIN_NCCL");
+  const bool may_refuse = world.device && getenv("LADE_FAKE_NCCL");
   lade_comm_get_info(world.comm, &info);
   arena_create(&arena);
   if (!world.device)

@@ -94,24 +94,24 @@ def nccl_endings():
             ("none", "async=25", r"an asynchronous error of NCCL: remote process exited \(6\)"),
             ("none", "fail=ncclAllReduce,nth=21", r"ncclAllReduce: internal error \(3\)"),
             ("split", "fail=ncclCommSplit,nth=3", r"ncclCommSplit: internal error \(3\)")):
-        os.environ["LADE_STANDIN_NCCL"] = settings + ",rank=3"
+        os.environ["LADE_FAKE_NCCL"] = settings + ",rank=3"
         output, n_speakers = ending(what, everybody, [EIO, ECANCELED], late, words)
         require(len(re.findall(r"rank 3 gave up", output)) == RANKS - 1, "three ranks hear of the fourth's", output)
         require(n_speakers == 1, "one rank speaks", output)
     # Every rank says that it failed: mpirun, which then exits with 0, must not end the others before they did.
     os.environ["OMPI_MCA_orte_abort_on_non_zero_status"] = "0"
     for function, rank in (("ncclGetUniqueId", 0), ("ncclCommInitRankConfig", 2)):
-        os.environ["LADE_STANDIN_NCCL"] = f"fail={function},rank={rank}"
+        os.environ["LADE_FAKE_NCCL"] = f"fail={function},rank={rank}"
         _, output = ranks_run(RANKS, [PROGRAM, PATH, "none"])
         require(len(re.findall(r"^OPEN -[0-9]+: ", output, re.MULTILINE)) == RANKS
                 and re.search(rf"^OPEN {EIO}: {function}: internal error", output, re.MULTILINE)
                 and "END" not in output, f"{function}: no rank opens", output)
-    del os.environ["LADE_STANDIN_NCCL"], os.environ["OMPI_MCA_orte_abort_on_non_zero_status"]
+    del os.environ["LADE_FAKE_NCCL"], os.environ["OMPI_MCA_orte_abort_on_non_zero_status"]
 
 
 def unregistered():
     """Memory that NCCL does not register at one rank is registered at none, and everything works; one line says so."""
-    os.environ["LADE_STANDIN_NCCL"] = "fail=ncclCommRegister,forever=1,rank=1"
+    os.environ["LADE_FAKE_NCCL"] = "fail=ncclCommRegister,forever=1,rank=1"
     output = properties(2)
     require(len(re.findall(r"^LOG: NCCL moves through buffers of its own", output, re.MULTILINE)) == 1, "said once", output)
 

@@ -99,7 +99,7 @@ static void saves_remove(const char *dir)
 static int save(struct calls_fixture *fixture, struct lade_error *error)
 {
   struct lade_values values = lade_executor_values(fixture->run_fixture.executor, fixture->run_fixture.graph);
-  struct lade_checkpoint_state state = {.step = 2, .seed = 3, .loss_scale = 1, .model = "rig"};
+  struct lade_checkpoint_state state = {.step = 2, .seed = 3, .loss_scale = 1, .model = "fixture"};
   const struct lade_checkpoint_place place = {.dir = "saves"};
   return lade_checkpoint_save(&values, &state, &place, fixture->run_fixture.faults, error);
 }

@@ -35,7 +35,7 @@ cuda_result cuMemAddressReserve(cuda_address *ret_at, size_t bytes, size_t align
                                 unsigned long long flags);
 cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory memory, int type, unsigned long long flags);
 cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *ret_handle, cuda_address at);
-cuda_result cuStandinNovelty(int *ret_value);
+cuda_result cuFakeNovelty(int *ret_value);
 
 /* Find a function by the program's route; it must exist. */
 #define CALL(name) ((__typeof__(name) *)must_find(#name))
@@ -379,8 +379,8 @@ static void novelty(char **arguments)
   int value = 0;
   Dl_info info = {0};
   DO(CALL(cuInit)(0));
-  DO(CALL(cuStandinNovelty)(&value));
-  DO(CALL(cuGetExportTable)((const void **)&table, STANDIN_TABLE));
+  DO(CALL(cuFakeNovelty)(&value));
+  DO(CALL(cuGetExportTable)((const void **)&table, FAKE_TABLE));
   dladdr(table, &info);
   printf("novelty %d, table %s %s, none %d\n", value, *table == table ? "untouched" : "changed",
          info.dli_fname, route_find("cuNoSuchFunction") != NULL);

@@ -31,7 +31,7 @@ def environment(**more):
         paths = settings.get("LD_LIBRARY_PATH", "").split(":")
         settings["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path and path != os.path.dirname(HOLDER))
     else:
-        settings.update(LD_LIBRARY_PATH=FOLDER, LADE_STANDIN="devices=2")
+        settings.update(LD_LIBRARY_PATH=FOLDER, LADE_FAKE="devices=2")
     settings.update(more)
     return {name: value for name, value in settings.items() if value is not None}
 
@@ -177,12 +177,12 @@ def the_drivers_refusals_are_the_programs():
     for function, code, line in (("cuMemAlloc", 8, "700 from"), ("cuMemFree", 8, "700 from"), ("cuInit", 8, "700 from"),
                                  ("cuMemGetInfo", 8, "700 from"), ("cuDeviceTotalMem", 8, "700 from")):
         status, out, err, report = run(HOLDER, "soname", "once", options=["--budget", "4MiB"],
-                                       LADE_STANDIN=f"fail={function},code=700,forever=1")
+                                       LADE_FAKE=f"fail={function},code=700,forever=1")
         assert status == code and line in out and f"({function}" in out.replace("_v2", ""), (function, status, out, err)
         sums = [device for process in report["processes"] for device in process["devices"]]
         expected = {"cuMemFree": [MIB], "cuMemAlloc": [0]}.get(function, [])
         assert [device["bytes"] for device in sums] == [device["peak_bytes"] for device in sums] == expected, report
-    status, out, err, report = run(HOLDER, "lookup", "once", LADE_STANDIN="fail=cuGetProcAddress,nth=4,code=1")
+    status, out, err, report = run(HOLDER, "lookup", "once", LADE_FAKE="fail=cuGetProcAddress,nth=4,code=1")
     assert status == 9 and out.startswith("no cu"), (status, out)
 
 
@@ -212,7 +212,7 @@ def memory_of_graphs_counts():
     device = report["processes"][0]["devices"][0]
     assert device["kinds"]["graph"] == {"peak_bytes": 6 * MIB, "bytes": 6 * MIB, "taken": 2, "given_back": 1}, device
     assert device["refused"] == {"count": 3, "largest_bytes": 6 * MIB}, device
-    failing = run(HOLDER, "soname", "graphs", LADE_STANDIN="fail=cuGraphInstantiateWithFlags,nth=1,code=700")
+    failing = run(HOLDER, "soname", "graphs", LADE_FAKE="fail=cuGraphInstantiateWithFlags,nth=1,code=700")
     assert failing[0] == 8 and failing[3]["processes"][0]["devices"][0]["bytes"] == MIB, failing
 
 

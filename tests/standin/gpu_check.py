@@ -50,13 +50,13 @@ def small_make(scratch):
 def kernels_fail():
     """Failing benchmarks keep their measurements: of each table the lines before the launch that broke."""
     for nth, kept in (5, False), (40, True):
-        os.environ["LADE_STANDIN"] = f"fail=cuLaunchKernel,nth={nth},code=719"
+        os.environ["LADE_FAKE"] = f"fail=cuLaunchKernel,nth={nth},code=719"
         check = gpu_check.Check(patience=20)
         gpu_check.kernels_measure(check, build, "--small")
         assert check.counts == {"passed": 0, "failed": 1, "skipped": 0}, check.counts
         assert "| copy |" in check.tables and ("| add |" in check.tables) == kept, check.tables
         assert "| NT " in check.tables, "products are cuBLASLt's, and another process's"
-    os.environ["LADE_STANDIN"] = "memory=64"
+    os.environ["LADE_FAKE"] = "memory=64"
 
 
 def targets_are_found():
@@ -114,11 +114,11 @@ def peers_are_told(data):
 
 def steps_go_on_with_safer_attention(data):
     """A run that breaks is repeated once with the next kernel."""
-    os.environ["LADE_STANDIN"] = "memory=64,lose=60,lose_code=719"
+    os.environ["LADE_FAKE"] = "memory=64,lose=60,lose_code=719"
     check = gpu_check.Check(patience=20)
     assert gpu_check.step_measure(check, build, *gpu_check.SPEEDS[0][:2], data) is None
     assert check.counts["failed"] == (1 if os.environ.get("LADE_ATTENTION") else 2), check.counts
-    os.environ["LADE_STANDIN"] = "memory=64"
+    os.environ["LADE_FAKE"] = "memory=64"
 
 
 def everything_measure(scratch):

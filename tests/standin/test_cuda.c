@@ -47,36 +47,36 @@ static struct {
   cuda_result (*event_wait)(cuda_event event);
   cuda_result (*host_function)(cuda_stream stream, cuda_host_fn *fn, void *args);
   cuda_result (*memory_set)(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
-} standin;
+} fake;
 
 static bool fake_find(void)
 {
   const struct symbol wanted[] = {
-      {"fake_set", &standin.set},
-      {"fake_calls", &standin.calls},
-      {"fake_failed", &standin.failed},
-      {"fake_live", &standin.live},
-      {"cuInit", &standin.init},
-      {"cuCtxCreate_v2", &standin.context_create},
-      {"cuCtxDestroy_v2", &standin.context_destroy},
-      {"cuCtxGetCurrent", &standin.context_get},
-      {"cuStreamCreate", &standin.stream_create},
-      {"cuStreamDestroy_v2", &standin.stream_destroy},
-      {"cuStreamSynchronize", &standin.stream_wait},
-      {"cuStreamWaitEvent", &standin.stream_wait_event},
-      {"cuEventCreate", &standin.event_create},
-      {"cuEventDestroy_v2", &standin.event_destroy},
-      {"cuEventRecord", &standin.event_record},
-      {"cuEventSynchronize", &standin.event_wait},
-      {"cuLaunchHostFunc", &standin.host_function},
-      {"cuMemsetD8Async", &standin.memory_set},
+      {"fake_set", &fake.set},
+      {"fake_calls", &fake.calls},
+      {"fake_failed", &fake.failed},
+      {"fake_live", &fake.live},
+      {"cuInit", &fake.init},
+      {"cuCtxCreate_v2", &fake.context_create},
+      {"cuCtxDestroy_v2", &fake.context_destroy},
+      {"cuCtxGetCurrent", &fake.context_get},
+      {"cuStreamCreate", &fake.stream_create},
+      {"cuStreamDestroy_v2", &fake.stream_destroy},
+      {"cuStreamSynchronize", &fake.stream_wait},
+      {"cuStreamWaitEvent", &fake.stream_wait_event},
+      {"cuEventCreate", &fake.event_create},
+      {"cuEventDestroy_v2", &fake.event_destroy},
+      {"cuEventRecord", &fake.event_record},
+      {"cuEventSynchronize", &fake.event_wait},
+      {"cuLaunchHostFunc", &fake.host_function},
+      {"cuMemsetD8Async", &fake.memory_set},
   };
   return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
 }
 
 static int calm(void **state)
 {
-  return standin.set(CALM);
+  return fake.set(CALM);
 }
 
 static int open_with(const struct lade_cuda_device_params *given, struct lade_error *error, lade_device **ret_device)
@@ -119,8 +119,8 @@ static void what_is_missing_is_said_in_one_line(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct lade_error error = {0};
     lade_device *device = (lade_device *)&error;
-    assert_int_equal(standin.set(CALM), 0);
-    assert_int_equal(standin.set(cases[i].settings), 0);
+    assert_int_equal(fake.set(CALM), 0);
+    assert_int_equal(fake.set(cases[i].settings), 0);
     const struct lade_cuda_device_params params = {.ordinal = cases[i].ordinal,
                                                    .capacity_bytes = cases[i].capacity_bytes};
     assert_int_equal(open_with(&params, &error, &device), cases[i].code);
@@ -128,7 +128,7 @@ static void what_is_missing_is_said_in_one_line(void **state)
       fail_msg("'%s' does not say '%s'", error.text, cases[i].words);
     assert_null(strchr(error.text, '\n'));
     assert_ptr_equal(device, &error);
-    assert_int_equal(standin.live(), 0);
+    assert_int_equal(fake.live(), 0);
   }
 }
 
@@ -145,14 +145,14 @@ static void names_of_gpus(void **state)
 static void gpus_are_listed_by_their_uuids(void **state)
 {
   struct lade_cuda_seen all, slices;
-  assert_int_equal(standin.set("devices=3"), 0);
+  assert_int_equal(fake.set("devices=3"), 0);
   assert_true(!lade_cuda_list(NULL, &all) && all.n == 3);
   assert_memory_equal(all.names[2].uuid, ((unsigned char[16]){0x57, 0xad, [15] = 2}), 16);
   setenv("CUDA_VISIBLE_DEVICES", "MIG-57ad0000-0000-0000-0000-000000000002,0", 1);
-  assert_int_equal(standin.set("slices=2"), 0);
+  assert_int_equal(fake.set("slices=2"), 0);
   assert_true(!lade_cuda_list(NULL, &slices) && slices.n == 1);
   assert_memory_equal(&slices.names[0], &all.names[2], sizeof(all.names[2]));
-  assert_int_equal(unsetenv("CUDA_VISIBLE_DEVICES") + standin.set("slices=1,devices=1"), 0);
+  assert_int_equal(unsetenv("CUDA_VISIBLE_DEVICES") + fake.set("slices=1,devices=1"), 0);
 }
 
 static void the_public_name_opens_the_gpu(void **state)
@@ -195,7 +195,7 @@ static uint64_t *session_word(const struct session *s)
 static int set_bytes(void *stream, void *arg)
 {
   const struct session *s = arg;
-  return standin.memory_set(s->at + CHUNK, 0x5a, 4096, stream);
+  return fake.memory_set(s->at + CHUNK, 0x5a, 4096, stream);
 }
 
 static int set_word(void *stream, void *arg)
@@ -333,7 +333,7 @@ static void work_moves_through_every_kind_of_queue(void **state)
     assert_int_equal(((unsigned char *)s.host)[i], 0x5a);
   assert_int_equal(*session_word(&s), WORD);
   session_finish(&s);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 /* True for calls that the device repeats after a failure: a second unmap, an export's, memory with handles. */
@@ -350,22 +350,22 @@ static bool nth_call_fails(const char *function, uint64_t nth)
 {
   char settings[96];
   snprintf(settings, sizeof(settings), "fail=%s,nth=%llu,code=999", function, (unsigned long long)nth);
-  assert_int_equal(standin.set(settings), 0);
+  assert_int_equal(fake.set(settings), 0);
   struct session s = {0};
   struct lade_error error = {0};
   int status = session_play(&s, &error);
-  bool is_in_play = standin.failed() > 0;
+  bool is_in_play = fake.failed() > 0;
   if (is_in_play && !status && !is_made_again(function, nth) && !(s.device && lade_device_status(s.device)))
     fail_msg("call %llu of %s failed and nobody said so", (unsigned long long)nth, function);
   if (s.device && lade_device_status(s.device))
     assert_non_null(strstr(error.text, "CUDA_ERROR_UNKNOWN"));
   assert_true(is_in_play || !status);
   session_finish(&s);
-  bool is_met = standin.failed() > 0;
-  assert_int_equal(standin.set("fail=none"), 0);
-  if (standin.live() != 0)
+  bool is_met = fake.failed() > 0;
+  assert_int_equal(fake.set("fail=none"), 0);
+  if (fake.live() != 0)
     fail_msg("call %llu of %s failed and %lld things were left", (unsigned long long)nth, function,
-             (long long)standin.live());
+             (long long)fake.live());
   return is_met;
 }
 
@@ -387,7 +387,7 @@ static bool is_elsewhere(const char *function)
 static void any_driver_call_may_fail_and_nothing_leaks(void **state)
 {
   int n_met = 0;
-  assert_int_equal(standin.set("fail=none"), 0);
+  assert_int_equal(fake.set("fail=none"), 0);
   for (size_t i = 0; i < LADE_COUNT(functions); i++) {
     bool is_text = strncmp(functions[i], "cuGetError", 10) == 0; /* these make the messages */
     uint64_t nth = 1;
@@ -422,7 +422,7 @@ static bool pinned_is_the_drivers(const struct lade_pinned_params *how)
 static void pinned_memory_is_the_drivers_where_it_has_some(void **state)
 {
   lade_device *device = must_open();
-  const int64_t n_live = standin.live();
+  const int64_t n_live = fake.live();
   struct lade_pinned_params how = {.device = device, .bytes = CHUNK + 1, .limit_bytes = 2 * CHUNK, .numa_node = -1};
   assert_true(pinned_is_the_drivers(&how));
   how.numa_node = 0;
@@ -439,16 +439,16 @@ static void pinned_memory_is_the_drivers_where_it_has_some(void **state)
   assert_int_equal(setenv("LADE_CUDA_HOST_CHUNKS", "0", 1), 0);
   assert_false(pinned_is_the_drivers(&how));
   unsetenv("LADE_CUDA_HOST_CHUNKS");
-  assert_int_equal(standin.live(), n_live);
+  assert_int_equal(fake.live(), n_live);
   how.bytes = 0;
   assert_int_equal(lade_pinned_init(&(struct lade_pinned){0}, &how), -EINVAL);
   lade_device_close(device);
-  assert_int_equal(standin.set("host_chunks=0"), 0);
+  assert_int_equal(fake.set("host_chunks=0"), 0);
   how = (struct lade_pinned_params){.device = must_open(), .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
   assert_false(pinned_is_the_drivers(&how));
   assert_int_equal(lade_device_host_create(how.device, CHUNK, CHUNK, 0, &(struct lade_host_chunk){0}), -ENOTSUP);
   lade_device_close(how.device);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 /* Whatever call the driver refuses, the memory is allocated, and the attempt leaves nothing. */
@@ -458,14 +458,14 @@ static void pinned_memory_is_our_own_where_the_driver_refuses(void **state)
                                       "cuMemMap",                      "cuMemSetAccess", "cuMemsetD8Async"};
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
     lade_device *device = must_open();
-    const int64_t n_live = standin.live();
+    const int64_t n_live = fake.live();
     const struct lade_pinned_params how = {.device = device, .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
     char settings[96];
     snprintf(settings, sizeof(settings), "fail=%s,nth=1,code=2", calls[i]);
-    assert_int_equal(standin.set(settings), 0);
+    assert_int_equal(fake.set(settings), 0);
     assert_false(pinned_is_the_drivers(&how));
-    assert_int_equal(standin.failed(), 1);
-    assert_int_equal(standin.live(), n_live);
+    assert_int_equal(fake.failed(), 1);
+    assert_int_equal(fake.live(), n_live);
     assert_int_equal(lade_device_status(device), 0);
     assert_true(pinned_is_the_drivers(&how)); /* it failed once */
     lade_device_close(device);
@@ -485,7 +485,7 @@ struct captured {
 static int put_count(void *stream, void *arg)
 {
   struct captured *captured = arg;
-  return standin.host_function(stream, count_up, &captured->n_runs);
+  return fake.host_function(stream, count_up, &captured->n_runs);
 }
 
 static int pinned_try(lade_device *device)
@@ -516,7 +516,7 @@ static int put_beside_other(void *stream, void *arg)
 
 static int put_and_wait(void *stream, void *arg)
 {
-  return standin.stream_wait(stream);
+  return fake.stream_wait(stream);
 }
 
 /* The error appears only when the capture ends. */
@@ -530,26 +530,26 @@ static int put_and_take(void *stream, void *arg)
 static int put_outside_event(void *stream, void *arg)
 {
   struct captured *captured = arg;
-  return standin.stream_wait_event(stream, captured->event, 0);
+  return fake.stream_wait_event(stream, captured->event, 0);
 }
 
 static int put_inside_event(void *stream, void *arg)
 {
   struct captured *captured = arg;
-  return standin.event_record(captured->event, stream);
+  return fake.event_record(captured->event, stream);
 }
 
 static int event_make(void *arg)
 {
   struct captured *captured = arg;
-  return standin.event_create(&captured->event, 0);
+  return fake.event_create(&captured->event, 0);
 }
 
 static int event_use(void *arg)
 {
   struct captured *captured = arg;
-  cuda_result result = standin.event_wait(captured->event);
-  standin.event_destroy(captured->event);
+  cuda_result result = fake.event_wait(captured->event);
+  fake.event_destroy(captured->event);
   return result;
 }
 
@@ -571,7 +571,7 @@ static void a_graph_runs_when_it_is_launched(void **state)
   lade_queue_destroy(queue);
   lade_cuda_graph_destroy(graph);
   lade_device_close(captured.device);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 static void a_capture_that_fails_is_no_failure_of_the_device(void **state)
@@ -599,7 +599,7 @@ static void a_capture_that_fails_is_no_failure_of_the_device(void **state)
   assert_int_equal(lade_cuda_call(captured.device, event_use, &captured), CUDA_CAPTURED_EVENT);
   assert_int_equal(captured.n_runs, 0);
   lade_device_close(captured.device);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 /* ---- broken contexts ---- */
@@ -618,15 +618,15 @@ static void a_broken_context_ends_waiting_and_keeps_its_first_error(void **state
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct session s = {0};
     struct lade_error error = {0};
-    assert_int_equal(standin.set(cases[i].settings), 0);
+    assert_int_equal(fake.set(cases[i].settings), 0);
     assert_int_equal(session_play(&s, &error), cases[i].status);
     if (!strstr(error.text, cases[i].words))
       fail_msg("'%s' does not say '%s'", error.text, cases[i].words);
     assert_true(lade_queue_poll(s.queues[0], 3)); /* the counters still advanced */
     assert_int_equal(lade_device_status(s.device), cases[i].status);
     session_finish(&s);
-    assert_int_equal(standin.set("lose=0"), 0);
-    assert_int_equal(standin.live(), 0);
+    assert_int_equal(fake.set("lose=0"), 0);
+    assert_int_equal(fake.live(), 0);
   }
 }
 
@@ -652,28 +652,28 @@ static void an_address_without_memory_is_an_error(void **state)
 static void current_contexts_stay_current(void **state)
 {
   cuda_context own = NULL, now = NULL;
-  assert_int_equal(standin.init(0), 0);
-  assert_int_equal(standin.context_create(&own, 0, 0), 0);
+  assert_int_equal(fake.init(0), 0);
+  assert_int_equal(fake.context_create(&own, 0, 0), 0);
   struct session s = {0};
   struct lade_error error = {0};
   assert_int_equal(session_play(&s, &error), 0);
-  assert_int_equal(standin.context_get(&now), 0);
+  assert_int_equal(fake.context_get(&now), 0);
   assert_ptr_equal(now, own);
   session_finish(&s);
-  assert_int_equal(standin.context_get(&now), 0);
+  assert_int_equal(fake.context_get(&now), 0);
   assert_ptr_equal(now, own);
-  assert_int_equal(standin.context_destroy(own), 0);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.context_destroy(own), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 static void an_adopted_context_and_stream_are_used_and_left(void **state)
 {
   cuda_context own = NULL;
   cuda_stream stream = NULL;
-  assert_int_equal(standin.init(0), 0);
-  assert_int_equal(standin.context_create(&own, 0, 0), 0);
-  assert_int_equal(standin.stream_create(&stream, 0), 0);
-  assert_int_equal(standin.set("fail=none"), 0);
+  assert_int_equal(fake.init(0), 0);
+  assert_int_equal(fake.context_create(&own, 0, 0), 0);
+  assert_int_equal(fake.stream_create(&stream, 0), 0);
+  assert_int_equal(fake.set("fail=none"), 0);
   const struct lade_cuda_device_params params = {.context = own};
   lade_device *device = NULL;
   lade_queue *queue = NULL, *copies = NULL;
@@ -681,7 +681,7 @@ static void an_adopted_context_and_stream_are_used_and_left(void **state)
   unsigned char result[4096];
   lade_chunk *chunk = NULL;
   assert_int_equal(open_with(&params, NULL, &device), 0);
-  assert_int_equal(standin.calls("cuDevicePrimaryCtxRetain"), 0);
+  assert_int_equal(fake.calls("cuDevicePrimaryCtxRetain"), 0);
   assert_int_equal(lade_cuda_queue_adopt(device, LADE_QUEUE_HOST, stream, &queue), -EINVAL);
   assert_int_equal(lade_cuda_queue_adopt(device, LADE_QUEUE_COMPUTE, NULL, &queue), -EINVAL);
   assert_int_equal(lade_cuda_queue_adopt(device, LADE_QUEUE_COMPUTE, stream, &queue), 0);
@@ -689,7 +689,7 @@ static void an_adopted_context_and_stream_are_used_and_left(void **state)
   assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
   assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
   assert_int_equal(lade_device_map(device, at, chunk), 0);
-  assert_int_equal(standin.memory_set(at, 0x5a, 4096, stream), 0); /* the caller's own work, outside the queue */
+  assert_int_equal(fake.memory_set(at, 0x5a, 4096, stream), 0); /* the caller's own work, outside the queue */
   lade_cuda_queue_enqueue(queue, NULL, NULL, NULL, &count);
   lade_queue_wait(copies, queue, count);
   lade_queue_copy(copies, &(struct lade_copy){result, (void *)(uintptr_t)at, sizeof(result), 0, NULL}, &count);
@@ -701,9 +701,9 @@ static void an_adopted_context_and_stream_are_used_and_left(void **state)
   lade_device_chunk_release(device, chunk);
   lade_device_release(device, at, CHUNK);
   lade_device_close(device);
-  assert_int_equal(standin.live(), 2); /* the caller's context and stream */
-  assert_int_equal(standin.stream_destroy(stream), 0);
-  assert_int_equal(standin.context_destroy(own), 0);
+  assert_int_equal(fake.live(), 2); /* the caller's context and stream */
+  assert_int_equal(fake.stream_destroy(stream), 0);
+  assert_int_equal(fake.context_destroy(own), 0);
 }
 
 /* ---- measures ---- */
@@ -721,12 +721,12 @@ static void what_others_took_is_the_difference(void **state)
   assert_int_equal(before.opened_bytes, before.outside_bytes);
   assert_int_equal(info.capacity_bytes, before.total_bytes - before.opened_bytes);
   assert_int_equal(lade_device_chunk_create(device, 5 * CHUNK, &chunk), 0);
-  assert_int_equal(standin.context_create(&other, 0, 0), 0); /* another library's context */
+  assert_int_equal(fake.context_create(&other, 0, 0), 0); /* another library's context */
   assert_int_equal(lade_cuda_get_memory(device, &after), 0);
   assert_int_equal(after.free_bytes, before.free_bytes - 5 * CHUNK - (8 << 20));
   assert_int_equal(after.outside_bytes, before.outside_bytes + (8 << 20));
   assert_int_equal(after.opened_bytes, before.opened_bytes);
-  assert_int_equal(standin.context_destroy(other), 0);
+  assert_int_equal(fake.context_destroy(other), 0);
   lade_device_chunk_release(device, chunk);
   lade_device_close(device);
 }
@@ -738,7 +738,7 @@ static void memory_that_others_hold_is_refused(void **state)
   struct lade_device_info info;
   lade_chunk *chunk = NULL;
   lade_device_get_info(device, &info);
-  assert_int_equal(standin.set("memory=64"), 0);
+  assert_int_equal(fake.set("memory=64"), 0);
   assert_int_equal(lade_device_chunk_create(device, info.capacity_bytes, &chunk), -ENOMEM);
   lade_device_get_info(device, &info);
   assert_int_equal(info.created_bytes, 0);

@@ -40,7 +40,7 @@ static struct {
   fake_cublaslt_calls_fn *lt_calls;
   fake_cublaslt_failed_fn *lt_failed;
   fake_cublaslt_live_fn *lt_live;
-} standin;
+} fake;
 
 /* A device with mapped memory, and queues that compute and copy. */
 struct gpu {
@@ -258,12 +258,12 @@ static void missing_files_are_one_line(void **state)
   struct gpu gpu;
   struct lade_error error = {0};
   char library[4096];
-  snprintf(library, sizeof(library), "%s", getenv("LADE_STANDIN_KERNELS"));
-  unsetenv("LADE_STANDIN_KERNELS");
+  snprintf(library, sizeof(library), "%s", getenv("LADE_FAKE_KERNELS"));
+  unsetenv("LADE_FAKE_KERNELS");
   gpu_open(&gpu);
   assert_int_equal(lade_cuda_kernels_open(gpu.device, "nowhere", &error, &gpu.kernels), -ENOENT);
   assert_non_null(strstr(error.text, "nowhere/adamw.fatbin"));
-  setenv("LADE_STANDIN_KERNELS", library, 1);
+  setenv("LADE_FAKE_KERNELS", library, 1);
   gpu_close(&gpu);
 }
 
@@ -287,12 +287,12 @@ static void a_driver_too_old_for_the_kernels_is_one_line(void **state)
     struct lade_error error = {0};
     FILE *file = fopen(path, "w");
     assert_true(file && fputs(cases[i].toolkit, file) >= 0 && !fclose(file));
-    assert_int_equal(standin.set(cases[i].gpu), 0);
+    assert_int_equal(fake.set(cases[i].gpu), 0);
     gpu_open(&gpu);
-    assert_int_equal(standin.set(cases[i].fault), 0);
+    assert_int_equal(fake.set(cases[i].fault), 0);
     assert_int_equal(lade_cuda_kernels_open(gpu.device, folder, &error, &gpu.kernels), cases[i].status);
     assert_true(!cases[i].status || (strstr(error.text, "of CUDA 12.4, is too old") && strstr(error.text, folder)));
-    assert_int_equal(standin.set(CALM ",version=13000"), 0);
+    assert_int_equal(fake.set(CALM ",version=13000"), 0);
     gpu_close(&gpu);
   }
   assert_int_equal(unlink(path), 0);
@@ -310,18 +310,18 @@ static void every_call_of_loading_may_fail(void **state)
     for (int nth = 1; nth < 200; nth += nth < 3 ? 1 : 29) {
       char settings[128];
       struct lade_error error = {0};
-      int64_t live = standin.live();
+      int64_t live = fake.live();
       snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=2", calls[i], nth);
-      assert_int_equal(standin.set(settings), 0);
+      assert_int_equal(fake.set(settings), 0);
       int status = lade_cuda_kernels_open(gpu.device, "kernels", &error, &gpu.kernels);
-      bool has_failed = standin.failed() > 0;
-      assert_int_equal(standin.set(CALM), 0);
+      bool has_failed = fake.failed() > 0;
+      assert_int_equal(fake.set(CALM), 0);
       assert_int_equal(status, has_failed ? -ENOMEM : 0);
       assert_int_equal(*error.text != 0, has_failed);
       if (!has_failed)
         lade_cuda_kernels_close(gpu.kernels);
       gpu.kernels = NULL;
-      assert_int_equal(standin.live(), live);
+      assert_int_equal(fake.live(), live);
     }
   }
   assert_int_equal(lade_device_status(gpu.device), 0);
@@ -335,9 +335,9 @@ static void a_refused_launch_is_the_devices_status(void **state)
   kernels_open(&gpu);
   const struct lade_add_args args = {.n_elements = N, .x = at(&gpu, 1), .y = at(&gpu, 2)};
   assert_int_equal(run(&gpu, LADE_K_ADD, &args), 0);
-  assert_int_equal(standin.set("fail=cuLaunchKernel,nth=1,code=719"), 0);
+  assert_int_equal(fake.set("fail=cuLaunchKernel,nth=1,code=719"), 0);
   assert_int_equal(run(&gpu, LADE_K_ADD, &args), -EFAULT);
-  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(fake.set(CALM), 0);
   gpu_close(&gpu);
 }
 
@@ -457,11 +457,11 @@ static void products_are_the_librarys_and_right(void **state)
           const struct lade_matmul_args args = {.layout = (enum lade_matmul_layout)layout, .dtype = dtypes[d],
                                                 .out = is_wide ? LADE_F32 : dtypes[d], .m = shapes[s][0],
                                                 .n = shapes[s][1], .k = shapes[s][2], .accumulate = form == 3};
-          uint64_t before = standin.lt_calls("cublasLtMatmul");
+          uint64_t before = fake.lt_calls("cublasLtMatmul");
           bool is_own = dtypes[d] != LADE_F32 && s == LADE_COUNT(shapes) - 1;
           product_make(&p, &args, has_bias);
           product_check(&gpu, &p, 0);
-          assert_int_equal(standin.lt_calls("cublasLtMatmul") - before, !is_own);
+          assert_int_equal(fake.lt_calls("cublasLtMatmul") - before, !is_own);
         }
   gpu_close(&gpu);
 }
@@ -499,20 +499,20 @@ static void an_algorithm_is_chosen_once_for_a_kind(void **state)
   const struct lade_matmul_args args = {.dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 32};
   gpu_open(&gpu);
   kernels_open(&gpu);
-  assert_int_equal(standin.lt_set(CALM_LT), 0);
+  assert_int_equal(fake.lt_set(CALM_LT), 0);
   product_make(&p, &args, true);
   scratch_get(&gpu, &p.args);
-  assert_int_equal(standin.lt_calls(making[0]), 1);
-  int64_t live = standin.lt_live();
-  assert_int_equal(standin.lt_set(CALM_LT), 0);
+  assert_int_equal(fake.lt_calls(making[0]), 1);
+  int64_t live = fake.lt_live();
+  assert_int_equal(fake.lt_set(CALM_LT), 0);
   for (int i = 0; i < 3; i++)
     assert_int_equal(product_run(&gpu, &p, 0, got), 0);
-  assert_int_equal(standin.lt_calls("cublasLtMatmul"), 3);
+  assert_int_equal(fake.lt_calls("cublasLtMatmul"), 3);
   for (size_t i = 0; i < LADE_COUNT(making); i++)
-    assert_int_equal(standin.lt_calls(making[i]), 0);
-  assert_int_equal(standin.lt_live(), live);
+    assert_int_equal(fake.lt_calls(making[i]), 0);
+  assert_int_equal(fake.lt_live(), live);
   gpu_close(&gpu);
-  assert_int_equal(standin.lt_live(), 0);
+  assert_int_equal(fake.lt_live(), 0);
 }
 
 static void operands_that_lie_askew_are_the_plain_kernels(void **state)
@@ -522,12 +522,12 @@ static void operands_that_lie_askew_are_the_plain_kernels(void **state)
   const struct lade_matmul_args args = {.dtype = LADE_F32, .out = LADE_F32, .m = 16, .n = 24, .k = 32};
   gpu_open(&gpu);
   kernels_open(&gpu);
-  assert_int_equal(standin.lt_set(CALM_LT), 0);
+  assert_int_equal(fake.lt_set(CALM_LT), 0);
   product_make(&p, &args, true);
   product_check(&gpu, &p, 4);
-  assert_int_equal(standin.lt_calls("cublasLtMatmul"), 0);
+  assert_int_equal(fake.lt_calls("cublasLtMatmul"), 0);
   product_check(&gpu, &p, 16);
-  assert_int_equal(standin.lt_calls("cublasLtMatmul"), 1);
+  assert_int_equal(fake.lt_calls("cublasLtMatmul"), 1);
   gpu_close(&gpu);
 }
 
@@ -547,7 +547,7 @@ static void without_the_library_products_are_plain(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct lade_kernels table;
     gpu_open(&gpu);
-    assert_int_equal(standin.lt_set(cases[i].settings), 0);
+    assert_int_equal(fake.lt_set(cases[i].settings), 0);
     if (cases[i].wish)
       setenv("LADE_MATMUL", cases[i].wish, 1);
     kernels_open(&gpu);
@@ -559,9 +559,9 @@ static void without_the_library_products_are_plain(void **state)
     assert_non_null(strstr(lade_cuda_kernels_note(gpu.kernels), cases[i].words));
     product_make(&p, &args, true);
     product_check(&gpu, &p, 0);
-    assert_int_equal(standin.lt_calls("cublasLtMatmul") > 0, i == 0);
+    assert_int_equal(fake.lt_calls("cublasLtMatmul") > 0, i == 0);
     gpu_close(&gpu);
-    assert_int_equal(standin.lt_set(CALM_LT), 0);
+    assert_int_equal(fake.lt_set(CALM_LT), 0);
   }
   assert_true(keys[0] != keys[1] && keys[1] == keys[2] && keys[2] == keys[3]);
 }
@@ -600,13 +600,13 @@ static uint64_t attention_check(const struct attention_case *c, const uint16_t *
   struct lade_kernels table;
   struct lade_attention_fwd_args args = {.dtype = LADE_BF16, .batch = 1, .seq_len = SEQ_LEN, .heads = 1,
                                          .n_kv_heads = 1, .head_dim = DIM};
-  assert_int_equal(standin.set(CALM ",sm=90"), 0);
-  assert_int_equal(standin.set(c->gpu), 0);
+  assert_int_equal(fake.set(CALM ",sm=90"), 0);
+  assert_int_equal(fake.set(c->gpu), 0);
   setenv("LADE_ATTENTION", c->wish, 1);
-  setenv("LADE_STANDIN_IDLE", c->idle, 1);
+  setenv("LADE_FAKE_IDLE", c->idle, 1);
   gpu_open(&gpu);
   kernels_open(&gpu);
-  assert_int_equal(standin.set(CALM ",sm=90"), 0);
+  assert_int_equal(fake.set(CALM ",sm=90"), 0);
   lade_cuda_kernels_get(gpu.kernels, &table);
   const char *note = lade_cuda_kernels_attention_note(gpu.kernels);
   assert_string_equal(table.variant[LADE_K_ATTENTION_FWD], c->variants[0]);
@@ -621,7 +621,7 @@ static uint64_t attention_check(const struct attention_case *c, const uint16_t *
   move(&gpu, ret_out, args.out, SEQ_LEN * DIM * sizeof(*ret_out));
   uint64_t key = lade_kernels_key(&table);
   gpu_close(&gpu);
-  unsetenv("LADE_STANDIN_IDLE");
+  unsetenv("LADE_FAKE_IDLE");
   setenv("LADE_ATTENTION", "mma", 1);
   return key;
 }
@@ -675,15 +675,15 @@ static void attention_that_cannot_be_is_refused(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct gpu gpu;
     struct lade_error error = {0};
-    assert_int_equal(standin.set(cases[i].gpu), 0);
+    assert_int_equal(fake.set(cases[i].gpu), 0);
     gpu_open(&gpu);
     setenv("LADE_ATTENTION", cases[i].wish, 1);
-    int64_t live = standin.live();
-    assert_int_equal(standin.set(cases[i].fault), 0);
+    int64_t live = fake.live();
+    assert_int_equal(fake.set(cases[i].fault), 0);
     assert_int_equal(lade_cuda_kernels_open(gpu.device, "kernels", &error, &gpu.kernels), cases[i].status);
     assert_non_null(strstr(error.text, cases[i].words));
-    assert_int_equal(standin.set(CALM ",sm=90"), 0);
-    assert_int_equal(standin.live(), live);
+    assert_int_equal(fake.set(CALM ",sm=90"), 0);
+    assert_int_equal(fake.live(), live);
     setenv("LADE_ATTENTION", "mma", 1);
     gpu_close(&gpu);
   }
@@ -718,34 +718,34 @@ static void every_call_of_the_library_may_fail(void **state)
     for (int nth = 1; has_failed; nth++) {
       char settings[128];
       struct lade_error error = {0};
-      int64_t live = standin.live();
+      int64_t live = fake.live();
       snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=3", names[i], nth);
-      assert_int_equal(standin.lt_set(settings), 0);
+      assert_int_equal(fake.lt_set(settings), 0);
       int status = products_session(&p, &error);
-      has_failed = standin.lt_failed() > 0;
+      has_failed = fake.lt_failed() > 0;
       bool is_end = strstr(names[i], "Destroy") != NULL; /* a released object is gone, whatever the call returns */
-      assert_int_equal(standin.lt_set(CALM_LT), 0);
+      assert_int_equal(fake.lt_set(CALM_LT), 0);
       assert_int_equal(status, has_failed && !is_end ? -ENOMEM : 0);
       assert_int_equal(*error.text != 0, status != 0);
       assert_true(is_end || !status || strstr(error.text, "CUBLAS_STATUS_ALLOC_FAILED"));
-      assert_int_equal(standin.live(), live);
-      assert_int_equal(standin.lt_live(), 0);
+      assert_int_equal(fake.live(), live);
+      assert_int_equal(fake.lt_live(), 0);
     }
   }
 }
 
-static bool standins_find(void)
+static bool fakes_find(void)
 {
   const struct symbol cuda[] = {
-      {"fake_set", &standin.set},
-      {"fake_failed", &standin.failed},
-      {"fake_live", &standin.live},
+      {"fake_set", &fake.set},
+      {"fake_failed", &fake.failed},
+      {"fake_live", &fake.live},
   };
   const struct symbol cublaslt[] = {
-      {"fake_cublaslt_set", &standin.lt_set},
-      {"fake_cublaslt_calls", &standin.lt_calls},
-      {"fake_cublaslt_failed", &standin.lt_failed},
-      {"fake_cublaslt_live", &standin.lt_live},
+      {"fake_cublaslt_set", &fake.lt_set},
+      {"fake_cublaslt_calls", &fake.lt_calls},
+      {"fake_cublaslt_failed", &fake.lt_failed},
+      {"fake_cublaslt_live", &fake.lt_live},
   };
   return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) &&
          symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));
@@ -753,7 +753,7 @@ static bool standins_find(void)
 
 int main(void)
 {
-  if (!standins_find()) {
+  if (!fakes_find()) {
     printf("SKIP: the driver or the cuBLASLt here is not the fake\n");
     return 77;
   }

@@ -24,14 +24,14 @@ static struct {
   fake_set_fn *set;
   fake_calls_fn *calls;
   fake_live_fn *live;
-} standin;
+} fake;
 
 static lade_device *must_open(const char *settings)
 {
   const struct lade_cuda_device_params params = {.struct_size = sizeof(params)};
   lade_device *device = NULL;
-  assert_int_equal(standin.set("handles=1,channels=0"), 0);
-  assert_int_equal(standin.set(settings), 0);
+  assert_int_equal(fake.set("handles=1,channels=0"), 0);
+  assert_int_equal(fake.set(settings), 0);
   assert_int_equal(lade_device_open_cuda(&params, NULL, &device), 0);
   return device;
 }
@@ -48,14 +48,14 @@ static void memory_is_made_where_none_can_be_shared(void **state)
   assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
   assert_int_equal(lade_device_map(device, at, chunk), 0);
   lade_device_chunk_release(device, chunk);
-  assert_int_equal(standin.set("fail=none"), 0); /* resets the counts */
+  assert_int_equal(fake.set("fail=none"), 0); /* resets the counts */
   assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
-  assert_int_equal(standin.calls("cuMemCreate"), 1); /* a refused call is not repeated */
+  assert_int_equal(fake.calls("cuMemCreate"), 1); /* a refused call is not repeated */
   assert_int_equal(lade_device_status(device), 0);
   lade_device_chunk_release(device, chunk);
   lade_device_release(device, at, CHUNK);
   lade_device_close(device);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 static void count_up(void *args)
@@ -91,13 +91,13 @@ static void streams_that_share_a_channel_end_all_the_same(void **state)
   for (int i = 0; i < 3; i++)
     lade_queue_destroy(queues[i]);
   lade_device_close(device);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 int main(void)
 {
   const struct symbol wanted[] = {
-      {"fake_set", &standin.set}, {"fake_calls", &standin.calls}, {"fake_live", &standin.live}};
+      {"fake_set", &fake.set}, {"fake_calls", &fake.calls}, {"fake_live", &fake.live}};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(memory_is_made_where_none_can_be_shared),
       cmocka_unit_test(streams_that_share_a_channel_end_all_the_same),

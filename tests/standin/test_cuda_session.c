@@ -33,7 +33,7 @@ static struct {
   fake_cublaslt_calls_fn *lt_calls;
   fake_cublaslt_failed_fn *lt_failed;
   fake_cublaslt_live_fn *lt_live;
-} standin;
+} fake;
 
 static char model[] = "/tmp/lade-cuda-session-XXXXXX.json", residency[] = "/tmp/lade-cuda-session-XXXXXX.txt";
 
@@ -94,15 +94,15 @@ static int session_run(struct lade_error *error, uint64_t *ret_digest)
 
 static void nothing_is_left(void)
 {
-  assert_int_equal(standin.live(), 0);
-  assert_int_equal(standin.lt_live(), 0);
+  assert_int_equal(fake.live(), 0);
+  assert_int_equal(fake.lt_live(), 0);
 }
 
 static uint64_t digest_calm(void)
 {
   struct lade_error error = {0};
   uint64_t digest = 0;
-  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(fake.set(CALM), 0);
   if (session_run(&error, &digest))
     fail_msg("%s", error.text);
   nothing_is_left();
@@ -124,10 +124,10 @@ static void a_call_that_fails_has_a_name(void **state)
       uint64_t digest = 0;
       char settings[96];
       snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=%d", calls[i], nth, nth % 2 ? 2 : 999);
-      assert_int_equal(standin.set(settings), 0);
+      assert_int_equal(fake.set(settings), 0);
       int status = session_run(&error, &digest);
-      bool is_reached = standin.failed() > 0;
-      assert_int_equal(standin.set(CALM), 0);
+      bool is_reached = fake.failed() > 0;
+      assert_int_equal(fake.set(CALM), 0);
       n_failed += status != 0;
       if (status ? !is_reached || !*error.text || strchr(error.text, '\n') : digest != want)
         fail_msg("%s: status %d, digest %llx: %s", settings, status, (unsigned long long)digest, error.text);
@@ -149,18 +149,18 @@ static void the_host_tier_is_the_drivers_memory_or_pinned(void **state)
   struct lade_error error = {0};
   uint64_t digest = 0;
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
-    assert_int_equal(standin.set(cases[i].settings), 0);
+    assert_int_equal(fake.set(cases[i].settings), 0);
     if (session_run(&error, &digest))
       fail_msg("%s: %s", cases[i].settings, error.text);
     assert_true(digest == want);
-    assert_int_equal(standin.calls("cuMemHostRegister"), cases[i].n_pinned);
-    assert_int_equal(standin.set(CALM), 0);
+    assert_int_equal(fake.calls("cuMemHostRegister"), cases[i].n_pinned);
+    assert_int_equal(fake.set(CALM), 0);
     nothing_is_left();
   }
-  assert_int_equal(standin.set("host_chunks=0,fail=cuMemHostRegister"), 0);
+  assert_int_equal(fake.set("host_chunks=0,fail=cuMemHostRegister"), 0);
   assert_int_equal(session_run(&error, &digest), -ENOMEM);
   assert_non_null(strstr(error.text, "for the host tier; lower --host-budget"));
-  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(fake.set(CALM), 0);
   nothing_is_left();
 }
 
@@ -181,14 +181,14 @@ static void a_device_that_breaks_in_a_step_ends_it_by_name(void **state)
       if (session_open(&error, &session))
         fail_msg("%s", error.text);
       snprintf(settings, sizeof(settings), "lose=%d,lose_code=%d", nth, breaks[i].code);
-      assert_int_equal(standin.set(settings), 0);
+      assert_int_equal(fake.set(settings), 0);
       int status = lade_session_step(session, &report, &error);
       if (status != breaks[i].status || !strstr(error.text, breaks[i].words))
         fail_msg("%s: status %d, %s", settings, status, error.text);
       assert_int_equal(lade_session_step(session, &report, &again), status);
       assert_string_equal(again.text, error.text);
       lade_session_close(session);
-      assert_int_equal(standin.set(CALM), 0);
+      assert_int_equal(fake.set(CALM), 0);
       nothing_is_left();
     }
   }
@@ -200,10 +200,10 @@ static void memory_that_somebody_else_took_is_one_line(void **state)
 {
   struct lade_error error = {0};
   uint64_t digest = 0;
-  assert_int_equal(standin.set("fail=cuMemCreate,nth=1,code=2,forever=1"), 0);
+  assert_int_equal(fake.set("fail=cuMemCreate,nth=1,code=2,forever=1"), 0);
   assert_int_equal(session_run(&error, &digest), -ENOMEM);
   assert_non_null(strstr(error.text, "bytes of memory"));
-  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(fake.set(CALM), 0);
   nothing_is_left();
 }
 
@@ -222,14 +222,14 @@ static void a_graph_that_cannot_be_made_changes_no_number(void **state)
     uint64_t digest = 0;
     char settings[96];
     snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=2", cases[i].call, cases[i].nth);
-    assert_int_equal(standin.set(settings), 0);
+    assert_int_equal(fake.set(settings), 0);
     if (session_run(&error, &digest))
       fail_msg("%s: %s", settings, error.text);
-    assert_int_equal(standin.calls("cuGraphLaunch"), 0);
+    assert_int_equal(fake.calls("cuGraphLaunch"), 0);
     assert_true(digest == want);
     if (!strstr(notices, "one by one") || strchr(notices, '\n') != notices + strlen(notices) - 1)
       fail_msg("%s: %s", settings, notices);
-    assert_int_equal(standin.set(CALM), 0);
+    assert_int_equal(fake.set(CALM), 0);
     nothing_is_left();
   }
 }
@@ -247,14 +247,14 @@ static void a_product_refused_in_a_capture_is_not_refused_for_ever(void **state)
     uint64_t digest = 0;
     char settings[64];
     snprintf(settings, sizeof(settings), "fail=cublasLtMatmul,nth=%d,code=14", nth);
-    assert_int_equal(standin.lt_set(settings), 0);
+    assert_int_equal(fake.lt_set(settings), 0);
     int status = session_run(&error, &digest);
-    assert_true(standin.lt_failed() > 0);
+    assert_true(fake.lt_failed() > 0);
     is_refused_in_a_step = status != 0;
     if (status ? nth == 1 || !strstr(error.text, "CUBLAS_STATUS_INTERNAL_ERROR") : digest != want)
       fail_msg("%s: status %d, digest %llx: %s", settings, status, (unsigned long long)digest, error.text);
     assert_true(status || strstr(notices, "one by one"));
-    assert_int_equal(standin.lt_set("fail=none"), 0);
+    assert_int_equal(fake.lt_set("fail=none"), 0);
     nothing_is_left();
   }
   assert_true(digest_calm() == want);
@@ -267,10 +267,10 @@ static void what_the_gpu_holds_beside_the_arena_is_told_by_taker(void **state)
   struct lade_session_info info;
   struct lade_step_report report;
   lade_session *session = NULL;
-  assert_int_equal(standin.set(CALM), 0);
-  assert_int_equal(standin.set("modules=64,functions=1"), 0);
+  assert_int_equal(fake.set(CALM), 0);
+  assert_int_equal(fake.set("modules=64,functions=1"), 0);
   assert_int_equal(session_open(&error, &session), 0);
-  const uint64_t modules_bytes = standin.calls("cuModuleLoad") << 16;
+  const uint64_t modules_bytes = fake.calls("cuModuleLoad") << 16;
   for (int i = 0; i < 2; i++) {
     lade_session_get_info(session, &info);
     const uint64_t *taken = info.taken_bytes, kernels_bytes = taken[LADE_CUDA_KERNELS];
@@ -281,7 +281,7 @@ static void what_the_gpu_holds_beside_the_arena_is_told_by_taker(void **state)
     assert_int_equal(lade_session_step(session, &report, &error), 0);
   }
   lade_session_close(session);
-  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(fake.set(CALM), 0);
   nothing_is_left();
 }
 
@@ -303,23 +303,23 @@ static struct steady steady_step(void)
   struct lade_step_report report;
   lade_session *session = NULL;
   uint64_t n_made = 0;
-  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(fake.set(CALM), 0);
   assert_int_equal(session_open(&error, &session), 0);
   for (int i = 0; i < 2; i++)
     assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(making); i++)
-    n_made += standin.lt_calls(making[i]);
-  const uint64_t n_products = standin.lt_calls("cublasLtMatmul");
-  assert_int_equal(standin.set(CALM), 0);
+    n_made += fake.lt_calls(making[i]);
+  const uint64_t n_products = fake.lt_calls("cublasLtMatmul");
+  assert_int_equal(fake.set(CALM), 0);
   assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
-    if (standin.calls(calls[i]))
-      fail_msg("%s was called %d times", calls[i], (int)standin.calls(calls[i]));
+    if (fake.calls(calls[i]))
+      fail_msg("%s was called %d times", calls[i], (int)fake.calls(calls[i]));
   }
-  const struct steady steady = {standin.calls("cuLaunchKernel"), standin.lt_calls("cublasLtMatmul") - n_products,
-                                standin.calls("cuGraphLaunch")};
+  const struct steady steady = {fake.calls("cuLaunchKernel"), fake.lt_calls("cublasLtMatmul") - n_products,
+                                fake.calls("cuGraphLaunch")};
   for (size_t i = 0; i < LADE_COUNT(making); i++)
-    n_made -= standin.lt_calls(making[i]);
+    n_made -= fake.lt_calls(making[i]);
   assert_int_equal(n_made, 0);
   lade_session_close(session);
   return steady;
@@ -346,16 +346,16 @@ static void a_steady_step_takes_nothing_from_the_driver(void **state)
 static bool fake_find(void)
 {
   const struct symbol wanted[] = {
-      {"fake_set", &standin.set},
-      {"fake_calls", &standin.calls},
-      {"fake_failed", &standin.failed},
-      {"fake_live", &standin.live},
+      {"fake_set", &fake.set},
+      {"fake_calls", &fake.calls},
+      {"fake_failed", &fake.failed},
+      {"fake_live", &fake.live},
   };
   const struct symbol cublaslt[] = {
-      {"fake_cublaslt_set", &standin.lt_set},
-      {"fake_cublaslt_calls", &standin.lt_calls},
-      {"fake_cublaslt_failed", &standin.lt_failed},
-      {"fake_cublaslt_live", &standin.lt_live},
+      {"fake_cublaslt_set", &fake.lt_set},
+      {"fake_cublaslt_calls", &fake.lt_calls},
+      {"fake_cublaslt_failed", &fake.lt_failed},
+      {"fake_cublaslt_live", &fake.lt_live},
   };
   return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted)) &&
          symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));

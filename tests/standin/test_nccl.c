@@ -37,29 +37,29 @@ static struct {
   fake_nccl_failed_fn *failed;
   fake_nccl_live_fn *live;
   fake_nccl_direct_fn *direct;
-} standin;
+} fake;
 static struct lade_kernels kernels;
 
 static bool fake_find(void)
 {
   const struct symbol cuda[] = {
-      {"fake_set", &standin.cuda_set},
-      {"fake_failed", &standin.cuda_failed},
-      {"fake_live", &standin.cuda_live},
+      {"fake_set", &fake.cuda_set},
+      {"fake_failed", &fake.cuda_failed},
+      {"fake_live", &fake.cuda_live},
   };
   const struct symbol nccl[] = {
-      {"fake_nccl_set", &standin.set},
-      {"fake_nccl_calls", &standin.calls},
-      {"fake_nccl_failed", &standin.failed},
-      {"fake_nccl_live", &standin.live},
-      {"fake_nccl_direct", &standin.direct},
+      {"fake_nccl_set", &fake.set},
+      {"fake_nccl_calls", &fake.calls},
+      {"fake_nccl_failed", &fake.failed},
+      {"fake_nccl_live", &fake.live},
+      {"fake_nccl_direct", &fake.direct},
   };
   return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) && symbols_find("libnccl.so.2", nccl, LADE_COUNT(nccl));
 }
 
 static int calm(void **state)
 {
-  return standin.set(CALM_NCCL) || standin.cuda_set(CALM_CUDA);
+  return fake.set(CALM_NCCL) || fake.cuda_set(CALM_CUDA);
 }
 
 static lade_device *device_open(void)
@@ -151,7 +151,7 @@ static void session_must_work(lade_device *device)
   struct lade_error error = {0};
   if (session(device, NULL, &error))
     fail_msg("%s", error.text);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
 }
 
 /* ---- refusals ---- */
@@ -174,14 +174,14 @@ static void what_is_missing_is_said_in_one_line(void **state)
   assert_int_equal(lade_device_open_host(&params, NULL, &host), 0);
   refused(NULL, -EINVAL, "needs a CUDA device");
   refused(host, -EINVAL, "needs a CUDA device");
-  standin.set("version=21704");
+  fake.set("version=21704");
   refused(device, -ENOSYS, "of version code 21704 and Lade needs 2.18");
-  standin.set(CALM_NCCL);
-  standin.set("fail=ncclGetVersion");
+  fake.set(CALM_NCCL);
+  fake.set("fail=ncclGetVersion");
   refused(device, -ENOSYS, "it is no NCCL");
   lade_device_close(host);
   lade_device_close(device);
-  assert_int_equal(standin.cuda_live(), 0);
+  assert_int_equal(fake.cuda_live(), 0);
 }
 
 /* ---- calls that fail ---- */
@@ -199,17 +199,17 @@ static void nccl_call_fails(lade_device *device, const char *function, uint64_t 
   for (uint64_t nth = 1; nth <= n_calls; nth += 1 + nth / 8) {
     char settings[96];
     struct lade_error error = {0};
-    assert_int_equal(standin.set(CALM_NCCL), 0);
+    assert_int_equal(fake.set(CALM_NCCL), 0);
     snprintf(settings, sizeof(settings), "fail=%s,nth=%llu", function, (unsigned long long)nth);
-    assert_int_equal(standin.set(settings), 0);
+    assert_int_equal(fake.set(settings), 0);
     int status = session(device, NULL, &error);
-    if (standin.failed() && status == 0 && !is_silent(function) && strcmp(function, "ncclCommGetAsyncError") != 0)
+    if (fake.failed() && status == 0 && !is_silent(function) && strcmp(function, "ncclCommGetAsyncError") != 0)
       fail_msg("%s, call %llu: nobody says that it failed", function, (unsigned long long)nth);
     if (status) {
       assert_true(status == -EIO || status == -ENOSYS);
       assert_non_null(strstr(error.text, "nccl"));
     }
-    assert_int_equal(standin.live(), 0);
+    assert_int_equal(fake.live(), 0);
     assert_int_equal(lade_device_status(device), 0);
   }
 }
@@ -224,16 +224,16 @@ static void every_call_of_nccl_that_fails_is_named_and_leaves_nothing(void **sta
   };
   lade_device *device = device_open();
   for (size_t i = 0; i < LADE_COUNT(functions); i++) {
-    assert_int_equal(standin.set(CALM_NCCL), 0);
+    assert_int_equal(fake.set(CALM_NCCL), 0);
     session_must_work(device);
-    uint64_t n_calls = standin.calls(functions[i]);
+    uint64_t n_calls = fake.calls(functions[i]);
     if (strcmp(functions[i], "ncclGetErrorString") != 0 && strcmp(functions[i], "ncclGetLastError") != 0)
       nccl_call_fails(device, functions[i], strcmp(functions[i], "ncclCommAbort") == 0 ? 1 : n_calls);
   }
-  assert_int_equal(standin.set(CALM_NCCL), 0);
+  assert_int_equal(fake.set(CALM_NCCL), 0);
   session_must_work(device);
   lade_device_close(device);
-  assert_int_equal(standin.cuda_live(), 0);
+  assert_int_equal(fake.cuda_live(), 0);
 }
 
 /* Driver calls that the engine makes besides a device's own. */
@@ -249,14 +249,14 @@ static void refusals_of_the_driver_leave_nothing(void **state)
       struct lade_error error = {0};
       lade_device *device = device_open();
       snprintf(settings, sizeof(settings), "fail=%s,nth=%llu", functions[i], (unsigned long long)nth);
-      assert_int_equal(standin.cuda_set(settings), 0);
+      assert_int_equal(fake.cuda_set(settings), 0);
       int status = session(device, NULL, &error);
-      is_over = standin.cuda_failed() == 0;
+      is_over = fake.cuda_failed() == 0;
       assert_true(is_over ? status == 0 : status < 0 && error.text[0]);
-      assert_int_equal(standin.cuda_set(CALM_CUDA), 0);
+      assert_int_equal(fake.cuda_set(CALM_CUDA), 0);
       lade_device_close(device);
-      assert_int_equal(standin.live(), 0);
-      assert_int_equal(standin.cuda_live(), 0);
+      assert_int_equal(fake.live(), 0);
+      assert_int_equal(fake.cuda_live(), 0);
     }
   }
 }
@@ -273,10 +273,10 @@ static void allocations_that_fail_leave_nothing(void **state)
     int status = session(device, &faults, &error);
     is_over = lade_faults_injected(&faults) == 0;
     assert_int_equal(status, is_over ? 0 : -ENOMEM);
-    assert_int_equal(standin.live(), 0);
+    assert_int_equal(fake.live(), 0);
   }
   lade_device_close(device);
-  assert_int_equal(standin.cuda_live(), 0);
+  assert_int_equal(fake.cuda_live(), 0);
 }
 
 /* ---- registered memory ---- */
@@ -323,8 +323,8 @@ static uint64_t registered_run(lade_device *device, const char *settings, bool *
   struct lade_comm_info info;
   struct arena arena;
   lade_comm *comm = NULL;
-  assert_int_equal(standin.set(CALM_NCCL), 0);
-  assert_int_equal(standin.set(settings), 0);
+  assert_int_equal(fake.set(CALM_NCCL), 0);
+  assert_int_equal(fake.set(settings), 0);
   n_lines = 0;
   assert_int_equal(lade_comm_open(&params, &error, &comm), 0);
   lade_comm_get_info(comm, &info);
@@ -332,13 +332,13 @@ static uint64_t registered_run(lade_device *device, const char *settings, bool *
   arena_create(device, &arena);
   assert_int_equal(lade_comm_register(comm, &arena.range, &error, ret_is_registered), 0);
   assert_int_equal(kinds_run(comm, arena.range.data, &error), 0);
-  uint64_t n_direct = standin.direct();
+  uint64_t n_direct = fake.direct();
   if (*ret_is_registered)
     lade_comm_unregister(comm, arena.range.data);
-  assert_int_equal(standin.calls("ncclCommDeregister"), n_direct > 0);
+  assert_int_equal(fake.calls("ncclCommDeregister"), n_direct > 0);
   arena_destroy(device, &arena);
   lade_comm_close(comm);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
   return n_direct;
 }
 
@@ -356,7 +356,7 @@ static void an_arena_is_registered_with_nccl_where_it_can_be(void **state)
   assert_int_equal(registered_run(device, "version=21805", &is_registered), 0);
   assert_true(!is_registered && n_lines == 1 && strstr(last_line, "NCCL before 2.19 cannot"));
   lade_device_close(device);
-  assert_int_equal(standin.cuda_live(), 0);
+  assert_int_equal(fake.cuda_live(), 0);
 }
 
 /* ---- later failures ---- */
@@ -369,7 +369,7 @@ static void an_asynchronous_error_ends_the_work_and_sticks(void **state)
   void *data = NULL;
   assert_int_equal(comm_open(device, NULL, &error, &comm), 0);
   assert_int_equal(lade_comm_alloc(comm, 2 * N * sizeof(float), &error, &data), 0);
-  assert_int_equal(standin.set("async=1,async_code=6"), 0);
+  assert_int_equal(fake.set("async=1,async_code=6"), 0);
   const struct lade_collective c = {.kind = LADE_ALL_REDUCE, .n = N, .src = data, .dst = data};
   assert_int_equal(lade_comm_run(comm, &c, &error), -EIO);
   assert_non_null(strstr(error.text, "an asynchronous error of NCCL: remote process exited"));
@@ -380,9 +380,9 @@ static void an_asynchronous_error_ends_the_work_and_sticks(void **state)
   assert_int_equal(lade_device_status(device), 0);
   lade_comm_free(comm, data);
   lade_comm_close(comm);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
   lade_device_close(device);
-  assert_int_equal(standin.cuda_live(), 0);
+  assert_int_equal(fake.cuda_live(), 0);
 }
 
 static void a_device_that_breaks_is_the_communicator_s_error(void **state)
@@ -393,14 +393,14 @@ static void a_device_that_breaks_is_the_communicator_s_error(void **state)
     struct lade_error error = {0};
     lade_device *device = device_open();
     snprintf(settings, sizeof(settings), "lose=%d", nth);
-    assert_int_equal(standin.cuda_set(settings), 0);
+    assert_int_equal(fake.cuda_set(settings), 0);
     int status = session(device, NULL, &error);
     is_over = status == 0;
     assert_true(is_over || error.text[0]);
-    assert_int_equal(standin.cuda_set(CALM_CUDA), 0);
+    assert_int_equal(fake.cuda_set(CALM_CUDA), 0);
     lade_device_close(device);
-    assert_int_equal(standin.live(), 0);
-    assert_int_equal(standin.cuda_live(), 0);
+    assert_int_equal(fake.live(), 0);
+    assert_int_equal(fake.cuda_live(), 0);
   }
 }
 
@@ -415,7 +415,7 @@ static void an_abort_ends_what_hangs(void **state)
   assert_int_equal(comm_open(device, NULL, &error, &comm), 0);
   assert_int_equal(lade_comm_alloc(comm, N * sizeof(float), &error, &data), 0);
   assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMM, &queue), 0);
-  assert_int_equal(standin.set("async=1,async_code=0"), 0); /* hangs, without an error of NCCL */
+  assert_int_equal(fake.set("async=1,async_code=0"), 0); /* hangs, without an error of NCCL */
   const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .n = N, .src = data, .dst = data};
   struct lade_comm_work work = {.list = {&sum, 1}};
   assert_int_equal(lade_comm_launch(comm, queue, &work, &count), 0);
@@ -427,7 +427,7 @@ static void an_abort_ends_what_hangs(void **state)
   lade_queue_destroy(queue);
   lade_comm_free(comm, data);
   lade_comm_close(comm);
-  assert_int_equal(standin.live(), 0);
+  assert_int_equal(fake.live(), 0);
   lade_device_close(device);
 }
 

@@ -24,7 +24,7 @@ SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-train-")
 os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 if STANDIN:
-    os.environ["LADE_STANDIN_KERNELS"] = KERNELS
+    os.environ["LADE_FAKE_KERNELS"] = KERNELS
     os.environ["LADE_ATTENTION"] = "mma"  # trying all of them is slow here; others lack this head size
 with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine'} on the wall, {i}\n" for i in range(2000))

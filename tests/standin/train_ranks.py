@@ -26,8 +26,8 @@ STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5])
 NCCL_KIB = 512  # of a communicator
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-ranks-")
 os.chdir(SCRATCH.name)
-ENVIRONMENT.update(LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="mma", XDG_CACHE_HOME=os.getcwd(),
-                   LD_LIBRARY_PATH=STANDIN, LADE_STANDIN="devices=4", LADE_STANDIN_NCCL=f"memory={NCCL_KIB}")
+ENVIRONMENT.update(LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="mma", XDG_CACHE_HOME=os.getcwd(),
+                   LD_LIBRARY_PATH=STANDIN, LADE_FAKE="devices=4", LADE_FAKE_NCCL=f"memory={NCCL_KIB}")
 with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles of wine on the wall, {i}\n" for i in range(2000))
 with open("tiny.json", "w", encoding="utf-8") as file:
@@ -110,7 +110,7 @@ if sys.argv[5] != "seats":
     for layout in MORE if sys.argv[5] == "layouts" else SOME:
         layout_verify(layout, alone)
     refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
-            LADE_STANDIN_NCCL="fail=ncclAllReduce,nth=4,rank=1")
+            LADE_FAKE_NCCL="fail=ncclAllReduce,nth=4,rank=1")
     sys.exit(0)
 
 
@@ -133,17 +133,17 @@ for ranks, same in ((2, [shown(2, "$R", *two), shown(2, "$((2*R)),$((2*R+1))", *
             "changes bits", found)
 SHARED = "ranks 0 and 1 would share the GPU 57ad0000-0000-0000-0000-000000000002; each needs one of its own"
 refused(7, SHARED, command(2, *GPUS, *two), CUDA_VISIBLE_DEVICES="2")
-refused(7, "ranks 0 and 2 would share the GPU", command(4, *GPUS, *four), LADE_STANDIN="devices=2")
-refused(7, "ranks 0 and 1 would share the GPU", command(2, "--device", "cuda:1", *two), LADE_STANDIN="devices=2")
-refused(7, "there is no GPU number 2", command(2, "--device", "cuda:2", *two), LADE_STANDIN="devices=2")
+refused(7, "ranks 0 and 2 would share the GPU", command(4, *GPUS, *four), LADE_FAKE="devices=2")
+refused(7, "ranks 0 and 1 would share the GPU", command(2, "--device", "cuda:1", *two), LADE_FAKE="devices=2")
+refused(7, "there is no GPU number 2", command(2, "--device", "cuda:2", *two), LADE_FAKE="devices=2")
 
 # One rank alone cannot have its GPU: it is named, and all end with its code.
 for trouble, status, words in (("fail=cuInit,code=999", 7, "rank 1: cuInit: "), ("sm=70", 7, "rank 1: device cuda:0: "),
                                ("fail=cuDevicePrimaryCtxRetain,code=2", 4, "rank 1: device cuda:0: ")):
-    refused(status, words, shown(2, "$R", *two, wrap=f"env LADE_STANDIN=devices=4$([ $R = 0 ] || echo ,{trouble})"))
+    refused(status, words, shown(2, "$R", *two, wrap=f"env LADE_FAKE=devices=4$([ $R = 0 ] || echo ,{trouble})"))
 
 # With a GPU requested only if available: all ranks are on the host if one has to be, and report it.
-line = shown(2, "$R", *two, wrap="env LADE_STANDIN=devices=4$([ $R = 0 ] || echo ,sm=70)")
+line = shown(2, "$R", *two, wrap="env LADE_FAKE=devices=4$([ $R = 0 ] || echo ,sm=70)")
 line[-1] = line[-1].replace("cuda:0", "auto")
 run = summary(line)
 require(run["params_digest"] == summary(command(2, "--device", "host", *two))["params_digest"],
@@ -152,9 +152,9 @@ _, _, err = jobs.run(line, ENVIRONMENT)
 require("rank 1: device cuda:0: " in err and "; the host trains" in err, "nobody says that the host trains", err)
 
 # Slices of one GPU are two; one slice is not.
-SLICES = dict(ENVIRONMENT, LADE_STANDIN="devices=4,slices=2")
+SLICES = dict(ENVIRONMENT, LADE_FAKE="devices=4,slices=2")
 summary(shown(2, "MIG-57ad0000-0000-0000-0000-00000000000$R", *two), SLICES)
-refused(7, SHARED, shown(2, "MIG-57ad0000-0000-0000-0000-000000000002", *two), LADE_STANDIN=SLICES["LADE_STANDIN"])
+refused(7, SHARED, shown(2, "MIG-57ad0000-0000-0000-0000-000000000002", *two), LADE_FAKE=SLICES["LADE_FAKE"])
 
 # One machine with two names, as containers have them, has each GPU once; two machines of one name have one each.
 def elsewhere(gpus, script):

@@ -35,7 +35,7 @@ struct run_fixture_model run_fixture_tiny(enum lade_family family)
 }
 
 static const struct lade_machine run_fixture_machine = {
-    .name = "rig", .n_cores = 2, .is_unified = true, .device_bytes = UINT64_C(16) << 30,
+    .name = "fixture", .n_cores = 2, .is_unified = true, .device_bytes = UINT64_C(16) << 30,
     .host_bytes = UINT64_C(16) << 30,
     .matmul_flops_per_s = {[LADE_F32] = 1e11, [LADE_BF16] = 2e11, [LADE_F16] = 1e11}, .device_bytes_per_s = 1e10,
     .launch_ns = 1000, .to_host = {5000000000, 1000}, .to_device = {5000000000, 1000}, .is_duplex = true,
@@ -47,7 +47,7 @@ void run_fixture_init(struct run_fixture *run_fixture, const struct run_fixture_
   struct lade_error error = {0};
   struct lade_cpu cpu = lade_cpu_get();
   *run_fixture = (struct run_fixture){.model = *m, .chunk_bytes = 4096, .is_unified = true, .store_dir = "."};
-  struct lade_model model = {.name = "rig", .family = m->family, .layers = m->layers, .heads = 4, .n_kv_heads = 4,
+  struct lade_model model = {.name = "fixture", .family = m->family, .layers = m->layers, .heads = 4, .n_kv_heads = 4,
                              .width = m->width, .hidden = 4 * m->width, .context = m->seq_len,
                              .vocabulary = m->vocabulary, .is_tied = !m->is_untied, .norm_eps = 1e-5f};
   if (m->family == LADE_LLAMA) {

@@ -23,7 +23,7 @@ def run(*args, driver=None, **more):
     environment = dict(os.environ, **{"LADE_ATTENTION": "mma", **more})  # trying all of them is slow here
     environment.pop("LD_LIBRARY_PATH", None)
     if driver is not None:
-        environment.update(LD_LIBRARY_PATH=STANDIN, LADE_STANDIN=driver)
+        environment.update(LD_LIBRARY_PATH=STANDIN, LADE_FAKE=driver)
     result = subprocess.run([LADE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                             env=environment, cwd=SCRATCH.name)
     return result.returncode, result.stdout, result.stderr
@@ -99,20 +99,20 @@ refused(["cuda:1", "adamw.fatbin"], *TRAIN, "--device", "cuda:1", driver="device
 on_host(["cuda:0", "adamw.fatbin"], driver="devices=2")
 assert finding("--device", "cuda:0", code=7, driver="")["state"] == "missing"
 if KERNELS:
-    found = finding("--device", "cuda:0", driver="memory=512", LADE_STANDIN_KERNELS=KERNELS)
+    found = finding("--device", "cuda:0", driver="memory=512", LADE_FAKE_KERNELS=KERNELS)
     assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
     # The library that multiplies matrices; if it does not work a note says so, and a line of the run without it.
-    found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS)
+    found = finding(name="GPU matmul", driver="", LADE_FAKE_KERNELS=KERNELS)
     assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Stand-in GPU", found
-    found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_MATMUL="plain")
+    found = finding(name="GPU matmul", driver="", LADE_FAKE_KERNELS=KERNELS, LADE_MATMUL="plain")
     assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
     # The attention kernel: the one named, if this GPU has it; else the best correct one, with a line on those that are
     # wrong.
-    found = finding(name="GPU attention", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
+    found = finding(name="GPU attention", driver="", LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
     assert found["state"] == "ok" and found["text"] == "forward cuda_wgmma, backward cuda_wgmma", found
     refused(["cuda:0", "LADE_ATTENTION is 'wgmma'", "of 8.0"], *TRAIN, "--device", "cuda:0", driver="sm=80",
-            LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
-    wrong = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_STANDIN_IDLE": "attention_wgmma_fwd_128_bf16"}
+            LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
+    wrong = {"LADE_FAKE_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_FAKE_IDLE": "attention_wgmma_fwd_128_bf16"}
     found = finding(name="GPU attention", driver="", **wrong)
     assert found["state"] == "note" and "mma attends instead" in found["text"] and found["fix"], found
     code, out, err = run("doctor", driver="", LADE_MATMUL="plan")
@@ -121,7 +121,7 @@ if KERNELS:
     assert code == 2 and not out and "LADE_ATTENTION is 'onednn'" in err, (code, out, err)
     code, out, err = run("doctor", driver="", LADE_CUDA_GRAPHS="no")
     assert code == 2 and not out and "LADE_CUDA_GRAPHS is 'no'" in err, (code, out, err)
-    broken = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_STANDIN_CUBLASLT": "fail=cublasLtCreate,code=1"}
+    broken = {"LADE_FAKE_KERNELS": KERNELS, "LADE_FAKE_CUBLASLT": "fail=cublasLtCreate,code=1"}
     found = finding(name="GPU matmul", driver="", **broken)
     assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found
     # Failing runs on a GPU, in the driver's own words: missing memory, by a stated budget or because another process
@@ -145,30 +145,30 @@ if KERNELS:
                                   (1, "CUDA_ERROR_INVALID_VALUE", "fail=cuGraphLaunch,nth=2,code=1"),
                                   (1, "CUDA_ERROR_UNKNOWN", "fail=cuGraphLaunch,nth=2,code=999")):
         budget = ["--budget", "64MiB"] if status == 3 else []
-        code, out, err = run(*GPU, *budget, driver=driver, LADE_STANDIN_KERNELS=KERNELS)
+        code, out, err = run(*GPU, *budget, driver=driver, LADE_FAKE_KERNELS=KERNELS)
         assert code == status and not out and err.count("\n") == 1 and words in err, (driver, code, out, err)
     # Bytes on the GPU outside the plan, by taker, and as a row of the ledger.
     code, out, err = run("plan", "--json", "--model", "nano", "--layers", "1", "--device", "cuda:0",
-                         driver="modules=64,functions=1", LADE_STANDIN_KERNELS=KERNELS)
+                         driver="modules=64,functions=1", LADE_FAKE_KERNELS=KERNELS)
     plan, held = json.loads(out), json.loads(out)["outside"]
     assert code == 0 and held["context"] == 8 << 20 and held["kernels"] >= 20 << 16 and not held["nccl"] + held["others"], (plan, err)
     assert sum(held.values()) == plan["outside_bytes"] == plan["ledger"]["device"].pop("context"), plan
     assert plan["ledger"]["device"].pop("total") == plan["planned_peak_bytes"] + plan["outside_bytes"], plan
     assert sum(plan["ledger"]["device"].values()) == plan["planned_peak_bytes"], plan
     code, out, err = run("plan", "--model", "nano", "--layers", "1", "--device", "cuda:0", "--machine", "h200-141g",
-                         driver="", LADE_STANDIN_KERNELS=KERNELS)
+                         driver="", LADE_FAKE_KERNELS=KERNELS)
     assert code == 0 and "8.0 MiB of the GPU are outside of the budget: context 8.0 MiB, kernels 0 B" in out, (out, err)
     # Any driver error gives the documented exit code.
     for status, results in documented():
         for result in results:
-            code, out, err = run(*GPU, driver=f"lose=60,lose_code={result}", LADE_STANDIN_KERNELS=KERNELS)
+            code, out, err = run(*GPU, driver=f"lose=60,lose_code={result}", LADE_FAKE_KERNELS=KERNELS)
             assert code == status and not out and err.count("\n") == 1 and f"({result})" in err, (status, result, code, err)
     code, _, err = run(*GPU, "--steps", "0", driver="", **broken)
     assert code == 0 and "matrix products are plain kernels" in err and "cublasLtCreate" in err, (code, err)
     code, _, err = run(*GPU, "--steps", "0", driver="", **wrong)
     assert code == 0 and err.count("attention by wgmma is wrong") == 1, (code, err)
     for args in (["--link-rate", "1GiB"], ["--dp", "2"]):
-        code, out, err = run(*GPU, *args, driver="", LADE_STANDIN_KERNELS=KERNELS)
+        code, out, err = run(*GPU, *args, driver="", LADE_FAKE_KERNELS=KERNELS)
         assert code == 2 and not out and err.count("\n") == 1, (args, code, out, err)
 
 # A run on the host does not open the driver, although there is one.

@@ -59,7 +59,7 @@ static void mark_reset(void)
 static int run(struct run_fixture *run_fixture, const struct lade_plan *plan, struct lade_error *error)
 {
   struct lade_step_result result;
-  struct lade_checkpoint_state state = {.step = n_steps, .loss_scale = 1, .model = "rig"};
+  struct lade_checkpoint_state state = {.step = n_steps, .loss_scale = 1, .model = "fixture"};
   uint64_t digest;
   double loss;
   int status = run_fixture_open(run_fixture, plan, error);

@@ -175,7 +175,7 @@ static int field_set(struct options *options, const struct option *option, const
   case OPTION_COUNT:
   case OPTION_SEED:
     return integer_parse(option, text, error, field);
-  case OPTION_PACE:
+  case OPTION_INTERVAL:
     return pace_parse(option, text, error, field);
   case OPTION_REAL:
     return real_parse(option, text, error, field);

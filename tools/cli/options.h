@@ -32,7 +32,7 @@ enum option_type {
   OPTION_TEXT,    /* const char * */
   OPTION_FILES,   /* struct option_list; one or more words follow, and it may be repeated */
   OPTION_COUNT,   /* int64_t */
-  OPTION_PACE,    /* int64_t; the word auto is SAVE_INTERVAL_AUTO */
+  OPTION_INTERVAL, /* int64_t; the word auto is SAVE_INTERVAL_AUTO */
   OPTION_SEED,    /* uint64_t */
   OPTION_REAL,    /* double */
   OPTION_SIZE,    /* uint64_t, bytes */

@@ -167,7 +167,7 @@ static size_t field_bytes(enum option_type type)
 {
   static const size_t bytes[] = {
       [OPTION_FLAG] = sizeof(bool), [OPTION_TEXT] = sizeof(const char *), [OPTION_FILES] = sizeof(struct option_list),
-      [OPTION_COUNT] = sizeof(int64_t), [OPTION_PACE] = sizeof(int64_t), [OPTION_SEED] = sizeof(uint64_t),
+      [OPTION_COUNT] = sizeof(int64_t), [OPTION_INTERVAL] = sizeof(int64_t), [OPTION_SEED] = sizeof(uint64_t),
       [OPTION_REAL] = sizeof(double), [OPTION_SIZE] = sizeof(uint64_t), [OPTION_BUDGET] = sizeof(struct lade_budget),
       [OPTION_DEVICE] = sizeof(int), [OPTION_CHOICE] = sizeof(int)};
   return bytes[type];

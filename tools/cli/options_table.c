@@ -191,7 +191,7 @@ const struct option option_table[] = {
      .help = "write each step as a JSON line; a sweep appends the budget to the name"},
     {OPTION_TEXT, "save", "DIR", RUN, VERB_PLAN, AT(save), .unset = "none",
      .help = "write a checkpoint at the end and when interrupted; a sweep appends the budget to the name"},
-    {OPTION_PACE, "save-every", "N|auto", RUN, VERB_PLAN, AT(save_every), .unset = "at the end only", .least = 1,
+    {OPTION_INTERVAL, "save-every", "N|auto", RUN, VERB_PLAN, AT(save_every), .unset = "at the end only", .least = 1,
      .most = 4e9,
      .help = "steps between checkpoints; auto: the best interval for --mtbf and the measured time of a save"},
     {OPTION_REAL, "mtbf", "SECONDS", RUN, VERB_PLAN, AT(mtbf_seconds), .unset = "unknown", .least = 1e-9,

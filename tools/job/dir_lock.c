@@ -21,7 +21,7 @@
 #include "run/checkpoint.h"
 #include "tools/job/dir_lock.h"
 
-static int claim_refuse(int code, const char *dir, struct lade_error *error)
+static int lock_refuse(int code, const char *dir, struct lade_error *error)
 {
   return lade_error_set(error, code, "--save %s: %s", dir,
                         code == -EBUSY ? "another run saves into it: name another directory, or wait for it"
@@ -32,7 +32,7 @@ static int lock_take(const char *dir, int *ret_fd, struct lade_error *error)
 {
   char path[PATH_MAX];
   if (snprintf(path, sizeof(path), "%s/.lade.lock", dir) >= (int)sizeof(path))
-    return claim_refuse(-ENAMETOOLONG, dir, error);
+    return lock_refuse(-ENAMETOOLONG, dir, error);
   int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
   const int code = fd < 0 ? -errno : 0;
   struct stat status;
@@ -40,10 +40,10 @@ static int lock_take(const char *dir, int *ret_fd, struct lade_error *error)
     return lade_error_set(error, -EPERM, "--save %s: its .lade.lock is a link: remove it, or name another directory",
                           dir);
   if (fd < 0)
-    return claim_refuse(code, dir, error);
+    return lock_refuse(code, dir, error);
   if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
     close(fd);
-    return claim_refuse(-EBUSY, dir, error);
+    return lock_refuse(-EBUSY, dir, error);
   }
   *ret_fd = fd;
   return 0;
@@ -57,7 +57,7 @@ int dir_lock_take(const char *dir, const char *config, int *ret_fd, struct lade_
     return status;
   snprintf(path, sizeof(path), "%s/lade.conf", dir);
   if (mkdir(dir, 0777) && errno != EEXIST)
-    return claim_refuse(-errno, dir, error);
+    return lock_refuse(-errno, dir, error);
   int fd = -1;
   status = lock_take(dir, &fd, error);
   if (status)

@@ -93,7 +93,7 @@ int fake_cublaslt_set(const char *text)
 
 __attribute__((constructor)) static void settings_load(void)
 {
-  control_load("LADE_STANDIN_CUBLASLT", fake_cublaslt_set);
+  control_load("LADE_FAKE_CUBLASLT", fake_cublaslt_set);
 }
 
 /* Count a call and return its answer. Unless it fails, @n_made handles or descriptors are created. */

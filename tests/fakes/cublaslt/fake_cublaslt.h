@@ -14,13 +14,13 @@
  *
  * This header declares the control calls, which tests look up with dlsym.
  */
-#ifndef LADE_TEST_CUBLASLT_STANDIN_H
-#define LADE_TEST_CUBLASLT_STANDIN_H
+#ifndef LADE_TEST_FAKE_CUBLASLT_H
+#define LADE_TEST_FAKE_CUBLASLT_H
 
 #include <stdint.h>
 
 /*
- * Apply settings as in fake_driver.h, from LADE_STANDIN_CUBLASLT or this call:
+ * Apply settings as in fake_driver.h, from LADE_FAKE_CUBLASLT or this call:
  *   version=130100
  *   fail=cublasLtMatmul  nth=1  code=14  forever=0   that call number of that function returns code
  * Resets the counts. Return 0, or -1 for an unknown key.

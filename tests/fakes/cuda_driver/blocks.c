@@ -22,7 +22,7 @@
 EXPORT cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_bytes, cuda_address at);
 EXPORT cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *ret_handle, cuda_address at);
 EXPORT cuda_result cuGetExportTable(const void **ret_table, const void *id);
-EXPORT cuda_result cuStandinNovelty(int *ret_value);
+EXPORT cuda_result cuFakeNovelty(int *ret_value);
 EXPORT cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes);
 
 enum block_kind { BLOCK_MEMORY, BLOCK_IMPORT, BLOCK_ARRAY, BLOCK_POOL, BLOCK_EXTERNAL };
@@ -38,7 +38,7 @@ struct block {
   struct block *next;
 };
 
-static struct block *blocks; /* guarded by standin.lock */
+static struct block *blocks; /* guarded by fake.lock */
 
 /* ---- the list ---- */
 
@@ -57,24 +57,24 @@ static void block_add(const struct block *block)
   struct block *copy = malloc(sizeof(*copy));
   LADE_ASSERT(copy);
   *copy = *block;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   copy->next = blocks;
   blocks = copy;
-  standin.n_live++;
-  pthread_mutex_unlock(&standin.lock);
+  fake.n_live++;
+  pthread_mutex_unlock(&fake.lock);
 }
 
 /* Remove and return the first block in the list that is of @kind and has @key, or that belongs to @context. */
 static struct block *block_take(enum block_kind kind, uint64_t key, cuda_context context)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   struct block **at = &blocks;
   while (*at && (context ? (*at)->context != context : (*at)->kind != kind || (*at)->key != key))
     at = &(*at)->next;
   struct block *block = *at;
   if (block)
     *at = block->next;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return block;
 }
 
@@ -170,7 +170,7 @@ cuda_result cuMemFree(unsigned at)
 cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_bytes, cuda_address at)
 {
   cuda_result result = CUDA_INVALID_VALUE;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   for (const struct block *block = blocks; block && result; block = block->next) {
     if (block->is_mapped && at >= block->key && at - block->key < block->bytes) {
       if (ret_base)
@@ -180,7 +180,7 @@ cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_bytes, c
       result = 0;
     }
   }
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return result;
 }
 
@@ -332,13 +332,13 @@ cuda_result cuIpcOpenMemHandle_v2(cuda_address *ret_at, struct cuda_ipc_handle h
   cuda_address origin;
   memcpy(&bytes, handle.bytes, sizeof(bytes));
   memcpy(&origin, handle.bytes + sizeof(bytes), sizeof(origin));
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   struct block *open = import_find(origin, fake_context());
   if (open) {
     open->n_more++;
     *ret_at = open->key;
   }
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   if (open)
     return fake_enter("cuIpcOpenMemHandle", true);
   cuda_result result = memory_take("cuIpcOpenMemHandle", BLOCK_IMPORT, -1, 0, bytes, ret_at);
@@ -382,7 +382,7 @@ cuda_result cuGetExportTable(const void **ret_table, const void *id)
 {
   static const void *const table[] = {table};
   cuda_result result = fake_enter("cuGetExportTable", false);
-  if (result || memcmp(id, STANDIN_TABLE, strlen(STANDIN_TABLE)) != 0)
+  if (result || memcmp(id, FAKE_TABLE, strlen(FAKE_TABLE)) != 0)
     return result ? result : CUDA_NOT_FOUND;
   *ret_table = table;
   return 0;
@@ -393,8 +393,8 @@ cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes)
   return how ? CUDA_INVALID_VALUE : memory_take("cuMemAlloc", BLOCK_MEMORY, -1, 0, bytes, ret_at);
 }
 
-cuda_result cuStandinNovelty(int *ret_value)
+cuda_result cuFakeNovelty(int *ret_value)
 {
   *ret_value = 42;
-  return fake_enter("cuStandinNovelty", false);
+  return fake_enter("cuFakeNovelty", false);
 }

@@ -11,14 +11,14 @@
 #define CONTEXT_BYTES ((uint64_t)8 << 20)
 
 static const struct setting settings[] = {
-    {"version", &standin.version}, {"devices", &standin.devices}, {"sm", &standin.sm},
-    {"memory", &standin.memory},   {"words", &standin.words},     {"handles", &standin.handles},
-    {"channels", &standin.channels}, {"lose", &standin.lose},
-    {"lose_code", &standin.lose_code}, {"host_chunks", &standin.host_chunks}, {"slices", &standin.slices},
-    {"modules", &standin.modules}, {"functions", &standin.functions},
+    {"version", &fake.version}, {"devices", &fake.devices}, {"sm", &fake.sm},
+    {"memory", &fake.memory},   {"words", &fake.words},     {"handles", &fake.handles},
+    {"channels", &fake.channels}, {"lose", &fake.lose},
+    {"lose_code", &fake.lose_code}, {"host_chunks", &fake.host_chunks}, {"slices", &fake.slices},
+    {"modules", &fake.modules}, {"functions", &fake.functions},
     {NULL, NULL}};
 
-struct standin standin = {
+struct fake fake = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .changed = PTHREAD_COND_INITIALIZER,
     .control = {.settings = settings, .nth = 1, .code = CUDA_OUT_OF_MEMORY},
@@ -36,73 +36,73 @@ static _Thread_local bool is_in_host_function;
 
 int fake_set(const char *text)
 {
-  pthread_mutex_lock(&standin.lock);
-  standin.n_async = 0;
-  int status = control_set(&standin.control, text);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  fake.n_async = 0;
+  int status = control_set(&fake.control, text);
+  pthread_mutex_unlock(&fake.lock);
   return status;
 }
 
 __attribute__((constructor)) static void settings_load(void)
 {
-  control_load("LADE_STANDIN", fake_set);
+  control_load("LADE_FAKE", fake_set);
 }
 
 uint64_t fake_calls(const char *function)
 {
-  pthread_mutex_lock(&standin.lock);
-  uint64_t n = control_calls(&standin.control, function);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  uint64_t n = control_calls(&fake.control, function);
+  pthread_mutex_unlock(&fake.lock);
   return n;
 }
 
 uint64_t fake_failed(void)
 {
-  pthread_mutex_lock(&standin.lock);
-  uint64_t n = standin.control.n_failed;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  uint64_t n = fake.control.n_failed;
+  pthread_mutex_unlock(&fake.lock);
   return n;
 }
 
 int64_t fake_live(void)
 {
-  pthread_mutex_lock(&standin.lock);
-  int64_t n = standin.n_live;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  int64_t n = fake.n_live;
+  pthread_mutex_unlock(&fake.lock);
   return n;
 }
 
 void fake_alive(int n)
 {
-  pthread_mutex_lock(&standin.lock);
-  standin.n_live += n;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  fake.n_live += n;
+  pthread_mutex_unlock(&fake.lock);
 }
 
 void fake_turn_wait(void)
 {
-  while (standin.is_held && !pthread_equal(standin.holder, pthread_self()))
-    pthread_cond_wait(&standin.changed, &standin.lock);
+  while (fake.is_held && !pthread_equal(fake.holder, pthread_self()))
+    pthread_cond_wait(&fake.changed, &fake.lock);
 }
 
 void fake_hold(void)
 {
   fake_turn_wait();
-  standin.is_held = true;
-  standin.holder = pthread_self();
+  fake.is_held = true;
+  fake.holder = pthread_self();
 }
 
 void fake_let_go(void)
 {
-  standin.is_held = false;
-  pthread_cond_broadcast(&standin.changed);
+  fake.is_held = false;
+  pthread_cond_broadcast(&fake.changed);
 }
 
 cuda_result fake_enter(const char *function, bool wants_context)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   fake_turn_wait();
-  cuda_result result = (cuda_result)control_enter(&standin.control, function);
+  cuda_result result = (cuda_result)control_enter(&fake.control, function);
   cuda_context context = fake_context();
   if (!result && is_in_host_function)
     result = CUDA_INVALID_CONTEXT;
@@ -112,19 +112,19 @@ cuda_result fake_enter(const char *function, bool wants_context)
     result = context ? context->broken : CUDA_INVALID_CONTEXT;
   if (!result)
     result = fake_capture_refuses(function);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return result;
 }
 
 cuda_result fake_leave(const char *function)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   fake_turn_wait();
-  cuda_result result = (cuda_result)control_enter(&standin.control, function);
+  cuda_result result = (cuda_result)control_enter(&fake.control, function);
   cuda_context context = fake_context();
   if (!result && context)
     result = context->broken;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return result;
 }
 
@@ -136,27 +136,27 @@ void fake_in_host_function(bool is_inside)
 void fake_break(cuda_context context, cuda_result code)
 {
   context->broken = context->broken ? context->broken : code;
-  pthread_cond_broadcast(&standin.changed);
+  pthread_cond_broadcast(&fake.changed);
 }
 
 /* ---- memory counts ---- */
 
 bool fake_take(int device, uint64_t bytes)
 {
-  pthread_mutex_lock(&standin.lock);
-  bool is_there = bytes <= (standin.memory << 20) - standin.used_bytes[device];
+  pthread_mutex_lock(&fake.lock);
+  bool is_there = bytes <= (fake.memory << 20) - fake.used_bytes[device];
   if (is_there)
-    standin.used_bytes[device] += bytes;
-  pthread_mutex_unlock(&standin.lock);
+    fake.used_bytes[device] += bytes;
+  pthread_mutex_unlock(&fake.lock);
   return is_there;
 }
 
 void fake_give_back(int device, uint64_t bytes)
 {
-  pthread_mutex_lock(&standin.lock);
-  LADE_ASSERT(bytes <= standin.used_bytes[device]);
-  standin.used_bytes[device] -= bytes;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  LADE_ASSERT(bytes <= fake.used_bytes[device]);
+  fake.used_bytes[device] -= bytes;
+  pthread_mutex_unlock(&fake.lock);
 }
 
 int fake_library_take(uint64_t bytes)
@@ -207,10 +207,10 @@ cuda_context fake_context(void)
 
 cuda_result fake_status(void)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   cuda_context context = fake_context();
   cuda_result result = context ? context->broken : CUDA_INVALID_CONTEXT;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return result;
 }
 
@@ -224,8 +224,8 @@ static int visible_count(void)
   int n = list && *list ? 1 : 0;
   for (const char *at = list; at && *at; at++)
     n += *at == ',';
-  n = list ? n : (int)LADE_MIN(standin.devices, MAX_DEVICES);
-  return standin.slices > 1 ? LADE_MIN(n, 1) : n;
+  n = list ? n : (int)LADE_MIN(fake.devices, MAX_DEVICES);
+  return fake.slices > 1 ? LADE_MIN(n, 1) : n;
 }
 
 /*
@@ -258,13 +258,13 @@ cuda_result cuInit(unsigned flags)
     return CUDA_NO_DEVICE;
   is_started = true;
   for (int i = 0; i < MAX_DEVICES; i++)
-    standin.primary[i].device = i;
+    fake.primary[i].device = i;
   return 0;
 }
 
 cuda_result cuDriverGetVersion(int *ret_version)
 {
-  *ret_version = (int)standin.version;
+  *ret_version = (int)fake.version;
   return fake_enter("cuDriverGetVersion", false);
 }
 
@@ -333,21 +333,21 @@ cuda_result cuDeviceGetUuid_v2(struct cuda_uuid *ret_uuid, cuda_device_id id)
 cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id id)
 {
   cuda_result result = fake_enter("cuDeviceGetAttribute", false);
-  *ret_value = attribute == CUDA_ATTRIBUTE_CAPABILITY_MAJOR   ? (int)standin.sm / 10
-               : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)standin.sm % 10
-               : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)standin.words
-               : attribute == CUDA_ATTRIBUTE_HOST_CHUNKS      ? (int)standin.host_chunks
+  *ret_value = attribute == CUDA_ATTRIBUTE_CAPABILITY_MAJOR   ? (int)fake.sm / 10
+               : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)fake.sm % 10
+               : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)fake.words
+               : attribute == CUDA_ATTRIBUTE_HOST_CHUNKS      ? (int)fake.host_chunks
                : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
                : attribute == CUDA_ATTRIBUTE_PCI_DOMAIN       ? 0
                : attribute == CUDA_ATTRIBUTE_PCI_BUS          ? 0xc1
-               : attribute == CUDA_ATTRIBUTE_PCI_DEVICE       ? 1 + physical_device(id) / (int)standin.slices
+               : attribute == CUDA_ATTRIBUTE_PCI_DEVICE       ? 1 + physical_device(id) / (int)fake.slices
                                                               : 1; /* also the number of multiprocessors */
   return result;
 }
 
 cuda_result cuDeviceTotalMem_v2(size_t *ret_bytes, cuda_device_id id)
 {
-  *ret_bytes = standin.memory << 20;
+  *ret_bytes = fake.memory << 20;
   return fake_enter("cuDeviceTotalMem", false);
 }
 
@@ -356,30 +356,30 @@ cuda_result cuDevicePrimaryCtxRetain(cuda_context *ret_context, cuda_device_id i
   cuda_result result = fake_enter("cuDevicePrimaryCtxRetain", false);
   if (result || !is_device(id))
     return result ? result : CUDA_INVALID_DEVICE;
-  pthread_mutex_lock(&standin.lock);
-  bool is_first = standin.primary[id].n_refs++ == 0;
+  pthread_mutex_lock(&fake.lock);
+  bool is_first = fake.primary[id].n_refs++ == 0;
   if (is_first)
-    standin.primary[id].broken = 0;
-  standin.n_live++;
-  pthread_mutex_unlock(&standin.lock);
+    fake.primary[id].broken = 0;
+  fake.n_live++;
+  pthread_mutex_unlock(&fake.lock);
   if (is_first && !fake_take(id, CONTEXT_BYTES)) {
-    standin.primary[id].n_refs = 0;
+    fake.primary[id].n_refs = 0;
     fake_alive(-1);
     return CUDA_OUT_OF_MEMORY;
   }
-  *ret_context = &standin.primary[id];
+  *ret_context = &fake.primary[id];
   return 0;
 }
 
 cuda_result cuDevicePrimaryCtxRelease_v2(cuda_device_id id)
 {
-  pthread_mutex_lock(&standin.lock);
-  LADE_ASSERT(is_device(id) && standin.primary[id].n_refs > 0);
-  bool is_last = --standin.primary[id].n_refs == 0;
-  standin.n_live--;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  LADE_ASSERT(is_device(id) && fake.primary[id].n_refs > 0);
+  bool is_last = --fake.primary[id].n_refs == 0;
+  fake.n_live--;
+  pthread_mutex_unlock(&fake.lock);
   if (is_last) {
-    fake_blocks_end(&standin.primary[id]);
+    fake_blocks_end(&fake.primary[id]);
     fake_give_back(id, CONTEXT_BYTES);
   }
   return fake_leave("cuDevicePrimaryCtxRelease");
@@ -387,13 +387,13 @@ cuda_result cuDevicePrimaryCtxRelease_v2(cuda_device_id id)
 
 cuda_result cuDevicePrimaryCtxReset_v2(cuda_device_id id)
 {
-  pthread_mutex_lock(&standin.lock);
-  int n_refs = standin.primary[id].n_refs;
-  standin.primary[id].n_refs = 0;
-  standin.n_live -= n_refs;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  int n_refs = fake.primary[id].n_refs;
+  fake.primary[id].n_refs = 0;
+  fake.n_live -= n_refs;
+  pthread_mutex_unlock(&fake.lock);
   if (n_refs) {
-    fake_blocks_end(&standin.primary[id]);
+    fake_blocks_end(&fake.primary[id]);
     fake_give_back(id, CONTEXT_BYTES);
   }
   return fake_leave("cuDevicePrimaryCtxReset");
@@ -402,7 +402,7 @@ cuda_result cuDevicePrimaryCtxReset_v2(cuda_device_id id)
 cuda_result cuDevicePrimaryCtxGetState(cuda_device_id id, unsigned *ret_flags, int *ret_is_active)
 {
   *ret_flags = 0;
-  *ret_is_active = standin.primary[id].n_refs > 0;
+  *ret_is_active = fake.primary[id].n_refs > 0;
   return fake_enter("cuDevicePrimaryCtxGetState", false);
 }
 
@@ -496,10 +496,10 @@ cuda_result cuMemGetInfo_v2(size_t *ret_free, size_t *ret_total)
   cuda_result result = fake_enter("cuMemGetInfo", true);
   if (result)
     return result;
-  pthread_mutex_lock(&standin.lock);
-  *ret_total = standin.memory << 20;
-  *ret_free = *ret_total - standin.used_bytes[fake_context()->device];
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  *ret_total = fake.memory << 20;
+  *ret_free = *ret_total - fake.used_bytes[fake_context()->device];
+  pthread_mutex_unlock(&fake.lock);
   return 0;
 }
 

@@ -18,10 +18,10 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* The 16-byte name of the only table of private functions. */
-#define STANDIN_TABLE "fake's table"
+#define FAKE_TABLE "fake's table"
 
 /*
- * Apply settings "key=value,key=value", from LADE_STANDIN when the library is loaded or from this call; other settings
+ * Apply settings "key=value,key=value", from LADE_FAKE when the library is loaded or from this call; other settings
  * keep their values. Values are numbers, except for fail.
  *   version=13000  devices=1  sm=90  memory=256 (MiB per device)  words=1 (stream words supported)
  *   host_chunks=1 (memory of the host's node 0 by cuMemCreate)

@@ -19,7 +19,7 @@ struct CUctx_st {
 };
 
 /* State of the fake. One lock guards all of it; every wait is on one condition. */
-struct standin {
+struct fake {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   struct control control;
@@ -35,7 +35,7 @@ struct standin {
   int64_t n_live;
 };
 
-extern struct standin standin;
+extern struct fake fake;
 
 /*
  * Begin the call of @function: count it, and return the code that it must fail with. With @wants_context also the error

@@ -74,17 +74,17 @@ static struct nodes *nodes_make(void)
 
 static struct nodes *nodes_ref(struct nodes *nodes)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   nodes->n_refs++;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return nodes;
 }
 
 static void nodes_unref(struct nodes *nodes)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   fake_nodes_unref(nodes);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
 }
 
 /* ---- calls allowed during captures ---- */
@@ -218,11 +218,11 @@ cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode)
     return CUDA_CAPTURE_UNSUPPORTED;
   if (fake_is_capturing(stream) || capturing_here)
     return CUDA_ILLEGAL_STATE;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   stream->capture = (struct capture){.nodes = nodes_make(), .thread = pthread_self()};
   capturing_here = mode == MODE_RELAXED ? NULL : stream;
   capturing_all = mode == MODE_GLOBAL ? stream : capturing_all;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return 0;
 }
 
@@ -230,11 +230,11 @@ cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode)
 static struct nodes *capture_end(cuda_stream stream)
 {
   struct nodes *nodes = stream->capture.nodes;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   stream->capture.nodes = NULL;
   capturing_here = capturing_here == stream ? NULL : capturing_here;
   capturing_all = capturing_all == stream ? NULL : capturing_all;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return nodes;
 }
 

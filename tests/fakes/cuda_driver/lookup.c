@@ -50,7 +50,7 @@ cuda_result cuGetProcAddress_v2(const char *name, void **ret_function, int versi
   snprintf(symbol, sizeof(symbol), "%s%s", name, form_of(name, version));
   snprintf(per_thread, sizeof(per_thread), "%s_ptsz", symbol);
   Dl_info own;
-  void *library = dladdr((void *)&standin, &own) ? dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+  void *library = dladdr((void *)&fake, &own) ? dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
   *ret_function = library && flags & PER_THREAD_STREAM ? dlsym(library, per_thread) : NULL;
   if (library && !*ret_function)
     *ret_function = dlsym(library, symbol);

@@ -63,7 +63,7 @@ struct span {
   struct span *next;
 };
 
-static struct span *spans; /* guarded by standin.lock */
+static struct span *spans; /* guarded by fake.lock */
 
 static void *pointer(uint64_t address)
 {
@@ -77,11 +77,11 @@ static void span_add(enum span_kind kind, uint64_t address, uint64_t bytes, stru
   struct span *span = calloc(1, sizeof(*span));
   LADE_ASSERT(span);
   *span = (struct span){.kind = kind, .address = address, .bytes = bytes, .memory = memory};
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   span->next = spans;
   spans = span;
-  standin.n_live++;
-  pthread_mutex_unlock(&standin.lock);
+  fake.n_live++;
+  pthread_mutex_unlock(&fake.lock);
 }
 
 /* Return the span of @kind that contains @address. Lock held. */
@@ -97,10 +97,10 @@ static struct span *span_find(enum span_kind kind, uint64_t address)
 static bool has_overlap(enum span_kind kind, uint64_t address, uint64_t bytes)
 {
   bool is_found = false;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   for (const struct span *span = spans; span && !is_found; span = span->next)
     is_found = span->kind == kind && span->address < address + bytes && address < span->address + span->bytes;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return is_found;
 }
 
@@ -108,7 +108,7 @@ static bool has_overlap(enum span_kind kind, uint64_t address, uint64_t bytes)
 static bool span_remove(enum span_kind kind, uint64_t address, uint64_t bytes, struct span *ret_span)
 {
   bool is_found = false;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   for (struct span **at = &spans; *at && !is_found; at = is_found ? at : &(*at)->next) {
     struct span *span = *at;
     is_found = span->kind == kind && span->address == address && (!bytes || span->bytes == bytes);
@@ -116,10 +116,10 @@ static bool span_remove(enum span_kind kind, uint64_t address, uint64_t bytes, s
       *ret_span = *span;
       *at = span->next;
       free(span);
-      standin.n_live--;
+      fake.n_live--;
     }
   }
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return is_found;
 }
 
@@ -140,7 +140,7 @@ enum fake_place fake_place(uint64_t address, uint64_t bytes)
 {
   enum fake_place place = PLACE_PAGEABLE;
   const struct span *span;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   if (span_find(SPAN_RANGE, address))
     place = !is_open(address, bytes)                                    ? PLACE_BAD
             : span_find(SPAN_MAPPING, address)->memory->is_on_host ? PLACE_PINNED
@@ -149,7 +149,7 @@ enum fake_place fake_place(uint64_t address, uint64_t bytes)
     place = PLACE_DEVICE;
   else if ((span = span_find(SPAN_PINNED, address)) || (span = span_find(SPAN_REGISTERED, address)))
     place = address + bytes <= span->address + span->bytes ? PLACE_PINNED : PLACE_TORN;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return place;
 }
 
@@ -192,9 +192,9 @@ cuda_result cuMemAddressFree(cuda_address address, size_t bytes)
 
 static void memory_unref(struct memory *memory)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   bool is_last = --memory->n_refs == 0;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   if (!is_last)
     return;
   close(memory->fd);
@@ -223,10 +223,10 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
   if (result || !bytes || bytes % GRANULE || properties->type != CUDA_MEMORY_PINNED || flags ||
       properties->handle_types & ~CUDA_HANDLE_POSIX)
     return result ? result : CUDA_INVALID_VALUE;
-  if (properties->handle_types && !standin.handles)
+  if (properties->handle_types && !fake.handles)
     return CUDA_UNKNOWN;
   bool is_on_host = properties->location.type == CUDA_LOCATION_HOST_NUMA;
-  if (is_on_host ? !standin.host_chunks || properties->location.id != 0
+  if (is_on_host ? !fake.host_chunks || properties->location.id != 0
                  : properties->location.type != CUDA_LOCATION_DEVICE)
     return CUDA_INVALID_VALUE;
   int device = is_on_host ? -1 : properties->location.id;
@@ -257,13 +257,13 @@ cuda_result cuMemRetainAllocationHandle(cuda_memory *ret_memory, void *at)
   cuda_result result = fake_enter("cuMemRetainAllocationHandle", false);
   if (result)
     return result;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   const struct span *span = span_find(SPAN_MAPPING, (uint64_t)(uintptr_t)at);
   if (span) {
     span->memory->n_refs++;
     *ret_memory = (uint64_t)(uintptr_t)span->memory;
   }
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return span ? 0 : CUDA_INVALID_VALUE;
 }
 
@@ -299,13 +299,13 @@ cuda_result cuMemMap(cuda_address address, size_t bytes, size_t offset, cuda_mem
   cuda_result result = fake_enter("cuMemMap", true);
   if (result)
     return result;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   const struct span *range = span_find(SPAN_RANGE, address);
   bool is_free = range && address + bytes <= range->address + range->bytes && offset == 0 && bytes == memory->bytes;
   for (const struct span *span = spans; span && is_free; span = span->next)
     is_free = span->kind != SPAN_MAPPING || span->address + span->bytes <= address || address + bytes <= span->address;
   memory->n_refs += is_free;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   if (!is_free)
     return CUDA_INVALID_VALUE;
   void *at = mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0);
@@ -345,13 +345,13 @@ cuda_result cuMemSetAccess(cuda_address address, size_t bytes, const struct cuda
   cuda_result result = fake_enter("cuMemSetAccess", true);
   if (result || n == 0)
     return result ? result : CUDA_INVALID_VALUE;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   struct span *span = span_find(SPAN_MAPPING, address);
   bool is_valid = span && span->address == address && span->bytes == bytes;
   for (size_t i = 0; i < n && is_valid; i++)
     is_valid = span_let(span, &access[i]);
   bool is_reached = is_valid && is_open(address, bytes);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   if (!is_valid || (is_reached && mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE)))
     return CUDA_INVALID_VALUE;
   return 0;
@@ -396,9 +396,9 @@ cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
   if (has_overlap(SPAN_REGISTERED, first, end - first) || has_overlap(SPAN_PINNED, first, end - first))
     return CUDA_ALREADY_REGISTERED;
   span_add(SPAN_REGISTERED, (uint64_t)(uintptr_t)at, bytes, NULL);
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   span_find(SPAN_REGISTERED, (uint64_t)(uintptr_t)at)->is_open = flags & CUDA_HOST_DEVICE_MAP;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return 0;
 }
 
@@ -412,10 +412,10 @@ cuda_result cuMemHostGetDevicePointer_v2(cuda_address *ret_address, void *at, un
   uint64_t address = (uint64_t)(uintptr_t)at;
   if (result)
     return result;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   const struct span *registered = span_find(SPAN_REGISTERED, address);
   bool is_seen = registered ? registered->is_open : span_find(SPAN_PINNED, address) != NULL;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   if (flags || !is_seen)
     return CUDA_INVALID_VALUE;
   *ret_address = registered ? address | SEEN_ELSEWHERE : address;
@@ -425,10 +425,10 @@ cuda_result cuMemHostGetDevicePointer_v2(cuda_address *ret_address, void *at, un
 uint64_t fake_word(uint64_t address)
 {
   uint64_t at = address & ~SEEN_ELSEWHERE;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   const struct span *span = span_find(at == address ? SPAN_PINNED : SPAN_REGISTERED, at);
   bool is_seen = span && (at == address || span->is_open) && at % 8 == 0;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return is_seen ? at : 0;
 }
 

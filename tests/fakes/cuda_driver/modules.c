@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The fake's modules. Every file of machine code is the library of kernels compiled for the CPU that
- * LADE_STANDIN_KERNELS names, and a function is the kernel of that name in it. Without the variable no file is found.
- * Launches run on the stream, in shuffled order, one grid at a time; launches of the kernel that LADE_STANDIN_IDLE
+ * LADE_FAKE_KERNELS names, and a function is the kernel of that name in it. Without the variable no file is found.
+ * Launches run on the stream, in shuffled order, one grid at a time; launches of the kernel that LADE_FAKE_IDLE
  * names do nothing. A function is loaded at its first launch or capture, which waits for the whole context and blocks
  * other calls meanwhile. The driver loads in the same way unless it is told to load everything at once, for which
  * CUDA's libraries are too large.
@@ -73,7 +73,7 @@ static bool module_take(struct CUmod_st *module, uint64_t kib)
 
 cuda_result cuModuleLoad(cuda_module *ret_module, const char *file)
 {
-  const char *library = getenv("LADE_STANDIN_KERNELS");
+  const char *library = getenv("LADE_FAKE_KERNELS");
   cuda_result result = fake_enter("cuModuleLoad", true);
   if (result || !library)
     return result ? result : CUDA_FILE_NOT_FOUND;
@@ -86,7 +86,7 @@ cuda_result cuModuleLoad(cuda_module *ret_module, const char *file)
   }
   run_find(module);
   module->device = fake_context()->device;
-  if (!module_take(module, standin.modules)) {
+  if (!module_take(module, fake.modules)) {
     dlclose(module->library);
     free(module);
     return CUDA_OUT_OF_MEMORY;
@@ -116,7 +116,7 @@ cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module,
   if (!kernel || module->n_functions == MOST_FUNCTIONS)
     return CUDA_NOT_FOUND;
   struct CUfunc_st *function = &module->functions[module->n_functions++];
-  const char *idle = getenv("LADE_STANDIN_IDLE");
+  const char *idle = getenv("LADE_FAKE_IDLE");
   *function = (struct CUfunc_st){.kernel = kernel, .shared_bytes = PLAIN_SHARED_BYTES,
                                  .is_idle = idle && strcmp(name, idle) == 0, .module = module};
   *ret_function = function;
@@ -154,7 +154,7 @@ cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned gri
     result = CUDA_INVALID_HANDLE;
   if (!result && !function->is_loaded) {
     fake_drain();
-    result = module_take(function->module, standin.functions) ? 0 : CUDA_OUT_OF_MEMORY;
+    result = module_take(function->module, fake.functions) ? 0 : CUDA_OUT_OF_MEMORY;
   }
   function->is_loaded = true;
   if (result || function->is_idle)

@@ -52,27 +52,27 @@ static void event_unref(cuda_event event)
 
 static bool is_broken(cuda_stream stream)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   bool broken = stream->context->broken != 0;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return broken;
 }
 
 static void stream_break(cuda_stream stream, cuda_result code)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   fake_break(stream->context, code);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
 }
 
 /* Count one more piece of work. False if it breaks its context. */
 static bool work_begin(cuda_stream stream)
 {
-  pthread_mutex_lock(&standin.lock);
-  if (standin.lose && ++standin.n_async == standin.lose)
-    fake_break(stream->context, (cuda_result)standin.lose_code);
+  pthread_mutex_lock(&fake.lock);
+  if (fake.lose && ++fake.n_async == fake.lose)
+    fake_break(stream->context, (cuda_result)fake.lose_code);
   bool is_well = stream->context->broken == 0;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return is_well;
 }
 
@@ -101,14 +101,14 @@ static void word_wait(cuda_stream stream, const struct piece *piece)
 static void event_wait(cuda_event event, uint64_t count, cuda_context context)
 {
   while (event->n_happened < count && !context->broken)
-    pthread_cond_wait(&standin.changed, &standin.lock);
+    pthread_cond_wait(&fake.changed, &fake.lock);
 }
 
 static void event_happen(cuda_event event, uint64_t count)
 {
   event->n_happened = count;
   event->ns = now_ns();
-  pthread_cond_broadcast(&standin.changed);
+  pthread_cond_broadcast(&fake.changed);
 }
 
 static void piece_run(cuda_stream stream, struct piece *piece)
@@ -147,29 +147,29 @@ static void *stream_main(void *arg)
 {
   cuda_stream stream = arg;
   bool is_stopped = false;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   while (!is_stopped) {
     while (!stream->first)
-      pthread_cond_wait(&standin.changed, &standin.lock);
+      pthread_cond_wait(&fake.changed, &fake.lock);
     struct piece *piece = stream->first;
     stream->first = piece->next;
     stream->last = stream->first ? stream->last : &stream->first;
     is_stopped = piece->kind == PIECE_STOP;
-    while (piece->place > standin.n_run + 1)
-      pthread_cond_wait(&standin.changed, &standin.lock);
-    pthread_mutex_unlock(&standin.lock);
+    while (piece->place > fake.n_run + 1)
+      pthread_cond_wait(&fake.changed, &fake.lock);
+    pthread_mutex_unlock(&fake.lock);
     piece_run(stream, piece);
-    pthread_mutex_lock(&standin.lock);
+    pthread_mutex_lock(&fake.lock);
     if (piece->kind == PIECE_WAIT_EVENT)
       event_wait(piece->event, piece->count, stream->context);
     else if (piece->kind == PIECE_RECORD)
       event_happen(piece->event, piece->count);
-    standin.n_run += piece->place != 0;
+    fake.n_run += piece->place != 0;
     fake_piece_free(piece);
     stream->n_run++;
-    pthread_cond_broadcast(&standin.changed);
+    pthread_cond_broadcast(&fake.changed);
   }
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return NULL;
 }
 
@@ -179,18 +179,18 @@ static void *stream_main(void *arg)
 static void stream_wait(cuda_stream stream, uint64_t n_most)
 {
   while (stream->n_put - stream->n_run > n_most && !stream->context->broken)
-    pthread_cond_wait(&standin.changed, &standin.lock);
+    pthread_cond_wait(&fake.changed, &fake.lock);
 }
 
 void fake_drain(void)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   fake_hold();
-  for (cuda_stream stream = standin.streams; stream; stream = stream->next)
+  for (cuda_stream stream = fake.streams; stream; stream = stream->next)
     if (stream->context == fake_context())
       stream_wait(stream, 0);
   fake_let_go();
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
 }
 
 /* Put a piece on the stream, or into its graph during a capture. Lock held. */
@@ -210,18 +210,18 @@ static void piece_put_locked(cuda_stream stream, const struct piece *piece)
     stream_wait(stream, CHANNEL_PIECES - 1);
     fake_let_go();
   }
-  own->place = standin.channels ? ++standin.n_put : 0;
+  own->place = fake.channels ? ++fake.n_put : 0;
   *stream->last = own;
   stream->last = &own->next;
   stream->n_put++;
-  pthread_cond_broadcast(&standin.changed);
+  pthread_cond_broadcast(&fake.changed);
 }
 
 void fake_piece_put(cuda_stream stream, const struct piece *piece)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   piece_put_locked(stream, piece);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
 }
 
 void fake_put_call(cuda_stream stream, cuda_host_fn *fn, void *args)
@@ -232,12 +232,12 @@ void fake_put_call(cuda_stream stream, cuda_host_fn *fn, void *args)
 /* Wait for all work now on the stream. Return the state of its context. */
 static cuda_result stream_drain(cuda_stream stream)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   uint64_t n = stream->n_put;
   while (stream->n_run < n && !stream->context->broken)
-    pthread_cond_wait(&standin.changed, &standin.lock);
+    pthread_cond_wait(&fake.changed, &fake.lock);
   cuda_result result = stream->context->broken;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return result;
 }
 
@@ -301,10 +301,10 @@ cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
     return CUDA_OUT_OF_MEMORY;
   }
   fake_alive(1);
-  pthread_mutex_lock(&standin.lock);
-  stream->next = standin.streams;
-  standin.streams = stream;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
+  stream->next = fake.streams;
+  fake.streams = stream;
+  pthread_mutex_unlock(&fake.lock);
   *ret_stream = stream;
   return 0;
 }
@@ -313,13 +313,13 @@ cuda_result cuStreamDestroy_v2(cuda_stream stream)
 {
   fake_piece_put(stream, &(struct piece){.kind = PIECE_STOP});
   pthread_join(stream->thread, NULL);
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   fake_turn_wait(); /* draining walks the list */
-  cuda_stream *at = &standin.streams;
+  cuda_stream *at = &fake.streams;
   while (*at != stream)
     at = &(*at)->next;
   *at = stream->next;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   free(stream);
   fake_alive(-1);
   return fake_leave("cuStreamDestroy");
@@ -351,10 +351,10 @@ cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned fla
     result = fake_capture_wait(stream, event);
   if (result)
     return result;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   event->n_refs++;
   piece_put_locked(stream, &(struct piece){.kind = PIECE_WAIT_EVENT, .event = event, .count = event->n_recorded});
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return 0;
 }
 
@@ -365,7 +365,7 @@ cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t
     result = fake_capture_check(stream, false);
   if (result)
     return result;
-  if (!standin.words || flags != CUDA_STREAM_WAIT_GEQ || !fake_word(at))
+  if (!fake.words || flags != CUDA_STREAM_WAIT_GEQ || !fake_word(at))
     return CUDA_INVALID_VALUE;
   fake_piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = fake_word(at), .count = value});
   return 0;
@@ -378,7 +378,7 @@ cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_
     result = fake_capture_check(stream, false);
   if (result)
     return result;
-  if (!standin.words || flags || !fake_word(at))
+  if (!fake.words || flags || !fake_word(at))
     return CUDA_INVALID_VALUE;
   fake_piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = fake_word(at), .count = value});
   return 0;
@@ -402,10 +402,10 @@ cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags)
 
 cuda_result cuEventDestroy_v2(cuda_event event)
 {
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   event_unref(event);
-  standin.n_live--;
-  pthread_mutex_unlock(&standin.lock);
+  fake.n_live--;
+  pthread_mutex_unlock(&fake.lock);
   return fake_leave("cuEventDestroy");
 }
 
@@ -419,10 +419,10 @@ cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
   event->is_captured = fake_is_capturing(stream); /* and marks a place in the graph, which has no meaning outside it */
   if (result || event->is_captured)
     return result;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   event->n_refs++;
   piece_put_locked(stream, &(struct piece){.kind = PIECE_RECORD, .event = event, .count = ++event->n_recorded});
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return 0;
 }
 
@@ -431,9 +431,9 @@ cuda_result cuEventQuery(cuda_event event)
   cuda_result result = fake_enter("cuEventQuery", true);
   if (result || event->is_captured)
     return result ? result : CUDA_CAPTURED_EVENT;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   result = event->n_happened < event->n_recorded ? CUDA_NOT_READY : 0;
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return result;
 }
 
@@ -443,9 +443,9 @@ cuda_result cuEventSynchronize(cuda_event event)
   if (event->is_captured)
     return CUDA_CAPTURED_EVENT;
   if (context) {
-    pthread_mutex_lock(&standin.lock);
+    pthread_mutex_lock(&fake.lock);
     event_wait(event, event->n_recorded, context);
-    pthread_mutex_unlock(&standin.lock);
+    pthread_mutex_unlock(&fake.lock);
   }
   return fake_enter("cuEventSynchronize", true);
 }
@@ -455,7 +455,7 @@ cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
   cuda_result result = fake_enter("cuEventElapsedTime", true);
   if (result)
     return result;
-  pthread_mutex_lock(&standin.lock);
+  pthread_mutex_lock(&fake.lock);
   if (start->is_captured || end->is_captured || start->context != end->context)
     result = CUDA_INVALID_HANDLE;
   else if (!start->n_recorded || !end->n_recorded)
@@ -463,6 +463,6 @@ cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
   else if (start->n_happened < start->n_recorded || end->n_happened < end->n_recorded)
     result = CUDA_NOT_READY;
   *ret_ms = (float)((double)(end->ns - start->ns) / 1e6);
-  pthread_mutex_unlock(&standin.lock);
+  pthread_mutex_unlock(&fake.lock);
   return result;
 }

@@ -14,13 +14,13 @@
  *
  * This header declares the control calls, which tests look up with dlsym.
  */
-#ifndef LADE_TEST_NCCL_STANDIN_H
-#define LADE_TEST_NCCL_STANDIN_H
+#ifndef LADE_TEST_FAKE_NCCL_H
+#define LADE_TEST_FAKE_NCCL_H
 
 #include <stdint.h>
 
 /*
- * Apply settings as in fake_driver.h, from LADE_STANDIN_NCCL or this call:
+ * Apply settings as in fake_driver.h, from LADE_FAKE_NCCL or this call:
  *   version=22809  polls=2 (how often a call is found in progress)
  *   fail=ncclAllReduce  nth=1  code=3  forever=0   that call number of that function returns code
  *   async=N  async_code=6     the Nth piece of work hangs, and that is its communicator's asynchronous error

@@ -73,7 +73,7 @@ int fake_nccl_set(const char *text)
 __attribute__((constructor)) static void settings_load(void)
 {
   const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-  control_load("LADE_STANDIN_NCCL", fake_nccl_set);
+  control_load("LADE_FAKE_NCCL", fake_nccl_set);
   if (only_rank != UINT64_MAX && (!rank || strtoull(rank, NULL, 10) != only_rank))
     control.fail[0] = 0, async = 0;
 }
