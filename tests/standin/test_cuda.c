@@ -519,12 +519,11 @@ static int put_and_wait(void *stream, void *arg)
   return fake.stream_wait(stream);
 }
 
-/* The error appears only when the capture ends. */
+/* This thread takes memory while it captures, as a library does at its first product of a kind. */
 static int put_and_take(void *stream, void *arg)
 {
-  struct captured *captured = arg;
-  assert_int_not_equal(pinned_try(captured->device), 0);
-  return 0;
+  assert_int_equal(pinned_try(((struct captured *)arg)->device), 0);
+  return put_count(stream, arg);
 }
 
 static int put_outside_event(void *stream, void *arg)
@@ -579,8 +578,7 @@ static void a_capture_that_fails_is_no_failure_of_the_device(void **state)
   const struct {
     lade_cuda_enqueue_fn *fn;
     const char *words;
-  } cases[] = {
-      {put_and_wait, "(900)"}, {put_and_take, "cuStreamEndCapture"}, {put_outside_event, "(905)"}};
+  } cases[] = {{put_and_wait, "(900)"}, {put_outside_event, "(905)"}};
   struct captured captured = {.device = must_open()};
   assert_int_equal(lade_cuda_call(captured.device, event_make, &captured), 0);
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
@@ -594,6 +592,8 @@ static void a_capture_that_fails_is_no_failure_of_the_device(void **state)
     lade_cuda_graph_destroy(graph);
   }
   lade_cuda_graph *graph = NULL;
+  assert_int_equal(lade_cuda_graph_create(captured.device, put_and_take, &captured, NULL, &graph), 0);
+  lade_cuda_graph_destroy(graph);
   assert_int_equal(lade_cuda_graph_create(captured.device, put_inside_event, &captured, NULL, &graph), 0);
   lade_cuda_graph_destroy(graph);
   assert_int_equal(lade_cuda_call(captured.device, event_use, &captured), CUDA_CAPTURED_EVENT);
