@@ -5,7 +5,8 @@
  * Each space is packed by itself: a buffer is a rectangle, its lifetime in list positions wide and its bytes high.
  * Buffers that another program over the same arena has already placed keep their offsets: residents of training, when
  * the evaluation is placed. Resident buffers in the store stand first, one after another. They overlap every other
- * lifetime, so this costs no bytes, and the graph alone tells where durable state lies.
+ * lifetime, so this costs no bytes, and the graph alone tells where durable state lies. In a caller's own step they do
+ * so in every space, so that a large step has little left to pack.
  *
  * Effort beyond the fast pass is spent on the device alone, because its bytes are the scarce ones.
  *
@@ -19,26 +20,28 @@
 #include "lade/pack.h"
 #include "program/build.h"
 
-static int items_fill(const struct lade_build_params *params, const struct lade_program *program,
+static int items_fill(const struct lade_place_params *params, const struct lade_program *program,
                       enum lade_space space, struct lade_pack_item *items)
 {
+  const bool is_stacked = space == LADE_STORE || program->step_graph;
   int n = 0;
-  int64_t next = 0;
+  uint64_t next = 0;
   for (int i = 0; i < program->n_buffers; i++) {
     const struct lade_buffer *buffer = &program->buffers[i];
     if (buffer->space != space)
       continue;
-    bool is_fixed = params->residents && buffer->is_resident, is_state = space == LADE_STORE && buffer->is_resident;
+    bool is_fixed = params->residents && buffer->is_resident, is_state = is_stacked && buffer->is_resident;
     LADE_ASSERT(!is_fixed || params->residents->buffers[i].bytes == buffer->bytes);
+    next = is_state ? lade_align_up(next, buffer->align) : next;
     items[n++] = (struct lade_pack_item){
-        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = plan_space_align(space),
-        .fixed = is_fixed ? (int64_t)params->residents->buffers[i].offset : is_state ? next : -1};
-    next += is_state ? (int64_t)buffer->bytes : 0;
+        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = buffer->align,
+        .fixed = is_fixed ? (int64_t)params->residents->buffers[i].offset : is_state ? (int64_t)next : -1};
+    next += is_state ? buffer->bytes : 0;
   }
   return n;
 }
 
-static int space_pack(const struct lade_build_params *params, struct lade_program *program, enum lade_space space)
+static int space_pack(const struct lade_place_params *params, struct lade_program *program, enum lade_space space)
 {
   struct lade_pack_item *items = calloc((size_t)program->n_buffers + 1, sizeof(*items));
   uint64_t *offsets = calloc((size_t)program->n_buffers + 1, sizeof(*offsets));
@@ -53,8 +56,7 @@ static int space_pack(const struct lade_build_params *params, struct lade_progra
     if (program->buffers[i].space == space)
       program->buffers[i].offset = offsets[k++];
   }
-  program->peak_bytes[space] =
-      lade_align_up(result.peak_bytes, space == LADE_STORE ? LADE_STORE_ALIGN : params->chunk_bytes);
+  program->peak_bytes[space] = lade_align_up(result.peak_bytes, params->granule_bytes[space]);
   free(items);
   free(offsets);
   return status;
@@ -109,7 +111,7 @@ static int owners_count(struct lade_program *program, enum lade_space space)
   return 0;
 }
 
-int lade_program_place(const struct lade_build_params *params, struct lade_program *program)
+int lade_program_place_within(const struct lade_place_params *params, struct lade_program *program)
 {
   int status = 0;
   for (int space = 0; space < LADE_N_SPACES && !status; space++) {
@@ -120,4 +122,12 @@ int lade_program_place(const struct lade_build_params *params, struct lade_progr
   if (!status)
     status = lade_program_order(program);
   return status ? status : lade_program_simulate(program, params->prices, NULL);
+}
+
+int lade_program_place(const struct lade_build_params *params, struct lade_program *program)
+{
+  const struct lade_place_params how = {
+      .granule_bytes = {params->chunk_bytes, params->chunk_bytes, LADE_STORE_ALIGN}, .residents = params->residents,
+      .packer = params->packer, .pack_work_limit = params->pack_work_limit, .prices = params->prices};
+  return lade_program_place_within(&how, program);
 }
