@@ -55,13 +55,14 @@ static uint64_t excess_get(const struct step_planning *planning, const struct la
   return peak > limit ? peak - limit : 0;
 }
 
+static bool tiers_fit(const struct step_planning *planning, const struct lade_program *program)
+{
+  return !excess_get(planning, program, LADE_HOST) && !excess_get(planning, program, LADE_STORE);
+}
+
 static bool fits(const struct step_planning *planning, const struct lade_program *program)
 {
-  for (int space = 0; space < LADE_N_SPACES; space++) {
-    if (excess_get(planning, program, (enum lade_space)space))
-      return false;
-  }
-  return true;
+  return tiers_fit(planning, program) && !excess_get(planning, program, LADE_DEVICE);
 }
 
 static int place(const struct step_planning *planning, uint64_t pack_work, struct lade_program *program)
@@ -120,21 +121,29 @@ static void program_drop(struct step_plan *plan)
   plan->program = NULL;
 }
 
-/* Make live budgets smaller by the excess of @program. False: one of them would be used up. */
-static bool budgets_lower(const struct step_planning *planning, const struct lade_program *program,
-                          struct lade_graph_plan_params *search)
+/* Make the live budget of the device smaller by the excess of @program. False: nothing would be left. */
+static bool device_lower(const struct step_planning *planning, const struct lade_program *program,
+                         struct lade_graph_plan_params *search)
 {
-  const uint64_t device = excess_get(planning, program, LADE_DEVICE);
-  const uint64_t host = excess_get(planning, program, LADE_HOST), store = excess_get(planning, program, LADE_STORE);
+  const uint64_t excess = excess_get(planning, program, LADE_DEVICE);
+  if (!excess)
+    return true;
   search->budget_bytes = LADE_MIN(search->budget_bytes, program->live_peak_bytes[LADE_DEVICE]);
-  if (device >= search->budget_bytes)
+  if (excess >= search->budget_bytes)
     return false;
-  search->budget_bytes -= device;
+  search->budget_bytes -= excess;
+  return true;
+}
+
+/* Do the same for bytes that wait on the host and in the store. */
+static void tiers_lower(const struct step_planning *planning, const struct lade_program *program,
+                        struct lade_graph_plan_params *search)
+{
+  const uint64_t host = excess_get(planning, program, LADE_HOST), store = excess_get(planning, program, LADE_STORE);
   if (host > search->host_budget_bytes) /* transfers of a store have no room on the host */
     search->store_budget_bytes = 0;
   search->host_budget_bytes -= LADE_MIN(host, search->host_budget_bytes);
   search->store_budget_bytes -= LADE_MIN(store, search->store_budget_bytes);
-  return true;
 }
 
 /* Search lists within @budget_bytes until one fits with its addresses. -ENOSPC: none did; plan->program is NULL. */
@@ -148,7 +157,8 @@ static int budget_search(const struct step_planning *planning, uint64_t budget_b
       return status;
     if (fits(planning, plan->program))
       return 0;
-    bool is_possible = budgets_lower(planning, plan->program, &search);
+    bool is_possible = device_lower(planning, plan->program, &search);
+    tiers_lower(planning, plan->program, &search);
     program_drop(plan);
     if (!is_possible)
       break;
@@ -156,14 +166,25 @@ static int budget_search(const struct step_planning *planning, uint64_t budget_b
   return -ENOSPC;
 }
 
-/* Place the list of the smallest live peak that the search finds. -ENOSPC: it does not fit. */
+/*
+ * Place the list of the smallest live peak that the search finds within the budgets of host and store. -ENOSPC: there
+ * is none, or it does not fit.
+ */
 static int least_search(const struct step_planning *planning, struct step_plan *plan)
 {
   struct lade_graph_plan_params search = planning->params->search;
   search.budget_bytes = LADE_GRAPH_BUDGET_MIN;
-  int status = attempt(planning, &search, plan);
-  if (status)
-    return status;
+  for (int i = 0; i < ATTEMPTS; i++) {
+    int status = attempt(planning, &search, plan);
+    if (status)
+      return status;
+    if (tiers_fit(planning, plan->program))
+      break;
+    tiers_lower(planning, plan->program, &search);
+    program_drop(plan);
+  }
+  if (!plan->program)
+    return -ENOSPC;
   plan->min_budget_bytes = plan->program->peak_bytes[LADE_DEVICE];
   if (fits(planning, plan->program))
     return 0;
@@ -174,11 +195,11 @@ static int least_search(const struct step_planning *planning, struct step_plan *
 static int refuse(const struct step_planning *planning, uint64_t budget_bytes, const struct step_plan *plan)
 {
   char budget[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
-  const bool is_device = plan->min_budget_bytes > budget_bytes;
-  return lade_error_set(planning->error, -ENOSPC,
-                        is_device ? "no plan of this step within %s was found; the smallest one takes %s"
-                                  : "no plan of this step within %s and the budgets of host and store was found; the "
-                                    "smallest one takes %s and more there",
+  if (!plan->min_budget_bytes)
+    return lade_error_set(planning->error, -ENOSPC, "no plan of this step within the budgets of host and store (%s) "
+                          "was found", lade_size_exact(add_saturated(planning->limit_bytes[LADE_HOST],
+                                                                     planning->limit_bytes[LADE_STORE]), budget));
+  return lade_error_set(planning->error, -ENOSPC, "no plan of this step within %s was found; the smallest one takes %s",
                         lade_size_exact(budget_bytes, budget), lade_size_exact(plan->min_budget_bytes, least));
 }
 
