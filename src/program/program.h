@@ -191,10 +191,11 @@ struct lade_program {
   const struct lade_model_graph *graph; /* borrowed; outlives the program; NULL: a caller's own step */
   const struct lade_graph *step_graph;  /* the same, of a caller's own step; NULL: a model */
   /*
-   * Of a caller's own step, by storage: the buffer that holds it between two steps, in its tier. -1: it is neither
-   * given nor kept, or has no bytes. Owned.
+   * Of a caller's own step, by storage; owned. The buffer that holds a given or kept storage at the end of a step, in
+   * its tier, and the one that holds a given storage at the start. These are one buffer, or, of a storage that leaves the
+   * device meanwhile, two at one offset. -1: there is none, or it has no bytes.
    */
-  int32_t *homes;
+  int32_t *homes, *starts;
   const struct lade_layout *layout; /* the same; NULL: one rank */
   int n_microbatches;
   bool is_training; /* else forward only: evaluation */

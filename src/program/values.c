@@ -87,6 +87,7 @@ void lade_program_destroy(struct lade_program *program)
   free(program->operands);
   free(program->buffers);
   free(program->homes);
+  free(program->starts);
   free(program);
 }
 

@@ -2,7 +2,8 @@
 /*
  * The lowering follows the list once, and knows for each storage its buffer in each space and its version on the
  * device. Given storages have one resident buffer in their tier, kept ones a buffer that lives to the end of the list.
- * A given storage of the device keeps its buffer while a copy waits elsewhere: planners move none of them.
+ * A given storage of the device that waits elsewhere for a while has a buffer at the start of the list and another one
+ * at its end, which share an offset (offsets.c).
  *
  * Owners, for the ledger: scratch is workspace. A given storage that update ops alone use is optimizer state, and other
  * given ones are parameters. A made storage that an update op uses is a gradient, one of both passes is saved, and the
@@ -26,7 +27,6 @@ struct lowered_storage {
   int32_t buffers[LADE_N_SPACES]; /* where it is; -1: it is not there */
   int32_t version;                /* on the device */
   int32_t instr, operand;         /* its operand in the instruction at hand: valid if @instr is that one */
-  bool is_away;                   /* a given storage of the device, whose bytes wait elsewhere */
 };
 
 struct lowering {
@@ -35,7 +35,7 @@ struct lowering {
   struct lade_error *error;
   struct builder b;
   struct lowered_storage *storages;
-  int32_t *homes;
+  int32_t *homes, *starts;
 };
 
 static const char *name_of(const struct lowering *l, int storage)
@@ -75,17 +75,17 @@ static void storages_init(struct lowering *l)
     const struct graph_storage *storage = &l->graph->storages.items[s];
     struct lowered_storage *state = &l->storages[s];
     *state = (struct lowered_storage){.buffers = {-1, -1, -1}, .instr = -1};
-    l->homes[s] = -1;
+    l->homes[s] = l->starts[s] = -1;
     if (!storage->is_given || !storage->bytes)
       continue;
     const enum lade_space space = (enum lade_space)storage->tier;
-    l->homes[s] = state->buffers[space] = storage_buffer(l, s, space, true);
+    l->homes[s] = l->starts[s] = state->buffers[space] = storage_buffer(l, s, space, true);
   }
 }
 
 static bool is_on_device(const struct lowering *l, int storage)
 {
-  return l->storages[storage].buffers[LADE_DEVICE] >= 0 && !l->storages[storage].is_away;
+  return l->storages[storage].buffers[LADE_DEVICE] >= 0;
 }
 
 /* ---- ops ---- */
@@ -141,7 +141,6 @@ static int range_add(struct lowering *l, const struct graph_operand *range)
   struct lade_operand *operand = operand_of(l, range->storage);
   if (!operand)
     return l->b.status;
-  l->storages[range->storage].is_away = false;
   if (reads) {
     operand->access |= LADE_READS;
     operand->reads = value_at(range->storage, is_write ? range->version - 1 : range->version);
@@ -229,10 +228,9 @@ static int put_lower(struct lowering *l, int storage, enum lade_space tier)
   const enum lade_instr_kind kind = tier == LADE_STORE ? LADE_INSTR_WRITE : LADE_INSTR_COPY;
   move_add(l, kind, true, storage, src, state->buffers[tier],
            tier == LADE_STORE ? &l->params->to_store : &l->params->to_host);
-  if (s->is_given && s->tier == LADE_DEVICE)
-    state->is_away = true;
-  else
-    state->buffers[LADE_DEVICE] = -1;
+  if (s->is_given && s->tier == LADE_DEVICE && !l->b.status)
+    l->b.buffers.items[state->buffers[LADE_DEVICE]].is_resident = false;
+  state->buffers[LADE_DEVICE] = -1;
   return l->b.status;
 }
 
@@ -245,8 +243,7 @@ static int get_lower(struct lowering *l, int storage, enum lade_space tier)
   if (state->buffers[tier] < 0 || is_on_device(l, storage))
     return absent_fail(l, "gets", storage);
   int32_t src = state->buffers[tier];
-  if (state->buffers[LADE_DEVICE] < 0)
-    state->buffers[LADE_DEVICE] = storage_buffer(l, storage, LADE_DEVICE, false);
+  state->buffers[LADE_DEVICE] = storage_buffer(l, storage, LADE_DEVICE, false);
   if (tier == LADE_STORE && !l->params->is_unified) {
     const int32_t staging = storage_buffer(l, storage, LADE_HOST, false);
     move_add(l, LADE_INSTR_READ, false, storage, src, staging, &l->params->from_store);
@@ -255,17 +252,9 @@ static int get_lower(struct lowering *l, int storage, enum lade_space tier)
   const bool is_read = tier == LADE_STORE && l->params->is_unified;
   move_add(l, is_read ? LADE_INSTR_READ : LADE_INSTR_COPY, false, storage, src, state->buffers[LADE_DEVICE],
            is_read ? &l->params->from_store : &l->params->from_host);
-  state->is_away = false;
   if (!s->is_given || s->tier != tier)
     state->buffers[tier] = -1;
   return l->b.status;
-}
-
-static void drop_lower(struct lowering *l, int storage)
-{
-  const struct graph_storage *s = &l->graph->storages.items[storage];
-  if (!s->is_given || s->tier != LADE_DEVICE)
-    l->storages[storage].buffers[LADE_DEVICE] = -1;
 }
 
 /* ---- the list ---- */
@@ -277,7 +266,7 @@ static int instr_lower(struct lowering *l, const struct lade_graph_instr *instr)
   case LADE_GRAPH_INSTR_REDO:
     return op_lower(l, instr->index, instr->kind == LADE_GRAPH_INSTR_REDO);
   case LADE_GRAPH_INSTR_DROP:
-    drop_lower(l, instr->index);
+    l->storages[instr->index].buffers[LADE_DEVICE] = -1;
     return 0;
   case LADE_GRAPH_INSTR_PUT:
     return put_lower(l, instr->index, instr->tier);
@@ -286,27 +275,20 @@ static int instr_lower(struct lowering *l, const struct lade_graph_instr *instr)
   }
 }
 
-/* Let residents and kept storages live to the end of the list. */
+/* Let given storages live from the start of the list, and given and kept ones to its end. */
 static int lifetimes_close(struct lowering *l)
 {
-  const int32_t end = l->b.instrs.n - 1;
-  for (int k = 0; k < l->graph->kept.n; k++) {
-    const int storage = l->graph->kept.items[k];
-    const struct graph_storage *s = &l->graph->storages.items[storage];
-    if (s->is_given || !s->bytes)
+  for (int s = 0; s < l->graph->storages.n; s++) {
+    const struct graph_storage *storage = &l->graph->storages.items[s];
+    const enum lade_space home = storage->is_given ? (enum lade_space)storage->tier : LADE_DEVICE;
+    if ((!storage->is_given && !storage->is_kept) || !storage->bytes)
       continue;
-    l->homes[storage] = l->storages[storage].buffers[LADE_DEVICE];
-    if (l->homes[storage] < 0)
-      return absent_fail(l, "keeps", storage);
-    l->b.buffers.items[l->homes[storage]].last = end;
-  }
-  for (int i = 0; i < l->b.buffers.n; i++) {
-    struct lade_buffer *buffer = &l->b.buffers.items[i];
-    if (buffer->is_resident) {
-      buffer->first = 0;
-      buffer->last = end;
-    }
-    LADE_ASSERT(buffer->last >= buffer->first);
+    if (l->storages[s].buffers[home] < 0)
+      return absent_fail(l, "keeps", s);
+    l->homes[s] = l->storages[s].buffers[home];
+    l->b.buffers.items[l->homes[s]].last = l->b.instrs.n - 1;
+    if (l->starts[s] >= 0)
+      l->b.buffers.items[l->starts[s]].first = 0;
   }
   return 0;
 }
@@ -329,7 +311,7 @@ static int program_make(struct lowering *l, struct lade_program **ret_program)
   if (!program)
     return -ENOMEM;
   *program = (struct lade_program){
-      .step_graph = l->graph, .homes = l->homes, .n_microbatches = 1, .is_training = true,
+      .step_graph = l->graph, .homes = l->homes, .starts = l->starts, .n_microbatches = 1, .is_training = true,
       .is_unified = l->params->is_unified, .streaming.n_windows = 1, .step_on_host = -1, .step_on_device = -1,
       .instrs = l->b.instrs.items, .n_instrs = l->b.instrs.n, .instrs_capacity = l->b.instrs.capacity,
       .operands = l->b.operands.items, .n_operands = l->b.operands.n, .operands_capacity = l->b.operands.capacity,
@@ -346,13 +328,15 @@ int lade_program_lower(const struct lade_lower_params *params, struct lade_error
   LADE_ASSERT(params->graph->is_closed);
   l.storages = calloc(n, sizeof(*l.storages));
   l.homes = calloc(n, sizeof(*l.homes));
-  int status = l.storages && l.homes ? list_lower(&l) : -ENOMEM;
+  l.starts = calloc(n, sizeof(*l.starts));
+  int status = l.storages && l.homes && l.starts ? list_lower(&l) : -ENOMEM;
   if (!status)
     status = program_make(&l, ret_program);
   free(l.storages);
   if (!status)
     return 0;
   free(l.homes);
+  free(l.starts);
   LADE_ARRAY_FREE(&l.b.instrs);
   LADE_ARRAY_FREE(&l.b.operands);
   LADE_ARRAY_FREE(&l.b.buffers);

@@ -216,7 +216,29 @@ static int copy_check(const struct step_form *form, int at)
 
 /* ---- homes ---- */
 
-/* Check the buffer that holds @storage between steps. */
+/* Check the buffer that holds given storage @s at the start of a step: its home, or one at its home's offset. */
+static int start_check(const struct step_form *form, int s, bool *is_home)
+{
+  const struct lade_program *program = form->proof->program;
+  const struct graph_storage *storage = &form->graph->storages.items[s];
+  const char *name = graph_name(form->graph, storage->name);
+  const int32_t start = program->starts[s], home = program->homes[s];
+  if (!storage->is_given || storage->bytes == 0)
+    return start == -1 ? 0 : proof_fail_all(form->proof, "storage %d \"%s\" has a start, and is not given", s, name);
+  if (start == home && program->buffers[home].is_resident)
+    return 0;
+  if (start < 0 || start >= program->n_buffers || is_home[start])
+    return proof_fail_all(form->proof, "storage %d \"%s\" has no start of its own", s, name);
+  is_home[start] = true;
+  const struct lade_buffer *buffer = &program->buffers[start], *last = &program->buffers[home];
+  if (buffer->space != last->space || buffer->offset != last->offset || buffer->bytes < storage->bytes ||
+      buffer->first != 0 || buffer->is_resident || last->is_resident)
+    return proof_fail_all(form->proof, "buffer %d in %s is no start for storage %d \"%s\", which ends in buffer %d", start,
+                          lade_space_name(buffer->space), s, name, home);
+  return 0;
+}
+
+/* Check the buffer that holds @storage at the end of a step. */
 static int home_check(const struct step_form *form, int s, bool *is_home)
 {
   const struct proof *proof = form->proof;
@@ -232,7 +254,7 @@ static int home_check(const struct step_form *form, int s, bool *is_home)
   const struct lade_buffer *buffer = &program->buffers[home];
   const enum lade_space tier = storage->is_given ? (enum lade_space)storage->tier : LADE_DEVICE;
   if (buffer->space != tier || buffer->bytes < storage->bytes || buffer->last != program->n_instrs - 1 ||
-      buffer->is_resident != storage->is_given ||
+      (buffer->is_resident && !storage->is_given) ||
       (buffer->space != LADE_STORE && buffer->offset % storage->align))
     return proof_fail_all(proof, "buffer %d in %s is no home for storage %d \"%s\"", home,
                           lade_space_name(buffer->space), s, name);
@@ -245,6 +267,8 @@ static int homes_check(const struct step_form *form)
   int status = is_home ? 0 : -ENOMEM;
   for (int s = 0; s < form->graph->storages.n && !status; s++)
     status = home_check(form, s, is_home);
+  for (int s = 0; s < form->graph->storages.n && !status; s++)
+    status = start_check(form, s, is_home);
   free(is_home);
   return status;
 }

@@ -16,7 +16,7 @@
  * buffer must hold the beginning of the next step: parameters and state are updated in training and untouched in
  * evaluation. A value that this program does not read may still matter to another program over the same arena: in an
  * evaluation a resident buffer of optimizer state is never written. In a caller's own step program->homes names the
- * buffers that given storages begin in, and that given and kept ones end in.
+ * buffers that given and kept storages end in, and program->starts those that given ones begin in.
  *
  * Pieces begin only at the ends of operands, so they are numbered by a sorted list of those ends, and the row is a
  * bitset over it. A write removes the marks that it covers and adds at most three, so all pieces ever visited are
@@ -114,7 +114,7 @@ static int cuts_collect(struct value_walk *walk)
     if (!cuts_add(&walk->rows[operand_buffer(proof, operand)->space], start, end))
       return -ENOMEM;
   }
-  for (int s = 0; !proof->graph && s < proof->step_graph->storages.n; s++) {
+  for (int s = 0; !proof->graph && s < proof->step_graph->storages.n; s++) { /* starts have the offsets of homes */
     const int32_t home = program->homes[s];
     const uint64_t start = home < 0 ? 0 : program->buffers[home].offset;
     if (home >= 0 && !cuts_add(&walk->rows[program->buffers[home].space], start,
@@ -451,18 +451,18 @@ static int brought_find(struct value_walk *walk)
   return status;
 }
 
-/* Let the homes of given storages hold version 0. */
+/* Let the starts of given storages hold version 0. */
 static void homes_bring(struct value_walk *walk)
 {
   const struct lade_program *program = walk->proof->program;
   const struct lade_graph *graph = walk->proof->step_graph;
   for (int s = 0; s < graph->storages.n; s++) {
-    const int32_t home = program->homes[s];
-    if (home < 0 || !graph->storages.items[s].is_given)
+    const int32_t start = program->starts[s];
+    if (start < 0)
       continue;
-    const struct lade_buffer *buffer = &program->buffers[home];
-    const struct value_piece piece = {{s, 0, 0}, buffer->offset, home, -1, NO_READERS};
-    row_fill(&walk->rows[buffer->space], span_get(walk, home, buffer->offset, graph->storages.items[s].bytes), &piece);
+    const struct lade_buffer *buffer = &program->buffers[start];
+    const struct value_piece piece = {{s, 0, 0}, buffer->offset, start, -1, NO_READERS};
+    row_fill(&walk->rows[buffer->space], span_get(walk, start, buffer->offset, graph->storages.items[s].bytes), &piece);
   }
 }
 

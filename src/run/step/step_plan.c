@@ -41,7 +41,7 @@ static uint64_t limit_get(const struct step_planning *planning, const struct lad
   uint64_t given_bytes = 0;
   for (int i = 0; i < program->n_buffers && space != LADE_DEVICE; i++) {
     const struct lade_buffer *buffer = &program->buffers[i];
-    if (buffer->space == space && buffer->is_resident)
+    if (buffer->space == space && buffer->is_resident) /* in these spaces all given storages are resident */
       given_bytes = LADE_MAX(given_bytes, buffer->offset + buffer->bytes);
   }
   return add_saturated(planning->limit_bytes[space], given_bytes);
