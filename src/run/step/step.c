@@ -145,6 +145,17 @@ static int64_t now_ns(const lade_stepper *stepper)
   return latest;
 }
 
+/* Let every clock of a dry device stand at the end of the step, as queues that were waited for do. */
+static void clocks_join(lade_stepper *stepper, const uint64_t *last)
+{
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    for (int other = 0; other < LADE_N_QUEUES && stepper->queues[q]; other++) {
+      if (last[other] && other != q)
+        lade_queue_wait(stepper->queues[q], stepper->queues[other], last[other]);
+    }
+  }
+}
+
 /* Submit the list and wait for its end. */
 static int program_run(lade_stepper *stepper, struct lade_error *error)
 {
@@ -159,6 +170,8 @@ static int program_run(lade_stepper *stepper, struct lade_error *error)
     const int one = last[q] ? lade_queue_sync(stepper->queues[q], last[q]) : 0;
     status = status ? status : one;
   }
+  if (stepper->is_dry)
+    clocks_join(stepper, last);
   if (status)
     device_fail(stepper, status);
   return step_failure(stepper, error);
