@@ -8,8 +8,8 @@
  * lifetime, so this costs no bytes, and the graph alone tells where durable state lies.
  *
  * In a caller's own step given storages stand first in every space. All of them are there at the start of a step, so
- * this costs no bytes then. Those that leave the device for a while come behind those that do not, so that their room is
- * one range meanwhile. The buffers of such a storage at the start and at the end of the list get one offset.
+ * this costs no bytes then. Those that leave the device for a while come behind those that do not, so that their room
+ * is one range meanwhile. The buffers of such a storage at the start and at the end of the list get one offset.
  *
  * Effort beyond the fast pass is spent on the device alone, because its bytes are the scarce ones.
  *

@@ -25,8 +25,8 @@
  * between two steps.
  *
  * A caller's own step (lade/graph.h) is a program too. Its compute instructions are the ops of @step_graph, one operand
- * for each storage that an op uses, and its values are (storage, 0, version). lower.h builds it. Queues, buffers, waits,
- * offsets, simulation and proof are the same.
+ * for each storage that an op uses, and its values are (storage, 0, version). lower.h builds it. Queues, buffers,
+ * waits, offsets, simulation and proof are the same.
  *
  * Immutable once built; any thread.
  */
@@ -192,8 +192,8 @@ struct lade_program {
   const struct lade_graph *step_graph;  /* the same, of a caller's own step; NULL: a model */
   /*
    * Of a caller's own step, by storage; owned. The buffer that holds a given or kept storage at the end of a step, in
-   * its tier, and the one that holds a given storage at the start. These are one buffer, or, of a storage that leaves the
-   * device meanwhile, two at one offset. -1: there is none, or it has no bytes.
+   * its tier, and the one that holds a given storage at the start. These are one buffer, or, of a storage that leaves
+   * the device meanwhile, two at one offset. -1: there is none, or it has no bytes.
    */
   int32_t *homes, *starts;
   const struct lade_layout *layout; /* the same; NULL: one rank */

@@ -233,8 +233,8 @@ static int start_check(const struct step_form *form, int s, bool *is_home)
   const struct lade_buffer *buffer = &program->buffers[start], *last = &program->buffers[home];
   if (buffer->space != last->space || buffer->offset != last->offset || buffer->bytes < storage->bytes ||
       buffer->first != 0 || buffer->is_resident || last->is_resident)
-    return proof_fail_all(form->proof, "buffer %d in %s is no start for storage %d \"%s\", which ends in buffer %d", start,
-                          lade_space_name(buffer->space), s, name, home);
+    return proof_fail_all(form->proof, "buffer %d in %s is no start for storage %d \"%s\", which ends in buffer %d",
+                          start, lade_space_name(buffer->space), s, name, home);
   return 0;
 }
 

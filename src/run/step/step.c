@@ -18,28 +18,6 @@
 
 /* ---- failures ---- */
 
-void step_fail(lade_stepper *stepper, int code, const struct lade_error *error)
-{
-  pthread_mutex_lock(&stepper->failure_mutex);
-  if (!atomic_load(&stepper->failure)) {
-    stepper->failure_text = *error;
-    atomic_store(&stepper->failure, code);
-  }
-  pthread_mutex_unlock(&stepper->failure_mutex);
-}
-
-int step_failure(lade_stepper *stepper, struct lade_error *error)
-{
-  const int code = atomic_load(&stepper->failure);
-  if (!code)
-    return 0;
-  pthread_mutex_lock(&stepper->failure_mutex);
-  if (error)
-    *error = stepper->failure_text;
-  pthread_mutex_unlock(&stepper->failure_mutex);
-  return code;
-}
-
 /* Record a failure that the device reported while queues ran. */
 static void device_fail(lade_stepper *stepper, int status)
 {
@@ -74,18 +52,19 @@ static void op_run(struct step_call *bound, void *stream)
   step_fail(stepper, status, &line);
 }
 
-void step_call_run(void *arg)
+static void call_run(void *arg)
 {
   op_run(arg, NULL);
 }
 
-int step_call_enqueue(void *stream, void *arg)
+/* Put an op on a CUDA stream; a lade_cuda_enqueue_fn. */
+static int call_enqueue(void *stream, void *arg)
 {
   op_run(arg, stream);
   return 0;
 }
 
-void step_transfer_run(void *arg)
+static void transfer_run(void *arg)
 {
   struct step_transfer *bound = arg;
   lade_stepper *stepper = bound->stepper;
@@ -123,11 +102,11 @@ static void instr_submit(lade_stepper *stepper, int at)
     return;
   }
   if (stepper->is_cuda && instr->queue == LADE_Q_COMPUTE) {
-    lade_cuda_queue_enqueue(queue, step_call_enqueue, &stepper->calls[at], NULL, &stepper->counts[at]);
+    lade_cuda_queue_enqueue(queue, call_enqueue, &stepper->calls[at], NULL, &stepper->counts[at]);
     return;
   }
   const bool is_op = instr->kind == LADE_INSTR_COMPUTE;
-  work.fn = is_op ? step_call_run : step_transfer_run;
+  work.fn = is_op ? call_run : transfer_run;
   if (!stepper->is_dry)
     work.args = is_op ? (void *)&stepper->calls[at] : (void *)&stepper->transfers[at];
   lade_queue_launch(queue, &work, &stepper->counts[at]);
@@ -156,11 +135,21 @@ static void clocks_join(lade_stepper *stepper, const uint64_t *last)
   }
 }
 
+/* Wait for work that the caller has put on the stream of the ops: copies on other queues may need its results. */
+static int stream_drain(lade_stepper *stepper)
+{
+  uint64_t count = 0;
+  if (!stepper->params.stream || !stepper->queues[LADE_Q_COMPUTE])
+    return 0;
+  int status = lade_queue_record(stepper->queues[LADE_Q_COMPUTE], &count);
+  return status ? status : lade_queue_sync(stepper->queues[LADE_Q_COMPUTE], count);
+}
+
 /* Submit the list and wait for its end. */
 static int program_run(lade_stepper *stepper, struct lade_error *error)
 {
   uint64_t last[LADE_N_QUEUES] = {0};
-  int status = 0;
+  int status = stream_drain(stepper);
   stepper->n_runs++;
   for (int at = 0; at < stepper->program->n_instrs; at++) {
     instr_submit(stepper, at);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Inside of lade/step.h: step_plan.c finds a plan with addresses, step_memory.c takes its memory and binds instructions
- * to it, step.c runs them, step_values.c reaches storages between runs.
+ * to it, step.c runs them, step_failure.c keeps the first failure, step_values.c reaches storages between runs.
  */
 #ifndef LADE_STEP_INTERNAL_H
 #define LADE_STEP_INTERNAL_H
@@ -95,6 +95,8 @@ struct lade_stepper {
 int step_create(const lade_graph *graph, const struct lade_step_params *params, struct lade_faults *faults,
                 struct lade_error *error, struct lade_step_info *ret_info, lade_stepper **ret_stepper);
 
+/* ---- step_failure.c ---- */
+
 /* Record the first failure of a step. Any thread. */
 void step_fail(lade_stepper *stepper, int code, const struct lade_error *error);
 /* Return the first failure and its line; 0: none. Any thread. */
@@ -111,11 +113,6 @@ void step_unbind(lade_stepper *stepper);
 
 /* Return the address of @offset in @buffer; not of the store. On a dry device it must not be used. */
 void *step_address(const lade_stepper *stepper, int32_t buffer, uint64_t offset);
-/* Run an op, or a transfer; work functions. */
-void step_call_run(void *arg);
-void step_transfer_run(void *arg);
-/* Put an op on a CUDA stream; a lade_cuda_enqueue_fn. */
-int step_call_enqueue(void *stream, void *arg);
 
 /* ---- step_values.c ---- */
 

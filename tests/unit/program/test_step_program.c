@@ -108,7 +108,8 @@ static bool move_insert(const lade_graph *graph, struct random_draw *draw, struc
 {
   const int storage = random_draw_below(draw, lade_graph_n_storages(graph)), from = random_draw_below(draw, *n + 1);
   const int to = from + random_draw_below(draw, *n + 1 - from);
-  const struct lade_graph_instr put = PUT(storage, draw->state % 2 ? LADE_HOST : LADE_STORE), get = GET(storage, put.tier);
+  const struct lade_graph_instr put = PUT(storage, draw->state % 2 ? LADE_HOST : LADE_STORE);
+  const struct lade_graph_instr get = GET(storage, put.tier);
   struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
   memmove(&instrs[to + 2], &instrs[to], (size_t)(*n - to) * sizeof(*instrs));
   memmove(&instrs[from + 1], &instrs[from], (size_t)(to - from) * sizeof(*instrs));
@@ -352,8 +353,10 @@ static void broken_instructions_are_named(void **state)
 {
   lade_graph *graph = step_make();
   struct lade_program *program = all_kinds_lower(graph, true);
-  const int f = instr_find(program, LADE_INSTR_COMPUTE, F, false), g = instr_find(program, LADE_INSTR_COMPUTE, G, false);
-  const int redo = instr_find(program, LADE_INSTR_COMPUTE, F, true), u = instr_find(program, LADE_INSTR_COMPUTE, U, false);
+  const int f = instr_find(program, LADE_INSTR_COMPUTE, F, false);
+  const int g = instr_find(program, LADE_INSTR_COMPUTE, G, false);
+  const int redo = instr_find(program, LADE_INSTR_COMPUTE, F, true);
+  const int u = instr_find(program, LADE_INSTR_COMPUTE, U, false);
   const int put = instr_find(program, LADE_INSTR_WRITE, -1, false);
   struct lade_operand *of_f = &program->operands[program->instrs[f].first_operand];
   struct lade_operand *of_put = &program->operands[program->instrs[put].first_operand];

@@ -35,6 +35,7 @@ struct scene {
   struct step_ops ops;
   lade_device *device;
   bool has_tiers;
+  uint64_t number;
 };
 
 static lade_graph *graph_draw(uint64_t number, bool *ret_has_tiers)
@@ -47,8 +48,9 @@ static lade_graph *graph_draw(uint64_t number, bool *ret_has_tiers)
       *ret_has_tiers |= graph->storages.items[s].tier != LADE_DEVICE;
     return graph;
   }
-  const struct random_graph_params how = {.seed = number, .n_layers = 2 + (int)(number % 13), .is_soup = number % 5 == 4,
-                                          .is_written_once = number % 2, .has_tiers = *ret_has_tiers};
+  const struct random_graph_params how = {.seed = number, .n_layers = 2 + (int)(number % 13),
+                                          .is_soup = number % 5 == 4, .is_written_once = number % 2,
+                                          .has_tiers = *ret_has_tiers};
   lade_graph *small = random_graph_make(&how), *graph = step_ops_scale(small, number % 2 ? 1024 : 773);
   lade_graph_destroy(small);
   return graph;
@@ -96,11 +98,13 @@ static int budget_run(struct scene *scene, uint64_t budget_bytes, struct lade_st
   *ret_info = (struct lade_step_info){.struct_size = sizeof(*ret_info)};
   const int status = lade_step_create(scene->graph, &params, &error, ret_info, &stepper);
   if (status == -ENOSPC) {
-    assert_true(ret_info->min_budget_bytes > 0 || scene->has_tiers);
+    bool may_be_refused = budget_bytes != LADE_GRAPH_BUDGET_NONE && budget_bytes != LADE_GRAPH_BUDGET_MIN;
+    if (!may_be_refused || !ret_info->min_budget_bytes || ret_info->min_budget_bytes <= budget_bytes)
+      fail_msg("graph %llu: %s", (unsigned long long)scene->number, error.text);
     return status;
   }
   if (status)
-    fail_msg("%s", error.text);
+    fail_msg("graph %llu: %s", (unsigned long long)scene->number, error.text);
   step_ops_fill(&scene->ops, stepper);
   for (uint64_t step = 0; step < STEPS; step++) {
     struct lade_step_measures measures = {.struct_size = sizeof(measures)};
@@ -121,14 +125,14 @@ static int budget_run(struct scene *scene, uint64_t budget_bytes, struct lade_st
 
 static void graph_run(uint64_t number)
 {
-  struct scene scene;
+  struct scene scene = {.number = number};
   struct lade_step_info info, least;
   const struct lade_device_params device = {.struct_size = sizeof(device), .capacity_bytes = DEVICE_BYTES};
   scene.graph = graph_draw(number, &scene.has_tiers);
   if (scene.graph->ops.n) {
     step_ops_init(&scene.ops, scene.graph);
     assert_int_equal(lade_device_open(&device, NULL, &scene.device), 0);
-    assert_int_equal(budget_run(&scene, LADE_GRAPH_BUDGET_NONE, &info), 0);
+    budget_run(&scene, LADE_GRAPH_BUDGET_NONE, &info);
     const uint64_t peak = info.peak_bytes[LADE_DEVICE];
     for (uint64_t part = 2; part < 4; part++) {
       if (!budget_run(&scene, peak * part / 4, &info))
@@ -136,9 +140,9 @@ static void graph_run(uint64_t number)
       else
         tally.n_refused++;
     }
-    assert_int_equal(budget_run(&scene, LADE_GRAPH_BUDGET_MIN, &least), 0);
+    budget_run(&scene, LADE_GRAPH_BUDGET_MIN, &least);
     if (least.min_budget_bytes) {
-      assert_int_equal(least.min_budget_bytes, least.peak_bytes[LADE_DEVICE]);
+      assert_true(least.peak_bytes[LADE_DEVICE] <= least.min_budget_bytes);
       assert_int_equal(budget_run(&scene, least.min_budget_bytes, &info), 0);
     }
     struct lade_device_info after;
