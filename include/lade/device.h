@@ -6,8 +6,8 @@
  * queue's counter has after the work. (queue, count) is an event; it has happened when the counter has reached the
  * count. A queue can wait for an event of any queue of its device. One thread at a time submits to a queue.
  *
- * A program that uses a GPU already opens it in its own context (lade_device_params.context), and makes queues of its own
- * streams (lade_queue_adopt). Its own work on such a stream gets an event by lade_queue_record.
+ * A program that uses a GPU already opens it in its own context (lade_device_params.context), and makes queues of its
+ * own streams (lade_queue_adopt). Its own work on such a stream gets an event by lade_queue_record.
  *
  * Memory comes from lade/cache.h. An error of work that runs later stays with the device: lade_queue_sync and
  * lade_device_status return the first one. A submission that breaks its declaration is not made: its count is 0, and

@@ -135,8 +135,8 @@ static bool device_lower(const struct step_planning *planning, const struct lade
   return true;
 }
 
-/* Do the same for bytes that wait on the host and in the store. */
-static void tiers_lower(const struct step_planning *planning, const struct lade_program *program,
+/* Do the same for bytes that wait on the host and in the store; the last attempt is without them. */
+static void tiers_lower(const struct step_planning *planning, const struct lade_program *program, bool is_last,
                         struct lade_graph_plan_params *search)
 {
   const uint64_t host = excess_get(planning, program, LADE_HOST), store = excess_get(planning, program, LADE_STORE);
@@ -144,6 +144,8 @@ static void tiers_lower(const struct step_planning *planning, const struct lade_
     search->store_budget_bytes = 0;
   search->host_budget_bytes -= LADE_MIN(host, search->host_budget_bytes);
   search->store_budget_bytes -= LADE_MIN(store, search->store_budget_bytes);
+  if (is_last && (host || store))
+    search->host_budget_bytes = search->store_budget_bytes = 0;
 }
 
 /* Search lists within @budget_bytes until one fits with its addresses. -ENOSPC: none did; plan->program is NULL. */
@@ -158,7 +160,7 @@ static int budget_search(const struct step_planning *planning, uint64_t budget_b
     if (fits(planning, plan->program))
       return 0;
     bool is_possible = device_lower(planning, plan->program, &search);
-    tiers_lower(planning, plan->program, &search);
+    tiers_lower(planning, plan->program, i + 2 == ATTEMPTS, &search);
     program_drop(plan);
     if (!is_possible)
       break;
@@ -180,7 +182,7 @@ static int least_search(const struct step_planning *planning, struct step_plan *
       return status;
     if (tiers_fit(planning, plan->program))
       break;
-    tiers_lower(planning, plan->program, &search);
+    tiers_lower(planning, plan->program, i + 2 == ATTEMPTS, &search);
     program_drop(plan);
   }
   if (!plan->program)
