@@ -6,6 +6,9 @@
  * queue's counter has after the work. (queue, count) is an event; it has happened when the counter has reached the
  * count. A queue can wait for an event of any queue of its device. One thread at a time submits to a queue.
  *
+ * A program that uses a GPU already opens it in its own context (lade_device_params.context), and makes queues of its
+ * own streams (lade_queue_adopt). Its own work on such a stream gets an event by lade_queue_record.
+ *
  * Memory comes from lade/cache.h. An error of work that runs later stays with the device: lade_queue_sync and
  * lade_device_status return the first one. A submission that breaks its declaration is not made: its count is 0, and
  * -EINVAL stays with the device likewise.
@@ -76,6 +79,11 @@ struct lade_device_params {
   size_t struct_size;      /* sizeof(struct lade_device_params) */
   const char *name;        /* "host" (also NULL), "cuda:0" or another GPU, "dry" (no memory) */
   uint64_t capacity_bytes; /* hard limit; 0: memory that this process may use, or the GPU has free (not dry) */
+  /*
+   * A CUcontext to work in, borrowed until close, with @name "cuda", or NULL: the GPU's primary one, which the runtime
+   * API uses. It determines the GPU.
+   */
+  void *context;
 };
 
 /*
@@ -96,6 +104,19 @@ LADE_API int lade_device_status(const lade_device *device);
 
 /* Create a queue; the caller destroys it. -ENOMEM, -EAGAIN when a thread is refused. Any thread. */
 LADE_API int lade_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);
+
+/*
+ * Make a queue of @stream, a CUstream of the caller's in @device's context, which must outlive it; the caller destroys
+ * the queue. @role is COMPUTE, TO_HOST, TO_DEVICE or COMM. -EINVAL for another role, device or NULL; -ENOMEM, -EAGAIN
+ * when a thread is refused, and errors of the driver. Any thread.
+ */
+LADE_API int lade_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue);
+
+/*
+ * Return in @ret_count an event behind all work that the caller has put on the stream of @queue itself; of other queues
+ * behind all that was submitted. Threads and blocking as lade_queue_launch. -EINVAL for NULL.
+ */
+LADE_API int lade_queue_record(lade_queue *queue, uint64_t *ret_count);
 
 /*
  * Destroy a queue. NULL is allowed. Blocks until all submitted work has run, so the events that it waits for must

@@ -42,6 +42,21 @@ void lade_cuda_fail(lade_device *device, const struct lade_error *error)
 {
 }
 
+bool lade_cuda_is(const lade_device *device)
+{
+  return false;
+}
+
+bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queue)
+{
+  return false;
+}
+
+int lade_cuda_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue)
+{
+  return -ENODEV;
+}
+
 int lade_cuda_get_capability(const lade_device *device)
 {
   return 0;

@@ -32,7 +32,9 @@ int lade_device_open(const struct lade_device_params *params, struct lade_error 
       .to_host = {.bytes_per_s = DRY_LINK_BYTES_PER_S},
       .to_device = {.bytes_per_s = DRY_LINK_BYTES_PER_S},
   };
-  const char *name = own.name ? own.name : "host";
+  const char *name = own.name ? own.name : own.context ? "cuda" : "host";
+  if (own.context && lade_cuda_ordinal(name) < 0)
+    return lade_error_set(error, -EINVAL, "device '%.40s' works in no CUcontext: expected cuda", name);
   if (strcmp(name, "host") == 0)
     return lade_device_open_host(&host, error, ret_device);
   if (strcmp(name, "dry") == 0)
@@ -41,8 +43,25 @@ int lade_device_open(const struct lade_device_params *params, struct lade_error 
       .struct_size = sizeof(cuda),
       .ordinal = lade_cuda_ordinal(name),
       .capacity_bytes = own.capacity_bytes,
+      .context = own.context,
   };
   if (cuda.ordinal >= 0)
     return lade_device_open_cuda(&cuda, error, ret_device);
   return lade_error_set(error, -EINVAL, "device: there is none called '%.40s'; host, dry and cuda:0 are known", name);
+}
+
+int lade_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue)
+{
+  return device && ret_queue && lade_cuda_is(device) ? lade_cuda_queue_adopt(device, role, stream, ret_queue) : -EINVAL;
+}
+
+int lade_queue_record(lade_queue *queue, uint64_t *ret_count)
+{
+  if (!queue || !ret_count)
+    return -EINVAL;
+  if (lade_cuda_is(lade_queue_get_device(queue)) && lade_cuda_queue_is_stream(lade_queue_get_device(queue), queue))
+    lade_cuda_queue_enqueue(queue, NULL, NULL, NULL, ret_count);
+  else
+    *ret_count = lade_queue_submitted(queue);
+  return 0;
 }

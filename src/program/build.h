@@ -50,6 +50,16 @@ int lade_program_emit_over(const struct lade_build_params *params, struct lade_p
 /* Run the second half: offsets, peaks, waits, predicted times. -ENOMEM. */
 int lade_program_place(const struct lade_build_params *params, struct lade_program *program);
 
+/* The parameters of placement alone, as lade_build_params has them. */
+struct lade_place_params {
+  uint64_t granule_bytes[LADE_N_SPACES]; /* the peak of a space is a multiple of it */
+  const struct lade_program *residents;
+  struct lade_packer *packer;
+  uint64_t pack_work_limit;
+  const struct lade_prices *prices;
+};
+int lade_program_place_within(const struct lade_place_params *params, struct lade_program *program);
+
 /* Derive all waits of a packed program. -ENOMEM. */
 int lade_program_order(struct lade_program *program);
 

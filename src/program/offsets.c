@@ -7,6 +7,10 @@
  * the evaluation is placed. Resident buffers in the store stand first, one after another. They overlap every other
  * lifetime, so this costs no bytes, and the graph alone tells where durable state lies.
  *
+ * In a caller's own step given storages stand first in every space. All of them are there at the start of a step, so
+ * this costs no bytes then. Those that leave the device for a while come behind those that do not, so that their room
+ * is one range meanwhile. The buffers of such a storage at the start and at the end of the list get one offset.
+ *
  * Effort beyond the fast pass is spent on the device alone, because its bytes are the scarce ones.
  *
  * Owners are counted at the instruction of the live peak. Bytes that the packer and the rounding to whole chunks add
@@ -16,47 +20,76 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph/graph.h"
 #include "lade/pack.h"
 #include "program/build.h"
 
-static int items_fill(const struct lade_build_params *params, const struct lade_program *program,
-                      enum lade_space space, struct lade_pack_item *items)
+/* Return the offset of buffer @i behind those up to @next, and let them reach to its end. */
+static int64_t stack(const struct lade_program *program, int i, uint64_t *next)
+{
+  const uint64_t offset = lade_align_up(*next, program->buffers[i].align);
+  *next = offset + program->buffers[i].bytes;
+  return (int64_t)offset;
+}
+
+/* Fill @fixed, by buffer: the offsets of given storages of @space in a caller's own step. */
+static void given_stack(const struct lade_program *program, enum lade_space space, int64_t *fixed)
+{
+  uint64_t next = 0;
+  for (int is_moved = 0; is_moved < 2; is_moved++) {
+    for (int s = 0; s < program->step_graph->storages.n; s++) {
+      const int32_t start = program->starts[s], home = program->homes[s];
+      if (start < 0 || program->buffers[start].space != space || (start != home) != is_moved)
+        continue;
+      fixed[start] = fixed[home] = stack(program, start, &next);
+    }
+  }
+}
+
+static int items_fill(const struct lade_place_params *params, const struct lade_program *program,
+                      enum lade_space space, const int64_t *fixed, struct lade_pack_item *items)
 {
   int n = 0;
-  int64_t next = 0;
+  uint64_t next = 0;
   for (int i = 0; i < program->n_buffers; i++) {
     const struct lade_buffer *buffer = &program->buffers[i];
     if (buffer->space != space)
       continue;
-    bool is_fixed = params->residents && buffer->is_resident, is_state = space == LADE_STORE && buffer->is_resident;
+    bool is_fixed = params->residents && buffer->is_resident;
+    bool is_state = space == LADE_STORE && buffer->is_resident && !program->step_graph;
     LADE_ASSERT(!is_fixed || params->residents->buffers[i].bytes == buffer->bytes);
     items[n++] = (struct lade_pack_item){
-        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = plan_space_align(space),
-        .fixed = is_fixed ? (int64_t)params->residents->buffers[i].offset : is_state ? next : -1};
-    next += is_state ? (int64_t)buffer->bytes : 0;
+        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = buffer->align,
+        .fixed = is_fixed ? (int64_t)params->residents->buffers[i].offset
+                          : is_state ? stack(program, i, &next) : fixed[i]};
   }
   return n;
 }
 
-static int space_pack(const struct lade_build_params *params, struct lade_program *program, enum lade_space space)
+static int space_pack(const struct lade_place_params *params, struct lade_program *program, enum lade_space space)
 {
   struct lade_pack_item *items = calloc((size_t)program->n_buffers + 1, sizeof(*items));
   uint64_t *offsets = calloc((size_t)program->n_buffers + 1, sizeof(*offsets));
+  int64_t *fixed = malloc(((size_t)program->n_buffers + 1) * sizeof(*fixed));
   struct lade_pack_params how = {.struct_size = sizeof(how),
                                  .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
   struct lade_pack_result result = {0};
-  int status = items && offsets ? 0 : -ENOMEM;
-  int n = status ? 0 : items_fill(params, program, space, items);
+  int status = items && offsets && fixed ? 0 : -ENOMEM;
+  for (int i = 0; i < program->n_buffers && !status; i++)
+    fixed[i] = -1;
+  if (!status && program->step_graph)
+    given_stack(program, space, fixed);
+  int n = status ? 0 : items_fill(params, program, space, fixed, items);
   if (n)
     status = lade_packer_pack(params->packer, items, n, &how, offsets, &result, NULL);
   for (int i = 0, k = 0; i < program->n_buffers && !status; i++) {
     if (program->buffers[i].space == space)
       program->buffers[i].offset = offsets[k++];
   }
-  program->peak_bytes[space] =
-      lade_align_up(result.peak_bytes, space == LADE_STORE ? LADE_STORE_ALIGN : params->chunk_bytes);
+  program->peak_bytes[space] = lade_align_up(result.peak_bytes, params->granule_bytes[space]);
   free(items);
   free(offsets);
+  free(fixed);
   return status;
 }
 
@@ -109,7 +142,7 @@ static int owners_count(struct lade_program *program, enum lade_space space)
   return 0;
 }
 
-int lade_program_place(const struct lade_build_params *params, struct lade_program *program)
+int lade_program_place_within(const struct lade_place_params *params, struct lade_program *program)
 {
   int status = 0;
   for (int space = 0; space < LADE_N_SPACES && !status; space++) {
@@ -120,4 +153,12 @@ int lade_program_place(const struct lade_build_params *params, struct lade_progr
   if (!status)
     status = lade_program_order(program);
   return status ? status : lade_program_simulate(program, params->prices, NULL);
+}
+
+int lade_program_place(const struct lade_build_params *params, struct lade_program *program)
+{
+  const struct lade_place_params how = {
+      .granule_bytes = {params->chunk_bytes, params->chunk_bytes, LADE_STORE_ALIGN}, .residents = params->residents,
+      .packer = params->packer, .pack_work_limit = params->pack_work_limit, .prices = params->prices};
+  return lade_program_place_within(&how, program);
 }

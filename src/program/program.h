@@ -24,6 +24,10 @@
  * The program is a cycle: buffers that are resident at its end are resident at its start, and all queues are drained
  * between two steps.
  *
+ * A caller's own step (lade/graph.h) is a program too. Its compute instructions are the ops of @step_graph, one operand
+ * for each storage that an op uses, and its values are (storage, 0, version). lower.h builds it. Queues, buffers,
+ * waits, offsets, simulation and proof are the same.
+ *
  * Immutable once built; any thread.
  */
 #ifndef LADE_PROGRAM_H
@@ -39,8 +43,10 @@
 #include "parallel/comm.h"
 #include "parallel/layout.h"
 
+struct lade_graph;
+
 enum lade_instr_kind {
-  LADE_INSTR_COMPUTE,    /* one op of the graph */
+  LADE_INSTR_COMPUTE,    /* one op of the graph, or of the caller's step */
   LADE_INSTR_GRAD_SUMSQ, /* sums of squares of one parameter's gradient */
   LADE_INSTR_CLIP,       /* all sums to the clip result; or one parameter's sums to its own clip result */
   LADE_INSTR_UPDATE,     /* AdamW on one parameter: on the device, on the host, or streamed from the store */
@@ -128,6 +134,7 @@ struct lade_buffer {
   uint64_t bytes, offset;
   int32_t first, last; /* instructions, inclusive; a resident buffer has 0 and n_instrs-1 */
   bool is_resident;    /* lives across steps: its contents at the end are its contents at the start */
+  uint32_t align;      /* of its offset: at least the granule of its space */
 };
 
 /*
@@ -181,7 +188,14 @@ struct lade_instr {
 };
 
 struct lade_program {
-  const struct lade_model_graph *graph; /* borrowed; outlives the program */
+  const struct lade_model_graph *graph; /* borrowed; outlives the program; NULL: a caller's own step */
+  const struct lade_graph *step_graph;  /* the same, of a caller's own step; NULL: a model */
+  /*
+   * Of a caller's own step, by storage; owned. The buffer that holds a given or kept storage at the end of a step, in
+   * its tier, and the one that holds a given storage at the start. These are one buffer, or, of a storage that leaves
+   * the device meanwhile, two at one offset. -1: there is none, or it has no bytes.
+   */
+  int32_t *homes, *starts;
   const struct lade_layout *layout; /* the same; NULL: one rank */
   int n_microbatches;
   bool is_training; /* else forward only: evaluation */

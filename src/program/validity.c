@@ -109,13 +109,13 @@ static bool buffer_is_valid(const struct lade_program *program, const struct lad
 {
   if ((unsigned)buffer->space >= LADE_N_SPACES || (unsigned)buffer->owner >= LADE_N_OWNERS)
     return false;
-  if (buffer->first < 0 || buffer->last < buffer->first || buffer->last >= program->n_instrs)
+  if (!buffer->align || buffer->first < 0 || buffer->last < buffer->first || buffer->last >= program->n_instrs)
     return false;
   if (buffer->is_resident && (buffer->first != 0 || buffer->last != program->n_instrs - 1))
     return false;
-  const uint64_t align = plan_space_align(buffer->space), peak = program->peak_bytes[buffer->space];
-  return buffer->bytes > 0 && buffer->bytes % align == 0 && buffer->offset % align == 0 && buffer->offset <= peak &&
-         buffer->bytes <= peak - buffer->offset;
+  const uint64_t granule = plan_space_align(buffer->space), peak = program->peak_bytes[buffer->space];
+  return buffer->bytes > 0 && buffer->bytes % granule == 0 && buffer->align % granule == 0 &&
+         buffer->offset % buffer->align == 0 && buffer->offset <= peak && buffer->bytes <= peak - buffer->offset;
 }
 
 /* True if no bound of @space is above its peak, and its owners' bytes sum to the peak. */

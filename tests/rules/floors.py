@@ -16,7 +16,7 @@ import tree
 FLOORS = ["src/base", "src/device", "kernels", "src/alloc", "src/offload", "src/graph", "src/parallel", "src/machine",
           "src/program", "src/recompute", "src/run", "preload", "tools"]
 # Public headers that no file or folder of their floor is named for.
-PUBLIC = {"graph_plan": "src/recompute", "plan": "src/program", "shard": "src/parallel", "types": "src/base", "train": "src/run"}
+PUBLIC = {"graph_plan": "src/program", "plan": "src/program", "shard": "src/parallel", "types": "src/base", "train": "src/run"}
 OUTSIDE = ("tests/", "bench/", "examples/")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 

@@ -33,6 +33,8 @@ RUNS = {
     "examples/adam.c": [([], 0, r"step 400: mean squared distance [\d.]+e-(0[5-9]|1\d)\n5\.02 bytes per parameter")],
     "examples/batches.c": [(["12"], 0, r"validation loss 4\.\d+ before, [0-3]\.\d+ after 12 steps")],
     "examples/cache.c": [([], 0, r"step 0: peak \d+\.\d MiB live, \d+\.\d MiB reserved, \d+ chunks mapped")],
+    "examples/graph.c": [([], 0, r"(planned peak +(\d+) MiB, measured peak +\2 MiB, +\d+ ops run again, loss .*\n){5}"
+                                 r"the weights of all five are equal")],
     "examples/pack.c": [([], 0, r"one after another \d+ KiB; packed \d+ KiB, which is optimal")],
     "examples/plan.c": [([], 0, r"minimum .*\n\ngpt2-124m: 124439808 parameters; smallest budget"),
                         (["no-such-model"], 1, r"no-such-model.*gpt2-124m")],

@@ -15,7 +15,8 @@
 int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes, bool is_resident)
 {
   struct lade_buffer buffer = {
-      .space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
+      .space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident,
+      .align = (uint32_t)plan_space_align(space)};
   buffer.bytes = plan_buffer_bytes(space, bytes);
   if (!LADE_PUSH(&b->buffers, buffer)) {
     b->status = -ENOMEM;

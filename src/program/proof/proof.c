@@ -20,6 +20,9 @@
  * in the list. By space, it runs in the stated memory. Values of activations have no versions, so an op with right
  * inputs makes the right output, recomputed or not.
  *
+ * A caller's own step (lade/graph.h) has a form of its own, and shares space, walk and captures. Its values have the
+ * versions of its graph, so an op that runs again behind an update of its input is refused.
+ *
  * Trusted: the graph, values.c, and that the executor drains all queues between steps. Longer lifetimes than uses and
  * more waits than needed cost time or bytes but break nothing, and are not refused.
  *
@@ -57,11 +60,12 @@ static int contributions_count(struct proof *proof)
 int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes[LADE_N_SPACES],
                        struct lade_error *error)
 {
-  struct proof proof = {.program = program, .graph = program->graph, .error = error};
+  struct proof proof = {.program = program, .graph = program->graph, .step_graph = program->step_graph,
+                        .error = error};
   program->is_proved = false;
-  int status = contributions_count(&proof);
+  int status = proof.graph ? contributions_count(&proof) : 0;
   if (!status)
-    status = proof_form(&proof);
+    status = proof.graph ? proof_form(&proof) : proof_form_step(&proof);
   if (!status)
     status = proof_space(&proof, budget_bytes);
   if (!status)

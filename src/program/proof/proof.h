@@ -6,6 +6,7 @@
  *   proof_terms.c  values, and how a refusal names them; every other part stands on it
  *   proof_form.c   every instruction is as the graph demands; indices, ranges, sizes, kinds, queues are sound
  *   proof_ranks.c  the same for instructions of several ranks, for form
+ *   proof_step.c   form of a caller's own step, in place of these two
  *   proof_space.c  live buffers do not overlap; peaks are as stated and within the budgets
  *   proof_walk.c   values, hazards between queues, and the cycle
  *   proof_captures.c no wait begins or ends inside a CUDA graph
@@ -16,13 +17,15 @@
 #include <errno.h>
 
 #include "base/base.h"
+#include "graph/graph.h"
 #include "program/program.h"
 
 #define PROOF_VALUE_BYTES (LADE_NAME_BYTES + 64)
 
 struct proof {
   const struct lade_program *program;
-  const struct lade_model_graph *graph;
+  const struct lade_model_graph *graph; /* NULL: a caller's own step */
+  const struct lade_graph *step_graph;  /* NULL: a model */
   struct lade_error *error;
   int32_t *rank;       /* by op and output: index of that contribution among a microbatch's to the gradient */
   int32_t *n_adds;     /* by parameter: contributions of one microbatch */
@@ -30,6 +33,11 @@ struct proof {
 };
 
 int proof_form(struct proof *proof);
+int proof_form_step(const struct proof *proof);
+/* Parts of both forms: the list; an operand's buffer, range and lifetime; the waits of an instruction. */
+int proof_list(const struct proof *proof);
+int proof_operand_bounds(const struct proof *proof, int at, int i);
+int proof_waits(const struct proof *proof, int at);
 int proof_space(struct proof *proof, const uint64_t *budget_bytes);
 /* Check that each buffer is sound by itself; form begins with it. */
 int proof_buffers(const struct proof *proof);

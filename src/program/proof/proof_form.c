@@ -300,7 +300,7 @@ static int operands_apart(const struct proof *proof, int at)
 }
 
 /* Check indices, ranges and lifetimes, on which all later checks rely. */
-static int operand_bounds(const struct proof *proof, int at, int i)
+int proof_operand_bounds(const struct proof *proof, int at, int i)
 {
   const struct lade_program *program = proof->program;
   const struct lade_operand *operand = &program->operands[program->instrs[at].first_operand + i];
@@ -319,7 +319,7 @@ static int operand_bounds(const struct proof *proof, int at, int i)
 
 /* ---- instructions ---- */
 
-static int waits_check(const struct proof *proof, int at)
+int proof_waits(const struct proof *proof, int at)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
   for (int q = 0; q < LADE_N_QUEUES; q++) {
@@ -620,11 +620,11 @@ static int instr_check(const struct proof *proof, int at, struct form_tally *tal
   const struct lade_instr *instr = &proof->program->instrs[at];
   int status = 0;
   for (int i = 0; i < instr->n_operands && !status; i++)
-    status = operand_bounds(proof, at, i);
+    status = proof_operand_bounds(proof, at, i);
   if (!status)
     status = fields_check(proof, at);
   if (!status)
-    status = waits_check(proof, at);
+    status = proof_waits(proof, at);
   if (!status)
     status = tally_add(proof, at, tally);
   struct expectation e = {.n = 0};
@@ -644,7 +644,7 @@ static int instr_check(const struct proof *proof, int at, struct form_tally *tal
 }
 
 /* Check the list itself: kinds, queues, and operands that follow one another without gaps. */
-static int list_check(const struct proof *proof)
+int proof_list(const struct proof *proof)
 {
   const struct lade_program *program = proof->program;
   int64_t next = 0;
@@ -654,11 +654,6 @@ static int list_check(const struct proof *proof)
   if (program->streaming.n_windows < 1)
     return proof_fail_all(proof, "updates stream through %d windows: expected at least one",
                           program->streaming.n_windows);
-  for (int param = 0; param < proof->graph->n_params; param++) {
-    if ((int64_t)proof->n_adds[param] * program->n_microbatches > INT16_MAX)
-      return proof_fail_all(proof, "%d microbatches are too many: gradient versions end at %d", program->n_microbatches,
-                            INT16_MAX);
-  }
   for (int at = 0; at < program->n_instrs; at++) {
     const struct lade_instr *instr = &program->instrs[at];
     if (instr->first_operand != next || instr->n_operands > program->n_operands - next)
@@ -670,6 +665,17 @@ static int list_check(const struct proof *proof)
   }
   if (next != program->n_operands)
     return proof_fail_all(proof, "%d operands, but instructions use %lld", program->n_operands, (long long)next);
+  return 0;
+}
+
+/* Check that the versions of gradients have numbers. */
+static int versions_check(const struct proof *proof)
+{
+  for (int param = 0; param < proof->graph->n_params; param++) {
+    if ((int64_t)proof->n_adds[param] * proof->program->n_microbatches > INT16_MAX)
+      return proof_fail_all(proof, "%d microbatches are too many: gradient versions end at %d",
+                            proof->program->n_microbatches, INT16_MAX);
+  }
   return 0;
 }
 
@@ -710,7 +716,9 @@ static int tally_check(const struct proof *proof, const struct form_tally *tally
 int proof_form(struct proof *proof)
 {
   const struct lade_model_graph *graph = proof->graph;
-  int status = list_check(proof);
+  int status = proof_list(proof);
+  if (!status)
+    status = versions_check(proof);
   if (!status)
     status = proof_buffers(proof);
   if (status)

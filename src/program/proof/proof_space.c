@@ -220,7 +220,7 @@ int proof_buffers(const struct proof *proof)
       return proof_fail_all(proof, "buffer %d in %s: resident, but lives from %d to %d only", i, space, buffer->first,
                             buffer->last);
   }
-  if (program->is_unified)
+  if (program->is_unified || !proof->graph)
     return 0;
   int status = step_block_check(proof, program->step_on_host, LADE_HOST);
   return status ? status : step_block_check(proof, program->step_on_device, LADE_DEVICE);

@@ -11,9 +11,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/echo.h"
+
 const char *proof_value(const struct proof *proof, struct lade_value value, char *text)
 {
   char name[LADE_NAME_BYTES + 16];
+  if (!proof->graph) {
+    bool is_storage = value.tensor >= 0 && value.tensor < proof->step_graph->storages.n;
+    const char *what = is_storage ? graph_name(proof->step_graph, proof->step_graph->storages.items[value.tensor].name)
+                                  : "";
+    snprintf(text, PROOF_VALUE_BYTES, "storage %d \"%.60s\" version %d", value.tensor, lade_echo(what).text,
+             value.version);
+    return text;
+  }
   bool is_known = value.tensor < lade_value_count(proof->graph);
   snprintf(text, PROOF_VALUE_BYTES, "%s of microbatch %d version %d",
            is_known ? lade_value_name(proof->graph, value.tensor, name) : "an unknown tensor", value.microbatch,
@@ -80,6 +90,12 @@ static void instr_describe(const struct proof *proof, const struct lade_instr *i
   const struct lade_model_graph *graph = proof->graph;
   bool is_known = instr->kind < LADE_N_INSTR_KINDS;
   const char *kind = is_known ? lade_instr_kind_name((enum lade_instr_kind)instr->kind) : "unknown kind";
+  if (!graph) {
+    bool is_op = instr->op >= 0 && instr->op < proof->step_graph->ops.n;
+    const char *name = is_op ? graph_name(proof->step_graph, proof->step_graph->ops.items[instr->op].name) : "";
+    snprintf(text, bytes, is_op ? "%s, op %d \"%.80s\"" : "%s", kind, instr->op, lade_echo(name).text);
+    return;
+  }
   if (proof_is_of_op(instr) && instr->op >= 0 && instr->op < graph->n_ops) {
     const struct lade_op *op = &graph->ops[instr->op];
     int first = 0;

@@ -15,7 +15,8 @@
  * their state, tokens and targets may come from before the step; all other buffers begin empty. At the end each such
  * buffer must hold the beginning of the next step: parameters and state are updated in training and untouched in
  * evaluation. A value that this program does not read may still matter to another program over the same arena: in an
- * evaluation a resident buffer of optimizer state is never written.
+ * evaluation a resident buffer of optimizer state is never written. In a caller's own step program->homes names the
+ * buffers that given and kept storages end in, and program->starts those that given ones begin in.
  *
  * Pieces begin only at the ends of operands, so they are numbered by a sorted list of those ends, and the row is a
  * bitset over it. A write removes the marks that it covers and adds at most three, so all pieces ever visited are
@@ -111,6 +112,13 @@ static int cuts_collect(struct value_walk *walk)
       continue;
     *span = (struct cut_span){start, end, -1, -1};
     if (!cuts_add(&walk->rows[operand_buffer(proof, operand)->space], start, end))
+      return -ENOMEM;
+  }
+  for (int s = 0; !proof->graph && s < proof->step_graph->storages.n; s++) { /* starts have the offsets of homes */
+    const int32_t home = program->homes[s];
+    const uint64_t start = home < 0 ? 0 : program->buffers[home].offset;
+    if (home >= 0 && !cuts_add(&walk->rows[program->buffers[home].space], start,
+                               start + proof->step_graph->storages.items[s].bytes))
       return -ENOMEM;
   }
   return pages_cut(walk);
@@ -259,6 +267,8 @@ static uint64_t value_origin(const struct value_walk *walk, const struct lade_in
 {
   const struct lade_model_graph *graph = walk->proof->graph;
   uint64_t start = operand_start(walk->proof, operand);
+  if (!graph)
+    return start;
   bool is_part = instr->kind == LADE_INSTR_GRAD_SUMSQ ? operand->role == LADE_ROLE_DST
                                                 : instr->kind == LADE_INSTR_CLIP && instr->param >= 0 &&
                                                       operand->role == LADE_ROLE_SRC;
@@ -361,7 +371,7 @@ static int instr_walk(struct value_walk *walk, int at)
   for (int i = 0; i < instr->n_operands && !status; i++) {
     if (!(operands[i].access & LADE_READS))
       continue;
-    status = updated_check(walk, at, i);
+    status = walk->proof->graph ? updated_check(walk, at, i) : 0;
     if (!status)
       status = operand_read(walk, at, i);
   }
@@ -439,6 +449,21 @@ static int brought_find(struct value_walk *walk)
   free(holders);
   free(is_touched);
   return status;
+}
+
+/* Let the starts of given storages hold version 0. */
+static void homes_bring(struct value_walk *walk)
+{
+  const struct lade_program *program = walk->proof->program;
+  const struct lade_graph *graph = walk->proof->step_graph;
+  for (int s = 0; s < graph->storages.n; s++) {
+    const int32_t start = program->starts[s];
+    if (start < 0)
+      continue;
+    const struct lade_buffer *buffer = &program->buffers[start];
+    const struct value_piece piece = {{s, 0, 0}, buffer->offset, start, -1, NO_READERS};
+    row_fill(&walk->rows[buffer->space], span_get(walk, start, buffer->offset, graph->storages.items[s].bytes), &piece);
+  }
 }
 
 /* ---- the end of a step ---- */
@@ -527,6 +552,26 @@ static int results_check(struct value_walk *walk)
   return 0;
 }
 
+/* Check that each home holds its storage's last version, with which the next step begins or which the caller keeps. */
+static int homes_check(struct value_walk *walk)
+{
+  const struct proof *proof = walk->proof;
+  for (int s = 0; s < proof->step_graph->storages.n; s++) {
+    const struct graph_storage *storage = &proof->step_graph->storages.items[s];
+    const struct lade_value last = {s, 0, (int16_t)storage->n_versions};
+    const int32_t home = proof->program->homes[s];
+    char text[PROOF_VALUE_BYTES];
+    if (home < 0)
+      continue;
+    const struct value_piece *piece = piece_whole(walk, home, storage->bytes);
+    if (!piece || !value_is_equal(piece->value, last) || piece->buffer != home ||
+        piece->origin != proof->program->buffers[home].offset)
+      return proof_fail_all(proof, "buffer %d in %s ends the step without %s", home,
+                            lade_space_name(proof->program->buffers[home].space), proof_value(proof, last, text));
+  }
+  return 0;
+}
+
 static int end_check(struct value_walk *walk)
 {
   const struct lade_program *program = walk->proof->program;
@@ -546,7 +591,8 @@ static int walk_init(struct value_walk *walk)
   size_t n_buffers = (size_t)program->n_buffers + 1;
   walk->spans = malloc(n_buffers * sizeof(*walk->spans));
   walk->brought = malloc(n_buffers * sizeof(*walk->brought));
-  walk->is_updated = calloc((size_t)walk->proof->graph->n_params + 1, sizeof(*walk->is_updated));
+  walk->is_updated = calloc(walk->proof->graph ? (size_t)walk->proof->graph->n_params + 1 : 1,
+                            sizeof(*walk->is_updated));
   walk->clocks = malloc((size_t)program->n_instrs * sizeof(*walk->clocks));
   if (!walk->spans || !walk->brought || !walk->is_updated || !walk->clocks || cuts_collect(walk))
     return -ENOMEM;
@@ -578,12 +624,14 @@ int proof_walk(struct proof *proof)
 {
   struct value_walk walk = {.proof = proof};
   int status = walk_init(&walk);
-  if (!status)
+  if (!status && !proof->graph)
+    homes_bring(&walk);
+  else if (!status)
     status = brought_find(&walk);
   for (int at = 0; at < proof->program->n_instrs && !status; at++)
     status = instr_walk(&walk, at);
   if (!status)
-    status = end_check(&walk);
+    status = proof->graph ? end_check(&walk) : homes_check(&walk);
   walk_finish(&walk);
   return status;
 }

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Storages between runs, in any tier. Those of the device and the host have an address. Those of the store move through
+ * windows of STEP_WINDOW_BYTES, which begin at granules: a window that is set in part is read before.
+ *
+ * Identities of bytes in the store: a given storage belongs to (storage, number of versions so far), and any other copy
+ * to (storage, run, version). A block that was left from another step, or from another storage, fails verification.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/echo.h"
+#include "run/step/step_internal.h"
+
+#define TRANSIENT_GENERATION (UINT64_C(1) << 63)
+
+void step_identity_set(const lade_stepper *stepper, struct lade_value value, struct lade_transfer *transfer)
+{
+  const struct graph_storage *storage = &stepper->graph->storages.items[value.tensor];
+  const uint64_t version = (uint64_t)value.version;
+  bool is_at_home = storage->is_given && storage->tier == LADE_STORE;
+  transfer->identity.tensor = (uint32_t)value.tensor;
+  transfer->identity.microbatch = 0;
+  transfer->identity.generation = is_at_home ? stepper->n_steps * (uint64_t)storage->n_versions + version
+                                             : TRANSIENT_GENERATION | stepper->n_runs << 16 | version;
+}
+
+/* ---- the store ---- */
+
+/* Move the window at @offset of @storage, at home in the store, to or from the bounce buffer. */
+static int window_move(lade_stepper *stepper, int storage, enum lade_store_op op, uint64_t offset,
+                       struct lade_error *error)
+{
+  const uint64_t bytes = stepper->graph->storages.items[storage].bytes;
+  struct lade_error why = {0};
+  struct lade_transfer transfer = {
+      .op = op, .check = LADE_CHECK_STORE, .extent = stepper->extent, .data = stepper->bounce,
+      .offset = stepper->program->buffers[stepper->program->homes[storage]].offset + offset,
+      .bytes = LADE_MIN(bytes - offset, STEP_WINDOW_BYTES)};
+  step_identity_set(stepper, (struct lade_value){storage, 0, 0}, &transfer);
+  int status = lade_store_submit(stepper->store, &transfer);
+  if (!status)
+    status = lade_store_wait(stepper->store, &transfer, &why);
+  return status ? lade_error_set(error, status, "%s storage %d \"%s\" failed: %s",
+                                 op == LADE_STORE_READ ? "reading" : "writing", storage,
+                                 lade_echo(lade_graph_storage_name(stepper->graph, storage)).text, why.text)
+                : 0;
+}
+
+int step_store_clear(lade_stepper *stepper, struct lade_error *error)
+{
+  int status = 0;
+  memset(stepper->bounce, 0, STEP_WINDOW_BYTES);
+  for (int s = 0; s < stepper->graph->storages.n && !status; s++) {
+    const struct graph_storage *storage = &stepper->graph->storages.items[s];
+    if (!storage->is_given || storage->tier != LADE_STORE)
+      continue;
+    for (uint64_t at = 0; at < storage->bytes && !status; at += STEP_WINDOW_BYTES)
+      status = window_move(stepper, s, LADE_STORE_WRITE, at, error);
+  }
+  return status;
+}
+
+/* Copy @bytes at @offset of a storage in the store to @dst, or from @src. */
+static int stored_move(lade_stepper *stepper, int storage, uint64_t offset, void *dst, const void *src, uint64_t bytes,
+                       struct lade_error *error)
+{
+  const uint64_t all = stepper->graph->storages.items[storage].bytes, end = offset + bytes;
+  int status = 0;
+  for (uint64_t at = offset / STEP_WINDOW_BYTES * STEP_WINDOW_BYTES; at < end && !status; at += STEP_WINDOW_BYTES) {
+    const uint64_t from = LADE_MAX(at, offset), to = LADE_MIN(at + STEP_WINDOW_BYTES, end);
+    bool is_whole = from == at && to == LADE_MIN(at + STEP_WINDOW_BYTES, all);
+    char *here = (char *)stepper->bounce + (from - at);
+    if (dst || !is_whole)
+      status = window_move(stepper, storage, LADE_STORE_READ, at, error);
+    if (status)
+      break;
+    if (dst) {
+      memcpy((char *)dst + (from - offset), here, to - from);
+      continue;
+    }
+    memcpy(here, (const char *)src + (from - offset), to - from);
+    status = window_move(stepper, storage, LADE_STORE_WRITE, at, error);
+  }
+  return status;
+}
+
+/* ---- any tier ---- */
+
+static enum lade_space home_space(const lade_stepper *stepper, int storage)
+{
+  return stepper->program->buffers[stepper->program->homes[storage]].space;
+}
+
+/* Copy to or from device memory that the host does not reach. */
+static int device_move(lade_stepper *stepper, void *dst, const void *src, uint64_t bytes, bool is_out,
+                       struct lade_error *error)
+{
+  lade_queue *queue = stepper->queues[is_out ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE];
+  const struct lade_copy copy = {.dst = dst, .src = src, .bytes = bytes};
+  struct lade_error why;
+  uint64_t count;
+  lade_queue_copy(queue, &copy, &count);
+  const int status = lade_queue_sync(queue, count);
+  return status ? lade_error_set(error, status, "the device reports a failure (%s) while copying",
+                                 step_device_words(stepper, status, &why))
+                : 0;
+}
+
+void *lade_step_address(lade_stepper *stepper, int storage)
+{
+  if (!stepper || stepper->is_dry || storage < 0 || storage >= stepper->graph->storages.n ||
+      stepper->program->homes[storage] < 0 || home_space(stepper, storage) == LADE_STORE)
+    return NULL;
+  return step_address(stepper, stepper->program->homes[storage], 0);
+}
+
+static int range_check(lade_stepper *stepper, int storage, uint64_t offset, const void *memory, uint64_t bytes,
+                       bool is_set, struct lade_error *error)
+{
+  if (!stepper || storage < 0 || storage >= stepper->graph->storages.n || (!memory && bytes))
+    return lade_error_set(error, -EINVAL, "storage %d does not exist, or its bytes have no memory", storage);
+  const struct graph_storage *s = &stepper->graph->storages.items[storage];
+  const char *name = graph_name(stepper->graph, s->name);
+  if (!s->is_given && (is_set || !s->is_kept))
+    return lade_error_set(error, -EINVAL, "storage %d \"%s\" is not given%s", storage, lade_echo(name).text,
+                          is_set ? "" : ", and not kept");
+  if (offset > s->bytes || bytes > s->bytes - offset)
+    return lade_error_set(error, -EINVAL, "storage %d \"%s\": %llu bytes at %llu leave its %llu", storage,
+                          lade_echo(name).text, (unsigned long long)bytes, (unsigned long long)offset,
+                          (unsigned long long)s->bytes);
+  if (stepper->is_dry)
+    return lade_error_set(error, -ENOTSUP, "a dry device has no bytes");
+  return step_failure(stepper, error);
+}
+
+/* Copy to @dst, or from @src. pre: the range is right. */
+static int range_move(lade_stepper *stepper, int storage, uint64_t offset, void *dst, const void *src, uint64_t bytes,
+                      struct lade_error *error)
+{
+  if (!bytes)
+    return 0;
+  const enum lade_space space = home_space(stepper, storage);
+  if (space == LADE_STORE)
+    return stored_move(stepper, storage, offset, dst, src, bytes, error);
+  char *here = step_address(stepper, stepper->program->homes[storage], offset);
+  if (space == LADE_DEVICE && !stepper->is_unified)
+    return device_move(stepper, dst ? dst : here, dst ? here : src, bytes, dst != NULL, error);
+  memcpy(dst ? dst : here, dst ? here : src, bytes);
+  return 0;
+}
+
+int lade_step_get(lade_stepper *stepper, int storage, uint64_t offset, void *dst, uint64_t bytes,
+                  struct lade_error *error)
+{
+  const int status = range_check(stepper, storage, offset, dst, bytes, false, error);
+  return status ? status : range_move(stepper, storage, offset, dst, NULL, bytes, error);
+}
+
+int lade_step_set(lade_stepper *stepper, int storage, uint64_t offset, const void *src, uint64_t bytes,
+                  struct lade_error *error)
+{
+  const int status = range_check(stepper, storage, offset, src, bytes, true, error);
+  return status ? status : range_move(stepper, storage, offset, NULL, src, bytes, error);
+}
