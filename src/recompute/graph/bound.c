@@ -129,7 +129,7 @@ static uint64_t turn_waiting(const struct bound_search *search, int turn)
   uint64_t bytes = 0;
   for (int v = 0; v < problem->n_values; v++) {
     const struct remat_value *value = &problem->values[v];
-    bytes += value->birth < turn && value->last_use > turn && !search->is_operand[v] ? value->bytes : 0;
+    bytes += value->birth < turn && value->last_use > turn && !search->is_operand[v] && !remat_is_given(problem, v) ? value->bytes : 0;
   }
   return bytes;
 }

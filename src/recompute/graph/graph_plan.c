@@ -92,14 +92,22 @@ static int choices_copy(struct remat_choices *to, const struct remat_choices *fr
   return 0;
 }
 
-/* True if storages may wait on another tier. */
-static bool has_tiers(const struct graph_planning *planning)
+/* Return the nearest tier on which storages may wait; LADE_DEVICE: there is none. */
+static enum lade_space tier_get(const struct lade_graph_plan_params *params)
 {
-  const struct lade_graph_plan_params *params = &planning->params;
   bool has_host = params->host_budget_bytes && params->to_host.bytes_per_s > 0 && params->from_host.bytes_per_s > 0;
   bool has_store = params->store_budget_bytes && params->to_store.bytes_per_s > 0 &&
                    params->from_store.bytes_per_s > 0;
-  return has_host || has_store;
+  return has_host ? LADE_HOST : has_store ? LADE_STORE : LADE_DEVICE;
+}
+
+/* True if storages may wait on another tier, or live there. */
+static bool has_tiers(const struct graph_planning *planning)
+{
+  bool lives_there = false;
+  for (int s = 0; s < planning->graph->storages.n && !lives_there; s++)
+    lives_there = planning->graph->storages.items[s].is_given && planning->graph->storages.items[s].tier != LADE_DEVICE;
+  return lives_there || tier_get(&planning->params) != LADE_DEVICE;
 }
 
 /* Let the search of @how use the tiers, if there are any. */
@@ -313,7 +321,7 @@ static void planning_finish(struct graph_planning *planning)
 /* Fill @planning's info, and make the plan. */
 static int plan_make(struct graph_planning *planning, struct lade_graph_plan **ret_plan)
 {
-  int status = remat_problem_init(&planning->problem, planning->graph);
+  int status = remat_problem_init(&planning->problem, planning->graph, tier_get(&planning->params));
   if (!status)
     status = list_time_init(&planning->links, &planning->problem, &planning->params);
   if (!status)
