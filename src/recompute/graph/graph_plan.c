@@ -228,15 +228,16 @@ static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
   return 0;
 }
 
+/* Bound the time of every step within the budget. */
 static int bound_find(struct graph_planning *planning, uint64_t budget_bytes)
 {
-  int64_t redo_ns;
-  int status = remat_bound_find(&planning->problem, limit_of(planning, budget_bytes), &redo_ns);
-  if (has_tiers(planning)) /* bytes that wait elsewhere cost no time of the device */
-    redo_ns = 0;
-  if (!status)
-    planning->info.bound_ns = redo_ns == INT64_MAX ? INT64_MAX : planning->problem.base_ns + redo_ns;
-  return status;
+  struct remat_search_params tiers = {.problem = &planning->problem};
+  tiers_allow(planning, &tiers);
+  struct remat_bound_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+                                   .links = tiers.links, .known_ns = planning->info.predicted_step_ns};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    how.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);
+  return remat_bound_find(&how, &planning->info.bound_ns);
 }
 
 static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
@@ -262,16 +263,15 @@ static int plan_run(struct graph_planning *planning)
     return status;
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
     budget_bytes = info->min_budget_bytes;
-  status = bound_find(planning, budget_bytes);
-  if (!status)
-    status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
-  if (status == -ENOSPC)
-    return refuse(planning, budget_bytes);
+  status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
   if (!status)
     status = list_make(planning, budget_bytes);
   if (!status)
     info->min_budget_bytes = LADE_MIN(info->min_budget_bytes, info->planned_peak_bytes);
-  return status;
+  if (status && status != -ENOSPC)
+    return status;
+  const int bound_status = bound_find(planning, budget_bytes);
+  return bound_status ? bound_status : status ? refuse(planning, budget_bytes) : 0;
 }
 
 /* ---- the public face ---- */

@@ -5,7 +5,8 @@
  * Ops run in the order of the list. A get begins when its turn does and the link is free; an op waits until the last
  * get of each of its operands has ended. A put begins behind the turn that uses its value last; its bytes are free when
  * it has ended. A turn whose bytes, with those of puts under way, are above the limit waits for the earliest puts. All
- * links run beside the device and beside each other. Given values that leave at boundary 0 are put as the step begins.
+ * links run beside the device and beside each other. Given values that leave at boundary 0 are put as the step begins, and it ends
+ * when all transfers have ended, because the next step finds given values where they live.
  */
 #include "recompute/graph/list_time.h"
 
@@ -177,5 +178,7 @@ double list_time_get(struct list_time *time, const struct remat_schedule *schedu
   beginning_run(&walk);
   for (int turn = 0; turn <= time->problem->n_ops; turn++)
     turn_run(&walk, turn);
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    walk.now_ns = LADE_MAX(walk.now_ns, LADE_MAX(walk.in_ns[tier], walk.out_ns[tier]));
   return walk.now_ns;
 }

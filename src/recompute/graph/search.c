@@ -310,8 +310,7 @@ static enum lade_space tier_draw(struct remat_search *search, uint64_t bytes)
   const struct remat_search_params *params = search->params;
   bool has_room[LADE_N_SPACES] = {false};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    has_room[tier] = params->links->out[tier].bytes_per_s > 0 && params->links->in[tier].bytes_per_s > 0 &&
-                     bytes <= params->waiting_bytes[tier];
+    has_room[tier] = remat_may_wait(params, (enum lade_space)tier) && bytes <= params->waiting_bytes[tier];
   if (has_room[LADE_HOST] && (!has_room[LADE_STORE] || random_below(search, 4)))
     return LADE_HOST;
   return has_room[LADE_STORE] ? LADE_STORE : LADE_DEVICE;
@@ -464,8 +463,7 @@ static int descend(struct remat_search *search)
   const struct remat_search_params *params = search->params;
   struct remat_descent_params how = {.links = params->links, .deadline_ns = params->fit_deadline_ns};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    how.may_wait[tier] = params->links && params->waiting_bytes[tier] > 0 &&
-                         params->links->out[tier].bytes_per_s > 0 && params->links->in[tier].bytes_per_s > 0;
+    how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
   const int64_t n_tries = remat_descend(&search->schedule, &how);
   if (n_tries < 0)
     return (int)n_tries;

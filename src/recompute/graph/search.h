@@ -18,6 +18,13 @@ struct remat_search_params {
   bool stops_at_fit;    /* end with the first schedule within the limit */
 };
 
+/* True if values may wait on @tier. */
+static inline bool remat_may_wait(const struct remat_search_params *params, enum lade_space tier)
+{
+  return params->links && params->waiting_bytes[tier] > 0 && params->links->out[tier].bytes_per_s > 0 &&
+         params->links->in[tier].bytes_per_s > 0;
+}
+
 /*
  * Search from the schedule in @choices, or if none is saved there from the one that holds everything. Replace it by the
  * best one found within the limit. Return 0; -ENOSPC with the schedule of the smallest excess in @choices; or -ENOMEM.
