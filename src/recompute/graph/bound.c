@@ -133,7 +133,8 @@ static uint64_t turn_waiting(const struct bound_search *search, int turn)
   uint64_t bytes = 0;
   for (int v = 0; v < problem->n_values; v++) {
     const struct remat_value *value = &problem->values[v];
-    bytes += value->birth < turn && value->last_use > turn && !search->is_operand[v] && !remat_is_given(problem, v) ? value->bytes : 0;
+    bool waits = value->birth < turn && value->last_use > turn && !remat_is_given(problem, v);
+    bytes += waits && !search->is_operand[v] ? value->bytes : 0;
   }
   return bytes;
 }
@@ -144,7 +145,8 @@ static double bound_run(struct bound_search *search, uint64_t limit_bytes, struc
   double most = 0;
   for (int i = 0; i <= search->problem->n_ops && i < TURNS_MOST; i++) {
     int turn = search->turns[i].turn;
-    double excess = (double)operands_mark(search, turn, true) + (double)turn_waiting(search, turn) - (double)limit_bytes;
+    double excess = (double)operands_mark(search, turn, true) - (double)limit_bytes;
+    excess += (double)turn_waiting(search, turn);
     const double ns = excess > 0 ? turn_bound(search, turn, excess) : 0;
     if (ns > most) {
       most = ns;

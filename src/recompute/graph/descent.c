@@ -3,11 +3,11 @@
  * Descend from a schedule above the limit to one within it: release values for the least time per byte.
  *
  * Each gap between two touches of a held value that covers turns above the limit is a candidate: its value can be made
- * again behind the gap, or wait on a tier during it. A heap has the candidates by time per byte of excess. Both change as
- * others are released: inputs that are gone make a value dearer, and turns within the limit need no more bytes. Nearly
- * all changes raise the ratio. So the first candidate is tried, and if it is dearer by then than the next one, it goes
- * back into the heap with its new ratio (the lazy greedy of Minoux, 1978). A graph of 100,000 ops takes a few tries for
- * each release, and each try costs its own changes alone.
+ * again behind the gap, or wait on a tier during it. A heap has the candidates by time per byte of excess. Both change
+ * as others are released: inputs that are gone make a value dearer, and turns within the limit need no more bytes.
+ * Nearly all changes raise the ratio. So the first candidate is tried, and if it is dearer by then than the next one,
+ * it goes back into the heap with its new ratio (the lazy greedy of Minoux, 1978). A graph of 100,000 ops takes a few
+ * tries for each release, and each try costs its own changes alone.
  *
  * Behind a release the chain that makes the value again is held until its other values are needed, if that saves time.
  *
@@ -171,7 +171,9 @@ static int way_add(struct descent *descent, int value, int from, int to, int n_o
   return LADE_PUSH(&descent->heap, candidate) ? 0 : -ENOMEM;
 }
 
-/* Add the ways to release @value at boundaries from .. to, between two touches. Turn @to needs it, so it gains nothing. */
+/*
+ * Add the ways to release @value at boundaries from .. to, between two touches. Turn @to needs it, so it gains nothing.
+ */
 static int gap_add(struct descent *descent, int value, int from, int to)
 {
   const struct remat_descent_params *params = descent->params;

@@ -180,7 +180,7 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
                                     .n_moves = has_more ? moves / 2 : moves,
                                     .deadline_ns = deadline_of(planning, has_more ? 0.5 : 1),
-                                    .seed = planning->params.seed};
+                                    .seed = planning->params.seed, .tries_chain = true};
   planning->choices.is_saved = false;
   how.fit_moves = has_least || has_more ? moves / 4 : moves;
   how.fit_deadline_ns = has_least || has_more ? deadline_of(planning, 0.4) : how.deadline_ns;
@@ -196,6 +196,7 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
   if (status == -ENOMEM)
     return status;
   tiers_allow(planning, &how);
+  how.tries_chain = false;
   how.n_moves = how.fit_moves = moves - moves / 2;
   how.deadline_ns = how.fit_deadline_ns = deadline_of(planning, 1);
   return remat_search(&how, &planning->choices);

@@ -10,8 +10,8 @@
  * storages has been updated, because its old version is gone; redo_until has the last turn in which it may run again.
  *
  * A value can wait on another tier instead of being made again. To get it back is an op of its own, numbered behind the
- * graph's, which reads nothing and makes the value; it takes no time of the device. The copy on the tier has the version
- * of its last put, so no op that reads or makes an older version of such a value may run again.
+ * graph's, which reads nothing and makes the value; it takes no time of the device. The copy on the tier has the
+ * version of its last put, so no op that reads or makes an older version of such a value may run again.
  *
  * Given storages that may be moved are values, too, whose makers are the ops that change them, and which are never made
  * again: they wait on a tier where they are not held. Their birth is -1. Those that live on the device are there at

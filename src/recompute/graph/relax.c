@@ -8,16 +8,16 @@
  *
  *   sum over turns of price * (need - limit) + sum over gaps of min(0, cost - bytes * price of the gap's turns)
  *
- * is at most the time above the unconstrained step (weak duality; need: bytes of a turn if every gap is held). An ascent
- * along subgradients with Polyak's steps (1969) looks for good prices; each of them gives a bound.
+ * is at most the time above the unconstrained step (weak duality; need: bytes of a turn if every gap is held). An
+ * ascent along subgradients with Polyak's steps (1969) looks for good prices; each of them gives a bound.
  *
- * The cost of an op that runs again has the inputs that no op uses any more: each was kept over the gap, at the price of
- * its bytes, or is made again, too. Costs that several may share are split among all that could: the time of an op by
- * the bytes of its outputs, the presence of an input among its readers.
+ * The cost of an op that runs again has the inputs that no op uses any more: each was kept over the gap, at the price
+ * of its bytes, or is made again, too. Costs that several may share are split among all that could: the time of an op
+ * by the bytes of its outputs, the presence of an input among its readers.
  *
- * With other tiers the step takes at least any mean of three times: of the ops, of all transfers into the device, and of
- * those out of it. So time of ops counts with a weight, transfers with the rest of it, and the best of some weights is
- * taken.
+ * With other tiers the step takes at least any mean of three times: of the ops, of all transfers into the device, and
+ * of those out of it. So time of ops counts with a weight, transfers with the rest of it, and the best of some weights
+ * is taken.
  *
  * O(rounds * gaps).
  */
@@ -61,9 +61,8 @@ struct relax {
 /* Return the last maker of @value up to @turn; -1 for a given one. */
 static int last_maker(const struct remat_problem *problem, int value, int turn)
 {
-  const struct remat_value *v = &problem->values[value];
-  return remat_is_given(problem, value) ? -1
-                                        : problem->makers[v->first_maker + remat_makers_before(problem, value, turn + 1) - 1];
+  const int n_before = remat_makers_before(problem, value, turn + 1);
+  return remat_is_given(problem, value) ? -1 : problem->makers[problem->values[value].first_maker + n_before - 1];
 }
 
 static int gap_add(struct relax *relax, int value, int begin, int end)
@@ -183,8 +182,9 @@ static double move_cost(const struct relax *relax, int value)
     if (!params->may_wait[tier])
       continue;
     const uint64_t bytes = relax->problem->values[value].bytes;
-    const double ns = list_time_move(&params->links->out[tier], bytes) + list_time_move(&params->links->in[tier], bytes);
-    least = LADE_MIN(least, relax->link_weight * ns);
+    const double out_ns = list_time_move(&params->links->out[tier], bytes);
+    const double in_ns = list_time_move(&params->links->in[tier], bytes);
+    least = LADE_MIN(least, relax->link_weight * (out_ns + in_ns));
   }
   return least;
 }

@@ -55,8 +55,10 @@ static bool is_got_in(const struct remat_schedule *schedule, int value, int turn
   return i < t->redos.n && t->redos.items[i] == op;
 }
 
-/* True if an op changed @value, which lives on a tier, since it was got for the stay on the device that ends at touch
- * @at. */
+/*
+ * True if an op changed @value, which lives on a tier, since it was got for the stay on the device that ends at touch
+ * @at.
+ */
 static bool is_changed(const struct remat_schedule *schedule, int value, int at)
 {
   const struct remat_value *v = &schedule->problem->values[value];

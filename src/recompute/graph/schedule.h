@@ -109,8 +109,10 @@ int remat_schedule_load(struct remat_schedule *schedule, const struct remat_prob
                         const struct remat_choices *choices);
 void remat_choices_free(struct remat_choices *choices);
 
-/* Return the span of a value that is held from its birth to its last use; from > to: it has none. A given one of another
- * tier is held from its first use. */
+/*
+ * Return the span of a value that is held from its birth to its last use; from > to: it has none. A given one of
+ * another tier is held from its first use.
+ */
 struct remat_span remat_span_whole(const struct remat_problem *problem, int value);
 
 /* Return the choices for remat_schedule_init: NULL if none were saved, but not for a schedule that holds nothing. */
@@ -185,7 +187,10 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule);
 
 /* ---- within schedule*.c ---- */
 
-/* Let @value, if it has a tier, wait there at those of the boundaries from .. to at which it is not held; @sign -1: not. */
+/*
+ * Let @value, if it has a tier, wait there at those of the boundaries from .. to at which it is not held; @sign -1:
+ * not.
+ */
 void remat_waiting_add(struct remat_schedule *schedule, int value, int from, int to, int sign);
 
 /* Evaluate the redos and bytes of @turn from the boundaries at its ends, into schedule->row and the results. */

@@ -85,7 +85,8 @@ struct remat_span remat_span_whole(const struct remat_problem *problem, int valu
   const struct remat_value *v = &problem->values[value];
   if (v->birth >= 0 || v->home == LADE_DEVICE)
     return (struct remat_span){v->birth + 1, v->last_use};
-  return (struct remat_span){problem->graph->uses[problem->graph->storages.items[v->storage].first_use].op + 1, v->last_use};
+  const int first_use = problem->graph->storages.items[v->storage].first_use;
+  return (struct remat_span){problem->graph->uses[first_use].op + 1, v->last_use};
 }
 
 static int spans_make(struct remat_schedule *schedule, const struct remat_choice *choices, int n_choices)

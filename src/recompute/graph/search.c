@@ -13,11 +13,11 @@
  * The energy is the time of all redos plus a price per byte and turn above the limit. The price rises while schedules
  * do not fit and falls while they do, so that the search walks along the limit.
  *
- * The first schedule comes from a descent (descent.c). Each round then anneals the whole problem once, from a temperature near the time of a typical op, and
- * afterwards windows: the values born near one or two ops, for a thousand moves each, kept if the result fits and is no
- * slower. Windows keep their pace on long graphs. A round ends when many windows in a row gained nothing; the next one
- * begins from the best schedule, the second one from the schedule that holds least, since a descent from the one that
- * holds everything may end where no single move goes on.
+ * The first schedule comes from a descent (descent.c). Each round then anneals the whole problem once, from a
+ * temperature near the time of a typical op, and afterwards windows: the values born near one or two ops, for a
+ * thousand moves each, kept if the result fits and is no slower. Windows keep their pace on long graphs. A round ends
+ * when many windows in a row gained nothing; the next one begins from the best schedule, the second one from the
+ * schedule that holds least, since a descent from the one that holds everything may end where no single move goes on.
  *
  * Everything is a function of problem, limit, seed and number of moves, unless the deadline ends it. Rejected: the
  * integer program itself (Checkmate's), which takes hours at 300 ops.
@@ -29,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "recompute/graph/chain.h"
 #include "recompute/graph/descent.h"
 
 #define ROUND_MOVES 100    /* of the first round for each op, within the two limits */
@@ -52,6 +53,8 @@
 #define PRICE_STEP 1.02    /* by which the price of excess bytes changes after PRICE_MOVES moves */
 #define PRICE_MOVES 50
 #define CLOCK_MOVES 64     /* between two looks at the clock */
+#define CHAIN_SHARES 6     /* plans of a chain that are tried */
+#define CHAIN_STEP 0.01    /* part of the limit by which the next one has less */
 
 struct remat_search {
   const struct remat_search_params *params;
@@ -284,8 +287,8 @@ static bool move_exchange(struct remat_search *search)
 }
 
 /*
- * Hold @value, which @turn gets, from so many turns before that its transfer ends in time, as far as it is known and the
- * turns have room for it.
+ * Hold @value, which @turn gets, from so many turns before that its transfer ends in time, as far as it is known and
+ * the turns have room for it.
  */
 static void get_early(struct remat_search *search, int value, int turn)
 {
@@ -473,6 +476,62 @@ static int descend(struct remat_search *search)
   return status ? status : best_take(search);
 }
 
+/* ---- chains ---- */
+
+/* Release what is held up to a turn that does not use it, until nothing is. */
+static void waste_release(struct remat_schedule *schedule)
+{
+  for (bool is_changed = true; is_changed && !schedule->is_broken && !schedule->status;) {
+    is_changed = false;
+    for (int v = 0; v < schedule->problem->n_values; v++) {
+      const struct remat_holding *holding = &schedule->holdings[v];
+      for (int i = 0; i < holding->spans.n; i++) {
+        const struct remat_span span = holding->spans.items[i];
+        if (remat_touch_from(schedule, v, span.to) == span.to)
+          continue;
+        remat_release(schedule, v, LADE_MAX(remat_touch_before(schedule, v, span.to) + 1, span.from), span.to);
+        is_changed = true;
+        break;
+      }
+    }
+  }
+}
+
+/* Let the schedule be the plan of @chain within @share of the limit, and descend from it if it is a little larger. */
+static int chain_load(struct remat_search *search, const struct remat_chain *chain, double share)
+{
+  struct remat_choices choices = {0};
+  int status = remat_chain_plan(chain, share, &choices);
+  if (!status)
+    status = schedule_restart(search, &choices);
+  remat_choices_free(&choices);
+  if (status)
+    return status;
+  waste_release(&search->schedule);
+  if (search->schedule.status || search->schedule.is_broken)
+    return search->schedule.status ? search->schedule.status : -ENOSPC;
+  remat_commit(&search->schedule);
+  return descend(search);
+}
+
+/* If the problem is a chain, look for a better schedule among its plans within the limit and somewhat less. */
+static int chain_search(struct remat_search *search)
+{
+  struct remat_chain *chain;
+  int status = remat_chain_create(search->problem, search->params->limit_bytes, &chain);
+  if (status)
+    return status == -ENOENT ? 0 : status;
+  for (int i = 0; i < CHAIN_SHARES && !status && !search->is_over; i++) {
+    status = chain_load(search, chain, 1 - CHAIN_STEP * i);
+    if (status == -ENOSPC)
+      break;
+  }
+  remat_chain_destroy(chain);
+  if (status == -ENOMEM)
+    return status;
+  return schedule_restart(search, search->best);
+}
+
 /* ---- annealing ---- */
 
 /* Try one move; keep it if the energy allows. */
@@ -595,6 +654,8 @@ static int search_run(struct remat_search *search)
   double moves = (double)LADE_MIN(LADE_MAX((int64_t)search->problem->n_ops * ROUND_MOVES, ROUND_MOVES_LEAST),
                                   ROUND_MOVES_MOST);
   int status = descend(search);
+  if (!status && search->params->tries_chain && !search->is_over)
+    status = chain_search(search);
   search->price = typical / ((double)search->params->limit_bytes / 100 + 1);
   for (int round = 0; !status && !search->is_over; round++) {
     bool fits = search->best_ns < INT64_MAX;
