@@ -122,7 +122,7 @@ static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
   *ret_ns = 0;
   for (int i = 0; i < schedule->row.n && !schedule->status; i++) {
     int op = schedule->row.items[i];
-    if (problem->ops[op].redo_until < turn)
+    if (problem->ops[op].redo_until < turn || (schedule->forbids_redo && op < problem->n_ops))
       return false;
     *ret_ns += problem->ops[op].ns;
     inputs_call(schedule, op, turn);

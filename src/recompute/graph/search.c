@@ -397,6 +397,7 @@ static int schedule_load(struct remat_search *search, const struct remat_choices
   int status = remat_schedule_load(&search->schedule, search->problem, search->params->limit_bytes, choices);
   for (int tier = LADE_HOST; tier <= LADE_STORE && !status; tier++)
     remat_waiting_limit(&search->schedule, (enum lade_space)tier, search->params->waiting_bytes[tier]);
+  search->schedule.forbids_redo = search->params->is_offload;
   return status;
 }
 
@@ -440,7 +441,7 @@ static int released_restart(struct remat_search *search)
  */
 static int round_begin(struct remat_search *search, int round)
 {
-  bool is_released = round & 1 && (round == 1 || search->best_ns == INT64_MAX) &&
+  bool is_released = round & 1 && (round == 1 || search->best_ns == INT64_MAX) && !search->params->is_offload &&
                      search->problem->n_ops <= RELEASED_OPS_MOST;
   if (is_released) {
     int status = released_restart(search);
@@ -464,7 +465,8 @@ static void clock_look(struct remat_search *search)
 static int descend(struct remat_search *search)
 {
   const struct remat_search_params *params = search->params;
-  struct remat_descent_params how = {.links = params->links, .deadline_ns = params->fit_deadline_ns};
+  struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload,
+                                     .deadline_ns = params->fit_deadline_ns};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
   const int64_t n_tries = remat_descend(&search->schedule, &how);

@@ -16,6 +16,7 @@ struct remat_search_params {
   int64_t fit_moves, fit_deadline_ns; /* the same, at which a search ends that has found nothing within the limit */
   uint64_t seed;
   bool stops_at_fit;    /* end with the first schedule within the limit */
+  bool is_offload;      /* nothing is made again */
   bool tries_chain;     /* if the problem is a chain, begin from its best persistent plan */
 };
 
