@@ -276,7 +276,7 @@ refused(5, ["--instructions /dev/full"], *G, "--instructions", "/dev/full", *QUI
 for option in ("--batch=3", "--model=baby", "--tp=2", "--layers=2", "--device=dry", "--max=seq", "--timeline=t",
                "--recompute=full", "--store=.", "--data=x", "--steps=4", "--threads=1", "--rank=0", "--durable"):
     refused(2, ["--graph", option.partition("=")[0], "exclude"], *G, option)
-for option in ("--iterations=3", "--instructions=x", "--frontier", "--svg=x", "--seconds=1"):
+for option in ("--iterations=3", "--instructions=x", "--seconds=1"):
     refused(2, [option.partition("=")[0], "needs --graph"], option)
 refused(2, ["--svg", "--frontier"], *G, "--svg", "x.svg")
 refused(2, ["--frontier", "--budget"], *G, "--frontier", "--budget", "60%")
@@ -342,6 +342,20 @@ for name in ("chain", "all"):
     assert name + ".json" in labels and "device budget" in labels and any("KiB" in label for label in labels), labels
 code, out, err = run("--graph", "chain.json", "--frontier", "--iterations", "3000")
 assert code == 0 and "lower bound" in out and out.count("\n") <= 20, (out, err)
+
+# The frontier of a model: plans of all ranks at budgets that grow, none slower than the one before.
+code, out, err = run("--model", "nano", "--layers", "1", "--machine", "laptop-8c", "--frontier", "--svg", "f.svg", "--json")
+assert code == 0, err
+frontier = json.loads(out)
+points = frontier["points"]
+assert frontier["model"] == "nano" and 2 <= len(points) <= 16 and points[0]["budget_bytes"] >= frontier["min_budget_bytes"]
+for point, following in zip(points, points[1:]):
+    assert point["budget_bytes"] < following["budget_bytes"], (point, following)
+    assert point["predicted_step_ns"] >= following["predicted_step_ns"], (point, following)
+    assert point["planned_peak_bytes"] <= point["budget_bytes"] and set(point) == POINT_FIELDS, point
+assert points[0]["predicted_step_ns"] > points[-1]["predicted_step_ns"] and xml.parse("f.svg").getroot().tag.endswith("svg")
+refused(2, ["--frontier", "--timeline"], "--model", "nano", "--frontier", "--timeline", "t")
+refused(2, ["--max", "--frontier"], "--model", "nano", "--frontier", "--max", "seq")
 
 # A frontier of one budget; titles of any letters; no ops at all.
 os.rename(write("one.json", {"schema_version": 1, "storages": [], "ops": []}), b"<&>\xff.json")

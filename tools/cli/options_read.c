@@ -34,7 +34,10 @@ static const char *const excludes[][3] = {
     {"rank", "every-rank", "--rank plans one rank, --every-rank all"},
     {"max", "every-rank", "a search plans one program of each stage"},
     {"frontier", "budget", "a frontier plans at budgets of its own"},
-    {"frontier", "instructions", "a frontier is many plans"}};
+    {"frontier", "instructions", "a frontier is many plans"},
+    {"frontier", "timeline", "a frontier has no single step to draw"},
+    {"max", "frontier", "a search plans other sizes, a frontier other budgets"},
+    {"rank", "frontier", "a frontier is of all ranks"}};
 
 /* Return the option of @verb closest to @name: a few edits away, or one that starts with it; NULL: none. */
 static const struct option *option_near(enum verb_id verb, const char *name)

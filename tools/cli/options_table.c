@@ -221,9 +221,10 @@ const struct option option_table[] = {
      .help = "moves that the search tries; a frontier shares them among its budgets"},
     {OPTION_TEXT, "instructions", "FILE", VERB_PLAN, AT(instructions), .unset = "none", .subject = OF_GRAPH,
      .help = "write the plan as JSON: its ops, redos, drops and moves in their order"},
-    {OPTION_FLAG, "frontier", NULL, VERB_PLAN, AT(has_frontier), .subject = OF_GRAPH,
-     .help = "plan at up to 16 budgets, from the smallest one found to the unconstrained peak: time against memory"},
-    {OPTION_TEXT, "svg", "FILE", VERB_PLAN, AT(svg), .unset = "none", .subject = OF_GRAPH,
+    {OPTION_FLAG, "frontier", NULL, VERB_PLAN, AT(has_frontier), .subject = OF_BOTH,
+     .help = "plan a model or a graph at up to 16 budgets, from the smallest one to the unconstrained peak: time "
+             "against memory"},
+    {OPTION_TEXT, "svg", "FILE", VERB_PLAN, AT(svg), .unset = "none", .subject = OF_BOTH,
      .help = "draw the frontier"},
 
     SECTION("Text"),

@@ -294,6 +294,8 @@ int plan_main(int argc, char **argv)
     code = plan_graph(&planning.options);
   else if (code == OPTIONS_GO && planning.options.max)
     code = plan_max(&planning.options);
+  else if (code == OPTIONS_GO && planning.options.has_frontier)
+    code = plan_frontier(&planning.options);
   else if (code == OPTIONS_GO) {
     int status = plan_run(&planning);
     code = status ? exit_fail("plan", status, &planning.error) : plan_tell(&planning);

@@ -3,9 +3,8 @@
  * `lade plan --graph --frontier`: the time of a step at every budget, from one run.
  *
  * The smallest budget is found first, and then plans are made at equal steps from it to the unconstrained peak. Each
- * takes the same share of the effort. A search may find less at a larger budget than at a smaller one, but the plan of
- * the smaller budget fits the larger one too. So each point takes the cheaper one of its own plan and that of the point
- * before, and a larger budget is never slower.
+ * takes the same share of the effort. A search may find less at a larger budget than at a smaller one. So each point
+ * takes the faster one of its own plan and that of the point before, and a larger budget is never slower.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -14,17 +13,15 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "tools/report/frontier_plot.h"
+#include "tools/report/frontier_points.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
 #include "tools/verbs/plan_graph.h"
 
-enum { POINTS_MOST = 16 };
-
 struct graph_frontier {
   const struct graph_request *request;
   struct lade_graph_plan_params params; /* of one point */
-  struct frontier_point points[POINTS_MOST];
+  struct frontier_point points[FRONTIER_POINTS_MOST];
   int n_points;
   int64_t base_ns;
   uint64_t min_budget_bytes; /* the least that a search named */
@@ -36,9 +33,9 @@ static struct lade_graph_plan_params params_share(const struct graph_request *re
 {
   struct lade_graph_plan_params params = request->params;
   if (params.iterations)
-    params.iterations = LADE_MAX(params.iterations / POINTS_MOST, 1);
+    params.iterations = LADE_MAX(params.iterations / FRONTIER_POINTS_MOST, 1);
   if (params.time_limit_ns)
-    params.time_limit_ns = LADE_MAX(params.time_limit_ns / POINTS_MOST, 1);
+    params.time_limit_ns = LADE_MAX(params.time_limit_ns / FRONTIER_POINTS_MOST, 1);
   return params;
 }
 
@@ -50,23 +47,12 @@ static struct frontier_point point_make(uint64_t budget_bytes, const struct lade
                                  .moved_bytes = info->moved_bytes};
 }
 
-/* Let @point be the cheaper one of its own plan and that of @before, a smaller budget. */
-static void point_relax(struct frontier_point *point, const struct frontier_point *before)
-{
-  if (point->predicted_step_ns <= before->predicted_step_ns)
-    return;
-  const struct frontier_point own = *point;
-  *point = *before;
-  point->budget_bytes = own.budget_bytes;
-  point->bound_ns = own.bound_ns;
-}
-
 /* Plan at @budget_bytes, and add the point. A budget in which the search finds nothing takes the point before. */
 static int point_add(struct graph_frontier *frontier, uint64_t budget_bytes, struct lade_error *error)
 {
   struct lade_graph_plan_info info = {.struct_size = sizeof(info)};
   lade_graph_plan *plan = NULL;
-  progress_note(&frontier->progress, "planning at budget %d of %d", frontier->n_points + 1, POINTS_MOST);
+  progress_note(&frontier->progress, "planning at budget %d of %d", frontier->n_points + 1, FRONTIER_POINTS_MOST);
   frontier->params.budget_bytes = budget_bytes;
   int status = lade_graph_plan_find(frontier->request->graph, &frontier->params, error, &info, &plan);
   lade_graph_plan_destroy(plan);
@@ -84,69 +70,37 @@ static int point_add(struct graph_frontier *frontier, uint64_t budget_bytes, str
   struct frontier_point *point = &frontier->points[frontier->n_points];
   *point = point_make(budget_bytes, &info);
   if (frontier->n_points++)
-    point_relax(point, point - 1);
+    frontier_point_relax(point, point - 1);
   return 0;
 }
 
-/* Plan at all budgets; fewer than POINTS_MOST if the range has fewer bytes. */
+/* Plan at all budgets; fewer than FRONTIER_POINTS_MOST if the range has fewer bytes. */
 static int points_find(struct graph_frontier *frontier, struct lade_error *error)
 {
   const uint64_t most = frontier->request->unconstrained_bytes;
   int status = point_add(frontier, LADE_GRAPH_BUDGET_MIN, error);
   const uint64_t least = frontier->points[0].budget_bytes;
-  for (int i = 1; i < POINTS_MOST && least < most && !status; i++) {
-    const uint64_t range = most - least, n = POINTS_MOST - 1;
-    const uint64_t budget_bytes = least + range / n * (uint64_t)i + range % n * (uint64_t)i / n;
+  for (int i = 1; i < FRONTIER_POINTS_MOST && least < most && !status; i++) {
+    const uint64_t budget_bytes = frontier_budget(least, most, i);
     if (budget_bytes > frontier->points[frontier->n_points - 1].budget_bytes)
       status = point_add(frontier, budget_bytes, error);
   }
   return status;
 }
 
-static double slowdown_percent(const struct graph_frontier *frontier, int64_t ns)
-{
-  return frontier->base_ns > 0 ? 100 * ((double)ns / (double)frontier->base_ns - 1) : 0;
-}
-
 static void frontier_print(const struct graph_frontier *frontier)
 {
-  char a[32], b[32], c[32];
+  char a[32], b[32];
   printf("graph         %d ops, %d storages; unconstrained %s in %s\n", lade_graph_n_ops(frontier->request->graph),
          lade_graph_n_storages(frontier->request->graph),
          seconds_format((double)frontier->base_ns / 1e9, a, sizeof(a)),
          lade_size_format(frontier->request->unconstrained_bytes, b, sizeof(b)));
-  printf("\n%12s %12s %12s %10s %12s %8s\n", "budget", "planned peak", "predicted", "slower by", "lower bound",
-         "redone");
-  for (int i = 0; i < frontier->n_points; i++) {
-    const struct frontier_point *point = &frontier->points[i];
-    printf("%12s %12s", lade_size_format(point->budget_bytes, a, sizeof(a)),
-           lade_size_format(point->planned_peak_bytes, b, sizeof(b)));
-    printf(" %12s %8.2f %%", seconds_format((double)point->predicted_step_ns / 1e9, a, sizeof(a)),
-           slowdown_percent(frontier, point->predicted_step_ns));
-    printf(" %12s %8d\n",
-           point->bound_ns == INT64_MAX ? "-" : seconds_format((double)point->bound_ns / 1e9, c, sizeof(c)),
-           point->n_redone);
-  }
-}
-
-static json_t *point_json(const struct frontier_point *point)
-{
-  json_t *object = json_object();
-  json_object_set_new(object, "budget_bytes", json_bytes(point->budget_bytes));
-  json_object_set_new(object, "planned_peak_bytes", json_bytes(point->planned_peak_bytes));
-  json_object_set_new(object, "compute_ns", json_integer(point->compute_ns));
-  json_object_set_new(object, "predicted_step_ns", json_integer(point->predicted_step_ns));
-  json_object_set_new(object, "bound_ns", point->bound_ns == INT64_MAX ? json_null() : json_integer(point->bound_ns));
-  json_object_set_new(object, "n_redone", json_integer(point->n_redone));
-  json_object_set_new(object, "moved_bytes", json_bytes(point->moved_bytes));
-  return object;
+  frontier_points_print(frontier->points, frontier->n_points, frontier->base_ns);
 }
 
 static int frontier_dump(const struct graph_frontier *frontier)
 {
-  json_t *points = json_array();
-  for (int i = 0; i < frontier->n_points; i++)
-    json_array_append_new(points, point_json(&frontier->points[i]));
+  json_t *points = frontier_points_json(frontier->points, frontier->n_points);
   return json_print(json_pack("{s:i, s:o, s:o, s:o, s:I, s:o}", "schema_version", REPORT_SCHEMA_VERSION,
                               "unconstrained_bytes", json_bytes(frontier->request->unconstrained_bytes),
                               "min_budget_bytes", json_bytes(frontier->min_budget_bytes), "floor_bytes",

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lower bound on the time of redos, by a relaxation of one turn at a time.
+ * A lower bound on the time of redos, by a relaxation of one turn at a time, and then of all turns (relax.c).
  *
  * While op t runs, its operands and its scratch are on the device. Each other value that was made before and that a
  * later op uses is held beside it, or is made again afterwards, which runs each of its makers at least once more. So
  * redos must take the place of the bytes that the limit does not leave. The cheapest way to do so is at least the
  * fractional knapsack over ops, by time per byte of all values that they make. The bound is the largest over the turns
  * looked at: those with the most bytes when everything is held. It says nothing of inputs that are not there any more,
- * so the true optimum may lie far above it.
+ * so the true optimum may lie far above it. The ascent of relax.c begins from it, and looks at all turns together.
  *
  * O(TURNS_MOST * n_ops + n_ops log n_ops).
  */
@@ -15,8 +15,12 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "recompute/graph/relax.h"
 
 #define TURNS_MOST 512
+#define ROUNDING 1e-9 /* of sums in double precision */
 
 struct bound_item {
   int32_t op;
@@ -129,41 +133,69 @@ static uint64_t turn_waiting(const struct bound_search *search, int turn)
   uint64_t bytes = 0;
   for (int v = 0; v < problem->n_values; v++) {
     const struct remat_value *value = &problem->values[v];
-    bytes += value->birth < turn && value->last_use > turn && !search->is_operand[v] ? value->bytes : 0;
+    bool waits = value->birth < turn && value->last_use > turn && !remat_is_given(problem, v);
+    bytes += waits && !search->is_operand[v] ? value->bytes : 0;
   }
   return bytes;
 }
 
-static double bound_run(struct bound_search *search, uint64_t limit_bytes)
+/* Find the turn that bounds the time of redos best, and its bound; without other tiers. */
+static double bound_run(struct bound_search *search, uint64_t limit_bytes, struct remat_relax_params *how)
 {
   double most = 0;
   for (int i = 0; i <= search->problem->n_ops && i < TURNS_MOST; i++) {
     int turn = search->turns[i].turn;
-    double needed = (double)operands_mark(search, turn, true) + (double)turn_waiting(search, turn);
-    if (needed > (double)limit_bytes)
-      most = LADE_MAX(most, turn_bound(search, turn, needed - (double)limit_bytes));
+    double excess = (double)operands_mark(search, turn, true) - (double)limit_bytes;
+    excess += (double)turn_waiting(search, turn);
+    const double ns = excess > 0 ? turn_bound(search, turn, excess) : 0;
+    if (ns > most) {
+      most = ns;
+      how->first_turn = turn;
+      how->first_price = ns / excess;
+    }
     operands_mark(search, turn, false);
   }
   return most;
 }
 
-int remat_bound_find(const struct remat_problem *problem, uint64_t limit_bytes, int64_t *ret_redo_ns)
+static int search_allocate(struct bound_search *search)
 {
+  const size_t n = (size_t)search->problem->n_ops + 1;
+  search->items = malloc(n * sizeof(*search->items));
+  search->turns = malloc((n + 1) * sizeof(*search->turns));
+  search->is_operand = calloc((size_t)search->problem->n_values + 1, sizeof(*search->is_operand));
+  return search->items && search->turns && search->is_operand ? 0 : -ENOMEM;
+}
+
+static void search_free(struct bound_search *search)
+{
+  free(search->items);
+  free(search->turns);
+  free(search->is_operand);
+}
+
+int remat_bound_find(const struct remat_bound_params *params, int64_t *ret_bound_ns)
+{
+  const struct remat_problem *problem = params->problem;
   struct bound_search search = {.problem = problem};
-  const size_t n = (size_t)problem->n_ops + 1;
-  search.items = malloc(n * sizeof(*search.items));
-  search.turns = malloc((n + 1) * sizeof(*search.turns));
-  search.is_operand = calloc((size_t)problem->n_values + 1, sizeof(*search.is_operand));
-  int status = search.items && search.turns && search.is_operand ? 0 : -ENOMEM;
+  struct remat_relax_params how = {.problem = problem, .limit_bytes = params->limit_bytes, .links = params->links};
+  bool can_wait = params->may_wait[LADE_HOST] || params->may_wait[LADE_STORE];
+  double redo_ns = 0, relaxed_ns = 0;
+  *ret_bound_ns = INT64_MAX;
+  if (problem->floor_bytes - problem->fixed_bytes > params->limit_bytes)
+    return 0;
+  memcpy(how.may_wait, params->may_wait, sizeof(how.may_wait));
+  int status = search_allocate(&search);
   if (!status) {
     items_make(&search);
     turns_make(&search);
-    double ns = problem->floor_bytes - problem->fixed_bytes > limit_bytes ? (double)INT64_MAX
-                                                                          : bound_run(&search, limit_bytes);
-    *ret_redo_ns = ns >= (double)INT64_MAX ? INT64_MAX : (int64_t)ns;
+    redo_ns = can_wait ? 0 : bound_run(&search, params->limit_bytes, &how);
   }
-  free(search.items);
-  free(search.turns);
-  free(search.is_operand);
+  search_free(&search);
+  if (status || redo_ns >= (double)INT64_MAX)
+    return status;
+  how.upper_ns = params->known_ns ? params->known_ns : problem->base_ns + (int64_t)(2 * redo_ns);
+  status = remat_relax(&how, &relaxed_ns);
+  *ret_bound_ns = LADE_MAX(problem->base_ns + (int64_t)redo_ns, (int64_t)(relaxed_ns * (1 - ROUNDING)));
   return status;
 }

@@ -2,8 +2,8 @@
 /*
  * Write the list of instructions of a schedule: turn by turn the gets, the redos and the op, and behind each the drops
  * of values that the turn does not use any more and that are not held behind it. A value that waits on a tier and is
- * used later is put there instead. Given storages of another tier are got before their first op; behind their last one
- * they are put back if an op changed them, and dropped if not. O(uses of all ops that run).
+ * used later is put there instead, and so is a given one of another tier that an op changed. O(uses of all ops that
+ * run).
  */
 #include "recompute/graph/emit.h"
 
@@ -58,19 +58,14 @@ static int op_emit(const struct remat_schedule *schedule, int turn, int place, s
   return instr_add(list, is_redo ? LADE_GRAPH_INSTR_REDO : LADE_GRAPH_INSTR_OP, op, LADE_DEVICE);
 }
 
-/* Add the moves of given storages before or behind @turn. */
-static int rests_emit(const struct remat_schedule *schedule, int turn, bool is_before, struct remat_list *list)
+/* Add the puts of given storages that leave the device as the step begins. */
+static int beginning_emit(const struct remat_schedule *schedule, struct remat_list *list)
 {
   const struct remat_problem *problem = schedule->problem;
   int status = 0;
-  for (int i = 0; i < problem->n_rests && !status; i++) {
-    const struct remat_rest *rest = &problem->rests[i];
-    const struct graph_storage *storage = &problem->graph->storages.items[rest->storage];
-    if (is_before && rest->first == turn)
-      status = instr_add(list, LADE_GRAPH_INSTR_GET, rest->storage, storage->tier);
-    else if (!is_before && rest->last == turn)
-      status = instr_add(list, storage->n_versions ? LADE_GRAPH_INSTR_PUT : LADE_GRAPH_INSTR_DROP, rest->storage,
-                         storage->n_versions ? storage->tier : LADE_DEVICE);
+  for (int v = 0; v < problem->n_values && !status; v++) {
+    if (remat_is_given(problem, v) && remat_put_turn(schedule, v, -1) < 0)
+      status = instr_add(list, LADE_GRAPH_INSTR_PUT, problem->values[v].storage, schedule->sources[v]);
   }
   return status;
 }
@@ -96,13 +91,8 @@ static int turn_emit(const struct remat_schedule *schedule, int turn, int32_t *l
 int remat_emit(struct remat_schedule *schedule, struct remat_list *list)
 {
   list->instrs.n = 0;
-  int status = 0;
-  for (int turn = 0; turn <= schedule->problem->n_ops && !status; turn++) {
-    status = rests_emit(schedule, turn, true, list);
-    if (!status)
-      status = turn_emit(schedule, turn, schedule->last_place, list);
-    if (!status)
-      status = rests_emit(schedule, turn, false, list);
-  }
+  int status = beginning_emit(schedule, list);
+  for (int turn = 0; turn <= schedule->problem->n_ops && !status; turn++)
+    status = turn_emit(schedule, turn, schedule->last_place, list);
   return status;
 }

@@ -30,7 +30,7 @@ int lade_graph_bounds(const lade_graph *graph, struct lade_error *error, uint64_
     return lade_error_set(error, -EINVAL, "bounds need a closed graph");
   struct remat_problem problem;
   uint64_t unconstrained_bytes = 0;
-  int status = remat_problem_init(&problem, graph);
+  int status = remat_problem_init(&problem, graph, LADE_DEVICE);
   if (!status) {
     status = unconstrained_find(&problem, &unconstrained_bytes);
     if (!status && ret_unconstrained_bytes)

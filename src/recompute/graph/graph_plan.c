@@ -7,6 +7,7 @@
  * budget begins from the nearest schedule that this has found.
  */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,14 +93,22 @@ static int choices_copy(struct remat_choices *to, const struct remat_choices *fr
   return 0;
 }
 
-/* True if storages may wait on another tier. */
-static bool has_tiers(const struct graph_planning *planning)
+/* Return the nearest tier on which storages may wait; LADE_DEVICE: there is none. */
+static enum lade_space tier_get(const struct lade_graph_plan_params *params)
 {
-  const struct lade_graph_plan_params *params = &planning->params;
   bool has_host = params->host_budget_bytes && params->to_host.bytes_per_s > 0 && params->from_host.bytes_per_s > 0;
   bool has_store = params->store_budget_bytes && params->to_store.bytes_per_s > 0 &&
                    params->from_store.bytes_per_s > 0;
-  return has_host || has_store;
+  return has_host ? LADE_HOST : has_store ? LADE_STORE : LADE_DEVICE;
+}
+
+/* True if storages may wait on another tier, or live there. */
+static bool has_tiers(const struct graph_planning *planning)
+{
+  bool lives_there = false;
+  for (int s = 0; s < planning->graph->storages.n && !lives_there; s++)
+    lives_there = planning->graph->storages.items[s].is_given && planning->graph->storages.items[s].tier != LADE_DEVICE;
+  return lives_there || tier_get(&planning->params) != LADE_DEVICE;
 }
 
 /* Let the search of @how use the tiers, if there are any. */
@@ -160,37 +169,144 @@ static int least_find(struct graph_planning *planning)
   return status;
 }
 
+/* ---- the plan within the budget ---- */
+
+static struct remat_search_params search_params(const struct graph_planning *planning, uint64_t budget_bytes,
+                                                int64_t n_moves, double share)
+{
+  const int64_t deadline_ns = deadline_of(planning, share);
+  return (struct remat_search_params){.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+                                      .n_moves = n_moves, .fit_moves = n_moves, .deadline_ns = deadline_ns,
+                                      .fit_deadline_ns = deadline_ns, .seed = planning->params.seed};
+}
+
 /*
- * Search within the budget by recompute alone, from everything held. If there are other tiers, go on with them from the
- * result: so tiers never make a plan slower than the recompute that was found before. If nothing was found, and the
- * smallest schedule fits, begin from that one.
+ * Replace @to, choices of the problem whose given storages may be moved, by @from, choices of the one without. Values
+ * have the order of storages in both. -ENOMEM.
  */
-static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
+static int choices_widen(const struct graph_planning *planning, const struct remat_problem *plain,
+                         const struct remat_choices *from, struct remat_choices *to)
+{
+  to->list.n = to->waiting.n = 0;
+  to->is_saved = true;
+  for (int v = 0, i = 0; v < planning->problem.n_values; v++) {
+    const int storage = planning->problem.values[v].storage;
+    struct remat_choice choice = {v, remat_span_whole(&planning->problem, v)};
+    bool is_known = false;
+    for (; i < from->list.n && plain->values[from->list.items[i].value].storage <= storage; i++) {
+      is_known = true;
+      choice.span = from->list.items[i].span;
+      if (!LADE_PUSH(&to->list, choice))
+        return -ENOMEM;
+    }
+    bool is_moved = remat_first_boundary(&planning->problem, v) == 0;
+    if (is_moved && !is_known && !LADE_PUSH(&to->list, choice))
+      return -ENOMEM;
+  }
+  return 0;
+}
+
+/*
+ * Search by recompute alone, as if there were no other tiers. The effort is that of a search without them, so that a
+ * plan with tiers is not slower than one without. -ENOSPC: nothing was found.
+ */
+static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  bool has_more = has_tiers(planning), has_least = planning->info.min_budget_bytes <= budget_bytes;
-  struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
-                                    .n_moves = has_more ? moves / 2 : moves,
-                                    .deadline_ns = deadline_of(planning, has_more ? 0.5 : 1),
-                                    .seed = planning->params.seed};
+  struct remat_search_params how = search_params(planning, budget_bytes, moves, has_tiers(planning) ? 0.4 : 1);
+  struct remat_problem plain;
+  struct remat_choices found = {0};
+  if (planning->info.min_budget_bytes <= budget_bytes || has_tiers(planning)) {
+    how.fit_moves = moves / 4;
+    how.fit_deadline_ns = deadline_of(planning, 0.4);
+  }
+  how.tries_chain = true;
+  int status = remat_problem_init(&plain, planning->graph, LADE_DEVICE);
+  if (status)
+    return status;
+  how.problem = &plain;
+  how.limit_bytes = budget_bytes > plain.fixed_bytes ? LADE_MIN(budget_bytes - plain.fixed_bytes, (uint64_t)1 << 62) : 0;
+  status = remat_search(&how, &found);
+  if (!status)
+    status = choices_widen(planning, &plain, &found, choices);
+  remat_choices_free(&found);
+  remat_problem_finish(&plain);
+  return status;
+}
+
+/* Let @choices be the plan if they fit the budget in less time than *@best_ns, which they then have. -ENOMEM. */
+static int choices_take(struct graph_planning *planning, uint64_t budget_bytes, const struct remat_choices *choices,
+                        double *best_ns)
+{
+  struct remat_schedule schedule;
+  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(planning, budget_bytes), choices);
+  if (status)
+    return status;
+  const double ns = list_time_get(&planning->links, &schedule);
+  bool is_better = !schedule.is_broken && remat_over(&schedule) == 0 && ns < *best_ns;
+  remat_schedule_finish(&schedule);
+  if (!is_better)
+    return 0;
+  *best_ns = ns;
+  return choices_copy(&planning->choices, choices);
+}
+
+/* Search with the tiers in one of three ways, and let the result be the plan if it is better than *@best_ns. */
+static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_search_params how,
+                        double *best_ns)
+{
+  struct remat_choices choices = {0};
+  tiers_allow(planning, &how);
+  int status = remat_search(&how, &choices);
+  if (!status)
+    status = choices_take(planning, budget_bytes, &choices, best_ns);
+  remat_choices_free(&choices);
+  return status == -ENOSPC ? 0 : status;
+}
+
+/*
+ * Plan with other tiers. Candidates are the best plans of recompute alone and of transfers alone, a descent with both,
+ * and the smallest schedule. The search goes on from the best of them.
+ */
+static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
+  struct remat_choices alone = {0};
+  double best_ns = INFINITY;
   planning->choices.is_saved = false;
-  how.fit_moves = has_least || has_more ? moves / 4 : moves;
-  how.fit_deadline_ns = has_least || has_more ? deadline_of(planning, 0.4) : how.deadline_ns;
-  int status = remat_search(&how, &planning->choices);
+  int status = alone_search(planning, budget_bytes, &alone);
+  if (!status)
+    status = choices_take(planning, budget_bytes, &alone, &best_ns);
+  remat_choices_free(&alone);
   if (status && status != -ENOSPC)
     return status;
-  if (!has_more && (!status || !has_least))
+  struct remat_search_params how = search_params(planning, budget_bytes, moves / 2, 0.6);
+  how.is_offload = true;
+  status = tiers_search(planning, budget_bytes, how, &best_ns);
+  how = search_params(planning, budget_bytes, 0, 0.7);
+  if (!status)
+    status = tiers_search(planning, budget_bytes, how, &best_ns);
+  if (!status)
+    status = choices_take(planning, budget_bytes, &planning->least, &best_ns);
+  if (status)
     return status;
-  if (status && has_least)
-    status = choices_copy(&planning->choices, &planning->least);
-  else if (status)
-    planning->choices.is_saved = false;
-  if (status == -ENOMEM)
-    return status;
+  how = search_params(planning, budget_bytes, moves - moves / 2, 1);
   tiers_allow(planning, &how);
-  how.n_moves = how.fit_moves = moves - moves / 2;
-  how.deadline_ns = how.fit_deadline_ns = deadline_of(planning, 1);
   return remat_search(&how, &planning->choices);
+}
+
+/* Plan within the budget. If nothing is found, but the smallest schedule fits, take that one. */
+static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  if (has_tiers(planning))
+    return mixed_search(planning, budget_bytes);
+  int status = alone_search(planning, budget_bytes, &planning->choices);
+  if (status != -ENOSPC || planning->info.min_budget_bytes > budget_bytes)
+    return status;
+  const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
+  struct remat_search_params how = search_params(planning, budget_bytes, moves - moves / 2, 1);
+  status = choices_copy(&planning->choices, &planning->least);
+  return status ? status : remat_search(&how, &planning->choices);
 }
 
 /* Make the list of the schedule that was found, replay it, and fill in its figures. */
@@ -220,15 +336,16 @@ static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
   return 0;
 }
 
+/* Bound the time of every step within the budget. */
 static int bound_find(struct graph_planning *planning, uint64_t budget_bytes)
 {
-  int64_t redo_ns;
-  int status = remat_bound_find(&planning->problem, limit_of(planning, budget_bytes), &redo_ns);
-  if (has_tiers(planning)) /* bytes that wait elsewhere cost no time of the device */
-    redo_ns = 0;
-  if (!status)
-    planning->info.bound_ns = redo_ns == INT64_MAX ? INT64_MAX : planning->problem.base_ns + redo_ns;
-  return status;
+  struct remat_search_params tiers = {.problem = &planning->problem};
+  tiers_allow(planning, &tiers);
+  struct remat_bound_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+                                   .links = tiers.links, .known_ns = planning->info.predicted_step_ns};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    how.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);
+  return remat_bound_find(&how, &planning->info.bound_ns);
 }
 
 static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
@@ -254,16 +371,15 @@ static int plan_run(struct graph_planning *planning)
     return status;
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
     budget_bytes = info->min_budget_bytes;
-  status = bound_find(planning, budget_bytes);
-  if (!status)
-    status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
-  if (status == -ENOSPC)
-    return refuse(planning, budget_bytes);
+  status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
   if (!status)
     status = list_make(planning, budget_bytes);
   if (!status)
     info->min_budget_bytes = LADE_MIN(info->min_budget_bytes, info->planned_peak_bytes);
-  return status;
+  if (status && status != -ENOSPC)
+    return status;
+  const int bound_status = bound_find(planning, budget_bytes);
+  return bound_status ? bound_status : status ? refuse(planning, budget_bytes) : 0;
 }
 
 /* ---- the public face ---- */
@@ -313,7 +429,7 @@ static void planning_finish(struct graph_planning *planning)
 /* Fill @planning's info, and make the plan. */
 static int plan_make(struct graph_planning *planning, struct lade_graph_plan **ret_plan)
 {
-  int status = remat_problem_init(&planning->problem, planning->graph);
+  int status = remat_problem_init(&planning->problem, planning->graph, tier_get(&planning->params));
   if (!status)
     status = list_time_init(&planning->links, &planning->problem, &planning->params);
   if (!status)

@@ -5,8 +5,8 @@
  * Ops run in the order of the list. A get begins when its turn does and the link is free; an op waits until the last
  * get of each of its operands has ended. A put begins behind the turn that uses its value last; its bytes are free when
  * it has ended. A turn whose bytes, with those of puts under way, are above the limit waits for the earliest puts. All
- * links run beside the device and beside each other. Given storages of another tier are got as their first turn begins,
- * and put behind their last turn if the step changes them.
+ * links run beside the device and beside each other. Given values that leave at boundary 0 are put as the step begins,
+ * and it ends when all transfers have ended, because the next step finds given values where they live.
  */
 #include "recompute/graph/list_time.h"
 
@@ -92,6 +92,16 @@ static void room_await(struct time_walk *walk, int turn)
     put_end(walk, true);
 }
 
+/* List @value with those that are put behind the same turn: the first one from @turn on behind which it is. */
+static void put_list(struct time_walk *walk, int value, int turn)
+{
+  const int next = remat_put_turn(walk->schedule, value, turn);
+  if (next == INT32_MAX)
+    return;
+  walk->time->next_put[value] = walk->time->first_put[next];
+  walk->time->first_put[next] = value;
+}
+
 /* List the values that are put behind each turn: those that wait, are there in it, and are got back later. */
 static void puts_list(struct time_walk *walk)
 {
@@ -101,11 +111,7 @@ static void puts_list(struct time_walk *walk)
     if (walk->schedule->sources[v] == LADE_DEVICE)
       continue;
     walk->time->arrival_ns[v] = 0;
-    const int turn = remat_put_turn(walk->schedule, v, problem->values[v].birth);
-    if (turn == INT32_MAX)
-      continue;
-    walk->time->next_put[v] = walk->time->first_put[turn];
-    walk->time->first_put[turn] = v;
+    put_list(walk, v, LADE_MAX(problem->values[v].birth, 0));
   }
 }
 
@@ -150,29 +156,18 @@ static void turn_run(struct time_walk *walk, int turn)
   for (int v = walk->time->first_put[turn]; v >= 0;) {
     const int following = walk->time->next_put[v];
     put_begin(walk, (enum lade_space)walk->schedule->sources[v], problem->values[v].bytes);
-    const int next = remat_put_turn(walk->schedule, v, turn + 1);
-    if (next != INT32_MAX) {
-      walk->time->next_put[v] = walk->time->first_put[next];
-      walk->time->first_put[next] = v;
-    }
+    put_list(walk, v, turn + 1);
     v = following;
   }
 }
 
-/* Move the given storages of other tiers at the ends of their stay. */
-static void rests_run(struct time_walk *walk, int turn, bool is_before)
+/* Put the values that leave the device before turn 0. */
+static void beginning_run(struct time_walk *walk)
 {
   const struct remat_problem *problem = walk->time->problem;
-  for (int i = 0; i < problem->n_rests; i++) {
-    const struct remat_rest *rest = &problem->rests[i];
-    const struct graph_storage *storage = &problem->graph->storages.items[rest->storage];
-    const enum lade_space tier = (enum lade_space)storage->tier;
-    if (is_before && rest->first == turn) {
-      walk->in_ns[tier] = LADE_MAX(walk->in_ns[tier], walk->now_ns) +
-                          list_time_move(&walk->time->in[tier], storage->bytes);
-      walk->now_ns = walk->in_ns[tier];
-    } else if (!is_before && rest->last == turn && storage->n_versions > 0)
-      put_begin(walk, tier, storage->bytes);
+  for (int v = 0; v < problem->n_values; v++) {
+    if (remat_is_given(problem, v) && remat_put_turn(walk->schedule, v, -1) < 0)
+      put_begin(walk, (enum lade_space)walk->schedule->sources[v], problem->values[v].bytes);
   }
 }
 
@@ -180,12 +175,10 @@ double list_time_get(struct list_time *time, const struct remat_schedule *schedu
 {
   struct time_walk walk = {.time = time, .schedule = schedule};
   puts_list(&walk);
-  for (int turn = 0; turn <= time->problem->n_ops; turn++) {
-    if (time->problem->n_rests)
-      rests_run(&walk, turn, true);
+  beginning_run(&walk);
+  for (int turn = 0; turn <= time->problem->n_ops; turn++)
     turn_run(&walk, turn);
-    if (time->problem->n_rests)
-      rests_run(&walk, turn, false);
-  }
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    walk.now_ns = LADE_MAX(walk.now_ns, LADE_MAX(walk.in_ns[tier], walk.out_ns[tier]));
   return walk.now_ns;
 }

@@ -14,6 +14,7 @@
 struct problem_maker {
   struct remat_problem *problem;
   const struct lade_graph *graph;
+  enum lade_space tier; /* where given storages of the device may wait; LADE_DEVICE: nowhere */
   int32_t *value_of; /* by storage; -1: none */
   int n_edges;
 };
@@ -25,13 +26,19 @@ static int arrays_allocate(struct problem_maker *maker)
   size_t n_storages = (size_t)graph->storages.n, n_ops = (size_t)graph->ops.n, n_uses = (size_t)graph->n_uses;
   maker->value_of = malloc((n_storages + 1) * sizeof(*maker->value_of));
   problem->ops = calloc(n_ops + n_storages + 1, sizeof(*problem->ops));
-  problem->rests = calloc(n_storages + 1, sizeof(*problem->rests));
   problem->values = calloc(n_storages + 1, sizeof(*problem->values));
   problem->edges = malloc((2 * n_uses + n_storages + 1) * sizeof(*problem->edges));
   problem->makers = malloc((n_uses + 1) * sizeof(*problem->makers));
+  problem->lasting = malloc((n_storages + 1) * sizeof(*problem->lasting));
   bool is_whole = maker->value_of && problem->ops && problem->values && problem->edges && problem->makers &&
-                  problem->rests;
+                  problem->lasting;
   return is_whole ? 0 : -ENOMEM;
+}
+
+/* True if @storage is on the device throughout. */
+static bool is_fixed(const struct problem_maker *maker, const struct graph_storage *storage)
+{
+  return storage->is_given && storage->tier == LADE_DEVICE && (maker->tier == LADE_DEVICE || !storage->bytes);
 }
 
 /* Number the values, and list the makers of each. */
@@ -42,24 +49,28 @@ static void values_make(struct problem_maker *maker)
   int n_makers = 0;
   for (int s = 0; s < graph->storages.n; s++) {
     const struct graph_storage *storage = &graph->storages.items[s];
-    int first = storage->first_use, end = graph_uses_end(graph, s);
+    const int first = storage->first_use, end = graph_uses_end(graph, s);
     maker->value_of[s] = -1;
-    if (storage->is_given && storage->tier == LADE_DEVICE)
+    if (is_fixed(maker, storage))
       problem->fixed_bytes += storage->bytes;
-    else if (storage->is_given && first < end)
-      problem->rests[problem->n_rests++] =
-          (struct remat_rest){s, graph->uses[first].op, graph->uses[end - 1].op};
-    if (storage->is_given || first == end)
+    bool is_home_device = storage->is_given && storage->tier == LADE_DEVICE;
+    if (is_fixed(maker, storage) || (first == end && !is_home_device))
       continue;
     struct remat_value *value = &problem->values[problem->n_values];
-    *value = (struct remat_value){.bytes = storage->bytes, .storage = s, .first_maker = n_makers};
+    *value = (struct remat_value){.bytes = storage->bytes, .storage = s, .first_maker = n_makers,
+                                  .home = storage->tier, .source = LADE_DEVICE};
     for (int i = first; i < end; i++) {
       if (graph->uses[i].access & GRAPH_WRITES)
         problem->makers[n_makers++] = graph->uses[i].op;
     }
     value->n_makers = n_makers - value->first_maker;
-    value->birth = graph->uses[first].op;
-    value->last_use = storage->is_kept ? graph->ops.n : graph->uses[end - 1].op;
+    value->birth = storage->is_given ? -1 : graph->uses[first].op;
+    if (storage->is_given)
+      value->source = is_home_device ? (uint8_t)maker->tier : storage->tier;
+    bool stays = is_home_device || (storage->is_kept && !storage->is_given);
+    value->last_use = stays ? graph->ops.n : graph->uses[end - 1].op;
+    if (stays)
+      problem->lasting[problem->n_lasting++] = problem->n_values;
     maker->value_of[s] = problem->n_values++;
   }
 }
@@ -86,6 +97,12 @@ static int32_t redo_until_find(const struct lade_graph *graph, int op)
   return until;
 }
 
+/* True if the op of use @use needs the version before: all but the first write of a made storage. */
+static bool is_input(const struct graph_storage *storage, bool is_out, int use)
+{
+  return !is_out || storage->is_given || use > storage->first_use;
+}
+
 /* List the edges of all ops: a pass over the uses, storage by storage, counts them, and a second one fills them in. */
 static void edges_count(struct problem_maker *maker)
 {
@@ -96,7 +113,7 @@ static void edges_count(struct problem_maker *maker)
       struct remat_op *op = &problem->ops[maker->graph->uses[i].op];
       bool is_out = maker->graph->uses[i].access & GRAPH_WRITES;
       op->n_out += is_out;
-      op->n_in += !is_out || i > storage->first_use;
+      op->n_in += is_input(storage, is_out, i);
     }
   }
   for (int t = 0; t < problem->n_ops; t++) {
@@ -117,7 +134,7 @@ static void edges_fill(struct problem_maker *maker)
     for (int i = storage->first_use; i < graph_uses_end(maker->graph, problem->values[v].storage); i++) {
       struct remat_op *op = &problem->ops[maker->graph->uses[i].op];
       bool is_out = maker->graph->uses[i].access & GRAPH_WRITES;
-      if (!is_out || i > storage->first_use)
+      if (is_input(storage, is_out, i))
         problem->edges[op->first_in + op->n_in++] = (struct remat_edge){v, version};
       if (is_out)
         problem->edges[op->first_out + op->n_out++] = (struct remat_edge){v, ++version};
@@ -137,15 +154,27 @@ static void gets_make(struct problem_maker *maker)
   }
 }
 
-/* Return the bytes of rests that are on the device in @turn. */
-static uint64_t rests_bytes(const struct remat_problem *problem, int turn)
+/* Return the bytes that are on the device as the step begins, beside the fixed ones. */
+static uint64_t beginning_bytes(const struct remat_problem *problem)
 {
   uint64_t bytes = 0;
-  for (int i = 0; i < problem->n_rests; i++) {
-    const struct remat_rest *rest = &problem->rests[i];
-    bytes += rest->first <= turn && turn <= rest->last ? problem->graph->storages.items[rest->storage].bytes : 0;
-  }
+  for (int v = 0; v < problem->n_values; v++)
+    bytes += remat_first_boundary(problem, v) == 0 ? problem->values[v].bytes : 0;
   return bytes;
+}
+
+/* Return the bytes that are on the device while @op runs, whatever the schedule, beside the fixed ones. */
+static uint64_t op_need(const struct remat_problem *problem, const struct remat_op *op)
+{
+  uint64_t need = op->scratch_bytes;
+  for (int i = 0; i < op->n_in; i++)
+    need += problem->values[problem->edges[op->first_in + i].value].bytes;
+  for (int i = 0; i < op->n_out; i++) {
+    const struct remat_edge *edge = &problem->edges[op->first_out + i];
+    bool is_input = edge->version > 1 || remat_is_given(problem, edge->value);
+    need += is_input ? 0 : problem->values[edge->value].bytes;
+  }
+  return need;
 }
 
 static void ops_make(struct problem_maker *maker)
@@ -161,22 +190,15 @@ static void ops_make(struct problem_maker *maker)
     op->scratch_bytes = from->scratch_bytes;
     op->redo_until = redo_until_find(maker->graph, t);
     problem->base_ns += from->ns;
-    uint64_t need = op->scratch_bytes + rests_bytes(problem, t);
-    for (int i = 0; i < op->n_in; i++)
-      need += problem->values[problem->edges[op->first_in + i].value].bytes;
-    for (int i = 0; i < op->n_out; i++) {
-      const struct remat_edge *edge = &problem->edges[op->first_out + i];
-      need += edge->version == 1 ? problem->values[edge->value].bytes : 0; /* later versions are among the inputs */
-    }
-    problem->floor_bytes = LADE_MAX(problem->floor_bytes, need);
+    problem->floor_bytes = LADE_MAX(problem->floor_bytes, op_need(problem, op));
   }
-  problem->floor_bytes += problem->fixed_bytes;
+  problem->floor_bytes = LADE_MAX(problem->floor_bytes, beginning_bytes(problem)) + problem->fixed_bytes;
 }
 
-int remat_problem_init(struct remat_problem *problem, const struct lade_graph *graph)
+int remat_problem_init(struct remat_problem *problem, const struct lade_graph *graph, enum lade_space tier)
 {
   *problem = (struct remat_problem){.graph = graph, .n_ops = graph->ops.n};
-  struct problem_maker maker = {.problem = problem, .graph = graph};
+  struct problem_maker maker = {.problem = problem, .graph = graph, .tier = tier};
   int status = arrays_allocate(&maker);
   if (!status) {
     values_make(&maker);
@@ -194,6 +216,6 @@ void remat_problem_finish(struct remat_problem *problem)
   free(problem->values);
   free(problem->edges);
   free(problem->makers);
-  free(problem->rests);
+  free(problem->lasting);
   *problem = (struct remat_problem){0};
 }

@@ -9,11 +9,14 @@
  * each reads the version that it read the first time. An op must not run again after an update of a given storage that
  * it reads, because the old version is gone. redo_until is the last turn in which it may run again.
  *
- * A value with a single maker can wait on another tier instead of being made again. Fetching it back is modelled as an
- * extra op, a get, with an index after the graph's ops. A get reads nothing, makes the value, and takes no device time.
+ * A value can wait on another tier instead of being made again. To get it back is an op of its own, numbered behind the
+ * graph's, which reads nothing and makes the value; it takes no time of the device. The copy on the tier has the
+ * version of its last put, so no op that reads or makes an older version of such a value may run again.
  *
- * Given storages are not values. Those of the device count in fixed_bytes. Those that live on another tier between
- * steps are on the device from their first use to their last: these are the rests.
+ * Given storages that may be moved are values, too, whose makers are the ops that change them, and which are never made
+ * again: they wait on a tier where they are not held. Their birth is -1. Those that live on the device are there at
+ * boundary 0 and in the last turn. Those that live on another tier are got from there and put back, if they changed.
+ * Given storages that may not be moved are no values: their bytes are in fixed_bytes.
  */
 #ifndef LADE_REMAT_PROBLEM_H
 #define LADE_REMAT_PROBLEM_H
@@ -31,9 +34,11 @@ struct remat_op {
 struct remat_value {
   uint64_t bytes;
   int32_t storage;
-  int32_t birth;    /* its first maker */
-  int32_t last_use; /* the last op that uses it; n_ops if the caller keeps it */
+  int32_t birth;    /* its first maker; -1: given */
+  int32_t last_use; /* the last op that uses it; n_ops if it is on the device behind the step */
   int32_t first_maker, n_makers;
+  uint8_t home;     /* of a given one: the tier where it lives between steps */
+  uint8_t source;   /* where it waits, unless a schedule decides otherwise; LADE_DEVICE: it is made again */
 };
 
 /* An op's use of a value. @version is the number of makers of the value that ran before the op does. */
@@ -41,26 +46,25 @@ struct remat_edge {
   int32_t value, version;
 };
 
-/* A given storage of another tier, on the device in turns first .. last. */
-struct remat_rest {
-  int32_t storage, first, last;
-};
-
 struct remat_problem {
   const struct lade_graph *graph; /* borrowed */
-  int n_ops, n_values, n_rests;
-  struct remat_op *ops; /* the graph's ops; then for each value its get */
+  int n_ops, n_values;
+  struct remat_op *ops; /* of the graph; then for each value the one that gets it back */
   struct remat_value *values;
   struct remat_edge *edges;
   int32_t *makers;      /* ops, ascending, value by value */
-  struct remat_rest *rests;
-  uint64_t fixed_bytes; /* of storages that are not values */
-  uint64_t floor_bytes; /* no schedule has a smaller peak: the largest need of one op */
+  int32_t *lasting;     /* values that are on the device behind the step */
+  int n_lasting;
+  uint64_t fixed_bytes; /* of storages that are no values */
+  uint64_t floor_bytes; /* no schedule has a smaller peak: the largest need of one op, or of the step's beginning */
   int64_t base_ns;      /* of all ops, once each */
 };
 
-/* Make the problem of a closed graph. It borrows @graph. -ENOMEM. */
-int remat_problem_init(struct remat_problem *problem, const struct lade_graph *graph);
+/*
+ * Make the problem of a closed graph, which it borrows. Given storages of the device may be moved to @tier, if that is
+ * not LADE_DEVICE. -ENOMEM.
+ */
+int remat_problem_init(struct remat_problem *problem, const struct lade_graph *graph, enum lade_space tier);
 void remat_problem_finish(struct remat_problem *problem);
 
 /* Return the index of the get of @value. */
@@ -75,10 +79,22 @@ static inline int remat_order(const struct remat_problem *problem, int op)
   return op < problem->n_ops ? op : op - problem->n_ops - problem->n_values;
 }
 
-/* True if @value can wait on another tier. */
-static inline bool remat_can_wait(const struct remat_problem *problem, int value)
+static inline bool remat_is_given(const struct remat_problem *problem, int value)
 {
-  return problem->values[value].n_makers == 1 && problem->values[value].bytes > 0;
+  return problem->values[value].birth < 0;
+}
+
+/* Return the first boundary at which @value can be held. A value of another tier is got in turn 0 at the earliest. */
+static inline int remat_first_boundary(const struct remat_problem *problem, int value)
+{
+  const struct remat_value *v = &problem->values[value];
+  return v->birth < 0 && v->home != LADE_DEVICE ? 1 : v->birth + 1;
+}
+
+/* True if the bytes of @value count against the budget of the tier where it waits: it does not live there. */
+static inline bool remat_is_guest(const struct remat_problem *problem, int value)
+{
+  return !remat_is_given(problem, value) || problem->values[value].home == LADE_DEVICE;
 }
 
 /* Return the makers of @value that run before turn @turn. */

@@ -33,7 +33,8 @@ static int touch_index(const struct remat_holding *holding, int turn)
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  return holding->touches.items[touch_index(holding, turn) - 1].turn; /* the birth is before every boundary */
+  const int before = holding->touches.items[touch_index(holding, turn) - 1].turn; /* the birth is before all */
+  return LADE_MAX(before, remat_first_boundary(schedule->problem, value) - 1);
 }
 
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn)
@@ -54,15 +55,69 @@ static bool is_got_in(const struct remat_schedule *schedule, int value, int turn
   return i < t->redos.n && t->redos.items[i] == op;
 }
 
+/*
+ * True if an op changed @value, which lives on a tier, since it was got for the stay on the device that ends at touch
+ * @at.
+ */
+static bool is_changed(const struct remat_schedule *schedule, int value, int at)
+{
+  const struct remat_value *v = &schedule->problem->values[value];
+  const struct remat_holding *holding = &schedule->holdings[value];
+  const int last = holding->touches.items[at].turn;
+  while (remat_is_held(schedule, value, holding->touches.items[at].turn))
+    at--;
+  const int n_before = remat_makers_before(schedule->problem, value, holding->touches.items[at].turn);
+  return n_before < v->n_makers && schedule->problem->makers[v->first_maker + n_before] <= last;
+}
+
 int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  for (int i = touch_index(holding, turn); i + 1 < holding->touches.n; i++) {
-    if (!remat_is_held(schedule, value, holding->touches.items[i].turn + 1) &&
-        is_got_in(schedule, value, holding->touches.items[i + 1].turn))
-      return holding->touches.items[i].turn;
+  bool is_guest = remat_is_guest(schedule->problem, value);
+  for (int i = touch_index(holding, turn); i < holding->touches.n; i++) {
+    const int at = holding->touches.items[i].turn;
+    if (remat_is_held(schedule, value, at + 1))
+      continue;
+    if (is_guest ? i + 1 < holding->touches.n && is_got_in(schedule, value, holding->touches.items[i + 1].turn)
+                 : at >= 0 && is_changed(schedule, value, i))
+      return at;
   }
   return INT32_MAX;
+}
+
+/* ---- bytes on tiers ---- */
+
+/* Let @value wait on its tier at boundaries from .. to, at which it is not held (@sign 1), or take that back (-1). */
+static void waiting_add(struct remat_schedule *schedule, int value, int from, int to, int sign)
+{
+  const struct remat_value *v = &schedule->problem->values[value];
+  if (from > to)
+    return;
+  schedule->n_waits += (int64_t)sign * (to - from + 1);
+  if (remat_is_guest(schedule->problem, value))
+    turn_bytes_add(&schedule->waiting[schedule->sources[value]], from, to, sign * (int64_t)v->bytes);
+}
+
+void remat_waiting_add(struct remat_schedule *schedule, int value, int from, int to, int sign)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  if (schedule->sources[value] == LADE_DEVICE)
+    return;
+  from = LADE_MAX(from, schedule->problem->values[value].birth + 1);
+  for (int i = 0; i < holding->spans.n && from <= to; i++) {
+    const struct remat_span *span = &holding->spans.items[i];
+    if (span->to < from)
+      continue;
+    waiting_add(schedule, value, from, LADE_MIN(to, span->from - 1), sign);
+    from = span->to + 1;
+  }
+  waiting_add(schedule, value, from, to, sign);
+}
+
+static int last_touch(const struct remat_schedule *schedule, int value)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  return holding->touches.items[holding->touches.n - 1].turn;
 }
 
 static void touch_add(struct remat_schedule *schedule, int value, int turn)
@@ -81,6 +136,8 @@ static void touch_add(struct remat_schedule *schedule, int value, int turn)
   memmove(holding->touches.items + at + 1, holding->touches.items + at,
           (size_t)(holding->touches.n - 1 - at) * sizeof(touch));
   holding->touches.items[at] = touch;
+  if (at > 0 && at == holding->touches.n - 1)
+    remat_waiting_add(schedule, value, holding->touches.items[at - 1].turn + 1, turn, 1);
 }
 
 /* Take one edge. Return true if it was the last one in @turn. */
@@ -90,6 +147,8 @@ static bool touch_remove(struct remat_schedule *schedule, int value, int turn)
   int at = touch_index(holding, turn);
   if (--holding->touches.items[at].n_edges > 0)
     return false;
+  if (at > 0 && at == holding->touches.n - 1)
+    remat_waiting_add(schedule, value, holding->touches.items[at - 1].turn + 1, turn, -1);
   memmove(holding->touches.items + at, holding->touches.items + at + 1,
           (size_t)(--holding->touches.n - at) * sizeof(struct remat_touch));
   return true;
@@ -99,12 +158,14 @@ static bool touch_remove(struct remat_schedule *schedule, int value, int turn)
 
 static void start_add(struct remat_schedule *schedule, int value, int boundary)
 {
-  if (!LADE_PUSH(&schedule->turns[boundary - 1].starts, value))
+  if (boundary > 0 && !LADE_PUSH(&schedule->turns[boundary - 1].starts, value))
     schedule->status = -ENOMEM;
 }
 
 static void start_remove(struct remat_schedule *schedule, int value, int boundary)
 {
+  if (boundary == 0) /* it is there as the step begins */
+    return;
   struct remat_turn *turn = &schedule->turns[boundary - 1];
   for (int i = 0; i < turn->starts.n; i++) {
     if (turn->starts.items[i] == value) {
@@ -173,10 +234,14 @@ static void span_cut(struct remat_schedule *schedule, int value, int from, int t
 
 static void range_set(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
 {
-  if (is_held)
+  const int last = LADE_MIN(to, last_touch(schedule, value));
+  if (is_held) {
+    remat_waiting_add(schedule, value, from, last, -1);
     span_join(schedule, value, from, to);
-  else
+  } else {
     span_cut(schedule, value, from, to);
+    remat_waiting_add(schedule, value, from, last, 1);
+  }
   const int64_t bytes = (int64_t)schedule->problem->values[value].bytes;
   turn_bytes_add(&schedule->bytes, from, to, is_held ? bytes : -bytes);
 }
@@ -202,7 +267,8 @@ static void range_change(struct remat_schedule *schedule, int value, int from, i
   }
   range_set(schedule, value, from, to, is_held);
   const struct remat_holding *holding = &schedule->holdings[value];
-  turn_queue(schedule, from - 1);
+  if (from > 0)
+    turn_queue(schedule, from - 1);
   turn_queue(schedule, to);
   for (int i = touch_index(holding, from); i < holding->touches.n && holding->touches.items[i].turn < to; i++)
     turn_queue(schedule, holding->touches.items[i].turn);
@@ -366,12 +432,10 @@ void remat_release(struct remat_schedule *schedule, int value, int from, int to)
 /* Replace the source of @value, without what follows. */
 static void source_put(struct remat_schedule *schedule, int value, enum lade_space tier)
 {
-  const uint64_t bytes = schedule->problem->values[value].bytes;
-  const int old = schedule->sources[value];
-  schedule->waiting_bytes[old] -= bytes;
-  schedule->waiting_bytes[tier] += bytes;
-  schedule->n_waiting += (tier != LADE_DEVICE) - (old != LADE_DEVICE);
+  const int last = last_touch(schedule, value);
+  remat_waiting_add(schedule, value, 0, last, -1);
   schedule->sources[value] = (uint8_t)tier;
+  remat_waiting_add(schedule, value, 0, last, 1);
 }
 
 void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier)

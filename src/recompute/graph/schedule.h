@@ -60,12 +60,14 @@ struct remat_schedule {
   struct remat_holding *holdings;      /* by value */
   struct turn_bytes bytes;             /* n_ops + 1; without the problem's fixed bytes */
   int64_t redo_ns;                     /* of all turns */
-  int n_redos;
-  uint8_t *sources;                    /* by value: the tier where it waits; LADE_DEVICE: it is made again */
-  int n_waiting;                       /* values that wait on a tier */
-  uint64_t waiting_bytes[LADE_N_SPACES];
+  int n_redos;                         /* and gets */
+  uint8_t *sources;                    /* by value: LADE_DEVICE: it is made again; else the tier where it waits */
+  struct turn_bytes waiting[LADE_N_SPACES]; /* by boundary: bytes that wait on each tier, and do not live there */
+  int64_t n_waits;                     /* values that wait on a tier, summed over boundaries */
+  bool forbids_redo; /* values only wait on tiers: a turn that runs an op again is broken */
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
+  int64_t work;   /* ops of all turns that were evaluated so far */
   LADE_ARRAY(struct remat_change) journal;
   LADE_ARRAY(int32_t) old_redos;
   /* scratch */
@@ -110,6 +112,12 @@ int remat_schedule_load(struct remat_schedule *schedule, const struct remat_prob
                         const struct remat_choices *choices);
 void remat_choices_free(struct remat_choices *choices);
 
+/*
+ * Return the span of a value that is held from its birth to its last use; from > to: it has none. A given one of
+ * another tier is held from its first use.
+ */
+struct remat_span remat_span_whole(const struct remat_problem *problem, int value);
+
 /* Return the choices for remat_schedule_init: NULL if none were saved, but not for a schedule that holds nothing. */
 const struct remat_choice *remat_choices_get(const struct remat_choices *choices);
 
@@ -125,13 +133,14 @@ static inline bool remat_is_held(const struct remat_schedule *schedule, int valu
 }
 
 /*
- * Hold @value at boundaries from .. to, or release it there, and re-evaluate the turns that it touches. pre: it is
- * released, or held, at all of them; birth < from <= to <= last_use. Check is_broken and status afterwards.
+ * Hold @value at boundaries from .. to, or release it there, and let everything follow. pre: it is released, or held,
+ * at all of them; remat_first_boundary <= from <= to, and turn @to uses the value. Check is_broken and status
+ * afterwards.
  */
 void remat_hold(struct remat_schedule *schedule, int value, int from, int to);
 void remat_release(struct remat_schedule *schedule, int value, int from, int to);
 
-/* Let @value wait on @tier where it is not held; LADE_DEVICE: it is made again. pre: remat_can_wait. */
+/* Let @value be got back from @tier where it is not held, or be made again (LADE_DEVICE), which no given one can be. */
 void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier);
 
 /* Keep all changes since the last commit, or undo them. */
@@ -141,15 +150,31 @@ void remat_rollback(struct remat_schedule *schedule);
 int remat_mark(const struct remat_schedule *schedule);
 void remat_rollback_to(struct remat_schedule *schedule, int mark);
 
-/* Return the last touched turn of @value before @turn, and the first from @turn on (INT32_MAX: none). */
+/*
+ * Return the last touched turn of @value before @turn, and the first from @turn on (INT32_MAX: none). Before its first
+ * use a given value has the turn before the first boundary at which it can be held.
+ */
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn);
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn);
 
 /*
- * Return the first turn from @turn on after which @value is put on its tier: the value is on the device in that turn
- * and not after it, and the next turn that touches it gets it back. INT32_MAX: none. pre: @value waits on a tier.
+ * Return the first turn from @turn on behind which @value, which waits on a tier, is put there: it is on the device in
+ * the turn, not behind it, and the next turn that touches it gets it back, or the tier has no copy of its last version.
+ * -1: before turn 0. INT32_MAX: none.
  */
 int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn);
+
+/* Let at most @bytes wait on @tier at once. */
+static inline void remat_waiting_limit(struct remat_schedule *schedule, enum lade_space tier, uint64_t bytes)
+{
+  turn_bytes_limit(&schedule->waiting[tier], (int64_t)LADE_MIN(bytes, (uint64_t)INT64_MAX / 2));
+}
+
+/* True if no more bytes wait on a tier than may. */
+static inline bool remat_waiting_fits(const struct remat_schedule *schedule)
+{
+  return schedule->waiting[LADE_HOST].over_blocks == 0 && schedule->waiting[LADE_STORE].over_blocks == 0;
+}
 
 /* Return the bytes above the limit, summed over turns; 0 if the schedule fits. */
 static inline double remat_over(const struct remat_schedule *schedule)
@@ -164,6 +189,12 @@ static inline double remat_over(const struct remat_schedule *schedule)
 bool remat_schedule_is_valid(const struct remat_schedule *schedule);
 
 /* ---- within schedule*.c ---- */
+
+/*
+ * Let @value, if it has a tier, wait there at those of the boundaries from .. to at which it is not held; @sign -1:
+ * not.
+ */
+void remat_waiting_add(struct remat_schedule *schedule, int value, int from, int to, int sign);
 
 /* Evaluate the redos and bytes of @turn from the boundaries at its ends, into schedule->row and the results. */
 struct remat_turn_result {

@@ -21,12 +21,15 @@ static int arrays_allocate(struct remat_schedule *schedule)
                   schedule->op_mark && schedule->value_mark && schedule->last_place && schedule->presence &&
                   schedule->sources;
   int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)(n_turns + n_values)) : -ENOMEM;
+  for (int tier = 0; tier < LADE_N_SPACES && !status; tier++)
+    status = turn_bytes_init(&schedule->waiting[tier], (int)n_turns);
   return status ? status : turn_bytes_init(&schedule->bytes, (int)n_turns);
 }
 
 static int span_append(struct remat_schedule *schedule, int value, struct remat_span span)
 {
-  if (!LADE_PUSH(&schedule->holdings[value].spans, span) || !LADE_PUSH(&schedule->turns[span.from - 1].starts, value))
+  if (!LADE_PUSH(&schedule->holdings[value].spans, span) ||
+      (span.from > 0 && !LADE_PUSH(&schedule->turns[span.from - 1].starts, value)))
     return -ENOMEM;
   turn_bytes_add(&schedule->bytes, span.from, span.to, (int64_t)schedule->problem->values[value].bytes);
   return 0;
@@ -67,8 +70,8 @@ static int turn_make(struct remat_schedule *schedule, int turn)
   }
   if (!status && turn < schedule->problem->n_ops)
     status = op_touch(schedule, turn, turn);
-  for (int v = 0; v < schedule->problem->n_values && turn == schedule->problem->n_ops && !status; v++)
-    status = schedule->problem->values[v].last_use == turn ? touch_append(schedule, v, turn) : 0;
+  for (int i = 0; i < schedule->problem->n_lasting && turn == schedule->problem->n_ops && !status; i++)
+    status = touch_append(schedule, schedule->problem->lasting[i], turn);
   turn_bytes_add(&schedule->bytes, turn, turn, (int64_t)result.extra_bytes);
   t->redo_ns = result.redo_ns;
   t->extra_bytes = result.extra_bytes;
@@ -77,32 +80,50 @@ static int turn_make(struct remat_schedule *schedule, int turn)
   return status;
 }
 
+struct remat_span remat_span_whole(const struct remat_problem *problem, int value)
+{
+  const struct remat_value *v = &problem->values[value];
+  if (v->birth >= 0 || v->home == LADE_DEVICE)
+    return (struct remat_span){v->birth + 1, v->last_use};
+  const int first_use = problem->graph->storages.items[v->storage].first_use;
+  return (struct remat_span){problem->graph->uses[first_use].op + 1, v->last_use};
+}
+
 static int spans_make(struct remat_schedule *schedule, const struct remat_choice *choices, int n_choices)
 {
   int status = 0;
   for (int i = 0; i < n_choices && choices && !status; i++)
     status = span_append(schedule, choices[i].value, choices[i].span);
   for (int v = 0; v < schedule->problem->n_values && !choices && !status; v++) {
-    const struct remat_value *value = &schedule->problem->values[v];
-    if (value->last_use > value->birth)
-      status = span_append(schedule, v, (struct remat_span){value->birth + 1, value->last_use});
+    const struct remat_span span = remat_span_whole(schedule->problem, v);
+    if (span.from <= span.to)
+      status = span_append(schedule, v, span);
   }
   return status;
 }
 
-/* Let the values of @waiting wait, and the bytes of rests be on the device. */
-static void waiting_make(struct remat_schedule *schedule, const struct remat_waiting *waiting, int n_waiting)
+/* Find the tier of each value, which @waiting has where it is not the usual one; let given values touch turn -1. */
+static int sources_make(struct remat_schedule *schedule, const struct remat_waiting *waiting, int n_waiting)
 {
   const struct remat_problem *problem = schedule->problem;
-  for (int i = 0; i < n_waiting; i++) {
-    schedule->sources[waiting[i].value] = (uint8_t)waiting[i].tier;
-    schedule->waiting_bytes[waiting[i].tier] += problem->values[waiting[i].value].bytes;
-    schedule->n_waiting++;
+  int status = 0;
+  for (int v = 0; v < problem->n_values && !status; v++) {
+    schedule->sources[v] = problem->values[v].source;
+    if (remat_is_given(problem, v))
+      status = touch_append(schedule, v, -1);
   }
-  for (int i = 0; i < problem->n_rests; i++) {
-    const struct remat_rest *rest = &problem->rests[i];
-    turn_bytes_add(&schedule->bytes, rest->first, rest->last,
-                   (int64_t)problem->graph->storages.items[rest->storage].bytes);
+  for (int i = 0; i < n_waiting; i++)
+    schedule->sources[waiting[i].value] = (uint8_t)waiting[i].tier;
+  return status;
+}
+
+/* Count the bytes that wait on tiers. pre: all touches are made. */
+static void waiting_make(struct remat_schedule *schedule)
+{
+  for (int v = 0; v < schedule->problem->n_values; v++) {
+    const struct remat_holding *holding = &schedule->holdings[v];
+    if (holding->touches.n)
+      remat_waiting_add(schedule, v, 0, holding->touches.items[holding->touches.n - 1].turn, 1);
   }
 }
 
@@ -112,17 +133,21 @@ static int schedule_make(struct remat_schedule *schedule, const struct remat_pro
 {
   *schedule = (struct remat_schedule){.problem = problem};
   int status = arrays_allocate(schedule);
-  if (!status) {
-    waiting_make(schedule, waiting, n_waiting);
+  if (!status)
+    status = sources_make(schedule, waiting, n_waiting);
+  if (!status)
     status = spans_make(schedule, choices, n_choices);
-  }
   for (int t = 0; t <= problem->n_ops && !status; t++)
     status = turn_make(schedule, t);
-  if (status)
+  if (status) {
     remat_schedule_finish(schedule);
-  else
-    turn_bytes_limit(&schedule->bytes, (int64_t)LADE_MIN(limit_bytes, (uint64_t)INT64_MAX / 2));
-  return status;
+    return status;
+  }
+  waiting_make(schedule);
+  turn_bytes_limit(&schedule->bytes, (int64_t)LADE_MIN(limit_bytes, (uint64_t)INT64_MAX / 2));
+  for (int tier = 0; tier < LADE_N_SPACES; tier++)
+    remat_waiting_limit(schedule, (enum lade_space)tier, UINT64_MAX);
+  return 0;
 }
 
 int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
@@ -159,6 +184,8 @@ void remat_schedule_finish(struct remat_schedule *schedule)
   free(schedule->turns);
   free(schedule->holdings);
   turn_bytes_finish(&schedule->bytes);
+  for (int tier = 0; tier < LADE_N_SPACES; tier++)
+    turn_bytes_finish(&schedule->waiting[tier]);
   free(schedule->is_queued);
   free(schedule->op_mark);
   free(schedule->value_mark);
@@ -188,7 +215,7 @@ int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choi
   for (int v = 0; v < schedule->problem->n_values; v++) {
     const struct remat_holding *holding = &schedule->holdings[v];
     const struct remat_waiting waiting = {v, schedule->sources[v]};
-    if (waiting.tier != LADE_DEVICE && !LADE_PUSH(&choices->waiting, waiting))
+    if (waiting.tier != schedule->problem->values[v].source && !LADE_PUSH(&choices->waiting, waiting))
       return -ENOMEM;
     for (int i = 0; i < holding->spans.n; i++) {
       const struct remat_choice choice = {v, holding->spans.items[i]};
@@ -227,6 +254,10 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
     for (int t = 0; t <= problem->n_ops && is_valid; t++)
       is_valid = turn_bytes_get(&fresh.bytes, t) == turn_bytes_get(&schedule->bytes, t) &&
                  turns_are_equal(&fresh.turns[t], &schedule->turns[t]);
+    is_valid = is_valid && fresh.n_waits == schedule->n_waits;
+    for (int t = 0; t <= problem->n_ops && is_valid; t++)
+      is_valid = turn_bytes_get(&fresh.waiting[LADE_HOST], t) == turn_bytes_get(&schedule->waiting[LADE_HOST], t) &&
+                 turn_bytes_get(&fresh.waiting[LADE_STORE], t) == turn_bytes_get(&schedule->waiting[LADE_STORE], t);
     for (int v = 0; v < problem->n_values && is_valid; v++)
       is_valid = holdings_are_equal(&fresh.holdings[v], &schedule->holdings[v]);
     remat_schedule_finish(&fresh);

@@ -48,8 +48,10 @@ static void inputs_call(struct remat_schedule *schedule, int op, int turn)
   const struct remat_op *o = &problem->ops[op];
   for (int i = 0; i < o->n_in; i++) {
     const struct remat_edge *edge = &problem->edges[o->first_in + i];
-    bool is_old = problem->values[edge->value].n_makers > 1 &&
+    bool is_old = problem->values[edge->value].n_makers > 1 && !remat_is_given(problem, edge->value) &&
                   edge->version < remat_makers_before(problem, edge->value, turn);
+    if (is_old && schedule->sources[edge->value] != LADE_DEVICE)
+      schedule->is_broken = true; /* the tier has the new version */
     if (is_old || !remat_is_held(schedule, edge->value, turn))
       makers_call(schedule, edge->value, turn);
   }
@@ -62,7 +64,9 @@ static void outputs_call(struct remat_schedule *schedule, int op, int turn)
   const struct remat_op *o = &problem->ops[op];
   for (int i = 0; i < o->n_out; i++) {
     int value = problem->edges[o->first_out + i].value;
-    if (problem->values[value].n_makers > 1)
+    if (problem->values[value].n_makers > 1 && schedule->sources[value] != LADE_DEVICE)
+      schedule->is_broken = op < problem->n_ops || schedule->is_broken; /* an older version would stand at the end */
+    else if (problem->values[value].n_makers > 1)
       makers_call(schedule, value, turn);
   }
 }
@@ -76,9 +80,9 @@ static void starts_call(struct remat_schedule *schedule, int turn)
     if (problem->values[t->starts.items[i]].birth != turn)
       makers_call(schedule, t->starts.items[i], turn);
   }
-  for (int v = 0; v < problem->n_values && turn == problem->n_ops; v++) {
-    if (problem->values[v].last_use == turn && !remat_is_held(schedule, v, turn))
-      makers_call(schedule, v, turn);
+  for (int i = 0; i < problem->n_lasting && turn == problem->n_ops; i++) {
+    if (!remat_is_held(schedule, problem->lasting[i], turn))
+      makers_call(schedule, problem->lasting[i], turn);
   }
 }
 
@@ -118,14 +122,14 @@ static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
   *ret_ns = 0;
   for (int i = 0; i < schedule->row.n && !schedule->status; i++) {
     int op = schedule->row.items[i];
-    if (problem->ops[op].redo_until < turn)
+    if (problem->ops[op].redo_until < turn || (schedule->forbids_redo && op < problem->n_ops))
       return false;
     *ret_ns += problem->ops[op].ns;
     inputs_call(schedule, op, turn);
     outputs_call(schedule, op, turn);
   }
   row_sort(schedule);
-  return true;
+  return !schedule->is_broken;
 }
 
 /* Note at which place of the turn each value is used last, and whether it is there before the turn. */
@@ -176,6 +180,7 @@ struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, in
   if (!row_make(schedule, turn, &result.redo_ns) || schedule->status)
     return (struct remat_turn_result){.is_broken = true};
   const int n = schedule->row.n, has_op = turn < schedule->problem->n_ops;
+  schedule->work += n + (has_op ? 1 : 1 + schedule->problem->n_lasting);
   for (int place = 0; place < n; place++)
     places_note(schedule, schedule->row.items[place], place, turn);
   if (has_op)

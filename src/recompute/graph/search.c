@@ -13,12 +13,11 @@
  * The energy is the time of all redos plus a price per byte and turn above the limit. The price rises while schedules
  * do not fit and falls while they do, so that the search walks along the limit.
  *
- * The first schedule comes from a descent: while a turn is above the limit, release the value there that costs least
- * per byte. Each round then anneals the whole problem once, from a temperature near the time of a typical op, and
- * afterwards windows: the values born near one or two ops, for a thousand moves each, kept if the result fits and is no
- * slower. Windows keep their pace on long graphs. A round ends when many windows in a row gained nothing; the next one
- * begins from the best schedule, the second one from the schedule that holds least, since a descent from the one that
- * holds everything may end where no single move goes on.
+ * The first schedule comes from a descent (descent.c). Each round then anneals the whole problem once, from a
+ * temperature near the time of a typical op, and afterwards windows: the values born near one or two ops, for a
+ * thousand moves each, kept if the result fits and is no slower. Windows keep their pace on long graphs. A round ends
+ * when many windows in a row gained nothing; the next one begins from the best schedule, the second one from the
+ * schedule that holds least, since a descent from the one that holds everything may end where no single move goes on.
  *
  * Everything is a function of problem, limit, seed and number of moves, unless the deadline ends it. Rejected: the
  * integer program itself (Checkmate's), which takes hours at 300 ops.
@@ -30,15 +29,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CANDIDATES 48      /* values that the descent compares for one release */
+#include "recompute/graph/chain.h"
+#include "recompute/graph/descent.h"
+
 #define ROUND_MOVES 100    /* of the first round for each op, within the two limits */
 #define ROUND_MOVES_LEAST 4000
 #define ROUND_MOVES_MOST 20000
 #define ROUND_GROWTH 2.0    /* after two rounds of one length */
+#define ANNEAL_OPS_MOST 5000 /* in longer graphs ROUND_MOVES_MOST moves over the whole do harm; windows alone help */
 #define RELEASED_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
 #define EXCHANGE_RELEASES 6 /* of one exchange */
 #define SEGMENT_MOST 8      /* ops whose values a move releases together */
-#define ROW_MOST 256        /* redos of a turn that a move looks at */
 #define HELD_TRIES 128
 #define REDO_TRIES 64
 #define SAVE_SHARE 512      /* a search looks for its best after one move in so many values */
@@ -52,6 +53,8 @@
 #define PRICE_STEP 1.02    /* by which the price of excess bytes changes after PRICE_MOVES moves */
 #define PRICE_MOVES 50
 #define CLOCK_MOVES 64     /* between two looks at the clock */
+#define CHAIN_SHARES 6     /* plans of a chain that are tried */
+#define CHAIN_STEP 0.01    /* part of the limit by which the next one has less */
 
 struct remat_search {
   const struct remat_search_params *params;
@@ -96,7 +99,7 @@ static double random_unit(struct remat_search *search)
 static double cost_get(struct remat_search *search)
 {
   const struct remat_schedule *schedule = &search->schedule;
-  if (!schedule->n_waiting)
+  if (!schedule->n_waits || !search->params->links)
     return (double)schedule->redo_ns;
   return list_time_get(search->params->links, schedule) - (double)search->problem->base_ns;
 }
@@ -110,27 +113,7 @@ static double energy(struct remat_search *search)
 
 static bool is_sound(const struct remat_search *search)
 {
-  return !search->schedule.is_broken && !search->schedule.status;
-}
-
-/*
- * Release @value around @boundary, at which it is held: up to its next touch, or to the last turn in which its makers
- * may run again. Return false, with nothing changed, if that lies before the boundary.
- */
-static bool release_around(struct remat_search *search, int value, int boundary)
-{
-  const struct remat_value *v = &search->problem->values[value];
-  int from = remat_touch_before(&search->schedule, value, boundary) + 1;
-  int to = remat_touch_from(&search->schedule, value, boundary);
-  for (int i = 0; i < v->n_makers && search->schedule.sources[value] == LADE_DEVICE; i++) {
-    int maker = search->problem->makers[v->first_maker + i];
-    if (maker < to)
-      to = LADE_MIN(to, search->problem->ops[maker].redo_until);
-  }
-  if (to < boundary)
-    return false;
-  remat_release(&search->schedule, value, from, to);
-  return true;
+  return !search->schedule.is_broken && !search->schedule.status && remat_waiting_fits(&search->schedule);
 }
 
 /* Return a value of the window. */
@@ -140,13 +123,19 @@ static int value_draw(struct remat_search *search)
                         : random_below(search, search->problem->n_values);
 }
 
+/* True if moves may release @value: a given one only if it has links to a tier. */
+static bool may_release(const struct remat_search *search, int value)
+{
+  return search->params->links || !remat_is_given(search->problem, value);
+}
+
 /* Return a value that is held at @boundary and not used there, by chance; -1 if none was drawn. */
 static int held_draw(struct remat_search *search, int boundary)
 {
   for (int tries = 0; tries < HELD_TRIES; tries++) {
     int value = value_draw(search);
     const struct remat_value *v = &search->problem->values[value];
-    if (v->birth < boundary && boundary <= v->last_use && v->bytes &&
+    if (v->birth < boundary && v->bytes && may_release(search, value) &&
         remat_is_held(&search->schedule, value, boundary) &&
         remat_touch_from(&search->schedule, value, boundary) != boundary)
       return value;
@@ -164,8 +153,9 @@ static int full_turn_draw(struct remat_search *search)
   if (remat_over(&search->schedule) > 0 && random_below(search, 2))
     return turn_bytes_peak(&search->schedule.bytes, &most);
   if (search->window) {
-    const struct remat_value *v = &search->problem->values[value_draw(search)];
-    return v->birth + (v->last_use > v->birth ? 1 + random_below(search, v->last_use - v->birth) : 0);
+    const int value = value_draw(search), first = remat_first_boundary(search->problem, value);
+    const struct remat_value *v = &search->problem->values[value];
+    return first <= v->last_use ? first + random_below(search, v->last_use - first + 1) : LADE_MAX(v->birth, 0);
   }
   int best = random_below(search, search->problem->n_ops + 1);
   for (int i = 0; i < 3; i++) {
@@ -176,13 +166,6 @@ static int full_turn_draw(struct remat_search *search)
   return best;
 }
 
-/* True if @value is made again at @turn. */
-static bool is_redone_at(const struct remat_search *search, int value, int turn)
-{
-  return turn > search->problem->values[value].birth && !remat_is_held(&search->schedule, value, turn) &&
-         remat_touch_from(&search->schedule, value, turn) == turn;
-}
-
 /* Draw a redo: a turn and a value that it makes again. Return false if none was drawn. */
 static bool redo_draw(struct remat_search *search, int *ret_turn, int *ret_value)
 {
@@ -191,7 +174,7 @@ static bool redo_draw(struct remat_search *search, int *ret_turn, int *ret_value
     const int value = value_draw(search);
     const struct remat_holding *holding = &schedule->holdings[value];
     const int turn = holding->touches.items[random_below(search, holding->touches.n)].turn;
-    if (is_redone_at(search, value, turn)) {
+    if (remat_is_redone_at(&search->schedule, value, turn)) {
       *ret_turn = turn;
       *ret_value = value;
       return true;
@@ -205,7 +188,7 @@ static bool redo_draw(struct remat_search *search, int *ret_turn, int *ret_value
 static bool move_release(struct remat_search *search)
 {
   int turn = full_turn_draw(search), value = held_draw(search, turn);
-  return value >= 0 && release_around(search, value, turn);
+  return value >= 0 && remat_release_around(&search->schedule, value, turn);
 }
 
 static bool move_hold(struct remat_search *search)
@@ -223,8 +206,10 @@ static bool move_shift(struct remat_search *search)
   int turn, value;
   if (!redo_draw(search, &turn, &value))
     return false;
-  const struct remat_op *op = &search->problem->ops[search->problem->values[value].birth];
   const int before = remat_touch_before(&search->schedule, value, turn);
+  const int maker = remat_is_given(search->problem, value) ? remat_get_op(search->problem, value)
+                                                           : search->problem->values[value].birth;
+  const struct remat_op *op = &search->problem->ops[maker];
   int at = before + 1 + random_below(search, turn - before);
   if (op->n_in && random_below(search, 4)) {
     int input = search->problem->edges[op->first_in + random_below(search, op->n_in)].value;
@@ -236,29 +221,6 @@ static bool move_shift(struct remat_search *search)
   return true;
 }
 
-/*
- * Hold what the redos of @turn make until the next turns that make it again: a chain that runs again once, as between
- * two checkpoints. Each with a chance, so that other shapes are drawn, too.
- */
-static void row_hold(struct remat_search *search, int turn)
-{
-  int32_t ops[ROW_MOST];
-  const struct remat_turn *t = &search->schedule.turns[turn];
-  const int n = LADE_MIN(t->redos.n, ROW_MOST), first = t->redos.n - n;
-  for (int i = 0; i < n; i++)
-    ops[i] = t->redos.items[first + i];
-  for (int i = n - 1; i >= 0 && is_sound(search); i--) {
-    const struct remat_op *op = &search->problem->ops[ops[i]];
-    for (int k = 0; k < op->n_out && is_sound(search); k++) {
-      int value = search->problem->edges[op->first_out + k].value;
-      int next = remat_touch_from(&search->schedule, value, turn + 1);
-      if (next != INT32_MAX && next <= search->problem->values[value].last_use &&
-          is_redone_at(search, value, turn) && is_redone_at(search, value, next) && random_below(search, 8))
-        remat_hold(&search->schedule, value, turn + 1, next);
-    }
-  }
-}
-
 /* Release neighbours in the order of ops at one turn, and let the chain that makes them again run once. */
 static bool move_segment(struct remat_search *search)
 {
@@ -266,6 +228,8 @@ static bool move_segment(struct remat_search *search)
   const int turn = full_turn_draw(search), value = held_draw(search, turn);
   if (value < 0)
     return false;
+  if (remat_is_given(problem, value))
+    return remat_release_around(&search->schedule, value, turn);
   int redo_turn = INT32_MAX;
   const int birth = problem->values[value].birth, length = 1 + random_below(search, SEGMENT_MOST);
   for (int op = birth; op < birth + length && op < turn && is_sound(search); op++) {
@@ -275,12 +239,12 @@ static bool move_segment(struct remat_search *search)
           !remat_is_held(&search->schedule, other, turn))
         continue;
       int next = remat_touch_from(&search->schedule, other, turn);
-      if (next != turn && release_around(search, other, turn))
+      if (next != turn && remat_release_around(&search->schedule, other, turn))
         redo_turn = LADE_MIN(redo_turn, next);
     }
   }
   if (redo_turn != INT32_MAX && is_sound(search))
-    row_hold(search, redo_turn);
+    remat_row_hold(&search->schedule, redo_turn, random_next(search));
   return true;
 }
 
@@ -296,7 +260,7 @@ static bool move_hold_row(struct remat_search *search)
     const int n_before = t->redos.n;
     for (int i = 0; i < op->n_out && is_sound(search); i++) {
       value = search->problem->edges[op->first_out + i].value;
-      if (is_redone_at(search, value, turn))
+      if (remat_is_redone_at(&search->schedule, value, turn))
         remat_hold(&search->schedule, value, remat_touch_before(&search->schedule, value, turn) + 1, turn);
     }
     if (t->redos.n >= n_before)
@@ -316,36 +280,40 @@ static bool move_exchange(struct remat_search *search)
     if (value < 0)
       continue;
     int next = remat_touch_from(&search->schedule, value, turn);
-    if (release_around(search, value, turn) && is_sound(search) && random_below(search, 2))
-      row_hold(search, next);
+    if (remat_release_around(&search->schedule, value, turn) && is_sound(search) && random_below(search, 2))
+      remat_row_hold(&search->schedule, next, random_next(search));
   }
   return true;
 }
 
-/* Hold @value, which @turn gets, from so many turns before that its transfer ends in time, as far as it is known. */
+/*
+ * Hold @value, which @turn gets, from so many turns before that its transfer ends in time, as far as it is known and
+ * the turns have room for it.
+ */
 static void get_early(struct remat_search *search, int value, int turn)
 {
   const struct remat_problem *problem = search->problem;
+  const struct turn_bytes *bytes = &search->schedule.bytes;
+  const int64_t room_bytes = bytes->limit_bytes - (int64_t)problem->values[value].bytes;
   const enum lade_space tier = (enum lade_space)search->schedule.sources[value];
   const int before = remat_touch_before(&search->schedule, value, turn);
   double left_ns = list_time_move(&search->params->links->in[tier], problem->values[value].bytes);
   int from = turn;
-  while (from - 1 > before && left_ns > 0) {
+  while (from - 1 > before && left_ns > 0 && turn_bytes_get(bytes, from - 1) <= room_bytes) {
     from--;
     left_ns -= (double)(problem->ops[from].ns + search->schedule.turns[from].redo_ns);
   }
-  if (from < turn && from > before && is_redone_at(search, value, turn))
+  if (from < turn && from > before && remat_is_redone_at(&search->schedule, value, turn))
     remat_hold(&search->schedule, value, from + 1, turn);
 }
 
-/* Draw a tier that has a path and room for @bytes more; LADE_DEVICE: none. */
+/* Draw a tier on which @bytes may wait; LADE_DEVICE: none. */
 static enum lade_space tier_draw(struct remat_search *search, uint64_t bytes)
 {
   const struct remat_search_params *params = search->params;
   bool has_room[LADE_N_SPACES] = {false};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    has_room[tier] = params->links->out[tier].bytes_per_s > 0 && params->links->in[tier].bytes_per_s > 0 &&
-                     search->schedule.waiting_bytes[tier] + bytes <= params->waiting_bytes[tier];
+    has_room[tier] = remat_may_wait(params, (enum lade_space)tier) && bytes <= params->waiting_bytes[tier];
   if (has_room[LADE_HOST] && (!has_room[LADE_STORE] || random_below(search, 4)))
     return LADE_HOST;
   return has_room[LADE_STORE] ? LADE_STORE : LADE_DEVICE;
@@ -358,20 +326,20 @@ static bool move_source(struct remat_search *search)
   bool is_held = value >= 0 && random_below(search, 2);
   if (!is_held && !redo_draw(search, &turn, &value))
     return false;
-  if (!is_held && search->schedule.sources[value] != LADE_DEVICE && random_below(search, 2)) {
+  bool is_given = remat_is_given(search->problem, value);
+  if (!is_held && !is_given && search->schedule.sources[value] != LADE_DEVICE && random_below(search, 2)) {
     remat_source_set(&search->schedule, value, LADE_DEVICE);
     return true;
   }
   if (search->schedule.sources[value] == LADE_DEVICE) {
-    const enum lade_space tier = remat_can_wait(search->problem, value)
-                                     ? tier_draw(search, search->problem->values[value].bytes) : LADE_DEVICE;
+    const enum lade_space tier = tier_draw(search, search->problem->values[value].bytes);
     if (tier == LADE_DEVICE)
       return false;
     remat_source_set(&search->schedule, value, tier);
   }
   if (is_held && is_sound(search)) {
     int next = remat_touch_from(&search->schedule, value, turn);
-    if (!release_around(search, value, turn))
+    if (!remat_release_around(&search->schedule, value, turn))
       return false;
     turn = next;
   }
@@ -423,11 +391,21 @@ static int best_take(struct remat_search *search)
   return remat_schedule_save(schedule, search->best);
 }
 
+/* Make the schedule of @choices, within the limits of the search. */
+static int schedule_load(struct remat_search *search, const struct remat_choices *choices)
+{
+  int status = remat_schedule_load(&search->schedule, search->problem, search->params->limit_bytes, choices);
+  for (int tier = LADE_HOST; tier <= LADE_STORE && !status; tier++)
+    remat_waiting_limit(&search->schedule, (enum lade_space)tier, search->params->waiting_bytes[tier]);
+  search->schedule.forbids_redo = search->params->is_offload;
+  return status;
+}
+
 /* Begin again from the schedule of @choices. */
 static int schedule_restart(struct remat_search *search, const struct remat_choices *choices)
 {
   remat_schedule_finish(&search->schedule);
-  return remat_schedule_load(&search->schedule, search->problem, search->params->limit_bytes, choices);
+  return schedule_load(search, choices);
 }
 
 /* True if @value can be made again at each of its uses. */
@@ -438,7 +416,7 @@ static bool is_remakeable(const struct remat_problem *problem, int value)
     if (problem->ops[problem->makers[v->first_maker + i]].redo_until < v->last_use)
       return false;
   }
-  return true;
+  return !remat_is_given(problem, value);
 }
 
 /* Begin again from the schedule that holds no value that can be made again. */
@@ -447,9 +425,8 @@ static int released_restart(struct remat_search *search)
   struct remat_choices choices = {.is_saved = true};
   int status = 0;
   for (int v = 0; v < search->problem->n_values && !status; v++) {
-    const struct remat_value *value = &search->problem->values[v];
-    const struct remat_choice choice = {v, {value->birth + 1, value->last_use}};
-    if (value->last_use > value->birth && !is_remakeable(search->problem, v) && !LADE_PUSH(&choices.list, choice))
+    const struct remat_choice choice = {v, remat_span_whole(search->problem, v)};
+    if (choice.span.from <= choice.span.to && !is_remakeable(search->problem, v) && !LADE_PUSH(&choices.list, choice))
       status = -ENOMEM;
   }
   if (!status)
@@ -464,7 +441,7 @@ static int released_restart(struct remat_search *search)
  */
 static int round_begin(struct remat_search *search, int round)
 {
-  bool is_released = round & 1 && (round == 1 || search->best_ns == INT64_MAX) &&
+  bool is_released = round & 1 && (round == 1 || search->best_ns == INT64_MAX) && !search->params->is_offload &&
                      search->problem->n_ops <= RELEASED_OPS_MOST;
   if (is_released) {
     int status = released_restart(search);
@@ -484,60 +461,77 @@ static void clock_look(struct remat_search *search)
     search->is_over = true;
 }
 
-/* Let the chain that @turn makes again run once, if that saves time without more excess. */
-static void descent_hold(struct remat_search *search, int turn)
-{
-  struct remat_schedule *schedule = &search->schedule;
-  const int mark = remat_mark(schedule);
-  const int64_t ns = schedule->redo_ns;
-  const double over = remat_over(schedule);
-  if (schedule->turns[turn].redos.n < 2)
-    return;
-  row_hold(search, turn);
-  if (schedule->status || (!schedule->is_broken && schedule->redo_ns < ns && remat_over(schedule) <= over))
-    return;
-  remat_rollback_to(schedule, mark);
-}
-
-/* Release the value that costs least per byte of excess in the fullest turn. Return false if none helps. */
-static bool descent_step(struct remat_search *search)
-{
-  struct remat_schedule *schedule = &search->schedule;
-  int64_t most;
-  const int turn = turn_bytes_peak(&schedule->bytes, &most);
-  const double over = remat_over(schedule);
-  const int64_t ns = schedule->redo_ns;
-  double best = INFINITY;
-  int pick = -1;
-  for (int i = 0; i < CANDIDATES && !schedule->status && !search->is_over; i++) {
-    int value = held_draw(search, turn);
-    if (value < 0 || !release_around(search, value, turn))
-      continue;
-    double gain = over - remat_over(schedule), cost = (double)(schedule->redo_ns - ns) + 1;
-    double ratio = cost > 0 ? cost / gain : gain;
-    if (is_sound(search) && gain > 0 && ratio < best) {
-      best = ratio;
-      pick = value;
-    }
-    remat_rollback(schedule);
-    clock_look(search);
-  }
-  search->n_moves += CANDIDATES;
-  if (pick >= 0 && !schedule->status) {
-    const int next = remat_touch_from(schedule, pick, turn);
-    release_around(search, pick, turn);
-    descent_hold(search, next);
-  }
-  remat_commit(schedule);
-  return pick >= 0;
-}
-
+/* Release values until the schedule fits, as far as that goes. */
 static int descend(struct remat_search *search)
 {
-  while (remat_over(&search->schedule) > 0 && !search->is_over && search->n_moves < search->params->fit_moves &&
-         descent_step(search))
-    ;
-  return search->schedule.status ? search->schedule.status : best_take(search);
+  const struct remat_search_params *params = search->params;
+  struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload,
+                                     .deadline_ns = params->fit_deadline_ns};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
+  const int64_t n_tries = remat_descend(&search->schedule, &how);
+  if (n_tries < 0)
+    return (int)n_tries;
+  search->n_moves += n_tries;
+  int status = params->links ? remat_prefetch(&search->schedule, params->links) : 0;
+  clock_look(search);
+  return status ? status : best_take(search);
+}
+
+/* ---- chains ---- */
+
+/* Release what is held up to a turn that does not use it, until nothing is. */
+static void waste_release(struct remat_schedule *schedule)
+{
+  for (bool is_changed = true; is_changed && !schedule->is_broken && !schedule->status;) {
+    is_changed = false;
+    for (int v = 0; v < schedule->problem->n_values; v++) {
+      const struct remat_holding *holding = &schedule->holdings[v];
+      for (int i = 0; i < holding->spans.n; i++) {
+        const struct remat_span span = holding->spans.items[i];
+        if (remat_touch_from(schedule, v, span.to) == span.to)
+          continue;
+        remat_release(schedule, v, LADE_MAX(remat_touch_before(schedule, v, span.to) + 1, span.from), span.to);
+        is_changed = true;
+        break;
+      }
+    }
+  }
+}
+
+/* Let the schedule be the plan of @chain within @share of the limit, and descend from it if it is a little larger. */
+static int chain_load(struct remat_search *search, const struct remat_chain *chain, double share)
+{
+  struct remat_choices choices = {0};
+  int status = remat_chain_plan(chain, share, &choices);
+  if (!status)
+    status = schedule_restart(search, &choices);
+  remat_choices_free(&choices);
+  if (status)
+    return status;
+  waste_release(&search->schedule);
+  if (search->schedule.status || search->schedule.is_broken)
+    return search->schedule.status ? search->schedule.status : -ENOSPC;
+  remat_commit(&search->schedule);
+  return descend(search);
+}
+
+/* If the problem is a chain, look for a better schedule among its plans within the limit and somewhat less. */
+static int chain_search(struct remat_search *search)
+{
+  struct remat_chain *chain;
+  int status = remat_chain_create(search->problem, search->params->limit_bytes, &chain);
+  if (status)
+    return status == -ENOENT ? 0 : status;
+  for (int i = 0; i < CHAIN_SHARES && !status && !search->is_over; i++) {
+    status = chain_load(search, chain, 1 - CHAIN_STEP * i);
+    if (status == -ENOSPC)
+      break;
+  }
+  remat_chain_destroy(chain);
+  if (status == -ENOMEM)
+    return status;
+  return schedule_restart(search, search->best);
 }
 
 /* ---- annealing ---- */
@@ -550,7 +544,7 @@ static int move_try(struct remat_search *search)
   bool is_made = move_make(search);
   if (search->schedule.status)
     return search->schedule.status;
-  double rise = is_made && !search->schedule.is_broken ? energy(search) - before : INFINITY;
+  double rise = is_made && is_sound(search) ? energy(search) - before : INFINITY;
   if (rise > 0 && random_unit(search) >= exp(-rise / search->temperature))
     remat_rollback_to(&search->schedule, mark);
   return search->schedule.status;
@@ -587,9 +581,12 @@ static void window_draw(struct remat_search *search, int32_t *window)
   for (int part = 1 + random_below(search, 2); part > 0; part--) {
     const int center = random_below(search, problem->n_ops), reach = WINDOW_LEAST + random_below(search, WINDOW_MORE);
     for (int op = LADE_MAX(center - reach, 0); op < LADE_MIN(center + reach, problem->n_ops); op++) {
-      for (int i = 0; i < problem->ops[op].n_out; i++) {
-        int value = problem->edges[problem->ops[op].first_out + i].value;
-        if (problem->values[value].birth == op && search->n_window < WINDOW_VALUES)
+      const struct remat_op *o = &problem->ops[op];
+      for (int i = 0; i < o->n_in + o->n_out; i++) {
+        int value = problem->edges[o->first_in + i].value;
+        bool is_near = i >= o->n_in ? problem->values[value].birth == op
+                                    : remat_is_given(problem, value) && may_release(search, value);
+        if (is_near && search->n_window < WINDOW_VALUES)
           window[search->n_window++] = value;
       }
     }
@@ -659,6 +656,8 @@ static int search_run(struct remat_search *search)
   double moves = (double)LADE_MIN(LADE_MAX((int64_t)search->problem->n_ops * ROUND_MOVES, ROUND_MOVES_LEAST),
                                   ROUND_MOVES_MOST);
   int status = descend(search);
+  if (!status && search->params->tries_chain && !search->is_over)
+    status = chain_search(search);
   search->price = typical / ((double)search->params->limit_bytes / 100 + 1);
   for (int round = 0; !status && !search->is_over; round++) {
     bool fits = search->best_ns < INT64_MAX;
@@ -668,7 +667,8 @@ static int search_run(struct remat_search *search)
     if (round)
       status = round_begin(search, round);
     const double hot = typical * (round < 2 || !fits ? 1 : pow(10, -2 * random_unit(search)));
-    if (!status)
+    fits = remat_over(&search->schedule) == 0;
+    if (!status && !(fits && search->problem->n_ops > ANNEAL_OPS_MOST))
       status = anneal(search, LADE_MIN((int64_t)moves, left), hot, hot / 500);
     if (!status && remat_over(&search->schedule) == 0)
       status = windows_anneal(search, typical);
@@ -681,7 +681,7 @@ int remat_search(const struct remat_search_params *params, struct remat_choices 
 {
   struct remat_search search = {.params = params, .problem = params->problem, .best = choices, .best_ns = INT64_MAX,
                                 .best_over = INFINITY, .random = params->seed};
-  int status = remat_schedule_load(&search.schedule, params->problem, params->limit_bytes, choices);
+  int status = schedule_load(&search, choices);
   if (status)
     return status;
   status = best_take(&search);

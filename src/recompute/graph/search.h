@@ -16,7 +16,16 @@ struct remat_search_params {
   int64_t fit_moves, fit_deadline_ns; /* the same, while no schedule within the limit is found */
   uint64_t seed;
   bool stops_at_fit;    /* end with the first schedule within the limit */
+  bool is_offload;      /* nothing is made again */
+  bool tries_chain;     /* if the problem is a chain, begin from its best persistent plan */
 };
+
+/* True if values may wait on @tier. */
+static inline bool remat_may_wait(const struct remat_search_params *params, enum lade_space tier)
+{
+  return params->links && params->waiting_bytes[tier] > 0 && params->links->out[tier].bytes_per_s > 0 &&
+         params->links->in[tier].bytes_per_s > 0;
+}
 
 /*
  * Search from the schedule saved in @choices; without one, from the schedule that holds everything. Replace @choices by

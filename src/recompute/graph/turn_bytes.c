@@ -88,6 +88,19 @@ void turn_bytes_limit(struct turn_bytes *turns, int64_t limit_bytes)
     turns->over_blocks += excess(turns->top[block], limit_bytes);
 }
 
+bool turn_bytes_are_over(const struct turn_bytes *turns, int from, int to)
+{
+  for (int block = from >> turns->shift; block <= to >> turns->shift; block++) {
+    if (turns->top[block] <= turns->limit_bytes)
+      continue;
+    for (int t = LADE_MAX(from, block << turns->shift); t <= to && t < block_end(turns, block); t++) {
+      if (turn_bytes_get(turns, t) > turns->limit_bytes)
+        return true;
+    }
+  }
+  return false;
+}
+
 int turn_bytes_peak(const struct turn_bytes *turns, int64_t *ret_bytes)
 {
   int best = 0;

@@ -28,6 +28,9 @@ void turn_bytes_finish(struct turn_bytes *turns);
 void turn_bytes_add(struct turn_bytes *turns, int from, int to, int64_t bytes);
 void turn_bytes_limit(struct turn_bytes *turns, int64_t limit_bytes);
 
+/* True if a turn of from .. to is above the limit. */
+bool turn_bytes_are_over(const struct turn_bytes *turns, int from, int to);
+
 /* Find the first turn with the most bytes. */
 int turn_bytes_peak(const struct turn_bytes *turns, int64_t *ret_bytes);
 

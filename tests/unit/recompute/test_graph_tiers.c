@@ -170,6 +170,7 @@ static void given_storages_of_other_tiers_are_moved(void **state)
   assert_int_equal(lade_graph_add_op(graph, &look, NULL, NULL), 0);
   assert_int_equal(lade_graph_add_op(graph, &update, NULL, NULL), 0);
   assert_int_equal(lade_graph_close(graph, NULL), 0);
+  params.budget_bytes = 1100;
   assert_int_equal(plan_check(graph, &params, &info), 0);
   assert_int_equal(info.planned_peak_bytes, 1100); /* one of the two at a time */
   assert_int_equal(info.moved_bytes, 3000);        /* the table is read only, and dropped */
@@ -179,12 +180,106 @@ static void given_storages_of_other_tiers_are_moved(void **state)
   lade_graph_destroy(graph);
 }
 
+/* ---- given storages of the device ---- */
+
+#define STEP_LAYERS 8
+#define STATE_BYTES 3000
+
+/* Add an op that may not run again, and reads, writes and updates one storage each; -1: none. */
+static void op_add(lade_graph *graph, int read, int more, int write, int update)
+{
+  const struct lade_operand_range reads[] = {{.storage = read}, {.storage = more}}, writes = {.storage = write},
+                                  updates = {.storage = update};
+  const struct lade_graph_op op = {.struct_size = sizeof(op), .name = "op", .reads = reads,
+                                   .n_reads = (read >= 0) + (more >= 0), .writes = &writes, .n_writes = write >= 0,
+                                   .updates = &updates, .n_updates = update >= 0, .ns = 10000, .is_once = true};
+  assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
+}
+
+static int storage_add(lade_graph *graph, uint64_t bytes, bool is_given)
+{
+  int index;
+  const struct lade_storage storage = {.struct_size = sizeof(storage), .name = "s", .bytes = bytes,
+                                       .is_given = is_given};
+  assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &index), 0);
+  return index;
+}
+
+/* Make a step whose activations and optimizer state need about as many bytes, at different times. */
+static lade_graph *step_with_state_make(void)
+{
+  lade_graph *graph;
+  int saved[STEP_LAYERS + 1], state[STEP_LAYERS], gradient;
+  assert_int_equal(lade_graph_create(&graph), 0);
+  saved[0] = storage_add(graph, 2000, true);
+  for (int i = 0; i < STEP_LAYERS; i++) {
+    state[i] = storage_add(graph, STATE_BYTES, true);
+    saved[i + 1] = storage_add(graph, 2000, false);
+    op_add(graph, saved[i], -1, saved[i + 1], -1);
+  }
+  gradient = saved[STEP_LAYERS];
+  for (int i = STEP_LAYERS - 1; i >= 0; i--) {
+    const int made = storage_add(graph, 2000, false);
+    op_add(graph, saved[i], gradient, made, -1);
+    gradient = made;
+  }
+  for (int i = 0; i < STEP_LAYERS; i++)
+    op_add(graph, gradient, -1, -1, state[i]);
+  assert_int_equal(lade_graph_close(graph, NULL), 0);
+  return graph;
+}
+
+/* State of the device waits on the host while activations need its bytes, and is back at the end of the step. */
+static void given_storages_of_the_device_wait_while_they_are_not_used(void **state)
+{
+  const uint64_t state_bytes = STEP_LAYERS * STATE_BYTES, budget_bytes = state_bytes + 6000;
+  lade_graph *graph = step_with_state_make();
+  struct lade_graph_plan_params params = tiers_params(budget_bytes, 1e9);
+  struct lade_graph_plan_info info;
+  params.iterations = 20000;
+  assert_int_equal(plan_check(graph, &params, &info), -ENOSPC); /* no op may run again */
+  params.host_budget_bytes = 2 * state_bytes;
+  assert_int_equal(plan_check(graph, &params, &info), 0);
+  assert_true(info.moved_bytes > 0 && info.host_bytes > 0 && info.planned_peak_bytes <= budget_bytes);
+  params.budget_bytes = state_bytes; /* the given storages are 2,000 bytes more as the step begins */
+  assert_int_equal(plan_check(graph, &params, &info), -ENOSPC);
+  assert_int_equal(info.floor_bytes, state_bytes + 2000);
+  lade_graph_destroy(graph);
+}
+
+/* Values that wait one after the other need the bytes of one. */
+static void bytes_on_a_tier_count_while_they_are_there(void **state)
+{
+  lade_graph *graph;
+  const int n = 4, bytes = 1000;
+  assert_int_equal(lade_graph_create(&graph), 0);
+  for (int i = 0; i < n; i++) { /* make, change, need all memory, use: one value at a time */
+    const int value = storage_add(graph, (uint64_t)bytes, false), wide = storage_add(graph, 2000, false);
+    op_add(graph, -1, -1, value, -1);
+    op_add(graph, -1, -1, -1, value);
+    op_add(graph, -1, -1, wide, -1);
+    op_add(graph, value, -1, -1, -1);
+  }
+  assert_int_equal(lade_graph_close(graph, NULL), 0);
+  struct lade_graph_plan_params params = tiers_params(2000, 1e9);
+  struct lade_graph_plan_info info;
+  params.host_budget_bytes = (uint64_t)bytes;
+  assert_int_equal(plan_check(graph, &params, &info), 0);
+  assert_int_equal(info.host_bytes, bytes);
+  assert_int_equal(info.moved_bytes, 2 * n * bytes);
+  params.host_budget_bytes = (uint64_t)bytes - 1;
+  assert_int_equal(plan_check(graph, &params, &info), -ENOSPC);
+  lade_graph_destroy(graph);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(drawn_graphs_replay_within_the_budgets_of_all_tiers),
       cmocka_unit_test(a_fast_link_is_used_and_a_slow_one_is_not),
       cmocka_unit_test(given_storages_of_other_tiers_are_moved),
+      cmocka_unit_test(given_storages_of_the_device_wait_while_they_are_not_used),
+      cmocka_unit_test(bytes_on_a_tier_count_while_they_are_there),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,14 +27,17 @@ struct bench_schedule {
   struct remat_problem problem;
   struct remat_schedule schedule;
   struct random_draw draw;
+  bool has_sources; /* made values may wait on tiers */
 };
 
 static void bench_open(struct bench_schedule *bench, uint64_t seed)
 {
   const struct random_graph_params params = {.seed = seed, .n_layers = 2 + (int)(seed % 19), .is_soup = seed % 3 == 0,
-                                             .is_written_once = seed % 4 == 1};
-  *bench = (struct bench_schedule){.graph = random_graph_make(&params), .draw = {seed + 1000}};
-  assert_int_equal(remat_problem_init(&bench->problem, bench->graph), 0);
+                                             .is_written_once = seed % 4 == 1, .has_tiers = seed % 7 == 5};
+  const enum lade_space tier = seed % 3 == 1 ? LADE_HOST : LADE_DEVICE;
+  *bench = (struct bench_schedule){.graph = random_graph_make(&params), .draw = {seed + 1000},
+                                  .has_sources = seed % 2};
+  assert_int_equal(remat_problem_init(&bench->problem, bench->graph, tier), 0);
   assert_int_equal(remat_schedule_init(&bench->schedule, &bench->problem, UINT64_MAX, NULL, 0), 0);
   int64_t peak_bytes;
   turn_bytes_peak(&bench->schedule.bytes, &peak_bytes);
@@ -68,7 +71,7 @@ static struct schedule_copy copy_make(const struct remat_schedule *schedule)
 
 static void copy_finish(struct schedule_copy *copy)
 {
-  LADE_ARRAY_FREE(&copy->choices.list);
+  remat_choices_free(&copy->choices);
 }
 
 static void assert_as_copied(const struct remat_schedule *schedule, const struct schedule_copy *copy)
@@ -97,6 +100,14 @@ static void assert_over_is_exact(const struct remat_schedule *schedule)
 
 /* ---- changes ---- */
 
+/* Let a drawn made value wait on a drawn tier, or be made again. */
+static void source_change(struct bench_schedule *bench)
+{
+  const int value = random_draw_below(&bench->draw, bench->problem.n_values);
+  if (!remat_is_given(&bench->problem, value))
+    remat_source_set(&bench->schedule, value, (enum lade_space)random_draw_below(&bench->draw, LADE_N_SPACES));
+}
+
 /* Release a drawn value around a boundary at which it is held, or hold it there. False: no value can be drawn. */
 static bool change_make(struct bench_schedule *bench)
 {
@@ -104,9 +115,10 @@ static bool change_make(struct bench_schedule *bench)
     return false;
   const int value = random_draw_below(&bench->draw, bench->problem.n_values);
   const struct remat_value *v = &bench->problem.values[value];
-  if (v->birth == v->last_use)
+  const int first = remat_first_boundary(&bench->problem, value);
+  if (first > v->last_use)
     return false;
-  const int boundary = v->birth + 1 + random_draw_below(&bench->draw, v->last_use - v->birth);
+  const int boundary = first + random_draw_below(&bench->draw, v->last_use - first + 1);
   const int after = remat_touch_from(&bench->schedule, value, boundary);
   int from = remat_touch_before(&bench->schedule, value, boundary) + 1;
   if (after > v->last_use)
@@ -132,8 +144,12 @@ static void changes_make(struct bench_schedule *bench)
 {
   struct remat_schedule *schedule = &bench->schedule;
   struct schedule_copy before = copy_make(schedule);
-  for (int n = 1 + random_draw_below(&bench->draw, 4); n > 0 && !schedule->is_broken; n--)
-    change_make(bench);
+  for (int n = 1 + random_draw_below(&bench->draw, 4); n > 0 && !schedule->is_broken; n--) {
+    if (bench->problem.n_values && bench->has_sources && random_draw_below(&bench->draw, 4) == 0)
+      source_change(bench);
+    else
+      change_make(bench);
+  }
   assert_int_equal(schedule->status, 0);
   if (!schedule->is_broken)
     assert_true(remat_schedule_is_valid(schedule));
@@ -163,6 +179,40 @@ static void any_changes_leave_what_an_evaluation_from_nothing_gives(void **state
 
 /* ---- lists ---- */
 
+/* Return the bytes of values that are on the device as the step begins. */
+static uint64_t bytes_at_the_beginning(const struct remat_problem *problem)
+{
+  uint64_t bytes = 0;
+  for (int v = 0; v < problem->n_values; v++)
+    bytes += remat_first_boundary(problem, v) == 0 ? problem->values[v].bytes : 0;
+  return bytes;
+}
+
+/* Check that no more bytes wait at once than the schedule counts, beside those that live on a tier. */
+static void assert_waiting_is_counted(struct bench_schedule *bench, const struct lade_graph_totals *totals)
+{
+  const uint64_t replayed[LADE_N_SPACES] = {[LADE_HOST] = totals->host_peak_bytes,
+                                            [LADE_STORE] = totals->store_peak_bytes};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++) {
+    int64_t most;
+    uint64_t residents = 0;
+    turn_bytes_peak(&bench->schedule.waiting[tier], &most);
+    for (int s = 0; s < bench->graph->storages.n; s++) {
+      const struct graph_storage *storage = &bench->graph->storages.items[s];
+      residents += storage->is_given && storage->tier == tier ? storage->bytes : 0;
+    }
+    assert_true(replayed[tier] <= (uint64_t)most + residents);
+  }
+}
+
+static int gets_count(const struct remat_list *list)
+{
+  int n = 0;
+  for (int i = 0; i < list->instrs.n; i++)
+    n += list->instrs.items[i].kind == LADE_GRAPH_INSTR_GET;
+  return n;
+}
+
 static void assert_list_replays(struct bench_schedule *bench)
 {
   struct remat_list list = {0};
@@ -175,9 +225,12 @@ static void assert_list_replays(struct bench_schedule *bench)
     print_message("%s\n", error.text);
   assert_int_equal(status, 0);
   turn_bytes_peak(&bench->schedule.bytes, &peak_bytes);
-  assert_int_equal(totals.peak_bytes, (uint64_t)peak_bytes + bench->problem.fixed_bytes);
+  const uint64_t beginning_bytes = bytes_at_the_beginning(&bench->problem);
+  assert_int_equal(totals.peak_bytes,
+                   LADE_MAX((uint64_t)peak_bytes, beginning_bytes) + bench->problem.fixed_bytes);
+  assert_waiting_is_counted(bench, &totals);
   assert_int_equal(totals.compute_ns, bench->problem.base_ns + bench->schedule.redo_ns);
-  assert_int_equal(totals.n_redone, bench->schedule.n_redos);
+  assert_int_equal(totals.n_redone + gets_count(&list), bench->schedule.n_redos);
   LADE_ARRAY_FREE(&list.instrs);
 }
 
@@ -249,8 +302,7 @@ static void a_saved_schedule_is_made_again(void **state)
     struct schedule_copy copy = copy_make(&bench.schedule);
     const uint64_t limit_bytes = (uint64_t)bench.schedule.bytes.limit_bytes;
     remat_schedule_finish(&bench.schedule);
-    assert_int_equal(remat_schedule_init(&bench.schedule, &bench.problem, limit_bytes,
-                                         remat_choices_get(&copy.choices), copy.choices.list.n), 0);
+    assert_int_equal(remat_schedule_load(&bench.schedule, &bench.problem, limit_bytes, &copy.choices), 0);
     assert_false(bench.schedule.is_broken);
     assert_as_copied(&bench.schedule, &copy);
     copy_finish(&copy);

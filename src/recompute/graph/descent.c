@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Descend from a schedule above the limit to one within it: release values for the least time per byte.
+ *
+ * Each gap between two touches of a held value that covers turns above the limit is a candidate: its value can be made
+ * again behind the gap, or wait on a tier during it. A heap has the candidates by time per byte of excess. Both change
+ * as others are released: inputs that are gone make a value dearer, and turns within the limit need no more bytes.
+ * Nearly all changes raise the ratio. So the first candidate is tried, and if it is dearer by then than the next one,
+ * it goes back into the heap with its new ratio (the lazy greedy of Minoux, 1978). A graph of 100,000 ops takes a few
+ * tries for each release, and each try costs its own changes alone.
+ *
+ * Behind a release the chain that makes the value again is held until its other values are needed, if that saves time.
+ *
+ * The time of a transfer is its exposed part, estimated: what does not fit between the two uses, and all of it as soon
+ * as the transfers of its link take longer than the step.
+ *
+ * O((candidates + tries) log candidates) and the changes of the tries.
+ */
+#include "recompute/graph/descent.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#define DEARER 1.05       /* a candidate that is dearer by more than this than the next one has to wait */
+#define RETURNS_MOST 8    /* of one candidate into the heap */
+#define ROUNDS_MOST 8     /* passes over all candidates */
+#define IDLE_SHARE 0.02   /* of its time that a transfer costs on a link with time left */
+#define ROW_MOST 256      /* redos of a turn whose values are held */
+#define CLOCK_TRIES 32    /* between two looks at the clock */
+#define WORK_MOST 300     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
+
+/* A range of boundaries in which a value may be released. */
+struct candidate {
+  double ratio; /* ns per byte and turn */
+  int32_t value, from, to;
+  uint8_t tier; /* LADE_DEVICE: it is made again */
+  uint8_t n_returns;
+};
+
+struct descent {
+  struct remat_schedule *schedule;
+  const struct remat_problem *problem;
+  const struct remat_descent_params *params;
+  LADE_ARRAY(struct candidate) heap; /* the least ratio first */
+  double *time_ns;                   /* by turn: when it begins, if all ops run once */
+  int32_t *over_before;              /* by turn: turns before it that are above the limit, as the round begins */
+  double in_ns[LADE_N_SPACES], out_ns[LADE_N_SPACES]; /* time of all transfers of each link */
+  int64_t n_tries;
+  int64_t work_most; /* of the schedule */
+  bool is_over;      /* the time or the work has ended */
+};
+
+/* ---- changes that searches share ---- */
+
+bool remat_release_around(struct remat_schedule *schedule, int value, int boundary)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_value *v = &problem->values[value];
+  const int from = remat_touch_before(schedule, value, boundary) + 1;
+  int to = remat_touch_from(schedule, value, boundary);
+  for (int i = 0; i < v->n_makers && schedule->sources[value] == LADE_DEVICE; i++) {
+    const int maker = problem->makers[v->first_maker + i];
+    if (maker < to)
+      to = LADE_MIN(to, problem->ops[maker].redo_until);
+  }
+  if (to < boundary)
+    return false;
+  remat_release(schedule, value, from, to);
+  return true;
+}
+
+void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t skips)
+{
+  const struct remat_problem *problem = schedule->problem;
+  int32_t ops[ROW_MOST];
+  const struct remat_turn *t = &schedule->turns[turn];
+  const int n = LADE_MIN(t->redos.n, ROW_MOST), first = t->redos.n - n;
+  for (int i = 0; i < n; i++)
+    ops[i] = t->redos.items[first + i];
+  for (int i = n - 1; i >= 0 && !schedule->is_broken && !schedule->status; i--) {
+    const struct remat_op *op = &problem->ops[ops[i]];
+    for (int k = 0; k < op->n_out && !schedule->is_broken && !schedule->status; k++) {
+      const int value = problem->edges[op->first_out + k].value;
+      const int next = remat_touch_from(schedule, value, turn + 1);
+      skips = skips >> 3 | skips << 61;
+      if (next != INT32_MAX && remat_is_redone_at(schedule, value, turn) &&
+          remat_is_redone_at(schedule, value, next) && (skips & 7))
+        remat_hold(schedule, value, turn + 1, next);
+    }
+  }
+}
+
+/* ---- the heap ---- */
+
+static void heap_down(struct descent *descent, int at)
+{
+  struct candidate *items = descent->heap.items;
+  const struct candidate moved = items[at];
+  for (int child; (child = 2 * at + 1) < descent->heap.n; at = child) {
+    if (child + 1 < descent->heap.n && items[child + 1].ratio < items[child].ratio)
+      child++;
+    if (moved.ratio <= items[child].ratio)
+      break;
+    items[at] = items[child];
+  }
+  items[at] = moved;
+}
+
+static struct candidate heap_pop(struct descent *descent)
+{
+  const struct candidate top = descent->heap.items[0];
+  descent->heap.items[0] = descent->heap.items[--descent->heap.n];
+  if (descent->heap.n)
+    heap_down(descent, 0);
+  return top;
+}
+
+static int heap_push(struct descent *descent, struct candidate candidate)
+{
+  if (!LADE_PUSH(&descent->heap, candidate))
+    return -ENOMEM;
+  struct candidate *items = descent->heap.items;
+  int at = descent->heap.n - 1;
+  for (; at > 0 && items[(at - 1) / 2].ratio > candidate.ratio; at = (at - 1) / 2)
+    items[at] = items[(at - 1) / 2];
+  items[at] = candidate;
+  return 0;
+}
+
+/* ---- costs ---- */
+
+/* Return the exposed time of one more transfer of @ns on a link whose transfers take @busy_ns. */
+static double link_cost(const struct descent *descent, double busy_ns, double ns)
+{
+  const double step_ns = (double)(descent->problem->base_ns + descent->schedule->redo_ns);
+  const double left_ns = LADE_MAX(step_ns - busy_ns, 0);
+  return ns <= left_ns ? IDLE_SHARE * ns : ns - left_ns + IDLE_SHARE * left_ns;
+}
+
+/* Return the exposed time of moving @value to @tier behind turn @from - 1, and back for turn @to. */
+static double wait_cost(const struct descent *descent, int value, enum lade_space tier, int from, int to)
+{
+  const uint64_t bytes = descent->problem->values[value].bytes;
+  const double out = list_time_move(&descent->params->links->out[tier], bytes);
+  const double in = list_time_move(&descent->params->links->in[tier], bytes);
+  const double between = descent->time_ns[to] - descent->time_ns[LADE_MIN(from, to)];
+  return LADE_MAX(out + in - between, 0) + link_cost(descent, descent->out_ns[tier], out) +
+         link_cost(descent, descent->in_ns[tier], in);
+}
+
+/* Return the time of the makers of @value. */
+static double makers_ns(const struct remat_problem *problem, int value)
+{
+  const struct remat_value *v = &problem->values[value];
+  double ns = 1;
+  for (int i = 0; i < v->n_makers; i++)
+    ns += (double)problem->ops[problem->makers[v->first_maker + i]].ns;
+  return ns;
+}
+
+/* ---- candidates ---- */
+
+/* Add the way to release @value at boundaries from .. to, over @n_over turns, by @tier. */
+static int way_add(struct descent *descent, int value, int from, int to, int n_over, enum lade_space tier)
+{
+  const double bytes = (double)descent->problem->values[value].bytes * n_over;
+  const double ns = tier == LADE_DEVICE ? makers_ns(descent->problem, value)
+                                        : wait_cost(descent, value, tier, from, to);
+  const struct candidate candidate = {ns / bytes, value, from, to, (uint8_t)tier, 0};
+  return LADE_PUSH(&descent->heap, candidate) ? 0 : -ENOMEM;
+}
+
+/*
+ * Add the ways to release @value at boundaries from .. to, between two touches. Turn @to needs it, so it gains nothing.
+ */
+static int gap_add(struct descent *descent, int value, int from, int to)
+{
+  const struct remat_descent_params *params = descent->params;
+  const int n_over = from < to ? descent->over_before[to] - descent->over_before[from] : 0;
+  const enum lade_space source = (enum lade_space)descent->schedule->sources[value];
+  int status = 0;
+  if (!n_over)
+    return 0;
+  if (source != LADE_DEVICE)
+    return params->links ? way_add(descent, value, from, to, n_over, source) : 0;
+  if (!params->is_offload)
+    status = way_add(descent, value, from, to, n_over, LADE_DEVICE);
+  for (int tier = LADE_HOST; tier <= LADE_STORE && params->links && !status; tier++) {
+    if (params->may_wait[tier])
+      status = way_add(descent, value, from, to, n_over, (enum lade_space)tier);
+  }
+  return status;
+}
+
+static int value_add(struct descent *descent, int value)
+{
+  const struct remat_holding *holding = &descent->schedule->holdings[value];
+  int status = 0, at = 0;
+  if (!descent->problem->values[value].bytes)
+    return 0;
+  for (int i = 0; i < holding->spans.n && !status; i++) {
+    int from = holding->spans.items[i].from;
+    while (at < holding->touches.n && holding->touches.items[at].turn < from)
+      at++;
+    for (; at < holding->touches.n && holding->touches.items[at].turn <= holding->spans.items[i].to && !status; at++) {
+      status = gap_add(descent, value, from, holding->touches.items[at].turn);
+      from = holding->touches.items[at].turn + 1;
+    }
+  }
+  return status;
+}
+
+static int candidates_make(struct descent *descent)
+{
+  const struct turn_bytes *bytes = &descent->schedule->bytes;
+  descent->heap.n = 0;
+  descent->over_before[0] = 0;
+  for (int t = 0; t < bytes->n; t++)
+    descent->over_before[t + 1] = descent->over_before[t] + (turn_bytes_get(bytes, t) > bytes->limit_bytes);
+  int status = 0;
+  for (int v = 0; v < descent->problem->n_values && !status; v++)
+    status = value_add(descent, v);
+  for (int i = descent->heap.n / 2 - 1; i >= 0; i--)
+    heap_down(descent, i);
+  return status;
+}
+
+/* ---- tries ---- */
+
+static void clock_look(struct descent *descent)
+{
+  if (descent->schedule->work > descent->work_most ||
+      (++descent->n_tries % CLOCK_TRIES == 0 && lade_now_ns() >= descent->params->deadline_ns))
+    descent->is_over = true;
+}
+
+static bool is_sound(const struct remat_schedule *schedule)
+{
+  return !schedule->is_broken && !schedule->status && remat_waiting_fits(schedule);
+}
+
+/* Narrow @candidate to its first gap that is held and has a turn above the limit. Return false if there is none. */
+static bool gap_find(const struct descent *descent, const struct candidate *candidate, int *ret_from, int *ret_to)
+{
+  const struct remat_schedule *schedule = descent->schedule;
+  for (int from = candidate->from; from <= candidate->to;) {
+    const int to = remat_touch_from(schedule, candidate->value, from);
+    if (to > candidate->to)
+      return false;
+    if (from < to && remat_is_held(schedule, candidate->value, to) &&
+        turn_bytes_are_over(&schedule->bytes, from, to - 1)) {
+      *ret_from = from;
+      *ret_to = to;
+      return true;
+    }
+    from = to + 1;
+  }
+  return false;
+}
+
+/* Hold the chain that @turn runs again, if that saves time without more excess. */
+static void chain_hold(struct descent *descent, int turn)
+{
+  struct remat_schedule *schedule = descent->schedule;
+  const int mark = remat_mark(schedule);
+  const int64_t ns = schedule->redo_ns;
+  const double over = remat_over(schedule);
+  if (turn == INT32_MAX || schedule->turns[turn].redos.n < 2)
+    return;
+  remat_row_hold(schedule, turn, UINT64_MAX);
+  if (schedule->status || (is_sound(schedule) && schedule->redo_ns < ns && remat_over(schedule) <= over))
+    return;
+  remat_rollback_to(schedule, mark);
+}
+
+/* Release the gap as @candidate says. Return its ratio; infinite if that is not possible, or does not help. */
+static double gap_release(struct descent *descent, const struct candidate *candidate, int from, int to)
+{
+  struct remat_schedule *schedule = descent->schedule;
+  const double over = remat_over(schedule);
+  const int64_t ns = schedule->redo_ns;
+  const enum lade_space tier = (enum lade_space)candidate->tier;
+  double cost = tier == LADE_DEVICE ? 1 : wait_cost(descent, candidate->value, tier, from, to);
+  if (schedule->sources[candidate->value] != tier && tier != LADE_DEVICE)
+    remat_source_set(schedule, candidate->value, tier);
+  bool is_other = schedule->sources[candidate->value] != tier; /* another candidate has moved it since */
+  if (is_other || !is_sound(schedule) || !remat_release_around(schedule, candidate->value, to) || !is_sound(schedule))
+    return INFINITY;
+  cost += (double)(schedule->redo_ns - ns);
+  const double gain = over - remat_over(schedule);
+  if (gain <= 0)
+    return INFINITY;
+  return cost > 0 ? cost / gain : 0;
+}
+
+static void transfers_count(struct descent *descent, const struct candidate *candidate)
+{
+  const enum lade_space tier = (enum lade_space)candidate->tier;
+  const uint64_t bytes = descent->problem->values[candidate->value].bytes;
+  if (tier == LADE_DEVICE)
+    return;
+  descent->out_ns[tier] += list_time_move(&descent->params->links->out[tier], bytes);
+  descent->in_ns[tier] += list_time_move(&descent->params->links->in[tier], bytes);
+}
+
+/* Try the first candidate: release it, or put it back with its new ratio. Set *@is_taken if it was released. */
+static int candidate_try(struct descent *descent, bool *is_taken)
+{
+  struct remat_schedule *schedule = descent->schedule;
+  struct candidate candidate = heap_pop(descent);
+  int from, to;
+  if (!gap_find(descent, &candidate, &from, &to))
+    return 0;
+  clock_look(descent);
+  const double ratio = gap_release(descent, &candidate, from, to);
+  if (schedule->status)
+    return schedule->status;
+  const double next = descent->heap.n ? descent->heap.items[0].ratio : INFINITY;
+  bool is_dearer = ratio > next * DEARER && ratio > candidate.ratio && candidate.n_returns < RETURNS_MOST;
+  if (isinf(ratio) || is_dearer) {
+    remat_rollback(schedule);
+    candidate.n_returns++;
+    candidate.ratio = ratio;
+    candidate.from = isinf(ratio) ? to + 1 : candidate.from; /* the rest may still help */
+    candidate.ratio = isinf(ratio) ? next : ratio;
+    return candidate.from < candidate.to ? heap_push(descent, candidate) : 0;
+  }
+  transfers_count(descent, &candidate);
+  chain_hold(descent, to);
+  remat_commit(schedule);
+  *is_taken = true;
+  candidate.from = to + 1;
+  return candidate.from < candidate.to ? heap_push(descent, candidate) : schedule->status;
+}
+
+static int descent_run(struct descent *descent)
+{
+  int status = 0;
+  for (int round = 0; round < ROUNDS_MOST && !status && !descent->is_over; round++) {
+    bool is_taken = false;
+    status = candidates_make(descent);
+    while (!status && descent->heap.n && !descent->is_over && remat_over(descent->schedule) > 0)
+      status = candidate_try(descent, &is_taken);
+    if (!is_taken || remat_over(descent->schedule) == 0)
+      break;
+  }
+  return status;
+}
+
+static void times_make(struct descent *descent)
+{
+  descent->time_ns[0] = 0;
+  for (int t = 0; t < descent->problem->n_ops; t++)
+    descent->time_ns[t + 1] = descent->time_ns[t] + (double)descent->problem->ops[t].ns;
+}
+
+int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descent_params *params)
+{
+  struct descent descent = {.schedule = schedule, .problem = schedule->problem, .params = params};
+  const size_t n = (size_t)schedule->problem->n_ops + 2;
+  descent.work_most = schedule->work + ((int64_t)schedule->problem->n_ops + schedule->problem->n_values) * WORK_MOST;
+  if (remat_over(schedule) == 0)
+    return 0;
+  descent.time_ns = malloc(n * sizeof(*descent.time_ns));
+  descent.over_before = malloc(n * sizeof(*descent.over_before));
+  int status = descent.time_ns && descent.over_before ? 0 : -ENOMEM;
+  if (!status) {
+    times_make(&descent);
+    status = descent_run(&descent);
+  }
+  free(descent.time_ns);
+  free(descent.over_before);
+  LADE_ARRAY_FREE(&descent.heap);
+  return status ? status : descent.n_tries;
+}
+
+/* ---- prefetch ---- */
+
+/*
+ * Walk the turns backward with the time at which each link is needed next. A get that @turn begins gets the last free
+ * time of its link, and its value is held from the turn that runs then, if each turn between has room.
+ */
+struct prefetch {
+  struct remat_schedule *schedule;
+  const struct list_time *links;
+  double *time_ns;                 /* by turn: when it begins, redos included */
+  double next_ns[LADE_N_SPACES];   /* when the link into the device is needed next */
+};
+
+static void value_prefetch(struct prefetch *prefetch, int value, int turn)
+{
+  struct remat_schedule *schedule = prefetch->schedule;
+  const enum lade_space tier = (enum lade_space)schedule->sources[value];
+  const uint64_t bytes = schedule->problem->values[value].bytes;
+  const int64_t room_bytes = schedule->bytes.limit_bytes - (int64_t)bytes;
+  const double end_ns = LADE_MIN(prefetch->next_ns[tier], prefetch->time_ns[turn]);
+  const double begin_ns = end_ns - list_time_move(&prefetch->links->in[tier], bytes);
+  const int before = remat_touch_before(schedule, value, turn);
+  int from = turn;
+  while (from - 1 > before && prefetch->time_ns[from] > begin_ns &&
+         turn_bytes_get(&schedule->bytes, from - 1) <= room_bytes)
+    from--;
+  prefetch->next_ns[tier] = LADE_MAX(begin_ns, prefetch->time_ns[from] - (end_ns - begin_ns));
+  if (from < turn && remat_is_redone_at(schedule, value, turn))
+    remat_hold(schedule, value, from + 1, turn);
+  if (!is_sound(schedule) || remat_over(schedule) > 0)
+    remat_rollback(schedule);
+  remat_commit(schedule);
+}
+
+static void turn_prefetch(struct prefetch *prefetch, int turn)
+{
+  const struct remat_problem *problem = prefetch->schedule->problem;
+  const struct remat_turn *t = &prefetch->schedule->turns[turn];
+  for (int i = 0; i < t->redos.n && t->redos.items[i] >= problem->n_ops; i++) {
+    const int n = t->redos.n;
+    value_prefetch(prefetch, t->redos.items[i] - problem->n_ops, turn);
+    i -= t->redos.n < n; /* the get has left this turn */
+  }
+}
+
+int remat_prefetch(struct remat_schedule *schedule, const struct list_time *links)
+{
+  struct prefetch prefetch = {.schedule = schedule, .links = links,
+                              .next_ns = {INFINITY, INFINITY, INFINITY}};
+  const int n_ops = schedule->problem->n_ops;
+  if (!schedule->n_waits || remat_over(schedule) > 0)
+    return 0;
+  prefetch.time_ns = malloc(((size_t)n_ops + 2) * sizeof(*prefetch.time_ns));
+  if (!prefetch.time_ns)
+    return -ENOMEM;
+  prefetch.time_ns[0] = 0;
+  for (int t = 0; t <= n_ops; t++)
+    prefetch.time_ns[t + 1] = prefetch.time_ns[t] + (double)schedule->turns[t].redo_ns +
+                              (t < n_ops ? (double)schedule->problem->ops[t].ns : 0);
+  for (int t = n_ops; t >= 0 && !schedule->status; t--)
+    turn_prefetch(&prefetch, t);
+  free(prefetch.time_ns);
+  return schedule->status;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The descent of a schedule to a limit of bytes; descent.c has the algorithm. */
+#ifndef LADE_REMAT_DESCENT_H
+#define LADE_REMAT_DESCENT_H
+
+#include "recompute/graph/list_time.h"
+#include "recompute/graph/schedule.h"
+
+struct remat_descent_params {
+  const struct list_time *links; /* NULL: nothing moves to another tier */
+  bool may_wait[LADE_N_SPACES];  /* tiers on which values may wait */
+  bool is_offload;               /* nothing is made again */
+  int64_t deadline_ns;           /* on lade_now_ns; INT64_MAX: none */
+};
+
+/*
+ * Release values of @schedule until it is within its limit, or no release helps, or the time ends. The schedule's
+ * limits hold, and its changes are committed. Return the number of changes that were tried, or -ENOMEM.
+ */
+int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descent_params *params);
+
+/*
+ * Let transfers from tiers begin so early that they end in time, as far as links and bytes allow: hold values that wait
+ * from a turn before the one that needs them. Nothing of the schedule becomes larger than its limit. -ENOMEM.
+ */
+int remat_prefetch(struct remat_schedule *schedule, const struct list_time *links);
+
+/*
+ * Release @value around @boundary, at which it is held: up to its next touch, or to the last turn in which its makers
+ * may run again. Return false, with nothing changed, if that lies before the boundary.
+ */
+bool remat_release_around(struct remat_schedule *schedule, int value, int boundary);
+
+/*
+ * Hold what the redos of @turn make until the next turns that make it again: a chain that runs again once, as between
+ * two checkpoints. Each three bits of @skips that are 0 leave a value out, so that chance can draw other shapes.
+ */
+void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t skips);
+
+/* True if @value is made again, or got back, at @turn, and could be held before it. */
+static inline bool remat_is_redone_at(const struct remat_schedule *schedule, int value, int turn)
+{
+  return turn >= remat_first_boundary(schedule->problem, value) && !remat_is_held(schedule, value, turn) &&
+         remat_touch_from(schedule, value, turn) == turn;
+}
+
+#endif
