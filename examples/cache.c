@@ -72,7 +72,8 @@ static void step_run(lade_cache *cache, lade_queue *compute, lade_queue *copies,
 
 int main(void)
 {
-  struct lade_device_params device_params = {sizeof(device_params), "host", 64 << 20};
+  struct lade_device_params device_params = {
+      .struct_size = sizeof(device_params), .name = "host", .capacity_bytes = 64 << 20};
   struct lade_cache_params params = {.struct_size = sizeof(params), .limit_bytes = 48 << 20, .n_trace_entries = 1024};
   struct lade_error error;
   lade_device *device = NULL;
