@@ -10,7 +10,7 @@
  * device, beside everything else that is live. A made storage is live from the first instruction that writes it, or
  * that gets it, to its drop or its put. Every list states all drops. A given storage is live throughout, unless it is
  * moved; one of another tier is on the device from its first use to its last. The peak counts live bytes, for callers
- * whose framework places memory. Plans with addresses come with an executor of such lists.
+ * whose framework places memory. lade/step.h finds lists whose addresses fit, and runs them.
  *
  * Transfers run beside ops. A put stands where its bytes are not needed any more: the copy begins there, and the bytes
  * are free when it ends. A get stands where the copy may begin, often some ops before the first that needs it. The

@@ -23,7 +23,8 @@
  *
  * Threads. One thread at a time uses a stepper. Ops run in threads of Lade: those of the device one at a time, those of
  * the host (LADE_OP_ON_HOST) one at a time, and the two beside each other unless operands order them. On a CUDA device
- * device ops are called in the thread of lade_step_run, and put their work on the stream.
+ * device ops are called in the thread of lade_step_run with the device's context current, and put their work on the
+ * stream.
  *
  * The library never prints.
  */
@@ -105,13 +106,13 @@ struct lade_step_info {
   int64_t base_ns, compute_ns, predicted_ns; /* ops once each; all ops that run; the step, by simulation */
 };
 
-/* Measured figures of one run. */
+/* Measured figures of one run. On a dry device no op is called and nothing moves, and the time is simulated. */
 struct lade_step_measures {
   size_t struct_size;                 /* the caller's; set it before the call */
   uint64_t peak_bytes[LADE_N_SPACES]; /* the device's own high-water since create; bytes taken on host and drives */
   uint64_t moved_bytes;
   int n_ops, n_redone;                /* calls of the op function, redos included; redos */
-  int64_t wall_ns;                    /* of the run; simulated on a dry device */
+  int64_t wall_ns;                    /* of the run */
   int64_t busy_ns[LADE_QUEUES_MOST];  /* by queue */
 };
 

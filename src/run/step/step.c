@@ -248,8 +248,11 @@ int lade_step_get_info(const lade_stepper *stepper, struct lade_step_info *ret_i
 static int params_read(const lade_graph *graph, const struct lade_step_params *params, struct lade_step_params *ret_own,
                        struct lade_graph_plan_params *ret_search, struct lade_error *error)
 {
-  if (!graph || !graph->is_closed || !graph->has_addresses || !graph->ops.n)
-    return lade_error_set(error, -EINVAL, "a step needs a closed graph with an op, and with addresses");
+  if (!graph || !graph->is_closed || !graph->ops.n)
+    return lade_error_set(error, -EINVAL, "a step needs a closed graph with an op");
+  if (!graph->has_addresses)
+    return lade_error_set(error, -EINVAL, "the graph asks for live bytes alone (addresses: false), and a step places "
+                          "its memory");
   int status = lade_struct_read("lade_step_params", params, ret_own, sizeof(*ret_own), error);
   if (status)
     return status;

@@ -24,6 +24,7 @@
 #include "lade/pack.h"
 #include "lade/plan.h"
 #include "lade/shard.h"
+#include "lade/step.h"
 #include "lade/store.h"
 #include "lade/train.h"
 #include "tests/support/scratch.h"
@@ -268,6 +269,8 @@ static void queues_that_are_none_do_nothing(void **state)
   must_refuse(lade_device_status(NULL));
   must_refuse(lade_queue_create(NULL, LADE_QUEUE_COMPUTE, &queue));
   must_refuse(lade_queue_sync(NULL, UINT64_MAX));
+  must_refuse(lade_queue_adopt(NULL, LADE_QUEUE_COMPUTE, &info, &queue));
+  must_refuse(lade_queue_record(NULL, &count));
   lade_device_get_info(NULL, &info);
   assert_int_equal(info.capacity_bytes, 0);
   lade_device_get_info(NULL, NULL);
@@ -463,6 +466,28 @@ static void packings_of_nothing_are_refused(void **state)
     status = lade_pack_check(&item, 1, &offset, UINT64_MAX, &error);
     assert_true(status == -EBADMSG || status == -EINVAL);
   }
+}
+
+/* ---- steps ---- */
+
+static void steppers_that_are_none_are_refused(void **state)
+{
+  const struct lade_step_params params = {.struct_size = sizeof(params)};
+  struct lade_step_info info = {.struct_size = sizeof(info)};
+  struct lade_step_measures measures = {.struct_size = sizeof(measures)};
+  lade_stepper *stepper = NULL;
+  char byte = 0;
+  must_refuse(lade_step_create(NULL, &params, &error, NULL, &stepper));
+  must_refuse(lade_step_create(NULL, NULL, NULL, NULL, NULL));
+  must_refuse(lade_step_run(NULL, &measures, &error));
+  must_refuse(lade_step_run(NULL, NULL, NULL));
+  must_refuse(lade_step_get_info(NULL, &info));
+  must_refuse(lade_step_get_info(NULL, NULL));
+  must_refuse(lade_step_get(NULL, 0, 0, &byte, 1, &error));
+  must_refuse(lade_step_set(NULL, 0, 0, &byte, 1, NULL));
+  assert_null(lade_step_address(NULL, 0));
+  lade_step_destroy(NULL);
+  assert_null(stepper);
 }
 
 /* ---- graphs of steps ---- */
@@ -678,6 +703,7 @@ int main(void)
       cmocka_unit_test(caches_refuse_what_is_missing),
       cmocka_unit_test(packings_of_nothing_are_refused),
       cmocka_unit_test(graphs_that_are_none_are_refused),
+      cmocka_unit_test(steppers_that_are_none_are_refused),
       cmocka_unit_test(plans_of_no_graph_are_refused),
       cmocka_unit_test(graphs_take_no_numbers_that_are_none),
       cmocka_unit_test(updates_of_nothing_are_refused),

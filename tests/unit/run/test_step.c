@@ -279,6 +279,9 @@ static void wrong_parameters_are_named(void **state)
   assert_int_equal(lade_graph_close(open, NULL), 0);
   WRONG(open, "with an op");
   WRONG(NULL, "closed graph");
+  scene.chain.graph->has_addresses = false;
+  WRONG(scene.chain.graph, "live bytes alone");
+  scene.chain.graph->has_addresses = true;
   scene.params.op = NULL;
   WRONG(scene.chain.graph, "function for its ops");
   scene.params.device = NULL;
