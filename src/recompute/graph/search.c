@@ -466,10 +466,10 @@ static int released_restart(struct remat_search *search)
 }
 
 /*
- * Begin a round: the second one, and while nothing fits every other one, from the schedule that holds least, because
- * a descent from the one that holds everything may end where no single move goes on. Every FRESH_ROUNDS-th one begins
- * from that one or from a descent with noise, in turns, because moves do not lead from each good schedule to each other.
- * All others from the best.
+ * Begin a round: the second one, and while nothing fits every other one, from the schedule that holds least, because a
+ * descent from the one that holds everything may end where no single move goes on. Every FRESH_ROUNDS-th one begins
+ * from that one or from a descent with noise, in turns, because moves do not lead from each good schedule to each
+ * other. All others from the best.
  */
 static int round_begin(struct remat_search *search, int round)
 {
