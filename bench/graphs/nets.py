@@ -3,14 +3,15 @@
 """Training-step graphs of known networks as JSON, for `lade plan --graph`.
 
 Usage: bench/graphs/nets.py NAME [--batch N] [--size HxW] [--layers N] [--seed N] [--split] [--updates] [--classes]
-                                 -o FILE
+                                 [--state TIER] -o FILE
        bench/graphs/nets.py --all DIR
        bench/graphs/nets.py --small DIR
 
 NAME is one of unet, vgg16, vgg19, resnet50, mobilenetv2, googlenet, densenet121, chain, transformer, and the small
 ones: unet-small, vgg-small, resnet-small. --layers: stages of a chain, layers of a transformer, depth of a unet-small,
 blocks of a resnet-small. --split: two ops for the gradients of a layer with weights. --updates: SGD's updates consume
-the gradients of weights, which are results of the step otherwise. --classes: storages of equal layers name a class.
+the gradients of weights, which are results of the step otherwise. --classes: storages of equal layers name a class. --state: where a
+transformer's optimizer state lives.
 Files are equal on every machine. Dropout and the running statistics of batch norms are left out.
 """
 import argparse
@@ -202,12 +203,14 @@ NETS = {  # name: builder, batch, size
 CHAIN_STAGES, TRANSFORMER_LAYERS = 50, 10
 
 
-def build(name, batch=None, size=None, layers=None, seed=1, is_split=False, has_updates=False, has_classes=False):
+def build(name, batch=None, size=None, layers=None, seed=1, is_split=False, has_updates=False, has_classes=False,
+          state_tier="device"):
     """Return the step of the net @name."""
     if name == "chain":
         return chain(layers or CHAIN_STAGES, seed)
     if name == "transformer":
-        return transformer(layers or TRANSFORMER_LAYERS, batch or 8, has_classes=has_classes)
+        return transformer(layers or TRANSFORMER_LAYERS, batch or 8, has_classes=has_classes,
+                           state_tier=state_tier)
     builder, usual_batch, usual_size = NETS[name]
     net = Net(batch or usual_batch, is_split, has_updates, has_classes)
     builder(net, size or usual_size, layers)
@@ -245,6 +248,7 @@ def arguments_parse():
     for option in ("--batch", "--layers"):
         parser.add_argument(option, type=int)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--state", choices=("device", "host", "store"), default="device")
     parser.add_argument("--size", type=lambda text: tuple(int(part) for part in text.split("x")))
     for option in ("--split", "--updates", "--classes"):
         parser.add_argument(option, action="store_true")
@@ -258,7 +262,7 @@ def main():
     args = arguments_parse()
     if args.name:
         build(args.name, args.batch, args.size, args.layers, args.seed, args.split, args.updates,
-              args.classes).save(args.out)
+              args.classes, args.state).save(args.out)
         return
     for folder, is_small in ((args.all, False), (args.small, True)):
         if folder:

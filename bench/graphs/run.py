@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan graphs inside budgets with `lade plan --graph`, replay every plan, and print a table.
 
-Usage: bench/graphs/run.py DIR... [--lade build/lade] [--budgets 35,40,...] [--seconds N] [--host-budget BYTES]
+Usage: bench/graphs/run.py DIR... [--lade build/lade] [--budgets 35,40,...] [--seconds N] [--host-budget BYTES --machine M]
                            [--monet] [--reference reference.json] [--out FILE.md] [--keep DIR]
 
 DIR has graphs as nets.py and published.py write them; a file is one graph. Budgets are shares of the unconstrained
@@ -42,6 +42,7 @@ def plan(args, path, budget, out):
     """Return (lade's JSON, or None if it refuses the budget, seconds)."""
     command = [args.lade, "plan", "--graph", path, "--budget", str(budget), "--host-budget", args.host_budget,
                "--seconds", str(args.seconds), "--json", "--instructions", out]
+    command += ["--machine", args.machine] if args.machine else []
     start = time.monotonic()
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - start
@@ -92,7 +93,7 @@ def row(args, references, path, graph, base, share, note):
     name = os.path.splitext(os.path.basename(path))[0]
     budget = int(share * base["peak_bytes"] / 100)
     cells = [name, str(len(graph.ops)), f"{share:g}"]
-    if budget < graph.floor():
+    if args.host_budget == "0" and budget < graph.floor():
         return [*cells, "below floor"] + [""] * 3 + [note] + [""] * 2
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(args.keep or folder, f"{name}-{share:g}.out.json")
@@ -129,6 +130,7 @@ def arguments_parse():
     parser.add_argument("--budgets", default="90,80,70,60,50,40,35")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--host-budget", default="0")
+    parser.add_argument("--machine", help="whose links move storages; --host-budget needs it")
     parser.add_argument("--monet", action="store_true")
     parser.add_argument("--reference", default=os.path.join(HERE, "reference.json"))
     parser.add_argument("--out")

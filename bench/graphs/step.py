@@ -25,11 +25,13 @@ class Step:
         self.has_classes = has_classes
         self.part = "forward"  # the pass of the ops that are added
 
-    def storage(self, name, n_bytes, is_given=False, class_name=None):
+    def storage(self, name, n_bytes, is_given=False, class_name=None, tier="device"):
         """Add a storage, and return its index."""
         storage = {"name": name, "bytes": n_bytes}
         if is_given:
             storage["given"] = True
+        if tier != "device":
+            storage["tier"] = tier
         if class_name and self.has_classes:
             storage["class"] = class_name
         self.storages.append(storage)

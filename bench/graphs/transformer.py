@@ -15,8 +15,9 @@ HEAD_CHANNELS = 128
 class Decoder(Step):
     """A decoder's step. Its backward ops are listed by hand, because every layer has the same ones."""
 
-    def __init__(self, batch, layers, width, seq_len, vocabulary, has_classes):
+    def __init__(self, batch, layers, width, seq_len, vocabulary, has_classes, state_tier):
         super().__init__(has_classes)
+        self.state_tier = state_tier
         self.rows, self.seq_len = batch * seq_len, seq_len
         self.layers, self.width, self.hidden, self.vocabulary = layers, width, width * 8 // 3 // 64 * 64, vocabulary
         self.heads = max(1, width // HEAD_CHANNELS)
@@ -150,7 +151,7 @@ class Decoder(Step):
         self.part = "update"
         for name, w, gradient in self.pending:
             n_bytes = self.storages[w]["bytes"]
-            state = self.storage(f"{name}.adam", n_bytes // HALF * STATE, is_given=True)
+            state = self.storage(f"{name}.adam", n_bytes // HALF * STATE, is_given=True, tier=self.state_tier)
             ns = LAUNCH_NS + (3 * n_bytes + 2 * n_bytes // HALF * STATE) // BYTES_PER_NS
             self.op(f"{name}.update", [gradient], [], ns, updates=[w, state])
 
@@ -176,5 +177,6 @@ class Decoder(Step):
         return self
 
 
-def transformer(layers, batch=8, width=2048, seq_len=1024, vocabulary=32000, has_classes=False):
-    return Decoder(batch, layers, width, seq_len, vocabulary, has_classes).build()
+def transformer(layers, batch=8, width=2048, seq_len=1024, vocabulary=32000, has_classes=False,
+                state_tier="device"):
+    return Decoder(batch, layers, width, seq_len, vocabulary, has_classes, state_tier).build()

@@ -9,8 +9,11 @@
  * The peak of a list: while an op runs, the storages that it reads, writes and updates and its scratch are on the
  * device, beside everything else that is live. A made storage is live from the first instruction that writes it, or
  * that gets it, to its drop or its put. Every list states all drops. A given storage is live throughout, unless it is
- * moved; one of another tier is on the device from its first use to its last. The peak counts live bytes, for callers
- * whose framework places memory. lade/step.h finds lists whose addresses fit, and runs them.
+ * moved; one of another tier is got for its uses, and put back if an op changed it. The peak counts live bytes, for
+ * callers whose framework places memory. lade/step.h finds lists whose addresses fit, and runs them.
+ *
+ * With a budget on another tier a given storage of the device may wait there while no op uses it, also before its first
+ * use and behind its last; it is back at the end. So the peak is at least the bytes of all given storages of the device.
  *
  * Transfers run beside ops. A put stands where its bytes are not needed any more: the copy begins there, and the bytes
  * are free when it ends. A get stands where the copy may begin, often some ops before the first that needs it. The
@@ -50,7 +53,7 @@ struct lade_graph_path {
 struct lade_graph_plan_params {
   size_t struct_size;         /* sizeof(struct lade_graph_plan_params) */
   uint64_t budget_bytes;      /* of the device, or one of the constants above */
-  uint64_t host_budget_bytes; /* of storages that wait on the host; 0: none */
+  uint64_t host_budget_bytes; /* of storages that wait on the host at one time, and do not live there; 0: none */
   uint64_t store_budget_bytes;
   struct lade_graph_path to_host, from_host, to_store, from_store;
   int64_t iterations; /* of the search; 0: LADE_GRAPH_ITERATIONS */
@@ -79,11 +82,11 @@ struct lade_graph_plan_info {
   uint64_t planned_peak_bytes; /* of the device */
   uint64_t unconstrained_bytes; /* peak of the list without redos and moves */
   uint64_t min_budget_bytes;   /* the smallest budget that a search found; not a proof that a smaller one fails */
-  uint64_t floor_bytes;        /* lower bound on the peak of any list: the largest need of one op */
-  uint64_t host_bytes, store_bytes; /* most bytes that wait there at once */
+  uint64_t floor_bytes;        /* lower bound on the peak of any list: the largest need of one op, or the given storages */
+  uint64_t host_bytes, store_bytes; /* most bytes that are there at once */
   int64_t base_ns;             /* sum over all ops, once each */
   int64_t compute_ns;          /* sum over all ops that run, redos included */
-  int64_t bound_ns;            /* lower bound, over all lists within the budget, on compute_ns plus exposed transfers */
+  int64_t bound_ns;            /* no list within the budget has a smaller predicted_step_ns */
   int64_t predicted_step_ns;   /* by simulation, transfers included */
   int n_redone;                /* redos in the list */
   uint64_t moved_bytes;        /* by puts and gets together */

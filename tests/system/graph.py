@@ -130,7 +130,8 @@ class Replay:
         self.takes = []  # by op: the version of each storage that its first run finds
         self.latest = dict.fromkeys(range(len(self.storages)), 0)
         self.peak = self.bytes = sum(self.storages[i]["bytes"] for i in self.version)
-        self.ns = self.n_redone = 0
+        self.ns = self.n_redone = self.moved = self.host_bytes = self.host_peak = 0
+        self.copies = {}
 
     def is_first_write(self, storage, version):
         return version == 0 and not self.storages[storage].get("given")
@@ -159,7 +160,26 @@ class Replay:
         self.peak = max(self.peak, self.bytes + op.get("scratch_bytes", 0))
         self.ns += op["ns"]
 
+    def move(self, kind, index, tier):
+        """Put a storage to @tier, or get it back: its copy there has the version of the put."""
+        size = self.storages[index]["bytes"]
+        if kind == "put":
+            self.copies[index] = (tier[0], self.version.pop(index))
+            self.bytes -= size
+            self.host_bytes += size
+            self.host_peak = max(self.host_peak, self.host_bytes)
+        else:
+            assert not tier and index not in self.version, (kind, index)
+            self.version[index] = self.copies.pop(index)[1]
+            self.bytes += size
+            self.host_bytes -= size
+            self.peak = max(self.peak, self.bytes)
+        self.moved += size
+
     def step(self, kind, index, *tier):
+        if kind in ("put", "get"):
+            self.move(kind, index, tier)
+            return
         assert not tier
         if kind == "op":
             assert index == len(self.takes), ("order", index)
@@ -175,7 +195,7 @@ class Replay:
     def end(self):
         assert len(self.takes) == len(self.graph["ops"])
         stays = set(self.graph["keep"]) | {i for i, storage in enumerate(self.storages) if storage.get("given")}
-        assert set(self.version) == stays, (self.version, stays)
+        assert set(self.version) == stays and not self.copies, (self.version, stays, self.copies)
         assert all(self.version[i] == self.latest[i] for i in stays)
 
 
@@ -189,6 +209,7 @@ def replay(graph, path, plan):
     device.end()
     assert device.peak == plan["planned_peak_bytes"], (device.peak, plan)
     assert device.ns == plan["compute_ns"] and device.n_redone == plan["n_redone"], (device.ns, plan)
+    assert device.moved == plan["moved_bytes"] and device.host_peak == plan["host_bytes"], (device.moved, plan)
 
 
 # ---- plans within every budget ----
@@ -228,6 +249,28 @@ def plans_check(name, graph):
 
 for name, graph in GRAPHS.items():
     plans_check(name, graph)
+
+# With the host: given storages are moved, too, and come back. The plan is not slower than one without the host.
+HOST = ["--machine", "laptop-8c", "--host-budget", "1MiB"]
+n_moved = 0
+for name in ("updates", "all", "in-place"):
+    path = name + ".json"
+    for percent in (85, 70):
+        budget = ["--budget", f"{percent}%", "--instructions", "list.json"]
+        with_host = planned("--graph", path, *budget, *HOST)
+        replay(GRAPHS[name], "list.json", with_host)
+        assert with_host["planned_peak_bytes"] <= with_host["budget_bytes"], with_host
+        assert with_host["bound_ns"] <= with_host["predicted_step_ns"], with_host
+        n_moved += with_host["moved_bytes"] > 0
+        code, out, err = run("--graph", path, *budget, "--json", *QUICK)
+        if code == 0:
+            assert with_host["predicted_step_ns"] <= json.loads(out)["predicted_step_ns"], (name, percent)
+least = {name: planned("--graph", name + ".json", "--budget", "min", *more)["planned_peak_bytes"]
+         for name, more in (("updates", []), ("all", []))}
+for name, smallest in least.items():
+    with_host = planned("--graph", name + ".json", "--budget", "min", "--instructions", "list.json", *HOST)
+    replay(GRAPHS[name], "list.json", with_host)
+    assert with_host["planned_peak_bytes"] < smallest and with_host["moved_bytes"] > 0, (name, smallest, with_host)
 
 # Equal inputs give equal bytes; the seed counts; a limit of time ends a search without a number of iterations.
 lists = {}

@@ -43,9 +43,10 @@ struct graph_planning {
   int64_t start_ns;
 };
 
-static uint64_t limit_of(const struct graph_planning *planning, uint64_t budget_bytes)
+/* Return the limit of a turn within the budget, without the problem's fixed bytes. */
+static uint64_t limit_of(const struct remat_problem *problem, uint64_t budget_bytes)
 {
-  const uint64_t fixed = planning->problem.fixed_bytes;
+  const uint64_t fixed = problem->fixed_bytes;
   return budget_bytes > fixed ? LADE_MIN(budget_bytes - fixed, (uint64_t)1 << 62) : 0;
 }
 
@@ -129,7 +130,8 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
   struct remat_choices choices = {0};
   uint64_t found = *peak;
   int status = choices_copy(&choices, &planning->least);
-  struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+  struct remat_search_params how = {.problem = &planning->problem,
+                                    .limit_bytes = limit_of(&planning->problem, budget_bytes),
                                     .n_moves = n_moves, .deadline_ns = deadline_ns, .fit_moves = n_moves,
                                     .fit_deadline_ns = deadline_ns, .seed = planning->params.seed,
                                     .stops_at_fit = true};
@@ -175,7 +177,8 @@ static struct remat_search_params search_params(const struct graph_planning *pla
                                                 int64_t n_moves, double share)
 {
   const int64_t deadline_ns = deadline_of(planning, share);
-  return (struct remat_search_params){.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+  return (struct remat_search_params){.problem = &planning->problem,
+                                      .limit_bytes = limit_of(&planning->problem, budget_bytes),
                                       .n_moves = n_moves, .fit_moves = n_moves, .deadline_ns = deadline_ns,
                                       .fit_deadline_ns = deadline_ns, .seed = planning->params.seed};
 }
@@ -225,7 +228,7 @@ static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, 
   if (status)
     return status;
   how.problem = &plain;
-  how.limit_bytes = budget_bytes > plain.fixed_bytes ? LADE_MIN(budget_bytes - plain.fixed_bytes, (uint64_t)1 << 62) : 0;
+  how.limit_bytes = limit_of(&plain, budget_bytes);
   status = remat_search(&how, &found);
   if (!status)
     status = choices_widen(planning, &plain, &found, choices);
@@ -239,7 +242,7 @@ static int choices_take(struct graph_planning *planning, uint64_t budget_bytes, 
                         double *best_ns)
 {
   struct remat_schedule schedule;
-  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(planning, budget_bytes), choices);
+  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(&planning->problem, budget_bytes), choices);
   if (status)
     return status;
   const double ns = list_time_get(&planning->links, &schedule);
@@ -315,7 +318,7 @@ static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
   struct lade_graph_plan_info *info = &planning->info;
   struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
   struct remat_schedule schedule;
-  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(planning, budget_bytes),
+  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(&planning->problem, budget_bytes),
                                    &planning->choices);
   if (status)
     return status;
@@ -341,7 +344,8 @@ static int bound_find(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct remat_search_params tiers = {.problem = &planning->problem};
   tiers_allow(planning, &tiers);
-  struct remat_bound_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+  struct remat_bound_params how = {.problem = &planning->problem,
+                                   .limit_bytes = limit_of(&planning->problem, budget_bytes),
                                    .links = tiers.links, .known_ns = planning->info.predicted_step_ns};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     how.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);

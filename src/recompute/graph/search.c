@@ -37,6 +37,8 @@
 #define ROUND_MOVES_MOST 20000
 #define ROUND_GROWTH 2.0    /* after two rounds of one length */
 #define ANNEAL_OPS_MOST 5000 /* in longer graphs ROUND_MOVES_MOST moves over the whole do harm; windows alone help */
+#define FRESH_ROUNDS 3
+#define HOPE 0.005 /* part of the step by which a fresh schedule may be slower than the best for windows to go on */
 #define RELEASED_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
 #define EXCHANGE_RELEASES 6 /* of one exchange */
 #define SEGMENT_MOST 8      /* ops whose values a move releases together */
@@ -408,6 +410,34 @@ static int schedule_restart(struct remat_search *search, const struct remat_choi
   return schedule_load(search, choices);
 }
 
+/* ---- descent ---- */
+
+static void clock_look(struct remat_search *search)
+{
+  bool fits = search->best_ns < INT64_MAX;
+  if (lade_now_ns() >= (fits ? search->params->deadline_ns : search->params->fit_deadline_ns))
+    search->is_over = true;
+}
+
+/* Release values until the schedule fits, as far as that goes; @noise_seed 0: without chance. */
+static int descend(struct remat_search *search, uint64_t noise_seed)
+{
+  const struct remat_search_params *params = search->params;
+  struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload, .noise_seed = noise_seed,
+                                     .deadline_ns = params->fit_deadline_ns};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
+  const int64_t n_tries = remat_descend(&search->schedule, &how);
+  if (n_tries < 0)
+    return (int)n_tries;
+  search->n_moves += n_tries;
+  int status = params->links ? remat_prefetch(&search->schedule, params->links) : 0;
+  clock_look(search);
+  return status ? status : best_take(search);
+}
+
+/* ---- rounds ---- */
+
 /* True if @value can be made again at each of its uses. */
 static bool is_remakeable(const struct remat_problem *problem, int value)
 {
@@ -436,46 +466,28 @@ static int released_restart(struct remat_search *search)
 }
 
 /*
- * Begin a round: the second one, and while nothing fits every other one, from the schedule that holds least, because
- * a descent from the one that holds everything may end where no single move goes on. All others from the best.
+ * Begin a round: the second one, and while nothing fits every other one, from the schedule that holds least, because a
+ * descent from the one that holds everything may end where no single move goes on. Every FRESH_ROUNDS-th one begins
+ * from that one or from a descent with noise, in turns, because moves do not lead from each good schedule to each
+ * other. All others from the best.
  */
 static int round_begin(struct remat_search *search, int round)
 {
-  bool is_released = round & 1 && (round == 1 || search->best_ns == INT64_MAX) && !search->params->is_offload &&
-                     search->problem->n_ops <= RELEASED_OPS_MOST;
+  bool has_fit = search->best_ns < INT64_MAX, is_short = search->problem->n_ops <= RELEASED_OPS_MOST;
+  bool is_fresh = round % FRESH_ROUNDS == FRESH_ROUNDS - 1 && has_fit && is_short;
+  bool is_released = is_short && !search->params->is_offload && round & 1 && (round == 1 || !has_fit || is_fresh);
   if (is_released) {
     int status = released_restart(search);
     if (status || !search->schedule.is_broken)
       return status;
     /* A value would be made again behind the last use of an input that cannot be: this graph has no such schedule. */
   }
+  if (is_fresh) {
+    const struct remat_choices none = {.is_saved = false};
+    int status = schedule_restart(search, &none);
+    return status ? status : descend(search, random_next(search) | 1);
+  }
   return schedule_restart(search, search->best);
-}
-
-/* ---- descent ---- */
-
-static void clock_look(struct remat_search *search)
-{
-  bool fits = search->best_ns < INT64_MAX;
-  if (lade_now_ns() >= (fits ? search->params->deadline_ns : search->params->fit_deadline_ns))
-    search->is_over = true;
-}
-
-/* Release values until the schedule fits, as far as that goes. */
-static int descend(struct remat_search *search)
-{
-  const struct remat_search_params *params = search->params;
-  struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload,
-                                     .deadline_ns = params->fit_deadline_ns};
-  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
-  const int64_t n_tries = remat_descend(&search->schedule, &how);
-  if (n_tries < 0)
-    return (int)n_tries;
-  search->n_moves += n_tries;
-  int status = params->links ? remat_prefetch(&search->schedule, params->links) : 0;
-  clock_look(search);
-  return status ? status : best_take(search);
 }
 
 /* ---- chains ---- */
@@ -513,7 +525,7 @@ static int chain_load(struct remat_search *search, const struct remat_chain *cha
   if (search->schedule.status || search->schedule.is_broken)
     return search->schedule.status ? search->schedule.status : -ENOSPC;
   remat_commit(&search->schedule);
-  return descend(search);
+  return descend(search, 0);
 }
 
 /* If the problem is a chain, look for a better schedule among its plans within the limit and somewhat less. */
@@ -655,7 +667,7 @@ static int search_run(struct remat_search *search)
   const double typical = typical_ns(search->problem);
   double moves = (double)LADE_MIN(LADE_MAX((int64_t)search->problem->n_ops * ROUND_MOVES, ROUND_MOVES_LEAST),
                                   ROUND_MOVES_MOST);
-  int status = descend(search);
+  int status = descend(search, 0);
   if (!status && search->params->tries_chain && !search->is_over)
     status = chain_search(search);
   search->price = typical / ((double)search->params->limit_bytes / 100 + 1);
@@ -666,11 +678,15 @@ static int search_run(struct remat_search *search)
       break;
     if (round)
       status = round_begin(search, round);
-    const double hot = typical * (round < 2 || !fits ? 1 : pow(10, -2 * random_unit(search)));
-    fits = remat_over(&search->schedule) == 0;
-    if (!status && !(fits && search->problem->n_ops > ANNEAL_OPS_MOST))
+    bool is_near = round < 2 || !fits || round % FRESH_ROUNDS != FRESH_ROUNDS - 1;
+    const double hot = typical * (round < 2 || !fits || !is_near ? 1 : pow(10, -2 * random_unit(search)));
+    bool is_fit = remat_over(&search->schedule) == 0;
+    if (!status && !(is_fit && search->problem->n_ops > ANNEAL_OPS_MOST))
       status = anneal(search, LADE_MIN((int64_t)moves, left), hot, hot / 500);
-    if (!status && remat_over(&search->schedule) == 0)
+    if (!status && fits && !search->is_over) /* the annealing may end a little above the limit */
+      status = descend(search, 0);
+    is_near = is_near || cost_get(search) < (double)search->best_ns + HOPE * (double)search->problem->base_ns;
+    if (!status && remat_over(&search->schedule) == 0 && is_near)
       status = windows_anneal(search, typical);
     moves *= round & 1 && !fits ? ROUND_GROWTH : 1;
   }
