@@ -127,7 +127,9 @@ def the_smallest_budget_is_one_that_fits():
 def ranks_of_a_node_share_its_host():
     arguments = [*SMALL[:-2], "--tp", "2", "--recompute", "none", "--host-budget", "64MiB"]
     require(plan_json(*arguments, "--node-ranks", "2")["host_budget_bytes"] == 32 << 20
-            and plan_json(*arguments)["host_budget_bytes"] == 64 << 20, "the host's budget is not shared")
+            and plan_json(*arguments)["host_budget_bytes"] == 32 << 20  # the two ranks of a described node
+            and plan_json(*arguments, "--node-ranks", "1")["host_budget_bytes"] == 64 << 20,
+            "the host's budget is not shared")
     here = [word for word in arguments if word not in ("--machine", "a100-40g")]
     require(plan_json(*here)["host_budget_bytes"] == 32 << 20, "a plan for this machine is not of all its ranks")
 

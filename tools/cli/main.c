@@ -3,8 +3,8 @@
  * The `lade` command: finds the verb that the first argument names and passes it the remaining arguments.
  *
  * Each verb is one file in tools/verbs and one line in the table, which is also the help. Results go to stdout, which
- * is flushed and checked here once for all verbs. A full disk or a broken pipe behind `lade plan --json > file` is
- * therefore an error, never a short file with exit code 0.
+ * is flushed and checked here once for all verbs. A full disk behind `lade plan --json > file` is therefore an error,
+ * never a short file with exit code 0. A reader that has left ends the command by SIGPIPE.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -76,7 +76,10 @@ static void help_print(FILE *file)
                 "running, 5 I/O failed or data is damaged, 6 numbers differ, 7 something is missing here.\n");
 }
 
-/* Flush stdout and return the exit code: an earlier failure in @status precedes a failed flush. */
+/*
+ * Flush stdout and return the exit code: an earlier failure in @status precedes a failed flush. If the reader has
+ * closed its pipe, as `head` does, end by SIGPIPE without a line, as other commands do.
+ */
 static int output_finish(int status)
 {
   if (ferror(stdout))
@@ -84,6 +87,10 @@ static int output_finish(int status)
   errno = 0;
   if (fflush(stdout) == 0 && !ferror(stdout))
     return status;
+  if (errno == EPIPE && !status) {
+    signal(SIGPIPE, SIG_DFL);
+    raise(SIGPIPE);
+  }
   fprintf(stderr, "lade: standard output: %s; the results are incomplete\n", strerror(errno ? errno : EIO));
   return status ? status : LADE_EXIT_IO;
 }

@@ -130,6 +130,11 @@ const struct option *option_find(enum verb_id verb, const char *name, size_t nam
 /* Return the option of @verb that replaced an option of an earlier version, named @name. NULL for none. */
 const struct option *option_successor(enum verb_id verb, const char *name, size_t name_bytes);
 
+/*
+ * Return the reason why @verb has no option @name, for techniques that users of other trainers look for. NULL: none.
+ */
+const char *option_absence(enum verb_id verb, const char *name);
+
 static inline int option_index(const struct option *option)
 {
   return (int)(option - option_table);

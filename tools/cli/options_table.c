@@ -58,6 +58,13 @@ static const struct {
   const char *name, *successor;
 } replaced_options[] = {{"update", "optimizer-in-backward"}};
 
+/* Options of other trainers for techniques that Lade lacks, with the nearest ones that it has. */
+static const struct {
+  const char *name, *reason;
+} absent_options[] = {
+    {"cp", "context parallel ranks are not supported; --tp N --sequence-parallel shards activations between layers"},
+    {"ep", "expert parallel ranks are not supported, because no model with experts is"}};
+
 const struct option option_table[] = {
     SECTION("Model and data"),
     {OPTION_TEXT, "model", "NAME|FILE", ALL, AT(session.model), .preset = "nano",
@@ -179,7 +186,7 @@ const struct option option_table[] = {
     {OPTION_FLAG, "every-rank", NULL, VERB_PLAN, AT(has_every_rank),
      .help = "build and prove the program of every rank, instead of one per stage; --device dry executes each"},
     {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .least = 1, .most = 1e6,
-     .unset = "all; with --machine 1",
+     .unset = "all; with --machine at most 8",
      .help = "ranks per node; they share --host-budget, --store-budget, drive and CPU threads"},
 
     SECTION("The run"),
@@ -290,7 +297,8 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade train --model nano --data input.txt                       2000 steps in the memory that is free\n"
      "  lade train --model baby --data input.txt --batch 16 --budget 60%\n"
-     "  lade train --data input.txt --budget min --store /nvme/scratch  the smallest budget, over a drive\n"
+     "  lade train --data input.txt --budget min --host-budget 0 --store /nvme/scratch    as little memory as\n"
+     "                                                                  possible, over a drive\n"
      "  lade train --data input.txt --save run --save-every 500         checkpoints; then, after a stop:\n"
      "  lade train --data input.txt --save run --resume run\n"
      "  lade train --data input.txt --store /nvme/scratch --durable    after a crash, the same line continues\n"
@@ -382,6 +390,15 @@ const struct option *option_successor(enum verb_id verb, const char *name, size_
       const struct option *option = option_find(verb, successor, strlen(successor));
       return (option->verbs | option->silent) & verb ? option : NULL;
     }
+  }
+  return NULL;
+}
+
+const char *option_absence(enum verb_id verb, const char *name)
+{
+  for (size_t i = 0; i < LADE_COUNT(absent_options) && (verb & ALL); i++) {
+    if (strcmp(absent_options[i].name, name) == 0)
+      return absent_options[i].reason;
   }
   return NULL;
 }

@@ -278,6 +278,10 @@ json_t *summary_json(const struct summary *summary)
     return NULL;
   shape_set(object, summary);
   memory_set(object, &summary->info);
+  if (summary->resident_peak_bytes)
+    json_object_set_new(object, "resident_peak_bytes", json_bytes(summary->resident_peak_bytes));
+  if (summary->is_described)
+    json_object_set_new(object, "machine", json_text(summary->info.cost->machine.name));
   numbers_set(object, summary);
   times_set(object, summary);
   layout_set(object, &summary->info);
@@ -331,6 +335,12 @@ void outside_print(const struct lade_session_info *info, FILE *file)
   fputc('\n', file);
 }
 
+/* True if the device of the run is memory of this process. */
+static bool is_one_memory(const struct lade_session_info *info)
+{
+  return info->executor && info->is_unified;
+}
+
 static void memory_print(const struct summary *summary, FILE *file)
 {
   const struct lade_session_info *info = &summary->info;
@@ -349,6 +359,11 @@ static void memory_print(const struct summary *summary, FILE *file)
           lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
   fprintf(file, "              host %s, store %s\n", lade_size_format(info->host_bytes, a, sizeof(a)),
           lade_size_format(info->store_bytes, b, sizeof(b)));
+  if (summary->resident_peak_bytes)
+    fprintf(file, "              process %s resident at its peak%s%s\n",
+            lade_size_format(summary->resident_peak_bytes, a, sizeof(a)),
+            is_one_memory(info) ? ", device and host tier included: they are the same memory here" : "",
+            has_peaks ? "; the most of any rank's" : "");
 }
 
 double drive_rate(const struct lade_session_info *info)
@@ -400,6 +415,11 @@ static void times_print(const struct summary *summary, FILE *file)
   const struct lade_plan *plan = summary->info.plan;
   char a[32], b[32];
   const char *how = summary->is_dry ? "executed dry" : "measured";
+  if (summary->is_described && !summary->is_dry) {
+    how = "measured here";
+    fprintf(file, "machine       times are predicted for %s and measured on this machine\n",
+            summary->info.cost->machine.name);
+  }
   fprintf(file, "step          predicted %s, %s %s\n", seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
           how, seconds_format(summary->seconds[0], b, sizeof(b)));
   for (int queue = 0; queue < LADE_N_QUEUES; queue++) {

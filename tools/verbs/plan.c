@@ -106,6 +106,17 @@ static bool has_all_ranks(const struct planning *planning)
   return planning->info.layout.mesh.world > 1 && !option_is_set(&planning->options, "rank");
 }
 
+/* State how the ranks of a node share a host or store budget that the user stated. */
+static void node_print(const struct planning *planning)
+{
+  const int n = planning->info.n_node_ranks;
+  const bool is_stated = option_is_set(&planning->options, "host-budget") ||
+                         option_is_set(&planning->options, "store-budget");
+  if (is_stated && n > 1)
+    printf("              of each rank: --host-budget and --store-budget are a node's, whose %d ranks share them%s\n",
+           n, option_is_set(&planning->options, "node-ranks") ? "" : " (--node-ranks)");
+}
+
 static void bounds_print(const struct planning *planning)
 {
   const struct lade_session_info *info = &planning->info;
@@ -117,6 +128,7 @@ static void bounds_print(const struct planning *planning)
   printf("budgets       device %s, host %s, store %s\n", bound_format(info->budget_bytes, UINT64_MAX, a, sizeof(a)),
          lade_size_format(info->host_budget_bytes, b, sizeof(b)),
          lade_size_format(info->store_budget_bytes, c, sizeof(c)));
+  node_print(planning);
   printf("bounds        unconstrained %s, smallest budget %s, lower bound %s%s\n",
          bound_format(info->bounds.unconstrained_bytes, 0, a, sizeof(a)),
          bound_format(info->bounds.min_bytes, UINT64_MAX, b, sizeof(b)),

@@ -262,23 +262,24 @@ static void line_print(const struct budget_sweep *sweep, const struct budget_tri
 
 static void heading_print(void)
 {
-  printf("%-8s %10s %10s %10s %10s %11s %11s %9s %6s  %s\n", "budget", "peak", "measured", "host", "store",
-         "step said", "step took", "tokens/s", "speed", "losses");
+  printf("%-8s %10s %10s %10s %10s %10s %11s %11s %9s %6s  %s\n", "budget", "peak", "measured", "host", "store",
+         "resident", "step said", "step took", "tokens/s", "speed", "losses");
 }
 
 static void row_print(const struct budget_sweep *sweep, const struct budget_trial *trial)
 {
-  char planned[32], measured[32], host[32], store[32], said[32], took[32];
+  char planned[32], measured[32], host[32], store[32], resident[32], said[32], took[32];
   if (!trial->summary) {
     if (trial->code >= 0)
       printf("%-8s %s\n", trial->budget, failure_of(trial));
     return;
   }
-  printf("%-8s %10s %10s %10s %10s %11s %11s %9.0f %4.0f %%  %s\n", trial->budget,
+  printf("%-8s %10s %10s %10s %10s %10s %11s %11s %9.0f %4.0f %%  %s\n", trial->budget,
          lade_size_format(bytes_of(trial, "planned_peak_bytes"), planned, sizeof(planned)),
          lade_size_format(bytes_of(trial, "measured_peak_bytes"), measured, sizeof(measured)),
          lade_size_format(bytes_of(trial, "host_bytes"), host, sizeof(host)),
          lade_size_format(bytes_of(trial, "store_bytes"), store, sizeof(store)),
+         lade_size_format(bytes_of(trial, "resident_peak_bytes"), resident, sizeof(resident)),
          seconds_format(number_of(trial, "predicted_step_seconds"), said, sizeof(said)),
          seconds_format(number_of(trial, "measured_step_seconds"), took, sizeof(took)),
          number_of(trial, "tokens_per_second"), speed_percent(sweep, trial), text_of(trial, "loss_digest"));

@@ -16,6 +16,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/memory.h"
 #include "offload/durable.h"
 #include "run/checkpoint.h"
 #include "tools/cli/options.h"
@@ -408,6 +409,8 @@ static int summary_make(struct train_run *run, struct summary *summary)
   *summary = (struct summary){.info = run->info, .dtype = run->options.session.dtype,
                               .is_dry = run->options.device == DEVICE_DRY, .train_loss = run->train_loss,
                               .val_loss = run->val_loss};
+  summary->is_described = run->options.session.machine != NULL;
+  summary->resident_peak_bytes = summary->is_dry ? 0 : lade_memory_resident_peak();
   history_medians(&run->history, summary->seconds);
   return summary->is_dry ? 0 : lade_session_params_digest(run->session, &summary->params_digest, &run->error);
 }
@@ -423,6 +426,15 @@ static int budgets_gather(struct train_run *run, struct lade_session_info *info)
     status = lade_session_most(run->session, (double)*budgets[i], &most, &run->error);
     *budgets[i] = (uint64_t)most;
   }
+  return status;
+}
+
+/* Set the resident peak of the job: the largest of its processes'. */
+static int resident_gather(struct train_run *run, struct summary *summary)
+{
+  double most = 0;
+  int status = lade_session_most(run->session, (double)summary->resident_peak_bytes, &most, &run->error);
+  summary->resident_peak_bytes = (uint64_t)most;
   return status;
 }
 
@@ -453,6 +465,8 @@ static int summarize(struct train_run *run)
     status = lade_session_gather_peaks(run->session, peaks, peaks + n, &run->error);
   if (!status && run->job.world)
     status = budgets_gather(run, &summary.info);
+  if (!status && run->job.world)
+    status = resident_gather(run, &summary);
   if (!status && run->job.world) {
     summary.planned_peaks = peaks;
     summary.measured_peaks = peaks + n;
@@ -625,6 +639,17 @@ static int dry_check(struct train_run *run)
                         "%d: start it without a launcher, or use lade plan --device dry for all ranks", world);
 }
 
+/* Note before step 0 that --machine describes the machine of the predictions, and not of the measurements. */
+static void machine_note(struct train_run *run)
+{
+  char line[256];
+  if (!run->options.session.machine || run->options.device == DEVICE_DRY)
+    return;
+  snprintf(line, sizeof(line), "--machine %.64s: the plan and the predicted times are of that machine; the run, and "
+           "what it measures, is on this one", run->options.session.machine);
+  notice_print(run, line);
+}
+
 static int begin(struct train_run *run)
 {
   struct options *options = &run->options;
@@ -651,6 +676,7 @@ static int begin(struct train_run *run)
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
+  machine_note(run);
   if (run->job.board && job_is_first(&run->job))
     atomic_store(&run->job.board->n_steps, run->info.step);
   if (run->info.step > options->session.steps)

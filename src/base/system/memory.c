@@ -182,3 +182,9 @@ void lade_memory_trim(void)
   malloc_trim(0);
 #endif
 }
+
+uint64_t lade_memory_resident_peak(void)
+{
+  uint64_t kib = 0;
+  return field_read("/proc/self/status", "VmHWM:", &kib) ? kib << 10 : 0;
+}

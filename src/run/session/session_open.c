@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "run/session/session_internal.h"
 
@@ -45,12 +46,20 @@ static int vocabulary_take(lade_session *s, struct lade_error *error)
   return lade_model_check(&s->model, error);
 }
 
+static bool is_directory(const char *path)
+{
+  struct stat st;
+  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 static int model_read(lade_session *s, struct lade_error *error)
 {
   const char *name = s->params.model;
   size_t n = strlen(name);
   bool is_file = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0);
-  int status = is_file ? lade_model_load(name, &s->model, error) : lade_model_preset(name, &s->model, error);
+  int status = is_file ? -ENOENT : lade_model_preset(name, &s->model, error);
+  if (is_file || (status == -ENOENT && is_directory(name)))
+    status = lade_model_load(name, &s->model, error);
   if (!status && s->params.layers) {
     s->model.layers = s->params.layers;
     status = lade_model_check(&s->model, error);
