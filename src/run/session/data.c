@@ -280,8 +280,8 @@ static int source_identify(const lade_data *data, struct data_source *source, in
     return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens: one at least is expected",
                           source->path, header[2]);
   if (expected != bytes)
-    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file has "
-                          "%" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
+    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file "
+                          "has %" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
   return 0;
 }
 

@@ -164,8 +164,8 @@ static inline bool session_is_described(const lade_session *s)
 }
 /*
  * Set n_node_ranks, the ranks that share this machine, if the caller has not: those that run here, or for a plan all
- * that are planned for. A described machine is one rank's, unless a budget of its node is stated: then up to eight ranks
- * share that. Collective.
+ * that are planned for. A described machine is one rank's, unless a budget of its node is stated: then up to eight
+ * ranks share that. Collective.
  */
 int session_count_node_ranks(lade_session *session, struct lade_error *error);
 /*
