@@ -643,8 +643,8 @@ static int dry_check(struct train_run *run)
 static void machine_note(struct train_run *run)
 {
   char line[256];
-  if (!run->options.session.machine || run->options.device == DEVICE_DRY)
-    return;
+  if (!run->options.session.machine || run->options.device == DEVICE_DRY || run->options.is_quiet)
+    return; /* the summary says it in any case */
   snprintf(line, sizeof(line), "--machine %.64s: the plan and the predicted times are of that machine; the run, and "
            "what it measures, is on this one", run->options.session.machine);
   notice_print(run, line);

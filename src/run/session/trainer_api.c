@@ -13,8 +13,12 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/cpu.h"
+#include "parallel/comm.h"
 #include "run/checkpoint.h"
 #include "run/session/api_internal.h"
+
+extern char **environ;
 
 struct lade_trainer {
   lade_session *session;
@@ -98,6 +102,33 @@ static void params_apply(const struct lade_trainer_params *p, struct lade_sessio
   session->user = p->notice_user;
 }
 
+/*
+ * Take the ranks that train together. Without them a process of a job of several ranks is refused, because each would
+ * train the same model alone.
+ */
+static int ranks_apply(const struct lade_trainer_params *p, struct lade_session_params *session,
+                       struct lade_error *error)
+{
+  struct lade_launch launch;
+  int status = lade_launch_read(environ, error, &launch);
+  if (status)
+    return status;
+  if (!p->ranks && launch.world > 1 && !session->is_dry)
+    return lade_error_set(error, -EINVAL, "lade_trainer_params: ranks is NULL, and %s started %d ranks of this "
+                          "program: each would train alone; give lade_ranks_open's ranks, or start one",
+                          lade_launcher_name(launch.launcher), launch.world);
+  lade_comm *comm = p->ranks ? lade_ranks_comm(p->ranks) : NULL;
+  if (!comm || lade_comm_size(comm) == 1)
+    return 0;
+  if (session->is_dry)
+    return lade_error_set(error, -EINVAL, "lade_trainer_params: a dry device executes one rank, and there are %d",
+                          lade_comm_size(comm));
+  session->world = comm;
+  if (!session->n_threads)
+    session->n_threads = LADE_MAX(lade_cpu_count() / LADE_MAX(launch.local_world, 1), 1);
+  return 0;
+}
+
 int lade_trainer_open(const struct lade_trainer_params *params, struct lade_error *error, lade_trainer **ret_trainer)
 {
   if (!ret_trainer)
@@ -109,6 +140,8 @@ int lade_trainer_open(const struct lade_trainer_params *params, struct lade_erro
     status = params_check(&own, error);
   if (!status)
     status = lade_run_session_params(own.run, &session, error);
+  if (!status)
+    status = ranks_apply(&own, &session, error);
   if (status)
     return status;
   params_apply(&own, &session);
@@ -249,6 +282,9 @@ int lade_trainer_read_param(lade_trainer *trainer, int i, float *dst, struct lad
   int status = values_check(trainer, error);
   if (status)
     return status;
+  if (session.layout.mesh.world > 1)
+    return lade_error_set(error, -EINVAL, "lade_trainer_read_param: ranks hold parts of tensors; lade_trainer_save "
+                          "writes them whole");
   if (!param_find(session.graph, i))
     return lade_error_set(error, -EINVAL, "there is no parameter %d of %d", i, session.graph->n_params);
   struct lade_values values = lade_executor_values(session.executor, session.graph);

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "lade/plan.h"
+#include "lade/shard.h"
 #include "lade/train.h"
 #include "tests/support/names.h"
 
@@ -477,6 +478,8 @@ static void what_is_no_run_is_refused_in_words(void **state)
   REFUSE_RUN(run.seq = 65);
   REFUSE_RUN(run.layers = -1);
   REFUSE_RUN(run.vocabulary = -1);
+  REFUSE_RUN(run.tp = -1);
+  REFUSE_RUN(run.zero = 4);
   REFUSE_RUN(run.model = "gpt2-124m");
 }
 
@@ -501,8 +504,47 @@ static void what_is_no_training_is_refused_in_words(void **state)
   REFUSE_TRAINING(run.batch = 0);
 }
 
-int main(void)
+/* ---- several ranks ---- */
+
+/* Train @path on the ranks of this job, joined if @joins, and print the digest of all losses, or the refusal. */
+static int ranks_train(const char *path, bool joins)
 {
+  struct lade_error error = {0};
+  struct lade_run_params run;
+  struct lade_trainer_params how;
+  struct lade_trainer_info info = {.struct_size = sizeof(info)};
+  lade_ranks *ranks = NULL;
+  lade_trainer *trainer = NULL;
+  int status = joins ? lade_ranks_open(NULL, &error, &ranks) : 0;
+  lade_run_params_init(&run, sizeof(run));
+  lade_trainer_params_init(&how, sizeof(how));
+  run.batch = 4;
+  run.zero = 1;
+  how.run = &run;
+  how.data = &path;
+  how.n_data = 1;
+  how.steps = 3;
+  how.ranks = ranks;
+  if (!status)
+    status = lade_trainer_open(&how, &error, &trainer);
+  for (int step = 0; step < 3 && !status; step++)
+    status = lade_trainer_step(trainer, NULL, &error);
+  if (!status)
+    status = lade_trainer_get_info(trainer, &info);
+  if (status)
+    printf("END %d: %s\n", status, error.text);
+  else
+    printf("DIGEST %016llx\n", (unsigned long long)info.loss_digest);
+  lade_trainer_close(trainer);
+  lade_ranks_close(ranks);
+  return status != 0;
+}
+
+/* With "ranks TEXT" or "alone TEXT" this program is one rank of a job (tests/system/ranks.py). */
+int main(int argc, char **argv)
+{
+  if (argc == 3)
+    return ranks_train(argv[2], strcmp(argv[1], "ranks") == 0);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_smallest_budget_gives_the_numbers_of_the_unconstrained_run),
       cmocka_unit_test(a_plan_states_the_peak_and_ledger_that_training_has),
