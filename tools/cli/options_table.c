@@ -185,6 +185,8 @@ const struct option option_table[] = {
      .help = "plan rank N alone"},
     {OPTION_FLAG, "every-rank", NULL, VERB_PLAN, AT(has_every_rank),
      .help = "build and prove the program of every rank, instead of one per stage; --device dry executes each"},
+    {OPTION_FLAG, "detail", NULL, VERB_PLAN, AT(has_detail),
+     .help = "print also the ledger, the time of each queue, the table of ranks, and the place of each value"},
     {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .least = 1, .most = 1e6,
      .unset = "all; with --machine at most 8",
      .help = "ranks per node; they share --host-budget, --store-budget, drive and CPU threads"},

@@ -15,6 +15,8 @@
 
 #define HISTORY_MOST 65536
 #define RESULT_DIGITS 9 /* of a printed result; logs have all 17 */
+#define SCREEN_COLUMNS 100
+#define ENTRY_COLUMNS 40 /* of an axis's bytes and calls, with words before it */
 #define RATED_BYTES 600e12 /* rated endurance of consumer drives of 1 TB, e.g. Samsung's 980 PRO data sheet */
 
 /* ---- history ---- */
@@ -308,14 +310,18 @@ void layout_print(const struct lade_session_info *info, FILE *file)
   const char *before = "; a step sends ";
   if (info->layout.mesh.world == 1)
     return;
-  fprintf(file, "ranks         %d (%s); this is rank %d", info->layout.mesh.world,
-          lade_layout_name(&info->layout, name), info->layout.rank);
+  int column = fprintf(file, "ranks         %d (%s); this is rank %d", info->layout.mesh.world,
+                       lade_layout_name(&info->layout, name), info->layout.rank);
   for (int axis = 0; axis < LADE_N_AXES; axis++) {
     if (!info->comm_bytes[axis])
       continue;
-    fprintf(file, "%s%s %s in %d call%s", before, lade_axis_name((enum lade_axis)axis),
-            lade_size_format(info->comm_bytes[axis], text, sizeof(text)), info->comm_calls[axis],
-            info->comm_calls[axis] == 1 ? "" : "s");
+    if (column > SCREEN_COLUMNS - ENTRY_COLUMNS) {
+      before = strcmp(before, ", ") == 0 ? ",\n              " : ";\n              a step sends ";
+      column = 0;
+    }
+    column += fprintf(file, "%s%s %s in %d call%s", before, lade_axis_name((enum lade_axis)axis),
+                      lade_size_format(info->comm_bytes[axis], text, sizeof(text)), info->comm_calls[axis],
+                      info->comm_calls[axis] == 1 ? "" : "s");
     before = ", ";
   }
   fputc('\n', file);
