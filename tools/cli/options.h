@@ -95,7 +95,7 @@ struct options {
   const char *graph, *instructions, *svg;
   int64_t n_iterations;
   double search_seconds; /* 0: no limit */
-  bool has_frontier, has_detail;
+  bool has_frontier, has_detail, has_probe;
   double mtbf_seconds;
   int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
   double temperature, seconds, comm_timeout_s;

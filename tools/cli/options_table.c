@@ -268,6 +268,8 @@ const struct option option_table[] = {
      .help = "write the memory of each process as JSON"},
 
     SECTION("Measuring"),
+    {OPTION_FLAG, "probe", NULL, VERB_DOCTOR, AT(has_probe),
+     .help = "measure the rates of this machine anew, and replace those that earlier runs have kept"},
     {OPTION_TEXT, "dir", "DIR", VERB_BENCH_STORE, AT(bench_dir), .unset = "required",
      .help = "directory on the drive to measure; its files are removed"},
     {OPTION_SIZE, "size", "SIZE", VERB_BENCH_STORE, AT(bench_bytes), .preset = "4GiB", .least = 8 << 20,
@@ -328,6 +330,7 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade doctor                       features of this machine, and how to get missing ones\n"
      "  lade doctor --store /nvme/scratch the same, and whether that directory can be a store\n"
+     "  lade doctor --probe               measures the machine anew; better when it is idle\n"
      "\nUsage: lade doctor [OPTION...]\n"
      "Exits 7 if a requested feature, or one that every run needs, is missing.\n"},
     {VERB_BENCH, "bench",

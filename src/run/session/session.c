@@ -255,7 +255,10 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
 
 int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
-  return session_fail(s, step_run(s, ret_report, error), error);
+  const int status = step_run(s, ret_report, error);
+  if (!status)
+    session_rate_raise(s, ret_report->wall_ns);
+  return session_fail(s, status, error);
 }
 
 static int64_t n_valid_batches(const lade_session *s)
