@@ -173,8 +173,10 @@ int lade_plan_find(const struct lade_run_params *run, struct lade_plan_report *r
   params.is_dry = false; /* nothing is executed, so both devices give the same plan */
   status = lade_session_open(&params, error, &session);
   if (status)
-    return status;
+    return lade_api_error(status, error);
   lade_session_get_info(session, &info);
+  if (!info.plan)
+    lade_api_error(-EOVERFLOW, error);
   status = lade_run_report(&info, ret_report, error);
   lade_session_close(session);
   return status;
