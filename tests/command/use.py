@@ -122,3 +122,19 @@ code, out, err = run("replay", "bare.pickle")
 assert code == 0 and "recorded      unknown: the snapshot lists no segments" in out and "-100" not in out, (out, err)
 assert all("recorded_reserved_bytes" not in policy for policy in
            json.loads(run("replay", "bare.pickle", "--json")[1])["policies"])
+
+# A sweep takes layouts, which lade launch starts, and rounds; the numbers of a layout are the same at every budget.
+if shutil.which("mpirun"):
+    code, out, err = run("sweep", *SHORT, "--steps", "2", "--budgets", "100%,min", "--dp", "1,2", "--zero", "0", "--json")
+    swept = json.loads(out)
+    assert code == 0 and [(each["budget"], each["ranks"]) for each in swept["runs"]] == [
+        ("100%", 1), ("100%", 2), ("min", 1), ("min", 2)], (code, out, err)
+    for i in (0, 1):
+        assert swept["runs"][i]["params_digest"] == swept["runs"][i + 2]["params_digest"], swept["runs"]
+code, out, err = run("sweep", *SHORT, "--steps", "2", "--budgets", "100%", "--repeat", "2", "--json")
+swept = json.loads(out)
+times = sorted(each["measured_step_seconds"] for each in swept["runs"])
+assert code == 0 and [each["round"] for each in swept["runs"]] == [0, 1] and len(swept["medians"]) == 1, out
+assert abs(swept["medians"][0]["step_seconds"] - sum(times) / 2) < 1e-8, (times, swept["medians"])
+assert all(each["resident_peak_bytes"] > 0 for each in swept["runs"]), swept
+refused(2, ["--tp '1;2'", "commas"], "sweep", *SHORT, "--tp", "1;2")

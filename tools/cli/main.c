@@ -32,6 +32,7 @@ static const struct verb verbs[] = {
     {"run", "runs a CUDA program inside a memory budget, and reports its memory", run_main},
     {"launch", "starts many ranks of a command, through mpirun", launch_main},
     {"bench", "measures parts of Lade on this machine, beside the usual alternatives", bench_main},
+    {"completions", "prints the completions of a shell", completions_main},
     {0}, /* ends the table */
 };
 
@@ -69,7 +70,7 @@ static void help_print(FILE *file)
   fprintf(file, "Usage: lade VERB [OPTION...]\n"
                 "Trains a model inside a memory budget, with the numbers of the unconstrained run.\n\n");
   for (const struct verb *verb = verbs; verb->name; verb++)
-    fprintf(file, "  %-8s %s\n", verb->name, verb->summary);
+    fprintf(file, "  %-11s %s\n", verb->name, verb->summary);
   fprintf(file, "\n  lade VERB --help   the verb's options, with examples\n"
                 "  lade --version     the version\n\n"
                 "Exit codes: 0 done, 1 failed, 2 usage, 3 does not fit the budget, 4 out of memory while\n"

@@ -81,7 +81,8 @@ struct option_state {
   struct option_list texts; /* of FILES, instead of text */
 };
 
-#define OPTIONS_MAX 112
+#define OPTIONS_MAX 120
+#define SWEEP_N_SIZES 4
 
 struct options {
   struct lade_session_params session;
@@ -96,6 +97,8 @@ struct options {
   int64_t n_iterations;
   double search_seconds; /* 0: no limit */
   bool has_frontier, has_detail, has_probe;
+  const char *sweep_sizes[SWEEP_N_SIZES]; /* lists of sizes of a layout: tp, pp, dp, zero; NULL: not swept */
+  int64_t n_repeats;
   double mtbf_seconds;
   int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
   double temperature, seconds, comm_timeout_s;

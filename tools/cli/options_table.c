@@ -127,6 +127,8 @@ const struct option option_table[] = {
              "or the device's free memory (auto; on the host a part of it)"},
     {OPTION_TEXT, "budgets", "LIST", VERB_SWEEP, AT(budgets), .preset = "100%,60%,40%,25%,min",
      .help = "device budgets, separated by commas; each is one run"},
+    {OPTION_COUNT, "repeat", "N", VERB_SWEEP, AT(n_repeats), .preset = "1", .least = 1, .most = 99,
+     .help = "run everything N times, in rounds, and print medians with their spread"},
     {OPTION_SIZE, "host-budget", "SIZE", ALL, AT(session.host_budget_bytes), .subject = OF_BOTH,
      .unset = "80 % of the memory left free",
      .help = "host memory for values that leave the device; 0: none"},
@@ -160,6 +162,14 @@ const struct option option_table[] = {
      .least = 1, .most = 4096, .help = "CPU threads; numbers do not depend on them"},
 
     SECTION("Several ranks"),
+    {OPTION_TEXT, "tp", "LIST", VERB_SWEEP, AT(sweep_sizes[0]), .unset = "1",
+     .help = "tensor parallel ranks, separated by commas; a run for each, which lade launch starts"},
+    {OPTION_TEXT, "pp", "LIST", VERB_SWEEP, AT(sweep_sizes[1]), .unset = "1",
+     .help = "pipeline stages, separated by commas, likewise"},
+    {OPTION_TEXT, "dp", "LIST", VERB_SWEEP, AT(sweep_sizes[2]), .unset = "1",
+     .help = "data parallel replicas, separated by commas, likewise"},
+    {OPTION_TEXT, "zero", "LIST", VERB_SWEEP, AT(sweep_sizes[3]), .unset = "0",
+     .help = "ZeRO stages, separated by commas, likewise"},
     {OPTION_COUNT, "dp", "N", VERB_TRAIN | VERB_PLAN, AT(dp), .unset = "ranks / (--tp * --pp)", .least = 1,
      .most = 1e6, .help = "data parallel: N replicas, each with its part of --batch (lade launch starts the ranks)"},
     {OPTION_COUNT, "zero", "0..3", VERB_TRAIN | VERB_PLAN, AT(zero), .preset = "0", .most = 3,
@@ -312,9 +322,10 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade sweep --model nano --data input.txt --steps 200\n"
      "  lade sweep --model baby --data input.txt --steps 20 --budgets 100%,50%,min --host-budget 0 --json\n"
+     "  lade sweep --data input.txt --steps 20 --budgets 100% --dp 1,2 --zero 0,1 --repeat 3\n"
      "\nUsage: lade sweep --data FILE... [--budgets LIST] [OPTION...]\n"
-     "Trains the same model at several budgets, one process each, and compares memory, speed and numbers.\n"
-     "Exits 6 if the numbers differ.\n"},
+     "Trains the same model at several budgets and in several layouts, one process or job each, and compares memory,\n"
+     "speed and numbers. Exits 6 if the numbers of one layout differ.\n"},
     {VERB_PLAN, "plan",
      "Examples:\n"
      "  lade plan --model baby --batch 16 --budget 40%           the place of each value, and its cost\n"
@@ -474,5 +485,6 @@ void options_help(enum verb_id verb, FILE *file)
       option_print(option, file);
     }
   }
-  fputs("\nSizes are 512MiB, 24GiB, 1.5GB or bytes. Exit codes: lade --help.\n", file);
+  fprintf(file, "\nSizes are 512MiB, 24GiB, 1.5GB or bytes. Exit codes: lade --help. Pages such as docs/guide.md: the\n"
+                "source, or %s.\n", LADE_PAGES);
 }

@@ -15,16 +15,17 @@
 /* Options whose parameter has another name; the others differ in dashes only. */
 static const struct {
   const char *option, *parameter;
-} others[] = {{"host-budget", "host_budget_bytes"}, {"store-budget", "store_budget_bytes"},
+} others[] = {{"host-budget", "host_budget_bytes"},
+              {"store-budget", "store_budget_bytes"},
               {"eval-iters", "eval_batches"},       {"link-rate", "link_bytes_per_s"},
               {"link-latency", "link_latency_ns"},  {"recompute", "recipe"},
               {"residency", "residency_file"},      {"threads", "n_threads"}};
 
 static const char *const same[] = {
     "batch", "beta1", "beta2", "budget", "clip", "data", "device", "dp", "dropout", "dtype", "durable", "eps",
-    "grad-dtype", "init", "layers", "lr", "machine", "master", "micro-batch", "min-lr", "model", "moments", "optimizer-in-backward",
-    "order", "pp", "resume", "save", "seed", "seq", "sequence-parallel", "steps", "store", "tp", "valid",
-    "valid-fraction", "warmup", "weight-decay", "zero"};
+    "grad-dtype", "init", "layers", "lr", "machine", "master", "micro-batch", "min-lr", "model", "moments",
+    "optimizer-in-backward", "order", "pp", "resume", "save", "seed", "seq", "sequence-parallel", "steps", "store",
+    "tp", "valid", "valid-fraction", "warmup", "weight-decay", "zero"};
 
 /* Write the parameter of the option of @n letters at @name into @word, of 32 bytes. False: it is no option of a run. */
 static bool parameter_find(const char *name, size_t n, char *word)
