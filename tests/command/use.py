@@ -91,6 +91,7 @@ assert "predicted for h100-80g and measured on this machine" in out and "measure
 code, out, err = run("train", *SHORT, "--steps", "2", "--json")
 summary = json.loads(out)
 assert code == 0 and "machine" not in summary and summary["resident_peak_bytes"] > summary["measured_peak_bytes"] > 0
+assert summary["resident_open_bytes"] > 0, summary
 assert summary["speed_of_light"] <= 1, summary
 
 # A directory of HuggingFace's files is a model, with and without a slash in its name; a damaged file is damage.

@@ -282,6 +282,8 @@ json_t *summary_json(const struct summary *summary)
   memory_set(object, &summary->info);
   if (summary->resident_peak_bytes)
     json_object_set_new(object, "resident_peak_bytes", json_bytes(summary->resident_peak_bytes));
+  if (summary->resident_open_bytes)
+    json_object_set_new(object, "resident_open_bytes", json_bytes(summary->resident_open_bytes));
   if (summary->is_described)
     json_object_set_new(object, "machine", json_text(summary->info.cost->machine.name));
   numbers_set(object, summary);
@@ -366,9 +368,10 @@ static void memory_print(const struct summary *summary, FILE *file)
   fprintf(file, "              host %s, store %s\n", lade_size_format(info->host_bytes, a, sizeof(a)),
           lade_size_format(info->store_bytes, b, sizeof(b)));
   if (summary->resident_peak_bytes)
-    fprintf(file, "              process %s resident at its peak%s%s\n",
+    fprintf(file, "              process %s resident at its peak%s, %s before step 0%s\n",
             lade_size_format(summary->resident_peak_bytes, a, sizeof(a)),
-            is_one_memory(info) ? ", device and host tier included: they are the same memory here" : "",
+            is_one_memory(info) ? " (tiers included: one memory)" : "",
+            lade_size_format(summary->resident_open_bytes, b, sizeof(b)),
             has_peaks ? "; the most of any rank's" : "");
 }
 

@@ -53,6 +53,7 @@ struct train_run {
   int stop_signal; /* signal that a rank received; 0: none */
   bool has_saved;  /* all ranks know that the async save has ended */
   double train_loss, val_loss;
+  uint64_t resident_open_bytes; /* resident peak before step 0 */
   struct lade_error error;
 };
 
@@ -411,6 +412,7 @@ static int summary_make(struct train_run *run, struct summary *summary)
                               .val_loss = run->val_loss};
   summary->is_described = run->options.session.machine != NULL;
   summary->resident_peak_bytes = summary->is_dry ? 0 : lade_memory_resident_peak();
+  summary->resident_open_bytes = summary->is_dry ? 0 : run->resident_open_bytes;
   history_medians(&run->history, summary->seconds);
   return summary->is_dry ? 0 : lade_session_params_digest(run->session, &summary->params_digest, &run->error);
 }
@@ -692,6 +694,8 @@ static int run_all(struct train_run *run)
   int status = begin(run);
   if (status)
     return status;
+  run->resident_open_bytes = lade_memory_resident_peak();
+  lade_memory_resident_reset(); /* measuring took memory that the run does not need, as on the device */
   progress_init(&run->progress, run->options.is_quiet, run->info.step, run->options.session.steps);
   drive_say(run);
   status = loop(run);
