@@ -82,7 +82,7 @@ struct lade_graph_plan_info {
   uint64_t planned_peak_bytes; /* of the device */
   uint64_t unconstrained_bytes; /* peak of the list without redos and moves */
   uint64_t min_budget_bytes;   /* the smallest budget that a search found; not a proof that a smaller one fails */
-  uint64_t floor_bytes;        /* lower bound on the peak of any list: the largest need of one op, or the given storages */
+  uint64_t floor_bytes;        /* lower bound on any list's peak: the largest need of one op, or the given storages */
   uint64_t host_bytes, store_bytes; /* most bytes that are there at once */
   int64_t base_ns;             /* sum over all ops, once each */
   int64_t compute_ns;          /* sum over all ops that run, redos included */

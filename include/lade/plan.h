@@ -126,6 +126,13 @@ struct lade_run_params {
    * A gradient of a single microbatch waits for its update in this type, and is copied to other tiers in it.
    */
   enum lade_dtype grad_dtype;
+  /*
+   * The layout of several ranks (docs/ranks.md): tensor, pipeline and data parallel ranks, 0 for 1; dp 0 is the rest of
+   * the ranks that train. ZeRO stage 0 to 3. lade_plan_find plans the first of tp * pp * dp ranks; a trainer of such a
+   * layout needs that many (lade/train.h).
+   */
+  int tp, pp, dp, zero;
+  bool sequence_parallel;      /* with tp: norms, dropout and the activations between layers in parts, too */
 };
 
 /*

@@ -81,6 +81,13 @@ struct lade_trainer_params {
 
   lade_notice_fn *notice;            /* may be NULL */
   void *notice_user;
+
+  /*
+   * The ranks that train together, in the layout of @run: from lade_ranks_open (lade/shard.h), borrowed until close.
+   * Every rank opens a trainer with equal parameters, and makes the same calls in the same order; an error of one ends
+   * the others' calls. NULL: this process alone; refused if a launcher started several ranks of it.
+   */
+  struct lade_ranks *ranks;
 };
 
 /* Set every field to its default, and struct_size to sizeof *ret_params. Any thread. Never blocks. */
@@ -92,7 +99,7 @@ typedef struct lade_trainer lade_trainer;
  * Open a trainer; the caller closes it. Strings and the users of callbacks are borrowed until then, and the rest of
  * @params is copied. Any thread. Blocks: seconds if this machine is measured.
  *   -EOVERFLOW                           the budget is too small; @error names the smallest that fits; nothing is taken
- *   -EINVAL, -ENOENT, -EBADMSG and such  wrong or damaged input
+ *   -EINVAL, -ENOENT, -EBADMSG and such  wrong or damaged input; also several ranks of a job without params->ranks
  *   -ENOMEM, -ENOSPC, -EIO               the machine refused a resource
  */
 LADE_API int lade_trainer_open(const struct lade_trainer_params *params, struct lade_error *error,
@@ -183,7 +190,8 @@ LADE_API int lade_trainer_get_param(lade_trainer *trainer, int i, struct lade_pa
 
 /*
  * Copy the FP32 master of parameter tensor @i into @dst [n_elements]. Call it between steps. -EINVAL for no such
- * tensor; -ENODATA on a dry device; -EIO, -EBADMSG from the store; -ENOMEM. Blocks.
+ * tensor, and for several ranks, which hold parts of tensors: save a checkpoint; -ENODATA on a dry device; -EIO,
+ * -EBADMSG from the store; -ENOMEM. Blocks.
  */
 LADE_API int lade_trainer_read_param(lade_trainer *trainer, int i, float *dst, struct lade_error *error);
 

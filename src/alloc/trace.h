@@ -50,7 +50,7 @@ struct lade_trace {
   int peak_event; /* the first event after which peak_live_bytes are live */
   int n_queues;
   /* Set for snapshots only. */
-  bool has_recorded;
+  bool has_recorded; /* the snapshot has segments, at its end or in its history */
   uint64_t recorded_reserved_bytes; /* peak of reserved bytes in the trace, from the snapshot itself */
   int device, n_devices;            /* the device that was read; number of devices with a history */
   const char *place_word;           /* unit of a place: "line" or "entry"; static */

@@ -35,6 +35,15 @@ struct lade_memory {
  */
 int lade_memory_get(const char *root, struct lade_error *error, struct lade_memory *ret_memory);
 
+/*
+ * Return the largest number of bytes of memory that this process has had resident, its code and libraries included
+ * (VmHWM), since the start or the last reset. 0: /proc does not state it. Any thread; reads a small file.
+ */
+uint64_t lade_memory_resident_peak(void);
+
+/* Begin a new peak at the bytes that are resident now. Without Linux's clear_refs the old peak stays. Any thread. */
+void lade_memory_resident_reset(void);
+
 /* Return freed memory that the heap still holds to the system, if the C library can. Any thread. */
 void lade_memory_trim(void);
 

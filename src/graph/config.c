@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reader of HuggingFace's config.json for the two families. The files are untrusted.
+ * Reader of HuggingFace's config.json for the two families. The files are untrusted. A directory stands for the
+ * config.json in it.
  *
  * Every field that changes the computation is either understood or refused. A config with another activation, a bias,
  * another rope scaling or a scaled attention is an error, and is never loaded as a different model. Fields that only
@@ -16,9 +17,11 @@
  * newer versions.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <jansson.h>
 
@@ -285,7 +288,8 @@ static int config_read(const struct config *config, struct lade_model *model)
   return rc < 0 ? rc : foreign_refuse(config);
 }
 
-int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
+/* Load the config.json at @path, a file. */
+static int file_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
 {
   char *text = NULL;
   size_t bytes = 0;
@@ -298,15 +302,26 @@ int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_
   if (!root && (json_error.text[0] == 0 || json_error_code(&json_error) == json_error_out_of_memory))
     return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path); /* a syntax error always has a text */
   if (!root)
-    return lade_error_set(error, -EINVAL, "%s: line %d: not JSON: %s", path, json_error.line, json_error.text);
+    return lade_error_set(error, -EBADMSG, "%s: line %d: not JSON: %s", path, json_error.line, json_error.text);
   struct lade_model model = {0};
   struct config config = {.path = path, .object = root, .prefix = "", .error = error};
   if (json_is_object(root))
     rc = config_read(&config, &model);
   else
-    rc = lade_error_set(error, -EINVAL, "%s: not a JSON object: expected a model's config.json", path);
+    rc = lade_error_set(error, -EBADMSG, "%s: not a JSON object: expected a model's config.json", path);
   json_decref(root);
   if (rc == 0)
     *ret_model = model;
   return rc;
+}
+
+int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
+{
+  char config[PATH_MAX];
+  struct stat st;
+  if (stat(path, &st) || !S_ISDIR(st.st_mode))
+    return file_load(path, ret_model, error);
+  if (snprintf(config, sizeof(config), "%s/config.json", path) >= (int)sizeof(config))
+    return lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", path);
+  return file_load(config, ret_model, error);
 }

@@ -56,7 +56,10 @@ static inline int64_t lade_model_head_dim(const struct lade_model *model)
 int lade_model_preset(const char *name, struct lade_model *ret_model, struct lade_error *error);
 /* Return the name of preset @i, NULL past the end. */
 const char *lade_model_preset_name(int i);
-/* Load a HuggingFace config.json of either family. -ENOENT; -EINVAL with field, value and expected value. */
+/*
+ * Load a HuggingFace config.json of either family; @path is the file, or the directory that has it. -ENOENT; -EBADMSG
+ * if it is not JSON; -EINVAL with field, value and expected value.
+ */
 int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error);
 /* Check that every field is in range and divides as it must. -EINVAL. */
 int lade_model_check(const struct lade_model *model, struct lade_error *error);

@@ -125,19 +125,33 @@ static const json_t *path_find(const json_t *object, const char *path)
   return json_object_get(json_object_get(object, head), dot + 1);
 }
 
+/* Write the bytes that @field accepts, or the units if @value is a size whose unit is unknown. */
+static void bytes_expect(const struct field *field, const json_t *value, char *expected, size_t expected_bytes)
+{
+  char low[32], high[32];
+  uint64_t bytes;
+  const char *text = json_string_value(value);
+  if (text && text[0] >= '0' && text[0] <= '9' && lade_size_parse(text, &bytes) == -EINVAL)
+    snprintf(expected, expected_bytes, "one of the units B, KiB, MiB, GiB, TiB, kB, MB, GB and TB after the number");
+  else
+    snprintf(expected, expected_bytes, "bytes or a size such as \"80GiB\", from %s to %s%s",
+             lade_size_format((uint64_t)field->low, low, sizeof(low)),
+             lade_size_format((uint64_t)field->high, high, sizeof(high)), field->has_zero ? ", or 0" : "");
+}
+
 static int field_refuse(const struct json_source *source, const struct field *field, const json_t *value)
 {
   char expected[96];
   if (field->type == FIELD_FLAG)
     snprintf(expected, sizeof(expected), "true or false");
+  else if (field->type == FIELD_BYTES)
+    bytes_expect(field, value, expected, sizeof(expected));
   else if (field->type == FIELD_TEXT)
     snprintf(expected, sizeof(expected), "a text of %g to %g bytes", field->low, field->high);
   else
     snprintf(expected, sizeof(expected), "%s from %g to %g%s",
-             field->type == FIELD_BYTES    ? "bytes or a size such as \"80GiB\","
-             : field->type == FIELD_NUMBER ? "a number"
-                                           : "a whole number",
-             field->low, field->high, field->has_zero ? ", or 0" : "");
+             field->type == FIELD_NUMBER ? "a number" : "a whole number", field->low, field->high,
+             field->has_zero ? ", or 0" : "");
   return lade_error_set(source->error, -EINVAL, "%s: %s is %s: expected %s", source->where, field->path,
                         lade_json_echo(value).text, expected);
 }
@@ -374,5 +388,7 @@ int lade_machine_get(const char *name, struct lade_error *error, struct lade_mac
   if (rc != -ENOENT)
     return rc;
   rc = lade_machine_load(name, error, ret_machine);
-  return rc == -ENOENT ? lade_error_set(error, rc, "%s, or the path of a description", from_preset.text) : rc;
+  const bool is_path = strchr(name, '/') || strchr(name, '.');
+  return rc == -ENOENT && !is_path ? lade_error_set(error, rc, "%s, or the path of a description", from_preset.text)
+                                   : rc;
 }

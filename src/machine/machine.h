@@ -79,8 +79,8 @@ int lade_machine_save(const struct lade_machine *machine, const char *path, stru
 int lade_machine_check(const struct lade_machine *machine, const char *where, struct lade_error *error);
 
 /*
- * Return the machine that @name names: a preset, or else a file, as --machine takes it. Errors of both; if there is no
- * such file either, the message lists the presets.
+ * Return the machine that @name names: a preset, or else a file, as --machine takes it. Errors of both. If there is no
+ * such file either, the message lists the presets, unless @name has a dot or a slash and so means a file.
  */
 int lade_machine_get(const char *name, struct lade_error *error, struct lade_machine *ret_machine);
 

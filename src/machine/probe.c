@@ -282,13 +282,22 @@ static int measure(const struct lade_probe_params *params, struct lade_error *er
   return rc;
 }
 
+bool lade_probe_recall(const struct lade_probe_params *params, struct lade_cost *ret_cost)
+{
+  struct lade_cost cost = {0};
+  if (!probe_cache_load(params, &cost))
+    return false;
+  *ret_cost = cost;
+  return true;
+}
+
 int lade_probe(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *ret_cost)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params));
   struct lade_probe_params kept = *params;
   struct lade_cost cost = {0};
   bool is_new = false, is_cramped = false;
-  if (!params->skip_cache)
+  if (!params->skip_cache && !params->is_renewed)
     probe_cache_load(params, &cost);
   if (params->has_fresh_ops)
     cost.n_ops = 0;

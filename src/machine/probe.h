@@ -31,6 +31,7 @@ struct lade_probe_params {
   const struct lade_model_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
   const struct lade_store_params *store; /* the run's own parameters of its store; NULL: no drive */
   bool skip_cache;                    /* neither read nor write the cache */
+  bool is_renewed;                    /* measure everything, and replace what the cache has */
   bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them: a run that is about to
                                          begin needs the machine's current times */
   const char *cache_dir;              /* NULL: as above; for tests */
@@ -44,6 +45,19 @@ struct lade_probe_params {
  * the errors of lade_store_open; for a GPU its device's status. One probe at a time. Blocks; computes on the pool.
  */
 int lade_probe(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *ret_cost);
+
+/*
+ * Get the rates that the cache has of this machine into @ret_cost, without measuring. False: there are none. The caller
+ * finishes the cost. Blocks for a small file.
+ */
+bool lade_probe_recall(const struct lade_probe_params *params, struct lade_cost *ret_cost);
+
+/*
+ * Return the best matmul rate in @dtype that the cache has of this machine, and first raise it to @flops_per_s if that
+ * is higher: a limit is the best ever seen, and a busy moment does not lower it. @flops_per_s 0: read only. Return 0
+ * if the cache has none. Blocks for a small file.
+ */
+double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dtype dtype, double flops_per_s);
 
 /*
  * Return the best rate of c = a b^T for 512^3, 1024^3 and 2048^3 in @dtype on @pool, in flop/s: the denominator of

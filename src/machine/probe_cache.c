@@ -278,6 +278,17 @@ static json_t *stores_json(const struct lade_probe_params *params, const struct 
   return stores;
 }
 
+/* Write @root, NULL if there was no memory for it, as the file. */
+static void root_save(const char *path, const json_t *root)
+{
+  char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+  if (text) {
+    lade_file_remove_leftovers(path);
+    lade_file_replace(path, text, strlen(text), NULL);
+  }
+  free(text);
+}
+
 void probe_cache_save(const struct lade_probe_params *params, const struct lade_cost *cost)
 {
   struct identity identity;
@@ -292,14 +303,27 @@ void probe_cache_save(const struct lade_probe_params *params, const struct lade_
                            identity.n_threads, "kernels_key", identity.kernels_key, "machine",
                            lade_machine_to_json(&machine), "sum_squares_bytes_per_s", cost->sum_squares_bytes_per_s,
                            "stores", stores_json(params, cost, old), "ops", ops_json(cost));
-  char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
-  if (text) {
-    lade_file_remove_leftovers(path);
-    lade_file_replace(path, text, strlen(text), NULL);
-  }
-  free(text);
+  root_save(path, root);
   json_decref(root);
   json_decref(old);
+}
+
+double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dtype dtype, double flops_per_s)
+{
+  static const char *const names[LADE_N_DTYPES] = {[LADE_F32] = "f32", [LADE_BF16] = "bf16", [LADE_F16] = "f16"};
+  struct identity identity;
+  char path[PATH_MAX];
+  identity_get(params, &identity);
+  json_t *root = path_get(params, &identity, false, path) ? root_load(path, &identity) : NULL;
+  json_t *rates = json_object_get(json_object_get(root, "machine"), "matmul_flops_per_s");
+  double best = json_number_value(json_object_get(rates, names[dtype]));
+  if (json_is_object(rates) && flops_per_s > best && flops_per_s <= MOST_NS &&
+      json_object_set_new(rates, names[dtype], json_real(flops_per_s)) == 0) {
+    best = flops_per_s;
+    root_save(path, root);
+  }
+  json_decref(root);
+  return best;
 }
 
 void probe_machine_name(const struct lade_probe_params *params, char ret_name[LADE_MACHINE_NAME_BYTES])

@@ -268,4 +268,8 @@ bool lade_comm_is_speaker(lade_comm *comm);
 /* Return the name of @kind, "all_gather", ...; static. */
 const char *lade_collective_name(enum lade_collective_kind kind);
 
+/* Return the communicator of lade/shard.h's @ranks, which keep it. */
+struct lade_ranks;
+lade_comm *lade_ranks_comm(struct lade_ranks *ranks);
+
 #endif

@@ -312,9 +312,37 @@ void lade_planner_destroy(lade_planner *planner)
   free(planner);
 }
 
+/* Return the bytes of all parameters and of their state, wherever they are. */
+static uint64_t state_bytes(const lade_planner *planner)
+{
+  const struct lade_model_graph *graph = planner->params.graph;
+  uint64_t bytes = 0;
+  for (int param = 0; param < graph->n_params; param++) {
+    bytes += lade_value_bytes(graph, graph->params[param].tensor);
+    for (int part = 0; part < LADE_N_PARTS; part++) {
+      const int tensor = lade_value_part(graph, param, (enum lade_part)part);
+      bytes += tensor < 0 ? 0 : lade_value_bytes(graph, tensor);
+    }
+  }
+  return bytes / (uint64_t)lade_shard_count(planner->params.layout);
+}
+
+/* Name the ways to make room, the first of which depends on the need: the state's or that of activations. */
+static int room_words(const lade_planner *planner, uint64_t device_bytes, char *words, size_t words_bytes)
+{
+  const struct lade_plan_params *params = &planner->params;
+  const uint64_t needed = state_bytes(planner), has = device_bytes + params->host_bytes + params->store_bytes;
+  const char *store = params->store_bytes ? ", or --store-budget" : ", or a --store";
+  char state[32];
+  if (needed > has || params->graph->batch == 1)
+    return snprintf(words, words_bytes, "parameters and optimizer state alone are %s; more room comes from --moments "
+                    "8bit, a larger --host-budget%s", lade_size_format(needed, state, sizeof(state)), store);
+  return snprintf(words, words_bytes, "more room comes from a smaller --micro-batch, a larger --host-budget%s", store);
+}
+
 static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_error *error)
 {
-  char asked[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT], host[32], store_room[32];
+  char words[256], asked[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT], host[32], store_room[32];
   struct lade_plan_bounds bounds;
   int status = lade_planner_get_bounds(planner, &bounds);
   if (status)
@@ -325,11 +353,9 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                           "%s and the store %s; raise --host-budget or --store-budget, give the store more room, or "
                           "lower --micro-batch", lade_size_format(planner->params.host_bytes, host, sizeof(host)),
                           lade_size_format(planner->params.store_bytes, store_room, sizeof(store_room)));
-  const char *store = planner->params.store_bytes ? ", or --store-budget" : ", or a --store";
-  return lade_error_set(error, -EOVERFLOW,
-                        "does not fit in %s: the smallest budget found is %s; more room comes from a smaller "
-                        "--micro-batch, a larger --host-budget%s", lade_size_exact(device_bytes, asked),
-                        lade_size_exact(bounds.min_bytes, least), store);
+  room_words(planner, device_bytes, words, sizeof(words));
+  return lade_error_set(error, -EOVERFLOW, "does not fit in %s: the smallest budget found is %s; %s",
+                        lade_size_exact(device_bytes, asked), lade_size_exact(bounds.min_bytes, least), words);
 }
 
 /* Build the decision for this rank. All sizes are those of the plan leader, so it packs as tightly. */

@@ -115,8 +115,8 @@ int lade_checkpoint_load(const struct lade_values *values, const char *path, str
  * Load parameters only from HuggingFace-named safetensors: one file, or a directory with model.safetensors or
  * model.safetensors.index.json. F32, F16 or BF16. GPT-2's Conv1D weights are transposed. Names may have "transformer."
  * or "model.". An lm_head.weight beside a tied table and the buffers that old versions stored are ignored. Moments
- * become 0. -EINVAL with the tensor that is missing, of another shape or not of this model. -EBADMSG if the directory
- * has a state.json that is damaged, or that states another checksum of a tensor that is read whole.
+ * become 0. -EINVAL with the tensor that is missing, of another shape or not of this model. -EBADMSG if a file is
+ * damaged, or if a state.json states another checksum of a tensor that is read whole.
  */
 int lade_checkpoint_init(const struct lade_values *values, const char *path, struct lade_faults *faults,
                          struct lade_error *error);

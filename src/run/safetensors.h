@@ -33,8 +33,9 @@ struct lade_safetensor {
 };
 
 /*
- * Open @path and check its whole header. -EINVAL with the reason and, where there is one, the tensor's name; -ENOENT
- * and the like; -EIO; -ENOMEM. @faults is borrowed, may be NULL. Blocks.
+ * Open @path and check its whole header. -EBADMSG with the reason and, where there is one, the tensor's name, for a
+ * file that is damaged or of another format; -EINVAL for no regular file; -ENOENT and the like; -EIO; -ENOMEM. @faults
+ * is borrowed, may be NULL. Blocks.
  */
 int lade_safetensors_open(const char *path, struct lade_faults *faults, struct lade_error *error,
                           lade_safetensors **ret_file);

@@ -74,7 +74,8 @@ struct lade_session_params {
   int n_threads;                       /* 0: all available; planned ranks divide them */
   lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
   struct lade_layout_params layout;    /* world and rank are taken from @world if there is one */
-  int n_node_ranks; /* ranks that share this node's memory and drives; 0: count them; 1 if described */
+  /* Ranks that share this node's memory and drives; 0: count them. Described: 1, or up to 8 if a budget is stated. */
+  int n_node_ranks;
   const struct lade_session_choice *choices; /* of the caller; all ranks give the same names */
   int n_choices;
   bool is_plan_only;                   /* stop before memory is allocated and data is needed */
@@ -122,6 +123,8 @@ struct lade_session_info {
   uint64_t outside_bytes;            /* of a GPU, in use outside the arena: at the run's begin, or now for a plan */
   uint64_t taken_bytes[LADE_CUDA_N_TAKERS]; /* lade_cuda_mark_memory; of outside_bytes, all but later growth */
   uint64_t host_bytes, store_bytes;  /* taken; host bytes include the copy for async saves */
+  bool is_unified;                   /* the device is memory of the host */
+  int n_node_ranks;                  /* ranks that share the node's host and store budgets */
   bool is_async_saving;              /* steps go on during a save */
   uint64_t host_budget_bytes, store_budget_bytes;
   uint64_t store_read_bytes, store_written_bytes; /* by a training step */

@@ -34,7 +34,7 @@ assert code == 2 and not out and err.count("\n") == 1 and "--version" in err, (c
 assert run("help") == run("--help")
 
 with open("/dev/full", "w", encoding="utf-8") as full:
-    for words in (["--help"], ["plan", "--machine", "laptop-8c"]):  # the second is more than one buffer
+    for words in (["--help"], ["plan", "--detail", "--machine", "laptop-8c"]):  # the second is more than one buffer
         code, out, err = run(*words, stdout=full)
         assert code == 5 and err == "lade: standard output: No space left on device; the results are incomplete\n", err
 

@@ -182,7 +182,7 @@ os.close(reader)
 code, _, err = run("train", *SHORT, "--data", "text.txt", "--save", "unread", stderr=writer)
 assert code == 0 and "step-00000002" in os.listdir("unread"), (code, err)
 code, _, err = run("plan", "--model", "nano", "--json", stdout=writer)
-assert code == 5 and "Broken pipe" in err, (code, err)
+assert code == -signal.SIGPIPE and not err, (code, err)  # as every command behind which `head` has ended
 os.close(writer)
 
 # A link under a temporary name is a leftover; its target directory is not.

@@ -160,7 +160,8 @@ with tempfile.TemporaryDirectory() as scratch:
     rank = {"durable": None, "budget": ["min", "60%"], "sequence-parallel": None, "zero": ["0", "1"]}
     own = {"train": rank, "sweep": {"budgets": ["min,60%"]},
            "plan": {**rank, "rank": ["0"], "every-rank": None, "max": ["seq"], "graph": ["g 1", "-"], "seed": ["3"],
-                    "iterations": ["7"], "seconds": ["0.5"], "instructions": ["o#"], "frontier": None, "svg": ["f"]}}
+                    "iterations": ["7"], "seconds": ["0.5"], "instructions": ["o#"], "frontier": None, "svg": ["f"],
+                    "detail": None}}
     empty = os.path.join(scratch, "empty")
     os.mkdir(empty)
     for verb in ("train", "sweep", "plan"):
@@ -192,7 +193,7 @@ with tempfile.TemporaryDirectory() as scratch:
     with open(os.path.join(empty, "places"), "w", encoding="utf-8") as file:
         file.write("gelu keep\n")
     code, printed, err = run("plan", "--machine", "laptop-8c", "--layers", "1", "--recompute", "full", "--residency", "places",
-                             cwd=empty)
+                             "--detail", cwd=empty)
     assert code == 0 and re.search("keep +mlp.gelu .*residency file", printed), (printed, err)
     assert re.search("recompute +attn.qkv .*--recompute full", printed), printed
 

@@ -54,8 +54,9 @@ def every_rank_is_in_the_table():
             and whole["groups"]["pp"]["members"] == [[0, 4], [1, 5], [2, 6], [3, 7]], "groups", whole["groups"])
     require(0 < whole["bubble"] < 1 and 0 < whole["exposed_communication"] < 1
             and whole["all_ranks_step_seconds"] > max(s["predicted_step_seconds"] for s in stages), "times", whole)
-    text = plan(*SMALL, *layout).stdout
-    require("{0 4} {1 5} {2 6} {3 7}" in text and "sends and receives matched; bubble" in text, "the table", text)
+    text = plan(*SMALL, *layout, "--detail").stdout
+    require("{0 4} {1 5} {2 6} {3 7}" in text and "all ranks     a step of" in text and "; bubble" in text, "the table",
+            text)
 
 
 def ranks_of_a_stage_have_one_program():
@@ -127,7 +128,9 @@ def the_smallest_budget_is_one_that_fits():
 def ranks_of_a_node_share_its_host():
     arguments = [*SMALL[:-2], "--tp", "2", "--recompute", "none", "--host-budget", "64MiB"]
     require(plan_json(*arguments, "--node-ranks", "2")["host_budget_bytes"] == 32 << 20
-            and plan_json(*arguments)["host_budget_bytes"] == 64 << 20, "the host's budget is not shared")
+            and plan_json(*arguments)["host_budget_bytes"] == 32 << 20  # the two ranks of a described node
+            and plan_json(*arguments, "--node-ranks", "1")["host_budget_bytes"] == 64 << 20,
+            "the host's budget is not shared")
     here = [word for word in arguments if word not in ("--machine", "a100-40g")]
     require(plan_json(*here)["host_budget_bytes"] == 32 << 20, "a plan for this machine is not of all its ranks")
 

@@ -440,11 +440,28 @@ def a_second_signal_ends_all():
     require(not left_of(forever), "what ranks had started stays behind", left_of(forever))
 
 
+def a_linked_trainer_has_ranks():
+    """Ranks of lade/train.h train as the command's do; without them a job of several is refused."""
+    program = os.path.join(os.path.dirname(LADE), "tests", "unit", "test-train")
+    if not os.path.exists(program):
+        return
+    def linked(how):
+        return jobs.run([LADE, "launch", "-n", "2", "--", program, how, DATA], ENVIRONMENT)
+    code, out, err = linked("ranks")
+    code_of_command, summary, _ = jobs.run([LADE, "launch", "-n", "2", "--", "train", "--data", DATA, "--batch", "4",
+                                            "--zero", "1", "--steps", "3", "--quiet", "--json"], ENVIRONMENT)
+    digest = json.loads(summary)["loss_digest"]
+    require(code == code_of_command == 0 and out.split("\n")[:2] == [f"DIGEST {digest}"] * 2,
+            f"a linked trainer ends with {code} and another digest than {digest}", out + err)
+    code, out, err = linked("alone")
+    require(code and "mpirun started 2 ranks of this program" in out, "two trainings run in silence", out + err)
+
+
 with jobs.scratch():
     jobs.text_write(DATA)
     quick = (same_losses, plans_name_their_rank, plans_are_those_that_run, shards_wait_in_a_store,
              shards_in_their_least_budgets, refusals, one_rank_fails, disagreement, a_stage_is_decided_once,
-             help_is_given_once, a_signal_stops_all)
+             help_is_given_once, a_signal_stops_all, a_linked_trainer_has_ranks)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)

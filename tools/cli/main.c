@@ -3,8 +3,8 @@
  * The `lade` command: finds the verb that the first argument names and passes it the remaining arguments.
  *
  * Each verb is one file in tools/verbs and one line in the table, which is also the help. Results go to stdout, which
- * is flushed and checked here once for all verbs. A full disk or a broken pipe behind `lade plan --json > file` is
- * therefore an error, never a short file with exit code 0.
+ * is flushed and checked here once for all verbs. A full disk behind `lade plan --json > file` is therefore an error,
+ * never a short file with exit code 0. A reader that has left ends the command by SIGPIPE.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -32,6 +32,7 @@ static const struct verb verbs[] = {
     {"run", "runs a CUDA program inside a memory budget, and reports its memory", run_main},
     {"launch", "starts many ranks of a command, through mpirun", launch_main},
     {"bench", "measures parts of Lade on this machine, beside the usual alternatives", bench_main},
+    {"completions", "prints the completions of a shell", completions_main},
     {0}, /* ends the table */
 };
 
@@ -69,14 +70,17 @@ static void help_print(FILE *file)
   fprintf(file, "Usage: lade VERB [OPTION...]\n"
                 "Trains a model inside a memory budget, with the numbers of the unconstrained run.\n\n");
   for (const struct verb *verb = verbs; verb->name; verb++)
-    fprintf(file, "  %-8s %s\n", verb->name, verb->summary);
+    fprintf(file, "  %-11s %s\n", verb->name, verb->summary);
   fprintf(file, "\n  lade VERB --help   the verb's options, with examples\n"
                 "  lade --version     the version\n\n"
                 "Exit codes: 0 done, 1 failed, 2 usage, 3 does not fit the budget, 4 out of memory while\n"
                 "running, 5 I/O failed or data is damaged, 6 numbers differ, 7 something is missing here.\n");
 }
 
-/* Flush stdout and return the exit code: an earlier failure in @status precedes a failed flush. */
+/*
+ * Flush stdout and return the exit code: an earlier failure in @status precedes a failed flush. If the reader has
+ * closed its pipe, as `head` does, end by SIGPIPE without a line, as other commands do.
+ */
 static int output_finish(int status)
 {
   if (ferror(stdout))
@@ -84,6 +88,10 @@ static int output_finish(int status)
   errno = 0;
   if (fflush(stdout) == 0 && !ferror(stdout))
     return status;
+  if (errno == EPIPE && !status) {
+    signal(SIGPIPE, SIG_DFL);
+    raise(SIGPIPE);
+  }
   fprintf(stderr, "lade: standard output: %s; the results are incomplete\n", strerror(errno ? errno : EIO));
   return status ? status : LADE_EXIT_IO;
 }

@@ -81,7 +81,8 @@ struct option_state {
   struct option_list texts; /* of FILES, instead of text */
 };
 
-#define OPTIONS_MAX 112
+#define OPTIONS_MAX 120
+#define SWEEP_N_SIZES 4
 
 struct options {
   struct lade_session_params session;
@@ -95,7 +96,9 @@ struct options {
   const char *graph, *instructions, *svg;
   int64_t n_iterations;
   double search_seconds; /* 0: no limit */
-  bool has_frontier;
+  bool has_frontier, has_detail, has_probe;
+  const char *sweep_sizes[SWEEP_N_SIZES]; /* lists of sizes of a layout: tp, pp, dp, zero; NULL: not swept */
+  int64_t n_repeats;
   double mtbf_seconds;
   int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
   double temperature, seconds, comm_timeout_s;
@@ -129,6 +132,11 @@ const struct option *option_find(enum verb_id verb, const char *name, size_t nam
 
 /* Return the option of @verb that replaced an option of an earlier version, named @name. NULL for none. */
 const struct option *option_successor(enum verb_id verb, const char *name, size_t name_bytes);
+
+/*
+ * Return the reason why @verb has no option @name, for techniques that users of other trainers look for. NULL: none.
+ */
+const char *option_absence(enum verb_id verb, const char *name);
 
 static inline int option_index(const struct option *option)
 {

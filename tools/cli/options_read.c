@@ -21,6 +21,8 @@
 #include "tools/cli/verbs.h"
 #include "tools/job/save_interval.h"
 
+#define UNIT_BYTES (64 << 10) /* a smaller budget needs a unit; the chunks of a device are larger */
+
 /* Pairs of options: the first has no meaning without the second. */
 static const char *const needs[][2] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
@@ -64,9 +66,12 @@ static int unknown_option(enum verb_id verb, const char *word, struct lade_error
   const char *name = word + strspn(word, "-");
   const struct option *near = option_near(verb, name), *other = option_find(verb, name, strlen(name));
   const struct option *successor = option_successor(verb, name, strlen(name));
+  const char *absent = option_absence(verb, name);
   if (successor)
     return lade_error_set(error, -EINVAL, "there is no option %.64s any more; --%s replaces it", word, successor->name);
-  if (other && !near)
+  if (absent)
+    return lade_error_set(error, -EINVAL, "there is no option %.64s: %s", word, absent);
+  if (other && (!near || strncmp(near->name, name, strlen(near->name)) != 0)) /* budgets is near budget */
     return lade_error_set(error, -EINVAL, "lade %s has no option %.64s; `lade %s --help` lists its options",
                           verb_name(verb), word, verb_name(verb));
   if (near)
@@ -153,6 +158,38 @@ static void divisors_write(int64_t n, char *text, size_t text_bytes)
   text[0] = 0;
   for (int i = n_found - 1; i >= 0 && used < text_bytes; i--)
     used += (size_t)snprintf(text + used, text_bytes - used, "%lld%s", (long long)found[i], i ? ", " : "");
+}
+
+/*
+ * Ask for a unit if @text is a number of bytes that no run fits in: "40" is more likely 40 GiB, or 40 %.
+ */
+static int unit_check(const char *name, const char *text, struct lade_error *error)
+{
+  uint64_t bytes;
+  if (!text || text[strspn(text, "0123456789.")] || lade_size_parse(text, &bytes) || !bytes || bytes >= UNIT_BYTES)
+    return 0;
+  return lade_error_set(error, -EINVAL, "--%s %s: a unit is missing: %sMiB, %sGiB, or %s%% of the unconstrained peak; "
+                        "%sB for bytes", name, text, text, text, text, text);
+}
+
+/* Check the units of --budget and of each of --budgets. Sizes of graphs and of traces may be small. */
+static int units_check(const struct options *options, struct lade_error *error)
+{
+  const struct option *budget = option_find(options->verb, "budget", strlen("budget"));
+  const bool is_run = options->verb & (VERB_TRAIN | VERB_PLAN | VERB_RUN);
+  char word[24];
+  int status = 0;
+  if (is_run && !options->graph)
+    return unit_check("budget", options->states[option_index(budget)].text, error);
+  if (options->verb != VERB_SWEEP)
+    return 0;
+  for (const char *at = options->budgets; *at && !status; at += *at == ',') {
+    const int n = (int)strcspn(at, ",");
+    snprintf(word, sizeof(word), "%.*s", n, at);
+    status = n < (int)sizeof(word) ? unit_check("budgets", word, error) : 0;
+    at += n;
+  }
+  return status;
 }
 
 static int batch_check(const struct options *options, struct lade_error *error)
@@ -282,6 +319,8 @@ static int together_check(const struct options *options, struct lade_error *erro
   if (options->save_every == SAVE_INTERVAL_AUTO && !option_is_set(options, "mtbf"))
     return lade_error_set(error, -EINVAL, "--save-every auto needs --mtbf, which gives the interval");
   int status = subjects_check(options, error);
+  if (!status)
+    status = units_check(options, error);
   if (!status)
     status = batch_check(options, error);
   if (!status)

@@ -58,6 +58,13 @@ static const struct {
   const char *name, *successor;
 } replaced_options[] = {{"update", "optimizer-in-backward"}};
 
+/* Options of other trainers for techniques that Lade lacks, with the nearest ones that it has. */
+static const struct {
+  const char *name, *reason;
+} absent_options[] = {
+    {"cp", "context parallel ranks are not supported; --tp N --sequence-parallel shards activations between layers"},
+    {"ep", "expert parallel ranks are not supported, because no model with experts is"}};
+
 const struct option option_table[] = {
     SECTION("Model and data"),
     {OPTION_TEXT, "model", "NAME|FILE", ALL, AT(session.model), .preset = "nano",
@@ -120,6 +127,8 @@ const struct option option_table[] = {
              "or the device's free memory (auto; on the host a part of it)"},
     {OPTION_TEXT, "budgets", "LIST", VERB_SWEEP, AT(budgets), .preset = "100%,60%,40%,25%,min",
      .help = "device budgets, separated by commas; each is one run"},
+    {OPTION_COUNT, "repeat", "N", VERB_SWEEP, AT(n_repeats), .preset = "1", .least = 1, .most = 99,
+     .help = "run everything N times, in rounds, and print medians with their spread"},
     {OPTION_SIZE, "host-budget", "SIZE", ALL, AT(session.host_budget_bytes), .subject = OF_BOTH,
      .unset = "80 % of the memory left free",
      .help = "host memory for values that leave the device; 0: none"},
@@ -153,6 +162,14 @@ const struct option option_table[] = {
      .least = 1, .most = 4096, .help = "CPU threads; numbers do not depend on them"},
 
     SECTION("Several ranks"),
+    {OPTION_TEXT, "tp", "LIST", VERB_SWEEP, AT(sweep_sizes[0]), .unset = "1",
+     .help = "tensor parallel ranks, separated by commas; a run for each, which lade launch starts"},
+    {OPTION_TEXT, "pp", "LIST", VERB_SWEEP, AT(sweep_sizes[1]), .unset = "1",
+     .help = "pipeline stages, separated by commas, likewise"},
+    {OPTION_TEXT, "dp", "LIST", VERB_SWEEP, AT(sweep_sizes[2]), .unset = "1",
+     .help = "data parallel replicas, separated by commas, likewise"},
+    {OPTION_TEXT, "zero", "LIST", VERB_SWEEP, AT(sweep_sizes[3]), .unset = "0",
+     .help = "ZeRO stages, separated by commas, likewise"},
     {OPTION_COUNT, "dp", "N", VERB_TRAIN | VERB_PLAN, AT(dp), .unset = "ranks / (--tp * --pp)", .least = 1,
      .most = 1e6, .help = "data parallel: N replicas, each with its part of --batch (lade launch starts the ranks)"},
     {OPTION_COUNT, "zero", "0..3", VERB_TRAIN | VERB_PLAN, AT(zero), .preset = "0", .most = 3,
@@ -178,8 +195,10 @@ const struct option option_table[] = {
      .help = "plan rank N alone"},
     {OPTION_FLAG, "every-rank", NULL, VERB_PLAN, AT(has_every_rank),
      .help = "build and prove the program of every rank, instead of one per stage; --device dry executes each"},
+    {OPTION_FLAG, "detail", NULL, VERB_PLAN, AT(has_detail),
+     .help = "print also the ledger, the time of each queue, the table of ranks, and the place of each value"},
     {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .least = 1, .most = 1e6,
-     .unset = "all; with --machine 1",
+     .unset = "all; with --machine at most 8",
      .help = "ranks per node; they share --host-budget, --store-budget, drive and CPU threads"},
 
     SECTION("The run"),
@@ -260,6 +279,8 @@ const struct option option_table[] = {
      .help = "write the memory of each process as JSON"},
 
     SECTION("Measuring"),
+    {OPTION_FLAG, "probe", NULL, VERB_DOCTOR, AT(has_probe),
+     .help = "measure the rates of this machine anew, and replace those that earlier runs have kept"},
     {OPTION_TEXT, "dir", "DIR", VERB_BENCH_STORE, AT(bench_dir), .unset = "required",
      .help = "directory on the drive to measure; its files are removed"},
     {OPTION_SIZE, "size", "SIZE", VERB_BENCH_STORE, AT(bench_bytes), .preset = "4GiB", .least = 8 << 20,
@@ -291,7 +312,8 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade train --model nano --data input.txt                       2000 steps in the memory that is free\n"
      "  lade train --model baby --data input.txt --batch 16 --budget 60%\n"
-     "  lade train --data input.txt --budget min --store /nvme/scratch  the smallest budget, over a drive\n"
+     "  lade train --data input.txt --budget min --host-budget 0 --store /nvme/scratch    as little memory as\n"
+     "                                                                  possible, over a drive\n"
      "  lade train --data input.txt --save run --save-every 500         checkpoints; then, after a stop:\n"
      "  lade train --data input.txt --save run --resume run\n"
      "  lade train --data input.txt --store /nvme/scratch --durable    after a crash, the same line continues\n"
@@ -301,9 +323,10 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade sweep --model nano --data input.txt --steps 200\n"
      "  lade sweep --model baby --data input.txt --steps 20 --budgets 100%,50%,min --host-budget 0 --json\n"
+     "  lade sweep --data input.txt --steps 20 --budgets 100% --dp 1,2 --zero 0,1 --repeat 3\n"
      "\nUsage: lade sweep --data FILE... [--budgets LIST] [OPTION...]\n"
-     "Trains the same model at several budgets, one process each, and compares memory, speed and numbers.\n"
-     "Exits 6 if the numbers differ.\n"},
+     "Trains the same model at several budgets and in several layouts, one process or job each, and compares memory,\n"
+     "speed and numbers. Exits 6 if the numbers of one layout differ.\n"},
     {VERB_PLAN, "plan",
      "Examples:\n"
      "  lade plan --model baby --batch 16 --budget 40%           the place of each value, and its cost\n"
@@ -319,6 +342,7 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade doctor                       features of this machine, and how to get missing ones\n"
      "  lade doctor --store /nvme/scratch the same, and whether that directory can be a store\n"
+     "  lade doctor --probe               measures the machine anew; better when it is idle\n"
      "\nUsage: lade doctor [OPTION...]\n"
      "Exits 7 if a requested feature, or one that every run needs, is missing.\n"},
     {VERB_BENCH, "bench",
@@ -383,6 +407,15 @@ const struct option *option_successor(enum verb_id verb, const char *name, size_
       const struct option *option = option_find(verb, successor, strlen(successor));
       return (option->verbs | option->silent) & verb ? option : NULL;
     }
+  }
+  return NULL;
+}
+
+const char *option_absence(enum verb_id verb, const char *name)
+{
+  for (size_t i = 0; i < LADE_COUNT(absent_options) && (verb & ALL); i++) {
+    if (strcmp(absent_options[i].name, name) == 0)
+      return absent_options[i].reason;
   }
   return NULL;
 }
@@ -453,5 +486,6 @@ void options_help(enum verb_id verb, FILE *file)
       option_print(option, file);
     }
   }
-  fputs("\nSizes are 512MiB, 24GiB, 1.5GB or bytes. Exit codes: lade --help.\n", file);
+  fprintf(file, "\nSizes are 512MiB, 24GiB, 1.5GB or bytes. Exit codes: lade --help. Pages such as docs/guide.md: the\n"
+                "source, or %s.\n", LADE_PAGES);
 }

@@ -15,6 +15,8 @@
 
 #define HISTORY_MOST 65536
 #define RESULT_DIGITS 9 /* of a printed result; logs have all 17 */
+#define SCREEN_COLUMNS 100
+#define ENTRY_COLUMNS 40 /* of an axis's bytes and calls, with words before it */
 #define RATED_BYTES 600e12 /* rated endurance of consumer drives of 1 TB, e.g. Samsung's 980 PRO data sheet */
 
 /* ---- history ---- */
@@ -278,6 +280,12 @@ json_t *summary_json(const struct summary *summary)
     return NULL;
   shape_set(object, summary);
   memory_set(object, &summary->info);
+  if (summary->resident_peak_bytes)
+    json_object_set_new(object, "resident_peak_bytes", json_bytes(summary->resident_peak_bytes));
+  if (summary->resident_open_bytes)
+    json_object_set_new(object, "resident_open_bytes", json_bytes(summary->resident_open_bytes));
+  if (summary->is_described)
+    json_object_set_new(object, "machine", json_text(summary->info.cost->machine.name));
   numbers_set(object, summary);
   times_set(object, summary);
   layout_set(object, &summary->info);
@@ -304,14 +312,18 @@ void layout_print(const struct lade_session_info *info, FILE *file)
   const char *before = "; a step sends ";
   if (info->layout.mesh.world == 1)
     return;
-  fprintf(file, "ranks         %d (%s); this is rank %d", info->layout.mesh.world,
-          lade_layout_name(&info->layout, name), info->layout.rank);
+  int column = fprintf(file, "ranks         %d (%s); this is rank %d", info->layout.mesh.world,
+                       lade_layout_name(&info->layout, name), info->layout.rank);
   for (int axis = 0; axis < LADE_N_AXES; axis++) {
     if (!info->comm_bytes[axis])
       continue;
-    fprintf(file, "%s%s %s in %d call%s", before, lade_axis_name((enum lade_axis)axis),
-            lade_size_format(info->comm_bytes[axis], text, sizeof(text)), info->comm_calls[axis],
-            info->comm_calls[axis] == 1 ? "" : "s");
+    if (column > SCREEN_COLUMNS - ENTRY_COLUMNS) {
+      before = strcmp(before, ", ") == 0 ? ",\n              " : ";\n              a step sends ";
+      column = 0;
+    }
+    column += fprintf(file, "%s%s %s in %d call%s", before, lade_axis_name((enum lade_axis)axis),
+                      lade_size_format(info->comm_bytes[axis], text, sizeof(text)), info->comm_calls[axis],
+                      info->comm_calls[axis] == 1 ? "" : "s");
     before = ", ";
   }
   fputc('\n', file);
@@ -329,6 +341,12 @@ void outside_print(const struct lade_session_info *info, FILE *file)
   for (int taker = 0; taker <= LADE_CUDA_N_TAKERS; taker++)
     fprintf(file, "%s %s %s", taker ? "," : "", taker_names[taker], lade_size_format(bytes[taker], text, sizeof(text)));
   fputc('\n', file);
+}
+
+/* True if the device of the run is memory of this process. */
+static bool is_one_memory(const struct lade_session_info *info)
+{
+  return info->executor && info->is_unified;
 }
 
 static void memory_print(const struct summary *summary, FILE *file)
@@ -349,6 +367,12 @@ static void memory_print(const struct summary *summary, FILE *file)
           lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
   fprintf(file, "              host %s, store %s\n", lade_size_format(info->host_bytes, a, sizeof(a)),
           lade_size_format(info->store_bytes, b, sizeof(b)));
+  if (summary->resident_peak_bytes)
+    fprintf(file, "              process %s resident at its peak%s, %s before step 0%s\n",
+            lade_size_format(summary->resident_peak_bytes, a, sizeof(a)),
+            is_one_memory(info) ? " (tiers included: one memory)" : "",
+            lade_size_format(summary->resident_open_bytes, b, sizeof(b)),
+            has_peaks ? "; the most of any rank's" : "");
 }
 
 double drive_rate(const struct lade_session_info *info)
@@ -400,6 +424,11 @@ static void times_print(const struct summary *summary, FILE *file)
   const struct lade_plan *plan = summary->info.plan;
   char a[32], b[32];
   const char *how = summary->is_dry ? "executed dry" : "measured";
+  if (summary->is_described && !summary->is_dry) {
+    how = "measured here";
+    fprintf(file, "machine       times are predicted for %s and measured on this machine\n",
+            summary->info.cost->machine.name);
+  }
   fprintf(file, "step          predicted %s, %s %s\n", seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
           how, seconds_format(summary->seconds[0], b, sizeof(b)));
   for (int queue = 0; queue < LADE_N_QUEUES; queue++) {

@@ -42,6 +42,9 @@ struct summary {
   double seconds[HISTORY_COLUMNS]; /* measured, or simulated when dry */
   double bubble; /* several ranks: history_bubble of the worst stage; NAN: one rank */
   const uint64_t *planned_peaks, *measured_peaks; /* of each rank; NULL: not gathered */
+  uint64_t resident_peak_bytes; /* since step 0, of the process with the most of any rank; 0: unknown, or dry */
+  uint64_t resident_open_bytes; /* before, while the first rank measured the machine and planned */
+  bool is_described; /* times were predicted for the machine of --machine */
 };
 
 struct json_t;

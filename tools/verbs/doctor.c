@@ -20,6 +20,7 @@
 #include "device/cuda.h"
 #include "kernels/cuda.h"
 #include "kernels/kernels.h"
+#include "machine/probe.h"
 #include "offload/store.h"
 #include "tools/cli/options.h"
 #include "tools/job/subprocess.h"
@@ -107,6 +108,36 @@ static void threads_check(struct report *report, int64_t n_threads)
   else
     finding_add(report, "threads", FINDING_GOOD, NULL, "%d (CPU affinity and the cgroup's quota allow %d)", n,
                 lade_cpu_count());
+}
+
+/* Report the rates behind predictions and the speed of light: those that are kept, or with --probe new ones. */
+static void rates_check(struct report *report, const struct options *options)
+{
+  struct lade_cpu cpu = lade_cpu_get();
+  struct lade_kernels kernels;
+  struct lade_cost cost;
+  struct lade_error error = {0};
+  lade_pool *pool = NULL;
+  lade_kernels_init(&kernels, &cpu);
+  int status = lade_pool_create(options->n_threads ? (int)options->n_threads : lade_cpu_count(), &pool);
+  const struct lade_probe_params how = {.struct_size = sizeof(how), .kernels = &kernels, .pool = pool,
+                                        .is_renewed = true};
+  if (!status && options->has_probe)
+    status = lade_probe(&how, &error, &cost);
+  else if (!status)
+    status = lade_probe_recall(&how, &cost) ? 0 : -ENOENT;
+  if (!status) {
+    finding_add(report, "rates", FINDING_GOOD, NULL, "%.1f Gflop/s in fp32 products, %.1f in bf16, the best seen; "
+                "memory %.1f GB/s, AdamW %.1f GB/s", cost.machine.matmul_flops_per_s[LADE_F32] / 1e9,
+                cost.machine.matmul_flops_per_s[LADE_BF16] / 1e9, cost.machine.device_bytes_per_s / 1e9,
+                cost.machine.host_bytes_per_s / 1e9);
+    lade_cost_finish(&cost);
+  } else {
+    finding_add(report, "rates", options->has_probe ? FINDING_MISSING : FINDING_NOTE,
+                "lade doctor --probe measures them, and the first run does", "%s",
+                error.text[0] ? error.text : "not measured yet with this number of threads");
+  }
+  lade_pool_destroy(pool);
 }
 
 /* ---- memory ---- */
@@ -310,6 +341,7 @@ int doctor_main(int argc, char **argv)
   if (code == OPTIONS_GO) {
     cpu_check(&report);
     threads_check(&report, options.n_threads);
+    rates_check(&report, &options);
     memory_check(&report);
     memlock_check(&report);
     huge_pages_check(&report);

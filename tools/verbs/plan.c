@@ -15,6 +15,7 @@
 #include "tools/report/report.h"
 #include "tools/report/timeline.h"
 #include "tools/verbs/plan.h"
+#include "tools/verbs/plan_advice.h"
 #include "tools/verbs/plan_graph.h"
 #include "tools/verbs/plan_ranks.h"
 
@@ -25,6 +26,7 @@ struct planning {
   bool has_step; /* was executed dry */
   struct lade_step_report step;
   struct placement_report places;
+  struct advice advice;
   struct lade_error error;
 };
 
@@ -78,12 +80,7 @@ static void ledger_print(const struct lade_session_info *info)
 static void times_print(const struct planning *planning)
 {
   const struct lade_plan *plan = planning->info.plan;
-  char a[32], b[32];
-  printf("step          predicted %s; unconstrained %s\n",
-         seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
-         seconds_format((double)planning->info.bounds.unconstrained_ns / 1e9, b, sizeof(b)));
-  if (planning->has_step)
-    printf("              executed dry %s\n", seconds_format((double)planning->step.wall_ns / 1e9, a, sizeof(a)));
+  char a[32];
   for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
     int64_t predicted_ns = plan->train->predicted_busy_ns[queue], dry_ns = planning->step.busy_ns[queue];
     if (!predicted_ns && !dry_ns)
@@ -106,6 +103,75 @@ static bool has_all_ranks(const struct planning *planning)
   return planning->info.layout.mesh.world > 1 && !option_is_set(&planning->options, "rank");
 }
 
+/* State how the ranks of a node share a host or store budget that the user stated. */
+static void node_print(const struct planning *planning)
+{
+  const int n = planning->info.n_node_ranks;
+  const bool is_stated = option_is_set(&planning->options, "host-budget") ||
+                         option_is_set(&planning->options, "store-budget");
+  if (is_stated && n > 1)
+    printf("              of a rank: stated budgets are a node's, whose %d ranks share them%s\n", n,
+           option_is_set(&planning->options, "node-ranks") ? "" : " (--node-ranks)");
+}
+
+/* Return the predicted time of a step: of all ranks together, or of the rank that is planned alone. */
+static int64_t step_ns(const struct planning *planning)
+{
+  return planning->ranks.step_ns ? planning->ranks.step_ns : planning->info.plan->predicted_ns;
+}
+
+static double tokens_per_second(const struct planning *planning)
+{
+  const double tokens = (double)(planning->info.batch * planning->info.seq_len);
+  return tokens / (double)LADE_MAX(step_ns(planning), 1) * 1e9;
+}
+
+/* Return the first rank's predicted step over its step with everything kept. */
+static double slowdown(const struct planning *planning)
+{
+  return (double)planning->info.plan->predicted_ns / (double)LADE_MAX(planning->info.bounds.unconstrained_ns, 1);
+}
+
+/* Print the machine of the figures, and their source. */
+static void machine_print(const struct planning *planning)
+{
+  const char *named = planning->options.session.machine;
+  const bool is_preset = named && !strchr(named, '/') && !strchr(named, '.');
+  printf("machine       %s: %s\n", planning->info.cost->machine.name,
+         !named ? "measured" : is_preset ? "data sheet, not measured" : "described, not measured");
+}
+
+/* Print the busy time of each queue, from the longest on, as long as the line has room. */
+static void queues_print(const struct planning *planning)
+{
+  int64_t busy_ns[LADE_N_QUEUES];
+  char text[32];
+  int column = printf("time          "), n = 0;
+  memcpy(busy_ns, planning->info.plan->train->predicted_busy_ns, sizeof(busy_ns));
+  while (column < 76) {
+    int most = 0;
+    for (int queue = 1; queue < LADE_N_QUEUES; queue++)
+      most = busy_ns[queue] > busy_ns[most] ? queue : most;
+    if (busy_ns[most] <= 0)
+      break;
+    column += printf("%s%s %s", n++ ? ", " : "", lade_queue_name((enum lade_queue_id)most),
+                     seconds_format((double)busy_ns[most] / 1e9, text, sizeof(text)));
+    busy_ns[most] = 0;
+  }
+  puts(n > 1 ? ", at once" : "");
+}
+
+static void speed_print(const struct planning *planning)
+{
+  char a[32], b[32];
+  printf("step          predicted %s; unconstrained %s, slowdown %.2f\n",
+         seconds_format((double)planning->info.plan->predicted_ns / 1e9, a, sizeof(a)),
+         seconds_format((double)planning->info.bounds.unconstrained_ns / 1e9, b, sizeof(b)), slowdown(planning));
+  if (planning->has_step)
+    printf("              executed dry %s\n", seconds_format((double)planning->step.wall_ns / 1e9, a, sizeof(a)));
+  printf("speed         %.0f tokens/s\n", tokens_per_second(planning));
+}
+
 static void bounds_print(const struct planning *planning)
 {
   const struct lade_session_info *info = &planning->info;
@@ -113,35 +179,55 @@ static void bounds_print(const struct planning *planning)
   printf("model         %s, %lld parameters; batch %lld of %lld tokens, in %d pass%s\n", info->model.name,
          (long long)info->n_params, (long long)info->batch, (long long)info->seq_len, info->n_microbatches,
          info->n_microbatches == 1 ? "" : "es");
+  machine_print(planning);
   layout_print(info, stdout);
   printf("budgets       device %s, host %s, store %s\n", bound_format(info->budget_bytes, UINT64_MAX, a, sizeof(a)),
          lade_size_format(info->host_budget_bytes, b, sizeof(b)),
          lade_size_format(info->store_budget_bytes, c, sizeof(c)));
-  printf("bounds        unconstrained %s, smallest budget %s, lower bound %s%s\n",
+  node_print(planning);
+  printf("bounds        unconstrained %s, smallest budget %s, lower bound %s\n",
          bound_format(info->bounds.unconstrained_bytes, 0, a, sizeof(a)),
          bound_format(info->bounds.min_bytes, UINT64_MAX, b, sizeof(b)),
-         lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)),
-         has_all_ranks(planning) ? "; the most of any rank's" : "");
+         lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
 }
 
-static void plan_print(const struct planning *planning)
+/* Print the facts that a first look leaves out: --detail. */
+static void detail_print(const struct planning *planning)
 {
   const struct lade_session_info *info = &planning->info;
-  char peak[32];
-  bounds_print(planning);
   if (has_all_ranks(planning))
     ranks_plan_print(&planning->ranks, stdout);
   if (!info->plan)
     return;
-  if (has_all_ranks(planning))
-    printf("\nrank 0\n");
-  printf("planned peak  %s, proved\n", lade_size_format(info->plan->peak_bytes[LADE_DEVICE], peak, sizeof(peak)));
-  outside_print(info, stdout);
+  printf("\nqueues%s\n", has_all_ranks(planning) ? " of rank 0" : "");
   times_print(planning);
-  store_traffic_print(info, (double)info->plan->predicted_ns / 1e9, stdout);
   ledger_print(info);
   printf("\nwhere values wait for the backward pass, and what it keeps busy in a step\n");
   placement_report_print(&planning->places, info->graph, stdout);
+}
+
+/* Print at most a screen, of 24 lines and 100 columns; then the details that are asked for. */
+static void plan_print(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  const bool has_many = has_all_ranks(planning);
+  char peak[32];
+  bounds_print(planning);
+  if (info->plan) {
+    printf("planned peak  %s, proved%s\n", lade_size_format(ranks_plan_peak(&planning->ranks), peak, sizeof(peak)),
+           has_many ? planning->ranks.fits ? "; the most of any rank's" : "; other ranks do not fit" : "");
+    outside_print(info, stdout);
+    speed_print(planning);
+    queues_print(planning);
+    store_traffic_print(info, (double)info->plan->predicted_ns / 1e9, stdout);
+  }
+  if (has_many)
+    ranks_step_print(&planning->ranks, stdout);
+  advice_print(&planning->advice, stdout);
+  if (planning->options.has_detail)
+    detail_print(planning);
+  else if (info->plan)
+    puts("\n--detail: the ledger, the queues, and the place of each value");
 }
 
 /* ---- JSON ---- */
@@ -177,6 +263,8 @@ static void plan_set(json_t *object, const struct planning *planning)
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(planning->info.store_read_bytes));
   json_object_set_new(object, "store_written_bytes_per_step", json_bytes(planning->info.store_written_bytes));
   json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
+  json_object_set_new(object, "tokens_per_second", json_number(tokens_per_second(planning)));
+  json_object_set_new(object, "slowdown", json_number(slowdown(planning)));
   json_object_set_new(object, "predicted_queue_seconds", queues_json(planning, plan->train->predicted_busy_ns));
   json_object_set_new(object, "ledger", ledger_json(&planning->info));
   json_object_set_new(object, "residency", placement_report_json(&planning->places, planning->info.graph));
@@ -207,6 +295,8 @@ static int plan_dump(const struct planning *planning)
   json_object_set_new(object, "lower_bound_bytes", json_bytes(bounds->lower_bound_bytes));
   json_object_set_new(object, "unconstrained_bytes", json_bytes(bounds->unconstrained_bytes));
   json_object_set_new(object, "unconstrained_step_seconds", json_number((double)bounds->unconstrained_ns / 1e9));
+  json_object_set_new(object, "advice", advice_json(&planning->advice));
+  json_object_set_new(object, "is_measured", json_boolean(!planning->options.session.machine));
   if (has_all_ranks(planning))
     ranks_plan_set(object, &planning->ranks);
   if (info->plan)
@@ -229,6 +319,7 @@ static const struct stage_plan *refused_find(const struct ranks_plan *ranks)
 static int plan_run(struct planning *planning)
 {
   struct options *options = &planning->options;
+  const int64_t begin_ns = advice_clock();
   int status = outputs_check(options, &planning->error);
   if (!status)
     status = option_is_set(options, "rank") ? rank_plan_make(options, &planning->ranks, &planning->error)
@@ -239,6 +330,8 @@ static int plan_run(struct planning *planning)
   ranks_plan_most(&planning->ranks, &planning->info);
   planning->step = planning->ranks.stages[0].step;
   planning->has_step = planning->info.plan && options->device == DEVICE_DRY;
+  if (!option_is_set(options, "rank"))
+    advice_make(options, &planning->ranks, advice_clock() - begin_ns, &planning->advice);
   if (!planning->info.plan)
     return 0;
   status = placement_report_make(&planning->info, options->session.recipe, options->session.residency_file,

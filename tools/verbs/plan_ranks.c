@@ -404,7 +404,6 @@ static void stage_print(const struct stage_plan *stage, int n_ranks, FILE *file)
 void ranks_plan_print(const struct ranks_plan *ranks, FILE *file)
 {
   uint64_t *scratch = calloc((size_t)ranks->n_stages, sizeof(*scratch));
-  char text[32];
   fputc('\n', file);
   groups_print(&ranks->stages[0].info.layout.mesh, file);
   if (ranks->fits && scratch)
@@ -413,12 +412,18 @@ void ranks_plan_print(const struct ranks_plan *ranks, FILE *file)
   fprintf(file, "\n  %-7s %6s %12s %12s  sent by a rank in a step\n", "rank", "alike", "peak", "step alone");
   for (int i = 0; i < ranks->n_stages; i++)
     stage_print(&ranks->stages[i], ranks_per_stage(ranks), file);
+  fputc('\n', file);
+}
+
+void ranks_step_print(const struct ranks_plan *ranks, FILE *file)
+{
+  char text[32];
   if (!ranks->fits)
     return;
-  fprintf(file, "\nall ranks     a step of %s, sends and receives matched; bubble %.1f %%, exposed communication "
-          "%.1f %%%s\n", seconds_format((double)ranks->step_ns / 1e9, text, sizeof(text)),
-          100 * ranks->bubble / (1 + ranks->bubble), 100 * ranks->exposed,
-          ranks->stages[0].n_made > 1 ? "; each rank's own program is built and alike" : "");
+  fprintf(file, "all ranks     a step of %s; bubble %.1f %%, exposed communication %.1f %%%s\n",
+          seconds_format((double)ranks->step_ns / 1e9, text, sizeof(text)), 100 * ranks->bubble / (1 + ranks->bubble),
+          100 * ranks->exposed, ranks->stages[0].n_made > 1
+                                    ? ";\n              each rank's own program is built and alike" : "");
 }
 
 /* ---- JSON ---- */

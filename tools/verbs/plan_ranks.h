@@ -48,8 +48,10 @@ void ranks_plan_most(const struct ranks_plan *ranks, struct lade_session_info *i
 /* Return the largest planned device peak of the ranks that have a plan. */
 uint64_t ranks_plan_peak(const struct ranks_plan *ranks);
 
-/* Print the members of groups, the ledger over all ranks, their stages, and the step. */
+/* Print the members of groups, the ledger over all ranks, and their stages. */
 void ranks_plan_print(const struct ranks_plan *ranks, FILE *file);
+/* Print the step of all ranks together, if they fit. */
+void ranks_step_print(const struct ranks_plan *ranks, FILE *file);
 
 struct json_t;
 /* Write the fields of @ranks into @object. */

@@ -98,7 +98,14 @@ static void trace_print(const struct replaying *replaying)
   if (peak->place)
     printf(" (%s %d)", trace->place_word, peak->place);
   putchar('\n');
-  if (trace->has_recorded)
+  if (trace->n_devices == 0)
+    return; /* not a snapshot */
+  if (!trace->has_recorded)
+    printf("recorded      unknown: the snapshot lists no segments\n");
+  else if (trace->recorded_reserved_bytes < trace->peak_live_bytes)
+    printf("recorded      unknown: the snapshot lists segments of %s, less than was live\n",
+           lade_size_format(trace->recorded_reserved_bytes, b, sizeof(b)));
+  else
     printf("recorded      %s reserved, waste %.2f %%\n",
            lade_size_format(trace->recorded_reserved_bytes, b, sizeof(b)),
            100 * waste_get(replaying, trace->recorded_reserved_bytes));

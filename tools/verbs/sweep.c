@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `lade sweep`: the same training run at several budgets, and the cost of each.
+ * `lade sweep`: the same training run at several budgets and in several layouts, and the cost of each.
  *
- * Each budget is a process of its own, this very program as `lade train --json`. Its memory is therefore measured from
- * a fresh start, and no run warms caches for the next. Runs follow one another because they share cores. A budget that
- * does not fit is a line of the table, and the other budgets still run; any other failure ends the sweep. The numbers
- * are proved by equal digests: all runs end with the same two.
+ * Each run is a process of its own, this very program as `lade train --json`, or a job of `lade launch` if its layout
+ * is of several ranks. Its memory is therefore measured from a fresh start, and no run warms caches for the next. With
+ * --repeat the runs come in rounds, so that a busy minute does not fall on one budget alone. Runs follow one another
+ * because they share cores. A budget that does not fit is a line of the table, and the other budgets still run; any
+ * other failure ends the sweep. The numbers are proved by equal digests: all runs of a layout end with the same two.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,11 +22,19 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define MAX_BUDGETS 64
+#define TRIALS_MOST 512
+#define SIZES_MOST 8  /* of one list */
+#define LABEL_BYTES 64
 #define MAX_OUTPUT_BYTES (1 << 20)
+
+/* The sizes of a layout, in the order of options' sweep_sizes. */
+static const char *const size_names[SWEEP_N_SIZES] = {"tp", "pp", "dp", "zero"};
+static const int size_defaults[SWEEP_N_SIZES] = {1, 1, 1, 0};
 
 struct budget_trial {
   const char *budget;
+  int sizes[SWEEP_N_SIZES], round;
+  char label[LABEL_BYTES]; /* "60%", or "60% dp2 zero1" */
   int code;        /* exit code of its run; -1: it has not run */
   json_t *summary; /* NULL: none */
 };
@@ -33,42 +42,111 @@ struct budget_trial {
 struct budget_sweep {
   struct options options;
   char *list; /* of budgets, cut at its commas */
-  struct budget_trial trials[MAX_BUDGETS];
-  int n;
+  struct budget_trial trials[TRIALS_MOST];
+  int n, n_distinct; /* trials; those of one round, which are the first */
   struct lade_error error;
 };
 
 /* ---- commands ---- */
 
-static int budgets_parse(struct budget_sweep *sweep)
+static int ranks_of(const struct budget_trial *trial)
+{
+  return trial->sizes[0] * trial->sizes[1] * trial->sizes[2];
+}
+
+/* Read the list @text of sizes @name. */
+static int sizes_parse(const char *name, const char *text, int sizes[SIZES_MOST], int *ret_n, struct lade_error *error)
+{
+  char *end;
+  int n = 0;
+  for (const char *at = text; n < SIZES_MOST; at = end + 1) {
+    const long size = strtol(at, &end, 10);
+    const bool is_zero = strcmp(name, "zero") == 0;
+    if (end == at || (*end && *end != ',') || size < (is_zero ? 0 : 1) || size > (is_zero ? 3 : 4096))
+      break;
+    sizes[n++] = (int)size;
+    if (!*end) {
+      *ret_n = n;
+      return 0;
+    }
+  }
+  return lade_error_set(error, -EINVAL, "--%s '%.64s': expected at most %d %s, separated by commas", name, text,
+                        SIZES_MOST, strcmp(name, "zero") == 0 ? "stages from 0 to 3" : "numbers of ranks");
+}
+
+static int trial_add(struct budget_sweep *sweep, const char *budget, const int sizes[SWEEP_N_SIZES])
+{
+  struct budget_trial trial = {.budget = budget, .code = -1};
+  if (sweep->n == TRIALS_MOST)
+    return lade_error_set(&sweep->error, -EINVAL, "more than %d runs", TRIALS_MOST);
+  memcpy(trial.sizes, sizes, sizeof(trial.sizes));
+  int used = snprintf(trial.label, sizeof(trial.label), "%s", budget);
+  for (int i = 0; i < SWEEP_N_SIZES; i++) {
+    if (sizes[i] != size_defaults[i] && used < LABEL_BYTES)
+      used += snprintf(trial.label + used, sizeof(trial.label) - (size_t)used, " %s%d", size_names[i], sizes[i]);
+  }
+  sweep->trials[sweep->n++] = trial;
+  return 0;
+}
+
+/* Add the runs of all layouts at @budget. */
+static int layouts_add(struct budget_sweep *sweep, const char *budget)
+{
+  int lists[SWEEP_N_SIZES][SIZES_MOST], n[SWEEP_N_SIZES], n_all = 1, status = 0;
+  for (int i = 0; i < SWEEP_N_SIZES && !status; i++) {
+    const char *text = sweep->options.sweep_sizes[i];
+    lists[i][0] = size_defaults[i];
+    n[i] = 1;
+    status = text ? sizes_parse(size_names[i], text, lists[i], &n[i], &sweep->error) : 0;
+    n_all *= n[i];
+  }
+  for (int k = 0; k < n_all && !status; k++) {
+    int sizes[SWEEP_N_SIZES], rest = k;
+    for (int i = SWEEP_N_SIZES - 1; i >= 0; i--) {
+      sizes[i] = lists[i][rest % n[i]];
+      rest /= n[i];
+    }
+    const bool is_shard = sizes[3] > 0 && sizes[2] == 1; /* nothing is sharded over one replica */
+    status = is_shard && n_all > 1 ? 0 : trial_add(sweep, budget, sizes);
+  }
+  return status;
+}
+
+/* List the runs: a round of all budgets and layouts, then the same as often as --repeat says. */
+static int trials_list(struct budget_sweep *sweep)
 {
   struct lade_budget budget;
+  int status = 0;
   sweep->list = strdup(sweep->options.budgets);
   if (!sweep->list)
     return -ENOMEM;
   char *rest = sweep->list;
-  for (char *word; (word = strsep(&rest, ","));) {
-    int status = budget_parse(word, &budget, &sweep->error);
-    if (status)
-      return status;
-    if (sweep->n == MAX_BUDGETS)
-      return lade_error_set(&sweep->error, -EINVAL, "--budgets: more than %d", MAX_BUDGETS);
-    sweep->trials[sweep->n++] = (struct budget_trial){.budget = word, .code = -1};
+  for (char *word; (word = strsep(&rest, ",")) && !status;) {
+    status = budget_parse(word, &budget, &sweep->error);
+    if (!status)
+      status = layouts_add(sweep, word);
   }
-  return 0;
+  sweep->n_distinct = sweep->n;
+  for (int round = 1; round < sweep->options.n_repeats && !status; round++) {
+    for (int i = 0; i < sweep->n_distinct && !status; i++) {
+      status = trial_add(sweep, sweep->trials[i].budget, sweep->trials[i].sizes);
+      sweep->trials[sweep->n - 1].round = round;
+    }
+  }
+  return status;
 }
 
-/* Return the number of trials of @trial's budget up to @trial, itself included. */
+/* Return the number of trials like @trial up to @trial, itself included. */
 static int repetition_of(const struct budget_sweep *sweep, const struct budget_trial *trial)
 {
   int n = 1;
   for (const struct budget_trial *other = sweep->trials; other < trial; other++)
-    n += strcmp(other->budget, trial->budget) == 0;
+    n += strcmp(other->label, trial->label) == 0;
   return n;
 }
 
 /*
- * Append "--log=FILE.60%" and the like: each output gets the budget appended, and a number if that budget ran before.
+ * Append "--log=FILE.60%" and the like: each output gets the label appended, and a number if that one ran before.
  */
 static int outputs_push(const struct budget_sweep *sweep, const struct budget_trial *trial,
                         struct option_list *arguments)
@@ -78,13 +156,17 @@ static int outputs_push(const struct budget_sweep *sweep, const struct budget_tr
   const int repetition = repetition_of(sweep, trial);
   char number[16] = "";
   int status = 0;
+  char name[LABEL_BYTES];
+  snprintf(name, sizeof(name), "%s", trial->label);
+  for (char *at = name; *at; at++)
+    *at = *at == ' ' ? '-' : *at;
   if (repetition > 1)
     snprintf(number, sizeof(number), ".%d", repetition);
   for (size_t i = 0; i < LADE_COUNT(names) && !status; i++) {
     char *argument = NULL;
     if (!values[i])
       continue;
-    if (asprintf(&argument, "--%s=%s.%s%s", names[i], values[i], trial->budget, number) < 0)
+    if (asprintf(&argument, "--%s=%s.%s%s", names[i], values[i], name, number) < 0)
       return -ENOMEM;
     status = option_list_push(arguments, argument);
     if (status)
@@ -104,14 +186,40 @@ static int word_push(struct option_list *arguments, const char *format, const ch
   return status;
 }
 
+static int launch_push(struct option_list *arguments, int n_ranks)
+{
+  char number[16];
+  snprintf(number, sizeof(number), "%d", n_ranks);
+  int status = word_push(arguments, "%s", "launch");
+  if (!status)
+    status = word_push(arguments, "%s", "-n");
+  if (!status)
+    status = word_push(arguments, "%s", number);
+  return status ? status : word_push(arguments, "%s", "--");
+}
+
+static int size_push(struct option_list *arguments, const char *name, int size, int otherwise)
+{
+  char word[32];
+  if (size == otherwise)
+    return 0;
+  snprintf(word, sizeof(word), "--%s=%d", name, size);
+  return word_push(arguments, "%s", word);
+}
+
 /* Make argv of a run, with its NULL. */
 static int arguments_make(const struct budget_sweep *sweep, const struct budget_trial *trial,
                           struct option_list *ret_arguments)
 {
-  static const char *const without[] = {"budgets", "json", "quiet", "log", "save", "timeline", NULL};
+  static const char *const without[] = {"budgets", "repeat", "tp", "pp", "dp", "zero", "json", "quiet", "log", "save",
+                                        "timeline", NULL};
   int status = word_push(ret_arguments, "%s", "lade");
+  if (!status && ranks_of(trial) > 1)
+    status = launch_push(ret_arguments, ranks_of(trial));
   if (!status)
     status = word_push(ret_arguments, "%s", "train");
+  for (int i = 0; i < SWEEP_N_SIZES && !status; i++)
+    status = size_push(ret_arguments, size_names[i], trial->sizes[i], size_defaults[i]);
   if (!status)
     status = options_arguments(&sweep->options, VERB_SWEEP, without, ret_arguments);
   if (!status)
@@ -188,7 +296,7 @@ static int trial_run(struct budget_sweep *sweep, struct budget_trial *trial)
   free(text);
   option_list_free_items(&arguments);
   if (child < 0)
-    return lade_error_set(&sweep->error, -EAGAIN, "cannot start a process for budget %s: %s", trial->budget,
+    return lade_error_set(&sweep->error, -EAGAIN, "cannot start a process for budget %s: %s", trial->label,
                           strerror(refusal));
   return 0;
 }
@@ -221,11 +329,51 @@ static const struct budget_trial *first_trial(const struct budget_sweep *sweep)
   return NULL;
 }
 
+/* Return the first completed run of @trial's layout, whose numbers all of that layout have. */
+static const struct budget_trial *first_alike(const struct budget_sweep *sweep, const struct budget_trial *trial)
+{
+  for (int i = 0; i < sweep->n; i++) {
+    if (sweep->trials[i].summary && memcmp(sweep->trials[i].sizes, trial->sizes, sizeof(trial->sizes)) == 0)
+      return &sweep->trials[i];
+  }
+  return NULL;
+}
+
+struct step_spread {
+  double median, least, most; /* seconds, over the rounds that have completed */
+};
+
+static int double_compare(const void *a, const void *b)
+{
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* Return the spread of the steps of all runs like @trial. pre: one of them has completed. */
+static struct step_spread steps_find(const struct budget_sweep *sweep, const struct budget_trial *trial)
+{
+  double seconds[TRIALS_MOST];
+  int n = 0;
+  for (int i = 0; i < sweep->n; i++) {
+    const struct budget_trial *other = &sweep->trials[i];
+    if (other->summary && strcmp(other->label, trial->label) == 0)
+      seconds[n++] = LADE_MAX(number_of(other, "measured_step_seconds"), 1e-9);
+  }
+  LADE_ASSERT(n > 0);
+  qsort(seconds, (size_t)n, sizeof(*seconds), double_compare);
+  return (struct step_spread){(seconds[(n - 1) / 2] + seconds[n / 2]) / 2, seconds[0], seconds[n - 1]};
+}
+
+static double tokens_of(const struct budget_trial *trial)
+{
+  return number_of(trial, "batch") * number_of(trial, "seq");
+}
+
 /* Return the speed of @trial, in per cent of the first's. */
 static double speed_percent(const struct budget_sweep *sweep, const struct budget_trial *trial)
 {
-  const double first = number_of(first_trial(sweep), "tokens_per_second");
-  return first > 0 ? 100 * number_of(trial, "tokens_per_second") / first : 0;
+  const struct budget_trial *first = first_trial(sweep);
+  return 100 * steps_find(sweep, first).median / steps_find(sweep, trial).median;
 }
 
 static bool has_same_digests(const struct budget_trial *a, const struct budget_trial *b)
@@ -247,11 +395,11 @@ static void line_print(const struct budget_sweep *sweep, const struct budget_tri
 {
   char planned[32], measured[32];
   if (!trial->summary) {
-    fprintf(file, "budget %-6s %s\n", trial->budget, failure_of(trial));
+    fprintf(file, "budget %-6s %s\n", trial->label, failure_of(trial));
     return;
   }
-  bool is_same = has_same_digests(trial, first_trial(sweep));
-  fprintf(file, "budget %-6s peak %s stated, %s measured; %.0f tokens/s (%.0f %%); losses %s%s%s\n", trial->budget,
+  bool is_same = has_same_digests(trial, first_alike(sweep, trial));
+  fprintf(file, "budget %-6s peak %s stated, %s measured; %.0f tokens/s (%.0f %%); losses %s%s%s\n", trial->label,
           lade_size_format(bytes_of(trial, "planned_peak_bytes"), planned, sizeof(planned)),
           lade_size_format(bytes_of(trial, "measured_peak_bytes"), measured, sizeof(measured)),
           number_of(trial, "tokens_per_second"), speed_percent(sweep, trial),
@@ -260,34 +408,50 @@ static void line_print(const struct budget_sweep *sweep, const struct budget_tri
   fflush(file);
 }
 
-static void heading_print(void)
+/* Return the width of the first column: that of the longest label. */
+static int label_columns(const struct budget_sweep *sweep)
 {
-  printf("%-8s %10s %10s %10s %10s %11s %11s %9s %6s  %s\n", "budget", "peak", "measured", "host", "store",
-         "step said", "step took", "tokens/s", "speed", "losses");
+  size_t most = 8;
+  for (int i = 0; i < sweep->n_distinct; i++)
+    most = LADE_MAX(most, strlen(sweep->trials[i].label));
+  return (int)most;
+}
+
+static void heading_print(const struct budget_sweep *sweep)
+{
+  printf("%-*s %10s %10s %10s %10s %10s %11s %11s %9s %6s %s %s\n", label_columns(sweep), "budget", "peak", "measured",
+         "host", "store", "resident", "step said", "step took", "tokens/s", "speed",
+         sweep->options.n_repeats > 1 ? "  spread " : "", "losses");
 }
 
 static void row_print(const struct budget_sweep *sweep, const struct budget_trial *trial)
 {
-  char planned[32], measured[32], host[32], store[32], said[32], took[32];
+  char planned[32], measured[32], host[32], store[32], resident[32], said[32], took[32];
+  const struct step_spread steps = steps_find(sweep, trial);
   if (!trial->summary) {
     if (trial->code >= 0)
-      printf("%-8s %s\n", trial->budget, failure_of(trial));
+      printf("%-*s %s\n", label_columns(sweep), trial->label, failure_of(trial));
     return;
   }
-  printf("%-8s %10s %10s %10s %10s %11s %11s %9.0f %4.0f %%  %s\n", trial->budget,
+  printf("%-*s %10s %10s %10s %10s %10s %11s %11s %9.0f %4.0f %% ", label_columns(sweep), trial->label,
          lade_size_format(bytes_of(trial, "planned_peak_bytes"), planned, sizeof(planned)),
          lade_size_format(bytes_of(trial, "measured_peak_bytes"), measured, sizeof(measured)),
          lade_size_format(bytes_of(trial, "host_bytes"), host, sizeof(host)),
          lade_size_format(bytes_of(trial, "store_bytes"), store, sizeof(store)),
+         lade_size_format(bytes_of(trial, "resident_peak_bytes"), resident, sizeof(resident)),
          seconds_format(number_of(trial, "predicted_step_seconds"), said, sizeof(said)),
-         seconds_format(number_of(trial, "measured_step_seconds"), took, sizeof(took)),
-         number_of(trial, "tokens_per_second"), speed_percent(sweep, trial), text_of(trial, "loss_digest"));
+         seconds_format(steps.median, took, sizeof(took)), tokens_of(trial) / steps.median,
+         speed_percent(sweep, trial));
+  if (sweep->options.n_repeats > 1)
+    printf("%6.1f %% ", 100 * (steps.most - steps.least) / steps.median);
+  printf(" %s\n", text_of(trial, "loss_digest"));
 }
 
 /* Print the command to try next: the same run with --budget=min. */
 static void next_print(const struct budget_sweep *sweep)
 {
-  static const char *const without[] = {"budgets", "json", "quiet", "log", "save", "timeline", NULL};
+  static const char *const without[] = {"budgets", "repeat", "tp", "pp", "dp", "zero", "json", "quiet", "log", "save",
+                                        "timeline", NULL};
   struct option_list arguments = {0};
   if (options_arguments(&sweep->options, VERB_SWEEP, without, &arguments) == 0) {
     printf("\nNext, at the smallest budget:\n  %s train", program_invocation_name);
@@ -298,6 +462,23 @@ static void next_print(const struct budget_sweep *sweep)
   option_list_free_items(&arguments);
 }
 
+/* Return the median step of each budget and layout, with its spread over the rounds. */
+static json_t *medians_json(const struct budget_sweep *sweep)
+{
+  json_t *medians = json_array();
+  for (int i = 0; i < sweep->n_distinct; i++) {
+    const struct budget_trial *trial = &sweep->trials[i];
+    if (!trial->summary)
+      continue;
+    const struct step_spread steps = steps_find(sweep, trial);
+    json_array_append_new(medians, json_pack("{s:s, s:s, s:o, s:o, s:o}", "budget", trial->budget, "label",
+                                             trial->label, "step_seconds", json_number(steps.median),
+                                             "least_step_seconds", json_number(steps.least), "most_step_seconds",
+                                             json_number(steps.most)));
+  }
+  return medians;
+}
+
 static int results_dump(const struct budget_sweep *sweep)
 {
   json_t *runs = json_array();
@@ -305,10 +486,12 @@ static int results_dump(const struct budget_sweep *sweep)
     const struct budget_trial *trial = &sweep->trials[i];
     json_t *run = trial->summary ? json_incref(trial->summary) : json_object();
     json_object_set_new(run, "budget", json_string(trial->budget));
+    json_object_set_new(run, "round", json_integer(trial->round));
     json_object_set_new(run, "exit_code", json_integer(trial->code));
     json_array_append_new(runs, run);
   }
-  return json_print(json_pack("{s:i, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "runs", runs));
+  return json_print(json_pack("{s:i, s:o, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "runs", runs, "medians",
+                              medians_json(sweep)));
 }
 
 /* ---- the verb ---- */
@@ -329,7 +512,7 @@ static int trials_run(struct budget_sweep *sweep, FILE *lines, int *ret_code)
       break;
   }
   for (int i = 0; i < sweep->n; i++) {
-    if (sweep->trials[i].summary && !has_same_digests(&sweep->trials[i], first_trial(sweep)))
+    if (sweep->trials[i].summary && !has_same_digests(&sweep->trials[i], first_alike(sweep, &sweep->trials[i])))
       *ret_code = LADE_EXIT_NUMBERS_DIFFER;
   }
   return 0;
@@ -343,9 +526,13 @@ static int results_print(const struct budget_sweep *sweep, int code)
     return 0;
   printf("\n%lld steps of %s, %s: ", (long long)bytes_of(first_trial(sweep), "steps"),
          text_of(first_trial(sweep), "model"), text_of(first_trial(sweep), "dtype"));
-  puts(code == LADE_EXIT_NUMBERS_DIFFER ? "the digests DIFFER" : "all losses and parameters have the same bits");
-  heading_print();
-  for (int i = 0; i < sweep->n; i++)
+  const bool is_one = memcmp(first_trial(sweep)->sizes, sweep->trials[sweep->n_distinct - 1].sizes,
+                             sizeof(first_trial(sweep)->sizes)) == 0;
+  puts(code == LADE_EXIT_NUMBERS_DIFFER ? "the digests DIFFER"
+       : is_one                         ? "all losses and parameters have the same bits"
+                                        : "runs of one layout have the same bits");
+  heading_print(sweep);
+  for (int i = 0; i < sweep->n_distinct; i++)
     row_print(sweep, &sweep->trials[i]);
   if (code == LADE_EXIT_DONE)
     next_print(sweep);
@@ -356,7 +543,7 @@ static int sweep_run(struct budget_sweep *sweep)
 {
   /* With --json stdout is one JSON value, and the line of each run goes to stderr. */
   FILE *lines = sweep->options.is_json ? stderr : stdout;
-  int code = 0, status = budgets_parse(sweep);
+  int code = 0, status = trials_list(sweep);
   if (!status)
     status = trials_run(sweep, lines, &code);
   if (!status)

@@ -16,6 +16,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/memory.h"
 #include "offload/durable.h"
 #include "run/checkpoint.h"
 #include "tools/cli/options.h"
@@ -52,6 +53,7 @@ struct train_run {
   int stop_signal; /* signal that a rank received; 0: none */
   bool has_saved;  /* all ranks know that the async save has ended */
   double train_loss, val_loss;
+  uint64_t resident_open_bytes; /* resident peak before step 0 */
   struct lade_error error;
 };
 
@@ -408,6 +410,9 @@ static int summary_make(struct train_run *run, struct summary *summary)
   *summary = (struct summary){.info = run->info, .dtype = run->options.session.dtype,
                               .is_dry = run->options.device == DEVICE_DRY, .train_loss = run->train_loss,
                               .val_loss = run->val_loss};
+  summary->is_described = run->options.session.machine != NULL;
+  summary->resident_peak_bytes = summary->is_dry ? 0 : lade_memory_resident_peak();
+  summary->resident_open_bytes = summary->is_dry ? 0 : run->resident_open_bytes;
   history_medians(&run->history, summary->seconds);
   return summary->is_dry ? 0 : lade_session_params_digest(run->session, &summary->params_digest, &run->error);
 }
@@ -423,6 +428,15 @@ static int budgets_gather(struct train_run *run, struct lade_session_info *info)
     status = lade_session_most(run->session, (double)*budgets[i], &most, &run->error);
     *budgets[i] = (uint64_t)most;
   }
+  return status;
+}
+
+/* Set the resident peak of the job: the largest of its processes'. */
+static int resident_gather(struct train_run *run, struct summary *summary)
+{
+  double most = 0;
+  int status = lade_session_most(run->session, (double)summary->resident_peak_bytes, &most, &run->error);
+  summary->resident_peak_bytes = (uint64_t)most;
   return status;
 }
 
@@ -453,6 +467,8 @@ static int summarize(struct train_run *run)
     status = lade_session_gather_peaks(run->session, peaks, peaks + n, &run->error);
   if (!status && run->job.world)
     status = budgets_gather(run, &summary.info);
+  if (!status && run->job.world)
+    status = resident_gather(run, &summary);
   if (!status && run->job.world) {
     summary.planned_peaks = peaks;
     summary.measured_peaks = peaks + n;
@@ -625,6 +641,17 @@ static int dry_check(struct train_run *run)
                         "%d: start it without a launcher, or use lade plan --device dry for all ranks", world);
 }
 
+/* Note before step 0 that --machine describes the machine of the predictions, and not of the measurements. */
+static void machine_note(struct train_run *run)
+{
+  char line[256];
+  if (!run->options.session.machine || run->options.device == DEVICE_DRY || run->options.is_quiet)
+    return; /* the summary says it in any case */
+  snprintf(line, sizeof(line), "--machine %.64s: the plan and the predicted times are of that machine; the run, and "
+           "what it measures, is on this one", run->options.session.machine);
+  notice_print(run, line);
+}
+
 static int begin(struct train_run *run)
 {
   struct options *options = &run->options;
@@ -651,6 +678,7 @@ static int begin(struct train_run *run)
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
+  machine_note(run);
   if (run->job.board && job_is_first(&run->job))
     atomic_store(&run->job.board->n_steps, run->info.step);
   if (run->info.step > options->session.steps)
@@ -666,6 +694,8 @@ static int run_all(struct train_run *run)
   int status = begin(run);
   if (status)
     return status;
+  run->resident_open_bytes = lade_memory_resident_peak();
+  lade_memory_resident_reset(); /* measuring took memory that the run does not need, as on the device */
   progress_init(&run->progress, run->options.is_quiet, run->info.step, run->options.session.steps);
   drive_say(run);
   status = loop(run);

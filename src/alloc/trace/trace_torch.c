@@ -467,7 +467,7 @@ static int reserved_set(struct torch *torch)
   if (start_bytes + torch->least_added_bytes < 0)
     return lade_error_set(torch->error, -EBADMSG, "%s: the history gives back more segments than there were",
                           torch->name);
-  torch->trace->has_recorded = true;
+  torch->trace->has_recorded = start_bytes + torch->most_added_bytes > 0; /* else it lists no segment */
   torch->trace->recorded_reserved_bytes = (uint64_t)(start_bytes + torch->most_added_bytes);
   return 0;
 }

@@ -182,3 +182,18 @@ void lade_memory_trim(void)
   malloc_trim(0);
 #endif
 }
+
+uint64_t lade_memory_resident_peak(void)
+{
+  uint64_t kib = 0;
+  return field_read("/proc/self/status", "VmHWM:", &kib) ? kib << 10 : 0;
+}
+
+void lade_memory_resident_reset(void)
+{
+  FILE *file = fopen("/proc/self/clear_refs", "we");
+  if (!file)
+    return;
+  fputs("5\n", file);
+  fclose(file);
+}

@@ -92,6 +92,11 @@ int lade_ranks_open(const struct lade_ranks_params *params, struct lade_error *e
   return 0;
 }
 
+lade_comm *lade_ranks_comm(lade_ranks *ranks)
+{
+  return ranks->comm;
+}
+
 void lade_ranks_close(lade_ranks *ranks)
 {
   if (!ranks)

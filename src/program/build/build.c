@@ -36,6 +36,20 @@ static enum lade_owner range_owner(const struct builder *b, const struct live_ra
   return is_saved ? LADE_OWNER_SAVED : LADE_OWNER_TRANSIENT;
 }
 
+/*
+ * Return the owner of the copy of range @at outside of the device. The range ends with the copy, in the forward half;
+ * the copy is a saved activation if a later range of the value is in the backward half.
+ */
+static enum lade_owner copy_owner(const struct builder *b, int at)
+{
+  const struct live_range *it = &b->live->ranges[at];
+  const struct live_range *last = &b->live->ranges[b->live->first_range[it->value + 1] - 1];
+  const enum lade_owner owner = range_owner(b, it);
+  const bool is_forward = !b->steps[it->first_pos].is_backward;
+  const bool is_used_backward = b->steps[LADE_MIN(last->last_pos, b->n_steps - 1)].is_backward;
+  return owner == LADE_OWNER_TRANSIENT && is_forward && is_used_backward ? LADE_OWNER_SAVED : owner;
+}
+
 /* Return the live range of @value at step @pos. Uses come in order, so it is the current one or the next. */
 static int range_at(struct builder *b, int value, int pos)
 {
@@ -112,7 +126,7 @@ static void range_leave(struct builder *b, int at)
   if (what->kind == LADE_TENSOR_LOSS)
     value = loss_reduce_emit(b, b->on_device[at], value);
   else
-    b->elsewhere[it->value] = buffer_make(b, (enum lade_space)it->target, range_owner(b, it),
+    b->elsewhere[it->value] = buffer_make(b, (enum lade_space)it->target, copy_owner(b, at),
                                           value_bytes(b, value.tensor), false);
   transfer_emit(b, src, (struct value_place){b->elsewhere[it->value], 0}, value);
 }

@@ -76,7 +76,7 @@ static int indexed_file_add(struct init *init, const char *dir, const char *inde
 {
   char path[PATH_MAX];
   if (!name || !*name || strchr(name, '/') || name[0] == '.')
-    return lade_error_set(error, -EINVAL, "%s: weight_map holds '%.64s': expected a file's name in the same directory",
+    return lade_error_set(error, -EBADMSG, "%s: weight_map holds '%.64s': expected a file's name in the same directory",
                           index, name ? name : "no text");
   int rc = checkpoint_path_join(path, dir, name, error);
   if (rc < 0)
@@ -104,9 +104,9 @@ static int index_read(struct init *init, const char *dir, const char *index, str
   json_t *map = json_object_get(root, "weight_map");
   free(text);
   if (!root)
-    rc = lade_error_set(error, -EINVAL, "%s: line %d: not JSON: %.120s", index, problem.line, problem.text);
+    rc = lade_error_set(error, -EBADMSG, "%s: line %d: not JSON: %.120s", index, problem.line, problem.text);
   else if (json_object_size(map) == 0)
-    rc = lade_error_set(error, -EINVAL, "%s: weight_map is missing or empty: not an index of safetensors", index);
+    rc = lade_error_set(error, -EBADMSG, "%s: weight_map is missing or empty: not an index of safetensors", index);
   json_object_foreach(map, tensor, file)
   {
     if (rc == 0)

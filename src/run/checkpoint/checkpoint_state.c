@@ -49,7 +49,7 @@ int checkpoint_path_join(char path[PATH_MAX], const char *dir, const char *name,
 
 int saved_file_error(int code, struct lade_error *error)
 {
-  if (code == -EINVAL)
+  if (code == -EINVAL || code == -EBADMSG)
     code = -EBADMSG;
   else if (code != -ENOENT && code != -ENOMEM && code != -ENAMETOOLONG)
     code = -EIO;
@@ -363,8 +363,10 @@ static int size_check(const char *path, const char *name, const json_t *entry, s
   char file_path[PATH_MAX];
   struct stat st;
   const json_t *bytes = json_object_get(entry, "bytes");
-  if (strchr(name, '/') || !json_is_integer(bytes))
-    return state_damaged(path, "a file's name or size is no such", error);
+  if (!table_is_file_name(name) && strcmp(name, CHECKPOINT_CONFIG) != 0 && strcmp(name, CHECKPOINT_INDEX) != 0)
+    return state_damaged(path, "a file has a name that none has", error);
+  if (!json_is_integer(bytes))
+    return state_damaged(path, "a file's size is no number", error);
   int rc = checkpoint_path_join(file_path, path, name, error);
   if (rc < 0)
     return rc;

@@ -52,7 +52,7 @@ struct lade_safetensors {
 
 static int tensor_refuse(const lade_safetensors *file, const char *name, const char *what, struct lade_error *error)
 {
-  return lade_error_set(error, -EINVAL, "%s: tensor %s: %s: damaged, or not a safetensors file", file->path,
+  return lade_error_set(error, -EBADMSG, "%s: tensor %s: %s: damaged, or not a safetensors file", file->path,
                         lade_echo(name).text, what);
 }
 
@@ -84,7 +84,7 @@ static int header_load(lade_safetensors *file, uint64_t file_bytes, struct lade_
 {
   unsigned char prefix[8];
   if (file_bytes < sizeof(prefix))
-    return lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes are too few for a safetensors file", file->path,
+    return lade_error_set(error, -EBADMSG, "%s: %" PRIu64 " bytes are too few for a safetensors file", file->path,
                           file_bytes);
   int rc = file_read(file, 0, sizeof(prefix), prefix, error);
   if (rc)
@@ -93,7 +93,7 @@ static int header_load(lade_safetensors *file, uint64_t file_bytes, struct lade_
   for (int i = 7; i >= 0; i--)
     bytes = bytes << 8 | prefix[i];
   if (bytes < 2 || bytes > SAFETENSORS_MAX_HEADER_BYTES || bytes > file_bytes - sizeof(prefix))
-    return lade_error_set(error, -EINVAL, "%s: header of %" PRIu64 " bytes in a file of %" PRIu64
+    return lade_error_set(error, -EBADMSG, "%s: header of %" PRIu64 " bytes in a file of %" PRIu64
                           ": cut short, or not a safetensors file", file->path, bytes, file_bytes);
   char *text = lade_fault(file->faults, LADE_FAULT_HEAP) ? NULL : malloc(bytes);
   if (!text)
@@ -101,9 +101,9 @@ static int header_load(lade_safetensors *file, uint64_t file_bytes, struct lade_
   rc = file_read(file, sizeof(prefix), bytes, text, error);
   json_error_t problem;
   if (!rc && text[0] != '{')
-    rc = lade_error_set(error, -EINVAL, "%s: header is no JSON object: not a safetensors file", file->path);
+    rc = lade_error_set(error, -EBADMSG, "%s: header is no JSON object: not a safetensors file", file->path);
   else if (!rc && !(file->header = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem)))
-    rc = lade_error_set(error, -EINVAL, "%s: header is not valid JSON: %.120s", file->path, problem.text);
+    rc = lade_error_set(error, -EBADMSG, "%s: header is not valid JSON: %.120s", file->path, problem.text);
   free(text);
   file->data_offset = sizeof(prefix) + bytes;
   file->data_bytes = file_bytes - file->data_offset;
@@ -192,11 +192,11 @@ static int metadata_check(const lade_safetensors *file, const json_t *metadata, 
   const char *key;
   json_t *value;
   if (metadata && !json_is_object(metadata))
-    return lade_error_set(error, -EINVAL, "%s: __metadata__ is no JSON object", file->path);
+    return lade_error_set(error, -EBADMSG, "%s: __metadata__ is no JSON object", file->path);
   json_object_foreach((json_t *)metadata, key, value)
   {
     if (!json_is_string(value))
-      return lade_error_set(error, -EINVAL, "%s: __metadata__ holds a value that is no text", file->path);
+      return lade_error_set(error, -EBADMSG, "%s: __metadata__ holds a value that is no text", file->path);
   }
   return 0;
 }
@@ -214,7 +214,7 @@ static int cover_check(const lade_safetensors *file, struct lade_error *error)
     at += tensor->bytes;
   }
   if (at != file->data_bytes)
-    return lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes of data, but its tensors have %" PRIu64
+    return lade_error_set(error, -EBADMSG, "%s: %" PRIu64 " bytes of data, but its tensors have %" PRIu64
                           ": damaged, or not a safetensors file", file->path, file->data_bytes, at);
   return 0;
 }

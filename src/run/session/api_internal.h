@@ -12,6 +12,15 @@
 int lade_run_session_params(const struct lade_run_params *run, struct lade_session_params *ret_params,
                             struct lade_error *error);
 
+/*
+ * Write @text with the parameters of lade_run_params and lade_trainer_params in place of the command's options that set
+ * them, cut to @words_bytes.
+ */
+void lade_api_words(const char *text, char *ret_words, size_t words_bytes);
+
+/* Rewrite the line of @error (may be NULL) so if @status is not 0. Return @status. */
+int lade_api_error(int status, struct lade_error *error);
+
 /* Fill the caller's report from a session's facts about its plan. -EINVAL when struct_size is not set. */
 int lade_run_report(const struct lade_session_info *info, struct lade_plan_report *ret_report,
                     struct lade_error *error);

@@ -265,7 +265,7 @@ static int source_identify(const lade_data *data, struct data_source *source, in
       return lade_error_set(error, -EINVAL, "%s: its header is of llm.c's form with the magic %" PRId32 ": %d or %d is "
                             "expected", source->path, header[0], MAGIC_GPT2, MAGIC_LLAMA3);
     if (bytes % kinds[source->kind].token_bytes)
-      return lade_error_set(error, -EINVAL, "%s: %" PRId64 " bytes are no whole number of 16-bit tokens: cut short?",
+      return lade_error_set(error, -EBADMSG, "%s: %" PRId64 " bytes are no whole number of 16-bit tokens: cut short?",
                             source->path, bytes);
     return 0;
   }
@@ -277,11 +277,11 @@ static int source_identify(const lade_data *data, struct data_source *source, in
   source->n_tokens = header[2];
   int64_t expected = HEADER_BYTES + source->n_tokens * kinds[source->kind].token_bytes;
   if (header[2] <= 0)
-    return lade_error_set(error, -EINVAL, "%s: the header says %" PRId32 " tokens: one at least is expected",
+    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens: one at least is expected",
                           source->path, header[2]);
   if (expected != bytes)
-    return lade_error_set(error, -EINVAL, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file has "
-                          "%" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
+    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file "
+                          "has %" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
   return 0;
 }
 

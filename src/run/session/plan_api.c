@@ -67,6 +67,9 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
   if (run->link_latency_ns > LINK_LATENCY_NS_MOST)
     return lade_error_set(error, -EINVAL, "lade_run_params: link_latency_ns is %llu: at most %llu",
                           (unsigned long long)run->link_latency_ns, LINK_LATENCY_NS_MOST);
+  if (run->tp < 0 || run->pp < 0 || run->dp < 0 || (unsigned)run->zero > LADE_ZERO_MOST)
+    return lade_error_set(error, -EINVAL, "lade_run_params: tp %d, pp %d, dp %d, zero %d is no layout: sizes of at "
+                          "least 0, ZeRO stage 0 to %d", run->tp, run->pp, run->dp, run->zero, LADE_ZERO_MOST);
   if (run->layers < 0 || run->vocabulary < 0 || run->micro_batch < 0 || run->seq < 0 || run->n_threads < 0
       || run->n_threads > THREADS_MOST)
     return lade_error_set(error, -EINVAL, "lade_run_params: layers, vocabulary, micro_batch, seq and n_threads are 0 "
@@ -117,6 +120,8 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
   params.machine = own.machine;
   params.throttle = (struct lade_link){.bytes_per_s = own.link_bytes_per_s, .latency_ns = own.link_latency_ns};
   params.n_threads = own.n_threads;
+  params.layout = (struct lade_layout_params){.tp = own.tp, .pp = own.pp, .dp = own.dp, .zero = own.zero,
+                                              .is_sequence = own.sequence_parallel};
   *ret_params = params;
   return 0;
 }
@@ -168,8 +173,10 @@ int lade_plan_find(const struct lade_run_params *run, struct lade_plan_report *r
   params.is_dry = false; /* nothing is executed, so both devices give the same plan */
   status = lade_session_open(&params, error, &session);
   if (status)
-    return status;
+    return lade_api_error(status, error);
   lade_session_get_info(session, &info);
+  if (!info.plan)
+    lade_api_error(-EOVERFLOW, error);
   status = lade_run_report(&info, ret_report, error);
   lade_session_close(session);
   return status;

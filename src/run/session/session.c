@@ -255,7 +255,10 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
 
 int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
-  return session_fail(s, step_run(s, ret_report, error), error);
+  const int status = step_run(s, ret_report, error);
+  if (!status)
+    session_rate_raise(s, ret_report->wall_ns);
+  return session_fail(s, status, error);
 }
 
 static int64_t n_valid_batches(const lade_session *s)
@@ -370,7 +373,7 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .graph = s->graph, .whole = s->whole, .prices = &s->prices, .cost = &s->cost, .executor = s->executor,
       .measured_peak_bytes = device.peak_bytes,
       .host_bytes = session_host_bytes(s) + session_saver_bytes(s),
-      .is_async_saving = s->saver != NULL,
+      .is_unified = s->is_unified, .n_node_ranks = s->params.n_node_ranks, .is_async_saving = s->saver != NULL,
       .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] + session_durable_extra(s) : 0,
       .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,
       .numerics_key = s->state.numerics_key, .step = s->state.step, .loss_digest = s->state.loss_digest,

@@ -24,6 +24,8 @@
 #include "run/session/file_key.h"
 #include "run/session/session_internal.h"
 
+#define NODE_RANKS 8 /* ranks of a described node whose budgets are stated: the GPUs of a common server */
+
 /* Compared numbers of the run, one per line of the table below. A number that is unset at a rank is 0 there. */
 enum choice {
   CHOICE_FAMILY,
@@ -386,6 +388,8 @@ int session_count_node_ranks(lade_session *s, struct lade_error *error)
   free(keys);
   if (!s->group.world && !session_is_described(s)) /* a plan for the ranks that `lade launch` would start here */
     n = s->group.layout.mesh.world;
+  if (session_is_described(s) && (s->params.host_budget_bytes || s->params.store_budget_bytes))
+    n = LADE_MIN(s->group.layout.mesh.world, NODE_RANKS);
   if (!status && s->params.n_node_ranks < 1)
     s->params.n_node_ranks = LADE_MAX(n, 1);
   return status;

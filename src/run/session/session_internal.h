@@ -56,10 +56,16 @@ struct lade_session {
   bool is_recovered;        /* state and values come from the durable state in the store */
   lade_executor *executor;
   struct session_saver *saver; /* NULL: saves block steps */
-  double matmul_flops_per_s; /* measured in this run; 0: not */
+  double matmul_flops_per_s; /* the best ever seen on this machine; 0: not measured */
+  bool is_rate_raised;       /* by a step of this run, which the cache does not know yet */
   struct lade_checkpoint_state state;
   char resume_path[PATH_MAX]; /* the checkpoint that this run resumes */
 };
+
+/* Raise the matmul rate if this rank's part of a step in @wall_ns needed a higher one. */
+void session_rate_raise(lade_session *session, int64_t wall_ns);
+/* Keep a rate that was raised for other runs. */
+void session_rate_keep(const lade_session *session);
 
 struct lade_values lade_session_values(lade_session *session);
 
@@ -164,7 +170,8 @@ static inline bool session_is_described(const lade_session *s)
 }
 /*
  * Set n_node_ranks, the ranks that share this machine, if the caller has not: those that run here, or for a plan all
- * that are planned for. A described machine belongs to one rank. Collective.
+ * that are planned for. A described machine is one rank's, unless a budget of its node is stated: then up to eight
+ * ranks share that. Collective.
  */
 int session_count_node_ranks(lade_session *session, struct lade_error *error);
 /*

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "run/session/session_internal.h"
 
@@ -45,12 +46,20 @@ static int vocabulary_take(lade_session *s, struct lade_error *error)
   return lade_model_check(&s->model, error);
 }
 
+static bool is_directory(const char *path)
+{
+  struct stat st;
+  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 static int model_read(lade_session *s, struct lade_error *error)
 {
   const char *name = s->params.model;
   size_t n = strlen(name);
   bool is_file = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0);
-  int status = is_file ? lade_model_load(name, &s->model, error) : lade_model_preset(name, &s->model, error);
+  int status = is_file ? -ENOENT : lade_model_preset(name, &s->model, error);
+  if (is_file || (status == -ENOENT && is_directory(name)))
+    status = lade_model_load(name, &s->model, error);
   if (!status && s->params.layers) {
     s->model.layers = s->params.layers;
     status = lade_model_check(&s->model, error);
@@ -288,6 +297,41 @@ static int rate_measure(lade_session *s, struct lade_error *error)
   return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
 }
 
+/* Return the parameters by which this run's device is found in the cache of measurements. */
+static struct lade_probe_params cache_params(const lade_session *s, const struct lade_probe_gpu *gpu)
+{
+  return (struct lade_probe_params){.struct_size = sizeof(struct lade_probe_params), .kernels = &s->host_kernels,
+                                    .gpu = s->params.is_gpu ? gpu : NULL, .pool = s->pool};
+}
+
+/* Replace the rate of this moment by the best that was ever seen, which it may raise. */
+static void rate_settle(lade_session *s)
+{
+  const struct lade_probe_params how = cache_params(s, NULL);
+  if (s->params.skip_cache || s->params.is_gpu || s->matmul_flops_per_s <= 0)
+    return;
+  s->matmul_flops_per_s = LADE_MAX(s->matmul_flops_per_s,
+                                   lade_probe_best_rate(&how, s->params.dtype, s->matmul_flops_per_s));
+}
+
+void session_rate_raise(lade_session *s, int64_t wall_ns)
+{
+  const double n_ranks = s->group.world ? s->group.layout.mesh.world : 1;
+  const double rate = step_flops(s) / n_ranks / (double)LADE_MAX(wall_ns, 1) * 1e9;
+  if (s->matmul_flops_per_s <= 0 || rate <= s->matmul_flops_per_s || s->params.is_dry)
+    return;
+  s->matmul_flops_per_s = rate;
+  s->is_rate_raised = true;
+}
+
+void session_rate_keep(const lade_session *s)
+{
+  const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
+  const struct lade_probe_params how = cache_params(s, &gpu);
+  if (s->is_rate_raised && !s->params.skip_cache && lade_rank_group_is_first(&s->group))
+    lade_probe_best_rate(&how, s->params.dtype, s->matmul_flops_per_s);
+}
+
 /* Take prices, at the first rank or at a rank alone. */
 static int cost_work(void *user, struct lade_error *error)
 {
@@ -298,6 +342,7 @@ static int cost_work(void *user, struct lade_error *error)
     return status;
   status = s->params.machine ? lade_machine_get(s->params.machine, error, &machine) : cost_probe(s, error);
   s->has_cost = !status;
+  rate_settle(s);
   if (!status && s->params.machine)
     lade_cost_init(&s->cost, &machine);
   return status;
@@ -509,6 +554,7 @@ void lade_session_close(lade_session *s)
   if (!s)
     return;
   session_saver_close(s->saver);
+  session_rate_keep(s);
   lade_executor_destroy(s->executor);
   lade_store_close(s->store);
   lade_durable_close(s->durable);

@@ -13,12 +13,18 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/cpu.h"
+#include "parallel/comm.h"
 #include "run/checkpoint.h"
 #include "run/session/api_internal.h"
+
+extern char **environ;
 
 struct lade_trainer {
   lade_session *session;
   bool is_dry;
+  lade_notice_fn *notice; /* the caller's */
+  void *notice_user;
 };
 
 void lade_trainer_params_init(struct lade_trainer_params *ret_params, size_t struct_size)
@@ -94,8 +100,46 @@ static void params_apply(const struct lade_trainer_params *p, struct lade_sessio
   session->eval_iters = p->eval_batches;
   session->init = p->init;
   session->resume = p->resume;
-  session->notice = p->notice;
-  session->user = p->notice_user;
+}
+
+/*
+ * Take the ranks that train together. Without them a process of a job of several ranks is refused, because each would
+ * train the same model alone.
+ */
+static int ranks_apply(const struct lade_trainer_params *p, struct lade_session_params *session,
+                       struct lade_error *error)
+{
+  struct lade_launch launch;
+  int status = lade_launch_read(environ, error, &launch);
+  if (status)
+    return status;
+  if (!p->ranks && launch.world > 1 && !session->is_dry)
+    return lade_error_set(error, -EINVAL, "lade_trainer_params: ranks is NULL, and %s started %d ranks of this "
+                          "program: each would train alone; give lade_ranks_open's ranks, or start one",
+                          lade_launcher_name(launch.launcher), launch.world);
+  lade_comm *comm = p->ranks ? lade_ranks_comm(p->ranks) : NULL;
+  const struct lade_layout_params *layout = &session->layout;
+  const int64_t n = (int64_t)LADE_MAX(layout->tp, 1) * LADE_MAX(layout->pp, 1) * LADE_MAX(layout->dp, 1);
+  if ((!comm || lade_comm_size(comm) == 1) && n > 1 && !session->is_dry)
+    return lade_error_set(error, -EINVAL, "lade_run_params: the layout is of %lld ranks, and this process is one: give "
+                          "as many in ranks of lade_trainer_params", (long long)n);
+  if (!comm || lade_comm_size(comm) == 1)
+    return 0;
+  if (session->is_dry)
+    return lade_error_set(error, -EINVAL, "lade_trainer_params: a dry device executes one rank, and there are %d",
+                          lade_comm_size(comm));
+  session->world = comm;
+  if (!session->n_threads)
+    session->n_threads = LADE_MAX(lade_cpu_count() / LADE_MAX(launch.local_world, 1), 1);
+  return 0;
+}
+
+static void notice_pass(void *user, const char *line)
+{
+  const lade_trainer *trainer = user;
+  char words[512];
+  lade_api_words(line, words, sizeof(words));
+  trainer->notice(trainer->notice_user, words);
 }
 
 int lade_trainer_open(const struct lade_trainer_params *params, struct lade_error *error, lade_trainer **ret_trainer)
@@ -109,6 +153,8 @@ int lade_trainer_open(const struct lade_trainer_params *params, struct lade_erro
     status = params_check(&own, error);
   if (!status)
     status = lade_run_session_params(own.run, &session, error);
+  if (!status)
+    status = ranks_apply(&own, &session, error);
   if (status)
     return status;
   params_apply(&own, &session);
@@ -116,10 +162,14 @@ int lade_trainer_open(const struct lade_trainer_params *params, struct lade_erro
   if (!trainer)
     return lade_error_set(error, -ENOMEM, "no memory for a trainer");
   trainer->is_dry = session.is_dry;
+  trainer->notice = own.notice;
+  trainer->notice_user = own.notice_user;
+  session.notice = own.notice ? notice_pass : NULL;
+  session.user = trainer;
   status = lade_session_open(&session, error, &trainer->session);
   if (status) {
     free(trainer);
-    return status;
+    return lade_api_error(status, error);
   }
   *ret_trainer = trainer;
   return 0;
@@ -140,7 +190,7 @@ int lade_trainer_step(lade_trainer *trainer, struct lade_trainer_report *ret_rep
   struct lade_step_report step;
   int status = ret_report ? lade_struct_check("lade_trainer_report", ret_report, error) : 0;
   if (!status)
-    status = lade_session_step(trainer->session, &step, error);
+    status = lade_api_error(lade_session_step(trainer->session, &step, error), error);
   if (status || !ret_report)
     return status;
   struct lade_trainer_report report = {
@@ -155,7 +205,7 @@ int lade_trainer_eval(lade_trainer *trainer, double *ret_loss, struct lade_error
 {
   if (!trainer || !ret_loss)
     return lade_error_set(error, -EINVAL, "lade_trainer_eval: trainer or ret_loss is NULL");
-  return lade_session_eval(trainer->session, ret_loss, error);
+  return lade_api_error(lade_session_eval(trainer->session, ret_loss, error), error);
 }
 
 /* Return -ENODATA on a dry device, which has addresses and no bytes behind them. */
@@ -171,7 +221,7 @@ int lade_trainer_save(lade_trainer *trainer, const char *dir, int keep, struct l
   if (keep < 0)
     return lade_error_set(error, -EINVAL, "lade_trainer_save: keep is %d: 0 for all, or positive", keep);
   int status = values_check(trainer, error);
-  return status ? status : lade_session_save(trainer->session, dir, keep, error);
+  return status ? status : lade_api_error(lade_session_save(trainer->session, dir, keep, error), error);
 }
 
 int lade_trainer_get_info(lade_trainer *trainer, struct lade_trainer_info *ret_info)
@@ -204,7 +254,8 @@ int lade_trainer_digest_params(lade_trainer *trainer, uint64_t *ret_digest, stru
   if (!trainer || !ret_digest)
     return lade_error_set(error, -EINVAL, "lade_trainer_digest_params: trainer or ret_digest is NULL");
   int status = values_check(trainer, error);
-  return status ? status : lade_session_params_digest(trainer->session, ret_digest, error);
+  return status ? status
+                : lade_api_error(lade_session_params_digest(trainer->session, ret_digest, error), error);
 }
 
 /* Return the graph's tensor of parameter @i, or NULL. */
@@ -249,6 +300,9 @@ int lade_trainer_read_param(lade_trainer *trainer, int i, float *dst, struct lad
   int status = values_check(trainer, error);
   if (status)
     return status;
+  if (session.layout.mesh.world > 1)
+    return lade_error_set(error, -EINVAL, "lade_trainer_read_param: ranks hold parts of tensors; lade_trainer_save "
+                          "writes them whole");
   if (!param_find(session.graph, i))
     return lade_error_set(error, -EINVAL, "there is no parameter %d of %d", i, session.graph->n_params);
   struct lade_values values = lade_executor_values(session.executor, session.graph);

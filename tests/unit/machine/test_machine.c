@@ -111,6 +111,10 @@ static void a_bad_file_is_refused_by_the_name_of_its_field(void **state)
       {"{\"preset\":\"h100-80g\",\"device_bytes\":-1}", "device_bytes is -1"},
       {"{\"preset\":\"h100-80g\",\"device_bytes\":1e300}", "device_bytes"},
       {"{\"preset\":\"h100-80g\",\"device_bytes\":\"lots\"}", "device_bytes is \"lots\""},
+      {"{\"preset\":\"h100-80g\",\"device_bytes\":\"80 GiBs\"}", "device_bytes is \"80 GiBs\": expected one of the "
+       "units B, KiB"},
+      {"{\"preset\":\"h100-80g\",\"device_bytes\":\"80 B\"}", "device_bytes is \"80 B\": expected bytes or a size such "
+       "as \"80GiB\", from 1.0 MiB to 1.0 EiB"},
       {"{\"preset\":\"h100-80g\",\"device_bytes\":9223372036854775807}", "device_bytes"},
       {"{\"preset\":\"h100-80g\",\"cores\":1.5}", "cores is 1.5: expected a whole number"},
       {"{\"preset\":\"h100-80g\",\"unified\":1}", "unified is 1: expected true or false"},

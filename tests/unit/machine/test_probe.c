@@ -109,6 +109,27 @@ static void damage_is_repaired(const char *text, size_t bytes)
   lade_cost_finish(&again);
 }
 
+/* A busy moment does not lower the limit; only measuring anew does. */
+static void the_best_matmul_rate_is_kept(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  const double measured = cost.machine.matmul_flops_per_s[LADE_BF16];
+  lade_cost_finish(&cost);
+  assert_true(lade_probe_best_rate(&params, LADE_BF16, measured / 2) == measured);
+  assert_true(lade_probe_best_rate(&params, LADE_BF16, measured * 1000) == measured * 1000);
+  assert_true(lade_probe_best_rate(&params, LADE_BF16, 0) == measured * 1000);
+  assert_true(lade_probe_recall(&params, &cost));
+  assert_true(cost.machine.matmul_flops_per_s[LADE_BF16] == measured * 1000);
+  lade_cost_finish(&cost);
+  params.is_renewed = true;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_true(cost.machine.matmul_flops_per_s[LADE_BF16] < measured * 500);
+  lade_cost_finish(&cost);
+  assert_true(lade_probe_best_rate(&params, LADE_BF16, 0) < measured * 500);
+}
+
 static void a_damaged_cache_is_ignored_and_replaced(void **state)
 {
   struct lade_probe_params params = params_make();
@@ -321,6 +342,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(everything_that_a_plan_asks_is_measured),
       cmocka_unit_test(a_second_probe_remembers_the_first),
+      cmocka_unit_test(the_best_matmul_rate_is_kept),
       cmocka_unit_test(a_damaged_cache_is_ignored_and_replaced),
       cmocka_unit_test(what_a_killed_probe_left_goes_with_the_next_save),
       cmocka_unit_test(no_place_for_a_cache_is_no_error),

@@ -249,6 +249,17 @@ static void tensors_downgrade(json_t *entries, const char *name)
   lade_safetensors_close(file);
 }
 
+/* Write @root as the state of step 1, with a checksum that holds, and release it. */
+static void state_write(json_t *root)
+{
+  json_object_del(root, "checksum");
+  char *text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17));
+  hex_set(root, "checksum", XXH3_64bits(text, strlen(text)));
+  free(text);
+  assert_int_equal(json_dump_file(root, in_scratch(STATE), JSON_INDENT(1) | JSON_REAL_PRECISION(17)), 0);
+  json_decref(root);
+}
+
 /* Turn step 1 into a checkpoint of version 1. */
 static void state_downgrade(void)
 {
@@ -258,12 +269,7 @@ static void state_downgrade(void)
   tensors_downgrade(json_object_get(json_object_get(files, "optimizer.safetensors"), "tensors"),
                     "step-00000001/optimizer.safetensors");
   json_object_set_new(root, "format_version", json_integer(1));
-  json_object_del(root, "checksum");
-  char *text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17));
-  hex_set(root, "checksum", XXH3_64bits(text, strlen(text)));
-  free(text);
-  assert_int_equal(json_dump_file(root, in_scratch(STATE), JSON_INDENT(1) | JSON_REAL_PRECISION(17)), 0);
-  json_decref(root);
+  state_write(root);
 }
 
 static void version_1_loads_and_its_damage_is_named(void **state)
@@ -293,9 +299,40 @@ static void version_1_loads_and_its_damage_is_named(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/* Names of other directories are refused although their sizes are right and the checksum holds. */
+static void a_file_outside_of_the_checkpoint_is_not_of_it(void **state)
+{
+  static const char *const names[] = {"..", ".", "../step-00000001", "", "other.bin"};
+  struct lade_model_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_F32, SIZE_SMALL);
+  struct values_memory memory;
+  struct lade_error error;
+  values_memory_init(&memory, graph);
+  save(&memory, 1, 0, 0);
+  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+    char path[128];
+    struct stat st = {0};
+    json_t *root = json_load_file(in_scratch(STATE), 0, NULL);
+    snprintf(path, sizeof(path), "step-00000001/%s", names[i]);
+    if (stat(in_scratch(path), &st))
+      assert_int_equal(lade_file_replace(in_scratch(path), "", 0, NULL), 0);
+    json_object_set_new(json_object_get(root, "files"), names[i], json_pack("{s:I}", "bytes", (json_int_t)st.st_size));
+    state_write(root);
+    assert_int_equal(load(graph, "step-00000001", &memory, &error), -EBADMSG);
+    assert_non_null(strstr(error.text, "name that none has"));
+    root = json_load_file(in_scratch(STATE), 0, NULL);
+    json_object_del(json_object_get(root, "files"), names[i]);
+    state_write(root);
+    assert_int_equal(load(graph, "step-00000001", &memory, &error), 0);
+  }
+  values_memory_finish(&memory);
+  lade_model_graph_destroy(graph);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(a_file_outside_of_the_checkpoint_is_not_of_it, scratch_setup_in_memory,
+                                      scratch_teardown),
       cmocka_unit_test_setup_teardown(a_large_model_is_in_several_files, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_missing_file_of_several_is_named, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(an_index_may_be_longer_than_a_configuration, scratch_setup_in_memory,

@@ -285,13 +285,13 @@ static void hostile_indexes_are_refused(void **state)
   init_is_refused(graph, "", -ENOENT, NAMES("model.safetensors"));
   init_is_refused(graph, "nowhere", -ENOENT, NAMES("nowhere"));
   index_write("{\"weight_map\":{\"a\":\"../a.safetensors\"}}");
-  init_is_refused(graph, "", -EINVAL, NAMES("directory"));
+  init_is_refused(graph, "", -EBADMSG, NAMES("directory"));
   index_write("{\"weight_map\":{\"a\":7}}");
-  init_is_refused(graph, "", -EINVAL, NAMES("directory"));
+  init_is_refused(graph, "", -EBADMSG, NAMES("directory"));
   index_write("{\"weight_map\":{}}");
-  init_is_refused(graph, "", -EINVAL, NAMES("weight_map"));
+  init_is_refused(graph, "", -EBADMSG, NAMES("weight_map"));
   index_write("[");
-  init_is_refused(graph, "", -EINVAL, NAMES("JSON"));
+  init_is_refused(graph, "", -EBADMSG, NAMES("JSON"));
   index_write("{\"weight_map\":{\"a\":\"gone.safetensors\"}}");
   init_is_refused(graph, "", -ENOENT, NAMES("gone.safetensors"));
   lade_model_graph_destroy(graph);

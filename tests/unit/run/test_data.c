@@ -186,7 +186,8 @@ static void open_refused(const char *const *files, int n_files, int64_t vocabula
   struct lade_error error = {0};
   lade_data *data = NULL;
   int rc = lade_data_open(&params, &error, &data);
-  assert_true(rc == -EINVAL || rc == -ENOENT);
+  const bool is_damaged = strstr(names, "no whole number") || strstr(names, " tokens"); /* of a header */
+  assert_true(is_damaged ? rc == -EBADMSG : rc == -EINVAL || rc == -ENOENT);
   assert_null(data);
   if (!strstr(error.text, names))
     fail_msg("\"%s\" does not say \"%s\"", error.text, names);

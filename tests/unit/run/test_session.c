@@ -266,9 +266,28 @@ static void without_room_for_a_copy_saves_hold_up_steps(void **state)
   lade_session_close(session);
 }
 
+/* A rate that was measured in a busy moment gives way to a step that needed a higher one. */
+static void no_step_is_faster_than_light(void **state)
+{
+  const struct lade_session_params how = params_make();
+  struct lade_session_info info;
+  lade_session *session = session_open(&how);
+  assert_true(session->matmul_flops_per_s > 0 && !session->is_rate_raised);
+  session->params.skip_cache = true;
+  session->matmul_flops_per_s = 1;
+  int64_t least_ns = INT64_MAX;
+  for (int step = 0; step < 3; step++) {
+    least_ns = LADE_MIN(least_ns, step_make(session).wall_ns);
+    lade_session_get_info(session, &info);
+    assert_true(session->is_rate_raised && info.roofline_step_ns <= (double)least_ns * 1.000001);
+  }
+  lade_session_close(session);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(no_step_is_faster_than_light),
       cmocka_unit_test(an_overflow_is_skipped_and_halves_the_scale),
       cmocka_unit_test(many_good_steps_double_the_scale),
       cmocka_unit_test_setup_teardown(steps_go_on_while_a_save_is_written, scratch_setup_in_memory, scratch_teardown),

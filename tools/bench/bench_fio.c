@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "tools/verbs/bench_fio.h"
+#include "tools/bench/bench_fio.h"
 
 #define ENVIRONMENT_MAX 1024
 

@@ -34,7 +34,7 @@
 #include "tools/cli/signals.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
-#include "tools/verbs/bench_fio.h"
+#include "tools/bench/bench_fio.h"
 
 #define N_ROUNDS_MAX 99 /* the maximum in the table of options */
 #define TRANSFER_BYTES (8u << 20)

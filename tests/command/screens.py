@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`lade plan` fits a screen, and its advice gives what it says.
+
+Usage: screens.py LADE
+"""
+import json
+import os
+import subprocess
+import sys
+
+LADE = os.path.abspath(sys.argv[1])
+LINES, COLUMNS = 24, 100
+H100 = ["--machine", "h100-80g"]
+SMALL = ["--model", "gpt2-124m", "--layers", "2", "--seq", "128"]
+PLANS = (["--model", "nano", "--machine", "laptop-8c"],
+         ["--model", "baby", "--batch", "16", "--machine", "laptop-8c", "--budget", "40%", "--store", "DIR"],
+         [*SMALL, "--batch", "8", "--machine", "rtx4090-24g", "--budget", "min", "--device", "dry"],
+         ["--model", "gpt2-350m", "--batch", "4", "--seq", "256", *H100],
+         ["--model", "gpt2-1.5b", "--layers", "3", "--batch", "1", "--seq", "128", *H100, "--budget", "100MiB"],
+         ["--model", "gpt2-774m", "--layers", "4", "--batch", "16", "--micro-batch", "1", "--tp", "2", "--pp", "2",
+          "--dp", "4", "--zero", "1", "--sequence-parallel", "--host-budget", "64GiB", *H100],
+         ["--model", "llama3-8b", "--layers", "2", "--batch", "1", *H100, "--budget", "12GiB"],
+         ["--model", "llama3-70b", "--layers", "8", "--batch", "1", "--seq", "512", *H100, "--budget", "8GiB"],
+         ["--model", "gpt3-175b", "--layers", "8", "--batch", "1", "--seq", "512", *H100, "--host-budget", "0"],
+         ["--model", "gpt-1t", "--batch", "1", *H100])
+# Those whose advice is followed, with the words that it must hold at the least.
+ADVISED = (([*SMALL, "--batch", "4", *H100, "--budget", "30%"], "--budget 100%"),
+           ([*SMALL, "--batch", "4", *H100, "--budget", "100MiB", "--host-budget", "0"], "--moments 8bit"),
+           ([*SMALL, "--batch", "4", *H100, "--budget", "200MiB", "--host-budget", "0"], "--tp"),
+           ([*SMALL, "--batch", "8", "--dp", "4", *H100, "--budget", "300MiB", "--host-budget", "0"], "--zero"))
+
+
+def plan(*words, codes=(0, 3)):
+    result = subprocess.run([LADE, "plan", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            check=False)
+    assert result.returncode in codes, (words, result)
+    return result.stdout
+
+
+for words in PLANS:
+    out = plan(*words)
+    lines = out.splitlines()
+    assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, (words, out)
+    assert "data sheet, not measured" in out and "smallest budget" in out, (words, out)
+    assert ("proved" in out) == ("slowdown" in out) == ("tokens/s" in out) == ("--detail" in out), (words, out)
+    assert "memory at the peak" not in out, out
+detail = plan(*PLANS[0], "--detail")
+assert "memory at the peak" in detail and "where values wait" in detail, detail
+
+n_followed = 0
+for words, needed in ADVISED:
+    before = json.loads(plan(*words, "--json"))
+    assert any(advice["change"].startswith(needed) for advice in before["advice"]), (words, before["advice"])
+    assert len(before["advice"]) <= 3 and not before["is_measured"], before
+    for advice in before["advice"]:
+        after = json.loads(plan(*words, *advice["change"].split(), "--json"))
+        assert after["min_budget_bytes"] == advice["min_budget_bytes"] and after["fits"] == advice["fits"], (words, advice)
+        if after["fits"]:
+            step = after.get("all_ranks_step_seconds", after["predicted_step_seconds"])
+            assert abs(step - advice["step_seconds"]) < 1e-8, (words, advice, step)
+            tokens = after["batch"] * after["seq"]
+            assert abs(after["tokens_per_second"] * step / tokens - 1) < 1e-6, after["tokens_per_second"]
+            assert after["slowdown"] > 0.9, after["slowdown"]
+        if before["fits"]:  # it is faster
+            assert advice["step_seconds"] < before.get("all_ranks_step_seconds", before["predicted_step_seconds"]), words
+        else:  # it fits, or needs less
+            assert after["fits"] or after["min_budget_bytes"] < before["min_budget_bytes"], (words, advice)
+        n_followed += 1
+assert n_followed >= 6, n_followed
+unneeded = json.loads(plan(*PLANS[3], "--json"))
+assert unneeded["slowdown"] < 1.02 and unneeded["advice"] == [], unneeded["advice"]

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that users tried and that once misled them: each gets the answer that its user needs.
+
+Usage: use.py LADE
+"""
+import json
+import os
+import pickle
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+
+LADE = os.path.abspath(sys.argv[1])
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-use-")  # removed with the process
+os.chdir(SCRATCH.name)
+os.environ["XDG_CACHE_HOME"] = os.getcwd()
+SHORT = ["--model", "nano", "--batch", "2", "--seq", "32", "--eval-iters", "1", "--data", "text.txt", "--quiet"]
+PLAN = ["plan", "--layers", "1", "--batch", "1", "--seq", "32", "--machine", "laptop-8c"]
+
+
+def run(*args):
+    result = subprocess.run([LADE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    return result.returncode, result.stdout, result.stderr
+
+
+def refused(code, words, *args):
+    """@args are refused with @code and one line on stderr that has all @words."""
+    got, out, err = run(*args)
+    assert got == code and not out and err.count("\n") == 1, (args, got, out, err)
+    assert all(word in err for word in words), (args, words, err)
+    return err
+
+
+def write(name, data):
+    with open(name, "wb") as file:
+        file.write(data)
+    return name
+
+
+write("text.txt", b"".join(b"%d green bottles\n" % (i * i % 97) for i in range(3000)))
+
+# A reader that leaves early, as head does, ends the command as it ends others: by SIGPIPE and without a line.
+reader, writer = os.pipe()
+os.close(reader)
+result = subprocess.run([LADE, *PLAN], stdout=writer, stderr=subprocess.PIPE, check=False)
+os.close(writer)
+assert result.returncode == -signal.SIGPIPE and not result.stderr, result
+
+# An option of another verb or another trainer is not answered with a hint at an unrelated one.
+write("one.csv", b"id,lower,upper,size\n0,0,3,100\n")
+assert "did you mean" not in refused(2, ["lade replay has no option --quiet"], "replay", "one.csv", "--quiet")
+for option, words in (("--cp", "context parallel"), ("--ep", "expert parallel")):
+    for verb in ("train", "plan"):
+        assert "did you mean" not in refused(2, [option, words], verb, option, "2")
+
+# Machines: a file that is missing, and a size whose unit is none.
+assert "expected one of" not in refused(2, ["missing.json: cannot open: No such file"], *PLAN[:-1], "missing.json")
+refused(2, ["no machine named 'h100'", "h100-80g"], *PLAN[:-1], "h100")
+write("machine.json", b'{"preset": "h100-80g", "device_bytes": "80 GiBs"}')
+refused(2, ['device_bytes is "80 GiBs"', "units", "GiB"], *PLAN[:-1], "machine.json")
+
+# Activations that wait on the host for the backward pass are saved ones in the ledger.
+code, out, err = run("plan", "--model", "baby", "--batch", "16", "--machine", "h100-80g", "--budget", "30%", "--json")
+ledger = json.loads(out)["ledger"]["host"]
+assert ledger["saved_activations"] > 100 * ledger["transient_activations"], ledger
+
+# A budget that can only have lost its unit.
+refused(2, ["--budget 40", "unit", "40MiB", "40%"], "plan", "--budget", "40")
+refused(2, ["--budgets 40", "unit"], "sweep", "--data", "text.txt", "--budgets", "100%,40")
+assert run(*PLAN, "--budget", "40B")[0] == 3 and run(*PLAN, "--budget", str(16 << 20))[0] == 0
+assert run("replay", "one.csv", "--budget", "100", "--policy", "packed")[0] == 0  # traces may be of small units
+
+# Host and store budgets are a node's for a described machine too, and the plan says how many ranks share them.
+ranks = [*PLAN[:-1], "h100-80g", "--batch", "16", "--dp", "16", "--host-budget", "16GiB"]
+for more, shared in (([], 8), (["--node-ranks", "2"], 2)):
+    code, out, err = run(*ranks, *more)
+    assert code == 0 and f"whose {shared} ranks share them" in out, (out, err)
+    assert json.loads(run(*ranks, *more, "--json")[1])["host_budget_bytes"] == (16 << 30) // shared
+assert json.loads(run(*ranks[:-2], "--json")[1])["host_budget_bytes"] > 16 << 30  # of the description: a rank's own
+
+# A training with another machine's description says whose times are whose, before and after.
+code, out, err = run("train", *SHORT[:-1], "--steps", "2", "--machine", "h100-80g", "--save", "run")
+assert code == 0 and "--machine h100-80g: the plan" in err and "on this one" in err, (code, err)
+assert "predicted for h100-80g and measured on this machine" in out and "measured here" in out, out
+
+# The process's memory stands beside the device's: here they are the same.
+code, out, err = run("train", *SHORT, "--steps", "2", "--json")
+summary = json.loads(out)
+assert code == 0 and "machine" not in summary and summary["resident_peak_bytes"] > summary["measured_peak_bytes"] > 0
+assert summary["resident_open_bytes"] > 0, summary
+assert summary["speed_of_light"] <= 1, summary
+
+# A directory of HuggingFace's files is a model, with and without a slash in its name; a damaged file is damage.
+step = os.path.join("run", "step-00000002")
+os.mkdir("hf")
+for name in ("config.json", "model.safetensors"):
+    shutil.copy(os.path.join(step, name), "hf")
+for name in ("hf", "./hf"):
+    code, out, err = run("train", "--model", name, *SHORT[2:], "--steps", "1", "--init", "hf")
+    assert code == 0 and not err and "gpt2" in out, (name, err)
+refused(2, ["no model named 'hg'"], "plan", "--model", "hg")
+with open("hf/model.safetensors", "rb") as file:
+    whole = file.read()
+for name, data in (("short.safetensors", whole[:1000]), ("no.safetensors", b"not a safetensors file"),
+                   ("long.safetensors", whole + b"x")):
+    refused(5, [name], "train", *SHORT, "--steps", "1", "--init", write(name, data))
+for data in (b'{"model_type": "gpt2",', b"[]"):
+    refused(5, ["cut.json", "JSON"], "plan", "--model", write("cut.json", data))
+header = struct.pack("<256i", 20240520, 1, 1000, *[0] * 253)
+for name, data, words in (("cut.bin", header + b"\1\0" * 10, "cut short"), ("odd.bin", b"\1\0\1", "cut short")):
+    refused(5, [name, words], "train", "--model", "gpt2-124m", "--layers", "1", "--data", write(name, data))
+
+
+# A snapshot without segments has no recorded figure, and says so.
+events = [{"action": "alloc", "addr": 0, "size": 4096, "stream": 0, "time_us": 1, "frames": []},
+          {"action": "free_completed", "addr": 0, "size": 4096, "stream": 0, "time_us": 2, "frames": []}]
+write("bare.pickle", pickle.dumps({"segments": [], "device_traces": [events]}))
+code, out, err = run("replay", "bare.pickle")
+assert code == 0 and "recorded      unknown: the snapshot lists no segments" in out and "-100" not in out, (out, err)
+assert all("recorded_reserved_bytes" not in policy for policy in
+           json.loads(run("replay", "bare.pickle", "--json")[1])["policies"])
+
+# A sweep takes layouts, which lade launch starts, and rounds; the numbers of a layout are the same at every budget.
+if shutil.which("mpirun"):
+    code, out, err = run("sweep", *SHORT, "--steps", "2", "--budgets", "100%,min", "--dp", "1,2", "--zero", "0", "--json")
+    swept = json.loads(out)
+    assert code == 0 and [(each["budget"], each["ranks"]) for each in swept["runs"]] == [
+        ("100%", 1), ("100%", 2), ("min", 1), ("min", 2)], (code, out, err)
+    for i in (0, 1):
+        assert swept["runs"][i]["params_digest"] == swept["runs"][i + 2]["params_digest"], swept["runs"]
+code, out, err = run("sweep", *SHORT, "--steps", "2", "--budgets", "100%", "--repeat", "2", "--json")
+swept = json.loads(out)
+times = sorted(each["measured_step_seconds"] for each in swept["runs"])
+assert code == 0 and [each["round"] for each in swept["runs"]] == [0, 1] and len(swept["medians"]) == 1, out
+assert abs(swept["medians"][0]["step_seconds"] - sum(times) / 2) < 1e-8, (times, swept["medians"])
+assert all(each["resident_peak_bytes"] > 0 for each in swept["runs"]), swept
+refused(2, ["--tp '1;2'", "commas"], "sweep", *SHORT, "--tp", "1;2")
