@@ -35,6 +35,7 @@ static const struct option_choice schedule_choices[] = {{"1f1b", LADE_SCHEDULE_1
                                                         {"gpipe", LADE_SCHEDULE_GPIPE},
                                                         {"interleaved", LADE_SCHEDULE_INTERLEAVED},
                                                         {"zbh1", LADE_SCHEDULE_ZBH1},
+                                                        {"zbh2", LADE_SCHEDULE_ZBH2},
                                                         {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
@@ -170,7 +171,7 @@ const struct option option_table[] = {
      .help = "pipeline parallel: divide the layers into N stages"},
     {OPTION_REAL, "comm-timeout", "SECONDS", VERB_TRAIN, VERB_PLAN, AT(comm_timeout_s), .preset = "300", .least = 0.1,
      .most = 1e6, .help = "end the job if a live rank that is not loading or saving is late by this many seconds"},
-    {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset = "1f1b",
+    {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1|zbh2", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset = "1f1b",
      .choices = schedule_choices, .help = "pipeline schedule: the order of microbatches in a stage"},
     {OPTION_COUNT, "virtual-stages", "N", VERB_TRAIN | VERB_PLAN, AT(virtual_stages), .preset = "1", .least = 1,
      .most = 1e4, .help = "chunks of layers per stage, for --schedule interleaved"},

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cost of a layout on a cluster: its step time and its memory, without a program for each rank.
+ *
+ * Ranks of a stage are alike, layers are alike, and microbatches are alike. So the graph of one layer between an
+ * embedding and a head is built once per share of it, its ops are ordered as the program builder orders them
+ * (build/sequence.c, recompute included), and each takes the price that the program's instructions take
+ * (lade_cost_prices). Layers make up pieces, pieces a schedule (parallel/schedule.h), and the schedule a step, with the
+ * collectives of data parallel ranks and the update. Time does not grow with ranks of a stage.
+ *
+ * All functions: any thread; no state is shared.
+ */
+#ifndef LADE_LAYOUT_COST_H
+#define LADE_LAYOUT_COST_H
+
+#include "lade/plan.h"
+#include "machine/cluster.h"
+#include "parallel/schedule.h"
+
+/* All properties that a layout's parts depend on, beside the layout. */
+struct lade_layout_job {
+  const struct lade_cluster *cluster; /* borrowed, as the model and the kernels */
+  const struct lade_model *model;
+  const struct lade_kernels *kernels; /* of the host: graphs ask them for scratch */
+  int64_t batch, seq_len;
+  enum lade_dtype dtype, grad_dtype;
+  enum lade_moments moments;
+  enum lade_master master;
+  double dropout;
+};
+
+/* One unit of a model on one rank: an embedding, a layer, a head. */
+struct lade_unit_cost {
+  double forward_ns, backward_ns; /* of a microbatch; backward with recompute and weights' gradients */
+  double skipped_ns;              /* of backward, under full recompute: ops that frameworks run again and a program
+                                     of Lade does not, because no backward op reads their results */
+  double weights_ns;              /* of backward: gradients of parameters alone */
+  double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
+  double saved_bytes;             /* held for backward by a microbatch */
+  double peak_bytes;              /* live in its backward half beyond its own saved values */
+  int64_t n_params;               /* of this rank */
+};
+
+/* The units of a share: made once for all layouts with equal tp, is_sequence, microbatch and recipe. */
+struct lade_share_cost {
+  struct lade_unit_cost embed, layer, head;
+};
+
+struct lade_share_key {
+  int tp;
+  bool is_sequence;
+  int64_t micro_batch;
+  enum lade_recipe recipe; /* not AUTO */
+};
+
+/* Compute the units of a share. -EINVAL: the model cannot be shared so, with a line; -ENOMEM. */
+int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
+                         struct lade_share_cost *ret_cost);
+
+struct lade_layout_cost {
+  double step_ns;
+  double bubble;             /* share of the step in which the busiest stage waits for other stages */
+  double exposed;            /* share of the step in which computing waits for collectives */
+  double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
+  uint64_t peak_bytes;       /* device memory of the fullest stage */
+  uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
+  double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
+};
+
+/*
+ * Compute the cost of @layout with microbatches of @micro_batch, from the cost of its share. The layout's mesh decides
+ * the links. -EINVAL with a line if batch or layers do not divide as they must; -ENOMEM.
+ */
+int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
+                          struct lade_layout_cost *ret_cost);
+
+/* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
+ * square counts. @recipe NONE: the model's own. */
+double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t seq_len, enum lade_recipe recipe);
+
+/*
+ * Bytes of device memory per parameter for weights, gradients and optimizer state, by the ZeRO stage over @n_shards:
+ * docs/ranks.md. @state: of weights and optimizer state; @grad: of a gradient.
+ */
+double lade_zero_state_bytes(int zero, int n_shards, double weight, double state, double grad);
+
+#endif

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A layout's step from the units of its share.
+ *
+ * Time. Pieces have the layers that lade_piece_layers gives them; the first has the embedding, the last the head. Their
+ * halves go through the schedule (lade_schedule_time). Behind it stand, for the first stage, whose last backward half
+ * ends the step:
+ *
+ *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
+ *              (ZeRO 2 and 3: beside each one's), and only what is longer, and one layer's sum, is exposed
+ *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
+ *              for each microbatch, beside the computing of the layer before
+ *   tables     the sum of a tied table's two gradients
+ *   update     AdamW over this rank's state, and norms
+ *
+ * Memory. A stage holds its state, and the saved values of as many microbatches as the schedule keeps in flight; on top
+ * of that the values of one layer's or the head's backward half.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/base.h"
+#include "program/layout_cost.h"
+
+struct layout_sum {
+  const struct lade_layout_job *job;
+  const struct lade_layout *layout;
+  const struct lade_share_cost *share;
+  struct lade_cluster_links links;
+  struct lade_pipeline pipeline;
+  double boundary_ns;
+  int64_t *layers; /* by piece */
+};
+
+/* ---- flops ---- */
+
+double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t seq_len, enum lade_recipe recipe)
+{
+  const double tokens = (double)batch * (double)seq_len, T = (double)seq_len, L = (double)model->layers;
+  const double width = (double)model->heads * (double)lade_model_head_dim(model);
+  const double head = 2 * (double)model->width * (double)model->vocabulary;
+  const double layer = (lade_model_flops_per_token(model, seq_len) / 3 - head - 2 * L * width * T) / L;
+  const double attention = 4 * width * T; /* both products over the whole square */
+  const double again = recipe == LADE_RECIPE_FULL ? layer + attention : recipe == LADE_RECIPE_SELECTIVE ? attention : 0;
+  return tokens * (3 * (L * (layer + attention) + head) + L * again);
+}
+
+/* ---- time ---- */
+
+static bool is_last_piece(const struct layout_sum *sum, int piece)
+{
+  return piece == sum->pipeline.n_stages * sum->pipeline.n_chunks - 1;
+}
+
+/* Return the time of the halves of @piece. */
+static struct lade_piece_time piece_time(const struct layout_sum *sum, int piece)
+{
+  const struct lade_unit_cost *layer = &sum->share->layer;
+  const double n = (double)sum->layers[piece];
+  struct lade_piece_time time = {n * layer->forward_ns, n * layer->backward_ns, n * layer->weights_ns};
+  const struct lade_unit_cost *ends[] = {piece == 0 ? &sum->share->embed : NULL,
+                                         is_last_piece(sum, piece) ? &sum->share->head : NULL};
+  for (size_t i = 0; i < LADE_COUNT(ends); i++) {
+    time.forward_ns += ends[i] ? ends[i]->forward_ns : 0;
+    time.backward_ns += ends[i] ? ends[i]->backward_ns : 0;
+    time.weights_ns += ends[i] ? ends[i]->weights_ns : 0;
+  }
+  if (lade_schedule_is_split(&sum->pipeline))
+    time.backward_ns = LADE_MAX(time.backward_ns - time.weights_ns, 0);
+  else
+    time.weights_ns = 0;
+  return time;
+}
+
+/* Return the parameters that a rank of @stage holds. */
+static double stage_params(const struct layout_sum *sum, int stage)
+{
+  double n = 0;
+  for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
+    n += (double)sum->layers[chunk * sum->pipeline.n_stages + stage];
+  n *= (double)sum->share->layer.n_params;
+  n += stage == 0 ? (double)sum->share->embed.n_params : 0;
+  if (stage == sum->pipeline.n_stages - 1) {
+    n += (double)sum->share->head.n_params;
+    if (sum->job->model->is_tied && sum->pipeline.n_stages > 1) /* its own copy of the table */
+      n += (double)sum->job->model->width * (double)sum->job->model->vocabulary /
+           lade_layout_size(sum->layout, LADE_AXIS_TP);
+  }
+  return n;
+}
+
+/* Return the time of a collective in which a rank sends @bytes in a ring. */
+static double ring_ns(const struct lade_transfer_price *price, double bytes)
+{
+  return bytes > 0 ? (double)price->latency_ns + bytes * price->ns_per_byte : 0;
+}
+
+static double ring_share(int n)
+{
+  return (double)(n - 1) / n;
+}
+
+/*
+ * Return the exposed time of sums and gathers of stage 0. @forward_ns and @backward_ns: of a microbatch there. The
+ * collectives of one layer cannot hide, because nothing is left beside them.
+ */
+static double grads_exposed(const struct layout_sum *sum, double forward_ns, double backward_ns)
+{
+  const struct lade_layout *layout = sum->layout;
+  const int dp = lade_layout_size(layout, LADE_AXIS_DP), zero = layout->zero;
+  const int shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  if (dp == 1)
+    return 0;
+  double m = sum->pipeline.n_microbatches, n_layers = 0;
+  const double n_params = stage_params(sum, 0), weight = (double)lade_dtype_bytes(sum->job->dtype);
+  const double grad_bytes = n_params * (double)lade_dtype_bytes(layout->grad_reduce);
+  for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
+    n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages];
+  const double hidden = 1 - 1 / (n_layers + 1);
+  if (zero == 0) {
+    const double all_ns = ring_ns(&sum->links.sum[LADE_AXIS_DP], 2 * grad_bytes * ring_share(dp));
+    return LADE_MAX(all_ns - backward_ns * hidden, all_ns * (1 - hidden));
+  }
+  const struct lade_transfer_price *gather = &sum->links.gather[LADE_AXIS_SHARD];
+  const double scatter_ns = ring_ns(gather, grad_bytes * ring_share(shard));
+  const double gather_ns = ring_ns(gather, n_params * weight * ring_share(shard));
+  double exposed_ns = LADE_MAX(gather_ns - forward_ns * hidden, gather_ns * (1 - hidden));
+  if (zero == LADE_ZERO_MOST) {
+    exposed_ns = gather_ns * (1 - hidden) + m * LADE_MAX(gather_ns - forward_ns, 0);
+    exposed_ns += m * LADE_MAX(gather_ns + scatter_ns - backward_ns, 0) + scatter_ns * (1 - hidden);
+  } else if (zero == 2) {
+    exposed_ns += m * LADE_MAX(scatter_ns - backward_ns, 0) + scatter_ns * (1 - hidden);
+  } else {
+    exposed_ns += LADE_MAX(scatter_ns - backward_ns * hidden, scatter_ns * (1 - hidden));
+  }
+  if (dp > shard) /* sums of blocks over the replicas of a shard group */
+    exposed_ns += ring_ns(&sum->links.sum[LADE_AXIS_REPLICATE], 2 * grad_bytes / shard * ring_share(dp / shard));
+  return exposed_ns;
+}
+
+/* Return the time of the tied table's sum, of the norms and of AdamW on the stage with the most state. */
+static double update_time(const struct layout_sum *sum)
+{
+  const struct lade_layout_job *job = sum->job;
+  const int n_stages = sum->pipeline.n_stages;
+  const int shard = sum->layout->zero ? lade_layout_size(sum->layout, LADE_AXIS_SHARD) : 1;
+  const double n_params = LADE_MAX(stage_params(sum, 0), stage_params(sum, n_stages - 1)) / shard;
+  struct lade_cost cost;
+  lade_cost_init(&cost, &job->cluster->device);
+  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
+                                       .master = job->master, .n_elements = (int64_t)n_params};
+  double ns = (double)lade_cost_adamw_ns(&cost, &form, false) +
+              (double)lade_cost_sum_squares_ns(&cost, (int64_t)n_params, job->grad_dtype);
+  lade_cost_finish(&cost);
+  if (job->model->is_tied && n_stages > 1)
+    ns += ring_ns(&sum->links.sum[LADE_AXIS_EMBED], 4 * (double)job->model->width * (double)job->model->vocabulary /
+                                                       lade_layout_size(sum->layout, LADE_AXIS_TP));
+  return ns;
+}
+
+static int time_fill(const struct layout_sum *sum, struct lade_layout_cost *cost)
+{
+  const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
+  struct lade_piece_time *pieces = calloc((size_t)n_pieces, sizeof(*pieces));
+  struct lade_schedule_times times = {0};
+  if (!pieces)
+    return -ENOMEM;
+  double forward_ns = 0, backward_ns = 0;
+  for (int piece = 0; piece < n_pieces; piece++) {
+    pieces[piece] = piece_time(sum, piece);
+    if (piece % sum->pipeline.n_stages == 0) {
+      forward_ns += pieces[piece].forward_ns;
+      backward_ns += pieces[piece].backward_ns + pieces[piece].weights_ns;
+    }
+  }
+  int status = lade_schedule_time(&sum->pipeline, pieces, sum->boundary_ns, &times);
+  free(pieces);
+  if (status)
+    return status;
+  cost->grad_ns = grads_exposed(sum, forward_ns, backward_ns);
+  cost->update_ns = update_time(sum);
+  cost->step_ns = times.span_ns + cost->grad_ns + cost->update_ns;
+  cost->bubble = (times.span_ns - times.busy_ns) / cost->step_ns;
+  const double layers = (double)sum->job->model->layers / sum->pipeline.n_stages;
+  cost->exposed = (cost->grad_ns + sum->pipeline.n_microbatches * layers * sum->share->layer.exposed_ns) /
+                  cost->step_ns;
+  return 0;
+}
+
+/* ---- memory ---- */
+
+double lade_zero_state_bytes(int zero, int n_shards, double weight, double state, double grad)
+{
+  const double held = weight * (zero >= 3 ? 1.0 / n_shards : 1) + grad * (zero >= 2 ? 1.0 / n_shards : 1);
+  return held + (state - weight) * (zero >= 1 ? 1.0 / n_shards : 1);
+}
+
+static double stage_state_bytes(const struct layout_sum *sum, int stage)
+{
+  const struct lade_layout_job *job = sum->job;
+  const int zero = sum->layout->zero, shard = zero ? lade_layout_size(sum->layout, LADE_AXIS_SHARD) : 1;
+  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
+                                       .master = job->master};
+  const double weight = (double)lade_dtype_bytes(job->dtype), layer = (double)sum->share->layer.n_params;
+  int read, state;
+  lade_cost_adamw_bytes(&form, &read, &state);
+  double bytes = stage_params(sum, stage) * lade_zero_state_bytes(zero, shard, weight, state, 4);
+  if (zero >= 2 && shard > 1)
+    bytes += 4 * (layer * 2 + (double)sum->share->embed.n_params); /* whole gradients on their way to their blocks */
+  if (zero >= 3 && shard > 1)
+    bytes += weight * (layer * 2 + (double)sum->share->embed.n_params); /* gathered copies: in use, and the next */
+  return bytes;
+}
+
+/* Return the bytes of activations of @stage at its peak. */
+static double stage_values_bytes(const struct layout_sum *sum, int stage)
+{
+  const struct lade_share_cost *share = sum->share;
+  const int n_stages = sum->pipeline.n_stages, n_chunks = sum->pipeline.n_chunks;
+  double n_layers = 0;
+  for (int chunk = 0; chunk < n_chunks; chunk++)
+    n_layers += (double)sum->layers[chunk * n_stages + stage];
+  const double in_flight = lade_schedule_in_flight(&sum->pipeline, stage); /* chunks of microbatches */
+  double bytes = in_flight * n_layers / n_chunks * share->layer.saved_bytes, peak = share->layer.peak_bytes;
+  bytes += stage == 0 ? in_flight / n_chunks * share->embed.saved_bytes : 0;
+  if (stage == n_stages - 1)
+    peak = LADE_MAX(peak, share->head.peak_bytes);
+  return bytes + peak;
+}
+
+static void memory_fill(const struct layout_sum *sum, struct lade_layout_cost *cost)
+{
+  for (int stage = 0; stage < sum->pipeline.n_stages; stage++) {
+    const double state = stage_state_bytes(sum, stage), all = state + stage_values_bytes(sum, stage);
+    if (all <= (double)cost->peak_bytes)
+      continue;
+    cost->peak_bytes = (uint64_t)all;
+    cost->state_bytes = (uint64_t)state;
+  }
+}
+
+/* ---- the whole ---- */
+
+static int layers_cut(struct layout_sum *sum, struct lade_error *error)
+{
+  const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
+  int status = 0;
+  sum->layers = calloc((size_t)n_pieces, sizeof(*sum->layers));
+  if (!sum->layers)
+    return lade_error_set(error, -ENOMEM, "no memory for %d pieces", n_pieces);
+  for (int piece = 0; piece < n_pieces && !status; piece++) {
+    struct lade_layer_span span;
+    status = lade_piece_layers(sum->job->model, sum->job->seq_len, n_pieces, piece, error, &span);
+    sum->layers[piece] = status ? 0 : span.n;
+  }
+  return status;
+}
+
+int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
+                          struct lade_layout_cost *ret_cost)
+{
+  struct layout_sum sum = {.job = job, .layout = layout, .share = share};
+  struct lade_layout_cost cost = {0};
+  int64_t rows;
+  int n_microbatches;
+  int status = lade_layout_share_batch(layout, job->batch, micro_batch, error, &rows, &n_microbatches);
+  if (status)
+    return status;
+  sum.pipeline = lade_pipeline_get(layout, n_microbatches, true);
+  status = lade_schedule_check(&sum.pipeline, error);
+  if (!status)
+    status = layers_cut(&sum, error);
+  if (!status) {
+    const double value = (double)rows * (double)job->seq_len * (double)job->model->width *
+                         (double)lade_dtype_bytes(job->dtype);
+    lade_cluster_links_make(job->cluster, &layout->mesh, layout->is_sequence, &sum.links);
+    sum.boundary_ns = ring_ns(&sum.links.boundary,
+                              layout->is_sequence ? value / lade_layout_size(layout, LADE_AXIS_TP) : value);
+    status = time_fill(&sum, &cost);
+    memory_fill(&sum, &cost);
+    cost.model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
+    cost.hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
+  }
+  free(sum.layers);
+  if (!status)
+    *ret_cost = cost;
+  return status;
+}
