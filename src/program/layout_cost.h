@@ -16,6 +16,7 @@
 #include "lade/plan.h"
 #include "machine/cluster.h"
 #include "parallel/schedule.h"
+#include "program/program.h"
 
 /* All properties that a layout's parts depend on, beside the layout. */
 struct lade_layout_job {
@@ -75,6 +76,11 @@ int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_l
                           enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
                           struct lade_layout_cost *ret_cost);
 
+/* The same with a lower bound of the schedule's time in place of it: O(pieces), whatever the batch. */
+int lade_layout_cost_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                           enum lade_recipe recipe, const struct lade_share_cost *share,
+                           struct lade_layout_cost *ret_cost);
+
 /* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
  * square counts. @recipe NONE: the model's own. */
 double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t seq_len, enum lade_recipe recipe);
@@ -84,5 +90,56 @@ double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t se
  * docs/ranks.md. @state: of weights and optimizer state; @grad: of a gradient.
  */
 double lade_zero_state_bytes(int zero, int n_shards, double weight, double state, double grad);
+
+/* ---- proof (stage_program.c) ---- */
+
+/* A proved training program of the stage of @layout's rank: everything at home on the device, @recipe's recompute. */
+struct lade_stage_program {
+  uint64_t peak_bytes;                 /* of the device */
+  uint64_t owner_bytes[LADE_N_OWNERS]; /* sum to peak_bytes */
+  uint64_t sent_bytes[LADE_N_AXES];    /* over its microbatches */
+  int n_instrs, n_microbatches;        /* as many as give the peak of all of them */
+  int64_t step_ns;                     /* of these microbatches, the stage alone */
+};
+
+/* Build and prove it. The proof's errors; -EINVAL and -ENOMEM as lade_layout_cost_make. */
+int lade_stage_program_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                             enum lade_recipe recipe, struct lade_error *error,
+                             struct lade_stage_program *ret_program);
+
+/* ---- search (layout_search.c) ---- */
+
+struct lade_layout_search_params {
+  int n_ranks;
+  uint64_t device_bytes;       /* budget of a rank */
+  /* Confinements; 0, or -1 where 0 is a value: free. */
+  int tp, pp, dp, virtual_stages, zero, shard, schedule, is_sequence;
+  int64_t micro_batch;
+  enum lade_recipe recipe;     /* AUTO: free */
+  enum lade_dtype grad_reduce;
+  int n_most;                  /* layouts to return */
+};
+
+struct lade_layout_found {
+  struct lade_layout_params layout;
+  int64_t micro_batch;
+  enum lade_recipe recipe;
+  struct lade_layout_cost cost;
+};
+
+struct lade_layout_search {
+  int64_t n_evaluated; /* layouts whose memory and time were bounded or computed */
+  int64_t n_costed;    /* of them, with the whole schedule */
+  int n_found;
+  struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp) the fastest alone */
+};
+
+/*
+ * Search layouts of @n_ranks. Exact: a layout is left out only if a bound shows that it does not fit or is slower than
+ * @n_most others. -EOVERFLOW: none fits; the found ones are then those that need the least memory. -EINVAL: no layout
+ * is possible, with the nearest one; -ENOMEM. Free found.
+ */
+int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
+                           struct lade_error *error, struct lade_layout_search *ret_search);
 
 #endif

@@ -29,7 +29,8 @@ struct layout_sum {
   const struct lade_share_cost *share;
   struct lade_cluster_links links;
   struct lade_pipeline pipeline;
-  double boundary_ns;
+  double boundary_bytes, boundary_ns;
+  bool is_bound;   /* bound the schedule instead of running it */
   int64_t *layers; /* by piece */
 };
 
@@ -159,6 +160,28 @@ static double update_time(const struct layout_sum *sum)
   return ns;
 }
 
+/*
+ * Bound the span from below. A stage begins after one forward half of the pieces before its first one, and after its
+ * last half the backward halves of the same pieces remain; in between it does all its work.
+ */
+static void span_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces,
+                       struct lade_schedule_times *times)
+{
+  const int n_stages = sum->pipeline.n_stages;
+  double chain_ns = 0;
+  for (int stage = 0; stage < n_stages; stage++) {
+    double busy_ns = 0;
+    for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++) {
+      const struct lade_piece_time *piece = &pieces[chunk * n_stages + stage];
+      busy_ns += sum->pipeline.n_microbatches * (piece->forward_ns + piece->backward_ns + piece->weights_ns);
+    }
+    times->busy_ns = LADE_MAX(times->busy_ns, busy_ns);
+    const double split_ns = lade_schedule_is_split(&sum->pipeline) ? 0 : chain_ns;
+    times->span_ns = LADE_MAX(times->span_ns, busy_ns + split_ns);
+    chain_ns += pieces[stage].forward_ns + pieces[stage].backward_ns + 2 * sum->boundary_ns;
+  }
+}
+
 static int time_fill(const struct layout_sum *sum, struct lade_layout_cost *cost)
 {
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
@@ -174,7 +197,11 @@ static int time_fill(const struct layout_sum *sum, struct lade_layout_cost *cost
       backward_ns += pieces[piece].backward_ns + pieces[piece].weights_ns;
     }
   }
-  int status = lade_schedule_time(&sum->pipeline, pieces, sum->boundary_ns, &times);
+  int status = 0;
+  if (sum->is_bound)
+    span_bound(sum, pieces, &times);
+  else
+    status = lade_schedule_time(&sum->pipeline, pieces, sum->boundary_ns, &times);
   free(pieces);
   if (status)
     return status;
@@ -216,6 +243,8 @@ static double stage_state_bytes(const struct layout_sum *sum, int stage)
 /* Return the bytes of activations of @stage at its peak. */
 static double stage_values_bytes(const struct layout_sum *sum, int stage)
 {
+  /* A stage saves its input and not its output, which the next one saves; layers are counted with their outputs. */
+  const double sent = sum->pipeline.n_stages > 1 ? sum->boundary_bytes : 0;
   const struct lade_share_cost *share = sum->share;
   const int n_stages = sum->pipeline.n_stages, n_chunks = sum->pipeline.n_chunks;
   double n_layers = 0;
@@ -223,7 +252,7 @@ static double stage_values_bytes(const struct layout_sum *sum, int stage)
     n_layers += (double)sum->layers[chunk * n_stages + stage];
   const double in_flight = lade_schedule_in_flight(&sum->pipeline, stage); /* chunks of microbatches */
   double bytes = in_flight * n_layers / n_chunks * share->layer.saved_bytes, peak = share->layer.peak_bytes;
-  bytes += stage == 0 ? in_flight / n_chunks * share->embed.saved_bytes : 0;
+  bytes += stage == 0 ? in_flight / n_chunks * LADE_MAX(share->embed.saved_bytes - sent, 0) : 0;
   if (stage == n_stages - 1)
     peak = LADE_MAX(peak, share->head.peak_bytes);
   return bytes + peak;
@@ -257,11 +286,11 @@ static int layers_cut(struct layout_sum *sum, struct lade_error *error)
   return status;
 }
 
-int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
-                          struct lade_layout_cost *ret_cost)
+static int cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                     enum lade_recipe recipe, const struct lade_share_cost *share, bool is_bound,
+                     struct lade_error *error, struct lade_layout_cost *ret_cost)
 {
-  struct layout_sum sum = {.job = job, .layout = layout, .share = share};
+  struct layout_sum sum = {.job = job, .layout = layout, .share = share, .is_bound = is_bound};
   struct lade_layout_cost cost = {0};
   int64_t rows;
   int n_microbatches;
@@ -276,8 +305,8 @@ int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_l
     const double value = (double)rows * (double)job->seq_len * (double)job->model->width *
                          (double)lade_dtype_bytes(job->dtype);
     lade_cluster_links_make(job->cluster, &layout->mesh, layout->is_sequence, &sum.links);
-    sum.boundary_ns = ring_ns(&sum.links.boundary,
-                              layout->is_sequence ? value / lade_layout_size(layout, LADE_AXIS_TP) : value);
+    sum.boundary_bytes = layout->is_sequence ? value / lade_layout_size(layout, LADE_AXIS_TP) : value;
+    sum.boundary_ns = ring_ns(&sum.links.boundary, sum.boundary_bytes);
     status = time_fill(&sum, &cost);
     memory_fill(&sum, &cost);
     cost.model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
@@ -287,4 +316,18 @@ int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_l
   if (!status)
     *ret_cost = cost;
   return status;
+}
+
+int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
+                          struct lade_layout_cost *ret_cost)
+{
+  return cost_make(job, layout, micro_batch, recipe, share, false, error, ret_cost);
+}
+
+int lade_layout_cost_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                           enum lade_recipe recipe, const struct lade_share_cost *share,
+                           struct lade_layout_cost *ret_cost)
+{
+  return cost_make(job, layout, micro_batch, recipe, share, true, NULL, ret_cost);
 }
