@@ -63,6 +63,7 @@ struct lade_layout_cost {
   double bubble;             /* share of the step in which the busiest stage waits for other stages */
   double exposed;            /* share of the step in which computing waits for collectives */
   double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
+  double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
   uint64_t peak_bytes;       /* device memory of the fullest stage */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */

@@ -24,7 +24,8 @@
 /* Pairs of options: the first has no meaning without the second. */
 static const char *const needs[][2] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
-    {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}};
+    {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
+    {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {
@@ -34,7 +35,12 @@ static const char *const excludes[][3] = {
     {"rank", "every-rank", "--rank plans one rank, --every-rank all"},
     {"max", "every-rank", "a search plans one program of each stage"},
     {"frontier", "budget", "a frontier plans at budgets of its own"},
-    {"frontier", "instructions", "a frontier is many plans"}};
+    {"frontier", "instructions", "a frontier is many plans"},
+    {"cluster", "machine", "a cluster describes its devices"},
+    {"cluster", "max", "--search chooses among layouts"},
+    {"cluster", "timeline", "a cluster's plan has no single program to draw"},
+    {"cluster", "residency", "a cluster's plan keeps values by --recompute"},
+    {"search", "rank", "a search has no rank yet"}};
 
 /* Return the option of @verb closest to @name: a few edits away, or one that starts with it; NULL: none. */
 static const struct option *option_near(enum verb_id verb, const char *name)
