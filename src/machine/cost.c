@@ -163,6 +163,8 @@ static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_model
 
 /* ---- kernels by shape ---- */
 
+#define SCORES_SEQ_MOST 2048
+
 /* Tiles that libraries choose from, and the share of the rate that each reaches in full waves. */
 static const struct {
   int rows, columns;
@@ -217,14 +219,16 @@ static double shaped_product_ns(const struct lade_cost *cost, const struct lade_
 
 /*
  * Price attention: fused, by a share of the products' rate over the pairs that causality leaves; else by products over
- * all pairs, and by the passes of mask, softmax and dropout over the scores in memory.
+ * all pairs, and by the passes of mask, softmax and dropout over the scores in memory. The latter is how the published
+ * runs on A100 attended, up to the 2,048 keys that their softmax kernels take; longer sequences are always fused.
  */
 static double attention_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
                            const struct lade_op *op)
 {
   const struct lade_kernel_model *model = &cost->machine.kernels;
   const bool is_backward = op->kind == LADE_OP_ATTENTION_BWD;
-  if (model->attention_forward > 0)
+  const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST;
+  if (!has_scores)
     return op->flops / (model->product_flops_per_s *
                         (is_backward ? model->attention_backward : model->attention_forward)) * 1e9;
   const double T = (double)graph->seq_len, scores = (double)graph->batch * (double)op->attr.heads * T * T;

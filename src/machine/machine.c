@@ -264,10 +264,9 @@ int lade_machine_check(const struct lade_machine *machine, const char *where, st
   if (kernels->n_sms && (kernels->product_flops_per_s == 0 || kernels->product_depth == 0))
     return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.%s", where,
                           kernels->product_flops_per_s == 0 ? "product_flops_per_s" : "product_depth");
-  const bool is_fused = kernels->attention_forward > 0 && kernels->attention_backward > 0;
-  if (kernels->n_sms && !is_fused && (kernels->score_forward_bytes == 0 || kernels->score_backward_bytes == 0))
-    return lade_error_set(error, -EINVAL, "%s: kernels need attention_forward and attention_backward, or "
-                          "score_forward_bytes and score_backward_bytes", where);
+  if (kernels->n_sms && (kernels->attention_forward == 0 || kernels->attention_backward == 0))
+    return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.attention_%s", where,
+                          kernels->attention_forward == 0 ? "forward" : "backward");
   if (store->piece_bytes % PIECE_ALIGN)
     return lade_error_set(error, -EINVAL, "%s: store.piece_bytes is %llu: expected a multiple of %d", where,
                           (unsigned long long)store->piece_bytes, PIECE_ALIGN);

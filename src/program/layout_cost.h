@@ -92,6 +92,18 @@ double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t se
  */
 double lade_zero_state_bytes(int zero, int n_shards, double weight, double state, double grad);
 
+/* ---- published formulas (formulas.c) ---- */
+
+/* Return ZeRO's bytes per parameter of @zero over @n_ranks, K = 12. */
+double lade_zero_bytes_per_param(int zero, double n_ranks);
+
+/* Return Korthikanti et al.'s bytes of a layer's activations; the model's hidden width is four times its width. */
+double lade_korthikanti_layer_bytes(const struct lade_model *model, int64_t micro_batch, int64_t seq_len, int tp,
+                                    bool is_sequence, enum lade_recipe recipe);
+
+/* Return the layers whose activations the first stage holds under 1F1B, or interleaved (their section 4.2.3). */
+double lade_korthikanti_in_flight(int64_t layers, int pp, int virtual_stages);
+
 /* ---- proof (stage_program.c) ---- */
 
 /* A proved training program of the stage of @layout's rank: everything at home on the device, @recipe's recompute. */
