@@ -71,10 +71,13 @@ int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage);
 /*
  * Return the number of inputs that a stage receives ahead. While it computes a slot and sends its result, it is ready
  * for the inputs of that many next slots. With fewer, stages that each send before they receive would wait for one
- * another in a cycle. With this number they do not, for any memory that the transfers use.
+ * another in a cycle, or under ZBH2, whose stages send far ahead, without need. With this number they do not, for any
+ * memory that the transfers use.
  */
 static inline int lade_schedule_n_ahead(const struct lade_pipeline *pipeline)
 {
+  if (pipeline->schedule == LADE_SCHEDULE_ZBH2)
+    return 3;
   return pipeline->schedule == LADE_SCHEDULE_INTERLEAVED ? 2 : 1;
 }
 

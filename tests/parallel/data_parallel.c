@@ -101,7 +101,7 @@ static struct run_fixture_numbers run_with_latency(struct run_fixture *run_fixtu
   int n_groups[LADE_N_AXES];
   roomy.prefetch_bytes = UINT64_MAX / 2;
   for (int axis = 0; axis < LADE_N_AXES; axis++)
-    run_fixture->prices.comm[axis] = (struct lade_transfer_price){latency_ns, 1};
+    run_fixture->prices.comm[axis] = run_fixture->prices.comm_sum[axis] = (struct lade_transfer_price){latency_ns, 1};
   struct lade_plan *plan = run_fixture_plan(run_fixture, residency_of(run_fixture, &roomy));
   lade_program_comm_groups(plan->train, n_groups);
   run_fixture->prices = prices;

@@ -248,10 +248,10 @@ static double stage_state_bytes(const struct layout_sum *sum, int stage)
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
   double bytes = stage_params(sum, stage) * lade_zero_state_bytes(zero, shard, weight, state, 4);
-  if (zero >= 2 && shard > 1)
+  if (zero == 2 && shard > 1)
     bytes += 4 * (layer * 2 + (double)sum->share->embed.n_params); /* whole gradients on their way to their blocks */
-  if (zero >= 3 && shard > 1)
-    bytes += weight * (layer * 2 + (double)sum->share->embed.n_params); /* gathered copies: in use, and the next */
+  if (zero >= 3 && shard > 1) /* tables are cut into parameters of their own (graph/table.c) */
+    bytes += 4 * layer + weight * layer * 2; /* a layer's gradients; gathered copies in use, and the next */
   return bytes;
 }
 
