@@ -68,6 +68,9 @@ void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct
  */
 int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage);
 
+/* Return the microbatches after which @stage computes weights; 0 if they are no slots of their own. */
+int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage);
+
 /*
  * Return the number of inputs that a stage receives ahead. While it computes a slot and sends its result, it is ready
  * for the inputs of that many next slots. With fewer, stages that each send before they receive would wait for one

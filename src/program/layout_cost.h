@@ -28,6 +28,8 @@ struct lade_layout_job {
   enum lade_moments moments;
   enum lade_master master;
   double dropout;
+  const int64_t *const *cuts; /* by number of pieces, up to the layers: the layers of each piece; NULL, or a NULL
+                                 entry: they are computed */
 };
 
 /* One unit of a model on one rank: an embedding, a layer, a head. */
@@ -39,6 +41,8 @@ struct lade_unit_cost {
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
   double peak_bytes;              /* live in its backward half beyond its own saved values */
+  double weights_bytes;           /* read by weights' gradients: held until these are made, where that is a slot of
+                                     its own */
   int64_t n_params;               /* of this rank */
 };
 
@@ -57,6 +61,10 @@ struct lade_share_key {
 /* Compute the units of a share. -EINVAL: the model cannot be shared so, with a line; -ENOMEM. */
 int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
                          struct lade_share_cost *ret_cost);
+
+/* Return the layers of each of @n_pieces (lade_piece_layers), which the caller frees. -EINVAL; -ENOMEM. */
+int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
+                    int64_t **ret_layers);
 
 struct lade_layout_cost {
   double step_ns;
@@ -144,7 +152,7 @@ struct lade_layout_search {
   int64_t n_evaluated; /* layouts whose memory and time were bounded or computed */
   int64_t n_costed;    /* of them, with the whole schedule */
   int n_found;
-  struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp) the fastest alone */
+  struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */
 };
 
 /*

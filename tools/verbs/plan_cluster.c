@@ -20,7 +20,7 @@
 #include "tools/report/report.h"
 
 #define DEFAULT_SEQ_LEN 1024
-#define SPARE_LAYOUTS 6 /* more than asked for, in the place of those whose programs do not fit */
+#define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
 
 struct cluster_planning {
   struct options *options;
@@ -370,7 +370,7 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
       .schedule = confined(o, "schedule", o->schedule, -1),
       .is_sequence = confined(o, "sequence-parallel", o->is_sequence, -1), .micro_batch = o->session.micro_batch,
       .recipe = o->session.recipe, .grad_reduce = (enum lade_dtype)o->grad_reduce,
-      .n_most = (int)o->n_top + SPARE_LAYOUTS};
+      .n_most = (int)o->n_top * FOUND_EACH};
 }
 
 static int found_plan(struct cluster_planning *planning, const struct lade_layout_found *found,
@@ -401,12 +401,25 @@ static double seconds_now(void)
   return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+/* True if the plans have one of the sizes of @found. */
+static bool has_sizes(const struct search_result *result, const struct lade_layout_found *found)
+{
+  for (int i = 0; i < result->n_plans; i++) {
+    const struct lade_layout_params *other = &result->plans[i].params;
+    if (other->tp == found->layout.tp && other->pp == found->layout.pp && other->dp == found->layout.dp)
+      return true;
+  }
+  return false;
+}
+
 /* Prove the found layouts in order until as many as asked for fit; if none does, keep the first. */
 static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty, struct search_result *result)
 {
   int status = 0;
   for (int i = 0; i < result->search.n_found && result->n_plans < planning->options->n_top && !status; i++) {
     struct cluster_plan plan = *empty;
+    if (has_sizes(result, &result->search.found[i]))
+      continue;
     status = found_plan(planning, &result->search.found[i], &plan);
     if (!status && plan.fits)
       result->plans[result->n_plans++] = plan;

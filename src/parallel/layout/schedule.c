@@ -81,8 +81,7 @@ static int warmup_get(const struct lade_pipeline *pipeline, int stage)
   return LADE_MIN(behind, n);
 }
 
-/* Return the number of microbatches after which @stage computes weights; 0 if they are no slots of their own. */
-static int lag_get(const struct lade_pipeline *pipeline, int stage)
+int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage)
 {
   if (!lade_schedule_is_split(pipeline))
     return 0;
@@ -103,7 +102,7 @@ static struct lade_slot slot_make(const struct lade_pipeline *pipeline, enum lad
 
 void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct lade_slot *ret_slots)
 {
-  int n = half_count(pipeline), warmup = warmup_get(pipeline, stage), lag = lag_get(pipeline, stage), at = 0;
+  int n = half_count(pipeline), warmup = warmup_get(pipeline, stage), lag = lade_schedule_lag(pipeline, stage), at = 0;
   bool is_split = lade_schedule_is_split(pipeline);
   for (int k = 0; k < warmup; k++)
     ret_slots[at++] = slot_make(pipeline, LADE_HALF_FORWARD, k);
@@ -121,6 +120,6 @@ void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct
 
 int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage)
 {
-  int held = warmup_get(pipeline, stage) + 1 + lag_get(pipeline, stage);
+  int held = warmup_get(pipeline, stage) + 1 + lade_schedule_lag(pipeline, stage);
   return LADE_MIN(held, half_count(pipeline));
 }

@@ -37,7 +37,8 @@ struct layout_sum {
   struct lade_pipeline pipeline;
   double boundary_bytes, boundary_ns;
   bool is_bound;   /* bound the schedule instead of running it */
-  int64_t *layers; /* by piece */
+  const int64_t *layers; /* by piece */
+  int64_t *own_layers;   /* of @layers, unless the job has them */
 };
 
 /* ---- flops ---- */
@@ -266,7 +267,9 @@ static double stage_values_bytes(const struct layout_sum *sum, int stage)
   for (int chunk = 0; chunk < n_chunks; chunk++)
     n_layers += (double)sum->layers[chunk * n_stages + stage];
   const double in_flight = lade_schedule_in_flight(&sum->pipeline, stage); /* chunks of microbatches */
-  double bytes = in_flight * n_layers / n_chunks * share->layer.saved_bytes, peak = share->layer.peak_bytes;
+  const double waiting = LADE_MIN(lade_schedule_lag(&sum->pipeline, stage), sum->pipeline.n_microbatches);
+  double bytes = (in_flight - waiting) * n_layers / n_chunks * share->layer.saved_bytes, peak = share->layer.peak_bytes;
+  bytes += waiting * n_layers * share->layer.weights_bytes;
   bytes += stage == 0 ? in_flight / n_chunks * LADE_MAX(share->embed.saved_bytes - sent, 0) : 0;
   if (stage == n_stages - 1)
     peak = LADE_MAX(peak, share->head.peak_bytes);
@@ -286,18 +289,33 @@ static void memory_fill(const struct layout_sum *sum, struct lade_layout_cost *c
 
 /* ---- the whole ---- */
 
-static int layers_cut(struct layout_sum *sum, struct lade_error *error)
+int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
+                    int64_t **ret_layers)
+{
+  int64_t *layers = calloc((size_t)n_pieces, sizeof(*layers));
+  int status = layers ? 0 : lade_error_set(error, -ENOMEM, "no memory for %d pieces", n_pieces);
+  for (int piece = 0; piece < n_pieces && !status; piece++) {
+    struct lade_layer_span span = {0};
+    status = lade_piece_layers(model, seq_len, n_pieces, piece, error, &span);
+    layers[piece] = span.n;
+  }
+  if (status)
+    free(layers);
+  else
+    *ret_layers = layers;
+  return status;
+}
+
+/* Take the cut of the job, or make one. */
+static int layers_get(struct layout_sum *sum, struct lade_error *error)
 {
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
-  int status = 0;
-  sum->layers = calloc((size_t)n_pieces, sizeof(*sum->layers));
-  if (!sum->layers)
-    return lade_error_set(error, -ENOMEM, "no memory for %d pieces", n_pieces);
-  for (int piece = 0; piece < n_pieces && !status; piece++) {
-    struct lade_layer_span span;
-    status = lade_piece_layers(sum->job->model, sum->job->seq_len, n_pieces, piece, error, &span);
-    sum->layers[piece] = status ? 0 : span.n;
+  if (sum->job->cuts && n_pieces <= sum->job->model->layers && sum->job->cuts[n_pieces]) {
+    sum->layers = sum->job->cuts[n_pieces];
+    return 0;
   }
+  int status = lade_layers_cut(sum->job->model, sum->job->seq_len, n_pieces, error, &sum->own_layers);
+  sum->layers = sum->own_layers;
   return status;
 }
 
@@ -315,7 +333,7 @@ static int cost_make(const struct lade_layout_job *job, const struct lade_layout
   sum.pipeline = lade_pipeline_get(layout, n_microbatches, true);
   status = lade_schedule_check(&sum.pipeline, error);
   if (!status)
-    status = layers_cut(&sum, error);
+    status = layers_get(&sum, error);
   if (!status) {
     const double value = (double)rows * (double)job->seq_len * (double)job->model->width *
                          (double)lade_dtype_bytes(job->dtype);
@@ -324,10 +342,12 @@ static int cost_make(const struct lade_layout_job *job, const struct lade_layout
     sum.boundary_ns = ring_ns(&sum.links.boundary, sum.boundary_bytes);
     status = time_fill(&sum, &cost);
     memory_fill(&sum, &cost);
-    cost.model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
-    cost.hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
+    if (!is_bound)
+      cost.model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
+    if (!is_bound)
+      cost.hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
   }
-  free(sum.layers);
+  free(sum.own_layers);
   if (!status)
     *ret_cost = cost;
   return status;

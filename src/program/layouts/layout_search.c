@@ -8,7 +8,8 @@
  * that fit wait in order of their bounds. Schedules are then run from the lowest bound on, until the bound is above the
  * time of the n-th best of those that were run: no later one can be among the best.
  *
- * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) the fastest layout is kept.
+ * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is kept:
+ * if the proof of one finds that it does not fit, the caller has others.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -37,7 +38,9 @@ struct layout_candidate {
 };
 
 struct layout_searcher {
+  struct lade_layout_job own_job; /* the caller's, with cuts */
   const struct lade_layout_job *job;
+  int64_t **cuts;
   const struct lade_layout_search_params *params;
   struct lade_layout_search *search;
   LADE_ARRAY(struct share_entry) shares;
@@ -45,6 +48,27 @@ struct layout_searcher {
   struct layout_candidate least; /* of memory, among those that do not fit */
   int status;
 };
+
+/* Cut the model into every number of pieces that is asked for: once each, because a cut tries many. */
+static int cuts_make(struct layout_searcher *s, const struct lade_layout_job *job)
+{
+  const int n = (int)job->model->layers;
+  int status = 0;
+  s->cuts = calloc((size_t)n + 1, sizeof(*s->cuts));
+  for (int n_pieces = 1; s->cuts && n_pieces <= n && status != -ENOMEM; n_pieces++)
+    status = lade_layers_cut(job->model, job->seq_len, n_pieces, NULL, &s->cuts[n_pieces]);
+  s->own_job = *job;
+  s->own_job.cuts = (const int64_t *const *)s->cuts;
+  s->job = &s->own_job;
+  return !s->cuts || status == -ENOMEM ? -ENOMEM : 0;
+}
+
+static void cuts_free(struct layout_searcher *s, int n)
+{
+  for (int n_pieces = 1; s->cuts && n_pieces <= n; n_pieces++)
+    free(s->cuts[n_pieces]);
+  free(s->cuts);
+}
 
 /* ---- candidates ---- */
 
@@ -181,22 +205,22 @@ static int candidate_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-static bool is_same_sizes(const struct lade_layout_params *a, const struct lade_layout_params *b)
+static bool is_same_kind(const struct lade_layout_params *a, const struct lade_layout_params *b)
 {
-  return a->tp == b->tp && a->pp == b->pp && a->dp == b->dp;
+  return a->tp == b->tp && a->pp == b->pp && a->dp == b->dp && a->schedule == b->schedule;
 }
 
-/* Put @found in its place among the best ones, in which each (tp, pp, dp) is once. */
+/* Put @found in its place among the best ones, in which each (tp, pp, dp, schedule) is once. */
 static void found_insert(struct layout_searcher *s, const struct lade_layout_found *found)
 {
   struct lade_layout_search *search = s->search;
   int at = 0, gone = search->n_found;
   while (at < search->n_found && search->found[at].cost.step_ns <= found->cost.step_ns) {
-    if (is_same_sizes(&search->found[at++].layout, &found->layout))
+    if (is_same_kind(&search->found[at++].layout, &found->layout))
       return; /* a faster one is there */
   }
   for (int i = at; i < search->n_found; i++) {
-    if (is_same_sizes(&search->found[i].layout, &found->layout))
+    if (is_same_kind(&search->found[i].layout, &found->layout))
       gone = i;
   }
   if (gone == s->params->n_most) /* all are better than the last, which leaves */
@@ -275,6 +299,8 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
 {
   struct lade_layout_search search = {.found = calloc((size_t)params->n_most + 1, sizeof(*search.found))};
   struct layout_searcher s = {.job = job, .params = params, .search = &search, .status = search.found ? 0 : -ENOMEM};
+  if (!s.status)
+    s.status = cuts_make(&s, job);
   for (int tp = 1; tp <= LADE_MIN(params->n_ranks, job->model->heads) && !s.status; tp++) {
     if (params->n_ranks % tp == 0 && (!params->tp || params->tp == tp))
       pipelines_bound(&s, tp);
@@ -282,6 +308,7 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
   if (!s.status)
     s.status = best_find(&s);
   const int status = search_finish(&s, error);
+  cuts_free(&s, (int)job->model->layers);
   LADE_ARRAY_FREE(&s.shares);
   LADE_ARRAY_FREE(&s.candidates);
   if (status && status != -EOVERFLOW) {

@@ -175,6 +175,23 @@ static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
   return 0;
 }
 
+/* Fill the bytes that wait for weights' gradients: each value once. */
+static int weights_fill(const struct share_walk *walk, struct lade_unit_cost *units)
+{
+  bool *is_counted = calloc((size_t)walk->graph->n_tensors + 1, sizeof(*is_counted));
+  for (int at = 0; at < walk->n_steps && is_counted; at++) {
+    const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+    for (int i = 0; i < op->n_in && is_weights_step(walk->graph, op); i++) {
+      if (!is_activation(walk, op->in[i]) || is_counted[op->in[i]])
+        continue;
+      is_counted[op->in[i]] = true;
+      units[op->unit].weights_bytes += (double)walk->graph->tensors[op->in[i]].bytes;
+    }
+  }
+  free(is_counted);
+  return is_counted ? 0 : -ENOMEM;
+}
+
 static void params_count(const struct lade_model_graph *graph, struct lade_unit_cost *units)
 {
   for (int param = 0; param < graph->n_params; param++) {
@@ -197,6 +214,7 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
       rerun_add(walk, is_rerun, units);
     uses_find(walk);
     status = memory_fill(walk, units);
+    status = status ? status : weights_fill(walk, units);
   }
   free(is_rerun);
   free(walk->ready_ns);
