@@ -113,19 +113,19 @@ static int job_make(struct cluster_planning *planning)
 
 /* ---- proofs ---- */
 
-/* Build and prove @stage's program, and keep the largest peak. */
+/* Build and prove @stage's program. */
 static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *error)
 {
   struct lade_layout layout = plan->layout;
-  struct lade_stage_program program;
+  const int at = plan->n_stages_proved;
   layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-  int status = lade_stage_program_prove(plan->job, &layout, plan->micro_batch, plan->recipe, error, &program);
+  int status = lade_stage_program_prove(plan->job, &layout, plan->micro_batch, plan->recipe, error, &plan->stages[at]);
   if (status)
     return status;
-  if (program.peak_bytes > plan->peak_bytes || !plan->n_stages_proved) {
-    plan->peak_bytes = program.peak_bytes;
-    plan->stage = program;
-    plan->stage_rank = layout.rank;
+  plan->ranks[at] = layout.rank;
+  if (plan->stages[at].peak_bytes > plan->peak_bytes) {
+    plan->peak_bytes = plan->stages[at].peak_bytes;
+    plan->fullest = at;
   }
   plan->n_stages_proved++;
   return 0;
@@ -136,6 +136,7 @@ static int plan_prove(struct cluster_plan *plan, struct lade_error *error)
 {
   const int n_stages = lade_layout_size(&plan->layout, LADE_AXIS_PP);
   plan->peak_bytes = 0;
+  plan->n_stages_proved = plan->fullest = 0;
   int status = stage_prove(plan, 0, error);
   if (!status && n_stages > 2)
     status = stage_prove(plan, 1, error);
@@ -186,13 +187,26 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
   json_object_set_new(object, "recompute", json_string(recipe_name(plan->recipe)));
 }
 
-static json_t *ledger_json(const struct cluster_plan *plan)
+static json_t *ledger_json(const struct lade_stage_program *stage)
 {
   json_t *ledger = json_object();
   for (int owner = 0; owner < LADE_N_OWNERS; owner++)
-    json_object_set_new(ledger, lade_owner_name((enum lade_owner)owner), json_bytes(plan->stage.owner_bytes[owner]));
-  json_object_set_new(ledger, "total", json_bytes(plan->stage.peak_bytes));
+    json_object_set_new(ledger, lade_owner_name((enum lade_owner)owner), json_bytes(stage->owner_bytes[owner]));
+  json_object_set_new(ledger, "total", json_bytes(stage->peak_bytes));
   return ledger;
+}
+
+/* Return the proved stages. */
+static json_t *stages_json(const struct cluster_plan *plan)
+{
+  const int n_alike = plan->layout.mesh.world / lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  json_t *stages = json_array();
+  for (int i = 0; i < plan->n_stages_proved; i++)
+    json_array_append_new(stages, json_pack("{s:i, s:i, s:b, s:i, s:i, s:o}", "rank", plan->ranks[i], "ranks_alike",
+                                            n_alike, "fits", plan->stages[i].peak_bytes <= plan->budget_bytes,
+                                            "instructions", plan->stages[i].n_instrs, "microbatches",
+                                            plan->stages[i].n_microbatches, "ledger", ledger_json(&plan->stages[i])));
+  return stages;
 }
 
 /* Return the layout as one of a search. */
@@ -225,8 +239,10 @@ static json_t *given_json(const struct cluster_plan *plan)
   json_object_set_new(object, "proved", json_boolean(plan->is_proved));
   json_object_set_new(object, "budget_bytes", json_bytes(plan->budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes));
-  json_object_set_new(object, "peak_rank", json_integer(plan->stage_rank));
-  json_object_set_new(object, "ledger", ledger_json(plan));
+  json_object_set_new(object, "peak_rank", json_integer(plan->ranks[plan->fullest]));
+  json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));
+  json_object_set_new(object, "by_stage", stages_json(plan));
+  json_object_set_new(object, "predicted_step_seconds", json_number(cost->step_ns / 1e9));
   json_object_set_new(object, "all_ranks_step_seconds", json_number(cost->step_ns / 1e9));
   json_object_set_new(object, "exposed_gradient_seconds", json_number(cost->grad_ns / 1e9));
   json_object_set_new(object, "update_seconds", json_number(cost->update_ns / 1e9));
@@ -262,7 +278,7 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
           seconds_format(plan->cost.update_ns / 1e9, (char[32]){0}, 32));
   fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs and proved\n",
           lade_size_format(plan->peak_bytes, text, sizeof(text)),
-          lade_size_format(plan->budget_bytes, more, sizeof(more)), plan->stage_rank, plan->n_stages_proved);
+          lade_size_format(plan->budget_bytes, more, sizeof(more)), plan->ranks[plan->fullest], plan->n_stages_proved);
   if (plan->options->n_train_tokens > 0) {
     const double tokens = (double)plan->job->batch * (double)plan->job->seq_len;
     const double days = plan->options->n_train_tokens / tokens * step_s / 86400;
@@ -286,7 +302,6 @@ static int layout_cost(struct cluster_plan *plan, struct lade_error *error)
 static int recipe_plan(struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error)
 {
   plan->recipe = recipe;
-  plan->n_stages_proved = 0;
   int status = layout_cost(plan, error);
   return status ? status : plan_prove(plan, error);
 }
@@ -326,11 +341,12 @@ static int given_plan(struct cluster_planning *planning, struct cluster_plan *pl
 static int refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan)
 {
   char peak[LADE_SIZE_TEXT], budget[LADE_SIZE_TEXT];
+  const struct lade_stage_program *stage = &plan->stages[plan->fullest];
   int most = 0;
   for (int owner = 0; owner < LADE_N_OWNERS; owner++)
-    most = plan->stage.owner_bytes[owner] > plan->stage.owner_bytes[most] ? owner : most;
+    most = stage->owner_bytes[owner] > stage->owner_bytes[most] ? owner : most;
   lade_error_set(&planning->error, -EOVERFLOW, "rank %d needs %s of device memory, and %s are usable; most of it is "
-                 "%s: --search finds layouts that fit", plan->stage_rank, lade_size_exact(plan->peak_bytes, peak),
+                 "%s: --search finds layouts that fit", plan->ranks[plan->fullest], lade_size_exact(plan->peak_bytes, peak),
                  lade_size_exact(plan->budget_bytes, budget), lade_owner_name((enum lade_owner)most));
   fflush(stdout);
   return exit_fail("plan", -EOVERFLOW, &planning->error);
@@ -380,7 +396,6 @@ static int found_plan(struct cluster_planning *planning, const struct lade_layou
   plan->params.n_kv_heads = planning->model.n_kv_heads;
   plan->micro_batch = found->micro_batch;
   plan->recipe = found->recipe;
-  plan->n_stages_proved = 0;
   int status = lade_layout_init(&plan->params, &planning->error, &plan->layout);
   if (!status)
     status = layout_cost(plan, &planning->error);
@@ -450,7 +465,12 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
     if (options->has_explain)
       cluster_explain(&result->plans[0], stdout);
   }
-  return result->n_plans ? LADE_EXIT_DONE : refusal_tell(planning, &result->plans[0]);
+  if (result->n_plans)
+    return LADE_EXIT_DONE;
+  if (!planning->error.code)
+    return refusal_tell(planning, &result->plans[0]);
+  fflush(stdout);
+  return exit_fail("plan", -EOVERFLOW, &planning->error);
 }
 
 static int search_plan(struct cluster_planning *planning, const struct cluster_plan *empty)

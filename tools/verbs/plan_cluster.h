@@ -11,6 +11,8 @@
 /* Plan, print, and return the exit code. */
 int plan_cluster(struct options *options);
 
+#define CLUSTER_STAGES_PROVED 3
+
 /* A layout with its proof: what the verb prints, explains and exports. */
 struct cluster_plan {
   const struct options *options;
@@ -24,8 +26,9 @@ struct cluster_plan {
   uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs, if there are any */
   bool fits, is_proved;
   int n_stages_proved;
-  struct lade_stage_program stage; /* of the proved stages, the one with the largest peak */
-  int stage_rank;
+  struct lade_stage_program stages[CLUSTER_STAGES_PROVED];
+  int ranks[CLUSTER_STAGES_PROVED]; /* the first rank of each */
+  int fullest;                      /* of them, by peak */
 };
 
 /* Print sentences about @plan. */

@@ -21,6 +21,7 @@
 #define MICRO_BATCH_MOST 64   /* a larger one only fills more memory: products are at their full rate long before */
 #define SLACK 0.97            /* memory of a layout is an estimate within 3 %; proofs decide (stage_program.c) */
 #define N_SCHEDULES_SEARCHED 3
+#define SHARD_FEW 64
 
 struct share_entry {
   struct lade_share_key key;
@@ -112,22 +113,26 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
   }
 }
 
-/* Bound all ZeRO stages and shard groups of @layout. A group is all replicas, or those of one node. */
+/*
+ * Bound all ZeRO stages and shard groups of @layout. A group is all replicas, those of one node, or SHARD_FEW: blocks of
+ * very many shards are mostly padding.
+ */
 static void zeros_bound(struct layout_searcher *s, struct lade_layout_params layout, int64_t micro_batch,
                         enum lade_recipe recipe, int share)
 {
   const struct lade_layout_search_params *given = s->params;
-  const int64_t near = s->job->cluster->levels[0].n_devices / layout.tp;
+  const int64_t groups[] = {0, s->job->cluster->levels[0].n_devices / layout.tp, SHARD_FEW};
   for (int zero = 0; zero <= (layout.dp > 1 ? LADE_ZERO_MOST : 0); zero++) {
     if (given->zero >= 0 && given->zero != zero)
       continue;
     layout.zero = zero;
-    layout.shard = zero && given->shard ? given->shard : 0;
-    candidate_bound(s, &layout, micro_batch, recipe, share);
-    if (!zero || given->shard || near < 2 || near >= layout.dp || layout.dp % near)
-      continue;
-    layout.shard = (int)near;
-    candidate_bound(s, &layout, micro_batch, recipe, share);
+    for (size_t i = 0; i < LADE_COUNT(groups); i++) {
+      const bool is_group = groups[i] == 0 || (zero && !given->shard && groups[i] > 1 && groups[i] < layout.dp &&
+                                               layout.dp % groups[i] == 0);
+      layout.shard = groups[i] ? (int)groups[i] : zero ? given->shard : 0;
+      if (is_group)
+        candidate_bound(s, &layout, micro_batch, recipe, share);
+    }
   }
 }
 
