@@ -12,8 +12,9 @@
  *
  * Latency. A ring of n has n - 1 steps: one per domain boundary at the level's latency, the others at the level below.
  * An all-reduce over several nodes may go along a double binary tree instead: 2 log2(domains) hops (Sanders, Speck,
- * Traeff 2009; NCCL 2.4). Gathers and scatters between domains may too (NCCL 2.23, PAT), at log2(domains). NCCL picks
- * the faster by size; this file takes the rate of the ring and the lower of the two latencies.
+ * Traeff 2009; NCCL 2.4). NCCL picks the faster by size; this file takes the rate of the ring and the lower of the two
+ * latencies. Gathers and scatters go round the ring. (NCCL 2.23 has trees for those of one rank a node, PAT; they are
+ * left out, because groups of many ranks mostly have several a node.)
  *
  * A send between stages is in the scattered form (Narayanan et al. 2021): each of t tensor parallel ranks sends 1/t over
  * its own link, and the node gathers the parts over level 0. Sequence parallel ranks hold 1/t and gather in the layer.
@@ -51,10 +52,9 @@ void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int6
     gain = n_crossed++ ? 1 : level->sum_gain;
     inside = within;
   }
-  const double latency_ns = fmin(ring_ns, tree_ns);
   const double ns_per_byte = isinf(rate) ? 0 : 1e9 / rate;
-  *ret_gather = (struct lade_transfer_price){(int64_t)latency_ns, ns_per_byte};
-  *ret_sum = (struct lade_transfer_price){(int64_t)(2 * latency_ns), ns_per_byte / gain};
+  *ret_gather = (struct lade_transfer_price){(int64_t)ring_ns, ns_per_byte};
+  *ret_sum = (struct lade_transfer_price){(int64_t)(2 * fmin(ring_ns, tree_ns)), ns_per_byte / gain};
 }
 
 /* Price a send to the next stage, @distance devices away. */

@@ -98,10 +98,15 @@ static double stage_params(const struct layout_sum *sum, int stage)
   return n;
 }
 
-/* Return the time of a collective in which a rank sends @bytes in a ring. */
+/* Return the time of @n collectives in which a rank sends @bytes together in a ring. */
+static double rings_ns(const struct lade_transfer_price *price, double n, double bytes)
+{
+  return bytes > 0 ? n * (double)price->latency_ns + bytes * price->ns_per_byte : 0;
+}
+
 static double ring_ns(const struct lade_transfer_price *price, double bytes)
 {
-  return bytes > 0 ? (double)price->latency_ns + bytes * price->ns_per_byte : 0;
+  return rings_ns(price, 1, bytes);
 }
 
 /*
@@ -137,10 +142,10 @@ static double grads_exposed(const struct layout_sum *sum, double forward_ns, dou
     n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages];
   const double hidden = 1 - 1 / (n_layers + 1);
   if (zero == 0)
-    return overlap_ns(ring_ns(&sum->links.sum[LADE_AXIS_DP], 2 * grad_bytes * ring_share(dp)), backward_ns, hidden);
+    return overlap_ns(rings_ns(&sum->links.sum[LADE_AXIS_DP], n_layers, 2 * grad_bytes * ring_share(dp)), backward_ns, hidden);
   const struct lade_transfer_price *gather = &sum->links.gather[LADE_AXIS_SHARD];
-  const double scatter_ns = ring_ns(gather, grad_bytes * ring_share(shard));
-  const double gather_ns = ring_ns(gather, n_params * weight * ring_share(shard));
+  const double scatter_ns = rings_ns(gather, n_layers, grad_bytes * ring_share(shard));
+  const double gather_ns = rings_ns(gather, n_layers, n_params * weight * ring_share(shard));
   double exposed_ns = overlap_ns(gather_ns, forward_ns, hidden);
   if (zero == LADE_ZERO_MOST)
     exposed_ns += (m - 1) * overlap_ns(gather_ns, forward_ns, 1) +

@@ -126,7 +126,16 @@ static void a_group_pays_for_the_levels_that_it_crosses(void **state)
   assert_true(fabs(gather_of(&cluster, 16, 1).ns_per_byte - LADE_MAX(rail / 8, nvlink)) < 1e-12);
   assert_true(gather_of(&cluster, 1, 1).ns_per_byte == 0 && gather_of(&cluster, 1, 1).latency_ns == 0);
   assert_true(gather_of(&cluster, 64, 8).latency_ns > gather_of(&cluster, 8, 1).latency_ns);
-  assert_true(gather_of(&cluster, 1024, 8).latency_ns < 4 * gather_of(&cluster, 16, 8).latency_ns); /* trees */
+}
+
+static void sums_over_many_nodes_go_along_trees(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  struct lade_transfer_price gather, few, many;
+  lade_cluster_group_price(&cluster, 16, 8, &gather, &few);
+  lade_cluster_group_price(&cluster, 1024, 8, &gather, &many);
+  assert_true(many.latency_ns < 4 * few.latency_ns);
+  assert_true(gather.latency_ns > 10 * many.latency_ns);
 }
 
 static void sums_in_the_switch_help_inside_it_alone(void **state)
@@ -161,6 +170,7 @@ int main(void)
       cmocka_unit_test(wrong_files_are_refused_with_the_field),
       cmocka_unit_test(an_unknown_name_lists_the_presets),
       cmocka_unit_test(a_group_pays_for_the_levels_that_it_crosses),
+      cmocka_unit_test(sums_over_many_nodes_go_along_trees),
       cmocka_unit_test(sums_in_the_switch_help_inside_it_alone),
       cmocka_unit_test(a_stage_boundary_is_sent_in_parts),
   };
