@@ -180,7 +180,7 @@ static int levels_read(const char *where, const json_t *list, struct lade_cluste
   return status;
 }
 
-/* Read the device: an object of a machine file, laid over that of @cluster if it has one; or a machine preset's name. */
+/* Read the device: a machine preset's name, or an object of a machine file, laid over @cluster's if it has one. */
 static int device_read(const char *where, const json_t *value, bool has_device, struct lade_cluster *cluster,
                        struct lade_error *error)
 {

@@ -7,18 +7,18 @@
  *             TFLOP/s, 132, 3350 GB/s), H200 (989, 132, 4800 GB/s), B200 in GB200 NVL72 (2500 TFLOP/s, 148, 8000 GB/s),
  *             RTX 4090 (165.2 TFLOP/s with FP32 sums, 128, 1008 GB/s)
  *   products  A100: 254 TFLOP/s and a depth of 165, fitted; cuBLAS prints 250 to 275 on large BF16 products. H100: 620
- *             TFLOP/s, what cuBLAS sustains at 700 W on random numbers; B200 and RTX 4090: the H100's share of the peak
+ *             TFLOP/s, as cuBLAS sustains at 700 W on random numbers; B200 and RTX 4090: the H100's share of the peak
  *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100; FlashAttention
- *             3 (Shah et al. 2024) on H100. Scores of attention that is not fused, 8 and 20 bytes: fitted; the passes of
- *             mask, softmax and dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
+ *             3 (Shah et al. 2024) on H100. Scores of attention that is not fused, 8 and 20 bytes: fitted; the passes
+ *             of mask, softmax and dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
  *   memory    0.79 of the data sheet's rate, fitted on A100 and used for all; launch 5 us, fitted on A100
  *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.60 of one
  *             direction beside other work, and a hop takes 4.3 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
  *             and later: 0.70 of it. With sums in the switch (NVLS) an all-reduce is 480/360 as fast: nccl-tests
  *   rails     one HDR port (25 GB/s) per device of a DGX A100, of which gradient sums sustain 0.31, and a hop 20 us:
- *             fitted; Narayanan et al. 2021 report 12.9 TB/s over the bisection for 3072 devices. One NDR port (50 GB/s)
- *             per device of a DGX H100, at 0.80. p4d: four 100 Gb/s EFA interfaces per eight devices; p5: thirty-two,
- *             0.60 of them; a hop over EFA 30 us
+ *             fitted; Narayanan et al. 2021 report 12.9 TB/s over the bisection for 3072 devices. One NDR port (50
+ *             GB/s) per device of a DGX H100, at 0.80. p4d: four 100 Gb/s EFA interfaces per eight devices; p5:
+ *             thirty-two, 0.60 of them; a hop over EFA 30 us
  *   PCIe      RTX 4090 has no peer copies, so collectives go through the host at half of PCI Express 4.0's rate
  *   usable    80 GB cards have 80 GiB less about 0.7 GiB that the driver reports as reserved (nvidia-smi: 81,920 MiB,
  *             81,251 usable); the context takes about 0.5 GiB, cuBLAS workspaces 0.1, NCCL buffers about 0.7 with three

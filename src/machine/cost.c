@@ -19,8 +19,8 @@
  * cached measurement serves another model with the same shapes. Values of operands do not matter, because no kernel's
  * time depends on them.
  *
- * A machine with a kernel model (struct lade_kernel_model) has prices by shape for 16-bit types. A product of m by n by k
- * runs in tiles, in waves of as many tiles as there are multiprocessors; the last wave may be partly empty. A tile's
+ * A machine with a kernel model (struct lade_kernel_model) has prices by shape for 16-bit types. A product of m by n by
+ * k runs in tiles, in waves of as many tiles as there are multiprocessors; the last wave may be partly empty. A tile's
  * sum of length k reaches k / (k + depth) of the rate, because its start and end do not compute. The library's choice
  * among four tile shapes is the best one. All other ops move their bytes at the memory's sustained rate.
  *

@@ -16,8 +16,9 @@
  * latencies. Gathers and scatters go round the ring. (NCCL 2.23 has trees for those of one rank a node, PAT; they are
  * left out, because groups of many ranks mostly have several a node.)
  *
- * A send between stages is in the scattered form (Narayanan et al. 2021): each of t tensor parallel ranks sends 1/t over
- * its own link, and the node gathers the parts over level 0. Sequence parallel ranks hold 1/t and gather in the layer.
+ * A send between stages is in the scattered form (Narayanan et al. 2021): each of t tensor parallel ranks sends 1/t
+ * over its own link, and the node gathers the parts over level 0. Sequence parallel ranks hold 1/t and gather in the
+ * layer.
  */
 #include <math.h>
 

@@ -176,7 +176,8 @@ const struct option option_table[] = {
      .help = "pipeline parallel: divide the layers into N stages"},
     {OPTION_REAL, "comm-timeout", "SECONDS", VERB_TRAIN, VERB_PLAN, AT(comm_timeout_s), .preset = "300", .least = 0.1,
      .most = 1e6, .help = "end the job if a live rank that is not loading or saving is late by this many seconds"},
-    {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1|zbh2", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset = "1f1b",
+    {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1|zbh2", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset =
+        "1f1b",
      .choices = schedule_choices, .help = "pipeline schedule: the order of microbatches in a stage"},
     {OPTION_COUNT, "virtual-stages", "N", VERB_TRAIN | VERB_PLAN, AT(virtual_stages), .preset = "1", .least = 1,
      .most = 1e4, .help = "chunks of layers per stage, for --schedule interleaved"},
@@ -217,7 +218,8 @@ const struct option option_table[] = {
 
     SECTION("A cluster"),
     {OPTION_TEXT, "cluster", "NAME|FILE", VERB_PLAN, AT(cluster), .unset = "no cluster",
-     .help = "plan on a described cluster: a preset (dgx-a100-80g, dgx-h100, dgx-h200, gb200-nvl72, p4d, p5, rtx4090x4) "
+     .help = "plan on a described cluster: a preset (dgx-a100-80g, dgx-h100, dgx-h200, gb200-nvl72, p4d, p5, "
+             "rtx4090x4) "
              "or a file (docs/cluster.md); times of all ranks, whether they fit or not"},
     {OPTION_COUNT, "ranks", "N", VERB_PLAN, AT(n_ranks), .unset = "--tp * --pp * --dp", .least = 1, .most = 1 << 24,
      .help = "devices of the cluster to use"},
@@ -229,7 +231,8 @@ const struct option option_table[] = {
      .help = "tokens of the training: adds its days and device-hours"},
     {OPTION_FLAG, "explain", NULL, VERB_PLAN, AT(has_explain), .help = "say in sentences why the layout is as it is"},
     {OPTION_REAL, "noise-scale", "TOKENS", VERB_PLAN, AT(noise_scale_tokens), .unset = "unknown", .least = 1,
-     .most = 1e15, .help = "gradient noise scale of the training, for --explain: the batch beyond which tokens are wasted"},
+     .most = 1e15, .help = "gradient noise scale of the training, for --explain: the batch beyond which tokens are "
+             "wasted"},
     {OPTION_CHOICE, "export", "megatron|deepspeed|torchtitan|fsdp2|lade", VERB_PLAN, AT(export_format),
      .choices = export_choices, .unset = "none",
      .help = "print the layout, with --search the best one, as options or settings of that project"},

@@ -17,6 +17,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "tools/cli/verbs.h"
+#include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
 
 #define DEFAULT_SEQ_LEN 1024
@@ -31,14 +32,6 @@ struct cluster_planning {
   uint64_t budget_bytes;
   struct lade_error error;
 };
-
-const char *recipe_name(enum lade_recipe recipe)
-{
-  const struct option_choice *choice = recompute_choices;
-  while (choice->text && choice->value != (int)recipe)
-    choice++;
-  return choice->text ? choice->text : "?";
-}
 
 /* ---- the job ---- */
 
@@ -153,7 +146,8 @@ static void rates_set(json_t *object, const struct cluster_plan *plan)
 {
   const struct lade_layout_cost *cost = &plan->cost;
   const double step_s = cost->step_ns / 1e9, ranks = plan->layout.mesh.world;
-  const double tokens = (double)plan->job->batch * (double)plan->job->seq_len, peak = plan->job->cluster->peak_flops_per_s;
+  const double tokens = (double)plan->job->batch * (double)plan->job->seq_len;
+  const double peak = plan->job->cluster->peak_flops_per_s;
   json_object_set_new(object, "tokens_per_second", json_number(tokens / step_s));
   json_object_set_new(object, "model_tflops_per_rank", json_number(cost->model_flops / step_s / ranks / 1e12));
   json_object_set_new(object, "hardware_tflops_per_rank", json_number(cost->hardware_flops / step_s / ranks / 1e12));
@@ -272,7 +266,8 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
   fprintf(file, "cluster       %s, %d ranks; model %s, batch %lld of %lld tokens\n", plan->job->cluster->name,
           plan->layout.mesh.world, plan->job->model->name, (long long)plan->job->batch, (long long)plan->job->seq_len);
   layout_line(plan, file);
-  fprintf(file, "step          %s, within %.0f %%; bubble %.1f %%, exposed communication %.1f %%; gradients %s, update %s\n",
+  fprintf(file, "step          %s, within %.0f %%; bubble %.1f %%, exposed communication %.1f %%; gradients %s, "
+          "update %s\n",
           seconds_format(step_s, text, sizeof(text)), 100 * plan->job->cluster->error_share, 100 * plan->cost.bubble,
           100 * plan->cost.exposed, seconds_format(plan->cost.grad_ns / 1e9, more, sizeof(more)),
           seconds_format(plan->cost.update_ns / 1e9, (char[32]){0}, 32));
@@ -346,7 +341,8 @@ static int refusal_tell(struct cluster_planning *planning, const struct cluster_
   for (int owner = 0; owner < LADE_N_OWNERS; owner++)
     most = stage->owner_bytes[owner] > stage->owner_bytes[most] ? owner : most;
   lade_error_set(&planning->error, -EOVERFLOW, "rank %d needs %s of device memory, and %s are usable; most of it is "
-                 "%s: --search finds layouts that fit", plan->ranks[plan->fullest], lade_size_exact(plan->peak_bytes, peak),
+                 "%s: --search finds layouts that fit", plan->ranks[plan->fullest],
+                     lade_size_exact(plan->peak_bytes, peak),
                  lade_size_exact(plan->budget_bytes, budget), lade_owner_name((enum lade_owner)most));
   fflush(stdout);
   return exit_fail("plan", -EOVERFLOW, &planning->error);
@@ -428,7 +424,8 @@ static bool has_sizes(const struct search_result *result, const struct lade_layo
 }
 
 /* Prove the found layouts in order until as many as asked for fit; if none does, keep the first. */
-static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty, struct search_result *result)
+static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty, struct search_result
+    *result)
 {
   int status = 0;
   for (int i = 0; i < result->search.n_found && result->n_plans < planning->options->n_top && !status; i++) {

@@ -84,8 +84,9 @@ static int clock_init(struct schedule_clock *clock)
     clock->done_ns[half] = malloc(n * sizeof(double));
   bool is_ok = clock->stages && clock->done_ns[0] && clock->done_ns[1];
   for (int stage = 0; stage < pipeline->n_stages && is_ok; stage++) {
-    clock->stages[stage] = (struct stage_clock){.slots = malloc((size_t)length * sizeof(struct lade_slot)), .n = length};
-    is_ok = clock->stages[stage].slots != NULL;
+    struct lade_slot *slots = malloc((size_t)length * sizeof(*slots));
+    clock->stages[stage] = (struct stage_clock){.slots = slots, .n = length};
+    is_ok = slots != NULL;
     if (is_ok)
       lade_schedule_order(pipeline, stage, clock->stages[stage].slots);
   }

@@ -446,6 +446,22 @@ static struct handed grad_hand(struct builder *b, const struct grad_reduction *r
   return (struct handed){grad, sum_now(b, param), false};
 }
 
+/*
+ * Hold the memory of whole gradients that are being reduced until the batch after the next one begins, where there is
+ * room for speed: otherwise the next gradients take it, and computing them waits for the reduction.
+ */
+static void wholes_lend(struct builder *b, const struct handed *handed, int n)
+{
+  const int at = b->n_batches % REDUCTIONS_IN_FLIGHT;
+  if (!plan_sums_each(b->params) || !b->params->residency->prefetch_bytes || b->status)
+    return;
+  for (int i = 0; i < b->n_lent[at]; i++)
+    b->buffers.items[b->lent[at][i]].last = LADE_MAX(b->buffers.items[b->lent[at][i]].last, b->instrs.n - 1);
+  b->n_lent[at] = n;
+  for (int i = 0; i < n; i++)
+    b->lent[at][i] = handed[i].whole.at.buffer;
+}
+
 /* Reduce-scatter a batch; blocks that are not added to a sum are complete with the last microbatch. */
 static void blocks_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
@@ -454,6 +470,7 @@ static void blocks_emit(struct builder *b, const struct grad_reduction *reductio
   int n_complete = 0;
   for (int i = 0; i < n; i++)
     handed[i] = grad_hand(b, &reductions[i]);
+  wholes_lend(b, handed, n);
   for (int i = 0; i < n && !b->status; i++)
     reduce_scatter_emit(b, reductions[i].param, reductions[i].microbatch, handed[i].whole, handed[i].block);
   for (int i = 0; i < n; i++) {

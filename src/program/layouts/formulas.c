@@ -2,9 +2,9 @@
 /*
  * Published formulas of memory, to be printed beside the program's own numbers.
  *
- * ZeRO (Rajbhandari et al. 2020, table 1): weights and gradients in 16 bits and K = 12 bytes of optimizer state, sharded
- * over N: (2 + 2 + K/N), (2 + (2 + K)/N), (2 + 2 + K)/N bytes a parameter. Megatron-LM keeps gradients in 32 bits too,
- * 18 bytes; SageMaker's guide counts 20, with a copy of the gradients in 32 bits beside that of 16.
+ * ZeRO (Rajbhandari et al. 2020, table 1): weights and gradients in 16 bits and K = 12 bytes of optimizer state,
+ * sharded over N: (2 + 2 + K/N), (2 + (2 + K)/N), (2 + 2 + K)/N bytes a parameter. Megatron-LM keeps gradients in 32
+ * bits too, 18 bytes; SageMaker's guide counts 20, with a copy of the gradients in 32 bits beside that of 16.
  *
  * Korthikanti et al. 2022, for a layer with sequence s, microbatch b, width h, a heads, t tensor parallel ranks:
  *

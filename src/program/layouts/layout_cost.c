@@ -142,7 +142,8 @@ static double grads_exposed(const struct layout_sum *sum, double forward_ns, dou
     n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages];
   const double hidden = 1 - 1 / (n_layers + 1);
   if (zero == 0)
-    return overlap_ns(rings_ns(&sum->links.sum[LADE_AXIS_DP], n_layers, 2 * grad_bytes * ring_share(dp)), backward_ns, hidden);
+    return overlap_ns(rings_ns(&sum->links.sum[LADE_AXIS_DP], n_layers, 2 * grad_bytes * ring_share(dp)), backward_ns,
+                      hidden);
   const struct lade_transfer_price *gather = &sum->links.gather[LADE_AXIS_SHARD];
   const double scatter_ns = rings_ns(gather, n_layers, grad_bytes * ring_share(shard));
   const double gather_ns = rings_ns(gather, n_layers, n_params * weight * ring_share(shard));

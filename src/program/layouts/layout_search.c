@@ -114,8 +114,8 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
 }
 
 /*
- * Bound all ZeRO stages and shard groups of @layout. A group is all replicas, those of one node, or SHARD_FEW: blocks of
- * very many shards are mostly padding.
+ * Bound all ZeRO stages and shard groups of @layout. A group is all replicas, those of one node, or SHARD_FEW:
+ * blocks of very many shards are mostly padding.
  */
 static void zeros_bound(struct layout_searcher *s, struct lade_layout_params layout, int64_t micro_batch,
                         enum lade_recipe recipe, int share)

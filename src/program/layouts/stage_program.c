@@ -39,11 +39,14 @@ static int graph_make(const struct lade_layout_job *job, const struct lade_layou
   return lade_model_graph_create(&how, error, ret_graph);
 }
 
-/* Drop gathered copies between the halves of microbatches under ZeRO-3. A shard stands behind each, so no copy moves. */
+/*
+ * Drop gathered copies between the halves of microbatches under ZeRO-3. A shard stands behind each, so no copy moves.
+ */
 static void gathers_drop(const struct lade_model_graph *graph, const struct lade_layout *layout,
                          struct lade_residency *residency)
 {
-  for (int param = 0; param < graph->n_params && layout->zero == LADE_ZERO_MOST && lade_shard_count(layout) > 1; param++)
+  const bool is_gathering = layout->zero == LADE_ZERO_MOST && lade_shard_count(layout) > 1;
+  for (int param = 0; param < graph->n_params && is_gathering; param++)
     residency->choices[graph->params[param].tensor].saved = LADE_RESIDENCY_HOST;
 }
 

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
-#include "tools/verbs/plan_cluster.h"
 
 struct export_sizes {
   int tp, pp, dp, shard, n_microbatches;
@@ -54,7 +54,8 @@ static void megatron_schedule(const struct cluster_plan *plan, const struct expo
   if (plan->layout.virtual_stages > 1 && layers % n_pieces == 0)
     fprintf(file, "--num-layers-per-virtual-pipeline-stage %lld\n", (long long)layers / n_pieces);
   else if (layers % n_pieces)
-    fprintf(file, "# %lld layers in %d pieces are uneven: Megatron-LM wants them equal, or --pipeline-model-parallel-layout\n",
+    fprintf(file, "# %lld layers in %d pieces are uneven: Megatron-LM wants them equal, or "
+            "--pipeline-model-parallel-layout\n",
             (long long)layers, n_pieces);
   if (is_zero_bubble(plan))
     fprintf(file, "# schedule %s is not in Megatron-LM, which runs 1F1B here (sail-sg/zero-bubble-pipeline-parallelism "
@@ -108,9 +109,11 @@ static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
   json_object_set_new(object, plan->job->dtype == LADE_F16 ? "fp16" : "bf16",
                       json_pack("{s:b}", "enabled", plan->job->dtype != LADE_F32));
   if (sizes.tp > 1)
-    fprintf(file, "// tp %d is the model's: pass an mpu, or Megatron-DeepSpeed's --tensor-model-parallel-size\n", sizes.tp);
+    fprintf(file, "// tp %d is the model's: pass an mpu, or Megatron-DeepSpeed's --tensor-model-parallel-size\n",
+        sizes.tp);
   if (sizes.pp > 1)
-    fprintf(file, "// pp %d is PipelineModule(num_stages=%d), which runs 1F1B and takes ZeRO 0 or 1\n", sizes.pp, sizes.pp);
+    fprintf(file, "// pp %d is PipelineModule(num_stages=%d), which runs 1F1B and takes ZeRO 0 or 1\n", sizes.pp,
+        sizes.pp);
   if (plan->recipe != LADE_RECIPE_NONE)
     fprintf(file, "// recompute %s: deepspeed.checkpointing around %s\n", recipe_name(plan->recipe),
             plan->recipe == LADE_RECIPE_FULL ? "each layer" : "attention");
@@ -158,7 +161,8 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "# ZeRO %d: fully_shard shards gradients and parameters too; without resharding it sends the same\n",
             plan->layout.zero);
   if (sizes.tp > 1 && !plan->layout.is_sequence)
-    fprintf(file, "# torchtitan's tensor parallel plans cut rows of norms too (sequence parallel); this plan does not\n");
+    fprintf(file, "# torchtitan's tensor parallel plans cut rows of norms too (sequence parallel); this plan does "
+            "not\n");
   fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n", recipe_name(plan->recipe));
 }
 
@@ -171,7 +175,8 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "# pp %d: cut the model into stages with torch.distributed.pipelining first\n", sizes.pp);
   fprintf(file, "import torch\nfrom torch.distributed.device_mesh import init_device_mesh\n"
           "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n\n"
-          "mesh = init_device_mesh(\"cuda\", (%d, %d, %d, %d), mesh_dim_names=(\"pp\", \"replicate\", \"shard\", \"tp\"))\n",
+          "mesh = init_device_mesh(\"cuda\", (%d, %d, %d, %d), mesh_dim_names=(\"pp\", \"replicate\", \"shard\", "
+          "\"tp\"))\n",
           sizes.pp, sizes.dp / sizes.shard, sizes.shard, sizes.tp);
   if (sizes.tp > 1)
     fprintf(file, "# tp %d: parallelize_module(block, mesh[\"tp\"], plan) before fully_shard%s\n", sizes.tp,
@@ -182,7 +187,8 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
   if (plan->recipe != LADE_RECIPE_NONE)
     fprintf(file, "    # recompute %s: wrap %s with torch.utils.checkpoint\n", recipe_name(plan->recipe),
             plan->recipe == LADE_RECIPE_FULL ? "the block" : "its attention");
-  fprintf(file, "    fully_shard(block, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy, reshard_after_forward=%s)\n"
+  fprintf(file, "    fully_shard(block, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy, "
+          "reshard_after_forward=%s)\n"
           "fully_shard(model, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy)\n",
           plan->layout.zero == LADE_ZERO_MOST ? "True" : "False");
   if (plan->layout.zero < LADE_ZERO_MOST)
@@ -196,8 +202,8 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
 static void lade_export(const struct cluster_plan *plan, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
-  fprintf(file, "lade launch -n %d -- train --model %s --batch %lld --micro-batch %lld --seq %lld --tp %d --pp %d --dp %d "
-          "--recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->job->batch,
+  fprintf(file, "lade launch -n %d -- train --model %s --batch %lld --micro-batch %lld --seq %lld --tp %d --pp %d "
+          "--dp %d --recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->job->batch,
           (long long)plan->micro_batch, (long long)plan->job->seq_len, sizes.tp, sizes.pp, sizes.dp,
           recipe_name(plan->recipe));
   if (sizes.pp > 1)
