@@ -224,9 +224,10 @@ def both_ends_of_a_trillion_run_dry():
         require(end["ranks"] == 3072 and end["fits"] and end["dry_step_seconds"] > 60, "an end does not run", end)
 
 
-TESTS = [every_rank_is_in_the_table, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
-         a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
-         places_are_those_of_a_rank, what_is_listed_can_be_written, a_line_may_be_about_another_stage,
+TESTS = [every_rank_is_in_the_table, shards_of_gradients_cost_no_time, every_rank_builds_its_own,
+         ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned, a_rank_that_does_not_fit_is_named,
+         the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host, places_are_those_of_a_rank,
+         what_is_listed_can_be_written, a_line_may_be_about_another_stage,
          copies_of_key_heads_have_blocks_of_their_own]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]

@@ -22,6 +22,7 @@
 
 #define DEFAULT_SEQ_LEN 1024
 #define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
+#define FOUND_MORE 20
 
 struct cluster_planning {
   struct options *options;
@@ -382,7 +383,7 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
       .schedule = confined(o, "schedule", o->schedule, -1),
       .is_sequence = confined(o, "sequence-parallel", o->is_sequence, -1), .micro_batch = o->session.micro_batch,
       .recipe = o->session.recipe, .grad_reduce = (enum lade_dtype)o->grad_reduce,
-      .n_most = (int)o->n_top * FOUND_EACH};
+      .n_most = (int)o->n_top * FOUND_EACH + FOUND_MORE};
 }
 
 static int found_plan(struct cluster_planning *planning, const struct lade_layout_found *found,
