@@ -4,8 +4,8 @@
 
 Usage: bench/cluster.py [--lade build/lade] [--out FILE]
 
-Rows that the constants of dgx-a100-80g were fitted to: table 1 of Narayanan et al. 2021 and table 5 of Korthikanti et al.
-2022. Beside each error stands that of a fit without the row: the fit is repeated on the logarithms of the constants,
+Rows that the constants of dgx-a100-80g were fitted to: table 1 of Narayanan et al. 2021 and table 5 of Korthikanti et
+al. 2022. Beside each error stands that of a fit without the row: the fit is repeated on the logarithms of the constants,
 linearised at the preset, with a penalty for leaving it. Then rows that no constant was fitted to. The exit status is 1
 where a bound is missed.
 """
@@ -35,11 +35,11 @@ CONSTANTS = [("product rate", ("device", "kernels", "product_flops_per_s")),
 
 # What the preset dgx-a100-80g has: a file that begins from it restates these, so that they can be moved.
 BASE = {"preset": "dgx-a100-80g", "nodes": 512,
-        "device": {"device_bytes_per_s": 0.79 * 2039e9, "launch_ns": 5000,
-                   "kernels": {"product_flops_per_s": 254e12, "product_depth": 165, "score_forward_bytes": 8,
-                               "score_backward_bytes": 20}},
-        "levels": [{"name": "nvlink", "devices": 8, "bytes_per_s": 0.60 * 300e9, "latency_ns": 4300},
-                   {"name": "rails", "devices": 4096, "bytes_per_s": 0.31 * 25e9, "latency_ns": 20000}]}
+        "device": {"device_bytes_per_s": 0.785 * 2039e9, "launch_ns": 5750,
+                   "kernels": {"product_flops_per_s": 255e12, "product_depth": 165, "score_forward_bytes": 8,
+                               "score_backward_bytes": 18}},
+        "levels": [{"name": "nvlink", "devices": 8, "bytes_per_s": 0.50 * 300e9, "latency_ns": 2900},
+                   {"name": "rails", "devices": 4096, "bytes_per_s": 0.48 * 25e9, "latency_ns": 24000}]}
 
 
 @dataclass
@@ -93,7 +93,7 @@ def recompute_rows():
                            str(micro), "--seq", "2048", *schedule_of(chunks), *how], (heads, width, layers))
 
 
-# Cluster, model, options, tokens of a step and tokens a second of a device, source.
+# Cluster, model, options, TFLOP/s of a device, source.
 OTHERS = [
     ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --dp 64 --batch 2048 --micro-batch 1 --seq 8192 --sequence-parallel "
      "--zero 1 --schedule interleaved --virtual-stages 4 --recompute none", 430, "Llama 3 (2024), table 4"),
@@ -103,6 +103,8 @@ OTHERS = [
      "torchtitan, compiled: 6,667 tokens/s (500 W, HBM2e)"),
     ("dgx-h100", "llama3-70b", "--dp 256 --batch 512 --micro-batch 2 --seq 8192 --zero 3 --recompute full", 399,
      "torchtitan, compiled: 829 tokens/s (500 W, HBM2e)"),
+    ("dgx-a100-80g", None, "--tp 2 --pp 4 --dp 12 --batch 1536 --micro-batch 4 --seq 2048 --zero 1 --recompute full",
+     117, "GPT-NeoX-20B (2022)"),
     ("dgx-a100-80g", "llama3-8b", "--dp 64 --batch 64 --micro-batch 1 --seq 8192 --zero 3 --recompute selective", 172,
      "torchtitan, not compiled: 2,973 tokens/s"),
     ("dgx-a100-80g", "llama3-70b", "--dp 64 --batch 64 --micro-batch 1 --seq 8192 --zero 3 --recompute full", 159,
@@ -144,8 +146,6 @@ class Planner:
         for key in place[:-1]:
             at = at[key]
         at[place[-1]] *= factor
-        for key in ("launch_ns",):
-            cluster["device"][key] = float(cluster["device"][key])
         path = os.path.join(self.directory, "cluster.json")
         with open(path, "w", encoding="ascii") as file:
             json.dump(cluster, file)
@@ -217,7 +217,8 @@ def others_report(planner, out):
         out.append(f"| dgx-a100-80g | {row.name}; Narayanan et al. 2021, table 2 | {row.seconds:.1f} s | "
                    f"{row.seconds * math.exp(error):.1f} s | {percent(error)} |")
     for cluster, model, options, tflops, source in OTHERS:
-        found = planner.plan(cluster, model, options.split())
+        found = planner.plan(cluster, model or planner.model_file((64, 6144, 44)), options.split())
+        model = model or "GPT of width 6144, 44 layers"
         error = math.log(tflops / found["model_tflops_per_rank"])
         out.append(f"| {cluster} | {model} {options.split(' --batch')[0]}; {source} | {tflops} TFLOP/s | "
                    f"{found['model_tflops_per_rank']:.0f} TFLOP/s | {percent(error)} |")
@@ -228,8 +229,8 @@ def main():
     parser.add_argument("--lade", default="build/lade")
     parser.add_argument("--out")
     args = parser.parse_args()
-    out = [f"# Clusters: {machine_name()}", "", "`bench/cluster.py`: step times of `lade plan --cluster` beside published "
-           "ones. No time of this machine enters."]
+    out = [f"# Clusters: {machine_name()}", "", "`bench/cluster.py`: step times of `lade plan --cluster` beside "
+           "published ones. No time of this machine enters."]
     with tempfile.TemporaryDirectory(prefix="lade-cluster-") as directory:
         planner = Planner(args.lade, directory)
         is_good = fitted_report(planner, out)

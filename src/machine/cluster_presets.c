@@ -6,16 +6,16 @@
  *   devices   NVIDIA data sheets: A100 (312 TFLOP/s dense BF16, 108 multiprocessors, 2039 or 1555 GB/s), H100 SXM (989
  *             TFLOP/s, 132, 3350 GB/s), H200 (989, 132, 4800 GB/s), B200 in GB200 NVL72 (2500 TFLOP/s, 148, 8000 GB/s),
  *             RTX 4090 (165.2 TFLOP/s with FP32 sums, 128, 1008 GB/s)
- *   products  A100: 254 TFLOP/s and a depth of 165, fitted; cuBLAS prints 250 to 275 on large BF16 products. H100: 620
+ *   products  A100: 255 TFLOP/s and a depth of 165, fitted; cuBLAS prints 250 to 275 on large BF16 products. H100: 620
  *             TFLOP/s, as cuBLAS sustains at 700 W on random numbers; B200 and RTX 4090: the H100's share of the peak
  *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100; FlashAttention
- *             3 (Shah et al. 2024) on H100. Scores of attention that is not fused, 8 and 20 bytes: fitted; the passes
+ *             3 (Shah et al. 2024) on H100. Scores of attention that is not fused, 8 and 18 bytes: fitted; the passes
  *             of mask, softmax and dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
- *   memory    0.79 of the data sheet's rate, fitted on A100 and used for all; launch 5 us, fitted on A100
- *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.60 of one
- *             direction beside other work, and a hop takes 4.3 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
- *             and later: 0.70 of it. With sums in the switch (NVLS) an all-reduce is 480/360 as fast: nccl-tests
- *   rails     one HDR port (25 GB/s) per device of a DGX A100, of which gradient sums sustain 0.31, and a hop 20 us:
+ *   memory    0.785 of the data sheet's rate, fitted on A100 and used for all; launch 5.75 us, fitted on A100
+ *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.50 of one
+ *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
+ *             and later: 0.65 of it. With sums in the switch (NVLS) an all-reduce is 480/360 as fast: nccl-tests
+ *   rails     one HDR port (25 GB/s) per device of a DGX A100, of which gradient sums sustain 0.48, and a hop 24 us:
  *             fitted; Narayanan et al. 2021 report 12.9 TB/s over the bisection for 3072 devices. One NDR port (50
  *             GB/s) per device of a DGX H100, at 0.80. p4d: four 100 Gb/s EFA interfaces per eight devices; p5:
  *             thirty-two, 0.60 of them; a hop over EFA 30 us
@@ -50,29 +50,29 @@ struct cluster_preset {
 };
 
 #define A100_KERNELS \
-  {.n_sms = 108, .product_flops_per_s = 254e12, .product_depth = 165, .attention_forward = 0.65, \
-   .attention_backward = 0.55, .score_forward_bytes = 8, .score_backward_bytes = 20}
+  {.n_sms = 108, .product_flops_per_s = 255e12, .product_depth = 165, .attention_forward = 0.65, \
+   .attention_backward = 0.55, .score_forward_bytes = 8, .score_backward_bytes = 18}
 #define H100_KERNELS \
   {.n_sms = 132, .product_flops_per_s = 620e12, .product_depth = 500, .attention_forward = 0.55, \
    .attention_backward = 0.45}
 
-#define MEMORY_SHARE 0.79
-#define LAUNCH_NS 5000
+#define MEMORY_SHARE 0.785
+#define LAUNCH_NS 5750
 
 static const struct cluster_preset presets[] = {
     {"dgx-a100-80g", "a100-80g", 8, 8, 78, 2e12, 312e12, 0.10, MEMORY_SHARE * 2039e9, A100_KERNELS, "nvlink", "rails",
-     0.60 * 300e9, 4300, 1, 0.31 * 25e9, 20000},
+     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000},
     {"dgx-h100", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.15, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "rails",
-     0.70 * 450e9, 4300, 1.33, 0.80 * 50e9, 20000},
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
     {"dgx-h200", "h200-141g", 8, 8, 129, 2e12, 989e12, 0.20, MEMORY_SHARE * 4800e9, H100_KERNELS, "nvlink", "rails",
-     0.70 * 450e9, 4300, 1.33, 0.80 * 50e9, 20000},
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
     {"gb200-nvl72", "b200-180g", 4, 72, 165, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
      {.n_sms = 148, .product_flops_per_s = 1570e12, .product_depth = 600, .attention_forward = 0.55,
-      .attention_backward = 0.45}, "nvlink", "rails", 0.70 * 900e9, 4300, 1.33, 0.80 * 50e9, 20000},
+      .attention_backward = 0.45}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9, 24000},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
-     0.60 * 300e9, 4300, 1, 0.60 * 6.25e9, 30000},
+     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 30000},
     {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
-     0.70 * 450e9, 4300, 1.33, 0.60 * 50e9, 30000},
+     0.65 * 450e9, 2900, 1.33, 0.60 * 50e9, 30000},
     {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,
      {.n_sms = 128, .product_flops_per_s = 150e12, .product_depth = 200, .attention_forward = 0.7,
       .attention_backward = 0.6}, "pcie", NULL, 0.5 * 31.5e9, 10000, 1, 0, 0},
