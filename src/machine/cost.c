@@ -19,6 +19,11 @@
  * cached measurement serves another model with the same shapes. Values of operands do not matter, because no kernel's
  * time depends on them.
  *
+ * A machine with a kernel model (struct lade_kernel_model) has prices by shape for 16-bit types. A product of m by n by
+ * k runs in tiles, in waves of as many tiles as there are multiprocessors; the last wave may be partly empty. A tile's
+ * sum of length k reaches k / (k + depth) of the rate, because its start and end do not compute. The library's choice
+ * among four tile shapes is the best one. All other ops move their bytes at the memory's sustained rate.
+ *
  * Updates and norms stream memory: bytes over bandwidth. On a unified machine the device and the host tier of an update
  * are the same memory and the same cores. There host_bytes_per_s is the measured rate of AdamW itself.
  */
@@ -30,6 +35,7 @@
 #include <xxhash.h>
 
 #include "base/base.h"
+#include "machine/cluster.h"
 #include "machine/cost.h"
 
 #define STREAM_FACTOR 0.85
@@ -155,11 +161,108 @@ static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_model
   return whole_ns(ns);
 }
 
+/* ---- kernels by shape ---- */
+
+#define SCORES_SEQ_MOST 2048
+
+/* Tiles that libraries choose from, and the share of the rate that each reaches in full waves. */
+static const struct {
+  int rows, columns;
+  double share;
+} product_tiles[] = {{256, 128, 1}, {128, 128, 0.96}, {128, 64, 0.80}, {64, 64, 0.60}};
+
+/* Return the share of the waves' room that a product of @m by @n fills with the best tile. */
+static double waves_share(double m, double n, int n_sms)
+{
+  double best = 0;
+  for (size_t i = 0; i < LADE_COUNT(product_tiles); i++) {
+    const double tiles = ceil(m / product_tiles[i].rows) * ceil(n / product_tiles[i].columns);
+    const double useful = m * n / ((double)product_tiles[i].rows * product_tiles[i].columns);
+    best = fmax(best, product_tiles[i].share * useful / (ceil(tiles / n_sms) * n_sms));
+  }
+  return best;
+}
+
+double lade_cost_product_ns(const struct lade_machine *machine, double m, double n, double k, double n_times)
+{
+  const struct lade_kernel_model *model = &machine->kernels;
+  const double rate = model->product_flops_per_s * waves_share(m, n, model->n_sms) * k / (k + model->product_depth);
+  return n_times * 2 * m * n * k / rate * 1e9;
+}
+
+/* Return the two-dimensional parameter, or its gradient, that a product reads or makes; NULL: none. */
+static const struct lade_tensor *weight_find(const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  for (int i = 0; i < op->n_in + op->n_out; i++) {
+    const int at = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
+    if (at >= 0 && graph->tensors[at].param >= 0 && graph->tensors[at].n_dims == 2)
+      return &graph->tensors[at];
+  }
+  return NULL;
+}
+
+/* Price a product, or the head's, by the shape of its weight [out, in]. */
+static double shaped_product_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
+                                const struct lade_op *op)
+{
+  const struct lade_tensor *weight = weight_find(graph, op);
+  if (!weight)
+    return 0;
+  const double out = (double)weight->dims[0], in = (double)weight->dims[1];
+  const double rows = (double)(graph->batch * graph->seq_len), times = op->flops / (2 * rows * out * in);
+  if (op->kind == LADE_OP_MATMUL_DX)
+    return lade_cost_product_ns(&cost->machine, rows, in, out, times);
+  if (op->kind == LADE_OP_MATMUL_DW)
+    return lade_cost_product_ns(&cost->machine, out, in, rows, times);
+  return lade_cost_product_ns(&cost->machine, rows, out, in, times);
+}
+
+/*
+ * Price attention: fused, by a share of the products' rate over the pairs that causality leaves; else by products over
+ * all pairs, and by the passes of mask, softmax and dropout over the scores in memory. The latter is how the published
+ * runs on A100 attended, up to the 2,048 keys that their softmax kernels take; longer sequences are always fused.
+ */
+static double attention_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
+                           const struct lade_op *op)
+{
+  const struct lade_kernel_model *model = &cost->machine.kernels;
+  const bool is_backward = op->kind == LADE_OP_ATTENTION_BWD;
+  const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST;
+  if (!has_scores)
+    return op->flops / (model->product_flops_per_s *
+                        (is_backward ? model->attention_backward : model->attention_forward)) * 1e9;
+  const double T = (double)graph->seq_len, scores = (double)graph->batch * (double)op->attr.heads * T * T;
+  const double head_dim = (double)op->attr.head_dim;
+  const double products_ns = lade_cost_product_ns(&cost->machine, T * (double)graph->batch * (double)op->attr.heads, T,
+                                                  head_dim, is_backward ? 4 : 2);
+  const double bytes = scores * (is_backward ? model->score_backward_bytes : model->score_forward_bytes);
+  return products_ns + bytes / cost->machine.device_bytes_per_s * 1e9;
+}
+
+/* Price an op by its shape. pre: the machine has a kernel model. */
+static int64_t shaped_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  double ns = op->bytes / cost->machine.device_bytes_per_s * 1e9;
+  if (op->kind == LADE_OP_ATTENTION || op->kind == LADE_OP_ATTENTION_BWD)
+    ns = fmax(ns, attention_ns(cost, graph, op));
+  else if (product_factors[op->kind] > 0)
+    ns = fmax(ns, shaped_product_ns(cost, graph, op));
+  else if (op->kind == LADE_OP_HEAD_STATS)
+    ns = fmax(ns, shaped_product_ns(cost, graph, op));
+  return whole_ns(ns);
+}
+
+/* True if prices by shape hold for @graph: the kernel model is of 16-bit types. */
+static bool is_shaped(const struct lade_cost *cost, const struct lade_model_graph *graph)
+{
+  return cost->machine.kernels.n_sms > 0 && lade_dtype_bytes(graph->dtype) == 2;
+}
+
 int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, int op)
 {
   int64_t ns;
   if (!cost->n_ops || !lade_cost_find(cost, lade_cost_op_key(graph, op), &ns))
-    ns = roofline_ns(cost, graph, &graph->ops[op]);
+    ns = is_shaped(cost, graph) ? shaped_ns(cost, graph, &graph->ops[op]) : roofline_ns(cost, graph, &graph->ops[op]);
   return ns + (int64_t)cost->machine.launch_ns;
 }
 
@@ -330,6 +433,18 @@ static struct lade_transfer_price store_price(const struct lade_machine_store *s
   return (struct lade_transfer_price){(int64_t)store->latency_ns, 1e9 / rate};
 }
 
+/* Price a collective, a send or a receive of the graph; op->bytes are those that this rank sends. */
+static int64_t transfer_op_ns(const struct lade_cost *cost, const struct lade_prices *prices, const struct lade_op *op)
+{
+  const struct lade_transfer_price *price = op->kind == LADE_OP_ALL_REDUCE ? &prices->comm_sum[op->attr.axis]
+                                                                           : &prices->comm[op->attr.axis];
+  if (!cost->links)
+    return lade_cost_to_host_ns(cost, (uint64_t)op->bytes);
+  if (op->kind == LADE_OP_SEND || op->kind == LADE_OP_RECV)
+    price = &cost->links->boundary;
+  return whole_ns((double)price->latency_ns + op->bytes * price->ns_per_byte);
+}
+
 int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph *graph, struct lade_prices *ret_prices)
 {
   const struct lade_machine *machine = &cost->machine;
@@ -343,9 +458,13 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph
     prices.update_ns[tier] = prices.grad_sumsq_ns + (tier + 1) * n_params;
   prices.update_near_ns = prices.grad_sumsq_ns + 4 * n_params;
   prices.stream_edge_ns = prices.grad_sumsq_ns + 5 * n_params;
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    prices.comm[axis] = cost->links ? cost->links->gather[axis] : link_price(&machine->to_host);
+    prices.comm_sum[axis] = cost->links ? cost->links->sum[axis] : link_price(&machine->to_host);
+  }
   for (int op = 0; op < graph->n_ops; op++)
     prices.op_ns[op] = lade_op_is_stage_boundary(graph->ops[op].kind)
-                           ? lade_cost_to_host_ns(cost, (uint64_t)graph->ops[op].bytes)
+                           ? transfer_op_ns(cost, &prices, &graph->ops[op])
                            : lade_cost_op_ns(cost, graph, op);
   int64_t n_partials = 0;
   for (int p = 0; p < graph->n_params; p++) {
@@ -367,8 +486,6 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph
   prices.to_device = link_price(&machine->to_device);
   prices.read = store_price(&machine->store, machine->store.read_bytes_per_s);
   prices.write = store_price(&machine->store, machine->store.write_bytes_per_s);
-  for (int axis = 0; axis < LADE_N_AXES; axis++) /* as fast as copies to the host, until links are measured */
-    prices.comm[axis] = prices.to_host;
   prices.copy_cores = 1;
   prices.n_cores = machine->is_unified ? machine->n_cores : 0;
   prices.streaming = lade_cost_streaming(cost);

@@ -50,6 +50,7 @@ struct lade_prices {
   int64_t clip_ns;
   struct lade_transfer_price to_host, to_device, read, write;
   struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */
+  struct lade_transfer_price comm_sum[LADE_N_AXES]; /* the same of an all-reduce, which may go along trees */
   double copy_cores;                  /* that one copy occupies, of n_cores */
   double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
   struct lade_streaming streaming;    /* not a price: the drive's preferred cut of updates from the store */
@@ -60,8 +61,10 @@ struct lade_cost_op {
   int64_t ns; /* without the launch */
 };
 
+struct lade_cluster_links; /* cluster.h */
 struct lade_cost {
   struct lade_machine machine;
+  const struct lade_cluster_links *links; /* borrowed: between the ranks of a mesh; NULL: as copies to the host */
   double sum_squares_bytes_per_s; /* of gradients read; 0: predicted by the device's bandwidth */
   int n_ops, capacity;
   struct lade_cost_op *ops;       /* ascending by key */
@@ -82,6 +85,9 @@ bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns)
 
 /* Predict one op, with its launch: measured, or max(flops / rate, bytes / bandwidth) with the factors of cost.c. */
 int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, int op);
+
+/* Predict @n_times products of [m, k] by [k, n] in a 16-bit type. pre: the machine has a kernel model. */
+double lade_cost_product_ns(const struct lade_machine *machine, double m, double n, double k, double n_times);
 
 /* Predict copies over the links, and transfers to and from the store. pre: the machine has a store. */
 int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);

@@ -73,6 +73,13 @@ static const struct field fields[] = {
     {"store.pieces", AT(store.n_pieces), FIELD_COUNT, 1, 1024, true, true},
     {"store.window_bytes", AT(store.window_bytes), FIELD_BYTES, 1 << 16, 256 << 20, true, true},
     {"store.windows", AT(store.n_windows), FIELD_COUNT, 2, 32, true, true},
+    {"kernels.sms", AT(kernels.n_sms), FIELD_COUNT, 1, 65536, true, true},
+    {"kernels.product_flops_per_s", AT(kernels.product_flops_per_s), FIELD_NUMBER, 1e6, 1e18, true, true},
+    {"kernels.product_depth", AT(kernels.product_depth), FIELD_NUMBER, 1, 1e6, true, true},
+    {"kernels.attention_forward", AT(kernels.attention_forward), FIELD_NUMBER, 1e-3, 1, true, true},
+    {"kernels.attention_backward", AT(kernels.attention_backward), FIELD_NUMBER, 1e-3, 1, true, true},
+    {"kernels.score_forward_bytes", AT(kernels.score_forward_bytes), FIELD_NUMBER, 1, 1e3, true, true},
+    {"kernels.score_backward_bytes", AT(kernels.score_backward_bytes), FIELD_NUMBER, 1, 1e3, true, true},
 };
 
 static void *field_at(const struct field *field, const struct lade_machine *machine)
@@ -267,6 +274,13 @@ int lade_machine_check(const struct lade_machine *machine, const char *where, st
   if (store->bytes && (store->read_bytes_per_s == 0 || store->write_bytes_per_s == 0))
     return lade_error_set(error, -EINVAL, "%s: store.bytes is stated without store.%s_bytes_per_s", where,
                           store->read_bytes_per_s == 0 ? "read" : "write");
+  const struct lade_kernel_model *kernels = &machine->kernels;
+  if (kernels->n_sms && (kernels->product_flops_per_s == 0 || kernels->product_depth == 0))
+    return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.%s", where,
+                          kernels->product_flops_per_s == 0 ? "product_flops_per_s" : "product_depth");
+  if (kernels->n_sms && (kernels->attention_forward == 0 || kernels->attention_backward == 0))
+    return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.attention_%s", where,
+                          kernels->attention_forward == 0 ? "forward" : "backward");
   if (store->piece_bytes % PIECE_ALIGN)
     return lade_error_set(error, -EINVAL, "%s: store.piece_bytes is %llu: expected a multiple of %d", where,
                           (unsigned long long)store->piece_bytes, PIECE_ALIGN);

@@ -36,6 +36,20 @@ struct lade_machine_store {
   int n_pieces, n_windows;
 };
 
+/*
+ * Constants of the device's kernels, for prices by shape (cost.c). No multiprocessors: unknown, and prices are plain
+ * rooflines.
+ */
+struct lade_kernel_model {
+  int n_sms;                    /* multiprocessors: a product's tiles run in waves of as many */
+  double product_flops_per_s;   /* sustained by a deep product whose tiles fill all waves, in 16-bit types */
+  double product_depth;         /* length of the summed dimension at which a product reaches half of that rate */
+  double attention_forward;     /* share of product_flops_per_s of fused attention */
+  double attention_backward;
+  double score_forward_bytes;   /* moved per score of attention that is not fused; 0: it is always fused */
+  double score_backward_bytes;
+};
+
 struct lade_machine {
   char name[LADE_MACHINE_NAME_BYTES];
   int n_cores;           /* of the host: as many as the pool may use */
@@ -50,6 +64,7 @@ struct lade_machine {
   bool is_duplex;            /* both links carry their rate at once */
   double host_bytes_per_s;   /* memory bandwidth for updates by the CPU */
   struct lade_machine_store store;
+  struct lade_kernel_model kernels;
 };
 
 /* Get a preset by name. -ENOENT with the list of names in @error. Any thread. */

@@ -58,7 +58,7 @@ static int number_read(char *const *environment, const char *name, int most, int
   return 0;
 }
 
-#define RANKS_MOST 1000000
+#define RANKS_MOST (1 << 24)
 
 /* Read the variables of one source; rank is -1 if none is set. */
 static int source_read(const struct launcher_source *source, char *const *environment, struct lade_error *error,

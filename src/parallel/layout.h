@@ -19,6 +19,7 @@ enum lade_schedule {
   LADE_SCHEDULE_GPIPE,
   LADE_SCHEDULE_INTERLEAVED, /* 1F1B over several chunks of layers per stage */
   LADE_SCHEDULE_ZBH1,        /* backward in two: input gradients first, weight gradients in the bubble */
+  LADE_SCHEDULE_ZBH2,        /* the same with nearly twice the microbatches in flight, and no bubble on a stage */
   LADE_N_SCHEDULES
 };
 

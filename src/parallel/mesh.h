@@ -27,7 +27,7 @@
 
 #include "lade/types.h"
 
-#define LADE_WORLD_MOST 1000000 /* in ranks: ten times the largest planned job */
+#define LADE_WORLD_MOST (1 << 24) /* in ranks: 65,536 replicas of 256 ranks */
 
 /* 0 selects the default: 1 for tp, cp, ep and pp; for dp the rest of the world; for shard all of dp. */
 struct lade_mesh_params {

@@ -16,6 +16,7 @@
  *                2104.04473)
  *   ZBH1         1F1B with separate weights; stage s computes them s microbatches later (Qi et al. 2023, arXiv
  *                2401.10241)
+ *   ZBH2         2 (stages - 1 - s) forward to warm up, and weights 2 s microbatches later (the same paper)
  *
  * Plain values; any thread; nothing blocks.
  */
@@ -50,7 +51,8 @@ int lade_schedule_check(const struct lade_pipeline *pipeline, struct lade_error 
 /* True if weights are separate slots. */
 static inline bool lade_schedule_is_split(const struct lade_pipeline *pipeline)
 {
-  return pipeline->schedule == LADE_SCHEDULE_ZBH1 && pipeline->is_training;
+  return (pipeline->schedule == LADE_SCHEDULE_ZBH1 || pipeline->schedule == LADE_SCHEDULE_ZBH2) &&
+         pipeline->is_training;
 }
 
 /* Return the number of slots of each stage. */
@@ -66,14 +68,42 @@ void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct
  */
 int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage);
 
+/* Return the microbatches after which @stage computes weights; 0 if they are no slots of their own. */
+int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage);
+
 /*
  * Return the number of inputs that a stage receives ahead. While it computes a slot and sends its result, it is ready
  * for the inputs of that many next slots. With fewer, stages that each send before they receive would wait for one
- * another in a cycle. With this number they do not, for any memory that the transfers use.
+ * another in a cycle, or under ZBH2, whose stages send far ahead, without need. With this number they do not, for any
+ * memory that the transfers use.
  */
 static inline int lade_schedule_n_ahead(const struct lade_pipeline *pipeline)
 {
+  if (pipeline->schedule == LADE_SCHEDULE_ZBH2)
+    return 3;
   return pipeline->schedule == LADE_SCHEDULE_INTERLEAVED ? 2 : 1;
 }
+
+/* ---- time (schedule_time.c) ---- */
+
+/* Nanoseconds of the halves of one piece; if weights are no slots of their own, backward_ns includes theirs. */
+struct lade_piece_time {
+  double forward_ns, backward_ns, weights_ns;
+};
+
+struct lade_schedule_times {
+  double span_ns;         /* from the first slot of any stage to the last */
+  double stage_span_ns;   /* the longest from a stage's own first slot to its last: the period of steps if stages need
+                             not wait for one another between steps, as Qi et al. count */
+  double busy_ns;         /* of the stage with the most work */
+};
+
+/*
+ * Compute the time of @pipeline from the halves of its pieces (piece c * stages + s) and of a transfer between stages.
+ * A transfer takes @boundary_ns after its half and occupies no stage. O(slots). -EDEADLK if stages wait for one another
+ * in a circle; -ENOMEM. Any thread.
+ */
+int lade_schedule_time(const struct lade_pipeline *pipeline, const struct lade_piece_time *pieces, double boundary_ns,
+                       struct lade_schedule_times *ret_times);
 
 #endif

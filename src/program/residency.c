@@ -86,3 +86,47 @@ const char *lade_residency_policy_name(enum lade_residency_policy wait)
   LADE_ASSERT(wait >= 0 && wait < LADE_N_RESIDENCY_POLICIES);
   return names[wait];
 }
+
+/* ---- recipes ---- */
+
+static bool is_cheap_op(const struct lade_op *op)
+{
+  switch (op->kind) {
+  case LADE_OP_NORM:
+  case LADE_OP_GELU:
+  case LADE_OP_SWIGLU:
+  case LADE_OP_DROPOUT:
+  case LADE_OP_ATTENTION: /* recomputed from qkv after rope, which is kept: before rope it would need the product
+                             again */
+    return true;
+  default:
+    return false;
+  }
+}
+
+/* True for the value that enters a unit from the one before; full recompute keeps these. */
+static bool is_unit_input(const struct lade_model_graph *graph, int tensor)
+{
+  int unit = graph->tensors[tensor].unit;
+  for (int op = 0; op < graph->n_fwd_ops; op++) {
+    for (int i = 0; i < graph->ops[op].n_in; i++) {
+      if (graph->ops[op].in[i] == tensor && graph->ops[op].unit != unit)
+        return true;
+    }
+  }
+  return false;
+}
+
+void lade_residency_apply_recipe(const struct lade_model_graph *graph, enum lade_recipe recipe,
+                                 struct lade_residency *residency)
+{
+  for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
+    if (!lade_tensor_is_repeatable(graph, tensor))
+      continue;
+    const bool is_dropped =
+        (recipe == LADE_RECIPE_FULL && !is_unit_input(graph, tensor)) ||
+        (recipe == LADE_RECIPE_SELECTIVE && is_cheap_op(&graph->ops[graph->tensors[tensor].producer]));
+    if (is_dropped)
+      residency->choices[tensor].saved = LADE_RESIDENCY_RECOMPUTE;
+  }
+}

@@ -30,6 +30,7 @@
 #include <stdint.h>
 
 #include "graph/model_graph.h"
+#include "lade/plan.h"
 #include "machine/cost.h"
 
 enum lade_residency_policy { LADE_RESIDENCY_KEEP, LADE_RESIDENCY_RECOMPUTE, LADE_RESIDENCY_HOST, LADE_RESIDENCY_STORE,
@@ -63,6 +64,10 @@ void lade_residency_destroy(struct lade_residency *residency);
 /* Set both home tiers of a parameter; @weight is @state or nearer. */
 void lade_residency_set_tiers(struct lade_residency *residency, int param, enum lade_tier weight,
                               enum lade_tier state);
+
+/* Set the values that @recipe recomputes; the others stay. AUTO and NONE recompute none. */
+void lade_residency_apply_recipe(const struct lade_model_graph *graph, enum lade_recipe recipe,
+                                 struct lade_residency *residency);
 
 /* Return "keep", "recompute", "host" or "store"; static. */
 const char *lade_residency_policy_name(enum lade_residency_policy wait);

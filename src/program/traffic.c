@@ -72,10 +72,16 @@ void lade_program_comm_groups(const struct lade_program *program, int *ret_n_gro
   }
 }
 
+static const struct lade_transfer_price *collective_price(const struct lade_build_params *params,
+                                                          enum lade_collective_kind kind, enum lade_axis axis)
+{
+  return kind == LADE_ALL_REDUCE ? &params->prices->comm_sum[axis] : &params->prices->comm[axis];
+}
+
 int64_t plan_grouped_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
                         uint64_t bytes)
 {
-  return plan_collective_ns(params, kind, axis, bytes) - params->prices->comm[axis].latency_ns;
+  return plan_collective_ns(params, kind, axis, bytes) - collective_price(params, kind, axis)->latency_ns;
 }
 
 /*
@@ -100,7 +106,7 @@ uint64_t plan_bucket_bytes(const struct lade_build_params *params, enum lade_axi
 int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
                            uint64_t bytes)
 {
-  const struct lade_transfer_price *price = &params->prices->comm[axis];
+  const struct lade_transfer_price *price = collective_price(params, kind, axis);
   uint64_t sent = collective_sent_bytes(kind, bytes, lade_layout_size(params->layout, axis));
   return price->latency_ns + (int64_t)((double)sent * price->ns_per_byte);
 }

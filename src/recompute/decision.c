@@ -85,6 +85,7 @@ static uint64_t prices_key(uint64_t key, const struct lade_prices *prices, const
   key = key_mix(key, prices->stream_edge_ns, by_param);
   key = key_mix(key, links, sizeof(links));
   key = key_mix(key, prices->comm, sizeof(prices->comm));
+  key = key_mix(key, prices->comm_sum, sizeof(prices->comm_sum));
   key = key_mix(key, cores, sizeof(cores));
   return key_mix(key, others, sizeof(others));
 }

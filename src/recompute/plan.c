@@ -40,50 +40,14 @@ static const struct lade_machine plain_machine = {
 
 /* ---- the start of a trajectory ---- */
 
-static bool is_cheap_op(const struct lade_op *op)
-{
-  switch (op->kind) {
-  case LADE_OP_NORM:
-  case LADE_OP_GELU:
-  case LADE_OP_SWIGLU:
-  case LADE_OP_DROPOUT:
-  case LADE_OP_ATTENTION: /* recomputed from qkv after rope, which is kept: before rope it would need the product
-                             again */
-    return true;
-  default:
-    return false;
-  }
-}
-
-/* True for the value that enters a unit from the one before; full recompute keeps these. */
-static bool is_unit_input(const struct lade_model_graph *graph, int tensor)
-{
-  int unit = graph->tensors[tensor].unit;
-  for (int op = 0; op < graph->n_fwd_ops; op++) {
-    for (int i = 0; i < graph->ops[op].n_in; i++) {
-      if (graph->ops[op].in[i] == tensor && graph->ops[op].unit != unit)
-        return true;
-    }
-  }
-  return false;
-}
-
 static void recipe_apply(lade_planner *planner)
 {
   const struct lade_model_graph *graph = planner->params.graph;
-  enum lade_recipe recipe = planner->params.recipe;
-  if (recipe == LADE_RECIPE_AUTO)
+  if (planner->params.recipe == LADE_RECIPE_AUTO)
     return;
-  for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
-    const struct lade_tensor *what = &graph->tensors[tensor];
-    if (!lade_tensor_is_repeatable(graph, tensor))
-      continue;
-    planner->is_pinned[tensor] = true;
-    bool is_dropped = (recipe == LADE_RECIPE_FULL && !is_unit_input(graph, tensor)) ||
-                      (recipe == LADE_RECIPE_SELECTIVE && is_cheap_op(&graph->ops[what->producer]));
-    if (is_dropped)
-      planner->start->choices[tensor].saved = LADE_RESIDENCY_RECOMPUTE;
-  }
+  lade_residency_apply_recipe(graph, planner->params.recipe, planner->start);
+  for (int tensor = 0; tensor < graph->n_tensors; tensor++)
+    planner->is_pinned[tensor] |= lade_tensor_is_repeatable(graph, tensor);
 }
 
 static void overrides_apply(lade_planner *planner)

@@ -41,6 +41,7 @@ static const struct {
              {"llama, interleaved", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 8, 2, false},
              {"gpt2, interleaved in bf16", LADE_GPT2, LADE_SCHEDULE_INTERLEAVED, LADE_BF16, 4, 2, false},
              {"llama, zbh1", LADE_LLAMA, LADE_SCHEDULE_ZBH1, LADE_F32, 6, 1, false},
+             {"llama, zbh2", LADE_LLAMA, LADE_SCHEDULE_ZBH2, LADE_F32, 6, 1, false},
              {"gpt2, zbh1 in bf16, early updates", LADE_GPT2, LADE_SCHEDULE_ZBH1, LADE_BF16, 4, 1, true,
               .grad_dtype = LADE_BF16},
              {"gpt2, tied", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 1, 1, false, true, .grad_dtype = LADE_BF16},

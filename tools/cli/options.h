@@ -81,7 +81,7 @@ struct option_state {
   struct option_list texts; /* of FILES, instead of text */
 };
 
-#define OPTIONS_MAX 120
+#define OPTIONS_MAX 136
 #define SWEEP_N_SIZES 4
 
 struct options {
@@ -94,6 +94,11 @@ struct options {
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
   const char *run_budget, *report;
   const char *graph, *instructions, *svg;
+  const char *cluster;
+  int64_t n_ranks, n_top;
+  double n_train_tokens, noise_scale_tokens;
+  bool has_search, has_explain;
+  int export_format;
   int64_t n_iterations;
   double search_seconds; /* 0: no limit */
   bool has_frontier, has_detail, has_probe;
@@ -112,6 +117,7 @@ struct options {
 };
 
 enum { DEVICE_HOST, DEVICE_DRY, DEVICE_AUTO, DEVICE_CUDA /* and above: GPUs by number */ };
+enum { EXPORT_NONE, EXPORT_MEGATRON, EXPORT_DEEPSPEED, EXPORT_TORCHTITAN, EXPORT_FSDP2, EXPORT_LADE };
 enum { MAX_NONE, MAX_MICRO_BATCH, MAX_SEQ, MAX_LAYERS };
 
 #define POLICY_ALL (-1) /* else one of enum lade_policy */

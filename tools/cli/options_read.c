@@ -26,7 +26,8 @@
 /* Pairs of options: the first has no meaning without the second. */
 static const char *const needs[][2] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
-    {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}};
+    {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
+    {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {
@@ -39,7 +40,12 @@ static const char *const excludes[][3] = {
     {"frontier", "instructions", "a frontier is many plans"},
     {"frontier", "timeline", "a frontier has no single step to draw"},
     {"max", "frontier", "a search plans other sizes, a frontier other budgets"},
-    {"rank", "frontier", "a frontier is of all ranks"}};
+    {"rank", "frontier", "a frontier is of all ranks"},
+    {"cluster", "machine", "a cluster describes its devices"},
+    {"cluster", "max", "--search chooses among layouts"},
+    {"cluster", "timeline", "a cluster's plan has no single program to draw"},
+    {"cluster", "residency", "a cluster's plan keeps values by --recompute"},
+    {"search", "rank", "a search has no rank yet"}};
 
 /* Return the option of @verb closest to @name: a few edits away, or one that starts with it; NULL: none. */
 static const struct option *option_near(enum verb_id verb, const char *name)

@@ -17,7 +17,8 @@
 #define SECTION(title) {.type = OPTION_SECTION, .verbs = ~0u, .help = title}
 
 #define SHAPE_MOST 1e9
-#define BATCH_MOST INT16_MAX /* rows of a batch are counted in 16 bits */
+#define BATCH_MOST 1e6
+#define MICRO_BATCH_MOST INT16_MAX /* rows of a microbatch are counted in 16 bits */
 
 #define HELP_COLUMN 29   /* column where the text of --help begins */
 #define HELP_COLUMNS 100 /* columns of a line of --help */
@@ -35,9 +36,14 @@ static const struct option_choice schedule_choices[] = {{"1f1b", LADE_SCHEDULE_1
                                                         {"gpipe", LADE_SCHEDULE_GPIPE},
                                                         {"interleaved", LADE_SCHEDULE_INTERLEAVED},
                                                         {"zbh1", LADE_SCHEDULE_ZBH1},
+                                                        {"zbh2", LADE_SCHEDULE_ZBH2},
                                                         {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
+
+static const struct option_choice export_choices[] = {{"megatron", EXPORT_MEGATRON}, {"deepspeed", EXPORT_DEEPSPEED},
+                                                      {"torchtitan", EXPORT_TORCHTITAN}, {"fsdp2", EXPORT_FSDP2},
+                                                      {"lade", EXPORT_LADE}, {0}};
 
 static const struct option_choice policy_choices[] = {
     {"all", POLICY_ALL},
@@ -84,7 +90,7 @@ const struct option option_table[] = {
     {OPTION_COUNT, "batch", "N", ALL, AT(session.batch), .preset = "12", .least = 1, .most = BATCH_MOST,
      .help = "sequences per step, over all ranks"},
     {OPTION_COUNT, "micro-batch", "N", ALL, AT(session.micro_batch), .unset = "the batch", .least = 1,
-     .most = BATCH_MOST, .help = "sequences per forward and backward pass; must divide --batch"},
+     .most = MICRO_BATCH_MOST, .help = "sequences per forward and backward pass; must divide --batch"},
     {OPTION_COUNT, "seq", "T", ALL, AT(session.seq_len), .unset = "the model's context, at most 1024", .least = 1,
      .most = SHAPE_MOST, .help = "tokens per sequence"},
     {OPTION_SEED, "seed", "N", RUN | VERB_SAMPLE | VERB_PLAN, AT(session.seed), .preset = "1", .subject = OF_BOTH,
@@ -187,7 +193,8 @@ const struct option option_table[] = {
      .help = "pipeline parallel: divide the layers into N stages"},
     {OPTION_REAL, "comm-timeout", "SECONDS", VERB_TRAIN, VERB_PLAN, AT(comm_timeout_s), .preset = "300", .least = 0.1,
      .most = 1e6, .help = "end the job if a live rank that is not loading or saving is late by this many seconds"},
-    {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset = "1f1b",
+    {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1|zbh2", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset =
+        "1f1b",
      .choices = schedule_choices, .help = "pipeline schedule: the order of microbatches in a stage"},
     {OPTION_COUNT, "virtual-stages", "N", VERB_TRAIN | VERB_PLAN, AT(virtual_stages), .preset = "1", .least = 1,
      .most = 1e4, .help = "chunks of layers per stage, for --schedule interleaved"},
@@ -227,6 +234,27 @@ const struct option option_table[] = {
      .help = "write a step, predicted and measured, as a Perfetto trace; a sweep appends the budget to the name"},
     {OPTION_CHOICE, "max", "micro-batch|seq|layers", VERB_PLAN, AT(max), .choices = max_choices, .unset = "no search",
      .help = "search the largest --micro-batch, --seq or --layers that fits; one more exits 3"},
+
+    SECTION("A cluster"),
+    {OPTION_TEXT, "cluster", "NAME|FILE", VERB_PLAN, AT(cluster), .unset = "no cluster",
+     .help = "plan on a described cluster: a preset (dgx-a100-80g, dgx-h100, dgx-h200, gb200-nvl72, p4d, p5, "
+             "rtx4090x4) "
+             "or a file (docs/cluster.md); times of all ranks, whether they fit or not"},
+    {OPTION_COUNT, "ranks", "N", VERB_PLAN, AT(n_ranks), .unset = "--tp * --pp * --dp", .least = 1, .most = 1 << 24,
+     .help = "devices of the cluster to use"},
+    {OPTION_FLAG, "search", NULL, VERB_PLAN, AT(has_search),
+     .help = "search layouts of --ranks; options that are given confine the search"},
+    {OPTION_COUNT, "top", "K", VERB_PLAN, AT(n_top), .preset = "5", .least = 1, .most = 1000,
+     .help = "layouts to print, the fastest of each (tp, pp, dp); each is built as programs and proved"},
+    {OPTION_REAL, "tokens", "T", VERB_PLAN, AT(n_train_tokens), .unset = "none", .least = 1, .most = 1e18,
+     .help = "tokens of the training: adds its days and device-hours"},
+    {OPTION_FLAG, "explain", NULL, VERB_PLAN, AT(has_explain), .help = "say in sentences why the layout is as it is"},
+    {OPTION_REAL, "noise-scale", "TOKENS", VERB_PLAN, AT(noise_scale_tokens), .unset = "unknown", .least = 1,
+     .most = 1e15, .help = "gradient noise scale of the training, for --explain: the batch beyond which tokens are "
+             "wasted"},
+    {OPTION_CHOICE, "export", "megatron|deepspeed|torchtitan|fsdp2|lade", VERB_PLAN, AT(export_format),
+     .choices = export_choices, .unset = "none",
+     .help = "print the layout, with --search the best one, as options or settings of that project"},
 
     SECTION("A graph of your own"),
     {OPTION_TEXT, "graph", "FILE", VERB_PLAN, AT(graph), .unset = "plan a model", .subject = OF_GRAPH,
@@ -332,6 +360,7 @@ static const struct verb_page verb_pages[] = {
      "  lade plan --model baby --batch 16 --budget 40%           the place of each value, and its cost\n"
      "  lade plan --model gpt3-175b --batch 1 --machine h100-80g --store /nvme --device dry\n"
      "  lade plan --model baby --max micro-batch --budget 512MiB the largest that fits\n"
+     "  lade plan --cluster dgx-h100 --ranks 1024 --model llama3-70b --batch 2048 --seq 8192 --search\n"
      "  lade plan --graph step.json --budget 60% --instructions plan.json    a step of your own\n"
      "  lade plan --graph step.json --frontier --svg frontier.svg  its time at every budget\n"
      "\nUsage: lade plan [OPTION...]\n"

@@ -16,6 +16,7 @@
 #include "tools/report/timeline.h"
 #include "tools/verbs/plan.h"
 #include "tools/verbs/plan_advice.h"
+#include "tools/verbs/plan_cluster.h"
 #include "tools/verbs/plan_graph.h"
 #include "tools/verbs/plan_ranks.h"
 
@@ -385,6 +386,8 @@ int plan_main(int argc, char **argv)
   int code = options_read(VERB_PLAN, argc, argv, &planning.options);
   if (code == OPTIONS_GO && planning.options.graph)
     code = plan_graph(&planning.options);
+  else if (code == OPTIONS_GO && planning.options.cluster)
+    code = plan_cluster(&planning.options);
   else if (code == OPTIONS_GO && planning.options.max)
     code = plan_max(&planning.options);
   else if (code == OPTIONS_GO && planning.options.has_frontier)

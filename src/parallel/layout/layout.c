@@ -12,7 +12,7 @@
 
 #define LISTED_BYTES 256
 
-static const char *const schedule_names[LADE_N_SCHEDULES] = {"1f1b", "gpipe", "interleaved", "zbh1"};
+static const char *const schedule_names[LADE_N_SCHEDULES] = {"1f1b", "gpipe", "interleaved", "zbh1", "zbh2"};
 
 const char *lade_schedule_name(enum lade_schedule schedule)
 {

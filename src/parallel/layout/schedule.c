@@ -9,6 +9,8 @@
  *   INTERLEAVED  with 2 (stages - 1 - s) + (chunks - 1) stages: a microbatch goes through all chunks before its
  *                gradient returns, and the gradient passes all stages behind this one
  *
+ *   ZBH2         with 2 (stages - 1 - s): a stage has work while the first gradient is still on its way
+ *
  * With chunks the k-th forward half is of chunk (k mod stages * chunks) / stages: a group of as many microbatches as
  * stages goes through chunk after chunk. Backward is the same, from the last chunk down.
  *
@@ -16,6 +18,11 @@
  * passes the stages without them, and the remaining ones at the end fill idle time. 1F1B has a bubble of (stages - 1)
  * (F + B + W); ZBH1 removes twice (stages - 1) W of it. Stage s holds stages - s microbatches that wait for their
  * backward half and s that wait for weights: as many as stage 0 in total.
+ *
+ * ZBH2. The same with twice the warm-up and twice the lag: stage s holds 2 (stages - s) - 1 microbatches that wait for
+ * their backward half and 2 s that wait for weights. Between its first and its last slot a stage idles for transfers
+ * alone if F, B and W are equal. Stages begin and end one after another, so a step's end that waits for all stages
+ * brings (stages - 1) F back.
  */
 #include <errno.h>
 
@@ -69,7 +76,16 @@ static int warmup_get(const struct lade_pipeline *pipeline, int stage)
     return n;
   if (pipeline->schedule == LADE_SCHEDULE_INTERLEAVED)
     return LADE_MIN(2 * behind + (pipeline->n_chunks - 1) * pipeline->n_stages, n);
+  if (pipeline->schedule == LADE_SCHEDULE_ZBH2)
+    return LADE_MIN(2 * behind, n);
   return LADE_MIN(behind, n);
+}
+
+int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage)
+{
+  if (!lade_schedule_is_split(pipeline))
+    return 0;
+  return pipeline->schedule == LADE_SCHEDULE_ZBH2 ? 2 * stage : stage;
 }
 
 /* Return the @k-th half of its direction. */
@@ -86,7 +102,7 @@ static struct lade_slot slot_make(const struct lade_pipeline *pipeline, enum lad
 
 void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct lade_slot *ret_slots)
 {
-  int n = half_count(pipeline), warmup = warmup_get(pipeline, stage), at = 0;
+  int n = half_count(pipeline), warmup = warmup_get(pipeline, stage), lag = lade_schedule_lag(pipeline, stage), at = 0;
   bool is_split = lade_schedule_is_split(pipeline);
   for (int k = 0; k < warmup; k++)
     ret_slots[at++] = slot_make(pipeline, LADE_HALF_FORWARD, k);
@@ -94,16 +110,16 @@ void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct
     if (warmup + k < n)
       ret_slots[at++] = slot_make(pipeline, LADE_HALF_FORWARD, warmup + k);
     ret_slots[at++] = slot_make(pipeline, LADE_HALF_BACKWARD, k);
-    if (is_split && k >= stage)
-      ret_slots[at++] = slot_make(pipeline, LADE_HALF_WEIGHTS, k - stage);
+    if (is_split && k >= lag)
+      ret_slots[at++] = slot_make(pipeline, LADE_HALF_WEIGHTS, k - lag);
   }
-  for (int k = LADE_MAX(n - stage, 0); k < n && is_split; k++)
+  for (int k = LADE_MAX(n - lag, 0); k < n && is_split; k++)
     ret_slots[at++] = slot_make(pipeline, LADE_HALF_WEIGHTS, k);
   LADE_ASSERT(at == lade_schedule_length(pipeline));
 }
 
 int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage)
 {
-  int held = warmup_get(pipeline, stage) + 1 + (lade_schedule_is_split(pipeline) ? stage : 0);
+  int held = warmup_get(pipeline, stage) + 1 + lade_schedule_lag(pipeline, stage);
   return LADE_MIN(held, half_count(pipeline));
 }

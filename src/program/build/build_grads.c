@@ -446,6 +446,22 @@ static struct reduction_input reduction_input_make(struct builder *b, const stru
   return (struct reduction_input){grad, sum_now(b, param), false};
 }
 
+/*
+ * Hold the memory of whole gradients that are being reduced until the batch after the next one begins, where there is
+ * room for speed: otherwise the next gradients take it, and computing them waits for the reduction.
+ */
+static void wholes_hold(struct builder *b, const struct reduction_input *inputs, int n)
+{
+  const int at = b->n_batches % REDUCTIONS_IN_FLIGHT;
+  if (!plan_sums_each(b->params) || !b->params->residency->prefetch_bytes || b->status)
+    return;
+  for (int i = 0; i < b->n_in_flight[at]; i++)
+    b->buffers.items[b->in_flight[at][i]].last = LADE_MAX(b->buffers.items[b->in_flight[at][i]].last, b->instrs.n - 1);
+  b->n_in_flight[at] = n;
+  for (int i = 0; i < n; i++)
+    b->in_flight[at][i] = inputs[i].whole.at.buffer;
+}
+
 /* Reduce-scatter a batch; blocks that are not added to a sum are complete with the last microbatch. */
 static void blocks_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
@@ -454,6 +470,7 @@ static void blocks_emit(struct builder *b, const struct grad_reduction *reductio
   int n_complete = 0;
   for (int i = 0; i < n; i++)
     inputs[i] = reduction_input_make(b, &reductions[i]);
+  wholes_hold(b, inputs, n);
   for (int i = 0; i < n && !b->status; i++)
     reduce_scatter_emit(b, reductions[i].param, reductions[i].microbatch, inputs[i].whole, inputs[i].block);
   for (int i = 0; i < n; i++) {

@@ -222,7 +222,7 @@ static bool sequencer_init(struct sequencer *s, const struct lade_build_params *
   s->pipeline = lade_pipeline_get(params->layout, params->n_microbatches, params->is_training);
   LADE_ASSERT(s->pipeline.n_stages == s->graph->share.pp && s->pipeline.n_chunks == s->graph->share.n_chunks);
   s->n_slots = lade_schedule_length(&s->pipeline);
-  s->n_records = lade_schedule_is_split(&s->pipeline) ? s->pipeline.n_stages : 1;
+  s->n_records = lade_schedule_is_split(&s->pipeline) ? 2 * s->pipeline.n_stages : 1; /* the longest lag is ZBH2's */
   s->chunks = calloc((size_t)s->pipeline.n_chunks, sizeof(*s->chunks));
   s->slots = calloc((size_t)s->n_slots, sizeof(*s->slots));
   s->records = calloc((size_t)s->n_records * n_tensors, sizeof(*s->records));

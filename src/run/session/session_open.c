@@ -22,6 +22,7 @@
 #define CHUNK_BYTES (UINT64_C(2) << 20)
 #define PROBE_FLOPS_MOST 2e13     /* for a plan alone, ops of a longer step are not measured */
 #define DEFAULT_SEQ_LEN 1024
+#define BATCH_MOST 1000000
 
 void lade_session_defaults(struct lade_session_params *p)
 {
@@ -102,10 +103,17 @@ static int ranks_open(lade_session *s, struct lade_error *error)
 static int batch_check(lade_session *s, struct lade_error *error)
 {
   struct lade_session_params *p = &s->params;
-  if (p->batch < 1 || p->batch > INT16_MAX || p->seq_len < 1 || p->steps < 0)
-    return lade_error_set(error, -EINVAL, "--batch must be 1 to %d, --seq and --steps positive", INT16_MAX);
-  return lade_layout_share_batch(lade_rank_group_layout(&s->group), p->batch, p->micro_batch, error, &p->micro_batch,
-                                 &s->n_microbatches);
+  if (p->batch < 1 || p->batch > BATCH_MOST || p->seq_len < 1 || p->steps < 0)
+    return lade_error_set(error, -EINVAL, "--batch must be 1 to %d, --seq and --steps positive", BATCH_MOST);
+  int status = lade_layout_share_batch(lade_rank_group_layout(&s->group), p->batch, p->micro_batch, error,
+                                       &p->micro_batch, &s->n_microbatches);
+  if (!status && s->n_microbatches > INT16_MAX) /* a program counts them in 16 bits */
+    status = lade_error_set(error, -EINVAL, "--batch %lld makes %d microbatches of a rank, and a program takes %d: use "
+                            "a larger --micro-batch or --dp", (long long)p->batch, s->n_microbatches, INT16_MAX);
+  if (!status && p->micro_batch > INT16_MAX)
+    status = lade_error_set(error, -EINVAL, "--micro-batch %lld is above %d: give a --micro-batch that divides --batch "
+                            "%lld", (long long)p->micro_batch, INT16_MAX, (long long)p->batch);
+  return status;
 }
 
 /*

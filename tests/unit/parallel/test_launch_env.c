@@ -99,9 +99,9 @@ static void contradictions_are_refused_in_one_line(void **state)
 static void what_is_no_number_is_refused(void **state)
 {
   refusal_verify(ENVIRONMENT(TORCHRUN("one", "4")),
-                 NAMES("RANK", "'one'", "0 to 1000000"));
+                 NAMES("RANK", "'one'", "0 to 16777216"));
   refusal_verify(ENVIRONMENT(SRUN("-1", "4")),
-                 NAMES("SLURM_PROCID", "'-1'", "0 to 1000000"));
+                 NAMES("SLURM_PROCID", "'-1'", "0 to 16777216"));
   refusal_verify(ENVIRONMENT(TORCHRUN("0", "4"), "MASTER_PORT=70000"),
                  NAMES("MASTER_PORT", "'70000'", "0 to 65535"));
 }

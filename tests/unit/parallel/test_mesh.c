@@ -159,9 +159,9 @@ static void sizes_that_do_not_divide_are_refused_with_those_that_do(void **state
   refusal_verify((struct lade_mesh_params){.dp = 6, .shard = 4},
                  NAMES("shard 4", "dp 6", "1, 2, 3 or 6"));
   refusal_verify((struct lade_mesh_params){.dp = 4, .ep = 3}, NAMES("ep 3", "dp 4", "1, 2 or 4"));
-  refusal_verify((struct lade_mesh_params){.tp = -1}, NAMES("tp -1", "1 to 1000000"));
+  refusal_verify((struct lade_mesh_params){.tp = -1}, NAMES("tp -1", "1 to 16777216"));
   refusal_verify((struct lade_mesh_params){.tp = 1000000, .dp = 1000000},
-                 NAMES("tp 1000000", "dp 1000000", "1000000 ranks"));
+                 NAMES("tp 1000000", "dp 1000000", "16777216 ranks"));
 }
 
 static void a_long_list_keeps_one_and_the_largest(void **state)

@@ -23,6 +23,7 @@
 
 #define STAGES_MOST 8
 #define SLOTS_MOST 512
+#define AHEAD_MOST 3 /* inputs that a stage receives ahead */
 
 /* A message across a stage boundary: the output of one half, going to a piece. */
 struct message {
@@ -37,7 +38,7 @@ struct thread {
   struct lade_slot slots[SLOTS_MOST];
   int n, at;   /* the last slot computed; -1: none yet */
   int n_taken; /* slots whose inputs have arrived, or that need none */
-  int taken[2]; /* the slots whose inputs arrived last, newest first; -1: none yet */
+  int taken[AHEAD_MOST]; /* the slots whose inputs arrived last, newest first; -1: none yet */
   bool is_sent;
 };
 
@@ -95,10 +96,11 @@ static bool exchange(const struct lade_pipeline *pipeline, struct thread *thread
   int to = out.piece % pipeline->n_stages;
   inputs_skip(pipeline, &threads[to], to);
   int oldest = lade_schedule_n_ahead(pipeline) - 1;
+  assert_true(oldest < AHEAD_MOST);
   bool is_free = threads[to].taken[oldest] <= threads[to].at; /* the slot of that buffer's input is done */
   if (!is_free || !message_is_equal(input_get(pipeline, &threads[to], to, threads[to].n_taken), out))
     return false;
-  threads[to].taken[1] = threads[to].taken[0];
+  memmove(&threads[to].taken[1], &threads[to].taken[0], (AHEAD_MOST - 1) * sizeof(threads[to].taken[0]));
   threads[to].taken[0] = threads[to].n_taken++;
   return threads[from].is_sent = true;
 }
@@ -121,7 +123,7 @@ static void meetings_verify(const struct lade_pipeline *pipeline, struct thread 
 {
   int p = pipeline->n_stages, n_done = 0;
   for (int stage = 0; stage < p; stage++)
-    threads[stage].at = threads[stage].taken[0] = threads[stage].taken[1] = -1;
+    threads[stage].at = threads[stage].taken[0] = threads[stage].taken[1] = threads[stage].taken[2] = -1;
   for (bool is_moving = true; is_moving;) {
     is_moving = false;
     for (int stage = 0; stage < p; stage++)
@@ -212,6 +214,7 @@ static void holding_verify(const struct lade_pipeline *pipeline)
     case LADE_SCHEDULE_GPIPE: assert_int_equal(held, m); break;
     case LADE_SCHEDULE_1F1B: assert_int_equal(held, LADE_MIN(p - stage, m)); break;
     case LADE_SCHEDULE_ZBH1: assert_int_equal(held, LADE_MIN(p, m)); break;
+    case LADE_SCHEDULE_ZBH2: assert_int_equal(held, LADE_MIN(2 * p - 1, m)); break;
     default: assert_true(held <= 2 * (p - 1 - stage) + (v - 1) * p + 1 && held <= m * v);
     }
   }
@@ -251,6 +254,11 @@ static void bubble_verify(const struct lade_pipeline *pipeline)
         continue; /* fewer weight halves than gaps to fill */
       expected = (p - 1) * (f + b - w) / (m * all);
     }
+    if (pipeline->schedule == LADE_SCHEDULE_ZBH2) {
+      if (m < 2 * p - 1 || f != b || b != w)
+        continue; /* with equal times no stage idles between its first and its last half; they begin in turns */
+      expected = (p - 1) * f / (m * all);
+    }
     double found = bubble_get(pipeline, f, b, w);
     if (fabs(found - expected) > 1e-9)
       print_error("schedule %d, %d stages, %d chunks, %d microbatches, times %g %g %g: bubble %g, expected %g\n",
@@ -262,6 +270,75 @@ static void bubble_verify(const struct lade_pipeline *pipeline)
 static void bubbles_are_the_closed_forms(void **state)
 {
   pipelines_walk(bubble_verify);
+}
+
+/*
+ * Tables 5 and 6 of Qi et al. 2023 (arXiv 2401.10241): stages, microbatches, profiled milliseconds of F, B, W and of a
+ * transfer, and the rates of idle time that the authors print.
+ */
+static const struct {
+  int p, m;
+  double f, b, w, transfer, plain, zbh1, zbh2;
+} zero_bubble[] = {
+    {8, 24, 18.522, 18.086, 9.337, 0.601, 0.2431, 0.1585, 0.1083},
+    {8, 32, 18.513, 18.086, 9.331, 0.626, 0.1985, 0.1242, 0.0837},
+    {8, 64, 18.546, 18.097, 9.321, 0.762, 0.1240, 0.0674, 0.0444},
+    {8, 24, 29.718, 29.444, 19.927, 0.527, 0.2347, 0.1323, 0.0698},
+    {8, 32, 29.802, 29.428, 19.53, 0.577, 0.1898, 0.1045, 0.0559},
+    {8, 64, 29.935, 29.621, 19.388, 0.535, 0.1091, 0.0554, 0.0294},
+    {16, 48, 11.347, 11.248, 8.132, 0.377, 0.2552, 0.1397, 0.0672},
+    {16, 64, 11.307, 11.254, 8.101, 0.379, 0.2082, 0.1088, 0.0516},
+    {16, 128, 11.325, 11.308, 8.109, 0.378, 0.1251, 0.0576, 0.0266},
+    {32, 96, 10.419, 10.207, 7.715, 0.408, 0.2646, 0.1421, 0.0641},
+    {32, 128, 10.408, 10.204, 7.703, 0.408, 0.2168, 0.1106, 0.0490},
+    {32, 256, 10.402, 10.248, 7.698, 0.46, 0.1352, 0.0594, 0.0257},
+};
+
+static void idle_verify(enum lade_schedule schedule, size_t row, double expected)
+{
+  struct lade_piece_time pieces[32];
+  struct lade_schedule_times found;
+  const int p = zero_bubble[row].p, m = zero_bubble[row].m;
+  const double f = zero_bubble[row].f, b = zero_bubble[row].b, w = zero_bubble[row].w;
+  const struct lade_pipeline pipeline = {schedule, p, 1, m, true};
+  const bool is_split = lade_schedule_is_split(&pipeline);
+  for (int i = 0; i < p; i++)
+    pieces[i] = (struct lade_piece_time){f, is_split ? b : b + w, is_split ? w : 0};
+  assert_int_equal(lade_schedule_time(&pipeline, pieces, zero_bubble[row].transfer, &found), 0);
+  const double rate = 1 - m * (f + b + w) / found.stage_span_ns;
+  assert_true(fabs(rate - expected) <= 0.5001e-4);
+}
+
+static void idle_rates_are_those_of_the_zero_bubble_paper_to_four_digits(void **state)
+{
+  for (size_t row = 0; row < LADE_COUNT(zero_bubble); row++) {
+    idle_verify(LADE_SCHEDULE_1F1B, row, zero_bubble[row].plain);
+    idle_verify(LADE_SCHEDULE_ZBH1, row, zero_bubble[row].zbh1);
+    idle_verify(LADE_SCHEDULE_ZBH2, row, zero_bubble[row].zbh2);
+  }
+}
+
+/* The walk of this test and lade_schedule_time are two programs for one question. */
+static void span_verify(const struct lade_pipeline *pipeline)
+{
+  struct piece_ns pieces[STAGES_MOST * 4];
+  struct lade_piece_time own[STAGES_MOST * 4];
+  struct schedule_time walked;
+  struct lade_schedule_times found;
+  const bool is_split = lade_schedule_is_split(pipeline);
+  for (int i = 0; i < pipeline->n_stages * pipeline->n_chunks; i++) {
+    pieces[i] = (struct piece_ns){10 + i % 3, 11 + i % 2, 9};
+    own[i] = (struct lade_piece_time){10 + i % 3, 11 + i % 2 + (is_split ? 0 : 9), is_split ? 9 : 0};
+  }
+  assert_int_equal(schedule_walk(pipeline, pieces, 0, &walked), 0);
+  assert_int_equal(lade_schedule_time(pipeline, own, 0, &found), 0);
+  assert_true(fabs(walked.span_ns - found.span_ns) <= 1e-9 * found.span_ns);
+  assert_true(found.stage_span_ns <= found.span_ns && found.busy_ns <= found.stage_span_ns);
+}
+
+static void schedule_times_equal_the_walk(void **state)
+{
+  pipelines_walk(span_verify);
 }
 
 static void a_slow_link_and_a_slow_stage_widen_the_bubble(void **state)
@@ -296,6 +373,8 @@ int main(void)
       cmocka_unit_test(every_half_happens_once_and_no_circle_of_stages_waits),
       cmocka_unit_test(stages_hold_as_many_microbatches_as_the_papers_say),
       cmocka_unit_test(bubbles_are_the_closed_forms),
+      cmocka_unit_test(idle_rates_are_those_of_the_zero_bubble_paper_to_four_digits),
+      cmocka_unit_test(schedule_times_equal_the_walk),
       cmocka_unit_test(a_slow_link_and_a_slow_stage_widen_the_bubble),
       cmocka_unit_test(refusals_list_what_would_do),
   };

@@ -31,7 +31,7 @@ static const struct shape shapes[] = {
     {LADE_SCHEDULE_1F1B, 1, 1, 3},        {LADE_SCHEDULE_GPIPE, 2, 1, 3},       {LADE_SCHEDULE_1F1B, 2, 1, 4},
     {LADE_SCHEDULE_1F1B, 4, 1, 3},        {LADE_SCHEDULE_1F1B, 4, 1, 8},        {LADE_SCHEDULE_INTERLEAVED, 2, 2, 4},
     {LADE_SCHEDULE_INTERLEAVED, 4, 2, 8}, {LADE_SCHEDULE_INTERLEAVED, 2, 4, 2}, {LADE_SCHEDULE_ZBH1, 3, 1, 2},
-    {LADE_SCHEDULE_ZBH1, 4, 1, 7},
+    {LADE_SCHEDULE_ZBH1, 4, 1, 7},        {LADE_SCHEDULE_ZBH2, 4, 1, 9},        {LADE_SCHEDULE_ZBH2, 3, 1, 2},
 };
 
 static struct lade_model model = {.name = "small", .family = LADE_GPT2, .layers = 9, .heads = 2, .n_kv_heads = 2,

@@ -38,6 +38,7 @@ static const struct program_fixture_setting shapes[] = {
     {.family = LADE_LLAMA, .n_microbatches = 6, .pp = 3, .schedule = LADE_SCHEDULE_INTERLEAVED, .n_chunks = 3},
     {.family = LADE_LLAMA, .n_microbatches = 5, .pp = 3, .schedule = LADE_SCHEDULE_ZBH1},
     {.family = LADE_GPT2, .n_microbatches = 8, .pp = 4, .schedule = LADE_SCHEDULE_ZBH1},
+    {.family = LADE_GPT2, .n_microbatches = 9, .pp = 4, .schedule = LADE_SCHEDULE_ZBH2},
 };
 
 static void pipeline_init(struct pipeline *pipeline, const struct program_fixture_setting *shape)
@@ -124,7 +125,7 @@ static void prices_equal(struct program_fixture *fixture, struct piece_ns *ret_p
   prices->clip_ns = 0;
   prices->to_host = prices->to_device = (struct lade_transfer_price){0, 0};
   for (int axis = 0; axis < LADE_N_AXES; axis++)
-    prices->comm[axis] = (struct lade_transfer_price){0, 0};
+    prices->comm[axis] = prices->comm_sum[axis] = (struct lade_transfer_price){0, 0};
 }
 
 static void with_equal_stages_the_bubble_is_the_schedules(void **state)

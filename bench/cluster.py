@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Predicted step times on clusters beside published ones.
+
+Usage: bench/cluster.py [--lade build/lade] [--out FILE]
+
+Rows that the constants of dgx-a100-80g were fitted to: table 1 of Narayanan et al. 2021 and table 5 of Korthikanti et
+al. 2022. Beside each error stands that of a fit without the row: the fit is repeated on the logarithms of the constants,
+linearised at the preset, with a penalty for leaving it. Then rows that no constant was fitted to. The exit status is 1
+where a bound is missed.
+"""
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+
+from report import machine_name, publish
+
+PTD_BOUNDS, RECOMPUTE_BOUNDS = (0.05, 0.10), (0.03, 0.06)
+STEP = 0.05          # of a constant's logarithm, for its derivative
+PENALTY = 1e-4       # of a constant that leaves its preset by its own size, beside a squared relative error
+
+# The fitted constants, and their places in a cluster file.
+CONSTANTS = [("product rate", ("device", "kernels", "product_flops_per_s")),
+             ("product depth", ("device", "kernels", "product_depth")),
+             ("score bytes forward", ("device", "kernels", "score_forward_bytes")),
+             ("score bytes backward", ("device", "kernels", "score_backward_bytes")),
+             ("memory rate", ("device", "device_bytes_per_s")), ("launch", ("device", "launch_ns")),
+             ("NVLink rate", ("levels", 0, "bytes_per_s")), ("NVLink latency", ("levels", 0, "latency_ns")),
+             ("rail rate", ("levels", 1, "bytes_per_s")), ("rail latency", ("levels", 1, "latency_ns"))]
+
+# What the preset dgx-a100-80g has: a file that begins from it restates these, so that they can be moved.
+BASE = {"preset": "dgx-a100-80g", "nodes": 512,
+        "device": {"device_bytes_per_s": 0.785 * 2039e9, "launch_ns": 5750,
+                   "kernels": {"product_flops_per_s": 255e12, "product_depth": 165, "score_forward_bytes": 8,
+                               "score_backward_bytes": 18}},
+        "levels": [{"name": "nvlink", "devices": 8, "bytes_per_s": 0.50 * 300e9, "latency_ns": 2900},
+                   {"name": "rails", "devices": 4096, "bytes_per_s": 0.48 * 25e9, "latency_ns": 24000}]}
+
+
+@dataclass
+class Row:
+    group: str
+    name: str
+    seconds: float
+    options: list
+    model: tuple = None  # heads, width, layers of a GPT; else the options name one
+    errors: dict = field(default_factory=dict)
+
+
+def schedule_of(chunks):
+    return ["--schedule", "interleaved", "--virtual-stages", str(chunks)] if chunks > 1 else []
+
+
+def gpt_flops(width, layers, batch):
+    """Return the flops of a step with the recomputed forward half, equation 3 of Narayanan et al."""
+    return 96 * batch * 2048 * layers * width ** 2 * (1 + 2048 / (6 * width) + 51200 / (16 * layers * width))
+
+
+def rows_of_tflops(group, rows):
+    for heads, width, layers, tp, pp, dp, batch, micro, chunks, tflops in rows:
+        ranks = tp * pp * dp
+        yield Row(group, f"width {width}, {layers} layers, tp {tp} pp {pp} dp {dp}",
+                  gpt_flops(width, layers, batch) / (ranks * tflops * 1e12),
+                  ["--tp", str(tp), "--pp", str(pp), "--dp", str(dp), "--batch", str(batch), "--micro-batch",
+                   str(micro), "--seq", "2048", "--recompute", "full", *schedule_of(chunks)], (heads, width, layers))
+
+
+PTD = [(24, 2304, 24, 1, 1, 32, 512, 16, 1, 137), (32, 3072, 30, 2, 1, 32, 512, 16, 1, 138),
+       (32, 4096, 36, 4, 1, 32, 512, 16, 1, 142), (48, 6144, 40, 8, 1, 32, 1024, 8, 1, 135),
+       (64, 8192, 48, 8, 2, 32, 1536, 4, 1, 138), (80, 10240, 60, 8, 4, 32, 1792, 2, 3, 140),
+       (96, 12288, 80, 8, 8, 24, 2304, 2, 2, 148), (128, 16384, 96, 8, 16, 15, 2160, 1, 2, 155),
+       (128, 20480, 105, 8, 35, 9, 2520, 1, 3, 163), (160, 25600, 128, 8, 64, 6, 3072, 1, 1, 163)]
+PTD_2 = [(96, 12288, 96, 8, 12, 4, 1536, 1, 1, 153), (96, 12288, 96, 8, 12, 8, 1536, 1, 1, 149),
+         (96, 12288, 96, 8, 12, 16, 1536, 1, 1, 141), (128, 20480, 105, 8, 35, 2, 2240, 1, 1, 171),
+         (128, 20480, 105, 8, 35, 4, 2240, 1, 1, 167), (128, 20480, 105, 8, 35, 8, 2240, 1, 1, 159)]
+KORTHIKANTI = [(64, 6144, 48, 1, 1, 1, 4, 4, 1.42, 1.10), (96, 12288, 96, 8, 3, 1, 64, 1, 18.13, 13.75),
+               (128, 20480, 105, 35, 3, 1, 280, 1, 49.05, 37.83), (160, 25600, 128, 64, 1, 1, 512, 1, 94.42, 71.49),
+               (128, 20480, 105, 35, 3, 8, 2240, 1, None, 39.15)]
+
+
+def recompute_rows():
+    for heads, width, layers, pp, chunks, dp, batch, micro, full, selective in KORTHIKANTI:
+        for seconds, how in ((full, ["--recompute", "full"]),
+                             (selective, ["--recompute", "selective", "--sequence-parallel"])):
+            if seconds:
+                yield Row("recompute", f"width {width}, {layers} layers, pp {pp} dp {dp}, {how[1]}", seconds,
+                          ["--tp", "8", "--pp", str(pp), "--dp", str(dp), "--batch", str(batch), "--micro-batch",
+                           str(micro), "--seq", "2048", *schedule_of(chunks), *how], (heads, width, layers))
+
+
+# Cluster, model, options, TFLOP/s of a device, source.
+OTHERS = [
+    ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --dp 64 --batch 2048 --micro-batch 1 --seq 8192 --sequence-parallel "
+     "--zero 1 --schedule interleaved --virtual-stages 4 --recompute none", 430, "Llama 3 (2024), table 4"),
+    ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --dp 128 --batch 2048 --micro-batch 1 --seq 8192 --sequence-parallel "
+     "--zero 1 --schedule interleaved --virtual-stages 4 --recompute none", 400, "Llama 3 (2024), table 4"),
+    ("dgx-h100", "llama3-8b", "--dp 8 --batch 16 --micro-batch 2 --seq 8192 --zero 3 --recompute selective", 386,
+     "torchtitan, compiled: 6,667 tokens/s (500 W, HBM2e)"),
+    ("dgx-h100", "llama3-70b", "--dp 256 --batch 512 --micro-batch 2 --seq 8192 --zero 3 --recompute full", 399,
+     "torchtitan, compiled: 829 tokens/s (500 W, HBM2e)"),
+    ("dgx-a100-80g", None, "--tp 2 --pp 4 --dp 12 --batch 1536 --micro-batch 4 --seq 2048 --zero 1 --recompute full",
+     117, "GPT-NeoX-20B (2022)"),
+    ("dgx-a100-80g", "llama3-8b", "--dp 64 --batch 64 --micro-batch 1 --seq 8192 --zero 3 --recompute selective", 172,
+     "torchtitan, not compiled: 2,973 tokens/s"),
+    ("dgx-a100-80g", "llama3-70b", "--dp 64 --batch 64 --micro-batch 1 --seq 8192 --zero 3 --recompute full", 159,
+     "torchtitan, not compiled: 331 tokens/s"),
+]
+
+
+# ---- running ----
+
+class Planner:
+    def __init__(self, lade, directory):
+        self.lade, self.directory = lade, directory
+
+    def model_file(self, model):
+        heads, width, layers = model
+        path = os.path.join(self.directory, f"gpt-{width}-{layers}.json")
+        if not os.path.exists(path):
+            with open(path, "w", encoding="ascii") as file:
+                json.dump({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers,
+                           "n_head": heads, "n_embd": width, "n_positions": 2048, "vocab_size": 51200,
+                           "layer_norm_epsilon": 1e-5}, file)
+        return path
+
+    def plan(self, cluster, model, options):
+        done = subprocess.run([self.lade, "plan", "--cluster", cluster, "--model", model, "--json", *options],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode not in (0, 3):
+            raise RuntimeError(done.stderr)
+        return json.loads(done.stdout)
+
+    def error(self, row, cluster="dgx-a100-80g"):
+        found = self.plan(cluster, self.model_file(row.model), row.options)
+        return math.log(found["all_ranks_step_seconds"] / row.seconds)
+
+    def cluster_with(self, place, factor):
+        """Return the file of the preset with one constant multiplied."""
+        cluster = json.loads(json.dumps(BASE))
+        at = cluster
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] *= factor
+        path = os.path.join(self.directory, "cluster.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(cluster, file)
+        return path
+
+
+# ---- leaving rows out ----
+
+def solve(matrix, vector):
+    """Solve a small linear system by elimination with pivots."""
+    n = len(vector)
+    rows = [list(matrix[i]) + [vector[i]] for i in range(n)]
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(n):
+            if r != i:
+                factor = rows[r][i] / rows[i][i]
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i])]
+    return [rows[i][n] / rows[i][i] for i in range(n)]
+
+
+def left_out_error(at, errors, slopes):
+    """Return the error of row @at under the fit to all other rows."""
+    n = len(CONSTANTS)
+    matrix = [[sum(slopes[i][a] * slopes[i][b] for i in range(len(errors)) if i != at) + (PENALTY if a == b else 0)
+               for b in range(n)] for a in range(n)]
+    vector = [-sum(slopes[i][a] * errors[i] for i in range(len(errors)) if i != at) for a in range(n)]
+    moved = solve(matrix, vector)
+    return errors[at] + sum(slope * by for slope, by in zip(slopes[at], moved))
+
+
+def percent(error):
+    return f"{100 * math.expm1(error):+.1f} %"
+
+
+def summary(errors):
+    sizes = [abs(math.expm1(error)) for error in errors]
+    return sum(sizes) / len(sizes), max(sizes)
+
+
+def fitted_report(planner, out):
+    rows = [*rows_of_tflops("layouts", PTD), *recompute_rows()]
+    errors = [planner.error(row) for row in rows]
+    slopes = [[] for _ in rows]
+    for _, place in CONSTANTS:
+        cluster = planner.cluster_with(place, math.exp(STEP))
+        for i, row in enumerate(rows):
+            slopes[i].append((planner.error(row, cluster) - errors[i]) / STEP)
+    out += ["", "| row | published, s | error | error without the row |", "|---|---|---|---|"]
+    left = [left_out_error(i, errors, slopes) for i in range(len(rows))]
+    for row, error, without in zip(rows, errors, left):
+        out.append(f"| {row.group}: {row.name} | {row.seconds:.2f} | {percent(error)} | {percent(without)} |")
+    is_good = True
+    for group, bounds in (("layouts", PTD_BOUNDS), ("recompute", RECOMPUTE_BOUNDS)):
+        mean, most = summary([e for row, e in zip(rows, errors) if row.group == group])
+        mean_left, most_left = summary([e for row, e in zip(rows, left) if row.group == group])
+        is_good &= mean <= bounds[0] and most <= bounds[1]
+        out.append(f"| {group}: mean, largest (bounds {100 * bounds[0]:.0f} %, {100 * bounds[1]:.0f} %) | | "
+                   f"{100 * mean:.1f} %, {100 * most:.1f} % | {100 * mean_left:.1f} %, {100 * most_left:.1f} % |")
+    return is_good
+
+
+def others_report(planner, out):
+    out += ["", "Rows that nothing was fitted to; TFLOP/s of a device, attention's whole square counted.", "",
+            "| cluster | run | published | predicted | error of the time |", "|---|---|---|---|---|"]
+    for row in rows_of_tflops("ranks", PTD_2):
+        error = planner.error(row)
+        out.append(f"| dgx-a100-80g | {row.name}; Narayanan et al. 2021, table 2 | {row.seconds:.1f} s | "
+                   f"{row.seconds * math.exp(error):.1f} s | {percent(error)} |")
+    for cluster, model, options, tflops, source in OTHERS:
+        found = planner.plan(cluster, model or planner.model_file((64, 6144, 44)), options.split())
+        model = model or "GPT of width 6144, 44 layers"
+        error = math.log(tflops / found["model_tflops_per_rank"])
+        out.append(f"| {cluster} | {model} {options.split(' --batch')[0]}; {source} | {tflops} TFLOP/s | "
+                   f"{found['model_tflops_per_rank']:.0f} TFLOP/s | {percent(error)} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lade", default="build/lade")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    out = [f"# Clusters: {machine_name()}", "", "`bench/cluster.py`: step times of `lade plan --cluster` beside "
+           "published ones. No time of this machine enters."]
+    with tempfile.TemporaryDirectory(prefix="lade-cluster-") as directory:
+        planner = Planner(args.lade, directory)
+        is_good = fitted_report(planner, out)
+        others_report(planner, out)
+    publish(out, args.out)
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

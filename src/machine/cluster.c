@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clusters as JSON. The device is a machine object, read by machine.c; the cluster's own fields go through two tables,
+ * one for the cluster and one for a level. A file may begin from a preset ("preset": "dgx-h100") and state only the
+ * differences; a file's "levels" replace all of the preset's, and its "device" is read over the preset's device.
+ *
+ * Fields that the tables lack are refused. Ranges are wide: they catch wrong units, zeros and infinities.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/base.h"
+#include "base/echo.h"
+#include "base/file.h"
+#include "machine/cluster.h"
+
+#define MAX_FILE_BYTES (1 << 20)
+
+enum cluster_field_type { CLUSTER_COUNT, CLUSTER_BYTES, CLUSTER_NUMBER };
+
+struct cluster_field {
+  const char *name;
+  size_t offset;
+  enum cluster_field_type type;
+  double low, high;
+  bool is_optional;
+  double preset; /* of an optional field that is absent */
+};
+
+#define OF_CLUSTER(member) offsetof(struct lade_cluster, member)
+#define OF_LEVEL(member) offsetof(struct lade_cluster_level, member)
+
+static const struct cluster_field cluster_fields[] = {
+    {"nodes", OF_CLUSTER(n_nodes), CLUSTER_COUNT, 1, 1 << 24, false, 0},
+    {"devices_per_node", OF_CLUSTER(n_node_devices), CLUSTER_COUNT, 1, 4096, false, 0},
+    {"usable_device_bytes", OF_CLUSTER(usable_device_bytes), CLUSTER_BYTES, 1 << 20, 0x1p60, false, 0},
+    {"host_bytes_per_node", OF_CLUSTER(node_host_bytes), CLUSTER_BYTES, 1 << 20, 0x1p60, false, 0},
+    {"peak_flops_per_s", OF_CLUSTER(peak_flops_per_s), CLUSTER_NUMBER, 1e6, 1e18, false, 0},
+    {"error_share", OF_CLUSTER(error_share), CLUSTER_NUMBER, 0, 1, true, 0.2},
+};
+
+static const struct cluster_field level_fields[] = {
+    {"devices", OF_LEVEL(n_devices), CLUSTER_COUNT, 1, 1 << 30, false, 0},
+    {"bytes_per_s", OF_LEVEL(bytes_per_s), CLUSTER_NUMBER, 1e3, 1e18, false, 0},
+    {"latency_ns", OF_LEVEL(latency_ns), CLUSTER_NUMBER, 0, 1e9, false, 0},
+    {"oversubscription", OF_LEVEL(oversubscription), CLUSTER_NUMBER, 1, 1e3, true, 1},
+    {"sum_gain", OF_LEVEL(sum_gain), CLUSTER_NUMBER, 1, 4, true, 1},
+};
+
+static double field_get(const struct cluster_field *field, const void *base)
+{
+  const void *at = (const char *)base + field->offset;
+  switch (field->type) {
+  case CLUSTER_COUNT:
+    return (double)*(const int64_t *)at;
+  case CLUSTER_BYTES:
+    return (double)*(const uint64_t *)at;
+  default:
+    return *(const double *)at;
+  }
+}
+
+static void field_put(const struct cluster_field *field, double number, void *base)
+{
+  void *at = (char *)base + field->offset;
+  if (field->type == CLUSTER_COUNT)
+    *(int64_t *)at = (int64_t)number;
+  else if (field->type == CLUSTER_BYTES)
+    *(uint64_t *)at = (uint64_t)number;
+  else
+    *(double *)at = number;
+}
+
+/* Read @value in the form of @field. False: another form, or out of range. */
+static bool field_read(const struct cluster_field *field, const json_t *value, void *base)
+{
+  uint64_t bytes = 0;
+  double number = json_number_value(value);
+  if (field->type == CLUSTER_BYTES && json_is_string(value) && !lade_size_parse(json_string_value(value), &bytes))
+    number = (double)bytes;
+  else if (!json_is_number(value))
+    return false;
+  const bool is_whole = field->type != CLUSTER_NUMBER;
+  if (!isfinite(number) || number < field->low || number > field->high || (is_whole && number != floor(number)))
+    return false;
+  field_put(field, number, base);
+  return true;
+}
+
+static int value_refuse(const char *where, const char *prefix, const struct cluster_field *field, const json_t *value,
+                        struct lade_error *error)
+{
+  return lade_error_set(error, -EINVAL, "%s: %s%s is %s: expected %s from %g to %g", where, prefix, field->name,
+                        value ? lade_json_echo(value).text : "missing",
+                        field->type == CLUSTER_NUMBER ? "a number" : "a whole number", field->low, field->high);
+}
+
+/* Read a table of fields. Absent ones keep their value if @has_values, or take their preset. */
+static int fields_read(const char *where, const char *prefix, const struct cluster_field *fields, size_t n,
+                       const json_t *object, bool has_values, void *base, struct lade_error *error)
+{
+  for (size_t i = 0; i < n; i++) {
+    const json_t *value = json_object_get(object, fields[i].name);
+    if (!value && has_values)
+      continue;
+    if (!value && fields[i].is_optional)
+      field_put(&fields[i], fields[i].preset, base);
+    else if (!value || !field_read(&fields[i], value, base))
+      return value_refuse(where, prefix, &fields[i], value, error);
+  }
+  return 0;
+}
+
+/* Refuse members of @object that are neither in @fields nor in @others, which ends with NULL. */
+static int unknown_refuse(const char *where, const char *prefix, const json_t *object,
+                          const struct cluster_field *fields, size_t n, const char *const *others,
+                          struct lade_error *error)
+{
+  const char *key;
+  json_t *value;
+  json_object_foreach((json_t *)object, key, value)
+  {
+    bool is_known = false;
+    for (size_t i = 0; i < n; i++)
+      is_known |= strcmp(key, fields[i].name) == 0;
+    for (size_t i = 0; others[i]; i++)
+      is_known |= strcmp(key, others[i]) == 0;
+    if (is_known)
+      continue;
+    json_t *name = json_string(key);
+    int status = lade_error_set(error, -EINVAL, "%s: unknown field %s%s: see docs/cluster.md", where, prefix,
+                                name ? lade_json_echo(name).text : "?");
+    json_decref(name);
+    return status;
+  }
+  return 0;
+}
+
+/* Copy the text @value into @ret_text. False: no text, or too long. */
+static bool text_read(const json_t *value, char *ret_text, size_t text_bytes)
+{
+  const char *text = json_string_value(value);
+  if (!text || !*text || strlen(text) >= text_bytes)
+    return false;
+  memcpy(ret_text, text, strlen(text) + 1);
+  return true;
+}
+
+static int level_read(const char *where, int at, const json_t *object, struct lade_cluster_level *ret_level,
+                      struct lade_error *error)
+{
+  static const char *const others[] = {"name", NULL};
+  char prefix[32];
+  snprintf(prefix, sizeof(prefix), "levels[%d].", at);
+  if (!json_is_object(object))
+    return lade_error_set(error, -EINVAL, "%s: levels[%d] is no object", where, at);
+  int status = unknown_refuse(where, prefix, object, level_fields, LADE_COUNT(level_fields), others, error);
+  if (!status && !text_read(json_object_get(object, "name"), ret_level->name, sizeof(ret_level->name)))
+    status = lade_error_set(error, -EINVAL, "%s: %sname: expected a text of 1 to %d bytes", where, prefix,
+                            LADE_LEVEL_NAME_BYTES - 1);
+  return status ? status : fields_read(where, prefix, level_fields, LADE_COUNT(level_fields), object, false, ret_level,
+                                       error);
+}
+
+static int levels_read(const char *where, const json_t *list, struct lade_cluster *cluster, struct lade_error *error)
+{
+  const size_t n = json_array_size(list);
+  if (!json_is_array(list) || n < 1 || n > LADE_CLUSTER_LEVELS_MOST)
+    return lade_error_set(error, -EINVAL, "%s: levels: expected a list of 1 to %d levels, innermost first", where,
+                          LADE_CLUSTER_LEVELS_MOST);
+  int status = 0;
+  cluster->n_levels = (int)n;
+  for (int i = 0; i < (int)n && !status; i++)
+    status = level_read(where, i, json_array_get(list, (size_t)i), &cluster->levels[i], error);
+  return status;
+}
+
+/* Read the device: a machine preset's name, or an object of a machine file, laid over @cluster's if it has one. */
+static int device_read(const char *where, const json_t *value, bool has_device, struct lade_cluster *cluster,
+                       struct lade_error *error)
+{
+  char text[160];
+  snprintf(text, sizeof(text), "%.120s: device", where);
+  if (json_is_string(value))
+    return lade_machine_preset(json_string_value(value), error, &cluster->device) ? -EINVAL : 0;
+  if (!json_is_object(value))
+    return lade_error_set(error, -EINVAL, "%s: device: expected a machine's name or an object (docs/machines.md)",
+                          where);
+  json_t *whole = has_device && !json_object_get(value, "preset") ? lade_machine_to_json(&cluster->device)
+                                                                 : json_object();
+  int status = whole && !json_object_update_recursive(whole, (json_t *)value) ? 0 : -ENOMEM;
+  if (status)
+    lade_error_set(error, status, "%s: out of memory", where);
+  else
+    status = lade_machine_from_json(whole, text, error, &cluster->device);
+  json_decref(whole);
+  return status;
+}
+
+int lade_cluster_from_json(const json_t *object, const char *where, struct lade_error *error,
+                           struct lade_cluster *ret_cluster)
+{
+  static const char *const others[] = {"name", "preset", "device", "levels", NULL};
+  struct lade_cluster cluster = {0};
+  struct lade_error why;
+  if (!json_is_object(object))
+    return lade_error_set(error, -EINVAL, "%s: not a JSON object", where);
+  int status = unknown_refuse(where, "", object, cluster_fields, LADE_COUNT(cluster_fields), others, error);
+  const json_t *preset = json_object_get(object, "preset"), *device = json_object_get(object, "device");
+  const json_t *levels = json_object_get(object, "levels"), *name = json_object_get(object, "name");
+  if (!status && preset && (!json_is_string(preset) ||
+                            lade_cluster_preset(json_string_value(preset), &why, &cluster)))
+    return lade_error_set(error, -EINVAL, "%s: preset: %s", where,
+                          json_is_string(preset) ? why.text : "expected a cluster's name");
+  if (!status && (name || !preset) && !text_read(name, cluster.name, sizeof(cluster.name)))
+    return lade_error_set(error, -EINVAL, "%s: name: expected a text of 1 to %d bytes", where,
+                          LADE_MACHINE_NAME_BYTES - 1);
+  if (!status)
+    status = fields_read(where, "", cluster_fields, LADE_COUNT(cluster_fields), object, preset != NULL, &cluster,
+                         error);
+  if (!status && (device || !preset))
+    status = device_read(where, device, preset != NULL, &cluster, error);
+  if (!status && (levels || !preset))
+    status = levels_read(where, levels, &cluster, error);
+  else if (!status && json_object_get(object, "nodes")) /* the preset's last level joins as many as there are */
+    cluster.levels[cluster.n_levels - 1].n_devices = cluster.n_nodes * cluster.n_node_devices;
+  if (!status)
+    status = lade_cluster_check(&cluster, where, error);
+  if (!status)
+    *ret_cluster = cluster;
+  return status;
+}
+
+static int levels_check(const struct lade_cluster *cluster, const char *where, struct lade_error *error)
+{
+  const int64_t n_devices = cluster->n_nodes * cluster->n_node_devices;
+  int64_t inner = 1;
+  for (int i = 0; i < cluster->n_levels; i++) {
+    const struct lade_cluster_level *level = &cluster->levels[i];
+    if (level->n_devices % inner || level->n_devices < inner)
+      return lade_error_set(error, -EINVAL, "%s: levels[%d].devices is %lld: levels nest, so expected a multiple of "
+                            "the %lld of the level below", where, i, (long long)level->n_devices, (long long)inner);
+    inner = level->n_devices;
+  }
+  if (inner < n_devices)
+    return lade_error_set(error, -EINVAL, "%s: levels[%d].devices is %lld: the last level joins all %lld nodes of "
+                          "%lld devices, %lld", where, cluster->n_levels - 1, (long long)inner,
+                          (long long)cluster->n_nodes, (long long)cluster->n_node_devices, (long long)n_devices);
+  return 0;
+}
+
+int lade_cluster_check(const struct lade_cluster *cluster, const char *where, struct lade_error *error)
+{
+  for (size_t i = 0; i < LADE_COUNT(cluster_fields); i++) {
+    const double value = field_get(&cluster_fields[i], cluster);
+    if (!(value >= cluster_fields[i].low && value <= cluster_fields[i].high))
+      return lade_error_set(error, -EINVAL, "%s: %s is %g: expected %g to %g", where, cluster_fields[i].name, value,
+                            cluster_fields[i].low, cluster_fields[i].high);
+  }
+  if (cluster->usable_device_bytes > cluster->device.device_bytes)
+    return lade_error_set(error, -EINVAL, "%s: usable_device_bytes is %llu: more than the device's %llu", where,
+                          (unsigned long long)cluster->usable_device_bytes,
+                          (unsigned long long)cluster->device.device_bytes);
+  for (int i = 0; i < cluster->n_levels; i++) {
+    for (size_t f = 0; f < LADE_COUNT(level_fields); f++) {
+      const double value = field_get(&level_fields[f], &cluster->levels[i]);
+      if (!(value >= level_fields[f].low && value <= level_fields[f].high))
+        return lade_error_set(error, -EINVAL, "%s: levels[%d].%s is %g: expected %g to %g", where, i,
+                              level_fields[f].name, value, level_fields[f].low, level_fields[f].high);
+    }
+  }
+  return levels_check(cluster, where, error);
+}
+
+static json_t *table_json(const struct cluster_field *fields, size_t n, const void *base)
+{
+  json_t *object = json_object();
+  for (size_t i = 0; i < n; i++) {
+    const double value = field_get(&fields[i], base);
+    json_object_set_new(object, fields[i].name,
+                        fields[i].type == CLUSTER_NUMBER ? json_real(value) : json_integer((json_int_t)value));
+  }
+  return object;
+}
+
+json_t *lade_cluster_to_json(const struct lade_cluster *cluster)
+{
+  json_t *object = table_json(cluster_fields, LADE_COUNT(cluster_fields), cluster), *levels = json_array();
+  for (int i = 0; i < cluster->n_levels; i++) {
+    json_t *level = table_json(level_fields, LADE_COUNT(level_fields), &cluster->levels[i]);
+    json_object_set_new(level, "name", json_string(cluster->levels[i].name));
+    json_array_append_new(levels, level);
+  }
+  json_object_set_new(object, "name", json_string(cluster->name));
+  json_object_set_new(object, "levels", levels);
+  if (json_object_set_new(object, "device", lade_machine_to_json(&cluster->device))) {
+    json_decref(object);
+    return NULL;
+  }
+  return object;
+}
+
+static int cluster_load(const char *path, struct lade_error *error, struct lade_cluster *ret_cluster)
+{
+  char *text;
+  size_t bytes;
+  json_error_t problem;
+  int status = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
+  if (status)
+    return status;
+  json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
+  free(text);
+  if (!object)
+    return lade_error_set(error, -EINVAL, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);
+  status = lade_cluster_from_json(object, path, error, ret_cluster);
+  json_decref(object);
+  return status;
+}
+
+int lade_cluster_get(const char *name, struct lade_error *error, struct lade_cluster *ret_cluster)
+{
+  struct lade_error from_preset;
+  int status = lade_cluster_preset(name, &from_preset, ret_cluster);
+  if (status != -ENOENT)
+    return status;
+  status = cluster_load(name, error, ret_cluster);
+  return status == -ENOENT ? lade_error_set(error, status, "%s, or the path of a description", from_preset.text)
+                           : status;
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A cluster: nodes with devices, and the levels of links that join them.
+ *
+ * Level 0 joins the devices of one switch (NVLink, or PCI Express where there is no NVLink). Each further level joins
+ * domains of the level below: rails of InfiniBand or EFA, a spine. A level's rate is that of one device, in one
+ * direction, as collectives sustain it. A description is a JSON file (docs/cluster.md) or a preset.
+ *
+ * Plain values without pointers. Functions of this header: any thread.
+ */
+#ifndef LADE_CLUSTER_H
+#define LADE_CLUSTER_H
+
+#include "machine/cost.h"
+#include "machine/machine.h"
+#include "parallel/mesh.h"
+
+#define LADE_CLUSTER_LEVELS_MOST 6
+#define LADE_LEVEL_NAME_BYTES 32
+
+struct lade_cluster_level {
+  char name[LADE_LEVEL_NAME_BYTES];
+  int64_t n_devices;       /* joined by one domain of this level */
+  double bytes_per_s;      /* of one device, each direction, in collectives */
+  double latency_ns;       /* of one hop */
+  double oversubscription; /* devices' rates together over the domain's uplinks; 1: full bisection */
+  double sum_gain;         /* speed-up of an all-reduce whose sums the switches make (NVLS, SHARP); 1: they do not */
+};
+
+struct lade_cluster {
+  char name[LADE_MACHINE_NAME_BYTES];
+  int64_t n_nodes, n_node_devices;
+  uint64_t usable_device_bytes; /* device memory left by the context, communicators and libraries */
+  uint64_t node_host_bytes;     /* host memory of a node, shared by its devices */
+  double peak_flops_per_s;      /* of a device by its data sheet, dense, 16 bits: the denominator of MFU */
+  double error_share;           /* relative error to expect of a step's time; docs/cluster.md */
+  struct lade_machine device;   /* one device, with its share of the node's host and drives */
+  int n_levels;
+  struct lade_cluster_level levels[LADE_CLUSTER_LEVELS_MOST]; /* innermost first */
+};
+
+/* Get a preset, or else read a file, as --cluster takes it. Errors as lade_machine_get's; they name the field. */
+int lade_cluster_get(const char *name, struct lade_error *error, struct lade_cluster *ret_cluster);
+
+/* Return the name of preset @i, NULL past the end. */
+const char *lade_cluster_preset_name(int i);
+/* Get a preset. -ENOENT with the list of names in @error. */
+int lade_cluster_preset(const char *name, struct lade_error *error, struct lade_cluster *ret_cluster);
+
+/* As lade_cluster_get, from a parsed JSON value; @where begins the message. */
+struct json_t;
+int lade_cluster_from_json(const struct json_t *object, const char *where, struct lade_error *error,
+                           struct lade_cluster *ret_cluster);
+/* Return the JSON object of @cluster, which lade_cluster_from_json reads back. NULL: out of memory. */
+struct json_t *lade_cluster_to_json(const struct lade_cluster *cluster);
+
+/* Check ranges, that levels nest, and that the last level joins all devices: -EINVAL with the field. */
+int lade_cluster_check(const struct lade_cluster *cluster, const char *where, struct lade_error *error);
+
+/* ---- links.c ---- */
+
+/* Prices of moving bytes between the ranks of a mesh, per byte that a rank sends in a ring. */
+struct lade_cluster_links {
+  struct lade_transfer_price gather[LADE_N_AXES]; /* all-gather, reduce-scatter, all-to-all, broadcast */
+  struct lade_transfer_price sum[LADE_N_AXES];    /* all-reduce */
+  struct lade_transfer_price boundary;            /* a send between neighbouring stages */
+};
+
+/* Compute the links of @mesh, whose ranks are placed on devices in order. @is_sequence: boundary tensors hold 1/tp. */
+void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+                             struct lade_cluster_links *ret_links);
+
+/* Price collectives of a group of @size ranks with @stride between neighbours. */
+void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,
+                              struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum);
+
+#endif

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clusters by name. Each number is a data sheet's, a data sheet's times a share stated here, or fitted. The fitted ones
+ * of the A100, ten, are those marked so; bench/cluster.py prints the fit's errors, with each row left out in turn.
+ *
+ *   devices   NVIDIA data sheets: A100 (312 TFLOP/s dense BF16, 108 multiprocessors, 2039 or 1555 GB/s), H100 SXM (989
+ *             TFLOP/s, 132, 3350 GB/s), H200 (989, 132, 4800 GB/s), B200 in GB200 NVL72 (2500 TFLOP/s, 148, 8000 GB/s),
+ *             RTX 4090 (165.2 TFLOP/s with FP32 sums, 128, 1008 GB/s)
+ *   products  A100: 255 TFLOP/s and a depth of 165, fitted; cuBLAS prints 250 to 275 on large BF16 products. H100: 620
+ *             TFLOP/s, as cuBLAS sustains at 700 W on random numbers; B200 and RTX 4090: the H100's share of the peak
+ *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100; FlashAttention
+ *             3 (Shah et al. 2024) on H100. Scores of attention that is not fused, 8 and 18 bytes: fitted; the passes
+ *             of mask, softmax and dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
+ *   memory    0.785 of the data sheet's rate, fitted on A100 and used for all; launch 5.75 us, fitted on A100
+ *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.50 of one
+ *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
+ *             and later: 0.65 of it. With sums in the switch (NVLS) an all-reduce is 480/360 as fast: nccl-tests
+ *   rails     one HDR port (25 GB/s) per device of a DGX A100, of which gradient sums sustain 0.48, and a hop 24 us:
+ *             fitted; Narayanan et al. 2021 report 12.9 TB/s over the bisection for 3072 devices. One NDR port (50
+ *             GB/s) per device of a DGX H100, at 0.80. p4d: four 100 Gb/s EFA interfaces per eight devices; p5:
+ *             thirty-two, 0.60 of them; a hop over EFA 30 us
+ *   PCIe      RTX 4090 has no peer copies, so collectives go through the host at half of PCI Express 4.0's rate
+ *   usable    80 GB cards have 80 GiB less about 0.7 GiB that the driver reports as reserved (nvidia-smi: 81,920 MiB,
+ *             81,251 usable); the context takes about 0.5 GiB, cuBLAS workspaces 0.1, NCCL buffers about 0.7 with three
+ *             communicators. 2 GiB are left out on servers, more on larger cards, 1.5 GiB on the RTX 4090
+ *   host      2 TB per DGX A100, DGX H100 and p5; 1.1 TB per p4d; 480 GB per Grace, one for two GPUs
+ *
+ * error_share is the largest error of a row that the fit has not seen, on A100; elsewhere a guess from fewer runs.
+ *
+ * A preset has as many nodes as a job may use: it describes a kind of cluster, not one. Files state their own number.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "machine/cluster.h"
+
+#define GIB(n) ((uint64_t)(n) << 30)
+#define MOST_DEVICES (INT64_C(1) << 24)
+
+struct cluster_preset {
+  const char *name, *device; /* a machine preset */
+  int64_t n_node_devices, n_switch_devices;
+  double usable_gib, node_host_bytes, peak_flops_per_s, error_share;
+  double memory_bytes_per_s; /* sustained by kernels */
+  struct lade_kernel_model kernels;
+  const char *inner, *outer; /* names of the levels; no outer level: one node */
+  double inner_bytes_per_s, inner_latency_ns, inner_gain, outer_bytes_per_s, outer_latency_ns;
+};
+
+#define A100_KERNELS \
+  {.n_sms = 108, .product_flops_per_s = 255e12, .product_depth = 165, .attention_forward = 0.65, \
+   .attention_backward = 0.55, .score_forward_bytes = 8, .score_backward_bytes = 18}
+#define H100_KERNELS \
+  {.n_sms = 132, .product_flops_per_s = 620e12, .product_depth = 500, .attention_forward = 0.55, \
+   .attention_backward = 0.45}
+
+#define MEMORY_SHARE 0.785
+#define LAUNCH_NS 5750
+
+static const struct cluster_preset presets[] = {
+    {"dgx-a100-80g", "a100-80g", 8, 8, 78, 2e12, 312e12, 0.10, MEMORY_SHARE * 2039e9, A100_KERNELS, "nvlink", "rails",
+     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000},
+    {"dgx-h100", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.15, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "rails",
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
+    {"dgx-h200", "h200-141g", 8, 8, 129, 2e12, 989e12, 0.20, MEMORY_SHARE * 4800e9, H100_KERNELS, "nvlink", "rails",
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
+    {"gb200-nvl72", "b200-180g", 4, 72, 165, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
+     {.n_sms = 148, .product_flops_per_s = 1570e12, .product_depth = 600, .attention_forward = 0.55,
+      .attention_backward = 0.45}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9, 24000},
+    {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
+     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 30000},
+    {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
+     0.65 * 450e9, 2900, 1.33, 0.60 * 50e9, 30000},
+    {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,
+     {.n_sms = 128, .product_flops_per_s = 150e12, .product_depth = 200, .attention_forward = 0.7,
+      .attention_backward = 0.6}, "pcie", NULL, 0.5 * 31.5e9, 10000, 1, 0, 0},
+};
+
+const char *lade_cluster_preset_name(int i)
+{
+  return i >= 0 && i < (int)LADE_COUNT(presets) ? presets[i].name : NULL;
+}
+
+static void level_set(struct lade_cluster *cluster, const char *name, int64_t n_devices, double bytes_per_s,
+                      double latency_ns, double sum_gain)
+{
+  struct lade_cluster_level *level = &cluster->levels[cluster->n_levels++];
+  *level = (struct lade_cluster_level){.n_devices = n_devices, .bytes_per_s = bytes_per_s, .latency_ns = latency_ns,
+                                       .oversubscription = 1, .sum_gain = sum_gain};
+  snprintf(level->name, sizeof(level->name), "%s", name);
+}
+
+static int preset_make(const struct cluster_preset *preset, struct lade_error *error, struct lade_cluster *ret_cluster)
+{
+  struct lade_cluster cluster = {.n_node_devices = preset->n_node_devices,
+                                 .n_nodes = preset->outer ? MOST_DEVICES / preset->n_switch_devices *
+                                                                preset->n_switch_devices / preset->n_node_devices
+                                                          : 1,
+                                 .usable_device_bytes = (uint64_t)(preset->usable_gib * 0x1p30),
+                                 .node_host_bytes = (uint64_t)preset->node_host_bytes,
+                                 .peak_flops_per_s = preset->peak_flops_per_s, .error_share = preset->error_share};
+  int status = lade_machine_preset(preset->device, error, &cluster.device);
+  if (status)
+    return status;
+  snprintf(cluster.name, sizeof(cluster.name), "%s", preset->name);
+  cluster.device.kernels = preset->kernels;
+  cluster.device.launch_ns = LAUNCH_NS;
+  cluster.device.device_bytes_per_s = preset->memory_bytes_per_s;
+  cluster.device.host_bytes = cluster.node_host_bytes / (uint64_t)cluster.n_node_devices;
+  level_set(&cluster, preset->inner, preset->n_switch_devices, preset->inner_bytes_per_s, preset->inner_latency_ns,
+            preset->inner_gain);
+  if (preset->outer)
+    level_set(&cluster, preset->outer, cluster.n_nodes * cluster.n_node_devices, preset->outer_bytes_per_s,
+              preset->outer_latency_ns, 1);
+  *ret_cluster = cluster;
+  return 0;
+}
+
+int lade_cluster_preset(const char *name, struct lade_error *error, struct lade_cluster *ret_cluster)
+{
+  char names[256] = "";
+  for (size_t i = 0, at = 0; i < LADE_COUNT(presets); i++) {
+    if (strcmp(presets[i].name, name) == 0)
+      return preset_make(&presets[i], error, ret_cluster);
+    at += (size_t)snprintf(names + at, sizeof(names) - at, "%s%s", i ? ", " : "", presets[i].name);
+  }
+  return lade_error_set(error, -ENOENT, "no cluster named '%.64s': expected one of %s", name, names);
+}

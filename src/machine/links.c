@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Price collectives over the levels that a group really crosses.
+ *
+ * A group is a size and a stride over devices in order. At each level its members fall into domains. A level is crossed
+ * if one of its domains holds members of several domains of the level below.
+ *
+ * Rate. NCCL's ring passes each domain once, entering by one device and leaving by another; with several channels every
+ * member's own link carries a part. So a domain's members together carry the ring over the level above: a group with m
+ * members in a node has m links there. All groups of an axis do so at once, each over its members' own links. The ring
+ * runs at the slowest level's rate. An all-reduce is a reduce-scatter and an all-gather.
+ *
+ * Latency. A ring of n has n - 1 steps: one per domain boundary at the level's latency, the others at the level below.
+ * An all-reduce over several nodes may go along a double binary tree instead: 2 log2(domains) hops (Sanders, Speck,
+ * Traeff 2009; NCCL 2.4). NCCL picks the faster by size; this file takes the rate of the ring and the lower of the two
+ * latencies. Gathers and scatters go round the ring. (NCCL 2.23 has trees for those of one rank a node, PAT; they are
+ * left out, because groups of many ranks mostly have several a node.)
+ *
+ * A send between stages is in the scattered form (Narayanan et al. 2021): each of t tensor parallel ranks sends 1/t
+ * over its own link, and the node gathers the parts over level 0. Sequence parallel ranks hold 1/t and gather in the
+ * layer.
+ */
+#include <math.h>
+
+#include "base/base.h"
+#include "machine/cluster.h"
+
+/* Return the number of a group's members within one domain of @n_devices, at least 1. */
+static double members_within(int size, int64_t stride, int64_t n_devices)
+{
+  const int64_t n = n_devices / LADE_MAX(stride, 1);
+  return (double)LADE_MAX(LADE_MIN((int64_t)size, n), 1);
+}
+
+static double level_rate(const struct lade_cluster_level *level)
+{
+  return level->bytes_per_s / level->oversubscription;
+}
+
+void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,
+                              struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum)
+{
+  double inside = 1, rate = INFINITY, ring_ns = 0, tree_ns = 0, gain = 1;
+  int n_crossed = 0;
+  for (int i = 0; i < cluster->n_levels; i++) {
+    const struct lade_cluster_level *level = &cluster->levels[i];
+    const double within = members_within(size, stride, level->n_devices), domains = within / inside;
+    if (domains <= 1)
+      continue;
+    rate = fmin(rate, level_rate(level) * (i ? inside : 1));
+    ring_ns += (domains - 1) * level->latency_ns;
+    tree_ns += (i ? ceil(log2(domains)) : domains - 1) * level->latency_ns;
+    gain = n_crossed++ ? 1 : level->sum_gain;
+    inside = within;
+  }
+  const double ns_per_byte = isinf(rate) ? 0 : 1e9 / rate;
+  *ret_gather = (struct lade_transfer_price){(int64_t)ring_ns, ns_per_byte};
+  *ret_sum = (struct lade_transfer_price){(int64_t)(2 * fmin(ring_ns, tree_ns)), ns_per_byte / gain};
+}
+
+/* Price a send to the next stage, @distance devices away. */
+static struct lade_transfer_price boundary_price(const struct lade_cluster *cluster, int64_t distance, int tp,
+                                                 bool is_sequence)
+{
+  int at = 0;
+  while (at < cluster->n_levels - 1 && distance >= cluster->levels[at].n_devices)
+    at++;
+  const struct lade_cluster_level *level = &cluster->levels[at];
+  const double parts = at > 0 && !is_sequence ? tp : 1;
+  double ns_per_byte = 1e9 / level_rate(level) / parts, latency_ns = level->latency_ns;
+  if (parts > 1) {
+    ns_per_byte += (parts - 1) / parts * 1e9 / level_rate(&cluster->levels[0]);
+    latency_ns += cluster->levels[0].latency_ns;
+  }
+  return (struct lade_transfer_price){(int64_t)latency_ns, ns_per_byte};
+}
+
+void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+                             struct lade_cluster_links *ret_links)
+{
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    lade_cluster_group_price(cluster, mesh->axes[axis].size, mesh->axes[axis].stride, &ret_links->gather[axis],
+                             &ret_links->sum[axis]);
+  ret_links->boundary = boundary_price(cluster, mesh->axes[LADE_AXIS_PP].stride, mesh->axes[LADE_AXIS_TP].size,
+                                       is_sequence);
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cost of a layout on a cluster: its step time and its memory, without a program for each rank.
+ *
+ * Ranks of a stage are alike, layers are alike, and microbatches are alike. So the graph of one layer between an
+ * embedding and a head is built once per share of it, its ops are ordered as the program builder orders them
+ * (build/sequence.c, recompute included), and each takes the price that the program's instructions take
+ * (lade_cost_prices). Layers make up pieces, pieces a schedule (parallel/schedule.h), and the schedule a step, with the
+ * collectives of data parallel ranks and the update. Time does not grow with ranks of a stage.
+ *
+ * All functions: any thread; no state is shared.
+ */
+#ifndef LADE_LAYOUT_COST_H
+#define LADE_LAYOUT_COST_H
+
+#include "lade/plan.h"
+#include "machine/cluster.h"
+#include "parallel/schedule.h"
+#include "program/program.h"
+
+/* All properties that a layout's parts depend on, beside the layout. */
+struct lade_layout_job {
+  const struct lade_cluster *cluster; /* borrowed, as the model and the kernels */
+  const struct lade_model *model;
+  const struct lade_kernels *kernels; /* of the host: graphs ask them for scratch */
+  int64_t batch, seq_len;
+  enum lade_dtype dtype, grad_dtype;
+  enum lade_moments moments;
+  enum lade_master master;
+  double dropout;
+  const int64_t *const *cuts; /* by number of pieces, up to the layers: the layers of each piece; NULL, or a NULL
+                                 entry: they are computed */
+};
+
+/* One unit of a model on one rank: an embedding, a layer, a head. */
+struct lade_unit_cost {
+  double forward_ns, backward_ns; /* of a microbatch; backward with recompute and weights' gradients */
+  double skipped_ns;              /* of backward, under full recompute: ops that frameworks run again and a program
+                                     of Lade does not, because no backward op reads their results */
+  double weights_ns;              /* of backward: gradients of parameters alone */
+  double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
+  double saved_bytes;             /* held for backward by a microbatch */
+  double peak_bytes;              /* live in its backward half beyond its own saved values */
+  double weights_bytes;           /* read by weights' gradients: held until these are made, where that is a slot of
+                                     its own */
+  int64_t n_params;               /* of this rank */
+};
+
+/* The units of a share: made once for all layouts with equal tp, is_sequence, microbatch and recipe. */
+struct lade_share_cost {
+  struct lade_unit_cost embed, layer, head;
+};
+
+struct lade_share_key {
+  int tp;
+  bool is_sequence;
+  int64_t micro_batch;
+  enum lade_recipe recipe; /* not AUTO */
+};
+
+/* Compute the units of a share. -EINVAL: the model cannot be shared so, with a line; -ENOMEM. */
+int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
+                         struct lade_share_cost *ret_cost);
+
+/* Return the layers of each of @n_pieces (lade_piece_layers), which the caller frees. -EINVAL; -ENOMEM. */
+int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
+                    int64_t **ret_layers);
+
+struct lade_layout_cost {
+  double step_ns;
+  double bubble;             /* share of the step in which the busiest stage waits for other stages */
+  double exposed;            /* share of the step in which computing waits for collectives */
+  double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
+  double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
+  uint64_t peak_bytes;       /* device memory of the fullest stage */
+  uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
+  double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
+};
+
+/*
+ * Compute the cost of @layout with microbatches of @micro_batch, from the cost of its share. The layout's mesh decides
+ * the links. -EINVAL with a line if batch or layers do not divide as they must; -ENOMEM.
+ */
+int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
+                          struct lade_layout_cost *ret_cost);
+
+/* The same with a lower bound of the schedule's time in place of it: O(pieces), whatever the batch. */
+int lade_layout_cost_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                           enum lade_recipe recipe, const struct lade_share_cost *share,
+                           struct lade_layout_cost *ret_cost);
+
+/* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
+ * square counts. @recipe NONE: the model's own. */
+double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t seq_len, enum lade_recipe recipe);
+
+/*
+ * Bytes of device memory per parameter for weights, gradients and optimizer state, by the ZeRO stage over @n_shards:
+ * docs/ranks.md. @state: of weights and optimizer state; @grad: of a gradient.
+ */
+double lade_zero_state_bytes(int zero, int n_shards, double weight, double state, double grad);
+
+/* ---- published formulas (formulas.c) ---- */
+
+/* Return ZeRO's bytes per parameter of @zero over @n_ranks, K = 12. */
+double lade_zero_bytes_per_param(int zero, double n_ranks);
+
+/* Return Korthikanti et al.'s bytes of a layer's activations; the model's hidden width is four times its width. */
+double lade_korthikanti_layer_bytes(const struct lade_model *model, int64_t micro_batch, int64_t seq_len, int tp,
+                                    bool is_sequence, enum lade_recipe recipe);
+
+/* Return the layers whose activations the first stage holds under 1F1B, or interleaved (their section 4.2.3). */
+double lade_korthikanti_in_flight(int64_t layers, int pp, int virtual_stages);
+
+/* ---- proof (stage_program.c) ---- */
+
+/* A proved training program of the stage of @layout's rank: everything at home on the device, @recipe's recompute. */
+struct lade_stage_program {
+  uint64_t peak_bytes;                 /* of the device */
+  uint64_t owner_bytes[LADE_N_OWNERS]; /* sum to peak_bytes */
+  uint64_t sent_bytes[LADE_N_AXES];    /* over its microbatches */
+  int n_instrs, n_microbatches;        /* as many as give the peak of all of them */
+  int64_t step_ns;                     /* of these microbatches, the stage alone */
+};
+
+/* Build and prove it. The proof's errors; -EINVAL and -ENOMEM as lade_layout_cost_make. */
+int lade_stage_program_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                             enum lade_recipe recipe, struct lade_error *error,
+                             struct lade_stage_program *ret_program);
+
+/* ---- search (layout_search.c) ---- */
+
+struct lade_layout_search_params {
+  int n_ranks;
+  uint64_t device_bytes;       /* budget of a rank */
+  /* Confinements; 0, or -1 where 0 is a value: free. */
+  int tp, pp, dp, virtual_stages, zero, shard, schedule, is_sequence;
+  int64_t micro_batch;
+  enum lade_recipe recipe;     /* AUTO: free */
+  enum lade_dtype grad_reduce;
+  int n_most;                  /* layouts to return */
+};
+
+struct lade_layout_found {
+  struct lade_layout_params layout;
+  int64_t micro_batch;
+  enum lade_recipe recipe;
+  struct lade_layout_cost cost;
+};
+
+struct lade_layout_search {
+  int64_t n_evaluated; /* layouts whose memory and time were bounded or computed */
+  int64_t n_costed;    /* of them, with the whole schedule */
+  int n_found;
+  struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */
+};
+
+/*
+ * Search layouts of @n_ranks. Exact: a layout is left out only if a bound shows that it does not fit or is slower than
+ * @n_most others. -EOVERFLOW: none fits; the found ones are then those that need the least memory. -EINVAL: no layout
+ * is possible, with the nearest one; -ENOMEM. Free found.
+ */
+int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
+                           struct lade_error *error, struct lade_layout_search *ret_search);
+
+#endif

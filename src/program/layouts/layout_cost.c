@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A layout's step from the units of its share.
+ *
+ * Time. Pieces have the layers that lade_piece_layers gives them; the first has the embedding, the last the head. Their
+ * halves go through the schedule (lade_schedule_time). Behind it stand, for the first stage, whose last backward half
+ * ends the step:
+ *
+ *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
+ *              (ZeRO 2 and 3: beside each one's), and only what is longer, and one layer's sum, is exposed
+ *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
+ *              for each microbatch, beside the computing of the layer before
+ *   tables     the sum of a tied table's two gradients
+ *   update     AdamW over this rank's state, and norms
+ *
+ * Memory. A stage holds its state, and the saved values of as many microbatches as the schedule keeps in flight; on top
+ * of that the values of one layer's or the head's backward half.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/base.h"
+#include "program/layout_cost.h"
+
+/*
+ * Part of a device's multiprocessors that a collective beside kernels takes: NCCL runs 16 channels, of a multiprocessor
+ * each, on large vectors (NCCL 2.18, default of NVLink machines), of 108 to 132.
+ */
+#define OVERLAP_SHARE 0.13
+
+struct layout_sum {
+  const struct lade_layout_job *job;
+  const struct lade_layout *layout;
+  const struct lade_share_cost *share;
+  struct lade_cluster_links links;
+  struct lade_pipeline pipeline;
+  double boundary_bytes, boundary_ns;
+  bool is_bound;   /* bound the schedule instead of running it */
+  const int64_t *layers; /* by piece */
+  int64_t *own_layers;   /* of @layers, unless the job has them */
+};
+
+/* ---- flops ---- */
+
+double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t seq_len, enum lade_recipe recipe)
+{
+  const double tokens = (double)batch * (double)seq_len, T = (double)seq_len, L = (double)model->layers;
+  const double width = (double)model->heads * (double)lade_model_head_dim(model);
+  const double head = 2 * (double)model->width * (double)model->vocabulary;
+  const double layer = (lade_model_flops_per_token(model, seq_len) / 3 - head - 2 * L * width * T) / L;
+  const double attention = 4 * width * T; /* both products over the whole square */
+  const double again = recipe == LADE_RECIPE_FULL ? layer + attention : recipe == LADE_RECIPE_SELECTIVE ? attention : 0;
+  return tokens * (3 * (L * (layer + attention) + head) + L * again);
+}
+
+/* ---- time ---- */
+
+static bool is_last_piece(const struct layout_sum *sum, int piece)
+{
+  return piece == sum->pipeline.n_stages * sum->pipeline.n_chunks - 1;
+}
+
+/* Return the time of the halves of @piece. */
+static struct lade_piece_time piece_time(const struct layout_sum *sum, int piece)
+{
+  const struct lade_unit_cost *layer = &sum->share->layer;
+  const double n = (double)sum->layers[piece];
+  struct lade_piece_time time = {n * layer->forward_ns, n * layer->backward_ns, n * layer->weights_ns};
+  const struct lade_unit_cost *ends[] = {piece == 0 ? &sum->share->embed : NULL,
+                                         is_last_piece(sum, piece) ? &sum->share->head : NULL};
+  for (size_t i = 0; i < LADE_COUNT(ends); i++) {
+    time.forward_ns += ends[i] ? ends[i]->forward_ns : 0;
+    time.backward_ns += ends[i] ? ends[i]->backward_ns : 0;
+    time.weights_ns += ends[i] ? ends[i]->weights_ns : 0;
+  }
+  if (lade_schedule_is_split(&sum->pipeline))
+    time.backward_ns = LADE_MAX(time.backward_ns - time.weights_ns, 0);
+  else
+    time.weights_ns = 0;
+  return time;
+}
+
+/* Return the parameters that a rank of @stage holds. */
+static double stage_params(const struct layout_sum *sum, int stage)
+{
+  double n = 0;
+  for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
+    n += (double)sum->layers[chunk * sum->pipeline.n_stages + stage];
+  n *= (double)sum->share->layer.n_params;
+  n += stage == 0 ? (double)sum->share->embed.n_params : 0;
+  if (stage == sum->pipeline.n_stages - 1) {
+    n += (double)sum->share->head.n_params;
+    if (sum->job->model->is_tied && sum->pipeline.n_stages > 1) /* its own copy of the table */
+      n += (double)sum->job->model->width * (double)sum->job->model->vocabulary /
+           lade_layout_size(sum->layout, LADE_AXIS_TP);
+  }
+  return n;
+}
+
+/* Return the time of @n collectives in which a rank sends @bytes together in a ring. */
+static double rings_ns(const struct lade_transfer_price *price, double n, double bytes)
+{
+  return bytes > 0 ? n * (double)price->latency_ns + bytes * price->ns_per_byte : 0;
+}
+
+static double ring_ns(const struct lade_transfer_price *price, double bytes)
+{
+  return rings_ns(price, 1, bytes);
+}
+
+/*
+ * Return the time that @all_ns of collectives add to @beside_ns of kernels. The part 1 - @hidden of them has no kernels
+ * beside it; the others slow down the kernels by the multiprocessors that they take.
+ */
+static double overlap_ns(double all_ns, double beside_ns, double hidden)
+{
+  const double exposed_ns = LADE_MAX(all_ns - beside_ns * hidden, all_ns * (1 - hidden));
+  return exposed_ns + OVERLAP_SHARE * (all_ns - exposed_ns);
+}
+
+static double ring_share(int n)
+{
+  return (double)(n - 1) / n;
+}
+
+/*
+ * Return the exposed time of sums and gathers of stage 0. @forward_ns and @backward_ns: of a microbatch there. The
+ * collectives of one layer cannot hide, because nothing is left beside them.
+ */
+static double grads_exposed(const struct layout_sum *sum, double forward_ns, double backward_ns)
+{
+  const struct lade_layout *layout = sum->layout;
+  const int dp = lade_layout_size(layout, LADE_AXIS_DP), zero = layout->zero;
+  const int shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  if (dp == 1)
+    return 0;
+  double m = sum->pipeline.n_microbatches, n_layers = 0;
+  const double n_params = stage_params(sum, 0), weight = (double)lade_dtype_bytes(sum->job->dtype);
+  const double grad_bytes = n_params * (double)lade_dtype_bytes(layout->grad_reduce);
+  for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
+    n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages];
+  const double hidden = 1 - 1 / (n_layers + 1);
+  if (zero == 0)
+    return overlap_ns(rings_ns(&sum->links.sum[LADE_AXIS_DP], n_layers, 2 * grad_bytes * ring_share(dp)), backward_ns,
+                      hidden);
+  const struct lade_transfer_price *gather = &sum->links.gather[LADE_AXIS_SHARD];
+  const double scatter_ns = rings_ns(gather, n_layers, grad_bytes * ring_share(shard));
+  const double gather_ns = rings_ns(gather, n_layers, n_params * weight * ring_share(shard));
+  double exposed_ns = overlap_ns(gather_ns, forward_ns, hidden);
+  if (zero == LADE_ZERO_MOST)
+    exposed_ns += (m - 1) * overlap_ns(gather_ns, forward_ns, 1) +
+                  m * overlap_ns(gather_ns + scatter_ns, backward_ns, 1) + scatter_ns * (1 - hidden);
+  else if (zero == 2)
+    exposed_ns += m * overlap_ns(scatter_ns, backward_ns, 1) + scatter_ns * (1 - hidden);
+  else
+    exposed_ns += overlap_ns(scatter_ns, backward_ns, hidden);
+  if (dp > shard) /* sums of blocks over the replicas of a shard group */
+    exposed_ns += ring_ns(&sum->links.sum[LADE_AXIS_REPLICATE], 2 * grad_bytes / shard * ring_share(dp / shard));
+  return exposed_ns;
+}
+
+/* Return the time of the tied table's sum, of the norms and of AdamW on the stage with the most state. */
+static double update_time(const struct layout_sum *sum)
+{
+  const struct lade_layout_job *job = sum->job;
+  const int n_stages = sum->pipeline.n_stages;
+  const int shard = sum->layout->zero ? lade_layout_size(sum->layout, LADE_AXIS_SHARD) : 1;
+  const double n_params = LADE_MAX(stage_params(sum, 0), stage_params(sum, n_stages - 1)) / shard;
+  struct lade_cost cost;
+  lade_cost_init(&cost, &job->cluster->device);
+  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
+                                       .master = job->master, .n_elements = (int64_t)n_params};
+  double ns = (double)lade_cost_adamw_ns(&cost, &form, false) +
+              (double)lade_cost_sum_squares_ns(&cost, (int64_t)n_params, job->grad_dtype);
+  lade_cost_finish(&cost);
+  if (job->model->is_tied && n_stages > 1)
+    ns += ring_ns(&sum->links.sum[LADE_AXIS_EMBED], 4 * (double)job->model->width * (double)job->model->vocabulary /
+                                                       lade_layout_size(sum->layout, LADE_AXIS_TP));
+  return ns;
+}
+
+/*
+ * Bound the span from below. A stage begins after one forward half of the pieces before its first one, and after its
+ * last half the backward halves of the same pieces remain; in between it does all its work.
+ */
+static void span_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces,
+                       struct lade_schedule_times *times)
+{
+  const int n_stages = sum->pipeline.n_stages;
+  double chain_ns = 0;
+  for (int stage = 0; stage < n_stages; stage++) {
+    double busy_ns = 0;
+    for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++) {
+      const struct lade_piece_time *piece = &pieces[chunk * n_stages + stage];
+      busy_ns += sum->pipeline.n_microbatches * (piece->forward_ns + piece->backward_ns + piece->weights_ns);
+    }
+    times->busy_ns = LADE_MAX(times->busy_ns, busy_ns);
+    const double split_ns = lade_schedule_is_split(&sum->pipeline) ? 0 : chain_ns;
+    times->span_ns = LADE_MAX(times->span_ns, busy_ns + split_ns);
+    chain_ns += pieces[stage].forward_ns + pieces[stage].backward_ns + 2 * sum->boundary_ns;
+  }
+}
+
+static int time_fill(const struct layout_sum *sum, struct lade_layout_cost *cost)
+{
+  const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
+  struct lade_piece_time *pieces = calloc((size_t)n_pieces, sizeof(*pieces));
+  struct lade_schedule_times times = {0};
+  if (!pieces)
+    return -ENOMEM;
+  double forward_ns = 0, backward_ns = 0;
+  for (int piece = 0; piece < n_pieces; piece++) {
+    pieces[piece] = piece_time(sum, piece);
+    if (piece % sum->pipeline.n_stages == 0) {
+      forward_ns += pieces[piece].forward_ns;
+      backward_ns += pieces[piece].backward_ns + pieces[piece].weights_ns;
+    }
+  }
+  int status = 0;
+  if (sum->is_bound)
+    span_bound(sum, pieces, &times);
+  else
+    status = lade_schedule_time(&sum->pipeline, pieces, sum->boundary_ns, &times);
+  free(pieces);
+  if (status)
+    return status;
+  cost->grad_ns = grads_exposed(sum, forward_ns, backward_ns);
+  cost->update_ns = update_time(sum);
+  cost->step_ns = times.span_ns + cost->grad_ns + cost->update_ns;
+  cost->bubble = (times.span_ns - times.busy_ns) / cost->step_ns;
+  cost->skipped_ns = sum->pipeline.n_microbatches * (double)sum->job->model->layers / sum->pipeline.n_stages *
+                     sum->share->layer.skipped_ns;
+  const double layers = (double)sum->job->model->layers / sum->pipeline.n_stages;
+  cost->exposed = (cost->grad_ns + sum->pipeline.n_microbatches * layers * sum->share->layer.exposed_ns) /
+                  cost->step_ns;
+  return 0;
+}
+
+/* ---- memory ---- */
+
+double lade_zero_state_bytes(int zero, int n_shards, double weight, double state, double grad)
+{
+  const double held = weight * (zero >= 3 ? 1.0 / n_shards : 1) + grad * (zero >= 2 ? 1.0 / n_shards : 1);
+  return held + (state - weight) * (zero >= 1 ? 1.0 / n_shards : 1);
+}
+
+static double stage_state_bytes(const struct layout_sum *sum, int stage)
+{
+  const struct lade_layout_job *job = sum->job;
+  const int zero = sum->layout->zero, shard = zero ? lade_layout_size(sum->layout, LADE_AXIS_SHARD) : 1;
+  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
+                                       .master = job->master};
+  const double weight = (double)lade_dtype_bytes(job->dtype), layer = (double)sum->share->layer.n_params;
+  int read, state;
+  lade_cost_adamw_bytes(&form, &read, &state);
+  double bytes = stage_params(sum, stage) * lade_zero_state_bytes(zero, shard, weight, state, 4);
+  if (zero == 2 && shard > 1)
+    bytes += 4 * (layer * 2 + (double)sum->share->embed.n_params); /* whole gradients on their way to their blocks */
+  if (zero >= 3 && shard > 1) /* tables are cut into parameters of their own (graph/table.c) */
+    bytes += 4 * layer + weight * layer * 2; /* a layer's gradients; gathered copies in use, and the next */
+  return bytes;
+}
+
+/* Return the bytes of activations of @stage at its peak. */
+static double stage_values_bytes(const struct layout_sum *sum, int stage)
+{
+  /* A stage saves its input and not its output, which the next one saves; layers are counted with their outputs. */
+  const double sent = sum->pipeline.n_stages > 1 ? sum->boundary_bytes : 0;
+  const struct lade_share_cost *share = sum->share;
+  const int n_stages = sum->pipeline.n_stages, n_chunks = sum->pipeline.n_chunks;
+  double n_layers = 0;
+  for (int chunk = 0; chunk < n_chunks; chunk++)
+    n_layers += (double)sum->layers[chunk * n_stages + stage];
+  const double in_flight = lade_schedule_in_flight(&sum->pipeline, stage); /* chunks of microbatches */
+  const double waiting = LADE_MIN(lade_schedule_lag(&sum->pipeline, stage), sum->pipeline.n_microbatches);
+  double bytes = (in_flight - waiting) * n_layers / n_chunks * share->layer.saved_bytes, peak = share->layer.peak_bytes;
+  bytes += waiting * n_layers * share->layer.weights_bytes;
+  bytes += stage == 0 ? in_flight / n_chunks * LADE_MAX(share->embed.saved_bytes - sent, 0) : 0;
+  if (stage == n_stages - 1)
+    peak = LADE_MAX(peak, share->head.peak_bytes);
+  return bytes + peak;
+}
+
+static void memory_fill(const struct layout_sum *sum, struct lade_layout_cost *cost)
+{
+  for (int stage = 0; stage < sum->pipeline.n_stages; stage++) {
+    const double state = stage_state_bytes(sum, stage), all = state + stage_values_bytes(sum, stage);
+    if (all <= (double)cost->peak_bytes)
+      continue;
+    cost->peak_bytes = (uint64_t)all;
+    cost->state_bytes = (uint64_t)state;
+  }
+}
+
+/* ---- the whole ---- */
+
+int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
+                    int64_t **ret_layers)
+{
+  int64_t *layers = calloc((size_t)n_pieces, sizeof(*layers));
+  int status = layers ? 0 : lade_error_set(error, -ENOMEM, "no memory for %d pieces", n_pieces);
+  for (int piece = 0; piece < n_pieces && !status; piece++) {
+    struct lade_layer_span span = {0};
+    status = lade_piece_layers(model, seq_len, n_pieces, piece, error, &span);
+    layers[piece] = span.n;
+  }
+  if (status)
+    free(layers);
+  else
+    *ret_layers = layers;
+  return status;
+}
+
+/* Take the cut of the job, or make one. */
+static int layers_get(struct layout_sum *sum, struct lade_error *error)
+{
+  const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
+  if (sum->job->cuts && n_pieces <= sum->job->model->layers && sum->job->cuts[n_pieces]) {
+    sum->layers = sum->job->cuts[n_pieces];
+    return 0;
+  }
+  int status = lade_layers_cut(sum->job->model, sum->job->seq_len, n_pieces, error, &sum->own_layers);
+  sum->layers = sum->own_layers;
+  return status;
+}
+
+static int cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                     enum lade_recipe recipe, const struct lade_share_cost *share, bool is_bound,
+                     struct lade_error *error, struct lade_layout_cost *ret_cost)
+{
+  struct layout_sum sum = {.job = job, .layout = layout, .share = share, .is_bound = is_bound};
+  struct lade_layout_cost cost = {0};
+  int64_t rows;
+  int n_microbatches;
+  int status = lade_layout_share_batch(layout, job->batch, micro_batch, error, &rows, &n_microbatches);
+  if (status)
+    return status;
+  sum.pipeline = lade_pipeline_get(layout, n_microbatches, true);
+  status = lade_schedule_check(&sum.pipeline, error);
+  if (!status)
+    status = layers_get(&sum, error);
+  if (!status) {
+    const double value = (double)rows * (double)job->seq_len * (double)job->model->width *
+                         (double)lade_dtype_bytes(job->dtype);
+    lade_cluster_links_make(job->cluster, &layout->mesh, layout->is_sequence, &sum.links);
+    sum.boundary_bytes = layout->is_sequence ? value / lade_layout_size(layout, LADE_AXIS_TP) : value;
+    sum.boundary_ns = ring_ns(&sum.links.boundary, sum.boundary_bytes);
+    status = time_fill(&sum, &cost);
+    memory_fill(&sum, &cost);
+    if (!is_bound)
+      cost.model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
+    if (!is_bound)
+      cost.hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
+  }
+  free(sum.own_layers);
+  if (!status)
+    *ret_cost = cost;
+  return status;
+}
+
+int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
+                          struct lade_layout_cost *ret_cost)
+{
+  return cost_make(job, layout, micro_batch, recipe, share, false, error, ret_cost);
+}
+
+int lade_layout_cost_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                           enum lade_recipe recipe, const struct lade_share_cost *share,
+                           struct lade_layout_cost *ret_cost)
+{
+  return cost_make(job, layout, micro_batch, recipe, share, true, NULL, ret_cost);
+}

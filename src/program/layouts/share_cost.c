@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The units of a share: one layer between an embedding and a head, in the program's order and at its prices.
+ *
+ * plan_sequence gives the steps of one microbatch, recomputed ops included. They run on two queues, as in a program:
+ * kernels on one, tensor parallel collectives on the other, each step after its inputs. Queues meet at the ends of a
+ * unit's halves, because layers pass one value on and the next layer begins with it. So a unit's halves have times that
+ * add up over layers.
+ *
+ * Memory. A forward value that a backward step reads before it is made again is saved. The peak of the backward half
+ * counts all values from the step that makes them to the last one that reads them.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "program/build.h"
+#include "program/layout_cost.h"
+
+enum share_unit { SHARE_EMBED, SHARE_LAYER, SHARE_HEAD, N_SHARE_UNITS };
+
+struct share_walk {
+  const struct lade_model_graph *graph;
+  const struct lade_prices *prices;
+  const struct plan_step *steps;
+  int n_steps;
+  double *ready_ns;  /* by tensor */
+  int32_t *made_at;  /* by tensor: the last step that made it, before the step that is looked at; -1: none */
+  int32_t *last_use; /* by step and output: the last step that reads this making of the value */
+};
+
+static bool is_weights_step(const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  bool is_grad = op->n_out > 0;
+  for (int i = 0; i < op->n_out; i++)
+    is_grad &= op->out[i] < 0 || graph->tensors[op->out[i]].kind == LADE_TENSOR_GRAD;
+  return is_grad;
+}
+
+/* ---- time ---- */
+
+struct queue_pair {
+  double now_ns[2]; /* kernels, collectives */
+};
+
+/* Run step @at on its queue, after its inputs. Return the time that its queue waited for collectives. */
+static double step_run(struct share_walk *walk, struct queue_pair *queues, int at)
+{
+  const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+  const int queue = lade_op_is_collective(op->kind);
+  double start_ns = queues->now_ns[queue];
+  for (int i = 0; i < op->n_in; i++) {
+    if (op->in[i] >= 0)
+      start_ns = LADE_MAX(start_ns, walk->ready_ns[op->in[i]]);
+  }
+  const double waited_ns = queue == 0 ? start_ns - queues->now_ns[0] : 0;
+  queues->now_ns[queue] = start_ns + (double)walk->prices->op_ns[walk->steps[at].op];
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] >= 0)
+      walk->ready_ns[op->out[i]] = queues->now_ns[queue];
+  }
+  return waited_ns;
+}
+
+/* Fill the times of all units. */
+static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
+{
+  struct queue_pair queues = {{0, 0}};
+  double begin_ns = 0;
+  for (int at = 0; at < walk->n_steps; at++) {
+    const struct plan_step *step = &walk->steps[at], *next = at + 1 < walk->n_steps ? step + 1 : NULL;
+    const struct lade_op *op = &walk->graph->ops[step->op];
+    struct lade_unit_cost *unit = &units[op->unit];
+    unit->exposed_ns += step_run(walk, &queues, at);
+    if (is_weights_step(walk->graph, op))
+      unit->weights_ns += (double)walk->prices->op_ns[step->op];
+    if (next && walk->graph->ops[next->op].unit == op->unit && next->is_backward == step->is_backward)
+      continue;
+    const double end_ns = LADE_MAX(queues.now_ns[0], queues.now_ns[1]);
+    unit->exposed_ns += end_ns - queues.now_ns[0];
+    *(step->is_backward ? &unit->backward_ns : &unit->forward_ns) += end_ns - begin_ns;
+    queues = (struct queue_pair){{end_ns, end_ns}};
+    begin_ns = end_ns;
+  }
+}
+
+/*
+ * Add the forward ops of the layer that the backward half does not run again. Frameworks rerun the whole layer under
+ * full recompute; the program leaves out ops whose results no backward op reads, the last product above all.
+ */
+static void rerun_add(const struct share_walk *walk, bool *is_rerun, struct lade_unit_cost *units)
+{
+  for (int at = 0; at < walk->n_steps; at++)
+    is_rerun[walk->steps[at].op] |= walk->steps[at].is_recompute;
+  for (int op = 0; op < walk->graph->n_fwd_ops; op++) {
+    if (walk->graph->ops[op].unit == SHARE_LAYER && !is_rerun[op])
+      units[SHARE_LAYER].skipped_ns += (double)walk->prices->op_ns[op];
+  }
+  units[SHARE_LAYER].backward_ns += units[SHARE_LAYER].skipped_ns;
+}
+
+/* ---- memory ---- */
+
+static bool is_activation(const struct share_walk *walk, int tensor)
+{
+  return tensor >= 0 && walk->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION;
+}
+
+/* Find the last reader of each making of each value; outputs that no step reads are read by their maker. */
+static void uses_find(struct share_walk *walk)
+{
+  for (int tensor = 0; tensor < walk->graph->n_tensors; tensor++)
+    walk->made_at[tensor] = -1;
+  for (int at = 0; at < walk->n_steps; at++) {
+    const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+    for (int i = 0; i < op->n_in; i++) {
+      const int made = op->in[i] < 0 ? -1 : walk->made_at[op->in[i]];
+      for (int o = 0; made >= 0 && o < LADE_OP_MAX_OUT; o++) {
+        if (walk->graph->ops[walk->steps[made].op].out[o] == op->in[i] &&
+            o < walk->graph->ops[walk->steps[made].op].n_out)
+          walk->last_use[made * LADE_OP_MAX_OUT + o] = at;
+      }
+    }
+    for (int i = 0; i < op->n_out; i++) {
+      walk->last_use[at * LADE_OP_MAX_OUT + i] = at;
+      if (op->out[i] >= 0)
+        walk->made_at[op->out[i]] = at;
+    }
+  }
+}
+
+static int first_backward(const struct share_walk *walk)
+{
+  int at = 0;
+  while (at < walk->n_steps && !walk->steps[at].is_backward)
+    at++;
+  return at;
+}
+
+/*
+ * Fill saved bytes by the unit that makes them, and each unit's peak. An alias lets an output take an input's place;
+ * the walk counts both, so it never states too little.
+ */
+static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
+{
+  const int middle = first_backward(walk);
+  double *change = calloc((size_t)walk->n_steps + 2, sizeof(*change)), saved[N_SHARE_UNITS] = {0}, live = 0;
+  if (!change)
+    return -ENOMEM;
+  for (int at = 0; at < walk->n_steps; at++) {
+    const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+    for (int i = 0; i < op->n_out; i++) {
+      const int last = walk->last_use[at * LADE_OP_MAX_OUT + i];
+      if (!is_activation(walk, op->out[i]))
+        continue;
+      const double bytes = (double)walk->graph->tensors[op->out[i]].bytes;
+      change[at] += bytes;
+      change[last + 1] -= bytes;
+      if (at < middle && last >= middle)
+        saved[op->unit] += bytes;
+    }
+    change[at] += (double)op->workspace_bytes;
+    change[at + 1] -= (double)op->workspace_bytes;
+  }
+  for (int at = 0; at < walk->n_steps; at++) {
+    const int unit = walk->graph->ops[walk->steps[at].op].unit;
+    live += change[at];
+    if (at >= middle)
+      units[unit].peak_bytes = LADE_MAX(units[unit].peak_bytes, live - saved[SHARE_EMBED] - saved[SHARE_LAYER]);
+  }
+  for (int unit = 0; unit < N_SHARE_UNITS; unit++)
+    units[unit].saved_bytes = saved[unit];
+  free(change);
+  return 0;
+}
+
+/* Fill the bytes that wait for weights' gradients: each value once. */
+static int weights_fill(const struct share_walk *walk, struct lade_unit_cost *units)
+{
+  bool *is_counted = calloc((size_t)walk->graph->n_tensors + 1, sizeof(*is_counted));
+  for (int at = 0; at < walk->n_steps && is_counted; at++) {
+    const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+    for (int i = 0; i < op->n_in && is_weights_step(walk->graph, op); i++) {
+      if (!is_activation(walk, op->in[i]) || is_counted[op->in[i]])
+        continue;
+      is_counted[op->in[i]] = true;
+      units[op->unit].weights_bytes += (double)walk->graph->tensors[op->in[i]].bytes;
+    }
+  }
+  free(is_counted);
+  return is_counted ? 0 : -ENOMEM;
+}
+
+static void params_count(const struct lade_model_graph *graph, struct lade_unit_cost *units)
+{
+  for (int param = 0; param < graph->n_params; param++) {
+    const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
+    units[tensor->unit].n_params += (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
+  }
+}
+
+static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lade_unit_cost *units)
+{
+  const size_t n_tensors = (size_t)walk->graph->n_tensors + 1, n_steps = (size_t)walk->n_steps + 1;
+  walk->ready_ns = calloc(n_tensors, sizeof(*walk->ready_ns));
+  walk->made_at = calloc(n_tensors, sizeof(*walk->made_at));
+  walk->last_use = calloc(n_steps * LADE_OP_MAX_OUT, sizeof(*walk->last_use));
+  bool *is_rerun = calloc((size_t)walk->graph->n_ops + 1, sizeof(*is_rerun));
+  int status = walk->ready_ns && walk->made_at && walk->last_use && is_rerun ? 0 : -ENOMEM;
+  if (!status) {
+    times_fill(walk, units);
+    if (recipe == LADE_RECIPE_FULL)
+      rerun_add(walk, is_rerun, units);
+    uses_find(walk);
+    status = memory_fill(walk, units);
+    status = status ? status : weights_fill(walk, units);
+  }
+  free(is_rerun);
+  free(walk->ready_ns);
+  free(walk->made_at);
+  free(walk->last_use);
+  return status;
+}
+
+/* Order the graph's steps under @recipe, and walk them. */
+static int graph_walk(const struct lade_model_graph *graph, const struct lade_prices *prices, enum lade_recipe recipe,
+                      struct lade_unit_cost *units)
+{
+  struct lade_residency *residency = NULL;
+  struct share_walk walk = {.graph = graph, .prices = prices};
+  struct plan_step *steps = NULL;
+  int status = lade_residency_create(graph, &residency);
+  if (status)
+    return status;
+  lade_residency_apply_recipe(graph, recipe, residency);
+  const struct lade_build_params how = {.graph = graph, .residency = residency, .prices = prices, .n_microbatches = 1,
+                                        .is_training = true};
+  status = plan_sequence(&how, &steps, &walk.n_steps);
+  walk.steps = steps;
+  if (!status)
+    status = walk_run(&walk, recipe, units);
+  free(steps);
+  lade_residency_destroy(residency);
+  return status;
+}
+
+int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
+                         struct lade_share_cost *ret_cost)
+{
+  struct lade_model model = *job->model;
+  struct lade_model_graph *graph = NULL;
+  struct lade_prices prices = {0};
+  struct lade_cost cost;
+  struct lade_cluster_links links;
+  struct lade_unit_cost units[N_SHARE_UNITS] = {{0}};
+  const struct lade_mesh_params sizes = {.struct_size = sizeof(sizes), .tp = key->tp, .n_kv_heads = model.n_kv_heads};
+  struct lade_mesh mesh;
+  int status = lade_mesh_init(&sizes, error, &mesh);
+  model.layers = 1;
+  const struct lade_model_graph_params how = {
+      .struct_size = sizeof(how), .model = &model, .dtype = job->dtype, .batch = key->micro_batch,
+      .seq_len = job->seq_len, .dropout = (float)job->dropout, .kernels = job->kernels, .n_threads = 1,
+      .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
+      .share = {.tp = key->tp, .is_sequence = key->is_sequence}};
+  if (!status)
+    status = lade_model_graph_create(&how, error, &graph);
+  if (status)
+    return status;
+  lade_cluster_links_make(job->cluster, &mesh, key->is_sequence, &links);
+  lade_cost_init(&cost, &job->cluster->device);
+  cost.links = &links;
+  status = lade_cost_prices(&cost, graph, &prices);
+  if (!status)
+    status = graph_walk(graph, &prices, key->recipe, units);
+  params_count(graph, units);
+  lade_prices_finish(&prices);
+  lade_cost_finish(&cost);
+  lade_model_graph_destroy(graph);
+  if (status)
+    return lade_error_set(error, status, "no memory for the cost of a layer");
+  *ret_cost = (struct lade_share_cost){units[SHARE_EMBED], units[SHARE_LAYER], units[SHARE_HEAD]};
+  return 0;
+}

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""lade plan --cluster: published step times, the contract for scripts, the search, refusals.
+
+Usage: plan_cluster.py LADE
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+LADE = sys.argv[1]
+
+
+def require(truth, what, output=""):
+    if not truth:
+        print(f"FAILED: {what}\n{output}")
+        sys.exit(1)
+
+
+def plan(*arguments, code=0):
+    result = subprocess.run([LADE, "plan", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            check=False)
+    require(result.returncode == code, f"{arguments} ends with {result.returncode}, not {code}", result.stderr)
+    return result
+
+
+def plan_json(*arguments, code=0):
+    return json.loads(plan("--json", *arguments, code=code).stdout)
+
+
+def model_file(directory, heads, width, layers):
+    path = os.path.join(directory, f"gpt-{width}.json")
+    with open(path, "w", encoding="ascii") as file:
+        json.dump({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_head": heads,
+                   "n_embd": width, "n_positions": 2048, "vocab_size": 51200, "layer_norm_epsilon": 1e-5}, file)
+    return path
+
+
+# Narayanan et al. 2021, table 1: heads, width, layers, tp, pp, dp, batch, microbatch, chunks, TFLOP/s of a device.
+PTD = [(24, 2304, 24, 1, 1, 32, 512, 16, 1, 137), (32, 3072, 30, 2, 1, 32, 512, 16, 1, 138),
+       (32, 4096, 36, 4, 1, 32, 512, 16, 1, 142), (48, 6144, 40, 8, 1, 32, 1024, 8, 1, 135),
+       (64, 8192, 48, 8, 2, 32, 1536, 4, 1, 138), (80, 10240, 60, 8, 4, 32, 1792, 2, 3, 140),
+       (96, 12288, 80, 8, 8, 24, 2304, 2, 2, 148), (128, 16384, 96, 8, 16, 15, 2160, 1, 2, 155),
+       (128, 20480, 105, 8, 35, 9, 2520, 1, 3, 163), (160, 25600, 128, 8, 64, 6, 3072, 1, 1, 163)]
+
+
+def ptd_seconds(width, layers, ranks, batch, tflops):
+    """Return the step time of a row: its equation 3 counts the recomputed forward half too."""
+    flops = 96 * batch * 2048 * layers * width ** 2 * (1 + 2048 / (6 * width) + 51200 / (16 * layers * width))
+    return flops / (ranks * tflops * 1e12)
+
+
+def schedule_of(chunks):
+    return ["--schedule", "interleaved", "--virtual-stages", str(chunks)] if chunks > 1 else []
+
+
+def published_steps_are_predicted(directory):
+    errors = []
+    for heads, width, layers, tp, pp, dp, batch, micro, chunks, tflops in PTD:
+        found = plan_json("--cluster", "dgx-a100-80g", "--model", model_file(directory, heads, width, layers), "--seq",
+                          "2048", "--tp", str(tp), "--pp", str(pp), "--dp", str(dp), "--batch", str(batch),
+                          "--micro-batch", str(micro), "--recompute", "full", *schedule_of(chunks))
+        wanted = ptd_seconds(width, layers, tp * pp * dp, batch, tflops)
+        errors.append(abs(found["all_ranks_step_seconds"] / wanted - 1))
+    require(sum(errors) / len(errors) <= 0.05 and max(errors) <= 0.10, "step times of PTD's table 1", errors)
+
+
+# Korthikanti et al. 2022, tables 3 and 5: heads, width, layers, pp, chunks, dp, batch, microbatch, seconds of full
+# recompute and of selective with sequence parallelism.
+KORTHIKANTI = [(64, 6144, 48, 1, 1, 1, 4, 4, 1.42, 1.10), (96, 12288, 96, 8, 3, 1, 64, 1, 18.13, 13.75),
+               (128, 20480, 105, 35, 3, 1, 280, 1, 49.05, 37.83), (160, 25600, 128, 64, 1, 1, 512, 1, 94.42, 71.49),
+               (128, 20480, 105, 35, 3, 8, 2240, 1, None, 39.15)]
+
+
+def recompute_is_predicted(directory):
+    errors = []
+    for heads, width, layers, pp, chunks, dp, batch, micro, full, selective in KORTHIKANTI:
+        base = ["--cluster", "dgx-a100-80g", "--model", model_file(directory, heads, width, layers), "--seq", "2048",
+                "--tp", "8", "--pp", str(pp), "--dp", str(dp), "--batch", str(batch), "--micro-batch", str(micro),
+                *schedule_of(chunks)]
+        for wanted, how in ((full, ["--recompute", "full"]), (selective, ["--recompute", "selective",
+                                                                          "--sequence-parallel"])):
+            if wanted:
+                errors.append(abs(plan_json(*base, *how)["all_ranks_step_seconds"] / wanted - 1))
+    require(sum(errors) / len(errors) <= 0.03 and max(errors) <= 0.06, "step times of Korthikanti's table 5", errors)
+
+
+SMALL = ["--cluster", "dgx-a100-80g", "--model", "gpt2-1.5b", "--seq", "1024"]
+GIVEN = {"schema_version", "model", "parameters", "batch", "seq", "tp", "pp", "dp", "zero", "shard", "schedule",
+         "virtual_stages", "micro_batch", "sequence_parallel", "recompute", "fits", "proved", "planned_peak_bytes",
+         "all_ranks_step_seconds", "tokens_per_second", "model_tflops_per_rank", "hardware_tflops_per_rank", "mfu",
+         "hfu", "bubble", "exposed_communication", "ledger", "by_stage", "error_share"}
+FOUND = {"tp", "pp", "dp", "zero", "shard", "schedule", "virtual_stages", "micro_batch", "sequence_parallel",
+         "recompute", "fits", "peak_bytes", "step_seconds", "tokens_per_second", "model_tflops_per_rank", "mfu", "bubble",
+         "exposed_communication"}
+
+
+def a_given_layout_has_every_field():
+    found = plan_json(*SMALL, "--tp", "1", "--pp", "4", "--dp", "8", "--batch", "128", "--micro-batch", "2",
+                      "--recompute", "none", "--tokens", "1e11")
+    require(GIVEN <= set(found), "fields are missing", GIVEN - set(found))
+    tokens = found["batch"] * found["seq"]
+    require(abs(found["tokens_per_second"] * found["all_ranks_step_seconds"] / tokens - 1) < 1e-6, "tokens", found)
+    require(abs(found["days"] * 86400 / (1e11 / found["tokens_per_second"]) - 1) < 1e-6, "days", found)
+    require(found["planned_peak_bytes"] == max(stage["ledger"]["total"] for stage in found["by_stage"])
+            and found["fits"] and found["proved"], "the peak is no stage's", found)
+    require(found["hardware_tflops_per_rank"] == found["model_tflops_per_rank"], "nothing is recomputed", found)
+
+
+def one_that_does_not_fit_has_times():
+    result = plan("--json", *SMALL, "--dp", "8", "--batch", "512", "--micro-batch", "64", "--recompute", "none", code=3)
+    found = json.loads(result.stdout)
+    require(not found["fits"] and found["all_ranks_step_seconds"] > 0 and "device memory" in result.stderr,
+            "a layout that does not fit", result)
+
+
+def nodes_are_what_ranks_cross():
+    base = [*SMALL, "--batch", "64", "--micro-batch", "1", "--recompute", "none", "--json", "--dp"]
+    inside, across = (json.loads(plan(*base, "1", "--tp", tp).stdout) for tp in ("5", "25"))
+    require(across["exposed_communication"] > inside["exposed_communication"], "tensor parallel over nodes is free")
+    grown = [plan_json(*SMALL, "--dp", str(dp), "--batch", str(8 * dp), "--micro-batch", "1", "--zero", "1", "--shard", "8",
+                       "--recompute", "full")["all_ranks_step_seconds"] for dp in (8, 64, 65536)]
+    require(grown[0] < grown[1] <= grown[2] < 1.5 * grown[1], "steps over more replicas", grown)
+
+
+def a_search_keeps_its_contract():
+    search = [*SMALL, "--ranks", "64", "--batch", "512", "--search"]
+    found = plan_json(*search, "--top", "4")
+    layouts = found["layouts"]
+    require(found["schema_version"] == 1 and found["evaluated"] > 100 and "seconds" in found, "the head", found)
+    require(0 < len(layouts) <= 4 and all(FOUND <= set(layout) and layout["fits"] for layout in layouts), "layouts",
+            layouts)
+    times = [layout["step_seconds"] for layout in layouts]
+    require(times == sorted(times), "the best is not first", times)
+    require(all(layout["tp"] * layout["pp"] * layout["dp"] == 64 for layout in layouts), "ranks", layouts)
+    best = layouts[0]
+    again = plan_json(*SMALL, "--batch", "512", "--tp", str(best["tp"]), "--pp", str(best["pp"]), "--dp",
+                      str(best["dp"]), "--zero", str(best["zero"]), "--micro-batch", str(best["micro_batch"]),
+                      "--recompute", best["recompute"], "--schedule", best["schedule"], "--virtual-stages",
+                      str(best["virtual_stages"]), *(["--sequence-parallel"] if best["sequence_parallel"] else []),
+                      *(["--shard", str(best["shard"])] if best["zero"] else []))
+    require(again["all_ranks_step_seconds"] == best["step_seconds"]
+            and again["planned_peak_bytes"] == best["peak_bytes"], "the layout alone differs", (best, again))
+    confined = plan_json(*search, "--pp", "4", "--recompute", "full", "--zero", "1")["layouts"]
+    require(all(one["pp"] == 4 and one["recompute"] == "full" and one["zero"] == 1 for one in confined), "confined",
+            confined)
+    small = plan_json(*search, "--budget", "4GiB")["layouts"]
+    require(all(one["peak_bytes"] <= 4 << 30 for one in small), "the budget", small)
+
+
+def the_published_layouts_are_found():
+    for model, ranks, sizes in (("gpt3-175b", 1024, (8, 8, 16)), ("gpt-1t", 3072, (8, 64, 6))):
+        batch = "1536" if ranks == 1024 else "3072"
+        layouts = plan_json("--cluster", "dgx-a100-80g", "--model", model, "--ranks", str(ranks), "--batch", batch,
+                            "--seq", "2048", "--search", "--recompute", "full", "--zero", "0")["layouts"]
+        require(sizes in [(one["tp"], one["pp"], one["dp"]) for one in layouts], f"{model}: {sizes}", layouts)
+
+
+def wrong_questions_are_refused(directory):
+    path = os.path.join(directory, "cluster.json")
+    with open(path, "w", encoding="ascii") as file:
+        json.dump({"preset": "dgx-h100", "nodes": 2, "levels": [{"name": "x", "devices": 8, "bytes_per_s": 0,
+                                                                 "latency_ns": 1}]}, file)
+    for words, arguments, code in (
+            ("levels[0].bytes_per_s", ["--cluster", path, "--model", "nano"], 2),
+            ("dgx-h200", ["--cluster", "no-such", "--model", "nano"], 2),
+            ("nodes", ["--cluster", "rtx4090x4", "--model", "nano", "--tp", "2", "--dp", "4", "--batch", "8"], 2),
+            ("these", [*SMALL, "--dp", "8", "--batch", "64", "--micro-batch", "3"], 2),
+            ("divide", [*SMALL, "--dp", "7", "--batch", "64"], 2),
+            ("nearest", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
+            ("exclude", [*SMALL, "--machine", "a100-80g"], 2),
+            ("needs --cluster", ["--search", "--ranks", "8"], 2),
+            ("fits", [*SMALL, "--ranks", "2", "--batch", "64", "--search", "--budget", "64MiB"], 3)):
+        result = plan(*arguments, code=code)
+        require(words in result.stderr, f"{arguments} is not refused with '{words}'", result.stderr)
+
+
+with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
+    published_steps_are_predicted(scratch)
+    recompute_is_predicted(scratch)
+    a_given_layout_has_every_field()
+    one_that_does_not_fit_has_times()
+    nodes_are_what_ranks_cross()
+    a_search_keeps_its_contract()
+    the_published_layouts_are_found()
+    wrong_questions_are_refused(scratch)

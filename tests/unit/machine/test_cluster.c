@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Clusters by name and from untrusted files; prices of groups over the levels that they cross. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "base/base.h"
+#include "machine/cluster.h"
+
+static struct lade_cluster preset_get(const char *name)
+{
+  struct lade_cluster cluster;
+  struct lade_error error;
+  assert_int_equal(lade_cluster_preset(name, &error, &cluster), 0);
+  return cluster;
+}
+
+static int text_read(const char *text, struct lade_error *error, struct lade_cluster *ret_cluster)
+{
+  json_error_t problem;
+  json_t *object = json_loads(text, 0, &problem);
+  assert_non_null(object);
+  const int status = lade_cluster_from_json(object, "file", error, ret_cluster);
+  json_decref(object);
+  return status;
+}
+
+static void presets_pass_their_own_check_and_read_back(void **state)
+{
+  int n = 0;
+  for (; lade_cluster_preset_name(n); n++) {
+    const struct lade_cluster cluster = preset_get(lade_cluster_preset_name(n));
+    struct lade_cluster read;
+    struct lade_error error;
+    assert_string_equal(cluster.name, lade_cluster_preset_name(n));
+    assert_int_equal(lade_cluster_check(&cluster, cluster.name, &error), 0);
+    assert_true(cluster.usable_device_bytes < cluster.device.device_bytes);
+    json_t *object = lade_cluster_to_json(&cluster);
+    assert_int_equal(lade_cluster_from_json(object, "file", &error, &read), 0);
+    json_decref(object);
+    assert_memory_equal(&read.levels, &cluster.levels, sizeof(read.levels));
+    assert_true(read.device.kernels.n_sms == cluster.device.kernels.n_sms);
+    assert_true(read.n_nodes == cluster.n_nodes && read.usable_device_bytes == cluster.usable_device_bytes);
+  }
+  assert_int_equal(n, 7);
+}
+
+static void a_file_begins_from_a_preset(void **state)
+{
+  struct lade_cluster cluster;
+  struct lade_error error;
+  assert_int_equal(text_read("{\"preset\": \"dgx-h100\", \"nodes\": 4, \"usable_device_bytes\": \"70GiB\","
+                             " \"device\": {\"launch_ns\": 7000}}", &error, &cluster), 0);
+  assert_int_equal(cluster.n_nodes, 4);
+  assert_int_equal(cluster.levels[1].n_devices, 32);
+  assert_true(cluster.usable_device_bytes == UINT64_C(70) << 30);
+  assert_true(cluster.device.launch_ns == 7000 && cluster.device.kernels.n_sms == 132);
+}
+
+static void wrong_files_are_refused_with_the_field(void **state)
+{
+  static const struct {
+    const char *text, *word;
+  } cases[] = {
+      {"[]", "object"},
+      {"{\"preset\": \"dgx-h100\", \"spine\": 3}", "spine"},
+      {"{\"preset\": \"nowhere\"}", "preset"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 0}", "nodes"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 1.5}", "nodes"},
+      {"{\"preset\": \"dgx-h100\", \"usable_device_bytes\": \"90GiB\"}", "usable_device_bytes"},
+      {"{\"preset\": \"dgx-h100\", \"levels\": []}", "levels"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 0, "
+       "\"latency_ns\": 1}]}", "levels[0].bytes_per_s"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"latency_ns\": 1}]}",
+       "levels[0].bytes_per_s"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": -1}]}", "levels[0].latency_ns"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": 1}, {\"name\": \"b\", \"devices\": 12, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
+       "levels[1].devices"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": 1}]}", "levels[0].devices"},
+      {"{\"preset\": \"dgx-h100\", \"device\": {\"device_bytes_per_s\": 0}}", "device_bytes_per_s"},
+      {"{\"name\": \"x\"}", "nodes"},
+  };
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct lade_cluster cluster;
+    struct lade_error error = {0};
+    assert_int_equal(text_read(cases[i].text, &error, &cluster), -EINVAL);
+    if (!strstr(error.text, cases[i].word))
+      print_error("%s: '%s' lacks '%s'\n", cases[i].text, error.text, cases[i].word);
+    assert_non_null(strstr(error.text, cases[i].word));
+  }
+}
+
+static void an_unknown_name_lists_the_presets(void **state)
+{
+  struct lade_cluster cluster;
+  struct lade_error error;
+  assert_int_equal(lade_cluster_get("no-such-cluster", &error, &cluster), -ENOENT);
+  assert_non_null(strstr(error.text, "dgx-a100-80g"));
+}
+
+static struct lade_transfer_price gather_of(const struct lade_cluster *cluster, int size, int64_t stride)
+{
+  struct lade_transfer_price gather, sum;
+  lade_cluster_group_price(cluster, size, stride, &gather, &sum);
+  return gather;
+}
+
+static void a_group_pays_for_the_levels_that_it_crosses(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  const double nvlink = 1e9 / cluster.levels[0].bytes_per_s, rail = 1e9 / cluster.levels[1].bytes_per_s;
+  assert_true(fabs(gather_of(&cluster, 8, 1).ns_per_byte - nvlink) < 1e-12);
+  assert_true(fabs(gather_of(&cluster, 4, 2).ns_per_byte - nvlink) < 1e-12);
+  assert_true(fabs(gather_of(&cluster, 4, 8).ns_per_byte - rail) < 1e-12);       /* one member a node, one rail */
+  assert_true(fabs(gather_of(&cluster, 16, 4).ns_per_byte - rail / 2) < 1e-12);  /* two members a node */
+  assert_true(fabs(gather_of(&cluster, 16, 1).ns_per_byte - LADE_MAX(rail / 8, nvlink)) < 1e-12);
+  assert_true(gather_of(&cluster, 1, 1).ns_per_byte == 0 && gather_of(&cluster, 1, 1).latency_ns == 0);
+  assert_true(gather_of(&cluster, 64, 8).latency_ns > gather_of(&cluster, 8, 1).latency_ns);
+}
+
+static void sums_over_many_nodes_go_along_trees(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  struct lade_transfer_price gather, few, many;
+  lade_cluster_group_price(&cluster, 16, 8, &gather, &few);
+  lade_cluster_group_price(&cluster, 1024, 8, &gather, &many);
+  assert_true(many.latency_ns < 4 * few.latency_ns);
+  assert_true(gather.latency_ns > 10 * many.latency_ns);
+}
+
+static void sums_in_the_switch_help_inside_it_alone(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-h100");
+  struct lade_transfer_price gather, sum;
+  lade_cluster_group_price(&cluster, 8, 1, &gather, &sum);
+  assert_true(sum.ns_per_byte < gather.ns_per_byte);
+  lade_cluster_group_price(&cluster, 16, 1, &gather, &sum);
+  assert_true(sum.ns_per_byte == gather.ns_per_byte);
+}
+
+static void a_stage_boundary_is_sent_in_parts(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  const struct lade_mesh_params wide = {.struct_size = sizeof(wide), .tp = 8, .pp = 4};
+  const struct lade_mesh_params thin = {.struct_size = sizeof(thin), .tp = 1, .pp = 4, .dp = 8};
+  struct lade_mesh mesh;
+  struct lade_cluster_links scattered, whole;
+  assert_int_equal(lade_mesh_init(&wide, NULL, &mesh), 0);
+  lade_cluster_links_make(&cluster, &mesh, false, &scattered);
+  assert_int_equal(lade_mesh_init(&thin, NULL, &mesh), 0);
+  lade_cluster_links_make(&cluster, &mesh, false, &whole);
+  assert_true(scattered.boundary.ns_per_byte < 0.2 * whole.boundary.ns_per_byte);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(presets_pass_their_own_check_and_read_back),
+      cmocka_unit_test(a_file_begins_from_a_preset),
+      cmocka_unit_test(wrong_files_are_refused_with_the_field),
+      cmocka_unit_test(an_unknown_name_lists_the_presets),
+      cmocka_unit_test(a_group_pays_for_the_levels_that_it_crosses),
+      cmocka_unit_test(sums_over_many_nodes_go_along_trees),
+      cmocka_unit_test(sums_in_the_switch_help_inside_it_alone),
+      cmocka_unit_test(a_stage_boundary_is_sent_in_parts),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

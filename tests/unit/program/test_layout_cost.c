@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Costs of layouts against the programs that they stand for, against published memory, and the search against trying
+ * everything.
+ */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "program/layout_cost.h"
+
+static struct lade_cluster cluster;
+static struct lade_kernels kernels;
+static struct lade_model gpt2, llama;
+
+static int fixtures_init(void **state)
+{
+  struct lade_error error;
+  const struct lade_cpu cpu = lade_cpu_get();
+  lade_kernels_init(&kernels, &cpu);
+  assert_int_equal(lade_cluster_preset("dgx-a100-80g", &error, &cluster), 0);
+  assert_int_equal(lade_model_preset("gpt2-1.5b", &gpt2, &error), 0);
+  assert_int_equal(lade_model_preset("llama3-8b", &llama, &error), 0);
+  gpt2.heads = gpt2.n_kv_heads = 20; /* so that tp 2 and 4 divide them */
+  return 0;
+}
+
+static struct lade_layout_job job_of(const struct lade_model *model, int64_t batch)
+{
+  return (struct lade_layout_job){.cluster = &cluster, .model = model, .kernels = &kernels, .batch = batch,
+                                  .seq_len = 1024, .dtype = LADE_BF16, .grad_dtype = LADE_F32};
+}
+
+/* Queues of a program wait for addresses too; with cut rows, which has most collectives, that makes 4 %. */
+#define STEP_ERROR 0.05
+
+struct one_layout {
+  const char *name;
+  const struct lade_model *model;
+  struct lade_layout_params params;
+  int64_t batch, micro_batch;
+  enum lade_recipe recipe;
+};
+
+static void costs_make(const struct one_layout *one, const struct lade_layout_job *job, struct lade_layout *ret_layout,
+                       struct lade_layout_cost *ret_cost)
+{
+  struct lade_layout_params params = one->params;
+  struct lade_share_cost share;
+  struct lade_error error;
+  params.struct_size = sizeof(params);
+  params.n_kv_heads = one->model->n_kv_heads;
+  assert_int_equal(lade_layout_init(&params, &error, ret_layout), 0);
+  const struct lade_share_key key = {lade_layout_size(ret_layout, LADE_AXIS_TP), params.is_sequence, one->micro_batch,
+                                     one->recipe};
+  assert_int_equal(lade_share_cost_make(job, &key, &error, &share), 0);
+  assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, one->recipe, &share, &error, ret_cost), 0);
+}
+
+#define LAYOUT(...) {.struct_size = sizeof(struct lade_layout_params), __VA_ARGS__}
+
+static const struct one_layout whole_steps[] = {
+    {"one rank, none", &gpt2, LAYOUT(.tp = 1), 8, 2, LADE_RECIPE_NONE},
+    {"one rank, full", &gpt2, LAYOUT(.tp = 1), 8, 2, LADE_RECIPE_FULL},
+    {"tp2, selective", &gpt2, LAYOUT(.tp = 2), 8, 4, LADE_RECIPE_SELECTIVE},
+    {"tp4 cut rows, none", &gpt2, LAYOUT(.tp = 4, .is_sequence = true), 8, 4, LADE_RECIPE_NONE},
+    {"llama tp8 cut rows, full", &llama, LAYOUT(.tp = 8, .is_sequence = true), 6, 2, LADE_RECIPE_FULL},
+    {"llama tp4, selective", &llama, LAYOUT(.tp = 4), 6, 2, LADE_RECIPE_SELECTIVE},
+};
+
+/* A layout of one stage and one replica is one program; its simulated step is the layout's. */
+static void a_step_takes_the_time_of_its_program(void **state)
+{
+  for (size_t i = 0; i < LADE_COUNT(whole_steps); i++) {
+    const struct one_layout *one = &whole_steps[i];
+    const struct lade_layout_job job = job_of(one->model, one->batch);
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    struct lade_stage_program program;
+    struct lade_error error;
+    costs_make(one, &job, &layout, &cost);
+    assert_int_equal(lade_stage_program_prove(&job, &layout, one->micro_batch, one->recipe, &error, &program), 0);
+    assert_int_equal(program.n_microbatches, LADE_MIN(3, one->batch / one->micro_batch));
+    const double n = (double)(one->batch / one->micro_batch), steps = (double)program.n_microbatches;
+    const double expected = (cost.step_ns - cost.skipped_ns - cost.update_ns) / n * steps + cost.update_ns;
+    if (fabs((double)program.step_ns / expected - 1) > STEP_ERROR)
+      print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
+                  expected / 1e6);
+    assert_true(fabs((double)program.step_ns / expected - 1) <= STEP_ERROR);
+  }
+}
+
+static const struct one_layout memories[] = {
+    {"one rank", &gpt2, LAYOUT(.tp = 1), 8, 2, LADE_RECIPE_NONE},
+    {"full", &gpt2, LAYOUT(.tp = 1), 8, 2, LADE_RECIPE_FULL},
+    {"tp4 pp4", &gpt2, LAYOUT(.tp = 4, .pp = 4), 16, 2, LADE_RECIPE_FULL},
+    {"tp2 pp4 cut rows", &gpt2, LAYOUT(.tp = 2, .pp = 4, .is_sequence = true), 16, 2, LADE_RECIPE_SELECTIVE},
+    {"pp4 interleaved", &gpt2,
+     LAYOUT(.tp = 2, .pp = 4, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 3), 16, 2, LADE_RECIPE_NONE},
+    {"pp4 dp2 zero 1", &gpt2, LAYOUT(.pp = 4, .dp = 2, .zero = 1), 32, 2, LADE_RECIPE_NONE},
+    {"zero 2", &llama, LAYOUT(.dp = 8, .zero = 2), 64, 4, LADE_RECIPE_NONE},
+    {"zero 3", &llama, LAYOUT(.dp = 8, .zero = 3), 64, 4, LADE_RECIPE_SELECTIVE},
+};
+
+static void memory_is_near_that_of_the_proved_program(void **state)
+{
+  for (size_t i = 0; i < LADE_COUNT(memories); i++) {
+    const struct one_layout *one = &memories[i];
+    const struct lade_layout_job job = job_of(one->model, one->batch);
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    struct lade_stage_program program;
+    struct lade_error error;
+    uint64_t most = 0;
+    costs_make(one, &job, &layout, &cost);
+    for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
+      layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
+      assert_int_equal(lade_stage_program_prove(&job, &layout, one->micro_batch, one->recipe, &error, &program), 0);
+      most = LADE_MAX(most, program.peak_bytes);
+    }
+    if (fabs((double)cost.peak_bytes / (double)most - 1) > 0.06)
+      print_error("%s: the program needs %g MB, the layout %g\n", one->name, (double)most / 1e6,
+                  (double)cost.peak_bytes / 1e6);
+    assert_true(fabs((double)cost.peak_bytes / (double)most - 1) <= 0.06);
+  }
+}
+
+/* A list of fewer microbatches has the peak of the whole one, to the byte. */
+static void a_short_list_has_the_peak_of_the_whole(void **state)
+{
+  static const struct lade_layout_params layouts[] = {
+      LAYOUT(.pp = 4), LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 3),
+      LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_ZBH1), LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_ZBH2),
+      LAYOUT(.pp = 2, .dp = 2, .zero = 2)};
+  for (size_t i = 0; i < LADE_COUNT(layouts); i++) {
+    struct lade_layout layout;
+    struct lade_stage_program whole, cut;
+    struct lade_error error;
+    assert_int_equal(lade_layout_init(&layouts[i], &error, &layout), 0);
+    const int dp = lade_layout_size(&layout, LADE_AXIS_DP);
+    const struct lade_layout_job more = job_of(&gpt2, 64 * dp), less = job_of(&gpt2, 32 * dp);
+    for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
+      layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
+      assert_int_equal(lade_stage_program_prove(&more, &layout, 1, LADE_RECIPE_FULL, &error, &cut), 0);
+      assert_int_equal(lade_stage_program_prove(&less, &layout, 1, LADE_RECIPE_FULL, &error, &whole), 0);
+      assert_true(cut.n_microbatches <= 32);
+      assert_true(cut.peak_bytes == whole.peak_bytes);
+    }
+  }
+}
+
+/* ZeRO's table 1 (arXiv 1910.02054): 7.5, 128 and 1000 billion parameters, decimal gigabytes as printed. */
+static const double zero_table[][10] = {
+    {1, 120, 120, 120, 2048, 2048, 2048, 16000, 16000, 16000},
+    {4, 52.5, 41.3, 30, 896, 704, 512, 7000, 5500, 4000},
+    {16, 35.6, 21.6, 7.5, 608, 368, 128, 4750, 2875, 1000},
+    {64, 31.4, 16.6, 1.88, 536, 284, 32, 4187, 2218, 250},
+    {256, 30.4, 15.4, 0.47, 518, 263, 8, 4046, 2054, 62.5},
+    {1024, 30.1, 15.1, 0.12, 513, 257, 2, 4011, 2013, 15.6}};
+
+static double unit_in_last_place(double printed)
+{
+  for (double unit = 1; unit > 0.005; unit /= 10) {
+    if (fabs(printed / unit - round(printed / unit)) < 1e-6)
+      return unit;
+  }
+  return 0.01;
+}
+
+static void model_states_are_those_of_zero_table_1(void **state)
+{
+  static const double billions[] = {7.5, 128, 1000};
+  for (size_t row = 0; row < LADE_COUNT(zero_table); row++) {
+    for (int column = 0; column < 9; column++) {
+      const double printed = zero_table[row][column + 1];
+      const double found = lade_zero_bytes_per_param(column % 3 + 1, zero_table[row][0]) * billions[column / 3];
+      assert_true(fabs(found - printed) <= unit_in_last_place(printed) + 1e-9);
+    }
+  }
+}
+
+/* Korthikanti et al., figure 1, in GiB per device: without recompute, and with sequence parallel and selective. */
+static void activations_are_those_of_korthikanti(void **state)
+{
+  static const struct {
+    int64_t heads, width, layers, micro_batch;
+    int pp, v;
+    double none, selective;
+  } rows[] = {{64, 6144, 48, 4, 1, 1, 59.25, 9.5625},
+              {96, 12288, 96, 1, 8, 3, 66.84375, 12.3515625},
+              {128, 20480, 105, 1, 35, 3, 114.0234375, 23.076171875},
+              {160, 25600, 128, 1, 64, 1, 131.25, 26.5625}};
+  for (size_t i = 0; i < LADE_COUNT(rows); i++) {
+    const struct lade_model model = {.heads = rows[i].heads, .width = rows[i].width};
+    const double layers = lade_korthikanti_in_flight(rows[i].layers, rows[i].pp, rows[i].v) / 0x1p30;
+    const int64_t b = rows[i].micro_batch;
+    assert_true(layers * lade_korthikanti_layer_bytes(&model, b, 2048, 8, false, LADE_RECIPE_NONE) == rows[i].none);
+    assert_true(fabs(layers * lade_korthikanti_layer_bytes(&model, b, 2048, 8, true, LADE_RECIPE_SELECTIVE) -
+                     rows[i].selective) < 1e-9);
+  }
+}
+
+/* Try every layout of 16 ranks with small sizes, and return the fastest that fits. */
+static double fastest_by_trying(const struct lade_layout_job *job, uint64_t device_bytes)
+{
+  static const enum lade_recipe recipes[] = {LADE_RECIPE_NONE, LADE_RECIPE_SELECTIVE, LADE_RECIPE_FULL};
+  double best_ns = INFINITY;
+  for (int tp = 1; tp <= 16; tp++) {
+    for (int pp = 1; pp <= 16 / tp; pp++) {
+      for (int v = 1; v * pp <= gpt2.layers && 16 % (tp * pp) == 0; v++) {
+        for (int schedule = 0; schedule < LADE_N_SCHEDULES; schedule++) {
+          for (int more = 0; more < 4 * 2 * 3 * 2; more++) {
+            struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = more % 4,
+                                                      .is_sequence = more / 4 % 2, .virtual_stages = v);
+            struct lade_layout layout;
+            struct lade_layout_cost cost;
+            struct lade_share_cost share;
+            params.schedule = (enum lade_schedule)schedule;
+            const struct lade_share_key key = {tp, params.is_sequence, 1 + more / 24, recipes[more / 8 % 3]};
+            if (lade_layout_init(&params, NULL, &layout) || lade_share_cost_make(job, &key, NULL, &share) ||
+                lade_layout_cost_make(job, &layout, key.micro_batch, key.recipe, &share, NULL, &cost))
+              continue;
+            if ((double)cost.peak_bytes * 0.97 <= (double)device_bytes)
+              best_ns = LADE_MIN(best_ns, cost.step_ns);
+          }
+        }
+      }
+    }
+  }
+  return best_ns;
+}
+
+static void the_search_finds_the_fastest(void **state)
+{
+  struct lade_model small = gpt2;
+  small.layers = 6;
+  const struct lade_layout_job job = job_of(&small, 32);
+  const uint64_t budgets[] = {UINT64_C(2) << 30, UINT64_C(40) << 30};
+  for (size_t i = 0; i < LADE_COUNT(budgets); i++) {
+    const struct lade_layout_search_params how = {.n_ranks = 16, .device_bytes = budgets[i], .zero = -1,
+                                                  .schedule = -1, .is_sequence = -1, .n_most = 4};
+    struct lade_layout_search search;
+    struct lade_error error;
+    assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), 0);
+    assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, budgets[i]) * (1 + 1e-12));
+    for (int a = 1; a < search.n_found; a++)
+      assert_true(search.found[a - 1].cost.step_ns <= search.found[a].cost.step_ns);
+    assert_true(search.n_costed <= search.n_evaluated);
+    free(search.found);
+  }
+}
+
+static void a_search_that_fits_nowhere_names_the_least(void **state)
+{
+  const struct lade_layout_job job = job_of(&gpt2, 32);
+  struct lade_layout_search_params how = {.n_ranks = 2, .device_bytes = 1 << 20, .zero = -1, .schedule = -1,
+                                          .is_sequence = -1, .n_most = 2};
+  struct lade_layout_search search;
+  struct lade_error error;
+  assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), -EOVERFLOW);
+  assert_int_equal(search.n_found, 1);
+  assert_non_null(strstr(error.text, "needs least"));
+  free(search.found);
+  how.tp = 3;
+  assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), -EINVAL);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_step_takes_the_time_of_its_program),
+      cmocka_unit_test(memory_is_near_that_of_the_proved_program),
+      cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),
+      cmocka_unit_test(model_states_are_those_of_zero_table_1),
+      cmocka_unit_test(activations_are_those_of_korthikanti),
+      cmocka_unit_test(the_search_finds_the_fastest),
+      cmocka_unit_test(a_search_that_fits_nowhere_names_the_least),
+  };
+  return cmocka_run_group_tests(tests, fixtures_init, NULL);
+}

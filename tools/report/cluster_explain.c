@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sentences about a layout on a cluster, from the numbers of its plan and from published formulas beside them.
+ *
+ * Tensor parallelism in more dimensions is priced by the bytes that a rank sends for the three products of a matrix
+ * (forward, dX, dW), with X of N by d, W of d by 4d, Y of N by 4d. Broadcasts on a grid of q by q ranks (2D,
+     SUMMA: van de
+ * Geijn, Watts 1997; Xu et al. 2021) send 3 (q - 1) (X + W) / q^2; with depth e (2.5D: Solomonik, Demmel 2011) a
+     rank of
+ * e k^2 sends 3 (k - 1) (X / e + W) / k^2; on a cube of l^3 (3D: Agarwal et al. 1995) 3 (l - 1) (X + W + Y) / l^3. One
+ * dimension, Megatron's, sends 4 (t - 1) / t X for two products of a layer, forward and backward.
+ */
+#include <math.h>
+
+#include "base/base.h"
+#include "tools/report/cluster_report.h"
+#include "tools/report/report.h"
+
+#define GB 1e9
+
+const char *recipe_name(enum lade_recipe recipe)
+{
+  const struct option_choice *choice = recompute_choices;
+  while (choice->text && choice->value != (int)recipe)
+    choice++;
+  return choice->text ? choice->text : "?";
+}
+
+static void state_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_layout *layout = &plan->layout;
+  const double n = (double)lade_model_n_params(plan->job->model) / GB;
+  const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const double parts = (double)lade_layout_size(layout, LADE_AXIS_TP) * lade_layout_size(layout, LADE_AXIS_PP);
+  fprintf(file, "\nState. %.4g billion parameters take %.4g GB at the 16 bytes each that ZeRO counts (and Lade, whose "
+          "master weights share bits with the working copy), %.4g GB at Megatron's 18 and %.4g GB at the 20 of "
+          "SageMaker's guide. Over %g ranks of a replica%s that is %.4g, %.4g and %.4g GB a rank.\n", n, 16 * n, 18 * n,
+          20 * n, parts, zero ? " and the ZeRO stage's shards" : "",
+          n / parts * lade_zero_state_bytes(zero, shard, 2, 12, 4),
+          n / parts * lade_zero_state_bytes(zero, shard, 2, 14, 4),
+          n / parts * lade_zero_state_bytes(zero, shard, 2, 16, 4));
+}
+
+static void activations_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_model *model = plan->job->model;
+  const int tp = lade_layout_size(&plan->layout, LADE_AXIS_TP), pp = lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  const double formula = lade_korthikanti_layer_bytes(model, plan->micro_batch, plan->job->seq_len, tp,
+                                                      plan->layout.is_sequence, plan->recipe);
+  const double layers = lade_korthikanti_in_flight(model->layers, pp, plan->layout.virtual_stages);
+  fprintf(file, "Activations. A layer keeps %.4g MB of a microbatch with recompute %s; Korthikanti's formula says "
+          "%.4g MB "
+          "(it counts dropout masks, and attention that is not fused). A first stage holds %.4g layers' worth: %.4g "
+          "GB by "
+          "the formula; the proved program has %.4g GB of saved activations.\n", plan->share.layer.saved_bytes / 1e6,
+          recipe_name(plan->recipe), formula / 1e6, layers, layers * formula / GB,
+          (double)plan->stages[0].owner_bytes[LADE_OWNER_SAVED] / GB);
+}
+
+/* Print the bytes that more dimensions would send, for the smallest grids of at least as many ranks. */
+static void dimensions_explain(const struct cluster_plan *plan, int tp, FILE *file)
+{
+  const double d = (double)plan->job->model->width, rows = (double)(plan->micro_batch * plan->job->seq_len);
+  const double X = 2 * rows * d, W = 8 * d * d, Y = 4 * X, q = ceil(sqrt(tp)), k = ceil(sqrt(tp / 2.0)), l =
+      ceil(cbrt(tp));
+  fprintf(file, "For one pair of a layer's products a rank sends %.4g MB in one dimension of %d; by formula %.4g MB "
+          "in 2D (%g by %g), %.4g MB in 2.5D (2 by %g by %g), %.4g MB in 3D (%g cubed); none of these is built.\n",
+          4.0 * (tp - 1) / tp * X / 1e6, tp, 2 * 3 * (q - 1) * (X + W) / (q * q) / 1e6, q, q,
+          2 * 3 * (k - 1) * (X / 2 + W) / (k * k) / 1e6, k, k, 2 * 3 * (l - 1) * (X + W + Y) / (l * l * l) / 1e6, l);
+}
+
+static void tensor_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_cluster *cluster = plan->job->cluster;
+  const int tp = lade_layout_size(&plan->layout, LADE_AXIS_TP), inner = (int)cluster->levels[0].n_devices;
+  const double bytes = 2 * (double)(plan->micro_batch * plan->job->seq_len * plan->job->model->width);
+  struct lade_transfer_price gather, sum[2];
+  lade_cluster_group_price(cluster, LADE_MAX(inner, 2), 1, &gather, &sum[0]);
+  lade_cluster_group_price(cluster, 2 * inner, 1, &gather, &sum[1]);
+  double ms[2];
+  for (int i = 0; i < 2; i++)
+    ms[i] = ((double)sum[i].latency_ns + 2 * bytes * sum[i].ns_per_byte) / 1e6;
+  fprintf(file, "Tensor parallel. A layer makes four sums of %.4g MB for each microbatch. One takes %.3g ms over "
+          "the %d devices of %s", bytes / 1e6, ms[0], inner, cluster->levels[0].name);
+  if (cluster->n_levels > 1)
+    fprintf(file, " and %.3g ms over twice as many, across %s: so tensor parallel ranks stay inside", ms[1],
+            cluster->levels[1].name);
+  fprintf(file, ". With tp %d, kernels wait %.3g ms of a layer's %.3g ms for them.\n", tp,
+          plan->share.layer.exposed_ns / 1e6, (plan->share.layer.forward_ns + plan->share.layer.backward_ns) / 1e6);
+  if (tp >= 4)
+    dimensions_explain(plan, tp, file);
+}
+
+static void pipeline_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const int p = lade_layout_size(&plan->layout, LADE_AXIS_PP), dp = lade_layout_size(&plan->layout, LADE_AXIS_DP);
+  const double m = (double)plan->job->batch / dp / (double)plan->micro_batch;
+  if (p == 1) {
+    fprintf(file, "Pipeline. One stage has no bubble.\n");
+    return;
+  }
+  fprintf(file, "Pipeline. %d stages under %s take %g microbatches of a replica; the fullest stage idles %.3g %% of "
+          "the step. 1F1B idles (p - 1) / m = %.3g of its work, %d chunks a stage divide that by %d. A larger batch, "
+          "smaller microbatches or fewer stages make it smaller.\n", p, lade_schedule_name(plan->layout.schedule), m,
+          100 * plan->cost.bubble, (p - 1) / m, plan->layout.virtual_stages, plan->layout.virtual_stages);
+}
+
+static void data_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const int dp = lade_layout_size(&plan->layout, LADE_AXIS_DP);
+  const double per_rank = (double)lade_model_n_params(plan->job->model) / lade_layout_size(&plan->layout,
+      LADE_AXIS_TP) /
+                          lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  if (dp == 1) {
+    fprintf(file, "Data parallel. One replica sends no gradients.\n");
+    return;
+  }
+  fprintf(file, "Data parallel. %d replicas sum %.3g GB of gradients a rank; %.3g s of the step's %.3g s are not "
+          "hidden behind the backward half.\n", dp, per_rank * (double)lade_dtype_bytes(plan->layout.grad_reduce) / GB,
+          plan->cost.grad_ns / 1e9, plan->cost.step_ns / 1e9);
+}
+
+static void batch_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const double tokens = (double)plan->job->batch * (double)plan->job->seq_len, noise =
+      plan->options->noise_scale_tokens;
+  if (noise <= 0) {
+    fprintf(file, "Batch. A step has %.4g tokens; --noise-scale says how many are worth taking at once.\n", tokens);
+    return;
+  }
+  fprintf(file, "Batch. A step has %.4g tokens. At a noise scale of %.4g (McCandlish et al. 2018) reaching a loss "
+          "takes %.3g times the least tokens and %.3g times the least steps.\n", tokens, noise, 1 + tokens / noise,
+          1 + noise / tokens);
+}
+
+static void bound_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const double step = plan->cost.step_ns, ranks = plan->layout.mesh.world;
+  const double ideal = plan->cost.hardware_flops / ranks / plan->job->cluster->peak_flops_per_s * 1e9 / step;
+  const double parts[] = {plan->cost.bubble, plan->cost.exposed, plan->cost.update_ns / step, ideal};
+  static const char *const names[] = {"the pipeline's bubble", "communication", "the update", "arithmetic"};
+  size_t most = 0;
+  for (size_t i = 1; i < LADE_COUNT(parts); i++)
+    most = parts[i] > parts[most] ? i : most;
+  fprintf(file, "Bound. Of the step, %.3g %% would do at the data sheet's rate, %.3g %% idles in the bubble, %.3g "
+          "%% waits "
+          "for communication, %.3g %% updates; the rest is kernels below the data sheet's rate. %s is the largest "
+          "part; memory is %.3g %% full.\n", 100 * ideal, 100 * parts[0], 100 * parts[1], 100 * parts[2], names[most],
+          100 * (double)plan->peak_bytes / (double)plan->budget_bytes);
+}
+
+void cluster_explain(const struct cluster_plan *plan, FILE *file)
+{
+  state_explain(plan, file);
+  activations_explain(plan, file);
+  tensor_explain(plan, file);
+  pipeline_explain(plan, file);
+  data_explain(plan, file);
+  batch_explain(plan, file);
+  bound_explain(plan, file);
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A layout on a cluster as settings of other projects: Megatron-LM's options, DeepSpeed's JSON, torchtitan's TOML, a
+ * snippet for PyTorch's fully_shard, and Lade's own command. Names are those of the projects' argument parsers and
+ * configuration classes. A part of the layout that a project has no setting for is a comment.
+ */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "tools/report/cluster_report.h"
+#include "tools/report/report.h"
+
+struct export_sizes {
+  int tp, pp, dp, shard, n_microbatches;
+};
+
+static struct export_sizes sizes_get(const struct cluster_plan *plan)
+{
+  struct export_sizes sizes = {lade_layout_size(&plan->layout, LADE_AXIS_TP),
+                               lade_layout_size(&plan->layout, LADE_AXIS_PP),
+                               lade_layout_size(&plan->layout, LADE_AXIS_DP), 1, 0};
+  sizes.shard = plan->layout.zero ? lade_layout_size(&plan->layout, LADE_AXIS_SHARD) : 1;
+  sizes.n_microbatches = (int)(plan->job->batch / sizes.dp / plan->micro_batch);
+  return sizes;
+}
+
+static bool is_zero_bubble(const struct cluster_plan *plan)
+{
+  return plan->layout.schedule == LADE_SCHEDULE_ZBH1 || plan->layout.schedule == LADE_SCHEDULE_ZBH2;
+}
+
+/* ---- Megatron-LM ---- */
+
+static void megatron_model(const struct lade_model *model, const struct cluster_plan *plan, FILE *file)
+{
+  fprintf(file, "--num-layers %lld --hidden-size %lld --ffn-hidden-size %lld --num-attention-heads %lld\n",
+          (long long)model->layers, (long long)model->width, (long long)model->hidden, (long long)model->heads);
+  if (model->n_kv_heads != model->heads)
+    fprintf(file, "--group-query-attention --num-query-groups %lld\n", (long long)model->n_kv_heads);
+  if (model->family == LADE_LLAMA)
+    fprintf(file, "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear\n");
+  if (!model->is_tied)
+    fprintf(file, "--untie-embeddings-and-output-weights\n");
+  fprintf(file, "--seq-length %lld --max-position-embeddings %lld\n", (long long)plan->job->seq_len,
+          (long long)LADE_MAX(model->context, plan->job->seq_len));
+}
+
+static void megatron_schedule(const struct cluster_plan *plan, const struct export_sizes *sizes, FILE *file)
+{
+  const int64_t layers = plan->job->model->layers;
+  const int n_pieces = sizes->pp * plan->layout.virtual_stages;
+  if (plan->layout.virtual_stages > 1 && layers % n_pieces == 0)
+    fprintf(file, "--num-layers-per-virtual-pipeline-stage %lld\n", (long long)layers / n_pieces);
+  else if (layers % n_pieces)
+    fprintf(file, "# %lld layers in %d pieces are uneven: Megatron-LM wants them equal, or "
+            "--pipeline-model-parallel-layout\n",
+            (long long)layers, n_pieces);
+  if (is_zero_bubble(plan))
+    fprintf(file, "# schedule %s is not in Megatron-LM, which runs 1F1B here (sail-sg/zero-bubble-pipeline-parallelism "
+            "has it)\n", lade_schedule_name(plan->layout.schedule));
+}
+
+static void megatron_export(const struct cluster_plan *plan, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  megatron_model(plan->job->model, plan, file);
+  fprintf(file, "--tensor-model-parallel-size %d --pipeline-model-parallel-size %d\n", sizes.tp, sizes.pp);
+  fprintf(file, "--micro-batch-size %lld --global-batch-size %lld\n", (long long)plan->micro_batch,
+          (long long)plan->job->batch);
+  megatron_schedule(plan, &sizes, file);
+  if (plan->layout.is_sequence)
+    fprintf(file, "--sequence-parallel\n");
+  if (plan->recipe == LADE_RECIPE_FULL)
+    fprintf(file, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1\n");
+  if (plan->recipe == LADE_RECIPE_SELECTIVE)
+    fprintf(file, "--recompute-granularity selective\n");
+  if (plan->layout.zero)
+    fprintf(file, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather\n");
+  if (plan->layout.zero >= 2)
+    fprintf(file, "# the plan has ZeRO %d; the distributed optimizer is stage 1, and needs more memory\n",
+            plan->layout.zero);
+  if (sizes.shard > 1 && sizes.shard < sizes.dp)
+    fprintf(file, "--num-distributed-optimizer-instances %d\n", sizes.dp / sizes.shard);
+  fprintf(file, plan->job->dtype == LADE_F16 ? "--fp16\n" : plan->job->dtype == LADE_BF16 ? "--bf16\n" : "# FP32\n");
+}
+
+/* ---- DeepSpeed ---- */
+
+static json_t *deepspeed_zero(const struct cluster_plan *plan, const struct export_sizes *sizes)
+{
+  json_t *zero = json_pack("{s:i}", "stage", plan->layout.zero);
+  if (plan->layout.zero >= 1)
+    json_object_set_new(zero, "overlap_comm", json_true());
+  if (plan->layout.zero == LADE_ZERO_MOST && sizes->shard < sizes->dp)
+    json_object_set_new(zero, "mics_shard_size", json_integer(sizes->shard));
+  return zero;
+}
+
+/* Print the JSON, and on lines before it the parts that it cannot hold. */
+static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  json_t *object = json_pack("{s:I, s:I, s:i, s:o, s:f}", "train_batch_size", (json_int_t)plan->job->batch,
+                             "train_micro_batch_size_per_gpu", (json_int_t)plan->micro_batch,
+                             "gradient_accumulation_steps", sizes.n_microbatches, "zero_optimization",
+                             deepspeed_zero(plan, &sizes), "gradient_clipping", 1.0);
+  json_object_set_new(object, plan->job->dtype == LADE_F16 ? "fp16" : "bf16",
+                      json_pack("{s:b}", "enabled", plan->job->dtype != LADE_F32));
+  if (sizes.tp > 1)
+    fprintf(file, "// tp %d is the model's: pass an mpu, or Megatron-DeepSpeed's --tensor-model-parallel-size\n",
+        sizes.tp);
+  if (sizes.pp > 1)
+    fprintf(file, "// pp %d is PipelineModule(num_stages=%d), which runs 1F1B and takes ZeRO 0 or 1\n", sizes.pp,
+        sizes.pp);
+  if (plan->recipe != LADE_RECIPE_NONE)
+    fprintf(file, "// recompute %s: deepspeed.checkpointing around %s\n", recipe_name(plan->recipe),
+            plan->recipe == LADE_RECIPE_FULL ? "each layer" : "attention");
+  char *text = json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+  fprintf(file, "%s\n", text ? text : "");
+  free(text);
+  json_decref(object);
+}
+
+/* ---- torchtitan ---- */
+
+static const char *torchtitan_schedule(enum lade_schedule schedule)
+{
+  switch (schedule) {
+  case LADE_SCHEDULE_GPIPE:
+    return "GPipe";
+  case LADE_SCHEDULE_INTERLEAVED:
+    return "Interleaved1F1B";
+  case LADE_SCHEDULE_ZBH1:
+  case LADE_SCHEDULE_ZBH2:
+    return "InterleavedZeroBubble";
+  default:
+    return "1F1B";
+  }
+}
+
+static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  const bool is_sharded = plan->layout.zero >= 1;
+  fprintf(file, "[training]\nlocal_batch_size = %lld\nglobal_batch_size = %lld\nseq_len = %lld\n\n",
+          (long long)(sizes.pp > 1 ? plan->micro_batch * sizes.n_microbatches : plan->micro_batch),
+          (long long)plan->job->batch, (long long)plan->job->seq_len);
+  fprintf(file, "[parallelism]\ndata_parallel_replicate_degree = %d\ndata_parallel_shard_degree = %d\n",
+          is_sharded ? sizes.dp / sizes.shard : sizes.dp, is_sharded ? sizes.shard : 1);
+  fprintf(file, "fsdp_reshard_after_forward = \"%s\"\ntensor_parallel_degree = %d\npipeline_parallel_degree = %d\n",
+          plan->layout.zero == LADE_ZERO_MOST ? "always" : "never", sizes.tp, sizes.pp);
+  if (sizes.pp > 1)
+    fprintf(file, "pipeline_parallel_schedule = \"%s\"\npipeline_parallel_microbatch_size = %lld\n",
+            torchtitan_schedule(plan->layout.schedule), (long long)plan->micro_batch);
+  if (is_zero_bubble(plan))
+    fprintf(file, "# schedule %s has one chunk a stage; torchtitan's zero bubble schedule interleaves two\n",
+            lade_schedule_name(plan->layout.schedule));
+  if (plan->layout.zero == 1 || plan->layout.zero == 2)
+    fprintf(file, "# ZeRO %d: fully_shard shards gradients and parameters too; without resharding it sends the same\n",
+            plan->layout.zero);
+  if (sizes.tp > 1 && !plan->layout.is_sequence)
+    fprintf(file, "# torchtitan's tensor parallel plans cut rows of norms too (sequence parallel); this plan does "
+            "not\n");
+  fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n", recipe_name(plan->recipe));
+}
+
+/* ---- PyTorch's fully_shard ---- */
+
+static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  if (sizes.pp > 1)
+    fprintf(file, "# pp %d: cut the model into stages with torch.distributed.pipelining first\n", sizes.pp);
+  fprintf(file, "import torch\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+          "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n\n"
+          "mesh = init_device_mesh(\"cuda\", (%d, %d, %d, %d), mesh_dim_names=(\"pp\", \"replicate\", \"shard\", "
+          "\"tp\"))\n",
+          sizes.pp, sizes.dp / sizes.shard, sizes.shard, sizes.tp);
+  if (sizes.tp > 1)
+    fprintf(file, "# tp %d: parallelize_module(block, mesh[\"tp\"], plan) before fully_shard%s\n", sizes.tp,
+            plan->layout.is_sequence ? ", with SequenceParallel norms" : "");
+  fprintf(file, "policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.%s)\n",
+          plan->layout.grad_reduce == LADE_F32 ? "float32" : "bfloat16");
+  fprintf(file, "for block in model.layers:\n");
+  if (plan->recipe != LADE_RECIPE_NONE)
+    fprintf(file, "    # recompute %s: wrap %s with torch.utils.checkpoint\n", recipe_name(plan->recipe),
+            plan->recipe == LADE_RECIPE_FULL ? "the block" : "its attention");
+  fprintf(file, "    fully_shard(block, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy, "
+          "reshard_after_forward=%s)\n"
+          "fully_shard(model, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy)\n",
+          plan->layout.zero == LADE_ZERO_MOST ? "True" : "False");
+  if (plan->layout.zero < LADE_ZERO_MOST)
+    fprintf(file, "# the plan has ZeRO %d: fully_shard shards parameters and gradients as well\n", plan->layout.zero);
+  fprintf(file, "# %d microbatches of %lld: model.set_requires_gradient_sync(False) on all but the last%s\n",
+          sizes.n_microbatches, (long long)plan->micro_batch, plan->layout.zero >= 2 ? " needs whole gradients" : "");
+}
+
+/* ---- Lade ---- */
+
+static void lade_export(const struct cluster_plan *plan, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  fprintf(file, "lade launch -n %d -- train --model %s --batch %lld --micro-batch %lld --seq %lld --tp %d --pp %d "
+          "--dp %d --recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->job->batch,
+          (long long)plan->micro_batch, (long long)plan->job->seq_len, sizes.tp, sizes.pp, sizes.dp,
+          recipe_name(plan->recipe));
+  if (sizes.pp > 1)
+    fprintf(file, " --schedule %s", lade_schedule_name(plan->layout.schedule));
+  if (plan->layout.virtual_stages > 1)
+    fprintf(file, " --virtual-stages %d", plan->layout.virtual_stages);
+  if (plan->layout.is_sequence)
+    fprintf(file, " --sequence-parallel");
+  if (plan->layout.zero)
+    fprintf(file, " --zero %d --shard %d", plan->layout.zero, sizes.shard);
+  fprintf(file, " --device cuda:0 --data FILE\n");
+}
+
+void cluster_export(const struct cluster_plan *plan, FILE *file)
+{
+  switch (plan->options->export_format) {
+  case EXPORT_MEGATRON:
+    megatron_export(plan, file);
+    break;
+  case EXPORT_DEEPSPEED:
+    deepspeed_export(plan, file);
+    break;
+  case EXPORT_TORCHTITAN:
+    torchtitan_export(plan, file);
+    break;
+  case EXPORT_FSDP2:
+    fsdp2_export(plan, file);
+    break;
+  default:
+    lade_export(plan, file);
+    break;
+  }
+}

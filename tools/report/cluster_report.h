@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reports of a layout on a cluster: sentences about it, and settings of other projects.
+ */
+#ifndef LADE_TOOLS_CLUSTER_REPORT_H
+#define LADE_TOOLS_CLUSTER_REPORT_H
+
+#include <stdio.h>
+
+#include "program/layout_cost.h"
+#include "tools/cli/options.h"
+
+#define CLUSTER_STAGES_PROVED 3
+
+/* A layout with its proof: what the verb prints, explains and exports. */
+struct cluster_plan {
+  const struct options *options;
+  const struct lade_layout_job *job;
+  struct lade_layout layout;
+  struct lade_layout_params params;
+  int64_t micro_batch;
+  enum lade_recipe recipe;
+  struct lade_layout_cost cost;
+  struct lade_share_cost share;
+  uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs, if there are any */
+  bool fits, is_proved;
+  int n_stages_proved;
+  struct lade_stage_program stages[CLUSTER_STAGES_PROVED];
+  int ranks[CLUSTER_STAGES_PROVED]; /* the first rank of each */
+  int fullest;                      /* of them, by peak */
+};
+
+/* Print sentences about @plan. */
+void cluster_explain(const struct cluster_plan *plan, FILE *file);
+
+/* Print @plan as settings of the project that --export names, with comments on the parts that it cannot express. */
+void cluster_export(const struct cluster_plan *plan, FILE *file);
+
+/* Return "none", "selective" or "full"; static. */
+const char *recipe_name(enum lade_recipe recipe);
+
+#endif

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plan on a cluster. A given layout is costed whether it fits or not; then the first two stages and the last, which
+ * between them have the largest state and the most microbatches in flight, are built as programs and proved. A search
+ * does the same with each of its best layouts, and drops those whose programs need more than the budget.
+ *
+ * Without --recompute, or with auto, the fastest of none, selective and full recompute that fits is taken.
+ */
+#include "tools/verbs/plan_cluster.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "tools/cli/verbs.h"
+#include "tools/report/cluster_report.h"
+#include "tools/report/report.h"
+
+#define DEFAULT_SEQ_LEN 1024
+#define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
+#define FOUND_MORE 20
+
+struct cluster_planning {
+  struct options *options;
+  struct lade_cluster cluster;
+  struct lade_model model;
+  struct lade_kernels kernels;
+  struct lade_layout_job job;
+  uint64_t budget_bytes;
+  struct lade_error error;
+};
+
+/* ---- the job ---- */
+
+static int model_get(struct cluster_planning *planning)
+{
+  const struct lade_session_params *session = &planning->options->session;
+  const size_t n = strlen(session->model);
+  const bool is_file = strchr(session->model, '/') || (n > 5 && strcmp(session->model + n - 5, ".json") == 0);
+  int status = is_file ? lade_model_load(session->model, &planning->model, &planning->error)
+                       : lade_model_preset(session->model, &planning->model, &planning->error);
+  if (!status && session->layers) {
+    planning->model.layers = session->layers;
+    status = lade_model_check(&planning->model, &planning->error);
+  }
+  return status;
+}
+
+/* Resolve the budget: auto is the usable part of the device, a percentage is of the device. */
+static int budget_get(struct cluster_planning *planning)
+{
+  const struct lade_budget *budget = &planning->options->session.budget;
+  const double device = (double)planning->cluster.device.device_bytes;
+  switch (budget->kind) {
+  case LADE_BUDGET_AUTO:
+    planning->budget_bytes = planning->cluster.usable_device_bytes;
+    return 0;
+  case LADE_BUDGET_BYTES:
+    planning->budget_bytes = budget->bytes;
+    return 0;
+  case LADE_BUDGET_PERCENT_DEVICE:
+    planning->budget_bytes = (uint64_t)(device * budget->percent / 100);
+    return 0;
+  default:
+    return lade_error_set(&planning->error, -EINVAL, "--budget with --cluster: expected auto, bytes, or P%%dev of the "
+                          "device");
+  }
+}
+
+static int ranks_check(struct cluster_planning *planning, int64_t n_ranks)
+{
+  const int64_t n_devices = planning->cluster.n_nodes * planning->cluster.n_node_devices;
+  if (n_ranks <= n_devices)
+    return 0;
+  return lade_error_set(&planning->error, -EINVAL, "%lld ranks are more than the devices of cluster %.64s: nodes is "
+                        "%lld and devices_per_node %lld, %lld together", (long long)n_ranks, planning->cluster.name,
+                        (long long)planning->cluster.n_nodes, (long long)planning->cluster.n_node_devices,
+                        (long long)n_devices);
+}
+
+static int job_make(struct cluster_planning *planning)
+{
+  const struct lade_session_params *session = &planning->options->session;
+  const struct lade_cpu cpu = lade_cpu_get();
+  int status = lade_cluster_get(planning->options->cluster, &planning->error, &planning->cluster);
+  if (!status)
+    status = model_get(planning);
+  if (!status)
+    status = budget_get(planning);
+  if (status)
+    return status;
+  lade_kernels_init(&planning->kernels, &cpu);
+  planning->job = (struct lade_layout_job){
+      .cluster = &planning->cluster, .model = &planning->model, .kernels = &planning->kernels, .batch = session->batch,
+      .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
+      .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
+      .master = session->master, .dropout = session->dropout};
+  if (planning->job.seq_len > planning->model.context)
+    return lade_error_set(&planning->error, -EINVAL, "--seq %lld is longer than the context of %s, %lld",
+                          (long long)planning->job.seq_len, planning->model.name, (long long)planning->model.context);
+  return 0;
+}
+
+/* ---- proofs ---- */
+
+/* Build and prove @stage's program. */
+static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *error)
+{
+  struct lade_layout layout = plan->layout;
+  const int at = plan->n_stages_proved;
+  layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
+  int status = lade_stage_program_prove(plan->job, &layout, plan->micro_batch, plan->recipe, error, &plan->stages[at]);
+  if (status)
+    return status;
+  plan->ranks[at] = layout.rank;
+  if (plan->stages[at].peak_bytes > plan->peak_bytes) {
+    plan->peak_bytes = plan->stages[at].peak_bytes;
+    plan->fullest = at;
+  }
+  plan->n_stages_proved++;
+  return 0;
+}
+
+/* Prove the first two stages and the last. The others hold as much state as these, and fewer microbatches. */
+static int plan_prove(struct cluster_plan *plan, struct lade_error *error)
+{
+  const int n_stages = lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  plan->peak_bytes = 0;
+  plan->n_stages_proved = plan->fullest = 0;
+  int status = stage_prove(plan, 0, error);
+  if (!status && n_stages > 2)
+    status = stage_prove(plan, 1, error);
+  if (!status && n_stages > 1)
+    status = stage_prove(plan, n_stages - 1, error);
+  plan->is_proved = !status;
+  plan->fits = plan->peak_bytes <= plan->budget_bytes;
+  return status;
+}
+
+/* ---- JSON ---- */
+
+static void rates_set(json_t *object, const struct cluster_plan *plan)
+{
+  const struct lade_layout_cost *cost = &plan->cost;
+  const double step_s = cost->step_ns / 1e9, ranks = plan->layout.mesh.world;
+  const double tokens = (double)plan->job->batch * (double)plan->job->seq_len;
+  const double peak = plan->job->cluster->peak_flops_per_s;
+  json_object_set_new(object, "tokens_per_second", json_number(tokens / step_s));
+  json_object_set_new(object, "model_tflops_per_rank", json_number(cost->model_flops / step_s / ranks / 1e12));
+  json_object_set_new(object, "hardware_tflops_per_rank", json_number(cost->hardware_flops / step_s / ranks / 1e12));
+  json_object_set_new(object, "mfu", json_number(cost->model_flops / step_s / ranks / peak));
+  json_object_set_new(object, "hfu", json_number(cost->hardware_flops / step_s / ranks / peak));
+  json_object_set_new(object, "bubble", json_number(cost->bubble));
+  json_object_set_new(object, "exposed_communication", json_number(cost->exposed));
+  json_object_set_new(object, "error_share", json_number(plan->job->cluster->error_share));
+  if (plan->options->n_train_tokens > 0) {
+    const double seconds = plan->options->n_train_tokens / tokens * step_s;
+    json_object_set_new(object, "days", json_number(seconds / 86400));
+    json_object_set_new(object, "device_hours", json_number(seconds / 3600 * ranks));
+  }
+}
+
+static void sizes_set(json_t *object, const struct cluster_plan *plan)
+{
+  const struct lade_layout *layout = &plan->layout;
+  static const struct {
+    const char *name;
+    enum lade_axis axis;
+  } axes[] = {{"tp", LADE_AXIS_TP}, {"pp", LADE_AXIS_PP}, {"dp", LADE_AXIS_DP}};
+  for (size_t i = 0; i < LADE_COUNT(axes); i++)
+    json_object_set_new(object, axes[i].name, json_integer(lade_layout_size(layout, axes[i].axis)));
+  json_object_set_new(object, "zero", json_integer(layout->zero));
+  json_object_set_new(object, "shard", json_integer(layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1));
+  json_object_set_new(object, "schedule", json_string(lade_schedule_name(layout->schedule)));
+  json_object_set_new(object, "virtual_stages", json_integer(layout->virtual_stages));
+  json_object_set_new(object, "micro_batch", json_integer((json_int_t)plan->micro_batch));
+  json_object_set_new(object, "sequence_parallel", json_boolean(layout->is_sequence));
+  json_object_set_new(object, "recompute", json_string(recipe_name(plan->recipe)));
+}
+
+static json_t *ledger_json(const struct lade_stage_program *stage)
+{
+  json_t *ledger = json_object();
+  for (int owner = 0; owner < LADE_N_OWNERS; owner++)
+    json_object_set_new(ledger, lade_owner_name((enum lade_owner)owner), json_bytes(stage->owner_bytes[owner]));
+  json_object_set_new(ledger, "total", json_bytes(stage->peak_bytes));
+  return ledger;
+}
+
+/* Return the proved stages. */
+static json_t *stages_json(const struct cluster_plan *plan)
+{
+  const int n_alike = plan->layout.mesh.world / lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  json_t *stages = json_array();
+  for (int i = 0; i < plan->n_stages_proved; i++)
+    json_array_append_new(stages, json_pack("{s:i, s:i, s:b, s:i, s:i, s:o}", "rank", plan->ranks[i], "ranks_alike",
+                                            n_alike, "fits", plan->stages[i].peak_bytes <= plan->budget_bytes,
+                                            "instructions", plan->stages[i].n_instrs, "microbatches",
+                                            plan->stages[i].n_microbatches, "ledger", ledger_json(&plan->stages[i])));
+  return stages;
+}
+
+/* Return the layout as one of a search. */
+static json_t *layout_json(const struct cluster_plan *plan)
+{
+  json_t *object = json_object();
+  sizes_set(object, plan);
+  json_object_set_new(object, "fits", json_boolean(plan->fits));
+  json_object_set_new(object, "proved", json_boolean(plan->is_proved));
+  json_object_set_new(object, "peak_bytes", json_bytes(plan->peak_bytes));
+  json_object_set_new(object, "step_seconds", json_number(plan->cost.step_ns / 1e9));
+  rates_set(object, plan);
+  return object;
+}
+
+static json_t *given_json(const struct cluster_plan *plan)
+{
+  const struct lade_layout_cost *cost = &plan->cost;
+  const struct lade_layout_job *job = plan->job;
+  json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:s, s:i}", "schema_version", REPORT_SCHEMA_VERSION, "model",
+                             job->model->name, "parameters", (json_int_t)lade_model_n_params(job->model), "batch",
+                             (json_int_t)job->batch, "seq", (json_int_t)job->seq_len, "cluster", job->cluster->name,
+                             "ranks", plan->layout.mesh.world);
+  char name[LADE_LAYOUT_NAME_BYTES];
+  if (!object)
+    return NULL;
+  sizes_set(object, plan);
+  json_object_set_new(object, "layout", json_string(lade_layout_name(&plan->layout, name)));
+  json_object_set_new(object, "fits", json_boolean(plan->fits));
+  json_object_set_new(object, "proved", json_boolean(plan->is_proved));
+  json_object_set_new(object, "budget_bytes", json_bytes(plan->budget_bytes));
+  json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes));
+  json_object_set_new(object, "peak_rank", json_integer(plan->ranks[plan->fullest]));
+  json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));
+  json_object_set_new(object, "by_stage", stages_json(plan));
+  json_object_set_new(object, "predicted_step_seconds", json_number(cost->step_ns / 1e9));
+  json_object_set_new(object, "all_ranks_step_seconds", json_number(cost->step_ns / 1e9));
+  json_object_set_new(object, "exposed_gradient_seconds", json_number(cost->grad_ns / 1e9));
+  json_object_set_new(object, "update_seconds", json_number(cost->update_ns / 1e9));
+  json_object_set_new(object, "skipped_recompute_seconds", json_number(cost->skipped_ns / 1e9));
+  rates_set(object, plan);
+  return object;
+}
+
+/* ---- text ---- */
+
+static void layout_line(const struct cluster_plan *plan, FILE *file)
+{
+  char name[LADE_LAYOUT_NAME_BYTES], peak[32], step[32];
+  const double step_s = plan->cost.step_ns / 1e9, ranks = plan->layout.mesh.world;
+  lade_layout_name(&plan->layout, name);
+  fprintf(file, "%-52s micro-batch %-3lld recompute %-9s %9s %10s %6.1f TFLOP/s %5.1f %%%s\n", name,
+          (long long)plan->micro_batch, recipe_name(plan->recipe), seconds_format(step_s, step, sizeof(step)),
+          lade_size_format(plan->peak_bytes, peak, sizeof(peak)), plan->cost.model_flops / step_s / ranks / 1e12,
+          100 * plan->cost.model_flops / step_s / ranks / plan->job->cluster->peak_flops_per_s,
+          plan->fits ? "" : "  does not fit");
+}
+
+static void given_print(const struct cluster_plan *plan, FILE *file)
+{
+  const double step_s = plan->cost.step_ns / 1e9;
+  char text[32], more[32];
+  fprintf(file, "cluster       %s, %d ranks; model %s, batch %lld of %lld tokens\n", plan->job->cluster->name,
+          plan->layout.mesh.world, plan->job->model->name, (long long)plan->job->batch, (long long)plan->job->seq_len);
+  layout_line(plan, file);
+  fprintf(file, "step          %s, within %.0f %%; bubble %.1f %%, exposed communication %.1f %%; gradients %s, "
+          "update %s\n",
+          seconds_format(step_s, text, sizeof(text)), 100 * plan->job->cluster->error_share, 100 * plan->cost.bubble,
+          100 * plan->cost.exposed, seconds_format(plan->cost.grad_ns / 1e9, more, sizeof(more)),
+          seconds_format(plan->cost.update_ns / 1e9, (char[32]){0}, 32));
+  fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs and proved\n",
+          lade_size_format(plan->peak_bytes, text, sizeof(text)),
+          lade_size_format(plan->budget_bytes, more, sizeof(more)), plan->ranks[plan->fullest], plan->n_stages_proved);
+  if (plan->options->n_train_tokens > 0) {
+    const double tokens = (double)plan->job->batch * (double)plan->job->seq_len;
+    const double days = plan->options->n_train_tokens / tokens * step_s / 86400;
+    fprintf(file, "training      %.3g tokens in %.1f days, %.3g device-hours\n", plan->options->n_train_tokens, days,
+            days * 24 * plan->layout.mesh.world);
+  }
+}
+
+/* ---- a given layout ---- */
+
+static int layout_cost(struct cluster_plan *plan, struct lade_error *error)
+{
+  const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
+                                     plan->micro_batch, plan->recipe};
+  int status = lade_share_cost_make(plan->job, &key, error, &plan->share);
+  return status ? status : lade_layout_cost_make(plan->job, &plan->layout, plan->micro_batch, plan->recipe,
+                                                 &plan->share, error, &plan->cost);
+}
+
+/* Cost and prove the layout under @recipe. */
+static int recipe_plan(struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error)
+{
+  plan->recipe = recipe;
+  int status = layout_cost(plan, error);
+  return status ? status : plan_prove(plan, error);
+}
+
+static int given_layout(struct cluster_planning *planning, struct cluster_plan *plan)
+{
+  struct options *options = planning->options;
+  plan->params = options->session.layout;
+  plan->params.struct_size = sizeof(plan->params);
+  plan->params.rank = 0;
+  plan->params.n_kv_heads = planning->model.n_kv_heads;
+  if (options->n_ranks)
+    plan->params.world = (int)options->n_ranks;
+  int n_microbatches, status = lade_layout_init(&plan->params, &planning->error, &plan->layout);
+  if (!status)
+    status = ranks_check(planning, plan->layout.mesh.world);
+  if (!status)
+    status = lade_layout_share_batch(&plan->layout, planning->job.batch, options->session.micro_batch,
+                                     &planning->error, &plan->micro_batch, &n_microbatches);
+  return status;
+}
+
+static int given_plan(struct cluster_planning *planning, struct cluster_plan *plan)
+{
+  const enum lade_recipe asked = planning->options->session.recipe;
+  int status = given_layout(planning, plan);
+  if (status || asked != LADE_RECIPE_AUTO)
+    return status ? status : recipe_plan(plan, asked, &planning->error);
+  static const enum lade_recipe recipes[] = {LADE_RECIPE_NONE, LADE_RECIPE_SELECTIVE, LADE_RECIPE_FULL};
+  plan->fits = false;
+  for (size_t i = 0; i < LADE_COUNT(recipes) && !status && !plan->fits; i++)
+    status = recipe_plan(plan, recipes[i], &planning->error);
+  return status;
+}
+
+/* Say that the layout does not fit: its peak, the budget, and the tensors that take most. */
+static int refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan)
+{
+  char peak[LADE_SIZE_TEXT], budget[LADE_SIZE_TEXT];
+  const struct lade_stage_program *stage = &plan->stages[plan->fullest];
+  int most = 0;
+  for (int owner = 0; owner < LADE_N_OWNERS; owner++)
+    most = stage->owner_bytes[owner] > stage->owner_bytes[most] ? owner : most;
+  lade_error_set(&planning->error, -EOVERFLOW, "rank %d needs %s of device memory, and %s are usable; most of it is "
+                 "%s: --search finds layouts that fit", plan->ranks[plan->fullest],
+                     lade_size_exact(plan->peak_bytes, peak),
+                 lade_size_exact(plan->budget_bytes, budget), lade_owner_name((enum lade_owner)most));
+  fflush(stdout);
+  return exit_fail("plan", -EOVERFLOW, &planning->error);
+}
+
+static int given_tell(struct cluster_planning *planning, const struct cluster_plan *plan)
+{
+  const struct options *options = planning->options;
+  if (options->export_format)
+    cluster_export(plan, stdout);
+  else if (options->is_json) {
+    if (json_print(given_json(plan)))
+      return exit_fail("plan", -ENOMEM, NULL);
+  } else {
+    given_print(plan, stdout);
+    if (options->has_explain)
+      cluster_explain(plan, stdout);
+  }
+  return plan->fits ? LADE_EXIT_DONE : refusal_tell(planning, plan);
+}
+
+/* ---- a search ---- */
+
+/* Return @option's number if the user gave it, else @free. */
+static int confined(const struct options *options, const char *option, int64_t value, int free_value)
+{
+  return option_is_set(options, option) ? (int)value : free_value;
+}
+
+static struct lade_layout_search_params search_params(const struct cluster_planning *planning)
+{
+  const struct options *o = planning->options;
+  return (struct lade_layout_search_params){
+      .n_ranks = (int)o->n_ranks, .device_bytes = planning->budget_bytes, .tp = confined(o, "tp", o->tp, 0),
+      .pp = confined(o, "pp", o->pp, 0), .dp = confined(o, "dp", o->dp, 0), .zero = confined(o, "zero", o->zero, -1),
+      .virtual_stages = confined(o, "virtual-stages", o->virtual_stages, 0), .shard = (int)o->shard,
+      .schedule = confined(o, "schedule", o->schedule, -1),
+      .is_sequence = confined(o, "sequence-parallel", o->is_sequence, -1), .micro_batch = o->session.micro_batch,
+      .recipe = o->session.recipe, .grad_reduce = (enum lade_dtype)o->grad_reduce,
+      .n_most = (int)o->n_top * FOUND_EACH + FOUND_MORE};
+}
+
+static int found_plan(struct cluster_planning *planning, const struct lade_layout_found *found,
+                      struct cluster_plan *plan)
+{
+  plan->params = found->layout;
+  plan->params.n_kv_heads = planning->model.n_kv_heads;
+  plan->micro_batch = found->micro_batch;
+  plan->recipe = found->recipe;
+  int status = lade_layout_init(&plan->params, &planning->error, &plan->layout);
+  if (!status)
+    status = layout_cost(plan, &planning->error);
+  return status ? status : plan_prove(plan, &planning->error);
+}
+
+struct search_result {
+  struct lade_layout_search search;
+  struct cluster_plan *plans;
+  int n_plans;
+  double seconds;
+};
+
+static double seconds_now(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* True if the plans have one of the sizes of @found. */
+static bool has_sizes(const struct search_result *result, const struct lade_layout_found *found)
+{
+  for (int i = 0; i < result->n_plans; i++) {
+    const struct lade_layout_params *other = &result->plans[i].params;
+    if (other->tp == found->layout.tp && other->pp == found->layout.pp && other->dp == found->layout.dp)
+      return true;
+  }
+  return false;
+}
+
+/* Prove the found layouts in order until as many as asked for fit; if none does, keep the first. */
+static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty, struct search_result
+    *result)
+{
+  int status = 0;
+  for (int i = 0; i < result->search.n_found && result->n_plans < planning->options->n_top && !status; i++) {
+    struct cluster_plan plan = *empty;
+    if (has_sizes(result, &result->search.found[i]))
+      continue;
+    status = found_plan(planning, &result->search.found[i], &plan);
+    if (!status && plan.fits)
+      result->plans[result->n_plans++] = plan;
+    else if (!status && !result->n_plans)
+      result->plans[0] = plan;
+  }
+  return status;
+}
+
+static int search_tell(struct cluster_planning *planning, const struct search_result *result)
+{
+  const struct options *options = planning->options;
+  const int n = LADE_MAX(result->n_plans, 1);
+  if (options->export_format) {
+    cluster_export(&result->plans[0], stdout);
+  } else if (options->is_json) {
+    json_t *layouts = json_array();
+    for (int i = 0; i < n; i++)
+      json_array_append_new(layouts, layout_json(&result->plans[i]));
+    if (json_print(json_pack("{s:i, s:I, s:f, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "evaluated",
+                             (json_int_t)result->search.n_evaluated, "seconds", result->seconds, "layouts", layouts)))
+      return exit_fail("plan", -ENOMEM, NULL);
+  } else {
+    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), built and proved:\n",
+           (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name, result->seconds);
+    for (int i = 0; i < n; i++)
+      layout_line(&result->plans[i], stdout);
+    if (options->has_explain)
+      cluster_explain(&result->plans[0], stdout);
+  }
+  if (result->n_plans)
+    return LADE_EXIT_DONE;
+  if (!planning->error.code)
+    return refusal_tell(planning, &result->plans[0]);
+  fflush(stdout);
+  return exit_fail("plan", -EOVERFLOW, &planning->error);
+}
+
+static int search_plan(struct cluster_planning *planning, const struct cluster_plan *empty)
+{
+  const struct lade_layout_search_params how = search_params(planning);
+  struct search_result result = {.plans = calloc((size_t)planning->options->n_top + 1, sizeof(*result.plans))};
+  const double begin = seconds_now();
+  int status = ranks_check(planning, how.n_ranks);
+  if (!status)
+    status = result.plans ? 0 : lade_error_set(&planning->error, -ENOMEM, "no memory for the layouts");
+  if (!status)
+    status = lade_layout_search_run(&planning->job, &how, &planning->error, &result.search);
+  const bool has_found = !status || status == -EOVERFLOW;
+  if (has_found)
+    status = found_prove(planning, empty, &result);
+  result.seconds = seconds_now() - begin;
+  const int code = status ? exit_fail("plan", status, &planning->error) : search_tell(planning, &result);
+  if (has_found)
+    free(result.search.found);
+  free(result.plans);
+  return code;
+}
+
+int plan_cluster(struct options *options)
+{
+  struct cluster_planning planning = {.options = options};
+  int status = job_make(&planning);
+  struct cluster_plan plan = {.options = options, .job = &planning.job, .budget_bytes = planning.budget_bytes};
+  if (status)
+    return exit_fail("plan", status, &planning.error);
+  if (options->has_search)
+    return search_plan(&planning, &plan);
+  status = given_plan(&planning, &plan);
+  return status ? exit_fail("plan", status, &planning.error) : given_tell(&planning, &plan);
+}
