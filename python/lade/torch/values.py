@@ -103,6 +103,8 @@ class Values:
         elif node.op == "call_function" and node.target is operator.getitem:
             source, index = node.args
             if (source, index) not in self.metas:
+                if not node.users and not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)):
+                    return  # a result that the call does not give, such as an unwanted gradient
                 raise CannotCapture("results nested in results are not captured", str(source.target))
             self.alias_of[node] = (source, index)
         elif node.op == "call_function":
