@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lade for PyTorch: an unmodified training step inside a byte budget, with the bits of the step that you wrote."""
 from ..errors import CannotCapture, DoesNotFit, Error
-from .step import digest, measure, step
+from .train_step import digest, measure, step
 
 __all__ = ["CannotCapture", "DoesNotFit", "Error", "digest", "measure", "step"]

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CannotCapture
 
+# A checkpoint's generator in one torch release and the other.
+_GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
 _UNIFORM = (torch.rand, torch.rand_like)
 _BELOW = (torch.lt, torch.Tensor.lt, torch.Tensor.__lt__)
 
@@ -101,8 +103,9 @@ def capturing(recorder):
     before = _generators_state()
     with contextlib.ExitStack() as stack:
         if checkpoint:
-            stack.enter_context(mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator",
-                                                  _plain_checkpoint))
+            for name in _GENERATORS:
+                if hasattr(checkpoint, name):
+                    stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder)):
             stack.enter_context(patch)

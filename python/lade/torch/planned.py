@@ -50,6 +50,14 @@ def _disk_free(directory):
     return found.f_bavail * found.f_frsize
 
 
+def names_of(values, trace):
+    """Return a name for each storage: of a given one its kind and its name in the model."""
+    names = [f"{s['root'][0].name}.{i}" for i, s in enumerate(values.storages)]
+    for node, (kind, name, *_) in zip(values.inputs, trace.inputs):
+        names[values.storage((node, None))] = f"{kind} {name}"
+    return names
+
+
 def graph_of(values, name_of, can_redo=True):
     """Return the library's graph of priced values; storages and ops keep their numbers."""
     graph = g.Graph()
@@ -79,7 +87,7 @@ class Planned:
         self._set_parts()
         self.price_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        self.names = self._names()
+        self.names = names_of(self.values, trace)
         self.graph = graph_of(self.values, lambda i: self.names[i], "recompute" in limits.ways)
         self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
         self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
@@ -93,12 +101,6 @@ class Planned:
         for op in self.values.ops:
             is_update = op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL)
             op.part = g.UPDATE if is_update else g.BACKWARD if "backward" in op.name else g.FORWARD
-
-    def _names(self):
-        names = [f"{s['root'][0].name}.{i}" for i, s in enumerate(self.values.storages)]
-        for node, (kind, name, *_) in zip(self.values.inputs, self.trace.inputs):
-            names[self.values.storage((node, None))] = f"{kind} {name}"
-        return names
 
     def _plan(self, seconds):
         paths, limits = self.limits.measure(), self.limits

@@ -5,6 +5,7 @@ The parameters, buffers, optimizer state, gradients and the batch are replaced b
 once under make_fx, and everything is put back. Nothing is computed and nothing is allocated.
 """
 import contextlib
+import functools
 import os
 import traceback
 
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ..errors import CannotCapture, Error
+from ..errors import CannotCapture
 from . import optimizers, patches
 
 _TORCH = os.path.dirname(torch.__file__)
@@ -196,7 +197,6 @@ def _restore(held_dicts, flat):
 
 def _cells(fn):
     """Return plain Python values that the function can change: its closure, its globals, its object."""
-    import functools
     values = {}
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -230,6 +230,11 @@ def _mode_of(tensors):
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def _described(mode, tensor):
+    """Return a fake tensor of @mode for a real or a fake one."""
+    return tensor.detach() if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor.detach(), static_shapes=True)
+
+
 def _fake_state(given, mode, fakes, optimizer):
     """Return {id(parameter): fake state tensors}; state that does not exist yet is described as it will be."""
     states, names = {}, {}
@@ -244,8 +249,7 @@ def _fake_state(given, mode, fakes, optimizer):
         real = optimizer.state.get(p)
         if real:
             found = optimizers.state_tensors(real)
-            states[id(p)] = [mode.from_tensor(t.detach(), static_shapes=True) if not isinstance(t, FakeTensor)
-                             else t for _, t in found]
+            states[id(p)] = [_described(mode, t) for _, t in found]
         else:
             found = optimizers.state_tensors(fresh.get(fakes[id(p)], {}))
             states[id(p)] = [t for _, t in found]
@@ -259,7 +263,7 @@ def trace(fn, model, optimizer, args, kwargs):
     leaves, spec = pytree.tree_flatten((args, kwargs))
     mode = _mode_of([t for _, t in given.params])
     with torch.no_grad():
-        fake = lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t.detach(), static_shapes=True)
+        fake = functools.partial(_described, mode)
         fakes = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
         states, state_names = _fake_state(given, mode, fakes, optimizer)
         grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
@@ -310,5 +314,3 @@ def trace(fn, model, optimizer, args, kwargs):
     result.late, result.n_steps, result.mode = recorder.late, recorder.n_steps, mode
     return result
 
-
-__all__ = ["Error", "Given", "Trace", "trace"]

@@ -22,7 +22,7 @@ from .prices import Pricer
 from .trace import Given, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
-_PLAN_SECONDS = 3.0
+PLAN_SECONDS = 3.0  # of the search for one plan
 
 
 class Report(dict):
@@ -101,7 +101,7 @@ class Step:
         start = time.perf_counter()
         captured = trace(self.fn, self.model, self.optimizer, args, kwargs)
         seconds = time.perf_counter() - start
-        planned = Planned(captured, self.pricer, self.limits, self.device, _PLAN_SECONDS)
+        planned = Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS)
         self._create_state()
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
@@ -132,6 +132,8 @@ class Step:
         trace_ = planned.trace
         for p, grad in zip(trace_.grads, results[trace_.n_tensors:]):
             p.grad = grad
+        if trace_.n_steps:
+            self.optimizer._opt_called = True  # schedulers warn without it
         if with_late:
             for scheduler, args, kwargs in trace_.late:
                 scheduler.step(*args, **kwargs)
