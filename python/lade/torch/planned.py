@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One plan of a captured step: the library's graph, the budget, the list, and the function that runs it."""
+import os
 import time
 
 import torch
 
 from .. import graph as g
-from ..errors import DoesNotFit
+from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
 from . import generate, optimizers, tiers
 from .values import Values, updates_early
@@ -18,7 +19,7 @@ class Tiers:
         unknown = set(ways) - {"recompute", "host", "store"}
         if unknown:
             raise ValueError(f"ways has {sorted(unknown)[0]!r}: expected \"recompute\", \"host\", \"store\"")
-        if isinstance(budget, (int, str)) is False:
+        if not isinstance(budget, (int, str)):
             raise ValueError(f"{budget!r} is no budget")
         self.budget, self.store, self.ways = budget, store, tuple(ways)
         self.host_bytes = 0
@@ -45,8 +46,10 @@ def _memory_free():
 
 
 def _disk_free(directory):
-    import os
-    found = os.statvfs(directory)
+    try:
+        found = os.statvfs(directory)
+    except OSError as fault:
+        raise Error(f"store {directory}: {fault.strerror}", -fault.errno) from fault
     return found.f_bavail * found.f_frsize
 
 

@@ -42,7 +42,10 @@ class _Arena:
         buffer = self._buffer(meta.dtype, (lead + span) * width + 64)
         first = self.used.get(meta.dtype, 0)
         self.used[meta.dtype] = (first + (lead + span) * width + 63) // 64 * 64
-        return torch.as_strided(buffer, size, stride, first // width + lead)
+        cut = torch.as_strided(buffer, size, stride, first // width + lead)
+        if not (meta.dtype.is_floating_point or meta.dtype.is_complex):
+            buffer[first // width:first // width + lead + span].fill_(meta.dtype == torch.bool)  # calls may write it
+        return cut
 
     def _buffer(self, dtype, n_bytes):
         wanted = self.used.get(dtype, 0) + n_bytes

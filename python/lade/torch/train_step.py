@@ -121,9 +121,9 @@ class Step:
         for _, p in planned.trace.given.params:
             p.grad = None  # gradients that the step reads are in @tensors
         runtime.is_updated, runtime.away = False, {}
-        start = time.perf_counter()
+        interrupts, start = _Interrupts(), time.perf_counter()
         try:
-            with _deferred_interrupt(), torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
+            with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
             self._failed(runtime, fault)
@@ -137,6 +137,7 @@ class Step:
         if with_late:
             for scheduler, args, kwargs in trace_.late:
                 scheduler.step(*args, **kwargs)
+        interrupts.deliver()
         made = iter(results[:trace_.n_tensors])
         return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
                                      trace_.out_spec)
@@ -261,24 +262,24 @@ def _bits(tensor):
     return hashlib.sha256(data).hexdigest()
 
 
-@contextlib.contextmanager
-def _deferred_interrupt():
-    """Let Ctrl-C wait for the step's end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    waiting = []
-    held = signal.getsignal(signal.SIGINT)
-    if held is None:
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *args: waiting.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, held)
-    if waiting and callable(held):
-        held(*waiting[0])
+class _Interrupts:
+    """Within this context Ctrl-C waits; deliver() lets it act."""
+
+    def __enter__(self):
+        self.waiting, self.held = [], None
+        if threading.current_thread() is threading.main_thread():
+            self.held = signal.getsignal(signal.SIGINT)
+        if self.held is not None:
+            signal.signal(signal.SIGINT, lambda *args: self.waiting.append(args))
+        return self
+
+    def __exit__(self, *fault):
+        if self.held is not None:
+            signal.signal(signal.SIGINT, self.held)
+
+    def deliver(self):
+        if self.waiting and callable(self.held):
+            self.held(*self.waiting[0])
 
 
 @contextlib.contextmanager
