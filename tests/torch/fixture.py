@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the tests of lade.torch: the package of this checkout, a small GPT, and a comparison with eager steps.
 
-A test that needs torch exits 77 with one line where torch is absent. Usage of each: TEST.py LIBLADE.
+LADE_TORCH_PYTHON (scripts/torch-env) is the Python that has torch. A test that needs torch exits 77 with one line where
+it is absent. Usage of each: TEST.py LIBLADE.
 """
 import copy
 import os
 import sys
 
+if os.environ.get("LADE_TORCH_PYTHON", sys.executable) != sys.executable:
+    os.execv(os.environ["LADE_TORCH_PYTHON"], [os.environ["LADE_TORCH_PYTHON"], *sys.argv])
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "python"))
 if len(sys.argv) > 1:

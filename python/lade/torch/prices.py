@@ -304,7 +304,7 @@ def _sums(leaves):
     found = []
     for t in leaves:
         small = t.numel() and t.numel() * t.element_size() <= _SMALL_BYTES and t.is_contiguous()
-        found.append(t.view(torch.uint8).to(torch.int64).sum().item() if small and t.dim() else None)
+        found.append(t.reshape(-1).view(torch.uint8).to(torch.int64).sum().item() if small and t.dim() else None)
     return found
 
 

@@ -257,6 +257,19 @@ def _fake_state(given, mode, fakes, optimizer):
     return states, names
 
 
+def _drop_unused_state(result, optimizer):
+    """Forget state that no update reads and that does not exist: an eager step creates none for it either."""
+    nodes = [node for node in result.gm.graph.nodes if node.op == "placeholder"]
+    kept = []
+    for node, given in zip(nodes, result.inputs):
+        kind, _, where, _ = given
+        if kind == "state" and not node.users and not optimizer.state.get(where[0]):
+            result.gm.graph.erase_node(node)
+        else:
+            kept.append(given)
+    result.inputs = kept
+
+
 def trace(fn, model, optimizer, args, kwargs):
     """Capture fn(*args, **kwargs). CannotCapture names the op and the user's line; nothing has changed then."""
     given = Given(model, optimizer)
@@ -311,6 +324,6 @@ def trace(fn, model, optimizer, args, kwargs):
         if name in before and before[name] != value:
             raise CannotCapture(f"the step changes {name} in Python, so each step may be another graph", "Python state")
     result.out_leaves = [leaf if not isinstance(leaf, torch.Tensor) else torch.Tensor for leaf in result.out_leaves]
+    _drop_unused_state(result, optimizer)
     result.late, result.n_steps, result.mode = recorder.late, recorder.n_steps, mode
     return result
-

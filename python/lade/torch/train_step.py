@@ -102,16 +102,16 @@ class Step:
         captured = trace(self.fn, self.model, self.optimizer, args, kwargs)
         seconds = time.perf_counter() - start
         planned = Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS)
-        self._create_state()
+        self._create_state(captured)
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
         return ready
 
-    def _create_state(self):
+    def _create_state(self, captured):
         """Create the optimizer's state that its first step would create; the plan was accepted with it."""
         if self.optimizer and optimizers.is_per_param(self.optimizer):
-            optimizers.create_state(self.optimizer, {id(p): p for p in optimizers.params_of(self.optimizer)},
-                                    self.optimizer.state)
+            updated = {id(where[0]): where[0] for kind, _, where, _ in captured.inputs if kind == "state"}
+            optimizers.create_state(self.optimizer, updated, self.optimizer.state)
 
     # one step
 
