@@ -91,6 +91,14 @@ def empty_state():
     return collections.defaultdict(dict)
 
 
+def state_items(state):
+    """Return (key, value) of all of one parameter's state in a fixed order, that in liblade as tensors."""
+    found = {}
+    for key, value in state.items():
+        found.update(value.save() if hasattr(value, "save") else {key: value})
+    return [(key, found[key]) for key in sorted(found, key=str)]
+
+
 def state_tensors(state):
     """Return (key, tensor) of one parameter's state, in a fixed order."""
     return [(key, state[key]) for key in sorted(state, key=str) if isinstance(state[key], torch.Tensor)]

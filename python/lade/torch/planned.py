@@ -27,7 +27,7 @@ class Tiers:
             self.host_bytes = _memory_free() // 2 if host == "auto" else size_bytes(host)
         self.store_bytes = 0
         if store is not None and "store" in ways:
-            self.store_bytes = size_bytes(store_budget) if store_budget is not None else _disk_free(store) // 2
+            self.store_bytes = size_bytes(store_budget) if store_budget is not None else disk_free(store) // 2
         self.paths = {}
 
     def measure(self):
@@ -45,7 +45,8 @@ def _memory_free():
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def _disk_free(directory):
+def disk_free(directory):
+    """Return the free bytes of a directory's drive."""
     try:
         found = os.statvfs(directory)
     except OSError as fault:

@@ -123,6 +123,9 @@ class Store:
         check(self.lib.lade_tensor_store_get(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
                                              c.byref(self.error)), self.error, "lade_tensor_store_get")
 
+    def drop(self, name):
+        check(self.lib.lade_tensor_store_drop(self.store, name), None, "lade_tensor_store_drop")
+
 
 def host_paths():
     """Return the (out, in) paths between torch's memory and the host tier, measured by copies of 16 MiB."""

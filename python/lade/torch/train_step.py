@@ -165,6 +165,9 @@ class Step:
 
     def _state_digest(self, ready):
         found = {f"{kind} {name}": _bits(t) for kind, name, t in self._stateful(ready)}
+        for i, p in enumerate(ready.planned.trace.given.opt_params):
+            for key, value in optimizers.state_items(self.optimizer.state.get(p, {})):
+                found[f"state {i}.{key}"] = _bits(value) if isinstance(value, torch.Tensor) else repr(value)
         found["generator"] = _bits(torch.get_rng_state())
         return found
 
@@ -207,6 +210,7 @@ class _Snapshot:
         self.copies = [(t, t.detach().clone()) for kind, _, t in step._stateful(ready) if kind != "gradient"]
         self.copies += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
         self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
+        self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
         self.generators = [torch.get_rng_state()]
         if step.device.type == "cuda":
             self.generators.append(torch.cuda.get_rng_state(step.device))
@@ -217,6 +221,8 @@ class _Snapshot:
                 tensor.detach().copy_(copy)
         for param, grad in self.grads:
             param.grad = grad
+        if self.inner is not None:
+            self.step.optimizer.restore(self.inner)
         torch.set_rng_state(self.generators[0])
         if len(self.generators) > 1:
             torch.cuda.set_rng_state(self.generators[1], self.step.device)
@@ -324,7 +330,6 @@ def digest(model, optimizer=None):
     if optimizer is not None:
         inner = optimizers.unwrapped(optimizer)
         for i, p in enumerate(optimizers.params_of(inner)):
-            for key in sorted(inner.state.get(p, {}), key=str):
-                value = inner.state[p][key]
+            for key, value in optimizers.state_items(inner.state.get(p, {})):
                 total.update(f"{i} {key} {_bits(value) if isinstance(value, torch.Tensor) else value!r}".encode())
     return total.hexdigest()[:16]
