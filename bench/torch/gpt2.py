@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2 124M by lade.torch beside eager PyTorch: seconds of a step as ratios of one interleaved run.
+"""GPT-2 124M by lade.torch beside eager PyTorch: CPU time of a step as ratios of one interleaved run.
 
 Usage: gpt2.py [--rows N] [--columns N] [--layers N] [--rounds N] [--bf16] [--cases 100%,60%,40%+host]
-Each round runs one eager step and one step of each case; the table has medians of the rounds' ratios.
+Each round runs one eager step and one planned step. The table has medians of the rounds' ratios, in CPU time of the
+process, which other processes of a shared machine change less than the clock.
 """
 import argparse
 import os
@@ -38,9 +39,9 @@ def made(options):
 
 
 def timed(call, *args):
-    start = time.perf_counter()
+    start = time.process_time()
     call(*args)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def main():
