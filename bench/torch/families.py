@@ -8,10 +8,14 @@ Prints one line for each model and budget, as a table of Markdown. Exits 1 if bi
 import argparse
 import os
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(ROOT, "python"), os.path.join(ROOT, "tests", "torch")]
+
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-families-") # plans of earlier runs are not taken
+os.environ["XDG_CACHE_HOME"] = SCRATCH.name
 
 import torch
 import transformers

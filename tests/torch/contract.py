@@ -13,7 +13,7 @@ import tempfile
 
 from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
 
-from lade.torch import train_step
+from lade.torch import plan_cache, train_step
 
 
 def made(budget="100%", dropout=0.1, **options):
@@ -53,6 +53,21 @@ def reports_have_their_fields():
     assert sum(report["ledger"].values()) == report["planned_peak_bytes"], report["ledger"]
     assert report["floor_bytes"] <= report["min_budget_bytes"] <= report["planned_peak_bytes"]
     assert "planned_peak_bytes" in str(report) and report["is_audited"]
+
+
+def plans_are_kept_on_disk():
+    lists = []
+    for wanted in (False, True, False):
+        _, _, step = made("min")
+        step.prepare(*batch(5))
+        assert step.report()["is_from_disk"] == wanted, wanted
+        lists.append(step.last.planned.plan.instrs)
+        if wanted:
+            for entry in os.scandir(plan_cache.folder()):
+                with open(entry.path, "r+", encoding="ascii") as file:
+                    file.seek(os.path.getsize(entry.path) // 2)
+                    file.write("9999")
+    assert lists[0] == lists[1]
 
 
 def gradients_of_the_caller_accumulate():
@@ -203,7 +218,7 @@ def described():
 if __name__ == "__main__":
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     train_step.PLAN_SECONDS = 0.3
-    for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, gradients_of_the_caller_accumulate,
+    for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
                  failures_behind_an_update_end_training, bytes_wait_on_host_and_store, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):

@@ -7,6 +7,7 @@ it is absent. Usage of each: TEST.py LIBLADE.
 import copy
 import os
 import sys
+import tempfile
 
 if os.environ.get("LADE_TORCH_PYTHON", sys.executable) != sys.executable:
     os.execv(os.environ["LADE_TORCH_PYTHON"], [os.environ["LADE_TORCH_PYTHON"], *sys.argv])
@@ -15,6 +16,8 @@ sys.path.insert(0, os.path.join(ROOT, "python"))
 if len(sys.argv) > 1:
     os.environ["LADE_LIBRARY"] = os.path.abspath(sys.argv[1])
 os.environ["HF_HUB_OFFLINE"] = "1"
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-torch-") # removed with the process
+os.environ["XDG_CACHE_HOME"] = SCRATCH.name
 
 
 def skip(reason):

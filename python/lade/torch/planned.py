@@ -8,7 +8,7 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, optimizers, tiers
+from . import generate, optimizers, plan_cache, tiers
 from .values import Values, updates_early
 
 
@@ -22,7 +22,7 @@ class Tiers:
         if not isinstance(budget, (int, str)):
             raise ValueError(f"{budget!r} is no budget")
         self.budget, self.store, self.ways = budget, store, tuple(ways)
-        self.host_bytes = 0
+        self.host_bytes, self.host_exact = 0, host != "auto"
         if host is not None and "host" in ways:
             self.host_bytes = _memory_free() // 2 if host == "auto" else size_bytes(host)
         self.store_bytes = 0
@@ -112,7 +112,14 @@ class Planned:
                    from_store=paths["store"][1], host_budget_bytes=limits.host_bytes,
                    store_budget_bytes=limits.store_bytes, time_limit_s=seconds)
         budget = g.BUDGET_MIN if self.budget is None else max(self.budget, 1)
-        return self.graph.plan(budget, **own)
+        key = plan_cache.key_of(self.values, limits, budget)
+        found = plan_cache.load(key, self.graph, budget)
+        self.is_from_disk = found is not None and found.info["host_bytes"] <= limits.host_bytes
+        if self.is_from_disk:
+            return found
+        plan = self.graph.plan(budget, **own)
+        plan_cache.save(key, plan)
+        return plan
 
     # places
 
@@ -160,7 +167,7 @@ class Planned:
                 "planned_peak_bytes": info["planned_peak_bytes"], "unconstrained_peak_bytes": self.unconstrained_bytes,
                 "min_budget_bytes": info["min_budget_bytes"], "floor_bytes": self.floor_bytes,
                 "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"], "n_moves": kinds.count(g.PUT),
-                "n_ops": self.n_ops, "host_bytes": self.host_bytes, "store_bytes": self.store_need,
+                "n_ops": self.n_ops, "is_from_disk": self.is_from_disk, "host_bytes": self.host_bytes, "store_bytes": self.store_need,
                 "price_seconds": self.price_seconds, "plan_seconds": self.plan_seconds,
                 "predicted_step_seconds": info["predicted_step_ns"] / 1e9}
 

@@ -57,6 +57,9 @@ class saved:
 
     def __init__(self, model, live, host=None, store=None, store_bytes=None):
         self.limit, self.host_free = size_bytes(live), size_bytes(host) if host is not None else 0
+        devices = {str(p.device) for _, m in modules_of(model) for p in m.parameters(recurse=False)} - {"cpu"}
+        if devices:
+            raise Error(f"the model is on {sorted(devices)[0]}: saved tensors are moved from the CPU alone")
         self.model, self.left_alone, self.kept = model, set(), []
         self.store_dir, self.store = store, None
         if store is not None:
