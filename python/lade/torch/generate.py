@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Straight-line Python from a plan's list of instructions.
+
+The generated function calls the ops of the graph in the plan's order, and deletes names so that each storage is freed
+where the plan frees it. A put empties the storage and keeps its tensors, a get fills the same storage again, so views
+stay valid. A drop deletes all names of a storage. A view is made where an op first needs it, and made again after its
+storage was dropped and computed again. No interpreter runs: a step costs as much Python as eager's own.
+"""
+import torch
+from torch.fx.node import Node
+
+from ..errors import Error
+from ..graph import DROP, GET, OP, PUT, REDO
+from . import optimizers
+from .values import flat_args
+
+
+class Generator:
+    """Writes the function of one plan."""
+
+    def __init__(self, values, instrs, places):
+        self.values, self.instrs, self.places = values, instrs, places
+        self.number = {node: i for i, node in enumerate(values.nodes)}
+        self.lines, self.names = [], {"R": None, "torch": torch, "inf": float("inf"), "nan": float("nan")}
+        self.bound, self.of_storage = set(), {}
+        self.redrawn = {index for kind, index, _ in instrs if kind == REDO and values.ops[index].draws}
+        self.saved_draws = set()
+
+    # names
+
+    def name(self, value):
+        node, i = value
+        return f"v{self.number[node]}" + ("" if i is None else f"_{i}")
+
+    def bind(self, value):
+        self.bound.add(value)
+        self.of_storage.setdefault(self.values.storage(value), set()).add(value)
+        return self.name(value)
+
+    def unbind(self, storage):
+        """Delete all names of a storage."""
+        held = sorted(self.of_storage.pop(storage, ()), key=self.name)
+        if held:
+            self.lines.append("del " + ", ".join(map(self.name, held)))
+            self.bound.difference_update(held)
+
+    def constant(self, thing, prefix):
+        name = f"{prefix}{len(self.names)}"
+        self.names[name] = thing
+        return name
+
+    def target(self, node):
+        name = "f_" + "".join(c if c.isalnum() else "_" for c in str(node.target))
+        self.names[name] = node.target
+        return name
+
+    # operands
+
+    def ensure(self, value):
+        """Emit the lines that bind a value to its name, if it is not bound."""
+        if value in self.bound:
+            return
+        node, i = value
+        if value in self.values.mutated_of:
+            source = self.values.mutated_of[value]
+            self.ensure(source)
+            self.lines.append(f"{self.bind(value)} = {self.name(source)}")
+        elif node in self.values.is_view:
+            self.call(node, self._values_of(node))
+        else:
+            self._ensure_by_storage(value)
+
+    @staticmethod
+    def _values_of(node):
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            return [(node, None)]
+        return [(node, i) for i, t in enumerate(val) if isinstance(t, torch.Tensor)]
+
+    def _ensure_by_storage(self, value):
+        """Bind an output that shares the storage of an op's other value, by its shape and strides."""
+        storage = self.values.storage(value)
+        others = sorted(self.of_storage.get(storage, ()), key=self.name)
+        if not others:
+            raise Error(f"lade: the plan reads {value[0].name} where it is not on the device")
+        meta = self.values.metas[value]
+        self.lines.append(f"{self.bind(value)} = torch.empty(0, dtype={meta.dtype}, device={self.name(others[0])}.device)"
+                          f".set_({self.name(others[0])}.untyped_storage(), {meta.storage_offset()}, "
+                          f"{tuple(meta.shape)}, {tuple(meta.stride())})")
+
+    def text(self, arg):
+        """Return the source of an argument."""
+        if isinstance(arg, Node):
+            return self.name(self.values.value(arg))
+        if isinstance(arg, (list, tuple)):
+            inner = ", ".join(map(self.text, arg))
+            return f"[{inner}]" if isinstance(arg, list) else f"({inner}{',' if len(arg) == 1 else ''})"
+        if isinstance(arg, (torch.dtype, int, float, bool, str)) or arg is None:
+            return repr(arg)
+        return self.constant(arg, "c")
+
+    def call(self, node, outputs):
+        """Emit a call that binds @outputs."""
+        for operand in flat_args(node):
+            self.ensure(self.values.value(operand))
+        args = [self.text(a) for a in node.args] + [f"{k}={self.text(a)}" for k, a in node.kwargs.items()]
+        call = f"{self.target(node)}({', '.join(args)})"
+        self.lines.append(self._left(node, outputs) + call)
+
+    def _left(self, node, outputs):
+        val = node.meta.get("val")
+        if not outputs:
+            return ""
+        if not isinstance(val, (list, tuple)):
+            return f"{self.bind(outputs[0])} = "
+        made = {i: value for value in outputs for i in [value[1]]}
+        return ", ".join(self.bind(made[i]) if i in made else "_" for i in range(len(val))) + ", = "
+
+    # instructions
+
+    def _op(self, index, is_again):
+        op = self.values.ops[index]
+        if is_again:
+            for storage in op.writes:
+                self.unbind(storage)
+        for operand in flat_args(op.node):
+            self.ensure(self.values.value(operand))
+        if index in self.redrawn:
+            self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index})")
+        if op.node.target is optimizers.UPDATE:
+            self._update(op.node)
+        elif op.node.target is optimizers.UPDATE_ALL:
+            _, grads, _, found = op.node.args
+            self.lines.append(f"R.update_all({self.text(grads)}, {self.text(found)})")
+        else:
+            self.call(op.node, op.outputs)
+        if index in self.redrawn and is_again:
+            self.lines.append("R.redrawn()")
+
+    def _update(self, node):
+        _, grad, _, found, index = node.args
+        self.lines.append(f"R.update({index}, {self.text(grad)}, {self.text(found)})")
+
+    def _held(self, storage):
+        others = sorted(self.of_storage.get(storage, ()), key=self.name)
+        if not others:
+            raise Error(f"lade: the plan moves storage {storage} where it is not on the device")
+        return self.name(others[0])
+
+    def generate(self, name):
+        """Return (source, names): a function of the given tensors, in the order of the graph's inputs."""
+        inputs = [self.bind((node, None)) for node in self.values.inputs]
+        for node, tensor in self.values.constants.items():
+            self.names[self.bind((node, None))] = tensor
+        constants = {self.name((node, None)) for node in self.values.constants}
+        for i, (kind, index, tier) in enumerate(self.instrs):
+            if kind in (OP, REDO):
+                self._op(index, kind == REDO)
+            elif kind == DROP:
+                self.unbind(index)
+            elif kind == PUT:
+                self.lines.append(f"R.put({index}, {tier}, {self.places.get(i, 0)}, {self._held(index)})")
+            elif kind == GET:
+                self.lines.append(f"R.get({index}, {tier}, {self.places.get(i, 0)}, {self._held(index)})")
+        results = [self.values.value(node) for node in self.values.nodes[-1].args[0]]
+        for value in results:
+            self.ensure(value)
+        head = [f"def {name}(R, {', '.join(inputs) or '*_'}):"]
+        self._local_constants(constants, head)
+        body = [f"  {line}" for line in self.lines]
+        return "\n".join([*head, *body, "  return [" + ", ".join(map(self.name, results)) + "]"]), self.names
+
+    def _local_constants(self, constants, head):
+        """Make constants local names, which a drop may delete."""
+        for local in sorted(constants):
+            self.names["g_" + local] = self.names.pop(local)
+            head.append(f"  {local} = g_{local}")
+
+
+def compiled(values, instrs, places, name="step"):
+    """Return the function of a plan, and its source. @places: the host's offset of each put and get, by position."""
+    source, names = Generator(values, instrs, places).generate(name)
+    scope = dict(names)
+    exec(compile(source, f"<lade {name}>", "exec"), scope)  # the text comes from this module alone
+    return scope[name], source
+
+
+__all__ = ["compiled"]

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes by the allocator's own events: torch's profiler reports every allocation and every free, in order.
+
+The profiler needs no compiler and sees all threads. Libraries that allocate past torch's allocator (oneDNN's own
+scratch, cuBLAS) are not in its numbers, and are not counted here.
+"""
+import torch
+from torch.autograd import DeviceType
+
+
+def _device_type(kind):
+    return {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}.get(kind, DeviceType.CPU)
+
+
+class Events:
+    """Within this context all allocations and frees of a device are recorded: sizes, negative for a free."""
+
+    def __init__(self, kind="cpu"):
+        self.kind = _device_type(kind)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        self.profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+        self.sizes = []
+
+    def __enter__(self):
+        self.profiler.__enter__()
+        return self
+
+    def __exit__(self, *fault):
+        self.profiler.__exit__(*fault)
+        self.sizes = [event.nbytes() for event in self.profiler.profiler.kineto_results.events()
+                      if event.name() == "[memory]" and event.device_type() == self.kind]
+        self.profiler = None
+
+    def peak(self):
+        """Return (largest sum since the start, sum at the end)."""
+        return peak_of(self.sizes)
+
+
+def peak_of(sizes):
+    """Return (largest running sum, last running sum) of sizes."""
+    live = most = 0
+    for size in sizes:
+        live += size
+        most = max(most, live)
+    return most, live

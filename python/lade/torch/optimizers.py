@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers in a captured step.
+
+Of the optimizers in PER_PARAM each parameter's update is an op of its own, which may come as soon as its gradient is
+complete. It runs the class's own step over one parameter, so its bits are the optimizer's, and learning rates, step
+counters and every other field of a group stay live. Any other optimizer is one opaque op over all parameters.
+"""
+import collections
+import copy
+import inspect
+
+import torch
+
+from ..errors import CannotCapture
+
+PER_PARAM = tuple(getattr(torch.optim, name) for name in
+                  ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"))
+
+_LIBRARY = torch.library.Library("lade", "DEF")
+_LIBRARY.define("update(Tensor(a!) param, Tensor grad, Tensor(b!)[] state, Tensor[] found_inf, int index) -> ()")
+_LIBRARY.define("update_all(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, Tensor[] found_inf) -> ()")
+_LIBRARY.impl("update", lambda *_args: None, "CompositeExplicitAutograd")
+_LIBRARY.impl("update_all", lambda *_args: None, "CompositeExplicitAutograd")
+UPDATE, UPDATE_ALL = torch.ops.lade.update.default, torch.ops.lade.update_all.default
+
+
+def unwrapped(optimizer):
+    """Return torch's optimizer below a trainer's wrapper."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def is_per_param(optimizer):
+    """True if updates of single parameters have the bits of the whole step."""
+    kind = type(optimizer)
+    if getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(optimizer, "_optimizer_step_post_hooks", None):
+        return False
+    return kind in PER_PARAM or getattr(kind, "lade_per_param", False)
+
+
+def narrowed(optimizer, group, param, state):
+    """Return a copy of @optimizer that knows one parameter alone, with the fields of @group."""
+    slim = copy.copy(optimizer)
+    slim.__dict__ = {name: value for name, value in optimizer.__dict__.items() if name != "step"}
+    slim.param_groups = [{**group, "params": [param]}]
+    slim.state = state
+    return slim
+
+
+def params_of(optimizer):
+    """Return all parameters of an optimizer, in the order of its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _init_lazily(slim, param):
+    """Let the class create the state of one parameter, as its first step would."""
+    if not hasattr(slim, "_init_group"):
+        return
+    names = list(inspect.signature(slim._init_group).parameters)[1:]
+    args = [slim.param_groups[0].get("amsgrad", False) if name == "amsgrad" else [] for name in names]
+    held, param.grad = param.grad, param.detach()
+    try:
+        with torch.no_grad():
+            slim._init_group(slim.param_groups[0], *args)
+    finally:
+        param.grad = held
+
+
+def create_state(optimizer, pairs, state):
+    """Fill @state for (parameter of the optimizer, parameter to describe) pairs that have none; bits of a first step.
+
+    SGD's momentum starts as a copy of the gradient: -0.0 * momentum + gradient has its bits, without dampening.
+    """
+    for group in optimizer.param_groups:
+        for real in group["params"]:
+            param = pairs.get(id(real))
+            if param is None or state.get(param):
+                continue
+            slim = narrowed(optimizer, group, param, state)
+            _init_lazily(slim, param)
+            if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
+                if group["dampening"]:
+                    raise CannotCapture("SGD with dampening needs one uncaptured step before its first captured one",
+                                        "SGD.step")
+                with torch.no_grad():
+                    state[param]["momentum_buffer"] = torch.full_like(param, -0.0).detach()
+
+
+def empty_state():
+    """Return an optimizer's empty state."""
+    return collections.defaultdict(dict)
+
+
+def state_items(state):
+    """Return (key, value) of all of one parameter's state in a fixed order, that in liblade as tensors."""
+    found = {}
+    for key, value in state.items():
+        found.update(value.save() if hasattr(value, "save") else {key: value})
+    return [(key, found[key]) for key in sorted(found, key=str)]
+
+
+def state_tensors(state):
+    """Return (key, tensor) of one parameter's state, in a fixed order."""
+    return [(key, state[key]) for key in sorted(state, key=str) if isinstance(state[key], torch.Tensor)]
+
+
+class Updater:
+    """The update of one parameter at run time."""
+
+    def __init__(self, optimizer, group_index, param):
+        self.optimizer, self.group, self.param = optimizer, optimizer.param_groups[group_index], param
+        self.slim = narrowed(optimizer, self.group, param, optimizer.state)
+        self.own = self.slim.param_groups[0]
+        self.step = type(optimizer).step
+
+    def __call__(self, grad):
+        own, param = self.own, self.param
+        for key, value in self.group.items():
+            if key != "params":
+                own[key] = value
+        self.slim.state = self.optimizer.state
+        held, param.grad = param.grad, grad
+        try:
+            self.step(self.slim)
+        finally:
+            param.grad = held
+
+
+class OpaqueUpdater:
+    """The step of an optimizer that is one op."""
+
+    def __init__(self, optimizer, params):
+        self.optimizer, self.params, self.step = optimizer, params, type(optimizer).step
+
+    def __call__(self, grads):
+        held = [param.grad for param in self.params]
+        for param, grad in zip(self.params, grads):
+            param.grad = grad
+        try:
+            self.step(self.optimizer)
+        finally:
+            for param, grad in zip(self.params, held):
+                param.grad = grad

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins that hold while a step is captured.
+
+A capture runs the user's function once on fake tensors. Some of the code that it calls acts in Python and leaves no op:
+the optimizer's step, a learning-rate scheduler, a GradScaler's decision, a checkpoint's forked generator. Each has a
+stand-in here, which records the act as an op or for later, or refuses by name. All are taken back after the capture.
+"""
+import contextlib
+import random
+import sys
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import CannotCapture
+
+# A checkpoint's generator in one torch release and the other.
+_GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
+_UNIFORM = (torch.rand, torch.rand_like)
+_BELOW = (torch.lt, torch.Tensor.lt, torch.Tensor.__lt__)
+
+
+class Draws(TorchFunctionMode):
+    """Decide `torch.rand([]) < p` for p <= 0 without a value: layers that are never dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.uniform = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _BELOW and len(args) == 2 and any(args[0] is t for t in self.uniform):
+            if isinstance(args[1], (int, float)) and args[1] <= 0:
+                return False
+        result = func(*args, **(kwargs or {}))
+        if func in _UNIFORM and result.numel() == 1:
+            self.uniform.append(result)
+        return result
+
+
+def _plain_checkpoint(*_args, **_kwargs):
+    """A checkpoint's generator that saves nothing: the body's ops are captured once, and the planner decides."""
+    yield
+
+
+class _PlainReentrant:
+    @staticmethod
+    def apply(function, _preserve_rng_state, *args):
+        return function(*args)
+
+
+def _refusing(op, text):
+    def refuse(*_args, **_kwargs):
+        raise CannotCapture(text, op)
+    return refuse
+
+
+def _scheduler_classes():
+    import torch.optim.lr_scheduler as module
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and hasattr(kind, "step")]
+    return [kind for kind in kinds if "step" in vars(kind) and kind.__module__ == module.__name__]
+
+
+def _schedulers(recorder):
+    """Yield patches that let a step's schedulers run behind it instead of in the capture."""
+    for kind in _scheduler_classes():
+        if kind.__name__ == "ReduceLROnPlateau":
+            yield mock.patch.object(kind, "step", _refusing("ReduceLROnPlateau.step", "reads the value of a tensor"))
+            continue
+
+        def later(scheduler, *args, **kwargs):
+            recorder.after_step(scheduler, args, kwargs)
+        yield mock.patch.object(kind, "step", later)
+
+
+def _scalers(recorder):
+    """Yield patches of GradScaler: its tensors are real and live, its decision becomes an operand of the update."""
+    from torch.amp.grad_scaler import GradScaler
+    lazy = GradScaler._lazy_init_scale_growth_tracker
+
+    def create(scaler, device):
+        with _disable_current_modes():
+            lazy(scaler, device)
+
+    def maybe_step(_scaler, optimizer, state, *_args, **_kwargs):
+        recorder.update(optimizer, list(state["found_inf_per_device"].values()))
+    yield mock.patch.object(GradScaler, "_lazy_init_scale_growth_tracker", create)
+    yield mock.patch.object(GradScaler, "_maybe_opt_step", maybe_step)
+
+
+def _generators_state():
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state(legacy=False)["state"] if numpy else None
+    return random.getstate(), repr(drawn)
+
+
+@contextlib.contextmanager
+def capturing(recorder):
+    """Hold all stand-ins during a capture."""
+    checkpoint = sys.modules["torch.utils.checkpoint"] if "torch.utils.checkpoint" in sys.modules else None
+    seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
+    before = _generators_state()
+    with contextlib.ExitStack() as stack:
+        if checkpoint:
+            for name in _GENERATORS:
+                if hasattr(checkpoint, name):
+                    stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
+            stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
+        for patch in (*_schedulers(recorder), *_scalers(recorder)):
+            stack.enter_context(patch)
+        stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
+        stack.enter_context(Draws())
+        yield
+    if _generators_state() != before:
+        raise CannotCapture("the step draws from Python's or NumPy's generator, so each step is another graph", "random")

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One plan of a captured step: the library's graph, the budget, the list, and the function that runs it."""
+import os
+import time
+
+import torch
+
+from .. import graph as g
+from ..errors import DoesNotFit, Error
+from ..size import budget_bytes, size_bytes
+from . import generate, optimizers, plan_cache, tiers
+from .values import Values, updates_early
+
+
+class Tiers:
+    """The budgets of a step: device, host, store, and the ways that bytes may leave the device."""
+
+    def __init__(self, budget, host, store, store_budget, ways):
+        unknown = set(ways) - {"recompute", "host", "store"}
+        if unknown:
+            raise ValueError(f"ways has {sorted(unknown)[0]!r}: expected \"recompute\", \"host\", \"store\"")
+        if not isinstance(budget, (int, str)):
+            raise ValueError(f"{budget!r} is no budget")
+        self.budget, self.store, self.ways = budget, store, tuple(ways)
+        self.host_bytes, self.host_exact = 0, host != "auto"
+        if host is not None and "host" in ways:
+            self.host_bytes = _memory_free() // 2 if host == "auto" else size_bytes(host)
+        self.store_bytes = 0
+        if store is not None and "store" in ways:
+            self.store_bytes = size_bytes(store_budget) if store_budget is not None else disk_free(store) // 2
+        self.paths = {}
+
+    def measure(self):
+        """Measure the paths, once."""
+        if not self.paths:
+            none = (g.Path(), g.Path())
+            self.paths["host"] = tiers.host_paths() if self.host_bytes else none
+            self.paths["store"] = tiers.store_paths(self.store) if self.store_bytes else none
+        return self.paths
+
+
+def _memory_free():
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":") for line in file)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def disk_free(directory):
+    """Return the free bytes of a directory's drive."""
+    try:
+        found = os.statvfs(directory)
+    except OSError as fault:
+        raise Error(f"store {directory}: {fault.strerror}", -fault.errno) from fault
+    return found.f_bavail * found.f_frsize
+
+
+def names_of(values, trace):
+    """Return a name for each storage: of a given one its kind and its name in the model."""
+    names = [f"{s['root'][0].name}.{i}" for i, s in enumerate(values.storages)]
+    for node, (kind, name, *_) in zip(values.inputs, trace.inputs):
+        names[values.storage((node, None))] = f"{kind} {name}"
+    return names
+
+
+def graph_of(values, name_of, can_redo=True):
+    """Return the library's graph of priced values; storages and ops keep their numbers."""
+    graph = g.Graph()
+    for i, storage in enumerate(values.storages):
+        graph.add_storage(name_of(i), storage["bytes"], is_given=storage["is_given"])
+    for op in values.ops:
+        graph.add_op(op.name, op.reads, op.writes, op.updates, ns=op.ns, scratch_bytes=op.scratch_bytes,
+                     is_once=op.is_once or not can_redo, draws=op.draws, part=op.part)
+    for storage in {values.storage(value) for value in values.results()}:
+        if not values.storages[storage]["is_given"]:
+            graph.keep(storage)
+    graph.set_addresses(False)
+    graph.close()
+    return graph
+
+
+class Planned:
+    """A plan that fits, ready to run. DoesNotFit before anything of the user's was changed."""
+
+    def __init__(self, trace, pricer, limits, device, plan_seconds=0.0):
+        self.trace, self.limits, self.device = trace, limits, device
+        start = time.perf_counter()
+        self.values = Values(trace.gm, len(trace.inputs))
+        updates_early(self.values)
+        self.n_ops = len(self.values.ops)
+        pricer.price(self.values, device)
+        self._set_parts()
+        self.price_seconds = time.perf_counter() - start
+        start = time.perf_counter()
+        self.names = names_of(self.values, trace)
+        self.graph = graph_of(self.values, lambda i: self.names[i], "recompute" in limits.ways)
+        self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
+        self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
+        self.plan = self._plan(plan_seconds)
+        places = self._place()
+        self.function, self.source = generate.compiled(self.values, self.plan.instrs, places)
+        self.plan_seconds = time.perf_counter() - start
+
+    def _set_parts(self):
+        """Say of each op which part of the step it is in, for reports."""
+        for op in self.values.ops:
+            is_update = op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL)
+            op.part = g.UPDATE if is_update else g.BACKWARD if "backward" in op.name else g.FORWARD
+
+    def _plan(self, seconds):
+        paths, limits = self.limits.measure(), self.limits
+        own = dict(to_host=paths["host"][0], from_host=paths["host"][1], to_store=paths["store"][0],
+                   from_store=paths["store"][1], host_budget_bytes=limits.host_bytes,
+                   store_budget_bytes=limits.store_bytes, time_limit_s=seconds)
+        budget = g.BUDGET_MIN if self.budget is None else max(self.budget, 1)
+        key = plan_cache.key_of(self.values, limits, budget)
+        found = plan_cache.load(key, self.graph, budget)
+        self.is_from_disk = found is not None and found.info["host_bytes"] <= limits.host_bytes
+        if self.is_from_disk:
+            return found
+        plan = self.graph.plan(budget, **own)
+        plan_cache.save(key, plan)
+        return plan
+
+    # places
+
+    def _place(self):
+        storages, instrs = self.values.storages, self.plan.instrs
+        spans = tiers.waits(instrs, storages, g.HOST)
+        offsets, self.host_bytes = tiers.pack([span for _, span in spans])
+        if self.host_bytes > self.limits.host_bytes:
+            raise DoesNotFit(f"the host budget of {self.limits.host_bytes} bytes is short of the {self.host_bytes} that "
+                             "the packed plan takes", self.plan.min_budget_bytes)
+        waiting = {instrs[put][1]: (n + 65535) // 65536 * 65536
+                   for (put, _), (_, _, n) in tiers.waits(instrs, storages, g.STORE)}
+        self.store_need = sum(waiting.values())
+        return {position: offset for (positions, _), offset in zip(spans, offsets) for position in positions}
+
+    def given_bytes(self, batch):
+        """Return the bytes of given storages on the device, each storage once."""
+        tensors = [t for _, _, t in self.tensors(batch)] + list(self.values.constants.values())
+        seen = {}
+        for t in tensors:
+            if t.device.type == self.device.type:
+                storage = t.untyped_storage()
+                seen[storage._cdata] = storage.nbytes()
+        return sum(seen.values())
+
+    def tensors(self, batch):
+        """Return (kind, name, tensor) of all given tensors, in the order of the graph's inputs."""
+        found = []
+        for kind, name, where, _ in self.trace.inputs:
+            if kind in ("param", "buffer"):
+                tensor = where
+            elif kind == "state":
+                tensor = self.trace.given.optimizer.state[where[0]][where[1]]
+            elif kind == "grad":
+                tensor = where.grad
+            else:
+                tensor = batch[where]
+            found.append((kind, name, tensor))
+        return found
+
+    def report(self):
+        """Return the plan's side of a report."""
+        info, kinds = self.plan.info, [kind for kind, _, _ in self.plan.instrs]
+        return {"budget_bytes": self.budget if self.budget is not None else info["planned_peak_bytes"],
+                "planned_peak_bytes": info["planned_peak_bytes"], "unconstrained_peak_bytes": self.unconstrained_bytes,
+                "min_budget_bytes": info["min_budget_bytes"], "floor_bytes": self.floor_bytes,
+                "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"], "n_moves": kinds.count(g.PUT),
+                "n_ops": self.n_ops, "is_from_disk": self.is_from_disk, "host_bytes": self.host_bytes, "store_bytes": self.store_need,
+                "price_seconds": self.price_seconds, "plan_seconds": self.plan_seconds,
+                "predicted_step_seconds": info["predicted_step_ns"] / 1e9}
+
+    def ledger(self):
+        """Return {owner: bytes} on the device at the planned peak; the sum is the peak."""
+        live = {i for i, s in enumerate(self.values.storages) if s["is_given"]}
+        best, found = -1, {}
+        total = sum(self.values.storages[i]["bytes"] for i in live)
+        for kind, index, _ in self.plan.instrs:
+            new, scratch = [], 0
+            if kind in (g.OP, g.REDO):
+                op = self.values.ops[index]
+                new, scratch = [k for k in op.writes if k not in live], op.scratch_bytes
+            elif kind == g.GET:
+                new = [index]
+            live.update(new)
+            total += sum(self.values.storages[k]["bytes"] for k in new)
+            if total + scratch > best:
+                best, found = total + scratch, self._owners(live, scratch)
+            if kind in (g.DROP, g.PUT):
+                live.discard(index)
+                total -= self.values.storages[index]["bytes"]
+        return found
+
+    def _owners(self, live, scratch):
+        found = {"scratch": scratch}
+        grads = {self.values.storage(self.values.value(op.node.args[1])) for op in self.values.ops
+                 if op.node.target is optimizers.UPDATE}
+        for k in live:
+            name = self.names[k]
+            owner = name.split(" ")[0] if self.values.storages[k]["is_given"] and " " in name else \
+                "constant" if self.values.storages[k]["is_given"] else "gradient" if k in grads else "activation"
+            found[owner] = found.get(owner, 0) + self.values.storages[k]["bytes"]
+        return found
+
+
+class Runtime:
+    """R of the generated functions: moves, draws and updates of a running step."""
+
+    def __init__(self, planned):
+        self.planned, values = planned, planned.values
+        self.bytes = [s["bytes"] for s in values.storages]
+        self.host = tiers.Host(planned.host_bytes)
+        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
+        self.states, self.away, self.is_updated = {}, {}, False
+        self.is_cuda = planned.device.type == "cuda"
+        self.updaters = self._updaters()
+
+    def _updaters(self):
+        optimizer, found, index = self.planned.trace.given.optimizer, [], 0
+        if optimizer is None:
+            return found
+        if not optimizers.is_per_param(optimizer):
+            node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
+            return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
+        for group_index, group in enumerate(optimizer.param_groups):
+            for param in group["params"]:
+                found.append(optimizers.Updater(optimizer, group_index, param))
+                index += 1
+        return found
+
+    def _opaque_params(self, node):
+        planned = self.planned
+        by_node = {n: where for n, (kind, _, where, _) in zip(planned.values.inputs, planned.trace.inputs)
+                   if kind == "param"}
+        return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
+
+    def update(self, index, grad, found_inf):
+        self.is_updated = True
+        if any(t.item() for t in found_inf):
+            return
+        self.updaters[index](grad)
+
+    def update_all(self, grads, found_inf):
+        self.is_updated = True
+        if not any(t.item() for t in found_inf):
+            self.updaters(grads)
+
+    def put(self, index, tier, place, tensor):
+        n = self.bytes[index]
+        if n:
+            if tier == g.HOST:
+                self.host.put(place, tensor, n)
+            else:
+                self.store.put(b"%d" % index, self._address(tensor), n)
+            self.away[index] = tensor.untyped_storage()
+            tensor.untyped_storage().resize_(0)
+
+    def get(self, index, tier, place, tensor):
+        n = self.bytes[index]
+        if n:
+            tensor.untyped_storage().resize_(n)
+            if tier == g.HOST:
+                self.host.get(place, tensor, n)
+            else:
+                self.store.get(b"%d" % index, self._address(tensor), n)
+            self.away.pop(index, None)
+
+    def _address(self, tensor):
+        if self.is_cuda:
+            raise NotImplementedError("the store tier needs tensors of the CPU")
+        return tensor.untyped_storage().data_ptr()
+
+    def _state(self):
+        return torch.cuda.get_rng_state(self.planned.device) if self.is_cuda else torch.get_rng_state()
+
+    def _set_state(self, state):
+        if self.is_cuda:
+            torch.cuda.set_rng_state(state, self.planned.device)
+        else:
+            torch.set_rng_state(state)
+
+    def draw(self, index):
+        """Keep the generator's state of an op that draws again; outside of torch's allocator."""
+        self.states[index] = self._state().numpy().tobytes()
+
+    def redraw(self, index):
+        self.states["now"] = self._state().numpy().tobytes()
+        self._set_state(torch.frombuffer(bytearray(self.states[index]), dtype=torch.uint8))
+
+    def redrawn(self):
+        self._set_state(torch.frombuffer(bytearray(self.states.pop("now")), dtype=torch.uint8))

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prices of ops: scratch, bytes of results, time. Each different call runs once or twice on made-up operands.
+
+Equal layers have equal calls, so few calls run. Operands come from one arena for each dtype, so pricing takes the
+memory of the largest op and not of the step. Between two marks in the allocator's events lie the events of one call.
+"""
+import time
+
+import torch
+from torch.fx.node import map_arg
+
+from ..errors import CannotCapture
+from . import optimizers
+from .meter import Events, peak_of
+
+MARK_BYTES = 1234577     # an allocation of this size stands between two calls; no power of two, no page
+_SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
+_REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm
+
+
+class Price:
+    """Of one call: bytes that it needs at most, sizes of its results' storages, time."""
+    __slots__ = ("most_bytes", "left_bytes", "sizes", "ns", "hidden")
+
+
+class _Arena:
+    """Operands for calls, cut from one buffer for each dtype."""
+
+    def __init__(self, device):
+        self.device, self.buffers, self.used = device, {}, {}
+
+    def reset(self):
+        self.used = {}
+
+    def cut(self, meta):
+        """Return a tensor like @meta: its shape, strides and alignment."""
+        if meta.device.type != self.device.type:
+            return torch.ones(meta.shape, dtype=meta.dtype, device=meta.device)
+        size, stride, width = meta.shape, meta.stride(), meta.element_size()
+        span = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if meta.numel() else 0
+        lead = meta.storage_offset() * width % 64 // width
+        buffer = self._buffer(meta.dtype, (lead + span) * width + 64)
+        first = self.used.get(meta.dtype, 0)
+        self.used[meta.dtype] = (first + (lead + span) * width + 63) // 64 * 64
+        cut = torch.as_strided(buffer, size, stride, first // width + lead)
+        if not (meta.dtype.is_floating_point or meta.dtype.is_complex):
+            buffer[first // width:first // width + lead + span].fill_(meta.dtype == torch.bool)  # calls may write it
+        return cut
+
+    def _buffer(self, dtype, n_bytes):
+        wanted = self.used.get(dtype, 0) + n_bytes
+        width = torch.empty(0, dtype=dtype).element_size()
+        buffer = self.buffers.get(dtype)
+        if buffer is None or buffer.numel() * width < wanted:
+            if self.used.get(dtype, 0):
+                raise _Grow(dtype, wanted)
+            self.buffers[dtype] = None
+            self.buffers[dtype] = _filled(max(wanted, 1 << 16) // width + 64, dtype, self.device)
+        return self.buffers[dtype]
+
+
+class _Grow(Exception):
+    pass
+
+
+def _filled(n, dtype, device):
+    """Return n elements: fractions of both halves of (0, 1) for floating point, zeros for indices, ones for masks."""
+    if dtype == torch.bool:
+        return torch.ones(n, dtype=dtype, device=device)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(n, dtype=dtype, device=device)
+    block = (torch.arange(4096, device=device) * 2654435761 % 1021).to(torch.float32).div_(1361).add_(0.25).to(dtype)
+    result = torch.empty((n + 4095) // 4096 * 4096, dtype=dtype, device=device)
+    result.view(-1, 4096).copy_(block)
+    return result
+
+
+def call_key(values, op):
+    """Return a key that equal calls share."""
+    def describe(node):
+        meta = values.metas[values.value(node)]
+        return _Described((tuple(meta.shape), meta.stride(), meta.dtype, meta.device.type,
+                           meta.storage_offset() * meta.element_size() % 64))
+    args = map_arg((op.node.args, dict(op.node.kwargs)), describe)
+    if op.node.target is optimizers.UPDATE:
+        args = (args[0][:4], args[1])
+    return str(op.node.target), repr(args)
+
+
+class _Described:
+    def __init__(self, fields):
+        self.fields = fields
+
+    def __repr__(self):
+        return repr(self.fields)
+
+
+class Pricer:
+    """Prices the calls of graphs; keeps prices for later graphs."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.table, self.arena = optimizer, {}, None
+
+    def price(self, values, device):
+        """Fill in scratch, time and sizes of all ops and storages of @values."""
+        wanted = {}
+        for op in values.ops:
+            key = self._key(values, op)
+            if key not in self.table and key not in wanted:
+                wanted[key] = op
+        if wanted:
+            self._run_all(values, wanted, device)
+        for op in values.ops:
+            self._apply(values, op, self.table[self._key(values, op)])
+
+    def _key(self, values, op):
+        key = call_key(values, op)
+        if op.node.target is optimizers.UPDATE:
+            group = self._group(op.node.args[4])
+            return (*key, tuple((k, repr(v)) for k, v in group.items() if k != "params" and not _is_live(k, v)))
+        return key
+
+    def _group(self, index):
+        for group in self.optimizer.param_groups:
+            if index < len(group["params"]):
+                return group
+            index -= len(group["params"])
+        raise IndexError(index)
+
+    def _apply(self, values, op, price):
+        op.ns = max(1, int(price.ns))
+        new = {values.storage(v): n for v, n in zip(op.outputs, price.sizes)}
+        for k in op.writes:
+            values.storages[k]["bytes"] = new[k]
+        op.scratch_bytes = max(0, price.most_bytes - sum(new[k] for k in op.writes))
+        for position in price.hidden:
+            k = values.storage(values.value(position_node(op.node, position)))
+            if k not in op.updates:
+                op.updates.append(k)
+                op.reads = [r for r in op.reads if r != k]
+                op.is_once = True
+
+    # running
+
+    def _run_all(self, values, wanted, device):
+        self.arena = _Arena(device)
+        generators = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+        # oneDNN and others prepare themselves at a call's first run: those events are no price.
+        spans = []
+        try:
+            with torch.no_grad(), Events(device.type) as events:
+                for key, op in wanted.items():
+                    spans.append((key, *self._run(values, op, device)))
+        finally:
+            torch.set_rng_state(generators[0])
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(generators[1], device)
+            self.arena = None
+        self._read(spans, events.sizes)
+
+    def _read(self, spans, sizes):
+        """Cut the events at the marks, and take the last run of each call."""
+        cuts = [i for i, size in enumerate(sizes) if size == MARK_BYTES]
+        n_runs = sum(n for _, _, n in spans)
+        if len(cuts) != 2 * n_runs:
+            raise CannotCapture(f"the allocator's events have {len(cuts)} of {2 * n_runs} marks", "pricing")
+        at = 0
+        for key, price, n in spans:
+            at += 2 * n
+            price.most_bytes, price.left_bytes = peak_of(sizes[cuts[at - 2] + 2:cuts[at - 1]])
+            self.table[key] = price
+
+    def _run(self, values, op, device):
+        """Return (price, runs): long calls run once; short ones again, warm, and between sums that show hidden writes."""
+        call, args, kwargs, leaves = self._operands(values, op)
+        price, n_runs, before, after = Price(), 1, None, None
+        out, price.ns = self._once(op, call, args, kwargs, device)
+        if price.ns <= _REPEAT_NS:
+            del out
+            before = _sums(leaves)
+            out, ns = self._once(op, call, args, kwargs, device)
+            price.ns, n_runs, after = min(price.ns, ns), 2, _sums(leaves)
+        price.sizes = self._sizes(values, op, out, leaves)
+        price.hidden = [i for i in range(len(leaves)) if before and before[i] != after[i]
+                        and not self._is_declared(values, op, i)]
+        return price, n_runs
+
+    @staticmethod
+    def _once(op, call, args, kwargs, device):
+        """Run a call between two marks; return (results, time)."""
+        _mark()
+        if op.draws:
+            state = _generator_state(device)
+            _set_generator_state(device, state)
+            del state
+        start = time.perf_counter_ns()
+        out = call(*args, **kwargs)
+        _wait(device)
+        elapsed = time.perf_counter_ns() - start
+        _mark()
+        return out, elapsed
+
+    def _is_declared(self, values, op, position):
+        return values.storage(values.value(position_node(op.node, position))) in op.updates
+
+    def _operands(self, values, op):
+        if op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL):
+            return self._update(values, op)
+        try:
+            return self._cut(values, op)
+        except _Grow as grow:
+            dtype, wanted = grow.args
+            self.arena.buffers[dtype] = None
+            width = torch.empty(0, dtype=dtype).element_size()
+            self.arena.buffers[dtype] = _filled(2 * wanted // width, dtype, self.arena.device)
+            return self._operands(values, op)
+
+    def _cut(self, values, op):
+        self.arena.reset()
+        leaves = []
+
+        def cut(node):
+            meta = values.metas[values.value(node)]
+            constant = values.constants.get(node)
+            tensor = constant.clone() if constant is not None and constant.numel() <= 16 else self.arena.cut(meta)
+            leaves.append(tensor)
+            return tensor
+        args, kwargs = map_arg((tuple(op.node.args), dict(op.node.kwargs)), cut)
+        return op.node.target, args, kwargs, leaves
+
+    def _update(self, values, op):
+        """Return a call that updates made-up parameters by a copy of the optimizer."""
+        if op.node.target is optimizers.UPDATE_ALL:
+            nodes = list(zip(op.node.args[0], op.node.args[1]))
+            pairs = [self._like(values, p, g) for p, g in nodes]
+            slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs[0], {})
+            slim.param_groups = [{**self.optimizer.param_groups[0], "params": pairs}]
+            groups, at = [], 0
+            for group in self.optimizer.param_groups:
+                n = len(group["params"])
+                groups.append({**group, "params": pairs[at:at + n]})
+                at += n
+            slim.param_groups = groups
+        else:
+            param = self._like(values, op.node.args[0], op.node.args[1])
+            slim = optimizers.narrowed(self.optimizer, self._group(op.node.args[4]), param, {})
+        slim.state, step = optimizers.empty_state(), type(self.optimizer).step
+        if optimizers.is_per_param(self.optimizer):
+            optimizers.create_state(slim, {id(param): param}, slim.state)
+        else:
+            step(slim)  # its first step creates state
+        return (lambda *_args, **_kwargs: step(slim)), (), {}, []
+
+    @staticmethod
+    def _like(values, param, grad):
+        meta, grad_meta = values.metas[values.value(param)], values.metas[values.value(grad)]
+        made = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device).fill_(0.5)
+        made.requires_grad_()
+        made.grad = torch.empty_strided(grad_meta.shape, grad_meta.stride(), dtype=meta.dtype,
+                                        device=meta.device).fill_(0.25)
+        return made
+
+    @staticmethod
+    def _sizes(values, op, out, leaves):
+        """Return the bytes of each output's storage; refuse an op whose results share memory unlike its description."""
+        if isinstance(out, torch.Tensor) or out is None:
+            out = [out]
+        tensors = [t for t in out if isinstance(t, torch.Tensor)]
+        if len(tensors) < len(op.outputs):
+            raise CannotCapture(f"{len(tensors)} results instead of {len(op.outputs)}", str(op.node.target))
+        sizes, held = [], {t.untyped_storage().data_ptr() for t in leaves if t.numel()}
+        for value, tensor in zip(op.outputs, tensors):
+            meta = values.metas[value]
+            is_new = values.storage(value) in op.writes
+            if is_new and tensor.numel() and tensor.untyped_storage().data_ptr() in held:
+                raise CannotCapture("returns an operand where its description says a new tensor", str(op.node.target))
+            if is_new and tensor.shape != meta.shape:
+                raise CannotCapture(f"returns {tuple(tensor.shape)} where its description says {tuple(meta.shape)}",
+                                    str(op.node.target))
+            sizes.append(tensor.untyped_storage().nbytes())
+        return sizes
+
+
+def position_node(node, position):
+    """Return the node at a position of a call's flattened tensor arguments."""
+    found = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found[position]
+
+
+def _is_live(key, value):
+    return key in ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "max_lr", "min_lr") \
+        or isinstance(value, torch.Tensor)
+
+
+def _mark():
+    mark = torch.empty(MARK_BYTES, dtype=torch.uint8)
+    del mark
+
+
+def _wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _sums(leaves):
+    """Return sums over the bits of small operands, to see hidden writes."""
+    found = []
+    for t in leaves:
+        small = t.numel() and t.numel() * t.element_size() <= _SMALL_BYTES and t.is_contiguous()
+        found.append(t.reshape(-1).view(torch.uint8).to(torch.int64).sum().item() if small and t.dim() else None)
+    return found
+
+
+def _generator_state(device):
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator_state(device, state):
+    return torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that wait on the host and in the store, outside of torch's allocator.
+
+The host tier is one anonymous mapping. The packer of liblade gives each waiting storage its place before the step, so
+the mapping is as large as the most bytes that wait at once, and no step allocates. The store is lade/store.h: taken in
+full before step 0, every 64 KiB with a checksum.
+"""
+import ctypes as c
+import mmap
+import time
+
+import torch
+
+from ..graph import GET, HOST, PUT, STORE, Path
+from ..library import ErrorText, check, library
+
+
+class _PackItem(c.Structure):
+    _fields_ = [("lower", c.c_int32), ("upper", c.c_int32), ("bytes", c.c_uint64), ("align", c.c_uint32),
+                ("fixed", c.c_int64), ("group", c.c_uint32)]
+
+
+class _PackResult(c.Structure):
+    _fields_ = [("peak_bytes", c.c_uint64), ("lower_bound_bytes", c.c_uint64), ("is_optimal", c.c_bool)]
+
+
+class _StoreParams(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("dirs", c.c_char_p), ("budget_bytes", c.c_uint64),
+                ("allow_tmpfs", c.c_bool), ("allow_buffered", c.c_bool), ("use_threads", c.c_bool)]
+
+
+def pack(intervals):
+    """Return (offsets, peak bytes) of (first, last, bytes) intervals."""
+    if not intervals:
+        return [], 0
+    lib, packer, error = library(), c.c_void_p(), ErrorText()
+    items = (_PackItem * len(intervals))(*[(a, b, n, 64, -1, 0) for a, b, n in intervals])
+    offsets, result = (c.c_uint64 * len(intervals))(), _PackResult()
+    check(lib.lade_packer_create(c.byref(packer)), None, "lade_packer_create")
+    try:
+        check(lib.lade_packer_pack(packer, items, len(intervals), None, offsets, c.byref(result), c.byref(error)),
+              error, "lade_packer_pack")
+    finally:
+        lib.lade_packer_destroy.argtypes = [c.c_void_p]
+        lib.lade_packer_destroy.restype = None
+        lib.lade_packer_destroy(packer)
+    return list(offsets), result.peak_bytes
+
+
+def waits(instrs, storages, tier):
+    """Return [(positions of the put and its get, (first, last, bytes))] of a list.
+
+    A given storage whose put is the step's last waits until the first get of the next step: it counts for all of it.
+    """
+    found, begun, early = [], {}, {}
+    whole = len(instrs) + 1
+    for i, (kind, index, where) in enumerate(instrs):
+        n = storages[index]["bytes"] if kind in (PUT, GET) else 0
+        if where != tier or not n:
+            continue
+        if kind == PUT:
+            begun[index] = i
+        elif index in begun:
+            put = begun.pop(index)
+            found.append(((put, i), (put, i + 1, n)))
+        else:
+            early[index] = i
+    found += [((put, early.get(k, put)), (0, whole, storages[k]["bytes"])) for k, put in begun.items()]
+    return found
+
+
+class Host:
+    """The mapping of waiting bytes on the host."""
+
+    def __init__(self, n_bytes):
+        self.map = mmap.mmap(-1, max(n_bytes, 1)) if n_bytes else None
+        self.address = c.addressof(c.c_char.from_buffer(self.map)) if n_bytes else 0
+        self.n_bytes = n_bytes
+
+    def put(self, offset, tensor, n_bytes):
+        self._copy(tensor, offset, n_bytes, True)
+
+    def get(self, offset, tensor, n_bytes):
+        self._copy(tensor, offset, n_bytes, False)
+
+    def _copy(self, tensor, offset, n_bytes, is_out):
+        storage = tensor.untyped_storage()
+        if tensor.device.type == "cpu":
+            a, b = self.address + offset, storage.data_ptr()
+            c.memmove(a if is_out else b, b if is_out else a, n_bytes)
+            return
+        device = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (n_bytes,), (1,))
+        host = torch.frombuffer(self.map, dtype=torch.uint8, count=n_bytes, offset=offset)
+        if is_out:
+            host.copy_(device)
+        else:
+            device.copy_(host)
+
+
+class Store:
+    """Waiting bytes in directories, by name."""
+
+    def __init__(self, directory, n_bytes):
+        self.lib, self.error, self.store = library(), ErrorText(), c.c_void_p()
+        self.lib.lade_tensor_store_close.argtypes = [c.c_void_p]
+        self.lib.lade_tensor_store_close.restype = None
+        params = _StoreParams(c.sizeof(_StoreParams), str(directory).encode(), n_bytes, False, True, False)
+        check(self.lib.lade_tensor_store_open(c.byref(params), c.byref(self.error), c.byref(self.store)), self.error,
+              "lade_tensor_store_open")
+
+    def close(self):
+        if self.store:
+            self.lib.lade_tensor_store_close(self.store)
+            self.store = None
+
+    __del__ = close
+
+    def put(self, name, address, n_bytes):
+        check(self.lib.lade_tensor_store_put(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
+                                             c.byref(self.error)), self.error, "lade_tensor_store_put")
+
+    def get(self, name, address, n_bytes):
+        check(self.lib.lade_tensor_store_get(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
+                                             c.byref(self.error)), self.error, "lade_tensor_store_get")
+
+    def drop(self, name):
+        check(self.lib.lade_tensor_store_drop(self.store, name), None, "lade_tensor_store_drop")
+
+
+def host_paths():
+    """Return the (out, in) paths between torch's memory and the host tier, measured by copies of 16 MiB."""
+    n = 16 << 20
+    room, tensor = Host(n), bytearray(n)
+    address = c.addressof(c.c_char.from_buffer(tensor))
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        c.memmove(room.address, address, n)
+        seconds.append(time.perf_counter() - start)
+    path = Path(n / max(min(seconds), 1e-6), 2000)
+    return path, path
+
+
+def store_paths(directory):
+    """Return the (out, in) paths of a store in @directory, measured by tensors of 8 MiB."""
+    n = 8 << 20
+    data = bytearray(n)
+    address = c.addressof(c.c_char.from_buffer(data))
+    store = Store(directory, n)
+    try:
+        rates = []
+        for call in (store.put, store.get):
+            start = time.perf_counter()
+            call(b"probe", address, n)
+            rates.append(n / max(time.perf_counter() - start, 1e-6))
+    finally:
+        store.close()
+    return Path(rates[0], 50000), Path(rates[1], 50000)
+
+
+__all__ = ["HOST", "STORE", "Host", "Store", "host_paths", "pack", "store_paths", "waits"]

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lade.torch.step: the user's own training step inside a byte budget.
+
+The first call captures the whole step, prices its ops, plans it, and checks the captured step against the uncaptured
+one. Later calls run the generated code of the plan for their shapes. Between calls model and optimizer read as after an
+eager step.
+"""
+import contextlib
+import hashlib
+import signal
+import threading
+import time
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import CannotCapture, Error
+from . import optimizers
+from .meter import Events
+from .planned import Planned, Runtime, Tiers
+from .prices import Pricer
+from .trace import Given, modules_of, trace
+
+WAYS = ("recompute", "host", "store")
+PLAN_SECONDS = 3.0  # of the search for one plan
+
+
+class Report(dict):
+    """A report: planned beside measured."""
+
+    def __str__(self):
+        lines = []
+        for key, value in self.items():
+            if isinstance(value, dict):
+                lines.append(f"{key}:")
+                lines += [f"  {name:14} {n:16,}" for name, n in sorted(value.items(), key=lambda item: -item[1])]
+            else:
+                lines.append(f"{key:26} {value:,}" if isinstance(value, int) else f"{key:26} {value}")
+        return "\n".join(lines)
+
+
+class _Ready:
+    """A plan with its runtime, and what its calls share."""
+
+    def __init__(self, planned, seconds):
+        self.planned, self.capture_seconds, self.runtime = planned, seconds, None
+        self.is_audited, self.note = False, ""
+
+
+class Step:
+    """A callable like the user's function, whose peak stays within a budget."""
+
+    def __init__(self, fn, model, optimizer, limits, audit):
+        self.fn, self.model, self.optimizer = fn, model, optimizers.unwrapped(optimizer) if optimizer else None
+        self.limits, self.audit = limits, audit
+        self.ready, self.last, self.broken, self.given = {}, None, None, None
+        self.pricer = Pricer(self.optimizer)
+        self.measured = {}
+        self.device = self._device()
+        _refuse_wrapped(model)
+
+    def _device(self):
+        kinds = {p.device for module in _models(self.model) for p in module.parameters()}
+        if len(kinds) > 1:
+            raise CannotCapture(f"parameters lie on several devices: {sorted(map(str, kinds))}", "model")
+        return next(iter(kinds), torch.device("cpu"))
+
+    # calls
+
+    def __call__(self, *args, **kwargs):
+        return self._call(args, kwargs, None)
+
+    def _call(self, args, kwargs, meter):
+        if self.broken:
+            raise Error(f"a step failed after its first update, so the model is between two steps: {self.broken}")
+        leaves, ready = self._find(args, kwargs)
+        self.last = ready
+        if self.audit and not ready.is_audited:
+            return self._audited(ready, args, kwargs, leaves, meter)
+        return self._run(ready, leaves, meter)
+
+    def prepare(self, *args, **kwargs):
+        """Capture and plan the step for these arguments, and run nothing. DoesNotFit, CannotCapture."""
+        self.last = self._find(args, kwargs)[1]
+        return self
+
+    def _find(self, args, kwargs):
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if self.given is None or not self.given.is_current():
+            self.given, self.ready = Given(self.model, self.optimizer), {}
+        _drop_unread(self.ready, self.given)
+        key = (spec, tuple(map(_leaf_key, leaves)), self.given.signature())
+        ready = self.ready.get(key)
+        if ready is None:
+            ready = self._prepare(args, kwargs)
+            key = (spec, tuple(map(_leaf_key, leaves)), self.given.signature())
+            self.ready[key] = ready
+        return leaves, ready
+
+    def _prepare(self, args, kwargs):
+        start = time.perf_counter()
+        captured = trace(self.fn, self.model, self.optimizer, args, kwargs)
+        seconds = time.perf_counter() - start
+        planned = Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS)
+        self._create_state(captured)
+        ready = _Ready(planned, seconds)
+        ready.runtime = Runtime(planned)
+        return ready
+
+    def _create_state(self, captured):
+        """Create the optimizer's state that its first step would create; the plan was accepted with it."""
+        if self.optimizer and optimizers.is_per_param(self.optimizer):
+            updated = {id(where[0]): where[0] for kind, _, where, _ in captured.inputs if kind == "state"}
+            optimizers.create_state(self.optimizer, updated, self.optimizer.state)
+
+    # one step
+
+    def _run(self, ready, leaves, meter, with_late=True):
+        planned, runtime = ready.planned, ready.runtime
+        tensors = [t for _, _, t in planned.tensors(leaves)]
+        for _, p in planned.trace.given.params:
+            p.grad = None  # gradients that the step reads are in @tensors
+        runtime.is_updated, runtime.away = False, {}
+        interrupts, start = _Interrupts(), time.perf_counter()
+        try:
+            with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
+                results = planned.function(runtime, *tensors)
+        except BaseException as fault:
+            self._failed(runtime, fault)
+            raise
+        self.measured["step_seconds"] = time.perf_counter() - start
+        trace_ = planned.trace
+        for p, grad in zip(trace_.grads, results[trace_.n_tensors:]):
+            p.grad = grad
+        if trace_.n_steps:
+            self.optimizer._opt_called = True  # schedulers warn without it
+        if with_late:
+            for scheduler, args, kwargs in trace_.late:
+                scheduler.step(*args, **kwargs)
+        interrupts.deliver()
+        made = iter(results[:trace_.n_tensors])
+        return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
+                                     trace_.out_spec)
+
+    def _failed(self, runtime, fault):
+        if runtime.is_updated or runtime.away:
+            self.broken = f"{type(fault).__name__}: {fault}"
+
+    # audit
+
+    def _audited(self, ready, args, kwargs, leaves, meter):
+        """Run the step captured, then uncaptured from the same state, and compare all bits."""
+        before = _Snapshot(self, ready, leaves)
+        self._run(ready, leaves, meter, with_late=False)
+        captured = self._state_digest(ready)
+        before.restore()
+        result = self.fn(*args, **kwargs)
+        eager = self._state_digest(ready)
+        ready.is_audited = True
+        if captured != eager:
+            names = [name for name in eager if captured.get(name) != eager[name]]
+            self.broken = f"the audit found other bits in the captured step, first in {names[0]}"
+            raise Error(f"lade: {self.broken}; the model is as after the uncaptured step")
+        return result
+
+    def _state_digest(self, ready):
+        found = {f"{kind} {name}": _bits(t) for kind, name, t in self._stateful(ready)}
+        for i, p in enumerate(ready.planned.trace.given.opt_params):
+            for key, value in optimizers.state_items(self.optimizer.state.get(p, {})):
+                found[f"state {i}.{key}"] = _bits(value) if isinstance(value, torch.Tensor) else repr(value)
+        found["generator"] = _bits(torch.get_rng_state())
+        return found
+
+    def _stateful(self, ready):
+        given = ready.planned.trace.given
+        yield from (("parameter", name, t) for name, t in given.params)
+        yield from (("buffer", name, t) for name, t in given.buffers)
+        yield from (("gradient", name, t.grad) for name, t in given.params if t.grad is not None)
+        if self.optimizer:
+            for i, p in enumerate(given.opt_params):
+                for key, t in optimizers.state_tensors(self.optimizer.state.get(p, {})):
+                    yield "state", f"{i}.{key}", t
+        for i, t in enumerate(ready.planned.values.constants.values()):
+            yield "constant", str(i), t
+
+    # what users read
+
+    def sync(self):
+        """Bring all bytes of model and optimizer back to the device. Between steps of today's plans none is away."""
+
+    def report(self):
+        """Return planned and measured figures of the last call's plan."""
+        if self.last is None:
+            raise Error("no step was planned yet; call the step, or prepare it")
+        ready = self.last
+        found = Report(ready.planned.report())
+        found["capture_seconds"] = ready.capture_seconds
+        found["measured_step_seconds"] = self.measured.get("step_seconds")
+        found["measured_peak_bytes"] = self.measured.get("peak_bytes")
+        found["is_audited"], found["note"] = ready.is_audited, ready.note
+        found["ledger"] = ready.planned.ledger()
+        return found
+
+
+class _Snapshot:
+    """Copies of all that a step changes, to run it a second time."""
+
+    def __init__(self, step, ready, leaves):
+        self.step, self.given = step, ready.planned.trace.given
+        self.copies = [(t, t.detach().clone()) for kind, _, t in step._stateful(ready) if kind != "gradient"]
+        self.copies += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
+        self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
+        self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
+        self.generators = [torch.get_rng_state()]
+        if step.device.type == "cuda":
+            self.generators.append(torch.cuda.get_rng_state(step.device))
+
+    def restore(self):
+        with torch.no_grad():
+            for tensor, copy in self.copies:
+                tensor.detach().copy_(copy)
+        for param, grad in self.grads:
+            param.grad = grad
+        if self.inner is not None:
+            self.step.optimizer.restore(self.inner)
+        torch.set_rng_state(self.generators[0])
+        if len(self.generators) > 1:
+            torch.cuda.set_rng_state(self.generators[1], self.step.device)
+        self.copies = self.grads = None
+
+
+def _models(model):
+    return model if isinstance(model, (list, tuple)) else [model]
+
+
+def _refuse_wrapped(model):
+    for _, module in modules_of(model):
+        name = type(module).__name__
+        if name in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel") or name.startswith("FSDP"):
+            raise CannotCapture("its hooks run outside of the graph; use lade.torch.saved with it", name)
+        if name == "OptimizedModule":
+            raise CannotCapture("torch.compile inside of the step is not captured; give the plain model", name)
+
+
+def _leaf_key(leaf):
+    if isinstance(leaf, torch.Tensor):
+        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad,
+                leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64)
+    try:
+        hash(leaf)
+    except TypeError:
+        raise CannotCapture(f"an argument of type {type(leaf).__name__} is no tensor and no plain value",
+                            "arguments") from None
+    return (type(leaf), leaf)
+
+
+def _drop_unread(ready, given):
+    """Free gradients that no captured step reads: those of a step that begins with zero_grad()."""
+    for one in ready.values():
+        held = one.planned.trace
+        if any(kind == "grad" for kind, *_ in held.inputs):
+            return
+
+
+def _bits(tensor):
+    flat = tensor.detach().cpu().contiguous()
+    data = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
+    return hashlib.sha256(data).hexdigest()
+
+
+class _Interrupts:
+    """Within this context Ctrl-C waits; deliver() lets it act."""
+
+    def __enter__(self):
+        self.waiting, self.held = [], None
+        if threading.current_thread() is threading.main_thread():
+            self.held = signal.getsignal(signal.SIGINT)
+        if self.held is not None:
+            signal.signal(signal.SIGINT, lambda *args: self.waiting.append(args))
+        return self
+
+    def __exit__(self, *fault):
+        if self.held is not None:
+            signal.signal(signal.SIGINT, self.held)
+
+    def deliver(self):
+        if self.waiting and callable(self.held):
+            self.held(*self.waiting[0])
+
+
+@contextlib.contextmanager
+def _without_autocast():
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+def step(fn, model, optimizer, budget, host=None, store=None, store_budget=None, ways=WAYS, audit=True):
+    """Return a callable like @fn, the whole training step, that runs inside @budget bytes with the bits of @fn.
+
+    @budget: bytes, "8GiB", "60%" of the step's own unconstrained peak, or "min". @host: bytes that may wait in host
+    memory, or "auto". @store: a directory for bytes that may wait on its drive, at most @store_budget. @ways: how bytes
+    may leave the device. @audit: compare the first step with the uncaptured one. The first call raises DoesNotFit or
+    CannotCapture before anything was changed.
+    """
+    return Step(fn, model, optimizer, Tiers(budget, host, store, store_budget, ways), audit)
+
+
+def measure(train, *batch, **kwargs):
+    """Run one step under the allocator's events; return {"peak_bytes": ...}.
+
+    The peak is the bytes of given storages on the device when the step begins, plus the largest sum of allocations less
+    frees since. Other tensors of the process do not count.
+    """
+    leaves, ready = train._find(batch, kwargs)
+    given, events = ready.planned.given_bytes(leaves), Events(train.device.type)
+    train.last = ready
+    train._call(batch, kwargs, events)
+    most, _ = events.peak()
+    train.measured["peak_bytes"] = given + most
+    return {"peak_bytes": given + most, "given_bytes": given}
+
+
+def digest(model, optimizer=None):
+    """Return 16 hexadecimal digits over the bits of parameters, buffers and optimizer state."""
+    total = hashlib.sha256()
+    for root in _models(model):
+        for name, tensor in root.state_dict(keep_vars=True).items():
+            if isinstance(tensor, torch.Tensor):
+                total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_bits(tensor)}".encode())
+    if optimizer is not None:
+        inner = optimizers.unwrapped(optimizer)
+        for i, p in enumerate(optimizers.params_of(inner)):
+            for key, value in optimizers.state_items(inner.state.get(p, {})):
+                total.update(f"{i} {key} {_bits(value) if isinstance(value, torch.Tensor) else value!r}".encode())
+    return total.hexdigest()[:16]

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captured graph as values, storages and ops.
+
+A value is a tensor that a node of the graph makes: (node, None), or (node, i) for output i of several. Values that
+share memory belong to one storage. A node whose outputs are all views of its inputs is no op: generated code makes the
+view where it is needed, again if the storage came back. All other calls are ops, which read, write and update storages.
+"""
+import operator
+
+import torch
+
+from ..errors import CannotCapture
+from . import optimizers
+
+# Ops that write operands which their schema calls read-only: running statistics.
+HIDDEN_WRITES = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4),
+                 "aten::batch_norm_update_stats": (1, 2), "aten::batch_norm_gather_stats": (3, 4),
+                 "aten::batch_norm_gather_stats_with_counts": (3, 4)}
+_REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
+
+
+class Op:
+    """One op: its node, its operands as storages, and its price, which prices.py fills in."""
+    __slots__ = ("node", "name", "reads", "writes", "updates", "draws", "is_once", "outputs", "scratch_bytes", "ns",
+                 "part")
+
+    def __init__(self, node, name):
+        self.node, self.name = node, name
+        self.reads, self.writes, self.updates, self.outputs = [], [], [], []
+        self.draws = self.is_once = False
+        self.scratch_bytes = self.ns = self.part = 0
+
+
+class _Union:
+    def __init__(self):
+        self.parent = {}
+
+    def find(self, key):
+        path = []
+        while self.parent.setdefault(key, key) != key:
+            path.append(key)
+            key = self.parent[key]
+        for k in path:
+            self.parent[k] = key
+        return key
+
+    def join(self, a, b):
+        self.parent[self.find(a)] = self.find(b)
+
+
+def flat_args(node):
+    """Return all leaves of a call's arguments that are nodes, in order."""
+    found = []
+    torch.fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def schema_name(node):
+    return node.target._schema.name
+
+
+class Values:
+    """Values, storages and ops of a graph."""
+
+    def __init__(self, gm, n_inputs):
+        self.gm, self.nodes = gm, list(gm.graph.nodes)
+        self.alias_of = {}      # getitem node -> value
+        self.metas = {}         # value -> fake tensor
+        self.is_view = set()    # nodes that only make views
+        self.mutated_of = {}    # value -> the operand that it is, for results of in-place ops
+        self.constants = {}     # get_attr node -> real tensor
+        self.union, self.storage_of_key, self.storages = _Union(), {}, []
+        self.ops, self.inputs = [], []
+        for node in self.nodes:
+            self._visit(node)
+        if len(self.inputs) != n_inputs:
+            raise CannotCapture(f"the graph has {len(self.inputs)} inputs of {n_inputs}", "make_fx")
+        self._number()
+
+    # values
+
+    def value(self, node):
+        """Return the value that a node in an argument list stands for."""
+        return self.alias_of.get(node, (node, None))
+
+    def _key(self, value):
+        return self.metas[value].untyped_storage()._cdata
+
+    def _outputs(self, node):
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            return [((node, None), val)]
+        if isinstance(val, (list, tuple)):
+            return [((node, i), t) for i, t in enumerate(val) if isinstance(t, torch.Tensor)]
+        return []
+
+    def _visit(self, node):
+        if node.op == "placeholder":
+            self.metas[(node, None)] = node.meta["val"]
+            self.inputs.append(node)
+        elif node.op == "get_attr":
+            self._constant(node)
+        elif node.op == "call_function" and node.target is operator.getitem:
+            source, index = node.args
+            if (source, index) not in self.metas:
+                if not node.users and not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)):
+                    return  # a result that the call does not give, such as an unwanted gradient
+                raise CannotCapture("results nested in results are not captured", str(source.target))
+            self.alias_of[node] = (source, index)
+        elif node.op == "call_function":
+            self._call(node)
+        elif node.op != "output":
+            raise CannotCapture(f"a node of kind {node.op}", str(node.target))
+
+    def _constant(self, node):
+        real = self.gm
+        for part in node.target.split("."):
+            real = getattr(real, part)
+        if not isinstance(real, torch.Tensor):
+            raise CannotCapture("higher-order ops are not captured", node.target)
+        self.constants[node] = real
+        self.metas[(node, None)] = node.meta.get("val", real)
+        self.union.join(self._key((node, None)), ("real", real.untyped_storage()._cdata))
+
+    def _call(self, node):
+        target = node.target
+        if getattr(target, "namespace", "") == "profiler":
+            return
+        if not isinstance(target, torch._ops.OpOverload):
+            raise CannotCapture("calls that are no ATen ops are not captured", str(target))
+        if schema_name(node) in _REFUSED:
+            raise CannotCapture("an op that changes a tensor's storage is not captured", str(target))
+        outputs = self._outputs(node)
+        written = self._written(node)
+        before = {self.union.find(self._key(self.value(a))) for a in flat_args(node) if self.value(a) in self.metas}
+        for value, meta in outputs:
+            self.metas[value] = meta
+        self._join_declared(node, outputs)
+        if not written and outputs and all(self.union.find(self._key(v)) in before for v, _ in outputs):
+            self.is_view.add(node)
+            return
+        op = Op(node, str(target).replace("aten.", ""))
+        op.outputs = [value for value, _ in outputs]
+        op.updates = written
+        op.draws = torch.Tag.nondeterministic_seeded in target.tags
+        op.is_once = "c10d" in target.namespace
+        for value, _ in outputs:
+            for operand in written:
+                if self.union.find(self._key(value)) == self.union.find(self._key(operand)):
+                    self.mutated_of[value] = operand
+        self.ops.append(op)
+
+    def _written(self, node):
+        """Return the values that a call writes in place, by its schema and by HIDDEN_WRITES."""
+        found, schema = [], node.target._schema
+        for i, argument in enumerate(schema.arguments):
+            arg = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            is_hidden = i in HIDDEN_WRITES.get(schema.name, ())
+            if is_hidden or argument.alias_info is not None and argument.alias_info.is_write:
+                for item in arg if isinstance(arg, (list, tuple)) else [arg]:
+                    if isinstance(item, torch.fx.Node):
+                        found.append(self.value(item))
+        return found
+
+    def _join_declared(self, node, outputs):
+        """Join the storages of outputs with those of the operands that the schema says they are."""
+        schema = node.target._schema
+        if len(schema.returns) != len(outputs) and len(schema.returns) != 1:
+            return
+        for returned, (value, _) in zip(schema.returns, outputs):
+            info = returned.alias_info
+            for i, argument in enumerate(schema.arguments):
+                arg = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+                if info and argument.alias_info and isinstance(arg, torch.fx.Node) \
+                        and info.before_set & argument.alias_info.before_set:
+                    self.union.join(self._key(value), self._key(self.value(arg)))
+
+    # storages
+
+    def storage(self, value):
+        """Return the number of a value's storage."""
+        return self.storage_of_key[self.union.find(self._key(value))]
+
+    def _storage_new(self, value, is_given):
+        root = self.union.find(self._key(value))
+        if root not in self.storage_of_key:
+            self.storage_of_key[root] = len(self.storages)
+            self.storages.append({"root": value, "is_given": is_given,
+                                  "bytes": self.metas[value].untyped_storage().nbytes()})
+        return self.storage_of_key[root]
+
+    def _number(self):
+        for node in (*self.inputs, *self.constants):
+            self._storage_new((node, None), True)
+        for op in self.ops:
+            written = [self.storage(value) for value in op.updates]
+            op.reads = sorted({self.storage(self.value(a)) for a in flat_args(op.node)} - set(written))
+            op.updates = sorted(set(written))
+            n = len(self.storages)
+            for value in op.outputs:
+                self._storage_new(value, False)
+            op.writes = list(range(n, len(self.storages)))
+            given = any(self.storages[k]["is_given"] for k in op.updates)
+            op.is_once = op.is_once or given
+
+    def results(self):
+        """Return the values that the graph returns."""
+        return [self.value(node) for node in self.nodes[-1].args[0]]
+
+
+def updates_early(values):
+    """Move each parameter's update behind the last op that reads or writes one of its operands.
+
+    An update frees its gradient. It may run as soon as the gradient is final and no op needs the old parameter.
+    """
+    last, rest, moved = {}, [], []
+    for op in values.ops:
+        (moved if op.node.target is optimizers.UPDATE else rest).append(op)
+    place = {id(op): i for i, op in enumerate(values.ops)}
+    touched = {}
+    for i, op in enumerate(rest):
+        for k in (*op.reads, *op.writes, *op.updates):
+            touched.setdefault(k, []).append((place[id(op)], i))
+    for op in moved:
+        at = -1
+        for k in (*op.reads, *op.updates):
+            uses = touched.get(k, ())
+            if any(p > place[id(op)] for p, _ in uses):
+                at = None  # an op behind the update reads an operand of it: the order stays
+                break
+            at = max(at, max((i for _, i in uses), default=-1))
+        last[id(op)] = at
+    if any(at is None for at in last.values()):
+        return
+    behind = {}
+    for op in moved:
+        behind.setdefault(last[id(op)], []).append(op)
+    values.ops = behind.get(-1, [])
+    for i, op in enumerate(rest):
+        values.ops += [op, *behind.get(i, ())]

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of lade.torch.step: plans for each shape and mode, the audit, reports, resuming, failures.
+
+Usage: contract.py LIBLADE
+"""
+import contextlib
+import copy
+import io
+import os
+import signal
+import tempfile
+
+from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
+
+from lade.torch import plan_cache, train_step
+
+
+def made(budget="100%", dropout=0.1, **options):
+    torch.manual_seed(0)
+    model = GPT(dropout=dropout)
+    optimizer = adamw(model)
+    return model, optimizer, lade.torch.step(plain(model, optimizer), model, optimizer, budget, **options)
+
+
+def each_shape_and_mode_has_a_plan():
+    model, optimizer, step = made("min")
+    twin, other, _ = made()
+    train = plain(twin, other)
+    torch.manual_seed(1)
+    data = [batch(8), batch(3), batch(8), batch(8)]
+    wanted = []
+    for i, one in enumerate(data):
+        twin.train(i != 3)
+        wanted.append(train(*one).item())
+    torch.manual_seed(1)
+    for i, one in enumerate(data):
+        model.train(i != 3)
+        assert step(*one).item() == wanted[i], i
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+    assert len(step.ready) == 3, len(step.ready)
+
+
+def reports_have_their_fields():
+    _, _, step = made("min")
+    refused(lade.Error, step.report, "no step")
+    measured = lade.torch.measure(step, *batch())
+    report = step.report()
+    for field in ("budget_bytes", "planned_peak_bytes", "unconstrained_peak_bytes", "min_budget_bytes", "moved_bytes",
+                  "n_redone", "n_ops", "capture_seconds", "plan_seconds", "predicted_step_seconds"):
+        assert field in report, field
+    assert measured["peak_bytes"] == report["planned_peak_bytes"] == report["measured_peak_bytes"]
+    assert sum(report["ledger"].values()) == report["planned_peak_bytes"], report["ledger"]
+    assert report["floor_bytes"] <= report["min_budget_bytes"] <= report["planned_peak_bytes"]
+    assert "planned_peak_bytes" in str(report) and report["is_audited"]
+
+
+def plans_are_kept_on_disk():
+    lists = []
+    for wanted in (False, True, False):
+        _, _, step = made("min")
+        step.prepare(*batch(5))
+        assert step.report()["is_from_disk"] == wanted, wanted
+        lists.append(step.last.planned.plan.instrs)
+        if wanted:
+            for entry in os.scandir(plan_cache.folder()):
+                with open(entry.path, "r+", encoding="ascii") as file:
+                    file.seek(os.path.getsize(entry.path) // 2)
+                    file.write("9999")
+    assert lists[0] == lists[1]
+
+
+def gradients_of_the_caller_accumulate():
+    """A step without an optimizer: forward and backward, as a trainer's training_step."""
+    def backward(model):
+        def train(x, y):
+            loss = model(x, y)
+            loss.backward()
+            return loss.detach()
+        return train
+    torch.manual_seed(0)
+    model = GPT()
+    twin = copy.deepcopy(model)
+    step, eager = lade.torch.step(backward(model), model, None, "min"), backward(twin)
+    for n_micro in (1, 2):
+        for call in (step, eager):
+            torch.manual_seed(2)
+            losses = [call(*batch()).item() for _ in range(n_micro)]
+        for p, q in zip(model.parameters(), twin.parameters()):
+            assert torch.equal(p.grad, q.grad), (n_micro, losses)
+            p.grad = q.grad = None
+
+
+def resuming_keeps_the_bits():
+    model, optimizer, step = made("min")
+    torch.manual_seed(4)
+    for _ in range(2):
+        step(*batch())
+    with tempfile.TemporaryDirectory(prefix="lade-resume-") as scratch:
+        path = os.path.join(scratch, "checkpoint.pt")
+        torch.save(dict(model=model.state_dict(), optimizer=optimizer.state_dict(), rng=torch.get_rng_state()), path)
+        for _ in range(2):
+            step(*batch())
+        again, other, resumed = made("min")
+        saved = torch.load(path, weights_only=True)
+        again.load_state_dict(saved["model"])
+        other.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["rng"])
+        for _ in range(2):
+            resumed(*batch())
+    assert lade.torch.digest(again, other) == lade.torch.digest(model, optimizer)
+
+
+def the_audit_finds_other_bits():
+    model, optimizer, step = made()
+    step.prepare(*batch())
+    ready = step.last
+    held = ready.planned.function
+    ready.planned.function = lambda runtime, *tensors: [held(runtime, *tensors), tensors[0].add_(1e-3)][0]
+    torch.manual_seed(5)
+    refused(lade.Error, lambda: step(*batch()), "audit", "other bits", "tokens.weight")
+    refused(lade.Error, lambda: step(*batch()), "audit")
+    twin, other, _ = made()
+    torch.manual_seed(5)
+    plain(twin, other)(*batch())
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other), "the model is as after an eager step"
+
+
+def interrupts_wait_for_the_end():
+    model, optimizer, step = made()
+    step(*batch())
+    held = step.last.planned.function
+
+    def interrupting(runtime, *tensors):
+        os.kill(os.getpid(), signal.SIGINT)
+        return held(runtime, *tensors)
+    step.last.planned.function = interrupting
+    before = lade.torch.digest(model, optimizer)
+    with contextlib.suppress(KeyboardInterrupt):
+        step(*batch())
+        raise AssertionError("the interrupt was lost")
+    assert step.broken is None and lade.torch.digest(model, optimizer) != before
+
+
+def failures_behind_an_update_end_training():
+    _, _, step = made()
+    step(*batch())
+    runtime = step.last.runtime
+    held, runtime.update = runtime.update, None
+
+    def failing(index, grad, found):
+        if index == 1:
+            raise OSError("the drive is gone")
+        held(index, grad, found)
+    runtime.update = failing
+    refused(OSError, lambda: step(*batch()), "the drive is gone")
+    refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
+
+
+def bytes_wait_on_host_and_store():
+    model, optimizer, _ = made(dropout=0.1)
+    torch.manual_seed(7)
+    train = plain(model, optimizer)
+    for _ in range(3):
+        train(*batch())
+    wanted = lade.torch.digest(model, optimizer)
+    with tempfile.TemporaryDirectory(prefix="lade-store-", dir=os.getcwd()) as scratch:
+        for options in (dict(host="64MiB", ways=("host",)), dict(store=scratch, store_budget="64MiB", ways=("store",)),
+                        dict(host="64MiB", store=scratch, store_budget="64MiB")):
+            model, optimizer, step = made("min", audit=False, **options)
+            torch.manual_seed(7)
+            for _ in range(2):
+                step(*batch())
+            peak, report = lade.torch.measure(step, *batch())["peak_bytes"], step.report()
+            assert lade.torch.digest(model, optimizer) == wanted, options
+            assert peak == report["planned_peak_bytes"] < report["unconstrained_peak_bytes"], (options, peak)
+            assert report["moved_bytes"] > 0, report
+    refused(lade.Error, lambda: made("min", store="/no/such/folder", ways=("store",))[2](*batch()), "/no/such/folder")
+
+
+class Wrapped(nn.Module):
+    """Stands for a wrapper whose hooks run outside of the graph."""
+
+
+def wrappers_are_refused():
+    Wrapped.__name__ = "DistributedDataParallel"
+    model = Wrapped()
+    model.inner = GPT()
+    refused(lade.CannotCapture, lambda: lade.torch.step(lambda: None, model, None, "100%"), "DistributedDataParallel",
+            "lade.torch.saved")
+
+
+def steps_are_captured_for_planning_elsewhere():
+    from lade.torch import capture
+    with tempfile.TemporaryDirectory(prefix="lade-capture-") as scratch:
+        path = os.path.join(scratch, "step.json")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert capture.main(["contract:described", "-o", path]) == 0
+        assert "bytes unconstrained" in out.getvalue()
+        graph = lade.Graph(path)
+        model, _, step = made()
+        step.prepare(*batch())
+        # scratch of ops is not known without running them
+        whole = step.last.planned.unconstrained_bytes
+        assert abs(graph.bounds()[0] - whole) < whole // 50, (graph.bounds(), whole)
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        assert capture.main(["contract:nothing", "-o", "x"]) == 1 and "nothing" in err.getvalue()
+
+
+def described():
+    """Of the test above: a step, for python -m lade.torch.capture."""
+    model = GPT()
+    optimizer = adamw(model)
+    x = torch.zeros(8, 32, dtype=torch.long)
+    return plain(model, optimizer), model, optimizer, (x, x)
+
+
+if __name__ == "__main__":
+    os.chdir(os.path.dirname(os.path.abspath(__file__)))
+    train_step.PLAN_SECONDS = 0.3
+    for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk, gradients_of_the_caller_accumulate,
+                 resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
+                 failures_behind_an_update_end_training, bytes_wait_on_host_and_store, wrappers_are_refused,
+                 steps_are_captured_for_planning_elsewhere):
+        case()
+        print(case.__name__, flush=True)

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""lade.torch.AdamW: bits do not depend on the place of the state, state round trips, torch holds none of it.
+
+Usage: optimizer.py LIBLADE
+"""
+import copy
+import itertools
+import os
+import tempfile
+
+from fixture import GPT, batch, lade, plain, refused, torch
+
+from lade.torch import AdamW
+from lade.torch.meter import Events
+
+STEPS = 4
+
+
+def run(make, n_steps=STEPS, dtype=torch.float32, budget=None, model=None):
+    torch.manual_seed(0)
+    model = model or GPT(dropout=0.0).to(dtype)
+    optimizer = make(model.parameters())
+    train = plain(model, optimizer)
+    if budget:
+        train = lade.torch.step(train, model, optimizer, budget)
+    losses = [train(*batch()).item() for _ in range(n_steps)]
+    return losses, model, optimizer
+
+
+def places_have_equal_bits(scratch):
+    for state, dtype in itertools.product(("fp32", "bf16", "8bit"), (torch.float32, torch.bfloat16)):
+        digests = set()
+        for where, budget in (("host", None), (f"store:{scratch}", None), ("host", "min"), (f"store:{scratch}", "min")):
+            _, model, optimizer = run(lambda p, state=state, where=where: AdamW(p, lr=1e-2, state=state, where=where),
+                                      dtype=dtype, budget=budget)
+            digests.add(lade.torch.digest(model, optimizer))
+        assert len(digests) == 1, (state, dtype, digests)
+
+
+def it_is_close_to_torch():
+    wanted, model, _ = run(lambda p: torch.optim.AdamW(p, lr=1e-2))
+    for state, limit in (("fp32", 2e-3), ("bf16", 5e-3), ("8bit", 5e-2)):
+        losses, own, _ = run(lambda p, state=state: AdamW(p, lr=1e-2, state=state))
+        worst = max((a - b).abs().max().item() for a, b in zip(own.parameters(), model.parameters()))
+        assert worst < limit and abs(losses[-1] - wanted[-1]) < limit, (state, worst, losses, wanted)
+
+
+def state_round_trips(scratch):
+    path = os.path.join(scratch, "state.pt")
+    for state, where in (("fp32", "host"), ("8bit", f"store:{scratch}"), ("bf16", "host")):
+        make = lambda p, state=state, where=where: AdamW(p, lr=1e-2, state=state, where=where)
+        _, model, optimizer = run(make)
+        _, half, other = run(make, STEPS // 2)
+        torch.save(other.state_dict(), path)
+        again = copy.deepcopy(half)
+        resumed = make(again.parameters())
+        resumed.load_state_dict(torch.load(path, weights_only=True))
+        train = plain(again, resumed)
+        for _ in range(STEPS - STEPS // 2):
+            train(*batch())
+        assert lade.torch.digest(again, resumed) == lade.torch.digest(model, optimizer), (state, where)
+        moments = other.state_dict()["state"][0]
+        assert moments["exp_avg"].shape == half.tokens.weight.shape and moments["step"] == STEPS // 2
+    wrong = AdamW(again.parameters(), state="8bit")
+    refused(lade.Error, lambda: wrong.load_state_dict(other.state_dict()), "another form")
+
+
+def torch_holds_no_state():
+    _, model, optimizer = run(lambda p: AdamW(p, lr=1e-2))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with Events() as events:
+        optimizer.step()
+    assert events.peak() == (0, 0), events.peak()
+    version = model.head.weight._version
+    optimizer.step()
+    assert model.head.weight._version > version, "autograd must see the write"
+
+
+def schedulers_and_groups():
+    _, model, _ = run(lambda p: AdamW(p, lr=1e-2))
+    optimizer = AdamW([dict(params=[model.head.weight], lr=0.5), dict(params=[model.norm.weight])], lr=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** step)
+    before = model.norm.weight.clone()
+    model.head.weight.grad, model.norm.weight.grad = torch.ones_like(model.head.weight), torch.ones_like(before)
+    old = model.head.weight.clone()
+    optimizer.step()
+    scheduler.step()
+    assert torch.equal(model.norm.weight, before) and not torch.equal(model.head.weight, old)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def errors_have_names(scratch):
+    weight = torch.nn.Parameter(torch.ones(4))
+    refused(ValueError, lambda: AdamW([weight], state="4bit"), "4bit")
+    refused(ValueError, lambda: AdamW([weight], where="moon"), "moon")
+    half = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
+    half.grad = torch.ones_like(half)
+    refused(lade.Error, AdamW([half]).step, "float16")
+    weight.grad = torch.ones(4)
+    refused(lade.Error, AdamW([weight], where=f"store:{scratch}/none").step, "none")
+
+
+with tempfile.TemporaryDirectory(prefix="lade-optimizer-", dir=os.getcwd()) as folder:
+    places_have_equal_bits(folder)
+    it_is_close_to_torch()
+    state_round_trips(folder)
+    torch_holds_no_state()
+    schedulers_and_groups()
+    errors_have_names(folder)
