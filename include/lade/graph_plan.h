@@ -13,7 +13,8 @@
  * callers whose framework places memory. lade/step.h finds lists whose addresses fit, and runs them.
  *
  * With a budget on another tier a given storage of the device may wait there while no op uses it, also before its first
- * use and behind its last; it is back at the end. So the peak is at least the bytes of all given storages of the device.
+ * use and behind its last; it is back at the end. So the peak is at least the bytes of all of the device's given
+ * storages.
  *
  * Transfers run beside ops. A put stands where its bytes are not needed any more: the copy begins there, and the bytes
  * are free when it ends. A get stands where the copy may begin, often some ops before the first that needs it. The

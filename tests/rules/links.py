@@ -9,7 +9,7 @@ import re
 import tree
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
-CAPABILITIES = 1  # later ones than the trainer, each with at most two pages: graphs of callers' steps
+CAPABILITIES = 3  # later ones than the trainer, each with at most two pages: callers' steps, PyTorch, clusters
 PAGES_MOST = 18 + 2 * CAPABILITIES
 KIBIBYTES_MOST = 140 * PAGES_MOST // 18  # of all pages
 WORDS_MOST = 80  # of the glossary
@@ -45,7 +45,7 @@ def self_test():
     assert not links_check("docs/a.md", "[up](../README.md) [out](https://b.md)", exists)
     assert links_check("docs/a.md", "[a](docs/a.md)", exists) and links_check("src/a.c", "/* docs/b.md */", exists)
     assert not sizes_check({"a.md": "a", "glossary.md": "| word | m |\n|---|---|\n" + "| a | b |\n" * 80})
-    assert len(sizes_check({f"{i}.md": "a" * 8000 for i in range(21)})) == 2
+    assert len(sizes_check({f"{i}.md": "a" * 8000 for i in range(PAGES_MOST + 1)})) == 2
     assert sizes_check({"glossary.md": "| a | b |\n" * 81})
     assert index_check(["a.md", "b.md"], "[a](a.md)") == ["docs/README.md: does not list b.md"]
 
