@@ -40,7 +40,10 @@ static const char *const excludes[][3] = {
     {"cluster", "max", "--search chooses among layouts"},
     {"cluster", "timeline", "a cluster's plan has no single program to draw"},
     {"cluster", "residency", "a cluster's plan keeps values by --recompute"},
-    {"search", "rank", "a search has no rank yet"}};
+    {"cluster", "rank", "a cluster's plan is of all ranks"},
+    {"cluster", "every-rank", "a cluster's plan proves the stages that need most"},
+    {"cluster", "store", "a cluster's plan keeps state on devices; --machine plans drives"},
+    {"cluster", "optimizer-in-backward", "a cluster's plan updates after all gradients"}};
 
 /* Return the option of @verb closest to @name: a few edits away, or one that starts with it; NULL: none. */
 static const struct option *option_near(enum verb_id verb, const char *name)
