@@ -5,7 +5,7 @@
  *   /sys/class/infiniband/NAME              one directory for each device with verbs; its driver's name tells EFA
  *   /sys/class/infiniband/NAME/ports/1/rate "400 Gb/sec (4X NDR)"
  *   /dev/nvidia-nvswitchN                   one for each NVSwitch
- *   /sys/module/nvidia_peermem              GPUDirect RDMA of InfiniBand; older and EFA drivers have modules of their own
+ *   /sys/module/nvidia_peermem              GPUDirect RDMA of InfiniBand; EFA and older drivers have other modules
  */
 #include "tools/report/node_links.h"
 
