@@ -40,6 +40,8 @@ static const char *const excludes[][3] = {
     {"cluster", "max", "--search chooses among layouts"},
     {"cluster", "timeline", "a cluster's plan has no single program to draw"},
     {"cluster", "residency", "a cluster's plan keeps values by --recompute"},
+    {"export", "json", "an export has its project's form"},
+    {"explain", "json", "an explanation is text"},
     {"cluster", "rank", "a cluster's plan is of all ranks"},
     {"cluster", "every-rank", "a cluster's plan proves the stages that need most"},
     {"cluster", "store", "a cluster's plan keeps state on devices; --machine plans drives"},
