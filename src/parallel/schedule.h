@@ -100,8 +100,8 @@ struct lade_schedule_times {
 
 /*
  * Compute the time of @pipeline from the halves of its pieces (piece c * stages + s) and of a transfer between stages.
- * A transfer takes @boundary_ns after its half and occupies no stage. O(slots). -EDEADLK if stages wait for one another
- * in a circle; -ENOMEM. Any thread.
+ * A transfer takes @boundary_ns after its half and occupies no stage. O(slots), of at most 17 microbatches a stage.
+ * -EDEADLK if stages wait for one another in a circle; -ENOMEM. Any thread.
  */
 int lade_schedule_time(const struct lade_pipeline *pipeline, const struct lade_piece_time *pieces, double boundary_ns,
                        struct lade_schedule_times *ret_times);

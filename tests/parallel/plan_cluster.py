@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 LADE = sys.argv[1]
 
@@ -158,6 +159,45 @@ def the_published_layouts_are_found():
         require(sizes in [(one["tp"], one["pp"], one["dp"]) for one in layouts], f"{model}: {sizes}", layouts)
 
 
+def layouts_go_to_other_projects():
+    base = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--seq", "8192", "--batch", "256", "--tp", "2",
+            "--micro-batch", "1", "--recompute", "full"]
+    piped = [*base, "--pp", "4", "--dp", "8", "--zero", "1", "--schedule", "interleaved", "--virtual-stages", "2"]
+    sharded = [*base, "--dp", "32", "--zero", "3", "--shard", "8", "--sequence-parallel"]
+    words = plan(*piped, "--export", "megatron").stdout.split()
+    for option, value in (("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "4"),
+                          ("--num-layers-per-virtual-pipeline-stage", "4"), ("--global-batch-size", "256"),
+                          ("--num-query-groups", "8"), ("--recompute-granularity", "full")):
+        require(words[words.index(option) + 1] == value, f"megatron's {option}", words)
+    require("--use-distributed-optimizer" in words, "megatron's optimizer", words)
+    text = plan(*sharded, "--export", "deepspeed").stdout
+    found = json.loads("\n".join(line for line in text.splitlines() if not line.startswith("//")))
+    require(found["zero_optimization"] == {"stage": 3, "overlap_comm": True, "mics_shard_size": 8}
+            and found["train_batch_size"] == found["train_micro_batch_size_per_gpu"] *
+            found["gradient_accumulation_steps"] * 32 and "tp 2" in text, "deepspeed's file", text)
+    titan = tomllib.loads(plan(*sharded, "--export", "torchtitan").stdout)
+    require(titan["parallelism"]["data_parallel_shard_degree"] == 8
+            and titan["parallelism"]["data_parallel_replicate_degree"] == 4
+            and titan["parallelism"]["tensor_parallel_degree"] == 2
+            and titan["activation_checkpoint"]["mode"] == "full", "torchtitan's file", titan)
+    snippet = plan(*sharded, "--export", "fsdp2").stdout
+    compile(snippet, "snippet", "exec")
+    require("(1, 4, 8, 2)" in snippet and "reshard_after_forward=True" in snippet, "the snippet", snippet)
+    command = plan(*piped, "--export", "lade").stdout.split()
+    require(command[:4] == ["lade", "launch", "-n", "64"] and "--virtual-stages" in command, "lade's command", command)
+
+
+def a_layout_is_explained():
+    text = plan(*SMALL, "--tp", "5", "--pp", "2", "--dp", "2", "--batch", "64", "--micro-batch", "2", "--explain",
+                "--noise-scale", "1e6").stdout
+    for words in ("bytes each that ZeRO counts", "Megatron's 18", "Korthikanti's formula", "nvlink", "across rails",
+                  "in 2D", "1F1B idles", "sum", "McCandlish", "Bound."):
+        require(words in text, f"nothing is said of '{words}'", text)
+    ten = plan("--cluster", "dgx-a100-80g", "--model", "llama3-8b", "--batch", "8", "--seq", "128", "--tp", "8",
+               "--explain").stdout
+    require("8.03 billion parameters take 128.5 GB" in ten, "16 bytes a parameter", ten)
+
+
 def wrong_questions_are_refused(directory):
     path = os.path.join(directory, "cluster.json")
     with open(path, "w", encoding="ascii") as file:
@@ -171,6 +211,8 @@ def wrong_questions_are_refused(directory):
             ("divide", [*SMALL, "--dp", "7", "--batch", "64"], 2),
             ("nearest", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
             ("exclude", [*SMALL, "--machine", "a100-80g"], 2),
+            ("exclude", [*SMALL, "--rank", "1"], 2),
+            ("exclude", [*SMALL, "--export", "lade", "--json"], 2),
             ("needs --cluster", ["--search", "--ranks", "8"], 2),
             ("fits", [*SMALL, "--ranks", "2", "--batch", "64", "--search", "--budget", "64MiB"], 3)):
         result = plan(*arguments, code=code)
@@ -185,4 +227,6 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     nodes_are_what_ranks_cross()
     a_search_keeps_its_contract()
     the_published_layouts_are_found()
+    layouts_go_to_other_projects()
+    a_layout_is_explained()
     wrong_questions_are_refused(scratch)

@@ -45,7 +45,16 @@ static const char *const excludes[][3] = {
     {"cluster", "max", "--search chooses among layouts"},
     {"cluster", "timeline", "a cluster's plan has no single program to draw"},
     {"cluster", "residency", "a cluster's plan keeps values by --recompute"},
-    {"search", "rank", "a search has no rank yet"}};
+    {"export", "json", "an export has its project's form"},
+    {"explain", "json", "an explanation is text"},
+    {"cluster", "rank", "a cluster's plan is of all ranks"},
+    {"cluster", "every-rank", "a cluster's plan proves the stages that need most"},
+    {"cluster", "store", "a cluster's plan keeps state on devices; --machine plans drives"},
+    {"cluster", "host-budget", "a cluster's plan keeps state on devices; --machine plans host memory"},
+    {"cluster", "device", "a cluster's plan is proved and simulated, not run; --machine runs dry"},
+    {"cluster", "frontier", "a cluster's plan has one budget"},
+    {"cluster", "detail", "a cluster's plan has its own report; --explain adds reasons"},
+    {"cluster", "optimizer-in-backward", "a cluster's plan updates after all gradients"}};
 
 /* Return the option of @verb closest to @name: a few edits away, or one that starts with it; NULL: none. */
 static const struct option *option_near(enum verb_id verb, const char *name)

@@ -24,6 +24,7 @@
 #include "offload/store.h"
 #include "tools/cli/options.h"
 #include "tools/job/subprocess.h"
+#include "tools/report/node_links.h"
 #include "tools/report/report.h"
 #include "tools/cli/terminal.h"
 #include "tools/cli/verbs.h"
@@ -302,6 +303,26 @@ static void mpi_check(struct report *report)
                 "no mpirun here, so one rank");
 }
 
+/* ---- links ---- */
+
+static void links_check(struct report *report)
+{
+  struct node_links links;
+  node_links_find("", &links);
+  const int n_ports = links.n_infiniband + links.n_efa;
+  if (!n_ports && !links.n_nvswitches) {
+    finding_add(report, "links", FINDING_GOOD, NULL, "no NVSwitch, InfiniBand or EFA device: ranks meet in memory and "
+                "over TCP");
+    return;
+  }
+  const bool is_blind = n_ports && links.n_nvswitches && !links.has_gpudirect;
+  finding_add(report, "links", is_blind ? FINDING_NOTE : FINDING_GOOD,
+              is_blind ? "modprobe nvidia_peermem, so that the network reaches GPU memory without a copy" : NULL,
+              "%d InfiniBand and %d EFA devices%s%s%s%s, %d NVSwitches, GPUDirect RDMA %s", links.n_infiniband,
+              links.n_efa, links.first[0] ? ", first " : "", links.first, links.rate[0] ? " at " : "", links.rate,
+              links.n_nvswitches, links.has_gpudirect ? "ready" : "not ready");
+}
+
 /* ---- results ---- */
 
 static const char *const state_names[] = {"ok", "note", "missing"};
@@ -349,6 +370,7 @@ int doctor_main(int argc, char **argv)
     store_check(&report, &options);
     gpu_check(&report, &options);
     mpi_check(&report);
+    links_check(&report);
     code = LADE_EXIT_DONE;
     for (int i = 0; i < report.n; i++)
       code = report.findings[i].state == FINDING_MISSING ? LADE_EXIT_MISSING : code;

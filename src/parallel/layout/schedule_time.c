@@ -7,12 +7,19 @@
  * Stages are visited in turns; each goes on until it meets a slot whose input is not made yet. A round in which no
  * stage goes on, before all ends, is a circle. Each slot is visited once and each stage at most once a slot of another
  * stage in vain: O(slots * stages) at worst, near O(slots) for the schedules here.
+ *
+ * A full pipeline repeats itself. Of very many microbatches only some are run, twice: the second time with a few more,
+ * as many as stages or a multiple. Each further such group adds the difference of the two. So the time to compute a
+ * schedule does not grow with the batch.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "base/base.h"
 #include "parallel/schedule.h"
+
+#define RUN_IN_FULL 16 /* microbatches for each stage that are run; a pipeline is in its period after four or so */
+#define PERIOD 4       /* microbatches for each stage in the difference */
 
 struct stage_clock {
   struct lade_slot *slots;
@@ -121,8 +128,9 @@ static int stages_run(struct schedule_clock *clock)
   return 0;
 }
 
-int lade_schedule_time(const struct lade_pipeline *pipeline, const struct lade_piece_time *pieces, double boundary_ns,
-                       struct lade_schedule_times *ret_times)
+/* Compute the times by running all slots. */
+static int times_run(const struct lade_pipeline *pipeline, const struct lade_piece_time *pieces, double boundary_ns,
+                     struct lade_schedule_times *ret_times)
 {
   struct schedule_clock clock = {.pipeline = pipeline, .pieces = pieces, .boundary_ns = boundary_ns};
   struct lade_schedule_times times = {0};
@@ -139,4 +147,26 @@ int lade_schedule_time(const struct lade_pipeline *pipeline, const struct lade_p
   if (!status)
     *ret_times = times;
   return status;
+}
+
+int lade_schedule_time(const struct lade_pipeline *pipeline, const struct lade_piece_time *pieces, double boundary_ns,
+                       struct lade_schedule_times *ret_times)
+{
+  const int p = pipeline->n_stages, m = pipeline->n_microbatches;
+  struct lade_pipeline cut = *pipeline;
+  struct lade_schedule_times less, more;
+  if (m <= (RUN_IN_FULL + 1) * p)
+    return times_run(pipeline, pieces, boundary_ns, ret_times);
+  cut.n_microbatches = (RUN_IN_FULL - PERIOD) * p + m % p;
+  int status = times_run(&cut, pieces, boundary_ns, &less);
+  cut.n_microbatches += PERIOD * p;
+  if (!status)
+    status = times_run(&cut, pieces, boundary_ns, &more);
+  if (status)
+    return status;
+  const double n_periods = (double)(m - cut.n_microbatches) / (PERIOD * p);
+  *ret_times = (struct lade_schedule_times){more.span_ns + n_periods * (more.span_ns - less.span_ns),
+                                            more.stage_span_ns + n_periods * (more.stage_span_ns - less.stage_span_ns),
+                                            more.busy_ns + n_periods * (more.busy_ns - less.busy_ns)};
+  return 0;
 }

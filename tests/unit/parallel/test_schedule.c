@@ -341,6 +341,30 @@ static void schedule_times_equal_the_walk(void **state)
   pipelines_walk(span_verify);
 }
 
+/* Past 17 microbatches a stage, times are those of a few more groups; the walk runs every slot. */
+static void long_schedules_have_the_time_of_all_their_slots(void **state)
+{
+  static const int lengths[] = {18, 23, 40};
+  for (int schedule = 0; schedule < LADE_N_SCHEDULES; schedule++) {
+    for (size_t i = 0; i < LADE_COUNT(lengths) * 2; i++) {
+      const int p = 3 + (int)i % 2 * 2, v = schedule == LADE_SCHEDULE_INTERLEAVED ? 2 : 1;
+      const struct lade_pipeline pipeline = {(enum lade_schedule)schedule, p, v, lengths[i / 2] * p, true};
+      const bool is_split = lade_schedule_is_split(&pipeline);
+      struct piece_ns pieces[STAGES_MOST * 4];
+      struct lade_piece_time own[STAGES_MOST * 4];
+      struct schedule_time walked;
+      struct lade_schedule_times found;
+      for (int piece = 0; piece < p * v; piece++) {
+        pieces[piece] = (struct piece_ns){10 + piece % 3, 11 + piece % 2, 9};
+        own[piece] = (struct lade_piece_time){10 + piece % 3, 11 + piece % 2 + (is_split ? 0 : 9), is_split ? 9 : 0};
+      }
+      assert_int_equal(schedule_walk(&pipeline, pieces, 0, &walked), 0);
+      assert_int_equal(lade_schedule_time(&pipeline, own, 0, &found), 0);
+      assert_true(fabs(walked.span_ns - found.span_ns) <= 1e-9 * found.span_ns);
+    }
+  }
+}
+
 static void a_slow_link_and_a_slow_stage_widen_the_bubble(void **state)
 {
   struct lade_pipeline pipeline = {LADE_SCHEDULE_1F1B, 4, 1, 8, true};
@@ -375,6 +399,7 @@ int main(void)
       cmocka_unit_test(bubbles_are_the_closed_forms),
       cmocka_unit_test(idle_rates_are_those_of_the_zero_bubble_paper_to_four_digits),
       cmocka_unit_test(schedule_times_equal_the_walk),
+      cmocka_unit_test(long_schedules_have_the_time_of_all_their_slots),
       cmocka_unit_test(a_slow_link_and_a_slow_stage_widen_the_bubble),
       cmocka_unit_test(refusals_list_what_would_do),
   };

@@ -15,6 +15,8 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "lade/pack.h"
+#include "program/build.h"
 #include "program/layout_cost.h"
 
 static struct lade_cluster cluster;
@@ -97,6 +99,97 @@ static void a_step_takes_the_time_of_its_program(void **state)
     assert_true(fabs((double)program.step_ns / expected - 1) <= STEP_ERROR);
   }
 }
+
+/* ---- pipelines ---- */
+
+#define STAGES_MOST 4
+
+struct stage_build {
+  struct lade_model_graph *graph;
+  struct lade_prices prices;
+  struct lade_residency *residency;
+  struct lade_program *program;
+  struct lade_layout layout;
+};
+
+/* Build the program of @stage over all microbatches, at the prices of the cluster. */
+static void stage_build(const struct one_layout *one, const struct lade_layout_job *job,
+                        const struct lade_layout *layout, int stage, struct lade_packer *packer,
+                        struct stage_build *built)
+{
+  const int pp = lade_layout_size(layout, LADE_AXIS_PP), tp = lade_layout_size(layout, LADE_AXIS_TP);
+  struct lade_cluster_links links;
+  struct lade_cost cost;
+  struct lade_error error;
+  built->layout = *layout;
+  built->layout.rank = lade_mesh_member(&layout->mesh, LADE_AXIS_PP, 0, stage);
+  const struct lade_model_graph_params how = {
+      .struct_size = sizeof(how), .model = job->model, .dtype = job->dtype, .batch = one->micro_batch,
+      .seq_len = job->seq_len, .kernels = &kernels, .n_threads = 1, .grad_dtype = job->grad_dtype,
+      .share = {.tp = tp, .is_sequence = layout->is_sequence, .pp = pp, .pp_rank = stage,
+                .n_chunks = layout->virtual_stages}};
+  assert_int_equal(lade_model_graph_create(&how, &error, &built->graph), 0);
+  lade_cluster_links_make(job->cluster, &layout->mesh, layout->is_sequence, &links);
+  lade_cost_init(&cost, &job->cluster->device);
+  cost.links = &links;
+  assert_int_equal(lade_cost_prices(&cost, built->graph, &built->prices), 0);
+  assert_int_equal(lade_residency_create(built->graph, &built->residency), 0);
+  lade_residency_apply_recipe(built->graph, one->recipe, built->residency);
+  const struct lade_build_params params = {
+      .graph = built->graph, .layout = &built->layout, .residency = built->residency, .prices = &built->prices,
+      .n_microbatches = (int)(one->batch / one->micro_batch), .is_training = true, .chunk_bytes = 2 << 20,
+      .packer = packer};
+  assert_int_equal(lade_program_build(&params, &built->program), 0);
+}
+
+static const struct one_layout pipelines[] = {
+    {"pp4", &gpt2, LAYOUT(.pp = 4), 16, 2, LADE_RECIPE_NONE},
+    {"tp2 pp4 selective", &gpt2, LAYOUT(.tp = 2, .pp = 4), 12, 1, LADE_RECIPE_SELECTIVE},
+    {"pp2 interleaved", &llama, LAYOUT(.tp = 4, .pp = 2, .is_sequence = true, .schedule = LADE_SCHEDULE_INTERLEAVED,
+                                       .virtual_stages = 4), 8, 1, LADE_RECIPE_NONE},
+    {"pp4 zbh1", &llama, LAYOUT(.tp = 2, .pp = 4, .schedule = LADE_SCHEDULE_ZBH1), 12, 1, LADE_RECIPE_NONE},
+    {"pp4 zbh2", &llama, LAYOUT(.tp = 2, .pp = 4, .schedule = LADE_SCHEDULE_ZBH2), 12, 1, LADE_RECIPE_NONE},
+};
+
+/* The simulator runs all instructions of all stages; the layout knows units and a schedule alone. */
+static void a_pipelines_step_is_that_of_its_programs_together(void **state)
+{
+  struct lade_packer *packer;
+  assert_int_equal(lade_packer_create(&packer), 0);
+  for (size_t i = 0; i < LADE_COUNT(pipelines); i++) {
+    const struct one_layout *one = &pipelines[i];
+    const struct lade_layout_job job = job_of(one->model, one->batch);
+    struct stage_build built[STAGES_MOST];
+    const struct lade_program *programs[STAGES_MOST];
+    const struct lade_prices *prices[STAGES_MOST];
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    struct lade_stages_time time;
+    struct lade_error error;
+    costs_make(one, &job, &layout, &cost);
+    const int pp = lade_layout_size(&layout, LADE_AXIS_PP);
+    for (int stage = 0; stage < pp; stage++) {
+      stage_build(one, &job, &layout, stage, packer, &built[stage]);
+      programs[stage] = built[stage].program;
+      prices[stage] = &built[stage].prices;
+    }
+    assert_int_equal(lade_stages_simulate(programs, prices, pp, &error, &time), 0);
+    const double expected = cost.step_ns - cost.skipped_ns;
+    if (fabs((double)time.span_ns / expected - 1) > STEP_ERROR)
+      print_error("%s: the programs take %g ms, the layout %g\n", one->name, (double)time.span_ns / 1e6,
+                  expected / 1e6);
+    assert_true(fabs((double)time.span_ns / expected - 1) <= STEP_ERROR);
+    for (int stage = 0; stage < pp; stage++) {
+      lade_program_destroy(built[stage].program);
+      lade_residency_destroy(built[stage].residency);
+      lade_prices_finish(&built[stage].prices);
+      lade_model_graph_destroy(built[stage].graph);
+    }
+  }
+  lade_packer_destroy(packer);
+}
+
+/* ---- memory ---- */
 
 static const struct one_layout memories[] = {
     {"one rank", &gpt2, LAYOUT(.tp = 1), 8, 2, LADE_RECIPE_NONE},
@@ -277,6 +370,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
+      cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),
       cmocka_unit_test(model_states_are_those_of_zero_table_1),
