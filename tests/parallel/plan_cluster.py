@@ -212,6 +212,10 @@ def wrong_questions_are_refused(directory):
             ("nearest", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
             ("exclude", [*SMALL, "--machine", "a100-80g"], 2),
             ("exclude", [*SMALL, "--rank", "1"], 2),
+            ("exclude", [*SMALL, "--host-budget", "1GiB"], 2),
+            ("exclude", [*SMALL, "--device", "dry"], 2),
+            ("exclude", [*SMALL, "--frontier"], 2),
+            ("exclude", [*SMALL, "--detail"], 2),
             ("exclude", [*SMALL, "--export", "lade", "--json"], 2),
             ("needs --cluster", ["--search", "--ranks", "8"], 2),
             ("fits", [*SMALL, "--ranks", "2", "--batch", "64", "--search", "--budget", "64MiB"], 3)):
