@@ -125,6 +125,17 @@ def the_smallest_budget_is_one_that_fits():
     require(rank["planned_peak_bytes"] == rank["min_budget_bytes"], "the smallest budget is not used", rank)
 
 
+def sharded_gradients_are_about_as_fast():
+    """ZeRO 2 sends the bytes of ZeRO 1, in steps up to a tenth longer (docs/ranks.md) where the links bound them."""
+    arguments = ["--model", "gpt2-1.5b", "--layers", "6", "--batch", "8", "--dp", "8", "--machine", "h100-80g", "--budget",
+                 "100%", "--host-budget", "0"]
+    one, two = (plan_json(*arguments, "--zero", stage) for stage in ("1", "2"))
+    require(one["comm_bytes"] == two["comm_bytes"], "the stages send other bytes", (one["comm_bytes"], two["comm_bytes"]))
+    require(two["all_ranks_step_seconds"] <= 1.12 * one["all_ranks_step_seconds"], "ZeRO 2 is slower than is said",
+            (one["all_ranks_step_seconds"], two["all_ranks_step_seconds"]))
+    require(two["unconstrained_bytes"] < one["unconstrained_bytes"], "ZeRO 2 saves nothing", one)
+
+
 def ranks_of_a_node_share_its_host():
     arguments = [*SMALL[:-2], "--tp", "2", "--recompute", "none", "--host-budget", "64MiB"]
     require(plan_json(*arguments, "--node-ranks", "2")["host_budget_bytes"] == 32 << 20
@@ -220,8 +231,9 @@ def both_ends_of_a_trillion_run_dry():
 
 
 TESTS = [every_rank_is_in_the_table, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
-         a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
-         places_are_those_of_a_rank, what_is_listed_can_be_written, a_line_may_be_about_another_stage,
+         a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, sharded_gradients_are_about_as_fast,
+         ranks_of_a_node_share_its_host, places_are_those_of_a_rank, what_is_listed_can_be_written,
+         a_line_may_be_about_another_stage,
          copies_of_key_heads_have_blocks_of_their_own]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
