@@ -127,7 +127,8 @@ struct lade_session_info {
   int n_node_ranks;                  /* ranks that share the node's host and store budgets */
   bool is_async_saving;              /* steps go on during a save */
   uint64_t host_budget_bytes, store_budget_bytes;
-  uint64_t store_read_bytes, store_written_bytes; /* by a training step */
+  uint64_t store_read_bytes, store_written_bytes; /* by a training step, planned */
+  uint64_t measured_read_bytes, measured_written_bytes; /* by the last step, as its stores counted, in whole blocks */
   uint64_t comm_bytes[LADE_N_AXES];  /* sent by this rank in a training step, by axis */
   int comm_calls[LADE_N_AXES];       /* collectives, a group counting once, and sends */
   uint64_t numerics_key;

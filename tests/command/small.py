@@ -29,4 +29,7 @@ with tempfile.TemporaryDirectory(prefix="lade-small-") as scratch:
     kept = train("--budget", "100%")
     assert stored["loss_digest"] == kept["loss_digest"], (stored, kept)
     assert 0 < stored["resident_peak_bytes"] < MOST_BYTES, stored["resident_peak_bytes"]
+    for kind in ("read", "written"):
+        planned, moved = (stored[f"{head}store_{kind}_bytes_per_step"] for head in ("", "measured_"))
+        assert planned <= moved <= 1.05 * planned, (kind, planned, moved)
     assert stored["store_bytes"] > 0 and stored["resident_peak_bytes"] < kept["resident_peak_bytes"] / 4 or MODEL == "nano"

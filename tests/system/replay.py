@@ -161,6 +161,10 @@ assert not {"script", "link", "img", "iframe", "object", "image", "use"} & set(n
 assert not [key for element in root.iter() for key in element.attrib if key.split("}")[-1] in ("href", "src")], page
 assert "http" not in page.replace("http://www.w3.org/", "") and "url(" not in page, page
 text = "".join(root.itertext())
+tables = [element for element in root.iter() if element.tag.endswith("table")]
+holders = ["".join(row.itertext()) for row in tables[-1]][1:]
+assert len(tables) == 2 and len(holders) == 10 and holders[0].startswith("1line 2") and "10.0 %" in holders[0], holders
+assert not any("5.0 MiB" in row for row in holders), holders  # the last block comes after the peak
 assert "<&>\"'.csv" in text and f"{30 * MIB} bytes" in text and f"{64 * MIB} bytes" in text, text
 code, out, err = run(b"nest.csv", "--json", "--policy", "packed", "--html", b"page-\xff.html")
 assert code == 0 and json.loads(out) and os.path.exists(b"page-\xff.html"), (code, err)

@@ -120,6 +120,9 @@ if run("doctor", "--store", "drive")[0] == 0:
     assert fewer["params_digest"] == stored["params_digest"] and fewer["store_bytes"] > 0, (fewer, stored)
     with open(cache, "w", encoding="utf-8") as file:
         file.write(kept)
+    for kind in ("read", "written"):  # as the drive counts them, in whole blocks
+        planned, moved = (stored[f"{head}store_{kind}_bytes_per_step"] for head in ("", "measured_"))
+        assert planned <= moved <= 1.1 * planned + (1 << 18), (kind, planned, moved)
     # Several directories are one store, at the price of a drive.
     os.mkdir("drive,too")
     several = train("--steps", "2", *DRIVE, "--store", "drive,drive,,too")

@@ -19,6 +19,8 @@
 #include "tools/report/report.h"
 #include "tools/report/xml_text.h"
 
+#define HOLDERS_MOST 20 /* largest blocks in the table of a page */
+
 enum { TEXT_COLUMNS = 72, TEXT_ROWS = 10, EIGHTHS = 8 };
 enum { PAGE_COLUMNS = 960, PAGE_HEIGHT = 400, PAGE_LEFT = 90, PAGE_TOP = 20, PAGE_FOOT = 40, PAGE_TICKS = 5 };
 
@@ -210,6 +212,48 @@ static void table_write(FILE *page, const struct memory_plot *plot)
   fputs("</table>\n", page);
 }
 
+/* Insert block @i into the @n largest ones of @held, largest first. Return their new number. */
+static int holder_insert(const struct lade_trace *trace, int held[HOLDERS_MOST], int n, int i)
+{
+  const uint64_t bytes = trace->blocks.items[i].bytes;
+  if (n == HOLDERS_MOST && trace->blocks.items[held[n - 1]].bytes >= bytes)
+    return n;
+  int at = n < HOLDERS_MOST ? n++ : n - 1;
+  for (; at > 0 && trace->blocks.items[held[at - 1]].bytes < bytes; at--)
+    held[at] = held[at - 1];
+  held[at] = i;
+  return n;
+}
+
+/* Write the largest blocks that are live at the peak: where they begin, and their part of it. */
+static void holders_write(FILE *page, const struct lade_trace *trace)
+{
+  int held[HOLDERS_MOST], n = 0, n_live = 0;
+  char size[32];
+  for (int i = 0; i < trace->blocks.n; i++) {
+    const struct lade_trace_block *block = &trace->blocks.items[i];
+    if (block->first > trace->peak_event || block->last <= trace->peak_event)
+      continue;
+    n = holder_insert(trace, held, n, i);
+    n_live++;
+  }
+  fprintf(page, "<h2>Live at the peak, after call %d</h2>\n<p>%d of %d blocks, the largest first.</p>\n<table>\n"
+                "<tr><th>block</th><th>begins at</th><th></th><th></th><th>of the peak</th></tr>\n",
+          trace->peak_event + 1, n, n_live);
+  for (int i = 0; i < n; i++) {
+    const struct lade_trace_block *block = &trace->blocks.items[held[i]];
+    fprintf(page, "<tr><td>%d</td>", held[i] + 1);
+    if (block->place)
+      fprintf(page, "<td>%s %d</td>", trace->place_word, block->place);
+    else
+      fputs("<td>before the trace</td>", page);
+    fprintf(page, "<td>%s</td><td>%llu bytes</td><td>%.1f %%</td></tr>\n",
+            lade_size_format(block->bytes, size, sizeof(size)), (unsigned long long)block->bytes,
+            100 * (double)block->bytes / (double)trace->peak_live_bytes);
+  }
+  fputs("</table>\n", page);
+}
+
 static void page_write(FILE *page, const struct memory_plot *plot, const char *title, const struct columns *columns)
 {
   fputs("<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head><meta charset=\"utf-8\"/>"
@@ -223,6 +267,7 @@ static void page_write(FILE *page, const struct memory_plot *plot, const char *t
           plot->budget_bytes ? "; dashed is the budget" : "");
   drawing_write(page, plot, columns);
   table_write(page, plot);
+  holders_write(page, plot->trace);
   fputs("</body>\n</html>\n", page);
 }
 

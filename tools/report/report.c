@@ -186,6 +186,10 @@ static void memory_set(json_t *object, const struct lade_session_info *info)
   json_object_set_new(object, "store_bytes", json_bytes(info->store_bytes));
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(info->store_read_bytes));
   json_object_set_new(object, "store_written_bytes_per_step", json_bytes(info->store_written_bytes));
+  if (info->store_bytes && info->executor) {
+    json_object_set_new(object, "measured_store_read_bytes_per_step", json_bytes(info->measured_read_bytes));
+    json_object_set_new(object, "measured_store_written_bytes_per_step", json_bytes(info->measured_written_bytes));
+  }
   json_object_set_new(object, "unconstrained_bytes", json_bytes(info->bounds.unconstrained_bytes));
   json_object_set_new(object, "min_budget_bytes", json_bytes(info->bounds.min_bytes));
   json_object_set_new(object, "lower_bound_bytes", json_bytes(info->bounds.lower_bound_bytes));
@@ -402,6 +406,18 @@ void store_traffic_print(const struct lade_session_info *info, double step_secon
           lade_size_format((uint64_t)drive_rate(info), c, sizeof(c)));
 }
 
+/* Print the bytes that the drive moved in the last step, by its own count, beside those of the plan. */
+static void store_measured_print(const struct summary *summary, FILE *file)
+{
+  const struct lade_session_info *info = &summary->info;
+  char a[32], b[32];
+  if (summary->is_dry || (!info->measured_read_bytes && !info->measured_written_bytes))
+    return;
+  fprintf(file, "              measured %s read and %s written by the last step\n",
+          lade_size_format(info->measured_read_bytes, a, sizeof(a)),
+          lade_size_format(info->measured_written_bytes, b, sizeof(b)));
+}
+
 /* Print the stalls of at least a thousandth of the step. */
 static void stalls_print(const struct summary *summary, FILE *file)
 {
@@ -467,6 +483,7 @@ void summary_print(const struct summary *summary, FILE *file)
   losses_print(summary, file);
   memory_print(summary, file);
   store_traffic_print(info, summary->seconds[0], file);
+  store_measured_print(summary, file);
   times_print(summary, file);
   if (isfinite(rate(summary)))
     fprintf(file, "speed         %.0f tokens/s", rate(summary));

@@ -486,7 +486,8 @@ static int results_dump(const struct budget_sweep *sweep)
     const struct budget_trial *trial = &sweep->trials[i];
     json_t *run = trial->summary ? json_incref(trial->summary) : json_object();
     json_object_set_new(run, "budget", json_string(trial->budget));
-    json_object_set_new(run, "round", json_integer(trial->round));
+    if (sweep->options.n_repeats > 1)
+      json_object_set_new(run, "round", json_integer(trial->round));
     json_object_set_new(run, "exit_code", json_integer(trial->code));
     json_array_append_new(runs, run);
   }

@@ -253,9 +253,29 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
   return status;
 }
 
+/* Return the bytes that all stores of this run have moved so far. */
+static void stores_count(const lade_session *s, uint64_t *ret_read, uint64_t *ret_written)
+{
+  lade_store *const stores[] = {s->store, s->durable ? lade_durable_store(s->durable) : NULL};
+  *ret_read = *ret_written = 0;
+  for (size_t i = 0; i < LADE_COUNT(stores); i++) {
+    struct lade_store_info info;
+    if (!stores[i])
+      continue;
+    lade_store_get_info(stores[i], &info);
+    *ret_read += info.read_bytes;
+    *ret_written += info.written_bytes;
+  }
+}
+
 int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
+  uint64_t read_before, written_before;
+  stores_count(s, &read_before, &written_before);
   const int status = step_run(s, ret_report, error);
+  stores_count(s, &s->read_bytes, &s->written_bytes);
+  s->read_bytes -= read_before;
+  s->written_bytes -= written_before;
   if (!status)
     session_rate_raise(s, ret_report->wall_ns);
   return session_fail(s, status, error);
@@ -373,6 +393,7 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .graph = s->graph, .whole = s->whole, .prices = &s->prices, .cost = &s->cost, .executor = s->executor,
       .measured_peak_bytes = device.peak_bytes,
       .host_bytes = session_host_bytes(s) + session_saver_bytes(s),
+      .measured_read_bytes = s->read_bytes, .measured_written_bytes = s->written_bytes,
       .is_unified = s->is_unified, .n_node_ranks = s->params.n_node_ranks, .is_async_saving = s->saver != NULL,
       .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] + session_durable_extra(s) : 0,
       .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,

@@ -57,6 +57,7 @@ struct lade_session {
   lade_executor *executor;
   struct session_saver *saver; /* NULL: saves block steps */
   double matmul_flops_per_s; /* the best ever seen on this machine; 0: not measured */
+  uint64_t read_bytes, written_bytes; /* of the last step, by the stores' own counts */
   bool is_rate_raised;       /* by a step of this run, which the cache does not know yet */
   struct lade_checkpoint_state state;
   char resume_path[PATH_MAX]; /* the checkpoint that this run resumes */
