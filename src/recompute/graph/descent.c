@@ -29,7 +29,7 @@
 #define ROW_MOST 256      /* redos of a turn whose values are held */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
 #define NOISE 3.0         /* by which a candidate looks cheaper or dearer at most, if chance is asked for */
-#define WORK_MOST 300     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
+#define WORK_MOST 100     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
 
 /* A range of boundaries in which a value may be released. */
 struct candidate {
@@ -368,6 +368,19 @@ static void times_make(struct descent *descent)
     descent->time_ns[t + 1] = descent->time_ns[t] + (double)descent->problem->ops[t].ns;
 }
 
+/* Count the transfers that every schedule has: values that live on tiers come from there, and go back if they change. */
+static void residents_count(struct descent *descent)
+{
+  const struct list_time *links = descent->params->links;
+  for (int v = 0; v < descent->problem->n_values && links; v++) {
+    const struct remat_value *value = &descent->problem->values[v];
+    if (remat_is_guest(descent->problem, v))
+      continue;
+    descent->in_ns[value->home] += list_time_move(&links->in[value->home], value->bytes);
+    descent->out_ns[value->home] += value->n_makers ? list_time_move(&links->out[value->home], value->bytes) : 0;
+  }
+}
+
 int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descent_params *params)
 {
   struct descent descent = {.schedule = schedule, .problem = schedule->problem, .params = params};
@@ -380,6 +393,7 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
   int status = descent.time_ns && descent.over_before ? 0 : -ENOMEM;
   if (!status) {
     times_make(&descent);
+    residents_count(&descent);
     status = descent_run(&descent);
   }
   free(descent.time_ns);

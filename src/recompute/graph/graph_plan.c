@@ -267,9 +267,18 @@ static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, 
   return status == -ENOSPC ? 0 : status;
 }
 
+/* Let the better one of a descent with both ways and one by transfers alone be the plan; both take little time. */
+static int descents_take(struct graph_planning *planning, uint64_t budget_bytes, double *best_ns)
+{
+  struct remat_search_params how = search_params(planning, budget_bytes, 0, 0.5);
+  int status = tiers_search(planning, budget_bytes, how, best_ns);
+  how.is_offload = true;
+  return status ? status : tiers_search(planning, budget_bytes, how, best_ns);
+}
+
 /*
- * Plan with other tiers. Candidates are the best plans of recompute alone and of transfers alone, a descent with both,
- * and the smallest schedule. The search goes on from the best of them.
+ * Plan with other tiers. Candidates are descents, the best plans of recompute alone and of transfers alone, and the
+ * smallest schedule. The search goes on from the best of them.
  */
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
@@ -277,7 +286,9 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_choices alone = {0};
   double best_ns = INFINITY;
   planning->choices.is_saved = false;
-  int status = alone_search(planning, budget_bytes, &alone);
+  int status = descents_take(planning, budget_bytes, &best_ns);
+  if (!status)
+    status = alone_search(planning, budget_bytes, &alone);
   if (!status)
     status = choices_take(planning, budget_bytes, &alone, &best_ns);
   remat_choices_free(&alone);
@@ -286,9 +297,6 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_search_params how = search_params(planning, budget_bytes, moves / 2, 0.6);
   how.is_offload = true;
   status = tiers_search(planning, budget_bytes, how, &best_ns);
-  how = search_params(planning, budget_bytes, 0, 0.7);
-  if (!status)
-    status = tiers_search(planning, budget_bytes, how, &best_ns);
   if (!status)
     status = choices_take(planning, budget_bytes, &planning->least, &best_ns);
   if (status)
