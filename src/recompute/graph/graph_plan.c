@@ -25,6 +25,7 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
+#define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
   struct remat_list list;
@@ -320,6 +321,22 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
   return status ? status : remat_search(&how, &planning->choices);
 }
 
+/*
+ * Look again for a plan within @budget_bytes, a little less than the smallest one: that one's own search may end below
+ * its budget, and then states its peak as the smallest. -ENOSPC: it is larger.
+ */
+static int smallest_search(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  const uint64_t least = planning->info.min_budget_bytes;
+  uint64_t peak = 0;
+  if (budget_bytes >= least || budget_bytes < planning->info.floor_bytes || budget_bytes < least - least / NEAR_LEAST)
+    return -ENOSPC;
+  int status = budget_search(planning, least);
+  if (!status)
+    status = peak_get(planning, &planning->choices, &peak);
+  return status ? status : peak <= budget_bytes ? 0 : -ENOSPC;
+}
+
 /* Make the list of the schedule that was found, replay it, and fill in its figures. */
 static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
 {
@@ -384,6 +401,8 @@ static int plan_run(struct graph_planning *planning)
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
     budget_bytes = info->min_budget_bytes;
   status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
+  if (status == -ENOSPC)
+    status = smallest_search(planning, budget_bytes);
   if (!status)
     status = list_make(planning, budget_bytes);
   if (!status)
