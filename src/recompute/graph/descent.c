@@ -28,8 +28,7 @@
 #define IDLE_SHARE 0.02   /* of its time that a transfer costs on a link with time left */
 #define ROW_MOST 256      /* redos of a turn whose values are held */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
-#define NOISE 3.0         /* by which a candidate looks cheaper or dearer at most, if chance is asked for */
-#define WORK_MOST 300     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
+#define WORK_MOST 100     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
 
 /* A range of boundaries in which a value may be released. */
 struct candidate {
@@ -162,24 +161,13 @@ static double makers_ns(const struct remat_problem *problem, int value)
 
 /* ---- candidates ---- */
 
-/* Return a factor of 1 / NOISE to NOISE by which @value's way looks dearer: a hash of both and the seed. */
-static double noise(const struct descent *descent, int value, enum lade_space tier)
-{
-  uint64_t z = descent->params->noise_seed + ((uint64_t)value * LADE_N_SPACES + tier) * 0x9e3779b97f4a7c15u;
-  if (!descent->params->noise_seed)
-    return 1;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return pow(NOISE, (double)((z ^ (z >> 31)) >> 11) * 0x1p-52 - 1);
-}
-
 /* Add the way to release @value at boundaries from .. to, over @n_over turns, by @tier. */
 static int way_add(struct descent *descent, int value, int from, int to, int n_over, enum lade_space tier)
 {
   const double bytes = (double)descent->problem->values[value].bytes * n_over;
   const double ns = tier == LADE_DEVICE ? makers_ns(descent->problem, value)
                                         : wait_cost(descent, value, tier, from, to);
-  const struct candidate candidate = {ns / bytes * noise(descent, value, tier), value, from, to, (uint8_t)tier, 0};
+  const struct candidate candidate = {ns / bytes, value, from, to, (uint8_t)tier, 0};
   return LADE_PUSH(&descent->heap, candidate) ? 0 : -ENOMEM;
 }
 
@@ -325,8 +313,7 @@ static int candidate_try(struct descent *descent, bool *is_taken)
   if (!gap_find(descent, &candidate, &from, &to))
     return 0;
   clock_look(descent);
-  const double factor = noise(descent, candidate.value, (enum lade_space)candidate.tier);
-  const double ratio = gap_release(descent, &candidate, from, to) * factor;
+  const double ratio = gap_release(descent, &candidate, from, to);
   if (schedule->status)
     return schedule->status;
   const double next = descent->heap.n ? descent->heap.items[0].ratio : INFINITY;
@@ -368,6 +355,19 @@ static void times_make(struct descent *descent)
     descent->time_ns[t + 1] = descent->time_ns[t] + (double)descent->problem->ops[t].ns;
 }
 
+/* Count transfers that every schedule has: values that live on tiers come from there, and go back if they change. */
+static void residents_count(struct descent *descent)
+{
+  const struct list_time *links = descent->params->links;
+  for (int v = 0; v < descent->problem->n_values && links; v++) {
+    const struct remat_value *value = &descent->problem->values[v];
+    if (remat_is_guest(descent->problem, v))
+      continue;
+    descent->in_ns[value->home] += list_time_move(&links->in[value->home], value->bytes);
+    descent->out_ns[value->home] += value->n_makers ? list_time_move(&links->out[value->home], value->bytes) : 0;
+  }
+}
+
 int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descent_params *params)
 {
   struct descent descent = {.schedule = schedule, .problem = schedule->problem, .params = params};
@@ -380,6 +380,7 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
   int status = descent.time_ns && descent.over_before ? 0 : -ENOMEM;
   if (!status) {
     times_make(&descent);
+    residents_count(&descent);
     status = descent_run(&descent);
   }
   free(descent.time_ns);

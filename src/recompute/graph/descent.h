@@ -10,7 +10,6 @@ struct remat_descent_params {
   const struct list_time *links; /* NULL: nothing moves to another tier */
   bool may_wait[LADE_N_SPACES];  /* tiers on which values may wait */
   bool is_offload;               /* nothing is made again */
-  uint64_t noise_seed;           /* of factors by which candidates look cheaper or dearer; 0: none */
   int64_t deadline_ns;           /* on lade_now_ns; INT64_MAX: none */
 };
 

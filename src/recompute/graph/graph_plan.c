@@ -25,6 +25,7 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
+#define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
   struct remat_list list;
@@ -267,9 +268,18 @@ static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, 
   return status == -ENOSPC ? 0 : status;
 }
 
+/* Let the better one of a descent with both ways and one by transfers alone be the plan; both take little time. */
+static int descents_take(struct graph_planning *planning, uint64_t budget_bytes, double *best_ns)
+{
+  struct remat_search_params how = search_params(planning, budget_bytes, 0, 0.5);
+  int status = tiers_search(planning, budget_bytes, how, best_ns);
+  how.is_offload = true;
+  return status ? status : tiers_search(planning, budget_bytes, how, best_ns);
+}
+
 /*
- * Plan with other tiers. Candidates are the best plans of recompute alone and of transfers alone, a descent with both,
- * and the smallest schedule. The search goes on from the best of them.
+ * Plan with other tiers. Candidates are descents, the best plans of recompute alone and of transfers alone, and the
+ * smallest schedule. The search goes on from the best of them.
  */
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
@@ -277,7 +287,9 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_choices alone = {0};
   double best_ns = INFINITY;
   planning->choices.is_saved = false;
-  int status = alone_search(planning, budget_bytes, &alone);
+  int status = descents_take(planning, budget_bytes, &best_ns);
+  if (!status)
+    status = alone_search(planning, budget_bytes, &alone);
   if (!status)
     status = choices_take(planning, budget_bytes, &alone, &best_ns);
   remat_choices_free(&alone);
@@ -286,9 +298,6 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_search_params how = search_params(planning, budget_bytes, moves / 2, 0.6);
   how.is_offload = true;
   status = tiers_search(planning, budget_bytes, how, &best_ns);
-  how = search_params(planning, budget_bytes, 0, 0.7);
-  if (!status)
-    status = tiers_search(planning, budget_bytes, how, &best_ns);
   if (!status)
     status = choices_take(planning, budget_bytes, &planning->least, &best_ns);
   if (status)
@@ -310,6 +319,22 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_search_params how = search_params(planning, budget_bytes, moves - moves / 2, 1);
   status = choices_copy(&planning->choices, &planning->least);
   return status ? status : remat_search(&how, &planning->choices);
+}
+
+/*
+ * Look again for a plan within @budget_bytes, a little less than the smallest one: that one's own search may end below
+ * its budget, and then states its peak as the smallest. -ENOSPC: it is larger.
+ */
+static int smallest_search(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  const uint64_t least = planning->info.min_budget_bytes;
+  uint64_t peak = 0;
+  if (budget_bytes >= least || budget_bytes < planning->info.floor_bytes || budget_bytes < least - least / NEAR_LEAST)
+    return -ENOSPC;
+  int status = budget_search(planning, least);
+  if (!status)
+    status = peak_get(planning, &planning->choices, &peak);
+  return status ? status : peak <= budget_bytes ? 0 : -ENOSPC;
 }
 
 /* Make the list of the schedule that was found, replay it, and fill in its figures. */
@@ -376,6 +401,8 @@ static int plan_run(struct graph_planning *planning)
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
     budget_bytes = info->min_budget_bytes;
   status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
+  if (status == -ENOSPC)
+    status = smallest_search(planning, budget_bytes);
   if (!status)
     status = list_make(planning, budget_bytes);
   if (!status)

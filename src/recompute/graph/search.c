@@ -37,8 +37,9 @@
 #define ROUND_MOVES_MOST 20000
 #define ROUND_GROWTH 2.0    /* after two rounds of one length */
 #define ANNEAL_OPS_MOST 5000 /* in longer graphs ROUND_MOVES_MOST moves over the whole do harm; windows alone help */
-#define FRESH_ROUNDS 3
-#define HOPE 0.005 /* part of the step by which a fresh schedule may be slower than the best for windows to go on */
+#define CANDIDATES 48 /* values that a descent by chance compares for one release */
+#define FRESH_ROUNDS 5
+#define HOPE 0.002 /* part of the step by which a fresh schedule may be slower than the best for windows to go on */
 #define RELEASED_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
 #define EXCHANGE_RELEASES 6 /* of one exchange */
 #define SEGMENT_MOST 8      /* ops whose values a move releases together */
@@ -419,14 +420,70 @@ static void clock_look(struct remat_search *search)
     search->is_over = true;
 }
 
-/* Release values until the schedule fits, as far as that goes; @noise_seed 0: without chance. */
-static int descend(struct remat_search *search, uint64_t noise_seed)
+/* Let the chain that @turn makes again run once, if that saves time without more excess. */
+static void descent_hold(struct remat_search *search, int turn)
+{
+  struct remat_schedule *schedule = &search->schedule;
+  const int mark = remat_mark(schedule);
+  const int64_t ns = schedule->redo_ns;
+  const double over = remat_over(schedule);
+  if (schedule->turns[turn].redos.n < 2)
+    return;
+  remat_row_hold(schedule, turn, random_next(search));
+  if (schedule->status || (is_sound(search) && schedule->redo_ns < ns && remat_over(schedule) <= over))
+    return;
+  remat_rollback_to(schedule, mark);
+}
+
+/* Release the one of some drawn values that costs least per byte of excess in the fullest turn. False: none helps. */
+static bool descent_step(struct remat_search *search)
+{
+  struct remat_schedule *schedule = &search->schedule;
+  int64_t most;
+  const int turn = turn_bytes_peak(&schedule->bytes, &most);
+  const double over = remat_over(schedule);
+  const int64_t ns = schedule->redo_ns;
+  double best = INFINITY;
+  int pick = -1;
+  for (int i = 0; i < CANDIDATES && !schedule->status && !search->is_over; i++) {
+    const int value = held_draw(search, turn);
+    if (value < 0 || !remat_release_around(schedule, value, turn))
+      continue;
+    const double gain = over - remat_over(schedule), cost = (double)(schedule->redo_ns - ns) + 1;
+    const double ratio = cost > 0 ? cost / gain : gain;
+    if (is_sound(search) && gain > 0 && ratio < best) {
+      best = ratio;
+      pick = value;
+    }
+    remat_rollback(schedule);
+    clock_look(search);
+  }
+  search->n_moves += CANDIDATES;
+  if (pick >= 0 && !schedule->status) {
+    const int next = remat_touch_from(schedule, pick, turn);
+    remat_release_around(schedule, pick, turn);
+    descent_hold(search, next);
+  }
+  remat_commit(schedule);
+  return pick >= 0;
+}
+
+/*
+ * Release values until the schedule fits, as far as that goes. By chance first, if @is_drawn and the graph is short:
+ * the lists then differ from one call to the next.
+ */
+static int descend(struct remat_search *search, bool is_drawn)
 {
   const struct remat_search_params *params = search->params;
-  struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload, .noise_seed = noise_seed,
+  struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload,
                                      .deadline_ns = params->fit_deadline_ns};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
+  while (is_drawn && search->problem->n_ops <= RELEASED_OPS_MOST && !params->links && !search->is_over &&
+         remat_over(&search->schedule) > 0 && search->n_moves < params->fit_moves && descent_step(search))
+    ;
+  if (search->schedule.status)
+    return search->schedule.status;
   const int64_t n_tries = remat_descend(&search->schedule, &how);
   if (n_tries < 0)
     return (int)n_tries;
@@ -468,7 +525,7 @@ static int released_restart(struct remat_search *search)
 /*
  * Begin a round: the second one, and while nothing fits every other one, from the schedule that holds least, because a
  * descent from the one that holds everything may end where no single move goes on. Every FRESH_ROUNDS-th one begins
- * from that one or from a descent with noise, in turns, because moves do not lead from each good schedule to each
+ * from that one or from another descent, in turns, because moves do not lead from each good schedule to each
  * other. All others from the best.
  */
 static int round_begin(struct remat_search *search, int round)
@@ -485,7 +542,7 @@ static int round_begin(struct remat_search *search, int round)
   if (is_fresh) {
     const struct remat_choices none = {.is_saved = false};
     int status = schedule_restart(search, &none);
-    return status ? status : descend(search, random_next(search) | 1);
+    return status ? status : descend(search, true);
   }
   return schedule_restart(search, search->best);
 }
@@ -525,7 +582,7 @@ static int chain_load(struct remat_search *search, const struct remat_chain *cha
   if (search->schedule.status || search->schedule.is_broken)
     return search->schedule.status ? search->schedule.status : -ENOSPC;
   remat_commit(&search->schedule);
-  return descend(search, 0);
+  return descend(search, false);
 }
 
 /* If the problem is a chain, look for a better schedule among its plans within the limit and somewhat less. */
@@ -667,7 +724,7 @@ static int search_run(struct remat_search *search)
   const double typical = typical_ns(search->problem);
   double moves = (double)LADE_MIN(LADE_MAX((int64_t)search->problem->n_ops * ROUND_MOVES, ROUND_MOVES_LEAST),
                                   ROUND_MOVES_MOST);
-  int status = descend(search, 0);
+  int status = descend(search, true);
   if (!status && search->params->tries_chain && !search->is_over)
     status = chain_search(search);
   search->price = typical / ((double)search->params->limit_bytes / 100 + 1);
@@ -678,14 +735,14 @@ static int search_run(struct remat_search *search)
       break;
     if (round)
       status = round_begin(search, round);
-    bool is_near = round < 2 || !fits || round % FRESH_ROUNDS != FRESH_ROUNDS - 1;
-    const double hot = typical * (round < 2 || !fits || !is_near ? 1 : pow(10, -2 * random_unit(search)));
+    bool is_fresh = round >= 2 && fits && round % FRESH_ROUNDS == FRESH_ROUNDS - 1;
+    const double hot = typical * (round < 2 || !fits || is_fresh ? 1 : pow(10, -2 * random_unit(search)));
     bool is_fit = remat_over(&search->schedule) == 0;
     if (!status && !(is_fit && search->problem->n_ops > ANNEAL_OPS_MOST))
       status = anneal(search, LADE_MIN((int64_t)moves, left), hot, hot / 500);
     if (!status && fits && !search->is_over) /* the annealing may end a little above the limit */
-      status = descend(search, 0);
-    is_near = is_near || cost_get(search) < (double)search->best_ns + HOPE * (double)search->problem->base_ns;
+      status = descend(search, false);
+    bool is_near = round < 2 || cost_get(search) < (double)search->best_ns + HOPE * (double)search->problem->base_ns;
     if (!status && remat_over(&search->schedule) == 0 && is_near)
       status = windows_anneal(search, typical);
     moves *= round & 1 && !fits ? ROUND_GROWTH : 1;
