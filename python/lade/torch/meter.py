@@ -8,6 +8,9 @@ import torch
 from torch.autograd import DeviceType
 
 
+TOLD_BYTES = 2345671  # the size of a mark in the events, which stands for a free that was told
+
+
 def _device_type(kind):
     return {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}.get(kind, DeviceType.CPU)
 
@@ -19,7 +22,13 @@ class Events:
         self.kind = _device_type(kind)
         activities = [torch.profiler.ProfilerActivity.CPU]
         self.profiler = torch.profiler.profile(activities=activities, profile_memory=True)
-        self.sizes = []
+        self.sizes, self.told = [], []
+
+    def freed(self, n_bytes):
+        """Tell of a free of @n_bytes that was allocated before: the profiler does not report such a free on the CPU."""
+        self.told.append(n_bytes)
+        mark = torch.empty(TOLD_BYTES, dtype=torch.uint8)
+        del mark
 
     def __enter__(self):
         self.profiler.__enter__()
@@ -29,7 +38,8 @@ class Events:
         self.profiler.__exit__(*fault)
         self.sizes = [event.nbytes() for event in self.profiler.profiler.kineto_results.events()
                       if event.name() == "[memory]" and event.device_type() == self.kind]
-        self.profiler = None
+        self.profiler, told = None, iter(self.told)
+        self.sizes = [-next(told) if size == TOLD_BYTES else size for size in self.sizes if size != -TOLD_BYTES]
 
     def peak(self):
         """Return (largest sum since the start, sum at the end)."""
