@@ -24,11 +24,18 @@ class Events:
         self.profiler = torch.profiler.profile(activities=activities, profile_memory=True)
         self.sizes, self.told = [], []
 
-    def freed(self, n_bytes):
-        """Tell of a free of @n_bytes that was allocated before: the profiler does not report such a free on the CPU."""
-        self.told.append(n_bytes)
+    def mark(self):
+        """Leave a mark in the events."""
         mark = torch.empty(TOLD_BYTES, dtype=torch.uint8)
         del mark
+
+    def told_free(self, n_bytes):
+        """Between this mark and the next one @n_bytes are freed that are older than the events.
+
+        The profiler does not report such a free, or reports the size of another block that had the address.
+        """
+        self.told.append(n_bytes)
+        self.mark()
 
     def __enter__(self):
         self.profiler.__enter__()
@@ -38,8 +45,19 @@ class Events:
         self.profiler.__exit__(*fault)
         self.sizes = [event.nbytes() for event in self.profiler.profiler.kineto_results.events()
                       if event.name() == "[memory]" and event.device_type() == self.kind]
-        self.profiler, told = None, iter(self.told)
-        self.sizes = [-next(told) if size == TOLD_BYTES else size for size in self.sizes if size != -TOLD_BYTES]
+        self.profiler = None
+        self.sizes = self._corrected()
+
+    def _corrected(self):
+        """Return the events with each told free in the place of its two marks and the events between them."""
+        found, told, is_between = [], iter(self.told), False
+        for size in self.sizes:
+            if size == TOLD_BYTES:
+                found += [] if is_between else [-next(told)]
+                is_between = not is_between
+            elif size != -TOLD_BYTES and not is_between:
+                found.append(size)
+        return found
 
     def peak(self):
         """Return (largest sum since the start, sum at the end)."""

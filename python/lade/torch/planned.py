@@ -270,10 +270,13 @@ class Runtime:
             else:
                 self.store.put(b"%d" % index, self._address(tensor), n)
             self.away[index] = tensor.untyped_storage()
-            tensor.untyped_storage().resize_(0)
-            if self.meter is not None and index in self.older:
+            is_older = self.meter is not None and index in self.older
+            if is_older:
                 self.older.discard(index)
-                self.meter.freed(n)
+                self.meter.told_free(n)
+            tensor.untyped_storage().resize_(0)
+            if is_older:
+                self.meter.mark()
 
     def get(self, index, tier, place, tensor):
         n = self.bytes[index]
