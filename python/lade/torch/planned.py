@@ -133,6 +133,7 @@ class Planned:
         waiting = {instrs[put][1]: (n + 65535) // 65536 * 65536
                    for (put, _), (_, _, n) in tiers.waits(instrs, storages, g.STORE)}
         self.store_need = sum(waiting.values())
+        self.put_storages = {index for kind, index, _ in instrs if kind == g.PUT}
         return {position: offset for (positions, _), offset in zip(spans, offsets) for position in positions}
 
     def given_bytes(self, batch):
@@ -159,6 +160,15 @@ class Planned:
                 tensor = batch[where]
             found.append((kind, name, tensor))
         return found
+
+    def make_resizable(self, tensors):
+        """Give tensors that are put elsewhere a storage that can be emptied: those of NumPy and of mapped files cannot."""
+        for i, node in enumerate(self.values.inputs):
+            storage = tensors[i].untyped_storage()
+            if self.values.storage((node, None)) in self.put_storages and not storage.resizable():
+                tensor = tensors[i]
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+                    storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def report(self):
         """Return the plan's side of a report."""
@@ -213,6 +223,7 @@ class Runtime:
         self.host = tiers.Host(planned.host_bytes)
         self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
         self.states, self.away, self.is_updated = {}, {}, False
+        self.meter, self.older = None, set()
         self.is_cuda = planned.device.type == "cuda"
         self.updaters = self._updaters()
 
@@ -235,6 +246,11 @@ class Runtime:
                    if kind == "param"}
         return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
 
+    def begin(self, meter):
+        """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
+        self.is_updated, self.away, self.meter = False, {}, meter if not self.is_cuda else None
+        self.older = {i for i, s in enumerate(self.planned.values.storages) if s["is_given"]} if self.meter else set()
+
     def update(self, index, grad, found_inf):
         self.is_updated = True
         if any(t.item() for t in found_inf):
@@ -254,7 +270,13 @@ class Runtime:
             else:
                 self.store.put(b"%d" % index, self._address(tensor), n)
             self.away[index] = tensor.untyped_storage()
+            is_older = self.meter is not None and index in self.older
+            if is_older:
+                self.older.discard(index)
+                self.meter.told_free(n)
             tensor.untyped_storage().resize_(0)
+            if is_older:
+                self.meter.mark()
 
     def get(self, index, tier, place, tensor):
         n = self.bytes[index]

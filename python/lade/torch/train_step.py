@@ -6,6 +6,7 @@ one. Later calls run the generated code of the plan for their shapes. Between ca
 eager step.
 """
 import contextlib
+import ctypes
 import hashlib
 import signal
 import threading
@@ -118,9 +119,10 @@ class Step:
     def _run(self, ready, leaves, meter, with_late=True):
         planned, runtime = ready.planned, ready.runtime
         tensors = [t for _, _, t in planned.tensors(leaves)]
+        planned.make_resizable(tensors)
         for _, p in planned.trace.given.params:
             p.grad = None  # gradients that the step reads are in @tensors
-        runtime.is_updated, runtime.away = False, {}
+        runtime.begin(meter)
         interrupts, start = _Interrupts(), time.perf_counter()
         try:
             with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
@@ -263,9 +265,10 @@ def _drop_unread(ready, given):
 
 
 def _bits(tensor):
+    """Return a digest of a tensor's bits. The storage is read by address: numpy() would forbid to resize it."""
     flat = tensor.detach().cpu().contiguous()
-    data = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
-    return hashlib.sha256(data).hexdigest()
+    n = flat.numel() * flat.element_size()
+    return hashlib.sha256((ctypes.c_char * n).from_address(flat.data_ptr()) if n else b"").hexdigest()
 
 
 class _Interrupts:
