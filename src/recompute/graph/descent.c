@@ -64,7 +64,7 @@ bool remat_release_around(struct remat_schedule *schedule, int value, int bounda
     if (maker < to)
       to = LADE_MIN(to, problem->ops[maker].redo_until);
   }
-  if (to < boundary)
+  if (to < boundary || !remat_is_held(schedule, value, boundary))
     return false;
   remat_release(schedule, value, from, to);
   return true;

@@ -26,8 +26,8 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
 int remat_prefetch(struct remat_schedule *schedule, const struct list_time *links);
 
 /*
- * Release @value around @boundary, at which it is held: up to its next touch, or to the last turn in which its makers
- * may run again. Return false, with nothing changed, if that lies before the boundary.
+ * Release @value around @boundary: up to its next touch, or to the last turn in which its makers may run again. Return
+ * false, with nothing changed, if that lies before the boundary, or if the value is not held there.
  */
 bool remat_release_around(struct remat_schedule *schedule, int value, int boundary);
 

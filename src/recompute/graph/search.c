@@ -343,7 +343,7 @@ static bool move_source(struct remat_search *search)
   if (is_held && is_sound(search)) {
     int next = remat_touch_from(&search->schedule, value, turn);
     if (!remat_release_around(&search->schedule, value, turn))
-      return false;
+      return true; /* the new source is a change by itself, and may have released the value */
     turn = next;
   }
   if (is_sound(search))

@@ -119,6 +119,22 @@ static lade_graph *chain_make(void)
 }
 
 /* A link that moves a layer in half the time of its op hides transfers that recompute would pay for. */
+/* To let a held value wait on a tier may release it. The search then released it where it was not held any more. */
+static void a_value_that_its_new_source_releases_is_released_once(void **state)
+{
+  uint64_t unconstrained_bytes, floor_bytes;
+  const struct random_graph_params how = {.seed = 127, .n_layers = 4};
+  lade_graph *graph = random_graph_make(&how);
+  struct lade_graph_plan_info info;
+  assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, &floor_bytes), 0);
+  struct lade_graph_plan_params params = tiers_params(floor_bytes + (unconstrained_bytes - floor_bytes) / 7 + 1, 1e9);
+  params.host_budget_bytes = params.store_budget_bytes = 4096;
+  params.iterations = 1500;
+  params.seed = 0;
+  plan_check(graph, &params, &info);
+  lade_graph_destroy(graph);
+}
+
 static void a_fast_link_is_used_and_a_slow_one_is_not(void **state)
 {
   lade_graph *graph = chain_make();
@@ -276,6 +292,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(drawn_graphs_replay_within_the_budgets_of_all_tiers),
+      cmocka_unit_test(a_value_that_its_new_source_releases_is_released_once),
       cmocka_unit_test(a_fast_link_is_used_and_a_slow_one_is_not),
       cmocka_unit_test(given_storages_of_other_tiers_are_moved),
       cmocka_unit_test(given_storages_of_the_device_wait_while_they_are_not_used),
