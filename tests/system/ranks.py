@@ -459,10 +459,9 @@ def a_linked_trainer_has_ranks():
 
 with jobs.scratch():
     jobs.text_write(DATA)
-    quick = (same_losses, plans_name_their_rank, plans_are_those_that_run, shards_wait_in_a_store,
-             shards_in_their_least_budgets, refusals, one_rank_fails, disagreement, a_stage_is_decided_once,
+    quick = (same_losses, plans_name_their_rank, plans_are_those_that_run, refusals, one_rank_fails, disagreement,
              help_is_given_once, a_signal_stops_all, a_linked_trainer_has_ranks)
-    long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
+    long = (shards_wait_in_a_store, shards_in_their_least_budgets, a_stage_is_decided_once, every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
     jobs.tests_run(long if sys.argv[3:] == ["long"] else quick)
