@@ -33,7 +33,7 @@ CONSTANTS = [("product rate", ("device", "kernels", "product_flops_per_s")),
              ("NVLink rate", ("levels", 0, "bytes_per_s")), ("NVLink latency", ("levels", 0, "latency_ns")),
              ("rail rate", ("levels", 1, "bytes_per_s")), ("rail latency", ("levels", 1, "latency_ns"))]
 
-# What the preset dgx-a100-80g has: a file that begins from it restates these, so that they can be moved.
+# Values of the preset dgx-a100-80g. A file that begins from the preset restates them, so that a fit can move them.
 BASE = {"preset": "dgx-a100-80g", "nodes": 512,
         "device": {"device_bytes_per_s": 0.785 * 2039e9, "launch_ns": 5750,
                    "kernels": {"product_flops_per_s": 255e12, "product_depth": 165, "score_forward_bytes": 8,

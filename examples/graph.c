@@ -15,7 +15,7 @@ enum { IMAGES = 8, CHANNELS = 2, SIDE = 128, LAYERS = 10, STEPS = 2, TAPS = 9, O
 enum { PIXELS = SIDE * SIDE, ELEMENTS = IMAGES * CHANNELS * PIXELS, WEIGHTS = CHANNELS * CHANNELS * TAPS };
 enum { BYTES = ELEMENTS * sizeof(float), WEIGHT_BYTES = WEIGHTS * sizeof(float) };
 
-/* ---- the kernels: what the program had before ---- */
+/* ---- the kernels of the program as it was ---- */
 
 enum way { OUTPUT, INPUT_GRAD, WEIGHT_GRAD };
 /* Add one tap of a 3x3 convolution: y += w x, or for the backward pass x += w y or w += x y. */

@@ -31,7 +31,7 @@ struct lade_probe_params {
   const struct lade_model_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
   const struct lade_store_params *store; /* the run's own parameters of its store; NULL: no drive */
   bool skip_cache;                    /* neither read nor write the cache */
-  bool is_renewed;                    /* measure everything, and replace what the cache has */
+  bool is_renewed;                    /* measure everything, and replace the cache's values */
   bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them: a run that is about to
                                          begin needs the machine's current times */
   const char *cache_dir;              /* NULL: as above; for tests */

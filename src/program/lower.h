@@ -30,7 +30,7 @@ struct lade_lower_params {
 
 /*
  * Make the program of a list; without offsets, waits and times, and not proved. The caller owns it; it borrows the
- * graph. -EINVAL for a list that uses what is not there, or without an op; -EOVERFLOW: an op of more than 65,535
+ * graph. -EINVAL for a list that uses an absent storage, or without an op; -EOVERFLOW: an op of more than 65,535
  * storages, or more operands than a program has; -ENOMEM. O(operands of all instructions). Any thread.
  */
 int lade_program_lower(const struct lade_lower_params *params, struct lade_error *error,

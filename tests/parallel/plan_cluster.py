@@ -6,29 +6,10 @@ Usage: plan_cluster.py LADE
 """
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import tomllib
 
-LADE = sys.argv[1]
-
-
-def require(truth, what, output=""):
-    if not truth:
-        print(f"FAILED: {what}\n{output}")
-        sys.exit(1)
-
-
-def plan(*arguments, code=0):
-    result = subprocess.run([LADE, "plan", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            check=False)
-    require(result.returncode == code, f"{arguments} ends with {result.returncode}, not {code}", result.stderr)
-    return result
-
-
-def plan_json(*arguments, code=0):
-    return json.loads(plan("--json", *arguments, code=code).stdout)
+from plans import plan, plan_json, require
 
 
 def model_file(directory, heads, width, layers):

@@ -12,26 +12,11 @@ import subprocess
 import sys
 import tempfile
 
-LADE = sys.argv[1]
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parallel"))
+from plans import LADE, plan, plan_json, require
+
 SMALL = ["--model", "nano", "--machine", "a100-40g", "--batch", "16", "--seq", "32", "--micro-batch", "2",
          "--host-budget", "0"]
-
-
-def require(truth, what, output=""):
-    if not truth:
-        print(f"FAILED: {what}\n{output}")
-        sys.exit(1)
-
-
-def plan(*arguments, code=0):
-    result = subprocess.run([LADE, "plan", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            check=False)
-    require(result.returncode == code, f"{arguments} ends with {result.returncode}, not {code}", result.stderr)
-    return result
-
-
-def plan_json(*arguments, code=0):
-    return json.loads(plan("--json", *arguments, code=code).stdout)
 
 
 def shards_of_gradients_cost_no_time():

@@ -12,7 +12,7 @@
 
 #define CLUSTER_STAGES_PROVED 3
 
-/* A layout with its proof: what the verb prints, explains and exports. */
+/* A layout with its proof, for the verb to print, explain and export. */
 struct cluster_plan {
   const struct options *options;
   const struct lade_layout_job *job;

@@ -185,7 +185,7 @@ class Step:
         for i, t in enumerate(ready.planned.values.constants.values()):
             yield "constant", str(i), t
 
-    # what users read
+    # for users
 
     def sync(self):
         """Bring all bytes of model and optimizer back to the device. Between steps of today's plans none is away."""

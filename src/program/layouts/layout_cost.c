@@ -7,7 +7,7 @@
  * ends the step:
  *
  *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
- *              (ZeRO 2 and 3: beside each one's), and only what is longer, and one layer's sum, is exposed
+ *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
  *              for each microbatch, beside the computing of the layer before
  *   tables     the sum of a tied table's two gradients

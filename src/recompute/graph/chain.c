@@ -34,7 +34,7 @@ struct chain_stage {
   double run_ns;        /* of its ops */
   int input;            /* bytes, in parts, that the next stage reads */
   int saved;            /* of outputs that backward ops or the next stage read */
-  int run, backward;    /* more bytes, in parts, while its ops run; while its backward ops run, beside what is saved */
+  int run, backward;    /* more bytes, in parts, while its ops run; while its backward ops run, beside saved values */
   int gradient;         /* live behind the backward ops of the stages after it */
   int first_turn, last_turn; /* its backward ops; first > last: it has none */
 };

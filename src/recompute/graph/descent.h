@@ -32,8 +32,9 @@ int remat_prefetch(struct remat_schedule *schedule, const struct list_time *link
 bool remat_release_around(struct remat_schedule *schedule, int value, int boundary);
 
 /*
- * Hold what the redos of @turn make until the next turns that make it again: a chain that runs again once, as between
- * two checkpoints. Each three bits of @skips that are 0 leave a value out, so that chance can draw other shapes.
+ * Hold the values that the redos of @turn make until the next turns that make them again: a chain that runs again
+ * once, as between two checkpoints. Each three bits of @skips that are 0 leave a value out, so that chance can draw
+ * other shapes.
  */
 void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t skips);
 

@@ -197,7 +197,7 @@ static void slope_add(struct relax *relax, int first, int last, double bytes)
   relax->slope[last + 1] += bytes;
 }
 
-/* Return what @gap takes from the bound at the prices: 0 or less; add to the differences of the slope. */
+/* Return the term of @gap in the bound at the prices, 0 or less; add to the differences of the slope. */
 static double gap_evaluate(struct relax *relax, const struct relax_gap *gap)
 {
   const double bytes = (double)relax->problem->values[gap->value].bytes;

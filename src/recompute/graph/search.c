@@ -549,7 +549,7 @@ static int round_begin(struct remat_search *search, int round)
 
 /* ---- chains ---- */
 
-/* Release what is held up to a turn that does not use it, until nothing is. */
+/* Release each value that is held up to a turn that does not use it. */
 static void waste_release(struct remat_schedule *schedule)
 {
   for (bool is_changed = true; is_changed && !schedule->is_broken && !schedule->status;) {

@@ -263,7 +263,7 @@ static int params_read(const lade_graph *graph, const struct lade_step_params *p
   return lade_struct_read("lade_graph_plan_params", ret_own->plan, ret_search, sizeof(*ret_search), error);
 }
 
-/* Take what a planned stepper needs. */
+/* Take the memory and the queues of a planned stepper. */
 static int stepper_take(lade_stepper *stepper, struct lade_error *error)
 {
   int status = step_memory_take(stepper, error);

@@ -104,7 +104,7 @@ int step_failure(lade_stepper *stepper, struct lade_error *error);
 
 /* ---- step_memory.c ---- */
 
-/* Take device memory, the host's and the store's, and queues. The caller gives back what was taken, also on failure. */
+/* Take device memory, the host's and the store's, and queues. The caller gives them back, also on failure. */
 int step_memory_take(lade_stepper *stepper, struct lade_error *error);
 void step_memory_release(lade_stepper *stepper);
 /* Bind instructions to addresses; -ENOMEM. */

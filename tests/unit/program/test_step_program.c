@@ -272,7 +272,7 @@ static void every_instruction_has_its_queue_and_operands(void **state)
   lade_graph_destroy(graph);
 }
 
-/* The lowering refuses what it cannot follow, in a line with the storage's name. */
+/* The lowering refuses lists that it cannot follow, in a line with the storage's name. */
 static void lists_that_use_what_is_not_there_are_refused(void **state)
 {
   static const struct {
@@ -437,7 +437,7 @@ static void every_wait_is_needed(void **state)
   assert_true(n_waits > 100);
 }
 
-/* A redo behind an update of what it reads computes other bytes: the walk finds it. */
+/* A redo behind an update of a storage that it reads computes other bytes: the walk finds it. */
 static void a_redo_behind_an_update_of_its_input_is_caught(void **state)
 {
   lade_graph *graph = step_make();

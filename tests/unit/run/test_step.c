@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A caller's own step: what a stepper promises beside equal bits (test_step_random). Errors have names and stay, each
+ * A caller's own step: promises of a stepper beside equal bits (test_step_random). Errors have names and stay, each
  * failing request of memory, device or drive ends cleanly, a run allocates nothing, and a dry device takes the
  * predicted time.
  */
@@ -190,7 +190,7 @@ static void a_refused_budget_states_one_that_is_accepted(void **state)
   scene_finish(&scene);
 }
 
-/* A device with less memory than the plan is named with what it has. */
+/* A device with less memory than the plan is named with its bytes. */
 static void a_device_that_is_too_small_refuses(void **state)
 {
   struct scene scene;

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of `lade plan` for tests; the first argument of the test is the command."""
+import json
+import subprocess
+import sys
+
+LADE = sys.argv[1]
+
+
+def require(truth, what, output=""):
+    if not truth:
+        print(f"FAILED: {what}\n{output}")
+        sys.exit(1)
+
+
+def plan(*arguments, code=0):
+    result = subprocess.run([LADE, "plan", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            check=False)
+    require(result.returncode == code, f"{arguments} ends with {result.returncode}, not {code}", result.stderr)
+    return result
+
+
+def plan_json(*arguments, code=0):
+    return json.loads(plan("--json", *arguments, code=code).stdout)
