@@ -29,6 +29,7 @@
 
 #define ROOM_BYTES_LEAST (UINT64_C(24) << 20)
 #define RATE_LIMIT_NS 250000000
+#define RATE_AGAIN_NS 30000000
 #define PRODUCT_LEAST 512
 #define PRODUCT_MOST 2048
 #define N_REPEATS 3
@@ -66,10 +67,20 @@ static int64_t products_largest(enum lade_dtype dtype)
   return largest;
 }
 
-int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, enum lade_dtype dtype,
-                           double *ret_flops_per_s)
+/* Return the time that @size cubed takes at @flops_per_s; 0 if that is not known. */
+static int64_t product_ns(int64_t size, double flops_per_s)
 {
-  const int64_t largest = products_largest(dtype);
+  const double flops = 2.0 * (double)size * (double)size * (double)size;
+  return flops_per_s > 0 ? (int64_t)(flops / flops_per_s * 1e9) : 0;
+}
+
+int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, enum lade_dtype dtype,
+                           double known_flops_per_s, double *ret_flops_per_s)
+{
+  const int64_t limit_ns = known_flops_per_s > 0 ? RATE_AGAIN_NS : RATE_LIMIT_NS;
+  int64_t largest = products_largest(dtype);
+  while (largest > PRODUCT_LEAST && product_ns(largest, known_flops_per_s) > limit_ns / 2)
+    largest /= 2;
   struct lade_matmul_args args = {.layout = LADE_NT, .dtype = dtype, .out = dtype};
   const size_t workspace_bytes = products_workspace(kernels, lade_pool_n_threads(pool), largest, &args);
   size_t matrix_bytes = (size_t)(largest * largest) * lade_dtype_bytes(dtype);
@@ -88,7 +99,7 @@ int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, 
     args.m = args.n = args.k = size;
     double flops = 2.0 * (double)size * (double)size * (double)size;
     for (int i = 0; i < N_REPEATS + (size == PRODUCT_LEAST); i++) { /* the very first run is a warm-up */
-      if (best > 0 && lade_now_ns() - start_ns + (int64_t)(flops / best * 1e9) > RATE_LIMIT_NS)
+      if (best > 0 && lade_now_ns() - start_ns + product_ns(size, best) > limit_ns)
         break;
       int64_t ns = LADE_MAX(matmul_ns(kernels, pool, &args), 1);
       best = LADE_MAX(best, flops / (double)ns * 1e9);
@@ -203,7 +214,7 @@ static int rates_measure(const struct lade_probe_params *params, struct lade_mac
       continue;
     *ret_is_new = true;
     int rc = params->gpu ? probe_gpu_matmul(params, dtypes[i], rate)
-                         : lade_probe_matmul_rate(params->kernels, params->pool, dtypes[i], rate);
+                         : lade_probe_matmul_rate(params->kernels, params->pool, dtypes[i], 0, rate);
     if (rc)
       return rc;
   }

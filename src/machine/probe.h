@@ -61,9 +61,10 @@ double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dt
 
 /*
  * Return the best rate of c = a b^T for 512^3, 1024^3 and 2048^3 in @dtype on @pool, in flop/s: the denominator of
- * "speed of light". Larger sizes are skipped after a quarter of a second. -ENOMEM. Blocks.
+ * "speed of light". Larger sizes are skipped after a quarter of a second, or, if a rate of these cores is known
+ * already (@known_flops_per_s above 0), after 30 ms: this moment may be a better one. -ENOMEM. Blocks.
  */
 int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, enum lade_dtype dtype,
-                           double *ret_flops_per_s);
+                           double known_flops_per_s, double *ret_flops_per_s);
 
 #endif

@@ -550,10 +550,12 @@ with jobs.scratch():
     seed = int.from_bytes(os.urandom(4), "little")
     random.seed(seed)
     print(f"seed {seed}", flush=True)
-    quick = (a_rank_is_killed, a_rank_is_stopped, the_rank_that_plans_is_lost, a_kill_leaves_no_file_behind,
-             the_next_launch_removes_files_of_a_dead_one, what_ranks_call_wrong_is_not_tried_again)
-    long = (a_rank_ends_before_the_first_message, ranks_without_a_use_remain, ranks_that_have_not_begun_are_not_lost,
-            a_rank_never_comes_to_mpirun_alone, a_rank_without_the_first_speaks, a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, no_rank_remains, mpirun_is_killed,
+    quick = (a_rank_is_killed, a_rank_is_stopped, a_kill_leaves_no_file_behind,
+             what_ranks_call_wrong_is_not_tried_again)
+    long = (the_rank_that_plans_is_lost, the_next_launch_removes_files_of_a_dead_one,
+            a_rank_ends_before_the_first_message, ranks_without_a_use_remain, ranks_that_have_not_begun_are_not_lost,
+            a_rank_never_comes_to_mpirun_alone, a_rank_without_the_first_speaks, a_job_starts_again,
+            jobs_shrink, a_layout_that_lacks_memory_ends_the_job, no_rank_remains, mpirun_is_killed,
             a_restart_that_finds_all_done_says_so, a_restart_leaves_other_runs_alone, a_restart_takes_its_own_saves,
             a_code_after_all_ranks_ended_well_is_not_tried_again,
             kills_of_each_layout)

@@ -23,6 +23,7 @@
 #include "run/checkpoint.h"
 #include "tests/support/heap/heap.h"
 #include "tests/support/run_fixture.h"
+#include "tests/support/scratch.h"
 
 /* ---- the library's heap ---- */
 
@@ -100,7 +101,7 @@ static int save(struct calls_fixture *fixture, struct lade_error *error)
 {
   struct lade_values values = lade_executor_values(fixture->run_fixture.executor, fixture->run_fixture.graph);
   struct lade_checkpoint_state state = {.step = 2, .seed = 3, .loss_scale = 1, .model = "fixture"};
-  const struct lade_checkpoint_place place = {.dir = "saves"};
+  const struct lade_checkpoint_place place = {.dir = in_scratch("saves")};
   return lade_checkpoint_save(&values, &state, &place, fixture->run_fixture.faults, error);
 }
 
@@ -127,7 +128,7 @@ static void program_fixture_run(struct calls_fixture *fixture, struct outcome *r
     ret->status = run_fixture_digest(run_fixture, &ret->digest, &ret->error);
   run_fixture_close(run_fixture);
   run_fixture_forget(run_fixture);
-  saves_remove("saves");
+  saves_remove(in_scratch("saves"));
 }
 
 static void line_check(int status, const struct lade_error *error, const char *what)
@@ -208,7 +209,7 @@ static bool is_thorough; /* every call up to EVERY_ONE; later ones, which repeat
 
 static uint64_t nth_next(uint64_t nth, bool for_good)
 {
-  return nth + 1 + (!is_thorough || for_good ? nth / 6 : nth < EVERY_ONE ? 0 : nth / 24);
+  return nth + 1 + (!is_thorough || for_good ? nth / 3 : nth < EVERY_ONE ? 0 : nth / 24);
 }
 
 /* Fail every call of one point with @code. Requires success if @must_pass. Return the last call that was failed. */
@@ -303,7 +304,7 @@ static int planned_run(struct calls_fixture *fixture, struct lade_error *error)
   run_fixture_close(run_fixture);
   lade_plan_destroy(plan);
   lade_planner_destroy(planner);
-  saves_remove("saves");
+  saves_remove(in_scratch("saves"));
   return status;
 }
 
@@ -333,7 +334,7 @@ static void any_allocation_may_fail(void **state)
         break;
       }
       n_refused += status != 0;
-      stride = is_thorough ? LADE_MAX(1, nth / EVERY_ONE) : LADE_MAX(1, nth / 16); /* descents repeat the same calls */
+      stride = is_thorough ? LADE_MAX(1, nth / EVERY_ONE) : LADE_MAX(1, nth / 6); /* descents repeat the same calls */
     }
   }
   assert_true(n_refused > 50);
@@ -343,12 +344,12 @@ static void any_allocation_may_fail(void **state)
 static int directory_enter(void **state)
 {
   const char *dir = run_fixture_directory();
-  return dir ? chdir(dir) : -1;
+  return scratch_setup_in_memory(state) || !dir ? -1 : chdir(dir); /* stores need a drive, saves are many */
 }
 
 static int directory_leave(void **state)
 {
-  return chdir("..");
+  return chdir("..") ? -1 : scratch_teardown(state);
 }
 
 int main(int argc, char **argv)

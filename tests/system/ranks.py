@@ -24,6 +24,7 @@ LADE = os.path.abspath(sys.argv[1])
 ENVIRONMENT = jobs.environment(sys.argv[2])
 PATIENCE = jobs.PATIENCE
 DATA = "text.txt"
+IS_LONG = sys.argv[3:] == ["long"]
 STEADY = ["--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq", "32", "--lr", "1e-4", "--min-lr", "1e-4",
           "--warmup", "0", "--eval-iters", "1", "--quiet", "--machine", "a100-40g"]
 
@@ -48,7 +49,8 @@ def summary(ranks, *arguments):
 
 def same_losses():
     """Replicas share the batch, and their losses are those of one rank that has all of it."""
-    for extra in ([], ["--micro-batch", "2"], ["--dropout", "0.1"], ["--clip", "0"]):
+    for extra in ([], ["--micro-batch", "2"], ["--dropout", "0.1"], ["--clip", "0"]) if IS_LONG else (
+            ["--micro-batch", "2", "--dropout", "0.1"],):
         compare(2, ["--dp", "2"], extra)
 
 
@@ -250,7 +252,7 @@ def differently(arguments, start=(LADE, "launch", "-n", "2", "--"), alike=tuple(
 
 
 def one_rank_fails():
-    """Before the first step and alone: all end with its one line and code, under any launcher."""
+    """Before the first step and alone: all end with its one line and code. With long each under every launcher."""
     summary(0, "--steps", "1", "--save", "whole")
     for name in ("whole0", "whole1", "whole2"):
         shutil.copytree("whole/step-00000001", name)
@@ -270,7 +272,7 @@ def one_rank_fails():
                 file.write(f"{rank}d5f0c2e-0000-4000-8000-000000000000\n")
         elsewhere = f'mount --bind boot$OMPI_COMM_WORLD_RANK {boot} && exec "$0" "$@"'
         starts.append((*mpirun, "unshare", "-m", "sh", "-c", elsewhere))  # each on a machine of its own
-    for arguments, code, words in (
+    for i, (arguments, code, words) in enumerate((
             ("--data kept$R/data", 2, "rank 2: kept2/data: "),
             ("--model ./kept$R/config.json", 2, "rank 2: ./kept2/config.json: "),
             ("--residency kept$R/pins", 2, "rank 2: "),
@@ -278,8 +280,8 @@ def one_rank_fails():
             ("--resume whole$R", 5, "whole2/state.json is damaged"),
             ("--init $([ $R = 2 ] && echo kept0 || echo whole)", 2, "rank 2: "),
             ("--batch $((9 - (R == 2)))", 2, "rank 2: dp 3 does not divide --batch 8"),
-            ("--device $([ $R = 2 ] && echo cuda:9 || echo host)", 2, "rank 2: was told to compute on a GPU")):
-        for start in starts:
+            ("--device $([ $R = 2 ] && echo cuda:9 || echo host)", 2, "rank 2: was told to compute on a GPU"))):
+        for start in starts if IS_LONG else [starts[i % len(starts)]]:
             result = differently("--batch 9 " + arguments, start)
             if result.returncode == -signal.SIGSEGV and "pmix_server_log_fn" in result.stderr:
                 # Open MPI 4.1's mpirun itself, rarely, when it passes on MPI_Abort's message
@@ -461,7 +463,8 @@ with jobs.scratch():
     jobs.text_write(DATA)
     quick = (same_losses, plans_name_their_rank, plans_are_those_that_run, refusals, one_rank_fails, disagreement,
              help_is_given_once, a_signal_stops_all, a_linked_trainer_has_ranks)
-    long = (shards_wait_in_a_store, shards_in_their_least_budgets, a_stage_is_decided_once, every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
+    long = (same_losses, one_rank_fails, shards_wait_in_a_store, shards_in_their_least_budgets, a_stage_is_decided_once,
+            every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
-    jobs.tests_run(long if sys.argv[3:] == ["long"] else quick)
+    jobs.tests_run(long if IS_LONG else quick)

@@ -296,20 +296,25 @@ static void cost_borrow(lade_session *s)
   s->prices = template_session->prices;
 }
 
-/* Measure the matmul rate of these cores for the speed of light of this run. A GPU's rate is one of its prices. */
-static int rate_measure(lade_session *s, struct lade_error *error)
-{
-  if (s->params.is_gpu || s->params.is_dry || s->params.is_plan_only)
-    return 0;
-  int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, &s->matmul_flops_per_s);
-  return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
-}
-
 /* Return the parameters by which this run's device is found in the cache of measurements. */
 static struct lade_probe_params cache_params(const lade_session *s, const struct lade_probe_gpu *gpu)
 {
   return (struct lade_probe_params){.struct_size = sizeof(struct lade_probe_params), .kernels = &s->host_kernels,
                                     .gpu = s->params.is_gpu ? gpu : NULL, .pool = s->pool};
+}
+
+/*
+ * Measure the matmul rate of these cores for the speed of light of this run, shortly if a rate is kept. A GPU's rate is
+ * one of its prices.
+ */
+static int rate_measure(lade_session *s, struct lade_error *error)
+{
+  if (s->params.is_gpu || s->params.is_dry || s->params.is_plan_only)
+    return 0;
+  const struct lade_probe_params how = cache_params(s, NULL);
+  const double known = s->params.skip_cache ? 0 : lade_probe_best_rate(&how, s->params.dtype, 0);
+  int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, known, &s->matmul_flops_per_s);
+  return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
 }
 
 /* Replace the rate of this moment by the best that was ever seen, which it may raise. */

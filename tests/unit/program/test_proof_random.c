@@ -17,7 +17,7 @@
 #include "tests/support/interleave.h"
 #include "tests/support/program_fixture.h"
 
-#define N_CHANGES 400 /* of each fixture */
+#define N_CHANGES 250 /* of each fixture */
 
 static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
 

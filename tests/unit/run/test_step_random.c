@@ -20,7 +20,7 @@
 #include "tests/support/scratch.h"
 #include "tests/support/step_graph.h"
 
-#define GRAPHS 250
+#define GRAPHS 100
 #define STEPS 2
 #define DEVICE_BYTES ((uint64_t)256 << 20)
 
