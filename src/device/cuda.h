@@ -45,6 +45,15 @@ struct lade_cuda_seen {
 int lade_cuda_list(struct lade_error *error, struct lade_cuda_seen *ret_seen);
 
 /*
+ * Return the hardware channels that the driver gives a context: CUDA_DEVICE_MAX_CONNECTIONS as it stands, which the
+ * driver reads when it starts, or 8. Streams beyond that number share channels, and a stream that waits for an event
+ * then holds back the others of its channel. Any thread.
+ */
+#define LADE_CUDA_CHANNELS_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
+#define LADE_CUDA_CHANNELS_MOST 32
+int lade_cuda_n_channels(void);
+
+/*
  * Create a queue on the caller's CUstream, which must outlive it. Role as in lade_queue_create, except SIGNAL, IO and
  * HOST.
  */

@@ -12,10 +12,14 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
+#include "device/cuda.h"
 #include "device/cuda_driver.h"
+
+#define DRIVERS_CHANNELS 8 /* without the variable */
 
 typedef cuda_result lookup_fn(const char *name, void **ret_function, int version, uint64_t flags, int *ret_status);
 
@@ -149,4 +153,12 @@ int lade_cuda_error_set(const struct cuda_driver *driver, struct lade_error *err
   if (driver->cuGetErrorString(result, &text) || !text)
     text = "the driver has no words for it";
   return lade_error_set(error, lade_cuda_errno(result), "%s: %s (%d): %s", call, name, result, text);
+}
+
+int lade_cuda_n_channels(void)
+{
+  const char *text = getenv(LADE_CUDA_CHANNELS_VARIABLE);
+  char *end = NULL;
+  const long n = text ? strtol(text, &end, 10) : 0;
+  return n >= 1 && n <= LADE_CUDA_CHANNELS_MOST && *end == 0 ? (int)n : DRIVERS_CHANNELS;
 }

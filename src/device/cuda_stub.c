@@ -82,6 +82,11 @@ void lade_cuda_functions_close(lade_cuda_functions *functions)
 {
 }
 
+int lade_cuda_n_channels(void)
+{
+  return 0;
+}
+
 int lade_cuda_functions_launch(const lade_cuda_functions *functions, int i, void *stream,
                                const struct lade_cuda_grid *grid, void **params)
 {

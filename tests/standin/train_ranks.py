@@ -4,6 +4,7 @@
 ranks: shards, parts of layers and stages have the losses of one rank on a host, and the same bits at any budget; NCCL's
 errors are reported.
 layouts: the same in more layouts of four ranks.
+Streams share the driver's hardware channels, of which the command asks for as many as there can be.
 dtypes: some of them with BF16 and FP16, of both families.
 seats: each rank has a GPU, or a slice of one, of its own, however GPUs are made visible; one line if it cannot have
 one.
@@ -27,7 +28,7 @@ NCCL_KIB = 512  # of a communicator
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-ranks-")
 os.chdir(SCRATCH.name)
 ENVIRONMENT.update(LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="mma", XDG_CACHE_HOME=os.getcwd(),
-                   LD_LIBRARY_PATH=STANDIN, LADE_FAKE="devices=4", LADE_FAKE_NCCL=f"memory={NCCL_KIB}")
+                   LD_LIBRARY_PATH=STANDIN, LADE_FAKE="devices=4,channels=8", LADE_FAKE_NCCL=f"memory={NCCL_KIB}")
 with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles of wine on the wall, {i}\n" for i in range(2000))
 with open("tiny.json", "w", encoding="utf-8") as file:
@@ -111,6 +112,8 @@ if sys.argv[5] != "seats":
         layout_verify(layout, alone)
     refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
             LADE_FAKE_NCCL="fail=ncclAllReduce,nth=4,rank=1")
+    refused(2, "CUDA_DEVICE_MAX_CONNECTIONS gives streams 1 hardware channels", command(2, *GPUS, "--pp", "2"),
+            CUDA_DEVICE_MAX_CONNECTIONS="1")
     sys.exit(0)
 
 

@@ -22,6 +22,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/thread.h"
+#include "device/cuda.h"
 #include "tools/cli/signals.h"
 #include "tools/cli/verbs.h"
 
@@ -32,6 +33,8 @@ extern char **environ;
 
 int job_read(struct job *job, struct lade_error *error)
 {
+  /* The driver reads it when it starts. Its 8 channels are fewer than the streams of a stage; a user's number stays. */
+  setenv(LADE_CUDA_CHANNELS_VARIABLE, "32", 0);
   *job = (struct job){.launch = {.world = 1}};
   int status = lade_launch_read(environ, error, &job->launch);
   if (!status && job->launch.launcher != LADE_LAUNCHER_NONE)

@@ -19,6 +19,11 @@
  * the receive would never reach their sends. Therefore neighbours exchange a byte when a communicator is created for
  * them, in one group that sends and receives both ways, which NCCL connects at once.
  *
+ * A receive between stages waits on the device until its send comes, beside the computation of another microbatch, and
+ * NCCL gives it up to 32 blocks, each of which takes a multiprocessor. Communicators of neighbours are therefore
+ * limited to PAIR_CTAS blocks. NCCL reckons 20 GB/s a block on Ampere and 36.7 on Hopper (perChMaxRingLL128Bws in its
+ * tuning model), so a send keeps 80 and 147 GB/s; NCCL_MAX_CTAS in the environment replaces the limit.
+ *
  * lade_comm_run uses a stream of the communicator and waits for its event.
  *
  * Rejected: reductions as exchanges with sums here over the tree of ranks, which would give the bits of the hosts'
@@ -37,6 +42,7 @@
 #define SCRATCH_SEND 16
 #define SCRATCH_RECV 32
 #define PAGE_BYTES 4096
+#define PAIR_CTAS 4 /* blocks of a send or receive between stages */
 
 static void *memory_at(uint64_t address)
 {
@@ -508,7 +514,8 @@ static int handle_init(void *arg)
   struct nccl_comm *comm = making->comm;
   struct nccl_config config = {.size = sizeof(config), .magic = NCCL_CONFIG_MAGIC, .version = LADE_NCCL_MIN_VERSION,
                                .blocking = 0, .cluster_size = NCCL_UNSET, .min_ctas = NCCL_UNSET,
-                               .max_ctas = NCCL_UNSET, .split_share = NCCL_UNSET, .traffic_class = NCCL_UNSET};
+                               .max_ctas = comm->base.params.has_neighbours ? PAIR_CTAS : NCCL_UNSET,
+                               .split_share = NCCL_UNSET, .traffic_class = NCCL_UNSET};
   nccl_result result = comm->job->nccl.ncclCommInitRankConfig(&comm->handle, comm->base.size, making->id,
                                                               comm->base.rank, &config);
   return comm_nccl_settle(comm, comm->handle, "ncclCommInitRankConfig", result, making->error);

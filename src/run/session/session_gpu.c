@@ -24,6 +24,8 @@
 #include "kernels/cuda.h"
 #include "run/session/session_internal.h"
 
+#define STAGE_CHANNELS 16 /* streams of a stage: compute, copies, and two for each axis */
+
 /* The GPUs that a rank may take, in a form that other ranks can compare. */
 struct seat {
   uint64_t node; /* the machine of the GPUs */
@@ -83,6 +85,21 @@ static int seat_choose(struct seat *all, int world, int rank, int *ret_ordinal, 
                         all[holder_find(all, own, name)].rank, rank, name_tell(name, text));
 }
 
+/*
+ * Refuse stages on a device whose streams share hardware channels. A stage's receive waits for the stage before it, the
+ * computation waits for the receive, and a send behind that wait in one channel would never reach the stage that the
+ * receive waits for.
+ */
+static int channels_check(const lade_session *s, struct lade_error *error)
+{
+  const int n = lade_cuda_n_channels();
+  if (s->group.layout.mesh.axes[LADE_AXIS_PP].size == 1 || n >= STAGE_CHANNELS)
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s gives streams %d hardware channels, and stages of a pipeline need %d: set "
+                        "it to %d before the process starts CUDA", LADE_CUDA_CHANNELS_VARIABLE, n, STAGE_CHANNELS,
+                        LADE_CUDA_CHANNELS_MOST);
+}
+
 /* Find the ordinal of the GPU that this rank takes; collective. */
 static int seat_find(lade_session *s, int *ret_ordinal, struct lade_error *error)
 {
@@ -91,7 +108,8 @@ static int seat_find(lade_session *s, int *ret_ordinal, struct lade_error *error
   *ret_ordinal = s->params.gpu;
   if (!s->group.world)
     return 0;
-  int status = lade_rank_group_vote(&s->group, lade_cuda_list(error, &own.seen), error);
+  int status = channels_check(s, error);
+  status = lade_rank_group_vote(&s->group, status ? status : lade_cuda_list(error, &own.seen), error);
   if (!status)
     status = lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status)

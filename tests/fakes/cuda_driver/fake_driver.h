@@ -26,7 +26,8 @@
  *   version=13000  devices=1  sm=90  memory=256 (MiB per device)  words=1 (stream words supported)
  *   host_chunks=1 (memory of the host's node 0 by cuMemCreate)
  *   slices=1       (MIG) slices of each device; a process sees only one of them
- *   channels=0             1: all streams share a hardware channel, and their work runs in the order of submission
+ *   channels=0             N: streams share N hardware channels, and the work of one runs in the order of submission;
+ *                          CUDA_DEVICE_MAX_CONNECTIONS replaces N, as it does the driver's 8
  *   modules=0  functions=0 KiB of the device that a module takes when it is loaded, and a function when it is
  *   handles=1              0: exportable memory cannot be made, although the device reports that it can
  *   fail=cuMemCreate  nth=1  code=2  forever=0     that call number of that function returns code; "any": of all

@@ -18,6 +18,14 @@ struct CUctx_st {
   cuda_result broken; /* every later call returns this */
 };
 
+#define MAX_CHANNELS 32
+
+/* A hardware channel: the pieces of work of its streams run in the order of submission. */
+struct channel {
+  int n_streams;
+  uint64_t n_put, n_run;
+};
+
 /* State of the fake. One lock guards all of it; every wait is on one condition. */
 struct fake {
   pthread_mutex_t lock;
@@ -27,7 +35,7 @@ struct fake {
   uint64_t modules, functions;          /* further settings, in KiB */
   struct CUctx_st primary[MAX_DEVICES];
   uint64_t used_bytes[MAX_DEVICES];
-  uint64_t n_put, n_run; /* pieces of work of all streams that share a channel */
+  struct channel channels_used[MAX_CHANNELS];
   uint64_t n_async; /* pieces of asynchronous work that ran */
   cuda_stream streams; /* all of them */
   bool is_held;        /* a call blocks the calls of other threads (fake_hold) */

@@ -56,6 +56,7 @@ struct capture {
 
 struct CUstream_st {
   cuda_context context;
+  struct channel *channel; /* NULL: one of its own */
   pthread_t thread;
   struct piece *first, **last;
   uint64_t n_put, n_run;

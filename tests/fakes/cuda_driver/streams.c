@@ -155,7 +155,7 @@ static void *stream_main(void *arg)
     stream->first = piece->next;
     stream->last = stream->first ? stream->last : &stream->first;
     is_stopped = piece->kind == PIECE_STOP;
-    while (piece->place > fake.n_run + 1)
+    while (piece->place && piece->place > stream->channel->n_run + 1)
       pthread_cond_wait(&fake.changed, &fake.lock);
     pthread_mutex_unlock(&fake.lock);
     piece_run(stream, piece);
@@ -164,7 +164,8 @@ static void *stream_main(void *arg)
       event_wait(piece->event, piece->count, stream->context);
     else if (piece->kind == PIECE_RECORD)
       event_happen(piece->event, piece->count);
-    fake.n_run += piece->place != 0;
+    if (piece->place)
+      stream->channel->n_run++;
     fake_piece_free(piece);
     stream->n_run++;
     pthread_cond_broadcast(&fake.changed);
@@ -210,7 +211,7 @@ static void piece_put_locked(cuda_stream stream, const struct piece *piece)
     stream_wait(stream, CHANNEL_PIECES - 1);
     fake_let_go();
   }
-  own->place = fake.channels ? ++fake.n_put : 0;
+  own->place = stream->channel ? ++stream->channel->n_put : 0;
   *stream->last = own;
   stream->last = &own->next;
   stream->n_put++;
@@ -287,6 +288,20 @@ cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args)
   return result;
 }
 
+/*
+ * Return the channel that a new stream shares: the one with the fewest streams, of as many as
+ * CUDA_DEVICE_MAX_CONNECTIONS names, or else the setting. NULL: one of its own. Lock held.
+ */
+static struct channel *channel_choose(void)
+{
+  const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const uint64_t wanted = text ? strtoull(text, NULL, 10) : fake.channels, n = LADE_MIN(wanted, MAX_CHANNELS);
+  struct channel *best = fake.channels ? fake.channels_used : NULL;
+  for (uint64_t i = 1; i < n && best; i++)
+    best = fake.channels_used[i].n_streams < best->n_streams ? &fake.channels_used[i] : best;
+  return best;
+}
+
 cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
 {
   cuda_result result = fake_enter("cuStreamCreate", true);
@@ -296,12 +311,17 @@ cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
   LADE_ASSERT(stream);
   stream->context = fake_context();
   stream->last = &stream->first;
+  pthread_mutex_lock(&fake.lock);
+  stream->channel = channel_choose();
+  pthread_mutex_unlock(&fake.lock);
   if (pthread_create(&stream->thread, NULL, stream_main, stream)) {
     free(stream);
     return CUDA_OUT_OF_MEMORY;
   }
   fake_alive(1);
   pthread_mutex_lock(&fake.lock);
+  if (stream->channel)
+    stream->channel->n_streams++;
   stream->next = fake.streams;
   fake.streams = stream;
   pthread_mutex_unlock(&fake.lock);
@@ -319,6 +339,8 @@ cuda_result cuStreamDestroy_v2(cuda_stream stream)
   while (*at != stream)
     at = &(*at)->next;
   *at = stream->next;
+  if (stream->channel)
+    stream->channel->n_streams--;
   pthread_mutex_unlock(&fake.lock);
   free(stream);
   fake_alive(-1);

@@ -5,8 +5,9 @@
  *
  * It is strict where NCCL hangs, corrupts or is undefined. It ends the process at a call on a handle in progress, an
  * empty collective, a group that mixes collectives, or buffers outside device memory. The same holds for members that
- * run different collectives, sends and receives that do not match, and registered buffers at only some members.
- * Registered memory must not be released too early, and must be released.
+ * run different collectives, sends and receives that do not match, and registered buffers at only some members. A
+ * receive alone, whose send may come late, needs a communicator with a limit of blocks. Registered memory must not be
+ * released too early, and must be released.
  *
  * Where NCCL is free to choose, it does the least convenient thing. Every call is in progress for a while, the first of
  * a pair until the peer's has come, and its work is not on the stream before that. Sums start at another rank for each

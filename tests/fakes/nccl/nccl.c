@@ -212,6 +212,8 @@ nccl_result ncclCommInitRankConfig(nccl_handle *ret_handle, int size, struct ncc
   if (result || !is_good)
     return leave(result ? result : NCCL_INVALID_ARGUMENT);
   *ret_handle = comm_create(id.bytes, size, rank);
+  if (*ret_handle)
+    (*ret_handle)->max_ctas = config->max_ctas;
   return leave(*ret_handle ? NCCL_IN_PROGRESS : NCCL_SYSTEM_ERROR);
 }
 

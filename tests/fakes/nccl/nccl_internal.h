@@ -75,6 +75,7 @@ struct launch {
 
 struct ncclComm {
   int rank, size;
+  int max_ctas; /* NCCL_UNSET: as many as NCCL likes */
   char path[96];
   struct segment *shared;
   enum state state;

@@ -19,6 +19,7 @@
 #include "tests/fakes/cuda_driver/fake_driver_internal.h"
 
 #define POLL_NS 20000
+#define MAX_WAITING_CTAS 4 /* of a receive alone, whose send may come late */
 
 static void pause_take(void)
 {
@@ -251,6 +252,8 @@ void nccl_launch_run(struct launch *launch)
 {
   for (int i = 0; i < launch->n_ops; i++)
     buffers_check(launch, &launch->ops[i]);
+  if (launch->n_ops == 1 && launch->ops[0].kind == OP_RECV && (unsigned)launch->comm->max_ctas > MAX_WAITING_CTAS)
+    nccl_misuse(launch->comm, "a receive may wait on as many multiprocessors as it likes: max_ctas is not set");
   if (launch->ops[0].kind == OP_SEND || launch->ops[0].kind == OP_RECV)
     pairs_run(launch);
   else
