@@ -116,7 +116,8 @@ static void rows_softmax(const struct lade_softmax_rows *args)
     vf sum = vf_set(0);
     struct score_row row = {.scores = rows->scores + r * rows->stride, .words = row_words(rows, r, word),
                             .drop = rows->drop, .scale = vf_set(scale),
-                            .shift = vf_set(args->max[r] == -INFINITY ? 0 : -args->max[r]), .p = args->p, .at = r * rows->stride};
+                            .shift = vf_set(args->max[r] == -INFINITY ? 0 : -args->max[r]), .p = args->p,
+                            .at = r * rows->stride};
     VEC_GROUP_STEPS(softmax_step, 0, n_columns, &row, &sum);
     args->factor[r] = change[r];
     args->sum[r] = args->sum[r] * change[r] + vf_sum(sum);
