@@ -4,8 +4,8 @@
  *
  * The attention is chosen for a table, forward and backward each. It is plain kernels; or mma.sync, which every
  * supported GPU has, with the shared memory requested here; or wgmma, on sm_90 alone. The chosen one computes heads of
- * 64 and 128 in 16 bits, plain kernels all others: within a table shape and type alone decide. The names of variants,
- * and so the key of the numbers, distinguish tables.
+ * 64 and 128 in 16 bits without windows, caps, sinks and masks of documents; plain kernels compute all others. Within a
+ * table shape, type and form alone decide. The names of variants, and so the key of the numbers, distinguish tables.
  */
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
@@ -15,9 +15,10 @@
 #define LEAST_ROWS 64     /* of a block with tensor cores */
 #define MOST_SHARED_BYTES_90 (227u << 10)
 
-bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
+bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim, const struct lade_score_form *form)
 {
-  return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
+  const bool is_plain = form->softcap > 0 || form->window || form->first_keys || form->sinks;
+  return !is_plain && (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
 }
 
 struct lade_attention_most lade_cuda_attention_most(void)
@@ -73,7 +74,7 @@ static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim, &a->form)) {
     plain_fwd(ctx, args);
     return;
   }
@@ -98,7 +99,7 @@ static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int
 static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim, &a->form)) {
     plain_fwd(ctx, args);
     return;
   }
@@ -126,12 +127,16 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                         plain_launch(a, a->batch, a->seq_len, a->heads, a->head_dim, n_rows, n_shared));
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
                         plain_launch(a, a->batch, a->seq_len, a->n_kv_heads, a->head_dim, n_rows, n_shared));
+  if (a->form.sinks)
+    lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_SINKS, a->dtype,
+                          (struct lade_cuda_launch){.grid = {(unsigned)a->heads}, .args = a,
+                                                    .shared_bytes = LADE_CUDA_THREADS / 32 * sizeof(float)});
 }
 
 static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim, &a->form)) {
     plain_bwd(ctx, args);
     return;
   }
@@ -151,7 +156,7 @@ static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim, &a->form)) {
     plain_bwd(ctx, args);
     return;
   }
