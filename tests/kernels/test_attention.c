@@ -278,6 +278,8 @@ static void every_form_of_scores_is_right(void **state)
     for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
       for (size_t s = 0; s < LADE_COUNT(form_sizes); s++)
         form_check(dtypes[d], form_sizes[s], f % 2 ? drop : (struct lade_drop){0}, RANDOM, forms[f]);
+  form_check(LADE_BF16, (struct size){1, 160, 2, 1, 128}, drop, RANDOM, forms[LADE_COUNT(forms) - 1]);
+  form_check(LADE_F16, (struct size){1, 160, 1, 1, 128}, (struct lade_drop){0}, RANDOM, forms[LADE_COUNT(forms) - 1]);
 }
 
 /* A window of the whole length, documents that never begin and a scale of 1 / sqrt(D) change no bit. */

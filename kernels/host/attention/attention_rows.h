@@ -56,7 +56,7 @@ static inline void cap_step(int64_t i, int count, int n, float *scores, vf facto
   VEC_EACH(k, count) vf_store_f32(scores + i + k * VEC_LANES, vf_mul(z[k], cap));
 }
 
-/* Scale and cap the scores of a row. Return the scale that the result still needs: 1, or that of a row without a cap. */
+/* Scale and cap the scores of a row. Return the scale that the result still needs. */
 static inline float row_cap(const struct lade_score_rows *rows, float *scores, int n_columns)
 {
   if (rows->softcap == 0)
