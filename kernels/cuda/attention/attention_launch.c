@@ -234,6 +234,6 @@ const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, en
                         kernels->fn[LADE_K_ATTENTION_BWD] == wgmma_bwd;
   if (!is_wgmma || !lade_cuda_attention_has(dtype, head_dim) || !lade_cuda_attention_has_form(form))
     return "";
-  return "attention by wgmma has no windows, soft caps, sinks and masks of documents: mma.sync computes them, at 60 % of "
-         "its rate at most";
+  return "attention by wgmma has no windows, soft caps, sinks and masks of documents: mma.sync computes them, at 60 % "
+         "of its rate at most";
 }
