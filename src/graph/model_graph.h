@@ -35,6 +35,23 @@
 
 enum lade_family { LADE_GPT2, LADE_LLAMA };
 
+#define LADE_MODEL_MOST_LAYERS 10000
+
+/* A set of layers; all zero: empty. */
+struct lade_layer_set {
+  uint64_t bits[(LADE_MODEL_MOST_LAYERS + 63) / 64];
+};
+
+static inline bool lade_layer_set_has(const struct lade_layer_set *set, int64_t layer)
+{
+  return set->bits[layer / 64] >> (layer % 64) & 1;
+}
+
+static inline void lade_layer_set_add(struct lade_layer_set *set, int64_t layer)
+{
+  set->bits[layer / 64] |= UINT64_C(1) << (layer % 64);
+}
+
 struct lade_model {
   char name[LADE_NAME_BYTES];
   enum lade_family family;
@@ -45,6 +62,11 @@ struct lade_model {
   float norm_eps;
   float rope_base, rope_scale_factor, rope_low_freq_factor, rope_high_freq_factor;
   int64_t rope_original_context;
+  float attention_scale;          /* of q k^T; 0: 1 / sqrt(head_dim) */
+  float attention_softcap;        /* c: scaled scores become c tanh(score / c), before the mask; 0: none */
+  int64_t window;                 /* keys that a query of a windowed layer sees, its own included; 0: none */
+  struct lade_layer_set windowed; /* the layers that have the window */
+  bool has_sinks;                 /* one more learned logit for each head, in the softmax's denominator only */
 };
 
 static inline int64_t lade_model_head_dim(const struct lade_model *model)
@@ -68,7 +90,8 @@ int64_t lade_model_n_params(const struct lade_model *model);
 int64_t lade_model_layer_n_params(const struct lade_model *model);
 /*
  * Return the necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T; d is the
- * width of all heads together. A token's embedding lookup is no matmul; a tied head counts.
+ * width of all heads together, and T is W (2 - W / T) in a layer with window W. A token's embedding lookup is no
+ * matmul; a tied head counts.
  */
 double lade_model_flops_per_token(const struct lade_model *model, int64_t seq_len);
 
@@ -100,6 +123,7 @@ int lade_piece_layers(const struct lade_model *model, int64_t seq_len, int n_pie
 enum lade_tensor_kind {
   LADE_TENSOR_TOKENS,     /* i32 [B,T], written from the data before the microbatch */
   LADE_TENSOR_TARGETS,    /* i32 [B,T] */
+  LADE_TENSOR_FIRST_KEYS, /* i32 [B,T], likewise: the first key that each row may see (struct lade_score_form) */
   LADE_TENSOR_PARAM,      /* the working copy, dtype D */
   LADE_TENSOR_GRAD,       /* of a parameter, A; accumulates */
   LADE_TENSOR_ACTIVATION, /* D, or A for statistics; forward and backward values alike */
@@ -114,7 +138,7 @@ struct lade_tensor {
   int64_t dims[4];
   uint64_t bytes;
   int unit;     /* its producer's, or a parameter's own */
-  int producer; /* op; -1 for tokens, targets, parameters; a gradient's first writer */
+  int producer; /* op; -1 for data and parameters; a gradient's first writer */
   int param;    /* of PARAM and GRAD; else -1 */
 };
 
@@ -196,6 +220,8 @@ struct lade_op_attr {
   float dropout;   /* probability; 0 for none */
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
   int64_t heads, n_kv_heads, head_dim;
+  float attention_scale, attention_softcap; /* as in struct lade_model */
+  int64_t window;                           /* of this op's layer; 0: none */
   int peer; /* of SEND and RECV: position on the pipeline's axis */
   enum lade_axis axis; /* of collectives, and of the collective after is_dx_partial */
   bool is_dx_partial;  /* this rank's gradient of x is a part: the sum over the axis is the whole gradient */
@@ -246,6 +272,7 @@ struct lade_model_graph {
   struct lade_op *ops;       /* forward, then backward */
   struct lade_unit *units;   /* in forward order */
   int tokens, targets, loss; /* tensors; -1 on a stage without the embedding, without the head */
+  int first_keys;            /* tensor; -1: documents are not masked */
 };
 
 struct lade_model_graph_params {
@@ -259,6 +286,7 @@ struct lade_model_graph_params {
   enum lade_moments moments;
   enum lade_master master; /* other than EXACT for BF16 only */
   enum lade_dtype grad_dtype; /* F32 (that is, A), or BF16: complete gradients are rounded once; not with F64 */
+  bool has_documents;         /* attention takes first keys, which the data give */
   struct lade_share share;
 };
 
@@ -271,6 +299,12 @@ void lade_model_graph_destroy(struct lade_model_graph *graph);
 static inline bool lade_model_graph_rounds(const struct lade_model_graph *graph)
 {
   return graph->grad_dtype != graph->accumulator;
+}
+
+/* True for tokens, targets and first keys, which are written before a microbatch and never change in a step. */
+static inline bool lade_tensor_is_data(const struct lade_tensor *tensor)
+{
+  return tensor->kind <= LADE_TENSOR_FIRST_KEYS;
 }
 
 /* Inputs of binding an op to memory: one address per operand (0 for an absent one). */

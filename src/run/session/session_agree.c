@@ -55,6 +55,7 @@ enum choice {
   CHOICE_LINK_RATE,
   CHOICE_LINK_LATENCY,
   CHOICE_SAVE_FILE,
+  CHOICE_SEPARATOR,
   N_CHOICES
 };
 
@@ -88,6 +89,7 @@ static const struct choice_line {
     [CHOICE_SAVES] = {"--save-every at one of them only"},
     [CHOICE_LINK_RATE] = {"--link-rate", true},
     [CHOICE_LINK_LATENCY] = {"--link-latency", true},
+    [CHOICE_SEPARATOR] = {"the token that ends masked documents is", true},
     [CHOICE_SAVE_FILE] = {"the bytes of a checkpoint's file", true},
 };
 
@@ -103,8 +105,10 @@ static uint64_t model_key(const struct lade_model *m)
 {
   const double numbers[] = {(double)m->context, (double)m->head_dim, m->is_tied, (double)m->norm_eps,
                             (double)m->rope_base, (double)m->rope_scale_factor, (double)m->rope_low_freq_factor,
-                            (double)m->rope_high_freq_factor, (double)m->rope_original_context};
-  return XXH3_64bits(numbers, sizeof(numbers));
+                            (double)m->rope_high_freq_factor, (double)m->rope_original_context,
+                            (double)m->attention_scale, (double)m->attention_softcap, (double)m->window, m->has_sinks};
+  const uint64_t windowed = XXH3_64bits(&m->windowed, sizeof(m->windowed));
+  return XXH3_64bits_withSeed(numbers, sizeof(numbers), windowed);
 }
 
 static void model_choose(const struct lade_model *m, int64_t *choices)
@@ -146,6 +150,7 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_SAVES] = p->async_save;
   choices[CHOICE_LINK_RATE] = (int64_t)p->throttle.bytes_per_s;
   choices[CHOICE_LINK_LATENCY] = (int64_t)p->throttle.latency_ns;
+  choices[CHOICE_SEPARATOR] = s->separator;
   choices[CHOICE_SAVE_FILE] = (int64_t)p->save_file_bytes;
   LADE_ASSERT(p->n_choices <= LADE_SESSION_CHOICES_MOST);
   for (int i = 0; i < p->n_choices; i++)
