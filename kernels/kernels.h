@@ -295,6 +295,19 @@ struct lade_rope_args {
 };
 
 /*
+ * The form of attention's scores beyond the causal mask; all zero: plain causal attention. Row i sees the keys from the
+ * largest of 0, i + 1 - window and first_keys[b,i] on, up to itself. The softmax's denominator has one more term for
+ * each head, exp(sink), if there are sinks; lse includes it. (Beltagy et al. 2020; Gemma 2, 2024; Xiao et al. 2023.)
+ */
+struct lade_score_form {
+  float scale;    /* of q k^T; 0: 1 / sqrt(D) */
+  float softcap;  /* c: c tanh(scaled score / c); 0: none */
+  int64_t window; /* keys; 0: no window */
+  const void *sinks;         /* [H] in the dtype; NULL: none */
+  const int32_t *first_keys; /* [B,T], from 0 to i in row i, not falling along i; NULL: 0 */
+};
+
+/*
  * Causal attention in the flash manner (Dao et al. 2022, 2023): out = softmax(q k^T / sqrt(D)) v per head with online
  * softmax over blocks of keys; no T*T matrix exists. qkv rows are [q heads | k heads | v heads]; query head h reads key
  * head h / (H / Hk). lse[B,H,T] in A. Dropout acts on the probabilities; element = ((b*H + h)*T + i)*T + j. H is
@@ -306,6 +319,7 @@ struct lade_attention_fwd_args {
   int64_t batch, seq_len, heads, n_kv_heads, head_dim;
   int64_t draw_heads;
   struct lade_drop drop;
+  struct lade_score_form form;
   const void *qkv;
   void *out, *lse; /* out[B*T, H*D] */
   void *workspace;
@@ -316,8 +330,10 @@ struct lade_attention_bwd_args {
   int64_t batch, seq_len, heads, n_kv_heads, head_dim;
   int64_t draw_heads;
   struct lade_drop drop;
+  struct lade_score_form form;
   const void *qkv, *out, *lse, *d_out;
-  void *d_qkv;
+  void *d_qkv, *d_sinks; /* d_sinks[H] in A; NULL without sinks */
+  bool accumulate_sinks;
   void *workspace;
 };
 

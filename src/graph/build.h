@@ -23,7 +23,14 @@ struct lade_build {
 };
 
 /* Classes of units: equal for units of equal shape. */
-enum { LADE_CLASS_EMBED, LADE_CLASS_BLOCK, LADE_CLASS_HEAD, LADE_CLASS_RECV, LADE_CLASS_SEND };
+enum {
+  LADE_CLASS_EMBED,
+  LADE_CLASS_BLOCK,
+  LADE_CLASS_HEAD,
+  LADE_CLASS_RECV,
+  LADE_CLASS_SEND,
+  LADE_CLASS_WINDOWED_BLOCK
+};
 
 /* The outputs of a forward op, one entry each; n_dims is 0 for an absent one. */
 struct lade_op_output {
@@ -176,6 +183,20 @@ int64_t lade_table_first_token(const struct lade_model_graph *graph, int part);
 
 /* Build the embedding of the tokens, with @positions added (-1: none). Return x. */
 int lade_build_embed(struct lade_build *build, int table, int positions);
+
+/* ---- attention (attention.c) ---- */
+
+/* Return the class of layer @i_layer's unit. */
+int lade_layer_class(const struct lade_model_graph *graph, int64_t i_layer);
+
+/*
+ * Add the sinks of the current unit's heads, "@file_name" in checkpoints. Return their tensor; -1 if the model has
+ * none.
+ */
+int lade_build_sinks(struct lade_build *build, const char *name, const char *file_name, float init_std);
+
+/* Build the attention of layer @i_layer over @qkv, with @sinks (-1: none). Return its output. */
+int lade_build_attention(struct lade_build *build, const char *name, int64_t i_layer, int qkv, int sinks);
 
 /* ---- rules and the walk (backward.c) ---- */
 

@@ -101,10 +101,9 @@ static int embed_build(struct lade_build *build, int *ret_x)
 }
 
 /* Build the attention branch of x, before its bias. */
-static int attention_build(struct lade_build *build, const char *unit, int x, float branch_std)
+static int attention_build(struct lade_build *build, const char *unit, int64_t i_layer, int x, float branch_std)
 {
-  const struct lade_model *model = &build->graph->model;
-  int64_t d = model->width;
+  int64_t d = build->graph->model.width;
   struct lade_sharded_width kind = {d, d / build->graph->share.tp};
   struct lade_op_attr column = lade_attr_column(build, 3, (struct lade_sharded_width[]){kind, kind, kind});
   struct lade_op_attr norm = attr_norm(build), row = lade_attr_row(build, d);
@@ -117,11 +116,8 @@ static int attention_build(struct lade_build *build, const char *unit, int x, fl
   int h = lade_build_out(build, lade_build_op(build, LADE_OP_NORM, "ln_1", &norm, (int[]){x, ln_weight, ln_bias}), 0);
   h = lade_build_enter(build, "attn.gather", h);
   int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", &column, (int[]){h, qkv_weight, qkv_bias});
-  struct lade_op_attr attr = {.dropout = build->dropout, .heads = lade_share_heads(build->graph),
-                              .n_kv_heads = lade_share_kv_heads(build->graph), .head_dim = d / model->heads};
-  int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, qkv, 0)});
-  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", &row,
-                           (int[]){lade_build_out(build, out, 0), proj_weight, -1});
+  int out = lade_build_attention(build, "attn.out", i_layer, lade_build_out(build, qkv, 0), -1);
+  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", &row, (int[]){out, proj_weight, -1});
   return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
 
@@ -148,8 +144,8 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
   float branch_std = INIT_STD / sqrtf(2.0f * (float)build->graph->model.layers);
   char unit[LADE_NAME_BYTES];
   snprintf(unit, sizeof(unit), "h.%lld.", (long long)i_layer);
-  lade_build_unit(build, LADE_CLASS_BLOCK, "h.%lld", (long long)i_layer);
-  int branch = attention_build(build, unit, x, branch_std);
+  lade_build_unit(build, lade_layer_class(build->graph, i_layer), "h.%lld", (long long)i_layer);
+  int branch = attention_build(build, unit, i_layer, x, branch_std);
   int attn_bias = param_width(build, unit, "attn.c_proj.bias", LADE_INIT_ZERO);
   int ln_weight = param_width(build, unit, "ln_2.weight", LADE_INIT_ONE);
   int ln_bias = param_width(build, unit, "ln_2.bias", LADE_INIT_ZERO);

@@ -14,6 +14,7 @@
 #include "graph/build.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #define INIT_STD 0.02f
 
@@ -90,6 +91,13 @@ static int gate_up_param(struct lade_build *build, int64_t i_layer)
   return param;
 }
 
+static int sinks_param(struct lade_build *build, int64_t i_layer)
+{
+  char file_name[LADE_NAME_BYTES];
+  snprintf(file_name, sizeof(file_name), "model.layers.%lld.self_attn.sinks", (long long)i_layer);
+  return lade_build_sinks(build, "self_attn.sinks", file_name, INIT_STD);
+}
+
 static struct lade_op_attr qkv_attr(const struct lade_build *build)
 {
   const struct lade_model_graph *graph = build->graph;
@@ -109,6 +117,7 @@ static int attention_build(struct lade_build *build, int64_t i_layer, int x, flo
   int norm_weight = param_norm(build, "input_layernorm.weight", i_layer);
   int qkv_weight = qkv_param(build, i_layer);
   int out_weight = param_cols(build, "self_attn.o_proj.weight", i_layer, model->heads * head_dim, branch_std);
+  int sinks = sinks_param(build, i_layer);
 
   int h = lade_build_out(build, lade_build_op(build, LADE_OP_NORM, "input_norm", &norm, (int[]){x, norm_weight, -1}),
                          0);
@@ -117,10 +126,8 @@ static int attention_build(struct lade_build *build, int64_t i_layer, int x, flo
   struct lade_op_attr attr = {.heads = lade_share_heads(build->graph),
                               .n_kv_heads = lade_share_kv_heads(build->graph), .head_dim = head_dim};
   int rope = lade_build_op(build, LADE_OP_ROPE, "attn.rope", &attr, (int[]){lade_build_out(build, qkv, 0)});
-  attr.dropout = build->dropout;
-  int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, rope, 0)});
-  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", &row,
-                           (int[]){lade_build_out(build, out, 0), out_weight, -1});
+  int out = lade_build_attention(build, "attn.out", i_layer, lade_build_out(build, rope, 0), sinks);
+  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", &row, (int[]){out, out_weight, -1});
   return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
 
@@ -145,7 +152,7 @@ static int mlp_build(struct lade_build *build, int64_t i_layer, int h, float bra
 static int block_build(struct lade_build *build, int64_t i_layer, int x)
 {
   float branch_std = INIT_STD / sqrtf(2.0f * (float)build->graph->model.layers);
-  lade_build_unit(build, LADE_CLASS_BLOCK, "h.%lld", (long long)i_layer);
+  lade_build_unit(build, lade_layer_class(build->graph, i_layer), "h.%lld", (long long)i_layer);
   int branch = attention_build(build, i_layer, x, branch_std);
   int norm_weight = param_norm(build, "post_attention_layernorm.weight", i_layer);
   struct lade_op_attr attr = attr_norm(build);

@@ -15,7 +15,6 @@
 #include "base/base.h"
 #include "graph/build.h"
 
-#define MAX_LAYERS 10000
 #define MAX_HEADS (1 << 14)
 #define MAX_WIDTH (1 << 20)
 #define MAX_HIDDEN (1 << 22)
@@ -46,7 +45,7 @@ static int ranges_check(const struct lade_model *model, const char *where, const
     const char *label;
     int64_t value, most;
   } fields[] = {
-      {labels->layers, model->layers, MAX_LAYERS},       {labels->heads, model->heads, MAX_HEADS},
+      {labels->layers, model->layers, LADE_MODEL_MOST_LAYERS}, {labels->heads, model->heads, MAX_HEADS},
       {labels->n_kv_heads, model->n_kv_heads, MAX_HEADS},  {labels->width, model->width, MAX_WIDTH},
       {labels->hidden, model->hidden, MAX_HIDDEN},       {labels->context, model->context, MAX_CONTEXT},
       {labels->vocabulary, model->vocabulary, MAX_VOCABULARY},
@@ -96,12 +95,29 @@ static int rope_check(const struct lade_model *model, const char *where, const s
                      MAX_CONTEXT, error);
 }
 
+/* Check the form of attention's scores. */
+static int attention_check(const struct lade_model *model, const char *where, struct lade_error *error)
+{
+  if (!(isfinite(model->attention_scale) && model->attention_scale >= 0))
+    return lade_error_set(error, -EINVAL, "%s: attention_scale is %g: expected a number above 0, or 0 for the default",
+                          where, (double)model->attention_scale);
+  if (!(isfinite(model->attention_softcap) && model->attention_softcap >= 0))
+    return lade_error_set(error, -EINVAL, "%s: attention_softcap is %g: expected a number above 0, or 0 for none",
+                          where, (double)model->attention_softcap);
+  if (model->window < 0)
+    return lade_error_set(error, -EINVAL, "%s: window is %lld: expected a number of tokens, or 0 for none", where,
+                          (long long)model->window);
+  return 0;
+}
+
 int lade_model_check_as(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
                         struct lade_error *error)
 {
   int rc = ranges_check(model, where, labels, error);
   if (rc == 0)
     rc = head_check(model, where, labels, error);
+  if (rc == 0)
+    rc = attention_check(model, where, error);
   if (rc == 0)
     rc = divides_check(where, labels->n_kv_heads, model->n_kv_heads, labels->heads, model->heads, error);
   if (rc < 0)
@@ -113,6 +129,8 @@ int lade_model_check_as(const struct lade_model *model, const char *where, const
     return rope_check(model, where, labels, error);
   if (model->family != LADE_GPT2)
     return lade_error_set(error, -EINVAL, "%s: family is %d: expected gpt2 or llama", where, (int)model->family);
+  if (model->has_sinks)
+    return lade_error_set(error, -EINVAL, "%s: the model has sinks: expected none in a GPT-2 model", where);
   if (model->n_kv_heads != model->heads)
     return lade_error_set(error, -EINVAL, "%s: %s is %lld: expected %s, %lld, in a GPT-2 model", where,
                           labels->n_kv_heads, (long long)model->n_kv_heads, labels->heads, (long long)model->heads);
@@ -142,7 +160,7 @@ int64_t lade_model_layer_n_params(const struct lade_model *model)
 {
   int64_t d = model->width;
   if (model->family == LADE_LLAMA)
-    return block_weights(model) + 2 * d;
+    return block_weights(model) + 2 * d + (model->has_sinks ? model->heads : 0);
   int64_t vectors = 4 * d + 3 * d + d + model->hidden + d; /* two norms; biases of qkv, proj, fc, proj */
   return block_weights(model) + vectors;
 }
@@ -154,9 +172,18 @@ int64_t lade_model_n_params(const struct lade_model *model)
   return n + others + model->layers * lade_model_layer_n_params(model);
 }
 
+/* Return twice the mean number of keys that a query sees, over all layers; causal attention counts half of @seq_len. */
+static double keys_count(const struct lade_model *model, int64_t seq_len)
+{
+  double t = (double)seq_len, window = (double)LADE_MIN(model->window, seq_len), n_windowed = 0;
+  for (int64_t i = 0; model->window > 0 && i < model->layers; i++)
+    n_windowed += lade_layer_set_has(&model->windowed, i);
+  return ((double)model->layers - n_windowed) * t + n_windowed * window * (2 - window / t);
+}
+
 double lade_model_flops_per_token(const struct lade_model *model, int64_t seq_len)
 {
-  double layers = (double)model->layers, heads = (double)(model->heads * lade_model_head_dim(model));
+  double heads = (double)(model->heads * lade_model_head_dim(model)), layers = (double)model->layers;
   double weights = layers * (double)block_weights(model) + (double)model->vocabulary * (double)model->width;
-  return 6 * weights + 6 * layers * heads * (double)seq_len;
+  return 6 * weights + 6 * heads * keys_count(model, seq_len);
 }

@@ -35,6 +35,23 @@
 
 enum lade_family { LADE_GPT2, LADE_LLAMA };
 
+#define LADE_MODEL_MOST_LAYERS 10000
+
+/* A set of layers; all zero: empty. */
+struct lade_layer_set {
+  uint64_t bits[(LADE_MODEL_MOST_LAYERS + 63) / 64];
+};
+
+static inline bool lade_layer_set_has(const struct lade_layer_set *set, int64_t layer)
+{
+  return set->bits[layer / 64] >> (layer % 64) & 1;
+}
+
+static inline void lade_layer_set_add(struct lade_layer_set *set, int64_t layer)
+{
+  set->bits[layer / 64] |= UINT64_C(1) << (layer % 64);
+}
+
 struct lade_model {
   char name[LADE_NAME_BYTES];
   enum lade_family family;
@@ -45,6 +62,11 @@ struct lade_model {
   float norm_eps;
   float rope_base, rope_scale_factor, rope_low_freq_factor, rope_high_freq_factor;
   int64_t rope_original_context;
+  float attention_scale;          /* of q k^T; 0: 1 / sqrt(head_dim) */
+  float attention_softcap;        /* c: scaled scores become c tanh(score / c), before the mask; 0: none */
+  int64_t window;                 /* keys that a query of a windowed layer sees, its own included; 0: none */
+  struct lade_layer_set windowed; /* the layers that have the window */
+  bool has_sinks;                 /* one more learned logit for each head, in the softmax's denominator only */
 };
 
 static inline int64_t lade_model_head_dim(const struct lade_model *model)
@@ -68,7 +90,8 @@ int64_t lade_model_n_params(const struct lade_model *model);
 int64_t lade_model_layer_n_params(const struct lade_model *model);
 /*
  * Return the necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T; d is the
- * width of all heads together. A token's embedding lookup is no matmul; a tied head counts.
+ * width of all heads together, and T is W (2 - W / T) in a layer with window W. A token's embedding lookup is no
+ * matmul; a tied head counts.
  */
 double lade_model_flops_per_token(const struct lade_model *model, int64_t seq_len);
 
@@ -196,6 +219,8 @@ struct lade_op_attr {
   float dropout;   /* probability; 0 for none */
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
   int64_t heads, n_kv_heads, head_dim;
+  float attention_scale, attention_softcap; /* as in struct lade_model */
+  int64_t window;                           /* of this op's layer; 0: none */
   int peer; /* of SEND and RECV: position on the pipeline's axis */
   enum lade_axis axis; /* of collectives, and of the collective after is_dx_partial */
   bool is_dx_partial;  /* this rank's gradient of x is a part: the sum over the axis is the whole gradient */

@@ -22,8 +22,8 @@
  *   matmul_dw      dy, x                                          -> d_weight
  *   bias_grad      dy                                             -> d_bias
  *   rope, rope_bwd x                                              -> y
- *   attention      qkv                                            -> out, lse
- *   attention_bwd  qkv, out, lse, d_out                           -> d_qkv
+ *   attention      qkv, sinks?, first keys?                       -> out, lse
+ *   attention_bwd  qkv, out, lse, d_out, sinks?, first keys?      -> d_qkv, d_sinks?
  *   gelu, swiglu   x                                              -> y
  *   their _bwd     x, dy                                          -> dx
  *   head_loss      x, weight, targets                             -> losses, lse, loss
@@ -37,11 +37,11 @@
  * If a table is in parts, `before` is the result of the parts before this one: x, the statistics, dx as a sum in A.
  *
  * Costs: flops are those that the kernel executes, so attention's backward counts five products and the head's backward
- * counts the recomputed logits; causal attention counts T(T+1)/2 pairs. Bytes count every operand once, which a kernel
- * must move if no operand stays in cache. Elementwise ops are bound by bytes; their flops per element are rough counts
- * that only keep a cost model from dividing zero. A collective's bytes are those that a rank sends in a ring. That is
- * (n - 1) / n of the whole for a gather or a scatter and twice that for a sum (Thakur, Rabenseifner, Gropp 2005); no
- * algorithm needs fewer.
+ * counts the recomputed logits; causal attention counts T(T+1)/2 pairs, or those in its window. Bytes count every
+ * operand once, which a kernel must move if no operand stays in cache. Elementwise ops are bound by bytes; their flops
+ * per element are rough counts that only keep a cost model from dividing zero. A collective's bytes are those that a
+ * rank sends in a ring. That is (n - 1) / n of the whole for a gather or a scatter and twice that for a sum (Thakur,
+ * Rabenseifner, Gropp 2005); no algorithm needs fewer.
  *
  * Sizes: lade_model_check and lade_model_graph_create bound every dimension, so every product here fits 63 bits.
  */
@@ -511,11 +511,12 @@ static void attention_outputs(const struct lade_model_graph *graph, const struct
                                        .dims = {graph->batch, op->attr.heads, graph->seq_len}};
 }
 
-/* Count one product: pairs of query and key under the causal mask, over all heads, times 2 head_dim. */
+/* Count one product: pairs of query and key under the causal mask and the window, over all heads, times 2 head_dim. */
 static double attention_product_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
-  double t = (double)graph->seq_len;
-  return (double)(graph->batch * op->attr.heads) * t * (t + 1) * (double)op->attr.head_dim;
+  const double t = (double)graph->seq_len, window = op->attr.window ? (double)op->attr.window : t;
+  const double pairs = window * (window + 1) + 2 * (t - window) * window; /* twice: the first rows, the others */
+  return (double)(graph->batch * op->attr.heads) * pairs * (double)op->attr.head_dim;
 }
 
 /* Count two products: q k^T and p v. */
@@ -542,6 +543,14 @@ static struct lade_drop attention_drop_get(const struct lade_model_graph *graph,
   return drop_get(op, bind, n, (uint64_t)(graph->share.tp_rank * op->attr.heads) * of_head);
 }
 
+/* Return the form of the scores. @sinks and the input after it are the operands that it has in @op. */
+static struct lade_score_form score_form_get(const struct lade_op *op, const struct lade_bind *bind, int sinks)
+{
+  return (struct lade_score_form){.scale = op->attr.attention_scale, .softcap = op->attr.attention_softcap,
+                                  .window = op->attr.window, .sinks = in_at(bind, sinks),
+                                  .first_keys = in_at(bind, sinks + 1)};
+}
+
 static void attention_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
@@ -554,6 +563,7 @@ static void attention_bind(const struct lade_model_graph *graph, const struct la
                                        .head_dim = op->attr.head_dim,
                                        .draw_heads = graph->model.heads,
                                        .drop = attention_drop_get(graph, op, bind),
+                                       .form = score_form_get(op, bind, 1),
                                        .qkv = in_at(bind, 0),
                                        .out = out_at(bind, 0),
                                        .lse = out_at(bind, 1),
@@ -572,11 +582,14 @@ static void attention_bwd_bind(const struct lade_model_graph *graph, const struc
                                        .head_dim = op->attr.head_dim,
                                        .draw_heads = graph->model.heads,
                                        .drop = attention_drop_get(graph, op, bind),
+                                       .form = score_form_get(op, bind, 4),
                                        .qkv = in_at(bind, 0),
                                        .out = in_at(bind, 1),
                                        .lse = in_at(bind, 2),
                                        .d_out = in_at(bind, 3),
                                        .d_qkv = out_at(bind, 0),
+                                       .d_sinks = out_at(bind, 1),
+                                       .accumulate_sinks = bind->accumulate >> 1 & 1,
                                        .workspace = (void *)bind->workspace};
 }
 
@@ -753,9 +766,9 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_ROPE] = {"rope", LADE_K_ROPE, 1, 1, 0, same_outputs, .flops_per_element = 3, .bind = rope_bind,
                     .backward = lade_rope_backward},
   [LADE_OP_ROPE_BWD] = {"rope_bwd", LADE_K_ROPE, 1, 1, 0, .flops_per_element = 3, .bind = rope_bind},
-  [LADE_OP_ATTENTION] = {"attention", LADE_K_ATTENTION_FWD, 1, 2, -1, attention_outputs, .flops = attention_flops,
+  [LADE_OP_ATTENTION] = {"attention", LADE_K_ATTENTION_FWD, 3, 2, -1, attention_outputs, .flops = attention_flops,
                          .bind = attention_bind, .backward = lade_attention_backward},
-  [LADE_OP_ATTENTION_BWD] = {"attention_bwd", LADE_K_ATTENTION_BWD, 4, 1, -1, .flops = attention_bwd_flops,
+  [LADE_OP_ATTENTION_BWD] = {"attention_bwd", LADE_K_ATTENTION_BWD, 6, 2, -1, .flops = attention_bwd_flops,
                              .bind = attention_bwd_bind},
   [LADE_OP_GELU] = {"gelu", LADE_K_GELU_FWD, 1, 1, 0, same_outputs, .flops_per_element = 16, .bind = gelu_bind,
                     .backward = lade_gelu_backward},

@@ -72,7 +72,8 @@ static void piece_skip(struct lade_build *build, const struct lade_family_entry 
 {
   const struct lade_model_graph *graph = build->graph;
   int n_embed_ops = family->n_embed_ops + (build->dropout > 0);
-  build->n_skipped_params = family->n_embed_params + (int)first * family->n_block_params - graph->n_params;
+  int n_block_params = family->n_block_params + graph->model.has_sinks;
+  build->n_skipped_params = family->n_embed_params + (int)first * n_block_params - graph->n_params;
   build->n_skipped_ops =
       n_embed_ops + (int)first * family->n_block_ops - (graph->n_ops - build->n_boundary_ops);
 }
