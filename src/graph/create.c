@@ -121,7 +121,7 @@ static void graph_fill(struct lade_model_graph *graph, struct lade_build *build)
     graph->tokens = lade_build_tensor(build, LADE_TENSOR_TOKENS, LADE_I32, 2, dims, "tokens");
   if (is_last)
     graph->targets = lade_build_tensor(build, LADE_TENSOR_TARGETS, LADE_I32, 2, dims, "targets");
-  lade_build_stage(build, graph->model.family == LADE_GPT2 ? &lade_gpt2_entry : &lade_llama_entry);
+  lade_build_stage(build);
   graph->n_fwd_ops = graph->n_ops;
   if (is_last)
     graph->tensors[graph->targets].unit = graph->n_units - 1;

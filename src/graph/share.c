@@ -187,6 +187,12 @@ void lade_build_replica(struct lade_build *build, int param, bool has_all_rows)
     the_param->n_sharers = share->tp;
 }
 
+void lade_build_head_replica(struct lade_build *build, int param)
+{
+  lade_build_replica(build, param, true);
+  build->graph->params[build->graph->tensors[param].param].n_sharers = build->graph->share.tp;
+}
+
 void lade_build_key_replica(struct lade_build *build, int param, int64_t first_row)
 {
   struct lade_param *the_param = &build->graph->params[build->graph->tensors[param].param];
