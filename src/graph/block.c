@@ -72,7 +72,7 @@ static void slice_add(struct lade_build *build, int param, int64_t i_layer, cons
                       struct lade_param_slice slice)
 {
   const struct file_name full = file_name(build, i_layer, name, end_get(is_bias));
-  slice.is_transposed = row_get(build)->is_transposed && !is_bias;
+  slice.is_transposed = row_get(build)->is_transposed && build->graph->tensors[param].n_dims == 2;
   lade_build_slice(build, param, &slice, "%s", full.text);
 }
 
@@ -211,6 +211,7 @@ static int wide_param(struct lade_build *build, int64_t i_layer, int64_t n_in)
   if (row->is_gated && !row->gate) { /* one tensor of the file, gate first */
     gate.file_rows *= 2;
     up = gate;
+    up.base_row = 0;
     up.file_row += build->graph->model.hidden;
   }
   slice_add(build, param, i_layer, row->gate ? row->gate : row->wide, is_bias, gate);

@@ -281,8 +281,8 @@ static bool rope_build(struct call *call, int i_shape)
   a->head_dim = call->is_bench ? bench_sizes[i].head_dim : sizes[i].head_dim;
   if (i_shape & 1) {
     a->scale_factor = 8;
-    a->low_freq_factor = 1;
-    a->high_freq_factor = 4;
+    a->low = 1;
+    a->high = 4;
     a->original_context = 64;
   }
   int64_t n_elements = a->batch * a->seq_len * (a->heads + 2 * a->n_kv_heads) * a->head_dim;

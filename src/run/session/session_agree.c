@@ -21,6 +21,7 @@
 #include <xxhash.h>
 
 #include "base/host_id.h"
+#include "graph/model_json.h"
 #include "run/session/file_key.h"
 #include "run/session/session_internal.h"
 
@@ -104,7 +105,7 @@ static uint64_t model_key(const struct lade_model *m)
   const double numbers[] = {(double)m->context, (double)m->head_dim, m->is_tied, (double)m->norm_eps,
                             (double)m->rope_base, (double)m->rope_scale_factor, (double)m->rope_low_freq_factor,
                             (double)m->rope_high_freq_factor, (double)m->rope_original_context};
-  return XXH3_64bits(numbers, sizeof(numbers));
+  return XXH3_64bits_withSeed(numbers, sizeof(numbers), lade_model_key(m));
 }
 
 static void model_choose(const struct lade_model *m, int64_t *choices)
