@@ -88,6 +88,9 @@ struct lade_trainer_params {
    * the others' calls. NULL: this process alone; refused if a launcher started several ranks of it.
    */
   struct lade_ranks *ranks;
+
+  bool mask_documents; /* a token sees none of an earlier document in its row */
+  int64_t separator;   /* the token that ends a document; -1: the one that the files of data name */
 };
 
 /* Set every field to its default, and struct_size to sizeof *ret_params. Any thread. Never blocks. */

@@ -26,12 +26,19 @@
   X(attention, ATTENTION_DELTA, attention_delta, 3) \
   X(attention, ATTENTION_DQ, attention_dq, 3) \
   X(attention, ATTENTION_DKV, attention_dkv, 3) \
+  X(attention, ATTENTION_SINKS, attention_sinks, 3) \
   X(attention_mma, ATTENTION_MMA_FWD_64, attention_mma_fwd_64, 16) \
   X(attention_mma, ATTENTION_MMA_FWD_128, attention_mma_fwd_128, 16) \
   X(attention_mma, ATTENTION_MMA_DQ_64, attention_mma_dq_64, 16) \
   X(attention_mma, ATTENTION_MMA_DQ_128, attention_mma_dq_128, 16) \
   X(attention_mma, ATTENTION_MMA_DKV_64, attention_mma_dkv_64, 16) \
   X(attention_mma, ATTENTION_MMA_DKV_128, attention_mma_dkv_128, 16) \
+  X(attention_mma_form, ATTENTION_MMA_FORM_FWD_64, attention_mma_form_fwd_64, 16) \
+  X(attention_mma_form, ATTENTION_MMA_FORM_FWD_128, attention_mma_form_fwd_128, 16) \
+  X(attention_mma_form, ATTENTION_MMA_FORM_DQ_64, attention_mma_form_dq_64, 16) \
+  X(attention_mma_form, ATTENTION_MMA_FORM_DQ_128, attention_mma_form_dq_128, 16) \
+  X(attention_mma_form, ATTENTION_MMA_FORM_DKV_64, attention_mma_form_dkv_64, 16) \
+  X(attention_mma_form, ATTENTION_MMA_FORM_DKV_128, attention_mma_form_dkv_128, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_64, attention_wgmma_fwd_64, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_128, attention_wgmma_fwd_128, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_64, attention_wgmma_dq_64, 16) \

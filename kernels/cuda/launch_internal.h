@@ -38,6 +38,9 @@ size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct l
 /* True if tensor cores compute heads of @head_dim, in tables with such an attention. */
 bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim);
 
+/* True if scores are more than scaled and causal: then wgmma's place is taken by mma.sync. */
+bool lade_cuda_attention_has_form(const struct lade_score_form *form);
+
 /* Return the limits that all attentions share. */
 struct lade_attention_most lade_cuda_attention_most(void);
 

@@ -209,6 +209,28 @@ VEC_INLINE void vec_sigmoid(const vf *z, vf *s, vf *slope, int count)
   VEC_EACH(k, count) slope[k] = vf_mul(e[k], r[k]);
 }
 
+/*
+ * Set z = tanh(z), within two ulps of F32. Below 0.3 its series up to z^9, with a remainder below 6e-8 of the result;
+ * above, (1 - e) / (1 + e) with e = exp(-2 |z|), where the difference cancels at most one bit.
+ */
+VEC_INLINE void vec_tanh(vf *z, int count)
+{
+  vf e[VEC_GROUP], square[VEC_GROUP], p[VEC_GROUP];
+  VEC_EACH(k, count) e[k] = vf_mul(vf_set(2), vf_from_bits(vu_or(vu_bits(z[k]), vu_set(0x80000000))));
+  vec_exp(e, count);
+  VEC_EACH(k, count) e[k] = vf_div(vf_sub(vf_set(1), e[k]), vf_add(vf_set(1), e[k]));
+  VEC_EACH(k, count) square[k] = vf_mul(z[k], z[k]);
+  VEC_EACH(k, count) p[k] = vf_set(62.0f / 2835);
+  vec_polynomial_add(p, square, -17.0f / 315, count);
+  vec_polynomial_add(p, square, 2.0f / 15, count);
+  vec_polynomial_add(p, square, -1.0f / 3, count);
+  VEC_EACH(k, count) p[k] = vf_fma(vf_mul(p[k], square[k]), z[k], z[k]);
+  VEC_EACH(k, count) {
+    vf large = vf_where_negative(z[k], vf_sub(vf_set(0), e[k]), e[k]);
+    z[k] = vf_where_negative(vf_sub(square[k], vf_set(0.09f)), p[k], large);
+  }
+}
+
 VEC_INLINE void vec_load_group(enum lade_dtype dtype, const void *x, int64_t i, int count, int n, vf *ret_values)
 {
   VEC_EACH(k, count) ret_values[k] = vec_load(dtype, x, i + k * VEC_LANES, n);

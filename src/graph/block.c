@@ -455,11 +455,20 @@ static int sequential_build(struct lade_build *build, int64_t i_layer, int x)
   return lade_build_out(build, residual_build(build, "x2", branch, lade_build_out(build, x1, 0), NULL), 0);
 }
 
+/* Return the class of a layer's unit: those of one class have equal ops. */
+static int class_get(const struct lade_model_graph *graph, int64_t i_layer)
+{
+  const bool is_windowed = lade_layer_class(graph, i_layer) == LADE_CLASS_WINDOWED_BLOCK;
+  if (!lade_layer_set_has(&graph->model.unrotated, i_layer))
+    return lade_layer_class(graph, i_layer);
+  return is_windowed ? LADE_CLASS_UNROTATED_WINDOWED_BLOCK : LADE_CLASS_UNROTATED_BLOCK;
+}
+
 int lade_build_block(struct lade_build *build, int64_t i_layer, int x)
 {
   const struct lade_model_graph *graph = build->graph;
   int first_param = graph->n_params, first_op = graph->n_ops - build->n_boundary_ops;
-  lade_build_unit(build, lade_layer_class(graph, i_layer), "h.%lld", (long long)i_layer);
+  lade_build_unit(build, class_get(graph, i_layer), "h.%lld", (long long)i_layer);
   if (graph->model.n_parallel_norms)
     x = parallel_build(build, i_layer, x);
   else

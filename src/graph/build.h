@@ -14,6 +14,7 @@ struct lade_build {
   const struct lade_kernels *kernels;
   int n_threads;
   float dropout;
+  bool has_documents;
   int unit;         /* that new objects belong to */
   int chunk;        /* that new units belong to */
   int n_skipped_params, n_skipped_ops; /* of the whole model's forward half, before this point, on other stages */
@@ -29,7 +30,9 @@ enum {
   LADE_CLASS_HEAD,
   LADE_CLASS_RECV,
   LADE_CLASS_SEND,
-  LADE_CLASS_WINDOWED_BLOCK
+  LADE_CLASS_WINDOWED_BLOCK,
+  LADE_CLASS_UNROTATED_BLOCK, /* without rotary positions in a family with them */
+  LADE_CLASS_UNROTATED_WINDOWED_BLOCK
 };
 
 /* The outputs of a forward op, one entry each; n_dims is 0 for an absent one. */

@@ -116,11 +116,13 @@ static void graph_fill(struct lade_model_graph *graph, struct lade_build *build)
 {
   const int64_t dims[] = {graph->batch, graph->seq_len};
   bool is_first = graph->share.pp_rank == 0, is_last = graph->share.pp_rank == graph->share.pp - 1;
-  graph->tokens = graph->targets = graph->loss = -1;
+  graph->tokens = graph->targets = graph->first_keys = graph->loss = -1;
   if (is_first)
     graph->tokens = lade_build_tensor(build, LADE_TENSOR_TOKENS, LADE_I32, 2, dims, "tokens");
   if (is_last)
     graph->targets = lade_build_tensor(build, LADE_TENSOR_TARGETS, LADE_I32, 2, dims, "targets");
+  if (build->has_documents)
+    graph->first_keys = lade_build_tensor(build, LADE_TENSOR_FIRST_KEYS, LADE_I32, 2, dims, "first_keys");
   lade_build_stage(build);
   graph->n_fwd_ops = graph->n_ops;
   if (is_last)
@@ -135,8 +137,8 @@ int lade_model_graph_create(const struct lade_model_graph_params *params, struct
   if (rc < 0)
     return rc;
   struct lade_model_graph *graph = calloc(1, sizeof(*graph));
-  struct lade_build build = {
-      .graph = graph, .kernels = params->kernels, .n_threads = params->n_threads, .dropout = params->dropout};
+  struct lade_build build = {.graph = graph, .kernels = params->kernels, .n_threads = params->n_threads,
+                             .dropout = params->dropout, .has_documents = params->has_documents};
   if (!graph)
     return lade_error_set(error, -ENOMEM, "out of memory building the graph of %s", params->model->name);
   graph->model = *params->model;

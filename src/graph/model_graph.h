@@ -170,6 +170,7 @@ int lade_piece_layers(const struct lade_model *model, int64_t seq_len, int n_pie
 enum lade_tensor_kind {
   LADE_TENSOR_TOKENS,     /* i32 [B,T], written from the data before the microbatch */
   LADE_TENSOR_TARGETS,    /* i32 [B,T] */
+  LADE_TENSOR_FIRST_KEYS, /* i32 [B,T], likewise: the first key that each row may see (struct lade_score_form) */
   LADE_TENSOR_PARAM,      /* the working copy, dtype D */
   LADE_TENSOR_GRAD,       /* of a parameter, A; accumulates */
   LADE_TENSOR_ACTIVATION, /* D, or A for statistics; forward and backward values alike */
@@ -184,7 +185,7 @@ struct lade_tensor {
   int64_t dims[4];
   uint64_t bytes;
   int unit;     /* its producer's, or a parameter's own */
-  int producer; /* op; -1 for tokens, targets, parameters; a gradient's first writer */
+  int producer; /* op; -1 for data and parameters; a gradient's first writer */
   int param;    /* of PARAM and GRAD; else -1 */
 };
 
@@ -332,6 +333,7 @@ struct lade_model_graph {
   struct lade_op *ops;       /* forward, then backward */
   struct lade_unit *units;   /* in forward order */
   int tokens, targets, loss; /* tensors; -1 on a stage without the embedding, without the head */
+  int first_keys;            /* tensor; -1: documents are not masked */
 };
 
 struct lade_model_graph_params {
@@ -345,6 +347,7 @@ struct lade_model_graph_params {
   enum lade_moments moments;
   enum lade_master master; /* other than EXACT for BF16 only */
   enum lade_dtype grad_dtype; /* F32 (that is, A), or BF16: complete gradients are rounded once; not with F64 */
+  bool has_documents;         /* attention takes first keys, which the data give */
   struct lade_share share;
 };
 
@@ -357,6 +360,12 @@ void lade_model_graph_destroy(struct lade_model_graph *graph);
 static inline bool lade_model_graph_rounds(const struct lade_model_graph *graph)
 {
   return graph->grad_dtype != graph->accumulator;
+}
+
+/* True for tokens, targets and first keys, which are written before a microbatch and never change in a step. */
+static inline bool lade_tensor_is_data(const struct lade_tensor *tensor)
+{
+  return tensor->kind <= LADE_TENSOR_FIRST_KEYS;
 }
 
 /* Inputs of binding an op to memory: one address per operand (0 for an absent one). */

@@ -125,7 +125,11 @@ static void tensor_fill(const struct op_probe *probe, const struct op_group *gro
   const struct lade_tensor *what = &probe->graph->tensors[tensor];
   void *at = probe->gpu ? probe->filled.at + group->place[tensor] - 1 : tensor_at(probe, group, tensor);
   float low = -0.03f, high = 0.03f;
-  if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS) {
+  if (what->kind == LADE_TENSOR_FIRST_KEYS) { /* one document: the most work */
+    memset(at, 0, what->bytes);
+    return;
+  }
+  if (lade_tensor_is_data(what)) {
     tokens_fill(at, what->bytes, probe->graph->model.vocabulary);
     return;
   }

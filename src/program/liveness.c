@@ -127,7 +127,7 @@ static enum lade_space gap_space(const struct cutter *c, int tensor, int from_po
 static enum lade_space state_tier_space(const struct cutter *c, int tensor)
 {
   const struct lade_tensor *what = &c->graph->tensors[tensor];
-  if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS)
+  if (lade_tensor_is_data(what))
     return LADE_HOST;
   if (what->kind == LADE_TENSOR_PARAM)
     return plan_is_gathered(c->params, what->param)

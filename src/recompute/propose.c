@@ -327,8 +327,7 @@ struct lade_queue_times lade_solver_price(lade_solver *s, struct lade_residency 
     return added;
   }
   if (change->to != LADE_RESIDENCY_RECOMPUTE) {
-    bool is_clean = tensor->kind == LADE_TENSOR_PARAM || tensor->kind == LADE_TENSOR_TOKENS ||
-                    tensor->kind == LADE_TENSOR_TARGETS;
+    bool is_clean = tensor->kind == LADE_TENSOR_PARAM || lade_tensor_is_data(tensor);
     bool is_block = tensor->kind == LADE_TENSOR_GRAD && change->kind == LADE_CHANGE_SAVED;
     const double bytes = (double)tensor->bytes / (is_block ? s->unit_costs->n_grad_shards : 1);
     round_trip_add(s, change->to == LADE_RESIDENCY_STORE, m * bytes, !is_clean, true, &added);

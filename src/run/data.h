@@ -48,6 +48,7 @@ struct lade_data_info {
   int64_t n_train_batches; /* of one sequential pass */
   int64_t n_valid_batches; /* sequential; 0 without validation data */
   bool is_text;
+  int32_t separator;       /* the token that ends a document; -1: the files name none */
   uint64_t key;            /* of the training tokens, sampled: another key, other tokens; never 0 */
   uint64_t valid_key;      /* of the validation tokens, the same way; none have one as well */
 };

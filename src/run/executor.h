@@ -62,12 +62,13 @@ int lade_executor_meet(lade_executor *executor, struct lade_error *error);
 void lade_executor_destroy(lade_executor *executor);
 
 /*
- * Return the memory for the tokens and targets [B,T] of a microbatch, which the caller fills before a step. Valid until
- * destroy. NULL on a dry device, and on a stage that does not read them: the first stage reads tokens, the last one
- * targets.
+ * Return the memory for the tokens, targets and first keys [B,T] of a microbatch, which the caller fills before a step.
+ * Valid until destroy. NULL on a dry device, and on a stage that does not read them: the first stage reads tokens, the
+ * last one targets, and all stages read first keys if the graph has them.
  */
 int32_t *lade_executor_tokens(lade_executor *executor, int microbatch);
 int32_t *lade_executor_targets(lade_executor *executor, int microbatch);
+int32_t *lade_executor_first_keys(lade_executor *executor, int microbatch);
 
 struct lade_step_result {
   double loss; /* mean over data parallel ranks and microbatches, summed in their order; 0 on a stage without the head

@@ -36,6 +36,8 @@ struct lade_session_params {
   int n_valid;
   double valid_fraction;
   enum lade_data_order order;
+  bool mask_documents;                 /* no token sees a document before its own */
+  int64_t separator;                   /* the token that ends a document; -1: the one that the files name */
   lade_batch_fn *batch_fn;             /* makes every batch in place of files; NULL: files */
   void *batch_user;
   int64_t n_valid_batches;             /* batches that batch_fn can make for validation */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Attention at every level compared with the plain one in double: grouped heads, lengths on both sides of a block, any
- * head dimension, dropout, and the same bits for any number of threads.
+ * head dimension, dropout, every form of scores (scale, soft cap, window, documents, sinks), and the same bits for any
+ * number of threads.
  */
 #include "exact.h"
 
@@ -19,7 +20,40 @@ struct problem {
   struct lade_attention_fwd_args fwd, fwd_exact;
   struct lade_attention_bwd_args bwd, bwd_exact;
   int64_t n_qkv, n_out, n_lse;
+  int32_t *first_keys;
+  void *sinks, *sinks_exact;
 };
+
+/* What a form of scores consists of; all zero: plain causal attention. */
+struct form {
+  float scale, softcap;
+  int64_t window, document; /* document: the length of each; 0: no masks of documents */
+  bool has_sinks;
+};
+
+/* Add the form to all arguments of @problem. */
+static void form_set(struct problem *problem, struct form form)
+{
+  const struct lade_attention_fwd_args *fwd = &problem->fwd;
+  struct lade_score_form own = {.scale = form.scale, .softcap = form.softcap, .window = form.window}, exact;
+  if (form.document) {
+    problem->first_keys = memory_make((size_t)(fwd->batch * fwd->seq_len) * sizeof(int32_t));
+    for (int64_t b = 0; b < fwd->batch; b++) /* documents of other sequences begin elsewhere */
+      for (int64_t i = 0; i < fwd->seq_len; i++)
+        problem->first_keys[b * fwd->seq_len + i] = (int32_t)LADE_MAX((i + b) / form.document * form.document - b, 0);
+    own.first_keys = problem->first_keys;
+  }
+  exact = own;
+  if (form.has_sinks) {
+    problem->sinks = operand_make(fwd->dtype, RANDOM, 3, fwd->heads, &problem->sinks_exact);
+    own.sinks = problem->sinks;
+    exact.sinks = problem->sinks_exact;
+    problem->bwd.d_sinks = memory_make((size_t)fwd->heads * sizeof(float));
+    problem->bwd_exact.d_sinks = memory_make((size_t)fwd->heads * sizeof(double));
+  }
+  problem->fwd.form = problem->bwd.form = own;
+  problem->fwd_exact.form = problem->bwd_exact.form = exact;
+}
 
 static struct problem problem_make(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values)
 {
@@ -64,6 +98,11 @@ static void problem_free(struct problem *problem)
   free(problem->bwd.d_qkv);
   free((void *)problem->bwd_exact.d_out);
   free(problem->bwd_exact.d_qkv);
+  free(problem->bwd.d_sinks);
+  free(problem->bwd_exact.d_sinks);
+  free(problem->first_keys);
+  free(problem->sinks);
+  free(problem->sinks_exact);
 }
 
 static void run(struct problem *problem, const struct lade_kernels *kernels, bool has_bwd, int n_threads)
@@ -90,13 +129,15 @@ static void compare(const char *what, const char *variant, const struct problem 
              (long)problem->fwd.heads, (long)problem->fwd.n_kv_heads, (long)problem->fwd.head_dim, error, norm, bound);
 }
 
-static void problem_check(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values)
+static void form_check(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values,
+                       struct form form)
 {
   struct lade_kernels levels[LEVELS];
   if (!is_small(size))
     return;
   int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
   struct problem problem = problem_make(dtype, size, drop, values);
+  form_set(&problem, form);
   kernel_call(&levels[0], LADE_K_ATTENTION_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
   kernel_call(&levels[0], LADE_K_ATTENTION_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
   size_t out_bytes = (size_t)problem.n_out * lade_dtype_bytes(dtype);
@@ -114,6 +155,8 @@ static void problem_check(enum lade_dtype dtype, struct size size, struct lade_d
     compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, problem.n_lse);
     if (has_bwd)
       compare("d_qkv", variant, &problem, dtype, problem.bwd.d_qkv, problem.bwd_exact.d_qkv, problem.n_qkv);
+    if (has_bwd && form.has_sinks)
+      compare("d_sinks", variant, &problem, LADE_F32, problem.bwd.d_sinks, problem.bwd_exact.d_sinks, size.heads);
     for (int n_threads = 2; n_threads <= 5; n_threads += 3) {
       run(&problem, &levels[level], has_bwd, n_threads);
       assert_memory_equal(out, problem.fwd.out, out_bytes);
@@ -123,6 +166,11 @@ static void problem_check(enum lade_dtype dtype, struct size size, struct lade_d
   free(out);
   free(d_qkv);
   problem_free(&problem);
+}
+
+static void problem_check(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values)
+{
+  form_check(dtype, size, drop, values, (struct form){0});
 }
 
 static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
@@ -218,6 +266,65 @@ static void equal_scores_of_any_size_are_right(void **state)
     problem_check(LADE_BF16, (struct size){1, 130, 2, 1, 64}, (struct lade_drop){0}, (enum values)values);
 }
 
+/* Each part of a form alone, on lengths at which windows begin inside of blocks, and all parts together. */
+static void every_form_of_scores_is_right(void **state)
+{
+  const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
+  const struct form forms[] = {
+      {.scale = 0.4f}, {.softcap = 2}, {.window = 1}, {.window = 37}, {.window = 150}, {.document = 41},
+      {.has_sinks = true}, {.scale = 0.4f, .softcap = 3, .window = 50, .document = 70, .has_sinks = true}};
+  const struct size form_sizes[] = {{1, 1, 1, 1, 1}, {2, 97, 4, 2, 33}, {1, 200, 2, 1, 64}, {2, 301, 1, 1, 16}};
+  for (size_t f = 0; f < LADE_COUNT(forms); f++)
+    for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
+      for (size_t s = 0; s < LADE_COUNT(form_sizes); s++)
+        form_check(dtypes[d], form_sizes[s], f % 2 ? drop : (struct lade_drop){0}, RANDOM, forms[f]);
+  form_check(LADE_BF16, (struct size){1, 160, 2, 1, 128}, drop, RANDOM, forms[LADE_COUNT(forms) - 1]);
+  form_check(LADE_F16, (struct size){1, 160, 1, 1, 128}, (struct lade_drop){0}, RANDOM, forms[LADE_COUNT(forms) - 1]);
+}
+
+/* A window of the whole length, documents that never begin and a scale of 1 / sqrt(D) change no bit. */
+static void a_form_that_hides_nothing_changes_no_bit(void **state)
+{
+  const struct size size = {1, 301, 2, 1, 16};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
+  for (int level = 0; level < n_levels; level++) {
+    struct problem problem = problem_make(LADE_F32, size, (struct lade_drop){0}, RANDOM);
+    size_t out_bytes = (size_t)problem.n_out * sizeof(float), d_qkv_bytes = (size_t)problem.n_qkv * sizeof(float);
+    void *out = memory_make(out_bytes), *d_qkv = memory_make(d_qkv_bytes);
+    run(&problem, &levels[level], true, 1);
+    memcpy(out, problem.fwd.out, out_bytes);
+    memcpy(d_qkv, problem.bwd.d_qkv, d_qkv_bytes);
+    form_set(&problem, (struct form){.scale = 0.25f, .window = size.seq_len, .document = size.seq_len});
+    run(&problem, &levels[level], true, 1);
+    assert_memory_equal(out, problem.fwd.out, out_bytes);
+    assert_memory_equal(d_qkv, problem.bwd.d_qkv, d_qkv_bytes);
+    free(out);
+    free(d_qkv);
+    problem_free(&problem);
+  }
+}
+
+/* Microbatches add to a sink's gradient; the first one replaces what was there. */
+static void gradients_of_sinks_accumulate(void **state)
+{
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_ATTENTION_BWD, levels);
+  for (int level = 0; level < n_levels; level++) {
+    struct problem problem = problem_make(LADE_F32, (struct size){2, 50, 2, 1, 16}, (struct lade_drop){0}, RANDOM);
+    form_set(&problem, (struct form){.has_sinks = true});
+    float *d_sinks = problem.bwd.d_sinks;
+    d_sinks[0] = d_sinks[1] = 77;
+    run(&problem, &levels[level], true, 2);
+    const float once[] = {d_sinks[0], d_sinks[1]};
+    problem.bwd.accumulate_sinks = true;
+    run(&problem, &levels[level], true, 2);
+    for (int h = 0; h < 2; h++)
+      assert_true(d_sinks[h] == 2 * once[h] && fabsf(once[h]) < 7 && once[h] != 0);
+    problem_free(&problem);
+  }
+}
+
 int main(void)
 {
   printf("seed %d\n", SEED);
@@ -228,6 +335,9 @@ int main(void)
       cmocka_unit_test(tiles_take_turns),
       cmocka_unit_test(part_of_the_heads_draws_as_all_do),
       cmocka_unit_test(equal_scores_of_any_size_are_right),
+      cmocka_unit_test(every_form_of_scores_is_right),
+      cmocka_unit_test(a_form_that_hides_nothing_changes_no_bit),
+      cmocka_unit_test(gradients_of_sinks_accumulate),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

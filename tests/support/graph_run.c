@@ -13,6 +13,8 @@
 #include "base/float.h"
 #include "base/philox.h"
 
+#define SEPARATORS 6
+
 /* Allocate memory with the alignment of kernels, poisoned. */
 static void *memory_make(uint64_t bytes)
 {
@@ -26,7 +28,7 @@ static void *memory_make(uint64_t bytes)
 void graph_run_init(struct graph_run *run, const struct lade_model_graph *graph, const struct lade_kernels *kernels,
                     lade_pool *pool)
 {
-  *run = (struct graph_run){.graph = graph, .kernels = kernels, .pool = pool};
+  *run = (struct graph_run){.graph = graph, .kernels = kernels, .pool = pool, .separators = SEPARATORS};
   run->step = (struct lade_step){.seed = 42, .step = 3, .loss_scale = 1};
   run->memory = calloc((size_t)graph->n_tensors, sizeof(*run->memory));
   run->is_written = calloc((size_t)graph->n_tensors, sizeof(*run->is_written));
@@ -134,6 +136,11 @@ void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t 
     memcpy(run->memory[graph->tokens], tokens + first, graph->tensors[graph->tokens].bytes);
   if (graph->targets >= 0)
     memcpy(run->memory[graph->targets], targets + first, graph->tensors[graph->targets].bytes);
+  for (int64_t i = 0, key = 0; graph->first_keys >= 0 && i < graph->batch * graph->seq_len; i++) {
+    key = i % graph->seq_len == 0 ? 0 : key;
+    ((int32_t *)run->memory[graph->first_keys])[i] = (int32_t)key;
+    key = tokens[first + i] % run->separators == 0 ? i % graph->seq_len + 1 : key;
+  }
 }
 
 double graph_run_step(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int n_microbatches,

@@ -16,6 +16,7 @@ struct graph_run {
   void **memory; /* of each tensor; all bytes 0xff (NaN) until written */
   void *workspace;
   bool *is_written; /* of each gradient, in this step */
+  int separators; /* of masked documents: tokens that are a multiple of it end one */
   void *boundary; /* the caller's buffer: SEND copies to it, RECV copies from it */
 };
 
@@ -35,7 +36,10 @@ int64_t graph_run_elements(const struct graph_run *run, int tensor);
  */
 void graph_run_randomize(struct graph_run *run, uint64_t seed, double std);
 
-/* Copy in tokens and targets of @microbatch of [n_microbatches][B*T], as far as this stage has them. */
+/*
+ * Copy in tokens and targets of @microbatch of [n_microbatches][B*T], and derive first keys, as far as this stage has
+ * them.
+ */
 void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int microbatch);
 
 /* Run one op. */

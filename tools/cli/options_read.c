@@ -354,6 +354,8 @@ static void session_fill(struct options *options)
   session->n_valid = options->valid.n;
   if (!option_is_set(options, "min-lr"))
     session->min_lr = session->lr / 10;
+  if (!option_is_set(options, "separator"))
+    session->separator = -1;
   session->is_dry = options->device == DEVICE_DRY;
   session->or_host = options->device == DEVICE_AUTO;
   session->is_gpu = session->or_host || options->device >= DEVICE_CUDA;

@@ -9,6 +9,10 @@
  * Backward uses no atomics: one kernel goes over keys for dq, another over queries (of all heads of a group, in order)
  * for dk and dv, and both recompute the probabilities from lse; delta = dout . out (appendix B.4 there) is made first.
  *
+ * Every form of scores (struct lade_score_form) is here. Tiles wholly before the first key that a block's queries see are
+ * skipped, as are those past the last query that sees a block's keys. A sink is a key with the value zero before all
+ * others; its gradient, -sum exp(sink - lse) delta, is made by a block of threads for each head, in one order.
+ *
  * Moves q, k, v, out once and k, v again for each 16 queries, out of L2. Bound: F32 arithmetic, 2 T^2 D operations a
  * head forward, and 7 T^2 D backward (two kernels make scores and their gradients twice).
  */
@@ -79,6 +83,18 @@ static __device__ inline void columns_put(const struct block_shape &s, const flo
       put(to + lane + 32 * u, sum[u] * factor);
 }
 
+/* Return the score of a pair whose product is @qk; *ret_slope: its derivative by the product. */
+static __device__ inline float score_get(const struct block_shape &s, float softcap, float qk, float *ret_slope)
+{
+  float score = s.scale * qk, t;
+  *ret_slope = s.scale;
+  if (softcap == 0)
+    return score;
+  t = tanhf(score / softcap);
+  *ret_slope = s.scale * (1 - t * t);
+  return softcap * t;
+}
+
 /* ---- forward ---- */
 
 /* A query in progress: the state of online softmax, and the sum of values so far. */
@@ -87,11 +103,16 @@ struct query {
   float out[COLUMNS];
 };
 
-/* Process 32 keys: this lane's score, the running maximum and sum, and its weight for the values to come. */
-static __device__ inline void query_meet(const struct block_shape &s, struct query &query, const float *q,
-                                         const float *keys, bool is_valid, float keep)
+/*
+ * Process 32 keys, of which the query sees one at least: this lane's score, the running maximum and sum, and its weight
+ * for the values to come.
+ */
+static __device__ inline void query_meet(const struct block_shape &s, float softcap, struct query &query,
+                                         const float *q, const float *keys, bool is_valid, float keep)
 {
-  float score = is_valid ? s.scale * dot(s, q, keys + threadIdx.x % 32 * stride_get(s)) : -INFINITY;
+  float slope, score = -INFINITY;
+  if (is_valid)
+    score = score_get(s, softcap, dot(s, q, keys + threadIdx.x % 32 * stride_get(s)), &slope);
   float max = fmaxf(query.max, warp_max(score)), correction = expf(query.max - max);
   float p = is_valid ? expf(score - max) : 0.0f;
   query.sum = query.sum * correction + warp_sum(p);
@@ -99,6 +120,12 @@ static __device__ inline void query_meet(const struct block_shape &s, struct que
   query.weight = p * keep;
   for (int u = 0; u < COLUMNS; u++)
     query.out[u] *= correction;
+}
+
+/* True if query @i sees a key of the tile from @j0 on. */
+static __device__ inline bool is_met(const struct block_shape &s, int64_t i, int64_t j0)
+{
+  return i < s.seq_len && j0 <= i && j0 + TILE > first_key_at(s, i);
 }
 
 template <class T>
@@ -114,22 +141,25 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
   struct query queries[FWD_ROWS];
 #pragma unroll
   for (int r = 0; r < FWD_ROWS; r++) {
-    queries[r].max = -INFINITY;
-    queries[r].sum = 0;
+    queries[r].max = a.form.sinks ? get(((const T *)a.form.sinks)[s.h]) : -INFINITY;
+    queries[r].sum = a.form.sinks ? 1 : 0;
     for (int u = 0; u < COLUMNS; u++)
       queries[r].out[u] = 0;
   }
   rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_FWD_ROWS, own);
-  for (int64_t j0 = 0; j0 < first + LADE_CUDA_ATTENTION_FWD_ROWS && j0 < s.seq_len; j0 += TILE) {
+  int64_t j0 = first_key_at(s, first) / TILE * TILE;
+  for (; j0 < first + LADE_CUDA_ATTENTION_FWD_ROWS && j0 < s.seq_len; j0 += TILE) {
     __syncthreads();
     rows_load(s, k, s.row_elements, j0, TILE, tile);
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < FWD_ROWS; r++) {
       int64_t i = first + warp * FWD_ROWS + r, j = j0 + lane;
-      if (i < s.seq_len && j0 <= i)
-        query_meet(s, queries[r], own + (warp * FWD_ROWS + r) * stride_get(s), tile, j <= i,
-                   j <= i ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f);
+      if (!is_met(s, i, j0))
+        continue;
+      bool is_seen = j <= i && j >= first_key_at(s, i);
+      query_meet(s, a.form.softcap, queries[r], own + (warp * FWD_ROWS + r) * stride_get(s), tile, is_seen,
+                 is_seen ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f);
     }
     __syncthreads();
     rows_load(s, v, s.row_elements, j0, TILE, tile);
@@ -137,7 +167,7 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
 #pragma unroll
     for (int r = 0; r < FWD_ROWS; r++) {
       int64_t i = first + warp * FWD_ROWS + r;
-      if (i < s.seq_len && j0 <= i)
+      if (is_met(s, i, j0))
         weighted_add(s, queries[r].weight, tile, weights, queries[r].out);
     }
   }
@@ -183,12 +213,13 @@ static __device__ inline struct score_pair pair_get(const struct block_shape &s,
                                                     float qk, float dout_v)
 {
   struct score_pair pair = {0, 0};
-  if (i >= s.seq_len || j > i)
+  if (i >= s.seq_len || j > i || j < first_key_at(s, i))
     return pair;
   int64_t at = query_at(s, h, i);
-  float p = expf(s.scale * qk - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, h, i, j);
+  float slope, score = score_get(s, a.form.softcap, qk, &slope);
+  float p = expf(score - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, h, i, j);
   pair.p = p * keep;
-  pair.ds = p * (keep * dout_v - ((const float *)a.workspace)[at]) * s.scale;
+  pair.ds = p * (keep * dout_v - ((const float *)a.workspace)[at]) * slope;
   return pair;
 }
 
@@ -207,7 +238,8 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
   rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_q);
   rows_load(s, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * s.head_dim, first, LADE_CUDA_ATTENTION_BWD_ROWS,
             own_dout);
-  for (int64_t j0 = 0; j0 < first + LADE_CUDA_ATTENTION_BWD_ROWS && j0 < s.seq_len; j0 += TILE) {
+  int64_t j0 = first_key_at(s, first) / TILE * TILE;
+  for (; j0 < first + LADE_CUDA_ATTENTION_BWD_ROWS && j0 < s.seq_len; j0 += TILE) {
     __syncthreads();
     rows_load(s, k, s.row_elements, j0, TILE, keys);
     rows_load(s, v, s.row_elements, j0, TILE, values);
@@ -241,6 +273,8 @@ static __device__ inline void queries_meet(const struct block_shape &s, const st
   float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *douts = queries + TILE * stride_get(s);
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   for (int64_t i0 = first / TILE * TILE; i0 < s.seq_len; i0 += TILE) {
+    if (first_key_at(s, i0) >= first + LADE_CUDA_ATTENTION_BWD_ROWS)
+      break; /* nor do later queries see this block's keys */
     __syncthreads();
     rows_load(s, (const T *)a.qkv + qkv_at(s, h, 0), s.row_elements, i0, TILE, queries);
     rows_load(s, (const T *)a.d_out + out_at(s, h, 0), s.heads * s.head_dim, i0, TILE, douts);
@@ -282,3 +316,31 @@ static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a,
   }
 }
 LADE_KERNEL_OF_DTYPES(attention_dkv, lade_attention_bwd_args)
+
+/*
+ * Set d_sinks[h] (+)= -sum exp(sink - lse) delta over the queries of all sequences. A block has a head, and a thread
+ * every blockDim.x-th query.
+ */
+template <class T>
+static __device__ void attention_sinks_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, sums);
+  const int64_t h = blockIdx.x;
+  const float sink = get(((const T *)a.form.sinks)[h]);
+  float sum = 0;
+  for (int64_t n = threadIdx.x; n < a.batch * a.seq_len; n += blockDim.x) {
+    int64_t at = (n / a.seq_len * a.heads + h) * a.seq_len + n % a.seq_len;
+    sum -= expf(sink - ((const float *)a.lse)[at]) * ((const float *)a.workspace)[at];
+  }
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0)
+    sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0)
+    return;
+  sum = 0;
+  for (unsigned warp = 0; warp < blockDim.x / 32; warp++)
+    sum += sums[warp];
+  ((float *)a.d_sinks)[h] = a.accumulate_sinks ? ((const float *)a.d_sinks)[h] + sum : sum;
+}
+LADE_KERNEL_OF_DTYPES(attention_sinks, lade_attention_bwd_args)

@@ -4,8 +4,9 @@
  *
  * The attention is chosen for a table, forward and backward each. It is plain kernels; or mma.sync, which every
  * supported GPU has, with the shared memory requested here; or wgmma, on sm_90 alone. The chosen one computes heads of
- * 64 and 128 in 16 bits, plain kernels all others: within a table shape and type alone decide. The names of variants,
- * and so the key of the numbers, distinguish tables.
+ * 64 and 128 in 16 bits, plain kernels all others. wgmma has no windows, soft caps, sinks and first keys, which mma.sync
+ * computes in its place. Within a table shape, type and form alone decide. The names of variants, and so the key of the
+ * numbers, distinguish tables.
  */
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
@@ -18,6 +19,11 @@
 bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
 {
   return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
+}
+
+bool lade_cuda_attention_has_form(const struct lade_score_form *form)
+{
+  return form->softcap > 0 || form->window || form->first_keys || form->sinks;
 }
 
 struct lade_attention_most lade_cuda_attention_most(void)
@@ -70,6 +76,15 @@ static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
                                      n_rows + LADE_CUDA_ATTENTION_TILE));
 }
 
+/* Return the function for heads of @head_dim and this form, beside @of_64, which has heads of 64 and no form. */
+static enum lade_cuda_function mma_function(enum lade_cuda_function of_64, int64_t head_dim,
+                                            const struct lade_score_form *form)
+{
+  const int form_step = LADE_CUDA_ATTENTION_MMA_FORM_FWD_64 - LADE_CUDA_ATTENTION_MMA_FWD_64;
+  return (enum lade_cuda_function)((int)of_64 + (head_dim == 64 ? 0 : 1) +
+                                   (lade_cuda_attention_has_form(form) ? form_step : 0));
+}
+
 static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
@@ -79,7 +94,7 @@ static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
   int n_rows = LADE_CUDA_MMA_FWD_ROWS(a->head_dim), n_shared = n_rows + 4 * LADE_CUDA_MMA_FWD_TILE(a->head_dim);
-  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_MMA_FWD_64 : LADE_CUDA_ATTENTION_MMA_FWD_128,
+  lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_FWD_64, a->head_dim, &a->form),
                         a->dtype, heads_launch(a, a->batch, a->seq_len, a->heads, n_rows,
                                                mma_bytes(a->seq_len, a->head_dim, n_shared)));
 }
@@ -102,6 +117,10 @@ static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
     plain_fwd(ctx, args);
     return;
   }
+  if (lade_cuda_attention_has_form(&a->form)) {
+    mma_fwd(ctx, args);
+    return;
+  }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
   size_t shared_bytes = mma_bytes(a->seq_len, a->head_dim, LADE_CUDA_WGMMA_ROWS + 4 * LADE_CUDA_WGMMA_TILE);
   lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
@@ -117,6 +136,15 @@ static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_at
                         (struct lade_cuda_launch){.grid = {n_blocks}, .args = a});
 }
 
+/* Launch the gradient of sinks, the last kernel of a backward that has them. */
+static void sinks_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
+{
+  if (a->form.sinks)
+    lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_SINKS, a->dtype,
+                          (struct lade_cuda_launch){.grid = {(unsigned)a->heads}, .args = a,
+                                                    .shared_bytes = LADE_CUDA_THREADS / 32 * sizeof(float)});
+}
+
 static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
@@ -126,6 +154,7 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                         plain_launch(a, a->batch, a->seq_len, a->heads, a->head_dim, n_rows, n_shared));
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
                         plain_launch(a, a->batch, a->seq_len, a->n_kv_heads, a->head_dim, n_rows, n_shared));
+  sinks_launch(ctx, a);
 }
 
 static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -136,16 +165,16 @@ static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
     return;
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
-  bool is_64 = a->head_dim == 64;
   int q_rows = LADE_CUDA_MMA_DQ_ROWS(a->head_dim), q_tile = LADE_CUDA_MMA_DQ_TILE(a->head_dim);
   int k_rows = LADE_CUDA_MMA_DKV_ROWS(a->head_dim), k_tile = LADE_CUDA_MMA_DKV_TILE(a->head_dim);
   size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, 2 * q_rows + 4 * q_tile);
   size_t k_bytes = mma_bytes(a->seq_len, a->head_dim, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
   delta_launch(ctx, a);
-  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_MMA_DQ_64 : LADE_CUDA_ATTENTION_MMA_DQ_128, a->dtype,
+  lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DQ_64, a->head_dim, &a->form), a->dtype,
                         heads_launch(a, a->batch, a->seq_len, a->heads, q_rows, q_bytes));
-  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_MMA_DKV_64 : LADE_CUDA_ATTENTION_MMA_DKV_128, a->dtype,
+  lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DKV_64, a->head_dim, &a->form), a->dtype,
                         heads_launch(a, a->batch, a->seq_len, a->n_kv_heads, k_rows, k_bytes));
+  sinks_launch(ctx, a);
 }
 
 static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -153,6 +182,10 @@ static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   const struct lade_attention_bwd_args *a = args;
   if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
     plain_bwd(ctx, args);
+    return;
+  }
+  if (lade_cuda_attention_has_form(&a->form)) {
+    mma_bwd(ctx, args);
     return;
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);

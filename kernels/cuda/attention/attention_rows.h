@@ -9,6 +9,8 @@
 #include "kernels/cuda/attention/attention_shape.h"
 #include "kernels/cuda/mma.h"
 
+#define LOWEST -1e30f /* times log2 e it is finite, and below every score */
+
 static __device__ inline int warp_get(void)
 {
   return (int)threadIdx.x / 32;
@@ -46,6 +48,52 @@ static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float v
         if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
           c[m][n][e] = value;
       }
+}
+
+/*
+ * Set scores of keys before the first one that a query sees to @value. The warp's rows begin with @row and c's columns
+ * with @column.
+ */
+template <bool KEYS_ARE_ROWS, int M, int N>
+static __device__ inline void scores_hide(const struct block_shape &s, float (&c)[M][N][4], int row, int column)
+{
+  int last = (KEYS_ARE_ROWS ? column + 8 * N : row + 16 * M) - 1;
+  last = last < s.seq_len ? last : (int)s.seq_len - 1;
+  if (first_key_at(s, last) <= (KEYS_ARE_ROWS ? row : column))
+    return; /* all queries see all keys */
+#pragma unroll
+  for (int at = 0; at < M * N * 4; at++) {
+    const int m = at / 4 / N, n = at / 4 % N, e = at % 4;
+    const int r = row + fragment_row(m, e), k = column + fragment_column(n, e);
+    const int query = KEYS_ARE_ROWS ? k : r, key = KEYS_ARE_ROWS ? r : k;
+    if (query < s.seq_len && key < first_key_at(s, query))
+      c[m][n][e] = -INFINITY;
+  }
+}
+
+/* Turn products into capped scores, if there is a cap: c tanh(scale q k^T / c). */
+template <int M, int N>
+static __device__ inline void scores_cap(float (&c)[M][N][4], float scale, float softcap)
+{
+  if (softcap == 0)
+    return;
+  const float factor = 2 * LOG2_E * scale / softcap;
+#pragma unroll
+  for (int at = 0; at < M * N * 4; at++) {
+    float &score = c[at / 4 / N][at / 4 % N][at % 4];
+    score = softcap * (1 - 2 * ptx_reciprocal(1 + ptx_exp2(score * factor)));
+  }
+}
+
+/* A soft cap's slope: 1 - (score / cap)^2 of a capped score. */
+struct score_cap {
+  float inverse; /* 0: none */
+};
+
+static __device__ inline float cap_slope_get(const struct score_cap &cap, float score)
+{
+  const float t = cap.inverse > 0 ? fmaxf(-1.0f, score * cap.inverse) : 0.0f; /* hidden scores are -inf */
+  return fmaf(-t, t, 1.0f);
 }
 
 /* Return the elements of c that dropout keeps: bit (m N + n) 4 + e. A loop, because a draw has many instructions. */
@@ -96,6 +144,19 @@ template <int D, int M> static __device__ inline void queries_begin(struct queri
 #pragma unroll
   for (int at = 0; at < M * D / 2; at++)
     q.out[at / 4 / (D / 8)][at / 4 % (D / 8)][at % 4] = 0;
+}
+
+/*
+ * Begin with a sink: a key with this logit, in units of scores, and the value zero. Without one, the lowest finite
+ * maximum: a query may see none of a tile's keys, and the difference of two infinities is no number.
+ */
+template <int D, int M> static __device__ inline void queries_sink(struct queries<D, M> &q, bool has_sink, float sink)
+{
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+    q.max[i / 2][i % 2] = has_sink ? sink : LOWEST;
+    q.sum[i / 2][i % 2] = has_sink && lane_get() % 4 == 0 ? 1.0f : 0.0f; /* four lanes share a row's sum */
+  }
 }
 
 /*

@@ -24,6 +24,8 @@ struct block_shape {
   int64_t b, h;  /* the sequence, and the query head (of keys' kernels: the key head) */
   int64_t first; /* of this block's rows */
   float scale;
+  int64_t window;            /* struct lade_score_form's */
+  const int32_t *first_keys; /* of this sequence; NULL: none */
 };
 
 /* Make the shape for block @i_block of @n_rows rows, queries or keys, of head @h. */
@@ -41,8 +43,17 @@ static __device__ inline struct block_shape shape_get(const Args &a, int n_rows,
   shape.b = blockIdx.z;
   shape.h = h;
   shape.first = (int64_t)i_block * n_rows;
-  shape.scale = 1 / sqrtf((float)a.head_dim);
+  shape.scale = a.form.scale > 0 ? a.form.scale : 1 / sqrtf((float)a.head_dim);
+  shape.window = a.form.window;
+  shape.first_keys = a.form.first_keys ? a.form.first_keys + shape.b * shape.seq_len : NULL;
   return shape;
+}
+
+/* Return the first key that query @i, of this sequence, sees. It does not fall along i. */
+static __device__ inline int64_t first_key_at(const struct block_shape &s, int64_t i)
+{
+  int64_t first = s.window && i >= s.window ? i + 1 - s.window : 0;
+  return s.first_keys && s.first_keys[i] > first ? s.first_keys[i] : first;
 }
 
 /* Return the elements before head @head (query heads, then keys, then values) of row @i. */

@@ -2,12 +2,15 @@
 /*
  * Causal attention in the flash manner on packed tiles (Dao et al. 2022, 2023).
  *
- * Queries and keys are cut into blocks; pairs above the diagonal are skipped in units of a micro-tile.
+ * Queries and keys are cut into blocks; pairs above the diagonal are skipped in units of a micro-tile. With windows or
+ * documents, keys before the first one that a query sees are skipped too: in forward in units of SKIP keys for every mr
+ * queries, in backward in blocks. So the time is in proportion to the window. The rest is masked.
  *
  * Forward, one task per (sequence, head, block of queries), the longest first. For each block of keys, K and V are
  * packed once. Then mr queries at a time make their scores, and the online softmax turns them into probabilities
  * (rounded to the level's product type). The queries' output in FP32 is scaled to the new maximum, and the
- * probabilities times V are added. At the end the output is divided by the sum.
+ * probabilities times V are added. At the end the output is divided by the sum. A sink is a key with the value zero
+ * before all others: a row's maximum and sum begin with it.
  *
  * Backward, one task per (sequence, key head): only it writes that head's dK and dV, so tasks share no sums. They are
  * summed in FP32 scratch over the group's query heads and their blocks in rising order; dQ of a block is complete when
@@ -25,18 +28,21 @@
 
 #include "base/base.h"
 #include "kernels/host/attention/attention_blocked.h"
+#include "kernels/host/attention/attention_form.h"
 #include "kernels/host/host.h"
 
 #define QUERIES LADE_ATTENTION_QUERIES
 #define KEYS_FWD LADE_ATTENTION_KEYS
 #define KEYS_BWD QUERIES /* equal, so that only pairs (i, i) touch the diagonal */
 #define MAX_MR LADE_ATTENTION_ROWS
+#define SKIP 32 /* keys: a multiple of every level's nr and group; a divisor of KEYS_FWD */
 
 struct attention_job {
   const struct lade_attention_level *level;
   const struct lade_matmul_cut *cut;
   const struct lade_step *step;
   const struct lade_drop *drop;
+  const struct lade_score_form *form;
   enum lade_dtype dtype;
   int64_t batch, seq_len, heads, n_kv_heads, group;
   int head_dim;
@@ -111,12 +117,12 @@ static int64_t panel_offset(const struct attention_job *job, int lane, int n_k, 
   return ((int64_t)lane * groups(job, n_k) + (int64_t)(k / job->cut->group) * job->cut->nr) * group_bytes;
 }
 
-/* Compute scores[mr][n_columns] = queries times @n_columns packed keys, in rows of @stride. */
-static void scores_make(const struct attention_job *job, struct lade_left q, const char *k, int n_columns,
+/* Compute scores[mr][first..n_columns) = queries times packed keys, in rows of @stride. */
+static void scores_make(const struct attention_job *job, struct lade_left q, const char *k, int first, int n_columns,
                         float *scores, int stride)
 {
   int nr = job->cut->nr;
-  for (int j = 0; j < n_columns; j += nr)
+  for (int j = first; j < n_columns; j += nr)
     job->level->matmul->micro(&(struct lade_micro_args){
         .a = q, .b = k + panel_offset(job, j, job->head_dim, 0), .n_groups = groups(job, job->head_dim),
         .out = LADE_F32, .c = scores + j, .c_stride = stride, .n_rows = job->cut->mr, .n_columns = nr});
@@ -193,6 +199,7 @@ static struct fwd_scratch fwd_scratch_carve(struct carver *carver, int64_t head_
 struct block_pair {
   int64_t b, h, q_first, k_first;
   int n_q, n_k;
+  bool is_first; /* of the block's pairs, in forward */
 };
 
 /* Return the keys of the pair's block that the mr queries from @i on can see. */
@@ -201,34 +208,78 @@ static int visible_keys(const struct attention_job *job, const struct block_pair
   return (int)LADE_MIN(pair->n_k, pair->q_first + i + job->cut->mr - pair->k_first);
 }
 
+/* Return the first key, of those of @b, that the query @i of the pair's block sees. */
+static int64_t pair_first_key(const struct attention_job *job, const struct block_pair *pair, int i)
+{
+  return first_key_get(job->form, job->seq_len, pair->b, pair->q_first + i);
+}
+
+/* True if rows may not see the first keys. */
+static bool has_first_keys(const struct attention_job *job)
+{
+  return job->form->window || job->form->first_keys;
+}
+
+/*
+ * Set n_hidden of the rows of @ret_rows, which begin with query @i of the pair: as many of their columns as come before
+ * the first key that they see. @n_hidden has room for MAX_MR.
+ */
+static void hidden_set(const struct attention_job *job, const struct block_pair *pair, int i, int first_column,
+                       int *n_hidden, struct lade_score_rows *ret_rows)
+{
+  if (!has_first_keys(job))
+    return;
+  for (int r = 0; r < ret_rows->n_rows; r++) {
+    const int64_t hidden = pair_first_key(job, pair, i + r) - pair->k_first - first_column;
+    n_hidden[r] = (int)LADE_MIN(LADE_MAX(hidden, 0), ret_rows->n_columns);
+  }
+  ret_rows->n_hidden = n_hidden;
+}
+
 static struct lade_score_rows score_rows(const struct attention_job *job, const struct block_pair *pair, int i,
                                          float *scores, int stride, int n_columns)
 {
   int64_t query = (pair->b * job->draw_heads + pair->h) * job->seq_len + pair->q_first + i; /* in the order of draws */
   return (struct lade_score_rows){.scores = scores, .stride = stride, .n_columns = n_columns, .scale = job->scale,
+                                  .softcap = job->form->softcap,
                                   .n_rows = LADE_MIN(job->cut->mr, pair->n_q - i),
                                   .first_visible = (int)(pair->q_first + i - pair->k_first) + 1,
                                   .drop = job->drop->drop_below ? job->drop : NULL, .step = job->step,
                                   .element = query * job->seq_len + pair->k_first, .element_stride = job->seq_len};
 }
 
+/* Leave out the first @n columns of the rows. */
+static void columns_drop(const struct attention_job *job, int n, struct lade_softmax_rows *rows)
+{
+  rows->rows.scores += n;
+  rows->rows.n_columns -= n;
+  rows->rows.first_visible -= n;
+  rows->rows.element += n;
+  rows->p = (char *)rows->p + (size_t)n * lade_dtype_bytes(job->level->p_dtype);
+}
+
 /* Process mr queries from @i on with the pair's keys. */
 static void fwd_panel(const struct attention_job *job, const struct fwd_scratch *scratch, const struct block_pair *pair,
                       const struct lade_left_block *q, int i)
 {
-  int visible = visible_keys(job, pair, i);
+  int visible = visible_keys(job, pair, i), n_hidden[MAX_MR];
+  int first = (int)LADE_MAX(pair_first_key(job, pair, i) - pair->k_first, 0) / SKIP * SKIP;
   float factor[MAX_MR], *sums = scratch->sums + (int64_t)i * job->n_column_tiles * job->cut->nr;
-  scores_make(job, lade_left_at(q, i, 0), scratch->k, visible, scratch->scores, KEYS_FWD);
+  if (first >= visible)
+    return;
+  scores_make(job, lade_left_at(q, i, 0), scratch->k, first, visible, scratch->scores, KEYS_FWD);
   struct lade_softmax_rows rows = {
       .rows = score_rows(job, pair, i, scratch->scores, KEYS_FWD, groups(job, visible) * job->cut->group),
       .max = scratch->max + i, .sum = scratch->sum + i, .factor = factor, .p = scratch->p};
+  columns_drop(job, first, &rows);
+  hidden_set(job, pair, i, first, n_hidden, &rows.rows);
   job->level->softmax(&rows);
-  if (pair->k_first)
+  if (!pair->is_first)
     sums_scale(job, sums, rows.rows.n_rows, factor);
   /* In place, all mr rows: rows past the last query make sums that are never stored. */
   struct lade_left_block p = {.level = job->level->matmul, .source = scratch->p, .stride = KEYS_FWD,
                               .n_rows = job->cut->mr, .n_in_place = job->cut->mr, .n_k = pair->n_k};
-  sums_add(job, &p, 0, scratch->v, 0, visible, sums);
+  sums_add(job, &p, 0, scratch->v, first, visible, sums);
 }
 
 static void fwd_finish(const struct attention_job *job, const struct fwd_scratch *scratch,
@@ -264,10 +315,11 @@ static void fwd_task(void *arg, int i_task, int i_thread)
   struct lade_left_block q = left_make(job, job->dtype, queries, job->row, true, pair.n_q, job->head_dim, scratch.q);
   memset(scratch.sums, 0, (size_t)(QUERIES * job->n_column_tiles * job->cut->nr) * sizeof(float));
   for (int i = 0; i < pair.n_q; i++) {
-    scratch.max[i] = -INFINITY;
-    scratch.sum[i] = 0;
+    scratch.max[i] = (float)sink_get(job->form, job->dtype, pair.h);
+    scratch.sum[i] = job->form->sinks ? 1 : 0;
   }
-  for (pair.k_first = 0; pair.k_first < end; pair.k_first += KEYS_FWD) {
+  pair.is_first = true;
+  for (pair.k_first = pair_first_key(job, &pair, 0) / SKIP * SKIP; pair.k_first < end; pair.k_first += KEYS_FWD) {
     pair.n_k = (int)LADE_MIN(KEYS_FWD, end - pair.k_first);
     const void *k = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot));
     const void *v = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot + job->n_kv_heads));
@@ -275,6 +327,7 @@ static void fwd_task(void *arg, int i_task, int i_thread)
     columns_pack(job, v, job->row, pair.n_k, scratch.v);
     for (int i = 0; i < pair.n_q; i += job->cut->mr)
       fwd_panel(job, &scratch, &pair, &q, i);
+    pair.is_first = false;
   }
   fwd_finish(job, &scratch, &pair);
   lade_matmul_leave(job->level->matmul);
@@ -321,13 +374,15 @@ static void bwd_scores(const struct attention_job *job, const struct blocked_bwd
   const float *lse = job->lse + (pair->b * job->heads + pair->h) * job->seq_len + pair->q_first;
   int64_t row_bytes = KEYS_BWD * (int64_t)lade_dtype_bytes(job->level->p_dtype);
   for (int i = 0; i < pair->n_q; i += mr) {
-    int visible = visible_keys(job, pair, i);
-    scores_make(job, lade_left_at(&scratch->q, i, 0), scratch->k_rows, visible, scratch->scores, KEYS_BWD);
-    scores_make(job, lade_left_at(&scratch->d_out, i, 0), scratch->v_rows, visible, scratch->d_p, KEYS_BWD);
-    job->level->gradient(&(struct lade_gradient_rows){
+    int visible = visible_keys(job, pair, i), n_hidden[MAX_MR];
+    scores_make(job, lade_left_at(&scratch->q, i, 0), scratch->k_rows, 0, visible, scratch->scores, KEYS_BWD);
+    scores_make(job, lade_left_at(&scratch->d_out, i, 0), scratch->v_rows, 0, visible, scratch->d_p, KEYS_BWD);
+    struct lade_gradient_rows rows = {
         .rows = score_rows(job, pair, i, scratch->scores, KEYS_BWD, pair->n_k), .d_p = scratch->d_p,
         .lse = lse + i, .delta = scratch->delta + i, .p = scratch->p + i * row_bytes,
-        .d_s = scratch->d_s + i * row_bytes});
+        .d_s = scratch->d_s + i * row_bytes};
+    hidden_set(job, pair, i, 0, n_hidden, &rows.rows);
+    job->level->gradient(&rows);
   }
 }
 
@@ -392,20 +447,37 @@ static void gradient_store(const struct attention_job *job, const float *sums, i
                (void *)element_at(job, job->bwd->d_qkv, qkv_index(job, b, first + i, slot)), job->row);
 }
 
-/* Process one query head: adds to d_k and d_v, finishes d_q. */
+/* Return the part of a block of queries in the gradient of its head's sink. */
+static double bwd_sink(const struct attention_job *job, const struct blocked_bwd_scratch *scratch,
+                       const struct block_pair *pair)
+{
+  const float *lse = job->lse + (pair->b * job->heads + pair->h) * job->seq_len + pair->q_first;
+  const double sink = sink_get(job->form, job->dtype, pair->h);
+  double sum = 0;
+  for (int i = 0; i < pair->n_q && job->form->sinks; i++)
+    sum -= exp(sink - (double)lse[i]) * (double)scratch->delta[i];
+  return sum;
+}
+
+/* Process one query head: adds to d_k and d_v, finishes d_q and the sink's gradient of this sequence. */
 static void bwd_head(const struct attention_job *job, struct blocked_bwd_scratch *scratch, int64_t b, int64_t h)
 {
   struct block_pair pair = {.b = b, .h = h};
+  double d_sink = 0;
   for (pair.q_first = 0; pair.q_first < job->seq_len; pair.q_first += QUERIES) {
     pair.n_q = (int)LADE_MIN(QUERIES, job->seq_len - pair.q_first);
     bwd_queries(job, scratch, &pair);
-    for (pair.k_first = 0; pair.k_first <= pair.q_first; pair.k_first += KEYS_BWD) {
+    d_sink += bwd_sink(job, scratch, &pair);
+    pair.k_first = pair_first_key(job, &pair, 0) / KEYS_BWD * KEYS_BWD;
+    for (; pair.k_first <= pair.q_first; pair.k_first += KEYS_BWD) {
       pair.n_k = (int)LADE_MIN(KEYS_BWD, job->seq_len - pair.k_first);
       bwd_keys(job, scratch, &pair);
       bwd_pair(job, scratch, &pair);
     }
     gradient_store(job, scratch->d_q, b, pair.q_first, pair.n_q, h);
   }
+  if (job->form->sinks)
+    ((double *)job->bwd->workspace)[b * job->heads + h] = d_sink;
 }
 
 static void bwd_task(void *arg, int i_task, int i_thread)
@@ -439,7 +511,8 @@ static struct attention_job job_make(const struct lade_attention_level *level, c
       .head_dim = (int)args->head_dim, .row = (args->heads + 2 * args->n_kv_heads) * args->head_dim,
       .out_row = args->heads * args->head_dim, .draw_heads = args->draw_heads ? args->draw_heads : args->heads,
       .n_column_tiles = (int)lade_div_up(args->head_dim, level->matmul->cut->nr),
-      .scale = (float)(1 / sqrt((double)args->head_dim)), .qkv = args->qkv, .workspace = args->workspace};
+      .scale = (float)score_scale_get(&args->form, args->head_dim), .qkv = args->qkv,
+      .workspace = args->workspace};
 }
 
 void lade_attention_fwd_blocked(const struct lade_attention_level *level, const struct lade_kernel_ctx *ctx,
@@ -447,6 +520,7 @@ void lade_attention_fwd_blocked(const struct lade_attention_level *level, const 
 {
   struct attention_job job = job_make(level, ctx, args);
   job.drop = &args->drop;
+  job.form = &args->form;
   job.fwd = args;
   job.scratch_bytes = lade_attention_fwd_scratch_bytes(args->head_dim);
   lade_pool_run(ctx->pool, fwd_task, &job, (int)(args->batch * args->heads * lade_div_up(args->seq_len, QUERIES)));
@@ -457,16 +531,19 @@ void lade_attention_bwd_blocked(const struct lade_attention_level *level, const 
 {
   struct lade_attention_fwd_args sizes = {.dtype = args->dtype, .batch = args->batch, .seq_len = args->seq_len,
                                           .heads = args->heads, .n_kv_heads = args->n_kv_heads,
-                                          .head_dim = args->head_dim, .draw_heads = args->draw_heads, .qkv = args->qkv,
-                                          .workspace = args->workspace};
+                                          .head_dim = args->head_dim, .draw_heads = args->draw_heads,
+                                          .form = args->form, .qkv = args->qkv,
+                                          .workspace = (char *)args->workspace + sink_sums_bytes(args)};
   struct attention_job job = job_make(level, ctx, &sizes);
   job.drop = &args->drop;
+  job.form = &args->form;
   job.bwd = args;
   job.out = args->out;
   job.d_out = args->d_out;
   job.lse = args->lse;
   job.scratch_bytes = lade_attention_bwd_scratch_bytes(args->seq_len, args->head_dim);
   lade_pool_run(ctx->pool, bwd_task, &job, (int)(args->batch * args->n_kv_heads));
+  sink_sums_add(args);
 }
 
 size_t lade_attention_fwd_scratch_bytes(int64_t head_dim)

@@ -16,13 +16,15 @@
 #define LADE_ATTENTION_ROWS 32 /* the largest mr */
 
 /*
- * Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one. At most
- * LADE_ATTENTION_ROWS rows.
+ * Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one, without the first
+ * n_hidden[r] of them, if it is given. At most LADE_ATTENTION_ROWS rows.
  */
 struct lade_score_rows {
   float *scores;       /* q k^T, not yet scaled; rows of @stride; masked elements are overwritten */
   int stride, n_rows, n_columns, first_visible;
+  const int *n_hidden; /* at most n_columns; NULL: none is hidden */
   float scale;
+  float softcap; /* 0: none */
   const struct lade_drop *drop; /* NULL: none */
   const struct lade_step *step;
   int64_t element, element_stride; /* of dropout: of the first row's first column, and from row to row */
@@ -36,7 +38,10 @@ struct lade_softmax_rows {
   void *p;          /* exp(scale s - max) times dropout; 0 where not visible */
 };
 
-/* Backward: d_s = p (drop(d_p) - delta) scale with p = exp(scale s - lse). */
+/*
+ * Backward: d_s = p (drop(d_p) - delta) scale with p = exp(scale s - lse); with a cap c, p = exp(c t - lse) with t =
+ * tanh(scale s / c), and d_s has the factor 1 - t^2.
+ */
 struct lade_gradient_rows {
   struct lade_score_rows rows;
   float *d_p;       /* dout v^T, rows of @stride; as scores */

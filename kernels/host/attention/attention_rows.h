@@ -3,7 +3,8 @@
  * Rows of attention's scores over the lanes of one level. The level's p_store(p, i, value) keeps sixteen probabilities
  * from element i on.
  *
- * Masked scores are overwritten with -inf, whose exp is 0, so that whole vectors need no masks.
+ * Masked scores are overwritten with -inf, whose exp is 0, so that whole vectors need no masks. With windows a row may
+ * see none of the columns. Then its maximum stays what it was, which may be -inf: such a row is shifted by 0.
  */
 #ifndef LADE_ROWS_ATTENTION_H
 #define LADE_ROWS_ATTENTION_H
@@ -20,6 +21,9 @@ struct score_row {
   const uint32_t *words; /* dropout's, or NULL */
   const struct lade_drop *drop;
   vf scale, shift, delta; /* shift: minus the maximum, or minus lse */
+  vf slope;               /* of scores by q k^T, without the cap's */
+  vf inverse_cap;         /* if has_cap */
+  bool has_cap;
   void *p, *d_s;
   int64_t at; /* of the row's first element in p and d_s */
 };
@@ -34,6 +38,31 @@ static inline void row_fill(float *row, int from, int end, float value)
 {
   for (int j = from; j < end; j++)
     row[j] = value;
+}
+
+/* Overwrite what row @r does not see, up to @n_columns. */
+static inline void row_mask(const struct lade_score_rows *rows, int r, int n_columns, float *row, float value)
+{
+  if (rows->n_hidden)
+    row_fill(row, 0, rows->n_hidden[r], value);
+  row_fill(row, visible_columns(rows, r), n_columns, value);
+}
+
+static inline void cap_step(int64_t i, int count, int n, float *scores, vf factor, vf cap)
+{
+  vf z[VEC_GROUP];
+  VEC_EACH(k, count) z[k] = vf_mul(vf_load_f32(scores + i + k * VEC_LANES), factor);
+  vec_tanh(z, count);
+  VEC_EACH(k, count) vf_store_f32(scores + i + k * VEC_LANES, vf_mul(z[k], cap));
+}
+
+/* Scale and cap the scores of a row. Return the scale that the result still needs. */
+static inline float row_cap(const struct lade_score_rows *rows, float *scores, int n_columns)
+{
+  if (rows->softcap == 0)
+    return rows->scale;
+  VEC_GROUP_STEPS(cap_step, 0, n_columns, scores, vf_set(rows->scale / rows->softcap), vf_set(rows->softcap));
+  return 1;
 }
 
 static inline const uint32_t *row_words(const struct lade_score_rows *rows, int r, uint32_t word[VEC_RUN_WORDS])
@@ -66,15 +95,16 @@ static inline float row_largest(const float *scores, int n_columns)
 static void rows_softmax(const struct lade_softmax_rows *args)
 {
   const struct lade_score_rows *rows = &args->rows;
-  float change[LADE_ATTENTION_ROWS] = {0};
+  float change[LADE_ATTENTION_ROWS] = {0}, scale = rows->scale;
   uint32_t word[VEC_RUN_WORDS];
   int n_columns = (int)lade_align_up((uint64_t)rows->n_columns, VEC_LANES);
   LADE_ASSERT(rows->n_rows <= LADE_ATTENTION_ROWS && n_columns <= rows->stride);
   for (int r = 0; r < rows->n_rows; r++) {
     float *scores = rows->scores + r * rows->stride;
-    row_fill(scores, visible_columns(rows, r), n_columns, -INFINITY);
-    float largest = row_largest(scores, n_columns) * rows->scale, max = LADE_MAX(args->max[r], largest);
-    change[r] = args->max[r] - max;
+    scale = row_cap(rows, scores, n_columns);
+    row_mask(rows, r, n_columns, scores, -INFINITY);
+    float largest = row_largest(scores, n_columns) * scale, max = LADE_MAX(args->max[r], largest);
+    change[r] = args->max[r] == max ? 0 : args->max[r] - max;
     args->max[r] = max;
   }
   for (int r = 0; r < rows->n_rows; r += VEC_LANES) {
@@ -85,8 +115,9 @@ static void rows_softmax(const struct lade_softmax_rows *args)
   for (int r = 0; r < rows->n_rows; r++) {
     vf sum = vf_set(0);
     struct score_row row = {.scores = rows->scores + r * rows->stride, .words = row_words(rows, r, word),
-                            .drop = rows->drop, .scale = vf_set(rows->scale), .shift = vf_set(-args->max[r]),
-                            .p = args->p, .at = r * rows->stride};
+                            .drop = rows->drop, .scale = vf_set(scale),
+                            .shift = vf_set(args->max[r] == -INFINITY ? 0 : -args->max[r]), .p = args->p,
+                            .at = r * rows->stride};
     VEC_GROUP_STEPS(softmax_step, 0, n_columns, &row, &sum);
     args->factor[r] = change[r];
     args->sum[r] = args->sum[r] * change[r] + vf_sum(sum);
@@ -107,8 +138,12 @@ static inline void gradient_step(int64_t i, int count, int n, const struct score
       kept = vec_drop(row->drop, word, kept);
     }
     p_store(row->p, row->at + i + k * VEC_LANES, kept);
-    p_store(row->d_s, row->at + i + k * VEC_LANES,
-            vf_mul(vf_mul(z[k], vf_sub(d_p[k], row->delta)), row->scale));
+    vf d_s = vf_mul(vf_mul(z[k], vf_sub(d_p[k], row->delta)), row->slope);
+    if (row->has_cap) { /* masked scores are -inf: their slope is made 0 */
+      vf t = vf_max(vf_set(-1), vf_mul(vf_load_f32(row->scores + i + k * VEC_LANES), row->inverse_cap));
+      d_s = vf_mul(d_s, vf_fnma(t, t, vf_set(1)));
+    }
+    p_store(row->d_s, row->at + i + k * VEC_LANES, d_s);
   }
 }
 
@@ -121,10 +156,13 @@ static void rows_gradient(const struct lade_gradient_rows *args)
   for (int r = 0; r < rows->n_rows; r++) {
     int64_t at = r * rows->stride;
     struct score_row row = {.scores = rows->scores + at, .d_p = args->d_p + at, .words = row_words(rows, r, word),
-                            .drop = rows->drop, .scale = vf_set(rows->scale), .shift = vf_set(-args->lse[r]),
-                            .delta = vf_set(args->delta[r]), .p = args->p, .d_s = args->d_s, .at = at};
-    row_fill(row.scores, visible_columns(rows, r), n_columns, -INFINITY);
-    row_fill(row.d_p, visible_columns(rows, r), n_columns, 0);
+                            .drop = rows->drop, .scale = vf_set(row_cap(rows, rows->scores + at, n_columns)),
+                            .shift = vf_set(-args->lse[r]), .delta = vf_set(args->delta[r]),
+                            .slope = vf_set(rows->scale), .has_cap = rows->softcap > 0,
+                            .inverse_cap = vf_set(rows->softcap > 0 ? 1 / rows->softcap : 0), .p = args->p,
+                            .d_s = args->d_s, .at = at};
+    row_mask(rows, r, n_columns, row.scores, -INFINITY);
+    row_mask(rows, r, n_columns, row.d_p, 0);
     VEC_GROUP_STEPS(gradient_step, 0, n_columns, &row);
   }
 }

@@ -100,7 +100,7 @@ static void residents_make(struct builder *b)
     b->step_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, sizeof(struct lade_step), true);
     b->step_device = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_step), true);
   }
-  const int shared[] = {b->graph->tokens, b->graph->targets, b->graph->loss};
+  const int shared[] = {b->graph->tokens, b->graph->targets, b->graph->first_keys, b->graph->loss};
   for (int m = 0; m < b->params->n_microbatches; m++) {
     for (size_t i = 0; i < LADE_COUNT(shared); i++) {
       if (shared[i] < 0)

@@ -12,7 +12,7 @@
  * Waits are used for nothing but the clocks.
  *
  * The start of a step: a resident buffer that is read before it is written brings a value with it. Only parameters,
- * their state, tokens and targets may come from before the step; all other buffers begin empty. At the end each such
+ * their state and data may come from before the step; all other buffers begin empty. At the end each such
  * buffer must hold the beginning of the next step: parameters and state are updated in training and untouched in
  * evaluation. A value that this program does not read may still matter to another program over the same arena: in an
  * evaluation a resident buffer of optimizer state is never written. In a caller's own step program->homes names the
@@ -29,6 +29,7 @@
 #include "program/proof/proof.h"
 
 /* One per queue. */
+#define DATA_KINDS (LADE_TENSOR_FIRST_KEYS + 1)
 #define NO_READERS {-1, -1, -1, -1, -1, -1, -1, -1, -1}
 _Static_assert(LADE_N_QUEUES == 9, "a queue without its reader");
 
@@ -398,12 +399,12 @@ static int brought_owner(const struct proof *proof, struct lade_value value)
     return part_param(graph, value.tensor) >= 0 ? LADE_OWNER_OPTIMIZER : -1;
   if (graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM)
     return LADE_OWNER_PARAMETERS;
-  return value.tensor == graph->tokens || value.tensor == graph->targets ? LADE_OWNER_TRANSIENT : -1;
+  return lade_tensor_is_data(&graph->tensors[value.tensor]) ? LADE_OWNER_TRANSIENT : -1;
 }
 
 /*
  * Note the value that a resident buffer brought, from the first instruction that touches it. Each value is brought at
- * most once: @holders has its buffer plus one, for each value and, past those, each microbatch's tokens and targets.
+ * most once: @holders has its buffer plus one, for each value and, past those, each microbatch's data.
  */
 static int brought_note(struct value_walk *walk, int at, int i, int32_t *holders)
 {
@@ -417,8 +418,8 @@ static int brought_note(struct value_walk *walk, int at, int i, int32_t *holders
                       lade_owner_name(operand_buffer(proof, operand)->owner));
   size_t number = (size_t)operand->reads.tensor;
   if (operand->reads.microbatch)
-    number = (size_t)lade_value_count(proof->graph) + (size_t)operand->reads.microbatch * 2 +
-             (operand->reads.tensor == proof->graph->targets);
+    number = (size_t)lade_value_count(proof->graph) + (size_t)operand->reads.microbatch * DATA_KINDS +
+             (size_t)proof->graph->tensors[operand->reads.tensor].kind;
   if (holders[number])
     return proof_fail(proof, at, i, "is brought by buffer %d already, and by %d again", holders[number] - 1,
                       operand->buffer);
@@ -432,7 +433,7 @@ static int brought_note(struct value_walk *walk, int at, int i, int32_t *holders
 static int brought_find(struct value_walk *walk)
 {
   const struct lade_program *program = walk->proof->program;
-  size_t n_values = (size_t)lade_value_count(walk->proof->graph) + 2 * (size_t)program->n_microbatches;
+  size_t n_values = (size_t)lade_value_count(walk->proof->graph) + DATA_KINDS * (size_t)program->n_microbatches;
   int32_t *holders = calloc(n_values, sizeof(*holders));
   bool *is_touched = calloc((size_t)program->n_buffers + 1, sizeof(*is_touched));
   int status = holders && is_touched ? 0 : -ENOMEM;
@@ -483,7 +484,7 @@ static int brought_check(struct value_walk *walk, int i)
   const struct proof *proof = walk->proof;
   char text[PROOF_VALUE_BYTES];
   struct lade_value value = walk->brought[i];
-  bool is_data = value.tensor == proof->graph->tokens || value.tensor == proof->graph->targets;
+  bool is_data = value.tensor < proof->graph->n_tensors && lade_tensor_is_data(&proof->graph->tensors[value.tensor]);
   value.version = proof->program->is_training && !is_data ? 1 : 0;
   const struct value_piece *piece = piece_whole(walk, i,
                                                 lade_held_bytes(proof->graph, proof->program->layout, value.tensor));

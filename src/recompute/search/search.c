@@ -70,13 +70,12 @@ static int state_residency(const lade_planner *planner, int trajectory, int stat
 }
 
 /*
- * Return the host's budget, at least the bytes that pass through the host in any case: tokens, targets, step block and
- * results.
+ * Return the host's budget, at least the bytes that pass through the host in any case: data, step block and results.
  */
 uint64_t planner_host_budget(const struct lade_plan_params *params)
 {
   const struct lade_model_graph *graph = params->graph;
-  const int passing[] = {graph->tokens, graph->targets, graph->loss};
+  const int passing[] = {graph->tokens, graph->targets, graph->first_keys, graph->loss};
   uint64_t each = 0;
   for (size_t i = 0; i < LADE_COUNT(passing); i++)
     each += passing[i] < 0 ? 0 : plan_buffer_bytes(LADE_HOST, graph->tensors[passing[i]].bytes);

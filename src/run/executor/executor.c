@@ -299,6 +299,12 @@ int32_t *lade_executor_targets(lade_executor *ex, int microbatch)
   return is_here ? executor_address(ex, ex->train.program, ex->targets[microbatch], 0) : NULL;
 }
 
+int32_t *lade_executor_first_keys(lade_executor *ex, int microbatch)
+{
+  bool is_here = !ex->is_dry && ex->graph->first_keys >= 0;
+  return is_here ? executor_address(ex, ex->train.program, ex->first_keys[microbatch], 0) : NULL;
+}
+
 const char *lade_executor_note(const lade_executor *ex)
 {
   return ex->note.text;
@@ -330,8 +336,9 @@ static int residents_find(lade_executor *ex)
   ex->resident = malloc(n_values * sizeof(*ex->resident));
   ex->tokens = calloc(n, sizeof(*ex->tokens));
   ex->targets = calloc(n, sizeof(*ex->targets));
+  ex->first_keys = calloc(n, sizeof(*ex->first_keys));
   ex->losses = calloc(n, sizeof(*ex->losses));
-  if (!ex->resident || !ex->tokens || !ex->targets || !ex->losses)
+  if (!ex->resident || !ex->tokens || !ex->targets || !ex->first_keys || !ex->losses)
     return -ENOMEM;
   memset(ex->resident, -1, n_values * sizeof(*ex->resident));
   for (int i = 0; i < program->n_operands; i++) {
@@ -343,6 +350,8 @@ static int residents_find(lade_executor *ex)
       ex->tokens[value.microbatch] = operand->buffer;
     else if (value.tensor == graph->targets)
       ex->targets[value.microbatch] = operand->buffer;
+    else if (value.tensor == graph->first_keys)
+      ex->first_keys[value.microbatch] = operand->buffer;
     else if (value.tensor == graph->loss)
       ex->losses[value.microbatch] = operand->buffer;
     else if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT))
@@ -639,6 +648,7 @@ void lade_executor_destroy(lade_executor *ex)
   bound_finish(&ex->train);
   free(ex->losses);
   free(ex->targets);
+  free(ex->first_keys);
   free(ex->tokens);
   free(ex->state_places);
   free(ex->resident);

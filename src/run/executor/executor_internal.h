@@ -158,7 +158,7 @@ struct lade_executor {
   struct lade_error note; /* reason why there are no graphs */
   int32_t *resident;       /* by value number: its resident buffer, or -1 */
   uint64_t *state_places;  /* by parameter with state at home in the store: start of its state in the plan's store */
-  int32_t *tokens, *targets, *losses; /* by microbatch: resident host buffers */
+  int32_t *tokens, *targets, *first_keys, *losses; /* by microbatch: resident host buffers */
   int32_t clip_result;
   uint64_t n_steps, n_runs;
   bool has_step; /* durable: a step was run and is not yet published */

@@ -493,6 +493,6 @@ void lade_data_get_info(const lade_data *data, struct lade_data_info *ret_info)
                                       .vocabulary = data->vocabulary,
                                       .n_train_batches = part_n_batches(data, &data->train),
                                       .n_valid_batches = part_n_batches(data, &data->valid),
-                                      .is_text = data->sources[0].kind == KIND_TEXT, .key = data->key,
+                                      .is_text = data->sources[0].kind == KIND_TEXT, .separator = -1, .key = data->key,
                                       .valid_key = data->valid_key};
 }

@@ -88,6 +88,7 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
   const int64_t first = rows * s->n_microbatches * lade_layout_position(&s->group.layout, LADE_AXIS_DP);
   for (int m = 0; m < s->n_microbatches && !status; m++) {
     int32_t *tokens = lade_executor_tokens(s->executor, m), *targets = lade_executor_targets(s->executor, m);
+    int32_t *first_keys = lade_executor_first_keys(s->executor, m);
     tokens = tokens ? tokens : rows_spare(s);
     targets = targets ? targets : rows_spare(s);
     if (!tokens || !targets)
@@ -99,6 +100,8 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
     else
       status = is_valid ? lade_data_valid_batch(s->data, number, first + m * rows, rows, tokens, targets, error)
                         : lade_data_batch(s->data, number, first + m * rows, rows, tokens, targets, error);
+    if (!status && first_keys)
+      session_documents_fill(s, &batch, first_keys);
   }
   return status;
 }

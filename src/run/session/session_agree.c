@@ -56,6 +56,7 @@ enum choice {
   CHOICE_LINK_RATE,
   CHOICE_LINK_LATENCY,
   CHOICE_SAVE_FILE,
+  CHOICE_SEPARATOR,
   N_CHOICES
 };
 
@@ -89,6 +90,7 @@ static const struct choice_line {
     [CHOICE_SAVES] = {"--save-every at one of them only"},
     [CHOICE_LINK_RATE] = {"--link-rate", true},
     [CHOICE_LINK_LATENCY] = {"--link-latency", true},
+    [CHOICE_SEPARATOR] = {"the token that ends masked documents is", true},
     [CHOICE_SAVE_FILE] = {"the bytes of a checkpoint's file", true},
 };
 
@@ -147,6 +149,7 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_SAVES] = p->async_save;
   choices[CHOICE_LINK_RATE] = (int64_t)p->throttle.bytes_per_s;
   choices[CHOICE_LINK_LATENCY] = (int64_t)p->throttle.latency_ns;
+  choices[CHOICE_SEPARATOR] = s->separator;
   choices[CHOICE_SAVE_FILE] = (int64_t)p->save_file_bytes;
   LADE_ASSERT(p->n_choices <= LADE_SESSION_CHOICES_MOST);
   for (int i = 0; i < p->n_choices; i++)

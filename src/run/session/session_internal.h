@@ -23,6 +23,7 @@ struct lade_session {
   int32_t *spare_rows; /* rows for tokens or targets that this stage does not read; NULL until needed */
   struct lade_model model;
   lade_data *data; /* NULL when only planned without data */
+  int64_t separator; /* token that ends a document whose successors do not see it; -1: documents are not masked */
   struct lade_kernels kernels;      /* of the device: for the graph's ops */
   struct lade_kernels host_kernels; /* of this processor; differ from kernels on a GPU only */
   lade_cuda_kernels *cuda_kernels;  /* on a GPU */
@@ -69,6 +70,13 @@ void session_rate_raise(lade_session *session, int64_t wall_ns);
 void session_rate_keep(const lade_session *session);
 
 struct lade_values lade_session_values(lade_session *session);
+
+/* Resolve the separator, with the data open (session_documents.c). -EINVAL: none is stated or named. */
+int session_documents_open(lade_session *session, struct lade_error *error);
+/* Fill the first keys of rows of @tokens. */
+void session_documents_fill(const lade_session *session, const struct lade_batch *batch, int32_t *ret_first_keys);
+/* Return the key of training data with key @key, which masks of documents change. */
+uint64_t session_documents_key(const lade_session *session, uint64_t key);
 
 /* Return the settings that determine this run's numbers, for its checkpoints. */
 struct lade_checkpoint_run session_run(const lade_session *session);

@@ -29,7 +29,7 @@ void lade_session_defaults(struct lade_session_params *p)
   *p = (struct lade_session_params){
       .struct_size = sizeof(*p), .model = "nano", .valid_fraction = 0.1, .order = LADE_ORDER_RANDOM, .steps = 2000,
       .batch = 12, .lr = 1e-3, .min_lr = 1e-4, .warmup = 100, .seed = 1, .dtype = LADE_BF16, .beta1 = 0.9,
-      .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .eval_iters = 20};
+      .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .eval_iters = 20, .separator = -1};
 }
 
 /* ---- options into numbers ---- */
@@ -189,7 +189,7 @@ static int share_graph(const lade_session *s, const struct lade_share *share, st
       .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .seq_len = s->params.seq_len, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
       .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
-      .grad_dtype = s->params.grad_dtype, .share = *share};
+      .grad_dtype = s->params.grad_dtype, .has_documents = s->params.mask_documents, .share = *share};
   return lade_model_graph_create(&how, error, ret_graph);
 }
 
@@ -505,7 +505,12 @@ static int run_read(lade_session *s, struct lade_error *error)
     status = session_durable_begin(s, error);
   if (!status)
     status = session_resume_begin(s, error);
-  return status ? status : lade_rank_group_vote(&s->group, data_read(s, error), error);
+  if (status)
+    return status;
+  status = data_read(s, error);
+  if (!status)
+    status = session_documents_open(s, error);
+  return lade_rank_group_vote(&s->group, status, error);
 }
 
 static int session_acquire(lade_session *s, struct lade_error *error)

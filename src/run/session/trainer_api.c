@@ -37,7 +37,8 @@ void lade_trainer_params_init(struct lade_trainer_params *ret_params, size_t str
       .struct_size = sizeof(own), .valid_fraction = session.valid_fraction, .order = session.order,
       .steps = session.steps, .lr = session.lr, .min_lr = session.min_lr, .warmup = session.warmup,
       .beta1 = session.beta1, .beta2 = session.beta2, .eps = session.eps, .weight_decay = session.weight_decay,
-      .clip = session.clip, .seed = session.seed, .eval_batches = session.eval_iters};
+      .clip = session.clip, .seed = session.seed, .eval_batches = session.eval_iters,
+      .separator = session.separator};
   ret_params->struct_size = struct_size;
   lade_struct_fill("lade_trainer_params", ret_params, &own, sizeof(own), NULL);
 }
@@ -84,6 +85,8 @@ static void params_apply(const struct lade_trainer_params *p, struct lade_sessio
   session->n_valid = p->n_valid;
   session->valid_fraction = p->valid_fraction;
   session->order = p->order;
+  session->mask_documents = p->mask_documents;
+  session->separator = p->separator;
   session->batch_fn = p->batch;
   session->batch_user = p->batch_user;
   session->n_valid_batches = p->n_valid_batches;

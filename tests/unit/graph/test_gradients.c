@@ -6,7 +6,7 @@
  * parameter, along random directions. The FP32 gradient of every kernel level equals the double one norm-wise: ||g -
  * g64|| <= 1e-4 max(||g64||, 1e-6 ||all g64||). Cutting a batch into microbatches changes nothing but the order of
  * sums, dropout draws included. Sizes are odd to leave ragged ends; dropout is on; Llama has grouped heads and scaled
- * frequencies.
+ * frequencies; models with sinks also have windows, a soft cap and masked documents.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -37,6 +37,9 @@ static const struct lade_model tiny_models[] = {
      .rope_low_freq_factor = 1, .rope_high_freq_factor = 4, .rope_original_context = 16},
     {.name = "tied-llama", .family = LADE_LLAMA, .layers = 1, .heads = 5, .n_kv_heads = 1, .width = 24, .head_dim = 10,
      .hidden = 31, .context = 17, .vocabulary = 23, .is_tied = true, .norm_eps = 1e-6f, .rope_base = 10000},
+    {.name = "windowed-llama", .family = LADE_LLAMA, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 32,
+     .hidden = 31, .context = 17, .vocabulary = 29, .norm_eps = 1e-6f, .rope_base = 10000, .attention_scale = 0.5f,
+     .attention_softcap = 1.5f, .window = 5, .windowed = {.bits = {1}}, .has_sinks = true},
 };
 
 /* Wider than the kernels' blocks, with ragged ends. */
@@ -45,6 +48,9 @@ static const struct lade_model wide_models[] = {
      .context = 64, .vocabulary = 601, .is_tied = true, .norm_eps = 1e-5f},
     {.name = "wide-llama", .family = LADE_LLAMA, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 160, .head_dim = 48,
      .hidden = 300, .context = 64, .vocabulary = 521, .norm_eps = 1e-5f, .rope_base = 10000},
+    {.name = "wide-windows", .family = LADE_LLAMA, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 128,
+     .hidden = 200, .context = 64, .vocabulary = 211, .norm_eps = 1e-5f, .rope_base = 10000,
+     .attention_softcap = 4, .window = 23, .windowed = {.bits = {2}}, .has_sinks = true},
 };
 
 struct fixture {
@@ -70,7 +76,8 @@ static void fixture_init(struct fixture *f, const struct lade_model *model, enum
   struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
                                      .batch = SEQUENCES / n_microbatches, .seq_len = time_get(model),
                                      .dropout = dropout,
-                                     .kernels = &f->kernels, .n_threads = N_THREADS};
+                                     .kernels = &f->kernels, .n_threads = N_THREADS,
+                                     .has_documents = model->has_sinks};
   assert_int_equal(lade_model_graph_create(&params, NULL, &f->graph), 0);
   graph_run_init(&f->run, f->graph, &f->kernels, NULL);
   graph_run_randomize(&f->run, 7, model->width < 64 ? TINY_STD : WIDE_STD);
@@ -103,7 +110,7 @@ static double gradient_norm(struct fixture *f, struct fixture *g, int i)
   int tensor = f->graph->params[i].grad;
   double sum = 0;
   for (int64_t j = 0; j < graph_run_elements(&f->run, tensor); j++) {
-    double x = gradient_get(f, tensor, j) - (g ? gradient_get(g, tensor, j) : 0);
+    double x = gradient_get(f, tensor, j) - (g ? gradient_get(g, g->graph->params[i].grad, j) : 0);
     sum += x * x;
   }
   return sqrt(sum);
@@ -260,6 +267,53 @@ static void gradients_of_every_type_and_level_equal_the_double_ones(void **state
     model_compare(&wide_models[m], 0.1f);
 }
 
+/* ---- masked documents ---- */
+
+#define DOCUMENT_TOKENS 17
+
+/* Make a forward pass of @batch rows of @seq_len tokens by a model without learned positions. */
+static void documents_run(struct fixture *f, const struct lade_model *model, int64_t batch, int64_t seq_len,
+                          bool has_documents)
+{
+  const struct lade_cpu plain = {0};
+  f->n_microbatches = 1;
+  lade_kernels_init(&f->kernels, &plain);
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = LADE_F64,
+                                           .batch = batch, .seq_len = seq_len, .kernels = &f->kernels,
+                                           .n_threads = N_THREADS, .has_documents = has_documents};
+  assert_int_equal(lade_model_graph_create(&params, NULL, &f->graph), 0);
+  graph_run_init(&f->run, f->graph, &f->kernels, NULL);
+  f->run.separators = 37; /* token 0 alone */
+  graph_run_randomize(&f->run, 7, TINY_STD);
+  for (int i = 0; i < MAX_TOKENS; i++) {
+    const bool is_end = i % DOCUMENT_TOKENS == DOCUMENT_TOKENS - 1;
+    f->tokens[i] = is_end ? 0 : 1 + (int32_t)(lade_philox_word(1, 0, 0, (uint64_t)i) % 36);
+    f->targets[i] = (int32_t)(lade_philox_word(1, 0, 1, (uint64_t)i) % 37);
+  }
+}
+
+/* Three documents in a row have the loss and the gradients that they have in rows of their own. */
+static void masked_documents_are_trained_as_if_alone(void **state)
+{
+  struct lade_model model = tiny_models[1];
+  model.context = 3 * DOCUMENT_TOKENS;
+  for (int with_window = 0; with_window <= 1; with_window++) {
+    struct fixture packed, alone, unmasked;
+    model.window = with_window ? 6 : 0;
+    lade_layer_set_add(&model.windowed, 1);
+    documents_run(&packed, &model, 2, 3 * DOCUMENT_TOKENS, true);
+    documents_run(&alone, &model, 6, DOCUMENT_TOKENS, false);
+    documents_run(&unmasked, &model, 2, 3 * DOCUMENT_TOKENS, false);
+    const double loss = fixture_step(&packed, true), expected = fixture_step(&alone, true);
+    assert_true(fabs(loss - expected) <= 1e-5 * expected); /* angles of later positions are rounded to FP32 */
+    gradients_compare(&packed, &alone, 1e-4);
+    assert_true(fabs(fixture_step(&unmasked, false) - expected) > 1e-4 * expected);
+    fixture_finish(&packed);
+    fixture_finish(&alone);
+    fixture_finish(&unmasked);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -267,6 +321,7 @@ int main(void)
       cmocka_unit_test(gradients_do_not_depend_on_how_the_batch_is_cut),
       cmocka_unit_test(gradients_are_the_same_bits_again_and_on_any_number_of_threads),
       cmocka_unit_test(gradients_of_every_type_and_level_equal_the_double_ones),
+      cmocka_unit_test(masked_documents_are_trained_as_if_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,6 +46,13 @@ static const struct lade_model llama_one_key = {.name = "one key head", .family 
                                                 .vocabulary = 61, .head_dim = 6, .norm_eps = 1e-5f,
                                                 .rope_base = 10000};
 
+/* Every form of attention's scores: with masked documents, a window in one layer. */
+static const struct lade_model windows = {.name = "windows", .family = LADE_LLAMA, .layers = 2, .heads = 8,
+                                          .n_kv_heads = 4, .width = 64, .hidden = 96, .context = 32, .vocabulary = 61,
+                                          .norm_eps = 1e-5f, .rope_base = 10000, .attention_scale = 0.3f,
+                                          .attention_softcap = 2, .window = 5, .windowed = {.bits = {2}},
+                                          .has_sinks = true};
+
 /* ---- the ranks ---- */
 
 struct job {
@@ -63,6 +70,7 @@ static struct lade_model_graph *graph_make(const struct job *job, int tp, int ra
                                            .dtype = job->shape.dtype,
                                      .batch = BATCH, .seq_len = SEQ_LEN, .dropout = job->shape.dropout,
                                      .kernels = &job->kernels, .n_threads = 1,
+                                     .has_documents = job->model.has_sinks,
                                      .share = {.tp = tp, .tp_rank = rank, .is_sequence = job->shape.is_sequence}};
   struct lade_error error = {0};
   struct lade_model_graph *graph = NULL;
@@ -348,8 +356,8 @@ static void shape_check(const struct shape *shape, struct lade_cpu cpu, struct b
 
 static void double_gradients_are_those_of_the_whole_model(void **state)
 {
-  const struct lade_model *const models[] = {&gpt2, &llama_one_key};
-  for (int i = 0; i < 16; i++) {
+  const struct lade_model *const models[] = {&gpt2, &llama_one_key, &windows};
+  for (int i = 0; i < 24; i++) {
     struct shape shape = {.model = models[i / 8], .dtype = LADE_F64, .dropout = 0.2f, .tp = i & 1 ? 8 : 2,
                           .is_sequence = i & 2, .is_tied = i & 4};
     shape_check(&shape, (struct lade_cpu){0}, (struct bounds){1e-12, 1e-11, 1e-11});
@@ -364,8 +372,8 @@ static void double_gradients_are_those_of_the_whole_model(void **state)
  */
 static void fp32_losses_and_gradients_have_the_bits_of_the_whole_model(void **state)
 {
-  const struct lade_model *const models[] = {&gpt2, &llama};
-  for (int i = 0; i < 24; i++) {
+  const struct lade_model *const models[] = {&gpt2, &llama, &windows};
+  for (int i = 0; i < 36; i++) {
     struct shape shape = {.model = models[i / 12], .dtype = LADE_F32, .dropout = i & 1 ? 0.1f : 0,
                           .tp = 2 << i / 4 % 3, .is_sequence = i & 2, .is_tied = i & 1};
     bool has_all_keys = shape.tp <= shape.model->n_kv_heads;
