@@ -390,7 +390,7 @@ static bool is_known(const struct lade_model *model, const char *name)
   if (strcmp(name, "sliding_window") == 0)
     return has_window(model);
   if (strcmp(name, "partial_rotary_factor") == 0)
-    return true; /* config_rope.c */
+    return model->family != LADE_GPT2; /* config_rope.c checks it */
   for (size_t i = 0; i < LADE_COUNT(known); i++)
     if (known[i].family == model->family && strcmp(known[i].name, name) == 0)
       return true;
