@@ -24,6 +24,7 @@ static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, 
   }
   problem.fwd = (struct lade_head_loss_fwd_args){
       .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .leaf = leaf, .targets = problem.targets,
+      .softcap = d % 2 ? 1.5f : 0, /* also past a tanh's near part */
       .x = operand_make(dtype, RANDOM, 1, n * d, &x), .weight = operand_make(dtype, RANDOM, 2, vocabulary * d, &weight),
       .losses = memory_make((size_t)n * 4), .lse = memory_make((size_t)n * 4), .loss = memory_make(4)};
   problem.fwd_exact = problem.fwd;
@@ -36,6 +37,7 @@ static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, 
   problem.start = operand_make(LADE_F32, RANDOM, 3, vocabulary * d, &d_weight);
   problem.bwd = (struct lade_head_loss_bwd_args){
       .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .leaf = leaf, .scale = 0.5f, .x = problem.fwd.x,
+      .softcap = problem.fwd.softcap,
       .weight = problem.fwd.weight, .targets = problem.targets, .lse = problem.fwd.lse,
       .dx = memory_make((size_t)(n * d) * lade_dtype_bytes(dtype)),
       .d_weight = memory_make((size_t)(vocabulary * d) * 4), .accumulate = accumulate};

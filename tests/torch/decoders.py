@@ -8,6 +8,7 @@ Usage: decoders.py LADE [CASE... | all | default]
 """
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -145,7 +146,7 @@ def lade_run(name, *args, n_ranks=1, steps=STEPS):
                "fp32", "--order", "sequential", "--batch", str(BATCH), "--seq", str(SEQ), "--steps", str(steps),
                "--lr", str(LR), "--min-lr", str(LR), "--warmup", "0", "--quiet", "--json", "--log", log, *args]
     if n_ranks > 1:
-        command[2:2] = ["--ranks", str(n_ranks)]
+        command[1:1] = ["launch", "-n", str(n_ranks), "--"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     assert result.returncode == 0, (" ".join(command), result.stderr)
     with open(log, encoding="utf-8") as file:
@@ -169,6 +170,22 @@ def checkpoint_compare(name, saved, trained, tokens):
     assert abs(found - expected) < 2 * TOLERANCE, (name, found, expected)
 
 
+LAYOUTS = {"tp": ["--tp", "2"], "sequence": ["--tp", "2", "--sequence-parallel"], "pp": ["--pp", "2"],
+           "zero": ["--dp", "2", "--zero", "3"]}
+
+
+def layouts_run(name, expected):
+    """Two ranks in every way, and a run that stops at half and goes on in another layout."""
+    for what, flags in LAYOUTS.items():
+        micro = ["--micro-batch", "2"] if what == "pp" else []
+        found, _ = lade_run(name, "--init", f"{name}-hf", *flags, *micro, n_ranks=2)
+        losses_compare(name, what, found, expected)
+    shutil.rmtree(f"{name}-run/step-{STEPS:08}")
+    for what in ("tp", "pp"):
+        found, _ = lade_run(name, "--resume", f"{name}-run", *LAYOUTS[what], n_ranks=2)
+        losses_compare(name, f"resumed with {what}", found, expected[STEPS // 2:])
+
+
 def case_run(name, tokens):
     model = model_make(name)
     expected = steps_run(model, tokens)
@@ -177,6 +194,7 @@ def case_run(name, tokens):
     checkpoint_compare(name, f"{name}-run/step-{STEPS:08}", model, tokens)
     found, least = lade_run(name, "--init", f"{name}-hf", "--budget", "min")
     assert least["loss_digest"] == whole["loss_digest"], (name, least, whole)
+    layouts_run(name, expected)
     print(f"{name}: {worst:.1e} from transformers {hf.__version__} at step losses of {expected[0]:.3f} to "
           f"{expected[-1]:.3f}", flush=True)
     return expected
