@@ -148,9 +148,9 @@ struct lade_column_sum_args {
 };
 
 /*
- * x[B*T, d] = scale * tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows of
- * tokens [first_token, first_token + V), as one of several ranks has. Any other token's row is 0, or the row of @before,
- * which may be x: so a table in parts is looked up part by part.
+ * x[B*T, d] = scale * tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows
+ * of tokens [first_token, first_token + V), as one of several ranks has. Any other token's row is 0, or the row of
+ * @before, which may be x: so a table in parts is looked up part by part.
  */
 struct lade_embed_fwd_args {
   enum lade_dtype dtype;
@@ -186,8 +186,8 @@ struct lade_embed_bwd_args {
 enum lade_norm_kind { LADE_NORM_NONE, LADE_NORM_LAYER, LADE_NORM_RMS };
 
 /*
- * y = norm(x) * (weight + weight_offset) (+ bias). mean (LAYER only) and rstd are [N] in A, for the backward. The offset
- * is 1 where a model stores weights less one (Gemma), else 0.
+ * y = norm(x) * (weight + weight_offset) (+ bias). mean (LAYER only) and rstd are [N] in A, for the backward. The
+ * offset is 1 where a model stores weights less one (Gemma), else 0.
  * LayerNorm: Ba, Kiros, Hinton 2016 (biased variance). RMSNorm: Zhang, Sennrich 2019.
  */
 struct lade_norm_fwd_args {
@@ -430,8 +430,8 @@ struct lade_qk_norm_fwd_args {
 };
 
 /*
- * The backward. Sums over rows of the weights' gradients are like a norm's. With @dots, the [2, N] sums of dy * weight *
- * normalised x over all heads of each group, these are used, and totals are as above.
+ * The backward. Sums over rows of the weights' gradients are like a norm's. With @dots, the [2, N] sums of dy * weight
+ * * normalised x over all heads of each group, these are used, and totals are as above.
  */
 struct lade_qk_norm_bwd_args {
   enum lade_dtype dtype;
@@ -447,7 +447,9 @@ struct lade_qk_norm_bwd_args {
   void *workspace;
 };
 
-/* sums[2, N] in A: the squares of this rank's queries, and those of its keys divided by @n_copies ranks that have them. */
+/*
+ * sums[2, N] in A: the squares of this rank's queries, and those of its keys divided by @n_copies ranks that have them.
+ */
 struct lade_qk_sums_args {
   enum lade_dtype dtype;
   int64_t n, heads, n_kv_heads, head_dim;

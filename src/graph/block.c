@@ -4,20 +4,20 @@
  * builder for all families; what a block has follows from the family's row (family.c) and the model.
  *
  * Query, key and value projections are one parameter and one product, and so are gate and up: wider products read the
- * input less often. Slices map their rows to the tensors of a checkpoint. Rope is an op of its own after the product, in
- * place if the planner allows it; its backward needs no saved value, so attention keeps only the rotated qkv.
+ * input less often. Slices map their rows to the tensors of a checkpoint. Rope is an op of its own after the product,
+ * in place if the planner allows it; its backward needs no saved value, so attention keeps only the rotated qkv.
  *
- * A branch's last product has no bias op of its own if a residual follows: the fused residual op adds the bias, draws the
- * dropout, adds the residual and makes the next norm in one pass over the row. If a norm follows (OLMo 2), the product
- * adds the bias. A block takes and returns only the residual stream (its first norm is its own), so only one tensor
- * crosses between units.
+ * A branch's last product has no bias op of its own if a residual follows: the fused residual op adds the bias, draws
+ * the dropout, adds the residual and makes the next norm in one pass over the row. If a norm follows (OLMo 2), the
+ * product adds the bias. A block takes and returns only the residual stream (its first norm is its own), so only one
+ * tensor crosses between units.
  *
  * Parallel blocks (GPT-NeoX, Falcon) compute both branches from the block's input and add them afterwards, attention's
  * first. Each branch has a norm, or both read one.
  *
  * Optional dropout acts after the embedding, on the attention probabilities and on both branches, in every family.
- * Initial values: normal 0.02, the branches' last products scaled by 1/sqrt(2 layers), as in GPT-2; norms' weights 1, or
- * 0 where they are stored less one.
+ * Initial values: normal 0.02, the branches' last products scaled by 1/sqrt(2 layers), as in GPT-2; norms' weights 1,
+ * or 0 where they are stored less one.
  */
 #include "graph/build.h"
 
@@ -324,7 +324,8 @@ struct branch {
 };
 
 /* Build a branch's last product, of @x, and the norm after it. */
-static struct branch branch_finish(struct lade_build *build, int64_t i_layer, const char *op_name, const char *reduce_name,
+static struct branch branch_finish(struct lade_build *build, int64_t i_layer, const char *op_name,
+                                   const char *reduce_name,
                                    int x, int weight, int64_t n_in, const char *name, enum lade_bias bias_part,
                                    const char *post)
 {
@@ -391,7 +392,8 @@ static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h,
   const struct lade_model *model = &build->graph->model;
   const struct lade_family_row *row = row_get(build);
   const struct lade_sharded_width half = {model->hidden, model->hidden / build->graph->share.tp};
-  struct lade_op_attr column = lade_attr_column(build, row->is_gated ? 2 : 1, (struct lade_sharded_width[]){half, half});
+  const struct lade_sharded_width halves[] = {half, half};
+  struct lade_op_attr column = lade_attr_column(build, row->is_gated ? 2 : 1, halves);
   struct lade_op_attr attr = {.activation = lade_model_activation(model)};
   const char *name;
   const enum lade_op_kind kind = activation_kind(build, &name);

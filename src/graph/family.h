@@ -16,8 +16,8 @@ enum lade_norm_place { LADE_NORMS_BEFORE, LADE_NORMS_AFTER, LADE_NORMS_AROUND };
 enum lade_qk_norm { LADE_QK_NORM_NONE, LADE_QK_NORM_HEAD, LADE_QK_NORM_WIDTH };
 
 /*
- * A family. Names of a layer's tensors are those of its modules; ".weight" and ".bias" follow. A name that a family does
- * not use is NULL.
+ * A family. Names of a layer's tensors are those of its modules; ".weight" and ".bias" follow. A name that a family
+ * does not use is NULL.
  */
 struct lade_family_row {
   const char *model_type, *architecture;

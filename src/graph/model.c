@@ -90,7 +90,8 @@ static int rope_form_check(const struct lade_model *model, const char *where, st
                             (double)model->rope_long_factors[j], (long long)j);
   if (model->rope_kind == LADE_ROPE_YARN && !(is_number_above(model->rope_beta_slow, 0) &&
                                               is_number_above(model->rope_beta_fast, model->rope_beta_slow)))
-    return lade_error_set(error, -EINVAL, "%s: rope_scaling.beta_slow is %g and beta_fast is %g: expected 0 < slow < fast",
+    return lade_error_set(error, -EINVAL,
+                          "%s: rope_scaling.beta_slow is %g and beta_fast is %g: expected 0 < slow < fast",
                           where, (double)model->rope_beta_slow, (double)model->rope_beta_fast);
   if (model->rope_kind != LADE_ROPE_LLAMA3 || model->rope_scale_factor == 0)
     return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between the files of the op table (ops.c): shorthands for operands, and the functions of ops whose descriptions are in
- * files of their own: the MLP's activations, rotation and norms of heads, the head with the loss.
+ * Between the files of the op table (ops.c): shorthands for operands, and the functions of ops whose descriptions are
+ * in files of their own: the MLP's activations, rotation and norms of heads, the head with the loss.
  */
 #ifndef LADE_GRAPH_OPS_INTERNAL_H
 #define LADE_GRAPH_OPS_INTERNAL_H
@@ -15,7 +15,8 @@ static inline const struct lade_tensor *tensor_in(const struct lade_model_graph 
   return &graph->tensors[op->in[i]];
 }
 
-static inline const struct lade_tensor *tensor_out(const struct lade_model_graph *graph, const struct lade_op *op, int i)
+static inline const struct lade_tensor *tensor_out(const struct lade_model_graph *graph, const struct lade_op *op,
+                                                   int i)
 {
   LADE_ASSERT(i < op->n_out && op->out[i] >= 0);
   return &graph->tensors[op->out[i]];

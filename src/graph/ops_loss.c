@@ -22,7 +22,8 @@ double lade_op_head_loss_bwd_flops(const struct lade_model_graph *graph, const s
   return 3 * lade_op_head_loss_flops(graph, op);
 }
 
-void lade_op_head_loss_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+void lade_op_head_loss_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                            const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *weight = tensor_in(graph, op, 1);
@@ -55,7 +56,8 @@ void lade_op_head_stats_bind(const struct lade_model_graph *graph, const struct 
   *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){
       .dtype = graph->dtype, .n = rows_get(graph), .d = weight->dims[1], .vocabulary = weight->dims[0],
       .first_token = lade_table_first_token(graph, op->in[1]), .padding = lade_table_padding(graph, op->in[1]),
-      .leaf = op->attr.leaf_tokens, .softcap = graph->model.logit_softcap, .x = in_at(bind, 0), .weight = in_at(bind, 1), .targets = in_at(bind, 2),
+      .leaf = op->attr.leaf_tokens, .softcap = graph->model.logit_softcap, .x = in_at(bind, 0),
+      .weight = in_at(bind, 1), .targets = in_at(bind, 2),
       .before = in_at(bind, 3), .stats = out_at(bind, 0), .workspace = (void *)bind->workspace};
 }
 
@@ -64,7 +66,8 @@ double lade_op_head_join_flops(const struct lade_model_graph *graph, const struc
   return 8.0 * (double)tensor_elements(tensor_in(graph, op, 0));
 }
 
-void lade_op_head_join_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+void lade_op_head_join_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                            const struct lade_bind *bind,
                            void *args)
 {
   *(struct lade_head_join_args *)args = (struct lade_head_join_args){

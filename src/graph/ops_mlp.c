@@ -55,7 +55,8 @@ void lade_op_swiglu_bwd_bind(const struct lade_model_graph *graph, const struct 
 
 /* ---- other activations ---- */
 
-void lade_op_activation_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+void lade_op_activation_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                             const struct lade_bind *bind,
                       void *args)
 {
   *(struct lade_activation_fwd_args *)args = (struct lade_activation_fwd_args){

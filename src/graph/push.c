@@ -16,8 +16,8 @@
 #include "base/base.h"
 
 /*
- * The largest block is Gemma 3's with biases and dropout, cut by rows: about 100 tensors, 17 parameters, 50 ops. A head with a table in
- * LADE_TABLE_PARTS_MOST parts has 4 tensors, a parameter and 2 ops for each, and a few of its own.
+ * The largest block is Gemma 3's with biases and dropout, cut by rows: about 100 tensors, 17 parameters, 50 ops. A head
+ * with a table in LADE_TABLE_PARTS_MOST parts has 4 tensors, a parameter and 2 ops for each, and a few of its own.
  */
 #define TENSORS_PER_UNIT 120
 #define PARAMS_PER_UNIT 20

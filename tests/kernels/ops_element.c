@@ -67,11 +67,11 @@ static bool activation_fwd_build(struct call *call, int i_shape)
     return false;
   *a = (struct lade_activation_fwd_args){.dtype = call->dtype, .n_elements = n,
                                          .activation = activations[i_shape % n_activations]};
-  double ulps = call->dtype == LADE_F32 ? 16 : 1, relative = 1e-6;
+  double ulps = call->dtype == LADE_F32 ? 64 : 1, relative = 1e-6; /* a tail's exponent has rounding errors of x^2 */
   if (i_shape % 2) {
-    call_inout(call, &a->y, &a->x, call->dtype, n, ulps, relative)->limit = 12;
+    call_inout(call, &a->y, &a->x, call->dtype, n, ulps, relative)->limit = 6;
   } else {
-    call_in(call, &a->x, call->dtype, n)->limit = 12;
+    call_in(call, &a->x, call->dtype, n)->limit = 6;
     call_out(call, &a->y, call->dtype, n, ulps, relative);
   }
   call->traffic_bytes = (double)n * 2 * (double)lade_dtype_bytes(call->dtype);

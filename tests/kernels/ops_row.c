@@ -160,7 +160,8 @@ static bool norm_bwd_build(struct call *call, int i_shape)
     return false;
   int64_t n = s.shape.n, d = s.shape.d;
   *a = (struct lade_norm_bwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d,
-                                   .accumulate = s.is_in_place, .weight_offset = s.kind == LADE_NORM_RMS && s.is_in_place};
+                                   .accumulate = s.is_in_place, .weight_offset = s.kind == LADE_NORM_RMS &&
+                                       s.is_in_place};
   call_in(call, &a->x, call->dtype, n * d)->limit = 64;
   call_in(call, &a->dy, call->dtype, n * d)->limit = 64;
   call_in(call, &a->weight, call->dtype, d)->limit = 64;
@@ -344,8 +345,8 @@ static bool gated_fwd_build(struct call *call, int i_shape)
     return false;
   *a = (struct lade_gated_fwd_args){.dtype = call->dtype, .n = s.n, .f = s.d,
                                     .activation = i_shape % 2 ? LADE_GELU_ERF : LADE_GELU_TANH};
-  call_in(call, &a->x, call->dtype, 2 * s.n * s.d)->limit = 12;
-  call_out(call, &a->y, call->dtype, s.n * s.d, call->dtype == LADE_F32 ? 16 : 1, 1e-6);
+  call_in(call, &a->x, call->dtype, 2 * s.n * s.d)->limit = 6;
+  call_out(call, &a->y, call->dtype, s.n * s.d, call->dtype == LADE_F32 ? 64 : 1, 1e-6);
   call->traffic_bytes = bytes_of(call, (double)(s.n * s.d) * 3);
   return true;
 }
@@ -376,7 +377,8 @@ struct heads_shape {
 
 static bool heads_shape_get(const struct call *call, int i, struct heads_shape *ret_shape)
 {
-  static const struct heads_shape sizes[] = {{1, 1, 1, 1}, {5, 3, 1, 7}, {37, 4, 2, 20}, {19, 2, 2, 64}, {3, 8, 2, 129}};
+  static const struct heads_shape sizes[] = {{1, 1, 1, 1}, {5, 3, 1, 7}, {37, 4, 2, 20}, {19, 2, 2, 64}, {3, 8, 2,
+                                                                                                          129}};
   static const struct heads_shape bench_sizes[] = {{4096, 32, 8, 128}};
   if (i >= (int)(call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes)))
     return false;

@@ -193,6 +193,7 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
   for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
     struct lade_head_stats_args stats = {
         .dtype = p->fwd.dtype, .n = p->fwd.n, .d = p->fwd.d, .vocabulary = cut->rows, .leaf = p->fwd.leaf,
+        .softcap = p->fwd.softcap,
         .first_token = rank * cut->rows, .padding = cut_padding(cut, rank), .x = p->fwd.x,
         .weight = cut_weight(cut, rank), .targets = p->targets, .stats = cut->stats + rank * 3 * p->fwd.n};
     kernel_call(kernels, LADE_K_HEAD_STATS, &stats, &stats.workspace, NULL);
@@ -317,6 +318,7 @@ static void parts_reduce(struct problem *problem, const struct lade_kernels *ker
   for (int i = 0; i < n; i++) {
     struct lade_head_stats_args part = {
         .dtype = all->dtype, .n = all->n, .d = all->d, .vocabulary = first[i + 1] - first[i], .first_token = first[i],
+        .softcap = all->softcap,
         .x = all->x, .weight = (const char *)all->weight + (size_t)(first[i] * all->d) * lade_dtype_bytes(all->dtype),
         .targets = all->targets, .before = i ? i == 1 ? begun : stats : NULL, .stats = i ? stats : begun};
     kernel_call(kernels, LADE_K_HEAD_STATS, &part, &part.workspace, NULL);

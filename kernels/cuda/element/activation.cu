@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Activations of an MLP besides GELU's tanh form and SwiGLU, alone and with a gate, as kernels/host/element/activation.c
- * derives them: x s(z) from e = exp(-|z|), x Phi(x) from erfc, and the RELUs.
+ * Activations of an MLP besides GELU's tanh form and SwiGLU, alone and with a gate, as
+ * kernels/host/element/activation.c derives them: x s(z) from e = exp(-|z|), x Phi(x) from erfc, and the RELUs.
  *
  * Moves 2 n elements forward, 3 n backward; with a gate 3 n f and 5 n f. Bound: memory, except that erfc takes some
  * fifty instructions, which bounds 16-bit types on fast memory. The activation is the same for all threads, so its
@@ -16,21 +16,21 @@
 #define SQRT_HALF 0.70710678118654752440f
 #define PHI_0 0.39894228040143267794f /* 1 / sqrt(2 pi) */
 
-struct curve {
+struct curve_point {
   float y, slope;
 };
 
-template <class T> static __device__ inline curve sigmoid_curve(float x, float inner, float z, float slope_z)
+template <class T> static __device__ inline curve_point sigmoid_curve(float x, float inner, float z, float slope_z)
 {
   const float e = exp_for(T(), -fabsf(z)), r = reciprocal_for(T(), 1 + e), s = z < 0 ? e * r : r;
-  const curve result = {x * s, s + inner * slope_z * (e * r * r)};
+  const curve_point result = {x * s, s + inner * slope_z * (e * r * r)};
   return result;
 }
 
-template <class T> static __device__ inline curve curve_get(enum lade_activation activation, float x)
+template <class T> static __device__ inline curve_point curve_get(enum lade_activation activation, float x)
 {
   const float inner = x > SLOPE_END ? SLOPE_END : x < -SLOPE_END ? -SLOPE_END : x; /* NaN stays */
-  curve result = {x < 0 ? 0.0f : x, x > 0 ? 1.0f : 0.0f};
+  curve_point result = {x < 0 ? 0.0f : x, x > 0 ? 1.0f : 0.0f};
   switch (activation) {
   case LADE_GELU_TANH:
     return sigmoid_curve<T>(x, inner, 2 * SQRT_2_OVER_PI * (inner + CUBIC * inner * inner * inner),
@@ -159,7 +159,7 @@ template <class T, int N> static __device__ void gated_bwd_packs(const struct la
     float d_gate[N], d_up[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
-      const curve c = curve_get<T>(a.activation, get(gate[turn].x[j]));
+      const curve_point c = curve_get<T>(a.activation, get(gate[turn].x[j]));
       const float d = get(dy[turn].x[j]);
       d_gate[j] = d * get(up[turn].x[j]) * c.slope;
       d_up[j] = d * c.y;

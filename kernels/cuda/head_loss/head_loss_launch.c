@@ -152,7 +152,8 @@ static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   float *per_row = (float *)(at + rooms.per_row);
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                                   .n_tokens = a->vocabulary, .x = a->x, .weight = a->weight, .scratch = at + rooms.end};
-  walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .logits = (float *)at, .targets = a->targets, .max = per_row,
+  walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .logits = (float *)at, .targets = a->targets,
+                                      .max = per_row,
                                       .sum = per_row + a->n, .target_logit = per_row + 2 * a->n, .losses = a->losses,
                                       .lse = a->lse, .loss = a->loss};
   for (; walk.head.first_column < a->vocabulary; walk.head.first_column += walk.head.n_columns)

@@ -84,7 +84,8 @@ static __device__ void embed_run(const struct lade_embed_bwd_args &a)
   int64_t n = a.batch * a.seq_len, first = blockIdx.x, j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * N;
   int32_t token = a.tokens[order[first]];
   int64_t table_row = token - a.first_token;
-  if ((a.has_pad && token == a.pad_token) || (first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d || table_row < 0 || table_row >= a.vocabulary)
+  if ((a.has_pad && token == a.pad_token) || (first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d ||
+      table_row < 0 || table_row >= a.vocabulary)
     return;
   float sums[N] = {};
   for (int64_t place = first; place < n && a.tokens[order[place]] == token; place++) {

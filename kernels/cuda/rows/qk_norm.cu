@@ -6,8 +6,8 @@
  * own, which must run before dx takes over dy's memory: a thread has a column of the weights and sums it over the rows
  * of its block and the heads (row_sums.cu adds the blocks).
  *
- * Moves 2 n (H + 2 Hk) D elements forward and 5 of these backward. Bound: memory by heads; over all heads two warps of a
- * block work, and latency bounds it, at some times the price of a norm.
+ * Moves 2 n (H + 2 Hk) D elements forward and 5 of these backward. Bound: memory by heads; over all heads two warps of
+ * a block work, and latency bounds it, at some times the price of a norm.
  */
 #include "kernels/cuda/kernel.h"
 

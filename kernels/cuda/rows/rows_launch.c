@@ -152,7 +152,8 @@ size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *a)
 static void rope(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_rope_args *a = args;
-  int64_t half = (a->rotary_dim ? a->rotary_dim : a->head_dim) / 2, n_runs = lade_div_up(a->seq_len, LADE_CUDA_ROPE_RUN);
+  int64_t half = (a->rotary_dim ? a->rotary_dim : a->head_dim) / 2, n_runs = lade_div_up(a->seq_len,
+                                                                                         LADE_CUDA_ROPE_RUN);
   int64_t n_packs = (a->heads + a->n_kv_heads) * lade_cuda_row_packs(a->dtype, half);
   lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE_TABLE, LADE_F32,
                         (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_runs * half, LADE_CUDA_THREADS)},

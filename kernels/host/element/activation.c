@@ -2,9 +2,9 @@
 /*
  * Activations of an MLP besides GELU's tanh form (gelu.c) and SwiGLU (swiglu.c), alone and with a gate.
  *
- * SILU, both approximations of GELU: x s(z) with the logistic function s of z = x, 1.702 x, or twice GELU's u. The slope
- * is s + x s (1-s) z'. e = exp(-|z|) keeps s and s (1-s) finite. Past |x| = 100 the slope's second term is zero in
- * double and x^3 may not be finite, so x is clamped there inside of it.
+ * SILU, both approximations of GELU: x s(z) with the logistic function s of z = x, 1.702 x, or twice GELU's u. The
+ * slope is s + x s (1-s) z'. e = exp(-|z|) keeps s and s (1-s) finite. Past |x| = 100 the slope's second term is zero
+ * in double and x^3 may not be finite, so x is clamped there inside of it.
  *
  * GELU_ERF: x Phi(x) with the normal distribution's Phi, from erfc, which does not cancel for negative x. The slope is
  * Phi(x) + x phi(x).

@@ -3,8 +3,8 @@
  * activation.c in vectors; the exponential is lanes.h's.
  *
  * The normal distribution's upper tail at t = |x| is exp(-t^2/2) w P(w) with w = 1 / (1 + 0.3 t), the form of
- * Abramowitz and Stegun 26.2.17. P is of degree 9, fitted in Chebyshev nodes of w over t from 0 to 15: its relative error
- * is below 4e-9, so rounding dominates. The slope needs the same exponential.
+ * Abramowitz and Stegun 26.2.17. P is of degree 9, fitted in Chebyshev nodes of w over t from 0 to 15: its relative
+ * error is below 4e-9, so rounding dominates. The slope needs the same exponential.
  */
 #include "kernels/host/element/activation.h"
 

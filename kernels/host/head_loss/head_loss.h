@@ -24,8 +24,8 @@ struct lade_head_loss_level {
   /* Update the row's running (max, sum of exp(logit - max)) with these logits. */
   void (*reduce)(const struct lade_head_row *row, double *max, double *sum);
   /*
-   * d_logits[n] in D = (exp(logit - lse) - (j == target)) * scale; with a soft cap, logits are the capped ones, and this
-   * is multiplied by the cap's slope, 1 - (logit / softcap)^2.
+   * d_logits[n] in D = (exp(logit - lse) - (j == target)) * scale; with a soft cap, logits are the capped ones, and
+   * this is multiplied by the cap's slope, 1 - (logit / softcap)^2.
    */
   void (*gradient)(const struct lade_head_row *row, double lse, double scale, void *d_logits);
   /* to[n] in D = from[n] in FP32, rounded. */

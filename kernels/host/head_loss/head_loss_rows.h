@@ -39,8 +39,8 @@ static void row_reduce(const struct lade_head_row *row, double *max, double *sum
 }
 
 /*
- * c tanh(x / c). With z = x / c: below |z| = 0.6 a Pade approximant, whose remainder is below 1e-10; past it (1 - e) / (1 +
- * e) with e = exp(-2|z|), which would cancel near zero.
+ * c tanh(x / c). With z = x / c: below |z| = 0.6 a Pade approximant, whose remainder is below 1e-10; past it (1 - e) /
+ * (1 + e) with e = exp(-2|z|), which would cancel near zero.
  */
 #define TANH_NEAR 0.6f
 

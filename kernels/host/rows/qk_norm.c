@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * RMSNorm of queries and keys within rows of qkv, by head (Qwen 3, Gemma 3) or over all heads (OLMo 2), and its backward.
+ * RMSNorm of queries and keys within rows of qkv, by head (Qwen 3, Gemma 3) or over all heads (OLMo 2), and its
+ * backward.
  *
- * A row has groups: the query heads, or all of them together, then those of keys. A group is a norm of its own, with the
- * formulas of norm_ref.h: y = h (weight + offset) with h = x rstd, and dx = rstd (g - h avg(g h)) with g = dy (weight +
- * offset). Groups of one kind share weights. Their gradients are summed per block of rows, as a norm's; queries' and
- * keys' have partials of their own, because their lengths may differ.
+ * A row has groups: the query heads, or all of them together, then those of keys. A group is a norm of its own, with
+ * the formulas of norm_ref.h: y = h (weight + offset) with h = x rstd, and dx = rstd (g - h avg(g h)) with g = dy
+ * (weight + offset). Groups of one kind share weights. Their gradients are summed per block of rows, as a norm's;
+ * queries' and keys' have partials of their own, because their lengths may differ.
  *
  * If ranks share a group's heads, the sums over a group come from all ranks (qk_sums, qk_dots). A key head that several
  * ranks have gets a part of its gradient on each, so a rank subtracts its share of h avg(g h) only: k_total counts the

@@ -43,7 +43,8 @@ REF_INLINE struct qk_group qk_group_get(const struct qk_shape *shape, int64_t ro
 
 REF_INLINE void qk_values_copy(const struct qk_shape *shape, int64_t row, const void *x, void *y, enum lade_dtype dtype)
 {
-  size_t element_bytes = lade_dtype_bytes(dtype), n_bytes = (size_t)(shape->n_kv_heads * shape->head_dim) * element_bytes;
+  size_t element_bytes = lade_dtype_bytes(dtype),
+      n_bytes = (size_t)(shape->n_kv_heads * shape->head_dim) * element_bytes;
   size_t at_bytes = (size_t)((row + 1) * qk_row(shape)) * element_bytes - n_bytes;
   if (x != y)
     memcpy((char *)y + at_bytes, (const char *)x + at_bytes, n_bytes);

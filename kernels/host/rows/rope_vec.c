@@ -16,7 +16,8 @@ VEC_INLINE void turn_step(int64_t j, int n, const struct lade_rope_args *a, int6
 VEC_INLINE void turn_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   VEC_COPY(lade_rope_args, a, arg);
-  int64_t half = (a->rotary_dim ? a->rotary_dim : a->head_dim) / 2, row_elements = (a->heads + 2 * a->n_kv_heads) * a->head_dim;
+  int64_t half = (a->rotary_dim ? a->rotary_dim : a->head_dim) / 2,
+      row_elements = (a->heads + 2 * a->n_kv_heads) * a->head_dim;
   int64_t rows = lade_task_rows(row_elements), end = LADE_MIN(a->batch * a->seq_len, (i_task + 1) * rows);
   size_t element_bytes = lade_dtype_bytes(dtype), value_bytes = (size_t)(a->n_kv_heads * a->head_dim) * element_bytes;
   for (int64_t row = i_task * rows; row < end; row++) {

@@ -295,7 +295,8 @@ static bool is_no_weight(const struct lade_model *model, const char *bare)
     return true;
   if (model->family == LADE_GPT2)
     return name_ends(bare, ".attn.bias") || name_ends(bare, ".attn.masked_bias");
-  if (model->family == LADE_GPT_NEOX && (name_ends(bare, ".attention.bias") || name_ends(bare, ".attention.masked_bias")))
+  if (model->family == LADE_GPT_NEOX && (name_ends(bare, ".attention.bias") || name_ends(bare,
+                                                                                         ".attention.masked_bias")))
     return true;
   return name_ends(bare, ".rotary_emb.inv_freq");
 }

@@ -123,7 +123,8 @@ static int model_compare(const struct load *load, struct lade_error *error)
   }
   const char *difference = lade_model_difference(&saved, model);
   if (difference)
-    return lade_error_set(error, -EINVAL, "%s: differs from the model in %s: this is a checkpoint of another model (%s)",
+    return lade_error_set(error, -EINVAL,
+                          "%s: differs from the model in %s: this is a checkpoint of another model (%s)",
                           load->path, difference, load->state.state.model);
   return 0;
 }

@@ -166,8 +166,8 @@ static bool rows_are_joined(const struct slice_span *span)
 }
 
 /*
- * Return the rows of a line, which is contiguous in the tensor, rows first: all rows, the rows of a run of the file, or one
- * row.
+ * Return the rows of a line, which is contiguous in the tensor, rows first: all rows, the rows of a run of the file, or
+ * one row.
  */
 static int64_t line_rows(const struct slice_span *span)
 {

@@ -88,7 +88,8 @@ static int json_write(json_t *root, size_t flags, const char *dir, const char *n
 int saved_config_write(const struct lade_model *model, const char *dir, struct lade_faults *faults,
                        struct lade_error *error)
 {
-  return json_write(lade_model_json(model), JSON_INDENT(2) | JSON_REAL_PRECISION(9), dir, CHECKPOINT_CONFIG, faults, error);
+  return json_write(lade_model_json(model), JSON_INDENT(2) | JSON_REAL_PRECISION(9), dir, CHECKPOINT_CONFIG, faults,
+                    error);
 }
 
 /* ---- the index of a model in several files ---- */

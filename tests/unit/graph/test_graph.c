@@ -524,11 +524,14 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
   config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":3}", "rope_scaling is 3", "object", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"mrope\",\"factor\":2}}",
                 "rope_scaling.type is \"mrope\"", "llama3", NULL);
-  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}", "rope_scaling.factor is 0.5",
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}",
+                "rope_scaling.factor is 0.5",
                 "from 1 up", NULL);
-  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":1}}", "beta_fast is 1",
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":1}}",
+                "beta_fast is 1",
                 "slow < fast", NULL);
-  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}", "short_factor is [1]",
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}",
+                "short_factor is [1]",
                 "a list of", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"pad_token_id\":1000000}", "pad_token_id is 1000000", "below", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"rope_type\":\"llama3\"}}", "rope_scaling.factor is missing",

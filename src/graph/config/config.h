@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between the files that read and write config.json: one field at a time (config.c), a family's fields
- * (config_families.c), rotary positions (config_rope.c), and the writer (config_write.c).
+ * Between the files that read and write config.json: one field at a time (fields.c), the names of fields
+ * (table.c), the families (families.c), rotary positions (rope.c), and the writer (write.c).
  */
 #ifndef LADE_GRAPH_CONFIG_H
 #define LADE_GRAPH_CONFIG_H
@@ -19,8 +19,8 @@ struct config {
 };
 
 /*
- * A family's fields: their names, and the values that transformers gives absent ones. A NULL name: the family has no such
- * field. null and an absent field are the same except where a comment says otherwise.
+ * A family's fields: their names, and the values that transformers gives absent ones. A NULL name: the family has no
+ * such field. null and an absent field are the same except where a comment says otherwise.
  */
 struct config_fields {
   struct lade_model_labels sizes; /* required, except those with a default below */
@@ -38,10 +38,11 @@ struct config_fields {
 /* Return the fields of @family; GPT-2 included. */
 const struct config_fields *config_fields_get(enum lade_family family);
 
-/* Return the name of an activation in configurations, "silu". */
+/* Return the name of an activation in configurations, "silu"; or find one, LADE_ACTIVATION_USUAL if there is none. */
 const char *config_activation_name(enum lade_activation activation);
+enum lade_activation config_activation_find(const char *name);
 
-/* ---- one field (config.c) ---- */
+/* ---- one field (fields.c) ---- */
 
 /* Set the error "@name is <value>: expected @expected". -EINVAL. */
 int field_refuse(const struct config *config, const char *name, const char *expected);

@@ -2,8 +2,8 @@
 /*
  * The rotary positions of a config.json.
  *
- * Both spellings are read: rope_theta with rope_scaling, and the one object rope_parameters of newer versions, which may
- * have an object for each type of layer (Gemma 3). Forms are those of transformers' modeling_rope_utils, with its
+ * Both spellings are read: rope_theta with rope_scaling, and the one object rope_parameters of newer versions, which
+ * may have an object for each type of layer (Gemma 3). Forms are those of transformers' modeling_rope_utils, with its
  * defaults. A form's number that would change the computation in another way is refused.
  *
  * Up to the model's context the dynamic form has no effect, and no run is longer.
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "graph/config.h"
+#include "graph/config/config.h"
 
 /* Read a list of numbers, a factor for each pair. */
 static int factors_read(const struct config *config, const char *name, int64_t n, float *ret_factors)

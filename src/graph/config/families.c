@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fields of each family's config.json, and the values that transformers' configuration classes give absent ones.
+ * The reader of each family's config.json.
  *
- * Every field that changes the computation is either understood or refused. Fields of other families (scaled embeddings,
- * capped logits, ...) are refused as well, although transformers ignores them: a config with such a field was trained with
- * it. Sizes are required, because any default would be a guess; the exceptions are those that old files leave out.
- * Dropout is an option of the run (--dropout), not of the config.
+ * Every field that changes the computation is either understood or refused. Fields of other families (scaled
+ * embeddings, capped logits, ...) are refused as well, although transformers ignores them: a config with such a field
+ * was trained with it. Sizes are required, because any default would be a guess; the exceptions are those that old
+ * files leave out. Dropout is an option of the run (--dropout), not of the config.
  */
 #include <errno.h>
 #include <math.h>
@@ -13,71 +13,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "graph/config.h"
-
-#define SIZES(eps) \
-  .sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", \
-            "intermediate_size", "max_position_embeddings", "vocab_size", eps}, .activation = "hidden_act"
-
-static const struct config_fields families[LADE_N_FAMILIES] = {
-    [LADE_GPT2] = {.sizes = {"n_layer", "n_head", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size",
-                             "layer_norm_epsilon"}, .activation = "activation_function", .hidden_of_width = 4,
-                   .norm_eps = 1e-5f, .is_tied = true, .pad_token = -1},
-    [LADE_LLAMA] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1},
-    [LADE_MISTRAL] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1, .n_kv_heads = 8,
-                      .window = 4096},
-    [LADE_MINISTRAL] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1,
-                        .n_kv_heads = 8, .window = 4096},
-    [LADE_QWEN2] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1, .n_kv_heads = 32,
-                    .window = 4096},
-    [LADE_QWEN3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1, .n_kv_heads = 32,
-                    .head_dim = 128, .window = 4096},
-    [LADE_GEMMA] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .is_tied = true, .n_kv_heads = 16,
-                    .head_dim = 256},
-    [LADE_GEMMA2] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
-                               "intermediate_size", "max_position_embeddings", "vocab_size", "rms_norm_eps"},
-                     .activation = "hidden_activation", .norm_eps = 1e-6f, .rope_theta = 10000, .is_tied = true,
-                     .n_kv_heads = 4, .head_dim = 256, .window = 4096},
-    [LADE_GEMMA3] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
-                               "intermediate_size", "max_position_embeddings", "vocab_size", "rms_norm_eps"},
-                     .activation = "hidden_activation", .norm_eps = 1e-6f, .rope_theta = 1000000, .is_tied = true,
-                     .n_kv_heads = 4, .head_dim = 256, .context = 131072, .window = 4096},
-    [LADE_PHI3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = 32000},
-    [LADE_OLMO2] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = 1},
-    [LADE_SMOLLM3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 2000000, .is_tied = true,
-                      .pad_token = 128004, .n_kv_heads = 4},
-    [LADE_STARCODER2] = {SIZES("norm_epsilon"), .norm_eps = 1e-5f, .rope_theta = 10000, .is_tied = true,
-                         .pad_token = -1, .n_kv_heads = 2},
-    [LADE_GPT_NEOX] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_attention_heads", "hidden_size",
-                                 "intermediate_size", "max_position_embeddings", "vocab_size", "layer_norm_eps"},
-                       .activation = "hidden_act", .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = -1},
-    [LADE_FALCON] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_kv_heads", "hidden_size",
-                               "ffn_hidden_size", "max_position_embeddings", "vocab_size", "layer_norm_epsilon"},
-                     .activation = "activation", .norm_eps = 1e-5f, .rope_theta = 10000, .is_tied = true,
-                     .pad_token = -1, .hidden_of_width = 4, .context = 2048},
-};
-
-const struct config_fields *config_fields_get(enum lade_family family)
-{
-  return &families[family];
-}
-
-/* ---- activations ---- */
-
-static const struct {
-  const char *name;
-  enum lade_activation activation;
-} activations[] = {{"silu", LADE_SILU},       {"gelu_new", LADE_GELU_TANH}, {"gelu_pytorch_tanh", LADE_GELU_TANH},
-                   {"gelu", LADE_GELU_ERF},   {"quick_gelu", LADE_GELU_QUICK}, {"relu", LADE_RELU},
-                   {"relu2", LADE_RELU_SQUARED}, {"swish", LADE_SILU}, {"gelu_fast", LADE_GELU_TANH}};
-
-const char *config_activation_name(enum lade_activation activation)
-{
-  for (size_t i = 0; i < LADE_COUNT(activations); i++)
-    if (activations[i].activation == activation)
-      return activations[i].name;
-  return "silu";
-}
+#include "graph/config/config.h"
 
 static int activation_read(const struct config *config, struct lade_model *model)
 {
@@ -88,10 +24,8 @@ static int activation_read(const struct config *config, struct lade_model *model
     return 0;
   if (model->family == LADE_GEMMA && text && strcmp(text, "gelu") == 0)
     text = "gelu_pytorch_tanh"; /* an old name of it in this family */
-  for (size_t i = 0; i < LADE_COUNT(activations) && text; i++) {
-    if (strcmp(activations[i].name, text) != 0)
-      continue;
-    const enum lade_activation activation = activations[i].activation;
+  const enum lade_activation activation = text ? config_activation_find(text) : LADE_ACTIVATION_USUAL;
+  if (activation != LADE_ACTIVATION_USUAL) {
     model->activation = activation == lade_model_activation(model) ? LADE_ACTIVATION_USUAL : activation;
     return 0;
   }
@@ -128,7 +62,8 @@ static int sizes_read(const struct config *config, const struct config_fields *f
   const struct {
     const char *name;
     int64_t fallback, *ret_value;
-  } sizes[] = {{fields->sizes.vocabulary, 0, &model->vocabulary}, {fields->sizes.context, fields->context, &model->context},
+  } sizes[] = {{fields->sizes.vocabulary, 0, &model->vocabulary}, {fields->sizes.context, fields->context,
+                                                                   &model->context},
                {fields->sizes.width, 0, &model->width},           {fields->sizes.layers, 0, &model->layers},
                {fields->sizes.heads, 0, &model->heads}};
   int rc = 0;
@@ -219,7 +154,8 @@ static int window_read(const struct config *config, const struct config_fields *
     return 0;
   int rc = has_switch ? field_boolean(config, "use_sliding_window", false, &is_used) : 0;
   if (rc == 0)
-    rc = field_integer(config, "sliding_window", field_is_absent(config, "sliding_window") ? fields->window : 0, &window);
+    rc = field_integer(config, "sliding_window", field_is_absent(config, "sliding_window") ? fields->window : 0,
+                       &window);
   if (rc == 0 && has_switch)
     rc = field_integer(config, "max_window_layers", 28, &first);
   if (rc == 0 && model->family == LADE_GEMMA3)
@@ -355,7 +291,8 @@ static int falcon_read(const struct config *config, struct lade_model *model)
   if (rc == 0)
     rc = field_integer(config, "num_ln_in_parallel_attn", is_new ? 2 : 1, &n_norms);
   if (rc == 0 && (n_norms < 1 || n_norms > (is_new ? 2 : 1)))
-    rc = field_refuse(config, "num_ln_in_parallel_attn", is_new ? "1 or 2" : "1 or null without new_decoder_architecture");
+    rc = field_refuse(config, "num_ln_in_parallel_attn",
+                      is_new ? "1 or 2" : "1 or null without new_decoder_architecture");
   if (rc == 0 && is_new && !is_parallel)
     rc = field_refuse(config, "parallel_attn", "true with new_decoder_architecture");
   model->is_grouped = is_new;
@@ -390,14 +327,16 @@ static bool is_known(const struct lade_model *model, const char *name)
   if (strcmp(name, "sliding_window") == 0)
     return has_window(model);
   if (strcmp(name, "partial_rotary_factor") == 0)
-    return model->family != LADE_GPT2; /* config_rope.c checks it */
+    return model->family != LADE_GPT2; /* rope.c checks it */
   for (size_t i = 0; i < LADE_COUNT(known); i++)
     if (known[i].family == model->family && strcmp(known[i].name, name) == 0)
       return true;
   return false;
 }
 
-/* Refuse fields that the family does not have. Allowed are absent, null, false, empty, and the number without effect. */
+/*
+ * Refuse fields that the family does not have. Allowed are absent, null, false, empty, and the number without effect.
+ */
 static int foreign_refuse(const struct config *config, const struct lade_model *model)
 {
   static const struct foreign_field fields[] = {
@@ -413,7 +352,8 @@ static int foreign_refuse(const struct config *config, const struct lade_model *
   };
   for (size_t i = 0; i < LADE_COUNT(fields); i++) {
     const json_t *value = field_find(config, fields[i].name);
-    bool is_off = strcmp(fields[i].name, "sliding_window") == 0 && json_is_false(field_find(config, "use_sliding_window"));
+    const json_t *use = field_find(config, "use_sliding_window");
+    bool is_off = strcmp(fields[i].name, "sliding_window") == 0 && json_is_false(use);
     bool is_neutral = !value || is_off || json_is_false(value) || (json_is_array(value) && !json_array_size(value)) ||
                       (json_is_number(value) && json_number_value(value) == fields[i].neutral);
     if (is_neutral || is_known(model, fields[i].name))

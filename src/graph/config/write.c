@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "base/base.h"
-#include "graph/config.h"
+#include "graph/config/config.h"
 #include "graph/model_json.h"
 
 /* Return the number with the fewest digits that is @value in FP32. */
