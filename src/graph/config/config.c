@@ -41,17 +41,12 @@ static int config_read(const struct config *config, struct lade_model *model)
   return config_family_read(config, family, model);
 }
 
-/* Load the config.json at @path, a file. */
-static int file_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
+int config_text_read(const char *path, const char *text, size_t n_bytes, struct lade_model *ret_model,
+                     struct lade_error *error)
 {
-  char *text = NULL;
-  size_t bytes = 0;
-  int rc = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
-  if (rc < 0)
-    return rc;
+  int rc;
   json_error_t json_error;
-  json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &json_error);
-  free(text);
+  json_t *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &json_error);
   if (!root && (json_error.text[0] == 0 || json_error_code(&json_error) == json_error_out_of_memory))
     return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path); /* a syntax error always has a text */
   if (!root)
@@ -65,6 +60,18 @@ static int file_load(const char *path, struct lade_model *ret_model, struct lade
   json_decref(root);
   if (rc == 0)
     *ret_model = model;
+  return rc;
+}
+
+/* Load the config.json at @path, a file. */
+static int file_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
+{
+  char *text = NULL;
+  size_t bytes = 0;
+  int rc = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
+  if (rc == 0)
+    rc = config_text_read(path, text, bytes, ret_model, error);
+  free(text);
   return rc;
 }
 

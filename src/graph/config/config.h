@@ -62,6 +62,10 @@ int field_choice(const struct config *config, const char *name, bool is_optional
 
 /* ---- parts ---- */
 
+/* Read a model from the text of a config.json; @path begins messages. Errors: lade_model_load's. */
+int config_text_read(const char *path, const char *text, size_t n_bytes, struct lade_model *ret_model,
+                     struct lade_error *error);
+
 /* Read a model of @family and check it. */
 int config_family_read(const struct config *config, enum lade_family family, struct lade_model *model);
 
