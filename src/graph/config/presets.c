@@ -75,16 +75,19 @@ static const struct {
      "\"vocab_size\":100352,\"max_position_embeddings\":16384,\"rope_theta\":250000,\"pad_token_id\":100349}"},
     {"olmo2-1b", "{\"model_type\":\"olmo2\",\"num_hidden_layers\":16,\"num_attention_heads\":16,"
      "\"num_key_value_heads\":16,\"hidden_size\":2048,\"intermediate_size\":8192,"
-     "\"vocab_size\":100352,\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-6,\"pad_token_id\":100277}"},
+     "\"vocab_size\":100352,\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-6,"
+     "\"pad_token_id\":100277}"},
     {"olmo2-7b", "{\"model_type\":\"olmo2\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":32,\"hidden_size\":4096,\"intermediate_size\":11008,"
-     "\"vocab_size\":100352,\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-6,\"pad_token_id\":100277}"},
+     "\"vocab_size\":100352,\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-6,"
+     "\"pad_token_id\":100277}"},
     {"smollm3-3b", "{\"model_type\":\"smollm3\",\"num_hidden_layers\":36,\"num_attention_heads\":16,"
      "\"num_key_value_heads\":4,\"hidden_size\":2048,\"intermediate_size\":11008,"
      "\"vocab_size\":128256,\"max_position_embeddings\":65536,\"rope_theta\":5e6}"},
     {"starcoder2-3b", "{\"model_type\":\"starcoder2\",\"num_hidden_layers\":30,\"num_attention_heads\":24,"
      "\"num_key_value_heads\":2,\"hidden_size\":3072,\"intermediate_size\":12288,"
-     "\"vocab_size\":49152,\"max_position_embeddings\":16384,\"rope_theta\":999999.4420358813,\"sliding_window\":4096}"},
+     "\"vocab_size\":49152,\"max_position_embeddings\":16384,\"rope_theta\":999999.4420358813,"
+     "\"sliding_window\":4096}"},
     {"pythia-160m", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":12,\"num_attention_heads\":12,"
      "\"hidden_size\":768,\"intermediate_size\":3072,"
      "\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
@@ -115,7 +118,8 @@ static int name_refuse(const char *name, struct lade_error *error)
     size_t used = strlen(names);
     snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", one);
   }
-  return lade_error_set(error, -ENOENT, "no model named '%.64s': expected the path of a config.json, or one of %s", name,
+  return lade_error_set(error, -ENOENT, "no model named '%.64s': expected the path of a config.json, or one of %s",
+                        name,
                         names);
 }
 
