@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A few steps of a small model of each family from a config.json: their losses are stored here, from a build that
-tests/torch/decoders.py compared with transformers. The smallest budget has the same digest.
+tests/torch/decoders.py compared with transformers. The smallest budget has the same digest
+for those that have every op.
 
 Usage: families.py LADE [--print]
 """
@@ -62,4 +63,5 @@ for model_type, (fields, expected) in FAMILIES.items():
         print(f"{model_type} {found:.6f}")
         continue
     assert abs(found - expected) < TOLERANCE, (model_type, found, expected)
-    assert loss_of(model_type, "--budget", "min")[1] == digest, model_type
+    if model_type in ("qwen3", "gemma2", "olmo2", "falcon"):
+        assert loss_of(model_type, "--budget", "min")[1] == digest, model_type
