@@ -4,7 +4,10 @@
  * training step of `baby` in all three layouts, larger ones, attention, and the head. oneDNN runs interleaved with our
  * own if its plug-in opens (LADE_ONEDNN_PLUGIN names its file).
  *
- *   bench-kernels [THREADS]
+ *   bench-kernels [THREADS [forms]]
+ *
+ * With `forms`, attention alone: windows, soft caps, sinks and short documents beside whole causal attention, as ratios
+ * of times from interleaved rounds, and the ratio of the pairs of queries and keys.
  *
  * With one thread the clock is the thread's own, so that other work on the machine does not count.
  */
@@ -190,6 +193,76 @@ static double peak_measure(const struct bench *bench)
   return best;
 }
 
+/* A form of scores that is timed, and its pairs per head. */
+struct form_bench {
+  const char *name;
+  int64_t window, document;
+  float softcap;
+  bool has_sinks;
+  double seconds[2]; /* forward, backward */
+};
+
+static double pairs_count(const struct form_bench *form, int64_t seq_len)
+{
+  double pairs = 0;
+  for (int64_t i = 0; i < seq_len; i++) {
+    int64_t first = form->window ? LADE_MAX(i + 1 - form->window, 0) : 0;
+    pairs += (double)(i + 1 - LADE_MAX(first, form->document ? i / form->document * form->document : 0));
+  }
+  return pairs;
+}
+
+/* Time both directions of @form once; the least of all rounds stays. */
+static void form_round(const struct bench *bench, struct form_bench *form, struct lade_attention_fwd_args fwd,
+                       struct lade_attention_bwd_args bwd, const void *sinks, int32_t *first_keys)
+{
+  fwd.form = (struct lade_score_form){.window = form->window, .softcap = form->softcap,
+                                      .sinks = form->has_sinks ? sinks : NULL,
+                                      .first_keys = form->document ? first_keys : NULL};
+  bwd.form = fwd.form;
+  for (int64_t i = 0; form->document && i < fwd.seq_len; i++)
+    first_keys[i] = (int32_t)(i / form->document * form->document);
+  form->seconds[0] = LADE_MIN(form->seconds[0], call_seconds(bench, &bench->own, LADE_K_ATTENTION_FWD, &fwd, 1));
+  form->seconds[1] = LADE_MIN(form->seconds[1], call_seconds(bench, &bench->own, LADE_K_ATTENTION_BWD, &bwd, 1));
+}
+
+static void forms_bench(const struct bench *bench)
+{
+  struct form_bench forms[] = {
+      {"whole"}, {"window 2048", .window = 2048}, {"window 1024", .window = 1024}, {"window 512", .window = 512},
+      {"window 256", .window = 256}, {"window 128", .window = 128}, {"documents of 512", .document = 512},
+      {"soft cap", .softcap = 30}, {"sinks", .has_sinks = true}};
+  const int64_t seq_len = 4096, heads = 2, head_dim = 64, n_qkv = seq_len * 3 * heads * head_dim, n_out = n_qkv / 3;
+  void *sinks = values_make(LADE_BF16, heads);
+  int32_t *first_keys = memory_make((size_t)seq_len * sizeof(*first_keys));
+  struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                        .n_kv_heads = heads, .head_dim = head_dim, .form = {.sinks = sinks},
+                                        .qkv = values_make(LADE_BF16, n_qkv), .out = values_make(LADE_BF16, n_out),
+                                        .lse = memory_make((size_t)(seq_len * heads) * sizeof(float))};
+  struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                        .n_kv_heads = heads, .head_dim = head_dim, .form = {.sinks = sinks},
+                                        .qkv = fwd.qkv, .out = fwd.out, .lse = fwd.lse,
+                                        .d_out = values_make(LADE_BF16, n_out), .d_qkv = memory_make((size_t)n_qkv * 2),
+                                        .d_sinks = memory_make((size_t)heads * sizeof(float))};
+  fwd.workspace = workspace_make(bench, LADE_K_ATTENTION_FWD, &fwd);
+  bwd.workspace = workspace_make(bench, LADE_K_ATTENTION_BWD, &bwd);
+  for (int round = 0; round < ROUNDS; round++)
+    for (size_t i = 0; i < LADE_COUNT(forms); i++) {
+      forms[i].seconds[0] = round ? forms[i].seconds[0] : 1e30;
+      forms[i].seconds[1] = round ? forms[i].seconds[1] : 1e30;
+      form_round(bench, &forms[i], fwd, bwd, sinks, first_keys);
+    }
+  printf("attention T%ld H%ld D%ld, of whole causal attention: pairs, forward, backward\n", (long)seq_len, (long)heads,
+         (long)head_dim);
+  for (size_t i = 0; i < LADE_COUNT(forms); i++)
+    printf("%-20s %.3f %.3f %.3f\n", forms[i].name, pairs_count(&forms[i], seq_len) / pairs_count(&forms[0], seq_len),
+           forms[i].seconds[0] / forms[0].seconds[0], forms[i].seconds[1] / forms[0].seconds[1]);
+  void *const all[] = {sinks, first_keys, (void *)fwd.qkv, fwd.out, fwd.lse, fwd.workspace, (void *)bwd.d_out,
+                       bwd.d_qkv, bwd.d_sinks, bwd.workspace};
+  for (size_t i = 0; i < LADE_COUNT(all); i++)
+    free(all[i]);
+}
+
 int main(int argc, char **argv)
 {
   struct bench bench = {.n_threads = argc > 1 ? atoi(argv[1]) : lade_cpu_count()};
@@ -202,6 +275,11 @@ int main(int argc, char **argv)
   bench.peer = bench.own;
   bench.has_peer = lade_matmul_init_onednn(&bench.peer);
   bench.ctx = (struct lade_kernel_ctx){pool, &step};
+  if (argc > 2 && strcmp(argv[2], "forms") == 0) {
+    forms_bench(&bench);
+    lade_pool_destroy(pool);
+    return 0;
+  }
   bench.peak = peak_measure(&bench);
   char name[128];
   lade_cpu_name(name, sizeof(name));

@@ -90,7 +90,7 @@ struct lade_trainer_params {
   struct lade_ranks *ranks;
 
   bool mask_documents; /* a token sees none of an earlier document in its row */
-  int64_t separator;   /* the token that ends a document; -1: the one that the files of data name */
+  int64_t separator;   /* the token that ends a document, with mask_documents; -1: the one that data's files name */
 };
 
 /* Set every field to its default, and struct_size to sizeof *ret_params. Any thread. Never blocks. */

@@ -74,7 +74,7 @@ void lade_cost_finish(struct lade_cost *cost)
 uint64_t lade_cost_op_key(const struct lade_model_graph *graph, int op_index)
 {
   const struct lade_op *op = &graph->ops[op_index];
-  int64_t words[16 + (LADE_OP_MAX_IN + LADE_OP_MAX_OUT) * 6];
+  int64_t words[18 + (LADE_OP_MAX_IN + LADE_OP_MAX_OUT) * 6];
   int n = 0;
   words[n++] = op->kind;
   words[n++] = op->kernel;
@@ -94,6 +94,10 @@ uint64_t lade_cost_op_key(const struct lade_model_graph *graph, int op_index)
     words[n++] = at < 0 ? -1 : (int64_t)graph->tensors[at].dtype;
     for (int dim = 0; at >= 0 && dim < graph->tensors[at].n_dims; dim++)
       words[n++] = graph->tensors[at].dims[dim];
+  }
+  if (op->attr.window || op->attr.attention_softcap > 0) {
+    words[n++] = op->attr.window;
+    words[n++] = op->attr.attention_softcap > 0;
   }
   LADE_ASSERT(n <= (int)LADE_COUNT(words));
   return XXH3_64bits(words, (size_t)n * sizeof(words[0]));

@@ -661,6 +661,21 @@ static void attention_is_the_best_that_is_right(void **state)
     assert_true(keys[i] != keys[0] && keys[i] != keys[1] && keys[i] != keys[2]);
 }
 
+/* A form of scores that wgmma lacks is noted with its price; other forms, heads and tables are not. */
+static void forms_that_wgmma_lacks_are_noted(void **state)
+{
+  struct lade_kernels kernels;
+  const struct lade_score_form whole = {.scale = 0.3f}, window = {.window = 7}, cap = {.softcap = 30};
+  lade_cuda_kernels_init(&kernels);
+  assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &window), "");
+  lade_cuda_attention_choose(&kernels, LADE_K_ATTENTION_FWD, LADE_CUDA_BY_WGMMA);
+  assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &window), "60 %"));
+  assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 64, &cap), "mma.sync"));
+  assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &whole), "");
+  assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 96, &window), "");
+  assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_F32, 128, &window), "");
+}
+
 /* An attention that this GPU lacks, and a persistent error during the trials, leave no kernels open. */
 static void attention_that_cannot_be_is_refused(void **state)
 {
@@ -774,6 +789,7 @@ int main(void)
       cmocka_unit_test(cuts_of_sums_are_in_the_key),
       cmocka_unit_test(attention_is_the_best_that_is_right),
       cmocka_unit_test(attention_that_cannot_be_is_refused),
+      cmocka_unit_test(forms_that_wgmma_lacks_are_noted),
       cmocka_unit_test(every_call_of_the_library_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,6 +55,12 @@ void run_fixture_init(struct run_fixture *run_fixture, const struct run_fixture_
     model.is_tied = false;
     model.rope_base = 10000;
   }
+  if (m->has_score_form) {
+    model.window = 5;
+    lade_layer_set_add(&model.windowed, 0);
+    model.attention_softcap = 3;
+    model.has_sinks = true;
+  }
   lade_kernels_init(&run_fixture->kernels, &cpu);
   demand(lade_pool_create(2, &run_fixture->pool), NULL, "threads");
   struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = &model, .dtype = m->dtype,
@@ -62,7 +68,7 @@ void run_fixture_init(struct run_fixture *run_fixture, const struct run_fixture_
                                   .seq_len = m->seq_len, .dropout = m->dropout, .kernels = &run_fixture->kernels,
                                       .n_threads = 2,
                                   .moments = m->moments, .master = m->master, .grad_dtype = m->grad_dtype,
-                                  .share = m->share};
+                                  .has_documents = m->has_score_form, .share = m->share};
   demand(lade_model_graph_create(&how, &error, &run_fixture->graph), &error, "graph");
   struct lade_cost cost;
   lade_cost_init(&cost, &run_fixture_machine);
@@ -211,12 +217,15 @@ void run_fixture_tokens_fill(struct run_fixture *run_fixture, uint32_t batch)
   for (int m = 0; m < run_fixture->model.n_microbatches; m++) {
     int32_t *tokens = lade_executor_tokens(run_fixture->executor, m), *targets =
         lade_executor_targets(run_fixture->executor, m);
+    int32_t *first_keys = lade_executor_first_keys(run_fixture->executor, m);
     for (int64_t i = 0; i < n; i++) {
       struct lade_philox word = lade_philox_draw(5, batch, (uint32_t)(first + m), (uint64_t)i);
       if (tokens)
         tokens[i] = (int32_t)(word.word[0] % (uint32_t)run_fixture->model.vocabulary);
       if (targets)
         targets[i] = (int32_t)(word.word[1] % (uint32_t)run_fixture->model.vocabulary);
+      if (first_keys) /* documents of seven tokens */
+        first_keys[i] = (int32_t)(i % run_fixture->model.seq_len / 7 * 7);
     }
   }
 }

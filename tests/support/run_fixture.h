@@ -22,6 +22,7 @@ struct run_fixture_model {
   int n_microbatches;
   int64_t layers, width, vocabulary, batch, seq_len;
   bool is_untied;          /* GPT-2 with a head of its own */
+  bool has_score_form;     /* Llama: a window in layer 0, a soft cap, sinks and masked documents */
   struct lade_share share; /* this rank's share of the model */
 };
 

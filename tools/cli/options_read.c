@@ -331,6 +331,8 @@ static int together_check(const struct options *options, struct lade_error *erro
     return lade_error_set(error, -EINVAL, "the trace is missing: lade replay FILE, a snapshot, a CSV or a lade-trace");
   if (option_is_set(options, "min-lr") && session->min_lr > session->lr)
     return lade_error_set(error, -EINVAL, "--min-lr %g is above --lr %g", session->min_lr, session->lr);
+  if (needs_data && option_is_set(options, "separator") && !session->mask_documents)
+    return lade_error_set(error, -EINVAL, "--separator needs --mask-documents");
   if (options->save_every == SAVE_INTERVAL_AUTO && !option_is_set(options, "mtbf"))
     return lade_error_set(error, -EINVAL, "--save-every auto needs --mtbf, which gives the interval");
   int status = subjects_check(options, error);

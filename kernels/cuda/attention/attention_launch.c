@@ -4,9 +4,9 @@
  *
  * The attention is chosen for a table, forward and backward each. It is plain kernels; or mma.sync, which every
  * supported GPU has, with the shared memory requested here; or wgmma, on sm_90 alone. The chosen one computes heads of
- * 64 and 128 in 16 bits, plain kernels all others. wgmma has no windows, soft caps, sinks and first keys, which mma.sync
- * computes in its place. Within a table shape, type and form alone decide. The names of variants, and so the key of the
- * numbers, distinguish tables.
+ * 64 and 128 in 16 bits, plain kernels all others. wgmma has no windows, soft caps, sinks and first keys: mma.sync
+ * computes them in its place. Within a table shape, type and form alone decide. The names of variants, and so the key
+ * of the numbers, distinguish tables.
  */
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
@@ -225,4 +225,15 @@ void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel k
   static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
   kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
   kernels->variant[kernel] = variants[who];
+}
+
+const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, enum lade_dtype dtype, int64_t head_dim,
+                                          const struct lade_score_form *form)
+{
+  const bool is_wgmma = kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_fwd ||
+                        kernels->fn[LADE_K_ATTENTION_BWD] == wgmma_bwd;
+  if (!is_wgmma || !lade_cuda_attention_has(dtype, head_dim) || !lade_cuda_attention_has_form(form))
+    return "";
+  return "attention by wgmma has no windows, soft caps, sinks and masks of documents: mma.sync computes them, at 60 % "
+         "of its rate at most";
 }

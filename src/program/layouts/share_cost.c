@@ -257,6 +257,8 @@ int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_sh
   const struct lade_mesh_params sizes = {.struct_size = sizeof(sizes), .tp = key->tp, .n_kv_heads = model.n_kv_heads};
   struct lade_mesh mesh;
   int status = lade_mesh_init(&sizes, error, &mesh);
+  for (int64_t i = 0; i < job->model->layers; i++) /* of layers with and without a window, the dearer kind counts */
+    model.window = lade_layer_set_has(&job->model->windowed, i) ? model.window : 0;
   model.layers = 1;
   const struct lade_model_graph_params how = {
       .struct_size = sizeof(how), .model = &model, .dtype = job->dtype, .batch = key->micro_batch,

@@ -288,7 +288,7 @@ int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const s
     n++;
   }
   if (saved->data_key != now->data_key) {
-    difference_add(text, text_bytes, "the training data is another");
+    difference_add(text, text_bytes, "the training data is another, or its documents are masked in another way");
     n++;
   }
   return n;

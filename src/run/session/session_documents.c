@@ -20,9 +20,6 @@ int session_documents_open(lade_session *s, struct lade_error *error)
   const struct lade_session_params *p = &s->params;
   struct lade_data_info info = {.separator = -1};
   s->separator = -1;
-  if (!p->mask_documents && p->separator >= 0)
-    return lade_error_set(error, -EINVAL, "--separator %lld has no effect without --mask-documents",
-                          (long long)p->separator);
   if (!p->mask_documents)
     return 0;
   if (s->data)

@@ -162,6 +162,25 @@ static int gpu_take(lade_session *s, struct lade_error *error)
   return s->group.world ? session_agree_least(s, &s->capacity_bytes, error) : 0;
 }
 
+void session_gpu_note_forms(const lade_session *s)
+{
+  const int32_t first_key = 0;
+  const float sink = 0;
+  for (int i = 0; i < s->graph->n_ops; i++) {
+    const struct lade_op *op = &s->graph->ops[i];
+    if (op->kind != LADE_OP_ATTENTION)
+      continue;
+    const struct lade_score_form form = {.softcap = op->attr.attention_softcap, .window = op->attr.window,
+                                         .sinks = op->in[1] >= 0 ? &sink : NULL,
+                                         .first_keys = op->in[2] >= 0 ? &first_key : NULL};
+    const char *note = lade_cuda_attention_form_note(&s->kernels, s->graph->dtype, op->attr.head_dim, &form);
+    if (!*note)
+      continue;
+    session_notice(s, "%s", note);
+    return;
+  }
+}
+
 /* Release the GPU because the host computes instead. pre: all ranks had the same status. */
 static void gpu_leave(lade_session *s)
 {

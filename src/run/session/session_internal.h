@@ -123,6 +123,8 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
  * the host.
  */
 int session_gpu_open(lade_session *session, struct lade_error *error);
+/* Report if the form of a layer's scores takes attention from the GPU's best kernels. pre: the graph is made. */
+void session_gpu_note_forms(const lade_session *session);
 
 /* Return the bytes of the GPU in use outside the arena; 0 on other devices, or if the GPU no longer answers. */
 uint64_t session_gpu_outside(const lade_session *session);

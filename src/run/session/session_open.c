@@ -239,6 +239,8 @@ static int graph_make(lade_session *s, struct lade_error *error)
   int status = share_graph(s, &share, error, &s->graph);
   if (!status)
     status = lade_plan_units_check(s->graph, error); /* before the machine is measured for it */
+  if (!status && s->params.is_gpu)
+    session_gpu_note_forms(s);
   if (!status && session_is_cut(s))
     status = share_graph(s, &(struct lade_share){0}, error, &s->whole);
   if (!status && s->params.residency_file)

@@ -89,6 +89,29 @@ static void another_type_shape_or_dropout_is_another_key(void **state)
   lade_model_graph_destroy(drop);
 }
 
+/* Layers with a window, or a soft cap, have prices of their own; a window's follows from its pairs. */
+static void a_window_or_a_cap_is_another_key(void **state)
+{
+  struct lade_model_graph *graph = graph_make("nano", LADE_F32, 2, 0);
+  int n_attention = 0;
+  for (int op = 0; op < graph->n_ops; op++) {
+    struct lade_op_attr *attr = &graph->ops[op].attr;
+    if (graph->ops[op].kind != LADE_OP_ATTENTION && graph->ops[op].kind != LADE_OP_ATTENTION_BWD)
+      continue;
+    const uint64_t whole = lade_cost_op_key(graph, op);
+    attr->window = 8;
+    const uint64_t window = lade_cost_op_key(graph, op);
+    attr->window = 9;
+    assert_true(window != whole && lade_cost_op_key(graph, op) != window);
+    attr->window = 0;
+    attr->attention_softcap = 30;
+    assert_true(lade_cost_op_key(graph, op) != whole && lade_cost_op_key(graph, op) != window);
+    n_attention++;
+  }
+  assert_true(n_attention > 0);
+  lade_model_graph_destroy(graph);
+}
+
 static void a_measured_op_costs_what_was_measured(void **state)
 {
   struct lade_cost cost;
@@ -254,6 +277,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(equal_ops_of_all_layers_share_one_key),
       cmocka_unit_test(another_type_shape_or_dropout_is_another_key),
+      cmocka_unit_test(a_window_or_a_cap_is_another_key),
       cmocka_unit_test(a_measured_op_costs_what_was_measured),
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
       cmocka_unit_test(copies_take_latency_and_bytes),

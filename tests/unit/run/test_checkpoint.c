@@ -131,7 +131,8 @@ static void a_run_is_compared_in_the_words_of_its_options(void **state)
   now.data_key++;
   assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &now, text, sizeof(text)), 5);
   assert_string_equal(text, "--dtype was fp16 and is bf16, --batch was 12 and is 24, --order was random and is "
-                            "sequential, --lr was 0.001 and is 0.0003, the training data is another");
+                            "sequential, --lr was 0.001 and is 0.0003, the training data is another, or its documents "
+                            "are masked in another way");
   /* cut, and the number of differences complete */
   assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &now, text, 20), 5);
   assert_string_equal(text, "--dtype was fp16 an");

@@ -130,6 +130,21 @@ static void model_agrees(enum lade_family family, enum lade_dtype dtype, int n_m
   run_fixture_finish(&run_fixture);
 }
 
+static void every_budget_of_a_form_of_scores_gives_the_same_bits(void **state)
+{
+  struct run_fixture_model model = run_fixture_tiny(LADE_LLAMA);
+  struct run_fixture run_fixture;
+  model.has_score_form = true;
+  model.n_microbatches = 2;
+  run_fixture_init(&run_fixture, &model);
+  struct run_fixture_numbers want = reference(&run_fixture);
+  for (int tier = 0; tier < (int)LADE_COUNT(tiers); tier++) {
+    if (!tiers[tier].store_bytes || !store_refusal)
+      budgets_agree(&run_fixture, &want, tier, of_extent(1, 3, 8));
+  }
+  run_fixture_finish(&run_fixture);
+}
+
 static void every_budget_gives_the_same_bits(void **state)
 {
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
@@ -765,6 +780,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_stated_peak_is_the_measured_peak),
       cmocka_unit_test(every_residency_gives_the_same_bits),
       cmocka_unit_test(every_budget_gives_the_same_bits),
+      cmocka_unit_test(every_budget_of_a_form_of_scores_gives_the_same_bits),
       cmocka_unit_test(early_updates_give_the_same_bits),
       cmocka_unit_test(early_updates_refuse_clipping_and_a_loss_scale),
       cmocka_unit_test(a_gradient_that_is_not_finite_ends_a_run_that_updates_early),
