@@ -80,6 +80,14 @@ enum lade_kernel {
   LADE_K_GELU_BWD,
   LADE_K_SWIGLU_FWD,
   LADE_K_SWIGLU_BWD,
+  LADE_K_ACTIVATION_FWD,
+  LADE_K_ACTIVATION_BWD,
+  LADE_K_GATED_FWD,
+  LADE_K_GATED_BWD,
+  LADE_K_QK_SUMS,
+  LADE_K_QK_NORM_FWD,
+  LADE_K_QK_DOTS,
+  LADE_K_QK_NORM_BWD,
   LADE_K_HEAD_LOSS_FWD,
   LADE_K_HEAD_LOSS_BWD,
   LADE_K_HEAD_STATS,
@@ -140,25 +148,32 @@ struct lade_column_sum_args {
 };
 
 /*
- * x[B*T, d] = tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows of tokens
- * [first_token, first_token + V), as one of several ranks has. Any other token's row is 0, or the row of @before, which
- * may be x: so a table in parts is looked up part by part.
+ * x[B*T, d] = scale * tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows
+ * of tokens [first_token, first_token + V), as one of several ranks has. Any other token's row is 0, or the row of
+ * @before, which may be x: so a table in parts is looked up part by part.
  */
 struct lade_embed_fwd_args {
   enum lade_dtype dtype;
   int64_t batch, seq_len, d, vocabulary;
   int64_t first_token;
+  float scale; /* of token rows; 0: 1 */
   const int32_t *tokens; /* [B*T], each 0 or more (checked when data is read) */
   const void *token_table, *position_table;
   const void *before; /* x[B*T, d] of parts before this one; may be NULL */
   void *x;
 };
 
-/* Gradients of both tables, A; rows of tokens that do not occur become 0 unless accumulating. */
+/*
+ * Gradients of both tables, A; rows of tokens that do not occur become 0 unless accumulating. Padding, a token whose
+ * lookups give no gradient, counts as a token that does not occur.
+ */
 struct lade_embed_bwd_args {
   enum lade_dtype dtype;
   int64_t batch, seq_len, d, vocabulary;
   int64_t first_token;
+  float scale; /* of token rows; 0: 1 */
+  bool has_pad;
+  int32_t pad_token;
   const int32_t *tokens;
   const void *dx;
   void *d_token_table;    /* [V,d] */
@@ -171,14 +186,15 @@ struct lade_embed_bwd_args {
 enum lade_norm_kind { LADE_NORM_NONE, LADE_NORM_LAYER, LADE_NORM_RMS };
 
 /*
- * y = norm(x) * weight (+ bias). mean (LAYER only) and rstd are [N] in A, for the backward.
+ * y = norm(x) * (weight + weight_offset) (+ bias). mean (LAYER only) and rstd are [N] in A, for the backward. The
+ * offset is 1 where a model stores weights less one (Gemma), else 0.
  * LayerNorm: Ba, Kiros, Hinton 2016 (biased variance). RMSNorm: Zhang, Sennrich 2019.
  */
 struct lade_norm_fwd_args {
   enum lade_dtype dtype;
   enum lade_norm_kind kind;
   int64_t n, d;
-  float eps;
+  float eps, weight_offset;
   const void *x, *weight, *bias; /* bias NULL for RMS */
   void *y, *mean, *rstd;
 };
@@ -188,6 +204,7 @@ struct lade_norm_bwd_args {
   enum lade_dtype dtype;
   enum lade_norm_kind kind;
   int64_t n, d;
+  float weight_offset;
   const void *dy, *x, *weight, *mean, *rstd;
   const void *d_residual;
   void *dx;
@@ -211,7 +228,7 @@ struct lade_residual_fwd_args {
   enum lade_dtype dtype;
   enum lade_norm_kind kind;
   int64_t n, d;
-  float eps;
+  float eps, weight_offset;
   struct lade_drop drop;
   const void *x, *bias, *residual; /* bias may be NULL */
   void *sum;
@@ -228,6 +245,7 @@ struct lade_residual_bwd_args {
   enum lade_dtype dtype;
   enum lade_norm_kind kind;
   int64_t n, d;
+  float weight_offset;
   struct lade_drop drop;
   const void *d_sum, *dy, *sum, *weight, *mean, *rstd; /* dy, weight, mean, rstd unused with kind NONE */
   void *d_residual, *dx;
@@ -246,16 +264,30 @@ struct lade_dropout_args {
   void *y;
 };
 
+/* Forms of the frequencies of rotary embedding (kernels/host/rows/rope.c). */
+enum lade_rope_kind {
+  LADE_ROPE_LLAMA3,   /* as they are, or with scale_factor > 0 Llama 3.1's */
+  LADE_ROPE_LINEAR,   /* divided by scale_factor */
+  LADE_ROPE_YARN,     /* Peng et al. 2023, between dimensions low and high */
+  LADE_ROPE_LONGROPE, /* Ding et al. 2024: each divided by its own factor; on hosts alone */
+  LADE_ROPE_DYNAMIC   /* as they are, up to the model's context */
+};
+
 /*
  * Rotary embedding (Su et al. 2021), HuggingFace's half-split form, on the query and key heads of
- * qkv[B*T, (H + 2 Hk) * D], in place allowed; is_inverse is the backward. Value heads are copied
- * when y is not x. Llama 3.1's frequency scaling applies when scale_factor > 0.
+ * qkv[B*T, (H + 2 Hk) * D], in place allowed; is_inverse is the backward, the transpose. Value heads are copied
+ * when y is not x. Of each head the first rotary_dim numbers turn, and the others are copied.
  */
 struct lade_rope_args {
   enum lade_dtype dtype;
+  enum lade_rope_kind kind;
   int64_t batch, seq_len, heads, n_kv_heads, head_dim;
-  float base, scale_factor, low_freq_factor, high_freq_factor;
+  int64_t rotary_dim; /* even; 0: head_dim */
+  float base, scale_factor;
+  float low, high; /* LLAMA3: frequency factors. YARN: the ramp's ends, in pairs of dimensions */
+  float magnitude; /* of cosines and sines; 0: 1 */
   int64_t original_context;
+  const float *factors; /* [rotary_dim / 2] of LONGROPE, in host memory */
   bool is_inverse;
   const void *x;
   void *y;
@@ -333,10 +365,112 @@ struct lade_swiglu_bwd_args {
   void *dx;
 };
 
+/* Activations of an MLP besides the two above. Slopes are those of autograd: 0 at 0 for the RELUs. */
+enum lade_activation {
+  LADE_ACTIVATION_USUAL, /* of models: their family's; no kernel's */
+  LADE_SILU,
+  LADE_GELU_TANH,
+  LADE_GELU_ERF,  /* x Phi(x) */
+  LADE_GELU_QUICK, /* x sigmoid(1.702 x) */
+  LADE_RELU,
+  LADE_RELU_SQUARED,
+  LADE_N_ACTIVATIONS
+};
+
+/* y = f(x). y may be x's memory; dx may be dy's. */
+struct lade_activation_fwd_args {
+  enum lade_dtype dtype;
+  enum lade_activation activation;
+  int64_t n_elements;
+  const void *x;
+  void *y;
+};
+struct lade_activation_bwd_args {
+  enum lade_dtype dtype;
+  enum lade_activation activation;
+  int64_t n_elements;
+  const void *x, *dy;
+  void *dx;
+};
+
+/* y[n,f] = f(gate) * up with x[n,2f] = [gate | up] (GeGLU: Shazeer 2020); dx has x's shape and may be x's memory. */
+struct lade_gated_fwd_args {
+  enum lade_dtype dtype;
+  enum lade_activation activation;
+  int64_t n, f;
+  const void *x;
+  void *y;
+};
+struct lade_gated_bwd_args {
+  enum lade_dtype dtype;
+  enum lade_activation activation;
+  int64_t n, f;
+  const void *x, *dy;
+  void *dx;
+};
+
+/*
+ * RMSNorm of the queries and of the keys of qkv[N, (H + 2 Hk) * D]; values are copied when y is not x. By heads: each
+ * head is a group of its own, with weights [D] for all query heads and [D] for all key heads. Otherwise all query heads
+ * are one group, with weights [H * D], and all key heads another, with weights [Hk * D].
+ *
+ * rstd in A: [N, groups], query groups first. Ranks that share the heads of a group add up its sums: with @sums, the
+ * [2, N] sums of squares over all heads, these are used instead of this rank's, and q_total and k_total are the lengths
+ * of the whole groups.
+ */
+struct lade_qk_norm_fwd_args {
+  enum lade_dtype dtype;
+  int64_t n, heads, n_kv_heads, head_dim;
+  bool is_by_head;
+  float eps, weight_offset;
+  int64_t q_total, k_total; /* with sums */
+  const void *x, *q_weight, *k_weight;
+  const void *sums; /* A, may be NULL */
+  void *y, *rstd;
+};
+
+/*
+ * The backward. Sums over rows of the weights' gradients are like a norm's. With @dots, the [2, N] sums of dy * weight
+ * * normalised x over all heads of each group, these are used, and totals are as above.
+ */
+struct lade_qk_norm_bwd_args {
+  enum lade_dtype dtype;
+  int64_t n, heads, n_kv_heads, head_dim;
+  bool is_by_head;
+  float weight_offset;
+  int64_t q_total, k_total; /* with dots */
+  const void *dy, *x, *q_weight, *k_weight, *rstd;
+  const void *dots; /* A, may be NULL */
+  void *dx;         /* may be dy's memory */
+  void *d_q_weight, *d_k_weight; /* A */
+  bool accumulate;
+  void *workspace;
+};
+
+/*
+ * sums[2, N] in A: the squares of this rank's queries, and those of its keys divided by @n_copies ranks that have them.
+ */
+struct lade_qk_sums_args {
+  enum lade_dtype dtype;
+  int64_t n, heads, n_kv_heads, head_dim;
+  int64_t n_copies;
+  const void *x;
+  void *sums;
+};
+
+/* dots[2, N] in A, of this rank's heads: of queries, and of keys. */
+struct lade_qk_dots_args {
+  enum lade_dtype dtype;
+  int64_t n, heads, n_kv_heads, head_dim;
+  float weight_offset;
+  const void *dy, *x, *q_weight, *k_weight, *rstd;
+  void *dots;
+};
+
 /*
  * Output head and softmax cross-entropy, over chunks of the vocabulary: logits = x W^T exist one [N, chunk] at a time,
  * in the workspace. losses[N] = lse - logit[target], lse[N], both A; loss[1] = their mean over N (fixed tree). A target
- * below 0 is ignored (loss 0, not counted).
+ * below 0 is ignored (loss 0, not counted). With @softcap c the logits are c tanh(x W^T / c) (Gemma 2).
  *
  * With @leaf, sums over the vocabulary, those of exponentials and dx, are a tree like struct lade_k_tree's. Its leaves
  * are @leaf tokens, a power of two of leaves up to LADE_LEAVES_MOST; the last may have fewer tokens. Ranks that share
@@ -346,6 +480,7 @@ struct lade_head_loss_fwd_args {
   enum lade_dtype dtype;
   int64_t n, d, vocabulary;
   int64_t leaf; /* 0: all tokens */
+  float softcap; /* 0: none */
   const void *x, *weight; /* [N,d], [V,d] */
   const int32_t *targets;
   void *losses, *lse, *loss;
@@ -365,6 +500,7 @@ struct lade_head_stats_args {
   int64_t n, d, vocabulary;
   int64_t first_token, padding; /* padding is less than vocabulary, and than leaf */
   int64_t leaf;
+  float softcap;
   const void *x, *weight; /* [N,d], [V,d] */
   const int32_t *targets;
   const void *before; /* may be NULL */
@@ -396,7 +532,7 @@ struct lade_head_loss_bwd_args {
   int64_t n, d, vocabulary;
   int64_t first_token, padding;
   int64_t leaf;
-  float scale;
+  float scale, softcap;
   const void *x, *weight;
   const int32_t *targets;
   const void *lse;

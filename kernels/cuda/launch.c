@@ -42,6 +42,7 @@ static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kern
   case LADE_K_NORM_BWD: return lade_cuda_norm_bwd_bytes(args);
   case LADE_K_RESIDUAL_BWD: return lade_cuda_residual_bwd_bytes(args);
   case LADE_K_ROPE: return lade_cuda_rope_bytes(args);
+  case LADE_K_QK_NORM_BWD: return lade_cuda_qk_norm_bwd_bytes(args);
   default: return 0;
   }
 }

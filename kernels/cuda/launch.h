@@ -21,6 +21,10 @@
  */
 #define LADE_CUDA_FUNCTIONS(X) \
   X(adamw, ADAMW, adamw, 3) \
+  X(activation, ACTIVATION_FWD, activation_fwd, 3) \
+  X(activation, ACTIVATION_BWD, activation_bwd, 3) \
+  X(activation, GATED_FWD, gated_fwd, 3) \
+  X(activation, GATED_BWD, gated_bwd, 3) \
   X(add, ADD, add, 1) \
   X(attention, ATTENTION_FWD, attention_fwd, 3) \
   X(attention, ATTENTION_DELTA, attention_delta, 3) \
@@ -56,6 +60,7 @@
   X(embed, EMBED_POSITIONS, embed_positions, 3) \
   X(gelu, GELU_FWD, gelu_fwd, 3) \
   X(gelu, GELU_BWD, gelu_bwd, 3) \
+  X(head_loss, HEAD_CAP, head_cap, 1) \
   X(head_loss, HEAD_REDUCE, head_reduce, 1) \
   X(head_loss, HEAD_FINISH, head_finish, 1) \
   X(head_loss, HEAD_JOIN, head_join, 1) \
@@ -64,6 +69,11 @@
   X(matmul, MATMUL, matmul, 3) \
   X(norm, NORM_FWD, norm_fwd, 3) \
   X(norm, NORM_BWD, norm_bwd, 3) \
+  X(qk_norm, QK_SUMS, qk_sums, 3) \
+  X(qk_norm, QK_NORM_FWD, qk_norm_fwd, 3) \
+  X(qk_norm, QK_DOTS, qk_dots, 3) \
+  X(qk_norm, QK_WEIGHTS, qk_weights, 3) \
+  X(qk_norm, QK_NORM_BWD, qk_norm_bwd, 3) \
   X(residual, RESIDUAL_FWD, residual_fwd, 3) \
   X(residual, RESIDUAL_BWD, residual_bwd, 3) \
   X(rope, ROPE_TABLE, rope_table, 1) \

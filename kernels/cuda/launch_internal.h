@@ -76,5 +76,6 @@ size_t lade_cuda_embed_bwd_bytes(const struct lade_embed_bwd_args *args);
 size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *args);
 size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *args);
 size_t lade_cuda_rope_bytes(const struct lade_rope_args *args);
+size_t lade_cuda_qk_norm_bwd_bytes(const struct lade_qk_norm_bwd_args *args);
 
 #endif

@@ -146,6 +146,7 @@ struct lade_cuda_head {
   const float *before;             /* [3, n]: values that column 0 finds in the next three; may be NULL */
   float *max, *sum, *target_logit; /* [n], forward, one behind the other */
   float *losses, *lse, *loss;
+  float softcap;       /* of logits; 0: none */
   float scale;         /* of the mean loss, before loss scale and count */
   float *row_scale;    /* [1]: with them; made by head_scale */
   void *d_logits;      /* [n, n_columns], of the kernel's dtype */

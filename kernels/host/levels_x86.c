@@ -16,6 +16,8 @@ static void avx2_init(struct lade_kernels *kernels)
   lade_rope_init_avx2(kernels);
   lade_gelu_init_avx2(kernels);
   lade_swiglu_init_avx2(kernels);
+  lade_activation_init_avx2(kernels);
+  lade_qk_norm_init_avx2(kernels);
   lade_sum_squares_init_avx2(kernels);
   lade_adamw_init_avx2(kernels);
   lade_cast_init_avx2(kernels);
@@ -36,6 +38,8 @@ static void avx512_init(struct lade_kernels *kernels)
   lade_rope_init_avx512(kernels);
   lade_gelu_init_avx512(kernels);
   lade_swiglu_init_avx512(kernels);
+  lade_activation_init_avx512(kernels);
+  lade_qk_norm_init_avx512(kernels);
   lade_sum_squares_init_avx512(kernels);
   lade_adamw_init_avx512(kernels);
   lade_cast_init_avx512(kernels);

@@ -27,6 +27,14 @@ static const char *const names[LADE_N_KERNELS] = {
     [LADE_K_GELU_BWD] = "gelu_bwd",
     [LADE_K_SWIGLU_FWD] = "swiglu_fwd",
     [LADE_K_SWIGLU_BWD] = "swiglu_bwd",
+    [LADE_K_ACTIVATION_FWD] = "activation_fwd",
+    [LADE_K_ACTIVATION_BWD] = "activation_bwd",
+    [LADE_K_GATED_FWD] = "gated_fwd",
+    [LADE_K_GATED_BWD] = "gated_bwd",
+    [LADE_K_QK_SUMS] = "qk_sums",
+    [LADE_K_QK_NORM_FWD] = "qk_norm_fwd",
+    [LADE_K_QK_DOTS] = "qk_dots",
+    [LADE_K_QK_NORM_BWD] = "qk_norm_bwd",
     [LADE_K_HEAD_LOSS_FWD] = "head_loss_fwd",
     [LADE_K_HEAD_LOSS_BWD] = "head_loss_bwd",
     [LADE_K_HEAD_STATS] = "head_stats",
@@ -55,6 +63,8 @@ void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu)
   lade_rope_init(kernels);
   lade_gelu_init(kernels);
   lade_swiglu_init(kernels);
+  lade_activation_init(kernels);
+  lade_qk_norm_init(kernels);
   lade_sum_squares_init(kernels);
   lade_clip_init(kernels);
   lade_adamw_init(kernels);
@@ -85,6 +95,7 @@ size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade
   case LADE_K_EMBED_BWD: return lade_embed_bwd_workspace_bytes(args);
   case LADE_K_NORM_BWD: return lade_norm_bwd_workspace_bytes(args);
   case LADE_K_RESIDUAL_BWD: return lade_residual_bwd_workspace_bytes(args);
+  case LADE_K_QK_NORM_BWD: return lade_qk_norm_bwd_workspace_bytes(args);
   case LADE_K_ROPE: return lade_rope_workspace_bytes(args);
   case LADE_K_ATTENTION_FWD: return lade_attention_fwd_workspace_bytes(args, n_threads);
   case LADE_K_ATTENTION_BWD: return lade_attention_bwd_workspace_bytes(args, n_threads);

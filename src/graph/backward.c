@@ -89,6 +89,18 @@ static int accumulator_get(const struct lade_build *build, int tensor)
   return tensor < 0 ? -1 : build->graph->params[build->graph->tensors[tensor].param].grad;
 }
 
+/*
+ * If @tensor, an input of @forward, had the gradient @before (-1: none), add to it the one that was made since: the sum
+ * of the gradients that two consumers give.
+ */
+static void gradient_join(struct lade_build *build, int forward, int tensor, int before)
+{
+  if (before < 0)
+    return;
+  int in[] = {gradient_get(build, tensor), before}, sum = gradient_make(build, tensor);
+  lade_build_backward_op(build, LADE_OP_ADD, forward, in, &sum);
+}
+
 /* Return a copy of a forward op, so a rule does not read an op in the array while it pushes another. */
 static struct lade_op forward_get(const struct lade_build *build, int forward)
 {
@@ -173,12 +185,13 @@ static void matmul_params_backward(struct lade_build *build, int forward, const 
 void lade_matmul_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  int dy = gradient_get(build, op.out[0]);
+  int dy = gradient_get(build, op.out[0]), before = gradient_find(build, op.in[0]);
   if (!op.attr.is_dx_partial)
     matmul_params_backward(build, forward, &op, dy);
   int dx = partial_make(build, &op);
   lade_build_backward_op(build, LADE_OP_MATMUL_DX, forward, (int[]){dy, op.in[1]}, &dx);
   partial_complete(build, forward, dx);
+  gradient_join(build, forward, op.in[0], before);
   if (op.attr.is_dx_partial)
     matmul_params_backward(build, forward, &op, dy);
 }
@@ -198,7 +211,7 @@ void lade_attention_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_ATTENTION_BWD, forward, in, out);
 }
 
-/* Push the backward op of gelu or swiglu: x, dy -> dx. */
+/* Push the backward op of an activation: x, dy -> dx. */
 static void activation_backward(struct lade_build *build, int forward, enum lade_op_kind kind)
 {
   struct lade_op op = forward_get(build, forward);
@@ -215,6 +228,48 @@ void lade_gelu_backward(struct lade_build *build, int forward)
 void lade_swiglu_backward(struct lade_build *build, int forward)
 {
   activation_backward(build, forward, LADE_OP_SWIGLU_BWD);
+}
+
+void lade_activation_backward(struct lade_build *build, int forward)
+{
+  activation_backward(build, forward, LADE_OP_ACTIVATION_BWD);
+}
+
+void lade_gated_backward(struct lade_build *build, int forward)
+{
+  activation_backward(build, forward, LADE_OP_GATED_BWD);
+}
+
+/* Push the sums that the backward of a norm needs over the heads of all ranks. Return them. */
+static int qk_dots_make(struct lade_build *build, int forward, const struct lade_op *op, int dy)
+{
+  const struct lade_tensor like = build->graph->tensors[op->in[3]];
+  char name[LADE_NAME_BYTES + 12];
+  int dots[2];
+  for (int i = 0; i < 2; i++) {
+    snprintf(name, sizeof(name), "d.%s%s", like.name, i ? "" : ".part");
+    dots[i] = lade_build_tensor(build, LADE_TENSOR_ACTIVATION, like.dtype, like.n_dims, like.dims, name);
+  }
+  int in[] = {dy, op->in[0], op->in[1], op->in[2], op->out[1]};
+  lade_build_backward_op(build, LADE_OP_QK_DOTS, forward, in, &dots[0]);
+  lade_build_backward_op(build, LADE_OP_ALL_REDUCE, forward, &dots[0], &dots[1]);
+  return dots[1];
+}
+
+void lade_qk_norm_backward(struct lade_build *build, int forward)
+{
+  struct lade_op op = forward_get(build, forward);
+  int dy = gradient_get(build, op.out[0]), dots = op.in[3] < 0 ? -1 : qk_dots_make(build, forward, &op, dy);
+  int in[] = {dy, op.in[0], op.in[1], op.in[2], op.out[1], dots};
+  int out[] = {gradient_make(build, op.in[0]), accumulator_get(build, op.in[1]), accumulator_get(build, op.in[2])};
+  lade_build_backward_op(build, LADE_OP_QK_NORM_BWD, forward, in, out);
+  if (op.in[3] >= 0)
+    build->gradient_of[op.in[3]] = dots; /* so that the walk passes it to the sums, which need no more */
+}
+
+/* The gradient through the sums is in qk_norm's own backward. */
+void lade_qk_sums_backward(struct lade_build *build, int forward)
+{
 }
 
 void lade_head_loss_backward(struct lade_build *build, int forward)
@@ -282,13 +337,14 @@ void lade_all_reduce_backward(struct lade_build *build, int forward)
 void lade_all_gather_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  int dy = gradient_get(build, op.out[0]);
+  int dy = gradient_get(build, op.out[0]), before = gradient_find(build, op.in[0]);
   if (!op.attr.is_dx_partial) {
     build->gradient_of[op.in[0]] = dy;
     return;
   }
   int dx = gradient_make(build, op.in[0]);
   lade_build_backward_op(build, LADE_OP_REDUCE_SCATTER, forward, &dy, &dx);
+  gradient_join(build, forward, op.in[0], before);
 }
 
 void lade_reduce_scatter_backward(struct lade_build *build, int forward)

@@ -30,7 +30,9 @@ enum {
   LADE_CLASS_HEAD,
   LADE_CLASS_RECV,
   LADE_CLASS_SEND,
-  LADE_CLASS_WINDOWED_BLOCK
+  LADE_CLASS_WINDOWED_BLOCK,
+  LADE_CLASS_UNROTATED_BLOCK, /* without rotary positions in a family with them */
+  LADE_CLASS_UNROTATED_WINDOWED_BLOCK
 };
 
 /* The outputs of a forward op, one entry each; n_dims is 0 for an absent one. */
@@ -56,14 +58,6 @@ struct lade_op_entry {
                void *args);
   /* Forward ops: push the ops that compute the inputs' gradients from the outputs' gradients. */
   void (*backward)(struct lade_build *build, int forward);
-};
-
-/* The builder of a model, unit by unit; each unit maps the residual stream to the residual stream. */
-struct lade_family_entry {
-  int (*embed)(struct lade_build *build, int *ret_x); /* returns the token table */
-  int (*block)(struct lade_build *build, int64_t i_layer, int x);
-  void (*head)(struct lade_build *build, int x, int table); /* @table -1: on another stage */
-  int n_embed_params, n_embed_ops, n_block_params, n_block_ops; /* without the dropout op after the embedding */
 };
 
 /* By enum lade_op_kind. */
@@ -135,6 +129,8 @@ struct lade_param_slice lade_slice_vocabulary(const struct lade_model_graph *gra
  * is cut by rows.
  */
 void lade_build_replica(struct lade_build *build, int param, bool has_all_rows);
+/* Declare that all ranks hold @param, and that each has the part of its gradient that is of its heads. */
+void lade_build_head_replica(struct lade_build *build, int param);
 /* Declare that the rows of @param from @first_row on are of KV heads, which several ranks may hold. */
 void lade_build_key_replica(struct lade_build *build, int param, int64_t first_row);
 
@@ -210,6 +206,10 @@ void lade_rope_backward(struct lade_build *build, int forward);
 void lade_attention_backward(struct lade_build *build, int forward);
 void lade_gelu_backward(struct lade_build *build, int forward);
 void lade_swiglu_backward(struct lade_build *build, int forward);
+void lade_activation_backward(struct lade_build *build, int forward);
+void lade_gated_backward(struct lade_build *build, int forward);
+void lade_qk_sums_backward(struct lade_build *build, int forward);
+void lade_qk_norm_backward(struct lade_build *build, int forward);
 void lade_head_loss_backward(struct lade_build *build, int forward);
 void lade_head_stats_backward(struct lade_build *build, int forward);
 void lade_head_join_backward(struct lade_build *build, int forward);
@@ -224,10 +224,16 @@ void lade_build_backward(struct lade_build *build);
 
 /* ---- models ---- */
 
-extern const struct lade_family_entry lade_gpt2_entry, lade_llama_entry;
+/*
+ * The units of a model (block.c); each maps the residual stream to the residual stream. The embedding returns the token
+ * table, and the first block's x in *ret_x; the head takes that table, or -1 if it is on another stage.
+ */
+int lade_build_embedding(struct lade_build *build, int *ret_x);
+int lade_build_block(struct lade_build *build, int64_t i_layer, int x);
+void lade_build_head(struct lade_build *build, int x, int table);
 
 /* Build the forward half of the pieces of this share (stage.c). */
-void lade_build_stage(struct lade_build *build, const struct lade_family_entry *family);
+void lade_build_stage(struct lade_build *build);
 
 /* The names of fields for messages, as the user writes them: a config.json has its own. */
 struct lade_model_labels {

@@ -61,6 +61,12 @@ static int attention_check(const struct lade_model_graph_params *params, struct 
   return 0;
 }
 
+/* True if the kernels are a device's, whose workspaces are its own. */
+static bool is_device(const struct lade_kernels *kernels)
+{
+  return kernels->workspace_bytes != NULL;
+}
+
 static int params_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params) && params->model && params->kernels);
@@ -85,6 +91,9 @@ static int params_check(const struct lade_model_graph_params *params, struct lad
   rc = attention_check(params, error);
   if (rc < 0)
     return rc;
+  if (model->rope_kind == LADE_ROPE_LONGROPE && is_device(params->kernels))
+    return lade_error_set(error, -EINVAL, "model %s: RoPE's form is longrope, whose factors only the host's kernels "
+                          "read: train it with --device host", model->name);
   rc = forms_check(params, error);
   if (rc < 0)
     return rc;
@@ -123,7 +132,7 @@ static void graph_fill(struct lade_model_graph *graph, struct lade_build *build)
     graph->targets = lade_build_tensor(build, LADE_TENSOR_TARGETS, LADE_I32, 2, dims, "targets");
   if (build->has_documents)
     graph->first_keys = lade_build_tensor(build, LADE_TENSOR_FIRST_KEYS, LADE_I32, 2, dims, "first_keys");
-  lade_build_stage(build, graph->model.family == LADE_GPT2 ? &lade_gpt2_entry : &lade_llama_entry);
+  lade_build_stage(build);
   graph->n_fwd_ops = graph->n_ops;
   if (is_last)
     graph->tensors[graph->targets].unit = graph->n_units - 1;

@@ -33,7 +33,37 @@
 
 /* ---- models ---- */
 
-enum lade_family { LADE_GPT2, LADE_LLAMA };
+/* By model_type (family.h); the order is part of checkpoints' and durable state's keys. */
+enum lade_family {
+  LADE_GPT2,
+  LADE_LLAMA,
+  LADE_MISTRAL,
+  LADE_MINISTRAL,
+  LADE_QWEN2,
+  LADE_QWEN3,
+  LADE_GEMMA,
+  LADE_GEMMA2,
+  LADE_GEMMA3,
+  LADE_PHI3,
+  LADE_OLMO2,
+  LADE_SMOLLM3,
+  LADE_STARCODER2,
+  LADE_GPT_NEOX,
+  LADE_FALCON,
+  LADE_N_FAMILIES
+};
+
+/* Parts that may have biases. */
+enum lade_bias {
+  LADE_BIAS_QKV = 1,
+  LADE_BIAS_OUT = 2, /* of attention's last product */
+  LADE_BIAS_MLP = 4,
+  LADE_BIAS_NORM = 8,
+  LADE_BIAS_ALL = 15
+};
+
+/* Most pairs of dimensions with a factor of their own. */
+#define LADE_ROPE_MOST_FACTORS 128
 
 #define LADE_MODEL_MOST_LAYERS 10000
 
@@ -62,6 +92,23 @@ struct lade_model {
   float norm_eps;
   float rope_base, rope_scale_factor, rope_low_freq_factor, rope_high_freq_factor;
   int64_t rope_original_context;
+  /* Facts that vary within a family; 0 or false: the family's usual form. */
+  enum lade_rope_kind rope_kind;
+  int64_t rotary_dim;               /* numbers of a head that turn, the first ones; 0: all */
+  float rope_magnitude;             /* of cosines and sines; 0: 1 */
+  float rope_beta_fast, rope_beta_slow; /* YARN */
+  bool rope_is_untruncated;             /* YARN: its ramp's ends are not rounded to whole pairs */
+  float rope_short_factors[LADE_ROPE_MOST_FACTORS], rope_long_factors[LADE_ROPE_MOST_FACTORS]; /* LONGROPE */
+  float rope_local_base;            /* of windowed layers, without scaling; 0: as in other layers */
+  struct lade_layer_set unrotated;  /* layers without rotary positions */
+  enum lade_activation activation;
+  unsigned biases;                  /* bits of enum lade_bias, besides those that all models of the family have */
+  int n_parallel_norms;             /* norms of a block whose branches both read its input; 0: one after the other */
+  bool is_grouped;                  /* Falcon: new_decoder_architecture */
+  float embedding_scale;            /* of token rows, rounded to D; 0: 1 */
+  float logit_softcap;              /* c: logits become c tanh(logit / c); 0: none */
+  bool has_pad_token;               /* lookups of pad_token give no gradient */
+  int64_t pad_token;
   float attention_scale;          /* of q k^T; 0: 1 / sqrt(head_dim) */
   float attention_softcap;        /* c: scaled scores become c tanh(score / c), before the mask; 0: none */
   int64_t window;                 /* keys that a query of a windowed layer sees, its own included; 0: none */
@@ -154,6 +201,7 @@ struct lade_param_slice {
   int64_t file_rows, file_cols; /* the whole tensor */
   int64_t file_row, file_col;   /* the rectangle's corner in it */
   int64_t base_row;             /* the tensor's first row in the whole model's parameter; random draws count from it */
+  int64_t run_rows, run_stride; /* runs of so many rows begin so many rows apart in the file; 0: one run */
   bool is_transposed;           /* the file has [in, out] (GPT-2's Conv1D) */
 };
 
@@ -201,6 +249,15 @@ enum lade_op_kind {
   LADE_OP_GELU_BWD,
   LADE_OP_SWIGLU,
   LADE_OP_SWIGLU_BWD,
+  LADE_OP_ACTIVATION, /* another one than GELU's tanh form, without a gate */
+  LADE_OP_ACTIVATION_BWD,
+  LADE_OP_GATED, /* another one than SiLU, with a gate */
+  LADE_OP_GATED_BWD,
+  LADE_OP_QK_SUMS, /* on ranks that share the heads of one norm: its sums over this rank's heads */
+  LADE_OP_QK_NORM,
+  LADE_OP_QK_DOTS, /* such sums of its backward */
+  LADE_OP_QK_NORM_BWD,
+  LADE_OP_ADD, /* backward: two gradients of one value */
   LADE_OP_HEAD_LOSS,
   LADE_OP_HEAD_LOSS_BWD, /* also of a part of the vocabulary */
   LADE_OP_HEAD_STATS,    /* head_loss in parts: here, part by part; then gathered over ranks; then joined */
@@ -216,7 +273,11 @@ enum lade_op_kind {
 /* Numbers an op needs beyond its tensors' shapes. (Operand orders are listed at the top of ops.c.) */
 struct lade_op_attr {
   enum lade_norm_kind norm;
-  float eps;
+  float eps, weight_offset;
+  enum lade_activation activation;
+  bool is_by_head;     /* QK_NORM */
+  float rope_base;     /* ROPE: this layer's; 0: the model's form */
+  bool is_bias_shared; /* MATMUL cut by its inputs: the bias is added once, by the first rank */
   float dropout;   /* probability; 0 for none */
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
   int64_t heads, n_kv_heads, head_dim;
@@ -331,6 +392,14 @@ bool lade_tensor_is_repeatable(const struct lade_model_graph *graph, int tensor)
 
 /* True if a table is several parameters (lade_param.n_parts). */
 bool lade_model_graph_has_parts(const struct lade_model_graph *graph);
+
+/* Return the row of the file's tensor that is row @row of a slice. */
+static inline int64_t lade_param_slice_file_row(const struct lade_param_slice *slice, int64_t row)
+{
+  if (!slice->run_rows)
+    return slice->file_row + row;
+  return slice->file_row + row / slice->run_rows * slice->run_stride + row % slice->run_rows;
+}
 
 /* Return the name, such as "matmul" or "matmul_dw"; static. */
 const char *lade_op_kind_name(enum lade_op_kind kind);

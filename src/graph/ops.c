@@ -24,8 +24,13 @@
  *   rope, rope_bwd x                                              -> y
  *   attention      qkv, sinks?, first keys?                       -> out, lse
  *   attention_bwd  qkv, out, lse, d_out, sinks?, first keys?      -> d_qkv, d_sinks?
- *   gelu, swiglu   x                                              -> y
+ *   gelu, swiglu, activation, gated  x                            -> y
  *   their _bwd     x, dy                                          -> dx
+ *   qk_sums        qkv                                            -> sums
+ *   qk_norm        qkv, q weight, k weight, sums of all ranks?    -> y, rstd
+ *   qk_dots        dy, qkv, q weight, k weight, rstd              -> dots
+ *   qk_norm_bwd    dy, qkv, q weight, k weight, rstd, dots of all ranks?  -> dx, d_q_weight, d_k_weight
+ *   add            dx, dx of another consumer                     -> sum
  *   head_loss      x, weight, targets                             -> losses, lse, loss
  *   head_loss_bwd  x, weight, targets, lse, before?               -> dx, d_weight
  *   head_stats     x, weight, targets, before?                    -> stats
@@ -45,11 +50,11 @@
  *
  * Sizes: lade_model_check and lade_model_graph_create bound every dimension, so every product here fits 63 bits.
  */
-#include "graph/build.h"
+#include "graph/ops_internal.h"
 
 #include <math.h>
 
-#include "base/base.h"
+#include "base/float.h"
 
 #define ARGS_FIT(type) _Static_assert(sizeof(struct type) <= LADE_OP_ARGS_BYTES, "LADE_OP_ARGS_BYTES is too small")
 ARGS_FIT(lade_matmul_args);
@@ -59,6 +64,9 @@ ARGS_FIT(lade_norm_bwd_args);
 ARGS_FIT(lade_residual_fwd_args);
 ARGS_FIT(lade_residual_bwd_args);
 ARGS_FIT(lade_rope_args);
+ARGS_FIT(lade_qk_norm_fwd_args);
+ARGS_FIT(lade_qk_norm_bwd_args);
+ARGS_FIT(lade_qk_dots_args);
 ARGS_FIT(lade_attention_bwd_args);
 ARGS_FIT(lade_head_loss_fwd_args);
 ARGS_FIT(lade_head_loss_bwd_args);
@@ -66,53 +74,6 @@ ARGS_FIT(lade_head_stats_args);
 ARGS_FIT(lade_head_join_args);
 
 /* ---- shorthands ---- */
-
-static const struct lade_tensor *tensor_in(const struct lade_model_graph *graph, const struct lade_op *op, int i)
-{
-  LADE_ASSERT(i < op->n_in && op->in[i] >= 0);
-  return &graph->tensors[op->in[i]];
-}
-
-static const struct lade_tensor *tensor_out(const struct lade_model_graph *graph, const struct lade_op *op, int i)
-{
-  LADE_ASSERT(i < op->n_out && op->out[i] >= 0);
-  return &graph->tensors[op->out[i]];
-}
-
-static int64_t tensor_elements(const struct lade_tensor *tensor)
-{
-  int64_t n = 1;
-  for (int i = 0; i < tensor->n_dims; i++)
-    n *= tensor->dims[i];
-  return n;
-}
-
-static int64_t rows_get(const struct lade_model_graph *graph)
-{
-  return graph->batch * graph->seq_len;
-}
-
-static const void *in_at(const struct lade_bind *bind, int i)
-{
-  return (const void *)bind->in[i];
-}
-
-static void *out_at(const struct lade_bind *bind, int i)
-{
-  return (void *)bind->out[i];
-}
-
-/* Return a kernel's one accumulate flag. Asserts that the present outputs in @mask agree on it. */
-static bool accumulate_get(const struct lade_op *op, const struct lade_bind *bind, unsigned mask)
-{
-  unsigned present = 0;
-  for (int i = 0; i < op->n_out; i++)
-    if (op->out[i] >= 0)
-      present |= 1u << i;
-  present &= mask;
-  LADE_ASSERT((bind->accumulate & present) == 0 || (bind->accumulate & present) == present);
-  return (bind->accumulate & present) != 0;
-}
 
 /*
  * Return the draw of an op whose masked tensor has @n_elements in one microbatch of the whole model. This rank's
@@ -140,17 +101,6 @@ static struct lade_drop rows_drop_get(const struct lade_model_graph *graph, cons
   return drop_get(op, bind, (uint64_t)(rows_get(graph) * x->dims[1]), (uint64_t)(first_row * x->dims[1]));
 }
 
-static struct lade_op_output activation_2d(int64_t rows, int64_t cols)
-{
-  return (struct lade_op_output){.suffix = "", .kind = LADE_TENSOR_ACTIVATION, .n_dims = 2, .dims = {rows, cols}};
-}
-
-static struct lade_op_output statistic_1d(const char *suffix, int64_t n)
-{
-  return (struct lade_op_output){
-      .suffix = suffix, .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .n_dims = 1, .dims = {n}};
-}
-
 static struct lade_op_output same_as_input(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
@@ -172,6 +122,15 @@ static double embed_bytes(const struct lade_model_graph *graph, const struct lad
   return (double)tensor_in(graph, op, 0)->bytes + (1.0 + n_tables) * (double)tensor_out(graph, op, 0)->bytes;
 }
 
+/* Return the factor of token rows, rounded to D as a model's own constant would be; 0: 1. */
+static float embedding_scale(const struct lade_model_graph *graph)
+{
+  const float scale = graph->model.embedding_scale;
+  if (graph->dtype == LADE_BF16)
+    return lade_bf16_to_f32(lade_f32_to_bf16(scale));
+  return graph->dtype == LADE_F16 ? lade_f16_to_f32(lade_f32_to_f16(scale)) : scale;
+}
+
 /*
  * Bind the embedding. If ranks' rows are added up, only the first rank adds positions; in backward all have the whole
  * gradient.
@@ -188,6 +147,7 @@ static void embed_bind(const struct lade_model_graph *graph, const struct lade_o
                                                                      .d = table->dims[1],
                                                                      .vocabulary = table->dims[0],
                                                                      .first_token = first_token,
+                                                                     .scale = embedding_scale(graph),
                                                                      .tokens = in_at(bind, 0),
                                                                      .token_table = in_at(bind, 1),
                                                                      .position_table = positions,
@@ -212,6 +172,9 @@ static void embed_bwd_bind(const struct lade_model_graph *graph, const struct la
                                    .d = table->dims[1],
                                    .vocabulary = table->dims[0],
                                    .first_token = first_token,
+                                   .scale = embedding_scale(graph),
+                                   .has_pad = graph->model.has_pad_token,
+                                   .pad_token = (int32_t)graph->model.pad_token,
                                    .tokens = in_at(bind, 0),
                                    .dx = in_at(bind, 1),
                                    .d_token_table = out_at(bind, 0),
@@ -246,6 +209,7 @@ static void norm_bind(const struct lade_model_graph *graph, const struct lade_op
                                                                    .n = tensor_in(graph, op, 0)->dims[0],
                                                                    .d = tensor_in(graph, op, 0)->dims[1],
                                                                    .eps = op->attr.eps,
+                                                                   .weight_offset = op->attr.weight_offset,
                                                                    .x = in_at(bind, 0),
                                                                    .weight = in_at(bind, 1),
                                                                    .bias = in_at(bind, 2),
@@ -261,6 +225,7 @@ static void norm_bwd_bind(const struct lade_model_graph *graph, const struct lad
                                                                    .kind = op->attr.norm,
                                                                    .n = tensor_in(graph, op, 1)->dims[0],
                                                                    .d = tensor_in(graph, op, 1)->dims[1],
+                                                                   .weight_offset = op->attr.weight_offset,
                                                                    .dy = in_at(bind, 0),
                                                                    .x = in_at(bind, 1),
                                                                    .weight = in_at(bind, 2),
@@ -297,6 +262,7 @@ static void residual_bind(const struct lade_model_graph *graph, const struct lad
                                       .n = x->dims[0],
                                       .d = x->dims[1],
                                       .eps = op->attr.eps,
+                                      .weight_offset = op->attr.weight_offset,
                                       .drop = rows_drop_get(graph, op, bind, x),
                                       .x = in_at(bind, 0),
                                       .bias = in_at(bind, 1),
@@ -318,6 +284,7 @@ static void residual_bwd_bind(const struct lade_model_graph *graph, const struct
                                       .kind = op->attr.norm,
                                       .n = sum->dims[0],
                                       .d = sum->dims[1],
+                                      .weight_offset = op->attr.weight_offset,
                                       .drop = rows_drop_get(graph, op, bind, sum),
                                       .d_sum = in_at(bind, 0),
                                       .dy = in_at(bind, 1),
@@ -334,7 +301,17 @@ static void residual_bwd_bind(const struct lade_model_graph *graph, const struct
                                       .workspace = (void *)bind->workspace};
 }
 
-/* ---- elementwise: dropout, gelu, swiglu ---- */
+/* Bind the sum of two gradients: a residual without bias, dropout and norm. */
+static void add_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                     void *args)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  *(struct lade_residual_fwd_args *)args = (struct lade_residual_fwd_args){
+      .dtype = graph->dtype, .kind = LADE_NORM_NONE, .n = x->dims[0], .d = x->dims[1], .drop = {.scale = 1},
+      .x = in_at(bind, 1), .residual = in_at(bind, 0), .sum = out_at(bind, 0)};
+}
+
+/* ---- elementwise: dropout ---- */
 
 static void same_outputs(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
@@ -351,57 +328,6 @@ static void dropout_bind(const struct lade_model_graph *graph, const struct lade
                                                                  .drop = rows_drop_get(graph, op, bind, x),
                                                                  .x = in_at(bind, 0),
                                                                  .y = out_at(bind, 0)};
-}
-
-static void gelu_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                      void *args)
-{
-  *(struct lade_gelu_fwd_args *)args =
-      (struct lade_gelu_fwd_args){.dtype = graph->dtype,
-                                  .n_elements = tensor_elements(tensor_in(graph, op, 0)),
-                                  .x = in_at(bind, 0),
-                                  .y = out_at(bind, 0)};
-}
-
-static void gelu_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                          void *args)
-{
-  *(struct lade_gelu_bwd_args *)args =
-      (struct lade_gelu_bwd_args){.dtype = graph->dtype,
-                                  .n_elements = tensor_elements(tensor_in(graph, op, 0)),
-                                  .x = in_at(bind, 0),
-                                  .dy = in_at(bind, 1),
-                                  .dx = out_at(bind, 0)};
-}
-
-static void swiglu_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
-                           struct lade_op_output *ret_out)
-{
-  const struct lade_tensor *x = tensor_in(graph, op, 0);
-  ret_out[0] = activation_2d(x->dims[0], x->dims[1] / 2);
-}
-
-static void swiglu_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                        void *args)
-{
-  const struct lade_tensor *x = tensor_in(graph, op, 0);
-  *(struct lade_swiglu_fwd_args *)args = (struct lade_swiglu_fwd_args){.dtype = graph->dtype,
-                                                                       .n = x->dims[0],
-                                                                       .f = x->dims[1] / 2,
-                                                                       .x = in_at(bind, 0),
-                                                                       .y = out_at(bind, 0)};
-}
-
-static void swiglu_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
-                            const struct lade_bind *bind, void *args)
-{
-  const struct lade_tensor *x = tensor_in(graph, op, 0);
-  *(struct lade_swiglu_bwd_args *)args = (struct lade_swiglu_bwd_args){.dtype = graph->dtype,
-                                                                       .n = x->dims[0],
-                                                                       .f = x->dims[1] / 2,
-                                                                       .x = in_at(bind, 0),
-                                                                       .dy = in_at(bind, 1),
-                                                                       .dx = out_at(bind, 0)};
 }
 
 /* ---- matmul ---- */
@@ -437,7 +363,7 @@ static void matmul_bind(const struct lade_model_graph *graph, const struct lade_
   struct lade_matmul_args *a = args;
   *a = matmul_args(graph, bind, LADE_NT, x->dims[0], weight->dims[0], weight->dims[1]);
   a->tree = op->attr.y_tree;
-  a->bias = in_at(bind, 2);
+  a->bias = op->attr.is_bias_shared && graph->share.tp_rank > 0 ? NULL : in_at(bind, 2);
 }
 
 static void matmul_dx_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
@@ -477,28 +403,7 @@ static void bias_grad_bind(const struct lade_model_graph *graph, const struct la
                                                                        .workspace = (void *)bind->workspace};
 }
 
-/* ---- rope, attention ---- */
-
-static void rope_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                      void *args)
-{
-  const struct lade_model *model = &graph->model;
-  *(struct lade_rope_args *)args = (struct lade_rope_args){.dtype = graph->dtype,
-                                                           .batch = graph->batch,
-                                                           .seq_len = graph->seq_len,
-                                                           .heads = op->attr.heads,
-                                                           .n_kv_heads = op->attr.n_kv_heads,
-                                                           .head_dim = op->attr.head_dim,
-                                                           .base = model->rope_base,
-                                                           .scale_factor = model->rope_scale_factor,
-                                                           .low_freq_factor = model->rope_low_freq_factor,
-                                                           .high_freq_factor = model->rope_high_freq_factor,
-                                                           .original_context = model->rope_original_context,
-                                                           .is_inverse = op->kind == LADE_OP_ROPE_BWD,
-                                                           .x = in_at(bind, 0),
-                                                           .y = out_at(bind, 0),
-                                                           .workspace = (void *)bind->workspace};
-}
+/* ---- attention ---- */
 
 static void attention_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
                               struct lade_op_output *ret_out)
@@ -593,103 +498,6 @@ static void attention_bwd_bind(const struct lade_model_graph *graph, const struc
                                        .workspace = (void *)bind->workspace};
 }
 
-/* ---- head and loss ---- */
-
-static void head_loss_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
-                              struct lade_op_output *ret_out)
-{
-  ret_out[0] = statistic_1d(".losses", rows_get(graph));
-  ret_out[1] = statistic_1d(".lse", rows_get(graph));
-  ret_out[2] = statistic_1d("", 1);
-  ret_out[2].kind = LADE_TENSOR_LOSS;
-}
-
-static double head_loss_flops(const struct lade_model_graph *graph, const struct lade_op *op)
-{
-  return 2.0 * (double)rows_get(graph) * (double)tensor_elements(tensor_in(graph, op, 1));
-}
-
-/* Count three products: the logits again, dx, d_weight. */
-static double head_loss_bwd_flops(const struct lade_model_graph *graph, const struct lade_op *op)
-{
-  return 3 * head_loss_flops(graph, op);
-}
-
-static void head_loss_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                           void *args)
-{
-  const struct lade_tensor *weight = tensor_in(graph, op, 1);
-  *(struct lade_head_loss_fwd_args *)args = (struct lade_head_loss_fwd_args){.dtype = graph->dtype,
-                                                                             .n = rows_get(graph),
-                                                                             .d = weight->dims[1],
-                                                                             .vocabulary = weight->dims[0],
-                                                                             .leaf = op->attr.leaf_tokens,
-                                                                             .x = in_at(bind, 0),
-                                                                             .weight = in_at(bind, 1),
-                                                                             .targets = in_at(bind, 2),
-                                                                             .losses = out_at(bind, 0),
-                                                                             .lse = out_at(bind, 1),
-                                                                             .loss = out_at(bind, 2),
-                                                                             .workspace = (void *)bind->workspace};
-}
-
-static void head_stats_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
-                               struct lade_op_output *ret_out)
-{
-  ret_out[0] = (struct lade_op_output){
-      .suffix = "", .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .n_dims = 2, .dims = {3, rows_get(graph)}};
-}
-
-static void head_stats_bind(const struct lade_model_graph *graph, const struct lade_op *op,
-                            const struct lade_bind *bind, void *args)
-{
-  const struct lade_tensor *weight = tensor_in(graph, op, 1);
-  *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){
-      .dtype = graph->dtype, .n = rows_get(graph), .d = weight->dims[1], .vocabulary = weight->dims[0],
-      .first_token = lade_table_first_token(graph, op->in[1]), .padding = lade_table_padding(graph, op->in[1]),
-      .leaf = op->attr.leaf_tokens, .x = in_at(bind, 0), .weight = in_at(bind, 1), .targets = in_at(bind, 2),
-      .before = in_at(bind, 3), .stats = out_at(bind, 0), .workspace = (void *)bind->workspace};
-}
-
-static double head_join_flops(const struct lade_model_graph *graph, const struct lade_op *op)
-{
-  return 8.0 * (double)tensor_elements(tensor_in(graph, op, 0));
-}
-
-static void head_join_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                           void *args)
-{
-  *(struct lade_head_join_args *)args = (struct lade_head_join_args){
-      .dtype = graph->dtype, .n = rows_get(graph), .n_ranks = graph->share.tp, .stats = in_at(bind, 0),
-      .targets = in_at(bind, 1), .losses = out_at(bind, 0), .lse = out_at(bind, 1), .loss = out_at(bind, 2)};
-}
-
-static void head_loss_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
-                               const struct lade_bind *bind, void *args)
-{
-  const struct lade_tensor *weight = tensor_in(graph, op, 1);
-  *(struct lade_head_loss_bwd_args *)args =
-      (struct lade_head_loss_bwd_args){.dtype = graph->dtype,
-                                       .n = rows_get(graph),
-                                       .d = weight->dims[1],
-                                       .vocabulary = weight->dims[0],
-                                       .first_token = lade_table_first_token(graph, op->in[1]),
-                                       .padding = lade_table_padding(graph, op->in[1]),
-                                       .leaf = op->attr.leaf_tokens,
-                                       .scale = 1.0f / (float)bind->n_microbatches,
-                                       .x = in_at(bind, 0),
-                                       .weight = in_at(bind, 1),
-                                       .targets = in_at(bind, 2),
-                                       .lse = in_at(bind, 3),
-                                       .before = in_at(bind, 4),
-                                       .dx = out_at(bind, 0),
-                                       .d_weight = out_at(bind, 1),
-                                       .accumulate = accumulate_get(op, bind, 2),
-                                       .has_before = op->in[4] >= 0,
-                                       .is_sum = tensor_out(graph, op, 0)->dtype != graph->dtype,
-                                       .workspace = (void *)bind->workspace};
-}
-
 /* ---- collectives: no kernels; instructions of their own run them ---- */
 
 /* Describe the gathered output: x of all ranks on the axis, one after the other, of the same type. */
@@ -699,6 +507,14 @@ static void all_gather_outputs(const struct lade_model_graph *graph, const struc
   const struct lade_tensor *x = tensor_in(graph, op, 0);
   ret_out[0] = activation_2d(x->dims[0] * graph->share.tp, x->dims[1]);
   ret_out[0].is_accumulator = x->dtype == graph->accumulator;
+}
+
+/* Describe the sum of all ranks' x, of the same type. */
+static void all_reduce_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                               struct lade_op_output *ret_out)
+{
+  ret_out[0] = same_as_input(graph, op);
+  ret_out[0].is_accumulator = tensor_in(graph, op, 0)->dtype == graph->accumulator;
 }
 
 static void reduce_scatter_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
@@ -763,29 +579,49 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_MATMUL_DX] = {"matmul_dx", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dx_bind},
   [LADE_OP_MATMUL_DW] = {"matmul_dw", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dw_bind},
   [LADE_OP_BIAS_GRAD] = {"bias_grad", LADE_K_COLUMN_SUM, 1, 1, -1, .flops = bias_grad_flops, .bind = bias_grad_bind},
-  [LADE_OP_ROPE] = {"rope", LADE_K_ROPE, 1, 1, 0, same_outputs, .flops_per_element = 3, .bind = rope_bind,
+  [LADE_OP_ROPE] = {"rope", LADE_K_ROPE, 1, 1, 0, same_outputs, .flops_per_element = 3, .bind = lade_op_rope_bind,
                     .backward = lade_rope_backward},
-  [LADE_OP_ROPE_BWD] = {"rope_bwd", LADE_K_ROPE, 1, 1, 0, .flops_per_element = 3, .bind = rope_bind},
+  [LADE_OP_ROPE_BWD] = {"rope_bwd", LADE_K_ROPE, 1, 1, 0, .flops_per_element = 3, .bind = lade_op_rope_bind},
   [LADE_OP_ATTENTION] = {"attention", LADE_K_ATTENTION_FWD, 3, 2, -1, attention_outputs, .flops = attention_flops,
                          .bind = attention_bind, .backward = lade_attention_backward},
   [LADE_OP_ATTENTION_BWD] = {"attention_bwd", LADE_K_ATTENTION_BWD, 6, 2, -1, .flops = attention_bwd_flops,
                              .bind = attention_bwd_bind},
-  [LADE_OP_GELU] = {"gelu", LADE_K_GELU_FWD, 1, 1, 0, same_outputs, .flops_per_element = 16, .bind = gelu_bind,
+  [LADE_OP_GELU] = {"gelu", LADE_K_GELU_FWD, 1, 1, 0, same_outputs, .flops_per_element = 16, .bind = lade_op_gelu_bind,
                     .backward = lade_gelu_backward},
-  [LADE_OP_GELU_BWD] = {"gelu_bwd", LADE_K_GELU_BWD, 2, 1, 1, .flops_per_element = 24, .bind = gelu_bwd_bind},
-  [LADE_OP_SWIGLU] = {"swiglu", LADE_K_SWIGLU_FWD, 1, 1, -1, swiglu_outputs, .flops_per_element = 14,
-                      .bind = swiglu_bind, .backward = lade_swiglu_backward},
+  [LADE_OP_GELU_BWD] = {"gelu_bwd", LADE_K_GELU_BWD, 2, 1, 1, .flops_per_element = 24, .bind = lade_op_gelu_bwd_bind},
+  [LADE_OP_SWIGLU] = {"swiglu", LADE_K_SWIGLU_FWD, 1, 1, -1, lade_op_swiglu_outputs, .flops_per_element = 14,
+                      .bind = lade_op_swiglu_bind, .backward = lade_swiglu_backward},
   [LADE_OP_SWIGLU_BWD] = {"swiglu_bwd", LADE_K_SWIGLU_BWD, 2, 1, 0, .flops_per_element = 10,
-                          .bind = swiglu_bwd_bind},
-  [LADE_OP_HEAD_LOSS] = {"head_loss", LADE_K_HEAD_LOSS_FWD, 3, 3, -1, head_loss_outputs, .flops = head_loss_flops,
-                         .bind = head_loss_bind, .backward = lade_head_loss_backward},
-  [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 5, 2, 4, .flops = head_loss_bwd_flops,
-                             .bind = head_loss_bwd_bind},
-  [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 4, 1, 3, head_stats_outputs, .flops = head_loss_flops,
-                          .bind = head_stats_bind, .backward = lade_head_stats_backward},
-  [LADE_OP_HEAD_JOIN] = {"head_join", LADE_K_HEAD_JOIN, 2, 3, -1, head_loss_outputs, .flops = head_join_flops,
-                         .bind = head_join_bind, .backward = lade_head_join_backward},
-  [LADE_OP_ALL_REDUCE] = {"all_reduce", LADE_N_KERNELS, 1, 1, 0, same_outputs, .flops = boundary_flops,
+                          .bind = lade_op_swiglu_bwd_bind},
+  [LADE_OP_ACTIVATION] = {"activation", LADE_K_ACTIVATION_FWD, 1, 1, 0, same_outputs, .flops_per_element = 20,
+                          .bind = lade_op_activation_bind, .backward = lade_activation_backward},
+  [LADE_OP_ACTIVATION_BWD] = {"activation_bwd", LADE_K_ACTIVATION_BWD, 2, 1, 1, .flops_per_element = 28,
+                              .bind = lade_op_activation_bwd_bind},
+  [LADE_OP_GATED] = {"gated", LADE_K_GATED_FWD, 1, 1, -1, lade_op_swiglu_outputs, .flops_per_element = 20,
+                     .bind = lade_op_gated_bind, .backward = lade_gated_backward},
+  [LADE_OP_GATED_BWD] = {"gated_bwd", LADE_K_GATED_BWD, 2, 1, 0, .flops_per_element = 14,
+                         .bind = lade_op_gated_bwd_bind},
+  [LADE_OP_QK_SUMS] = {"qk_sums", LADE_K_QK_SUMS, 1, 1, -1, lade_op_qk_sums_outputs, .flops = lade_op_qk_sums_flops,
+                       .bind = lade_op_qk_sums_bind, .backward = lade_qk_sums_backward},
+  [LADE_OP_QK_NORM] = {"qk_norm", LADE_K_QK_NORM_FWD, 4, 2, 0, lade_op_qk_norm_outputs, .flops_per_element = 5,
+                       .bind = lade_op_qk_norm_bind, .backward = lade_qk_norm_backward},
+  [LADE_OP_QK_DOTS] = {"qk_dots", LADE_K_QK_DOTS, 5, 1, -1, .flops = lade_op_qk_sums_flops,
+                       .bind = lade_op_qk_dots_bind},
+  [LADE_OP_QK_NORM_BWD] = {"qk_norm_bwd", LADE_K_QK_NORM_BWD, 6, 3, 0, .flops_per_element = 12,
+                           .bind = lade_op_qk_norm_bwd_bind},
+  [LADE_OP_ADD] = {"add", LADE_K_RESIDUAL_FWD, 2, 1, 0, .flops_per_element = 1, .bind = add_bind},
+  [LADE_OP_HEAD_LOSS] = {"head_loss", LADE_K_HEAD_LOSS_FWD, 3, 3, -1, lade_op_head_loss_outputs,
+                         .flops = lade_op_head_loss_flops,
+                         .bind = lade_op_head_loss_bind, .backward = lade_head_loss_backward},
+  [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 5, 2, 4, .flops = lade_op_head_loss_bwd_flops,
+                             .bind = lade_op_head_loss_bwd_bind},
+  [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 4, 1, 3, lade_op_head_stats_outputs,
+                          .flops = lade_op_head_loss_flops,
+                          .bind = lade_op_head_stats_bind, .backward = lade_head_stats_backward},
+  [LADE_OP_HEAD_JOIN] = {"head_join", LADE_K_HEAD_JOIN, 2, 3, -1, lade_op_head_loss_outputs,
+                         .flops = lade_op_head_join_flops,
+                         .bind = lade_op_head_join_bind, .backward = lade_head_join_backward},
+  [LADE_OP_ALL_REDUCE] = {"all_reduce", LADE_N_KERNELS, 1, 1, 0, all_reduce_outputs, .flops = boundary_flops,
                           .bytes = collective_bytes, .backward = lade_all_reduce_backward},
   [LADE_OP_ALL_GATHER] = {"all_gather", LADE_N_KERNELS, 1, 1, -1, all_gather_outputs, .flops = boundary_flops,
                           .bytes = collective_bytes, .backward = lade_all_gather_backward},

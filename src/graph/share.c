@@ -31,6 +31,7 @@
 
 #include "base/base.h"
 #include "graph/build.h"
+#include "graph/family.h"
 
 /* ---- sizes ---- */
 
@@ -106,6 +107,11 @@ int lade_share_check(const struct lade_model_graph_params *params, struct lade_e
                           "divide %lld KV heads or be a multiple of them",
                           model->name, (long long)tp, (long long)model->heads, (long long)model->hidden,
                           (long long)model->n_kv_heads);
+  if (!lade_family_get(model->family)->query && model->family != LADE_GPT2 && model->n_kv_heads % tp)
+    return lade_error_set(error, -EINVAL,
+                          "model %s: %lld tensor parallel ranks must divide %lld KV heads: a checkpoint has queries, "
+                          "keys and values in one tensor, whose checksum counts each row once",
+                          model->name, (long long)tp, (long long)model->n_kv_heads);
   if ((tp - 1) * vocabulary_rows(model, (int)tp) >= model->vocabulary)
     return lade_error_set(error, -EINVAL, "model %s: a vocabulary of %lld leaves one of %lld tensor parallel ranks "
                           "without a token",
@@ -185,6 +191,12 @@ void lade_build_replica(struct lade_build *build, int param, bool has_all_rows)
     the_param->n_owned_rows = 0;
   if (share->is_sequence && !has_all_rows)
     the_param->n_sharers = share->tp;
+}
+
+void lade_build_head_replica(struct lade_build *build, int param)
+{
+  lade_build_replica(build, param, true);
+  build->graph->params[build->graph->tensors[param].param].n_sharers = build->graph->share.tp;
 }
 
 void lade_build_key_replica(struct lade_build *build, int param, int64_t first_row)

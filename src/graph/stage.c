@@ -18,6 +18,7 @@
 
 #include "base/base.h"
 #include "graph/build.h"
+#include "graph/family.h"
 
 /* Return the layers of the last piece. */
 static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int n_pieces)
@@ -68,17 +69,19 @@ static int boundary_build(struct lade_build *build, enum lade_op_kind kind, int 
 }
 
 /* Advance both counts as if the pieces before this one, which begins with layer @first, were in this graph. */
-static void piece_skip(struct lade_build *build, const struct lade_family_entry *family, int64_t first)
+static void piece_skip(struct lade_build *build, int64_t first)
 {
   const struct lade_model_graph *graph = build->graph;
-  int n_embed_ops = family->n_embed_ops + (build->dropout > 0);
-  int n_block_params = family->n_block_params + graph->model.has_sinks;
-  build->n_skipped_params = family->n_embed_params + (int)first * n_block_params - graph->n_params;
-  build->n_skipped_ops =
-      n_embed_ops + (int)first * family->n_block_ops - (graph->n_ops - build->n_boundary_ops);
+  int n_params = 1 + lade_family_get(graph->model.family)->has_positions, n_ops = 1 + (build->dropout > 0);
+  for (int64_t i = 0; i < first; i++) {
+    n_params += lade_model_layer_n_tensors(&graph->model);
+    n_ops += lade_model_layer_n_ops(&graph->model, i);
+  }
+  build->n_skipped_params = n_params - graph->n_params;
+  build->n_skipped_ops = n_ops - (graph->n_ops - build->n_boundary_ops);
 }
 
-static void piece_build(struct lade_build *build, const struct lade_family_entry *family, int piece, int *table)
+static void piece_build(struct lade_build *build, int piece, int *table)
 {
   const struct lade_model_graph *graph = build->graph;
   int n_pieces = graph->share.pp * graph->share.n_chunks, x;
@@ -86,25 +89,25 @@ static void piece_build(struct lade_build *build, const struct lade_family_entry
   int status = lade_piece_layers(&graph->model, graph->seq_len, n_pieces, piece, NULL, &span);
   LADE_ASSERT(status == 0); /* lade_model_graph_create has checked it */
   if (piece == 0) {
-    *table = family->embed(build, &x);
+    *table = lade_build_embedding(build, &x);
     if (graph->model.is_tied && n_pieces > 1)
       lade_build_table_tie(build, *table, false);
   } else {
     x = lade_build_out(build, boundary_build(build, LADE_OP_RECV, piece, NULL), 0);
   }
-  piece_skip(build, family, span.first);
+  piece_skip(build, span.first);
   for (int64_t i = 0; i < span.n; i++)
-    x = family->block(build, span.first + i, x);
+    x = lade_build_block(build, span.first + i, x);
   if (piece + 1 < n_pieces)
     boundary_build(build, LADE_OP_SEND, piece + 1, &x);
   else
-    family->head(build, x, *table);
+    lade_build_head(build, x, *table);
 }
 
-void lade_build_stage(struct lade_build *build, const struct lade_family_entry *family)
+void lade_build_stage(struct lade_build *build)
 {
   const struct lade_share *share = &build->graph->share;
   int table = -1;
   for (build->chunk = 0; build->chunk < share->n_chunks; build->chunk++)
-    piece_build(build, family, build->chunk * share->pp + share->pp_rank, &table);
+    piece_build(build, build->chunk * share->pp + share->pp_rank, &table);
 }

@@ -54,6 +54,30 @@ static bool gelu_fwd_build(struct call *call, int i_shape)
   return true;
 }
 
+static const enum lade_activation activations[] = {LADE_SILU,       LADE_GELU_TANH, LADE_GELU_ERF,
+                                                   LADE_GELU_QUICK, LADE_RELU,      LADE_RELU_SQUARED};
+
+/* Every activation over each size, in place and not. */
+static bool activation_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_activation_fwd_args *a = (void *)&call->args;
+  const int n_activations = LADE_COUNT(activations);
+  int64_t n;
+  if (!size_get(call, i_shape / n_activations, &n))
+    return false;
+  *a = (struct lade_activation_fwd_args){.dtype = call->dtype, .n_elements = n,
+                                         .activation = activations[i_shape % n_activations]};
+  double ulps = call->dtype == LADE_F32 ? 64 : 1, relative = 1e-6; /* a tail's exponent has rounding errors of x^2 */
+  if (i_shape % 2) {
+    call_inout(call, &a->y, &a->x, call->dtype, n, ulps, relative)->limit = 6;
+  } else {
+    call_in(call, &a->x, call->dtype, n)->limit = 6;
+    call_out(call, &a->y, call->dtype, n, ulps, relative);
+  }
+  call->traffic_bytes = (double)n * 2 * (double)lade_dtype_bytes(call->dtype);
+  return true;
+}
+
 #define TERM_SCALE 0.2 /* of inputs around 1: the slope's two terms where they cancel, at x = -0.75 */
 
 static bool gelu_bwd_build(struct call *call, int i_shape)
@@ -71,6 +95,29 @@ static bool gelu_bwd_build(struct call *call, int i_shape)
   } else {
     call_in(call, &a->dy, call->dtype, n)->limit = 1e4;
     dx = call_out(call, &a->dx, call->dtype, n, 1, 1e-6);
+  }
+  dx->scale = TERM_SCALE;
+  call->traffic_bytes = (double)n * 3 * (double)lade_dtype_bytes(call->dtype);
+  return true;
+}
+
+static bool activation_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_activation_bwd_args *a = (void *)&call->args;
+  const int n_activations = LADE_COUNT(activations);
+  int64_t n;
+  if (!size_get(call, i_shape / n_activations, &n))
+    return false;
+  *a = (struct lade_activation_bwd_args){.dtype = call->dtype, .n_elements = n,
+                                         .activation = activations[i_shape % n_activations]};
+  call_in(call, &a->x, call->dtype, n)->limit = 1e4;
+  struct operand *dx;
+  if (i_shape % 2) {
+    dx = call_inout(call, &a->dx, &a->dy, call->dtype, n, 1, 2e-6);
+    dx->limit = 1;
+  } else {
+    call_in(call, &a->dy, call->dtype, n)->limit = 1;
+    dx = call_out(call, &a->dx, call->dtype, n, 1, 2e-6);
   }
   dx->scale = TERM_SCALE;
   call->traffic_bytes = (double)n * 3 * (double)lade_dtype_bytes(call->dtype);
@@ -165,6 +212,8 @@ static bool copy_build(struct call *call, int i_shape)
 static const struct op ops[] = {
     {"dropout", LADE_K_DROPOUT, dropout_build},
     {"gelu_fwd", LADE_K_GELU_FWD, gelu_fwd_build},
+    {"activation_fwd", LADE_K_ACTIVATION_FWD, activation_fwd_build},
+    {"activation_bwd", LADE_K_ACTIVATION_BWD, activation_bwd_build},
     {"gelu_bwd", LADE_K_GELU_BWD, gelu_bwd_build},
     {"add", LADE_K_ADD, add_build},
     {"cast", LADE_K_CAST, cast_build},

@@ -137,7 +137,8 @@ static bool norm_fwd_build(struct call *call, int i_shape)
   if (!norm_shape_get(call, i_shape, false, &s))
     return false;
   int64_t n = s.shape.n, d = s.shape.d;
-  *a = (struct lade_norm_fwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d, .eps = 1e-5f};
+  *a = (struct lade_norm_fwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d, .eps = 1e-5f,
+                                   .weight_offset = s.kind == LADE_NORM_RMS && s.is_in_place};
   call_in(call, &a->x, call->dtype, n * d)->limit = s.is_in_place ? 1 : SUM_LIMIT;
   call_in(call, &a->weight, call->dtype, d)->limit = 8;
   if (s.kind == LADE_NORM_LAYER) {
@@ -159,7 +160,8 @@ static bool norm_bwd_build(struct call *call, int i_shape)
     return false;
   int64_t n = s.shape.n, d = s.shape.d;
   *a = (struct lade_norm_bwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d,
-                                   .accumulate = s.is_in_place};
+                                   .accumulate = s.is_in_place, .weight_offset = s.kind == LADE_NORM_RMS &&
+                                       s.is_in_place};
   call_in(call, &a->x, call->dtype, n * d)->limit = 64;
   call_in(call, &a->dy, call->dtype, n * d)->limit = 64;
   call_in(call, &a->weight, call->dtype, d)->limit = 64;
@@ -281,9 +283,16 @@ static bool rope_build(struct call *call, int i_shape)
   a->head_dim = call->is_bench ? bench_sizes[i].head_dim : sizes[i].head_dim;
   if (i_shape & 1) {
     a->scale_factor = 8;
-    a->low_freq_factor = 1;
-    a->high_freq_factor = 4;
+    a->low = 1;
+    a->high = 4;
     a->original_context = 64;
+  } else if (!call->is_bench && i_shape & 2 && a->head_dim > 4) { /* a part of each head, in YaRN's form */
+    a->rotary_dim = a->head_dim / 4 * 2;
+    a->kind = LADE_ROPE_YARN;
+    a->scale_factor = 4;
+    a->low = 1;
+    a->high = 3;
+    a->magnitude = 1.25f;
   }
   int64_t n_elements = a->batch * a->seq_len * (a->heads + 2 * a->n_kv_heads) * a->head_dim;
   if (i_shape & 2 && !call->is_bench) {
@@ -328,6 +337,143 @@ static bool swiglu_bwd_build(struct call *call, int i_shape)
   return true;
 }
 
+static bool gated_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_gated_fwd_args *a = (void *)&call->args;
+  struct shape s;
+  if (!shape_get(call, i_shape / 2, &s))
+    return false;
+  *a = (struct lade_gated_fwd_args){.dtype = call->dtype, .n = s.n, .f = s.d,
+                                    .activation = i_shape % 2 ? LADE_GELU_ERF : LADE_GELU_TANH};
+  call_in(call, &a->x, call->dtype, 2 * s.n * s.d)->limit = 6;
+  call_out(call, &a->y, call->dtype, s.n * s.d, call->dtype == LADE_F32 ? 64 : 1, 1e-6);
+  call->traffic_bytes = bytes_of(call, (double)(s.n * s.d) * 3);
+  return true;
+}
+
+static bool gated_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_gated_bwd_args *a = (void *)&call->args;
+  struct shape s;
+  if (!shape_get(call, i_shape / 2, &s))
+    return false;
+  *a = (struct lade_gated_bwd_args){.dtype = call->dtype, .n = s.n, .f = s.d,
+                                    .activation = i_shape / 2 % 2 ? LADE_GELU_ERF : LADE_GELU_TANH};
+  call_in(call, &a->dy, call->dtype, s.n * s.d)->limit = 1;
+  if (i_shape % 2) {
+    sum_out(call, &a->dx, &a->x, call->dtype, 2 * s.n * s.d, 1, 2e-6, 12);
+  } else {
+    call_in(call, &a->x, call->dtype, 2 * s.n * s.d)->limit = 12;
+    call_out(call, &a->dx, call->dtype, 2 * s.n * s.d, 1, 2e-6)->scale = SUM_SCALE;
+  }
+  call->traffic_bytes = bytes_of(call, (double)(s.n * s.d) * 5);
+  return true;
+}
+
+/* Rows of heads; the bits of i_shape: over all heads, with sums of ranks, in place. */
+struct heads_shape {
+  int64_t n, heads, n_kv_heads, head_dim;
+};
+
+static bool heads_shape_get(const struct call *call, int i, struct heads_shape *ret_shape)
+{
+  static const struct heads_shape sizes[] = {{1, 1, 1, 1}, {5, 3, 1, 7}, {37, 4, 2, 20}, {19, 2, 2, 64}, {3, 8, 2,
+                                                                                                          129}};
+  static const struct heads_shape bench_sizes[] = {{4096, 32, 8, 128}};
+  if (i >= (int)(call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes)))
+    return false;
+  *ret_shape = call->is_bench ? bench_sizes[i] : sizes[i];
+  return true;
+}
+
+static bool qk_norm_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_qk_norm_fwd_args *a = (void *)&call->args;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  struct heads_shape s;
+  if (!heads_shape_get(call, i_shape / 4, &s))
+    return false;
+  *a = (struct lade_qk_norm_fwd_args){.dtype = call->dtype, .n = s.n, .heads = s.heads, .n_kv_heads = s.n_kv_heads,
+                                      .head_dim = s.head_dim, .is_by_head = i_shape & 1, .eps = 1e-5f,
+                                      .weight_offset = i_shape >> 1 & 1, .q_total = 2 * s.heads * s.head_dim,
+                                      .k_total = 2 * s.n_kv_heads * s.head_dim};
+  const int64_t n_elements = s.n * (s.heads + 2 * s.n_kv_heads) * s.head_dim;
+  call_in(call, &a->q_weight, call->dtype, (a->is_by_head ? 1 : s.heads) * s.head_dim)->limit = 8;
+  call_in(call, &a->k_weight, call->dtype, (a->is_by_head ? 1 : s.n_kv_heads) * s.head_dim)->limit = 8;
+  call_in(call, &a->x, call->dtype, n_elements)->limit = 64;
+  if (!a->is_by_head && i_shape & 2)
+    call_in(call, &a->sums, accumulator, 2 * s.n)->fill = FILL_POSITIVE;
+  call_out(call, &a->y, call->dtype, n_elements, 1, 4e-6)->scale = SUM_SCALE;
+  call_out(call, &a->rstd, accumulator, s.n * (a->is_by_head ? s.heads + s.n_kv_heads : 2), 64, 1e-6);
+  call->traffic_bytes = bytes_of(call, (double)n_elements * 2);
+  return true;
+}
+
+static bool qk_norm_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_qk_norm_bwd_args *a = (void *)&call->args;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  struct heads_shape s;
+  if (!heads_shape_get(call, i_shape / 4, &s))
+    return false;
+  *a = (struct lade_qk_norm_bwd_args){.dtype = call->dtype, .n = s.n, .heads = s.heads, .n_kv_heads = s.n_kv_heads,
+                                      .head_dim = s.head_dim, .is_by_head = i_shape & 1, .accumulate = i_shape & 1,
+                                      .weight_offset = i_shape >> 1 & 1, .q_total = 2 * s.heads * s.head_dim,
+                                      .k_total = 2 * s.n_kv_heads * s.head_dim};
+  const int64_t n_elements = s.n * (s.heads + 2 * s.n_kv_heads) * s.head_dim;
+  const int64_t q_width = (a->is_by_head ? 1 : s.heads) * s.head_dim;
+  const int64_t k_width = (a->is_by_head ? 1 : s.n_kv_heads) * s.head_dim;
+  call_in(call, &a->q_weight, call->dtype, q_width)->limit = 8;
+  call_in(call, &a->k_weight, call->dtype, k_width)->limit = 8;
+  call_in(call, &a->x, call->dtype, n_elements)->limit = 8;
+  call_in(call, &a->rstd, accumulator, s.n * (a->is_by_head ? s.heads + s.n_kv_heads : 2))->fill = FILL_POSITIVE;
+  if (!a->is_by_head && i_shape & 2)
+    call_in(call, &a->dots, accumulator, 2 * s.n)->limit = 8;
+  if (i_shape & 2) {
+    sum_out(call, &a->dx, &a->dy, call->dtype, n_elements, 2, 8e-6, 8);
+  } else {
+    call_in(call, &a->dy, call->dtype, n_elements)->limit = 8;
+    call_out(call, &a->dx, call->dtype, n_elements, 2, 8e-6)->scale = SUM_SCALE;
+  }
+  sum_out(call, &a->d_q_weight, NULL, accumulator, q_width, 4, 4e-6, 64);
+  sum_out(call, &a->d_k_weight, NULL, accumulator, k_width, 4, 4e-6, 64);
+  call_workspace(call, &a->workspace);
+  call->traffic_bytes = bytes_of(call, (double)n_elements * 3);
+  return true;
+}
+
+static bool qk_sums_build(struct call *call, int i_shape)
+{
+  struct lade_qk_sums_args *a = (void *)&call->args;
+  struct heads_shape s;
+  if (!heads_shape_get(call, i_shape, &s))
+    return false;
+  *a = (struct lade_qk_sums_args){.dtype = call->dtype, .n = s.n, .heads = s.heads, .n_kv_heads = s.n_kv_heads,
+                                  .head_dim = s.head_dim, .n_copies = 1 + i_shape};
+  call_in(call, &a->x, call->dtype, s.n * (s.heads + 2 * s.n_kv_heads) * s.head_dim)->limit = 64;
+  call_out(call, &a->sums, accumulator_of(call->dtype), 2 * s.n, 16, 2e-6);
+  return true;
+}
+
+static bool qk_dots_build(struct call *call, int i_shape)
+{
+  struct lade_qk_dots_args *a = (void *)&call->args;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  struct heads_shape s;
+  if (!heads_shape_get(call, i_shape, &s))
+    return false;
+  *a = (struct lade_qk_dots_args){.dtype = call->dtype, .n = s.n, .heads = s.heads, .n_kv_heads = s.n_kv_heads,
+                                  .head_dim = s.head_dim, .weight_offset = i_shape & 1};
+  const int64_t n_elements = s.n * (s.heads + 2 * s.n_kv_heads) * s.head_dim;
+  call_in(call, &a->dy, call->dtype, n_elements)->limit = 8;
+  call_in(call, &a->x, call->dtype, n_elements)->limit = 8;
+  call_in(call, &a->q_weight, call->dtype, s.heads * s.head_dim)->limit = 8;
+  call_in(call, &a->k_weight, call->dtype, s.n_kv_heads * s.head_dim)->limit = 8;
+  call_in(call, &a->rstd, accumulator, 2 * s.n)->fill = FILL_POSITIVE;
+  call_out(call, &a->dots, accumulator, 2 * s.n, 16, 8e-6)->scale = 64 * SUM_SCALE;
+  return true;
+}
+
 static const struct op ops[] = {
     {"column_sum", LADE_K_COLUMN_SUM, column_sum_build},
     {"embed_fwd", LADE_K_EMBED_FWD, embed_fwd_build},
@@ -339,5 +485,11 @@ static const struct op ops[] = {
     {"rope", LADE_K_ROPE, rope_build},
     {"swiglu_fwd", LADE_K_SWIGLU_FWD, swiglu_fwd_build},
     {"swiglu_bwd", LADE_K_SWIGLU_BWD, swiglu_bwd_build},
+    {"gated_fwd", LADE_K_GATED_FWD, gated_fwd_build},
+    {"gated_bwd", LADE_K_GATED_BWD, gated_bwd_build},
+    {"qk_sums", LADE_K_QK_SUMS, qk_sums_build},
+    {"qk_norm_fwd", LADE_K_QK_NORM_FWD, qk_norm_fwd_build},
+    {"qk_dots", LADE_K_QK_DOTS, qk_dots_build},
+    {"qk_norm_bwd", LADE_K_QK_NORM_BWD, qk_norm_bwd_build},
 };
 const struct op_set row_ops = {ops, LADE_COUNT(ops)};

@@ -24,6 +24,7 @@ static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, 
   }
   problem.fwd = (struct lade_head_loss_fwd_args){
       .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .leaf = leaf, .targets = problem.targets,
+      .softcap = d % 2 ? 1.5f : 0, /* also past a tanh's near part */
       .x = operand_make(dtype, RANDOM, 1, n * d, &x), .weight = operand_make(dtype, RANDOM, 2, vocabulary * d, &weight),
       .losses = memory_make((size_t)n * 4), .lse = memory_make((size_t)n * 4), .loss = memory_make(4)};
   problem.fwd_exact = problem.fwd;
@@ -36,6 +37,7 @@ static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, 
   problem.start = operand_make(LADE_F32, RANDOM, 3, vocabulary * d, &d_weight);
   problem.bwd = (struct lade_head_loss_bwd_args){
       .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .leaf = leaf, .scale = 0.5f, .x = problem.fwd.x,
+      .softcap = problem.fwd.softcap,
       .weight = problem.fwd.weight, .targets = problem.targets, .lse = problem.fwd.lse,
       .dx = memory_make((size_t)(n * d) * lade_dtype_bytes(dtype)),
       .d_weight = memory_make((size_t)(vocabulary * d) * 4), .accumulate = accumulate};
@@ -191,6 +193,7 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
   for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
     struct lade_head_stats_args stats = {
         .dtype = p->fwd.dtype, .n = p->fwd.n, .d = p->fwd.d, .vocabulary = cut->rows, .leaf = p->fwd.leaf,
+        .softcap = p->fwd.softcap,
         .first_token = rank * cut->rows, .padding = cut_padding(cut, rank), .x = p->fwd.x,
         .weight = cut_weight(cut, rank), .targets = p->targets, .stats = cut->stats + rank * 3 * p->fwd.n};
     kernel_call(kernels, LADE_K_HEAD_STATS, &stats, &stats.workspace, NULL);
@@ -315,6 +318,7 @@ static void parts_reduce(struct problem *problem, const struct lade_kernels *ker
   for (int i = 0; i < n; i++) {
     struct lade_head_stats_args part = {
         .dtype = all->dtype, .n = all->n, .d = all->d, .vocabulary = first[i + 1] - first[i], .first_token = first[i],
+        .softcap = all->softcap,
         .x = all->x, .weight = (const char *)all->weight + (size_t)(first[i] * all->d) * lade_dtype_bytes(all->dtype),
         .targets = all->targets, .before = i ? i == 1 ? begun : stats : NULL, .stats = i ? stats : begun};
     kernel_call(kernels, LADE_K_HEAD_STATS, &part, &part.workspace, NULL);

@@ -70,8 +70,36 @@ static void swiglu_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   swiglu_launch(ctx, LADE_CUDA_SWIGLU_BWD, a->dtype, a->n, a->f, a);
 }
 
+static void activation_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_activation_fwd_args *a = args;
+  elements_launch(ctx, LADE_CUDA_ACTIVATION_FWD, a->dtype, packs(a->dtype, a->n_elements), a);
+}
+
+static void activation_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_activation_bwd_args *a = args;
+  elements_launch(ctx, LADE_CUDA_ACTIVATION_BWD, a->dtype, packs(a->dtype, a->n_elements), a);
+}
+
+static void gated_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_gated_fwd_args *a = args;
+  swiglu_launch(ctx, LADE_CUDA_GATED_FWD, a->dtype, a->n, a->f, a);
+}
+
+static void gated_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_gated_bwd_args *a = args;
+  swiglu_launch(ctx, LADE_CUDA_GATED_BWD, a->dtype, a->n, a->f, a);
+}
+
 void lade_cuda_element_init(struct lade_kernels *kernels)
 {
+  kernels->fn[LADE_K_ACTIVATION_FWD] = activation_fwd;
+  kernels->fn[LADE_K_ACTIVATION_BWD] = activation_bwd;
+  kernels->fn[LADE_K_GATED_FWD] = gated_fwd;
+  kernels->fn[LADE_K_GATED_BWD] = gated_bwd;
   kernels->fn[LADE_K_ADD] = add;
   kernels->fn[LADE_K_CAST] = cast;
   kernels->fn[LADE_K_DROPOUT] = dropout;

@@ -46,6 +46,15 @@ static __device__ inline void logits_meet(const struct lade_cuda_head &a, float 
   added = block_sum(added, room);
 }
 
+/* Replace logits by softcap tanh(logit / softcap): a block has one row of the current block of rows. */
+LADE_KERNEL(head_cap, lade_cuda_head)
+{
+  float *logits = (float *)a.logits + blockIdx.x * a.n_columns;
+  for (int64_t j = threadIdx.x; j < a.n_columns; j += blockDim.x)
+    logits[j] = a.softcap * tanhf(logits[j] / a.softcap);
+}
+LADE_CUDA_EXPORT(head_cap, lade_cuda_head)
+
 /* Reduce: a block has one row of the current block of rows. */
 LADE_KERNEL(head_reduce, lade_cuda_head)
 {
@@ -158,6 +167,11 @@ template <class T, int N> static __device__ inline void gradients_put(const stru
 #pragma unroll
     for (int j = 0; j < N; j++)
       d[j] = (exp_for(T(), x[p].x[j] - lse) - (column_get(p, N) + j == target ? 1.0f : 0.0f)) * scale;
+    if (a.softcap > 0) { /* the cap's slope */
+#pragma unroll
+      for (int j = 0; j < N; j++)
+        d[j] *= 1 - (x[p].x[j] / a.softcap) * (x[p].x[j] / a.softcap);
+    }
     if (column_get(p, N) < (int)a.n_columns)
       numbers_put((T *)a.d_logits + row * a.n_columns + column_get(p, N), d);
   }

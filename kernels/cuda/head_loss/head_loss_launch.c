@@ -95,6 +95,9 @@ static void chunk_run(struct head_launch_walk *walk, enum lade_cuda_function fun
                                     .a = walk->x + (size_t)head->first_row * row_bytes,
                                     .b = walk->weight + (size_t)head->first_column * row_bytes,
                                     .c = (void *)(uintptr_t)head->logits, .workspace = walk->scratch});
+    if (head->softcap > 0)
+      lade_cuda_launch_grid(walk->ctx, LADE_CUDA_HEAD_CAP, LADE_F32,
+                            (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = head});
     lade_cuda_launch_grid(walk->ctx, function, dtype,
                           (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = head,
                                                     .shared_bytes = ROOM_BYTES});
@@ -149,7 +152,8 @@ static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   float *per_row = (float *)(at + rooms.per_row);
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                                   .n_tokens = a->vocabulary, .x = a->x, .weight = a->weight, .scratch = at + rooms.end};
-  walk.head = (struct lade_cuda_head){.n = a->n, .logits = (float *)at, .targets = a->targets, .max = per_row,
+  walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .logits = (float *)at, .targets = a->targets,
+                                      .max = per_row,
                                       .sum = per_row + a->n, .target_logit = per_row + 2 * a->n, .losses = a->losses,
                                       .lse = a->lse, .loss = a->loss};
   for (; walk.head.first_column < a->vocabulary; walk.head.first_column += walk.head.n_columns)
@@ -173,7 +177,8 @@ static void head_stats(const struct lade_kernel_ctx *ctx, const void *args)
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                                   .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
                                   .scratch = (char *)a->workspace + rooms.end};
-  walk.head = (struct lade_cuda_head){.n = a->n, .first_token = a->first_token, .logits = a->workspace,
+  walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .first_token = a->first_token,
+                                      .logits = a->workspace,
                                       .targets = a->targets, .before = a->before, .max = stats,
                                       .sum = stats + a->n, .target_logit = stats + 2 * a->n};
   for (; walk.head.first_column < walk.n_tokens; walk.head.first_column += walk.head.n_columns)
@@ -231,7 +236,8 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                                   .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
                                   .scratch = at + rooms.end};
-  walk.head = (struct lade_cuda_head){.n = a->n, .first_token = a->first_token, .logits = (float *)at,
+  walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .first_token = a->first_token,
+                                      .logits = (float *)at,
                                       .targets = a->targets,
                                       .lse = (float *)(uintptr_t)a->lse, .scale = a->scale,
                                       .row_scale = (float *)(at + rooms.per_row), .d_logits = at + rooms.d_logits};

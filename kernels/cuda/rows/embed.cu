@@ -13,9 +13,9 @@
  */
 #include "kernels/cuda/kernel.h"
 
-/* Compute x = from + position, each of which may be NULL for zeros. */
+/* Compute x = scale * from + position, each of which may be NULL for zeros. */
 template <class T, int N>
-static __device__ void embed_row(T *x, const T *from, const T *position, int64_t d)
+static __device__ void embed_row(T *x, const T *from, const T *position, float scale, int64_t d)
 {
   for (int64_t j = (int64_t)threadIdx.x * N; j < d; j += (int64_t)blockDim.x * N) {
     pack<T, N> p = {}, q = {};
@@ -26,7 +26,7 @@ static __device__ void embed_row(T *x, const T *from, const T *position, int64_t
       q = pack_load<T, N>(position + j);
 #pragma unroll
     for (int i = 0; i < N; i++)
-      numbers[i] = position ? get(p.x[i]) + get(q.x[i]) : get(p.x[i]);
+      numbers[i] = position ? scale * get(p.x[i]) + get(q.x[i]) : scale * get(p.x[i]);
     pack_put(p, numbers);
     pack_store(x + j, p);
   }
@@ -40,11 +40,12 @@ static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const s
   const T *from = token >= 0 && token < a.vocabulary ? (const T *)a.token_table + token * a.d : NULL;
   const T *before = from || !a.before ? NULL : (const T *)a.before + row * a.d;
   const T *position = a.position_table && !before ? (const T *)a.position_table + row % a.seq_len * a.d : NULL;
+  const float scale = a.scale != 0 && !before ? a.scale : 1.0f;
   from = before ? before : from;
   if (a.d % LADE_PACK(T) == 0)
-    embed_row<T, LADE_PACK(T)>((T *)a.x + row * a.d, from, position, a.d);
+    embed_row<T, LADE_PACK(T)>((T *)a.x + row * a.d, from, position, scale, a.d);
   else
-    embed_row<T, 1>((T *)a.x + row * a.d, from, position, a.d);
+    embed_row<T, 1>((T *)a.x + row * a.d, from, position, scale, a.d);
 }
 LADE_KERNEL_OF_DTYPES(embed_fwd, lade_embed_fwd_args)
 
@@ -83,7 +84,8 @@ static __device__ void embed_run(const struct lade_embed_bwd_args &a)
   int64_t n = a.batch * a.seq_len, first = blockIdx.x, j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * N;
   int32_t token = a.tokens[order[first]];
   int64_t table_row = token - a.first_token;
-  if ((first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d || table_row < 0 || table_row >= a.vocabulary)
+  if ((a.has_pad && token == a.pad_token) || (first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d ||
+      table_row < 0 || table_row >= a.vocabulary)
     return;
   float sums[N] = {};
   for (int64_t place = first; place < n && a.tokens[order[place]] == token; place++) {
@@ -92,6 +94,7 @@ static __device__ void embed_run(const struct lade_embed_bwd_args &a)
     for (int i = 0; i < N; i++)
       sums[i] += get(p.x[i]);
   }
+  const float scale = a.scale != 0 ? a.scale : 1.0f;
   constexpr int M = N % 4 ? 1 : 4; /* numbers of the table's in 16 bytes */
   float *to = (float *)a.d_token_table + table_row * a.d + j;
 #pragma unroll
@@ -101,7 +104,7 @@ static __device__ void embed_run(const struct lade_embed_bwd_args &a)
       p = pack_load<float, M>(to + i);
 #pragma unroll
     for (int k = 0; k < M; k++)
-      p.x[k] = a.accumulate_token ? p.x[k] + sums[i + k] : sums[i + k];
+      p.x[k] = a.accumulate_token ? p.x[k] + scale * sums[i + k] : scale * sums[i + k];
     pack_store(to + i, p);
   }
 }

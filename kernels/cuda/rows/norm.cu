@@ -29,6 +29,7 @@ template <class T> static __device__ void norm_bwd_of(const struct lade_norm_bwd
   residual.kind = a.kind;
   residual.n = a.n;
   residual.d = a.d;
+  residual.weight_offset = a.weight_offset;
   residual.d_sum = a.d_residual;
   residual.dy = a.dy;
   residual.sum = a.x;

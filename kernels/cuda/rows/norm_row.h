@@ -83,7 +83,7 @@ static __device__ inline void norm_span(const struct lade_norm_fwd_args &a, int6
     float y[N];
 #pragma unroll
     for (int j = 0; j < N; j++)
-      y[j] = (get(x[p].x[j]) - mean) * rstd * get(weight[p].x[j]) + get(bias[p].x[j]);
+      y[j] = (get(x[p].x[j]) - mean) * rstd * (get(weight[p].x[j]) + a.weight_offset) + get(bias[p].x[j]);
     if (column_get<N>(at, p) < (int)a.d)
       numbers_put((T *)a.y + row * a.d + column_get<N>(at, p), y);
   }
@@ -197,8 +197,8 @@ template <int N> static __device__ inline void partials_add(float *to, const flo
  * sums of dy h and dy.
  */
 template <class T, int N, int P>
-static __device__ inline void gradients_add(struct rows<T, N, P> &rows, const T *weights, int at, int d,
-                                            float *partials)
+static __device__ inline void gradients_add(struct rows<T, N, P> &rows, const T *weights, float offset, int at,
+                                            int d, float *partials)
 {
 #pragma unroll
   for (int p = 0; p < P; p++) {
@@ -210,7 +210,7 @@ static __device__ inline void gradients_add(struct rows<T, N, P> &rows, const T 
     for (int at_r = 0; at_r < ROWS(P) * N; at_r++) {
       const int r = at_r / N, j = at_r % N;
       float dy = r < rows.n ? get(rows.dy[r][p].x[j]) : 0.0f;
-      float h = (get(rows.x[r][p].x[j]) - rows.mean[r]) * rows.rstd[r], g = dy * get(weight.x[j]);
+      float h = (get(rows.x[r][p].x[j]) - rows.mean[r]) * rows.rstd[r], g = dy * (get(weight.x[j]) + offset);
       rows.sums[2 * r] += g;
       rows.sums[2 * r + 1] += g * h;
       d_weight[j] += dy * h;
@@ -235,7 +235,7 @@ static __device__ inline void residual_put(const struct rows<T, N, P> &rows, con
     dx[j] = a.d_sum ? get(rows.d_sum[r][p].x[j]) : 0.0f;
     if (a.kind != LADE_NORM_NONE) {
       float h = (get(rows.x[r][p].x[j]) - rows.mean[r]) * rows.rstd[r];
-      float g = get(rows.dy[r][p].x[j]) * get(weight.x[j]);
+      float g = get(rows.dy[r][p].x[j]) * (get(weight.x[j]) + a.weight_offset);
       dx[j] = rows.rstd[r] * (g - rows.avg_g[r] - h * rows.avg_gh[r]) + dx[j];
     }
   }
@@ -308,7 +308,7 @@ static __device__ inline void averages_get(struct rows<T, N, P> &rows, const str
 #pragma unroll 1
   for (int at = 0; at < (int)a.d; at += span_get<N, P>()) {
     rows_load(rows, a, at);
-    gradients_add(rows, (const T *)a.weight, at, (int)a.d, partials);
+    gradients_add(rows, (const T *)a.weight, a.weight_offset, at, (int)a.d, partials);
     rows_keep(rows);
   }
   block_sums(rows.sums, room);

@@ -50,6 +50,7 @@ static __device__ inline void residual_row(const struct lade_residual_fwd_args &
   norm.kind = a.kind;
   norm.d = a.d;
   norm.eps = a.eps;
+  norm.weight_offset = a.weight_offset;
   norm.x = a.sum;
   norm.weight = a.weight;
   norm.bias = a.norm_bias;

@@ -12,12 +12,23 @@
 
 #define TWO_PI 6.28318530717958647693
 
+static __device__ inline int64_t half_get(const struct lade_rope_args &a)
+{
+  return (a.rotary_dim ? a.rotary_dim : a.head_dim) / 2;
+}
+
 static __device__ inline double frequency_get(const struct lade_rope_args &a, int64_t j)
 {
-  double frequency = pow((double)a.base, -2.0 * (double)j / (double)a.head_dim);
-  if (!(a.scale_factor > 0))
+  double frequency = pow((double)a.base, -(double)j / (double)half_get(a));
+  double low = (double)a.low, high = (double)a.high;
+  if (a.kind == LADE_ROPE_YARN) {
+    double ramp = ((double)j - low) / (high - low), slowed = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+    return frequency / (double)a.scale_factor * slowed + frequency * (1 - slowed);
+  }
+  if (a.kind == LADE_ROPE_LINEAR)
+    return frequency / (double)a.scale_factor;
+  if (a.kind == LADE_ROPE_DYNAMIC || !(a.scale_factor > 0))
     return frequency;
-  double low = (double)a.low_freq_factor, high = (double)a.high_freq_factor;
   double turns = (double)a.original_context * frequency / TWO_PI;
   if (turns < low)
     return frequency / (double)a.scale_factor;
@@ -29,18 +40,19 @@ static __device__ inline double frequency_get(const struct lade_rope_args &a, in
 
 LADE_KERNEL(rope_table, lade_rope_args)
 {
-  const int64_t half = a.head_dim / 2, run = thread_get() / half, j = thread_get() % half;
+  const int64_t half = half_get(a), run = thread_get() / half, j = thread_get() % half;
   float *cosines = (float *)a.workspace, *sines = cosines + a.seq_len * half;
   const int64_t first = run * LADE_CUDA_ROPE_RUN;
   if (first >= a.seq_len)
     return;
   const double turn = frequency_get(a, j) * (a.is_inverse ? -1 : 1);
+  const double magnitude = a.magnitude != 0 ? (double)a.magnitude : 1;
   const double turn_cosine = cos(turn), turn_sine = sin(turn);
   double cosine = cos((double)first * turn), sine = sin((double)first * turn);
   for (int64_t t = first; t < first + LADE_CUDA_ROPE_RUN && t < a.seq_len; t++) {
     const double before = cosine;
-    cosines[t * half + j] = (float)cosine;
-    sines[t * half + j] = (float)sine;
+    cosines[t * half + j] = (float)(magnitude * cosine);
+    sines[t * half + j] = (float)(magnitude * sine);
     cosine = before * turn_cosine - sine * turn_sine;
     sine = sine * turn_cosine + before * turn_sine;
   }
@@ -83,7 +95,7 @@ template <class T, int N> static __device__ inline void pairs_turn(const struct 
 /* A block has a row; its pairs are numbered over the query and key heads, and values are copied unless in place. */
 template <class T, int N> static __device__ inline void row_turn(const struct lade_rope_args &a)
 {
-  const int half = (int)a.head_dim / 2, n_each = half / N, n_packs = (int)(a.heads + a.n_kv_heads) * n_each;
+  const int half = (int)half_get(a), n_each = half / N, n_packs = (int)(a.heads + a.n_kv_heads) * n_each;
   const int64_t row_elements = (a.heads + 2 * a.n_kv_heads) * a.head_dim, row = blockIdx.x;
   const float *cosines = (const float *)a.workspace + row % a.seq_len * half, *sines = cosines + a.seq_len * half;
   const T *x = (const T *)a.x + row * row_elements;
@@ -103,13 +115,18 @@ template <class T, int N> static __device__ inline void row_turn(const struct la
       if (i + turn * (int)blockDim.x < n_packs)
         pairs_turn(p[turn], y + at[turn], half);
   }
-  for (int64_t i = (int64_t)n_packs * 2 * N + threadIdx.x * N; i < row_elements && x != y; i += blockDim.x * N)
+  const int rest = (int)a.head_dim - 2 * half, n_heads = (int)(a.heads + a.n_kv_heads);
+  for (int i = (int)threadIdx.x; i < n_heads * rest && x != y; i += (int)blockDim.x) {
+    const int at = i / rest * (int)a.head_dim + 2 * half + i % rest;
+    y[at] = x[at];
+  }
+  for (int64_t i = (int64_t)n_heads * a.head_dim + threadIdx.x * N; i < row_elements && x != y; i += blockDim.x * N)
     pack_store(y + i, pack_load<T, N>(x + i));
 }
 
 template <class T> static __device__ void rope_of(const struct lade_rope_args &a, const struct lade_step *step)
 {
-  if (a.head_dim / 2 % LADE_PACK(T) == 0)
+  if (half_get(a) % LADE_PACK(T) == 0 && a.head_dim % LADE_PACK(T) == 0)
     row_turn<T, LADE_PACK(T)>(a);
   else
     row_turn<T, 1>(a);

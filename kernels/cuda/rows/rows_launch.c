@@ -152,7 +152,8 @@ size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *a)
 static void rope(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_rope_args *a = args;
-  int64_t half = a->head_dim / 2, n_runs = lade_div_up(a->seq_len, LADE_CUDA_ROPE_RUN);
+  int64_t half = (a->rotary_dim ? a->rotary_dim : a->head_dim) / 2, n_runs = lade_div_up(a->seq_len,
+                                                                                         LADE_CUDA_ROPE_RUN);
   int64_t n_packs = (a->heads + a->n_kv_heads) * lade_cuda_row_packs(a->dtype, half);
   lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE_TABLE, LADE_F32,
                         (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_runs * half, LADE_CUDA_THREADS)},
@@ -164,7 +165,61 @@ static void rope(const struct lade_kernel_ctx *ctx, const void *args)
 
 size_t lade_cuda_rope_bytes(const struct lade_rope_args *a)
 {
-  return (size_t)(a->seq_len * (a->head_dim / 2) * 2) * sizeof(float);
+  return (size_t)(a->seq_len * ((a->rotary_dim ? a->rotary_dim : a->head_dim) / 2) * 2) * sizeof(float);
+}
+
+/* Launch a block for each row, with a warp for each group of heads as far as there are threads. */
+static void groups_launch(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,
+                          int64_t n_rows, int64_t n_groups, const void *args)
+{
+  lade_cuda_launch_grid(ctx, function, dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = args,
+                                                  .n_threads = row_threads(n_groups * 32, 1)});
+}
+
+static void qk_sums(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_qk_sums_args *a = args;
+  groups_launch(ctx, LADE_CUDA_QK_SUMS, a->dtype, a->n, 2, a);
+}
+
+static void qk_dots(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_qk_dots_args *a = args;
+  groups_launch(ctx, LADE_CUDA_QK_DOTS, a->dtype, a->n, 2, a);
+}
+
+static void qk_norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_qk_norm_fwd_args *a = args;
+  groups_launch(ctx, LADE_CUDA_QK_NORM_FWD, a->dtype, a->n, a->is_by_head ? a->heads + a->n_kv_heads : 2, a);
+}
+
+/* Return the columns of the queries' weights, or of the keys'. */
+static int64_t qk_width(const struct lade_qk_norm_bwd_args *a, bool is_key)
+{
+  return a->is_by_head ? a->head_dim : (is_key ? a->n_kv_heads : a->heads) * a->head_dim;
+}
+
+/* Sum the weights' gradients first, because dx may take over dy's memory. */
+static void qk_norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_qk_norm_bwd_args *a = args;
+  const int64_t q_width = qk_width(a, false), n_blocks = lade_cuda_row_blocks(a->n);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_QK_WEIGHTS, a->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)n_blocks, columns(q_width + qk_width(a, true))},
+                                                  .args = a});
+  for (int i = 0; i < 2; i++)
+    row_sums(ctx, a->n, (struct lade_cuda_row_sums){.d = qk_width(a, i), .n_outputs = 1,
+                                                    .partials = (float *)a->workspace + (i ? n_blocks * q_width : 0),
+                                                    .outputs = {i ? a->d_k_weight : a->d_q_weight},
+                                                    .accumulate = a->accumulate});
+  groups_launch(ctx, LADE_CUDA_QK_NORM_BWD, a->dtype, a->n, a->is_by_head ? a->heads + a->n_kv_heads : 2, a);
+}
+
+size_t lade_cuda_qk_norm_bwd_bytes(const struct lade_qk_norm_bwd_args *a)
+{
+  return row_sums_bytes(a->n, qk_width(a, false) + qk_width(a, true), 1);
 }
 
 void lade_cuda_row_init(struct lade_kernels *kernels)
@@ -177,4 +232,8 @@ void lade_cuda_row_init(struct lade_kernels *kernels)
   kernels->fn[LADE_K_RESIDUAL_FWD] = residual_fwd;
   kernels->fn[LADE_K_RESIDUAL_BWD] = residual_bwd;
   kernels->fn[LADE_K_ROPE] = rope;
+  kernels->fn[LADE_K_QK_SUMS] = qk_sums;
+  kernels->fn[LADE_K_QK_NORM_FWD] = qk_norm_fwd;
+  kernels->fn[LADE_K_QK_DOTS] = qk_dots;
+  kernels->fn[LADE_K_QK_NORM_BWD] = qk_norm_bwd;
 }

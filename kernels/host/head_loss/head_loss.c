@@ -103,6 +103,7 @@ struct head_loss_walk {
   int64_t n, d, vocabulary;
   int64_t first_token, n_tokens; /* of the vocabulary: the weight's rows, less padding */
   struct leaves leaves;
+  float softcap;
   const void *x, *weight;
   const int32_t *targets;
   size_t element_bytes, sum_bytes; /* of D and A */
@@ -151,6 +152,7 @@ static struct lade_head_row row_at(const struct head_loss_walk *walk, int64_t i)
   bool is_here = walk->targets[walk->first_row + i] >= 0 && target >= 0 && target < walk->n_columns;
   return (struct lade_head_row){
       .accumulator = walk->accumulator, .dtype = walk->dtype, .n = walk->n_columns, .target = is_here ? target : -1,
+      .softcap = walk->softcap,
       .logits = (const char *)walk->logits + (size_t)(i * walk->n_columns) * walk->sum_bytes};
 }
 
@@ -194,6 +196,16 @@ static void gradient_task(void *arg, int i_task, int i_thread)
   }
 }
 
+static void cap_task(void *arg, int i_task, int i_thread)
+{
+  struct head_loss_walk *walk = arg;
+  int64_t end = LADE_MIN(walk->n_rows, (int64_t)(i_task + 1) * TASK_ROWS);
+  for (int64_t i = (int64_t)i_task * TASK_ROWS; i < end; i++) {
+    struct lade_head_row row = row_at(walk, i);
+    walk->level->cap(&row, (char *)walk->logits + (size_t)(i * walk->n_columns) * walk->sum_bytes);
+  }
+}
+
 /* Make the logits of all rows of the current chunk, and run @fn over them. */
 static void chunk_run(struct head_loss_walk *walk, lade_task_fn *fn)
 {
@@ -201,6 +213,8 @@ static void chunk_run(struct head_loss_walk *walk, lade_task_fn *fn)
   for (walk->first_row = 0; walk->first_row < walk->n; walk->first_row += n_block) {
     walk->n_rows = LADE_MIN(n_block, walk->n - walk->first_row);
     logits_make(walk);
+    if (walk->softcap > 0)
+      lade_pool_run(walk->ctx->pool, cap_task, walk, (int)lade_div_up(walk->n_rows, TASK_ROWS));
     lade_pool_run(walk->ctx->pool, fn, walk, (int)lade_div_up(walk->n_rows, TASK_ROWS));
   }
 }
@@ -327,7 +341,8 @@ void lade_head_loss_fwd_run(const struct lade_head_loss_level *level, const stru
   struct head_loss_walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype,
                                 .accumulator = lade_accumulator(args->dtype), .n = args->n, .d = args->d,
                                 .vocabulary = args->vocabulary, .n_tokens = args->vocabulary,
-                                .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x,
+                                .leaves = leaves_make(args->leaf, args->vocabulary), .softcap = args->softcap,
+                                .x = args->x,
                                 .weight = args->weight, .targets = args->targets};
   struct lade_head_join_args to = {.dtype = args->dtype, .n = args->n, .targets = args->targets,
                                    .losses = args->losses, .lse = args->lse, .loss = args->loss};
@@ -345,7 +360,8 @@ void lade_head_stats_run(const struct lade_head_loss_level *level, const struct 
                                 .accumulator = lade_accumulator(args->dtype), .n = args->n, .d = args->d,
                                 .vocabulary = args->vocabulary, .first_token = args->first_token,
                                 .n_tokens = args->vocabulary - args->padding,
-                                .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x,
+                                .leaves = leaves_make(args->leaf, args->vocabulary), .softcap = args->softcap,
+                                .x = args->x,
                                 .weight = args->weight, .targets = args->targets, .before = args->before};
   rows_reduce(&walk, args->workspace);
   for (int64_t i = 0; i < walk.n; i++) {
@@ -473,7 +489,8 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
                                 .accumulator = lade_accumulator(args->dtype), .n = args->n, .d = args->d,
                                 .vocabulary = args->vocabulary, .first_token = args->first_token,
                                 .n_tokens = args->vocabulary - args->padding,
-                                .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x,
+                                .leaves = leaves_make(args->leaf, args->vocabulary), .softcap = args->softcap,
+                                .x = args->x,
                                 .weight = args->weight, .targets = args->targets, .lse = args->lse, .dx = args->dx,
                                 .before = args->has_before ? args->before : NULL, .is_sum = args->is_sum};
   LADE_ASSERT(!args->leaf || !(args->has_before || args->is_sum));
@@ -501,6 +518,14 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
     lade_pool_run(ctx->pool, dx_cast_task, &walk, (int)lade_div_up(args->n, TASK_ROWS));
 }
 
+static void cap_plain(const struct lade_head_row *row, void *logits)
+{
+  for (int64_t j = 0; j < row->n; j++) {
+    double capped = (double)row->softcap * tanh(lade_element_load(row->accumulator, logits, j) / (double)row->softcap);
+    lade_element_store(row->accumulator, logits, j, capped);
+  }
+}
+
 static void reduce_plain(const struct lade_head_row *row, double *max, double *sum)
 {
   double new_max = *max, added = 0;
@@ -515,8 +540,10 @@ static void reduce_plain(const struct lade_head_row *row, double *max, double *s
 static void gradient_plain(const struct lade_head_row *row, double lse, double scale, void *d_logits)
 {
   for (int64_t j = 0; j < row->n; j++) {
-    double p = exp(lade_element_load(row->accumulator, row->logits, j) - lse);
-    lade_element_store(row->dtype, d_logits, j, (p - (j == row->target)) * scale);
+    double logit = lade_element_load(row->accumulator, row->logits, j), p = exp(logit - lse), part = 0;
+    if (row->softcap > 0)
+      part = logit / (double)row->softcap;
+    lade_element_store(row->dtype, d_logits, j, (p - (j == row->target)) * scale * (1 - part * part));
   }
 }
 
@@ -526,7 +553,8 @@ static void cast_plain(enum lade_dtype dtype, const float *from, int64_t n, void
     lade_element_store(dtype, to, i, (double)from[i]);
 }
 
-const struct lade_head_loss_level lade_head_loss_plain = {.matmul = lade_matmul_plain, .reduce = reduce_plain,
+const struct lade_head_loss_level lade_head_loss_plain = {.matmul = lade_matmul_plain, .cap = cap_plain,
+                                                          .reduce = reduce_plain,
                                                           .gradient = gradient_plain, .cast = cast_plain};
 
 static void head_loss_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)

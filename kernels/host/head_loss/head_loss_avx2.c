@@ -5,7 +5,8 @@
 
 #include "kernels/host/head_loss/head_loss_rows.h"
 
-static const struct lade_head_loss_level level = {.matmul = lade_matmul_avx2, .reduce = row_reduce,
+static const struct lade_head_loss_level level = {.matmul = lade_matmul_avx2, .cap = row_cap,
+                                                  .reduce = row_reduce,
                                                   .gradient = row_gradient, .cast = row_cast};
 
 static void head_loss_fwd_avx2(const struct lade_kernel_ctx *ctx, const void *arg)

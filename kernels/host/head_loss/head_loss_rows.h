@@ -38,6 +38,48 @@ static void row_reduce(const struct lade_head_row *row, double *max, double *sum
   *max = new_max;
 }
 
+/*
+ * c tanh(x / c). With z = x / c: below |z| = 0.6 a Pade approximant, whose remainder is below 1e-10; past it (1 - e) /
+ * (1 + e) with e = exp(-2|z|), which would cancel near zero.
+ */
+#define TANH_NEAR 0.6f
+
+static inline void cap_step(int64_t i, int count, int n, float *logits, vf cap)
+{
+  vf z[VEC_GROUP], e[VEC_GROUP], far[VEC_GROUP], square[VEC_GROUP], top[VEC_GROUP], bottom[VEC_GROUP];
+  VEC_EACH(k, count) z[k] = vf_div(vec_load(LADE_F32, logits, i + k * VEC_LANES, n), cap);
+  VEC_EACH(k, count) far[k] = vf_from_bits(vu_and(vu_bits(z[k]), vu_set(0x7fffffff)));
+  VEC_EACH(k, count) e[k] = vf_mul(far[k], vf_set(-2));
+  vec_exp(e, count);
+  VEC_EACH(k, count) e[k] = vf_div(vf_sub(vf_set(1), e[k]), vf_add(vf_set(1), e[k]));
+  VEC_EACH(k, count) e[k] = vf_from_bits(vu_or(vu_bits(e[k]), vu_and(vu_bits(z[k]), vu_set(0x80000000))));
+  VEC_EACH(k, count) square[k] = vf_mul(z[k], z[k]);
+  VEC_EACH(k, count) top[k] = vf_fma(vf_fma(square[k], vf_set(21), vf_set(1260)), square[k], vf_set(10395));
+  VEC_EACH(k, count) bottom[k] = vf_fma(vf_add(square[k], vf_set(210)), square[k], vf_set(4725));
+  VEC_EACH(k, count) bottom[k] = vf_fma(bottom[k], square[k], vf_set(10395));
+  VEC_EACH(k, count) top[k] = vf_mul(z[k], vf_div(top[k], bottom[k]));
+  VEC_EACH(k, count) e[k] = vf_where_negative(vf_sub(far[k], vf_set(TANH_NEAR)), top[k], e[k]);
+  VEC_EACH(k, count) vec_store(LADE_F32, logits, i + k * VEC_LANES, n, vf_mul(e[k], cap));
+}
+
+static void row_cap(const struct lade_head_row *row, void *logits)
+{
+  VEC_GROUP_STEPS(cap_step, 0, row->n, (float *)logits, vf_set(row->softcap));
+}
+
+/* p_step with a soft cap, whose reciprocal is @over. */
+static inline void capped_step(int64_t i, int count, int n, enum lade_dtype dtype, const float *logits, vf lse,
+                               vf scale, vf over, void *d_logits)
+{
+  vf z[VEC_GROUP], part[VEC_GROUP];
+  VEC_EACH(k, count) part[k] = vec_load(LADE_F32, logits, i + k * VEC_LANES, n);
+  VEC_EACH(k, count) z[k] = vf_sub(part[k], lse);
+  vec_exp(z, count);
+  VEC_EACH(k, count) part[k] = vf_mul(part[k], over);
+  VEC_EACH(k, count) part[k] = vf_mul(vf_fnma(part[k], part[k], vf_set(1)), scale);
+  VEC_EACH(k, count) vec_store(dtype, d_logits, i + k * VEC_LANES, n, vf_mul(z[k], part[k]));
+}
+
 static inline void p_step(int64_t i, int count, int n, enum lade_dtype dtype, const float *logits, vf lse, vf scale,
                           void *d_logits)
 {
@@ -52,9 +94,15 @@ static inline void row_gradient_in(enum lade_dtype dtype, const struct lade_head
                                    void *d_logits)
 {
   const float *logits = row->logits;
-  VEC_GROUP_STEPS(p_step, 0, row->n, dtype, logits, vf_set((float)lse), vf_set((float)scale), d_logits);
+  if (row->softcap > 0)
+    VEC_GROUP_STEPS(capped_step, 0, row->n, dtype, logits, vf_set((float)lse), vf_set((float)scale),
+                    vf_set(1 / row->softcap), d_logits);
+  else
+    VEC_GROUP_STEPS(p_step, 0, row->n, dtype, logits, vf_set((float)lse), vf_set((float)scale), d_logits);
   if (row->target < 0)
     return;
+  float part = row->softcap > 0 ? logits[row->target] / row->softcap : 0;
+  scale *= (double)(1 - part * part);
   float z[VEC_LANES] = {logits[row->target] - (float)lse};
   vf p = vf_load_f32(z);
   vec_exp(&p, 1);

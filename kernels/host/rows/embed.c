@@ -22,13 +22,14 @@ REF_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dt
 {
   const struct lade_embed_fwd_args *a = arg;
   int64_t rows = lade_task_rows(a->d), end = LADE_MIN(a->batch * a->seq_len, (i_task + 1) * rows);
+  double scale = a->scale != 0 ? (double)a->scale : 1;
   for (int64_t row = i_task * rows; row < end; row++) {
     int64_t token = a->tokens[row] - a->first_token, position_at = row % a->seq_len * a->d;
     bool is_here = token >= 0 && token < a->vocabulary;
     for (int64_t j = 0; j < a->d && !is_here && a->before; j++)
       ref_put(dtype, a->x, row * a->d + j, ref_get(dtype, a->before, row * a->d + j));
     for (int64_t j = 0; j < a->d && (is_here || !a->before); j++) {
-      double x = is_here ? ref_get(dtype, a->token_table, token * a->d + j) : 0;
+      double x = is_here ? scale * ref_get(dtype, a->token_table, token * a->d + j) : 0;
       if (a->position_table)
         x += ref_get(dtype, a->position_table, position_at + j);
       ref_put(dtype, a->x, row * a->d + j, x);
@@ -44,7 +45,7 @@ struct lade_token_lists lade_token_lists_make(const struct lade_embed_bwd_args *
   memset(first, 0xff, (size_t)a->vocabulary * sizeof(*first)); /* all -1: no row */
   for (int64_t row = n - 1; row >= 0; row--) {                 /* backwards, so that lists run forwards */
     int64_t token = a->tokens[row] - a->first_token;
-    if (token < 0 || token >= a->vocabulary)
+    if (token < 0 || token >= a->vocabulary || (a->has_pad && a->tokens[row] == a->pad_token))
       continue;
     next[row] = first[token];
     first[token] = (int32_t)row;
@@ -83,6 +84,8 @@ REF_INLINE void token_rectangle(const void *arg, int64_t i_task, enum lade_dtype
       for (int64_t j = 0; j < n; j++)
         sum[j] += ref_get(dtype, a->dx, row * a->d + column + j);
     }
+    for (int64_t j = 0; j < n && a->scale != 0; j++)
+      sum[j] *= (double)a->scale;
     columns_put(lade_accumulator(dtype), a->d_token_table, token * a->d + column, sum, n, a->accumulate_token);
   }
 }

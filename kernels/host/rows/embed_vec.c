@@ -7,9 +7,9 @@
 
 /* Look up a row. @token is the row of this table, -1 if it has none. */
 VEC_INLINE void look_up_step(int64_t j, int n, const struct lade_embed_fwd_args *a, int64_t row, int64_t token,
-                             enum lade_dtype dtype)
+                             float scale, enum lade_dtype dtype)
 {
-  vf x = token < 0 ? vf_set(0) : vec_load(dtype, a->token_table, token * a->d + j, n);
+  vf x = token < 0 ? vf_set(0) : vf_mul(vec_load(dtype, a->token_table, token * a->d + j, n), vf_set(scale));
   if (a->position_table)
     x = vf_add(x, vec_load(dtype, a->position_table, row % a->seq_len * a->d + j, n));
   vec_store(dtype, a->x, row * a->d + j, n, x);
@@ -28,7 +28,7 @@ VEC_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dt
     int64_t token = a->tokens[row] - a->first_token;
     bool is_here = token >= 0 && token < a->vocabulary;
     if (is_here || !a->before)
-      VEC_STEPS(look_up_step, 0, a->d, a, row, is_here ? token : -1, dtype);
+      VEC_STEPS(look_up_step, 0, a->d, a, row, is_here ? token : -1, a->scale != 0 ? a->scale : 1, dtype);
     else if (a->before != a->x)
       VEC_STEPS(keep_step, 0, a->d, a, row, dtype);
   }
@@ -45,9 +45,9 @@ VEC_INLINE void row_step(int64_t j, int n, float *sum, const void *dx, int64_t a
   vf_store_f32(sum + j, vf_add(vf_load_f32(sum + j), vec_load(dtype, dx, at + j, n)));
 }
 
-VEC_INLINE void put_step(int64_t j, int n, float *gradient, const float *sum, bool accumulate)
+VEC_INLINE void put_step(int64_t j, int n, float *gradient, const float *sum, float scale, bool accumulate)
 {
-  vf g = vf_load_f32(sum + j);
+  vf g = vf_mul(vf_load_f32(sum + j), vf_set(scale));
   vec_store(LADE_F32, gradient, j, n, accumulate ? vf_add(vec_load(LADE_F32, gradient, j, n), g) : g);
 }
 
@@ -65,7 +65,7 @@ VEC_INLINE void token_rectangle(const void *arg, int64_t i_task, enum lade_dtype
     float sum[COLUMNS] = {0}, *gradient = (float *)a->d_token_table + token * a->d + column;
     for (; row >= 0; row = call->lists.next[row])
       VEC_STEPS(row_step, 0, n_columns, sum, a->dx, row * a->d + column, dtype);
-    VEC_STEPS(put_step, 0, n_columns, gradient, sum, a->accumulate_token);
+    VEC_STEPS(put_step, 0, n_columns, gradient, sum, a->scale != 0 ? a->scale : 1, a->accumulate_token);
   }
 }
 VEC_TASKS(token_rectangle)
@@ -80,7 +80,7 @@ VEC_INLINE void position_row(const void *arg, int64_t t, enum lade_dtype dtype)
     float sum[COLUMNS] = {0}, *gradient = (float *)a->d_position_table + t * a->d + column;
     for (int64_t b = 0; b < a->batch && t < a->seq_len; b++)
       VEC_STEPS(row_step, 0, n_columns, sum, a->dx, (b * a->seq_len + t) * a->d + column, dtype);
-    VEC_STEPS(put_step, 0, n_columns, gradient, sum, a->accumulate_position);
+    VEC_STEPS(put_step, 0, n_columns, gradient, sum, 1, a->accumulate_position);
   }
 }
 VEC_TASKS(position_row)

@@ -30,7 +30,8 @@ REF_INLINE void ref_norm_row(const struct lade_norm_fwd_args *a, int64_t row, en
   ref_put(accumulator, a->rstd, row, rstd);
   for (int64_t j = 0; j < a->d; j++) {
     double normal = (ref_get(dtype, a->x, at + j) - mean) * rstd;
-    ref_put(dtype, a->y, at + j, normal * ref_get(dtype, a->weight, j) + ref_get_or_zero(dtype, a->bias, j));
+    ref_put(dtype, a->y, at + j, normal * (ref_get(dtype, a->weight, j) + (double)a->weight_offset) +
+                                ref_get_or_zero(dtype, a->bias, j));
   }
 }
 
@@ -47,7 +48,7 @@ REF_INLINE void ref_norm_bwd_row(const struct lade_norm_bwd_args *a, int64_t row
   double rstd = ref_get(accumulator, a->rstd, row), sum_g = 0, sum_gh = 0;
   for (int64_t j = 0; j < a->d; j++) {
     double dy = ref_get(dtype, a->dy, at + j), h = (ref_get(dtype, a->x, at + j) - mean) * rstd;
-    double g = dy * ref_get(dtype, a->weight, j);
+    double g = dy * (ref_get(dtype, a->weight, j) + (double)a->weight_offset);
     sum_g += g;
     sum_gh += g * h;
     ref_put(accumulator, d_weight, j, ref_get(accumulator, d_weight, j) + dy * h);
@@ -56,7 +57,7 @@ REF_INLINE void ref_norm_bwd_row(const struct lade_norm_bwd_args *a, int64_t row
   double avg_g = a->kind == LADE_NORM_LAYER ? sum_g / (double)a->d : 0, avg_gh = sum_gh / (double)a->d;
   for (int64_t j = 0; j < a->d; j++) {
     double h = (ref_get(dtype, a->x, at + j) - mean) * rstd;
-    double g = ref_get(dtype, a->dy, at + j) * ref_get(dtype, a->weight, j);
+    double g = ref_get(dtype, a->dy, at + j) * (ref_get(dtype, a->weight, j) + (double)a->weight_offset);
     double dx = rstd * (g - avg_g - h * avg_gh) + ref_get_or_zero(dtype, a->d_residual, at + j);
     ref_put(dtype, a->dx, at + j, dx);
   }

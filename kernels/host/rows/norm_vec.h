@@ -28,7 +28,8 @@ VEC_INLINE void norm_out_step(int64_t j, int n, const struct lade_norm_fwd_args 
 {
   vf normal = vf_mul(vf_sub(vec_load(dtype, a->x, at + j, n), mean), rstd);
   vf bias = a->bias ? vec_load(dtype, a->bias, j, n) : vf_set(0);
-  vec_store(dtype, a->y, at + j, n, vf_fma(normal, vec_load(dtype, a->weight, j, n), bias));
+  vf weight = vf_add(vec_load(dtype, a->weight, j, n), vf_set(a->weight_offset));
+  vec_store(dtype, a->y, at + j, n, vf_fma(normal, weight, bias));
 }
 
 /* Finish the row from its sum (in @sums, LAYER only; in the order of VEC_SUM_STEPS). */
@@ -65,7 +66,8 @@ VEC_INLINE void norm_bwd_sum_step(int64_t j, int n, struct norm_bwd_sums *sums, 
                                   int64_t at, vf mean, vf rstd, float *d_weight, float *d_bias, enum lade_dtype dtype)
 {
   vf dy = vec_load(dtype, a->dy, at + j, n), x = vec_load(dtype, a->x, at + j, n);
-  vf h = vf_mul(vf_sub(x, mean), rstd), g = vf_mul(dy, vec_load(dtype, a->weight, j, n));
+  vf h = vf_mul(vf_sub(x, mean), rstd);
+  vf g = vf_mul(dy, vf_add(vec_load(dtype, a->weight, j, n), vf_set(a->weight_offset)));
   sums->g = vf_add(sums->g, g);
   sums->gh = vf_fma(g, h, sums->gh);
   vec_store(LADE_F32, d_weight, j, n, vf_fma(dy, h, vec_load(LADE_F32, d_weight, j, n)));
@@ -85,7 +87,8 @@ VEC_INLINE vf norm_bwd_dx(int64_t j, int n, const struct norm_bwd_row *row, cons
                           enum lade_dtype dtype)
 {
   vf h = vf_mul(vf_sub(vec_load(dtype, a->x, row->at + j, n), row->mean), row->rstd);
-  vf g = vf_mul(vec_load(dtype, a->dy, row->at + j, n), vec_load(dtype, a->weight, j, n));
+  vf weight = vf_add(vec_load(dtype, a->weight, j, n), vf_set(a->weight_offset));
+  vf g = vf_mul(vec_load(dtype, a->dy, row->at + j, n), weight);
   vf residual = a->d_residual ? vec_load(dtype, a->d_residual, row->at + j, n) : vf_set(0);
   return vf_fma(row->rstd, vf_fnma(h, row->averages.gh, vf_sub(g, row->averages.g)), residual);
 }

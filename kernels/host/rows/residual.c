@@ -20,7 +20,8 @@ REF_INLINE void sum_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
   const struct residual_call *call = arg;
   const struct lade_residual_fwd_args *a = call->args;
   const struct lade_norm_fwd_args norm = {.kind = a->kind, .n = a->n, .d = a->d, .eps = a->eps, .x = a->sum,
-                                          .weight = a->weight, .bias = a->norm_bias, .y = a->y, .mean = a->mean,
+                                          .weight_offset = a->weight_offset, .weight = a->weight,
+                                          .bias = a->norm_bias, .y = a->y, .mean = a->mean,
                                           .rstd = a->rstd};
   int64_t rows = lade_task_rows(a->d), end = LADE_MIN(a->n, (i_task + 1) * rows);
   for (int64_t row = i_task * rows; row < end; row++) {
@@ -54,7 +55,8 @@ REF_INLINE void bwd_block(const void *arg, int64_t block, enum lade_dtype dtype)
   const struct residual_call *call = arg;
   const struct lade_residual_bwd_args *a = call->args;
   const struct lade_norm_bwd_args norm = {.kind = a->kind, .n = a->n, .d = a->d, .dy = a->dy, .x = a->sum,
-                                          .weight = a->weight, .mean = a->mean, .rstd = a->rstd,
+                                          .weight_offset = a->weight_offset, .weight = a->weight,
+                                          .mean = a->mean, .rstd = a->rstd,
                                           .d_residual = a->d_sum, .dx = a->d_residual};
   int64_t rows = lade_row_block(a->n), end = LADE_MIN(a->n, (block + 1) * rows);
   void *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, 3, block, 0);

@@ -6,6 +6,12 @@
  * one complex product instead of a sine and a cosine. Runs of 32 keep the product's error near 32 * 2^-53, far below
  * A's.
  *
+ * A head may turn in part: then D above is rotary_dim, and the rest of the head is copied.
+ *
+ * Forms of the frequencies, which HuggingFace's modeling_rope_utils define: LINEAR divides them by scale_factor. YARN
+ * (Peng et al. 2023) does so past pair `high`, not before pair `low`, and blends in between; cosines and sines are
+ * multiplied by a magnitude. LONGROPE (Ding et al. 2024) divides each by a factor of its own.
+ *
  * Llama 3.1 slows the low frequencies. Wavelengths past original_context / low_freq_factor are slowed by scale_factor,
  * those below original_context / high_freq_factor not at all, and those between them linearly in original_context /
  * wavelength.
@@ -18,12 +24,27 @@
 #define RUN 32
 #define TWO_PI 6.28318530717958647693
 
+static int64_t rotary_get(const struct lade_rope_args *a)
+{
+  return a->rotary_dim ? a->rotary_dim : a->head_dim;
+}
+
 static double frequency_get(const struct lade_rope_args *a, int64_t j)
 {
-  double frequency = pow((double)a->base, -2.0 * (double)j / (double)a->head_dim);
+  double frequency = pow((double)a->base, -2.0 * (double)j / (double)rotary_get(a));
+  double low = (double)a->low, high = (double)a->high, factor = (double)a->scale_factor;
+  switch (a->kind) {
+  case LADE_ROPE_LINEAR: return frequency / factor;
+  case LADE_ROPE_YARN: {
+    double slowed = fmin(fmax(((double)j - low) / (high - low), 0), 1);
+    return frequency / factor * slowed + frequency * (1 - slowed);
+  }
+  case LADE_ROPE_LONGROPE: return frequency / (double)a->factors[j];
+  case LADE_ROPE_DYNAMIC: return frequency;
+  default: break;
+  }
   if (!(a->scale_factor > 0))
     return frequency;
-  double low = (double)a->low_freq_factor, high = (double)a->high_freq_factor;
   double turns = (double)a->original_context * frequency / TWO_PI; /* original_context / wavelength */
   if (turns < low)
     return frequency / (double)a->scale_factor;
@@ -43,13 +64,14 @@ static void table_task(void *arg, int i_task, int i_thread)
   const struct rope_call *table = arg;
   const struct lade_rope_args *a = table->args;
   enum lade_dtype accumulator = lade_accumulator(a->dtype);
-  int64_t half = a->head_dim / 2, from = (int64_t)i_task * RUN, end = LADE_MIN(a->seq_len, from + RUN);
+  double magnitude = a->magnitude != 0 ? (double)a->magnitude : 1;
+  int64_t half = rotary_get(a) / 2, from = (int64_t)i_task * RUN, end = LADE_MIN(a->seq_len, from + RUN);
   for (int64_t j = 0; j < half; j++) {
     double frequency = frequency_get(a, j), c = cos((double)from * frequency), s = sin((double)from * frequency);
     double step_c = cos(frequency), step_s = sin(frequency);
     for (int64_t t = from; t < end; t++) {
-      ref_put(accumulator, table->table, t * half + j, c);
-      ref_put(accumulator, table->table, (a->seq_len + t) * half + j, a->is_inverse ? -s : s);
+      ref_put(accumulator, table->table, t * half + j, magnitude * c);
+      ref_put(accumulator, table->table, (a->seq_len + t) * half + j, magnitude * (a->is_inverse ? -s : s));
       double next_c = c * step_c - s * step_s;
       s = s * step_c + c * step_s;
       c = next_c;
@@ -70,7 +92,7 @@ static int64_t row_elements_get(const struct lade_rope_args *a)
 REF_INLINE void turn_row(const struct lade_rope_args *a, int64_t row, enum lade_dtype dtype)
 {
   enum lade_dtype accumulator = lade_accumulator(dtype);
-  int64_t half = a->head_dim / 2, t = row % a->seq_len;
+  int64_t half = rotary_get(a) / 2, t = row % a->seq_len;
   for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++) {
     int64_t at = row * row_elements_get(a) + head * a->head_dim;
     for (int64_t j = 0; j < half; j++) {
@@ -80,6 +102,8 @@ REF_INLINE void turn_row(const struct lade_rope_args *a, int64_t row, enum lade_
       ref_put(dtype, a->y, at + j, x0 * c - x1 * s);
       ref_put(dtype, a->y, at + half + j, x1 * c + x0 * s);
     }
+    for (int64_t j = 2 * half; j < a->head_dim && a->y != a->x; j++)
+      ref_put(dtype, a->y, at + j, ref_get(dtype, a->x, at + j));
   }
 }
 
@@ -107,7 +131,7 @@ void lade_rope_plain(const struct lade_kernel_ctx *ctx, const void *args)
 
 size_t lade_rope_workspace_bytes(const struct lade_rope_args *a)
 {
-  return (size_t)(a->seq_len * (a->head_dim / 2) * 2) * lade_dtype_bytes(lade_accumulator(a->dtype));
+  return (size_t)(a->seq_len * (rotary_get(a) / 2) * 2) * lade_dtype_bytes(lade_accumulator(a->dtype));
 }
 
 void lade_rope_init(struct lade_kernels *kernels)

@@ -5,9 +5,8 @@
 #include "kernels/host/lanes.h"
 
 VEC_INLINE void turn_step(int64_t j, int n, const struct lade_rope_args *a, int64_t at, const float *c, const float *s,
-                          enum lade_dtype dtype)
+                          int64_t half, enum lade_dtype dtype)
 {
-  int64_t half = a->head_dim / 2;
   vf cosine = vec_load(LADE_F32, c, j, n), sine = vec_load(LADE_F32, s, j, n);
   vf x0 = vec_load(dtype, a->x, at + j, n), x1 = vec_load(dtype, a->x, at + half + j, n);
   vec_store(dtype, a->y, at + j, n, vf_fnma(x1, sine, vf_mul(x0, cosine)));
@@ -17,13 +16,20 @@ VEC_INLINE void turn_step(int64_t j, int n, const struct lade_rope_args *a, int6
 VEC_INLINE void turn_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   VEC_COPY(lade_rope_args, a, arg);
-  int64_t half = a->head_dim / 2, row_elements = (a->heads + 2 * a->n_kv_heads) * a->head_dim;
+  int64_t half = (a->rotary_dim ? a->rotary_dim : a->head_dim) / 2,
+      row_elements = (a->heads + 2 * a->n_kv_heads) * a->head_dim;
   int64_t rows = lade_task_rows(row_elements), end = LADE_MIN(a->batch * a->seq_len, (i_task + 1) * rows);
   size_t element_bytes = lade_dtype_bytes(dtype), value_bytes = (size_t)(a->n_kv_heads * a->head_dim) * element_bytes;
   for (int64_t row = i_task * rows; row < end; row++) {
     const float *c = (const float *)a->workspace + row % a->seq_len * half, *s = c + a->seq_len * half;
-    for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++)
-      VEC_STEPS(turn_step, 0, half, a, row * row_elements + head * a->head_dim, c, s, dtype);
+    for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++) {
+      int64_t at = row * row_elements + head * a->head_dim;
+      VEC_STEPS(turn_step, 0, half, a, at, c, s, half, dtype);
+      if (a->y != a->x && 2 * half < a->head_dim)
+        memcpy((char *)a->y + (size_t)(at + 2 * half) * element_bytes,
+               (const char *)a->x + (size_t)(at + 2 * half) * element_bytes,
+               (size_t)(a->head_dim - 2 * half) * element_bytes);
+    }
     size_t at_bytes = (size_t)((row + 1) * row_elements) * element_bytes - value_bytes;
     if (a->y != a->x)
       memcpy((char *)a->y + at_bytes, (const char *)a->x + at_bytes, value_bytes);

@@ -291,10 +291,14 @@ static bool name_ends(const char *name, const char *end)
 /* True if a file may hold the tensor although no parameter uses it. */
 static bool is_no_weight(const struct lade_model *model, const char *bare)
 {
-  if (model->is_tied && strcmp(bare, "lm_head.weight") == 0)
+  if (model->is_tied && (strcmp(bare, "lm_head.weight") == 0 || strcmp(bare, "embed_out.weight") == 0))
     return true;
-  return model->family == LADE_GPT2 ? name_ends(bare, ".attn.bias") || name_ends(bare, ".attn.masked_bias")
-                                    : name_ends(bare, ".rotary_emb.inv_freq");
+  if (model->family == LADE_GPT2)
+    return name_ends(bare, ".attn.bias") || name_ends(bare, ".attn.masked_bias");
+  if (model->family == LADE_GPT_NEOX && (name_ends(bare, ".attention.bias") || name_ends(bare,
+                                                                                         ".attention.masked_bias")))
+    return true;
+  return name_ends(bare, ".rotary_emb.inv_freq");
 }
 
 static int extras_refuse(struct init *init, struct lade_error *error)

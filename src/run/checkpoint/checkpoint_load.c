@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph/model_json.h"
 #include "run/checkpoint/checkpoint_internal.h"
 
 #define GPT2_N_FIELDS 3 /* compared fields of a model without RoPE */
@@ -113,13 +114,18 @@ static int model_compare(const struct load *load, struct lade_error *error)
                 {"RoPE's high frequency factor", saved.rope_high_freq_factor, model->rope_high_freq_factor},
                 {"RoPE's original context", (double)saved.rope_original_context,
                  (double)model->rope_original_context}};
-  const size_t n_fields = model->family == LADE_LLAMA ? LADE_COUNT(fields) : GPT2_N_FIELDS;
+  const size_t n_fields = model->family == LADE_GPT2 ? GPT2_N_FIELDS : LADE_COUNT(fields);
   for (size_t i = 0; i < n_fields; i++) {
     if (fields[i].saved != fields[i].now)
       return lade_error_set(error, -EINVAL, "%s: has %s of %g, the model of %g: this is a checkpoint of another model "
                             "(%s)", load->path, fields[i].what, fields[i].saved, fields[i].now,
                             load->state.state.model);
   }
+  const char *difference = lade_model_difference(&saved, model);
+  if (difference)
+    return lade_error_set(error, -EINVAL,
+                          "%s: differs from the model in %s: this is a checkpoint of another model (%s)",
+                          load->path, difference, load->state.state.model);
   return 0;
 }
 

@@ -166,20 +166,28 @@ static bool rows_are_joined(const struct slice_span *span)
 }
 
 /*
- * Return the number of lines. A line is contiguous in the tensor, rows first: the whole span, or one row's part of it.
+ * Return the rows of a line, which is contiguous in the tensor, rows first: all rows, the rows of a run of the file, or
+ * one row.
  */
+static int64_t line_rows(const struct slice_span *span)
+{
+  if (!rows_are_joined(span))
+    return 1;
+  return span->slice->run_rows ? span->slice->run_rows : span->n_rows;
+}
+
 static int64_t span_n_lines(const struct slice_span *span)
 {
-  return rows_are_joined(span) ? 1 : span->n_rows;
+  return lade_div_up(span->n_rows, line_rows(span));
 }
 
 /* Return line @i of a span; .n is 0 if the span has nothing of that row. */
 static struct element_run span_line(const struct slice_span *span, int64_t i)
 {
   const struct lade_param_slice *slice = span->slice;
-  int64_t line = rows_are_joined(span) ? span->n_rows * span->n_cols : span->n_cols;
+  int64_t line = line_rows(span) * span->n_cols;
   int64_t begin = LADE_MAX(span->first, i * line), end = LADE_MIN(span->first + span->n, (i + 1) * line);
-  const int64_t row_first = (slice->file_row + i) * slice->file_cols + slice->file_col;
+  const int64_t row_first = lade_param_slice_file_row(slice, i * line_rows(span)) * slice->file_cols + slice->file_col;
   return (struct element_run){.file_first = row_first + begin - i * line,
                               .elements = span->elements + (begin - span->first), .stride = 1,
                               .n = LADE_MAX(end - begin, 0)};

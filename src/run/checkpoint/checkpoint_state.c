@@ -24,6 +24,7 @@
 #include <xxhash.h>
 
 #include "base/file.h"
+#include "graph/model_json.h"
 #include "run/checkpoint/checkpoint_internal.h"
 
 #define FORMAT "lade-checkpoint"
@@ -84,56 +85,11 @@ static int json_write(json_t *root, size_t flags, const char *dir, const char *n
 
 /* ---- config.json ---- */
 
-/* Return the number with the fewest digits that is @value in FP32. */
-static json_t *number_json(float value)
-{
-  char text[32];
-  int n_digits = 1;
-  do
-    snprintf(text, sizeof(text), "%.*g", n_digits, (double)value);
-  while (strtof(text, NULL) != value && ++n_digits <= 9);
-  return json_real(strtod(text, NULL));
-}
-
-static json_t *gpt2_json(const struct lade_model *model)
-{
-  return json_pack("{s:[s],s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:b,s:n,s:n,s:s}", "architectures", "GPT2LMHeadModel",
-                   "model_type", "gpt2", "vocab_size", (json_int_t)model->vocabulary, "n_positions",
-                   (json_int_t)model->context, "n_embd", (json_int_t)model->width, "n_layer",
-                   (json_int_t)model->layers, "n_head", (json_int_t)model->heads, "n_inner",
-                   (json_int_t)model->hidden, "activation_function", "gelu_new", "layer_norm_epsilon",
-                   number_json(model->norm_eps), "tie_word_embeddings", (int)model->is_tied, "bos_token_id",
-                   "eos_token_id", "torch_dtype", "float32");
-}
-
-static json_t *rope_json(const struct lade_model *model)
-{
-  if (model->rope_scale_factor == 0)
-    return json_null();
-  return json_pack("{s:s,s:o,s:o,s:o,s:I}", "rope_type", "llama3", "factor", number_json(model->rope_scale_factor),
-                   "low_freq_factor", number_json(model->rope_low_freq_factor), "high_freq_factor",
-                   number_json(model->rope_high_freq_factor), "original_max_position_embeddings",
-                   (json_int_t)model->rope_original_context);
-}
-
-static json_t *llama_json(const struct lade_model *model)
-{
-  return json_pack("{s:[s],s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:o,s:o,s:s,s:b,s:b,s:b,s:n,s:n,s:s}",
-                   "architectures", "LlamaForCausalLM", "model_type", "llama", "vocab_size",
-                   (json_int_t)model->vocabulary, "max_position_embeddings", (json_int_t)model->context, "hidden_size",
-                   (json_int_t)model->width, "intermediate_size", (json_int_t)model->hidden, "num_hidden_layers",
-                   (json_int_t)model->layers, "num_attention_heads", (json_int_t)model->heads, "num_key_value_heads",
-                   (json_int_t)model->n_kv_heads, "head_dim", (json_int_t)lade_model_head_dim(model), "rms_norm_eps",
-                   number_json(model->norm_eps), "rope_theta", number_json(model->rope_base), "rope_scaling",
-                   rope_json(model), "hidden_act", "silu", "attention_bias", 0, "mlp_bias", 0, "tie_word_embeddings",
-                   (int)model->is_tied, "bos_token_id", "eos_token_id", "torch_dtype", "float32");
-}
-
 int saved_config_write(const struct lade_model *model, const char *dir, struct lade_faults *faults,
                        struct lade_error *error)
 {
-  json_t *root = model->family == LADE_GPT2 ? gpt2_json(model) : llama_json(model);
-  return json_write(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9), dir, CHECKPOINT_CONFIG, faults, error);
+  return json_write(lade_model_json(model), JSON_INDENT(2) | JSON_REAL_PRECISION(9), dir, CHECKPOINT_CONFIG, faults,
+                    error);
 }
 
 /* ---- the index of a model in several files ---- */

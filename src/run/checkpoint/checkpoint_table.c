@@ -20,36 +20,65 @@
 
 /* ---- the table ---- */
 
+/* True if slice @i is the first of its tensor; a parameter's slices of one tensor are neighbours. */
+static bool is_first_slice(const struct lade_param *param, int i)
+{
+  return i == 0 || strcmp(param->slices[i].name, param->slices[i - 1].name) != 0;
+}
+
+/* Return the number of tensors that a parameter is, or that all parameters before @end are. */
+static int param_n_tensors(const struct lade_param *param)
+{
+  int n = 0;
+  for (int i = 0; i < param->n_slices; i++)
+    n += is_first_slice(param, i);
+  return n;
+}
+
+static int tensors_count(const struct lade_model_graph *whole, int end)
+{
+  int n = 0;
+  for (int param = 0; param < end; param++)
+    n += param_n_tensors(&whole->params[param]);
+  return n;
+}
+
 static void tensors_fill(struct checkpoint_table *table, const struct lade_model_graph *whole)
 {
   struct table_tensor *tensor = table->tensors;
   for (int kind = 0; kind < CHUNK_N_KINDS; kind++)
     for (int param = 0; param < whole->n_params; param++)
-      for (int i = 0; i < whole->params[param].n_slices; i++, tensor++) {
+      for (int i = 0; i < whole->params[param].n_slices; i++) {
+        if (!is_first_slice(&whole->params[param], i))
+          continue;
         *tensor = (struct table_tensor){.slice = &whole->params[param].slices[i], .kind = (enum chunk_kind)kind};
         tensor->n_dims = slice_shape(whole, param, i, tensor->dims);
         tensor->n_elements = tensor->dims[0] * (tensor->n_dims > 1 ? tensor->dims[1] : 1);
+        tensor++;
       }
 }
 
-/* Return the number of the whole model's slice that contains @slice, of its parameter @number. */
+/* Return the number of the whole model's tensor that contains @slice, of its parameter @number. */
 static int slice_number(const struct lade_model_graph *whole, int number, const struct lade_param_slice *slice)
 {
-  int n = 0, i = 0;
+  const struct lade_param *param = &whole->params[number];
+  int n, i = 0;
   LADE_ASSERT(number < whole->n_params);
-  for (int param = 0; param < number; param++)
-    n += whole->params[param].n_slices;
-  while (i < whole->params[number].n_slices && strcmp(whole->params[number].slices[i].name, slice->name) != 0)
-    i++;
-  LADE_ASSERT(i < whole->params[number].n_slices);
-  return n + i;
+  n = tensors_count(whole, number) - 1;
+  for (; i < param->n_slices; i++) {
+    n += is_first_slice(param, i);
+    if (strcmp(param->slices[i].name, slice->name) == 0)
+      break;
+  }
+  LADE_ASSERT(i < param->n_slices);
+  return n;
 }
 
 int table_init(struct checkpoint_table *table, const struct lade_values *values, struct lade_faults *faults,
                struct lade_error *error)
 {
   const struct lade_model_graph *graph = values->graph, *whole = values->whole ? values->whole : graph;
-  const size_t n_slices = (size_t)slices_count(whole), n_own = (size_t)slices_count(graph);
+  const size_t n_slices = (size_t)tensors_count(whole, whole->n_params), n_own = (size_t)slices_count(graph);
   *table = (struct checkpoint_table){.n_slices = (int)n_slices};
   table->tensors = lade_fault_calloc(faults, CHUNK_N_KINDS * n_slices, sizeof(*table->tensors));
   table->tallies = lade_fault_calloc(faults, CHUNK_N_KINDS * n_slices, sizeof(*table->tallies));
@@ -62,7 +91,7 @@ int table_init(struct checkpoint_table *table, const struct lade_values *values,
     for (int i = 0; i < graph->params[param].n_slices; i++, n++)
       table->of_slice[n] = values->whole ? slice_number(whole, graph->params[param].number,
                                                         &graph->params[param].slices[i])
-                                         : n;
+                                         : slice_number(whole, param, &graph->params[param].slices[i]);
   return 0;
 }
 

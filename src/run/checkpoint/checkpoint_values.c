@@ -235,7 +235,7 @@ static void slice_draw(float *elements, const struct lade_param *param, const st
   int64_t end = LADE_MIN(first + n, (slice->first_row + slice->n_rows) * n_cols);
   for (int64_t at = begin, n_now; at < end; at += n_now) {
     int64_t row = at / n_cols, col = at % n_cols;
-    int64_t whole_row = slice->base_row + slice->file_row + row - slice->first_row;
+    int64_t whole_row = slice->base_row + lade_param_slice_file_row(slice, row - slice->first_row);
     n_now = LADE_MIN(end - at, n_cols - col);
     normal_fill(elements + (at - first), whole_row * slice->file_cols + slice->file_col + col, n_now, seed,
                 INIT_STREAM + (uint32_t)param->number, param->init_std);

@@ -21,6 +21,7 @@
 #include <xxhash.h>
 
 #include "base/host_id.h"
+#include "graph/model_json.h"
 #include "run/session/file_key.h"
 #include "run/session/session_internal.h"
 
@@ -105,10 +106,8 @@ static uint64_t model_key(const struct lade_model *m)
 {
   const double numbers[] = {(double)m->context, (double)m->head_dim, m->is_tied, (double)m->norm_eps,
                             (double)m->rope_base, (double)m->rope_scale_factor, (double)m->rope_low_freq_factor,
-                            (double)m->rope_high_freq_factor, (double)m->rope_original_context,
-                            (double)m->attention_scale, (double)m->attention_softcap, (double)m->window, m->has_sinks};
-  const uint64_t windowed = XXH3_64bits(&m->windowed, sizeof(m->windowed));
-  return XXH3_64bits_withSeed(numbers, sizeof(numbers), windowed);
+                            (double)m->rope_high_freq_factor, (double)m->rope_original_context};
+  return XXH3_64bits_withSeed(numbers, sizeof(numbers), lade_model_key(m));
 }
 
 static void model_choose(const struct lade_model *m, int64_t *choices)

@@ -23,6 +23,7 @@
 
 #include <xxhash.h>
 
+#include "graph/model_json.h"
 #include "run/checkpoint/checkpoint_internal.h"
 #include "run/session/session_internal.h"
 
@@ -340,7 +341,10 @@ static uint64_t layout_of(const lade_session *s)
                             m->is_tied, m->norm_eps, m->rope_base, m->rope_scale_factor, m->rope_low_freq_factor,
                             m->rope_high_freq_factor, (double)m->rope_original_context, s->params.dtype,
                             s->params.moments, s->params.master, s->group.layout.rank};
+  const uint64_t key = lade_model_key(m);
   uint64_t sum = XXH3_64bits(numbers, sizeof(numbers));
+  if (key) /* so that the hashes of models without such facts stay */
+    sum = XXH3_64bits_withSeed(&key, sizeof(key), sum);
   for (int param = 0; param < s->graph->n_params; param++) {
     const struct lade_tensor *tensor = &s->graph->tensors[s->graph->params[param].tensor];
     sum = XXH3_64bits_withSeed(tensor->name, strlen(tensor->name), sum);

@@ -40,6 +40,20 @@ static const struct lade_model tiny_models[] = {
     {.name = "windowed-llama", .family = LADE_LLAMA, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 32,
      .hidden = 31, .context = 17, .vocabulary = 29, .norm_eps = 1e-6f, .rope_base = 10000, .attention_scale = 0.5f,
      .attention_softcap = 1.5f, .window = 5, .windowed = {.bits = {1}}, .has_sinks = true},
+    {.name = "tiny-gemma3", .family = LADE_GEMMA3, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 30, .head_dim = 6,
+     .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 1000, .rope_local_base = 50,
+     .window = 5, .windowed = {.bits = {1}}, .is_tied = true, .embedding_scale = 2.5f, .logit_softcap = 2,
+     .biases = LADE_BIAS_QKV | LADE_BIAS_OUT, .has_pad_token = true, .pad_token = 3},
+    {.name = "tiny-olmo2", .family = LADE_OLMO2, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 24, .hidden = 37,
+     .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .rope_kind = LADE_ROPE_YARN,
+     .rope_scale_factor = 4, .rope_magnitude = 1.25f, .rope_beta_fast = 8, .rope_beta_slow = 1,
+     .rope_original_context = 8},
+    {.name = "tiny-neox", .family = LADE_GPT_NEOX, .layers = 2, .heads = 3, .n_kv_heads = 3, .width = 24, .hidden = 37,
+     .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .rotary_dim = 4, .n_parallel_norms = 2,
+     .biases = LADE_BIAS_QKV},
+    {.name = "tiny-falcon", .family = LADE_FALCON, .layers = 2, .heads = 4, .n_kv_heads = 1, .width = 24,
+     .hidden = 96, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .n_parallel_norms = 1,
+     .is_tied = true, .unrotated = {.bits = {2}}},
 };
 
 /* Wider than the kernels' blocks, with ragged ends. */

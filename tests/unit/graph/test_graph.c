@@ -77,9 +77,16 @@ static void parameter_counts_are_the_published_ones(void **state)
     const char *name;
     int64_t n_params;
   } published[] = {
-      {"gpt2-124m", 124439808},         {"gpt2-350m", 354823168},      {"gpt2-774m", 774030080},
-      {"gpt2-1.5b", 1557611200},        {"llama3-8b", 8030261248},     {"llama3-70b", 70553706496},
-      {"llama3-405b", 405853388800},    {"gpt3-175b", 174615846912},   {"gpt-1t", 1008038758400},
+      {"gpt2-124m", 124439808}, {"gpt2-350m", 354823168}, {"gpt2-774m", 774030080},
+      {"gpt2-1.5b", 1557611200}, {"llama3-8b", 8030261248}, {"llama3-70b", 70553706496},
+      {"llama3-405b", 405853388800}, {"gpt3-175b", 174615846912}, {"gpt-1t", 1008038758400},
+      {"mistral-7b", 7241732096}, {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304},
+      {"qwen2.5-7b", 7615616512}, {"qwen3-0.6b", 596049920}, {"qwen3-8b", 8190735360},
+      {"gemma2-2b", 2614341888}, {"gemma2-9b", 9241705984}, {"gemma3-1b", 999885952},
+      {"phi3-mini", 3821079552}, {"phi4", 14659507200}, {"olmo2-1b", 1484916736},
+      {"olmo2-7b", 7298617344}, {"smollm3-3b", 3075098624}, {"starcoder2-3b", 3030371328},
+      {"pythia-160m", 162322944}, {"pythia-1.4b", 1414647808}, {"pythia-6.9b", 6857302016},
+      {"falcon-7b", 6921720704},
   };
   for (size_t i = 0; i < LADE_COUNT(published); i++) {
     struct lade_model model = preset_get(published[i].name);
@@ -99,7 +106,7 @@ static void presets_pass_their_own_check(void **state)
     assert_int_equal(lade_model_check(&model, NULL), 0);
     assert_int_equal(model.takes_vocabulary, strcmp(name, "nano") == 0 || strcmp(name, "baby") == 0);
   }
-  assert_int_equal(n, 11);
+  assert_int_equal(n, 30);
   assert_null(lade_model_preset_name(-1));
   struct lade_model model;
   struct lade_error error = {0};
@@ -498,7 +505,7 @@ static void configs_of_both_families_give_the_published_models(void **state)
 static void absurd_configs_are_refused_naming_the_field(void **state)
 {
   config_refuse("{\"model_type\":\"gpt2\"}", "vocab_size is missing", "whole number", NULL);
-  config_refuse("{}", "model_type is missing", "\"gpt2\" or \"llama\"", NULL);
+  config_refuse("{}", "model_type is missing", "one of gpt2, llama, mistral", NULL);
   config_refuse("{\"model_type\":\"mamba\"}", "model_type is \"mamba\"", NULL, NULL);
   config_refuse("{\"model_type\":7}", "model_type is 7", NULL, NULL);
   config_refuse("{" GPT2_FIELDS ",\"n_head\":7}", "not JSON", "duplicate", NULL);
@@ -507,7 +514,7 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
   config_refuse("{" GPT2_FIELDS ",\"n_inner\":1000000000000000000}", "n_inner is 1000000000000000000", NULL, NULL);
   config_refuse("{" GPT2_FIELDS ",\"n_inner\":99999999999999999999}", "not JSON", "line 1", NULL);
   config_refuse("{" GPT2_FIELDS ",\"n_inner\":\"3072\"}", "n_inner is \"3072\"", NULL, NULL);
-  config_refuse("{" GPT2_FIELDS ",\"activation_function\":\"relu\"}", "activation_function is \"relu\"",
+  config_refuse("{" GPT2_FIELDS ",\"activation_function\":\"tanh\"}", "activation_function is \"tanh\"",
                 "gelu_new", NULL);
   config_refuse("{" GPT2_FIELDS ",\"layer_norm_epsilon\":-1}", "layer_norm_epsilon is -1", NULL, NULL);
   config_refuse("{" GPT2_FIELDS ",\"layer_norm_epsilon\":[]}", "layer_norm_epsilon is []", "number", NULL);
@@ -517,13 +524,23 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
   config_refuse("{" LLAMA_FIELDS ",\"head_dim\":-128}", "head_dim is -128", "from 1", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"head_dim\":63}", "head_dim is 63", "even", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"head_dim\":1048576}", "head_dim is 1048576", "1 to 32768", NULL);
-  config_refuse("{" LLAMA_FIELDS ",\"hidden_act\":\"gelu\"}", "hidden_act is \"gelu\"", "silu", NULL);
-  config_refuse("{" LLAMA_FIELDS ",\"attention_bias\":true}", "attention_bias is true", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"hidden_act\":\"mish\"}", "hidden_act is \"mish\"", "silu", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"attention_bias\":1}", "attention_bias is 1", "true or false", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_theta\":0.5}", "rope_theta is 0.5", NULL, NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_theta\":1e300}", "rope_theta", NULL, NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":3}", "rope_scaling is 3", "object", NULL);
-  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
-                "rope_scaling.type is \"linear\"", "llama3", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"mrope\",\"factor\":2}}",
+                "rope_scaling.type is \"mrope\"", "llama3", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}",
+                "rope_scaling.factor is 0.5",
+                "from 1 up", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":1}}",
+                "beta_fast is 1",
+                "slow < fast", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}",
+                "short_factor is [1]",
+                "a list of", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"pad_token_id\":1000000}", "pad_token_id is 1000000", "below", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"rope_type\":\"llama3\"}}", "rope_scaling.factor is missing",
                 NULL, NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":" ROPE3("0") "}", "rope_scaling.factor is 0", NULL, NULL);

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reader of HuggingFace's config.json: the file. It is untrusted. A directory stands for the config.json in it.
+ * families.c knows the fields of each family, rope.c those of rotary positions, fields.c reads one of them.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/base.h"
+#include "base/echo.h"
+#include "base/file.h"
+#include "graph/config/config.h"
+
+/* The largest real config.json is some hundred kilobytes; larger files are refused. */
+#define MAX_FILE_BYTES (4 << 20)
+
+/* ---- the file ---- */
+
+/* Refuse a model_type without a row in the table of families, with the list of those that have one. */
+static int type_refuse(const struct config *config)
+{
+  char expected[400] = "one of ";
+  for (int i = 0; i < LADE_N_FAMILIES; i++) {
+    size_t used = strlen(expected);
+    snprintf(expected + used, sizeof(expected) - used, "%s%s", i ? ", " : "", lade_family_get(i)->model_type);
+  }
+  return field_refuse(config, "model_type", expected);
+}
+
+static int config_read(const struct config *config, struct lade_model *model)
+{
+  const char *type = json_string_value(field_find(config, "model_type"));
+  int family = type ? lade_family_find(type) : -1;
+  if (family < 0)
+    return type_refuse(config);
+  snprintf(model->name, sizeof(model->name), "%s", type);
+  return config_family_read(config, family, model);
+}
+
+int config_text_read(const char *path, const char *text, size_t n_bytes, struct lade_model *ret_model,
+                     struct lade_error *error)
+{
+  int rc;
+  json_error_t json_error;
+  json_t *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &json_error);
+  if (!root && (json_error.text[0] == 0 || json_error_code(&json_error) == json_error_out_of_memory))
+    return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path); /* a syntax error always has a text */
+  if (!root)
+    return lade_error_set(error, -EBADMSG, "%s: line %d: not JSON: %s", path, json_error.line, json_error.text);
+  struct lade_model model = {0};
+  struct config config = {.path = path, .object = root, .prefix = "", .error = error};
+  if (json_is_object(root))
+    rc = config_read(&config, &model);
+  else
+    rc = lade_error_set(error, -EBADMSG, "%s: not a JSON object: expected a model's config.json", path);
+  json_decref(root);
+  if (rc == 0)
+    *ret_model = model;
+  return rc;
+}
+
+/* Load the config.json at @path, a file. */
+static int file_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
+{
+  char *text = NULL;
+  size_t bytes = 0;
+  int rc = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
+  if (rc == 0)
+    rc = config_text_read(path, text, bytes, ret_model, error);
+  free(text);
+  return rc;
+}
+
+int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
+{
+  char config[PATH_MAX];
+  struct stat st;
+  if (stat(path, &st) || !S_ISDIR(st.st_mode))
+    return file_load(path, ret_model, error);
+  if (snprintf(config, sizeof(config), "%s/config.json", path) >= (int)sizeof(config))
+    return lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", path);
+  return file_load(config, ret_model, error);
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Between the files that read and write config.json: one field at a time (fields.c), the names of fields
+ * (table.c), the families (families.c), rotary positions (rope.c), and the writer (write.c).
+ */
+#ifndef LADE_GRAPH_CONFIG_H
+#define LADE_GRAPH_CONFIG_H
+
+#include <jansson.h>
+
+#include "graph/build.h"
+#include "graph/family.h"
+
+struct config {
+  const char *path;
+  json_t *object; /* that contains the fields */
+  const char *prefix; /* prefix of field names in messages: "", "rope_scaling." */
+  struct lade_error *error;
+};
+
+/*
+ * A family's fields: their names, and the values that transformers gives absent ones. A NULL name: the family has no
+ * such field. null and an absent field are the same except where a comment says otherwise.
+ */
+struct config_fields {
+  struct lade_model_labels sizes; /* required, except those with a default below */
+  const char *activation;
+  int64_t n_kv_heads;  /* if absent; null: as many as heads; 0: also if absent */
+  int64_t head_dim;    /* if absent or null; 0: width / heads */
+  int64_t context;     /* if absent; 0: required */
+  int64_t hidden_of_width; /* the hidden width is so many widths if absent; 0: required */
+  float norm_eps, rope_theta;
+  bool is_tied;
+  int64_t pad_token;   /* if absent; null: none; -1: also if absent */
+  int64_t window;      /* if absent; null: none; 0: also if absent */
+};
+
+/* Return the fields of @family; GPT-2 included. */
+const struct config_fields *config_fields_get(enum lade_family family);
+
+/* Return the name of an activation in configurations, "silu"; or find one, LADE_ACTIVATION_USUAL if there is none. */
+const char *config_activation_name(enum lade_activation activation);
+enum lade_activation config_activation_find(const char *name);
+
+/* ---- one field (fields.c) ---- */
+
+/* Set the error "@name is <value>: expected @expected". -EINVAL. */
+int field_refuse(const struct config *config, const char *name, const char *expected);
+/* Find a field. An absent field and null are the same. */
+const json_t *field_find(const struct config *config, const char *name);
+/* True if the field is absent, not even null. */
+bool field_is_absent(const struct config *config, const char *name);
+/* Read a whole number; lade_model_check checks its range. @fallback below 0: required. */
+int field_integer(const struct config *config, const char *name, int64_t fallback, int64_t *ret_value);
+/* Read a number. @fallback below 0: required. */
+int field_number(const struct config *config, const char *name, float fallback, float *ret_value);
+int field_boolean(const struct config *config, const char *name, bool fallback, bool *ret_value);
+/* Check a switch that must be @expected, which is also its default. */
+int field_fixed(const struct config *config, const char *name, bool expected);
+/* Check a string that must be @a or @b (@b may be NULL). It may be absent if @is_optional. */
+int field_choice(const struct config *config, const char *name, bool is_optional, const char *a, const char *b);
+
+/* ---- parts ---- */
+
+/* Read a model from the text of a config.json; @path begins messages. Errors: lade_model_load's. */
+int config_text_read(const char *path, const char *text, size_t n_bytes, struct lade_model *ret_model,
+                     struct lade_error *error);
+
+/* Read a model of @family and check it. */
+int config_family_read(const struct config *config, enum lade_family family, struct lade_model *model);
+
+/*
+ * Read rotary positions: rope_theta with rope_scaling, or rope_parameters, also one for each type of layer. pre: sizes
+ * are read.
+ */
+int config_rope_read(const struct config *config, struct lade_model *model);
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The reader of each family's config.json.
+ *
+ * Every field that changes the computation is either understood or refused. Fields of other families (scaled
+ * embeddings, capped logits, ...) are refused as well, although transformers ignores them: a config with such a field
+ * was trained with it. Sizes are required, because any default would be a guess; the exceptions are those that old
+ * files leave out. Dropout is an option of the run (--dropout), not of the config.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "graph/config/config.h"
+
+static int activation_read(const struct config *config, struct lade_model *model)
+{
+  const char *name = config_fields_get(model->family)->activation;
+  const json_t *value = field_find(config, name);
+  const char *text = json_string_value(value);
+  if (!value)
+    return 0;
+  if (model->family == LADE_GEMMA && text && strcmp(text, "gelu") == 0)
+    text = "gelu_pytorch_tanh"; /* an old name of it in this family */
+  const enum lade_activation activation = text ? config_activation_find(text) : LADE_ACTIVATION_USUAL;
+  if (activation != LADE_ACTIVATION_USUAL) {
+    model->activation = activation == lade_model_activation(model) ? LADE_ACTIVATION_USUAL : activation;
+    return 0;
+  }
+  return field_refuse(config, name, "\"silu\", \"gelu\", \"gelu_new\", \"gelu_pytorch_tanh\", \"quick_gelu\", \"relu\" "
+                                    "or \"relu2\"");
+}
+
+/* ---- sizes ---- */
+
+/* Read a size: absent @fallback if that is above 0, else required. */
+static int size_read(const struct config *config, const char *name, int64_t fallback, int64_t *ret_value)
+{
+  return field_integer(config, name, fallback > 0 ? fallback : -1, ret_value);
+}
+
+static int n_kv_heads_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
+{
+  const char *name = fields->sizes.n_kv_heads;
+  int64_t fallback = fields->n_kv_heads && field_is_absent(config, name) ? fields->n_kv_heads : model->heads;
+  if (fallback < 1) /* the number of heads is out of range, and refused later */
+    fallback = 1;
+  return field_integer(config, name, fallback, &model->n_kv_heads);
+}
+
+static int hidden_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
+{
+  const bool is_valid = model->width >= 1 && model->width <= 1 << 20; /* else refused later, with any hidden */
+  int64_t fallback = fields->hidden_of_width ? fields->hidden_of_width * (is_valid ? model->width : 1) : 0;
+  return size_read(config, fields->sizes.hidden, fallback, &model->hidden);
+}
+
+static int sizes_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
+{
+  const struct {
+    const char *name;
+    int64_t fallback, *ret_value;
+  } sizes[] = {{fields->sizes.vocabulary, 0, &model->vocabulary}, {fields->sizes.context, fields->context,
+                                                                   &model->context},
+               {fields->sizes.width, 0, &model->width},           {fields->sizes.layers, 0, &model->layers},
+               {fields->sizes.heads, 0, &model->heads}};
+  int rc = 0;
+  for (size_t i = 0; i < LADE_COUNT(sizes) && rc == 0; i++)
+    rc = size_read(config, sizes[i].name, sizes[i].fallback, sizes[i].ret_value);
+  if (rc == 0)
+    rc = hidden_read(config, fields, model);
+  if (rc == 0)
+    rc = n_kv_heads_read(config, fields, model);
+  if (rc == 0 && model->family != LADE_GPT2 && model->family != LADE_GPT_NEOX && model->family != LADE_FALCON)
+    rc = field_integer(config, "head_dim", fields->head_dim, &model->head_dim);
+  if (rc == 0 && field_find(config, "head_dim") && model->head_dim == 0 && model->family != LADE_GPT2)
+    rc = field_refuse(config, "head_dim", "a whole number from 1");
+  if (rc == 0)
+    rc = field_number(config, fields->sizes.norm_eps, fields->norm_eps, &model->norm_eps);
+  if (rc == 0)
+    rc = field_boolean(config, "tie_word_embeddings", fields->is_tied, &model->is_tied);
+  return rc;
+}
+
+/* Read pad_token_id; negative ones count from the vocabulary's end. */
+static int pad_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
+{
+  int64_t token = fields->pad_token;
+  if (!lade_family_get(model->family)->has_pad)
+    return 0;
+  const json_t *value = field_find(config, "pad_token_id");
+  if (!value && (!field_is_absent(config, "pad_token_id") || token < 0))
+    return 0;
+  if (value && !json_is_integer(value))
+    return field_refuse(config, "pad_token_id", "a whole number or null");
+  if (value)
+    token = json_integer_value(value) < 0 ? json_integer_value(value) + model->vocabulary : json_integer_value(value);
+  model->has_pad_token = true;
+  model->pad_token = token;
+  return 0;
+}
+
+/* ---- windows ---- */
+
+static int layer_types_read(const struct config *config, struct lade_model *model)
+{
+  const json_t *types = field_find(config, "layer_types");
+  if (!json_is_array(types) || (int64_t)json_array_size(types) != model->layers)
+    return field_refuse(config, "layer_types", "a list with the type of each layer");
+  for (int64_t i = 0; i < model->layers; i++) {
+    const char *type = json_string_value(json_array_get(types, (size_t)i));
+    if (type && strcmp(type, "sliding_attention") == 0)
+      lade_layer_set_add(&model->windowed, i);
+    else if (!type || strcmp(type, "full_attention") != 0)
+      return field_refuse(config, "layer_types", "\"full_attention\" and \"sliding_attention\"");
+  }
+  return 0;
+}
+
+/* Return true if layer @i_layer has the window where the config has no layer_types. */
+static bool is_windowed(const struct lade_model *model, int64_t i_layer, int64_t period, int64_t first)
+{
+  switch (model->family) {
+  case LADE_GEMMA2: return i_layer % 2 == 0;
+  case LADE_GEMMA3: return (i_layer + 1) % period != 0;
+  case LADE_SMOLLM3: return lade_layer_set_has(&model->unrotated, i_layer);
+  case LADE_QWEN2:
+  case LADE_QWEN3: return i_layer >= first;
+  default: return true;
+  }
+}
+
+static bool has_layer_types(const struct lade_model *model)
+{
+  return model->family == LADE_MINISTRAL || model->family == LADE_QWEN2 || model->family == LADE_QWEN3 ||
+         model->family == LADE_GEMMA2 || model->family == LADE_GEMMA3 || model->family == LADE_SMOLLM3;
+}
+
+static bool has_window(const struct lade_model *model)
+{
+  return has_layer_types(model) || model->family == LADE_MISTRAL || model->family == LADE_PHI3 ||
+         model->family == LADE_STARCODER2;
+}
+
+/* Read the window and its layers. pre: layers without rotary positions are known. */
+static int window_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
+{
+  const bool has_switch = model->family == LADE_QWEN2 || model->family == LADE_QWEN3 || model->family == LADE_SMOLLM3;
+  bool is_used = !has_switch;
+  int64_t window = 0, period = 6, first = 28;
+  if (!has_window(model))
+    return 0;
+  int rc = has_switch ? field_boolean(config, "use_sliding_window", false, &is_used) : 0;
+  if (rc == 0)
+    rc = field_integer(config, "sliding_window", field_is_absent(config, "sliding_window") ? fields->window : 0,
+                       &window);
+  if (rc == 0 && has_switch)
+    rc = field_integer(config, "max_window_layers", 28, &first);
+  if (rc == 0 && model->family == LADE_GEMMA3)
+    rc = field_integer(config, "sliding_window_pattern", 6, &period);
+  if (rc < 0)
+    return rc;
+  if (field_find(config, "sliding_window") && window < 1)
+    return field_refuse(config, "sliding_window", "a whole number from 1, or null");
+  if (period < 1)
+    return field_refuse(config, "sliding_window_pattern", "a whole number from 1");
+  if (!is_used || window == 0 || model->layers > LADE_MODEL_MOST_LAYERS)
+    return 0;
+  model->window = window;
+  if (has_layer_types(model) && field_find(config, "layer_types"))
+    return layer_types_read(config, model);
+  for (int64_t i = 0; i < model->layers; i++)
+    if (is_windowed(model, i, period, first))
+      lade_layer_set_add(&model->windowed, i);
+  return 0;
+}
+
+/* ---- facts of single families ---- */
+
+static int bias_read(const struct config *config, const char *name, bool fallback, unsigned bits,
+                     struct lade_model *model)
+{
+  bool has = fallback;
+  int rc = field_boolean(config, name, fallback, &has);
+  if (rc == 0 && has)
+    model->biases |= bits & ~lade_family_get(model->family)->biases;
+  return rc;
+}
+
+static int gpt2_read(const struct config *config, struct lade_model *model)
+{
+  int rc = field_fixed(config, "scale_attn_weights", true);
+  if (rc == 0)
+    rc = field_fixed(config, "scale_attn_by_inverse_layer_idx", false);
+  return rc < 0 ? rc : field_fixed(config, "add_cross_attention", false);
+}
+
+static int llama_read(const struct config *config, struct lade_model *model)
+{
+  int rc = bias_read(config, "attention_bias", false, LADE_BIAS_QKV | LADE_BIAS_OUT, model);
+  return rc < 0 ? rc : bias_read(config, "mlp_bias", false, LADE_BIAS_MLP, model);
+}
+
+static int attention_bias_read(const struct config *config, struct lade_model *model)
+{
+  return bias_read(config, "attention_bias", false, LADE_BIAS_QKV | LADE_BIAS_OUT, model);
+}
+
+static int nothing_read(const struct config *config, struct lade_model *model)
+{
+  return 0;
+}
+
+/* Read a cap: null or 0 is none. */
+static int cap_read(const struct config *config, const char *name, float fallback, float *ret_cap)
+{
+  return field_number(config, name, field_is_absent(config, name) ? fallback : 0, ret_cap);
+}
+
+static int gemma_read(const struct config *config, struct lade_model *model)
+{
+  int64_t scalar = 256;
+  int rc = attention_bias_read(config, model);
+  model->embedding_scale = (float)sqrt((double)LADE_MAX(model->width, 1));
+  if (rc == 0)
+    rc = field_fixed(config, "use_bidirectional_attention", false);
+  if (rc < 0 || model->family == LADE_GEMMA)
+    return rc;
+  rc = field_integer(config, "query_pre_attn_scalar", 256, &scalar);
+  if (rc == 0 && scalar < 1)
+    rc = field_refuse(config, "query_pre_attn_scalar", "a whole number from 1");
+  model->attention_scale = scalar == lade_model_head_dim(model) ? 0 : (float)(1 / sqrt((double)LADE_MAX(scalar, 1)));
+  if (rc == 0)
+    rc = cap_read(config, "final_logit_softcapping", model->family == LADE_GEMMA2 ? 30 : 0, &model->logit_softcap);
+  if (rc == 0 && model->family == LADE_GEMMA2)
+    rc = cap_read(config, "attn_logit_softcapping", 50, &model->attention_softcap);
+  return rc;
+}
+
+/* Read the layers without rotary positions: 0 in no_rope_layers, or each no_rope_layer_interval-th layer. */
+static int smollm3_read(const struct config *config, struct lade_model *model)
+{
+  const json_t *list = field_find(config, "no_rope_layers");
+  int64_t interval = 4;
+  int rc = llama_read(config, model);
+  if (rc == 0 && list && (!json_is_array(list) || (int64_t)json_array_size(list) != model->layers))
+    rc = field_refuse(config, "no_rope_layers", "a list with 0 or 1 for each layer");
+  if (rc == 0)
+    rc = field_integer(config, "no_rope_layer_interval", 4, &interval);
+  if (rc == 0 && interval < 1)
+    rc = field_refuse(config, "no_rope_layer_interval", "a whole number from 1");
+  for (int64_t i = 0; i < model->layers && i < LADE_MODEL_MOST_LAYERS && rc == 0; i++) {
+    const json_t *one = list ? json_array_get(list, (size_t)i) : NULL;
+    if (list ? json_integer_value(one) == 0 : (i + 1) % interval == 0)
+      lade_layer_set_add(&model->unrotated, i);
+  }
+  return rc;
+}
+
+static int starcoder2_read(const struct config *config, struct lade_model *model)
+{
+  return bias_read(config, "use_bias", true, LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP, model);
+}
+
+static int gpt_neox_read(const struct config *config, struct lade_model *model)
+{
+  bool is_parallel = true;
+  int rc = bias_read(config, "attention_bias", true, LADE_BIAS_QKV | LADE_BIAS_OUT, model);
+  if (rc == 0)
+    rc = field_boolean(config, "use_parallel_residual", true, &is_parallel);
+  model->n_parallel_norms = is_parallel ? 2 : 0;
+  model->n_kv_heads = model->heads;
+  return rc;
+}
+
+static int falcon_read(const struct config *config, struct lade_model *model)
+{
+  bool is_new = false, is_multi_query = true, is_parallel = true;
+  int64_t n_norms = 1;
+  int rc = field_fixed(config, "alibi", false);
+  if (rc == 0)
+    rc = bias_read(config, "bias", false, LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP, model);
+  if (rc == 0)
+    rc = field_boolean(config, "new_decoder_architecture", false, &is_new);
+  if (rc == 0)
+    rc = field_boolean(config, "multi_query", true, &is_multi_query);
+  if (rc == 0)
+    rc = field_boolean(config, "parallel_attn", true, &is_parallel);
+  if (rc == 0)
+    rc = field_integer(config, "num_ln_in_parallel_attn", is_new ? 2 : 1, &n_norms);
+  if (rc == 0 && (n_norms < 1 || n_norms > (is_new ? 2 : 1)))
+    rc = field_refuse(config, "num_ln_in_parallel_attn",
+                      is_new ? "1 or 2" : "1 or null without new_decoder_architecture");
+  if (rc == 0 && is_new && !is_parallel)
+    rc = field_refuse(config, "parallel_attn", "true with new_decoder_architecture");
+  model->is_grouped = is_new;
+  model->n_parallel_norms = is_parallel ? (int)n_norms : 0;
+  if (!is_new)
+    model->n_kv_heads = is_multi_query ? 1 : model->heads;
+  return rc;
+}
+
+/* ---- fields of other families ---- */
+
+struct foreign_field {
+  const char *name;
+  double neutral;
+};
+
+/* True if the family's readers above understand the field. */
+static bool is_known(const struct lade_model *model, const char *name)
+{
+  static const struct {
+    enum lade_family family;
+    const char *name;
+  } known[] = {{LADE_GPT_NEOX, "use_parallel_residual"}, {LADE_FALCON, "parallel_attn"}, {LADE_FALCON, "multi_query"},
+               {LADE_SMOLLM3, "no_rope_layers"}, {LADE_GEMMA2, "query_pre_attn_scalar"},
+               {LADE_GEMMA3, "query_pre_attn_scalar"}, {LADE_GEMMA2, "attn_logit_softcapping"},
+               {LADE_GEMMA2, "final_logit_softcapping"}, {LADE_GEMMA3, "final_logit_softcapping"},
+               {LADE_QWEN2, "qkv_bias"}, {LADE_FALCON, "bias"}, {LADE_GPT_NEOX, "attention_bias"},
+               {LADE_OLMO2, "attention_bias"}, {LADE_QWEN3, "attention_bias"}, {LADE_LLAMA, "attention_bias"},
+               {LADE_LLAMA, "mlp_bias"}, {LADE_SMOLLM3, "attention_bias"}, {LADE_SMOLLM3, "mlp_bias"},
+               {LADE_GEMMA, "attention_bias"}, {LADE_GEMMA2, "attention_bias"}, {LADE_GEMMA3, "attention_bias"},
+               {LADE_QWEN3, "use_qk_norm"}};
+  if (strcmp(name, "sliding_window") == 0)
+    return has_window(model);
+  if (strcmp(name, "partial_rotary_factor") == 0)
+    return model->family != LADE_GPT2; /* rope.c checks it */
+  for (size_t i = 0; i < LADE_COUNT(known); i++)
+    if (known[i].family == model->family && strcmp(known[i].name, name) == 0)
+      return true;
+  return false;
+}
+
+/*
+ * Refuse fields that the family does not have. Allowed are absent, null, false, empty, and the number without effect.
+ */
+static int foreign_refuse(const struct config *config, const struct lade_model *model)
+{
+  static const struct foreign_field fields[] = {
+      {"sliding_window", 0},       {"no_rope_layers", 0},          {"partial_rotary_factor", 1},
+      {"rope_interleaved", 0},     {"query_pre_attn_scalar", 0},   {"attention_multiplier", 0},
+      {"embedding_multiplier", 1}, {"residual_multiplier", 1},     {"logits_scaling", 1},
+      {"logit_scale", 1},          {"attn_logit_softcapping", 0},  {"final_logit_softcapping", 0},
+      {"clip_qkv", 0},             {"use_qk_norm", 0},             {"qk_layernorm", 0},
+      {"qkv_bias", 0},             {"parallel_attn", 0},           {"use_parallel_residual", 0},
+      {"multi_query", 0},          {"num_experts", 0},             {"num_local_experts", 0},
+      {"n_routed_experts", 0},     {"quantization_config", 0},     {"is_encoder_decoder", 0},
+      {"attention_bias", 0},       {"mlp_bias", 0},                {"bias", 0},
+  };
+  for (size_t i = 0; i < LADE_COUNT(fields); i++) {
+    const json_t *value = field_find(config, fields[i].name);
+    const json_t *use = field_find(config, "use_sliding_window");
+    bool is_off = strcmp(fields[i].name, "sliding_window") == 0 && json_is_false(use);
+    bool is_neutral = !value || is_off || json_is_false(value) || (json_is_array(value) && !json_array_size(value)) ||
+                      (json_is_number(value) && json_number_value(value) == fields[i].neutral);
+    if (is_neutral || is_known(model, fields[i].name))
+      continue;
+    return field_refuse(config, fields[i].name, fields[i].neutral == 1 ? "1, or null in a model of this type" :
+                                                                        "null in a model of this type");
+  }
+  return 0;
+}
+
+/* ---- a model ---- */
+
+int config_family_read(const struct config *config, enum lade_family family, struct lade_model *model)
+{
+  static int (*const readers[LADE_N_FAMILIES])(const struct config *config, struct lade_model *model) = {
+      [LADE_GPT2] = gpt2_read,           [LADE_LLAMA] = llama_read,           [LADE_MISTRAL] = nothing_read,
+      [LADE_MINISTRAL] = nothing_read,   [LADE_QWEN2] = nothing_read,         [LADE_QWEN3] = attention_bias_read,
+      [LADE_GEMMA] = gemma_read,         [LADE_GEMMA2] = gemma_read,          [LADE_GEMMA3] = gemma_read,
+      [LADE_PHI3] = nothing_read,        [LADE_OLMO2] = attention_bias_read,  [LADE_SMOLLM3] = smollm3_read,
+      [LADE_STARCODER2] = starcoder2_read, [LADE_GPT_NEOX] = gpt_neox_read,   [LADE_FALCON] = falcon_read};
+  const struct config_fields *fields = config_fields_get(family);
+  model->family = family;
+  int rc = sizes_read(config, fields, model);
+  struct lade_model sizes = *model;
+  sizes.rope_base = 10000;
+  if (family == LADE_PHI3 || family == LADE_GPT_NEOX) /* a part of a head turns, which is read later */
+    sizes.rotary_dim = 2;
+  if (rc == 0 && family == LADE_FALCON) /* old files state a number that the family's switches overrule */
+    sizes.n_kv_heads = sizes.heads;
+  if (rc == 0)
+    rc = lade_model_check_as(&sizes, config->path, &fields->sizes, config->error);
+  if (rc == 0)
+    rc = readers[family](config, model);
+  if (rc == 0)
+    rc = activation_read(config, model);
+  if (rc == 0)
+    rc = window_read(config, fields, model);
+  if (rc == 0)
+    rc = pad_read(config, fields, model);
+  if (rc == 0 && family != LADE_GPT2)
+    rc = config_rope_read(config, model);
+  if (rc == 0)
+    rc = lade_model_check_as(model, config->path, &fields->sizes, config->error);
+  return rc < 0 ? rc : foreign_refuse(config, model);
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Models by name. `nano` is nanoGPT's character-level CPU configuration and `baby` its GPU one; both take their
+ * vocabulary from the data. The gpt2 sizes are OpenAI's. The llama3 sizes are Meta's: 405b is Llama 3.1; 8b and 70b are
+ * as first released, with context 8192 and no frequency scaling. gpt3-175b and gpt-1t are from Table 1 of Narayanan et
+ * al., "Efficient large-scale language model training on GPU clusters using Megatron-LM" (2021). Tests compare the
+ * parameter counts with the published ones.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "graph/config/config.h"
+
+/* A GPT-2 model: hidden is four times the width, and the head is tied. */
+#define GPT2(layers_, heads_, width_, context_, vocabulary_) \
+  .family = LADE_GPT2, .layers = layers_, .heads = heads_, .n_kv_heads = heads_, .width = width_, \
+  .hidden = 4 * (width_), .context = context_, .vocabulary = vocabulary_, .is_tied = true, .norm_eps = 1e-5f
+#define LLAMA3(layers_, heads_, width_, hidden_, context_) \
+  .family = LADE_LLAMA, .layers = layers_, .heads = heads_, .n_kv_heads = 8, .width = width_, .hidden = hidden_, \
+  .context = context_, .vocabulary = 128256, .norm_eps = 1e-5f, .rope_base = 500000
+
+static const struct lade_model presets[] = {
+    {.name = "nano", GPT2(4, 4, 128, 64, 256), .takes_vocabulary = true},
+    {.name = "baby", GPT2(6, 6, 384, 256, 256), .takes_vocabulary = true},
+    {.name = "gpt2-124m", GPT2(12, 12, 768, 1024, 50257)},
+    {.name = "gpt2-350m", GPT2(24, 16, 1024, 1024, 50257)},
+    {.name = "gpt2-774m", GPT2(36, 20, 1280, 1024, 50257)},
+    {.name = "gpt2-1.5b", GPT2(48, 25, 1600, 1024, 50257)},
+    {.name = "llama3-8b", LLAMA3(32, 32, 4096, 14336, 8192)},
+    {.name = "llama3-70b", LLAMA3(80, 64, 8192, 28672, 8192)},
+    {.name = "llama3-405b", LLAMA3(126, 128, 16384, 53248, 131072), .rope_scale_factor = 8,
+     .rope_low_freq_factor = 1, .rope_high_freq_factor = 4, .rope_original_context = 8192},
+    {.name = "gpt3-175b", GPT2(96, 96, 12288, 2048, 51200)},
+    {.name = "gpt-1t", GPT2(128, 160, 25600, 2048, 51200)},
+};
+
+/* Presets of other families, as the fields of a config.json besides those of the usual sizes. */
+static const struct {
+  const char *name, *text;
+} texts[] = {
+    {"mistral-7b", "{\"model_type\":\"mistral\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":4096,\"intermediate_size\":14336,"
+     "\"vocab_size\":32000,\"max_position_embeddings\":32768,\"rms_norm_eps\":1e-5}"},
+    {"qwen2.5-0.5b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":24,\"num_attention_heads\":14,"
+     "\"num_key_value_heads\":2,\"hidden_size\":896,\"intermediate_size\":4864,"
+     "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+    {"qwen2.5-1.5b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":28,\"num_attention_heads\":12,"
+     "\"num_key_value_heads\":2,\"hidden_size\":1536,\"intermediate_size\":8960,"
+     "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+    {"qwen2.5-7b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":28,\"num_attention_heads\":28,"
+     "\"num_key_value_heads\":4,\"hidden_size\":3584,\"intermediate_size\":18944,"
+     "\"vocab_size\":152064,\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
+    {"qwen3-0.6b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":28,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":8,\"hidden_size\":1024,\"intermediate_size\":3072,"
+     "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+    {"qwen3-8b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":36,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":4096,\"intermediate_size\":12288,"
+     "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6}"},
+    {"gemma2-2b", "{\"model_type\":\"gemma2\",\"num_hidden_layers\":26,\"num_attention_heads\":8,"
+     "\"num_key_value_heads\":4,\"hidden_size\":2304,\"intermediate_size\":9216,"
+     "\"vocab_size\":256000,\"max_position_embeddings\":8192}"},
+    {"gemma2-9b", "{\"model_type\":\"gemma2\",\"num_hidden_layers\":42,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":8,\"hidden_size\":3584,\"intermediate_size\":14336,"
+     "\"vocab_size\":256000,\"max_position_embeddings\":8192}"},
+    {"gemma3-1b", "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":26,\"num_attention_heads\":4,"
+     "\"num_key_value_heads\":1,\"hidden_size\":1152,\"intermediate_size\":6912,"
+     "\"vocab_size\":262144,\"max_position_embeddings\":32768,\"sliding_window\":512}"},
+    {"phi3-mini", "{\"model_type\":\"phi3\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":32,\"hidden_size\":3072,\"intermediate_size\":8192,"
+     "\"vocab_size\":32064,\"max_position_embeddings\":4096,\"sliding_window\":2047}"},
+    {"phi4", "{\"model_type\":\"phi3\",\"num_hidden_layers\":40,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":10,\"hidden_size\":5120,\"intermediate_size\":17920,"
+     "\"vocab_size\":100352,\"max_position_embeddings\":16384,\"rope_theta\":250000,\"pad_token_id\":100349}"},
+    {"olmo2-1b", "{\"model_type\":\"olmo2\",\"num_hidden_layers\":16,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":16,\"hidden_size\":2048,\"intermediate_size\":8192,"
+     "\"vocab_size\":100352,\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-6,"
+     "\"pad_token_id\":100277}"},
+    {"olmo2-7b", "{\"model_type\":\"olmo2\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":32,\"hidden_size\":4096,\"intermediate_size\":11008,"
+     "\"vocab_size\":100352,\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-6,"
+     "\"pad_token_id\":100277}"},
+    {"smollm3-3b", "{\"model_type\":\"smollm3\",\"num_hidden_layers\":36,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":4,\"hidden_size\":2048,\"intermediate_size\":11008,"
+     "\"vocab_size\":128256,\"max_position_embeddings\":65536,\"rope_theta\":5e6}"},
+    {"starcoder2-3b", "{\"model_type\":\"starcoder2\",\"num_hidden_layers\":30,\"num_attention_heads\":24,"
+     "\"num_key_value_heads\":2,\"hidden_size\":3072,\"intermediate_size\":12288,"
+     "\"vocab_size\":49152,\"max_position_embeddings\":16384,\"rope_theta\":999999.4420358813,"
+     "\"sliding_window\":4096}"},
+    {"pythia-160m", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":12,\"num_attention_heads\":12,"
+     "\"hidden_size\":768,\"intermediate_size\":3072,"
+     "\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
+    {"pythia-1.4b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":24,\"num_attention_heads\":16,"
+     "\"hidden_size\":2048,\"intermediate_size\":8192,"
+     "\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
+    {"pythia-6.9b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"hidden_size\":4096,\"intermediate_size\":16384,"
+     "\"vocab_size\":50432,\"max_position_embeddings\":2048}"},
+    {"falcon-7b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":32,\"num_attention_heads\":71,"
+     "\"hidden_size\":4544,\"vocab_size\":65024}"},
+};
+
+const char *lade_model_preset_name(int i)
+{
+  const int n_presets = (int)LADE_COUNT(presets), n_texts = (int)LADE_COUNT(texts);
+  if (i < 0 || i >= n_presets + n_texts)
+    return NULL;
+  return i < n_presets ? presets[i].name : texts[i - n_presets].name;
+}
+
+/* Set @error to the list of names. -ENOENT. */
+static int name_refuse(const char *name, struct lade_error *error)
+{
+  char names[480] = "";
+  const char *one;
+  for (int i = 0; (one = lade_model_preset_name(i)) != NULL; i++) {
+    size_t used = strlen(names);
+    snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", one);
+  }
+  return lade_error_set(error, -ENOENT, "no model named '%.64s': expected the path of a config.json, or one of %s",
+                        name,
+                        names);
+}
+
+int lade_model_preset(const char *name, struct lade_model *ret_model, struct lade_error *error)
+{
+  for (size_t i = 0; i < LADE_COUNT(presets); i++)
+    if (strcmp(presets[i].name, name) == 0) {
+      *ret_model = presets[i];
+      return 0;
+    }
+  for (size_t i = 0; i < LADE_COUNT(texts); i++) {
+    if (strcmp(texts[i].name, name) != 0)
+      continue;
+    struct lade_model model;
+    int rc = config_text_read(name, texts[i].text, strlen(texts[i].text), &model, error);
+    if (rc < 0)
+      return rc;
+    snprintf(model.name, sizeof(model.name), "%s", name);
+    *ret_model = model;
+    return 0;
+  }
+  return name_refuse(name, error);
+}

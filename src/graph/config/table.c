@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The names of each family's fields in config.json, the values that transformers' configuration classes give absent
+ * ones, and the names of activations.
+ */
+#include <stddef.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "graph/config/config.h"
+
+#define SIZES(eps) \
+  .sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", \
+            "intermediate_size", "max_position_embeddings", "vocab_size", eps}, .activation = "hidden_act"
+
+static const struct config_fields families[LADE_N_FAMILIES] = {
+    [LADE_GPT2] = {.sizes = {"n_layer", "n_head", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size",
+                             "layer_norm_epsilon"}, .activation = "activation_function", .hidden_of_width = 4,
+                   .norm_eps = 1e-5f, .is_tied = true, .pad_token = -1},
+    [LADE_LLAMA] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1},
+    [LADE_MISTRAL] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1, .n_kv_heads = 8,
+                      .window = 4096},
+    [LADE_MINISTRAL] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1,
+                        .n_kv_heads = 8, .window = 4096},
+    [LADE_QWEN2] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1, .n_kv_heads = 32,
+                    .window = 4096},
+    [LADE_QWEN3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .pad_token = -1, .n_kv_heads = 32,
+                    .head_dim = 128, .window = 4096},
+    [LADE_GEMMA] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 10000, .is_tied = true, .n_kv_heads = 16,
+                    .head_dim = 256},
+    [LADE_GEMMA2] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
+                               "intermediate_size", "max_position_embeddings", "vocab_size", "rms_norm_eps"},
+                     .activation = "hidden_activation", .norm_eps = 1e-6f, .rope_theta = 10000, .is_tied = true,
+                     .n_kv_heads = 4, .head_dim = 256, .window = 4096},
+    [LADE_GEMMA3] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
+                               "intermediate_size", "max_position_embeddings", "vocab_size", "rms_norm_eps"},
+                     .activation = "hidden_activation", .norm_eps = 1e-6f, .rope_theta = 1000000, .is_tied = true,
+                     .n_kv_heads = 4, .head_dim = 256, .context = 131072, .window = 4096},
+    [LADE_PHI3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = 32000},
+    [LADE_OLMO2] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = 1},
+    [LADE_SMOLLM3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-6f, .rope_theta = 2000000, .is_tied = true,
+                      .pad_token = 128004, .n_kv_heads = 4},
+    [LADE_STARCODER2] = {SIZES("norm_epsilon"), .norm_eps = 1e-5f, .rope_theta = 10000, .is_tied = true,
+                         .pad_token = -1, .n_kv_heads = 2},
+    [LADE_GPT_NEOX] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_attention_heads", "hidden_size",
+                                 "intermediate_size", "max_position_embeddings", "vocab_size", "layer_norm_eps"},
+                       .activation = "hidden_act", .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = -1},
+    [LADE_FALCON] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_kv_heads", "hidden_size",
+                               "ffn_hidden_size", "max_position_embeddings", "vocab_size", "layer_norm_epsilon"},
+                     .activation = "activation", .norm_eps = 1e-5f, .rope_theta = 10000, .is_tied = true,
+                     .pad_token = -1, .hidden_of_width = 4, .context = 2048},
+};
+
+const struct config_fields *config_fields_get(enum lade_family family)
+{
+  return &families[family];
+}
+
+/* ---- activations ---- */
+
+static const struct {
+  const char *name;
+  enum lade_activation activation;
+} activations[] = {{"silu", LADE_SILU},       {"gelu_new", LADE_GELU_TANH}, {"gelu_pytorch_tanh", LADE_GELU_TANH},
+                   {"gelu", LADE_GELU_ERF},   {"quick_gelu", LADE_GELU_QUICK}, {"relu", LADE_RELU},
+                   {"relu2", LADE_RELU_SQUARED}, {"swish", LADE_SILU}, {"gelu_fast", LADE_GELU_TANH}};
+
+const char *config_activation_name(enum lade_activation activation)
+{
+  for (size_t i = 0; i < LADE_COUNT(activations); i++)
+    if (activations[i].activation == activation)
+      return activations[i].name;
+  return "silu";
+}
+
+enum lade_activation config_activation_find(const char *name)
+{
+  for (size_t i = 0; i < LADE_COUNT(activations); i++)
+    if (strcmp(activations[i].name, name) == 0)
+      return activations[i].activation;
+  return LADE_ACTIVATION_USUAL;
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The table of families, and the facts that follow from a row and a model.
+ *
+ * Sources: the configuration and modeling files of HuggingFace's transformers 4 and 5, which define the names and the
+ * arithmetic. A new family whose ops exist is a row here, its reader in config_families.c, and its test.
+ */
+#include "graph/family.h"
+
+#include <string.h>
+
+#include "base/base.h"
+
+#define LLAMA_NAMES \
+  .prefix = "model.", .layers = "layers.", .table = "embed_tokens", .final_norm = "norm", .head = "lm_head", \
+  .qkv = "self_attn.qkv_proj", .query = "self_attn.q_proj", .key = "self_attn.k_proj", .value = "self_attn.v_proj", \
+  .out = "self_attn.o_proj", .wide = "mlp.gate_up_proj", .gate = "mlp.gate_proj", .up = "mlp.up_proj", \
+  .down = "mlp.down_proj", .table_name = "tokens", .norm_op = "input_norm", .final_op = "norm", .has_pad = true
+#define LLAMA_NORMS .norm_1 = "input_layernorm", .norm_2 = "post_attention_layernorm"
+#define QK_NORMS .query_norm = "self_attn.q_norm", .key_norm = "self_attn.k_norm"
+#define GEMMA_NORMS \
+  .norm_1 = "input_layernorm", .post_1 = "post_attention_layernorm", .norm_2 = "pre_feedforward_layernorm", \
+  .post_2 = "post_feedforward_layernorm"
+#define SWIGLU .norm = LADE_NORM_RMS, .is_gated = true, .activation = LADE_SILU
+
+static const struct lade_family_row rows[LADE_N_FAMILIES] = {
+    [LADE_GPT2] = {.model_type = "gpt2", .architecture = "GPT2LMHeadModel", .norm = LADE_NORM_LAYER,
+                   .has_positions = true, .biases = LADE_BIAS_ALL, .activation = LADE_GELU_TANH, .is_transposed = true,
+                   .prefix = "transformer.", .layers = "h.", .table = "wte", .positions = "wpe", .final_norm = "ln_f",
+                   .head = "lm_head", .norm_1 = "ln_1", .norm_2 = "ln_2", .qkv = "attn.c_attn", .out = "attn.c_proj",
+                   .wide = "mlp.c_fc", .down = "mlp.c_proj", .table_name = "wte", .norm_op = "ln_1",
+                   .final_op = "ln_f"},
+    [LADE_LLAMA] = {.model_type = "llama", .architecture = "LlamaForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS},
+    [LADE_MISTRAL] = {.model_type = "mistral", .architecture = "MistralForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS},
+    [LADE_MINISTRAL] = {.model_type = "ministral", .architecture = "MinistralForCausalLM", SWIGLU, LLAMA_NAMES,
+                        LLAMA_NORMS},
+    [LADE_QWEN2] = {.model_type = "qwen2", .architecture = "Qwen2ForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS,
+                    .biases = LADE_BIAS_QKV},
+    [LADE_QWEN3] = {.model_type = "qwen3", .architecture = "Qwen3ForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS,
+                    QK_NORMS, .qk_norm = LADE_QK_NORM_HEAD},
+    [LADE_GEMMA] = {.model_type = "gemma", .architecture = "GemmaForCausalLM", .norm = LADE_NORM_RMS,
+                    .is_gated = true, .activation = LADE_GELU_TANH, .norm_offset = 1, LLAMA_NAMES, LLAMA_NORMS},
+    [LADE_GEMMA2] = {.model_type = "gemma2", .architecture = "Gemma2ForCausalLM", .norm = LADE_NORM_RMS,
+                     .is_gated = true, .activation = LADE_GELU_TANH, .norm_offset = 1, .place = LADE_NORMS_AROUND,
+                     LLAMA_NAMES, GEMMA_NORMS},
+    [LADE_GEMMA3] = {.model_type = "gemma3_text", .architecture = "Gemma3ForCausalLM", .norm = LADE_NORM_RMS,
+                     .is_gated = true, .activation = LADE_GELU_TANH, .norm_offset = 1, .place = LADE_NORMS_AROUND,
+                     .qk_norm = LADE_QK_NORM_HEAD, LLAMA_NAMES, GEMMA_NORMS, QK_NORMS},
+    [LADE_PHI3] = {.model_type = "phi3", .architecture = "Phi3ForCausalLM", SWIGLU, LLAMA_NORMS, .has_pad = true,
+                   .prefix = "model.", .layers = "layers.", .table = "embed_tokens", .final_norm = "norm",
+                   .head = "lm_head", .qkv = "self_attn.qkv_proj", .out = "self_attn.o_proj",
+                   .wide = "mlp.gate_up_proj", .down = "mlp.down_proj", .table_name = "tokens",
+                   .norm_op = "input_norm", .final_op = "norm"},
+    [LADE_OLMO2] = {.model_type = "olmo2", .architecture = "Olmo2ForCausalLM", SWIGLU, LLAMA_NAMES, QK_NORMS,
+                    .place = LADE_NORMS_AFTER, .qk_norm = LADE_QK_NORM_WIDTH, .post_1 = "post_attention_layernorm",
+                    .post_2 = "post_feedforward_layernorm"},
+    [LADE_SMOLLM3] = {.model_type = "smollm3", .architecture = "SmolLM3ForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS},
+    [LADE_STARCODER2] = {.model_type = "starcoder2", .architecture = "Starcoder2ForCausalLM", .norm = LADE_NORM_LAYER,
+                         .biases = LADE_BIAS_NORM, .activation = LADE_GELU_TANH, LLAMA_NORMS, .has_pad = true,
+                         .prefix = "model.", .layers = "layers.", .table = "embed_tokens", .final_norm = "norm",
+                         .head = "lm_head", .qkv = "self_attn.qkv_proj", .query = "self_attn.q_proj",
+                         .key = "self_attn.k_proj", .value = "self_attn.v_proj", .out = "self_attn.o_proj",
+                         .wide = "mlp.c_fc", .down = "mlp.c_proj", .table_name = "tokens", .norm_op = "input_norm",
+                         .final_op = "norm"},
+    [LADE_GPT_NEOX] = {.model_type = "gpt_neox", .architecture = "GPTNeoXForCausalLM", .norm = LADE_NORM_LAYER,
+                       .biases = LADE_BIAS_NORM | LADE_BIAS_MLP, .activation = LADE_GELU_ERF, LLAMA_NORMS,
+                       .is_qkv_by_group = true, .prefix = "gpt_neox.", .layers = "layers.", .table = "embed_in",
+                       .final_norm = "final_layer_norm", .head = "embed_out", .qkv = "attention.query_key_value",
+                       .out = "attention.dense", .wide = "mlp.dense_h_to_4h", .down = "mlp.dense_4h_to_h",
+                       .table_name = "tokens", .norm_op = "input_norm", .final_op = "norm"},
+    [LADE_FALCON] = {.model_type = "falcon", .architecture = "FalconForCausalLM", .norm = LADE_NORM_LAYER,
+                     .biases = LADE_BIAS_NORM, .activation = LADE_GELU_ERF, LLAMA_NORMS, .is_qkv_by_group = true,
+                     .prefix = "transformer.", .layers = "h.", .table = "word_embeddings", .final_norm = "ln_f",
+                     .head = "lm_head", .qkv = "self_attention.query_key_value", .out = "self_attention.dense",
+                     .wide = "mlp.dense_h_to_4h", .down = "mlp.dense_4h_to_h", .table_name = "tokens",
+                     .norm_op = "input_norm", .final_op = "norm"},
+};
+
+const struct lade_family_row *lade_family_get(enum lade_family family)
+{
+  LADE_ASSERT((unsigned)family < LADE_N_FAMILIES);
+  return &rows[family];
+}
+
+int lade_family_find(const char *model_type)
+{
+  for (int i = 0; i < LADE_N_FAMILIES; i++)
+    if (strcmp(rows[i].model_type, model_type) == 0)
+      return i;
+  return -1;
+}
+
+bool lade_model_has_bias(const struct lade_model *model, enum lade_bias bias)
+{
+  return ((lade_family_get(model->family)->biases | model->biases) & bias) == bias;
+}
+
+enum lade_activation lade_model_activation(const struct lade_model *model)
+{
+  return model->activation ? model->activation : lade_family_get(model->family)->activation;
+}
+
+bool lade_model_layer_has_rope(const struct lade_model *model, int64_t i_layer)
+{
+  return !lade_family_get(model->family)->has_positions && !lade_layer_set_has(&model->unrotated, i_layer);
+}
+
+int64_t lade_model_rotary_dim(const struct lade_model *model)
+{
+  return model->rotary_dim ? model->rotary_dim : lade_model_head_dim(model);
+}
+
+int lade_model_layer_n_norms(const struct lade_model *model)
+{
+  if (model->n_parallel_norms)
+    return model->n_parallel_norms;
+  return lade_family_get(model->family)->place == LADE_NORMS_AROUND ? 4 : 2;
+}
+
+int lade_model_layer_n_tensors(const struct lade_model *model)
+{
+  const struct lade_family_row *row = lade_family_get(model->family);
+  int n = lade_model_layer_n_norms(model) * (1 + lade_model_has_bias(model, LADE_BIAS_NORM));
+  n += 1 + lade_model_has_bias(model, LADE_BIAS_QKV) + 1 + lade_model_has_bias(model, LADE_BIAS_OUT);
+  n += 2 * (1 + lade_model_has_bias(model, LADE_BIAS_MLP));
+  return n + (row->qk_norm ? 2 : 0) + model->has_sinks;
+}
+
+/* qkv, attention, out; wide, activation, down; two residuals, of which one may have a norm. */
+#define BRANCH_OPS 8
+
+int lade_model_layer_n_ops(const struct lade_model *model, int64_t i_layer)
+{
+  const struct lade_family_row *row = lade_family_get(model->family);
+  bool is_fused = !model->n_parallel_norms && row->place != LADE_NORMS_AFTER;
+  return BRANCH_OPS + lade_model_layer_n_norms(model) - is_fused + (row->qk_norm != LADE_QK_NORM_NONE) +
+         lade_model_layer_has_rope(model, i_layer);
+}

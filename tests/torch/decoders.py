@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lade train` against transformers on the CPU: 20 steps of random small models of every family that loads from a
+config.json, in FP32 from the same weights and tokens, with AdamW, decay on matrices alone and clipping. Losses agree
+within 1e-5, at the whole budget and at the smallest with equal digests; the saved checkpoint has the same loss in
+transformers; two tensor parallel ranks and two stages agree with one rank, also when they resume.
+
+Usage: decoders.py LADE [CASE... | all | default]
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+try:
+    import torch
+    import transformers as hf
+except ImportError as absent:
+    print(f"SKIP: {absent}")
+    sys.exit(77)
+
+LADE = os.path.abspath(sys.argv[1])
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-decoders-")  # removed with the process
+os.chdir(SCRATCH.name)
+os.environ["XDG_CACHE_HOME"] = os.getcwd()
+os.environ["HF_HUB_OFFLINE"] = "1"
+hf.logging.set_verbosity_error()
+torch.set_num_threads(1)
+VOCAB, BATCH, SEQ, STEPS, LR, DECAY, TOLERANCE = 160, 4, 24, 20, 3e-3, 0.1, 1e-5
+
+BASE = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False,
+            pad_token_id=None)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+NEOX = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+            max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
+FALCON = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64,
+              bos_token_id=1, eos_token_id=2)
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 9.0], "rope_theta": 10000.0}
+# name: (config class, fields)
+CASES = {
+    "llama": ("LlamaConfig", dict(BASE, attention_bias=True, mlp_bias=True, pad_token_id=3)),
+    "llama-relu": ("LlamaConfig", dict(BASE, hidden_act="relu2", rope_parameters={
+        "rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0})),
+    "llama-yarn": ("LlamaConfig", dict(BASE, head_dim=20, rope_parameters=YARN)),
+    "llama-dynamic": ("LlamaConfig", dict(BASE, rope_parameters={"rope_type": "dynamic", "factor": 2.0,
+                                                                  "rope_theta": 10000.0})),
+    "mistral": ("MistralConfig", dict(BASE, sliding_window=7, head_dim=16)),
+    "ministral": ("MinistralConfig", dict(BASE, sliding_window=7, head_dim=12, layer_types=SLIDING)),
+    "qwen2": ("Qwen2Config", dict(BASE, pad_token_id=5)),
+    "qwen2-tied": ("Qwen2Config", dict(BASE, num_key_value_heads=4, use_sliding_window=True, sliding_window=9,
+                                       max_window_layers=1, tie_word_embeddings=True, pad_token_id=5)),
+    "qwen3": ("Qwen3Config", dict(BASE, head_dim=20, attention_bias=True)),
+    "qwen3-tied": ("Qwen3Config", dict(BASE, head_dim=10, tie_word_embeddings=True, rope_parameters=YARN)),
+    "gemma": ("GemmaConfig", dict(BASE, head_dim=18, tie_word_embeddings=True, pad_token_id=0)),
+    "gemma2": ("Gemma2Config", dict(BASE, head_dim=14, query_pre_attn_scalar=20, sliding_window=8, pad_token_id=0,
+                                    final_logit_softcapping=2.0, attn_logit_softcapping=1.5,
+                                    tie_word_embeddings=True)),
+    "gemma3": ("Gemma3TextConfig", dict(BASE, head_dim=16, query_pre_attn_scalar=24, sliding_window=8,
+                                        layer_types=SLIDING, pad_token_id=0, tie_word_embeddings=True)),
+    "gemma3-linear": ("Gemma3TextConfig", dict(BASE, head_dim=16, sliding_window=6, pad_token_id=0, attention_bias=True,
+                                               layer_types=SLIDING, final_logit_softcapping=3.0, rope_parameters={
+                                                   "full_attention": {"rope_type": "linear", "factor": 8.0,
+                                                                      "rope_theta": 1000000.0},
+                                                   "sliding_attention": {"rope_type": "default",
+                                                                         "rope_theta": 5000.0}})),
+    "phi3": ("Phi3Config", dict(BASE, sliding_window=10, pad_token_id=4)),
+    "phi3-partial": ("Phi3Config", dict(BASE, partial_rotary_factor=0.5)),
+    "phi3-longrope": ("Phi3Config", dict(BASE, partial_rotary_factor=0.5, original_max_position_embeddings=16,
+                                         rope_parameters=dict(LONG, partial_rotary_factor=0.5))),
+    "olmo2": ("Olmo2Config", dict(BASE, pad_token_id=1)),
+    "olmo2-bias": ("Olmo2Config", dict(BASE, num_key_value_heads=4, attention_bias=True, pad_token_id=1)),
+    "smollm3": ("SmolLM3Config", dict(BASE, no_rope_layers=[1, 0, 1], pad_token_id=2, tie_word_embeddings=True)),
+    "starcoder2": ("Starcoder2Config", dict(BASE, sliding_window=9)),
+    "starcoder2-plain": ("Starcoder2Config", dict(BASE, use_bias=False, tie_word_embeddings=True, hidden_act="gelu")),
+    "gpt_neox": ("GPTNeoXConfig", dict(NEOX, tie_word_embeddings=False)),
+    "gpt_neox-sequential": ("GPTNeoXConfig", dict(NEOX, use_parallel_residual=False, attention_bias=False, rotary_pct=0.5,
+                                                  hidden_act="gelu_new", tie_word_embeddings=True)),
+    "falcon": ("FalconConfig", dict(FALCON)),
+    "falcon-new": ("FalconConfig", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True)),
+    "falcon-one-norm": ("FalconConfig", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2,
+                                             num_ln_in_parallel_attn=1, tie_word_embeddings=False)),
+    "falcon-sequential": ("FalconConfig", dict(FALCON, multi_query=False, parallel_attn=False, bias=True)),
+}
+UNCUT = {"falcon"}  # one KV head in a tensor with the queries
+DEFAULT = ["qwen3", "gemma2", "gpt_neox"]
+
+
+def model_make(name):
+    """A model with random weights of every kind, saved under its name."""
+    torch.manual_seed(len(name))
+    config_class, fields = CASES[name]
+    config = getattr(hf, config_class)(**fields)
+    config._attn_implementation = "eager"  # the only one with soft caps
+    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(f"{name}-hf")
+    return model
+
+
+def tokens_make():
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, VOCAB, (STEPS * BATCH * SEQ + 1 + 4096,), generator=generator)
+    tokens.numpy().astype("<u2").tofile("tokens.bin")
+    return tokens
+
+
+def batch_get(tokens, step):
+    first = step * BATCH * SEQ
+    return [tokens[first + shift:first + shift + BATCH * SEQ].view(BATCH, SEQ) for shift in (0, 1)]
+
+
+def loss_of(model, tokens, step):
+    x, y = batch_get(tokens, step)
+    logits = model(x).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+def steps_run(model, tokens):
+    """Train as docs/numbers.md says, and return the losses."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
+                                  lr=LR, betas=(0.9, 0.99), eps=1e-8)
+    losses = []
+    model.train()
+    for step in range(STEPS):
+        loss = loss_of(model, tokens, step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def lade_run(name, *args, n_ranks=1, steps=STEPS):
+    """Train from the saved weights: the losses and the summary."""
+    log = f"{name}.log"
+    if os.path.exists(log):
+        os.remove(log)
+    command = [LADE, "train", "--model", f"{name}-hf", "--data", "tokens.bin", "--valid-fraction", "0", "--dtype",
+               "fp32", "--order", "sequential", "--batch", str(BATCH), "--seq", str(SEQ), "--steps", str(steps),
+               "--lr", str(LR), "--min-lr", str(LR), "--warmup", "0", "--quiet", "--json", "--log", log, *args]
+    if n_ranks > 1:
+        command[1:1] = ["launch", "-n", str(n_ranks), "--"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 0, (" ".join(command), result.stderr)
+    with open(log, encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    return [line["loss"] for line in lines if "loss" in line], json.loads(result.stdout)
+
+
+def losses_compare(name, what, found, expected):
+    assert len(found) == len(expected), (name, what, len(found), len(expected))
+    worst = max(abs(a - b) for a, b in zip(found, expected))
+    assert worst < TOLERANCE, (name, what, worst, found[:3], expected[:3])
+    return worst
+
+
+def checkpoint_compare(name, saved, trained, tokens):
+    model, report = hf.AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True, dtype=torch.float32,
+                                                            attn_implementation="eager")
+    assert not any(report.values()), (name, report)
+    with torch.no_grad():
+        found, expected = (loss_of(m.eval(), tokens, STEPS).item() for m in (model, trained))
+    assert abs(found - expected) < 2 * TOLERANCE, (name, found, expected)
+
+
+LAYOUTS = {"tp": ["--tp", "2"], "sequence": ["--tp", "2", "--sequence-parallel"], "pp": ["--pp", "2"],
+           "zero": ["--dp", "2", "--zero", "3"]}
+
+
+def layouts_run(name, expected):
+    """Two ranks in every way, and a run that stops at half and goes on in another layout."""
+    layouts = {what: flags for what, flags in LAYOUTS.items() if name not in UNCUT or "--tp" not in flags}
+    for what, flags in layouts.items():
+        micro = ["--micro-batch", "2"] if what == "pp" else []
+        found, _ = lade_run(name, "--init", f"{name}-hf", *flags, *micro, n_ranks=2)
+        losses_compare(name, what, found, expected)
+    shutil.rmtree(f"{name}-run/step-{STEPS:08}")
+    for what in layouts.keys() & {"tp", "pp"}:
+        found, _ = lade_run(name, "--resume", f"{name}-run", *LAYOUTS[what], n_ranks=2)
+        losses_compare(name, f"resumed with {what}", found, expected[STEPS // 2:])
+
+
+def case_run(name, tokens):
+    model = model_make(name)
+    expected = steps_run(model, tokens)
+    found, whole = lade_run(name, "--init", f"{name}-hf", "--save", f"{name}-run", "--save-every", str(STEPS // 2))
+    worst = losses_compare(name, "one rank", found, expected)
+    checkpoint_compare(name, f"{name}-run/step-{STEPS:08}", model, tokens)
+    found, least = lade_run(name, "--init", f"{name}-hf", "--budget", "min")
+    assert least["loss_digest"] == whole["loss_digest"], (name, least, whole)
+    layouts_run(name, expected)
+    print(f"{name}: {worst:.1e} from transformers {hf.__version__} at step losses of {expected[0]:.3f} to "
+          f"{expected[-1]:.3f}", flush=True)
+    return expected
+
+
+names = sys.argv[2:] or ["default"]
+names = list(CASES) if names == ["all"] else DEFAULT if names == ["default"] else names
+TOKENS = tokens_make()
+failed = []
+for case in names:
+    try:
+        case_run(case, TOKENS)
+    except Exception as problem:  # all cases are reported
+        failed.append(case)
+        print(f"{case}: {str(problem)[:600]}", flush=True)
+assert not failed, failed
