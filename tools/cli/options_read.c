@@ -95,24 +95,35 @@ static int unknown_option(enum verb_id verb, const char *word, struct lade_error
                         verb_name(verb));
 }
 
-/* Read a word without dashes: the checkpoint of `lade sample DIR`, the trace of `lade replay FILE`. */
+/*
+ * Read a word without dashes: the checkpoint of `lade sample DIR`, the trace of `lade replay FILE`, a text of
+ * `lade data FILE...`.
+ */
 static int word_read(struct options *options, const char *word, struct lade_error *error)
 {
-  const char *name = options->verb == VERB_REPLAY ? "trace" : "checkpoint";
+  const char *name = options->verb == VERB_REPLAY ? "trace" : options->verb == VERB_DATA ? "texts" : "checkpoint";
   const struct option *option = option_find(options->verb, name, strlen(name));
   if (options->verb == VERB_RUN)
     return lade_error_set(error, -EINVAL, "'%.64s' is before --; the command follows after it: lade run -- %.64s",
                           word, word);
-  if (!(option->verbs & options->verb) || option_is_set(options, name))
+  if (!(option->verbs & options->verb) || (option->type != OPTION_FILES && option_is_set(options, name)))
     return lade_error_set(error, -EINVAL, "unexpected argument '%.64s'; `lade %s --help` lists the options", word,
                           verb_name(options->verb));
   return option_set(options, option, word, ORIGIN_COMMAND, 0, error);
 }
 
+/* Return the long name of a short option of @verb; else @word. */
+static const char *word_expand(enum verb_id verb, const char *word)
+{
+  if (strcmp(word, "-h") == 0)
+    return "--help";
+  return verb == VERB_DATA && strcmp(word, "-o") == 0 ? "--output" : word;
+}
+
 /* Read the option at argv[*i] with its words and move *i past them. */
 static int option_read(struct options *options, int argc, char **argv, int *i, struct lade_error *error)
 {
-  const char *word = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i], *name = word + 2;
+  const char *word = word_expand(options->verb, argv[*i]), *name = word + 2;
   const char *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
   const size_t word_bytes = equals ? (size_t)(equals - word) : strlen(word);
   const struct option *option = option_find(options->verb, name, word_bytes - 2);
@@ -127,7 +138,8 @@ static int option_read(struct options *options, int argc, char **argv, int *i, s
   if (!value && (*i >= argc || strncmp(argv[*i], "--", 2) == 0))
     return lade_error_set(error, -EINVAL, "--%s: expected %s after it", option->name, option->metavar);
   int status = option_set(options, option, value ? value : argv[(*i)++], ORIGIN_COMMAND, 0, error);
-  while (!status && !value && option->type == OPTION_FILES && *i < argc && strncmp(argv[*i], "--", 2) != 0)
+  while (!status && !value && option->type == OPTION_FILES && *i < argc &&
+         strncmp(word_expand(options->verb, argv[*i]), "--", 2) != 0)
     status = option_set(options, option, argv[(*i)++], ORIGIN_COMMAND, 0, error);
   return status;
 }
@@ -136,7 +148,7 @@ static int line_read(struct options *options, int argc, char **argv, struct lade
 {
   int status = 0;
   for (int i = 1; i < argc && !status;) {
-    if (strncmp(argv[i], "--", 2) == 0 || strcmp(argv[i], "-h") == 0)
+    if (strncmp(word_expand(options->verb, argv[i]), "--", 2) == 0)
       status = option_read(options, argc, argv, &i, error);
     else if (argv[i][0] == '-' && argv[i][1])
       status = unknown_option(options->verb, argv[i], error);
