@@ -29,6 +29,7 @@
 #include "base/echo.h"
 #include "base/file.h"
 #include "graph/build.h"
+#include "graph/experts.h"
 
 /* The largest real config.json is some hundred kilobytes; larger files are refused. */
 #define MAX_FILE_BYTES (4 << 20)
@@ -279,6 +280,8 @@ static int llama_read(const struct config *config, struct lade_model *model)
 
 static int config_read(const struct config *config, struct lade_model *model)
 {
+  if (lade_experts_has_type(json_string_value(field_find(config, "model_type"))))
+    return lade_experts_refuse(config->path, config->error);
   int rc = field_choice(config, "model_type", false, "gpt2", "llama");
   if (rc < 0)
     return rc;

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "graph/model_graph.h"
+#include "graph/experts.h"
 
 /* A GPT-2 model: hidden is four times the width, and the head is tied. */
 #define GPT2(layers_, heads_, width_, context_, vocabulary_) \
@@ -51,6 +51,10 @@ int lade_model_preset(const char *name, struct lade_model *ret_model, struct lad
     }
     size_t used = strlen(names);
     snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", presets[i].name);
+  }
+  for (int i = 0; lade_experts_preset_name(i); i++) {
+    if (strcmp(lade_experts_preset_name(i), name) == 0)
+      return lade_experts_refuse(name, error);
   }
   return lade_error_set(error, -ENOENT, "no model named '%.64s': expected one of %s, or the path of a config.json",
                         name, names);

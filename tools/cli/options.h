@@ -103,7 +103,7 @@ struct options {
   const char *graph, *instructions, *svg;
   const char *cluster;
   int64_t n_ranks, n_top;
-  double n_train_tokens, noise_scale_tokens;
+  double n_train_tokens, noise_scale_tokens, expert_capacity;
   bool has_search, has_explain;
   int export_format;
   int64_t n_iterations;

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "graph/experts.h"
 #include "tools/cli/verbs.h"
 #include "tools/job/save_interval.h"
 
@@ -290,7 +291,15 @@ static int config_overrule(struct options *options, struct lade_error *error)
   return status;
 }
 
-/* Check that no option of models is given with --graph, and none of graphs without it. */
+/* True if --model is a mixture of experts, which is planned as a graph. */
+static bool is_experts(const struct options *options)
+{
+  struct lade_experts model;
+  const int status = lade_experts_find(options->session.model, &model, NULL);
+  return status != -ENOENT; /* an error is reported by the verb */
+}
+
+/* Check that no option of models is given with --graph, and none of graphs without a graph. */
 static int subjects_check(const struct options *options, struct lade_error *error)
 {
   for (const struct option *option = option_table; option->help && options->verb == VERB_PLAN; option++) {
@@ -299,7 +308,7 @@ static int subjects_check(const struct options *options, struct lade_error *erro
     if (is_given && options->graph && option->subject == OF_MODEL)
       return lade_error_set(error, -EINVAL, "--graph and --%s exclude each other: a graph comes with ops, sizes and "
                             "times of its own", option->name);
-    if (is_given && !options->graph && option->subject == OF_GRAPH)
+    if (is_given && !options->graph && option->subject == OF_GRAPH && !is_experts(options))
       return lade_error_set(error, -EINVAL, "--%s needs --graph", option->name);
   }
   return 0;

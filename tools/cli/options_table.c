@@ -72,12 +72,13 @@ static const struct {
   const char *name, *reason;
 } absent_options[] = {
     {"cp", "context parallel ranks are not supported; --tp N --sequence-parallel shards activations between layers"},
-    {"ep", "expert parallel ranks are not supported, because no model with experts is"}};
+    {"ep", "expert parallel ranks are not supported: models with experts are planned on one rank, and not trained"}};
 
 const struct option option_table[] = {
     SECTION("Model and data"),
     {OPTION_TEXT, "model", "NAME|FILE", ALL, AT(session.model), .preset = "nano",
-     .help = "model: a preset (nano, baby, gpt2-124m ... gpt-1t: docs/models.md) or a HuggingFace config.json"},
+     .help = "model: a preset (nano, baby, gpt2-124m ... gpt-1t: docs/models.md) or a HuggingFace config.json; lade "
+             "plan takes mixtures of experts too (mixtral-8x7b ... deepseek-v3)"},
     {OPTION_COUNT, "layers", "N", ALL, AT(session.layers), .unset = "the model's own", .least = 1, .most = 100000,
      .help = "layers of the model, instead of its own number"},
     {OPTION_FILES, "data", "FILE...", RUN, VERB_PLAN, AT(data), .unset = "required",
@@ -96,6 +97,8 @@ const struct option option_table[] = {
      .most = MICRO_BATCH_MOST, .help = "sequences per forward and backward pass; must divide --batch"},
     {OPTION_COUNT, "seq", "T", ALL, AT(session.seq_len), .unset = "the model's context, at most 1024", .least = 1,
      .most = SHAPE_MOST, .help = "tokens per sequence"},
+    {OPTION_REAL, "expert-capacity", "X", VERB_PLAN, AT(expert_capacity), .preset = "1", .least = 1, .most = 1e6,
+     .help = "of a mixture of experts: room of each expert, in shares of a balanced load; memory and time count it"},
     {OPTION_SEED, "seed", "N", RUN | VERB_SAMPLE | VERB_PLAN, AT(session.seed), .preset = "1", .subject = OF_BOTH,
      .help = "seed of all random numbers"},
 
@@ -267,7 +270,7 @@ const struct option option_table[] = {
     {OPTION_REAL, "seconds", "S", VERB_PLAN, AT(search_seconds), .unset = "no limit", .least = 0.001, .most = 86400,
      .subject = OF_GRAPH, .help = "time of the search; a frontier shares it among its budgets"},
     {OPTION_COUNT, "iterations", "N", VERB_PLAN, AT(n_iterations), .least = 1, .most = 1e15, .subject = OF_GRAPH,
-     .unset = "with --seconds no limit, else 100000 for each budget",
+     .unset = "with --seconds no limit, else 100000 for each budget, or fewer for experts",
      .help = "moves that the search tries; a frontier shares them among its budgets"},
     {OPTION_TEXT, "instructions", "FILE", VERB_PLAN, AT(instructions), .unset = "none", .subject = OF_GRAPH,
      .help = "write the plan as JSON: its ops, redos, drops and moves in their order"},
