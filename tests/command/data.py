@@ -225,6 +225,24 @@ def a_killed_run_leaves_nothing_that_trains():
     data("k", "k.txt", "--tokenizer", "t.json")
 
 
+def a_terminal_sees_progress():
+    tokenizer_write("t.json")
+    write("p.txt", TEXT)
+    terminal, end = os.openpty()
+    with subprocess.Popen([LADE, "data", "p.txt", "--tokenizer", "t.json", "-o", "p"], env=ENVIRONMENT, stderr=end,
+                          stdout=subprocess.DEVNULL) as job:
+        os.close(end)
+        shown = b""
+        while True:
+            try:
+                part = os.read(terminal, 4096)
+            except OSError:  # the other end is closed
+                break
+            shown += part
+    os.close(terminal)
+    assert job.returncode == 0 and b" %  " in shown and b"M tokens" in shown and shown.endswith(b"\r\x1b[K"), shown
+
+
 def models_train_and_speak():
     tokenizer_write("t.json")
     write("m.txt", TEXT[:20000])
@@ -300,7 +318,7 @@ def real_tokenizers_cut_without_a_trace():
 
 
 for test in (mistakes_have_one_line, tokens_are_those_of_the_whole_text, documents_are_separated, damage_is_named,
-             a_part_validates, a_killed_run_leaves_nothing_that_trains, models_train_and_speak,
+             a_part_validates, a_killed_run_leaves_nothing_that_trains, a_terminal_sees_progress, models_train_and_speak,
              real_tokenizers_cut_without_a_trace):
     begun = time.monotonic()
     test()

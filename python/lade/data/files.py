@@ -102,6 +102,9 @@ class Output:
         except BlockingIOError:
             os.close(self.lock)
             raise Fault(f"-o {self.shown}: another lade data writes it", USAGE) from None
+        if os.fstat(self.lock).st_uid != os.geteuid():
+            os.close(self.lock)
+            raise Fault(f"-o {self.shown}: {self.temporary} belongs to another user", USAGE)
         for entry in os.listdir(self.temporary):
             os.unlink(os.path.join(self.temporary, entry))
         return self
