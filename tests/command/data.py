@@ -23,7 +23,8 @@ LADE = os.path.abspath(sys.argv[1])
 FAKES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fakes", "tokenizers")
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-data-")  # removed with the process
 os.chdir(SCRATCH.name)
-ENVIRONMENT = {**os.environ, "LADE_PYTHON": sys.executable, "PYTHONPATH": FAKES, "XDG_CACHE_HOME": os.getcwd()}
+ENVIRONMENT = {**os.environ, "LADE_PYTHON": sys.executable, "XDG_CACHE_HOME": os.getcwd(),
+               "PYTHONPATH": os.pathsep.join(filter(None, [FAKES, os.environ.get("PYTHONPATH")]))}
 STEPS = ["--steps", "2", "--batch", "2", "--seq", "16", "--eval-iters", "1", "--quiet", "--machine", "a100-40g"]
 END = "<|endoftext|>"
 TEXT = "".join(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine — ß'}{'.' * (i % 4)}\n{chr(10) * (i % 5 == 0)}"
@@ -180,6 +181,27 @@ def damage_is_named():
     assert not os.path.exists("bad") and not glob.glob(".bad*"), "a failed run leaves files"
 
 
+def columns_of_parquet_are_read():
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        print("SKIP: no pyarrow to write Parquet with")
+        return
+    tokenizer_write("t.json")
+    texts = [f"row {i} é" for i in range(3000)]
+    parquet.write_table(pyarrow.table({"n": list(range(3000)), "body": texts}), "x.parquet", row_group_size=500)
+    summary = data("o", "x.parquet", "--field", "body", "--tokenizer", "t.json", "--processes", "2")
+    assert summary["documents"] == 3000, summary
+    assert list(tokens_read("o/train.bin")[2]) == [token for text in texts for token in encode(text) + [0]], "rows"
+    parquet.write_table(pyarrow.table({"text": ["a", None]}), "null.parquet")
+    with open("x.parquet", "rb") as file:
+        write("cut.parquet", file.read()[:3000])
+    for name, told in (("x.parquet", 'column "text" is missing'), ("null.parquet", "row 2: field"),
+                       ("cut.parquet", "row 1")):
+        refused(5, "data", name, "--tokenizer", "t.json", "-o", "bad", told=[name, told])
+
+
 def a_part_validates():
     tokenizer_write("t.json")
     write("v.txt", TEXT)
@@ -318,8 +340,8 @@ def real_tokenizers_cut_without_a_trace():
 
 
 for test in (mistakes_have_one_line, tokens_are_those_of_the_whole_text, documents_are_separated, damage_is_named,
-             a_part_validates, a_killed_run_leaves_nothing_that_trains, a_terminal_sees_progress, models_train_and_speak,
-             real_tokenizers_cut_without_a_trace):
+             columns_of_parquet_are_read, a_part_validates, a_killed_run_leaves_nothing_that_trains,
+             a_terminal_sees_progress, models_train_and_speak, real_tokenizers_cut_without_a_trace):
     begun = time.monotonic()
     test()
     print(f"{test.__name__}: {time.monotonic() - begun:.1f} s")
