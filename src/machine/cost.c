@@ -156,12 +156,13 @@ static int64_t whole_ns(double ns)
   return ns < 1 ? 1 : ns < 0x1p62 ? (int64_t)ceil(ns) : INT64_C(1) << 62;
 }
 
-static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+static int64_t roofline_ns(const struct lade_cost *cost, enum lade_dtype dtype, enum lade_op_kind kind, double flops,
+                           double bytes)
 {
-  double ns = op->bytes / (STREAM_FACTOR * cost->machine.device_bytes_per_s) * 1e9;
-  double factor = product_factors[op->kind];
+  double ns = bytes / (STREAM_FACTOR * cost->machine.device_bytes_per_s) * 1e9;
+  double factor = product_factors[kind];
   if (factor > 0)
-    ns = fmax(ns, op->flops / (factor * matmul_rate(&cost->machine, graph->dtype)) * 1e9);
+    ns = fmax(ns, flops / (factor * matmul_rate(&cost->machine, dtype)) * 1e9);
   return whole_ns(ns);
 }
 
@@ -256,17 +257,41 @@ static int64_t shaped_ns(const struct lade_cost *cost, const struct lade_model_g
   return whole_ns(ns);
 }
 
-/* True if prices by shape hold for @graph: the kernel model is of 16-bit types. */
-static bool is_shaped(const struct lade_cost *cost, const struct lade_model_graph *graph)
+/* True if prices by shape hold for @dtype: the kernel model is of 16-bit types. */
+static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
 {
-  return cost->machine.kernels.n_sms > 0 && lade_dtype_bytes(graph->dtype) == 2;
+  return cost->machine.kernels.n_sms > 0 && lade_dtype_bytes(dtype) == 2;
 }
 
 int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, int op)
 {
   int64_t ns;
   if (!cost->n_ops || !lade_cost_find(cost, lade_cost_op_key(graph, op), &ns))
-    ns = is_shaped(cost, graph) ? shaped_ns(cost, graph, &graph->ops[op]) : roofline_ns(cost, graph, &graph->ops[op]);
+    ns = is_shaped(cost, graph->dtype) ? shaped_ns(cost, graph, &graph->ops[op])
+                                       : roofline_ns(cost, graph->dtype, graph->ops[op].kind, graph->ops[op].flops,
+                                                     graph->ops[op].bytes);
+  return ns + (int64_t)cost->machine.launch_ns;
+}
+
+/* Price work by its shape; attention is fused. pre: the machine has a kernel model. */
+static int64_t shaped_work_ns(const struct lade_cost *cost, const struct lade_cost_work *work)
+{
+  const struct lade_kernel_model *model = &cost->machine.kernels;
+  const double share = work->kind == LADE_OP_ATTENTION       ? model->attention_forward
+                       : work->kind == LADE_OP_ATTENTION_BWD ? model->attention_backward
+                                                             : 0;
+  double ns = work->bytes / cost->machine.device_bytes_per_s * 1e9;
+  if (share > 0)
+    ns = fmax(ns, work->flops / (model->product_flops_per_s * share) * 1e9);
+  if (work->m > 0)
+    ns = fmax(ns, lade_cost_product_ns(&cost->machine, work->m, work->n, work->k, work->n_products));
+  return whole_ns(ns);
+}
+
+int64_t lade_cost_work_ns(const struct lade_cost *cost, enum lade_dtype dtype, const struct lade_cost_work *work)
+{
+  const int64_t ns = is_shaped(cost, dtype) ? shaped_work_ns(cost, work)
+                                            : roofline_ns(cost, dtype, work->kind, work->flops, work->bytes);
   return ns + (int64_t)cost->machine.launch_ns;
 }
 

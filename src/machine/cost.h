@@ -86,6 +86,16 @@ bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns)
 /* Predict one op, with its launch: measured, or max(flops / rate, bytes / bandwidth) with the factors of cost.c. */
 int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, int op);
 
+/* Work that is no op of a model's graph: a step that is planned as a graph of opaque ops. */
+struct lade_cost_work {
+  enum lade_op_kind kind; /* whose share of the machine's rates it reaches; of products MATMUL, of other work NORM */
+  double flops, bytes;    /* bytes read and written */
+  double m, n, k;         /* of a product [m, k] by [k, n]; m 0: none */
+  double n_products;      /* of that shape */
+};
+/* Predict @work in @dtype, with its launch, as lade_cost_op_ns predicts an op without a measurement. */
+int64_t lade_cost_work_ns(const struct lade_cost *cost, enum lade_dtype dtype, const struct lade_cost_work *work);
+
 /* Predict @n_times products of [m, k] by [k, n] in a 16-bit type. pre: the machine has a kernel model. */
 double lade_cost_product_ns(const struct lade_machine *machine, double m, double n, double k, double n_times);
 

@@ -29,9 +29,9 @@
  * synchronises. The caller owns the memory. It must not change, and dst must not be read, until the collective has
  * ended.
  *
- * Sums (F32, BF16) follow the tree of neighbouring ranks in struct lade_rank_sum_args ((x0 + x1) + (x2 + x3) for four),
- * in FP32, rounded once when stored. The bits are a function of the ranks' data, never of timing, path, chunking or the
- * number of threads. Other operations move bytes of any dtype.
+ * Sums (F32, BF16, F16) follow the tree of neighbouring ranks in struct lade_rank_sum_args ((x0 + x1) + (x2 + x3) for
+ * four), in FP32, rounded once when stored. The bits are a function of the ranks' data, never of timing, path, chunking
+ * or the number of threads. Other operations move bytes of any dtype.
  *
  * Failure. An error of a communicator is final: every later call on it gives the same error. The other members' calls
  * end with:
@@ -50,8 +50,8 @@
  *
  * NCCL differs where its own behaviour forces it:
  *
- *   sums      in NCCL's own order, a function of ranks, machine and every n of a list; BF16 is rounded at each
- *             addition. Equal at every rank and in every run on one machine. See is_ordered of lade_comm_info
+ *   sums      in NCCL's own order, a function of ranks, machine and every n of a list; BF16 and F16 are rounded at
+ *             each addition. Equal at every rank and in every run on one machine. See is_ordered of lade_comm_info
  *   lists     one group of NCCL calls
  *   order     communicators of one device are launched in one order by all ranks, not independently: their kernels
  *             wait for each other on the same GPU

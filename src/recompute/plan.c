@@ -156,9 +156,6 @@ static int layout_check(const struct lade_plan_params *params, struct lade_error
       return lade_error_set(error, -EINVAL, "--residency: copies are kept or dropped where ranks gather them: with "
                             "--zero 3");
   }
-  if (lade_layout_size(layout, LADE_AXIS_TP) > 1 && params->graph->dtype == LADE_F16)
-    return lade_error_set(error, -EINVAL, "tensor parallel ranks sum their parts in f32 or bf16, not in f16; use "
-                          "--dtype bf16");
   return 0;
 }
 

@@ -8,6 +8,7 @@
  *                          HuggingFace's model.safetensors.index.json
  *   config.json            the model; with model.safetensors it loads in transformers, and in lade_model_load
  *   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME, FP32, shaped as NAME; in several files likewise
+ *   tokenizer.json         the tokenizer's file, if the data names one
  *   state.json             the rest of the state, and a checksum of every file and tensor
  *
  * They hold logical tensors, never the layout, dtype or residency of the training. Values stream through windows, so
@@ -60,6 +61,8 @@ struct lade_checkpoint_place {
   const char *dir;
   int keep;            /* checkpoints that stay in it, the new one included; 0: all */
   uint64_t file_bytes; /* a file of tensors is not longer, but for one with a single tensor; 0: 4 GiB */
+  const char *tokenizer; /* contents of tokenizer.json, borrowed; NULL: none. Of the first rank */
+  size_t tokenizer_bytes;
 };
 
 /*
@@ -98,6 +101,12 @@ int lade_checkpoint_check_room(const struct lade_values *values, const struct la
  * format version.
  */
 int lade_checkpoint_find(const char *dir, char *path, size_t path_bytes, struct lade_error *error);
+
+/*
+ * Check the tokenizer.json of the checkpoint @path against state.json. A directory without one of them is not checked.
+ * -EBADMSG: damaged; and as lade_checkpoint_read_state. Blocks.
+ */
+int lade_checkpoint_check_tokenizer(const char *path, struct lade_error *error);
 
 /* Read the state of the checkpoint @path alone. Errors as find's. */
 int lade_checkpoint_read_state(const char *path, struct lade_checkpoint_state *ret_state, struct lade_error *error);

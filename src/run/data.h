@@ -3,7 +3,8 @@
  * Training data: files of tokens or of text, cut into batches by a pure function of the step.
  *
  * Three kinds of files are recognised by their first bytes and their name: token files of llm.c (a header with a magic
- * number; 16-bit GPT-2 tokens or 32-bit Llama 3 tokens), token files of nanoGPT (named *.bin, 16-bit, no header), and
+ * number; 16-bit GPT-2 tokens or 32-bit Llama 3 tokens), of which those of `lade data` also name their tokenizer
+ * (session/data_header.h), token files of nanoGPT (named *.bin, 16-bit, no header), and
  * text for anything else, read as bytes with a vocabulary of 256. Several files are one stream, in the order given;
  * kinds may not be mixed.
  *
@@ -42,6 +43,14 @@ struct lade_data_params {
   struct lade_faults *faults;     /* borrowed, may be NULL */
 };
 
+#define LADE_TOKENIZER_FILE "tokenizer.json"
+#define LADE_TOKENIZER_BYTES_MOST ((size_t)256 << 20)
+#define LADE_TOKENIZER_HASH_BYTES 16
+
+struct lade_tokenizer_hash {
+  unsigned char bytes[LADE_TOKENIZER_HASH_BYTES]; /* XXH3 of the file, big-endian */
+};
+
 struct lade_data_info {
   int64_t n_train_tokens, n_valid_tokens;
   int64_t vocabulary;      /* that every token is below: 256 for text, the model's where it was stated */
@@ -51,11 +60,13 @@ struct lade_data_info {
   int32_t separator;       /* the token that ends a document; -1: the files name none */
   uint64_t key;            /* of the training tokens, sampled: another key, other tokens; never 0 */
   uint64_t valid_key;      /* of the validation tokens, the same way; none have one as well */
+  const char *tokenizer;   /* name of its file, of the data; NULL: the files name none */
 };
 
 /*
  * Open and check all files. Tokens are compared with the vocabulary here, in files up to some gigabytes, and again at
- * each read. -EINVAL with file, position and reason: empty, mixed kinds, a token outside of the vocabulary, text for a
+ * each read. -EINVAL with file, position and reason: empty, mixed kinds or tokenizers, a tokenizer whose vocabulary is
+ * larger than the model's, a token outside of the vocabulary, text for a
  * model whose vocabulary is not 256, fewer tokens than one batch needs; -EBADMSG for a file that is cut short, or whose
  * header and size differ; -ENOENT, -EACCES, -EIO as the system says; -ENOMEM. Blocks.
  */
@@ -65,6 +76,19 @@ int lade_data_open(const struct lade_data_params *params, struct lade_error *err
 void lade_data_close(lade_data *data);
 
 void lade_data_get_info(const lade_data *data, struct lade_data_info *ret_info);
+
+/*
+ * Load the tokenizer's file, LADE_TOKENIZER_FILE beside the first token file. The caller frees *ret_text. -ENODATA: the
+ * files name no tokenizer; -ENOENT; -EINVAL if it is another tokenizer's; -EIO, -ENOMEM. Blocks.
+ */
+int lade_data_load_tokenizer(const lade_data *data, struct lade_error *error, char **ret_text, size_t *ret_bytes);
+
+/* The same for a token file at @data_path with a header's @hash. */
+int lade_tokenizer_load_beside(const char *data_path, const struct lade_tokenizer_hash *hash, struct lade_error *error,
+                               char **ret_text, size_t *ret_bytes);
+
+/* Compute the hash of a tokenizer's file. -ENOENT, -EINVAL for a file that is too long, -EIO, -ENOMEM. Blocks. */
+int lade_tokenizer_hash_file(const char *path, struct lade_tokenizer_hash *ret_hash, struct lade_error *error);
 
 /*
  * Read rows [first_row, first_row + n_rows) of the batch of step @step (from 0) into @ret_tokens and @ret_targets, each

@@ -32,7 +32,7 @@ static void comm_verify(lade_comm *comm, const uint64_t *sizes, int n_sizes)
     for (int i = 0; i < n_sizes; i++) {
       for (int which = 0; which < 2 * 2 * (LADE_BROADCAST + 1); which++, t.seed++) {
         t.n = sizes[i];
-        t.dtype = which & 1 ? LADE_BF16 : LADE_F32;
+        t.dtype = which & 1 ? (i + windows) % 2 ? LADE_F16 : LADE_BF16 : LADE_F32;
         t.is_in_place = which & 2;
         t.kind = (enum lade_collective_kind)(which / 4);
         if (!(t.is_in_place && t.kind == LADE_ALL_TO_ALL))
@@ -81,7 +81,7 @@ static void lists_verify(lade_comm *comm, bool is_src_window, bool is_dst_window
   char *src = bytes_get(comm, bytes, is_src_window), *dst = bytes_get(comm, bytes, is_dst_window);
   for (int which = 0; which < 3 * 2 * 2 * (LADE_BROADCAST + 1); which++, like.seed++) {
     const int list = which % 3;
-    like.dtype = which / 3 & 1 ? LADE_BF16 : LADE_F32;
+    like.dtype = which / 3 & 1 ? which % 2 ? LADE_F16 : LADE_BF16 : LADE_F32;
     like.is_in_place = which / 3 & 2;
     like.kind = (enum lade_collective_kind)(which / 12);
     if (!(like.is_in_place && like.kind == LADE_ALL_TO_ALL))
@@ -418,7 +418,7 @@ static void lane_submit(struct lane *lane)
     struct trial *t = &lane->trials[i];
     *t = (struct trial){.comm = lane->comm, .rank = lade_comm_rank(lane->comm), .size = lade_comm_size(lane->comm)};
     t->kind = (enum lade_collective_kind)(i % (LADE_BROADCAST + 1));
-    t->dtype = i % 2 ? LADE_BF16 : LADE_F32;
+    t->dtype = i % 2 ? i % 4 == 1 ? LADE_F16 : LADE_BF16 : LADE_F32;
     t->n = lane_n(i);
     t->seed = (uint32_t)i;
     t->src = at;
@@ -562,7 +562,7 @@ static void arguments_that_make_no_sense_are_refused(void **state)
   refusal_verify((struct lade_collective){.kind = LADE_ALL_REDUCE, .n = 4, .src = x, .dst = x + 1}, "overlap");
   refusal_verify((struct lade_collective){.kind = LADE_ALL_TO_ALL, .n = 1, .src = x, .dst = x}, "overlap");
   refusal_verify((struct lade_collective){.kind = LADE_ALL_REDUCE, .dtype = LADE_I32, .n = 4, .src = x, .dst = y},
-                 "sums are of f32 and bf16, not of i32");
+                 "sums are of f32, bf16 and f16, not of i32");
   refusal_verify((struct lade_collective){.kind = LADE_BROADCAST, .n = 1, .src = x, .dst = y, .peer = world.size},
                  "there is no rank");
   refusal_verify((struct lade_collective){.kind = LADE_SEND, .n = 1, .src = x, .peer = world.rank}, "oneself");

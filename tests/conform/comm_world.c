@@ -80,18 +80,29 @@ float value_get(int rank, uint64_t element, uint32_t seed)
   return x >> 60 == 0 ? magnitude * 1e6f : x >> 60 == 1 ? -0.0f : magnitude;
 }
 
+static uint16_t half_make(enum lade_dtype dtype, float value)
+{
+  return dtype == LADE_F16 ? lade_f32_to_f16(value) : lade_f32_to_bf16(value);
+}
+
+static float half_get(enum lade_dtype dtype, uint16_t bits)
+{
+  return dtype == LADE_F16 ? lade_f16_to_f32(bits) : lade_bf16_to_f32(bits);
+}
+
 static void element_put(enum lade_dtype dtype, void *data, uint64_t i, float value)
 {
   if (dtype == LADE_F32)
     ((float *)data)[i] = value;
   else
-    ((uint16_t *)data)[i] = lade_f32_to_bf16(value);
+    ((uint16_t *)data)[i] = half_make(dtype, value);
 }
 
+/* Return an element as its dtype has it; in F16 scaled, so that no sum leaves its range. */
 static float element_of(enum lade_dtype dtype, int rank, uint64_t element, uint32_t seed)
 {
-  float value = value_get(rank, element, seed);
-  return dtype == LADE_F32 ? value : lade_bf16_to_f32(lade_f32_to_bf16(value));
+  float value = value_get(rank, element, seed) * (dtype == LADE_F16 ? 0x1p-10f : 1);
+  return dtype == LADE_F32 ? value : half_get(dtype, half_make(dtype, value));
 }
 
 /* Return the sum over ranks [first, first + n) in the order of the contract. */
@@ -113,7 +124,7 @@ void value_expect(enum lade_dtype dtype, const void *data, uint64_t i, float val
     want = lade_f32_bits(value);
   } else {
     got = ((const uint16_t *)data)[i];
-    want = lade_f32_to_bf16(value);
+    want = half_make(dtype, value);
   }
   if (got != want)
     fail_msg("rank %d: element %llu of %s: got %08x, want %08x", world.rank, (unsigned long long)i,
@@ -130,7 +141,7 @@ static void expect_sum(enum lade_dtype dtype, int size, const void *data, uint64
   }
   for (int rank = 0; rank < size; rank++)
     magnitude += fabsf(element_of(dtype, rank, element, seed));
-  float got = dtype == LADE_F32 ? ((const float *)data)[i] : lade_bf16_to_f32(((const uint16_t *)data)[i]);
+  float got = dtype == LADE_F32 ? ((const float *)data)[i] : half_get(dtype, ((const uint16_t *)data)[i]);
   if (!(fabsf(got - want) <= (float)size * magnitude * (dtype == LADE_F32 ? 0x1p-23f : 0x1p-8f)))
     fail_msg("rank %d: element %llu of a sum of %s: got %g, want %g", world.rank, (unsigned long long)i,
              lade_dtype_name(dtype), (double)got, (double)want);
@@ -158,7 +169,7 @@ void trial_fill(struct trial *t)
   else if (t->is_in_place)
     t->c.src = t->dst;
   for (uint64_t i = 0; i < n_src; i++)
-    element_put(t->dtype, (void *)(uintptr_t)t->c.src, i, value_get(t->rank, i, t->seed));
+    element_put(t->dtype, (void *)(uintptr_t)t->c.src, i, element_of(t->dtype, t->rank, i, t->seed));
 }
 
 void trial_expect(const struct trial *t)

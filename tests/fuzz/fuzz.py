@@ -25,7 +25,7 @@ def files_of(folder):
 
 BASE = files_of("src/base")
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
-CONFIG = BASE + files_of("src/graph/config") + ["src/graph/family.c", "src/graph/model.c"]
+CONFIG = BASE + files_of("src/graph/config") + ["src/graph/experts.c", "src/graph/family.c", "src/graph/model.c"]
 GRAPH = BASE + ["src/graph/graph.c", "src/graph/graph_json.c"]
 TRACE = BASE + files_of("src/alloc") + ["src/device/device.c", "src/device/dry.c"]
 SAFETENSORS = BASE + ["src/run/checkpoint/safetensors_read.c"]
@@ -36,8 +36,11 @@ def safetensors(header, data):
     return struct.pack("<Q", len(text)) + text + data
 
 
-def llmc(magic, version, tokens, kind):
-    header = struct.pack("<3i", magic, version, len(tokens)).ljust(1024, b"\0")
+def llmc(magic, version, tokens, kind, vocabulary=None, separator=-1):
+    header = struct.pack("<3i", magic, version, len(tokens))
+    if vocabulary is not None:  # of lade data
+        header += struct.pack("<5i", 0, 0x4544414C, 1, vocabulary, separator) + bytes(32) + b"tokenizer.json"
+    header = header.ljust(1024, b"\0")
     return header + struct.pack(f"<{len(tokens)}{kind}", *tokens)
 
 
@@ -72,7 +75,15 @@ TARGETS = {
                     "vocab_size": 256}).encode(),
         json.dumps({"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
                     "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 64, "vocab_size": 256,
-                    "rms_norm_eps": 1e-5, "rope_theta": 10000.0}).encode()]),
+                    "rms_norm_eps": 1e-5, "rope_theta": 10000.0}).encode(),
+        json.dumps({"model_type": "deepseek_v3", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64,
+                    "intermediate_size": 128, "max_position_embeddings": 64, "vocab_size": 256, "n_routed_experts": 8,
+                    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+                    "qk_rope_head_dim": 4, "v_head_dim": 8, "mlp_layer_types": ["dense", "sparse"]}).encode(),
+        json.dumps({"model_type": "qwen3_moe", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64,
+                    "intermediate_size": 128, "max_position_embeddings": 64, "vocab_size": 256, "num_experts": 8,
+                    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 2,
+                    "mlp_only_layers": [0]}).encode()]),
     "safetensors": (SAFETENSORS, [
         safetensors({"a": ENTRY}, b"\0" * 8),
         safetensors({"__metadata__": {"format": "pt"}, "a": ENTRY,
@@ -83,9 +94,9 @@ TARGETS = {
         for protocol in (2, 4, 5)]),
     "snapshot": (TRACE, [pickle.dumps(snapshot(), protocol=2), pickle.dumps(snapshot(other=None), protocol=4)]),
     "trace": (TRACE, [b"a,0,4,10\nb1,4,8,20\r\nc,2,4,5\n", b"alloc 5 1 100 0\n# note\nalloc 5 2 50 3\nfree 6 1\n"]),
-    "data": (BASE + ["src/run/session/data.c"], [
+    "data": (BASE + ["src/run/session/data.c", "src/run/session/data_header.c"], [
         b"a text of some thirty characters", llmc(20240520, 1, list(range(20)), "H"),
-        llmc(20240801, 7, list(range(20)), "I")]),
+        llmc(20240801, 7, list(range(20)), "I"), llmc(20240520, 1, list(range(20)), "H", 50, 3)]),
 }
 
 

@@ -219,8 +219,6 @@ static void bits_go_around(struct world *world, size_t i)
   demand(!lade_rank_group_broadcast(&all, 0, &digest, sizeof(digest), &error), "%s", error.text);
   for (int j = 0; j < (int)LADE_COUNT(layouts); j++) {
     struct part part;
-    if (cases[i].dtype == LADE_F16 && (layouts[j].tp > 1 || layouts[j].pp > 1))
-      continue; /* not a layout for training */
     if (cases[i].moments == LADE_MOMENTS_8BIT && layouts[j].tp > 1)
       continue; /* blocks that share a scale have other limits: rounded once more */
     part_open(&part, world, i, &layouts[j]);

@@ -6,6 +6,7 @@
  * rank's peak is as planned. More ranks than KV heads share the heads. Bytes sent are those of the graph's collectives.
  * Every rank runs the single-rank reference itself. ranks.py starts it.
  */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +34,8 @@ static const struct {
 } cases[] = {{"gpt2", LADE_GPT2, LADE_F32, 0.1f, 2, false, true, 1e-5},
              {"gpt2 with rows cut", LADE_GPT2, LADE_F32, 0.1f, 2, true, true, 1e-5},
              {"gpt2 in bf16", LADE_GPT2, LADE_BF16, 0, 2, true, false, 4 * 0x1p-8, LADE_BF16},
+             {"gpt2 in fp16 with rows cut", LADE_GPT2, LADE_F16, 0, 2, true, true, 4 * 0x1p-11},
+             {"llama in fp16", LADE_LLAMA, LADE_F16, 0, 1, false, true, 4 * 0x1p-11},
              {"llama", LADE_LLAMA, LADE_F32, 0, 1, false, false, 1e-5}};
 
 /* Run from the beginning and close; check that the measured peak is the plan's. */
@@ -154,6 +157,61 @@ static void traffic_agrees(const struct run_fixture *run_fixture, const char *wh
   lade_plan_destroy(plan);
 }
 
+/* Return a digest of this rank's working copies. */
+static uint64_t weights_digest(struct run_fixture *run_fixture)
+{
+  struct lade_error error = {0};
+  uint64_t digest = 0;
+  for (int param = 0; param < run_fixture->graph->n_params; param++) {
+    const int tensor = run_fixture->graph->params[param].tensor;
+    const uint64_t bytes = run_fixture->graph->tensors[tensor].bytes;
+    char *bits = malloc(bytes);
+    demand(bits && !lade_executor_get(run_fixture->executor, tensor, 0, bits, bytes, &error), "%s", error.text);
+    digest = XXH3_64bits_withSeed(bits, bytes, digest);
+    free(bits);
+  }
+  return digest;
+}
+
+/*
+ * An overflow that begins on the last rank, by a loss scale of its own, skips the update on every rank. The next step,
+ * with the scale of the others, updates on every rank.
+ */
+static void an_overflow_skips_everywhere(struct world *world, const struct lade_layout *layout, size_t i)
+{
+  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP};
+  struct run_fixture one, ours;
+  struct lade_residency *residency = NULL;
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  rigs_init(world, i, &one, &ours);
+  ours.layout = layout;
+  ours.comms = world->axes;
+  demand(!lade_residency_create(ours.graph, &residency), "no memory for a residency");
+  program_fixture_residency_set(residency, ours.graph, &keep);
+  struct lade_plan *plan = run_fixture_plan(&ours, residency);
+  demand(!run_fixture_open(&ours, plan, &error), "%s", error.text);
+  const uint64_t before = weights_digest(&ours);
+  for (int is_good = 0; is_good < 2; is_good++) {
+    struct lade_step step = run_fixture_step_block(&ours, 0);
+    if (!is_good && world->rank == world->size - 1)
+      step.loss_scale = 0x1p40f;
+    run_fixture_tokens_fill(&ours, 0);
+    const int status = lade_executor_step(ours.executor, &step, &result, &error);
+    demand(status == (is_good ? 0 : -ERANGE), "%s: step with%s overflow: %d", cases[i].name, is_good ? "out" : "",
+           status);
+    demand(result.clip_result.is_skipped == !is_good, "%s: the update is%s skipped", cases[i].name,
+           is_good ? "" : " not");
+    demand((weights_digest(&ours) == before) == !is_good, "%s: the weights did%s change", cases[i].name,
+           is_good ? " not" : "");
+    demand(world_agrees(world, (uint64_t)result.clip_result.is_skipped), "%s: ranks disagree", cases[i].name);
+  }
+  run_fixture_close(&ours);
+  lade_plan_destroy(plan);
+  run_fixture_finish(&one);
+  run_fixture_finish(&ours);
+}
+
 static void case_agrees(struct world *world, const struct lade_layout *layout, size_t i)
 {
   const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP}, recompute =
@@ -191,6 +249,10 @@ int main(void)
   world_split(&world, &layout);
   for (size_t i = 0; i < LADE_COUNT(cases); i++)
     case_agrees(&world, &layout, i);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    if (cases[i].dtype == LADE_F16)
+      an_overflow_skips_everywhere(&world, &layout, i);
+  }
   world_unite(&world);
   printf("DONE\n");
   fflush(stdout);

@@ -232,7 +232,6 @@ def refusals():
             (["--tp", "2", "--zero", "1"], 2, "shards nothing"),
             (["--tp", "2", "--grad-reduce", "bf16"], 2, "has no effect with one replica"),
             (["--zero", "2", "--residency", "drop.txt"], 2, "with --zero 3"),
-            (["--tp", "2", "--dtype", "fp16"], 2, "not in f16"),
             (["--sequence-parallel"], 2, "give --tp N"),
             (["--device", "dry"], 2, "lade plan --device dry")):
         found, _, err = run(2, "--steps", "2", *arguments)

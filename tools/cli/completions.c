@@ -11,7 +11,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
 
-static const enum verb_id verbs[] = {VERB_TRAIN, VERB_SWEEP,  VERB_PLAN, VERB_SAMPLE,
+static const enum verb_id verbs[] = {VERB_TRAIN, VERB_SWEEP,  VERB_PLAN, VERB_DATA, VERB_SAMPLE,
                                      VERB_REPLAY, VERB_DOCTOR, VERB_RUN,  VERB_BENCH};
 
 /* Verbs that read their few words themselves. */

@@ -26,6 +26,7 @@ static const struct verb verbs[] = {
     {"train", "trains a model inside a memory budget", train_main},
     {"sweep", "trains at several budgets, and compares memory, speed and numbers", sweep_main},
     {"plan", "plans a run without running it: memory, time, and the place of each value", plan_main},
+    {"data", "writes texts as token files, by a tokenizer", data_main},
     {"sample", "prints text from a checkpoint", sample_main},
     {"replay", "replays a trace of allocations under several policies, without memory", replay_main},
     {"doctor", "reports the features of this machine, and how to get missing ones", doctor_main},

@@ -24,6 +24,7 @@ enum verb_id {
   VERB_REPLAY = 64,
   VERB_BENCH_STORE = 128, /* the bench subject that has options of its own */
   VERB_RUN = 256,
+  VERB_DATA = 512,
 };
 
 enum option_type {
@@ -81,7 +82,7 @@ struct option_state {
   struct option_list texts; /* of FILES, instead of text */
 };
 
-#define OPTIONS_MAX 136
+#define OPTIONS_MAX 152
 #define SWEEP_N_SIZES 4
 
 struct options {
@@ -93,10 +94,16 @@ struct options {
   /* Of the command itself. */
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
   const char *run_budget, *report;
+  struct option_list texts;                            /* of lade data, as are the next seven */
+  const char *tokenizer, *output, *field, *separator;
+  int text_format, documents;
+  bool has_special_tokens;
+  double data_valid_fraction;
+  int64_t n_processes; /* 0: all CPUs */
   const char *graph, *instructions, *svg;
   const char *cluster;
   int64_t n_ranks, n_top;
-  double n_train_tokens, noise_scale_tokens;
+  double n_train_tokens, noise_scale_tokens, expert_capacity;
   bool has_search, has_explain;
   int export_format;
   int64_t n_iterations;

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "graph/experts.h"
 #include "tools/cli/verbs.h"
 #include "tools/job/save_interval.h"
 
@@ -95,24 +96,35 @@ static int unknown_option(enum verb_id verb, const char *word, struct lade_error
                         verb_name(verb));
 }
 
-/* Read a word without dashes: the checkpoint of `lade sample DIR`, the trace of `lade replay FILE`. */
+/*
+ * Read a word without dashes: the checkpoint of `lade sample DIR`, the trace of `lade replay FILE`, a text of
+ * `lade data FILE...`.
+ */
 static int word_read(struct options *options, const char *word, struct lade_error *error)
 {
-  const char *name = options->verb == VERB_REPLAY ? "trace" : "checkpoint";
+  const char *name = options->verb == VERB_REPLAY ? "trace" : options->verb == VERB_DATA ? "texts" : "checkpoint";
   const struct option *option = option_find(options->verb, name, strlen(name));
   if (options->verb == VERB_RUN)
     return lade_error_set(error, -EINVAL, "'%.64s' is before --; the command follows after it: lade run -- %.64s",
                           word, word);
-  if (!(option->verbs & options->verb) || option_is_set(options, name))
+  if (!(option->verbs & options->verb) || (option->type != OPTION_FILES && option_is_set(options, name)))
     return lade_error_set(error, -EINVAL, "unexpected argument '%.64s'; `lade %s --help` lists the options", word,
                           verb_name(options->verb));
   return option_set(options, option, word, ORIGIN_COMMAND, 0, error);
 }
 
+/* Return the long name of a short option of @verb; else @word. */
+static const char *word_expand(enum verb_id verb, const char *word)
+{
+  if (strcmp(word, "-h") == 0)
+    return "--help";
+  return verb == VERB_DATA && strcmp(word, "-o") == 0 ? "--output" : word;
+}
+
 /* Read the option at argv[*i] with its words and move *i past them. */
 static int option_read(struct options *options, int argc, char **argv, int *i, struct lade_error *error)
 {
-  const char *word = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i], *name = word + 2;
+  const char *word = word_expand(options->verb, argv[*i]), *name = word + 2;
   const char *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
   const size_t word_bytes = equals ? (size_t)(equals - word) : strlen(word);
   const struct option *option = option_find(options->verb, name, word_bytes - 2);
@@ -127,7 +139,8 @@ static int option_read(struct options *options, int argc, char **argv, int *i, s
   if (!value && (*i >= argc || strncmp(argv[*i], "--", 2) == 0))
     return lade_error_set(error, -EINVAL, "--%s: expected %s after it", option->name, option->metavar);
   int status = option_set(options, option, value ? value : argv[(*i)++], ORIGIN_COMMAND, 0, error);
-  while (!status && !value && option->type == OPTION_FILES && *i < argc && strncmp(argv[*i], "--", 2) != 0)
+  while (!status && !value && option->type == OPTION_FILES && *i < argc &&
+         strncmp(word_expand(options->verb, argv[*i]), "--", 2) != 0)
     status = option_set(options, option, argv[(*i)++], ORIGIN_COMMAND, 0, error);
   return status;
 }
@@ -136,7 +149,7 @@ static int line_read(struct options *options, int argc, char **argv, struct lade
 {
   int status = 0;
   for (int i = 1; i < argc && !status;) {
-    if (strncmp(argv[i], "--", 2) == 0 || strcmp(argv[i], "-h") == 0)
+    if (strncmp(word_expand(options->verb, argv[i]), "--", 2) == 0)
       status = option_read(options, argc, argv, &i, error);
     else if (argv[i][0] == '-' && argv[i][1])
       status = unknown_option(options->verb, argv[i], error);
@@ -278,7 +291,15 @@ static int config_overrule(struct options *options, struct lade_error *error)
   return status;
 }
 
-/* Check that no option of models is given with --graph, and none of graphs without it. */
+/* True if --model is a mixture of experts, which is planned as a graph. */
+static bool is_experts(const struct options *options)
+{
+  struct lade_experts model;
+  const int status = lade_experts_find(options->session.model, &model, NULL);
+  return status != -ENOENT; /* an error is reported by the verb */
+}
+
+/* Check that no option of models is given with --graph, and none of graphs without a graph. */
 static int subjects_check(const struct options *options, struct lade_error *error)
 {
   for (const struct option *option = option_table; option->help && options->verb == VERB_PLAN; option++) {
@@ -287,7 +308,7 @@ static int subjects_check(const struct options *options, struct lade_error *erro
     if (is_given && options->graph && option->subject == OF_MODEL)
       return lade_error_set(error, -EINVAL, "--graph and --%s exclude each other: a graph comes with ops, sizes and "
                             "times of its own", option->name);
-    if (is_given && !options->graph && option->subject == OF_GRAPH)
+    if (is_given && !options->graph && option->subject == OF_GRAPH && !is_experts(options))
       return lade_error_set(error, -EINVAL, "--%s needs --graph", option->name);
   }
   return 0;

@@ -53,6 +53,9 @@ static const struct option_choice policy_choices[] = {
     {"packed", LADE_POLICY_PACKED},
     {0}};
 
+static const struct option_choice text_format_choices[] = {{"auto", 0}, {"text", 1}, {"jsonl", 2}, {"parquet", 3}, {0}};
+static const struct option_choice document_choices[] = {{"file", 0}, {"line", 1}, {"paragraph", 2}, {0}};
+
 const struct option_choice recompute_choices[] = {{"auto", LADE_RECIPE_AUTO},
                                                   {"none", LADE_RECIPE_NONE},
                                                   {"selective", LADE_RECIPE_SELECTIVE},
@@ -69,12 +72,13 @@ static const struct {
   const char *name, *reason;
 } absent_options[] = {
     {"cp", "context parallel ranks are not supported; --tp N --sequence-parallel shards activations between layers"},
-    {"ep", "expert parallel ranks are not supported, because no model with experts is"}};
+    {"ep", "expert parallel ranks are not supported: models with experts are planned on one rank, and not trained"}};
 
 const struct option option_table[] = {
     SECTION("Model and data"),
     {OPTION_TEXT, "model", "NAME|FILE", ALL, AT(session.model), .preset = "nano",
-     .help = "model: a preset (nano, baby, gpt2-124m ... gpt-1t: docs/models.md) or a HuggingFace config.json"},
+     .help = "model: a preset (nano, baby, gpt2-124m ... gpt-1t: docs/models.md) or a HuggingFace config.json; lade "
+             "plan takes mixtures of experts too (mixtral-8x7b ... deepseek-v3)"},
     {OPTION_COUNT, "layers", "N", ALL, AT(session.layers), .unset = "the model's own", .least = 1, .most = 100000,
      .help = "layers of the model, instead of its own number"},
     {OPTION_FILES, "data", "FILE...", RUN, VERB_PLAN, AT(data), .unset = "required",
@@ -97,6 +101,8 @@ const struct option option_table[] = {
      .most = MICRO_BATCH_MOST, .help = "sequences per forward and backward pass; must divide --batch"},
     {OPTION_COUNT, "seq", "T", ALL, AT(session.seq_len), .unset = "the model's context, at most 1024", .least = 1,
      .most = SHAPE_MOST, .help = "tokens per sequence"},
+    {OPTION_REAL, "expert-capacity", "X", VERB_PLAN, AT(expert_capacity), .preset = "1", .least = 1, .most = 1e6,
+     .help = "of a mixture of experts: room of each expert, in shares of a balanced load; memory and time count it"},
     {OPTION_SEED, "seed", "N", RUN | VERB_SAMPLE | VERB_PLAN, AT(session.seed), .preset = "1", .subject = OF_BOTH,
      .help = "seed of all random numbers"},
 
@@ -268,7 +274,7 @@ const struct option option_table[] = {
     {OPTION_REAL, "seconds", "S", VERB_PLAN, AT(search_seconds), .unset = "no limit", .least = 0.001, .most = 86400,
      .subject = OF_GRAPH, .help = "time of the search; a frontier shares it among its budgets"},
     {OPTION_COUNT, "iterations", "N", VERB_PLAN, AT(n_iterations), .least = 1, .most = 1e15, .subject = OF_GRAPH,
-     .unset = "with --seconds no limit, else 100000 for each budget",
+     .unset = "with --seconds no limit, else 100000 for each budget, or fewer for experts",
      .help = "moves that the search tries; a frontier shares them among its budgets"},
     {OPTION_TEXT, "instructions", "FILE", VERB_PLAN, AT(instructions), .unset = "none", .subject = OF_GRAPH,
      .help = "write the plan as JSON: its ops, redos, drops and moves in their order"},
@@ -278,16 +284,40 @@ const struct option option_table[] = {
     {OPTION_TEXT, "svg", "FILE", VERB_PLAN, AT(svg), .unset = "none", .subject = OF_BOTH,
      .help = "draw the frontier"},
 
+    SECTION("Token files"),
+    {OPTION_FILES, "texts", "FILE...", VERB_DATA, AT(texts), .unset = "required",
+     .help = "texts, JSON Lines (.jsonl, .ndjson) or Parquet (.parquet), which form one stream in this order; the "
+             "option's name may be omitted: lade data FILE..."},
+    {OPTION_TEXT, "tokenizer", "FILE", VERB_DATA, AT(tokenizer), .unset = "required",
+     .help = "tokenizer.json of HuggingFace's tokenizers, or a directory that has it"},
+    {OPTION_TEXT, "output", "DIR", VERB_DATA, AT(output), .unset = "required",
+     .help = "new directory for the token files and the tokenizer; -o DIR for short"},
+    {OPTION_CHOICE, "format", "auto|text|jsonl|parquet", VERB_DATA, AT(text_format), .preset = "auto",
+     .choices = text_format_choices, .help = "format of the files; auto: by their names, others are texts"},
+    {OPTION_TEXT, "field", "NAME", VERB_DATA, AT(field), .preset = "text",
+     .help = "field of a JSON line, or column of a Parquet file, that has the text of a document"},
+    {OPTION_CHOICE, "documents", "file|line|paragraph", VERB_DATA, AT(documents), .preset = "file",
+     .choices = document_choices,
+     .help = "documents of a text: the whole file, each line that is not blank, or texts between blank lines"},
+    {OPTION_TEXT, "separator", "TOKEN|none", VERB_DATA, AT(separator), .unset = "the tokenizer's end of text",
+     .help = "token after each document"},
+    {OPTION_FLAG, "special-tokens", NULL, VERB_DATA, AT(has_special_tokens),
+     .help = "text that spells a special token becomes this token, instead of tokens of its letters"},
+    {OPTION_REAL, "valid-fraction", "F", VERB_DATA, AT(data_valid_fraction), .preset = "0", .most = 0.9,
+     .help = "fraction that goes to validation files: of the documents, or the end of each text that is one document"},
+    {OPTION_COUNT, "processes", "N", VERB_DATA, AT(n_processes), .unset = "one for each CPU", .least = 1, .most = 1024,
+     .help = "processes that make tokens; the files do not depend on them"},
+
     SECTION("Text"),
     {OPTION_TEXT, "checkpoint", "DIR", VERB_SAMPLE, AT(checkpoint), .unset = "required",
      .help = "directory with checkpoints or HuggingFace files; the option's name may be omitted: lade sample DIR"},
     {OPTION_TEXT, "prompt", "TEXT", VERB_SAMPLE, AT(prompt), .preset = "\n", .help = "text to continue"},
     {OPTION_COUNT, "tokens", "N", VERB_SAMPLE, AT(n_tokens), .preset = "500", .least = 1, .most = 1e9,
-     .help = "bytes to write"},
+     .help = "tokens to write: of the checkpoint's tokenizer.json, or bytes without one"},
     {OPTION_REAL, "temperature", "X", VERB_SAMPLE, AT(temperature), .preset = "0.8", .most = 100,
-     .help = "sampling temperature; 0: always the most likely byte"},
+     .help = "sampling temperature; 0: always the most likely token"},
     {OPTION_COUNT, "top-k", "N", VERB_SAMPLE, AT(top_k), .unset = "all", .least = 1, .most = SHAPE_MOST,
-     .help = "sample from the N most likely bytes"},
+     .help = "sample from the N most likely tokens"},
 
     SECTION("Replay"),
     {OPTION_TEXT, "trace", "FILE", VERB_REPLAY, AT(trace), .unset = "required",
@@ -321,9 +351,10 @@ const struct option option_table[] = {
      .help = "rounds of measurement; results are medians"},
 
     SECTION("The command"),
-    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_REPLAY, AT(is_json),
-     .subject = OF_BOTH, .help = "print results as JSON"},
-    {OPTION_FLAG, "quiet", NULL, ALL, AT(is_quiet), .subject = OF_BOTH, .help = "print no progress on stderr"},
+    {OPTION_FLAG, "json", NULL, ALL | VERB_DATA | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_REPLAY,
+     AT(is_json), .subject = OF_BOTH, .help = "print results as JSON"},
+    {OPTION_FLAG, "quiet", NULL, ALL | VERB_DATA, AT(is_quiet), .subject = OF_BOTH,
+     .help = "print no progress on stderr"},
     {OPTION_TEXT, "config", "FILE", ALL, AT(config), .unset = "none",
      .subject = OF_BOTH, .help = "read options from `name = value` lines; the command line overrides them"},
     {OPTION_FLAG, "print-config", NULL, ALL, AT(has_print_config),
@@ -393,12 +424,21 @@ static const struct verb_page verb_pages[] = {
      "\nUsage: lade bench store --dir DIR [OPTION...]\n"
      "Measures the sequential bandwidth of the store, and of fio if it is installed. A round moves up to twelve\n"
      "times --size. Ratios are to fio's rate in the same round.\n"},
+    {VERB_DATA, "data",
+     "Examples:\n"
+     "  lade data books/*.txt --tokenizer tokenizer.json -o books.tokens\n"
+     "  lade data pages.jsonl --field body --valid-fraction 0.01 --tokenizer llama/ -o pages\n"
+     "  lade train --model llama/ --data pages/train.bin --valid pages/valid.bin\n"
+     "\nUsage: lade data FILE... --tokenizer FILE -o DIR [OPTION...]\n"
+     "Writes texts as token files for `lade train`, with a copy of the tokenizer. Needs Python 3.10, its packages\n"
+     "lade and tokenizers, and pyarrow for Parquet; LADE_PYTHON names the Python. DIR appears when all is written.\n"},
     {VERB_SAMPLE, "sample",
      "Examples:\n"
      "  lade sample run                             text from the newest checkpoint in run/\n"
      "  lade sample run --prompt 'ROMEO:' --tokens 200 --temperature 0.7 --top-k 40\n"
      "\nUsage: lade sample DIR [OPTION...]\n"
-     "Prints text from a model that was trained on bytes of text.\n"},
+     "Prints text from a model. Its tokens are those of a tokenizer.json in its directory, which needs Python;\n"
+     "without one they are bytes.\n"},
     {VERB_RUN, "run",
      "Examples:\n"
      "  lade run -- python train.py                      the program's GPU memory, by kind\n"

@@ -48,7 +48,7 @@ int exit_fail(const char *verb, int status, const struct lade_error *error);
 typedef int lade_verb_fn(int argc, char **argv);
 
 lade_verb_fn train_main, sweep_main, plan_main, sample_main, replay_main, doctor_main, bench_main, launch_main,
-    run_main, completions_main;
+    run_main, completions_main, data_main;
 
 /* Subjects of `lade bench`, one function each; argv[0] is the subject. */
 lade_verb_fn bench_adam_main, bench_alloc_main, bench_store_main;

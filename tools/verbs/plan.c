@@ -17,6 +17,7 @@
 #include "tools/verbs/plan.h"
 #include "tools/verbs/plan_advice.h"
 #include "tools/verbs/plan_cluster.h"
+#include "tools/verbs/plan_experts.h"
 #include "tools/verbs/plan_graph.h"
 #include "tools/verbs/plan_ranks.h"
 
@@ -282,10 +283,11 @@ static int plan_dump(const struct planning *planning)
   const struct lade_plan_bounds *bounds = &info->bounds;
   json_t *min = bounds->min_bytes == UINT64_MAX ? json_null() : json_bytes(bounds->min_bytes);
   json_t *budget = info->budget_bytes == UINT64_MAX ? json_null() : json_bytes(info->budget_bytes);
-  json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "model",
-                             info->model.name, "parameters", (json_int_t)info->n_params, "batch",
-                             (json_int_t)info->batch, "micro_batch", (json_int_t)info->micro_batch, "seq",
-                             (json_int_t)info->seq_len, "fits", info->plan != NULL);
+  json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:b, s:I, s:I, s:I, s:b}", "schema_version", REPORT_SCHEMA_VERSION,
+                             "model", info->model.name, "parameters", (json_int_t)info->n_params, "active_parameters",
+                             (json_int_t)info->n_params, "trainable", 1, "batch", (json_int_t)info->batch,
+                             "micro_batch", (json_int_t)info->micro_batch, "seq", (json_int_t)info->seq_len, "fits",
+                             info->plan != NULL);
   if (!object)
     return -ENOMEM;
   layout_set(object, info);
@@ -383,9 +385,15 @@ static int plan_tell(struct planning *planning)
 int plan_main(int argc, char **argv)
 {
   struct planning planning = {.has_step = false};
+  int experts_code = 0;
   int code = options_read(VERB_PLAN, argc, argv, &planning.options);
   if (code == OPTIONS_GO && planning.options.graph)
     code = plan_graph(&planning.options);
+  else if (code == OPTIONS_GO && plan_experts(&planning.options, &experts_code))
+    code = experts_code;
+  else if (code == OPTIONS_GO && option_is_set(&planning.options, "expert-capacity"))
+    code = exit_fail("plan", lade_error_set(&planning.error, -EINVAL, "--expert-capacity needs a mixture of experts, "
+                                            "such as --model mixtral-8x7b"), &planning.error);
   else if (code == OPTIONS_GO && planning.options.cluster)
     code = plan_cluster(&planning.options);
   else if (code == OPTIONS_GO && planning.options.max)

@@ -101,7 +101,7 @@ static int budget_resolve(struct graph_request *request, const struct lade_machi
   }
 }
 
-/* Read the graph and the options into @request; the caller destroys the graph in every case. */
+/* Read the options into @request, and the graph if it has none; the caller destroys the graph in every case. */
 static int request_make(struct graph_request *request, struct lade_error *error)
 {
   const struct options *options = request->options;
@@ -113,7 +113,7 @@ static int request_make(struct graph_request *request, struct lade_error *error)
   int status = outputs_check(options, error);
   if (!status)
     status = machine_read(request, error, &machine);
-  if (!status)
+  if (!status && !request->graph)
     status = lade_graph_load(options->graph, error, &request->graph);
   if (!status)
     status = lade_graph_bounds(request->graph, error, &request->unconstrained_bytes, &request->floor_bytes);
@@ -170,8 +170,10 @@ static int answer_dump(const struct graph_request *request, const struct graph_a
   const struct lade_graph_plan_info *info = &answer->info;
   const uint64_t budget_bytes = budget_bytes_get(request, answer);
   json_t *object = json_pack("{s:i, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "fits", answer->plan != NULL);
-  if (!object)
+  if (!object || (request->fields && json_object_update(object, request->fields))) {
+    json_decref(object);
     return -ENOMEM;
+  }
   json_object_set_new(object, "budget_bytes",
                       budget_bytes == LADE_GRAPH_BUDGET_NONE ? json_null() : json_bytes(budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", answer->plan ? json_bytes(info->planned_peak_bytes) : json_null());
@@ -223,6 +225,8 @@ static void answer_print(const struct graph_request *request, const struct graph
   const struct lade_graph_plan_info *info = &answer->info;
   const uint64_t budget_bytes = budget_bytes_get(request, answer);
   char a[32], b[32], c[32];
+  if (request->heading)
+    fputs(request->heading, stdout);
   printf("graph         %d ops, %d storages\n", lade_graph_n_ops(request->graph),
          lade_graph_n_storages(request->graph));
   printf("fits          %s", answer->plan ? "yes" : "no");
@@ -275,18 +279,21 @@ static int one_plan(const struct graph_request *request)
   return code;
 }
 
-int plan_graph(const struct options *options)
+int plan_graph_made(struct graph_request *request)
 {
   struct lade_error error = {0};
+  int status = request_make(request, &error);
+  if (!status && !request->options->has_frontier)
+    return one_plan(request);
+  if (!status)
+    status = plan_graph_frontier(request, &error);
+  return status ? exit_fail("plan", status, &error) : LADE_EXIT_DONE;
+}
+
+int plan_graph(const struct options *options)
+{
   struct graph_request request = {.options = options};
-  int code, status = request_make(&request, &error);
-  if (!status && !options->has_frontier) {
-    code = one_plan(&request);
-  } else {
-    if (!status)
-      status = plan_graph_frontier(&request, &error);
-    code = status ? exit_fail("plan", status, &error) : LADE_EXIT_DONE;
-  }
+  const int code = plan_graph_made(&request);
   lade_graph_destroy(request.graph);
   return code;
 }

@@ -12,12 +12,19 @@
 struct graph_request {
   const struct options *options;
   lade_graph *graph;
+  const char *heading; /* lines before the figures; NULL: none */
+  struct json_t *fields; /* borrowed; added to the JSON's; NULL: none */
   uint64_t unconstrained_bytes, floor_bytes;
   struct lade_graph_plan_params params;
 };
 
 /* Plan as the options say, print, and return the exit code. */
 int plan_graph(const struct options *options);
+
+/*
+ * Plan the graph of @request, which the caller made and destroys, as the options say; print, and return the exit code.
+ */
+int plan_graph_made(struct graph_request *request);
 
 /* Plan at several budgets, draw --svg, and print. 0 or a negative errno with its line. */
 int plan_graph_frontier(const struct graph_request *request, struct lade_error *error);

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `lade sample`: text from a model over bytes, one token after another.
+ * `lade sample`: text from a model, one token after another.
  *
- * The next byte is drawn from softmax(logits / temperature) over the top-k likeliest. Draws are Philox words of (seed,
+ * A model with a tokenizer.json beside it has the tokens of that file, which a process of Python converts
+ * (job/token_text.h). Any other model has bytes as tokens.
+ *
+ * The next token is drawn from softmax(logits / temperature) over the top-k likeliest. Draws are Philox words of (seed,
  * position), so that the same checkpoint, prompt and seed print the same text. When the text grows past the model's
  * context, the model sees its newest part.
  */
@@ -16,10 +19,12 @@
 #include "base/cpu.h"
 #include "base/philox.h"
 #include "run/checkpoint.h"
+#include "run/data.h"
 #include "run/forward.h"
 #include "tools/cli/options.h"
 #include "tools/cli/signals.h"
 #include "tools/cli/verbs.h"
+#include "tools/job/token_text.h"
 
 #define BYTES_VOCABULARY 256
 
@@ -32,6 +37,10 @@ struct sampler {
   int64_t seq_len;    /* tokens that the model sees at once */
   int32_t *tokens; /* prompt and text */
   int64_t n_tokens;
+  struct token_text *text; /* NULL: tokens are bytes */
+  int text_code;           /* exit code of its process */
+  float *logits, *sorted;  /* [vocabulary] */
+  double *weights;
   struct lade_error error;
 };
 
@@ -56,10 +65,18 @@ static int model_load(struct sampler *sample, const char *path)
   char config[4200];
   snprintf(config, sizeof(config), "%s/config.json", path);
   int status = lade_model_load(config, &sample->model, &sample->error);
-  if (!status && sample->model.vocabulary != BYTES_VOCABULARY)
-    status = lade_error_set(&sample->error, -EINVAL, "%s: a model with a vocabulary of %lld; only models of bytes, "
-                            "trained on raw text, can be sampled", path, (long long)sample->model.vocabulary);
-  return status;
+  if (status)
+    return status;
+  snprintf(config, sizeof(config), "%s/" LADE_TOKENIZER_FILE, path);
+  if (access(config, F_OK) == 0) {
+    status = lade_checkpoint_check_tokenizer(path, &sample->error);
+    return status ? status : token_text_open(config, &sample->error, &sample->text);
+  }
+  if (sample->model.vocabulary != BYTES_VOCABULARY)
+    return lade_error_set(&sample->error, -EINVAL, "%s: a model with a vocabulary of %lld and no tokenizer.json; "
+                          "without one only models of bytes, trained on raw text, can be sampled", path,
+                          (long long)sample->model.vocabulary);
+  return 0;
 }
 
 static int forward_make(struct sampler *sample, const char *path)
@@ -70,7 +87,7 @@ static int forward_make(struct sampler *sample, const char *path)
   int status = lade_pool_create(options->session.n_threads, &sample->pool);
   if (status)
     return lade_error_set(&sample->error, status, "threads were refused: %s", strerror(-status));
-  int64_t n_most = (int64_t)strlen(options->prompt) + options->n_tokens;
+  int64_t n_most = sample->n_tokens + options->n_tokens;
   sample->seq_len = LADE_MIN(sample->model.context, n_most);
   struct lade_forward_params how = {.struct_size = sizeof(how), .model = &sample->model, .seq_len = sample->seq_len,
                                     .kernels = &sample->kernels, .pool = sample->pool};
@@ -81,19 +98,50 @@ static int forward_make(struct sampler *sample, const char *path)
   return lade_checkpoint_init(&values, path, NULL, &sample->error);
 }
 
-static int tokens_make(struct sampler *sample)
+/* Set the prompt's tokens: its bytes. */
+static int bytes_read(struct sampler *sample)
 {
   const char *prompt = sample->options.prompt;
-  size_t n_prompt = strlen(prompt);
-  if (n_prompt == 0)
-    return lade_error_set(&sample->error, -EINVAL, "--prompt is empty; expected at least one byte");
-  sample->tokens = calloc(n_prompt + (size_t)sample->options.n_tokens, sizeof(*sample->tokens));
+  const size_t n = strlen(prompt);
+  sample->tokens = calloc(n + 1, sizeof(*sample->tokens));
   if (!sample->tokens)
-    return lade_error_set(&sample->error, -ENOMEM, "no memory for %lld tokens", (long long)sample->options.n_tokens);
-  for (size_t i = 0; i < n_prompt; i++)
+    return lade_error_set(&sample->error, -ENOMEM, "no memory for %zu tokens", n);
+  for (size_t i = 0; i < n; i++)
     sample->tokens[i] = (unsigned char)prompt[i];
-  sample->n_tokens = (int64_t)n_prompt;
+  sample->n_tokens = (int64_t)n;
   return 0;
+}
+
+static int vocabulary_check(struct sampler *sample)
+{
+  for (int64_t i = 0; i < sample->n_tokens; i++) {
+    if (sample->tokens[i] < 0 || sample->tokens[i] >= sample->model.vocabulary)
+      return lade_error_set(&sample->error, -EINVAL, "--prompt has token %d, outside of the model's vocabulary of "
+                            "%lld: tokenizer.json is of another model", (int)sample->tokens[i],
+                            (long long)sample->model.vocabulary);
+  }
+  return 0;
+}
+
+static int tokens_make(struct sampler *sample)
+{
+  const int64_t n_new = sample->options.n_tokens, vocabulary = sample->model.vocabulary;
+  int status = !sample->options.prompt[0] ? 0 : sample->text
+      ? token_text_encode(sample->text, sample->options.prompt, &sample->error, &sample->tokens, &sample->n_tokens)
+      : bytes_read(sample);
+  if (status)
+    return status;
+  if (sample->n_tokens == 0)
+    return lade_error_set(&sample->error, -EINVAL, "--prompt is empty; expected at least one %s",
+                          sample->text ? "token" : "byte");
+  int32_t *tokens = realloc(sample->tokens, (size_t)(sample->n_tokens + n_new) * sizeof(*tokens));
+  sample->tokens = tokens ? tokens : sample->tokens;
+  sample->logits = aligned_alloc(64, lade_align_up((size_t)vocabulary * sizeof(float), 64));
+  sample->sorted = calloc((size_t)vocabulary, sizeof(*sample->sorted));
+  sample->weights = calloc((size_t)vocabulary, sizeof(*sample->weights));
+  if (!tokens || !sample->logits || !sample->sorted || !sample->weights)
+    return lade_error_set(&sample->error, -ENOMEM, "no memory for %lld tokens", (long long)n_new);
+  return vocabulary_check(sample);
 }
 
 /* ---- sampling ---- */
@@ -105,57 +153,73 @@ static int float_descending(const void *a, const void *b)
 }
 
 /* Return the smallest logit within the top-k. */
-static float threshold_find(const float *logits, int64_t top_k)
+static float threshold_find(const struct sampler *sample)
 {
-  float sorted[BYTES_VOCABULARY];
-  if (top_k == 0 || top_k >= BYTES_VOCABULARY)
+  const int64_t top_k = sample->options.top_k, n = sample->model.vocabulary;
+  if (top_k == 0 || top_k >= n)
     return -INFINITY;
-  memcpy(sorted, logits, sizeof(sorted));
-  qsort(sorted, BYTES_VOCABULARY, sizeof(*sorted), float_descending);
-  return sorted[top_k - 1];
+  memcpy(sample->sorted, sample->logits, (size_t)n * sizeof(*sample->sorted));
+  qsort(sample->sorted, (size_t)n, sizeof(*sample->sorted), float_descending);
+  return sample->sorted[top_k - 1];
 }
 
-static int likeliest(const float *logits)
+static int32_t likeliest(const struct sampler *sample)
 {
-  int best = 0;
-  for (int i = 1; i < BYTES_VOCABULARY; i++)
-    best = logits[i] > logits[best] ? i : best;
+  int32_t best = 0;
+  for (int32_t i = 1; i < sample->model.vocabulary; i++)
+    best = sample->logits[i] > sample->logits[best] ? i : best;
   return best;
 }
 
 /* Return the token at which the cumulative probability passes @u in [0, 1). */
-static int token_choose(const float *logits, double temperature, int64_t top_k, double u)
+static int32_t token_choose(const struct sampler *sample, double u)
 {
-  double weights[BYTES_VOCABULARY], sum = 0;
-  int best = likeliest(logits);
-  float least = threshold_find(logits, top_k);
+  const float *logits = sample->logits;
+  const double temperature = sample->options.temperature;
+  const int32_t n = (int32_t)sample->model.vocabulary, best = likeliest(sample);
   if (temperature <= 0)
     return best;
-  for (int i = 0; i < BYTES_VOCABULARY; i++) {
-    weights[i] = logits[i] >= least ? exp(((double)logits[i] - (double)logits[best]) / temperature) : 0;
-    sum += weights[i];
+  const float least = threshold_find(sample);
+  double sum = 0;
+  for (int32_t i = 0; i < n; i++) {
+    sample->weights[i] = logits[i] >= least ? exp(((double)logits[i] - (double)logits[best]) / temperature) : 0;
+    sum += sample->weights[i];
   }
   double left = u * sum;
-  for (int i = 0; i < BYTES_VOCABULARY; i++) {
-    left -= weights[i];
+  for (int32_t i = 0; i < n; i++) {
+    left -= sample->weights[i];
     if (left < 0)
       return i;
   }
   return best; /* reached by rounding alone */
 }
 
-static int token_next(struct sampler *sample, int *ret_token)
+static int token_next(struct sampler *sample, int32_t *ret_token)
 {
-  float logits[BYTES_VOCABULARY] __attribute__((aligned(64)));
   const struct options *options = &sample->options;
   int64_t n = LADE_MIN(sample->n_tokens, sample->seq_len);
-  int status = lade_forward_logits(sample->forward, sample->tokens + sample->n_tokens - n, n, logits);
+  int status = lade_forward_logits(sample->forward, sample->tokens + sample->n_tokens - n, n, sample->logits);
   if (status)
     return lade_error_set(&sample->error, status, "the model cannot process the prompt");
-  if (!isfinite(logits[likeliest(logits)]))
+  if (!isfinite(sample->logits[likeliest(sample)]))
     return lade_error_set(&sample->error, -EDOM, "the model's logits are not finite");
   uint32_t word = lade_philox_word(options->session.seed, 0, UINT32_MAX, (uint64_t)sample->n_tokens);
-  *ret_token = token_choose(logits, options->temperature, options->top_k, word * 0x1p-32);
+  *ret_token = token_choose(sample, word * 0x1p-32);
+  return 0;
+}
+
+static void text_close(struct sampler *sample, bool has_rest)
+{
+  token_text_close(sample->text, has_rest, &sample->text_code);
+  sample->text = NULL;
+}
+
+static int token_print(struct sampler *sample, int32_t token)
+{
+  if (sample->text)
+    return token_text_print(sample->text, token, &sample->error);
+  putchar(token);
+  fflush(stdout);
   return 0;
 }
 
@@ -163,15 +227,18 @@ static int text_print(struct sampler *sample)
 {
   fputs(sample->options.prompt, stdout);
   for (int64_t i = 0; i < sample->options.n_tokens && !signals_get() && !ferror(stdout); i++) {
-    int token = 0, status = token_next(sample, &token);
+    int32_t token = 0;
+    int status = token_next(sample, &token);
     if (status)
       return status;
     sample->tokens[sample->n_tokens++] = token;
-    putchar(token);
-    fflush(stdout);
+    status = token_print(sample, token);
+    if (status)
+      return status;
   }
+  text_close(sample, !signals_get());
   putchar('\n');
-  return 0;
+  return sample->text_code ? -ECHILD : 0;
 }
 
 static int sample_run(struct sampler *sample)
@@ -194,10 +261,15 @@ int sample_main(int argc, char **argv)
   if (code == OPTIONS_GO) {
     signals_init();
     int status = sample_run(&sample);
-    code = status ? exit_fail("sample", status, &sample.error) : signals_get() ? 128 + signals_get() : LADE_EXIT_DONE;
+    text_close(&sample, false);
+    code = status == -ECHILD && sample.text_code ? sample.text_code /* its process has said why */
+           : status ? exit_fail("sample", status, &sample.error) : signals_get() ? 128 + signals_get() : LADE_EXIT_DONE;
   }
   lade_forward_destroy(sample.forward);
   lade_pool_destroy(sample.pool);
+  free(sample.weights);
+  free(sample.sorted);
+  free(sample.logits);
   free(sample.tokens);
   options_finish(&sample.options);
   return code;

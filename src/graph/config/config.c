@@ -14,6 +14,7 @@
 #include "base/echo.h"
 #include "base/file.h"
 #include "graph/config/config.h"
+#include "graph/experts.h"
 
 /* The largest real config.json is some hundred kilobytes; larger files are refused. */
 #define MAX_FILE_BYTES (4 << 20)
@@ -34,6 +35,8 @@ static int type_refuse(const struct config *config)
 static int config_read(const struct config *config, struct lade_model *model)
 {
   const char *type = json_string_value(field_find(config, "model_type"));
+  if (lade_experts_has_type(type))
+    return lade_experts_refuse(config->path, config->error);
   int family = type ? lade_family_find(type) : -1;
   if (family < 0)
     return type_refuse(config);

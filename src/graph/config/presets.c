@@ -12,6 +12,7 @@
 
 #include "base/base.h"
 #include "graph/config/config.h"
+#include "graph/experts.h"
 
 /* A GPT-2 model: hidden is four times the width, and the head is tied. */
 #define GPT2(layers_, heads_, width_, context_, vocabulary_) \
@@ -140,6 +141,10 @@ int lade_model_preset(const char *name, struct lade_model *ret_model, struct lad
     snprintf(model.name, sizeof(model.name), "%s", name);
     *ret_model = model;
     return 0;
+  }
+  for (int i = 0; lade_experts_preset_name(i); i++) {
+    if (strcmp(lade_experts_preset_name(i), name) == 0)
+      return lade_experts_refuse(name, error);
   }
   return name_refuse(name, error);
 }

@@ -171,8 +171,9 @@ static int collective_check(const lade_comm *comm, const struct lade_collective 
   if (c->kind < 0 || c->kind >= LADE_N_COLLECTIVES || c->dtype < 0 || c->dtype >= LADE_N_DTYPES)
     return lade_error_set(error, -EINVAL, "there is no collective %d of dtype %d", (int)c->kind, (int)c->dtype);
   const char *name = lade_collective_name(c->kind);
-  if (kinds[c->kind].is_sum && c->dtype != LADE_F32 && c->dtype != LADE_BF16)
-    return lade_error_set(error, -EINVAL, "%s: sums are of f32 and bf16, not of %s", name, lade_dtype_name(c->dtype));
+  if (kinds[c->kind].is_sum && c->dtype != LADE_F32 && c->dtype != LADE_BF16 && c->dtype != LADE_F16)
+    return lade_error_set(error, -EINVAL, "%s: sums are of f32, bf16 and f16, not of %s", name,
+                          lade_dtype_name(c->dtype));
   if (kinds[c->kind].has_peer && (c->peer < 0 || c->peer >= comm->size))
     return lade_error_set(error, -EINVAL, "%s: there is no rank %d among %d", name, c->peer, comm->size);
   if ((c->kind == LADE_SEND || c->kind == LADE_RECV) && c->peer == comm->rank)

@@ -82,7 +82,7 @@ static nccl_result collective_call(const struct nccl_comm *comm, const struct la
   const struct nccl_library *nccl = &comm->job->nccl;
   nccl_handle handle = comm->handle;
   uint64_t bytes = lade_collective_bytes(c);
-  int type = c->dtype == LADE_BF16 ? NCCL_BFLOAT16 : NCCL_FLOAT32;
+  int type = c->dtype == LADE_BF16 ? NCCL_BFLOAT16 : c->dtype == LADE_F16 ? NCCL_FLOAT16 : NCCL_FLOAT32;
   const void *src = c->kind == LADE_BROADCAST && c->peer != comm->base.rank ? c->dst : c->src;
   switch (c->kind) {
   case LADE_ALL_GATHER:

@@ -135,7 +135,8 @@ static const char *name_of(const char *path)
  */
 static int checkpoint_check(struct saves *saves, const char *path)
 {
-  static const char *const names[] = {".", "..", CHECKPOINT_CONFIG, CHECKPOINT_INDEX, CHECKPOINT_STATE};
+  static const char *const names[] = {".", "..", CHECKPOINT_CONFIG, CHECKPOINT_INDEX,
+                                      CHECKPOINT_TOKENIZER, CHECKPOINT_STATE};
   struct stat status;
   if (fstatat(saves->fd, name_of(path), &status, AT_SYMLINK_NOFOLLOW) < 0)
     return -errno;

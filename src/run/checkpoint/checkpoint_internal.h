@@ -197,6 +197,7 @@ int slices_tally(struct chunk_buffer *chunk, struct tensor_tally *const *held, s
 #define CHECKPOINT_MODEL "model" CHECKPOINT_SUFFIX
 #define CHECKPOINT_INDEX CHECKPOINT_MODEL ".index.json" /* of a model in several files, in HuggingFace's format */
 #define CHECKPOINT_CONFIG "config.json"
+#define CHECKPOINT_TOKENIZER "tokenizer.json"
 #define CHECKPOINT_STATE "state.json"
 
 /* Room for "exp_avg_sq." and a slice's name. */
@@ -209,13 +210,15 @@ const char *slice_name(const struct lade_param_slice *slice, enum chunk_kind kin
 int checkpoint_path_join(char path[PATH_MAX], const char *dir, const char *name, struct lade_error *error);
 
 /*
- * Write config.json, the index of a model in several files, and last state.json, into @dir, durably. pre: the table's
- * tallies are sums over all ranks.
+ * Write config.json, the index of a model in several files, the tokenizer's file, and last state.json, into @dir,
+ * durably. pre: the table's tallies are sums over all ranks.
  */
 int saved_config_write(const struct lade_model *model, const char *dir, struct lade_faults *faults,
                        struct lade_error *error);
 int saved_index_write(const struct checkpoint_table *table, const char *dir, struct lade_faults *faults,
                       struct lade_error *error);
+int saved_tokenizer_write(const struct lade_checkpoint_place *place, const char *dir, struct lade_faults *faults,
+                          struct lade_error *error);
 int saved_state_write(const struct checkpoint_table *table, const struct lade_checkpoint_state *state, const char *dir,
                       struct lade_faults *faults, struct lade_error *error);
 

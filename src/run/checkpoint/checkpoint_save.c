@@ -257,6 +257,8 @@ static int files_publish(struct save *save, struct lade_error *error)
   if (rc == 0)
     rc = saved_index_write(&save->table, save->temporary, save->faults, error);
   if (rc == 0)
+    rc = saved_tokenizer_write(save->place, save->temporary, save->faults, error);
+  if (rc == 0)
     rc = saved_state_write(&save->table, save->state, save->temporary, save->faults, error);
   return rc < 0 ? rc : saves_publish(&save->saves, save->temporary, save->state->step, error);
 }

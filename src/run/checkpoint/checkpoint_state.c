@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -32,6 +33,7 @@
 #define FORMAT_VERSION_XXH3 1 /* can be read */
 #define MAX_STATE_BYTES (64u << 20) /* also of the index: a thousand layers take a few MiB */
 #define MAX_CONFIG_BYTES (1u << 20)
+#define MAX_TOKENIZER_BYTES (256u << 20)
 #define CANONICAL (JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17))
 
 const char *slice_name(const struct lade_param_slice *slice, enum chunk_kind kind, char name[CHECKPOINT_NAME_BYTES])
@@ -61,26 +63,39 @@ int saved_file_error(int code, struct lade_error *error)
 
 /* ---- small files ---- */
 
-/* Write @root as @dir/@name. @root is consumed and may be NULL (out of memory). */
-static int json_write(json_t *root, size_t flags, const char *dir, const char *name, struct lade_faults *faults,
-                      struct lade_error *error)
+/* Write @bytes of @data as @dir/@name, durably. */
+static int small_file_write(const char *data, size_t bytes, const char *dir, const char *name,
+                            struct lade_faults *faults, struct lade_error *error)
 {
   char path[PATH_MAX];
-  char *text = root ? json_dumps(root, flags) : NULL;
-  json_decref(root);
   int rc = checkpoint_path_join(path, dir, name, error);
-  if (rc == 0 && !text)
-    rc = lade_error_set(error, -ENOMEM, "%s: out of memory", path);
   static const enum lade_fault_point points[] = {LADE_FAULT_FILE_OPEN, LADE_FAULT_FILE_WRITE, LADE_FAULT_FILE_SYNC};
   for (size_t i = 0; i < LADE_COUNT(points) && rc == 0; i++) {
     rc = lade_fault(faults, points[i]);
     if (rc < 0)
       lade_error_set(error, rc, "%s: cannot write: %s", path, strerror(-rc));
   }
-  if (rc == 0)
-    rc = lade_file_replace(path, text, strlen(text), error);
+  return rc < 0 ? rc : lade_file_replace(path, data, bytes, error);
+}
+
+/* Write @root as @dir/@name. @root is consumed and may be NULL (out of memory). */
+static int json_write(json_t *root, size_t flags, const char *dir, const char *name, struct lade_faults *faults,
+                      struct lade_error *error)
+{
+  char *text = root ? json_dumps(root, flags) : NULL;
+  json_decref(root);
+  int rc = text ? small_file_write(text, strlen(text), dir, name, faults, error)
+                : lade_error_set(error, -ENOMEM, "%s/%s: out of memory", dir, name);
   free(text);
   return rc;
+}
+
+int saved_tokenizer_write(const struct lade_checkpoint_place *place, const char *dir, struct lade_faults *faults,
+                          struct lade_error *error)
+{
+  if (!place->tokenizer)
+    return 0;
+  return small_file_write(place->tokenizer, place->tokenizer_bytes, dir, CHECKPOINT_TOKENIZER, faults, error);
 }
 
 /* ---- config.json ---- */
@@ -165,6 +180,12 @@ static int file_size(const char *dir, const char *name, char path[PATH_MAX], int
   return rc;
 }
 
+static bool small_file_exists(const char *dir, const char *name)
+{
+  char path[PATH_MAX];
+  return checkpoint_path_join(path, dir, name, NULL) == 0 && access(path, F_OK) == 0;
+}
+
 /* Return state.json's entry of a small file: its size and its sum. NULL: see @error. */
 static json_t *small_file_json(const char *dir, const char *name, size_t most_bytes, struct lade_error *error)
 {
@@ -211,6 +232,9 @@ static json_t *files_json(const struct checkpoint_table *table, const char *dir,
                                     small_file_json(dir, CHECKPOINT_CONFIG, MAX_CONFIG_BYTES, error));
   if (is_made && model_is_split(table))
     is_made = value_put(files, CHECKPOINT_INDEX, small_file_json(dir, CHECKPOINT_INDEX, MAX_STATE_BYTES, error));
+  if (is_made && small_file_exists(dir, CHECKPOINT_TOKENIZER))
+    is_made = value_put(files, CHECKPOINT_TOKENIZER,
+                        small_file_json(dir, CHECKPOINT_TOKENIZER, MAX_TOKENIZER_BYTES, error));
   for (int i = 0; i < table->files.n && is_made; i++) {
     const struct table_file *file = &table->files.items[i];
     is_made = value_put(files, file->name, file_json(table, file, dir, error));
@@ -319,7 +343,8 @@ static int size_check(const char *path, const char *name, const json_t *entry, s
   char file_path[PATH_MAX];
   struct stat st;
   const json_t *bytes = json_object_get(entry, "bytes");
-  if (!table_is_file_name(name) && strcmp(name, CHECKPOINT_CONFIG) != 0 && strcmp(name, CHECKPOINT_INDEX) != 0)
+  if (!table_is_file_name(name) && strcmp(name, CHECKPOINT_CONFIG) != 0 && strcmp(name, CHECKPOINT_INDEX) != 0 &&
+      strcmp(name, CHECKPOINT_TOKENIZER) != 0)
     return state_damaged(path, "a file has a name that none has", error);
   if (!json_is_integer(bytes))
     return state_damaged(path, "a file's size is no number", error);
@@ -501,17 +526,38 @@ bool saved_sum_find(const struct saved_state *file, const char *name, uint64_t *
   return false;
 }
 
-int saved_config_verify(const struct saved_state *file, const char *path, struct lade_error *error)
+/* Compare the small file @name with its sum. */
+static int small_file_verify(const struct saved_state *file, const char *path, const char *name, size_t most_bytes,
+                             struct lade_error *error)
 {
-  char config_path[PATH_MAX];
+  char file_path[PATH_MAX];
   uint64_t stated, computed = 0;
-  const json_t *config = json_object_get(json_object_get(file->root, "files"), CHECKPOINT_CONFIG);
-  if (!hex_get(json_object_get(config, "xxh3"), &stated))
+  const json_t *entry = json_object_get(json_object_get(file->root, "files"), name);
+  if (!hex_get(json_object_get(entry, "xxh3"), &stated))
     return state_damaged(path, "a file's checksum is missing", error);
-  int rc = checkpoint_path_join(config_path, path, CHECKPOINT_CONFIG, error);
+  int rc = checkpoint_path_join(file_path, path, name, error);
   if (rc == 0)
-    rc = file_sum(config_path, MAX_CONFIG_BYTES, &computed, error);
+    rc = file_sum(file_path, most_bytes, &computed, error);
   if (rc < 0 || stated == computed)
     return rc;
-  return lade_error_set(error, -EBADMSG, "%s is damaged: its checksum differs", config_path);
+  return lade_error_set(error, -EBADMSG, "%s is damaged: its checksum differs", file_path);
+}
+
+int saved_config_verify(const struct saved_state *file, const char *path, struct lade_error *error)
+{
+  return small_file_verify(file, path, CHECKPOINT_CONFIG, MAX_CONFIG_BYTES, error);
+}
+
+int lade_checkpoint_check_tokenizer(const char *path, struct lade_error *error)
+{
+  struct saved_state file;
+  if (!small_file_exists(path, CHECKPOINT_TOKENIZER) || !small_file_exists(path, CHECKPOINT_STATE))
+    return 0;
+  int rc = saved_state_read_alone(&file, path, NULL, error);
+  if (rc < 0)
+    return rc;
+  const bool is_stated = json_object_get(json_object_get(file.root, "files"), CHECKPOINT_TOKENIZER);
+  rc = is_stated ? small_file_verify(&file, path, CHECKPOINT_TOKENIZER, MAX_TOKENIZER_BYTES, error) : 0;
+  saved_state_finish(&file);
+  return rc;
 }

@@ -33,7 +33,7 @@
 
 #include "base/base.h"
 #include "base/philox.h"
-#include "run/data.h"
+#include "run/session/data_header.h"
 
 #define MAGIC_GPT2 20240520
 #define VERSION_GPT2 1
@@ -41,7 +41,7 @@
 #define MAGIC_LLAMA3 20240801
 #define VERSION_LLAMA3 7
 #define VOCABULARY_LLAMA3 128256
-#define HEADER_BYTES 1024 /* 256 words of 32 bits */
+#define HEADER_BYTES DATA_HEADER_BYTES
 #define CHUNK_BYTES 16384
 #define SCAN_BYTES (1 << 20)
 #define SCAN_LIMIT_BYTES (INT64_C(4) << 30)
@@ -57,8 +57,8 @@ static const struct {
   int64_t vocabulary; /* 0: given by the tokens */
 } kinds[N_KINDS] = {
     [KIND_TEXT] = {"text", 1, 0, 256},
-    [KIND_GPT2] = {"a token file of llm.c (GPT-2)", 2, HEADER_BYTES, VOCABULARY_GPT2},
-    [KIND_LLAMA3] = {"a token file of llm.c (Llama 3)", 4, HEADER_BYTES, VOCABULARY_LLAMA3},
+    [KIND_GPT2] = {"a token file of 16 bits (llm.c, GPT-2)", 2, HEADER_BYTES, VOCABULARY_GPT2},
+    [KIND_LLAMA3] = {"a token file of 32 bits (llm.c, Llama 3)", 4, HEADER_BYTES, VOCABULARY_LLAMA3},
     [KIND_BARE] = {"a token file without header", 2, 0, 0},
 };
 
@@ -66,6 +66,7 @@ struct data_source {
   char *path;
   int fd;
   enum data_kind kind;
+  struct data_tokenizer tokenizer;
   int64_t first, n_tokens; /* in the stream of all files; training files come first */
 };
 
@@ -242,6 +243,14 @@ static bool name_ends_in(const char *name, const char *end)
   return n >= m && !strcmp(name + n - m, end);
 }
 
+/* Read the whole header of a file that has one. */
+static int source_header_read(const lade_data *data, struct data_source *source, struct lade_error *error)
+{
+  char header[HEADER_BYTES];
+  int rc = source_read(data, source, header, sizeof(header), 0, error);
+  return rc ? rc : data_header_read(header, source->path, kinds[source->kind].token_bytes, error, &source->tokenizer);
+}
+
 /* Set kind and number of tokens from the size and, if there is one, the header. */
 static int source_identify(const lade_data *data, struct data_source *source, int64_t bytes, struct lade_error *error)
 {
@@ -253,6 +262,8 @@ static int source_identify(const lade_data *data, struct data_source *source, in
     if (rc)
       return rc;
   }
+  if (data_header_is_unfinished(header, (size_t)LADE_MIN(bytes, (int64_t)sizeof(header))))
+    return lade_error_set(error, -EBADMSG, "%s: was not finished: lade data was stopped before its end", source->path);
   bool is_gpt2 = header[0] == MAGIC_GPT2, is_llama3 = header[0] == MAGIC_LLAMA3;
   if (!is_gpt2 && !is_llama3) {
     source->kind = name_ends_in(source->path, ".bin") ? KIND_BARE : KIND_TEXT;
@@ -282,7 +293,7 @@ static int source_identify(const lade_data *data, struct data_source *source, in
   if (expected != bytes)
     return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file "
                           "has %" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
-  return 0;
+  return source_header_read(data, source, error);
 }
 
 static int source_open(const lade_data *data, struct data_source *source, const char *path, struct lade_error *error)
@@ -329,11 +340,39 @@ static int source_scan(const lade_data *data, const struct data_source *source, 
   return 0;
 }
 
+/* Find the first file that names its tokenizer; NULL: none does. */
+static const struct data_source *named_find(const lade_data *data)
+{
+  for (int i = 0; i < data->n_sources; i++) {
+    if (data->sources[i].tokenizer.is_known)
+      return &data->sources[i];
+  }
+  return NULL;
+}
+
+/* Check that all files that name a tokenizer name the same one, and that the model has room for its tokens. */
+static int tokenizer_check(const lade_data *data, int64_t stated, struct lade_error *error)
+{
+  const struct data_source *first = named_find(data);
+  for (int i = 0; i < data->n_sources && first; i++) {
+    const struct data_tokenizer *tokenizer = &data->sources[i].tokenizer;
+    if (tokenizer->is_known && memcmp(&tokenizer->hash, &first->tokenizer.hash, sizeof(tokenizer->hash)))
+      return lade_error_set(error, -EINVAL, "%s has the tokens of another %.64s than %s: all data must be of one "
+                            "tokenizer", data->sources[i].path, tokenizer->name, first->path);
+  }
+  if (!first || !stated || first->tokenizer.vocabulary <= stated)
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s: its tokenizer, %.64s, has a vocabulary of %" PRId64 ", the model one of %"
+                        PRId64 ": the file was made for another model", first->path, first->tokenizer.name,
+                        first->tokenizer.vocabulary, stated);
+}
+
 /* Check every token that could be out of range; without a stated vocabulary, compute one. */
 static int vocabulary_settle(lade_data *data, int64_t stated, struct lade_error *error)
 {
   const enum data_kind kind = data->sources[0].kind;
-  const int64_t own = kinds[kind].vocabulary;
+  const struct data_source *named = named_find(data);
+  const int64_t own = named ? named->tokenizer.vocabulary : kinds[kind].vocabulary;
   if (kind == KIND_TEXT && stated && stated != own)
     return lade_error_set(error, -EINVAL, "%s: text has a vocabulary of 256 bytes, the model one of %" PRId64
                           ": give token files (.bin), or a model that takes its vocabulary from the data",
@@ -455,6 +494,8 @@ int lade_data_open(const struct lade_data_params *params, struct lade_error *err
   data->faults = params->faults;
   rc = sources_open(data, params, error);
   if (!rc)
+    rc = tokenizer_check(data, params->vocabulary, error);
+  if (!rc)
     rc = vocabulary_settle(data, params->vocabulary, error);
   if (!rc) {
     parts_split(data, params);
@@ -489,10 +530,20 @@ void lade_data_close(lade_data *data)
 
 void lade_data_get_info(const lade_data *data, struct lade_data_info *ret_info)
 {
+  const struct data_source *named = named_find(data);
   *ret_info = (struct lade_data_info){.n_train_tokens = data->train.n_tokens, .n_valid_tokens = data->valid.n_tokens,
                                       .vocabulary = data->vocabulary,
                                       .n_train_batches = part_n_batches(data, &data->train),
                                       .n_valid_batches = part_n_batches(data, &data->valid),
-                                      .is_text = data->sources[0].kind == KIND_TEXT, .separator = -1, .key = data->key,
-                                      .valid_key = data->valid_key};
+                                      .is_text = data->sources[0].kind == KIND_TEXT, .key = data->key,
+                                      .valid_key = data->valid_key, .tokenizer = named ? named->tokenizer.name : NULL,
+                                      .separator = named ? named->tokenizer.separator : -1};
+}
+
+int lade_data_load_tokenizer(const lade_data *data, struct lade_error *error, char **ret_text, size_t *ret_bytes)
+{
+  const struct data_source *named = named_find(data);
+  if (!named)
+    return lade_error_set(error, -ENODATA, "%s: names no tokenizer", data->sources[0].path);
+  return lade_tokenizer_load_beside(named->path, &named->tokenizer.hash, error, ret_text, ret_bytes);
 }

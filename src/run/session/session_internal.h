@@ -62,6 +62,9 @@ struct lade_session {
   bool is_rate_raised;       /* by a step of this run, which the cache does not know yet */
   struct lade_checkpoint_state state;
   char resume_path[PATH_MAX]; /* the checkpoint that this run resumes */
+  bool has_sought_tokenizer;
+  char *tokenizer;            /* contents of the data's tokenizer.json, for saves of the first rank; NULL: none */
+  size_t tokenizer_bytes;
 };
 
 /* Raise the matmul rate if this rank's part of a step in @wall_ns needed a higher one. */

@@ -591,6 +591,7 @@ void lade_session_close(lade_session *s)
   lade_model_graph_destroy(s->whole);
   lade_model_graph_destroy(s->graph);
   lade_pool_destroy(s->pool);
+  free(s->tokenizer);
   lade_data_close(s->data);
   free(s->spare_rows);
   free(s);

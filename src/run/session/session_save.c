@@ -171,17 +171,38 @@ static int save_begin(lade_session *s, const struct lade_checkpoint_place *place
   return thread_start(saver, error);
 }
 
+/* Load the tokenizer of the data once, on the rank that writes it. Without it saves have none, and a notice says so. */
+static void tokenizer_load(lade_session *s)
+{
+  struct lade_data_info info;
+  struct lade_error why = {0};
+  if (s->has_sought_tokenizer || !s->data || !lade_rank_group_is_first(&s->group))
+    return;
+  s->has_sought_tokenizer = true;
+  lade_data_get_info(s->data, &info);
+  if (info.tokenizer && lade_data_load_tokenizer(s->data, &why, &s->tokenizer, &s->tokenizer_bytes))
+    session_notice(s, "checkpoints get no tokenizer: %s", why.text);
+}
+
+static struct lade_checkpoint_place place_make(const lade_session *s, const char *dir, int keep)
+{
+  return (struct lade_checkpoint_place){.dir = dir, .keep = keep, .file_bytes = s->params.save_file_bytes,
+                                        .tokenizer = s->tokenizer, .tokenizer_bytes = s->tokenizer_bytes};
+}
+
 int lade_session_check_save_room(lade_session *s, const char *dir, struct lade_error *error)
 {
   const struct lade_values values = lade_session_values(s);
-  const struct lade_checkpoint_place place = {.dir = dir, .file_bytes = s->params.save_file_bytes};
+  tokenizer_load(s);
+  const struct lade_checkpoint_place place = place_make(s, dir, 0);
   return lade_checkpoint_check_room(&values, &place, s->params.faults, error);
 }
 
 int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
 {
   const struct lade_values values = lade_session_values(s);
-  const struct lade_checkpoint_place place = {.dir = dir, .keep = keep, .file_bytes = s->params.save_file_bytes};
+  tokenizer_load(s);
+  const struct lade_checkpoint_place place = place_make(s, dir, keep);
   if (s->saver)
     return session_fail(s, save_begin(s, &place, error), error);
   busy_set(&s->group, true);

@@ -529,7 +529,7 @@ nccl_result ncclAllGather(const void *src, void *dst, size_t n, int type, nccl_h
 static nccl_result sum_put(const char *function, enum op_kind kind, const void *src, void *dst, size_t n, int type,
                            int op, nccl_handle handle, nccl_stream stream)
 {
-  bool is_good = op == NCCL_SUM && (type == NCCL_FLOAT32 || type == NCCL_BFLOAT16);
+  bool is_good = op == NCCL_SUM && (type == NCCL_FLOAT32 || type == NCCL_BFLOAT16 || type == NCCL_FLOAT16);
   return op_put(function, handle, stream,
                 &(struct op){.kind = kind, .src = src, .dst = dst, .n = is_good ? n : 0, .type = type});
 }

@@ -120,13 +120,23 @@ static bool agree(struct ncclComm *comm, const struct op *op)
 
 uint64_t nccl_type_bytes(int type)
 {
-  return type == NCCL_FLOAT32 ? 4 : type == NCCL_BFLOAT16 ? 2 : 1;
+  return type == NCCL_FLOAT32 ? 4 : type == NCCL_BFLOAT16 || type == NCCL_FLOAT16 ? 2 : 1;
+}
+
+static float half_get(int type, uint16_t bits)
+{
+  return type == NCCL_FLOAT16 ? lade_f16_to_f32(bits) : lade_bf16_to_f32(bits);
+}
+
+static uint16_t half_make(int type, float value)
+{
+  return type == NCCL_FLOAT16 ? lade_f32_to_f16(value) : lade_f32_to_bf16(value);
 }
 
 static float element_get(int type, const char *data, uint64_t i)
 {
   return type == NCCL_FLOAT32 ? ((const float *)(const void *)data)[i]
-                              : lade_bf16_to_f32(((const uint16_t *)(const void *)data)[i]);
+                              : half_get(type, ((const uint16_t *)(const void *)data)[i]);
 }
 
 /* Sum element @i of the ranks' slots as a ring does: begun at @first, each addition rounded to the type. */
@@ -135,13 +145,13 @@ static void element_sum(struct ncclComm *comm, int type, int first, uint64_t i, 
   float sum = element_get(type, comm->shared->slots[first], i);
   for (int step = 1; step < comm->size; step++) {
     sum += element_get(type, comm->shared->slots[(first + step) % comm->size], i);
-    if (type == NCCL_BFLOAT16)
-      sum = lade_bf16_to_f32(lade_f32_to_bf16(sum));
+    if (type != NCCL_FLOAT32)
+      sum = half_get(type, half_make(type, sum));
   }
   if (type == NCCL_FLOAT32)
     ((float *)(void *)dst)[at] = sum;
   else
-    ((uint16_t *)(void *)dst)[at] = lade_f32_to_bf16(sum);
+    ((uint16_t *)(void *)dst)[at] = half_make(type, sum);
 }
 
 /* Copy this rank's part of elements [from, from + n) into its slot. */

@@ -186,7 +186,8 @@ static void open_refused(const char *const *files, int n_files, int64_t vocabula
   struct lade_error error = {0};
   lade_data *data = NULL;
   int rc = lade_data_open(&params, &error, &data);
-  const bool is_damaged = strstr(names, "no whole number") || strstr(names, " tokens"); /* of a header */
+  const bool is_damaged = strstr(names, "no whole number") || strstr(names, " tokens") || /* of a header */
+                          strstr(names, "damaged") || strstr(names, "no end") || strstr(names, "not finished");
   assert_true(is_damaged ? rc == -EBADMSG : rc == -EINVAL || rc == -ENOENT);
   assert_null(data);
   if (!strstr(error.text, names))
@@ -265,6 +266,108 @@ static void every_refused_call_is_reported(void **state)
   }
 }
 
+/* The header of `lade data`: 16-bit tokens 0 to 99. */
+struct made_header {
+  int32_t magic, version, n_tokens, zero, extension, extension_version, vocabulary, separator;
+  unsigned char hash[32];
+  char name[256], rest[704];
+};
+
+static struct made_header made_header(int32_t vocabulary, int32_t separator, const char *name)
+{
+  struct made_header header = {20240520, 1, 300, 0, 0x4544414c, 1, vocabulary, separator, {5}, "", ""};
+  snprintf(header.name, sizeof(header.name), "%s", name);
+  return header;
+}
+
+static const char *made_file(const char *name, const struct made_header *header)
+{
+  uint16_t tokens[300];
+  for (int i = 0; i < 300; i++)
+    tokens[i] = (uint16_t)(i % 100);
+  return file_make(name, header, sizeof(*header), tokens, sizeof(tokens));
+}
+
+static void a_header_names_its_tokenizer(void **state)
+{
+  const struct made_header header = made_header(120, 99, "to\nken.json");
+  const char *files[] = {made_file("named.bin", &header), tokens_make("unnamed.bin", 20240520, 1, 300, 300, 100)};
+  struct lade_data_params params = params_make(files, 2, 2, 16);
+  struct lade_data_info info;
+  struct lade_error error = {0};
+  lade_data *data;
+  char *text = NULL;
+  size_t bytes = 0;
+  _Static_assert(sizeof(header) == 1024, "256 words");
+  assert_int_equal(lade_data_open(&params, &error, &data), 0);
+  lade_data_get_info(data, &info);
+  assert_int_equal(info.vocabulary, 120); /* stated, not the largest token's, and not GPT-2's */
+  assert_int_equal(info.separator, 99);
+  assert_string_equal(info.tokenizer, "to?ken.json");
+  assert_int_equal(lade_data_load_tokenizer(data, &error, &text, &bytes), -ENOENT);
+  file_make("tokenizer.json", "", 0, "{}", 2);
+  assert_int_equal(lade_data_load_tokenizer(data, &error, &text, &bytes), -EINVAL);
+  assert_non_null(strstr(error.text, "another hash"));
+  lade_data_close(data);
+  params.files = files + 1;
+  params.n_files = 1;
+  assert_int_equal(lade_data_open(&params, &error, &data), 0);
+  lade_data_get_info(data, &info);
+  assert_null(info.tokenizer);
+  assert_int_equal(info.separator, -1);
+  assert_int_equal(lade_data_load_tokenizer(data, &error, &text, &bytes), -ENODATA);
+  lade_data_close(data);
+}
+
+/* The tokenizer's file is loaded if its hash is the header's. */
+static void a_tokenizer_is_known_by_its_hash(void **state)
+{
+  struct made_header header = made_header(120, -1, "t.json");
+  struct lade_tokenizer_hash hash;
+  struct lade_error error = {0};
+  lade_data *data;
+  char *text = NULL;
+  size_t bytes = 0;
+  const char *path = file_make("tokenizer.json", "", 0, "{\"a\": 1}", 8);
+  assert_int_equal(lade_tokenizer_hash_file(path, &hash, &error), 0);
+  memcpy(header.hash, hash.bytes, sizeof(hash.bytes));
+  const char *files[] = {made_file("hashed.bin", &header)};
+  struct lade_data_params params = params_make(files, 1, 2, 16);
+  assert_int_equal(lade_data_open(&params, &error, &data), 0);
+  assert_int_equal(lade_data_load_tokenizer(data, &error, &text, &bytes), 0);
+  assert_int_equal(bytes, 8);
+  assert_memory_equal(text, "{\"a\": 1}", 8);
+  free(text);
+  lade_data_close(data);
+}
+
+static void tokenizers_that_do_not_fit_are_refused(void **state)
+{
+  struct made_header header = made_header(120, 0, "t.json"), other = header;
+  const char *files[] = {made_file("fits.bin", &header), NULL};
+  open_refused(files, 1, 119, 2, "its tokenizer, t.json, has a vocabulary of 120, the model one of 119");
+  other.hash[0] = 6;
+  files[1] = made_file("other.bin", &other);
+  open_refused(files, 2, 200, 2, "one tokenizer");
+  const struct made_header bad[] = {made_header(0, 0, ""), made_header(65537, 0, ""), made_header(120, 120, ""),
+                                    made_header(120, -2, ""), made_header(-1, -1, "")};
+  for (size_t i = 0; i < LADE_COUNT(bad); i++) {
+    files[0] = made_file("bad.bin", &bad[i]);
+    open_refused(files, 1, 0, 2, "damaged");
+  }
+  other = header;
+  other.extension_version = 2;
+  files[0] = made_file("later.bin", &other);
+  open_refused(files, 1, 0, 2, "version 1 is expected");
+  other = header;
+  memset(other.name, 'x', sizeof(other.name));
+  files[0] = made_file("endless.bin", &other);
+  open_refused(files, 1, 0, 2, "no end");
+  const char unfinished[2048] = "LADEPART";
+  files[0] = file_make("unfinished", unfinished, sizeof(unfinished), "", 0);
+  open_refused(files, 1, 0, 2, "was not finished");
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -276,6 +379,9 @@ int main(void)
       cmocka_unit_test(bad_files_are_refused_with_what_is_wrong),
       cmocka_unit_test(a_token_out_of_range_in_a_word_file_is_found),
       cmocka_unit_test(a_file_that_shrinks_is_an_error),
+      cmocka_unit_test(a_header_names_its_tokenizer),
+      cmocka_unit_test(a_tokenizer_is_known_by_its_hash),
+      cmocka_unit_test(tokenizers_that_do_not_fit_are_refused),
       cmocka_unit_test(every_refused_call_is_reported),
   };
   return cmocka_run_group_tests(tests, scratch_setup_in_memory, scratch_teardown);
