@@ -233,7 +233,7 @@ static void calls_that_make_no_sense_are_refused(void **state)
   assert_works(lade_device_open(&dry, &error, &elsewhere));
   assert_int_equal(lade_queue_create(elsewhere, LADE_QUEUE_COMM, &foreign), 0);
   refused(lade_shard_gather_on(v.shard, foreign, LADE_F32, v.own, v.all, &count, &error), NAMES("all_gather", "queue"));
-  refused(lade_shard_reduce_on(v.shard, NULL, LADE_F32, v.all, v.own, &count, &error), NAMES("reduce_scatter", "queue"));
+  refused(lade_shard_reduce_on(v.shard, NULL, LADE_F32, v.all, v.own, NULL, &error), NAMES("reduce_scatter", "queue"));
   refused(lade_shard_reduce_on(v.shard, queue, LADE_I16, v.all, v.own, &count, &error), NAMES("f32", "bf16"));
   refused(lade_shard_gather_on(v.shard, queue, LADE_F32, NULL, v.all, &count, &error), NAMES("buffer"));
   refused(lade_shard_gather_on(NULL, queue, LADE_F32, v.own, v.all, &count, &error), NAMES("shard is NULL"));
