@@ -99,7 +99,7 @@ def limit(size):
     """Bound the CUDA memory that PyTorch takes, on each device, to @size bytes ("20GiB").
 
     Call it before the first CUDA tensor, as PyTorch replaces no allocator that is in use. An allocation that does not
-    fit raises RuntimeError with the holders of the memory. Call step() of the result at the end of each training step,
+    fit raises RuntimeError with the reason. Call step() of the result at the end of each training step,
     and the allocations of a repeating step get planned addresses. Error without a CUDA device.
     """
     limit_bytes = size_bytes(size)
