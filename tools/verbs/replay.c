@@ -162,8 +162,8 @@ static void holders_print(const struct replaying *replaying)
       others.bytes += holder->bytes;
       continue;
     }
-    printf("%-70.70s %8d %11s %6.1f %%\n", holder->site ? holder->site : "unknown: older than the history, or without frames", holder->n_blocks,
-           lade_size_format(holder->bytes, size, sizeof(size)), 100 * (double)holder->bytes / peak_bytes);
+    printf("%-70.70s %8d %11s %6.1f %%\n", holder->site ? holder->site : "unknown: before the history, or without frames",
+           holder->n_blocks, lade_size_format(holder->bytes, size, sizeof(size)), 100 * (double)holder->bytes / peak_bytes);
   }
   if (others.n_blocks)
     printf("%-70s %8d %11s %6.1f %%\n", "others", others.n_blocks, lade_size_format(others.bytes, size, sizeof(size)),
