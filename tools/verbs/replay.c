@@ -147,27 +147,32 @@ static void table_print(const struct replaying *replaying)
   }
 }
 
+static void holder_print(const char *site, int n_blocks, uint64_t bytes, uint64_t peak_bytes)
+{
+  char size[32];
+  printf("%-70.70s %8d %11s %6.1f %%\n", site, n_blocks, lade_size_format(bytes, size, sizeof(size)),
+         100 * (double)bytes / (double)peak_bytes);
+}
+
 /* Print the call sites that hold the most bytes at the peak, and the sum of the others. */
 static void holders_print(const struct replaying *replaying)
 {
-  const double peak_bytes = (double)replaying->trace.peak_live_bytes;
+  const uint64_t peak_bytes = replaying->trace.peak_live_bytes;
   struct lade_trace_holder others = {0};
-  char size[32];
   if (replaying->n_holders)
     printf("\n%-70s %8s %11s %8s\n", "holders at the peak", "blocks", "", "of it");
   for (int i = 0; i < replaying->n_holders; i++) {
     const struct lade_trace_holder *holder = &replaying->holders[i];
-    if (i >= HOLDERS_MOST) {
-      others.n_blocks += holder->n_blocks;
-      others.bytes += holder->bytes;
+    if (i < HOLDERS_MOST) {
+      holder_print(holder->site ? holder->site : "unknown: before the history, or without frames", holder->n_blocks,
+                   holder->bytes, peak_bytes);
       continue;
     }
-    printf("%-70.70s %8d %11s %6.1f %%\n", holder->site ? holder->site : "unknown: before the history, or without frames",
-           holder->n_blocks, lade_size_format(holder->bytes, size, sizeof(size)), 100 * (double)holder->bytes / peak_bytes);
+    others.n_blocks += holder->n_blocks;
+    others.bytes += holder->bytes;
   }
   if (others.n_blocks)
-    printf("%-70s %8d %11s %6.1f %%\n", "others", others.n_blocks, lade_size_format(others.bytes, size, sizeof(size)),
-           100 * (double)others.bytes / peak_bytes);
+    holder_print("others", others.n_blocks, others.bytes, peak_bytes);
 }
 
 /* Return the bytes live just before event @i. */
