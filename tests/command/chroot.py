@@ -97,9 +97,11 @@ class Root:
         self.has_drive = run("stat", "-f", "-c", "%T", drive).strip() not in ("tmpfs", "ramfs")
         for name in ("tmp", "root", "run", "proc", "sys", "dev", "dev/shm", "dev/pts"):
             os.mkdir(f"{self.root}/{name}")
-        for name in ("proc", "sys", "dev/pts"):
+        for name in ("proc", "sys"):
             run("mount", "--rbind", f"/{name}", f"{self.root}/{name}")
-        for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx"):
+        run("mount", "-t", "devpts", "-o", "newinstance,ptmxmode=0666", "devpts", f"{self.root}/dev/pts")
+        os.symlink("pts/ptmx", f"{self.root}/dev/ptmx")
+        for name in ("null", "zero", "full", "random", "urandom", "tty"):
             with open(f"{self.root}/dev/{name}", "wb"):
                 run("mount", "--bind", f"/dev/{name}", f"{self.root}/dev/{name}")
 

@@ -123,7 +123,7 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
     script = os.path.join(usr, "share", "bash-completion", "completions", "lade")
     verbs = set(re.findall(r"^  (\w+) +\S", run(lade, "--help"), re.M)) - {"lade"}
     assert verbs <= set(completed(script, "lade", "''")), completed(script, "lade", "''")
-    with open(os.path.join(usr, "share", "zsh", "site-functions", "_lade"), encoding="utf-8") as file:
+    with open(os.path.join(usr, "share", "zsh", "vendor-completions", "_lade"), encoding="utf-8") as file:
         zsh = file.read()
     for verb in verbs:
         assert os.path.exists(os.path.join(usr, "share", "man", "man1", f"lade-{verb}.1")), verb
@@ -134,4 +134,4 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
         assert all(option in zsh for option in options - {"--size", "--rounds", "--dir"}), (verb, options)
     assert completed(script, "lade", "train", "--dtype", "b") == ["bf16"]
     if shutil.which("zsh"):
-        run("zsh", "-n", os.path.join(usr, "share", "zsh", "site-functions", "_lade"))
+        run("zsh", "-n", os.path.join(usr, "share", "zsh", "vendor-completions", "_lade"))
