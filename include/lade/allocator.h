@@ -9,7 +9,9 @@
  * LADE_CACHE_MAX_QUEUES streams.
  *
  * Frees are ordered by events on the streams. The events are recorded by the next allocation, once for all frees since
- * the last one. A stream under capture cannot allocate (-EBUSY); frees on it take effect after the capture.
+ * the last one. A stream under capture cannot allocate (-EBUSY), except from a plan of replay; frees on it take effect
+ * after the capture. A graph that was captured so uses the plan's addresses at each launch: keep the plan, and run
+ * nothing else in the arena meanwhile.
  *
  * Replay. Call lade_allocator_step at the end of each training step. When two steps made the same allocations (sizes
  * and streams, in order), allocations that end inside the step are packed by lade/pack.h. From then on allocation k of

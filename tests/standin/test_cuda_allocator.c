@@ -454,6 +454,37 @@ static void allocation_k_of_a_repeating_step_gets_its_planned_offset(void **stat
   fixture_finish(&f);
 }
 
+/* Planned allocations make no driver call, so a capture may contain a whole step; the graph runs on its addresses. */
+static void a_capture_may_contain_planned_allocations(void **state)
+{
+  struct fixture f;
+  struct lade_error error = {0};
+  cuda_graph graph = NULL;
+  void *blocks[3], *again[3], *other = NULL;
+  fixture_init(&f, 64 * MIB);
+  cuda_stream stream = f.streams[0][0];
+  step_end(&f);
+  for (int step = 0; step < 4; step++) {
+    bool is_captured = step == 3;
+    void **to = is_captured ? again : blocks;
+    if (is_captured)
+      assert_int_equal(fake.capture_begin(stream, 2), 0);
+    for (int i = 0; i < 3; i++)
+      to[i] = take(f.allocator, MIB, 0, stream);
+    for (int i = 0; i < 3; i++)
+      give(f.allocator, to[i], 0, stream);
+    if (is_captured) /* one more than was planned */
+      assert_int_equal(lade_allocator_alloc(f.allocator, MIB, 0, stream, &error, &other), -EBUSY);
+    if (is_captured)
+      assert_int_equal(fake.capture_end(stream, &graph), 0);
+    step_end(&f);
+  }
+  assert_memory_equal(blocks, again, sizeof(blocks));
+  assert_int_equal(stats_get(f.allocator, 0).n_served, 6);
+  assert_int_equal(fake.graph_destroy(graph), 0);
+  fixture_finish(&f);
+}
+
 static void another_size_falls_back_to_the_cache_and_is_counted(void **state)
 {
   struct fixture f;
@@ -675,6 +706,7 @@ int main(void)
       cmocka_unit_test(any_driver_call_may_fail_and_nothing_leaks),
       cmocka_unit_test(a_child_of_fork_is_refused),
       cmocka_unit_test(allocation_k_of_a_repeating_step_gets_its_planned_offset),
+      cmocka_unit_test(a_capture_may_contain_planned_allocations),
       cmocka_unit_test(another_size_falls_back_to_the_cache_and_is_counted),
       cmocka_unit_test(a_late_free_never_shares_a_byte),
       cmocka_unit_test(used_and_surviving_blocks_are_not_planned),
