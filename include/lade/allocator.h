@@ -17,7 +17,8 @@
  * and streams, in order), allocations that end inside the step are packed by lade/pack.h. From then on allocation k of
  * a step gets its planned offset in an arena, and no search. An allocation of another size or stream ends replay until
  * the next step; a planned place that is still in use ends it for this allocation. Both are served by the cache, and
- * counted. Two equal steps in a row that differ from the plan replace it. Blocks that other streams use, and blocks
+ * counted. An allocation that finds no memory drops the plan and tries again without its arenas. Two equal steps in a
+ * row that differ from the plan replace it. Blocks that other streams use, and blocks
  * that outlive their step, are always the cache's. Addresses of one stream's arena are reused in the stream's order
  * only.
  *
@@ -128,6 +129,7 @@ struct lade_allocator_stats {
   uint64_t n_served;     /* allocations served by a plan */
   uint64_t n_mismatches; /* steps that left their plan: another size, stream or number of allocations */
   uint64_t n_conflicts;  /* planned allocations whose place was still in use */
+  uint64_t n_dropped;    /* plans dropped because an allocation outside of them found no memory */
   /* The last mismatch: number of the allocation, planned and requested bytes; 0 requested: the step ended. */
   uint64_t mismatch_index, mismatch_planned_bytes, mismatch_bytes;
 };

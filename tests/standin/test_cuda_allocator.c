@@ -640,6 +640,27 @@ static void a_plan_without_room_is_reported_and_the_cache_goes_on(void **state)
   fixture_finish(&f);
 }
 
+/* The arena of an idle plan is memory that a step of another shape may need. */
+static void a_step_that_needs_the_arenas_memory_gets_it(void **state)
+{
+  struct fixture f;
+  fixture_init(&f, 8 * MIB);
+  cuda_stream stream = f.streams[0][0];
+  step_end(&f);
+  for (int step = 0; step < 3; step++) {
+    give(f.allocator, take(f.allocator, 6 * MIB, 0, stream), 0, stream);
+    step_end(&f);
+  }
+  assert_int_equal(stats_get(f.allocator, 0).arena_bytes, 6 * MIB);
+  void *other = take(f.allocator, 7 * MIB, 0, stream);
+  block_check(stream, block_fill(stream, other, 7 * MIB, 3));
+  give(f.allocator, other, 0, stream);
+  assert_int_equal(stats_get(f.allocator, 0).n_dropped, 1);
+  assert_int_equal(stats_get(f.allocator, 0).n_ooms, 0);
+  step_end(&f);
+  fixture_finish(&f);
+}
+
 /* ---- threads ---- */
 
 struct worker {
@@ -693,7 +714,7 @@ static void threads_share_streams(void **state)
   fixture_finish(&f);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_stream_reuses_its_blocks_and_the_default_stream_is_one),
@@ -712,11 +733,18 @@ int main(void)
       cmocka_unit_test(used_and_surviving_blocks_are_not_planned),
       cmocka_unit_test(a_use_that_begins_after_planning_holds_the_place),
       cmocka_unit_test(a_plan_without_room_is_reported_and_the_cache_goes_on),
+      cmocka_unit_test(a_step_that_needs_the_arenas_memory_gets_it),
+      cmocka_unit_test(threads_share_streams),
+  };
+  const struct CMUnitTest threads[] = {
+      cmocka_unit_test(another_stream_gets_a_block_behind_the_work_that_used_it),
+      cmocka_unit_test(allocation_k_of_a_repeating_step_gets_its_planned_offset),
       cmocka_unit_test(threads_share_streams),
   };
   if (!fake_find()) {
     printf("SKIP: libcuda.so.1 is not the fake\n");
     return 77;
   }
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  bool is_few = argc > 1; /* of the kinds of concurrency, for the thread sanitizer */
+  return is_few ? cmocka_run_group_tests(threads, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
 }

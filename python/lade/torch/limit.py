@@ -21,7 +21,7 @@ class _Stats(ctypes.Structure):
                 + [("n_streams", ctypes.c_int)]
                 + [(name, ctypes.c_uint64) for name in (
                     "n_steps", "n_plans", "n_planned", "arena_bytes", "live_bound_bytes", "n_served", "n_mismatches",
-                    "n_conflicts", "mismatch_index", "mismatch_planned_bytes", "mismatch_bytes")])
+                    "n_conflicts", "n_dropped", "mismatch_index", "mismatch_planned_bytes", "mismatch_bytes")])
 
 
 def _declare(core, plugin):

@@ -102,6 +102,18 @@ static int device_open(lade_allocator *allocator, int i, struct lade_error *erro
 
 /* ---- blocks ---- */
 
+/* Allocate from the cache; if memory is short, once more without the arenas of a plan that are not in use. */
+static int cache_take(struct allocator_device *at, uint64_t bytes, int stream, struct lade_error *error,
+                      void **ret_address)
+{
+  int status = lade_allocator_take(at, bytes, stream, error, ret_address);
+  if (status != -ENOMEM || !at->replay.n_places)
+    return status;
+  lade_step_replay_drop(at);
+  at->stats.n_dropped++;
+  return lade_allocator_take(at, bytes, stream, error, ret_address);
+}
+
 static int block_alloc(struct allocator_device *at, uint64_t bytes, int stream, struct lade_error *error,
                        void **ret_address)
 {
@@ -110,7 +122,7 @@ static int block_alloc(struct allocator_device *at, uint64_t bytes, int stream, 
   if (!lade_live_blocks_reserve(&at->blocks))
     return lade_error_set(error, -ENOMEM, "allocator: no memory for the table of blocks");
   bool is_served = lade_step_replay_serve(at, bytes, stream, &address, &block.arena);
-  int status = is_served ? 0 : lade_allocator_take(at, bytes, stream, error, &address);
+  int status = is_served ? 0 : cache_take(at, bytes, stream, error, &address);
   at->stats.n_ooms += status == -ENOMEM;
   if (status)
     return status;
