@@ -13,7 +13,11 @@
  *     lade_shard_gather(shard, LADE_BF16, own_weights, weights, &error);    the weights of all ranks
  *
  * in a program that mpirun, `lade launch -n N`, or srun with PMIx starts on every rank. Started alone, the program is a
- * world of one, where the same calls copy. Memory is host memory. examples/shard.c is a whole program.
+ * world of one, where the same calls copy. examples/shard.c is a whole program.
+ *
+ * Vectors are in host memory, or after lade_ranks_set_device in the memory of a device. On a GPU NCCL is the engine.
+ * The calls that end in _on put the same work on a queue of the device and return; the caller's own streams are queues
+ * by lade_queue_adopt. Values of lade_ranks_sum and lade_ranks_broadcast are in host memory always.
  *
  * Every rank makes the same collective calls in the same order. A collective call blocks until this rank's part is
  * done. An error of a collective call is final for its ranks: every later call returns the same error.
@@ -30,6 +34,7 @@
 
 #include <stdbool.h>
 
+#include "lade/device.h"
 #include "lade/types.h"
 
 #ifdef __cplusplus
@@ -51,7 +56,8 @@ struct lade_ranks_params {
 struct lade_ranks_info {
   size_t struct_size; /* set by the caller */
   int rank, size;
-  const char *engine, *path; /* "mpi", "shared memory (memfd)"; static */
+  const char *engine, *path; /* "mpi", "shared memory (memfd)"; "nccl" on a GPU; static */
+  int local_rank;            /* among the ranks of this machine, for the choice of a GPU; -1: unknown */
 };
 
 struct lade_shard_info {
@@ -90,22 +96,37 @@ LADE_API void lade_ranks_close(lade_ranks *ranks);
  */
 LADE_API int lade_ranks_split(lade_ranks *ranks, int colour, int key, struct lade_error *error, lade_ranks **ret_part);
 
+/*
+ * Move the vectors of @ranks to the memory of @device, a GPU in its primary context or a host device; collective, once,
+ * before parts, shards and memory are made. The device is borrowed until @ranks is closed. All ranks give a device of
+ * one kind. -EINVAL for a dry device, a part, a second call or ranks that have shards, parts or memory; -ENOSYS without
+ * NCCL; -ENOMEM, -EIO. Blocks.
+ */
+LADE_API int lade_ranks_set_device(lade_ranks *ranks, lade_device *device, struct lade_error *error);
+
+/*
+ * Wait until the work of all _on calls of @ranks is over, and return its first error. Call it before a queue that
+ * carried such work is destroyed. Blocks.
+ */
+LADE_API int lade_ranks_wait(lade_ranks *ranks, struct lade_error *error);
+
 /* Return this rank and the number of ranks. -EINVAL for a wrong struct_size. Any thread. Never blocks. */
 LADE_API int lade_ranks_get_info(const lade_ranks *ranks, struct lade_ranks_info *ret_info, struct lade_error *error);
 
 /*
  * Allocate memory that other ranks of this machine read in place, zeroed and page-aligned; collective, @bytes may
- * differ. The caller frees it. Vectors in it are gathered and reduced without an extra copy; other memory works too.
- * -EINVAL for no bytes; -ENOMEM at every rank, after which the ranks can continue. Blocks.
+ * differ. On a GPU it is memory of the device, which NCCL moves without buffers of its own. The caller frees it.
+ * Vectors in it are gathered and reduced without an extra copy; other memory works too. -EINVAL for no bytes; -ENOMEM
+ * at every rank, after which the ranks can continue. Blocks.
  */
 LADE_API int lade_ranks_alloc(lade_ranks *ranks, uint64_t bytes, struct lade_error *error, void **ret_data);
 /* Free this rank's memory. NULL is allowed. pre: no collective call uses it. Never blocks. */
 LADE_API void lade_ranks_free(lade_ranks *ranks, void *data);
 
-/* Replace @values [n] by their sums over the ranks, in the order of ranks (losses, norms); collective. Blocks. */
+/* Replace host @values [n] by their sums over the ranks, in the order of ranks (losses, norms); collective. Blocks. */
 LADE_API int lade_ranks_sum(lade_ranks *ranks, float *values, uint64_t n, struct lade_error *error);
 
-/* Replace @data at all ranks by that of rank @root; collective. -EINVAL for no such rank. Blocks. */
+/* Replace host @data at all ranks by that of rank @root; collective. -EINVAL for no such rank. Blocks. */
 LADE_API int lade_ranks_broadcast(lade_ranks *ranks, int root, void *data, uint64_t bytes, struct lade_error *error);
 
 /*
@@ -153,11 +174,24 @@ LADE_API int lade_shard_gather(lade_shard *shard, enum lade_dtype dtype, const v
 /*
  * Sum @all [padded_elements] over ranks and store this rank's block of the sum in @own [block_elements]; collective.
  * LADE_F32 or LADE_BF16, summed in FP32 over a tree and rounded once: the sum of n ranks is that of the first p plus
- * that of the others, where p is the largest power of two below n; for four ranks (x0 + x1) + (x2 + x3). @own may be
- * this rank's block inside @all. -EINVAL, with nothing done. Blocks.
+ * that of the others, where p is the largest power of two below n; for four ranks (x0 + x1) + (x2 + x3). On a GPU the
+ * order is NCCL's, and BF16 is rounded at each addition. @own may be this rank's block inside @all. -EINVAL, with
+ * nothing done. Blocks.
  */
 LADE_API int lade_shard_reduce(lade_shard *shard, enum lade_dtype dtype, const void *all, void *own,
                                struct lade_error *error);
+
+/*
+ * Submit the gather or the sum to @queue of the ranks' device; its event is (@queue, *ret_count), ret_count may be
+ * NULL. The vectors stay valid, and are not read or written, until the event. Calls on different queues run in the
+ * order of the calls, at every rank the same. -EINVAL without a device, for a queue of another one, or for arguments,
+ * with nothing done. An error of the work itself is returned by lade_ranks_wait and every later call. Blocks while 64
+ * calls are in flight.
+ */
+LADE_API int lade_shard_gather_on(lade_shard *shard, lade_queue *queue, enum lade_dtype dtype, const void *own,
+                                  void *all, uint64_t *ret_count, struct lade_error *error);
+LADE_API int lade_shard_reduce_on(lade_shard *shard, lade_queue *queue, enum lade_dtype dtype, const void *all,
+                                  void *own, uint64_t *ret_count, struct lade_error *error);
 
 #ifdef __cplusplus
 }

@@ -61,6 +61,12 @@ int lade_pickle_get_integer(const lade_pickle *pickle, int value, uint64_t *ret_
 bool lade_pickle_is_text(const lade_pickle *pickle, int value, const char *text);
 
 /*
+ * Copy the text @value into @text, cut to @text_bytes and with ? for each byte that is not printable ASCII. -EINVAL if
+ * it is no text.
+ */
+int lade_pickle_get_text(const lade_pickle *pickle, int value, char *text, size_t text_bytes);
+
+/*
  * Return the entry of the dict @value under @key. -ENOENT if absent; -EINVAL if @value is not a dict or has the key
  * twice; -ELOOP past the limit of accesses to the graph.
  */

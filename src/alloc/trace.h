@@ -31,6 +31,7 @@ struct lade_trace_block {
   uint64_t lower, upper; /* times of its events, in the source's unit */
   int queue;             /* from 0 */
   int place;             /* line or entry of the file where it begins; 0: older than the trace */
+  int site;              /* number, from 1, of its call site in sites; 0: unknown, or not live at the peak */
   int first, last;       /* live in the events [first, last); last is n_events if no event ends it */
 };
 
@@ -54,6 +55,7 @@ struct lade_trace {
   uint64_t recorded_reserved_bytes; /* peak of reserved bytes in the trace, from the snapshot itself */
   int device, n_devices;            /* the device that was read; number of devices with a history */
   const char *place_word;           /* unit of a place: "line" or "entry"; static */
+  LADE_ARRAY(char *) sites;         /* call sites or owners of blocks that are live at the peak, as printable text */
 };
 
 /* ---- building a trace ---- */
@@ -86,6 +88,19 @@ void lade_trace_destroy(struct lade_trace *trace);
 
 /* Write the blocks as the packer's items, with equal numbers and lifetimes in events. @ret_items has room for all. */
 void lade_trace_items(const struct lade_trace *trace, struct lade_pack_item *ret_items);
+
+/* The blocks of one call site that are live at the peak. */
+struct lade_trace_holder {
+  const char *site; /* of the trace; NULL: unknown */
+  int n_blocks;
+  uint64_t bytes;
+};
+
+/*
+ * Sum the blocks that are live at the peak by call site, the most bytes first. The caller frees *ret_holders. Return
+ * their number, 0 for a trace without call sites, or -ENOMEM. Any thread.
+ */
+int lade_trace_holders(const struct lade_trace *trace, struct lade_trace_holder **ret_holders);
 
 /* ---- reading a trace ---- */
 

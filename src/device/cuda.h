@@ -72,6 +72,9 @@ void lade_cuda_queue_enqueue(lade_queue *queue, lade_cuda_enqueue_fn *fn, void *
 /* True if @queue is a stream of @device, so that lade_cuda_queue_enqueue accepts it. Any thread. Never blocks. */
 bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queue);
 
+/* True if the stream of @queue is under capture, or the driver cannot tell. pre: a stream. Any thread. Never blocks. */
+bool lade_cuda_queue_is_capturing(const lade_queue *queue);
+
 /*
  * Make the stream write @value to the 64-bit word at @address, after all work that was put on it before. Called in an
  * enqueue function. The address comes from lade_cuda_get_address. Return the CUresult.

@@ -182,6 +182,7 @@ struct cuda_access {
   X(cuStreamWriteValue64, (cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)) \
   X(cuLaunchHostFunc, (cuda_stream stream, cuda_host_fn *fn, void *args)) \
   X(cuStreamBeginCapture, (cuda_stream stream, int mode)) \
+  X(cuStreamIsCapturing, (cuda_stream stream, int *ret_status)) \
   X(cuStreamEndCapture, (cuda_stream stream, cuda_graph *ret_graph)) \
   X(cuThreadExchangeStreamCaptureMode, (int *mode)) \
   X(cuGraphInstantiateWithFlags, (cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags)) \

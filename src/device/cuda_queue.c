@@ -487,6 +487,17 @@ bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queu
   return lade_cuda_is(device) && queue->device == device && role_is_stream(queue->role);
 }
 
+bool lade_cuda_queue_is_capturing(const lade_queue *base)
+{
+  const struct cuda_queue *queue = (const struct cuda_queue *)base;
+  struct cuda_device *cuda = cuda_get(queue);
+  int status = 0;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuStreamIsCapturing(queue->stream, &status);
+  lade_cuda_leave(cuda, is_entered);
+  return result || status;
+}
+
 int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t address, uint64_t value)
 {
   const struct cuda_driver *driver = &((struct cuda_device *)device)->driver;

@@ -52,6 +52,11 @@ bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queu
   return false;
 }
 
+bool lade_cuda_queue_is_capturing(const lade_queue *queue)
+{
+  return false;
+}
+
 int lade_cuda_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue)
 {
   return -ENODEV;

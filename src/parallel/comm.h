@@ -232,6 +232,9 @@ struct lade_comm_work {
                                  not */
 };
 
+/* Return -EINVAL, with the fault in @error, if lade_comm_run would refuse the arguments. Any thread. Never blocks. */
+int lade_comm_check(const lade_comm *comm, const struct lade_collective *collective, struct lade_error *error);
+
 /*
  * Submit @work to @queue. A communicator belongs to one queue at a time, or to one for sends and one for receives.
  * Errors of the collective itself stick to the communicator. -EINVAL as above, with nothing submitted. Allocates
@@ -268,7 +271,7 @@ bool lade_comm_is_speaker(lade_comm *comm);
 /* Return the name of @kind, "all_gather", ...; static. */
 const char *lade_collective_name(enum lade_collective_kind kind);
 
-/* Return the communicator of lade/shard.h's @ranks, which keep it. */
+/* Return the hosts' communicator of lade/shard.h's @ranks, which keep it. */
 struct lade_ranks;
 lade_comm *lade_ranks_comm(struct lade_ranks *ranks);
 

@@ -25,6 +25,22 @@ foreach(name {names})
   add_executable(${{name}} {source}/examples/${{name}}.c)
   target_link_libraries(${{name}} lade::lade)
 endforeach()
+add_executable(plugged {scratch}/plugged.c)
+target_link_libraries(plugged lade::allocator)
+"""
+# A consumer of liblade-allocator.so: without a GPU its first allocation names the reason.
+PLUGGED = """
+#include <lade/allocator.h>
+#include <stdio.h>
+int main(void)
+{
+  struct lade_error error = {0};
+  void *block = lade_plugged_alloc(1 << 20, 0, NULL);
+  lade_plugged_error(&error);
+  lade_plugged_free(block, 1 << 20, 0, NULL);
+  printf("plugged: %s\\n", block ? "a block" : error.text);
+  return !block && !error.code;
+}
 """
 
 
@@ -36,7 +52,7 @@ def run(*command, **how):
 
 
 def examples_run(folder, library):
-    for name, words in RUNS.items():
+    for name, words in (RUNS | {"plugged": "plugged: "}).items():
         out = run(os.path.join(folder, name), env=dict(os.environ, LD_LIBRARY_PATH=library))
         assert words in out, (name, out)
 
@@ -48,6 +64,9 @@ def pkg_config_build(folder, path, *define):
     os.makedirs(folder)
     for name in NAMES:
         run(*COMPILER, os.path.join(SOURCE, "examples", name + ".c"), "-o", os.path.join(folder, name), *flags)
+    plugged = run("pkg-config", *define, "--cflags", "--libs", "lade-allocator",
+                  env=dict(os.environ, PKG_CONFIG_PATH=path, PKG_CONFIG_ALLOW_SYSTEM_CFLAGS="1")).split()
+    run(*COMPILER, os.path.join(os.path.dirname(folder), "plugged.c"), "-o", os.path.join(folder, "plugged"), *plugged)
     assert any(os.path.isdir(os.path.join(flag[2:], "lade")) for flag in flags if flag[:2] == "-I"), flags
 
 
@@ -74,6 +93,8 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
     version = run(lade, "--version").split()[1]
     assert f"Version: {version}" in fields, fields
 
+    with open(os.path.join(scratch, "plugged.c"), "w", encoding="utf-8") as file:
+        file.write(PLUGGED)
     pkg_config_build(os.path.join(scratch, "installed"), os.path.dirname(pc), f"--define-variable=prefix={usr}")
     examples_run(os.path.join(scratch, "installed"), library)
     pkg_config_build(os.path.join(scratch, "uninstalled"), os.path.join(BUILD, "meson-uninstalled"))
@@ -82,7 +103,8 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
     consumer = os.path.join(scratch, "cmake")
     os.mkdir(consumer)
     with open(os.path.join(consumer, "CMakeLists.txt"), "w", encoding="utf-8") as file:
-        file.write(CMAKE.format(version=version.rsplit(".", 1)[0], names=" ".join(NAMES), source=SOURCE))
+        file.write(CMAKE.format(version=version.rsplit(".", 1)[0], names=" ".join(NAMES), source=SOURCE,
+                                scratch=scratch))
     run("cmake", "-S", consumer, "-B", os.path.join(consumer, "build"), f"-DCMAKE_PREFIX_PATH={usr}",
         f"-DCMAKE_C_COMPILER={COMPILER[-1]}")
     run("cmake", "--build", os.path.join(consumer, "build"))
@@ -91,7 +113,7 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert asked.returncode == 0, asked.stdout
     with open(os.path.join(consumer, "CMakeLists.txt"), "w", encoding="utf-8") as file:
-        file.write(CMAKE.format(version="99.0", names="types", source=SOURCE))
+        file.write(CMAKE.format(version="99.0", names="types", source=SOURCE, scratch=scratch))
     asked = subprocess.run(["cmake", "-S", consumer, "-B", os.path.join(consumer, "never"), f"-DCMAKE_PREFIX_PATH={usr}"],
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert asked.returncode and "compatible" in asked.stdout, asked.stdout
@@ -101,7 +123,7 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
     script = os.path.join(usr, "share", "bash-completion", "completions", "lade")
     verbs = set(re.findall(r"^  (\w+) +\S", run(lade, "--help"), re.M)) - {"lade"}
     assert verbs <= set(completed(script, "lade", "''")), completed(script, "lade", "''")
-    with open(os.path.join(usr, "share", "zsh", "site-functions", "_lade"), encoding="utf-8") as file:
+    with open(os.path.join(usr, "share", "zsh", "vendor-completions", "_lade"), encoding="utf-8") as file:
         zsh = file.read()
     for verb in verbs:
         assert os.path.exists(os.path.join(usr, "share", "man", "man1", f"lade-{verb}.1")), verb
@@ -112,4 +134,4 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
         assert all(option in zsh for option in options - {"--size", "--rounds", "--dir"}), (verb, options)
     assert completed(script, "lade", "train", "--dtype", "b") == ["bf16"]
     if shutil.which("zsh"):
-        run("zsh", "-n", os.path.join(usr, "share", "zsh", "site-functions", "_lade"))
+        run("zsh", "-n", os.path.join(usr, "share", "zsh", "vendor-completions", "_lade"))

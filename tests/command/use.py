@@ -4,6 +4,7 @@
 
 Usage: use.py LADE
 """
+import glob
 import json
 import os
 import pickle
@@ -93,6 +94,26 @@ summary = json.loads(out)
 assert code == 0 and "machine" not in summary and summary["resident_peak_bytes"] > summary["measured_peak_bytes"] > 0
 assert summary["resident_open_bytes"] > 0, summary
 assert summary["speed_of_light"] <= 1, summary
+
+# A kept rate that was probed in a busy moment is corrected by a run, which is never faster than light.
+kept = glob.glob("lade/probe-*.json")
+assert kept, os.listdir(".")
+for name in kept:
+    with open(name, encoding="utf-8") as file:
+        rates = json.load(file)
+    rates["machine"]["matmul_flops_per_s"] = {dtype: 1e6 for dtype in rates["machine"]["matmul_flops_per_s"]}
+    write(name, json.dumps(rates).encode())
+summary = json.loads(run("train", *SHORT, "--steps", "2", "--json")[1])
+with open(kept[0], encoding="utf-8") as file:
+    rates = json.load(file)["machine"]["matmul_flops_per_s"]
+assert 0 < summary["speed_of_light"] <= 1 and max(rates.values()) > 1e8, (summary["speed_of_light"], rates)
+
+# As little memory as it goes over a drive: the lines that say so keep the batch alone on the host.
+SMALLEST = ["--budget", "min", "--host-budget", "0", "--store", "."]
+plan = json.loads(run("plan", "--model", "baby", "--batch", "16", "--machine", "laptop-8c", *SMALLEST, "--json")[1])
+assert plan["ledger"]["host"]["total"] <= 2 << 20 and not plan["ledger"]["host"]["optimizer_state"], plan["ledger"]
+examples = [line for line in run("train", "--help")[1].splitlines() if "--budget min" in line and "--store" in line]
+assert examples and all("--host-budget 0" in line for line in examples), examples
 
 # A directory of HuggingFace's files is a model, with and without a slash in its name; a damaged file is damage.
 step = os.path.join("run", "step-00000002")

@@ -30,6 +30,8 @@ int main(void)
 # How the examples are run: arguments, exit code, and what the output must match. TEXT is a file of English; RANKS
 # starts two of them, where there is an MPI.
 RUNS = {
+    "examples/allocator.c": [([], 0, r"step 3: peak 16\.2 MiB live, arena 16\.\d MiB, 32 of 64 allocations planned so far, "
+                                     r"0 steps left the plan\nstep 4: .* 1 steps left the plan\n48 MiB: .*limit")],
     "examples/adam.c": [([], 0, r"step 400: mean squared distance [\d.]+e-(0[5-9]|1\d)\n5\.02 bytes per parameter")],
     "examples/batches.c": [(["12"], 0, r"validation loss 4\.\d+ before, [0-3]\.\d+ after 12 steps")],
     "examples/cache.c": [([], 0, r"step 0: peak \d+\.\d MiB live, \d+\.\d MiB reserved, \d+ chunks mapped")],
@@ -127,4 +129,5 @@ def main(build, compiler):
         tree.report(problems + [f"{path} is not installed" for path in sorted(missing)])
 
 
-main(sys.argv[1], sys.argv[2:])
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -373,11 +373,11 @@ static bool nth_call_fails(const char *function, uint64_t nth)
 static const char *const functions[] = {LADE_CUDA_FUNCTIONS(NAME)};
 #undef NAME
 
-/* True for functions unused by this session: of adopted or long contexts, of kernels (test_cuda_launch.c). */
+/* True for functions unused here: of adopted or long contexts and streams, of kernels (test_cuda_launch.c). */
 static bool is_elsewhere(const char *function)
 {
-  return !strcmp(function, "cuCtxGetDevice") || !strcmp(function, "cuEventQuery") ||
-         !strncmp(function, "cuModule", 8) || !strncmp(function, "cuFunc", 6) || !strcmp(function, "cuLaunchKernel");
+  return strstr("cuCtxGetDevice cuEventQuery cuLaunchKernel cuStreamIsCapturing", function) ||
+         !strncmp(function, "cuModule", 8) || !strncmp(function, "cuFunc", 6);
 }
 
 /*

@@ -7,6 +7,7 @@ Usage: replay.py LADE SOURCE
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,34 @@ for protocol in (2, 3, 4, 5):
     assert "(entry 2, time 1): 4.0 MiB more with 7.0 MiB live" in err, err
     result, err = replayed("snapshot.pickle", "--policy", "packed", "--budget", "1MiB", code=3)
     assert "(from before the trace)" in err, err
+
+
+# The holders of the peak, by call site: the innermost frame of the user's own Python.
+def frame(filename, line, name):
+    return {"filename": filename, "line": line, "name": name}
+
+
+LIBRARY = [frame("??", 0, "c10::cuda::malloc"), frame("/opt/site-packages/torch/nn/linear.py", 9, "forward")]
+SITES = ([LIBRARY + [frame("/home/me/model/block.py", 12, "mlp"), frame("/home/me/train.py", 3, "step")]] * 3
+         + [LIBRARY + [frame("/home/me/train.py", 40, "\x1b[31mlo\u00e4d")], LIBRARY, LIBRARY[:1], [], ["no dict"]])
+held = {"segments": [], "device_traces": [[
+    dict(event("alloc", i * 16 * MIB, (i + 1) * MIB), frames=frames) for i, frames in enumerate(SITES)] + [
+        dict(event("alloc", 1 << 40, 1), frames=[frame("/home/me/late.py", 1, "small")]),
+        event("free_completed", 1 << 40, 1)]]}
+result, _ = replayed(write("held.pickle", pickle.dumps(held)), "--policy", "packed")
+assert [(each["site"], each["blocks"], each["bytes"]) for each in result["holders"]] == [
+    (None, 2, 15 * MIB), ("??:0 c10::cuda::malloc", 1, 6 * MIB), ("model/block.py:12 mlp", 3, 6 * MIB),
+    ("nn/linear.py:9 forward", 1, 5 * MIB), ("me/train.py:40 ?[31mlo??d", 1, 4 * MIB),
+    ("me/late.py:1 small", 1, 1)], result["holders"]
+assert sum(each["bytes"] for each in result["holders"]) == result["peak_live_bytes"], result
+out = subprocess.run([LADE, "replay", "held.pickle"], stdout=subprocess.PIPE, text=True, check=True).stdout
+assert re.search(r"model/block\.py:12 mlp +3 +6\.0 MiB +16\.7 %", out) and "\x1b[31mlo" not in out, out
+for i in range(30):  # more sites than the text lists
+    held["device_traces"][0].insert(0, dict(event("alloc", (1 << 41) + i * MIB, MIB),
+                                            frames=[frame(f"/home/me/f{i}.py", i, "f")]))
+out = subprocess.run([LADE, "replay", write("more.pickle", pickle.dumps(held))], stdout=subprocess.PIPE, text=True,
+                     check=True).stdout
+assert re.search(r"^others +26 ", out, re.M), out
 
 
 class Hostile:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""lade/shard.h on several ranks: its properties, the ends of failing jobs, and processes that cannot form a job.
+"""lade/shard.h on several ranks: its properties, the ends of failing jobs, and processes that cannot form a job; with a
+device, its vectors are in the memory of host devices, or of GPUs (the fakes').
 
-Usage: shard.py LADE TEST-SHARD PLUGIN
+Usage: shard.py LADE TEST-SHARD PLUGIN, or shard.py LADE SHARD-DEVICE PLUGIN host|cuda
 """
 import os
 import re
@@ -26,7 +27,7 @@ def ranks_run(n, *arguments):
 
 def ending(what, ranks, status, words):
     """Check that every rank in @ranks gets @status with @words."""
-    code, output = ranks_run(4, what)
+    code, output = ranks_run(4, *([what] if isinstance(what, str) else what))
     ends = re.findall(r"^END rank (\d+): (-?\d+): (.*)$", output, re.MULTILINE)
     require(code != 0, f"{what}: the job ends with 0", output)
     require(sorted(int(end[0]) for end in ends) == ranks, f"{what}: other ranks report than {ranks}", output)
@@ -44,9 +45,18 @@ def others_are_told():
                 f"{variables} without MPI are refused in one line", result.stdout)
 
 
-for n_ranks in (2, 4):
-    exit_code, text = ranks_run(n_ranks)
-    require(exit_code == 0 and text.count("[  PASSED  ]") == n_ranks, f"{n_ranks} ranks end with {exit_code}", text)
+def ranks_pass(counts, *arguments):
+    for n_ranks in counts:
+        exit_code, text = ranks_run(n_ranks, *arguments)
+        require(exit_code == 0 and text.count("[  PASSED  ]") == n_ranks, f"{n_ranks} ranks end with {exit_code}", text)
+
+
+if sys.argv[4:]:
+    ENVIRONMENT["LADE_FAKE"] = "devices=4"
+    ranks_pass((3,), sys.argv[4])
+    ending((sys.argv[4], "abort"), [0, 1, 2, 3], ECANCELED, "rank 3 gave up: no data left")
+    sys.exit(0)
+ranks_pass((2, 4))
 ending("kill", [0, 1, 2], EPIPE, "rank 3 (process ")
 ending("abort", [0, 1, 2, 3], ECANCELED, "rank 3 gave up: no data left")
 ending("sizes", [0, 1, 2, 3], EINVAL, "rank 3 cuts 1001 elements and rank 0 1000")

@@ -19,12 +19,16 @@
 #include "tools/report/memory_plot.h"
 #include "tools/report/report.h"
 
+#define HOLDERS_MOST 10 /* lines of text; JSON has all */
+
 struct replaying {
   struct options options;
   struct lade_trace trace;
   enum lade_policy policies[LADE_N_POLICIES];
   struct lade_replay replays[LADE_N_POLICIES]; /* in the same order */
   int n;
+  struct lade_trace_holder *holders; /* of the peak, the largest first */
+  int n_holders;
   struct lade_error error;
 };
 
@@ -47,7 +51,9 @@ static int replays_run(struct replaying *replaying)
     if (!status)
       replaying->policies[replaying->n++] = params.policy;
   }
-  return status;
+  int n_holders = status ? 0 : lade_trace_holders(&replaying->trace, &replaying->holders);
+  replaying->n_holders = LADE_MAX(n_holders, 0);
+  return status ? status : LADE_MIN(n_holders, 0);
 }
 
 /* ---- JSON ---- */
@@ -68,11 +74,25 @@ static json_t *replay_json(const struct replaying *replaying, int i)
   return object;
 }
 
+/* Add the holders of the peak to @object, if the trace has call sites. */
+static json_t *holders_add(const struct replaying *replaying, json_t *object)
+{
+  json_t *list = replaying->n_holders ? json_array() : NULL;
+  for (int i = 0; i < replaying->n_holders && list; i++) {
+    const struct lade_trace_holder *holder = &replaying->holders[i];
+    json_array_append_new(list, json_pack("{s:s?, s:i, s:o}", "site", holder->site, "blocks", holder->n_blocks,
+                                          "bytes", json_bytes(holder->bytes)));
+  }
+  if (object && list)
+    json_object_set_new(object, "holders", list);
+  return object;
+}
+
 /* Print one policy as one object, several as a list in one object. */
 static int replays_dump(const struct replaying *replaying)
 {
   if (replaying->options.policy != POLICY_ALL)
-    return json_print(replay_json(replaying, 0));
+    return json_print(holders_add(replaying, replay_json(replaying, 0)));
   json_t *list = json_array();
   for (int i = 0; i < replaying->n; i++) {
     if (json_array_append_new(list, replay_json(replaying, i))) {
@@ -80,7 +100,8 @@ static int replays_dump(const struct replaying *replaying)
       return -ENOMEM;
     }
   }
-  return json_print(json_pack("{s:i, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "policies", list));
+  return json_print(holders_add(replaying, json_pack("{s:i, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "policies",
+                                                     list)));
 }
 
 /* ---- text ---- */
@@ -124,6 +145,34 @@ static void table_print(const struct replaying *replaying)
            seconds_format((double)replay->ns / 1e9, seconds, sizeof(seconds)),
            replay->is_within ? "" : "  over the budget");
   }
+}
+
+static void holder_print(const char *site, int n_blocks, uint64_t bytes, uint64_t peak_bytes)
+{
+  char size[32];
+  printf("%-70.70s %8d %11s %6.1f %%\n", site, n_blocks, lade_size_format(bytes, size, sizeof(size)),
+         100 * (double)bytes / (double)peak_bytes);
+}
+
+/* Print the call sites that hold the most bytes at the peak, and the sum of the others. */
+static void holders_print(const struct replaying *replaying)
+{
+  const uint64_t peak_bytes = replaying->trace.peak_live_bytes;
+  struct lade_trace_holder others = {0};
+  if (replaying->n_holders)
+    printf("\n%-70s %8s %11s %8s\n", "holders at the peak", "blocks", "", "of it");
+  for (int i = 0; i < replaying->n_holders; i++) {
+    const struct lade_trace_holder *holder = &replaying->holders[i];
+    if (i < HOLDERS_MOST) {
+      holder_print(holder->site ? holder->site : "unknown: before the history, or without frames", holder->n_blocks,
+                   holder->bytes, peak_bytes);
+      continue;
+    }
+    others.n_blocks += holder->n_blocks;
+    others.bytes += holder->bytes;
+  }
+  if (others.n_blocks)
+    holder_print("others", others.n_blocks, others.bytes, peak_bytes);
 }
 
 /* Return the bytes live just before event @i. */
@@ -194,6 +243,7 @@ static int replays_tell(struct replaying *replaying)
   } else {
     trace_print(replaying);
     table_print(replaying);
+    holders_print(replaying);
   }
   if (!status)
     status = memory_plot_make(replaying);
@@ -221,6 +271,7 @@ int replay_main(int argc, char **argv)
   }
   for (int i = 0; i < replaying.n; i++)
     lade_replay_finish(&replaying.replays[i]);
+  free(replaying.holders);
   lade_trace_destroy(&replaying.trace);
   options_finish(&replaying.options);
   return code;

@@ -599,6 +599,20 @@ bool lade_pickle_is_text(const lade_pickle *pickle, int value, const char *text)
          memcmp(pickle->bytes + is->as.offset, text, is->n) == 0;
 }
 
+int lade_pickle_get_text(const lade_pickle *pickle, int value, char *text, size_t text_bytes)
+{
+  const struct value *is = value_get(pickle, value);
+  if (is->kind != LADE_PICKLE_TEXT || !text_bytes)
+    return -EINVAL;
+  size_t n = LADE_MIN((size_t)is->n, text_bytes - 1);
+  for (size_t i = 0; i < n; i++) {
+    unsigned char c = (unsigned char)pickle->bytes[is->as.offset + i];
+    text[i] = c >= ' ' && c < 0x7f ? (char)c : '?';
+  }
+  text[n] = 0;
+  return 0;
+}
+
 /* Count @n steps of a walk. -ELOOP past the limit. */
 static int steps_count(lade_pickle *pickle, uint32_t n)
 {

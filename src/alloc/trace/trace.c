@@ -100,6 +100,9 @@ void lade_trace_destroy(struct lade_trace *trace)
 {
   LADE_ARRAY_FREE(&trace->blocks);
   LADE_ARRAY_FREE(&trace->events);
+  for (int i = 0; i < trace->sites.n; i++)
+    free(trace->sites.items[i]);
+  LADE_ARRAY_FREE(&trace->sites);
 }
 
 /* ---- using a trace ---- */

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "alloc/pickle.h"
 #include "alloc/trace.h"
 
 /*
@@ -65,6 +66,7 @@ struct lade_trace_call {
   bool is_old; /* a free of memory from before the first call */
   int partner; /* of a free: the allocation that it ends; of an allocation: the free that ends it, or -1 */
   int block;
+  int value; /* of a snapshot: the entry in the pickle */
 };
 
 typedef LADE_ARRAY(struct lade_trace_call) lade_trace_call_array;
@@ -82,6 +84,14 @@ int lade_trace_calls_pair(struct lade_trace_call *calls, int n_calls, bool may_b
  * pre: a call that is_old has its block already.
  */
 int lade_trace_calls_apply(struct lade_trace *trace, struct lade_trace_call *calls, int n_calls);
+
+/*
+ * Read the call sites of the blocks that are live at the peak from their entries @values [blocks.n] in @pickle; -1: no
+ * entry. Entries without frames, or with others than snapshots have, leave a block's site unknown. -ENOMEM.
+ *
+ * pre: lade_trace_finish.
+ */
+int lade_trace_sites_read(struct lade_trace *trace, lade_pickle *pickle, const int *values);
 
 /* Add @bytes to *total_bytes. False, and nothing changes, past LADE_TRACE_BYTES_MOST. */
 static inline bool lade_trace_bytes_add(uint64_t *total_bytes, uint64_t bytes)

@@ -38,6 +38,7 @@ struct old {
   uint64_t address, bytes;
   int queue;
   int call; /* the call that frees it, or -1 */
+  int value; /* its block in the segments; -1: it was freed before the end */
 };
 
 /* The addresses of a segment of the device. */
@@ -167,7 +168,8 @@ static int reserved_add(struct torch *torch, int value, int sign)
 
 static int call_add(struct torch *torch, int value, bool is_free)
 {
-  struct lade_trace_call call = {.place = torch->number, .is_free = is_free, .partner = -1, .block = -1};
+  struct lade_trace_call call = {.place = torch->number, .is_free = is_free, .partner = -1, .block = -1,
+                                 .value = value};
   uint64_t before = torch->calls.n ? torch->calls.items[torch->calls.n - 1].time : 0;
   int code = number_get(torch, value, "addr", 0, ADDRESS_MOST, &call.id);
   if (!code)
@@ -277,7 +279,7 @@ struct rest {
  */
 static int block_read(struct torch *torch, int value, struct rest *rest, const uint64_t *known)
 {
-  struct old old = {.queue = rest->queue, .call = -1};
+  struct old old = {.queue = rest->queue, .call = -1, .value = value};
   uint64_t bytes = 0;
   int state = 0, code = number_get(torch, value, "size", 1, ADDRESS_MOST, &bytes);
   if (!code)
@@ -387,7 +389,7 @@ static int olds_apply(struct torch *torch)
 {
   for (int i = 0; i < torch->calls.n; i++) {
     const struct lade_trace_call *call = &torch->calls.items[i];
-    struct old old = {call->id, call->bytes, call->queue, i};
+    struct old old = {call->id, call->bytes, call->queue, i, -1};
     if (call->is_old && !LADE_PUSH(&torch->olds, old))
       return -ENOMEM;
   }
@@ -461,6 +463,23 @@ static int addresses_check(struct torch *torch)
   return code;
 }
 
+static int sites_read(struct torch *torch)
+{
+  int *values = malloc(((size_t)torch->trace->blocks.n + 1) * sizeof(*values));
+  if (!values)
+    return -ENOMEM;
+  for (int i = 0; i < torch->olds.n; i++) /* they are the first blocks */
+    values[i] = torch->olds.items[i].value;
+  for (int i = 0; i < torch->calls.n; i++) {
+    const struct lade_trace_call *call = &torch->calls.items[i];
+    if (!call->is_free)
+      values[call->block] = call->value;
+  }
+  int code = lade_trace_sites_read(torch->trace, torch->pickle, values);
+  free(values);
+  return code;
+}
+
 static int reserved_set(struct torch *torch)
 {
   int64_t start_bytes = torch->end_bytes - torch->added_bytes;
@@ -491,6 +510,8 @@ static int snapshot_read(struct torch *torch)
     code = lade_trace_calls_apply(torch->trace, torch->calls.items, torch->calls.n);
   if (!code)
     code = addresses_check(torch);
+  if (!code)
+    code = sites_read(torch);
   return code ? code : reserved_set(torch);
 }
 

@@ -181,6 +181,11 @@ static int collective_check(const lade_comm *comm, const struct lade_collective 
   return buffers_check(comm, c, error);
 }
 
+int lade_comm_check(const lade_comm *comm, const struct lade_collective *collective, struct lade_error *error)
+{
+  return collective_check(comm, collective, error);
+}
+
 static bool is_listable(enum lade_collective_kind kind)
 {
   return kind != LADE_SEND && kind != LADE_RECV && kind != LADE_BARRIER;

@@ -98,6 +98,7 @@ static cuda_result block_free(const char *function, enum block_kind kind, uint64
 
 void fake_blocks_end(cuda_context context)
 {
+  fake_legacy_end(context);
   struct block *block;
   while ((block = block_take(BLOCK_MEMORY, 0, context)))
     block_end(block);

@@ -16,6 +16,7 @@ struct CUctx_st {
   int device;
   int n_refs; /* of the primary context; of other contexts, the number of attachments */
   cuda_result broken; /* every later call returns this */
+  cuda_stream legacy; /* the default stream, made at its first use */
 };
 
 #define MAX_CHANNELS 32
@@ -91,6 +92,10 @@ EXPORT bool fake_is_captured(void);
 /* Return the error of @function if this thread captures and the function is forbidden then. Lock held. */
 cuda_result fake_capture_refuses(const char *function);
 cuda_context fake_stream_context(cuda_stream stream); /* for the default stream the current context */
+/* Return the stream of a handle: for NULL and CU_STREAM_LEGACY the current context's default stream. */
+cuda_stream fake_stream(cuda_stream stream);
+/* End a context's default stream, if it was used. */
+void fake_legacy_end(cuda_context context);
 
 /*
  * Run @fn on the stream, as the device does. @args are freed, also if it does not run. On a captured stream it becomes

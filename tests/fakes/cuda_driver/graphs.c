@@ -91,7 +91,7 @@ static void nodes_unref(struct nodes *nodes)
 
 bool fake_is_capturing(cuda_stream stream)
 {
-  return stream && stream->capture.nodes;
+  return (uintptr_t)stream > 1 && stream->capture.nodes;
 }
 
 cuda_result fake_capture_check(cuda_stream stream, bool is_allowed)
@@ -273,6 +273,7 @@ cuda_result cuThreadExchangeStreamCaptureMode(int *mode)
 
 cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status)
 {
+  stream = fake_stream(stream);
   *ret_status = !fake_is_capturing(stream) ? 0 : stream->capture.is_invalid ? 2 : 1;
   return fake_enter("cuStreamIsCapturing", true);
 }

@@ -242,8 +242,84 @@ static cuda_result stream_drain(cuda_stream stream)
   return result;
 }
 
+/*
+ * Return the channel that a new stream shares: the one with the fewest streams, of as many as
+ * CUDA_DEVICE_MAX_CONNECTIONS names, or else the setting. NULL: one of its own. Lock held.
+ */
+static struct channel *channel_choose(void)
+{
+  const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const uint64_t wanted = text ? strtoull(text, NULL, 10) : fake.channels, n = LADE_MIN(wanted, MAX_CHANNELS);
+  struct channel *best = fake.channels ? fake.channels_used : NULL;
+  for (uint64_t i = 1; i < n && best; i++)
+    best = fake.channels_used[i].n_streams < best->n_streams ? &fake.channels_used[i] : best;
+  return best;
+}
+
+/* Create a stream of @context with its thread, in no list. NULL if the thread is refused. */
+static cuda_stream stream_create(cuda_context context)
+{
+  cuda_stream stream = calloc(1, sizeof(*stream));
+  LADE_ASSERT(stream);
+  stream->context = context;
+  stream->last = &stream->first;
+  if (!pthread_create(&stream->thread, NULL, stream_main, stream))
+    return stream;
+  free(stream);
+  return NULL;
+}
+
+static void stream_enlist(cuda_stream stream)
+{
+  stream->channel = channel_choose();
+  if (stream->channel)
+    stream->channel->n_streams++;
+  stream->next = fake.streams;
+  fake.streams = stream;
+}
+
+static void stream_destroy(cuda_stream stream)
+{
+  fake_piece_put(stream, &(struct piece){.kind = PIECE_STOP});
+  pthread_join(stream->thread, NULL);
+  pthread_mutex_lock(&fake.lock);
+  fake_turn_wait(); /* draining walks the list */
+  cuda_stream *at = &fake.streams;
+  while (*at != stream)
+    at = &(*at)->next;
+  *at = stream->next;
+  if (stream->channel)
+    stream->channel->n_streams--;
+  pthread_mutex_unlock(&fake.lock);
+  free(stream);
+}
+
+cuda_stream fake_stream(cuda_stream stream)
+{
+  cuda_context context = fake_context();
+  if ((uintptr_t)stream > 1 || !context)
+    return stream;
+  pthread_mutex_lock(&fake.lock);
+  if (!context->legacy) {
+    context->legacy = stream_create(context);
+    LADE_ASSERT(context->legacy);
+    stream_enlist(context->legacy);
+  }
+  stream = context->legacy;
+  pthread_mutex_unlock(&fake.lock);
+  return stream;
+}
+
+void fake_legacy_end(cuda_context context)
+{
+  if (context->legacy)
+    stream_destroy(context->legacy);
+  context->legacy = NULL;
+}
+
 cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream)
 {
+  stream = fake_stream(stream);
   const enum fake_place to = fake_place(dst, bytes), from = fake_place(src, bytes);
   const bool is_pageable = to == PLACE_PAGEABLE || from == PLACE_PAGEABLE;
   cuda_result result = fake_enter("cuMemcpyAsync", true);
@@ -270,6 +346,7 @@ cuda_result cuMemcpy(cuda_address dst, cuda_address src, size_t bytes)
 
 cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda_stream stream)
 {
+  stream = fake_stream(stream);
   cuda_result result = fake_enter("cuMemsetD8Async", true);
   if (!result)
     result = fake_capture_check(stream, true);
@@ -280,6 +357,7 @@ cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda
 
 cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args)
 {
+  stream = fake_stream(stream);
   cuda_result result = fake_enter("cuLaunchHostFunc", true);
   if (!result)
     result = fake_capture_check(stream, true);
@@ -288,42 +366,17 @@ cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args)
   return result;
 }
 
-/*
- * Return the channel that a new stream shares: the one with the fewest streams, of as many as
- * CUDA_DEVICE_MAX_CONNECTIONS names, or else the setting. NULL: one of its own. Lock held.
- */
-static struct channel *channel_choose(void)
-{
-  const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const uint64_t wanted = text ? strtoull(text, NULL, 10) : fake.channels, n = LADE_MIN(wanted, MAX_CHANNELS);
-  struct channel *best = fake.channels ? fake.channels_used : NULL;
-  for (uint64_t i = 1; i < n && best; i++)
-    best = fake.channels_used[i].n_streams < best->n_streams ? &fake.channels_used[i] : best;
-  return best;
-}
-
 cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
 {
   cuda_result result = fake_enter("cuStreamCreate", true);
   if (result)
     return result;
-  cuda_stream stream = calloc(1, sizeof(*stream));
-  LADE_ASSERT(stream);
-  stream->context = fake_context();
-  stream->last = &stream->first;
-  pthread_mutex_lock(&fake.lock);
-  stream->channel = channel_choose();
-  pthread_mutex_unlock(&fake.lock);
-  if (pthread_create(&stream->thread, NULL, stream_main, stream)) {
-    free(stream);
+  cuda_stream stream = stream_create(fake_context());
+  if (!stream)
     return CUDA_OUT_OF_MEMORY;
-  }
   fake_alive(1);
   pthread_mutex_lock(&fake.lock);
-  if (stream->channel)
-    stream->channel->n_streams++;
-  stream->next = fake.streams;
-  fake.streams = stream;
+  stream_enlist(stream);
   pthread_mutex_unlock(&fake.lock);
   *ret_stream = stream;
   return 0;
@@ -331,25 +384,14 @@ cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
 
 cuda_result cuStreamDestroy_v2(cuda_stream stream)
 {
-  fake_piece_put(stream, &(struct piece){.kind = PIECE_STOP});
-  pthread_join(stream->thread, NULL);
-  pthread_mutex_lock(&fake.lock);
-  fake_turn_wait(); /* draining walks the list */
-  cuda_stream *at = &fake.streams;
-  while (*at != stream)
-    at = &(*at)->next;
-  *at = stream->next;
-  if (stream->channel)
-    stream->channel->n_streams--;
-  pthread_mutex_unlock(&fake.lock);
-  free(stream);
+  stream_destroy(stream);
   fake_alive(-1);
   return fake_leave("cuStreamDestroy");
 }
 
 cuda_context fake_stream_context(cuda_stream stream)
 {
-  return stream ? stream->context : fake_context();
+  return (uintptr_t)stream > 1 ? stream->context : fake_context();
 }
 
 cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context)
@@ -360,6 +402,7 @@ cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context)
 
 cuda_result cuStreamSynchronize(cuda_stream stream)
 {
+  stream = fake_stream(stream);
   cuda_result result = fake_capture_check(stream, false);
   result = result ? result : stream_drain(stream);
   cuda_result injected = fake_enter("cuStreamSynchronize", true);
@@ -368,6 +411,7 @@ cuda_result cuStreamSynchronize(cuda_stream stream)
 
 cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags)
 {
+  stream = fake_stream(stream);
   cuda_result result = fake_enter("cuStreamWaitEvent", true);
   if (!result)
     result = fake_capture_wait(stream, event);
@@ -382,6 +426,7 @@ cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned fla
 
 cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)
 {
+  stream = fake_stream(stream);
   cuda_result result = fake_enter("cuStreamWaitValue64", true);
   if (!result)
     result = fake_capture_check(stream, false);
@@ -433,6 +478,7 @@ cuda_result cuEventDestroy_v2(cuda_event event)
 
 cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
 {
+  stream = fake_stream(stream);
   cuda_result result = fake_enter("cuEventRecord", true);
   if (!result && event->context != fake_stream_context(stream))
     return CUDA_INVALID_HANDLE;
