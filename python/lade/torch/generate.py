@@ -11,7 +11,7 @@ from torch.fx.node import Node
 
 from ..errors import Error
 from ..graph import DROP, GET, OP, PUT, REDO
-from . import optimizers
+from . import kernels, optimizers
 from .values import flat_args
 
 
@@ -51,7 +51,10 @@ class Generator:
 
     def target(self, node):
         name = "f_" + "".join(c if c.isalnum() else "_" for c in str(node.target))
-        self.names[name] = node.target
+        call = kernels.callable_of(node)
+        if call is not node.target:
+            name += f"_{self.number[node]}"
+        self.names[name] = call
         return name
 
     # operands
@@ -125,8 +128,8 @@ class Generator:
                 self.unbind(storage)
         for operand in flat_args(op.node):
             self.ensure(self.values.value(operand))
-        if index in self.redrawn:
-            self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index})")
+        if op.draws:  # also where no redo follows: the generator's state is in the price of every draw
+            self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index if index in self.redrawn else -1})")
         if op.node.target is optimizers.UPDATE:
             self._update(op.node)
         elif op.node.target is optimizers.UPDATE_ALL:

@@ -11,6 +11,7 @@ import sys
 from unittest import mock
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -101,7 +102,9 @@ def capturing(recorder):
     checkpoint = sys.modules["torch.utils.checkpoint"] if "torch.utils.checkpoint" in sys.modules else None
     seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
     before = _generators_state()
+    other = _refusing("optimizer.step", "the step drives another optimizer than the one given")
     with contextlib.ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:
             for name in _GENERATORS:
                 if hasattr(checkpoint, name):

@@ -19,11 +19,12 @@ from ..errors import CannotCapture, Error
 from . import optimizers
 from .meter import Events
 from .planned import Planned, Runtime, Tiers
-from .prices import Pricer
+from .prices import Pricer, Relayout
 from .trace import Given, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 3.0  # of the search for one plan
+CAPTURES_MOST = 8   # of one step, each with more strides known
 
 
 class Report(dict):
@@ -99,14 +100,24 @@ class Step:
         return leaves, ready
 
     def _prepare(self, args, kwargs):
-        start = time.perf_counter()
-        captured = trace(self.fn, self.model, self.optimizer, args, kwargs)
-        seconds = time.perf_counter() - start
-        planned = Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS)
-        self._create_state(captured)
+        planned, seconds = self._plan(args, kwargs)
+        self._create_state(planned.trace)
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
         return ready
+
+    def _plan(self, args, kwargs):
+        """Return (plan, seconds of capture). A capture is repeated while its pricing finds other strides."""
+        seconds = 0.0
+        for _ in range(CAPTURES_MOST):
+            start = time.perf_counter()
+            captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts)
+            seconds += time.perf_counter() - start
+            try:
+                return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
+            except Relayout:
+                continue
+        raise CannotCapture("its kernels return strides that no description gives", "capture")
 
     def _create_state(self, captured):
         """Create the optimizer's state that its first step would create; the plan was accepted with it."""
