@@ -8,7 +8,9 @@ generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
 from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, refused, torch
 
 import sys
+from unittest import mock
 
+from lade.torch import parts
 from torch.utils.checkpoint import checkpoint
 
 
@@ -222,9 +224,19 @@ def constants_have_values():
     check("constants", Causal(), batch(), budgets=("100%", "min"))
 
 
+def parts_stand_for_large_calls():
+    """Prices by parts of calls have the bytes of whole calls."""
+    with mock.patch.multiple(parts, _WHOLE_FLOPS=1e4, _WHOLE_BYTES=4096, _LEAST=4):
+        part = check("parts", GPT(), batch(), make_train=autocast, budgets=("100%", "min"))
+    whole = check("whole", GPT(), batch(), make_train=autocast, budgets=("100%",))
+    assert part[0]["unconstrained_peak_bytes"] == whole[0]["unconstrained_peak_bytes"]
+
+
 def hooked(model, optimizer):
+    def shrink(p):
+        p.grad.mul_(0.25)
     model.head.weight.register_hook(lambda grad: grad * 0.5)
-    model.tokens.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.25))
+    model.tokens.weight.register_post_accumulate_grad_hook(shrink)
     return plain_of(model, optimizer)
 
 
@@ -333,6 +345,6 @@ def plain_of(model, optimizer):
 
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
-             constants_have_values, hooks_of_parameters, tensors_of_no_model, refusals):
+             constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

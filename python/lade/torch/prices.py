@@ -4,16 +4,16 @@
 Equal layers have equal calls, so few calls run. Operands come from one arena for each dtype, so pricing takes the
 memory of the largest op and not of the step. Between two marks in the allocator's events lie the events of one call.
 """
-import ctypes
 import time
 
 import torch
 from torch.fx.node import map_arg
 
 from ..errors import CannotCapture
-from . import kernels, optimizers
+from . import kernels, parts, optimizers
 from .layouts import Described
 from .meter import Events, peak_of
+from .operands import Arena, Grow
 
 MARK_BYTES = 1234577     # an allocation of this size stands between two calls; no power of two, no page
 _SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
@@ -22,70 +22,10 @@ _REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm
 
 class Price:
     """Of one call: bytes that it needs at most, sizes of its results' storages, time."""
-    __slots__ = ("most_bytes", "left_bytes", "sizes", "ns", "hidden")
+    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part")
 
-
-class _Arena:
-    """Operands for calls, cut from one buffer for each dtype."""
-
-    def __init__(self, device):
-        self.device, self.buffers, self.used = device, {}, {}
-        self.fill = None  # of all operands, instead of made-up values
-
-    def reset(self):
-        self.used = {}
-
-    def cut(self, meta):
-        """Return a tensor like @meta: its shape, strides and alignment."""
-        if meta.device.type not in (self.device.type, "meta"):
-            return torch.ones(meta.shape, dtype=meta.dtype, device=meta.device)
-        size, stride, width = meta.shape, meta.stride(), meta.element_size()
-        span = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if meta.numel() else 0
-        lead = meta.storage_offset() * width % 64 // width
-        buffer = self._buffer(meta.dtype, (lead + span) * width + 64)
-        first = self.used.get(meta.dtype, 0)
-        self.used[meta.dtype] = (first + (lead + span) * width + 63) // 64 * 64
-        whole = self._storage(buffer, first, (lead + span) * width) if span else buffer
-        cut = torch.as_strided(whole, size, stride, lead)
-        is_number = meta.dtype.is_floating_point or meta.dtype.is_complex
-        if not is_number or self.fill is not None:
-            fill = self.fill if self.fill is not None else meta.dtype == torch.bool
-            whole[:lead + span].fill_(fill)  # calls may write it
-        return cut
-
-    def _storage(self, buffer, first, n_bytes):
-        """Return bytes of a buffer as a storage of their own: some kernels ask whether two operands share one."""
-        if self.device.type != "cpu":
-            return buffer[first // buffer.element_size():]
-        raw = (ctypes.c_char * n_bytes).from_address(buffer.data_ptr() + first)
-        return torch.frombuffer(raw, dtype=buffer.dtype)
-
-    def _buffer(self, dtype, n_bytes):
-        wanted = self.used.get(dtype, 0) + n_bytes
-        width = torch.empty(0, dtype=dtype).element_size()
-        buffer = self.buffers.get(dtype)
-        if buffer is None or buffer.numel() * width < wanted:
-            if self.used.get(dtype, 0):
-                raise _Grow(dtype, wanted)
-            self.buffers[dtype] = None
-            self.buffers[dtype] = _filled(max(wanted, 1 << 16) // width + 64, dtype, self.device)
-        return self.buffers[dtype]
-
-
-class _Grow(Exception):
-    pass
-
-
-def _filled(n, dtype, device):
-    """Return n elements: fractions of both halves of (0, 1) for floating point, zeros for indices, ones for masks."""
-    if dtype == torch.bool:
-        return torch.ones(n, dtype=dtype, device=device)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.zeros(n, dtype=dtype, device=device)
-    block = (torch.arange(4096, device=device) * 2654435761 % 1021).to(torch.float32).div_(1361).add_(0.25).to(dtype)
-    result = torch.empty((n + 4095) // 4096 * 4096, dtype=dtype, device=device)
-    result.view(-1, 4096).copy_(block)
-    return result
+    def __init__(self):
+        self.hidden, self.is_part = [], False  # is_part: a part of the call was run (parts.py)
 
 
 def call_key(values, op):
@@ -153,14 +93,22 @@ class Pricer:
     # running
 
     def _run_all(self, values, wanted, device):
-        self.arena, self.n_marks = _Arena(device), 0
+        self._run_some(values, wanted, device, True)
+        with_scratch = {key: op for key, op in wanted.items() if self.table[key].is_part
+                        and self.table[key].most_bytes > self.table[key].sizes[0]}
+        if with_scratch:
+            self._run_some(values, with_scratch, device, False)
+
+    def _run_some(self, values, wanted, device, in_part):
+        """Run calls, of large products a part if @in_part."""
+        self.arena, self.n_marks = Arena(device), 0
         generators = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
         # oneDNN and others prepare themselves at a call's first run: those events are no price.
         spans = []
         try:
             with torch.no_grad(), Events(device.type) as events:
                 for key, op in wanted.items():
-                    spans.append((key, *self._run(values, op, device)))
+                    spans.append((key, *self._run(values, op, device, in_part)))
         finally:
             torch.set_rng_state(generators[0])
             if device.type == "cuda":
@@ -174,24 +122,29 @@ class Pricer:
         if len(cuts) != self.n_marks:
             raise CannotCapture(f"the allocator's events have {len(cuts)} of {self.n_marks} marks", "pricing")
         for key, price, mark in spans:
-            price.most_bytes, price.left_bytes = peak_of(sizes[cuts[mark] + 2:cuts[mark + 1]])
+            most, left = peak_of(sizes[cuts[mark] + 2:cuts[mark + 1]])
+            price.most_bytes = most - left + price.sizes[0] if price.is_part else most
             self.table[key] = price
 
-    def _run(self, values, op, device):
+    def _run(self, values, op, device, in_part):
         """Return (price, its last run's mark). Some ops refuse made-up operands: they get fresh ones, ones, zeros."""
         for fill in (None, None, 1, 0):
             self.arena.fill = fill
             try:
-                return self._run_filled(values, op, device)
+                return self._run_filled(values, op, device, in_part)
             except (RuntimeError, ValueError, IndexError) as fault:
                 why = " ".join(str(fault).split())[:200]
                 self.arena.buffers = {}
         raise CannotCapture(f"refuses made-up operands, so it has no price: {why}", str(op.node.target))
 
-    def _run_filled(self, values, op, device):
+    def _run_filled(self, values, op, device, in_part):
         """Long calls run once; short ones again, warm, and between sums that show hidden writes."""
         call, args, kwargs, leaves = self._operands(values, op)
         price, before, after = Price(), None, None
+        part = parts.smaller(op.node.target, args, kwargs) if in_part else None
+        if part is not None and values.metas[op.outputs[0]].is_contiguous():
+            self._run_part(values, op, *part, price, device)
+            return price, self.n_marks - 2
         out, price.ns = self._once(op, call, args, kwargs, device)
         if price.ns <= _REPEAT_NS:
             del out
@@ -205,6 +158,14 @@ class Pricer:
         price.hidden = [i for i in range(len(leaves)) if before and before[i] != after[i]
                         and not self._is_declared(values, op, i)]
         return price, mark
+
+    def _run_part(self, values, op, args, factor, price, device):
+        """Price a large product by a part of it."""
+        for _ in range(2):
+            out, ns = self._once(op, op.node.target, args, {}, device)
+            del out
+        meta = values.metas[op.outputs[0]]
+        price.ns, price.is_part, price.sizes = int(ns * factor), True, [meta.numel() * meta.element_size()]
 
     def _once(self, op, call, args, kwargs, device):
         """Run a call between two marks; return (results, time)."""
@@ -233,11 +194,9 @@ class Pricer:
             return self._update(values, op)
         try:
             return self._cut(values, op)
-        except _Grow as grow:
+        except Grow as grow:
             dtype, wanted = grow.args
-            self.arena.buffers[dtype] = None
-            width = torch.empty(0, dtype=dtype).element_size()
-            self.arena.buffers[dtype] = _filled(2 * wanted // width, dtype, self.arena.device)
+            self.arena.grow(dtype, wanted)
             return self._operands(values, op)
 
     def _cut(self, values, op):
