@@ -97,7 +97,7 @@ class Planned:
         self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
         self.plan = self._plan(plan_seconds)
         places = self._place()
-        self.function, self.source = generate.compiled(self.values, self.plan.instrs, places)
+        self.function, self.source = generate.compiled(self.values, self.plan, places)
         self.plan_seconds = time.perf_counter() - start
 
     def _set_parts(self):
@@ -212,103 +212,3 @@ class Planned:
                 "constant" if self.values.storages[k]["is_given"] else "gradient" if k in grads else "activation"
             found[owner] = found.get(owner, 0) + self.values.storages[k]["bytes"]
         return found
-
-
-class Runtime:
-    """R of the generated functions: moves, draws and updates of a running step."""
-
-    def __init__(self, planned):
-        self.planned, values = planned, planned.values
-        self.bytes = [s["bytes"] for s in values.storages]
-        self.host = tiers.Host(planned.host_bytes)
-        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
-        self.states, self.away, self.is_updated = {}, {}, False
-        self.meter, self.older = None, set()
-        self.is_cuda = planned.device.type == "cuda"
-        self.updaters = self._updaters()
-
-    def _updaters(self):
-        optimizer, found, index = self.planned.trace.given.optimizer, [], 0
-        if optimizer is None:
-            return found
-        if not optimizers.is_per_param(optimizer):
-            node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
-            return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
-        for group_index, group in enumerate(optimizer.param_groups):
-            for param in group["params"]:
-                found.append(optimizers.Updater(optimizer, group_index, param))
-                index += 1
-        return found
-
-    def _opaque_params(self, node):
-        planned = self.planned
-        by_node = {n: where for n, (kind, _, where, _) in zip(planned.values.inputs, planned.trace.inputs)
-                   if kind == "param"}
-        return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
-
-    def begin(self, meter):
-        """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
-        self.is_updated, self.away, self.meter = False, {}, meter if not self.is_cuda else None
-        self.older = {i for i, s in enumerate(self.planned.values.storages) if s["is_given"]} if self.meter else set()
-
-    def update(self, index, grad, found_inf):
-        self.is_updated = True
-        if any(t.item() for t in found_inf):
-            return
-        self.updaters[index](grad)
-
-    def update_all(self, grads, found_inf):
-        self.is_updated = True
-        if not any(t.item() for t in found_inf):
-            self.updaters(grads)
-
-    def put(self, index, tier, place, tensor):
-        n = self.bytes[index]
-        if n:
-            if tier == g.HOST:
-                self.host.put(place, tensor, n)
-            else:
-                self.store.put(b"%d" % index, self._address(tensor), n)
-            self.away[index] = tensor.untyped_storage()
-            is_older = self.meter is not None and index in self.older
-            if is_older:
-                self.older.discard(index)
-                self.meter.told_free(n)
-            tensor.untyped_storage().resize_(0)
-            if is_older:
-                self.meter.mark()
-
-    def get(self, index, tier, place, tensor):
-        n = self.bytes[index]
-        if n:
-            tensor.untyped_storage().resize_(n)
-            if tier == g.HOST:
-                self.host.get(place, tensor, n)
-            else:
-                self.store.get(b"%d" % index, self._address(tensor), n)
-            self.away.pop(index, None)
-
-    def _address(self, tensor):
-        if self.is_cuda:
-            raise NotImplementedError("the store tier needs tensors of the CPU")
-        return tensor.untyped_storage().data_ptr()
-
-    def _state(self):
-        return torch.cuda.get_rng_state(self.planned.device) if self.is_cuda else torch.get_rng_state()
-
-    def _set_state(self, state):
-        if self.is_cuda:
-            torch.cuda.set_rng_state(state, self.planned.device)
-        else:
-            torch.set_rng_state(state)
-
-    def draw(self, index):
-        """Keep the generator's state of an op that draws again; outside of torch's allocator."""
-        self.states[index] = self._state().numpy().tobytes()
-
-    def redraw(self, index):
-        self.states["now"] = self._state().numpy().tobytes()
-        self._set_state(torch.frombuffer(bytearray(self.states[index]), dtype=torch.uint8))
-
-    def redrawn(self):
-        self._set_state(torch.frombuffer(bytearray(self.states.pop("now")), dtype=torch.uint8))

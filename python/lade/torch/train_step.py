@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 from ..errors import CannotCapture, Error
 from . import optimizers
 from .meter import Events
-from .planned import Planned, Runtime, Tiers
+from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
+from .runtime import Runtime
 from .trace import Given, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
@@ -156,7 +157,9 @@ class Step:
                                      trace_.out_spec)
 
     def _failed(self, runtime, fault):
-        if runtime.is_updated or runtime.away:
+        """Bring back what is elsewhere. A step that failed before its first write can be called again."""
+        is_whole = runtime.bring_back()
+        if runtime.is_updated or not is_whole:
             self.broken = f"{type(fault).__name__}: {fault}"
 
     # audit

@@ -202,6 +202,10 @@ class Values:
             given = any(self.storages[k]["is_given"] for k in op.updates)
             op.is_once = op.is_once or given
 
+    def changes_given(self, op):
+        """True if an op writes a storage that outlives the step, such as running statistics."""
+        return any(self.storages[k]["is_given"] for k in op.updates)
+
     def results(self):
         """Return the values that the graph returns."""
         return [self.value(node) for node in self.nodes[-1].args[0]]
