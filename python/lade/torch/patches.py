@@ -96,6 +96,27 @@ def _generators_state():
     return random.getstate(), repr(drawn)
 
 
+def _module_names(recorder, stack):
+    """Let each node of the graph know the module whose forward made it, for reports."""
+    names, entered = {id(module): name for name, module in recorder.modules}, []
+    create = torch.fx.Graph.create_node
+
+    def enter(module, _args):
+        entered.append(names.get(id(module), type(module).__name__))
+
+    def leave(_module, _args, _result):
+        entered.pop()
+
+    def create_named(graph, *args, **kwargs):
+        node = create(graph, *args, **kwargs)
+        node.meta["lade_module"] = entered[-1] if entered else ""
+        return node
+    hooks = torch.nn.modules.module
+    stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
+    stack.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
+    stack.enter_context(mock.patch.object(torch.fx.Graph, "create_node", create_named))
+
+
 @contextlib.contextmanager
 def capturing(recorder):
     """Hold all stand-ins during a capture."""
@@ -113,6 +134,7 @@ def capturing(recorder):
         for patch in (*_schedulers(recorder), *_scalers(recorder)):
             stack.enter_context(patch)
         stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
+        _module_names(recorder, stack)
         stack.enter_context(Draws())
         yield
     if _generators_state() != before:

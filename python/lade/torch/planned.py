@@ -8,7 +8,7 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, optimizers, plan_cache, tiers
+from . import generate, optimizers, plan_cache, reports, tiers
 from .values import Values, updates_early
 
 
@@ -161,6 +161,14 @@ class Planned:
             found.append((kind, name, tensor))
         return found
 
+    def report(self):
+        """Return the plan's side of a report."""
+        return reports.report(self)
+
+    def ledger(self):
+        """Return ({owner: bytes}, {module: bytes}) on the device at the planned peak; each sum is the peak."""
+        return reports.ledger(self)
+
     def make_resizable(self, tensors):
         """Give tensors that are put elsewhere a storage that can be emptied: those of NumPy and of mapped files cannot."""
         for i, node in enumerate(self.values.inputs):
@@ -169,46 +177,3 @@ class Planned:
                 tensor = tensors[i]
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
                     storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
-
-    def report(self):
-        """Return the plan's side of a report."""
-        info, kinds = self.plan.info, [kind for kind, _, _ in self.plan.instrs]
-        return {"budget_bytes": self.budget if self.budget is not None else info["planned_peak_bytes"],
-                "planned_peak_bytes": info["planned_peak_bytes"], "unconstrained_peak_bytes": self.unconstrained_bytes,
-                "min_budget_bytes": info["min_budget_bytes"], "floor_bytes": self.floor_bytes,
-                "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"], "n_moves": kinds.count(g.PUT),
-                "n_ops": self.n_ops, "is_from_disk": self.is_from_disk, "host_bytes": self.host_bytes, "store_bytes": self.store_need,
-                "price_seconds": self.price_seconds, "plan_seconds": self.plan_seconds,
-                "predicted_step_seconds": info["predicted_step_ns"] / 1e9}
-
-    def ledger(self):
-        """Return {owner: bytes} on the device at the planned peak; the sum is the peak."""
-        live = {i for i, s in enumerate(self.values.storages) if s["is_given"]}
-        best, found = -1, {}
-        total = sum(self.values.storages[i]["bytes"] for i in live)
-        for kind, index, _ in self.plan.instrs:
-            new, scratch = [], 0
-            if kind in (g.OP, g.REDO):
-                op = self.values.ops[index]
-                new, scratch = [k for k in op.writes if k not in live], op.scratch_bytes
-            elif kind == g.GET:
-                new = [index]
-            live.update(new)
-            total += sum(self.values.storages[k]["bytes"] for k in new)
-            if total + scratch > best:
-                best, found = total + scratch, self._owners(live, scratch)
-            if kind in (g.DROP, g.PUT):
-                live.discard(index)
-                total -= self.values.storages[index]["bytes"]
-        return found
-
-    def _owners(self, live, scratch):
-        found = {"scratch": scratch}
-        grads = {self.values.storage(self.values.value(op.node.args[1])) for op in self.values.ops
-                 if op.node.target is optimizers.UPDATE}
-        for k in live:
-            name = self.names[k]
-            owner = name.split(" ")[0] if self.values.storages[k]["is_given"] and " " in name else \
-                "constant" if self.values.storages[k]["is_given"] else "gradient" if k in grads else "activation"
-            found[owner] = found.get(owner, 0) + self.values.storages[k]["bytes"]
-        return found

@@ -121,13 +121,15 @@ class Runtime:
             if not is_out:
                 self.away.setdefault(index, (tier, place, tensor))
         for index, (tier, place, tensor) in list(self.away.items()):
-            if self.planned.values.storages[index]["is_given"]:
-                try:
-                    self.get(index, tier, place, tensor)
-                    self.wait(index)
-                except (Error, OSError):
-                    is_whole = False
-        self.away, self.moving = {}, {}
+            if not self.planned.values.storages[index]["is_given"]:
+                del self.away[index]
+                continue
+            try:
+                self.get(index, tier, place, tensor)
+                self.wait(index)
+            except (Error, OSError):
+                self.moving.pop(index, None)
+                is_whole = False
         return is_whole
 
     def _address(self, tensor):
