@@ -91,11 +91,11 @@ class Step:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if self.given is None or not self.given.is_current():
             self.given, self.ready = Given(self.model, self.optimizer), {}
-        key = (spec, tuple(map(_leaf_key, leaves)), self.given.signature())
+        key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
         ready = self.ready.get(key)
         if ready is None:
             ready = self._prepare(args, kwargs)
-            key = (spec, tuple(map(_leaf_key, leaves)), self.given.signature())
+            key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
             self.ready[key] = ready
         return leaves, ready
 
