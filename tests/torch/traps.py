@@ -220,6 +220,18 @@ class Causal(GPT):
         return super().forward(x, y) * scale + drawn * pivots.sum() * 1e-3
 
 
+class Gated(GPT):
+    """silu_backward has a kernel and a composite form, whose bits differ."""
+
+    def forward(self, x, y):
+        h = self.hidden(x)
+        return F.cross_entropy(self.head(self.norm(F.silu(h) * self.blocks[0](h))).flatten(0, 1), y.flatten())
+
+
+def kernels_stay_whole():
+    check("SiLU", Gated(layers=1), batch(), budgets=("min",))
+
+
 def constants_have_values():
     check("constants", Causal(), batch(), budgets=("100%", "min"))
 
@@ -345,6 +357,6 @@ def plain_of(model, optimizer):
 
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
-             constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, refusals):
+             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

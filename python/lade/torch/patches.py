@@ -96,6 +96,20 @@ def _generators_state():
     return random.getstate(), repr(drawn)
 
 
+def _whole_kernels():
+    """Return a patch that keeps ops which have a kernel of their own, such as silu_backward, beside a composite form.
+
+    A capture would decompose them, and the parts have other bits than the kernel.
+    """
+    decompose, has_kernel = torch._ops.OpOverload.decompose, torch._C._dispatch_has_kernel_for_dispatch_key
+
+    def whole(op, *args, **kwargs):
+        if has_kernel(op.name(), "CPU") or has_kernel(op.name(), "CUDA"):
+            return NotImplemented
+        return decompose(op, *args, **kwargs)
+    return mock.patch.object(torch._ops.OpOverload, "decompose", whole)
+
+
 def _module_names(recorder, stack):
     """Let each node of the graph know the module whose forward made it, for reports."""
     names, entered = {id(module): name for name, module in recorder.modules}, []
@@ -134,6 +148,7 @@ def capturing(recorder):
         for patch in (*_schedulers(recorder), *_scalers(recorder)):
             stack.enter_context(patch)
         stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
+        stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())
         yield
