@@ -57,6 +57,7 @@ def reports_have_their_fields():
     assert sum(report["modules"].values()) == report["planned_peak_bytes"] and "blocks.0.up" in report["modules"]
     assert sum(report["redone"].values()) == report["n_redone"] and "blocks.0.drop" in report["redone"]
     assert "run again" in report["why"], report["why"]
+    assert 0 < report["largest_op_bytes"] <= report["floor_bytes"] <= report["given_bytes"] + report["largest_op_bytes"]
 
 
 def plans_are_kept_on_disk():

@@ -18,11 +18,19 @@ def report(planned):
     return {"budget_bytes": budget,
             "planned_peak_bytes": info["planned_peak_bytes"], "unconstrained_peak_bytes": planned.unconstrained_bytes,
             "min_budget_bytes": info["min_budget_bytes"], "floor_bytes": planned.floor_bytes,
-            "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"], "n_moves": sum(k == g.PUT for k, _, _ in instrs),
+            "given_bytes": sum(s["bytes"] for s in planned.values.storages if s["is_given"]),
+            "largest_op_bytes": max((_need(planned.values, op) for op in planned.values.ops), default=0),
+            "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"],
+            "n_moves": sum(k == g.PUT for k, _, _ in instrs),
             "n_ops": planned.n_ops, "is_from_disk": planned.is_from_disk, "host_bytes": planned.host_bytes,
             "store_bytes": planned.store_need, "price_seconds": planned.price_seconds,
             "plan_seconds": planned.plan_seconds, "predicted_step_seconds": info["predicted_step_ns"] / 1e9,
             "why": _why(planned, budget, seconds), "redone": redone, "moved": moved}
+
+
+def _need(values, op):
+    """Return the bytes of an op's operands, results and scratch."""
+    return sum(values.storages[k]["bytes"] for k in {*op.reads, *op.writes, *op.updates}) + op.scratch_bytes
 
 
 def _why(planned, budget, seconds):
