@@ -10,10 +10,11 @@ import io
 import os
 import signal
 import tempfile
+from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
 
-from lade.torch import plan_cache, train_step
+from lade.torch import audit, plan_cache, train_step
 
 
 def made(budget="100%", dropout=0.1, **options):
@@ -53,6 +54,10 @@ def reports_have_their_fields():
     assert sum(report["ledger"].values()) == report["planned_peak_bytes"], report["ledger"]
     assert report["floor_bytes"] <= report["min_budget_bytes"] <= report["planned_peak_bytes"]
     assert "planned_peak_bytes" in str(report) and report["is_audited"]
+    assert sum(report["modules"].values()) == report["planned_peak_bytes"] and "blocks.0.up" in report["modules"]
+    assert sum(report["redone"].values()) == report["n_redone"] and "blocks.0.drop" in report["redone"]
+    assert "run again" in report["why"], report["why"]
+    assert 0 < report["largest_op_bytes"] <= report["floor_bytes"] <= report["given_bytes"] + report["largest_op_bytes"]
 
 
 def plans_are_kept_on_disk():
@@ -157,6 +162,69 @@ def failures_behind_an_update_end_training():
     refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
 
 
+def drives_fail():
+    """A failure before the first write is undone. A failure behind it ends training, and says so."""
+    model, optimizer, step = made("min", audit=False, host="64MiB", ways=("host",))
+    twin, other, _ = made()
+    for own, call in ((optimizer, step), (other, plain(twin, other))):
+        torch.manual_seed(8)
+        call(*batch())
+    tier, before, seeds = step.last.runtime.host, lade.torch.digest(model, optimizer), torch.get_rng_state()
+
+    def failing(held, n_good):
+        def call(*args):
+            nonlocal n_good
+            n_good -= 1
+            if n_good < 0:
+                raise lade.Error("the drive is gone")
+            held(*args)
+        return call
+    with mock.patch.object(tier, "put", failing(tier.put, 3)):
+        refused(lade.Error, lambda: step(*batch()), "the drive is gone")
+    step.sync()
+    assert not step.broken and lade.torch.digest(model, optimizer) == before
+    torch.set_rng_state(seeds)
+    step(*batch())
+    torch.set_rng_state(seeds)
+    plain(twin, other)(*batch())
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+    n_gets = sum(kind == lade.graph.GET for kind, _, _ in step.last.planned.plan.instrs)
+    with mock.patch.object(tier, "get", failing(tier.get, n_gets - 1)):
+        refused(lade.Error, lambda: step(*batch()), "the drive is gone")
+    refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
+
+
+def the_audit_takes_fewer_rows():
+    """Where the uncaptured step does not fit, the audit takes part of the batch and changes nothing."""
+    results = []
+    for free in (1 << 40, None):
+        torch.manual_seed(0)
+        model = GPT()
+        optimizer = adamw(model)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+
+        def train(x, y):
+            loss = model(x, y)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        step = lade.torch.step(train, model, optimizer, "min")
+        step.prepare(*batch())
+        free = free or step.last.planned.unconstrained_bytes - 1
+        torch.manual_seed(9)
+        with mock.patch.object(audit, "free_bytes", lambda device: free):
+            losses = [step(*batch()).item() for _ in range(2)]
+        results.append((losses, lade.torch.digest(model, optimizer), scheduler.last_epoch, optimizer.param_groups[0]["lr"]))
+        notes = step.report()["note"]
+    assert results[0] == results[1], results
+    assert "4 rows" in notes, notes
+    with mock.patch.object(audit, "free_bytes", lambda device: 1):
+        step(*batch(6))
+    assert "not audited" in step.report()["note"]
+
+
 def bytes_wait_on_host_and_store():
     model, optimizer, _ = made(dropout=0.1)
     torch.manual_seed(7)
@@ -222,7 +290,7 @@ if __name__ == "__main__":
     train_step.PLAN_SECONDS = 0.3
     for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
-                 failures_behind_an_update_end_training, bytes_wait_on_host_and_store, wrappers_are_refused,
+                 failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()
         print(case.__name__, flush=True)

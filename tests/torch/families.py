@@ -9,6 +9,9 @@ _DECODER = dict(vocab_size=VOCAB, hidden_size=128, intermediate_size=352, num_hi
 _KEYS = dict(num_key_value_heads=2)
 _ENCODER = dict(vocab_size=VOCAB, hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4)
 
+_SMALL = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+              max_position_embeddings=256)
+
 
 def _tokens(rows=4, columns=64, **more):
     ids = torch.randint(0, VOCAB, (rows, columns), generator=torch.Generator().manual_seed(1))
@@ -106,6 +109,39 @@ FAMILIES = {
                                      image_size=32, patch_size=8)),
              lambda: dict(input_ids=_tokens(4, 16)["input_ids"], pixel_values=_images(32, rows=4)["pixel_values"],
                           return_loss=True)),
+    "xlnet": ("decoder", "XLNetLMHeadModel", "XLNetConfig",
+              dict(vocab_size=VOCAB, d_model=64, n_layer=2, n_head=4, d_inner=128), _tokens),
+    "bigbird": ("encoder", "BigBirdForMaskedLM", "BigBirdConfig",
+                dict(_SMALL, attention_type="block_sparse", block_size=8, num_random_blocks=1),
+                lambda: _tokens(2, 128)),
+    "jamba": ("state space", "JambaForCausalLM", "JambaConfig",
+              dict(_SMALL, **_KEYS, num_experts=4, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2,
+                   expert_layer_offset=1, use_mamba_kernels=False, mamba_d_state=8), lambda: _tokens(2, 16)),
+    "deepseek_v3": ("experts", "DeepseekV3ForCausalLM", "DeepseekV3Config",
+                    dict(_SMALL, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=16, qk_nope_head_dim=16,
+                         qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4, num_experts_per_tok=2,
+                         moe_intermediate_size=32, first_k_dense_replace=1, n_shared_experts=1, n_group=1, topk_group=1),
+                    _tokens),
+    "olmoe": ("experts", "OlmoeForCausalLM", "OlmoeConfig", dict(_SMALL, num_experts=4, num_experts_per_tok=2), _tokens),
+    "gpt_oss": ("experts", "GptOssForCausalLM", "GptOssConfig",
+                dict(_SMALL, **_KEYS, num_local_experts=4, num_experts_per_tok=2, head_dim=16), _tokens),
+    "qwen3_next": ("linear attention", "Qwen3NextForCausalLM", "Qwen3NextConfig",
+                   dict(_SMALL, **_KEYS, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                        shared_expert_intermediate_size=32, linear_num_key_heads=2, linear_num_value_heads=4,
+                        linear_key_head_dim=16, linear_value_head_dim=16,
+                        layer_types=["linear_attention", "full_attention"]), lambda: _tokens(2, 32)),
+    "mt5": ("encoder-decoder", "MT5ForConditionalGeneration", "MT5Config",
+            dict(d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4, vocab_size=VOCAB, decoder_start_token_id=0),
+            _tokens),
+    "modernbert": ("encoder", "ModernBertForMaskedLM", "ModernBertConfig", dict(_SMALL, pad_token_id=0), _masked),
+    "patchtst": ("time series", "PatchTSTForPrediction", "PatchTSTConfig",
+                 dict(num_input_channels=2, context_length=32, patch_length=8, patch_stride=8, prediction_length=4,
+                      d_model=16, num_hidden_layers=1, ffn_dim=32),
+                 lambda: dict(past_values=torch.rand(2, 32, 2), future_values=torch.rand(2, 4, 2))),
+    "perceiver": ("cross attention", "PerceiverForMaskedLM", "PerceiverConfig",
+                  dict(vocab_size=VOCAB, d_model=32, d_latents=64, num_latents=8, num_self_attends_per_block=1,
+                       num_self_attention_heads=2, num_cross_attention_heads=2, max_position_embeddings=64,
+                       qk_channels=32, v_channels=64), _masked),
 }
 
 

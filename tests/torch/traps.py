@@ -5,10 +5,12 @@
 Each case runs three steps inside a budget that forces redos, and compares losses, parameters, buffers, state and the
 generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
 """
-from fixture import F, GPT, adamw, batch, check, lade, nn, refused, torch
+from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, refused, torch
 
 import sys
+from unittest import mock
 
+from lade.torch import parts
 from torch.utils.checkpoint import checkpoint
 
 
@@ -178,18 +180,105 @@ def several_groups():
 
 
 class Recurrent(nn.Module):
-    """Keeps a second list of its parameters."""
+    """Keeps a second list of its parameters. The LSTM's kernel returns a workspace that its description lacks."""
 
-    def __init__(self):
+    def __init__(self, kind):
         super().__init__()
-        self.table, self.gru, self.head = nn.Embedding(64, 16), nn.GRU(16, 16, 2, batch_first=True), nn.Linear(16, 64)
+        self.table, self.net, self.head = nn.Embedding(64, 16), kind(16, 16, 2, batch_first=True), nn.Linear(16, 64)
 
     def forward(self, x, y):
-        return F.cross_entropy(self.head(self.gru(self.table(x))[0]).flatten(0, 1), y.flatten())
+        return F.cross_entropy(self.head(self.net(self.table(x))[0]).flatten(0, 1), y.flatten())
 
 
-def parameters_in_lists():
-    check("GRU", Recurrent(), batch(4, 12), budgets=("100%",))
+def recurrent_layers():
+    check("GRU", Recurrent(nn.GRU), batch(4, 12), budgets=("100%",))
+    check("LSTM", Recurrent(nn.LSTM), batch(4, 12), budgets=("min",))
+
+
+class Slanted(GPT):
+    """The gradient of softplus has the strides of its first operand, and its description those of the second."""
+
+    def forward(self, x, y):
+        h = self.hidden(x).transpose(1, 2)
+        h = F.softplus(h).reshape(h.shape[0], -1, x.shape[1]).transpose(1, 2).contiguous()
+        weighted = F.softplus(h) * h.transpose(1, 2).contiguous().transpose(1, 2)
+        return F.cross_entropy(self.head(self.norm(weighted)).flatten(0, 1), y.flatten())
+
+
+def strides_are_those_of_kernels():
+    check("strides", Slanted(), batch(), budgets=("min",))
+
+
+class Causal(GPT):
+    """Asks for the value of a constant that it made, and draws by ops that refuse made-up operands."""
+
+    def forward(self, x, y):
+        mask = torch.ones(4, 4).tril()
+        scale = 2.0 if bool((mask == torch.tril(mask)).all()) else 1.0
+        drawn = torch.bernoulli(torch.full((4,), 0.5)).mean() + torch.multinomial(torch.ones(8), 3).float().mean()
+        pivots = torch.linalg.solve(self.norm.weight[:4].diag(), torch.ones(4))
+        return super().forward(x, y) * scale + drawn * pivots.sum() * 1e-3
+
+
+class Gated(GPT):
+    """silu_backward has a kernel and a composite form, whose bits differ."""
+
+    def forward(self, x, y):
+        h = self.hidden(x)
+        return F.cross_entropy(self.head(self.norm(F.silu(h) * self.blocks[0](h))).flatten(0, 1), y.flatten())
+
+
+def kernels_stay_whole():
+    check("SiLU", Gated(layers=1), batch(), budgets=("min",))
+
+
+def constants_have_values():
+    check("constants", Causal(), batch(), budgets=("100%", "min"))
+
+
+def parts_stand_for_large_calls():
+    """Prices by parts of calls have the bytes of whole calls."""
+    with mock.patch.multiple(parts, _WHOLE_FLOPS=1e4, _WHOLE_BYTES=4096, _LEAST=4):
+        part = check("parts", GPT(), batch(), make_train=autocast, budgets=("100%", "min"))
+    whole = check("whole", GPT(), batch(), make_train=autocast, budgets=("100%",))
+    assert part[0]["unconstrained_peak_bytes"] == whole[0]["unconstrained_peak_bytes"]
+
+
+def hooked(model, optimizer):
+    def shrink(p):
+        p.grad.mul_(0.25)
+    model.head.weight.register_hook(lambda grad: grad * 0.5)
+    model.tokens.weight.register_post_accumulate_grad_hook(shrink)
+    return plain_of(model, optimizer)
+
+
+def hooks_of_parameters():
+    check("hooks", GPT(layers=1), batch(), make_train=hooked, budgets=("100%",))
+
+
+def tensors_of_no_model():
+    """A tensor outside of the model that the step writes has its eager bits; the capture leaves it as it was."""
+    def made():
+        torch.manual_seed(0)
+        model, extra = GPT(layers=1), torch.ones(32)
+        optimizer = adamw(model)
+
+        def train(x, y):
+            extra.mul_(1.5)
+            loss = model(x, y) + (model.norm.weight * extra).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return model, optimizer, train, extra
+    results = []
+    for is_planned in (False, True):
+        model, optimizer, train, extra = made()
+        call = lade.torch.step(train, model, optimizer, "min", audit=False) if is_planned else train
+        torch.manual_seed(SEED)
+        losses = [call(*batch()).item() for _ in range(3)]
+        results.append((losses, extra.tolist(), lade.torch.digest(model, optimizer)))
+    assert results[0] == results[1], results
 
 
 def refusals():
@@ -214,6 +303,24 @@ def refusals():
         counts.append(1)
         return loss.detach()
     refused(lade.CannotCapture, lambda: lade.torch.step(counting, model, optimizer, "100%")(*batch()), "len(counts)")
+
+    def slower(x, y):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        return plain_of(model, optimizer)(x, y)
+    refused(lade.CannotCapture, lambda: lade.torch.step(slower, model, optimizer, "100%")(*batch()), "lr in Python")
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def two(x, y):
+        loss = model(x, y)
+        loss.backward()
+        other.step()
+        return loss.detach()
+    refused(lade.CannotCapture, lambda: lade.torch.step(two, model, optimizer, "100%")(*batch()), "another optimizer")
+    listing = Listing()
+    refused(lade.CannotCapture, lambda: lade.torch.step(plain_of(listing, None), listing, None, "100%")(*batch()),
+            "Listing.losses")
+    assert not listing.losses
     step = lade.torch.step(plain_of(model, optimizer), model, optimizer, 1000)
     fault = refused(lade.DoesNotFit, lambda: step(*batch()), "smallest")
     assert fault.min_budget_bytes > 1000
@@ -225,17 +332,31 @@ def refusals():
     refused(ValueError, lambda: lade.torch.step(item, model, optimizer, "100%", ways=("magic",)), "magic")
 
 
+class Listing(GPT):
+    """Keeps a list of its losses, which a captured step would not extend."""
+
+    def __init__(self):
+        super().__init__(layers=1)
+        self.losses = []
+
+    def forward(self, x, y):
+        self.losses.append(super().forward(x, y))
+        return self.losses[-1]
+
+
 def plain_of(model, optimizer):
     def train(x, y):
         loss = model(x, y)
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
         return loss.detach()
     return train
 
 
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
-             grad_scaler_skips_and_grows, live_values, several_groups, parameters_in_lists, refusals):
+             grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
+             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

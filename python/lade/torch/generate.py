@@ -3,23 +3,87 @@
 
 The generated function calls the ops of the graph in the plan's order, and deletes names so that each storage is freed
 where the plan frees it. A put empties the storage and keeps its tensors, a get fills the same storage again, so views
-stay valid. A drop deletes all names of a storage. A view is made where an op first needs it, and made again after its
+stay valid. Copies run beside ops: a put's storage is emptied when the plan needs its bytes, at the latest, and an op
+waits for a get that brings its operand. A drop deletes all names of a storage. A view is made where an op first needs it, and made again after its
 storage was dropped and computed again. No interpreter runs: a step costs as much Python as eager's own.
 """
 import torch
 from torch.fx.node import Node
 
 from ..errors import Error
-from ..graph import DROP, GET, OP, PUT, REDO
-from . import optimizers
+from ..graph import DROP, OP, PUT, REDO
+from . import kernels, optimizers
 from .values import flat_args
+
+
+class Room:
+    """Bytes on the device while copies are under way: says which copies to wait for, so that the peak stays the plan's."""
+
+    def __init__(self, values, peak_bytes):
+        self.bytes, self.peak_bytes = [s["bytes"] for s in values.storages], peak_bytes
+        self.live = {k for k, s in enumerate(values.storages) if s["is_given"]}
+        self.n_bytes = sum(self.bytes[k] for k in self.live)
+        self.out, self.coming = {}, {}  # storages of puts and gets under way, oldest first
+
+    def _ended(self, storages):
+        """Note that copies have ended; return them."""
+        for k in storages:
+            if self.out.pop(k, None) is not None:
+                self.n_bytes -= self.bytes[k]
+            self.coming.pop(k, None)
+        return storages
+
+    def _make(self, n_bytes):
+        """Return the puts to wait for until @n_bytes more are free: the oldest."""
+        found = []
+        while self.out and self.n_bytes + n_bytes > self.peak_bytes:
+            found += self._ended([next(iter(self.out))])
+        return found
+
+    def _add(self, storages):
+        for k in storages:
+            self.live.add(k)
+            self.n_bytes += self.bytes[k]
+
+    def before_op(self, op):
+        used = dict.fromkeys((*op.reads, *op.writes, *op.updates))
+        found = self._ended([k for k in used if k in self.coming or k in self.out])
+        new = [k for k in op.writes if k not in self.live]
+        found += self._make(sum(self.bytes[k] for k in new) + op.scratch_bytes)
+        self._add(new)
+        return found
+
+    def before_drop(self, storage):
+        found = self._ended([k for k in (storage,) if k in self.coming or k in self.out])
+        if storage in self.live:
+            self.live.discard(storage)
+            self.n_bytes -= self.bytes[storage]
+        return found
+
+    def before_put(self, storage):
+        found = self._ended([k for k in (storage,) if k in self.coming])
+        self.live.discard(storage)
+        if self.bytes[storage]:
+            self.out[storage] = True
+        return found
+
+    def before_get(self, storage):
+        found = self._ended([k for k in (storage,) if k in self.out])
+        found += self._make(self.bytes[storage])
+        self._add([storage])
+        if self.bytes[storage]:
+            self.coming[storage] = True
+        return found
+
+    def all(self):
+        return self._ended([*self.out, *self.coming])
 
 
 class Generator:
     """Writes the function of one plan."""
 
-    def __init__(self, values, instrs, places):
-        self.values, self.instrs, self.places = values, instrs, places
+    def __init__(self, values, instrs, places, peak_bytes):
+        self.values, self.instrs, self.places, self.room = values, instrs, places, Room(values, peak_bytes)
         self.number = {node: i for i, node in enumerate(values.nodes)}
         self.lines, self.names = [], {"R": None, "torch": torch, "inf": float("inf"), "nan": float("nan")}
         self.bound, self.of_storage = set(), {}
@@ -51,7 +115,10 @@ class Generator:
 
     def target(self, node):
         name = "f_" + "".join(c if c.isalnum() else "_" for c in str(node.target))
-        self.names[name] = node.target
+        call = kernels.callable_of(node)
+        if call is not node.target:
+            name += f"_{self.number[node]}"
+        self.names[name] = call
         return name
 
     # operands
@@ -118,15 +185,22 @@ class Generator:
 
     # instructions
 
+    def _wait(self, storages):
+        """Emit waits for copies of storages."""
+        self.lines += [f"R.wait({k})" for k in storages]
+
     def _op(self, index, is_again):
         op = self.values.ops[index]
+        self._wait(self.room.before_op(op))
+        if self.values.changes_given(op):
+            self.lines.append("R.is_updated = True")
         if is_again:
             for storage in op.writes:
                 self.unbind(storage)
         for operand in flat_args(op.node):
             self.ensure(self.values.value(operand))
-        if index in self.redrawn:
-            self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index})")
+        if op.draws:  # also where no redo follows: the generator's state is in the price of every draw
+            self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index if index in self.redrawn else -1})")
         if op.node.target is optimizers.UPDATE:
             self._update(op.node)
         elif op.node.target is optimizers.UPDATE_ALL:
@@ -157,11 +231,13 @@ class Generator:
             if kind in (OP, REDO):
                 self._op(index, kind == REDO)
             elif kind == DROP:
+                self._wait(self.room.before_drop(index))
                 self.unbind(index)
-            elif kind == PUT:
-                self.lines.append(f"R.put({index}, {tier}, {self.places.get(i, 0)}, {self._held(index)})")
-            elif kind == GET:
-                self.lines.append(f"R.get({index}, {tier}, {self.places.get(i, 0)}, {self._held(index)})")
+            else:
+                self._wait(self.room.before_put(index) if kind == PUT else self.room.before_get(index))
+                verb = "put" if kind == PUT else "get"
+                self.lines.append(f"R.{verb}({index}, {tier}, {self.places.get(i, 0)}, {self._held(index)})")
+        self._wait(self.room.all())
         results = [self.values.value(node) for node in self.values.nodes[-1].args[0]]
         for value in results:
             self.ensure(value)
@@ -177,9 +253,9 @@ class Generator:
             head.append(f"  {local} = g_{local}")
 
 
-def compiled(values, instrs, places, name="step"):
+def compiled(values, plan, places, name="step"):
     """Return the function of a plan, and its source. @places: the host's offset of each put and get, by position."""
-    source, names = Generator(values, instrs, places).generate(name)
+    source, names = Generator(values, plan.instrs, places, plan.info["planned_peak_bytes"]).generate(name)
     scope = dict(names)
     exec(compile(source, f"<lade {name}>", "exec"), scope)  # the text comes from this module alone
     return scope[name], source

@@ -11,6 +11,7 @@ import sys
 from unittest import mock
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -95,13 +96,50 @@ def _generators_state():
     return random.getstate(), repr(drawn)
 
 
+def _whole_kernels():
+    """Return a patch that keeps ops which have a kernel of their own, such as silu_backward, beside a composite form.
+
+    A capture would decompose them, and the parts have other bits than the kernel.
+    """
+    decompose, has_kernel = torch._ops.OpOverload.decompose, torch._C._dispatch_has_kernel_for_dispatch_key
+
+    def whole(op, *args, **kwargs):
+        if has_kernel(op.name(), "CPU") or has_kernel(op.name(), "CUDA"):
+            return NotImplemented
+        return decompose(op, *args, **kwargs)
+    return mock.patch.object(torch._ops.OpOverload, "decompose", whole)
+
+
+def _module_names(recorder, stack):
+    """Let each node of the graph know the module whose forward made it, for reports."""
+    names, entered = {id(module): name for name, module in recorder.modules}, []
+    create = torch.fx.Graph.create_node
+
+    def enter(module, _args):
+        entered.append(names.get(id(module), type(module).__name__))
+
+    def leave(_module, _args, _result):
+        entered.pop()
+
+    def create_named(graph, *args, **kwargs):
+        node = create(graph, *args, **kwargs)
+        node.meta["lade_module"] = entered[-1] if entered else ""
+        return node
+    hooks = torch.nn.modules.module
+    stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
+    stack.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
+    stack.enter_context(mock.patch.object(torch.fx.Graph, "create_node", create_named))
+
+
 @contextlib.contextmanager
 def capturing(recorder):
     """Hold all stand-ins during a capture."""
     checkpoint = sys.modules["torch.utils.checkpoint"] if "torch.utils.checkpoint" in sys.modules else None
     seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
     before = _generators_state()
+    other = _refusing("optimizer.step", "the step drives another optimizer than the one given")
     with contextlib.ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:
             for name in _GENERATORS:
                 if hasattr(checkpoint, name):
@@ -110,6 +148,8 @@ def capturing(recorder):
         for patch in (*_schedulers(recorder), *_scalers(recorder)):
             stack.enter_context(patch)
         stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
+        stack.enter_context(_whole_kernels())
+        _module_names(recorder, stack)
         stack.enter_context(Draws())
         yield
     if _generators_state() != before:

@@ -8,7 +8,7 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, optimizers, plan_cache, tiers
+from . import generate, optimizers, plan_cache, reports, tiers
 from .values import Values, updates_early
 
 
@@ -97,7 +97,7 @@ class Planned:
         self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
         self.plan = self._plan(plan_seconds)
         places = self._place()
-        self.function, self.source = generate.compiled(self.values, self.plan.instrs, places)
+        self.function, self.source = generate.compiled(self.values, self.plan, places)
         self.plan_seconds = time.perf_counter() - start
 
     def _set_parts(self):
@@ -161,6 +161,14 @@ class Planned:
             found.append((kind, name, tensor))
         return found
 
+    def report(self):
+        """Return the plan's side of a report."""
+        return reports.report(self)
+
+    def ledger(self):
+        """Return ({owner: bytes}, {module: bytes}) on the device at the planned peak; each sum is the peak."""
+        return reports.ledger(self)
+
     def make_resizable(self, tensors):
         """Give tensors that are put elsewhere a storage that can be emptied: those of NumPy and of mapped files cannot."""
         for i, node in enumerate(self.values.inputs):
@@ -169,146 +177,3 @@ class Planned:
                 tensor = tensors[i]
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
                     storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
-
-    def report(self):
-        """Return the plan's side of a report."""
-        info, kinds = self.plan.info, [kind for kind, _, _ in self.plan.instrs]
-        return {"budget_bytes": self.budget if self.budget is not None else info["planned_peak_bytes"],
-                "planned_peak_bytes": info["planned_peak_bytes"], "unconstrained_peak_bytes": self.unconstrained_bytes,
-                "min_budget_bytes": info["min_budget_bytes"], "floor_bytes": self.floor_bytes,
-                "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"], "n_moves": kinds.count(g.PUT),
-                "n_ops": self.n_ops, "is_from_disk": self.is_from_disk, "host_bytes": self.host_bytes, "store_bytes": self.store_need,
-                "price_seconds": self.price_seconds, "plan_seconds": self.plan_seconds,
-                "predicted_step_seconds": info["predicted_step_ns"] / 1e9}
-
-    def ledger(self):
-        """Return {owner: bytes} on the device at the planned peak; the sum is the peak."""
-        live = {i for i, s in enumerate(self.values.storages) if s["is_given"]}
-        best, found = -1, {}
-        total = sum(self.values.storages[i]["bytes"] for i in live)
-        for kind, index, _ in self.plan.instrs:
-            new, scratch = [], 0
-            if kind in (g.OP, g.REDO):
-                op = self.values.ops[index]
-                new, scratch = [k for k in op.writes if k not in live], op.scratch_bytes
-            elif kind == g.GET:
-                new = [index]
-            live.update(new)
-            total += sum(self.values.storages[k]["bytes"] for k in new)
-            if total + scratch > best:
-                best, found = total + scratch, self._owners(live, scratch)
-            if kind in (g.DROP, g.PUT):
-                live.discard(index)
-                total -= self.values.storages[index]["bytes"]
-        return found
-
-    def _owners(self, live, scratch):
-        found = {"scratch": scratch}
-        grads = {self.values.storage(self.values.value(op.node.args[1])) for op in self.values.ops
-                 if op.node.target is optimizers.UPDATE}
-        for k in live:
-            name = self.names[k]
-            owner = name.split(" ")[0] if self.values.storages[k]["is_given"] and " " in name else \
-                "constant" if self.values.storages[k]["is_given"] else "gradient" if k in grads else "activation"
-            found[owner] = found.get(owner, 0) + self.values.storages[k]["bytes"]
-        return found
-
-
-class Runtime:
-    """R of the generated functions: moves, draws and updates of a running step."""
-
-    def __init__(self, planned):
-        self.planned, values = planned, planned.values
-        self.bytes = [s["bytes"] for s in values.storages]
-        self.host = tiers.Host(planned.host_bytes)
-        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
-        self.states, self.away, self.is_updated = {}, {}, False
-        self.meter, self.older = None, set()
-        self.is_cuda = planned.device.type == "cuda"
-        self.updaters = self._updaters()
-
-    def _updaters(self):
-        optimizer, found, index = self.planned.trace.given.optimizer, [], 0
-        if optimizer is None:
-            return found
-        if not optimizers.is_per_param(optimizer):
-            node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
-            return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
-        for group_index, group in enumerate(optimizer.param_groups):
-            for param in group["params"]:
-                found.append(optimizers.Updater(optimizer, group_index, param))
-                index += 1
-        return found
-
-    def _opaque_params(self, node):
-        planned = self.planned
-        by_node = {n: where for n, (kind, _, where, _) in zip(planned.values.inputs, planned.trace.inputs)
-                   if kind == "param"}
-        return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
-
-    def begin(self, meter):
-        """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
-        self.is_updated, self.away, self.meter = False, {}, meter if not self.is_cuda else None
-        self.older = {i for i, s in enumerate(self.planned.values.storages) if s["is_given"]} if self.meter else set()
-
-    def update(self, index, grad, found_inf):
-        self.is_updated = True
-        if any(t.item() for t in found_inf):
-            return
-        self.updaters[index](grad)
-
-    def update_all(self, grads, found_inf):
-        self.is_updated = True
-        if not any(t.item() for t in found_inf):
-            self.updaters(grads)
-
-    def put(self, index, tier, place, tensor):
-        n = self.bytes[index]
-        if n:
-            if tier == g.HOST:
-                self.host.put(place, tensor, n)
-            else:
-                self.store.put(b"%d" % index, self._address(tensor), n)
-            self.away[index] = tensor.untyped_storage()
-            is_older = self.meter is not None and index in self.older
-            if is_older:
-                self.older.discard(index)
-                self.meter.told_free(n)
-            tensor.untyped_storage().resize_(0)
-            if is_older:
-                self.meter.mark()
-
-    def get(self, index, tier, place, tensor):
-        n = self.bytes[index]
-        if n:
-            tensor.untyped_storage().resize_(n)
-            if tier == g.HOST:
-                self.host.get(place, tensor, n)
-            else:
-                self.store.get(b"%d" % index, self._address(tensor), n)
-            self.away.pop(index, None)
-
-    def _address(self, tensor):
-        if self.is_cuda:
-            raise NotImplementedError("the store tier needs tensors of the CPU")
-        return tensor.untyped_storage().data_ptr()
-
-    def _state(self):
-        return torch.cuda.get_rng_state(self.planned.device) if self.is_cuda else torch.get_rng_state()
-
-    def _set_state(self, state):
-        if self.is_cuda:
-            torch.cuda.set_rng_state(state, self.planned.device)
-        else:
-            torch.set_rng_state(state)
-
-    def draw(self, index):
-        """Keep the generator's state of an op that draws again; outside of torch's allocator."""
-        self.states[index] = self._state().numpy().tobytes()
-
-    def redraw(self, index):
-        self.states["now"] = self._state().numpy().tobytes()
-        self._set_state(torch.frombuffer(bytearray(self.states[index]), dtype=torch.uint8))
-
-    def redrawn(self):
-        self._set_state(torch.frombuffer(bytearray(self.states.pop("now")), dtype=torch.uint8))

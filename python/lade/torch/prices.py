@@ -10,8 +10,10 @@ import torch
 from torch.fx.node import map_arg
 
 from ..errors import CannotCapture
-from . import optimizers
+from . import kernels, parts, optimizers
+from .layouts import Described
 from .meter import Events, peak_of
+from .operands import Arena, Grow
 
 MARK_BYTES = 1234577     # an allocation of this size stands between two calls; no power of two, no page
 _SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
@@ -20,79 +22,22 @@ _REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm
 
 class Price:
     """Of one call: bytes that it needs at most, sizes of its results' storages, time."""
-    __slots__ = ("most_bytes", "left_bytes", "sizes", "ns", "hidden")
+    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part")
 
-
-class _Arena:
-    """Operands for calls, cut from one buffer for each dtype."""
-
-    def __init__(self, device):
-        self.device, self.buffers, self.used = device, {}, {}
-
-    def reset(self):
-        self.used = {}
-
-    def cut(self, meta):
-        """Return a tensor like @meta: its shape, strides and alignment."""
-        if meta.device.type != self.device.type:
-            return torch.ones(meta.shape, dtype=meta.dtype, device=meta.device)
-        size, stride, width = meta.shape, meta.stride(), meta.element_size()
-        span = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if meta.numel() else 0
-        lead = meta.storage_offset() * width % 64 // width
-        buffer = self._buffer(meta.dtype, (lead + span) * width + 64)
-        first = self.used.get(meta.dtype, 0)
-        self.used[meta.dtype] = (first + (lead + span) * width + 63) // 64 * 64
-        cut = torch.as_strided(buffer, size, stride, first // width + lead)
-        if not (meta.dtype.is_floating_point or meta.dtype.is_complex):
-            buffer[first // width:first // width + lead + span].fill_(meta.dtype == torch.bool)  # calls may write it
-        return cut
-
-    def _buffer(self, dtype, n_bytes):
-        wanted = self.used.get(dtype, 0) + n_bytes
-        width = torch.empty(0, dtype=dtype).element_size()
-        buffer = self.buffers.get(dtype)
-        if buffer is None or buffer.numel() * width < wanted:
-            if self.used.get(dtype, 0):
-                raise _Grow(dtype, wanted)
-            self.buffers[dtype] = None
-            self.buffers[dtype] = _filled(max(wanted, 1 << 16) // width + 64, dtype, self.device)
-        return self.buffers[dtype]
-
-
-class _Grow(Exception):
-    pass
-
-
-def _filled(n, dtype, device):
-    """Return n elements: fractions of both halves of (0, 1) for floating point, zeros for indices, ones for masks."""
-    if dtype == torch.bool:
-        return torch.ones(n, dtype=dtype, device=device)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.zeros(n, dtype=dtype, device=device)
-    block = (torch.arange(4096, device=device) * 2654435761 % 1021).to(torch.float32).div_(1361).add_(0.25).to(dtype)
-    result = torch.empty((n + 4095) // 4096 * 4096, dtype=dtype, device=device)
-    result.view(-1, 4096).copy_(block)
-    return result
+    def __init__(self):
+        self.hidden, self.is_part = [], False  # is_part: a part of the call was run (parts.py)
 
 
 def call_key(values, op):
     """Return a key that equal calls share."""
-    def describe(node):
-        meta = values.metas[values.value(node)]
-        return _Described((tuple(meta.shape), meta.stride(), meta.dtype, meta.device.type,
-                           meta.storage_offset() * meta.element_size() % 64))
-    args = map_arg((op.node.args, dict(op.node.kwargs)), describe)
+    args = map_arg((op.node.args, dict(op.node.kwargs)), lambda node: Described(values.metas[values.value(node)]))
     if op.node.target is optimizers.UPDATE:
         args = (args[0][:4], args[1])
     return str(op.node.target), repr(args)
 
 
-class _Described:
-    def __init__(self, fields):
-        self.fields = fields
-
-    def __repr__(self):
-        return repr(self.fields)
+class Relayout(Exception):
+    """Kernels return other strides than their descriptions say: the capture is to be done again with Pricer.layouts."""
 
 
 class Pricer:
@@ -100,6 +45,8 @@ class Pricer:
 
     def __init__(self, optimizer):
         self.optimizer, self.table, self.arena = optimizer, {}, None
+        self.layouts = {}  # key of a call -> {output: strides}, where they differ from the description
+        self.scratch = {}  # key of a call -> its result that is_opaque()
 
     def price(self, values, device):
         """Fill in scratch, time and sizes of all ops and storages of @values."""
@@ -108,8 +55,11 @@ class Pricer:
             key = self._key(values, op)
             if key not in self.table and key not in wanted:
                 wanted[key] = op
+        n_layouts = len(self.layouts)
         if wanted:
             self._run_all(values, wanted, device)
+        if len(self.layouts) > n_layouts:
+            raise Relayout
         for op in values.ops:
             self._apply(values, op, self.table[self._key(values, op)])
 
@@ -143,14 +93,22 @@ class Pricer:
     # running
 
     def _run_all(self, values, wanted, device):
-        self.arena = _Arena(device)
+        self._run_some(values, wanted, device, True)
+        with_scratch = {key: op for key, op in wanted.items() if self.table[key].is_part
+                        and self.table[key].most_bytes > self.table[key].sizes[0]}
+        if with_scratch:
+            self._run_some(values, with_scratch, device, False)
+
+    def _run_some(self, values, wanted, device, in_part):
+        """Run calls, of large products a part if @in_part."""
+        self.arena, self.n_marks = Arena(device), 0
         generators = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
         # oneDNN and others prepare themselves at a call's first run: those events are no price.
         spans = []
         try:
             with torch.no_grad(), Events(device.type) as events:
                 for key, op in wanted.items():
-                    spans.append((key, *self._run(values, op, device)))
+                    spans.append((key, *self._run(values, op, device, in_part)))
         finally:
             torch.set_rng_state(generators[0])
             if device.type == "cuda":
@@ -159,36 +117,59 @@ class Pricer:
         self._read(spans, events.sizes)
 
     def _read(self, spans, sizes):
-        """Cut the events at the marks, and take the last run of each call."""
+        """Cut the events at the marks; @spans has the first mark of each call's last run."""
         cuts = [i for i, size in enumerate(sizes) if size == MARK_BYTES]
-        n_runs = sum(n for _, _, n in spans)
-        if len(cuts) != 2 * n_runs:
-            raise CannotCapture(f"the allocator's events have {len(cuts)} of {2 * n_runs} marks", "pricing")
-        at = 0
-        for key, price, n in spans:
-            at += 2 * n
-            price.most_bytes, price.left_bytes = peak_of(sizes[cuts[at - 2] + 2:cuts[at - 1]])
+        if len(cuts) != self.n_marks:
+            raise CannotCapture(f"the allocator's events have {len(cuts)} of {self.n_marks} marks", "pricing")
+        for key, price, mark in spans:
+            most, left = peak_of(sizes[cuts[mark] + 2:cuts[mark + 1]])
+            price.most_bytes = most - left + price.sizes[0] if price.is_part else most
             self.table[key] = price
 
-    def _run(self, values, op, device):
-        """Return (price, runs): long calls run once; short ones again, warm, and between sums that show hidden writes."""
+    def _run(self, values, op, device, in_part):
+        """Return (price, its last run's mark). Some ops refuse made-up operands: they get fresh ones, ones, zeros."""
+        for fill in (None, None, 1, 0):
+            self.arena.fill = fill
+            try:
+                return self._run_filled(values, op, device, in_part)
+            except (RuntimeError, ValueError, IndexError) as fault:
+                why = " ".join(str(fault).split())[:200]
+                self.arena.buffers = {}
+        raise CannotCapture(f"refuses made-up operands, so it has no price: {why}", str(op.node.target))
+
+    def _run_filled(self, values, op, device, in_part):
+        """Long calls run once; short ones again, warm, and between sums that show hidden writes."""
         call, args, kwargs, leaves = self._operands(values, op)
-        price, n_runs, before, after = Price(), 1, None, None
+        price, before, after = Price(), None, None
+        part = parts.smaller(op.node.target, args, kwargs) if in_part else None
+        if part is not None and values.metas[op.outputs[0]].is_contiguous():
+            self._run_part(values, op, *part, price, device)
+            return price, self.n_marks - 2
         out, price.ns = self._once(op, call, args, kwargs, device)
         if price.ns <= _REPEAT_NS:
             del out
             before = _sums(leaves)
             out, ns = self._once(op, call, args, kwargs, device)
-            price.ns, n_runs, after = min(price.ns, ns), 2, _sums(leaves)
+            price.ns, after = min(price.ns, ns), _sums(leaves)
+        mark = self.n_marks - 2
         price.sizes = self._sizes(values, op, out, leaves)
+        self.scratch.update((call_key(values, op), out[i].to("meta")) for _, i in op.outputs
+                            if i is not None and kernels.is_opaque(op.node, i) and out[i] is not None)
         price.hidden = [i for i in range(len(leaves)) if before and before[i] != after[i]
                         and not self._is_declared(values, op, i)]
-        return price, n_runs
+        return price, mark
 
-    @staticmethod
-    def _once(op, call, args, kwargs, device):
+    def _run_part(self, values, op, args, factor, price, device):
+        """Price a large product by a part of it."""
+        for _ in range(2):
+            out, ns = self._once(op, op.node.target, args, {}, device)
+            del out
+        meta = values.metas[op.outputs[0]]
+        price.ns, price.is_part, price.sizes = int(ns * factor), True, [meta.numel() * meta.element_size()]
+
+    def _once(self, op, call, args, kwargs, device):
         """Run a call between two marks; return (results, time)."""
-        _mark()
+        self._mark()
         if op.draws:
             state = _generator_state(device)
             _set_generator_state(device, state)
@@ -197,8 +178,13 @@ class Pricer:
         out = call(*args, **kwargs)
         _wait(device)
         elapsed = time.perf_counter_ns() - start
-        _mark()
+        self._mark()
         return out, elapsed
+
+    def _mark(self):
+        self.n_marks += 1
+        mark = torch.empty(MARK_BYTES, dtype=torch.uint8)
+        del mark
 
     def _is_declared(self, values, op, position):
         return values.storage(values.value(position_node(op.node, position))) in op.updates
@@ -208,11 +194,9 @@ class Pricer:
             return self._update(values, op)
         try:
             return self._cut(values, op)
-        except _Grow as grow:
+        except Grow as grow:
             dtype, wanted = grow.args
-            self.arena.buffers[dtype] = None
-            width = torch.empty(0, dtype=dtype).element_size()
-            self.arena.buffers[dtype] = _filled(2 * wanted // width, dtype, self.arena.device)
+            self.arena.grow(dtype, wanted)
             return self._operands(values, op)
 
     def _cut(self, values, op):
@@ -220,13 +204,20 @@ class Pricer:
         leaves = []
 
         def cut(node):
-            meta = values.metas[values.value(node)]
+            meta = self._meta(values, values.value(node))
             constant = values.constants.get(node)
             tensor = constant.clone() if constant is not None and constant.numel() <= 16 else self.arena.cut(meta)
             leaves.append(tensor)
             return tensor
         args, kwargs = map_arg((tuple(op.node.args), dict(op.node.kwargs)), cut)
-        return op.node.target, args, kwargs, leaves
+        return kernels.callable_of(op.node), args, kwargs, leaves
+
+    def _meta(self, values, value):
+        """Return a description of a value; of a kernel's scratch that which its own run returned."""
+        node, output = value
+        if output is None or not kernels.is_opaque(node, output):
+            return values.metas[value]
+        return self.scratch[call_key(values, next(op for op in values.ops if op.node is node))]
 
     def _update(self, values, op):
         """Return a call that updates made-up parameters by a copy of the optimizer."""
@@ -260,25 +251,41 @@ class Pricer:
                                         device=meta.device).fill_(0.25)
         return made
 
-    @staticmethod
-    def _sizes(values, op, out, leaves):
+    def _sizes(self, values, op, out, leaves):
         """Return the bytes of each output's storage; refuse an op whose results share memory unlike its description."""
-        if isinstance(out, torch.Tensor) or out is None:
-            out = [out]
-        tensors = [t for t in out if isinstance(t, torch.Tensor)]
-        if len(tensors) < len(op.outputs):
-            raise CannotCapture(f"{len(tensors)} results instead of {len(op.outputs)}", str(op.node.target))
-        sizes, held = [], {t.untyped_storage().data_ptr() for t in leaves if t.numel()}
-        for value, tensor in zip(op.outputs, tensors):
-            meta = values.metas[value]
-            is_new = values.storage(value) in op.writes
-            if is_new and tensor.numel() and tensor.untyped_storage().data_ptr() in held:
-                raise CannotCapture("returns an operand where its description says a new tensor", str(op.node.target))
-            if is_new and tensor.shape != meta.shape:
-                raise CannotCapture(f"returns {tuple(tensor.shape)} where its description says {tuple(meta.shape)}",
-                                    str(op.node.target))
-            sizes.append(tensor.untyped_storage().nbytes())
+        out = [out] if isinstance(out, torch.Tensor) or out is None else out
+        held = {t.untyped_storage().data_ptr() for t in leaves if t.numel()}
+        sizes, storages = [], set()
+        for value in op.outputs:
+            tensor, storage = out[value[1] or 0], values.storage(value)
+            sizes.append(_size(values, op, value, tensor, () if storage in storages else held))
+            if sizes[-1] and not _is_laid_out(tensor, values.metas[value]) and not kernels.is_opaque(op.node, value[1]):
+                self.layouts.setdefault(call_key(values, op), {})[value[1]] = tensor.stride()
+            if sizes[-1] and storage in op.writes:
+                held.add(tensor.untyped_storage().data_ptr())
+            storages.add(storage)
         return sizes
+
+
+def _size(values, op, value, tensor, held):
+    """Return the bytes of the storage of one result of an op; see Pricer._sizes."""
+    if kernels.is_opaque(op.node, value[1]):
+        return 0 if tensor is None else tensor.untyped_storage().nbytes()
+    if not isinstance(tensor, torch.Tensor):
+        raise CannotCapture(f"has no result {value[1]}", str(op.node.target))
+    meta, is_new = values.metas[value], values.storage(value) in op.writes
+    if is_new and tensor.numel() and tensor.untyped_storage().data_ptr() in held:
+        raise CannotCapture("returns a tensor twice, or an operand, where its description says a new one",
+                            str(op.node.target))
+    if is_new and tensor.shape != meta.shape:
+        raise CannotCapture(f"returns {tuple(tensor.shape)} where its description says {tuple(meta.shape)}",
+                            str(op.node.target))
+    return tensor.untyped_storage().nbytes()
+
+
+def _is_laid_out(tensor, meta):
+    """True if a tensor has the strides of its description, where they matter."""
+    return tensor.numel() == 0 or all(a == b for a, b, n in zip(tensor.stride(), meta.stride(), tensor.shape) if n > 1)
 
 
 def position_node(node, position):
@@ -291,11 +298,6 @@ def position_node(node, position):
 def _is_live(key, value):
     return key in ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "max_lr", "min_lr") \
         or isinstance(value, torch.Tensor)
-
-
-def _mark():
-    mark = torch.empty(MARK_BYTES, dtype=torch.uint8)
-    del mark
 
 
 def _wait(device):

@@ -11,16 +11,19 @@ import traceback
 
 import torch
 import torch.utils.checkpoint  # noqa: F401 patches.py replaces its body
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture
 from . import optimizers, patches
+from .layouts import Mode
+from .watch import Watch
 
 _TORCH = os.path.dirname(torch.__file__)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PLAIN = (int, float, bool, str)
+_MODULE_FIELDS = frozenset(vars(torch.nn.Module()))
 
 
 def modules_of(model):
@@ -137,7 +140,8 @@ def _refusal(fault):
         return CannotCapture(str(fault).partition(": ")[2], fault.op, fault.line or user_line(fault))
     func = getattr(fault, "func", None)
     op = str(func) if func is not None else type(fault).__name__
-    texts = {"DataDependentOutputException": "the value of a tensor decides what the step does (such as .item())",
+    texts = {"DataDependentOutputException": "the value of a tensor decides what the step does; return the tensor, and "
+             "call .item() behind the step",
              "DynamicOutputShapeException": "a shape depends on the values of a tensor"}
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
     if "dynamo" in type(fault).__module__ or "dynamo" in text.lower():
@@ -148,9 +152,10 @@ def _refusal(fault):
 @contextlib.contextmanager
 def _swapped(given, fakes, optimizer, recorder):
     """Put fakes in the place of all given tensors, and back."""
-    held_dicts = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers))
+    held_dicts = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers), _containers(module))
                   for _, module in given.modules]
     groups = [group["params"] for group in optimizer.param_groups] if optimizer else []
+    fields = [_plain_fields(group) for group in optimizer.param_groups] if optimizer else []
     state, own = (optimizer.state, optimizer.__dict__.get("step")) if optimizer else (None, None)
     flat = [(m, m._flat_weights) for _, m in given.modules if hasattr(m, "_flat_weights")]
     try:
@@ -168,6 +173,10 @@ def _swapped(given, fakes, optimizer, recorder):
     finally:
         changed = _restore(held_dicts, flat)
         if optimizer:
+            for group, old in zip(optimizer.param_groups, fields):
+                lost = [key for key, value in _plain_fields(group).items() if old.get(key, value) != value]
+                changed = f"the optimizer's {lost[0]}" if lost else changed
+                group.update(old)
             for group, params in zip(optimizer.param_groups, groups):
                 group["params"] = params
             optimizer.state = state
@@ -178,13 +187,28 @@ def _swapped(given, fakes, optimizer, recorder):
         raise CannotCapture(f"the step changes {changed} in Python, so each step may be another graph", "Python state")
 
 
+def _containers(module):
+    """Return copies of a module's own lists and dicts, those of torch.nn.Module apart."""
+    return {name: value.copy() for name, value in vars(module).items()
+            if type(value) in (list, dict) and name not in _MODULE_FIELDS}
+
+
+def _plain_fields(group):
+    return {key: value for key, value in group.items() if isinstance(value, _PLAIN) or isinstance(value, tuple)}
+
+
 def _restore(held_dicts, flat):
-    """Put the modules' attributes back; return the name of a plain one that the step changed."""
+    """Put the modules' attributes back; return the name of a plain one that the step changed, or of a list that grew."""
     changed = None
-    for module, attributes, params, buffers in held_dicts:
+    for module, attributes, params, buffers, lists in held_dicts:
         for name, value in module.__dict__.items():
             if isinstance(value, (int, float)) and attributes.get(name, value) != value:
                 changed = f"{type(module).__name__}.{name}"
+        for name, items in lists.items():
+            if len(attributes[name]) != len(items):
+                changed = f"{type(module).__name__}.{name}" if isinstance(items, list) else changed
+                attributes[name].clear()
+                (attributes[name].extend if isinstance(items, list) else attributes[name].update)(items)
         module.__dict__.clear()
         module.__dict__.update(attributes)
         for own, old in ((module._parameters, params), (module._buffers, buffers)):
@@ -193,6 +217,16 @@ def _restore(held_dicts, flat):
     for module, weights in flat:
         module._flat_weights = weights
     return changed
+
+
+def _copy_hooks(param, fake):
+    """Let the hooks of a parameter run in the capture."""
+    if not param.requires_grad:
+        return
+    for hook in (param._backward_hooks or {}).values():
+        fake.register_hook(hook)
+    for hook in (param._post_accumulate_grad_hooks or {}).values():
+        fake.register_post_accumulate_grad_hook(hook)
 
 
 def _cells(fn):
@@ -223,11 +257,11 @@ def _cells(fn):
     return values
 
 
-def _mode_of(tensors):
+def _mode_of(tensors, layouts):
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
             return tensor.fake_mode
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return Mode(layouts)
 
 
 def _described(mode, tensor):
@@ -270,11 +304,11 @@ def _drop_unused_state(result, optimizer):
     result.inputs = kept
 
 
-def trace(fn, model, optimizer, args, kwargs):
-    """Capture fn(*args, **kwargs). CannotCapture names the op and the user's line; nothing has changed then."""
+def trace(fn, model, optimizer, args, kwargs, layouts=None):
+    """Capture fn(*args, **kwargs), with strides by @layouts (layouts.py). CannotCapture names the op and the user's line; nothing has changed then."""
     given = Given(model, optimizer)
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    mode = _mode_of([t for _, t in given.params])
+    mode = _mode_of([t for _, t in given.params], layouts or {})
     with torch.no_grad():
         fake = functools.partial(_described, mode)
         fakes = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
@@ -290,17 +324,20 @@ def trace(fn, model, optimizer, args, kwargs):
     inputs += [("grad", f"{name}.grad", t, grads[id(t)]) for name, t in given.params if id(t) in grads]
     inputs += [("batch", f"batch.{i}", i, f) for i, f in enumerate(batch) if isinstance(f, torch.Tensor)]
     recorder = Recorder(optimizer, fakes, states)
+    recorder.modules = given.modules
     result = Trace(None, given, inputs, fakes)
 
     def whole(*flat):
         for _, t in given.params:
             fakes[id(t)].requires_grad_(t.requires_grad)
             fakes[id(t)].grad = grads.get(id(t))
+            _copy_hooks(t, fakes[id(t)])
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 batch[i].requires_grad_()
         own_args, own_kwargs = pytree.tree_unflatten(batch, spec)
-        out = fn(*own_args, **own_kwargs)
+        with watch:
+            out = fn(*own_args, **own_kwargs)
         result.out_leaves, result.out_spec = pytree.tree_flatten(out)
         tensors = [leaf for leaf in result.out_leaves if isinstance(leaf, torch.Tensor)]
         result.grads = [t for _, t in given.params if fakes[id(t)].grad is not None]
@@ -308,7 +345,7 @@ def trace(fn, model, optimizer, args, kwargs):
         result.n_tensors = len(tensors) - len(result.grads)
         return [t.detach() if isinstance(t, FakeTensor) else t for t in tensors]
 
-    before = _cells(fn)
+    before, watch = _cells(fn), Watch()
     try:
         with patches.capturing(recorder), _swapped(given, fakes, optimizer, recorder), torch.enable_grad(), mode:
             result.gm = make_fx(whole, tracing_mode="real")(*[f for _, _, _, f in inputs])
@@ -317,6 +354,7 @@ def trace(fn, model, optimizer, args, kwargs):
     except Exception as fault:
         raise _refusal(fault) from fault
     finally:
+        watch.restore()
         for t in fakes.values():
             t.grad = None
     after = _cells(fn)

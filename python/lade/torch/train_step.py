@@ -6,7 +6,6 @@ one. Later calls run the generated code of the plan for their shapes. Between ca
 eager step.
 """
 import contextlib
-import ctypes
 import hashlib
 import signal
 import threading
@@ -17,13 +16,16 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
 from . import optimizers
+from .audit import Audit, bits
 from .meter import Events
-from .planned import Planned, Runtime, Tiers
-from .prices import Pricer
+from .planned import Planned, Tiers
+from .prices import Pricer, Relayout
+from .runtime import Runtime
 from .trace import Given, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 3.0  # of the search for one plan
+CAPTURES_MOST = 8   # of one step, each with more strides known
 
 
 class Report(dict):
@@ -77,7 +79,7 @@ class Step:
         leaves, ready = self._find(args, kwargs)
         self.last = ready
         if self.audit and not ready.is_audited:
-            return self._audited(ready, args, kwargs, leaves, meter)
+            return Audit(self, ready).run(args, kwargs, leaves, meter)
         return self._run(ready, leaves, meter)
 
     def prepare(self, *args, **kwargs):
@@ -89,24 +91,33 @@ class Step:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if self.given is None or not self.given.is_current():
             self.given, self.ready = Given(self.model, self.optimizer), {}
-        _drop_unread(self.ready, self.given)
-        key = (spec, tuple(map(_leaf_key, leaves)), self.given.signature())
+        key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
         ready = self.ready.get(key)
         if ready is None:
             ready = self._prepare(args, kwargs)
-            key = (spec, tuple(map(_leaf_key, leaves)), self.given.signature())
+            key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
             self.ready[key] = ready
         return leaves, ready
 
     def _prepare(self, args, kwargs):
-        start = time.perf_counter()
-        captured = trace(self.fn, self.model, self.optimizer, args, kwargs)
-        seconds = time.perf_counter() - start
-        planned = Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS)
-        self._create_state(captured)
+        planned, seconds = self._plan(args, kwargs)
+        self._create_state(planned.trace)
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
         return ready
+
+    def _plan(self, args, kwargs):
+        """Return (plan, seconds of capture). A capture is repeated while its pricing finds other strides."""
+        seconds = 0.0
+        for _ in range(CAPTURES_MOST):
+            start = time.perf_counter()
+            captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts)
+            seconds += time.perf_counter() - start
+            try:
+                return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
+            except Relayout:
+                continue
+        raise CannotCapture("its kernels return strides that no description gives", "capture")
 
     def _create_state(self, captured):
         """Create the optimizer's state that its first step would create; the plan was accepted with it."""
@@ -120,14 +131,19 @@ class Step:
         planned, runtime = ready.planned, ready.runtime
         tensors = [t for _, _, t in planned.tensors(leaves)]
         planned.make_resizable(tensors)
-        for _, p in planned.trace.given.params:
+        grads = [(p, p.grad) for _, p in planned.trace.given.params]
+        for p, _ in grads:
             p.grad = None  # gradients that the step reads are in @tensors
+        if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
+            grads = ()
         runtime.begin(meter)
         interrupts, start = _Interrupts(), time.perf_counter()
         try:
             with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
+            for p, grad in grads:
+                p.grad = grad
             self._failed(runtime, fault)
             raise
         self.measured["step_seconds"] = time.perf_counter() - start
@@ -145,50 +161,21 @@ class Step:
                                      trace_.out_spec)
 
     def _failed(self, runtime, fault):
-        if runtime.is_updated or runtime.away:
+        """Bring back what is elsewhere. A step that failed before its first write can be called again."""
+        is_whole = runtime.bring_back()
+        if runtime.is_updated or not is_whole:
             self.broken = f"{type(fault).__name__}: {fault}"
-
-    # audit
-
-    def _audited(self, ready, args, kwargs, leaves, meter):
-        """Run the step captured, then uncaptured from the same state, and compare all bits."""
-        before = _Snapshot(self, ready, leaves)
-        self._run(ready, leaves, meter, with_late=False)
-        captured = self._state_digest(ready)
-        before.restore()
-        result = self.fn(*args, **kwargs)
-        eager = self._state_digest(ready)
-        ready.is_audited = True
-        if captured != eager:
-            names = [name for name in eager if captured.get(name) != eager[name]]
-            self.broken = f"the audit found other bits in the captured step, first in {names[0]}"
-            raise Error(f"lade: {self.broken}; the model is as after the uncaptured step")
-        return result
-
-    def _state_digest(self, ready):
-        found = {f"{kind} {name}": _bits(t) for kind, name, t in self._stateful(ready)}
-        for i, p in enumerate(ready.planned.trace.given.opt_params):
-            for key, value in optimizers.state_items(self.optimizer.state.get(p, {})):
-                found[f"state {i}.{key}"] = _bits(value) if isinstance(value, torch.Tensor) else repr(value)
-        found["generator"] = _bits(torch.get_rng_state())
-        return found
-
-    def _stateful(self, ready):
-        given = ready.planned.trace.given
-        yield from (("parameter", name, t) for name, t in given.params)
-        yield from (("buffer", name, t) for name, t in given.buffers)
-        yield from (("gradient", name, t.grad) for name, t in given.params if t.grad is not None)
-        if self.optimizer:
-            for i, p in enumerate(given.opt_params):
-                for key, t in optimizers.state_tensors(self.optimizer.state.get(p, {})):
-                    yield "state", f"{i}.{key}", t
-        for i, t in enumerate(ready.planned.values.constants.values()):
-            yield "constant", str(i), t
 
     # for users
 
     def sync(self):
-        """Bring all bytes of model and optimizer back to the device. Between steps of today's plans none is away."""
+        """Bring all bytes of model and optimizer back to the device. Error if a tier does not return them.
+
+        A step ends with all of them there; a step that failed may leave some on a tier.
+        """
+        for ready in self.ready.values():
+            if not ready.runtime.bring_back():
+                raise Error(f"{len(ready.runtime.away)} storages of the model or its optimizer cannot be fetched")
 
     def report(self):
         """Return planned and measured figures of the last call's plan."""
@@ -200,35 +187,8 @@ class Step:
         found["measured_step_seconds"] = self.measured.get("step_seconds")
         found["measured_peak_bytes"] = self.measured.get("peak_bytes")
         found["is_audited"], found["note"] = ready.is_audited, ready.note
-        found["ledger"] = ready.planned.ledger()
+        found["ledger"], found["modules"] = ready.planned.ledger()
         return found
-
-
-class _Snapshot:
-    """Copies of all that a step changes, to run it a second time."""
-
-    def __init__(self, step, ready, leaves):
-        self.step, self.given = step, ready.planned.trace.given
-        self.copies = [(t, t.detach().clone()) for kind, _, t in step._stateful(ready) if kind != "gradient"]
-        self.copies += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
-        self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
-        self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
-        self.generators = [torch.get_rng_state()]
-        if step.device.type == "cuda":
-            self.generators.append(torch.cuda.get_rng_state(step.device))
-
-    def restore(self):
-        with torch.no_grad():
-            for tensor, copy in self.copies:
-                tensor.detach().copy_(copy)
-        for param, grad in self.grads:
-            param.grad = grad
-        if self.inner is not None:
-            self.step.optimizer.restore(self.inner)
-        torch.set_rng_state(self.generators[0])
-        if len(self.generators) > 1:
-            torch.cuda.set_rng_state(self.generators[1], self.step.device)
-        self.copies = self.grads = None
 
 
 def _models(model):
@@ -254,21 +214,6 @@ def _leaf_key(leaf):
         raise CannotCapture(f"an argument of type {type(leaf).__name__} is no tensor and no plain value",
                             "arguments") from None
     return (type(leaf), leaf)
-
-
-def _drop_unread(ready, given):
-    """Free gradients that no captured step reads: those of a step that begins with zero_grad()."""
-    for one in ready.values():
-        held = one.planned.trace
-        if any(kind == "grad" for kind, *_ in held.inputs):
-            return
-
-
-def _bits(tensor):
-    """Return a digest of a tensor's bits. The storage is read by address: numpy() would forbid to resize it."""
-    flat = tensor.detach().cpu().contiguous()
-    n = flat.numel() * flat.element_size()
-    return hashlib.sha256((ctypes.c_char * n).from_address(flat.data_ptr()) if n else b"").hexdigest()
 
 
 class _Interrupts:
@@ -329,10 +274,10 @@ def digest(model, optimizer=None):
     for root in _models(model):
         for name, tensor in root.state_dict(keep_vars=True).items():
             if isinstance(tensor, torch.Tensor):
-                total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_bits(tensor)}".encode())
+                total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {bits(tensor)}".encode())
     if optimizer is not None:
         inner = optimizers.unwrapped(optimizer)
         for i, p in enumerate(optimizers.params_of(inner)):
             for key, value in optimizers.state_items(inner.state.get(p, {})):
-                total.update(f"{i} {key} {_bits(value) if isinstance(value, torch.Tensor) else value!r}".encode())
+                total.update(f"{i} {key} {bits(value) if isinstance(value, torch.Tensor) else value!r}".encode())
     return total.hexdigest()[:16]

@@ -11,11 +11,8 @@ import torch
 
 from ..errors import CannotCapture
 from . import optimizers
+from .kernels import HIDDEN_WRITES
 
-# Ops that write operands which their schema calls read-only: running statistics.
-HIDDEN_WRITES = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4),
-                 "aten::batch_norm_update_stats": (1, 2), "aten::batch_norm_gather_stats": (3, 4),
-                 "aten::batch_norm_gather_stats_with_counts": (3, 4)}
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
 
 
@@ -117,7 +114,9 @@ class Values:
         for part in node.target.split("."):
             real = getattr(real, part)
         if not isinstance(real, torch.Tensor):
-            raise CannotCapture("higher-order ops are not captured", node.target)
+            text = "a generator of your own is not captured; draw from torch's default one" \
+                if isinstance(real, torch.Generator) else "higher-order ops are not captured"
+            raise CannotCapture(text, node.target)
         self.constants[node] = real
         self.metas[(node, None)] = node.meta.get("val", real)
         self.union.join(self._key((node, None)), ("real", real.untyped_storage()._cdata))
@@ -202,6 +201,10 @@ class Values:
             op.writes = list(range(n, len(self.storages)))
             given = any(self.storages[k]["is_given"] for k in op.updates)
             op.is_once = op.is_once or given
+
+    def changes_given(self, op):
+        """True if an op writes a storage that outlives the step, such as running statistics."""
+        return any(self.storages[k]["is_given"] for k in op.updates)
 
     def results(self):
         """Return the values that the graph returns."""

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit: a step's first call runs captured and uncaptured from the same state, and all bits must be equal.
+
+The uncaptured step needs the memory that the budget saves. Where the device lacks it, the audit takes the first rows of
+the batch, with a plan of their own, brings the state back, and the captured step of the whole batch runs without one.
+"""
+import copy
+import ctypes
+import hashlib
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import Error
+from . import optimizers
+
+
+def bits(tensor):
+    """Return a digest of a tensor's bits. The storage is read by address: numpy() would forbid to resize it."""
+    flat = tensor.detach().cpu().contiguous()
+    n = flat.numel() * flat.element_size()
+    return hashlib.sha256((ctypes.c_char * n).from_address(flat.data_ptr()) if n else b"").hexdigest()
+
+
+def free_bytes(device):
+    """Return the bytes that the device can still give."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":") for line in file)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _first_rows(leaves):
+    """Return (leaves, rows, all rows) of half the batch, or None if it has one row or no common first dimension."""
+    sizes = {t.shape[0] for t in leaves if isinstance(t, torch.Tensor) and t.dim()}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return None
+    rows = sizes.pop()
+    return [t[:rows // 2] if isinstance(t, torch.Tensor) and t.dim() else t for t in leaves], rows // 2, rows
+
+
+class Audit:
+    """The audit of one plan."""
+
+    def __init__(self, step, ready):
+        self.step, self.ready = step, ready
+
+    def run(self, args, kwargs, leaves, meter):
+        """Run the step, checked; return its result. Error if bits differ."""
+        if self._fits(self.ready):
+            return self._whole(self.ready, args, kwargs, leaves, meter)
+        self._smaller(args, kwargs, leaves)
+        self.ready.is_audited = True
+        return self.step._run(self.ready, leaves, meter)
+
+    def _fits(self, ready):
+        """True if the device can give what an uncaptured step takes beside given storages, and copies of those."""
+        return ready.planned.unconstrained_bytes <= free_bytes(self.step.device)
+
+    def _whole(self, ready, args, kwargs, leaves, meter):
+        before = Snapshot(self.step, ready, leaves)
+        self.step._run(ready, leaves, meter, with_late=False)
+        captured = self._digest(ready)
+        before.restore()
+        result = self.step.fn(*args, **kwargs)
+        self._compare(captured, self._digest(ready))
+        ready.is_audited = True
+        return result
+
+    def _smaller(self, args, kwargs, leaves):
+        spec, found = pytree.tree_flatten((args, kwargs))[1], (leaves, None, None)
+        while True:
+            found = _first_rows(found[0])
+            if found is None:
+                self.ready.note = "not audited: the uncaptured step does not fit the device, and no smaller batch does"
+                return
+            less, rows, _ = found
+            own_args, own_kwargs = pytree.tree_unflatten(less, spec)
+            small = self.step._find(own_args, own_kwargs)[1]
+            if self._fits(small):
+                break
+        before = Snapshot(self.step, small, less)
+        try:
+            self._whole(small, own_args, own_kwargs, less, None)
+        finally:
+            before.restore()
+        self.ready.note = (f"audited on {rows} rows of the batch: the uncaptured step of the whole batch needs "
+                           f"{self.ready.planned.unconstrained_bytes:,} bytes")
+
+    def _compare(self, captured, eager):
+        if captured == eager:
+            return
+        name = next(name for name in eager if captured.get(name) != eager[name])
+        self.step.broken = f"the audit found other bits in the captured step, first in {name}"
+        raise Error(f"lade: {self.step.broken}; the model is as after the uncaptured step")
+
+    def _digest(self, ready):
+        step = self.step
+        found = {f"{kind} {name}": bits(t) for kind, name, t in stateful(step, ready)}
+        for i, p in enumerate(ready.planned.trace.given.opt_params):
+            for key, value in optimizers.state_items(step.optimizer.state.get(p, {})):
+                found[f"state {i}.{key}"] = bits(value) if isinstance(value, torch.Tensor) else repr(value)
+        found["generator"] = bits(torch.get_rng_state())
+        return found
+
+
+def stateful(step, ready):
+    """Yield (kind, name, tensor) of all that a step may change."""
+    given = ready.planned.trace.given
+    yield from (("parameter", name, t) for name, t in given.params)
+    yield from (("buffer", name, t) for name, t in given.buffers)
+    yield from (("gradient", name, t.grad) for name, t in given.params if t.grad is not None)
+    if step.optimizer:
+        for i, p in enumerate(given.opt_params):
+            for key, t in optimizers.state_tensors(step.optimizer.state.get(p, {})):
+                yield "state", f"{i}.{key}", t
+    for i, t in enumerate(ready.planned.values.constants.values()):
+        yield "constant", str(i), t
+
+
+class Snapshot:
+    """Copies of all that a step changes, to go back to them."""
+
+    def __init__(self, step, ready, leaves):
+        self.step, self.given = step, ready.planned.trace.given
+        self.copies = [(t, t.detach().clone()) for kind, _, t in stateful(step, ready) if kind != "gradient"]
+        self.copies += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
+        self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
+        self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
+        self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
+                       for group in step.optimizer.param_groups] if step.optimizer else []
+        self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
+        self.generators = [torch.get_rng_state()]
+        if step.device.type == "cuda":
+            self.generators.append(torch.cuda.get_rng_state(step.device))
+
+    def restore(self):
+        with torch.no_grad():
+            for tensor, held in self.copies:
+                tensor.detach().copy_(held)
+        for param, grad in self.grads:
+            param.grad = grad
+        if self.inner is not None:
+            self.step.optimizer.restore(self.inner)
+        for scheduler, held in self.schedulers:
+            scheduler.load_state_dict(held)
+        for group, held in zip(self.step.optimizer.param_groups if self.step.optimizer else (), self.groups):
+            group.update(held)
+        torch.set_rng_state(self.generators[0])
+        if len(self.generators) > 1:
+            torch.cuda.set_rng_state(self.generators[1], self.step.device)
+        self.copies = self.grads = None

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops whose kernels act beyond their schema, or choose by the thread's mode."""
+import torch
+
+# Ops that write operands which their schema calls read-only: running statistics.
+HIDDEN_WRITES = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4),
+                 "aten::batch_norm_update_stats": (1, 2), "aten::batch_norm_gather_stats": (3, 4),
+                 "aten::batch_norm_gather_stats_with_counts": (3, 4)}
+# oneDNN's LSTM returns its workspace only where gradients are recorded.
+_WORKSPACE = {"aten::mkldnn_rnn_layer": 3}
+
+
+def _recording(op):
+    """Return @op, called as autograd calls it: below its own recording, with gradients on."""
+    def call(*args, **kwargs):
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+            return op(*args, **kwargs)
+    return call
+
+
+def callable_of(node):
+    """Return the function that runs a node's call."""
+    output = _WORKSPACE.get(node.target._schema.name)
+    if output is None or not any(user.args[1] == output and user.users for user in node.users):
+        return node.target
+    return _recording(node.target)
+
+
+def is_opaque(node, output):
+    """True if an output is scratch of a kernel: its size is the kernel's own, and other kernels alone read it."""
+    return output is not None and _WORKSPACE.get(node.target._schema.name) == output

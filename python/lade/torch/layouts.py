@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fake tensors with the strides and storages that the kernels return.
+
+Descriptions of some ops give other strides than their kernels. A capture under such a description would ask for views
+that the real tensor does not have. Pricing runs each call and finds the difference; the next capture corrects it.
+"""
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+# Described once with one tensor for two results, and at later calls, from a cache, with two, as the kernel returns them.
+_APART = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
+
+
+class Described:
+    """A tensor in the key of a call."""
+
+    def __init__(self, meta):
+        self.fields = (tuple(meta.shape), meta.stride(), meta.dtype, meta.device.type,
+                       meta.storage_offset() * meta.element_size() % 64)
+
+    def __repr__(self):
+        return repr(self.fields)
+
+
+class Mode(FakeTensorMode):
+    """A mode whose results have the strides of @layouts: key of a call -> {output: strides}."""
+
+    def __init__(self, layouts):
+        super().__init__(allow_non_fake_inputs=True)
+        self.layouts = layouts
+
+    def dispatch(self, func, types, args=(), kwargs=None):
+        result = super().dispatch(func, types, args, kwargs)
+        if func in _APART:
+            result = self._apart(result)
+        strides = self._strides(func, args, kwargs or {}) if self.layouts else None
+        if not strides:
+            return result
+        if isinstance(result, torch.Tensor):
+            return self._like(result, strides[None])
+        return type(result)(self._like(t, strides[i]) if i in strides else t for i, t in enumerate(result))
+
+    def _apart(self, tensors):
+        made = []
+        for t in tensors:
+            made.append(self._like(t, t.stride()) if any(t is other for other in made) else t)
+        return type(tensors)(made)
+
+    def _strides(self, func, args, kwargs):
+        key = pytree.tree_map_only(torch.Tensor, Described, (tuple(args), dict(kwargs)))
+        return self.layouts.get((str(func), repr(key)))
+
+    def _like(self, tensor, stride):
+        made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="meta")
+        return FakeTensor(self, made, tensor.device)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running step asks of Lade: moves, draws and updates."""
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from .. import graph as g
+from ..errors import Error
+from . import optimizers, tiers
+
+
+class Runtime:
+    """R of the generated functions: moves, draws and updates of a running step."""
+
+    def __init__(self, planned):
+        self.planned, values = planned, planned.values
+        self.bytes = [s["bytes"] for s in values.storages]
+        self.host = tiers.Host(planned.host_bytes)
+        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
+        self.states, self.is_updated = {}, False
+        self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
+        self.meter, self.older = None, set()
+        self.is_cuda = planned.device.type == "cuda"
+        self.updaters = self._updaters()
+
+    def _updaters(self):
+        optimizer, found, index = self.planned.trace.given.optimizer, [], 0
+        if optimizer is None:
+            return found
+        if not optimizers.is_per_param(optimizer):
+            node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
+            return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
+        for group_index, group in enumerate(optimizer.param_groups):
+            for param in group["params"]:
+                found.append(optimizers.Updater(optimizer, group_index, param))
+                index += 1
+        return found
+
+    def _opaque_params(self, node):
+        planned = self.planned
+        by_node = {n: where for n, (kind, _, where, _) in zip(planned.values.inputs, planned.trace.inputs)
+                   if kind == "param"}
+        return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
+
+    def begin(self, meter):
+        """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
+        self.is_updated, self.away, self.moving, self.meter = False, {}, {}, meter if not self.is_cuda else None
+        self.older = {i for i, s in enumerate(self.planned.values.storages) if s["is_given"]} if self.meter else set()
+
+    def update(self, index, grad, found_inf):
+        self.is_updated = True
+        if any(t.item() for t in found_inf):
+            return
+        self.updaters[index](grad)
+
+    def update_all(self, grads, found_inf):
+        self.is_updated = True
+        if not any(t.item() for t in found_inf):
+            self.updaters(grads)
+
+    # moves
+
+    def put(self, index, tier, place, tensor):
+        """Begin to copy a storage out; wait() empties it."""
+        n, storage = self.bytes[index], tensor.untyped_storage()
+        if n:
+            work = self._begin(tier, self.host.put, place, tensor, n) if tier == g.HOST else \
+                self._begin(tier, self.store.put, b"%d" % index, self._address(tensor), n)
+            self.moving[index] = work, tier, place, tensor, storage, True
+
+    def get(self, index, tier, place, tensor):
+        """Fill a storage from its copy; an op that needs it waits for that."""
+        n, storage = self.bytes[index], tensor.untyped_storage()
+        if n:
+            storage.resize_(n)
+            work = self._begin(tier, self.host.get, place, tensor, n) if tier == g.HOST else \
+                self._begin(tier, self.store.get, b"%d" % index, self._address(tensor), n)
+            self.moving[index] = work, tier, place, tensor, storage, False
+
+    def _begin(self, tier, call, *args):
+        """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
+        if self.is_cuda:
+            call(*args)
+            return None
+        if tier not in self.threads:
+            self.threads[tier] = ThreadPoolExecutor(1, thread_name_prefix="lade")
+        return self.threads[tier].submit(call, *args)
+
+    def wait(self, index):
+        """Wait for the copy of a storage. Error if it failed."""
+        if index not in self.moving:
+            return
+        work, tier, place, tensor, storage, is_out = self.moving[index]
+        if work is not None:
+            work.result()
+        del self.moving[index]
+        if is_out:
+            self.away[index] = tier, place, tensor
+            self._empty(index, storage)
+        else:
+            self.away.pop(index, None)
+
+    def _empty(self, index, storage):
+        is_older = self.meter is not None and index in self.older
+        if is_older:
+            self.older.discard(index)
+            self.meter.told_free(self.bytes[index])
+        storage.resize_(0)
+        if is_older:
+            self.meter.mark()
+
+    def bring_back(self):
+        """Behind a failure: end all copies, and fill the given storages that are elsewhere. True if all are back."""
+        is_whole = True
+        for index in list(self.moving):
+            work, tier, place, tensor, _, is_out = self.moving.pop(index)
+            with contextlib.suppress(Error, OSError):
+                if work is not None:
+                    work.result()
+            if not is_out:
+                self.away.setdefault(index, (tier, place, tensor))
+        for index, (tier, place, tensor) in list(self.away.items()):
+            if not self.planned.values.storages[index]["is_given"]:
+                del self.away[index]
+                continue
+            try:
+                self.get(index, tier, place, tensor)
+                self.wait(index)
+            except (Error, OSError):
+                self.moving.pop(index, None)
+                is_whole = False
+        return is_whole
+
+    def _address(self, tensor):
+        if self.is_cuda:
+            raise NotImplementedError("the store tier needs tensors of the CPU")
+        return tensor.untyped_storage().data_ptr()
+
+    def _state(self):
+        return torch.cuda.get_rng_state(self.planned.device) if self.is_cuda else torch.get_rng_state()
+
+    def _set_state(self, state):
+        if self.is_cuda:
+            torch.cuda.set_rng_state(state, self.planned.device)
+        else:
+            torch.set_rng_state(state)
+
+    def draw(self, index):
+        """Keep the generator's state of an op that draws again; outside of torch's allocator."""
+        self.states[index] = self._state().numpy().tobytes()
+
+    def redraw(self, index):
+        self.states["now"] = self._state().numpy().tobytes()
+        self._set_state(torch.frombuffer(bytearray(self.states[index]), dtype=torch.uint8))
+
+    def redrawn(self):
+        self._set_state(torch.frombuffer(bytearray(self.states.pop("now")), dtype=torch.uint8))
