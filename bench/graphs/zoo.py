@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More networks with skips, against which the planner's search was not tuned: builders for nets.py.
+"""More networks with skips: builders for nets.py.
 
 Each takes (net, size, layers), as those of nets.py do. Tokens of a transformer are an image of one column, so that its
 products are 1x1 convolutions.
