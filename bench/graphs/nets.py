@@ -20,15 +20,10 @@ import random
 
 from step import LAUNCH_NS, Net, Step
 from transformer import transformer
+from zoo import ZOO, block
 
 
 # ---- networks ----
-
-def block(net, name, x, channels, kernel, stride=1, groups=1, padding=None, has_relu=True):
-    """Convolution, batch norm, ReLU."""
-    x = net.norm(f"{name}.bn", net.conv(f"{name}.conv", x, channels, kernel, stride, groups, padding))
-    return net.relu(f"{name}.relu", x) if has_relu else x
-
 
 def vgg(net, size, plan, features=(4096, 4096), classes=1000):
     x = net.input(3, *size)
@@ -199,7 +194,7 @@ NETS = {  # name: builder, batch, size
     "resnet50": (resnet50, 184, (224, 224)), "mobilenetv2": (mobilenetv2, 272, (224, 224)),
     "googlenet": (googlenet, 320, (224, 224)), "densenet121": (densenet121, 96, (224, 224)),
     "unet-small": (unet_small, 16, (128, 128)), "vgg-small": (vgg_small, 64, (64, 64)),
-    "resnet-small": (resnet_small, 32, (64, 64))}
+    "resnet-small": (resnet_small, 32, (64, 64)), **ZOO}
 CHAIN_STAGES, TRANSFORMER_LAYERS = 50, 10
 
 

@@ -27,6 +27,7 @@
 #define ROUNDS_MOST 8     /* passes over all candidates */
 #define IDLE_SHARE 0.02   /* of its time that a transfer costs on a link with time left */
 #define ROW_MOST 256      /* redos of a turn whose values are held */
+#define SKIP_SHIFT 61     /* one value of eight is left out by chance */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
 #define WORK_MOST 100     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
 
@@ -70,8 +71,9 @@ bool remat_release_around(struct remat_schedule *schedule, int value, int bounda
   return true;
 }
 
-void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t skips)
+void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw)
 {
+  const bool is_drawn = draw != REMAT_ROW_WHOLE;
   const struct remat_problem *problem = schedule->problem;
   int32_t ops[ROW_MOST];
   const struct remat_turn *t = &schedule->turns[turn];
@@ -83,9 +85,9 @@ void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t skips)
     for (int k = 0; k < op->n_out && !schedule->is_broken && !schedule->status; k++) {
       const int value = problem->edges[op->first_out + k].value;
       const int next = remat_touch_from(schedule, value, turn + 1);
-      skips = skips >> 3 | skips << 61;
+      draw = draw * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
       if (next != INT32_MAX && remat_is_redone_at(schedule, value, turn) &&
-          remat_is_redone_at(schedule, value, next) && (skips & 7))
+          remat_is_redone_at(schedule, value, next) && (!is_drawn || draw >> SKIP_SHIFT))
         remat_hold(schedule, value, turn + 1, next);
     }
   }
@@ -268,7 +270,7 @@ static void chain_hold(struct descent *descent, int turn)
   const double over = remat_over(schedule);
   if (turn == INT32_MAX || schedule->turns[turn].redos.n < 2)
     return;
-  remat_row_hold(schedule, turn, UINT64_MAX);
+  remat_row_hold(schedule, turn, REMAT_ROW_WHOLE);
   if (schedule->status || (is_sound(schedule) && schedule->redo_ns < ns && remat_over(schedule) <= over))
     return;
   remat_rollback_to(schedule, mark);

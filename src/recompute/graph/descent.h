@@ -33,10 +33,10 @@ bool remat_release_around(struct remat_schedule *schedule, int value, int bounda
 
 /*
  * Hold the values that the redos of @turn make until the next turns that make them again: a chain that runs again
- * once, as between two checkpoints. Each three bits of @skips that are 0 leave a value out, so that chance can draw
- * other shapes.
+ * once, as between two checkpoints. @draw leaves some values out by chance, so that other shapes are tried, too.
  */
-void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t skips);
+#define REMAT_ROW_WHOLE UINT64_MAX /* leaves none out */
+void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw);
 
 /* True if @value is made again, or got back, at @turn, and could be held before it. */
 static inline bool remat_is_redone_at(const struct remat_schedule *schedule, int value, int turn)

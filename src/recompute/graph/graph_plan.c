@@ -17,7 +17,7 @@
 #include "lade/plan.h"
 #include "recompute/graph/bound.h"
 #include "recompute/graph/emit.h"
-#include "recompute/graph/search.h"
+#include "recompute/graph/search/search.h"
 
 /*
  * One part in so many of the effort looks for the smallest budget. It does not depend on the budget that is asked for,

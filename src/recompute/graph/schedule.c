@@ -400,6 +400,7 @@ static void turn_renew(struct remat_schedule *schedule, int turn)
   costs_set(schedule, turn, result.redo_ns, result.extra_bytes);
   if (!is_same)
     row_take(schedule, turn);
+  schedule->is_broken = schedule->redo_ns > schedule->redo_most_ns;
 }
 
 /* Evaluate queued turns until none is left. */

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Moves of the search over schedules of recompute, and what they draw. Each is tried as annealing does.
+ *
+ *   release   let a value go between two turns that touch it; the later one makes it again
+ *   hold      keep a value that a turn makes again, from the turn before that touches it
+ *   shift     make a value again earlier, in a turn that has the inputs at hand, and hold it from there
+ *   segment   release the values of some ops in a row, and let the chain that makes them again run once
+ *   exchange  hold one value or all that a turn makes again, then release others in the fullest turns until it fits
+ *   source    let a value wait on another tier, or be made again instead
+ *
+ * A move releases before it holds, or the other way round, so a schedule may pass through one that is slower than both
+ * ends. One that is slower by more than DETOUR_OPS typical ops, and by more than the temperature would ever accept, is
+ * given up before its other turns are evaluated. That makes moves two to four times as fast, and loses few good ones.
+ */
+#include <math.h>
+
+#include "recompute/graph/descent.h"
+#include "recompute/graph/search/search_state.h"
+
+#define EXCHANGE_RELEASES 6 /* of one exchange */
+#define SEGMENT_MOST 8      /* ops whose values a move releases together */
+#define HELD_TRIES 128
+#define REDO_TRIES 64
+#define DETOUR_OPS 4
+#define PRICE_STEP 1.02
+#define RISE_MOST 10        /* temperatures; a rise by more is accepted once in 22,000 times */
+
+/* ---- chance ---- */
+
+/* Return the next number of splitmix64 (Steele, Lea, Flood 2014). */
+uint64_t remat_random_next(struct remat_state *search)
+{
+  uint64_t z = search->random += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+int remat_random_below(struct remat_state *search, int n)
+{
+  return (int)((remat_random_next(search) >> 32) * (uint64_t)n >> 32);
+}
+
+double remat_random_unit(struct remat_state *search)
+{
+  return (double)(remat_random_next(search) >> 11) * 0x1p-53;
+}
+
+/* ---- cost ---- */
+
+/* Return the time of the step beyond that of all ops once. */
+double remat_cost_get(struct remat_state *search)
+{
+  const struct remat_schedule *schedule = &search->schedule;
+  if (!schedule->n_waits || !search->params->links)
+    return (double)schedule->redo_ns;
+  return list_time_get(search->params->links, schedule) - (double)search->problem->base_ns;
+}
+
+static double energy(struct remat_state *search)
+{
+  return remat_cost_get(search) + search->price * remat_over(&search->schedule);
+}
+
+/* ---- single changes ---- */
+
+bool remat_is_sound(const struct remat_state *search)
+{
+  return !search->schedule.is_broken && !search->schedule.status && remat_waiting_fits(&search->schedule);
+}
+
+/* Return a value of the window. */
+static int value_draw(struct remat_state *search)
+{
+  return search->window ? search->window[remat_random_below(search, search->n_window)]
+                        : remat_random_below(search, search->problem->n_values);
+}
+
+/* True if moves may release @value: a given one only if it has links to a tier. */
+bool remat_may_release(const struct remat_state *search, int value)
+{
+  return search->params->links || !remat_is_given(search->problem, value);
+}
+
+/* Return a value that is held at @boundary and not used there, by chance; -1 if none was drawn. */
+int remat_held_draw(struct remat_state *search, int boundary)
+{
+  for (int tries = 0; tries < HELD_TRIES; tries++) {
+    int value = value_draw(search);
+    const struct remat_value *v = &search->problem->values[value];
+    if (v->birth < boundary && v->bytes && remat_may_release(search, value) &&
+        remat_is_held(&search->schedule, value, boundary) &&
+        remat_touch_from(&search->schedule, value, boundary) != boundary)
+      return value;
+  }
+  return -1;
+}
+
+/*
+ * Draw a turn to release in. With an excess often the fullest of all; else where a value of the window is held, or the
+ * fullest of some that are drawn by chance.
+ */
+static int full_turn_draw(struct remat_state *search)
+{
+  int64_t most;
+  if (remat_over(&search->schedule) > 0 && remat_random_below(search, 2))
+    return turn_bytes_peak(&search->schedule.bytes, &most);
+  if (search->window) {
+    const int value = value_draw(search), first = remat_first_boundary(search->problem, value);
+    const struct remat_value *v = &search->problem->values[value];
+    return first <= v->last_use ? first + remat_random_below(search, v->last_use - first + 1) : LADE_MAX(v->birth, 0);
+  }
+  int best = remat_random_below(search, search->problem->n_ops + 1);
+  for (int i = 0; i < 3; i++) {
+    int turn = remat_random_below(search, search->problem->n_ops + 1);
+    if (turn_bytes_get(&search->schedule.bytes, turn) > turn_bytes_get(&search->schedule.bytes, best))
+      best = turn;
+  }
+  return best;
+}
+
+/* Draw a redo: a turn and a value that it makes again. Return false if none was drawn. */
+static bool redo_draw(struct remat_state *search, int *ret_turn, int *ret_value)
+{
+  const struct remat_schedule *schedule = &search->schedule;
+  for (int tries = 0; tries < REDO_TRIES && schedule->n_redos; tries++) {
+    const int value = value_draw(search);
+    const struct remat_holding *holding = &schedule->holdings[value];
+    const int turn = holding->touches.items[remat_random_below(search, holding->touches.n)].turn;
+    if (remat_is_redone_at(&search->schedule, value, turn)) {
+      *ret_turn = turn;
+      *ret_value = value;
+      return true;
+    }
+  }
+  return false;
+}
+
+/* ---- moves: each returns false if it changed nothing ---- */
+
+static bool move_release(struct remat_state *search)
+{
+  int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
+  return value >= 0 && remat_release_around(&search->schedule, value, turn);
+}
+
+static bool move_hold(struct remat_state *search)
+{
+  int turn, value;
+  if (!redo_draw(search, &turn, &value))
+    return false;
+  int from = remat_touch_before(&search->schedule, value, turn) + 1;
+  remat_hold(&search->schedule, value, from, turn);
+  return true;
+}
+
+static bool move_shift(struct remat_state *search)
+{
+  int turn, value;
+  if (!redo_draw(search, &turn, &value))
+    return false;
+  const int before = remat_touch_before(&search->schedule, value, turn);
+  const int maker = remat_is_given(search->problem, value) ? remat_get_op(search->problem, value)
+                                                           : search->problem->values[value].birth;
+  const struct remat_op *op = &search->problem->ops[maker];
+  int at = before + 1 + remat_random_below(search, turn - before);
+  if (op->n_in && remat_random_below(search, 4)) {
+    int input = search->problem->edges[op->first_in + remat_random_below(search, op->n_in)].value;
+    at = remat_touch_before(&search->schedule, input, turn);
+  }
+  if (at <= before || at >= turn)
+    return false;
+  remat_hold(&search->schedule, value, at + 1, turn);
+  return true;
+}
+
+/* Release neighbours in the order of ops at one turn, and let the chain that makes them again run once. */
+static bool move_segment(struct remat_state *search)
+{
+  const struct remat_problem *problem = search->problem;
+  const int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
+  if (value < 0)
+    return false;
+  if (remat_is_given(problem, value))
+    return remat_release_around(&search->schedule, value, turn);
+  int redo_turn = INT32_MAX;
+  const int birth = problem->values[value].birth, length = 1 + remat_random_below(search, SEGMENT_MOST);
+  for (int op = birth; op < birth + length && op < turn && remat_is_sound(search); op++) {
+    for (int i = 0; i < problem->ops[op].n_out && remat_is_sound(search); i++) {
+      int other = problem->edges[problem->ops[op].first_out + i].value;
+      if (problem->values[other].birth != op || problem->values[other].last_use < turn ||
+          !remat_is_held(&search->schedule, other, turn))
+        continue;
+      int next = remat_touch_from(&search->schedule, other, turn);
+      if (next != turn && remat_release_around(&search->schedule, other, turn))
+        redo_turn = LADE_MIN(redo_turn, next);
+    }
+  }
+  if (redo_turn != INT32_MAX && remat_is_sound(search))
+    remat_row_hold(&search->schedule, redo_turn, remat_random_next(search));
+  return true;
+}
+
+/* Hold everything that the redos of one turn make, from the turns before that touch it: the turn redoes nothing. */
+static bool move_hold_row(struct remat_state *search)
+{
+  int turn, value;
+  if (!redo_draw(search, &turn, &value))
+    return false;
+  while (search->schedule.turns[turn].redos.n && remat_is_sound(search)) {
+    const struct remat_turn *t = &search->schedule.turns[turn];
+    const struct remat_op *op = &search->problem->ops[t->redos.items[t->redos.n - 1]];
+    const int n_before = t->redos.n;
+    for (int i = 0; i < op->n_out && remat_is_sound(search); i++) {
+      value = search->problem->edges[op->first_out + i].value;
+      if (remat_is_redone_at(&search->schedule, value, turn))
+        remat_hold(&search->schedule, value, remat_touch_before(&search->schedule, value, turn) + 1, turn);
+    }
+    if (t->redos.n >= n_before)
+      break;
+  }
+  return true;
+}
+
+static bool move_exchange(struct remat_state *search)
+{
+  const int kind = remat_random_below(search, 8);
+  if (!(kind == 0 ? move_hold_row(search) : kind <= 2 ? move_shift(search) : move_hold(search)))
+    return false;
+  for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++) {
+    int64_t most;
+    int turn = turn_bytes_peak(&search->schedule.bytes, &most), value = remat_held_draw(search, turn);
+    if (value < 0)
+      continue;
+    int next = remat_touch_from(&search->schedule, value, turn);
+    if (remat_release_around(&search->schedule, value, turn) && remat_is_sound(search) && remat_random_below(search, 2))
+      remat_row_hold(&search->schedule, next, remat_random_next(search));
+  }
+  return true;
+}
+
+/*
+ * Hold @value, which @turn gets, from so many turns before that its transfer ends in time, as far as it is known and
+ * the turns have room for it.
+ */
+static void get_early(struct remat_state *search, int value, int turn)
+{
+  const struct remat_problem *problem = search->problem;
+  const struct turn_bytes *bytes = &search->schedule.bytes;
+  const int64_t room_bytes = bytes->limit_bytes - (int64_t)problem->values[value].bytes;
+  const enum lade_space tier = (enum lade_space)search->schedule.sources[value];
+  const int before = remat_touch_before(&search->schedule, value, turn);
+  double left_ns = list_time_move(&search->params->links->in[tier], problem->values[value].bytes);
+  int from = turn;
+  while (from - 1 > before && left_ns > 0 && turn_bytes_get(bytes, from - 1) <= room_bytes) {
+    from--;
+    left_ns -= (double)(problem->ops[from].ns + search->schedule.turns[from].redo_ns);
+  }
+  if (from < turn && from > before && remat_is_redone_at(&search->schedule, value, turn))
+    remat_hold(&search->schedule, value, from + 1, turn);
+}
+
+/* Draw a tier on which @bytes may wait; LADE_DEVICE: none. */
+static enum lade_space tier_draw(struct remat_state *search, uint64_t bytes)
+{
+  const struct remat_search_params *params = search->params;
+  bool has_room[LADE_N_SPACES] = {false};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    has_room[tier] = remat_may_wait(params, (enum lade_space)tier) && bytes <= params->waiting_bytes[tier];
+  if (has_room[LADE_HOST] && (!has_room[LADE_STORE] || remat_random_below(search, 4)))
+    return LADE_HOST;
+  return has_room[LADE_STORE] ? LADE_STORE : LADE_DEVICE;
+}
+
+/* Let a value wait on a tier where it is made again or held; or let one that waits be made again. */
+static bool move_source(struct remat_state *search)
+{
+  int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
+  bool is_held = value >= 0 && remat_random_below(search, 2);
+  if (!is_held && !redo_draw(search, &turn, &value))
+    return false;
+  bool is_given = remat_is_given(search->problem, value);
+  if (!is_held && !is_given && search->schedule.sources[value] != LADE_DEVICE && remat_random_below(search, 2)) {
+    remat_source_set(&search->schedule, value, LADE_DEVICE);
+    return true;
+  }
+  if (search->schedule.sources[value] == LADE_DEVICE) {
+    const enum lade_space tier = tier_draw(search, search->problem->values[value].bytes);
+    if (tier == LADE_DEVICE)
+      return false;
+    remat_source_set(&search->schedule, value, tier);
+  }
+  if (is_held && remat_is_sound(search)) {
+    int next = remat_touch_from(&search->schedule, value, turn);
+    if (!remat_release_around(&search->schedule, value, turn))
+      return true; /* the new source is a change by itself, and may have released the value */
+    turn = next;
+  }
+  if (remat_is_sound(search))
+    get_early(search, value, turn);
+  return true;
+}
+
+static bool move_make(struct remat_state *search)
+{
+  if (search->params->links && !remat_random_below(search, 3))
+    return move_source(search);
+  switch (remat_random_below(search, 16)) {
+  case 0:
+  case 1:
+    return move_release(search);
+  case 2:
+  case 3:
+  case 4:
+    return move_segment(search);
+  case 5:
+  case 6:
+  case 7:
+    return move_hold(search);
+  case 8:
+  case 9:
+    return move_shift(search);
+  default:
+    return move_exchange(search);
+  }
+}
+
+/* ---- trials ---- */
+
+/* Return the time of redos at which a move is given up. With tiers a redo may cost nothing, in a wait. */
+static int64_t detour_most(const struct remat_state *search)
+{
+  const struct remat_schedule *schedule = &search->schedule;
+  if (search->params->links)
+    return INT64_MAX;
+  return schedule->redo_ns + (int64_t)(search->price * remat_over(schedule) + RISE_MOST * search->temperature +
+                                       DETOUR_OPS * search->typical_ns);
+}
+
+int remat_move_try(struct remat_state *search)
+{
+  const double before = energy(search);
+  const int mark = remat_mark(&search->schedule);
+  search->schedule.redo_most_ns = detour_most(search);
+  bool is_made = move_make(search);
+  search->schedule.redo_most_ns = INT64_MAX;
+  if (search->schedule.status)
+    return search->schedule.status;
+  double rise = is_made && remat_is_sound(search) ? energy(search) - before : INFINITY;
+  if (rise > 0 && remat_random_unit(search) >= exp(-rise / search->temperature))
+    remat_rollback_to(&search->schedule, mark);
+  return search->schedule.status;
+}
+
+void remat_price_follow(struct remat_state *search)
+{
+  search->price *= remat_over(&search->schedule) > 0 ? PRICE_STEP : 1 / PRICE_STEP;
+}

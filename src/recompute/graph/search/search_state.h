@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state of a search over schedules of recompute, and the steps that its parts share. Within search/ alone. */
+#ifndef LADE_REMAT_SEARCH_STATE_H
+#define LADE_REMAT_SEARCH_STATE_H
+
+#include "recompute/graph/search/search.h"
+
+#define SHORT_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
+
+struct remat_state {
+  const struct remat_search_params *params;
+  const struct remat_problem *problem;
+  struct remat_schedule schedule;
+  struct remat_choices *best; /* the caller's */
+  int64_t best_ns;            /* of redos; INT64_MAX: nothing fits so far */
+  double best_over;           /* least excess so far, while nothing fits */
+  double price;               /* of a byte above the limit in one turn, in ns */
+  double temperature;         /* in ns */
+  double typical_ns;          /* mean time of ops that may run again, at least 1 */
+  const int32_t *window;      /* values that moves may change; NULL: all */
+  int n_window;
+  uint64_t random;
+  int64_t n_moves;
+  bool is_over; /* of time, or nothing is left to improve */
+};
+
+/* ---- moves.c ---- */
+
+uint64_t remat_random_next(struct remat_state *search);
+int remat_random_below(struct remat_state *search, int n); /* 0 .. n - 1 */
+double remat_random_unit(struct remat_state *search);      /* 0 .. 1, without 1 */
+
+/* Return the time of the step beyond that of all ops once. */
+double remat_cost_get(struct remat_state *search);
+
+/* True if the schedule can be made, and waits within the budgets of tiers. */
+bool remat_is_sound(const struct remat_state *search);
+
+/* True if moves may release @value: a given one only if it has links to a tier. */
+bool remat_may_release(const struct remat_state *search, int value);
+
+/* Return a value that is held at @boundary and not used there, by chance; -1 if none was drawn. */
+int remat_held_draw(struct remat_state *search, int boundary);
+
+/* Try one move; keep it if the energy allows at the temperature. -ENOMEM. */
+int remat_move_try(struct remat_state *search);
+
+/* Let the price of bytes above the limit follow the schedule: up while it does not fit, down while it does. */
+void remat_price_follow(struct remat_state *search);
+
+/* ---- anneal.c ---- */
+
+/* Save the schedule if it is the best so far. -ENOMEM. */
+int remat_best_take(struct remat_state *search);
+
+/* End the search if its time is over. */
+void remat_clock_look(struct remat_state *search);
+
+/* Begin again from the schedule of @choices, or from the one that holds no value that can be made again. -ENOMEM. */
+int remat_search_restart(struct remat_state *search, const struct remat_choices *choices);
+int remat_search_release(struct remat_state *search);
+
+/*
+ * Release values until the schedule fits, as far as that goes. By chance first, if @is_drawn and the graph is short:
+ * the schedules then differ from one call to the next. -ENOMEM.
+ */
+int remat_search_descend(struct remat_state *search, bool is_drawn);
+
+/* Cool down over @n moves of the whole problem, and take the best on the way. -ENOMEM. */
+int remat_anneal(struct remat_state *search, int64_t n, double hot_ns, double cold_ns);
+
+/* Improve the schedule, which fits, window by window, until nothing is gained for some time. -ENOMEM. */
+int remat_windows_anneal(struct remat_state *search);
+
+/* ---- temper.c ---- */
+
+/* Search by parallel tempering from the best schedule, which fits, until moves or time end. -ENOMEM. */
+int remat_temper(struct remat_state *search);
+
+#endif

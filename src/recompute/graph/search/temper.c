@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parallel tempering (Geyer 1991): schedules of the same problem at several temperatures, which neighbours exchange.
+ *
+ * Annealing freezes into one structure, and beginning again from it keeps that structure. Here the hot schedules go on
+ * finding others, and the cold ones refine those that reach them; no length of a cooling has to be known beforehand.
+ *
+ * Temperatures are geometric, from the time of a typical op down to COLDEST of it. Each has a price of bytes above the
+ * limit, which follows its schedules. Two neighbours exchange their schedules with the probability that keeps both
+ * distributions: exp of the gain in energy over temperature. A third of the schedules begins from the best, a third
+ * from descents by chance, and a third from the one that holds least.
+ *
+ * From time to time the best schedule, if it is new, is improved window by window, and takes the coldest place.
+ */
+#include <errno.h>
+#include <math.h>
+
+#include "recompute/graph/search/search_state.h"
+
+#define REPLICAS 8
+#define COLDEST 0.03      /* of the hottest temperature */
+#define SWEEP_MOVES 50    /* moves of each schedule between two exchanges, and between two changes of its price */
+#define POLISH_MOVES 400  /* for each op, between two looks for a new best */
+#define POLISH_SHARE 0.95 /* part of the moves after which the best is improved for the last time */
+
+/* A schedule and the temperature at which it moves. The search holds the schedule while it sweeps. */
+struct replica {
+  struct remat_schedule schedule;
+  double price, temperature;
+};
+
+/* Exchange the schedule and the price of the search with those of @replica. */
+static void replica_swap(struct remat_state *search, struct replica *replica)
+{
+  const struct remat_schedule schedule = search->schedule;
+  const double price = search->price;
+  search->schedule = replica->schedule;
+  search->price = replica->price;
+  replica->schedule = schedule;
+  replica->price = price;
+  search->temperature = replica->temperature;
+}
+
+/* Begin one replica. pre: it has no schedule. */
+static int replica_begin(struct remat_state *search, struct replica *replica, int index)
+{
+  const struct remat_choices none = {.is_saved = false};
+  int status = 0;
+  replica_swap(search, replica);
+  if (index % 3 == 1) {
+    status = remat_search_restart(search, &none);
+    if (!status)
+      status = remat_search_descend(search, true);
+  } else if (index % 3 == 2)
+    status = remat_search_release(search);
+  bool has_none = !status && index % 3 == 2 && search->schedule.is_broken; /* no schedule holds so little */
+  if (!status && (index % 3 == 0 || has_none))
+    status = remat_search_restart(search, search->best);
+  replica_swap(search, replica);
+  return status;
+}
+
+static int replicas_begin(struct remat_state *search, struct replica *replicas)
+{
+  const double price = search->price;
+  int status = 0;
+  for (int i = 0; i < REPLICAS && !status; i++) {
+    replicas[i].temperature = search->typical_ns * pow(COLDEST, (double)i / (REPLICAS - 1));
+    replicas[i].price = price;
+    status = replica_begin(search, &replicas[i], i);
+  }
+  return status;
+}
+
+static int sweep(struct remat_state *search, struct replica *replica)
+{
+  int status = 0;
+  replica_swap(search, replica);
+  for (int i = 0; i < SWEEP_MOVES && !status && !search->is_over; i++) {
+    status = remat_move_try(search);
+    remat_commit(&search->schedule);
+    if (!status)
+      status = remat_best_take(search);
+  }
+  remat_price_follow(search);
+  remat_clock_look(search);
+  search->n_moves += SWEEP_MOVES;
+  LADE_ASSERT(!LADE_CHECK_FULL || status || search->n_moves % 65536 >= SWEEP_MOVES ||
+              remat_schedule_is_valid(&search->schedule));
+  replica_swap(search, replica);
+  return status;
+}
+
+/* Return the energy over the temperature that @schedule has at the place of @replica. */
+static double energy_at(const struct replica *replica, const struct remat_schedule *schedule)
+{
+  return ((double)schedule->redo_ns + replica->price * remat_over(schedule)) / replica->temperature;
+}
+
+/* Let neighbours exchange their schedules: the even pairs, or the odd ones. */
+static void exchange(struct remat_state *search, struct replica *replicas, int first)
+{
+  for (int i = first; i + 1 < REPLICAS; i += 2) {
+    struct replica *a = &replicas[i], *b = &replicas[i + 1];
+    const double gain = energy_at(a, &a->schedule) + energy_at(b, &b->schedule) - energy_at(a, &b->schedule) -
+                        energy_at(b, &a->schedule);
+    if (gain < 0 && remat_random_unit(search) >= exp(gain))
+      continue;
+    const struct remat_schedule schedule = a->schedule;
+    a->schedule = b->schedule;
+    b->schedule = schedule;
+  }
+}
+
+/* Improve the best schedule window by window, and let it take the coldest place. */
+static int polish(struct remat_state *search, struct replica *coldest)
+{
+  int status = remat_search_restart(search, search->best);
+  if (!status)
+    status = remat_windows_anneal(search);
+  if (status || search->is_over)
+    return status;
+  replica_swap(search, coldest);
+  status = remat_search_restart(search, search->best);
+  replica_swap(search, coldest);
+  return status;
+}
+
+static int replicas_run(struct remat_state *search, struct replica *replicas)
+{
+  const int64_t n_moves = search->params->n_moves, between = (int64_t)search->problem->n_ops * POLISH_MOVES;
+  const int64_t last_moves = (int64_t)((double)n_moves * POLISH_SHARE);
+  int64_t polished_ns = search->best_ns, next_moves = search->n_moves + between;
+  int status = 0;
+  for (int k = 0; !status && !search->is_over && search->n_moves < n_moves; k ^= 1) {
+    for (int i = 0; i < REPLICAS && !status && !search->is_over; i++)
+      status = sweep(search, &replicas[i]);
+    exchange(search, replicas, k);
+    if (status || search->is_over || search->n_moves < LADE_MIN(next_moves, last_moves))
+      continue;
+    next_moves = search->n_moves + between;
+    if (search->best_ns < polished_ns)
+      status = polish(search, &replicas[REPLICAS - 1]);
+    polished_ns = search->best_ns;
+  }
+  return status;
+}
+
+int remat_temper(struct remat_state *search)
+{
+  struct replica replicas[REPLICAS] = {0};
+  int status = replicas_begin(search, replicas);
+  if (!status)
+    status = replicas_run(search, replicas);
+  for (int i = 0; i < REPLICAS; i++)
+    remat_schedule_finish(&replicas[i].schedule);
+  return status;
+}
