@@ -564,7 +564,8 @@ static char *exact_init(struct exact *exact, lade_packer *packer)
   exact->original = cut(&at, n);
   exact->pile = (struct pack_pile){
       .n_slots = problem->n_slots,
-      .bytes = cut_wide(&wide_at, n), .lowest = cut_wide(&wide_at, n), .offset = cut_wide(&wide_at, n), .keys = cut_wide(&wide_at, n),
+      .bytes = cut_wide(&wide_at, n), .lowest = cut_wide(&wide_at, n), .offset = cut_wide(&wide_at, n),
+      .keys = cut_wide(&wide_at, n),
       .floor = cut_wide(&wide_at, n_slots), .rest = cut_wide(&wide_at, n_slots),
       .top = cut_wide(&wide_at, n_slots), .cross = cut_wide(&wide_at, n_slots),
       .lo = cut(&at, n), .hi = cut(&at, n), .slot_start = cut(&at, n_slots + 1), .near_start = cut(&at, n + 1),

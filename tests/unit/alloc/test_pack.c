@@ -112,8 +112,8 @@ static void test_most_jigsaws_of_hundreds_of_pieces_are_filled_again(void **stat
 }
 
 /*
- * Rare solutions: most attempts of the exact search fail however long they go on. The work suffices only if many kinds of
- * attempts are tried before one of them costs much.
+ * Rare solutions: most attempts of the exact search fail however long they go on. The work suffices only if many kinds
+ * of attempts are tried before one of them costs much.
  */
 static void test_rare_solutions_are_found_by_many_short_attempts(void **state)
 {
