@@ -24,9 +24,9 @@
  * cycle the attempts assume a shape of the free bytes (pack_fillers.c); such a failure proves nothing.
  *
  * A quarter of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the
- * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes that
- * inference lacked. They go on from the current node. Inferences made for less capacity stay as a preference, so the
- * packing stays tight except where that failed. Such an attempt always ends, at a packing or at the incumbent.
+ * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes
+ * that inference lacked. They go on from the current node. Inferences made for less capacity stay as a preference, so
+ * the packing stays tight except where that failed. Such an attempt always ends, at a packing or at the incumbent.
  * Rejected: hard attempts at capacities between target and incumbent. Free bytes make a gap a choice at every corner,
  * so they fail as they do at the target.
  *
@@ -44,7 +44,7 @@
 #define DEPTH_MAX 8192
 #define CAPACITY_MAX (INT64_MAX / 4)
 /*
- * The first attempts' nodes per item: one descent with little repair. Where solutions are rare, most attempts fail early
+ * The first attempts' nodes per item: one descent with little repair. Where solutions are rare, most attempts fail
  * however long they go on, so many kinds are tried before any of them costs much; measured.
  */
 #define NODES_PER_ITEM 1.5
