@@ -225,6 +225,8 @@ const struct option option_table[] = {
      .most = 4e9, .help = "batches of validation data per evaluation"},
     {OPTION_TEXT, "log", "FILE", RUN, VERB_PLAN, AT(log), .unset = "none",
      .help = "write each step as a JSON line; a sweep appends the budget to the name"},
+    {OPTION_TEXT, "html", "FILE", VERB_TRAIN, AT(html), .unset = "none",
+     .help = "write the step's memory by owner, its largest buffers and its queues as one self-contained page"},
     {OPTION_TEXT, "save", "DIR", RUN, VERB_PLAN, AT(save), .unset = "none",
      .help = "write a checkpoint at the end and when interrupted; a sweep appends the budget to the name"},
     {OPTION_INTERVAL, "save-every", "N|auto", RUN, VERB_PLAN, AT(save_every), .unset = "at the end only", .least = 1,

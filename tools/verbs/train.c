@@ -29,6 +29,7 @@
 #include "tools/job/save_interval.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
+#include "tools/report/run_page.h"
 #include "tools/report/timeline.h"
 
 #define LOG_DIGITS 17 /* doubles in logs read back as the same bits */
@@ -706,6 +707,8 @@ static int run_all(struct train_run *run)
     interrupted_print(run);
   if (!status && run->options.timeline && job_is_first(&run->job)) /* last, because its failure costs no result */
     status = timeline_write(run->options.timeline, &run->info, &run->error);
+  if (!status && run->options.html && job_is_first(&run->job))
+    status = run_page_write(run->options.html, &run->info, &run->error);
   return status;
 }
 

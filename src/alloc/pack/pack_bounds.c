@@ -61,32 +61,43 @@ static void lowest_raise(struct pack_pile *pile, int j, int64_t lowest)
   slots_due(pile, pile->lo[j], pile->hi[j]);
 }
 
-/* Sort a slot's items by falling lowest offset. Return the number of unplaced ones. */
+/*
+ * Sort a slot's items by falling lowest offset, with these offsets in pile->keys. Return the number of unplaced ones.
+ */
 static int slot_sort(struct pack_pile *pile, int32_t *items, int n)
 {
-  const int64_t *lowest = pile->lowest;
-  for (int a = 1; a < n; a++) {
-    int32_t j = items[a];
+  int64_t *keys = pile->keys;
+  for (int a = 0; a < n; a++) {
+    const int32_t j = items[a];
+    const int64_t key = pile->lowest[j];
     int b = a;
-    for (; b > 0 && lowest[items[b - 1]] < lowest[j]; b--)
+    for (; b > 0 && keys[b - 1] < key; b--) {
       items[b] = items[b - 1];
+      keys[b] = keys[b - 1];
+    }
     items[b] = j;
+    keys[b] = key;
   }
-  while (n > 0 && lowest[items[n - 1]] < 0)
+  while (n > 0 && keys[n - 1] < 0)
     n--;
   return n;
 }
 
 /*
  * Apply the rule "not first": items that cannot be the slot's bottom one rise above the smallest end of another item.
+ *
+ * pre: @items are sorted, with their lowest offsets in pile->keys.
  */
 static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, int64_t rest)
 {
+  const int64_t *keys = pile->keys;
   int64_t end_first = INT64_MAX, end_second = INT64_MAX;
   int32_t first = -1;
+  if (keys[0] + rest <= pile->capacity)
+    return; /* any item can be the bottom one */
   for (int a = 0; a < n; a++) {
     const int32_t j = items[a];
-    const int64_t end = pile->lowest[j] + pile->bytes[j];
+    const int64_t end = keys[a] + pile->bytes[j];
     if (end < end_first) {
       end_second = end_first;
       end_first = end;
@@ -95,10 +106,10 @@ static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, 
       end_second = end;
     }
   }
-  for (int a = 0; a < n && pile->lowest[items[a]] + rest > pile->capacity; a++) {
+  for (int a = 0; a < n && keys[a] + rest > pile->capacity; a++) {
     const int32_t j = items[a];
     const int64_t end = j == first ? end_second : end_first;
-    if (end > pile->lowest[j] && pile->n_raises_left > 0) {
+    if (end > keys[a] && pile->n_raises_left > 0) {
       pile->n_raises_left--;
       lowest_raise(pile, j, end);
     }
@@ -113,7 +124,7 @@ static bool slot_infer(struct pack_pile *pile, int s)
   int64_t sum = 0, level = LADE_PACK_DONE;
   for (int a = 0; a < n; a++) {
     sum += pile->bytes[items[a]];
-    level = pile->lowest[items[a]];
+    level = pile->keys[a];
     if (sum > pile->capacity - level) {
       pile->lack = sum + level - pile->capacity;
       return false;
@@ -149,6 +160,14 @@ static bool joint_infer(struct pack_pile *pile, int s)
   return true;
 }
 
+/* Infer on slot @s and at its joints; a joint with a slot that is due is left to that slot. False: no solution. */
+static bool slot_and_joints_infer(struct pack_pile *pile, int s)
+{
+  if (!slot_infer(pile, s) || !joint_infer(pile, s))
+    return false;
+  return (s + 1 < pile->n_slots && pile->is_due[s + 1]) || joint_infer(pile, s + 1);
+}
+
 /* Infer until no slot is due. False: no solution. */
 static bool pile_infer(struct pack_pile *pile)
 {
@@ -161,7 +180,7 @@ static bool pile_infer(struct pack_pile *pile)
     for (int s = lo; s < hi; s++) {
       if (is_possible && pile->is_due[s]) {
         pile->is_due[s] = false;
-        is_possible = slot_infer(pile, s) && joint_infer(pile, s) && joint_infer(pile, s + 1);
+        is_possible = slot_and_joints_infer(pile, s);
         pile->weight[s] += !is_possible && !pile->is_soft;
       }
       if (!is_possible)

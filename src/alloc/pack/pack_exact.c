@@ -16,17 +16,17 @@
  * order is tried, and of equal items only one is tried at a corner.
  *
  * A bad early choice can cost unbounded time, while another preference finds a solution with hardly a step back. So
- * attempts are short. Five preferences among items times three among corners are each tried with a small limit of
+ * attempts begin short. Five preferences among items times three among corners are each tried with a small limit of
  * nodes, then again with random noise and a growing limit. One corner rule takes the lowest corner and one takes the
  * corner with the fewest choices. The third weighs these against the number of failed inferences at the slot in all
  * attempts so far. Slots that fail often are better decided early (Boussemart and others' weighted degrees, 2004). An
  * attempt that ends without meeting its limit proves that no packing fits, and the lower bound rises. In every second
  * cycle the attempts assume a shape of the free bytes (pack_fillers.c); such a failure proves nothing.
  *
- * Half of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the target's
- * capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes that
- * inference lacked. They go on from the current node. Inferences made for less capacity stay as a preference, so the
- * packing stays tight except where that failed. Such an attempt always ends, at a packing or at the incumbent.
+ * A quarter of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the
+ * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes
+ * that inference lacked. They go on from the current node. Inferences made for less capacity stay as a preference, so
+ * the packing stays tight except where that failed. Such an attempt always ends, at a packing or at the incumbent.
  * Rejected: hard attempts at capacities between target and incumbent. Free bytes make a gap a choice at every corner,
  * so they fail as they do at the target.
  *
@@ -43,8 +43,13 @@
 #define NEAR_MAX (1 << 21)
 #define DEPTH_MAX 8192
 #define CAPACITY_MAX (INT64_MAX / 4)
-/* The first attempts' nodes per item: one descent with some repair. */
-#define NODES_PER_ITEM 6
+/*
+ * The first attempts' nodes per item: one descent with little repair. Where solutions are rare, most attempts fail
+ * however long they go on, so many kinds are tried before any of them costs much; measured.
+ */
+#define NODES_PER_ITEM 1.5
+/* Effort of hard attempts for each unit of soft ones; measured. */
+#define HARD_PER_SOFT 3
 /* Steps of a growing capacity from the target to the incumbent. */
 #define STEPS 256
 
@@ -82,8 +87,9 @@ struct rank {
 /* The choices at one slot. */
 struct corner {
   int32_t slot, n_choices;
-  int64_t next_floor;
-  bool has_gap; /* a gap is possible */
+  int64_t slack;      /* bytes that the slot may waste */
+  int64_t next_floor; /* above the gap; INT64_MAX also if no slack is left, because a gap is then impossible */
+  bool has_gap;       /* a gap is possible */
 };
 
 static int rank_compare(const void *a, const void *b)
@@ -121,10 +127,12 @@ static bool item_is_choice(const struct pack_pile *pile, int j, int s)
 
 static struct corner corner_get(struct pack_pile *pile, int s)
 {
-  struct corner corner = {.slot = s};
+  struct corner corner = {.slot = s, .next_floor = INT64_MAX};
+  corner.slack = pile->capacity - pile->floor[s] - pile->rest[s];
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++)
     corner.n_choices += item_is_choice(pile, pile->slot_items.items[a], s);
-  corner.next_floor = lade_pack_pile_next_floor(pile, s);
+  if (corner.slack > 0)
+    corner.next_floor = lade_pack_pile_next_floor(pile, s);
   corner.has_gap = corner.next_floor <= pile->capacity - pile->rest[s];
   pile->work += 2 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]);
   return corner;
@@ -137,9 +145,17 @@ static double corner_score(const struct exact *exact, const struct corner *corne
   const double n = corner->n_choices + corner->has_gap;
   if (exact->corner_rule == CORNER_LOWEST)
     return (double)pile->floor[corner->slot] + n / (pile->n + 1.0);
-  const int64_t slack = pile->capacity - pile->floor[corner->slot] - pile->rest[corner->slot];
-  const double score = n + (double)slack / ((double)pile->capacity + 1.0);
+  const double score = n + (double)corner->slack / ((double)pile->capacity + 1.0);
   return exact->corner_rule == CORNER_WEIGHTED ? score / (1.0 + pile->weight[corner->slot]) : score;
+}
+
+/*
+ * True if no corner at slot @s can score below @score, so its choices need no count. Only the rule of the lowest corner
+ * knows this before it counts: a score is at least the floor.
+ */
+static bool corner_is_worse(const struct exact *exact, int s, double score)
+{
+  return exact->corner_rule == CORNER_LOWEST && (double)exact->pile.floor[s] >= score;
 }
 
 /* Return the corner to decide next among the valleys of [a, b). Slot -1: all items are placed. */
@@ -155,7 +171,11 @@ static struct corner corner_find(struct exact *exact, int a, int b)
     bool has_walls = (l == a || floor[l - 1] > floor[l]) && (r == b || floor[r] > floor[l]);
     bool is_valley = has_walls && floor[l] < LADE_PACK_DONE;
     for (int s = l; is_valley && s < r; s += LADE_MAX(r - 1 - l, 1)) {
+      if (best.slot >= 0 && corner_is_worse(exact, s, best_score))
+        continue;
       struct corner corner = corner_get(pile, s);
+      if (!pile->is_soft && corner.n_choices + corner.has_gap == 0)
+        return corner; /* a dead end; a soft attempt looks for the one that lacks least */
       double score = corner_score(exact, &corner);
       if (best.slot < 0 || score < best_score) {
         best = corner;
@@ -209,7 +229,10 @@ static bool choices_try(struct exact *exact, int a, int b, const struct corner *
   struct pack_pile *pile = &exact->pile;
   const int mark = pile->trail.n, first = exact->choices.n, n_choices = corner->n_choices + corner->has_gap;
   bool is_solved = false;
-  *ret_lack = corner->has_gap ? INT64_MAX : corner->next_floor - (pile->capacity - pile->rest[corner->slot]);
+  int64_t next_floor = corner->next_floor;
+  if (pile->is_soft && corner->slack <= 0)
+    next_floor = lade_pack_pile_next_floor(pile, corner->slot);
+  *ret_lack = corner->has_gap ? INT64_MAX : next_floor - (pile->capacity - pile->rest[corner->slot]);
   if (!choices_push(exact, corner))
     exact->is_aborted = true;
   for (int k = 0; k < n_choices && !is_solved && !exact->is_aborted; k++) {
@@ -418,7 +441,7 @@ static void attempt_choose(struct exact *exact, const struct pack_problem *probl
   exact->corner_rule = k / N_PREFERENCES % N_CORNER_RULES;
   exact->noise = cycle > 0 && !(exact->is_filled && round == 0) ? 0.3 : 0;
   exact->n_nodes = 0;
-  exact->node_limit = (uint64_t)NODES_PER_ITEM * (uint64_t)exact->pile.n << LADE_MIN(round, 40);
+  exact->node_limit = (uint64_t)(NODES_PER_ITEM * exact->pile.n) << LADE_MIN(round, 40);
   exact->patience = round == 0 ? 0 : (uint64_t)exact->pile.n << LADE_MIN(round, 40) >> 4;
   exact->n_nodes_patient = exact->patience;
   if (exact->pile.is_soft)
@@ -481,11 +504,11 @@ static bool attempts_run(struct exact *exact, lade_packer *packer)
 {
   const uint64_t granule = packer->problem.granule;
   struct pack_effort *effort = &packer->effort;
-  uint64_t spent[2] = {0, 0}; /* of hard attempts and of soft ones: kept about equal */
+  uint64_t spent[2] = {0, 0}; /* of hard attempts and of soft ones */
   int n_made[2] = {0, 0};
   bool is_met = false;
   while (!effort->is_spent && !exact->pile.is_out_of_memory && !is_met) {
-    const bool is_soft = spent[1] < spent[0];
+    const bool is_soft = HARD_PER_SOFT * spent[1] < spent[0];
     const uint64_t work_before = effort->work;
     const int k = n_made[is_soft]++;
     const int64_t capacity = LADE_MAX((int64_t)(packer->target_bytes / granule), exact->capacity_least);
@@ -529,7 +552,7 @@ static char *exact_init(struct exact *exact, lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
   size_t n_slots = (size_t)problem->n_slots, n = (size_t)problem->n + 2 * n_slots;
-  size_t n_values = 6 * n + 4 * n_slots + 5, n_wide = 3 * n + 4 * n_slots;
+  size_t n_values = 6 * n + 4 * n_slots + 5, n_wide = 4 * n + 4 * n_slots;
   size_t item_bytes = sizeof(struct rank) + sizeof(struct pack_candidate);
   char *memory = malloc(n * item_bytes + n_wide * sizeof(int64_t) + n_values * sizeof(int32_t) + n_slots);
   if (!memory)
@@ -542,6 +565,7 @@ static char *exact_init(struct exact *exact, lade_packer *packer)
   exact->pile = (struct pack_pile){
       .n_slots = problem->n_slots,
       .bytes = cut_wide(&wide_at, n), .lowest = cut_wide(&wide_at, n), .offset = cut_wide(&wide_at, n),
+      .keys = cut_wide(&wide_at, n),
       .floor = cut_wide(&wide_at, n_slots), .rest = cut_wide(&wide_at, n_slots),
       .top = cut_wide(&wide_at, n_slots), .cross = cut_wide(&wide_at, n_slots),
       .lo = cut(&at, n), .hi = cut(&at, n), .slot_start = cut(&at, n_slots + 1), .near_start = cut(&at, n + 1),

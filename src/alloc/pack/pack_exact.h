@@ -33,6 +33,7 @@ struct pack_pile {
   int64_t *bytes;
   int64_t *lowest; /* least offset of the item in any solution under this node; -1 once placed */
   int64_t *offset; /* of placed items */
+  int64_t *keys;   /* scratch: `lowest` of the items of one slot, in the slot's order */
   /* Slots. */
   int64_t *floor;  /* no unplaced item lies below it; LADE_PACK_DONE if all are placed */
   int64_t *rest;   /* unplaced bytes */

@@ -112,6 +112,20 @@ static void test_most_jigsaws_of_hundreds_of_pieces_are_filled_again(void **stat
 }
 
 /*
+ * Rare solutions: most attempts of the exact search fail however long they go on. The work suffices only if many kinds
+ * of attempts are tried before one of them costs much.
+ */
+static void test_rare_solutions_are_found_by_many_short_attempts(void **state)
+{
+  (void)state;
+  for (uint64_t seed = 101; seed <= 103; seed++) {
+    const struct jigsaw how = {.cuts = JIGSAW_WHEELS, .n_pieces = 300, .span = 1024, .height = 1024, .granule = 1024,
+                               .seed = seed};
+    assert_int_equal(pack(jigsaw_make(&how, items), 60000000, 1 << 20).peak_bytes, 1 << 20);
+  }
+}
+
+/*
  * If some pieces have grown they no longer fill a rectangle. The least peak is then unknown, but near the bound. The
  * search ends near the bound even if it cannot reach it. Sizes are bytes of gigabytes.
  */
@@ -617,6 +631,7 @@ int main(void)
       cmocka_unit_test(test_no_items_is_a_peak_of_zero),
       cmocka_unit_test(test_pieces_of_a_rectangle_fill_it_again),
       cmocka_unit_test(test_most_jigsaws_of_hundreds_of_pieces_are_filled_again),
+      cmocka_unit_test(test_rare_solutions_are_found_by_many_short_attempts),
       cmocka_unit_test(test_jigsaws_that_were_bent_come_near_their_bound),
       cmocka_unit_test(test_a_hard_part_of_a_large_program_is_packed_by_itself),
       cmocka_unit_test(test_drawn_training_steps_come_near_their_bound),
