@@ -331,7 +331,8 @@ static void rope_call(struct check *c, const double *x, double *y, bool is_inver
   struct lade_rope_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = SEQ_LEN, .heads = HEADS,
                              .n_kv_heads = N_KV_HEADS,
                              .head_dim = HEAD_DIM, .base = 100, .kind = LADE_ROPE_LLAMA3,
-                             .scale_factor = c->scale_factor, .low = 1, .high = 4, .original_context = 16, .is_inverse = is_inverse, .x = x, .y = y};
+                             .scale_factor = c->scale_factor, .low = 1, .high = 4, .original_context = 16,
+                             .is_inverse = is_inverse, .x = x, .y = y};
   call(c, LADE_K_ROPE, &a, &a.workspace);
 }
 

@@ -9,7 +9,7 @@ import re
 import tree
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
-CAPABILITIES = 3  # later ones than the trainer, each with at most two pages: callers' steps, PyTorch, clusters
+CAPABILITIES = 4  # later than the trainer, two pages each: callers' steps, PyTorch, clusters, model families
 PAGES_MOST = 18 + 2 * CAPABILITIES
 KIBIBYTES_MOST = 140 * PAGES_MOST // 18  # of all pages
 WORDS_MOST = 80  # of the glossary
