@@ -314,7 +314,8 @@ static void the_shards_structs(void **state)
   READ_AS_PROMISED(&bench, call_ranks_open, ranks, n_threads);
   assert_int_equal(lade_ranks_open(&ranks, NULL, &bench.ranks), 0);
   assert_int_equal(lade_shard_create(bench.ranks, 1000, NULL, &bench.shard), 0);
-  filled_as_promised(&bench, call_ranks_info, sizeof(struct lade_ranks_info), sizeof(struct lade_ranks_info));
+  filled_as_promised(&bench, call_ranks_info, sizeof(struct lade_ranks_info),
+                     offsetof(struct lade_ranks_info, local_rank) + sizeof(int));
   filled_as_promised(&bench, call_shard_info, sizeof(struct lade_shard_info), sizeof(struct lade_shard_info));
   filled_as_promised(&bench, call_shard_block, sizeof(struct lade_shard_block), sizeof(struct lade_shard_block));
   lade_shard_destroy(bench.shard);
