@@ -41,36 +41,93 @@ static const struct lade_model presets[] = {
 static const struct {
   const char *name, *text;
 } texts[] = {
+    {"llama2-7b", "{\"model_type\":\"llama\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":32,\"hidden_size\":4096,\"intermediate_size\":11008,\"vocab_size\":32000,"
+     "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}"},
+    {"llama2-70b", "{\"model_type\":\"llama\",\"num_hidden_layers\":80,\"num_attention_heads\":64,"
+     "\"num_key_value_heads\":8,\"hidden_size\":8192,\"intermediate_size\":28672,\"vocab_size\":32000,"
+     "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}"},
+    {"llama3.2-1b", "{\"model_type\":\"llama\",\"num_hidden_layers\":16,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":2048,\"intermediate_size\":8192,\"vocab_size\":128256,"
+     "\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,\"rope_theta\":500000,"
+     "\"tie_word_embeddings\":true,"
+     "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":32,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+     "\"original_max_position_embeddings\":8192}}"},
+    {"llama3.2-3b", "{\"model_type\":\"llama\",\"num_hidden_layers\":28,\"num_attention_heads\":24,"
+     "\"num_key_value_heads\":8,\"hidden_size\":3072,\"intermediate_size\":8192,\"vocab_size\":128256,"
+     "\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,\"rope_theta\":500000,"
+     "\"tie_word_embeddings\":true,"
+     "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":32,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+     "\"original_max_position_embeddings\":8192}}"},
     {"mistral-7b", "{\"model_type\":\"mistral\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":8,\"hidden_size\":4096,\"intermediate_size\":14336,"
      "\"vocab_size\":32000,\"max_position_embeddings\":32768,\"rms_norm_eps\":1e-5}"},
+    {"mistral-nemo-12b", "{\"model_type\":\"mistral\",\"num_hidden_layers\":40,"
+     "\"num_attention_heads\":32,\"num_key_value_heads\":8,\"hidden_size\":5120,"
+     "\"intermediate_size\":14336,\"vocab_size\":131072,\"max_position_embeddings\":131072,"
+     "\"head_dim\":128,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5,\"sliding_window\":null}"},
+    {"mistral-small-24b", "{\"model_type\":\"mistral\",\"num_hidden_layers\":40,"
+     "\"num_attention_heads\":32,\"num_key_value_heads\":8,\"hidden_size\":5120,"
+     "\"intermediate_size\":32768,\"vocab_size\":131072,\"max_position_embeddings\":32768,"
+     "\"head_dim\":128,\"rope_theta\":1e8,\"rms_norm_eps\":1e-5,\"sliding_window\":null}"},
+    {"mistral-large-123b", "{\"model_type\":\"mistral\",\"num_hidden_layers\":88,"
+     "\"num_attention_heads\":96,\"num_key_value_heads\":8,\"hidden_size\":12288,"
+     "\"intermediate_size\":28672,\"vocab_size\":32768,\"max_position_embeddings\":131072,"
+     "\"head_dim\":128,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5,\"sliding_window\":null}"},
     {"qwen2.5-0.5b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":24,\"num_attention_heads\":14,"
      "\"num_key_value_heads\":2,\"hidden_size\":896,\"intermediate_size\":4864,"
      "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
     {"qwen2.5-1.5b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":28,\"num_attention_heads\":12,"
      "\"num_key_value_heads\":2,\"hidden_size\":1536,\"intermediate_size\":8960,"
      "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+    {"qwen2.5-3b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":36,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":2,\"hidden_size\":2048,\"intermediate_size\":11008,\"vocab_size\":151936,"
+     "\"max_position_embeddings\":131072,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
     {"qwen2.5-7b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":28,\"num_attention_heads\":28,"
      "\"num_key_value_heads\":4,\"hidden_size\":3584,\"intermediate_size\":18944,"
      "\"vocab_size\":152064,\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
+    {"qwen2.5-14b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":48,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":13824,\"vocab_size\":152064,"
+     "\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
+    {"qwen2.5-32b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":64,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":27648,\"vocab_size\":152064,"
+     "\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
+    {"qwen2.5-72b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":80,\"num_attention_heads\":64,"
+     "\"num_key_value_heads\":8,\"hidden_size\":8192,\"intermediate_size\":29568,\"vocab_size\":152064,"
+     "\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
     {"qwen3-0.6b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":28,\"num_attention_heads\":16,"
      "\"num_key_value_heads\":8,\"hidden_size\":1024,\"intermediate_size\":3072,"
      "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+    {"qwen3-4b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":36,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":2560,\"intermediate_size\":9728,\"vocab_size\":151936,"
+     "\"max_position_embeddings\":40960,\"rope_theta\":1e6,\"head_dim\":128,\"tie_word_embeddings\":true}"},
     {"qwen3-8b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":36,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":8,\"hidden_size\":4096,\"intermediate_size\":12288,"
      "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6}"},
+    {"qwen3-14b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":40,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":17408,\"vocab_size\":151936,"
+     "\"max_position_embeddings\":40960,\"rope_theta\":1e6,\"head_dim\":128}"},
+    {"qwen3-32b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":64,\"num_attention_heads\":64,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":25600,\"vocab_size\":151936,"
+     "\"max_position_embeddings\":40960,\"rope_theta\":1e6,\"head_dim\":128}"},
     {"gemma2-2b", "{\"model_type\":\"gemma2\",\"num_hidden_layers\":26,\"num_attention_heads\":8,"
      "\"num_key_value_heads\":4,\"hidden_size\":2304,\"intermediate_size\":9216,"
      "\"vocab_size\":256000,\"max_position_embeddings\":8192}"},
     {"gemma2-9b", "{\"model_type\":\"gemma2\",\"num_hidden_layers\":42,\"num_attention_heads\":16,"
      "\"num_key_value_heads\":8,\"hidden_size\":3584,\"intermediate_size\":14336,"
      "\"vocab_size\":256000,\"max_position_embeddings\":8192}"},
+    {"gemma2-27b", "{\"model_type\":\"gemma2\",\"num_hidden_layers\":46,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":16,\"hidden_size\":4608,\"intermediate_size\":36864,\"vocab_size\":256000,"
+     "\"max_position_embeddings\":8192,\"head_dim\":128,\"query_pre_attn_scalar\":144}"},
     {"gemma3-1b", "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":26,\"num_attention_heads\":4,"
      "\"num_key_value_heads\":1,\"hidden_size\":1152,\"intermediate_size\":6912,"
      "\"vocab_size\":262144,\"max_position_embeddings\":32768,\"sliding_window\":512}"},
     {"phi3-mini", "{\"model_type\":\"phi3\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":32,\"hidden_size\":3072,\"intermediate_size\":8192,"
      "\"vocab_size\":32064,\"max_position_embeddings\":4096,\"sliding_window\":2047}"},
+    {"phi3-medium", "{\"model_type\":\"phi3\",\"num_hidden_layers\":40,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":10,\"hidden_size\":5120,\"intermediate_size\":17920,\"vocab_size\":32064,"
+     "\"max_position_embeddings\":4096,\"sliding_window\":2047}"},
     {"phi4", "{\"model_type\":\"phi3\",\"num_hidden_layers\":40,\"num_attention_heads\":40,"
      "\"num_key_value_heads\":10,\"hidden_size\":5120,\"intermediate_size\":17920,"
      "\"vocab_size\":100352,\"max_position_embeddings\":16384,\"rope_theta\":250000,\"pad_token_id\":100349}"},
@@ -82,6 +139,14 @@ static const struct {
      "\"num_key_value_heads\":32,\"hidden_size\":4096,\"intermediate_size\":11008,"
      "\"vocab_size\":100352,\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-6,"
      "\"pad_token_id\":100277}"},
+    {"olmo2-13b", "{\"model_type\":\"olmo2\",\"num_hidden_layers\":40,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":40,\"hidden_size\":5120,\"intermediate_size\":13824,\"vocab_size\":100352,"
+     "\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-06,"
+     "\"pad_token_id\":100277}"},
+    {"olmo2-32b", "{\"model_type\":\"olmo2\",\"num_hidden_layers\":64,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":27648,\"vocab_size\":100352,"
+     "\"max_position_embeddings\":4096,\"rope_theta\":500000,\"rms_norm_eps\":1e-06,"
+     "\"pad_token_id\":100277}"},
     {"smollm3-3b", "{\"model_type\":\"smollm3\",\"num_hidden_layers\":36,\"num_attention_heads\":16,"
      "\"num_key_value_heads\":4,\"hidden_size\":2048,\"intermediate_size\":11008,"
      "\"vocab_size\":128256,\"max_position_embeddings\":65536,\"rope_theta\":5e6}"},
@@ -89,17 +154,33 @@ static const struct {
      "\"num_key_value_heads\":2,\"hidden_size\":3072,\"intermediate_size\":12288,"
      "\"vocab_size\":49152,\"max_position_embeddings\":16384,\"rope_theta\":999999.4420358813,"
      "\"sliding_window\":4096}"},
+    {"starcoder2-7b", "{\"model_type\":\"starcoder2\",\"num_hidden_layers\":32,"
+     "\"num_attention_heads\":36,\"num_key_value_heads\":4,\"hidden_size\":4608,"
+     "\"intermediate_size\":18432,\"vocab_size\":49152,\"max_position_embeddings\":16384,"
+     "\"rope_theta\":1e6,\"sliding_window\":4096}"},
+    {"starcoder2-15b", "{\"model_type\":\"starcoder2\",\"num_hidden_layers\":40,"
+     "\"num_attention_heads\":48,\"num_key_value_heads\":4,\"hidden_size\":6144,"
+     "\"intermediate_size\":24576,\"vocab_size\":49152,\"max_position_embeddings\":16384,"
+     "\"rope_theta\":100000,\"sliding_window\":4096,\"tie_word_embeddings\":false}"},
     {"pythia-160m", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":12,\"num_attention_heads\":12,"
      "\"hidden_size\":768,\"intermediate_size\":3072,"
      "\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
     {"pythia-1.4b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":24,\"num_attention_heads\":16,"
      "\"hidden_size\":2048,\"intermediate_size\":8192,"
      "\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
+    {"pythia-2.8b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"hidden_size\":2560,\"intermediate_size\":10240,\"vocab_size\":50304,"
+     "\"max_position_embeddings\":2048}"},
     {"pythia-6.9b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
      "\"hidden_size\":4096,\"intermediate_size\":16384,"
      "\"vocab_size\":50432,\"max_position_embeddings\":2048}"},
+    {"pythia-12b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":36,\"num_attention_heads\":40,"
+     "\"hidden_size\":5120,\"intermediate_size\":20480,\"vocab_size\":50688,"
+     "\"max_position_embeddings\":2048}"},
     {"falcon-7b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":32,\"num_attention_heads\":71,"
      "\"hidden_size\":4544,\"vocab_size\":65024}"},
+    {"falcon-40b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":128,"
+     "\"num_kv_heads\":8,\"hidden_size\":8192,\"vocab_size\":65024,\"new_decoder_architecture\":true}"},
 };
 
 const char *lade_model_preset_name(int i)
@@ -110,18 +191,36 @@ const char *lade_model_preset_name(int i)
   return i < n_presets ? presets[i].name : texts[i - n_presets].name;
 }
 
-/* Set @error to the list of names. -ENOENT. */
+/* Return the name of preset @i of all models, those of experts last; NULL past the end. */
+static const char *any_name(int i)
+{
+  const int n = (int)(LADE_COUNT(presets) + LADE_COUNT(texts));
+  return i < n ? lade_model_preset_name(i) : lade_experts_preset_name(i - n);
+}
+
+/* True if @a and @b are of one family of presets: their names are equal up to the size. */
+static bool is_of_family(const char *a, const char *b)
+{
+  const size_t length = strcspn(a, "-");
+  return length == strcspn(b, "-") && strncmp(a, b, length) == 0;
+}
+
+/* Set @error to the names of the family that @name begins with, or else to the names of families. -ENOENT. */
 static int name_refuse(const char *name, struct lade_error *error)
 {
-  char names[480] = "";
-  const char *one;
-  for (int i = 0; (one = lade_model_preset_name(i)) != NULL; i++) {
-    size_t used = strlen(names);
-    snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", one);
+  char names[320] = "";
+  bool is_known = false;
+  const char *one, *before = "";
+  for (int i = 0; (one = any_name(i)) != NULL; i++)
+    is_known |= is_of_family(name, one);
+  for (int i = 0; (one = any_name(i)) != NULL; before = one, i++) {
+    const size_t used = strlen(names), length = strcspn(one, "-");
+    if (is_known ? is_of_family(name, one) : !is_of_family(before, one))
+      snprintf(names + used, sizeof(names) - used, "%s%.*s%s", used ? ", " : "", (int)(is_known ? strlen(one) : length),
+               one, !is_known && one[length] ? "-..." : "");
   }
   return lade_error_set(error, -ENOENT, "no model named '%.64s': expected the path of a config.json, or one of %s",
-                        name,
-                        names);
+                        name, names);
 }
 
 int lade_model_preset(const char *name, struct lade_model *ret_model, struct lade_error *error)

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Presets of models: published parameter counts, the reader's own checks, and names that are close to one. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "graph/model_graph.h"
+
+static struct lade_model_graph *graph_make(const struct lade_model *model)
+{
+  struct lade_cpu cpu = {0};
+  struct lade_kernels kernels;
+  struct lade_model_graph *graph = NULL;
+  lade_kernels_init(&kernels, &cpu);
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = LADE_BF16,
+                                           .batch = 1, .seq_len = 128, .kernels = &kernels, .n_threads = 1};
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
+  return graph;
+}
+
+static struct lade_model preset_get(const char *name)
+{
+  struct lade_model model;
+  assert_int_equal(lade_model_preset(name, &model, NULL), 0);
+  return model;
+}
+
+static int64_t params_count(const struct lade_model_graph *graph)
+{
+  int64_t n = 0;
+  for (int i = 0; i < graph->n_params; i++) {
+    const struct lade_tensor *tensor = &graph->tensors[graph->params[i].tensor];
+    n += (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
+  }
+  return n;
+}
+
+static void parameter_counts_are_the_published_ones(void **state)
+{
+  const struct {
+    const char *name;
+    int64_t n_params;
+  } published[] = {
+      {"gpt2-124m", 124439808}, {"gpt2-350m", 354823168}, {"gpt2-774m", 774030080}, {"gpt2-1.5b", 1557611200},
+      {"llama3-8b", 8030261248}, {"llama3-70b", 70553706496}, {"llama3-405b", 405853388800},
+      {"gpt3-175b", 174615846912}, {"gpt-1t", 1008038758400}, {"mistral-7b", 7241732096}, {"qwen2.5-0.5b", 494032768},
+      {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-7b", 7615616512}, {"qwen3-0.6b", 596049920}, {"qwen3-8b", 8190735360},
+      {"gemma2-2b", 2614341888}, {"gemma2-9b", 9241705984}, {"gemma3-1b", 999885952}, {"phi3-mini", 3821079552},
+      {"phi4", 14659507200}, {"olmo2-1b", 1484916736}, {"olmo2-7b", 7298617344}, {"smollm3-3b", 3075098624},
+      {"starcoder2-3b", 3030371328}, {"pythia-160m", 162322944}, {"pythia-1.4b", 1414647808},
+      {"pythia-6.9b", 6857302016}, {"falcon-7b", 6921720704}, {"llama2-7b", 6738415616}, {"llama2-70b", 68976648192},
+      {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824}, {"mistral-nemo-12b", 12247782400},
+      {"mistral-small-24b", 23572403200}, {"mistral-large-123b", 122610069504}, {"qwen2.5-3b", 3085938688},
+      {"qwen2.5-14b", 14770033664}, {"qwen2.5-32b", 32763876352}, {"qwen2.5-72b", 72706203648},
+      {"qwen3-4b", 4022468096}, {"qwen3-14b", 14768307200}, {"qwen3-32b", 32762123264}, {"gemma2-27b", 27227128320},
+      {"phi3-medium", 13960238080}, {"olmo2-13b", 13716198400}, {"olmo2-32b", 32234279936},
+      {"starcoder2-7b", 7173923840}, {"starcoder2-15b", 15957889024}, {"pythia-2.8b", 2775208960},
+      {"pythia-12b", 11846072320}, {"falcon-40b", 41303293952},
+  };
+  for (size_t i = 0; i < LADE_COUNT(published); i++) {
+    struct lade_model model = preset_get(published[i].name);
+    assert_int_equal(lade_model_n_params(&model), published[i].n_params);
+    struct lade_model_graph *graph = graph_make(&model);
+    assert_int_equal(params_count(graph), published[i].n_params);
+    lade_model_graph_destroy(graph);
+  }
+}
+
+static void presets_pass_their_own_check(void **state)
+{
+  int n = 0;
+  for (const char *name; (name = lade_model_preset_name(n)) != NULL; n++) {
+    struct lade_model model = preset_get(name);
+    assert_string_equal(model.name, name);
+    assert_int_equal(lade_model_check(&model, NULL), 0);
+    assert_int_equal(model.takes_vocabulary, strcmp(name, "nano") == 0 || strcmp(name, "baby") == 0);
+  }
+  assert_int_equal(n, 53);
+  assert_null(lade_model_preset_name(-1));
+  struct lade_model model;
+  struct lade_error error = {0};
+  assert_int_equal(lade_model_preset("gpt5", &model, &error), -ENOENT);
+  assert_non_null(strstr(error.text, "gpt5"));
+  assert_non_null(strstr(error.text, "gpt2-..., llama3-..., gpt3-...")); /* families */
+  assert_int_equal(lade_model_preset("qwen3-9b", &model, &error), -ENOENT);
+  assert_non_null(strstr(error.text, "qwen3-4b, qwen3-8b")); /* sizes of the one that is meant */
+  assert_null(strstr(error.text, "gpt"));
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(parameter_counts_are_the_published_ones),
+      cmocka_unit_test(presets_pass_their_own_check),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
