@@ -10,8 +10,8 @@
  *   source    let a value wait on another tier, or be made again instead
  *
  * A move releases before it holds, or the other way round, so a schedule may pass through one that is slower than both
- * ends. One that is slower by more than DETOUR_OPS typical ops, and by more than the temperature would ever accept, is
- * given up before its other turns are evaluated. That makes moves two to four times as fast, and loses few good ones.
+ * ends. One that is slower by more than DETOUR_OPS of the largest op, and by more than the temperature would ever accept,
+ * is given up before its other turns are evaluated. Half as many ops lose the best plan of VGG-16 at 60 % of its peak.
  */
 #include <math.h>
 
@@ -22,7 +22,7 @@
 #define SEGMENT_MOST 8      /* ops whose values a move releases together */
 #define HELD_TRIES 128
 #define REDO_TRIES 64
-#define DETOUR_OPS 4
+#define DETOUR_OPS 8
 #define PRICE_STEP 1.02
 #define RISE_MOST 10        /* temperatures; a rise by more is accepted once in 22,000 times */
 
@@ -335,7 +335,7 @@ static int64_t detour_most(const struct remat_state *search)
   if (search->params->links)
     return INT64_MAX;
   return schedule->redo_ns + (int64_t)(search->price * remat_over(schedule) + RISE_MOST * search->temperature +
-                                       DETOUR_OPS * search->typical_ns);
+                                       DETOUR_OPS * search->largest_ns);
 }
 
 int remat_move_try(struct remat_state *search)

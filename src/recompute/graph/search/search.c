@@ -135,6 +135,15 @@ static double typical_ns(const struct remat_problem *problem)
   return n > 0 && sum > n ? sum / n : 1;
 }
 
+/* Return the largest time of an op that may run again, at least 1. */
+static double largest_ns(const struct remat_problem *problem)
+{
+  double most = 1;
+  for (int op = 0; op < problem->n_ops; op++)
+    most = problem->ops[op].redo_until >= 0 ? LADE_MAX(most, (double)problem->ops[op].ns) : most;
+  return most;
+}
+
 /* True if tempering takes over from the first schedule within the limit on. */
 static bool is_tempered(const struct remat_state *search)
 {
@@ -179,7 +188,8 @@ int remat_search(const struct remat_search_params *params, struct remat_choices 
 {
   struct remat_state search = {.params = params, .problem = params->problem, .best = choices, .best_ns = INT64_MAX,
                                 .best_over = INFINITY, .random = params->seed,
-                                .typical_ns = typical_ns(params->problem), .price = 1};
+                                .typical_ns = typical_ns(params->problem),
+                                .largest_ns = largest_ns(params->problem), .price = 1};
   int status = remat_search_restart(&search, choices);
   if (status)
     return status;

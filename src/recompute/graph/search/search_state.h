@@ -17,6 +17,7 @@ struct remat_state {
   double price;               /* of a byte above the limit in one turn, in ns */
   double temperature;         /* in ns */
   double typical_ns;          /* mean time of ops that may run again, at least 1 */
+  double largest_ns;          /* of an op that may run again, at least 1 */
   const int32_t *window;      /* values that moves may change; NULL: all */
   int n_window;
   uint64_t random;
