@@ -219,8 +219,10 @@ def shards_of_every_axis_in_their_least_budgets():
 
 
 def refusals():
-    """One line for all ranks, and the exit code of the error."""
-    for arguments, code, words in (
+    """One line for all ranks, and the exit code of the error. With long each of them."""
+    with open("drop.txt", "w", encoding="ascii") as file:
+        file.write("copies * drop\n")
+    for i, (arguments, code, words) in enumerate((
             (["--dp", "3"], 2, "dp 2 would use them all"),
             (["--batch", "9"], 2, "dp 2 does not divide --batch 9"),
             (["--micro-batch", "3"], 2, "these do: 1, 2, 4"),
@@ -233,7 +235,9 @@ def refusals():
             (["--tp", "2", "--grad-reduce", "bf16"], 2, "has no effect with one replica"),
             (["--zero", "2", "--residency", "drop.txt"], 2, "with --zero 3"),
             (["--sequence-parallel"], 2, "give --tp N"),
-            (["--device", "dry"], 2, "lade plan --device dry")):
+            (["--device", "dry"], 2, "lade plan --device dry"))):
+        if i % 2 and not IS_LONG:
+            continue
         found, _, err = run(2, "--steps", "2", *arguments)
         lines = jobs.messages(err)
         require(found == code, f"{arguments} ends with {found}, not {code}", err)
@@ -293,7 +297,7 @@ def one_rank_fails():
 
 
 def disagreement():
-    """A rank with other options is named, with its value."""
+    """A rank with other options is named, with its value. With long each kind of option."""
     shutil.copy(DATA, "data0")
     with open("data1", "w", encoding="ascii") as text:
         text.write(open(DATA, encoding="ascii").read().replace("bottles", "kettles"))
@@ -305,7 +309,7 @@ def disagreement():
     with open("init1/model.safetensors", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x3c")
-    for arguments, words in (
+    for i, (arguments, words) in enumerate((
             ("--zero 3 --residency pins$R", "the file of --residency is another"),
             ("--init init$R", "what --init names is another"),
             ("--lr 1e-$((3 + R))", "--lr was 0.001 and is 0.0001"),
@@ -315,7 +319,9 @@ def disagreement():
             ("--data data$R", "the validation data is another"),
             ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
             ("--device $([ $R = 0 ] && echo cuda:0 || echo host)", "on the host, and the first rank on a GPU"),
-            ("$([ $R = 0 ] || echo --optimizer-in-backward) --clip 0", "--optimizer-in-backward at one of them only")):
+            ("$([ $R = 0 ] || echo --optimizer-in-backward) --clip 0", "--optimizer-in-backward at one of them only"))):
+        if i % 3 and not IS_LONG:
+            continue
         result = differently(arguments)
         lines = jobs.messages(result.stderr)
         require(result.returncode in (1, 2) and len(lines) == 1 and "rank 1" in lines[0] and words in lines[0],
@@ -462,8 +468,8 @@ with jobs.scratch():
     jobs.text_write(DATA)
     quick = (same_losses, plans_name_their_rank, plans_are_those_that_run, refusals, one_rank_fails, disagreement,
              help_is_given_once, a_signal_stops_all, a_linked_trainer_has_ranks)
-    long = (same_losses, one_rank_fails, shards_wait_in_a_store, shards_in_their_least_budgets, a_stage_is_decided_once,
-            every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
+    long = (same_losses, one_rank_fails, disagreement, refusals, shards_wait_in_a_store,
+            shards_in_their_least_budgets, a_stage_is_decided_once, every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
     jobs.tests_run(long if IS_LONG else quick)
