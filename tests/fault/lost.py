@@ -335,9 +335,14 @@ def no_rank_remains():
                 launch=["--max-restarts", "1", "--elastic"])
     job.until("save")
     ranks = job.ranks()
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in ranks.values():
+    # mpirun and the launcher stand still meanwhile: a rank that they find alive behind the first one's end remains.
+    watchers = (job.process.pid, parent(ranks[0]))
+    for number, processes in ((signal.SIGSTOP, (*watchers, *ranks.values())), (signal.SIGKILL, ranks.values())):
+        for process in processes:
             os.kill(process, number)
+    time.sleep(0.5)
+    for process in reversed(watchers):
+        os.kill(process, signal.SIGCONT)
     _, err = job.process.communicate(timeout=PATIENCE)
     told = re.fullmatch(r"lade launch: rank 0 ended before the others could see it, without a word, by signal 9 \(Killed\)"
                         + NEWEST + r"\n  .+\nlade launch: no ranks remain to start again with\n", err)
