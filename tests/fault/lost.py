@@ -131,6 +131,21 @@ def a_kill_leaves_no_file_behind():
         require(code == 1 and places.entries() == [[], []], f"files stay behind, and {code}", (places.entries(), lines))
 
 
+def locks_end(folder, own, others, deadline):
+    """Wait until the directories of @folder but @others are unlocked: a process closes its files behind its memory."""
+    for name in os.listdir(folder):
+        while name.startswith(own) and name[len(own):] not in others:
+            with contextlib.suppress(BlockingIOError):
+                lock = os.open(os.path.join(folder, name), os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                finally:
+                    os.close(lock)
+            require(time.monotonic() < deadline, "a killed process keeps its files")
+            time.sleep(0.02)
+
+
 def the_next_launch_removes_files_of_a_dead_one():
     """Files without a lock holder are removed; files of other users stay, and links are not followed."""
     places = Places("dead")
@@ -152,6 +167,7 @@ def the_next_launch_removes_files_of_a_dead_one():
     while any(os.path.exists(f"/proc/{process}/exe") for process in killed):
         require(time.monotonic() < deadline, "a killed process does not end")
         time.sleep(0.02)
+    locks_end(places.names[0], own, {"locked", "link"}, deadline)
     require(len(places.entries()[0]) == 4 and len(places.entries()[1]) == 1, "a dead launch leaves other files",
             places.entries())
     launch = [LADE, "launch", "-n", "1", "--", "true"]
