@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decoder-only transformers as graphs: the embedding, blocks of attention and an MLP, the head with the loss. One
- * builder for all families; what a block has follows from the family's row (family.c) and the model.
+ * builder for all families: the family's row (family.c) and the model select the ops of a block.
  *
  * Query, key and value projections are one parameter and one product, and so are gate and up: wider products read the
  * input less often. Slices map their rows to the tensors of a checkpoint. Rope is an op of its own after the product,

@@ -3,8 +3,8 @@
  * The training step of a mixture of experts on one rank, as a graph of opaque ops (lade/graph.h): its storages with
  * their bytes, and its ops with their prices on a machine. The planner of graphs plans it; it does not run.
  *
- * The step has what Lade's own steps have: parameters in the working type, AdamW's state, FP32 gradients that
- * microbatches add to, clipping by the norm of all gradients, updates after it. Activations that the backward half
+ * The step has the storages and ops of Lade's own steps: parameters in the working type, AdamW's state, FP32 gradients
+ * that microbatches add to, clipping by the norm of all gradients, updates after it. Activations that the backward half
  * reads are storages; the planner decides which of them are kept.
  *
  * The load. A layer has n_experts groups of rows, and each token has n_active of them. An expert has room for @capacity

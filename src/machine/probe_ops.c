@@ -122,26 +122,26 @@ static void tokens_fill(int32_t *at, uint64_t bytes, int64_t vocabulary)
 /* Fill @tensor with values of the magnitude that a step gives it. */
 static void tensor_fill(const struct op_probe *probe, const struct op_group *group, int tensor)
 {
-  const struct lade_tensor *what = &probe->graph->tensors[tensor];
+  const struct lade_tensor *filled = &probe->graph->tensors[tensor];
   void *at = probe->gpu ? probe->filled.at + group->place[tensor] - 1 : tensor_at(probe, group, tensor);
   float low = -0.03f, high = 0.03f;
-  if (what->kind == LADE_TENSOR_FIRST_KEYS) { /* one document: the most work */
-    memset(at, 0, what->bytes);
+  if (filled->kind == LADE_TENSOR_FIRST_KEYS) { /* one document: the most work */
+    memset(at, 0, filled->bytes);
     return;
   }
-  if (lade_tensor_is_data(what)) {
-    tokens_fill(at, what->bytes, probe->graph->model.vocabulary);
+  if (lade_tensor_is_data(filled)) {
+    tokens_fill(at, filled->bytes, probe->graph->model.vocabulary);
     return;
   }
-  if (what->kind == LADE_TENSOR_ACTIVATION && what->n_dims != 2) {
+  if (filled->kind == LADE_TENSOR_ACTIVATION && filled->n_dims != 2) {
     low = 0.5f; /* statistics: reciprocal deviations, logarithms of sums */
     high = 4.0f;
-  } else if (what->kind == LADE_TENSOR_ACTIVATION && what->producer >= 0 &&
-             !probe->graph->ops[what->producer].is_backward) {
+  } else if (filled->kind == LADE_TENSOR_ACTIVATION && filled->producer >= 0 &&
+             !probe->graph->ops[filled->producer].is_backward) {
     low = -1.7f;
     high = 1.7f;
   }
-  probe_fill(probe->params->pool, at, what->dtype, what->bytes, low, high);
+  probe_fill(probe->params->pool, at, filled->dtype, filled->bytes, low, high);
 }
 
 /* Fill the tensors that no earlier op of the group makes. Returns the device's status. */

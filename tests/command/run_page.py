@@ -49,7 +49,7 @@ bars = [element for element in root.iter() if element.tag.endswith("rect")]
 assert len({bar.get("fill") for bar in bars}) == 2, "predicted or measured work is missing"
 assert all(float(bar.get("x")) + float(bar.get("width")) < 1072 for bar in bars)
 
-# What cannot be written is refused before the run.
+# A page that cannot be written is refused before the run.
 result = subprocess.run([*TRAIN, "--html", "missing/page.html"], capture_output=True, text=True, check=False)
 assert result.returncode == 2 and "--html missing/page.html: No such file" in result.stderr, result
 

@@ -24,7 +24,7 @@ struct problem {
   void *sinks, *sinks_exact;
 };
 
-/* What a form of scores consists of; all zero: plain causal attention. */
+/* A form of scores, as in struct lade_score_form; all zero: plain causal attention. */
 struct form {
   float scale, softcap;
   int64_t window, document; /* document: the length of each; 0: no masks of documents */
@@ -305,7 +305,7 @@ static void a_form_that_hides_nothing_changes_no_bit(void **state)
   }
 }
 
-/* Microbatches add to a sink's gradient; the first one replaces what was there. */
+/* The first microbatch replaces a sink's gradient, and later ones add to it. */
 static void gradients_of_sinks_accumulate(void **state)
 {
   struct lade_kernels levels[LEVELS];

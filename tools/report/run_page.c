@@ -34,7 +34,7 @@ struct run_page {
   int64_t last_ns;
 };
 
-/* ---- what is drawn ---- */
+/* ---- numbers of the page ---- */
 
 /* Fill the columns, and the peak, from the lifetimes of the buffers. @change: n_instrs + 1 zeroed entries. */
 static void memory_sum(struct run_page *page, int64_t (*change)[LADE_N_OWNERS])

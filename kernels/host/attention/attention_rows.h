@@ -4,7 +4,7 @@
  * from element i on.
  *
  * Masked scores are overwritten with -inf, whose exp is 0, so that whole vectors need no masks. With windows a row may
- * see none of the columns. Then its maximum stays what it was, which may be -inf: such a row is shifted by 0.
+ * see none of the columns. Then its maximum does not change, and may be -inf: such a row is shifted by 0.
  */
 #ifndef LADE_ROWS_ATTENTION_H
 #define LADE_ROWS_ATTENTION_H
@@ -40,7 +40,7 @@ static inline void row_fill(float *row, int from, int end, float value)
     row[j] = value;
 }
 
-/* Overwrite what row @r does not see, up to @n_columns. */
+/* Overwrite the columns below @n_columns that row @r does not see. */
 static inline void row_mask(const struct lade_score_rows *rows, int r, int n_columns, float *row, float value)
 {
   if (rows->n_hidden)

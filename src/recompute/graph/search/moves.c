@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moves of the search over schedules of recompute, and what they draw. Each is tried as annealing does.
+ * Moves of the search over schedules of recompute. Each is tried, and kept with annealing's probability.
  *
  *   release   let a value go between two turns that touch it; the later one makes it again
  *   hold      keep a value that a turn makes again, from the turn before that touches it
