@@ -31,19 +31,12 @@ endforeach()
 add_executable(plugged plugged.c)
 target_link_libraries(plugged lade::allocator)
 """
-PLUGGED = """
-#include <lade/allocator.h>
-#include <stdio.h>
-int main(void)
-{
-  struct lade_error error = {0};
-  void *block = lade_plugged_alloc(1 << 20, 0, NULL);
-  lade_plugged_error(&error);
-  lade_plugged_free(block, 1 << 20, 0, NULL);
-  printf("plugged: %s\\n", block ? "a block" : error.text);
-  return !block && !error.code;
-}
-"""
+
+
+def plugged_get():
+    """Return the source of the allocator's consumer, which lies beside this file."""
+    with open(os.path.join(SOURCE, "tests", "command", "plugged.c"), encoding="utf-8") as file:
+        return file.read()
 
 
 def skip(reason):
@@ -145,7 +138,7 @@ def examples_run(root, folder, library=None):
 
 def pkg_config_build(root, folder, examples, path=""):
     """Build every example with pkg-config's flags alone, as a user would."""
-    root.write(f"{folder}/plugged.c", PLUGGED)
+    root.write(f"{folder}/plugged.c", plugged_get())
     cc = " ".join(COMPILER[-1:])
     root.shell(f"cd {folder}; export PKG_CONFIG_PATH={path}; for name in {' '.join(NAMES)}; do "
                f"{cc} {examples}/$name.c -o $name $(pkg-config --cflags --libs lade); done; "
@@ -186,7 +179,7 @@ def installed_package(scratch):
     pkg_config_build(root, "/tmp/pkg", f"{PAGES}/examples")
     examples_run(root, "/tmp/pkg")
     root.write("/tmp/cmake/CMakeLists.txt", CMAKE % (" ".join(NAMES), PAGES))
-    root.write("/tmp/cmake/plugged.c", PLUGGED)
+    root.write("/tmp/cmake/plugged.c", plugged_get())
     root.run("cmake", "-S", "/tmp/cmake", "-B", "/tmp/cmake/build", f"-DCMAKE_C_COMPILER={COMPILER[-1]}")
     root.run("cmake", "--build", "/tmp/cmake/build")
     examples_run(root, "/tmp/cmake/build")

@@ -17,6 +17,7 @@ SOURCE, BUILD, COMPILER = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv
 NAMES = sorted(os.path.basename(path)[:-2] for path in glob.glob(os.path.join(SOURCE, "examples", "*.c")))
 # Examples that need no arguments, and words of their output.
 RUNS = {"pack": "packed", "plan": "smallest budget", "types": "bf16", "adam": "bytes per parameter"}
+PLUGGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plugged.c")
 CMAKE = """
 cmake_minimum_required(VERSION 3.16)
 project(consumer C)
@@ -27,20 +28,6 @@ foreach(name {names})
 endforeach()
 add_executable(plugged {scratch}/plugged.c)
 target_link_libraries(plugged lade::allocator)
-"""
-# A consumer of liblade-allocator.so: without a GPU its first allocation names the reason.
-PLUGGED = """
-#include <lade/allocator.h>
-#include <stdio.h>
-int main(void)
-{
-  struct lade_error error = {0};
-  void *block = lade_plugged_alloc(1 << 20, 0, NULL);
-  lade_plugged_error(&error);
-  lade_plugged_free(block, 1 << 20, 0, NULL);
-  printf("plugged: %s\\n", block ? "a block" : error.text);
-  return !block && !error.code;
-}
 """
 
 
@@ -93,8 +80,7 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
     version = run(lade, "--version").split()[1]
     assert f"Version: {version}" in fields, fields
 
-    with open(os.path.join(scratch, "plugged.c"), "w", encoding="utf-8") as file:
-        file.write(PLUGGED)
+    shutil.copy(PLUGGED, scratch)
     pkg_config_build(os.path.join(scratch, "installed"), os.path.dirname(pc), f"--define-variable=prefix={usr}")
     examples_run(os.path.join(scratch, "installed"), library)
     pkg_config_build(os.path.join(scratch, "uninstalled"), os.path.join(BUILD, "meson-uninstalled"))

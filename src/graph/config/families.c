@@ -379,7 +379,7 @@ int config_family_read(const struct config *config, enum lade_family family, str
   int rc = sizes_read(config, fields, model);
   struct lade_model sizes = *model;
   sizes.rope_base = 10000;
-  if (family == LADE_PHI3 || family == LADE_GPT_NEOX) /* a part of a head turns, which is read later */
+  if (family == LADE_PHI3 || family == LADE_GPT_NEOX) /* partial rotary: its share is read later */
     sizes.rotary_dim = 2;
   if (rc == 0 && family == LADE_FALCON) /* old files state a number that the family's switches overrule */
     sizes.n_kv_heads = sizes.heads;

@@ -22,6 +22,7 @@
 #include "base/philox.h"
 #include "graph/model_graph.h"
 #include "tests/support/heap/allocations.h"
+#include "tests/support/model_presets.h"
 #include "tests/support/names.h"
 
 static struct lade_model_graph *share_make(const struct lade_model *model, enum lade_dtype dtype, int64_t batch,
@@ -52,23 +53,6 @@ static struct lade_model_graph *graph_make(const struct lade_model *model, enum 
                                      int64_t seq_len, float dropout)
 {
   return share_make(model, dtype, batch, seq_len, dropout, (struct lade_share){0});
-}
-
-static struct lade_model preset_get(const char *name)
-{
-  struct lade_model model;
-  assert_int_equal(lade_model_preset(name, &model, NULL), 0);
-  return model;
-}
-
-static int64_t params_count(const struct lade_model_graph *graph)
-{
-  int64_t n = 0;
-  for (int i = 0; i < graph->n_params; i++) {
-    const struct lade_tensor *tensor = &graph->tensors[graph->params[i].tensor];
-    n += (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
-  }
-  return n;
 }
 
 /* ---- structure ---- */

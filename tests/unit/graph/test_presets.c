@@ -12,6 +12,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "graph/model_graph.h"
+#include "tests/support/model_presets.h"
 
 static struct lade_model_graph *graph_make(const struct lade_model *model)
 {
@@ -23,23 +24,6 @@ static struct lade_model_graph *graph_make(const struct lade_model *model)
                                            .batch = 1, .seq_len = 128, .kernels = &kernels, .n_threads = 1};
   assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
   return graph;
-}
-
-static struct lade_model preset_get(const char *name)
-{
-  struct lade_model model;
-  assert_int_equal(lade_model_preset(name, &model, NULL), 0);
-  return model;
-}
-
-static int64_t params_count(const struct lade_model_graph *graph)
-{
-  int64_t n = 0;
-  for (int i = 0; i < graph->n_params; i++) {
-    const struct lade_tensor *tensor = &graph->tensors[graph->params[i].tensor];
-    n += (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
-  }
-  return n;
 }
 
 static void parameter_counts_are_the_published_ones(void **state)

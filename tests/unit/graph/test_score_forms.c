@@ -12,13 +12,7 @@
 
 #include "base/cpu.h"
 #include "graph/model_graph.h"
-
-static struct lade_model preset_get(const char *name)
-{
-  struct lade_model model;
-  assert_int_equal(lade_model_preset(name, &model, NULL), 0);
-  return model;
-}
+#include "tests/support/model_presets.h"
 
 /* Make the graph of two sequences. */
 static struct lade_model_graph *graph_make(const struct lade_model *model, int64_t seq_len)
@@ -31,14 +25,6 @@ static struct lade_model_graph *graph_make(const struct lade_model *model, int64
                                            .batch = 2, .seq_len = seq_len, .kernels = &kernels, .n_threads = 1};
   assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
   return graph;
-}
-
-static int64_t params_count(const struct lade_model_graph *graph)
-{
-  int64_t n = 0;
-  for (int i = 0; i < graph->n_params; i++)
-    n += (int64_t)(graph->tensors[graph->params[i].tensor].bytes / lade_dtype_bytes(graph->dtype));
-  return n;
 }
 
 /* A windowed layer counts the pairs in its window, has a class of its own, and sinks are a parameter of each layer. */
