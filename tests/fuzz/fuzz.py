@@ -25,7 +25,7 @@ def files_of(folder):
 
 BASE = files_of("src/base")
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
-CONFIG = BASE + files_of("src/graph/config") + ["src/graph/experts.c", "src/graph/family.c", "src/graph/model.c"]
+CONFIG = BASE + files_of("src/graph/config") + ["src/graph/family.c", "src/graph/model.c"]
 GRAPH = BASE + ["src/graph/graph.c", "src/graph/graph_json.c"]
 TRACE = BASE + files_of("src/alloc/cache") + files_of("src/alloc/pack") + files_of("src/alloc/trace") + [
     "src/device/device.c", "src/device/dry.c"]

@@ -11,13 +11,9 @@
 #include <sys/stat.h>
 
 #include "base/base.h"
-#include "base/echo.h"
 #include "base/file.h"
 #include "graph/config/config.h"
 #include "graph/experts.h"
-
-/* The largest real config.json is some hundred kilobytes; larger files are refused. */
-#define MAX_FILE_BYTES (4 << 20)
 
 /* ---- the file ---- */
 
@@ -71,7 +67,7 @@ static int file_load(const char *path, struct lade_model *ret_model, struct lade
 {
   char *text = NULL;
   size_t bytes = 0;
-  int rc = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
+  int rc = lade_file_load(path, CONFIG_MOST_BYTES, error, &text, &bytes);
   if (rc == 0)
     rc = config_text_read(path, text, bytes, ret_model, error);
   free(text);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between the files that read and write config.json: one field at a time (fields.c), the names of fields
- * (table.c), the families (families.c), rotary positions (rope.c), and the writer (write.c).
+ * Between the files that read and write config.json: one field at a time (fields.c), the names of fields (table.c), the
+ * families (families.c), rotary positions (rope.c), mixtures of experts (experts.c), and the writer (write.c).
  */
 #ifndef LADE_GRAPH_CONFIG_H
 #define LADE_GRAPH_CONFIG_H
@@ -10,6 +10,9 @@
 
 #include "graph/build.h"
 #include "graph/family.h"
+
+/* The largest real config.json is some hundred kilobytes; larger files are refused. */
+#define CONFIG_MOST_BYTES (4 << 20)
 
 struct config {
   const char *path;

@@ -19,10 +19,9 @@
 #include <sys/stat.h>
 
 #include "base/base.h"
-#include "base/echo.h"
 #include "base/file.h"
+#include "graph/config/config.h"
 
-#define MAX_FILE_BYTES (4 << 20)
 /* Limits of sizes, such that the parameters of a layer are below 2^53. */
 #define MAX_WIDTH (1 << 17)
 #define MAX_HIDDEN (1 << 19)
@@ -35,10 +34,8 @@
 #define MAX_PARAMS 1e15
 
 struct reader {
-  const char *path;
-  const json_t *object;
+  struct config config;
   struct lade_experts *model;
-  struct lade_error *error;
   int rc; /* the first failure */
 };
 
@@ -47,14 +44,12 @@ struct reader {
 static void refuse(struct reader *r, const char *name, const char *expected)
 {
   if (!r->rc)
-    r->rc = lade_error_set(r->error, -EINVAL, "%s: %s is %s: expected %s", r->path, name,
-                           lade_json_echo(json_object_get(r->object, name)).text, expected);
+    r->rc = field_refuse(&r->config, name, expected);
 }
 
 static const json_t *find(const struct reader *r, const char *name)
 {
-  const json_t *value = json_object_get(r->object, name);
-  return json_is_null(value) ? NULL : value;
+  return field_find(&r->config, name);
 }
 
 /* Read a whole number from @least to @most. @fallback below 0: the field is required. */
@@ -78,10 +73,10 @@ static int64_t hidden(struct reader *r, const char *name)
 
 static bool flag(struct reader *r, const char *name, bool fallback)
 {
-  const json_t *value = find(r, name);
-  if (value && !json_is_boolean(value))
-    refuse(r, name, "true or false");
-  return value ? json_is_true(value) : fallback;
+  bool value = fallback;
+  const int rc = r->rc ? 0 : field_boolean(&r->config, name, fallback, &value);
+  r->rc = r->rc ? r->rc : rc;
+  return value;
 }
 
 /* Read the number of experts, which newer files name otherwise. */
@@ -374,11 +369,11 @@ static int file_load(const char *path, struct lade_experts *ret_model, struct la
 {
   char *text = NULL;
   size_t bytes = 0;
-  if (lade_file_load(path, MAX_FILE_BYTES, NULL, &text, &bytes))
+  if (lade_file_load(path, CONFIG_MOST_BYTES, NULL, &text, &bytes))
     return -ENOENT; /* the reader of other models says why */
   json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
   struct lade_experts model = {.name = ""};
-  struct reader r = {.path = path, .object = root, .model = &model, .error = error};
+  struct reader r = {.config = {.path = path, .object = root, .prefix = "", .error = error}, .model = &model};
   const char *type = json_string_value(json_object_get(root, "model_type"));
   int rc = lade_experts_has_type(type) ? model_read(&r, type) : -ENOENT;
   json_decref(root);
