@@ -83,6 +83,10 @@ def budgets_and_loads_count():
     again = plan(*small, "--budget", "60%", "--iterations", "2000")
     del tight["seconds"], again["seconds"]
     assert again == tight, "a plan is another one the second time"
+    for name, words in (("small", "; the device has 80.0 GiB\n"), ("mixtral-8x7b", "which is less: --budget 100%dev\n")):
+        result = subprocess.run([LADE, "plan", "--model", name, "--batch", "1", *H100], stdout=subprocess.PIPE, text=True,
+                                check=True)
+        assert "no --budget to fit into" in result.stdout and words in result.stdout, result.stdout
     none = plan(*small, "--budget", "1MiB", "--iterations", "1000", code=3)
     assert not none["fits"] and none["parameters"] == free["parameters"], none
     assert plan("--model", "small", "--batch", "2")["is_measured"], "this machine is not measured"

@@ -113,6 +113,7 @@ static int request_make(struct graph_request *request, struct lade_error *error)
   int status = outputs_check(options, error);
   if (!status)
     status = machine_read(request, error, &machine);
+  request->device_bytes = machine.device_bytes;
   if (!status && !request->graph)
     status = lade_graph_load(options->graph, error, &request->graph);
   if (!status)
@@ -220,22 +221,32 @@ static void plan_print(const struct lade_graph_plan_info *info)
            lade_size_format(info->store_bytes, c, sizeof(c)));
 }
 
+/* Print whether the plan fits; without --budget, whether the device of --machine would hold it. */
+static void fits_print(const struct graph_request *request, const struct graph_answer *answer)
+{
+  const uint64_t budget_bytes = budget_bytes_get(request, answer);
+  const bool is_free = budget_bytes == LADE_GRAPH_BUDGET_NONE;
+  char a[32], b[32];
+  printf("fits          %s", !answer->plan ? "no" : is_free ? "no --budget to fit into" : "yes");
+  if (answer->plan)
+    printf(", planned peak %s", lade_size_format(answer->info.planned_peak_bytes, a, sizeof(a)));
+  if (!is_free)
+    printf("; budget %s", lade_size_format(budget_bytes, b, sizeof(b)));
+  else if (request->device_bytes)
+    printf("; the device has %s%s", lade_size_format(request->device_bytes, b, sizeof(b)),
+           answer->info.planned_peak_bytes > request->device_bytes ? ", which is less: --budget 100%dev" : "");
+  printf("\n");
+}
+
 static void answer_print(const struct graph_request *request, const struct graph_answer *answer)
 {
   const struct lade_graph_plan_info *info = &answer->info;
-  const uint64_t budget_bytes = budget_bytes_get(request, answer);
   char a[32], b[32], c[32];
   if (request->heading)
     fputs(request->heading, stdout);
   printf("graph         %d ops, %d storages\n", lade_graph_n_ops(request->graph),
          lade_graph_n_storages(request->graph));
-  printf("fits          %s", answer->plan ? "yes" : "no");
-  if (answer->plan)
-    printf(", planned peak %s", lade_size_format(info->planned_peak_bytes, a, sizeof(a)));
-  if (budget_bytes == LADE_GRAPH_BUDGET_NONE)
-    printf("; no limit\n");
-  else
-    printf("; budget %s\n", lade_size_format(budget_bytes, b, sizeof(b)));
+  fits_print(request, answer);
   printf("bounds        unconstrained %s, smallest budget found %s, lower bound %s\n",
          lade_size_format(info->unconstrained_bytes, a, sizeof(a)),
          lade_size_format(info->min_budget_bytes, b, sizeof(b)), lade_size_format(info->floor_bytes, c, sizeof(c)));

@@ -15,6 +15,7 @@ struct graph_request {
   const char *heading; /* lines before the figures; NULL: none */
   struct json_t *fields; /* borrowed; added to the JSON's; NULL: none */
   uint64_t unconstrained_bytes, floor_bytes;
+  uint64_t device_bytes; /* of --machine; 0: none is named */
   struct lade_graph_plan_params params;
 };
 
