@@ -35,7 +35,6 @@ enum {
 };
 enum { NCCL_UINT8 = 1, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9 };
 enum { NCCL_SUM = 0 };
-#define NCCL_NO_COLOUR (-1)
 #define NCCL_CONFIG_MAGIC 0xcafebeefu
 #define NCCL_UNSET INT_MIN
 

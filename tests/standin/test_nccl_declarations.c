@@ -20,7 +20,6 @@ SAME(NCCL_FLOAT16, ncclFloat16);
 SAME(NCCL_FLOAT32, ncclFloat32);
 SAME(NCCL_BFLOAT16, ncclBfloat16);
 SAME(NCCL_SUM, ncclSum);
-SAME(NCCL_NO_COLOUR, NCCL_SPLIT_NOCOLOR);
 SAME(NCCL_UNSET, NCCL_CONFIG_UNDEF_INT);
 SAME(sizeof(nccl_result), sizeof(ncclResult_t));
 SAME(sizeof(struct nccl_id), sizeof(ncclUniqueId));

@@ -4,15 +4,22 @@
  *
  * Each communicator has a second one of the same members, the control: MPI's, or a world of one. The control starts
  * NCCL (it broadcasts NCCL's unique id), agrees on failures during creation, and reports those at run time
- * (comm_nccl_watch.c). Parts are created by ncclCommSplit, which needs no other id. They share no resources with the
- * whole (splitShare is unset), so that ending one does not end another.
+ * (comm_nccl_watch.c). Parts have an id of their own and share nothing with the whole, so that ending one does not end
+ * another.
+ *
+ * A communicator has two handles of NCCL. The root does not block: NCCL works in a thread of its own, and the creator
+ * polls, so that creation ends when a peer fails. The root's split by one colour gives the handle, which blocks: a call
+ * puts its kernel on the stream before it returns, and costs no thread. NCCL (since 2.23) creates a thread for each
+ * group of a handle that does not block, and Lade would then poll for it: 100 to 150 us for each collective. A call
+ * that blocks cannot be aborted by its own handle, because NCCL allows no abort of a handle while a thread is in a call
+ * on it. Root and handle are therefore one family (splitShare), whose kernels and waits end by one flag. Aborting the
+ * root raises the flag, the call returns, and then the handle is aborted. The root makes no connections, so it takes
+ * little memory. NCCL_COMM_BLOCKING=0 in the environment makes the handle one that is polled.
  *
  * The launching thread puts a piece of work on a stream: a word that marks its begin, NCCL's calls, a word that marks
- * its end. NCCL's handles do not block. A call in progress is waited for, with sleeps, because its kernel is on the
- * stream only afterwards; the wait ends if a peer has failed. Moves without a sum are sent as bytes for every dtype,
- * because NCCL lacks some of Lade's types. An all_to_all is one group of sends and receives, and a list is one group of
- * the calls of its items. A collective of 0 elements and a barrier are a sum of one number, because NCCL skips empty
- * calls.
+ * its end. Moves without a sum are sent as bytes for every dtype, because NCCL lacks some of Lade's types. An
+ * all_to_all is one group of sends and receives, and a list is one group of the calls of its items. A collective of 0
+ * elements and a barrier are a sum of one number, because NCCL skips empty calls.
  *
  * NCCL connects two ranks at the first send from one to the other. Both then wait for each other, one in its send, one
  * in its receive, and calls on a handle are made one at a time. So two neighbours of a pipeline that both begin with
@@ -194,9 +201,10 @@ static int piece_put(const struct put *put, nccl_stream stream, struct lade_erro
   status = progress_put(comm, stream, &comm->progress[lane].n_begun, n, error);
   if (status)
     return status;
+  comm_nccl_enter(comm);
   nccl_result result = put->is_of_neighbours ? neighbours_exchange(comm, stream)
                                              : list_call(comm, &real, stream, &call);
-  status = comm_nccl_settle(comm, comm->handle, call, result, error);
+  status = comm_nccl_leave(comm, call, result, error);
   return status ? status : progress_put(comm, stream, &comm->progress[lane].n_ended, n, error);
 }
 
@@ -399,25 +407,45 @@ static void comm_destroy(struct nccl_comm *comm)
   lade_comm_close(comm->control);
   job_unref(comm->job);
   pthread_mutex_destroy(&comm->calls);
+  pthread_mutex_destroy(&comm->root_lock);
   LADE_ARRAY_FREE(&comm->registrations);
   free(comm->ranks);
   lade_comm_finish(&comm->base);
   free(comm);
 }
 
-static int handle_end(void *arg)
+/* End the root, if the watcher has not. pre: no call on the handle is under way, so only the end of the job aborts it. */
+static int root_end(struct nccl_comm *comm, struct lade_error *error)
+{
+  const struct nccl_library *nccl = &comm->job->nccl;
+  nccl_handle root = comm_nccl_root_take(comm);
+  if (!root)
+    return 0;
+  nccl_result result = nccl->ncclCommFinalize(root);
+  int status = comm_nccl_settle(comm, root, "ncclCommFinalize", result, error);
+  if (status)
+    nccl->ncclCommAbort(root);
+  else
+    nccl->ncclCommDestroy(root);
+  return status;
+}
+
+/* End handle and root in order. pre: calls is held, and the device's context is current. */
+static int handles_end(void *arg)
 {
   struct nccl_comm *comm = arg;
   const struct nccl_library *nccl = &comm->job->nccl;
   struct lade_error error = {0};
+  comm_nccl_enter(comm);
   nccl_result result = nccl->ncclCommFinalize(comm->handle);
-  int status = comm_nccl_settle(comm, comm->handle, "ncclCommFinalize", result, &error);
-  if (status) {
-    comm_nccl_fail(comm, status, &error);
-    return 0;
+  int status = comm_nccl_leave(comm, "ncclCommFinalize", result, &error);
+  if (!status) {
+    nccl->ncclCommDestroy(comm->handle);
+    comm->handle = NULL;
+    status = root_end(comm, &error);
   }
-  nccl->ncclCommDestroy(comm->handle);
-  comm->handle = NULL;
+  if (status)
+    comm_nccl_fail(comm, status, &error);
   return 0;
 }
 
@@ -425,11 +453,10 @@ static void nccl_close(lade_comm *base)
 {
   struct nccl_comm *comm = (struct nccl_comm *)base;
   struct lade_error error = {0};
-  int status = lade_comm_status(base, &error);
-  comm_nccl_watch_remove(comm);
   pthread_mutex_lock(&comm->calls);
+  int status = lade_comm_status(base, &error);
   if (comm->handle && !status)
-    lade_cuda_call(comm->job->device, handle_end, comm);
+    lade_cuda_call(comm->job->device, handles_end, comm);
   if (comm->handle)
     comm_nccl_fail(comm, status ? status : -EIO, &error);
   pthread_mutex_unlock(&comm->calls);
@@ -493,6 +520,7 @@ static int comm_create(const struct lade_comm_params *params, struct nccl_job *j
     return lade_error_set(error, -ENOMEM, "no memory for a communicator");
   lade_comm_init(&comm->base, &nccl_ops, params, lade_comm_rank(control), lade_comm_size(control));
   pthread_mutex_init(&comm->calls, NULL);
+  pthread_mutex_init(&comm->root_lock, NULL);
   comm->job = job;
   comm->control = control;
   *ret_comm = comm;
@@ -500,69 +528,60 @@ static int comm_create(const struct lade_comm_params *params, struct nccl_job *j
 }
 
 struct nccl_comm_request {
-  struct nccl_comm *comm, *parent; /* comm: NULL for a member outside all parts; parent: NULL for the first */
-  nccl_handle none; /* handle of a member outside all parts */
+  struct nccl_comm *comm, *parent; /* parent: NULL for the first */
   struct nccl_id id;
-  int colour, key;
   struct lade_error *error;
 };
 
-/* Create the handle of the first communicator. pre: its calls is held, and the device's context is current. */
-static int handle_init(void *arg)
+static struct nccl_config config_make(const struct nccl_comm *comm, bool is_blocking)
+{
+  return (struct nccl_config){.size = sizeof(struct nccl_config), .magic = NCCL_CONFIG_MAGIC,
+                              .version = LADE_NCCL_MIN_VERSION, .blocking = is_blocking, .cluster_size = NCCL_UNSET,
+                              .min_ctas = NCCL_UNSET,
+                              .max_ctas = comm->base.params.has_neighbours ? PAIR_CTAS : NCCL_UNSET,
+                              .split_share = is_blocking ? NCCL_UNSET : 1, .traffic_class = NCCL_UNSET};
+}
+
+/* Create root and handle. pre: calls is held, and the device's context is current. */
+static int handles_init(void *arg)
 {
   struct nccl_comm_request *making = arg;
   struct nccl_comm *comm = making->comm;
-  struct nccl_config config = {.size = sizeof(config), .magic = NCCL_CONFIG_MAGIC, .version = LADE_NCCL_MIN_VERSION,
-                               .blocking = 0, .cluster_size = NCCL_UNSET, .min_ctas = NCCL_UNSET,
-                               .max_ctas = comm->base.params.has_neighbours ? PAIR_CTAS : NCCL_UNSET,
-                               .split_share = NCCL_UNSET, .traffic_class = NCCL_UNSET};
-  nccl_result result = comm->job->nccl.ncclCommInitRankConfig(&comm->handle, comm->base.size, making->id,
-                                                              comm->base.rank, &config);
-  return comm_nccl_settle(comm, comm->handle, "ncclCommInitRankConfig", result, making->error);
-}
-
-/* Create the handle of a part. The parent is in progress until its parts are created. pre: calls of both is held. */
-static int handle_split(void *arg)
-{
-  struct nccl_comm_request *making = arg;
-  struct nccl_comm *parent = making->parent, *comm = making->comm;
-  /* NCCL writes it from its own thread until the parent is settled or aborted: it must outlive this call. */
-  nccl_handle *part = comm ? &comm->handle : &making->none;
-  nccl_result result = parent->job->nccl.ncclCommSplit(
-      parent->handle, making->colour < 0 ? NCCL_NO_COLOUR : making->colour, making->key, part, NULL);
-  int status = comm_nccl_settle(parent, parent->handle, "ncclCommSplit", result, making->error);
-  if (status || !comm)
+  const struct nccl_library *nccl = &comm->job->nccl;
+  struct nccl_config polled = config_make(comm, false), blocking = config_make(comm, true);
+  nccl_result result = nccl->ncclCommInitRankConfig(&comm->root, comm->base.size, making->id, comm->base.rank, &polled);
+  int status = comm_nccl_settle(comm, comm->root, "ncclCommInitRankConfig", result, making->error);
+  if (status)
     return status;
-  return comm_nccl_settle(comm, comm->handle, "ncclCommSplit", NCCL_IN_PROGRESS, making->error);
+  /* NCCL writes the handle from its own thread until the root is settled or aborted. */
+  result = nccl->ncclCommSplit(comm->root, 0, comm->base.rank, &comm->handle, &blocking);
+  return comm_nccl_settle(comm, comm->root, "ncclCommSplit", result, making->error);
 }
 
-/* Create the handle. A failure here is a failure of all its members, and of the parent. */
-static int handle_make(struct nccl_comm_request *making)
+/* Create the handles. A failure here is a failure of all its members, and of the parent. */
+static int handles_make(struct nccl_comm_request *making)
 {
-  struct nccl_comm *parent = making->parent, *comm = making->comm, *first = parent ? parent : comm;
-  if (parent)
-    pthread_mutex_lock(&parent->calls);
-  if (comm)
-    pthread_mutex_lock(&comm->calls);
-  int status = lade_comm_status(&first->base, making->error);
+  struct nccl_comm *parent = making->parent, *comm = making->comm;
+  pthread_mutex_lock(&comm->calls);
+  int status = parent ? lade_comm_status(&parent->base, making->error) : 0;
   if (!status)
-    status = lade_cuda_call(first->job->device, parent ? handle_split : handle_init, making);
+    status = lade_cuda_call(comm->job->device, handles_init, making);
   if (status && !making->error->text[0])
     lade_error_set(making->error, status, "the device's context cannot be entered");
-  if (status && parent)
-    comm_nccl_fail(parent, status, making->error);
-  if (status && comm)
+  if (status)
     comm_nccl_fail(comm, status, making->error);
-  if (comm)
-    pthread_mutex_unlock(&comm->calls);
-  if (parent)
+  pthread_mutex_unlock(&comm->calls);
+  if (status && parent) {
+    pthread_mutex_lock(&parent->calls);
+    comm_nccl_fail(parent, status, making->error);
     pthread_mutex_unlock(&parent->calls);
+  }
   return status;
 }
 
 /*
- * Create a part without its handle. All members of the parent agree on each half of it, also those outside all parts,
- * because NCCL's split would wait for a missing member.
+ * Create a part without its handles. All members of the parent agree on each half of it, also those outside all parts,
+ * so that all of them get the same answer.
  */
 static int part_create(struct nccl_comm *parent, lade_comm *control, struct lade_error *error,
                        struct nccl_comm **ret_part)
@@ -582,25 +601,6 @@ static int part_create(struct nccl_comm *parent, lade_comm *control, struct lade
   return comm_nccl_outcomes_meet(parent->control, status, error);
 }
 
-static int nccl_split(lade_comm *base, int colour, int key, struct lade_error *error, lade_comm **ret_comm)
-{
-  struct nccl_comm *parent = (struct nccl_comm *)base;
-  struct nccl_comm_request making = {.parent = parent, .colour = colour, .key = key, .error = error};
-  lade_comm *control = NULL;
-  int status = lade_comm_split(parent->control, colour, key, error, &control);
-  if (!status)
-    status = part_create(parent, control, error, &making.comm);
-  if (!status)
-    status = handle_make(&making);
-  if (!status && making.comm)
-    status = neighbours_meet(making.comm, error);
-  if (status && making.comm)
-    nccl_close(&making.comm->base);
-  if (!status && making.comm)
-    *ret_comm = &making.comm->base;
-  return status;
-}
-
 /* Broadcast NCCL's unique id from rank 0. */
 static int id_meet(struct nccl_comm *comm, struct nccl_id *ret_id, struct lade_error *error)
 {
@@ -611,6 +611,32 @@ static int id_meet(struct nccl_comm *comm, struct nccl_id *ret_id, struct lade_e
   const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = sizeof(*ret_id), .src = ret_id,
                                        .dst = ret_id};
   return status ? status : lade_comm_run(comm->control, &tell, error);
+}
+
+/* Complete a communicator that has its other parts: its handles, and the connections of its neighbours. */
+static int comm_connect(struct nccl_comm_request *making)
+{
+  int status = id_meet(making->comm, &making->id, making->error);
+  if (!status)
+    status = handles_make(making);
+  return status ? status : neighbours_meet(making->comm, making->error);
+}
+
+static int nccl_split(lade_comm *base, int colour, int key, struct lade_error *error, lade_comm **ret_comm)
+{
+  struct nccl_comm *parent = (struct nccl_comm *)base;
+  struct nccl_comm_request making = {.parent = parent, .error = error};
+  lade_comm *control = NULL;
+  int status = lade_comm_split(parent->control, colour, key, error, &control);
+  if (!status)
+    status = part_create(parent, control, error, &making.comm);
+  if (!status && making.comm)
+    status = comm_connect(&making);
+  if (status && making.comm)
+    nccl_close(&making.comm->base);
+  if (!status && making.comm)
+    *ret_comm = &making.comm->base;
+  return status;
 }
 
 int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm)
@@ -639,11 +665,7 @@ int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error
   if (!status)
     status = boards_open(making.comm, params->launch ? params->launch->rank : making.comm->base.rank, error);
   if (!status)
-    status = id_meet(making.comm, &making.id, error);
-  if (!status)
-    status = handle_make(&making);
-  if (!status)
-    status = neighbours_meet(making.comm, error);
+    status = comm_connect(&making);
   if (status) {
     nccl_close(&making.comm->base);
     return status;

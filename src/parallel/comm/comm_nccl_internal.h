@@ -77,7 +77,12 @@ struct nccl_comm {
   int *ranks;                /* of the world */
   pthread_mutex_t calls;     /* held around NCCL's calls and for the fields below; its holder checks for failures
                                 itself */
-  nccl_handle handle;        /* NULL once aborted */
+  nccl_handle handle;        /* blocks; NULL once aborted */
+  pthread_mutex_t root_lock; /* held around the end of root */
+  nccl_handle root;          /* polled: it created the handle, and aborting it ends a call on the handle; NULL once
+                                aborted */
+  _Atomic int64_t inside_ns; /* time since which a call on the handle blocks; 0: there is none */
+  int64_t excused_ns;        /* watcher: last time that another member was busy during such a call */
   LADE_ARRAY(struct nccl_registration) registrations; /* guarded by calls */
   /* By lane: */
   _Atomic uint64_t n_pieces[NCCL_LANES]; /* put on streams so far */
@@ -124,6 +129,14 @@ int comm_nccl_look(struct nccl_comm *comm, struct lade_error *error);
 /* Return the result of @call on @handle: wait while it is in progress, with regular checks, for at most timeout_ms. */
 int comm_nccl_settle(struct nccl_comm *comm, nccl_handle handle, const char *call, nccl_result result,
                      struct lade_error *error);
+
+/* Begin a call on the handle, which may block: until comm_nccl_leave the watcher checks for failures and ends it. */
+void comm_nccl_enter(struct nccl_comm *comm);
+/* End it. As comm_nccl_settle; the watcher's reason if that has ended it. */
+int comm_nccl_leave(struct nccl_comm *comm, const char *call, nccl_result result, struct lade_error *error);
+
+/* Take the root from the communicator, for its end; NULL if the watcher has aborted it. Any thread. */
+nccl_handle comm_nccl_root_take(struct nccl_comm *comm);
 
 /*
  * Fail the communicator with @status: record it, end its kernels, and report failures to the other ranks that they

@@ -60,8 +60,9 @@ static int range_register(void *arg)
 {
   struct registering *r = arg;
   struct nccl_comm *comm = r->comm;
+  comm_nccl_enter(comm);
   nccl_result result = comm->job->nccl.ncclCommRegister(comm->handle, r->range->data, r->range->bytes, &r->made.handle);
-  int status = comm_nccl_settle(comm, comm->handle, "ncclCommRegister", result, r->error);
+  int status = comm_nccl_leave(comm, "ncclCommRegister", result, r->error);
   r->made.data = r->range->data;
   return status;
 }
@@ -70,8 +71,9 @@ static int range_deregister(void *arg)
 {
   struct registering *r = arg;
   struct nccl_comm *comm = r->comm;
+  comm_nccl_enter(comm);
   nccl_result result = comm->job->nccl.ncclCommDeregister(comm->handle, r->made.handle);
-  return comm_nccl_settle(comm, comm->handle, "ncclCommDeregister", result, r->error);
+  return comm_nccl_leave(comm, "ncclCommDeregister", result, r->error);
 }
 
 /* Register this member's range. */

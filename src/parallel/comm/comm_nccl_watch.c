@@ -13,9 +13,11 @@
  *   control    the communicator of the same members on hosts, which detects ended processes and carries abort reasons
  *   NCCL       its own asynchronous error, of networks
  *
- * If a check finds a failure, the handle is aborted: the kernels end, the stream continues, and its events happen.
- * Calls on a handle are made one at a time under a lock. A thread that waits for a call while it holds the lock does
- * the checks itself.
+ * If a check finds a failure, root and handle are aborted (comm_nccl.c): the kernels end, the stream continues, and its
+ * events happen. Calls on a handle are made one at a time under a lock. A thread that polls for the root while it holds
+ * the lock does the checks itself. A thread that blocks in a call on the handle cannot, so it notes the time of entry,
+ * and the watcher checks for it. The watcher then aborts the root alone, and the thread aborts the handle once its call
+ * has returned.
  *
  * Rejected: a meeting of all ranks before each launch, as on hosts. It would detect a differing rank before any byte
  * moves, but every launch would wait for the slowest rank.
@@ -78,6 +80,8 @@ static int intent_compare(const struct nccl_comm *comm, uint32_t sequence, int m
   uint64_t own_what = atomic_load(&own->what), own_n = atomic_load(&own->n), own_cut = atomic_load(&own->cut);
   if (what >> WHAT_SEQUENCE_SHIFT != sequence || atomic_load(&other->what) != what)
     return 0; /* not launched yet, or already overwritten: a broadcast's root may be far ahead */
+  if (own_what >> WHAT_SEQUENCE_SHIFT != sequence || atomic_load(&own->what) != own_what)
+    return 0; /* the watcher looks while this rank launches */
   if (what == own_what && n == own_n && cut == own_cut)
     return 0;
   char text[128], own_text[128];
@@ -202,6 +206,47 @@ static bool is_under_way(struct nccl_comm *comm)
   return !is_idle;
 }
 
+/* ---- failing ---- */
+
+/* True if the other ranks detect this failure themselves. */
+static bool is_everybodys(int status)
+{
+  return status == -EPIPE || status == -ECANCELED || status == -ETIMEDOUT || status == -EPROTO;
+}
+
+nccl_handle comm_nccl_root_take(struct nccl_comm *comm)
+{
+  pthread_mutex_lock(&comm->root_lock);
+  nccl_handle root = comm->root;
+  comm->root = NULL;
+  pthread_mutex_unlock(&comm->root_lock);
+  return root;
+}
+
+/* Abort the root. A second thread waits for the first, so that the handle is aborted after the root. */
+static int root_abort(void *arg)
+{
+  struct nccl_comm *comm = arg;
+  pthread_mutex_lock(&comm->root_lock);
+  if (comm->root)
+    comm->job->nccl.ncclCommAbort(comm->root); /* a failure is ignored, because no caller can receive it */
+  comm->root = NULL;
+  pthread_mutex_unlock(&comm->root_lock);
+  return 0;
+}
+
+/* Record the failure, report it to ranks that cannot detect it, and end a call on the handle. Any thread. */
+static void call_end(struct nccl_comm *comm, int status, const struct lade_error *error)
+{
+  lade_comm_keep(&comm->base, status, error, NULL);
+  if (!is_everybodys(status))
+    lade_comm_abort(comm->control, error->text);
+  if (comm->control->ops->spoil)
+    comm->control->ops->spoil(comm->control);
+  if (lade_cuda_call(comm->job->device, root_abort, comm))
+    root_abort(comm); /* without its context */
+}
+
 /* Check one communicator. pre: calls is held. */
 static void comm_watch(struct nccl_comm *comm)
 {
@@ -217,6 +262,22 @@ static void comm_watch(struct nccl_comm *comm)
     comm_nccl_fail(comm, status, &error);
 }
 
+/* Check for a thread that blocks in a call on the handle. pre: calls is not held by this thread. */
+static void call_watch(struct nccl_comm *comm)
+{
+  struct lade_error error = {0};
+  const int64_t since_ns = atomic_load(&comm->inside_ns), now_ns = lade_now_ns();
+  if (!since_ns)
+    return;
+  int status = comm_nccl_look(comm, &error);
+  if (is_excused(comm))
+    comm->excused_ns = now_ns;
+  if (!status && now_ns - LADE_MAX(since_ns, comm->excused_ns) > comm->base.params.timeout_ms * INT64_C(1000000))
+    status = late_tell(comm, &error);
+  if (status)
+    call_end(comm, status, &error);
+}
+
 static void *watcher_main(void *arg)
 {
   struct nccl_job *job = arg;
@@ -230,8 +291,10 @@ static void *watcher_main(void *arg)
     pthread_cond_timedwait(&job->changed, &job->mutex, &until);
     for (int i = 0; i < job->comms.n; i++) {
       struct nccl_comm *comm = job->comms.items[i];
-      if (pthread_mutex_trylock(&comm->calls)) /* its holder does the checks */
+      if (pthread_mutex_trylock(&comm->calls)) { /* its holder does the checks, unless it blocks */
+        call_watch(comm);
         continue;
+      }
       comm_watch(comm);
       pthread_mutex_unlock(&comm->calls);
     }
@@ -277,7 +340,7 @@ void comm_nccl_watch_remove(struct nccl_comm *comm)
   pthread_mutex_unlock(&job->mutex);
 }
 
-/* ---- waiting and failing ---- */
+/* ---- waiting ---- */
 
 int comm_nccl_settle(struct nccl_comm *comm, nccl_handle handle, const char *call, nccl_result result,
                      struct lade_error *error)
@@ -304,7 +367,19 @@ int comm_nccl_settle(struct nccl_comm *comm, nccl_handle handle, const char *cal
     if (status)
       return status;
   }
-  return result ? lade_nccl_error_set(nccl, handle, call, result, error) : 0;
+  int status = result ? lade_comm_status(&comm->base, error) : 0; /* of the watcher, which ended the call */
+  return status || !result ? status : lade_nccl_error_set(nccl, handle, call, result, error);
+}
+
+void comm_nccl_enter(struct nccl_comm *comm)
+{
+  atomic_store(&comm->inside_ns, lade_now_ns());
+}
+
+int comm_nccl_leave(struct nccl_comm *comm, const char *call, nccl_result result, struct lade_error *error)
+{
+  atomic_store(&comm->inside_ns, 0);
+  return comm_nccl_settle(comm, comm->handle, call, result, error);
 }
 
 static int handle_abort(void *arg)
@@ -315,19 +390,9 @@ static int handle_abort(void *arg)
   return 0;
 }
 
-/* True if the other ranks detect this failure themselves. */
-static bool is_everybodys(int status)
-{
-  return status == -EPIPE || status == -ECANCELED || status == -ETIMEDOUT || status == -EPROTO;
-}
-
 void comm_nccl_fail(struct nccl_comm *comm, int status, const struct lade_error *error)
 {
-  lade_comm_keep(&comm->base, status, error, NULL);
-  if (!is_everybodys(status))
-    lade_comm_abort(comm->control, error->text);
-  if (comm->control->ops->spoil)
-    comm->control->ops->spoil(comm->control);
+  call_end(comm, status, error);
   if (comm->handle)
     lade_cuda_call(comm->job->device, handle_abort, comm);
   if (comm->handle) /* abort without its context */

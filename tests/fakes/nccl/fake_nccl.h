@@ -7,11 +7,15 @@
  * empty collective, a group that mixes collectives, or buffers outside device memory. The same holds for members that
  * run different collectives, sends and receives that do not match, and registered buffers at only some members. A
  * receive alone, whose send may come late, needs a communicator with a limit of blocks. Registered memory must not be
- * released too early, and must be released.
+ * released too early, and must be released. A handle must not be aborted while a thread is in a call on it.
  *
- * Where NCCL is free to choose, it does the least convenient thing. Every call is in progress for a while, the first of
- * a pair until the peer's has come, and its work is not on the stream before that. Sums start at another rank for each
- * part and round BF16 at each addition. Small sends end before their receive. The end of a process goes unnoticed.
+ * Where NCCL is free to choose, it does the least convenient thing. Calls on a handle that does not block are in
+ * progress for a while, and each group of such a handle has a thread, as in NCCL since 2.23. The first call of a pair
+ * waits for the peer's, and its work is not on the stream before that: a handle that blocks waits in the call, until
+ * its family is aborted. Sums start at another rank for each part and round BF16 at each addition. Small sends end
+ * before their receive. The end of a process goes unnoticed. Memory for connections is taken at the first use of each
+ * algorithm by a communicator, which depends on kind, size and registration, and for each peer at the first send or
+ * receive, as in NCCL since 2.22.
  *
  * This header declares the control calls, which tests look up with dlsym.
  */
@@ -26,7 +30,8 @@
  *   fail=ncclAllReduce  nth=1  code=3  forever=0   that call number of that function returns code
  *   async=N  async_code=6     the Nth piece of work hangs, and that is its communicator's asynchronous error
  *   rank=R                    fail and async apply only to the process of this rank of mpirun
- *   memory=0                  KiB of the device that a communicator takes
+ *   memory=0                  KiB of the device that a family of communicators takes
+ *   connect=0                 KiB that the first use of an algorithm, or of a peer, takes
  *   register=1                0: ncclCommRegister registers nothing and returns success
  * Resets the counts. Return 0, or -1 for an unknown key.
  */
@@ -38,5 +43,7 @@ typedef uint64_t fake_nccl_failed_fn(void);
 typedef uint64_t fake_nccl_direct_fn(void);
 /* Return the communicators that are neither destroyed nor aborted. */
 typedef int64_t fake_nccl_live_fn(void);
+/* Return how often memory for connections was taken. */
+typedef uint64_t fake_nccl_connected_fn(void);
 
 #endif

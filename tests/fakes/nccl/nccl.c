@@ -2,9 +2,9 @@
 /*
  * The calls of the fake for NCCL: handles and their states, groups, settings, and the calls that fail.
  *
- * A handle is in progress after each call that NCCL may do in the background. It advances when its asynchronous error
- * is queried: then members are looked for, work is put on the stream, and parts are made. One lock guards all of it; no
- * code waits while holding it.
+ * A handle that does not block is in progress after each call that NCCL may do in the background. It advances when its
+ * asynchronous error is queried: then members are looked for, work is put on the stream, and parts are made. A handle
+ * that blocks advances in the call. One lock guards all of it; no code waits while holding it.
  */
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -30,16 +30,22 @@ EXPORT fake_nccl_calls_fn fake_nccl_calls;
 EXPORT fake_nccl_failed_fn fake_nccl_failed;
 EXPORT fake_nccl_live_fn fake_nccl_live;
 EXPORT fake_nccl_direct_fn fake_nccl_direct;
+EXPORT fake_nccl_connected_fn fake_nccl_connected;
+
+#define TREE_BYTES 1024  /* sums below this are made along a tree */
+#define RING_BYTES 16384 /* and others below this along a ring, the rest in the switch */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t version = 22809, n_polls = 2, async, async_code = NCCL_REMOTE_ERROR, only_rank = UINT64_MAX;
-static uint64_t registers = 1, memory;
+static uint64_t registers = 1, memory, connect_kib;
 static const struct setting settings[] = {{"version", &version}, {"polls", &n_polls},    {"async", &async},
                                           {"async_code", &async_code}, {"rank", &only_rank},
-                                          {"register", &registers}, {"memory", &memory}, {NULL, NULL}};
+                                          {"register", &registers}, {"memory", &memory}, {"connect", &connect_kib},
+                                          {NULL, NULL}};
 static struct control control = {.settings = settings, .nth = 1, .code = NCCL_INTERNAL_ERROR};
 static _Atomic uint64_t n_run, n_async_errors; /* pieces of work since the counts were reset, and those that hang */
 static _Atomic int64_t n_live;
+static _Atomic uint64_t n_connected;
 _Atomic uint64_t nccl_n_direct;
 static struct launch *launches; /* on streams; a stream with a broken context never runs its own, and they stay */
 
@@ -64,7 +70,7 @@ void nccl_misuse(const struct ncclComm *comm, const char *format, ...)
 int fake_nccl_set(const char *text)
 {
   pthread_mutex_lock(&lock);
-  n_run = n_async_errors = nccl_n_direct = 0;
+  n_run = n_async_errors = nccl_n_direct = n_connected = 0;
   int status = control_set(&control, text);
   pthread_mutex_unlock(&lock);
   return status;
@@ -117,6 +123,11 @@ uint64_t fake_nccl_direct(void)
   return nccl_n_direct;
 }
 
+uint64_t fake_nccl_connected(void)
+{
+  return n_connected;
+}
+
 /* ---- handles ---- */
 
 void nccl_comm_unref(struct ncclComm *comm)
@@ -129,17 +140,23 @@ void nccl_comm_unref(struct ncclComm *comm)
     free(comm->registrations);
     comm->registrations = next;
   }
+  if (atomic_fetch_sub(&comm->family->n_members, 1) == 1)
+    free(comm->family);
   pthread_mutex_destroy(&comm->lock);
   free(comm->pending);
   free(comm);
 }
 
-/* Take memory of the device; if it has too little, none, because no test covers that. */
-static void memory_take(struct ncclComm *comm)
+/* Take memory of the current device. False if it has too little. */
+static bool memory_take(struct ncclComm *comm, uint64_t bytes)
 {
   int (*take)(uint64_t bytes) = (int (*)(uint64_t))nccl_driver_find("fake_library_take");
-  comm->memory_bytes = memory << 10;
-  comm->device = take ? take(comm->memory_bytes) : -1;
+  const int device = take ? take(bytes) : -1;
+  if (device < 0)
+    return bytes == 0;
+  comm->device = device;
+  comm->memory_bytes += bytes;
+  return true;
 }
 
 static void memory_give_back(struct ncclComm *comm)
@@ -149,24 +166,43 @@ static void memory_give_back(struct ncclComm *comm)
     give(comm->device, comm->memory_bytes);
 }
 
-/* Join the other members by @path, without waiting for them. */
-static struct ncclComm *comm_create(const char *path, int size, int rank)
+static struct family *family_join(struct family *family)
 {
+  struct family *joined = family ? family : calloc(1, sizeof(*joined));
+  LADE_ASSERT(joined);
+  atomic_fetch_add(&joined->n_members, 1);
+  return joined;
+}
+
+/*
+ * Join the other members by @path, without waiting for them. @family: that of the parent that shares it, whose memory
+ * this one uses; or NULL. NCCL_COMM_BLOCKING in the environment replaces @config's choice, as in NCCL.
+ */
+static struct ncclComm *comm_create(const char *path, int size, int rank, const struct nccl_config *config,
+                                    struct family *family)
+{
+  const char *wish = getenv("NCCL_COMM_BLOCKING");
   struct ncclComm *comm = calloc(1, sizeof(*comm));
   LADE_ASSERT(comm && size <= MAX_RANKS);
   comm->rank = rank;
   comm->size = size;
   comm->n_refs = 1;
+  comm->device = -1;
+  comm->max_ctas = config->max_ctas;
+  comm->is_blocking = wish ? atoi(wish) == 1 : config->blocking == 1;
+  comm->shares = config->split_share == 1;
+  comm->family = family_join(family);
   snprintf(comm->path, sizeof(comm->path), "%s", path);
   pthread_mutex_init(&comm->lock, NULL);
-  if (!nccl_segment_open(comm)) {
+  if ((!family && !memory_take(comm, memory << 10)) || !nccl_segment_open(comm)) {
+    memory_give_back(comm);
+    free(comm->family);
     free(comm);
     return NULL;
   }
   if (atomic_fetch_add(&comm->shared->joined[rank], 1))
     nccl_misuse(comm, "this rank is there already");
   n_live++;
-  memory_take(comm);
   atomic_fetch_add(&comm->shared->n_grouped, 1);
   return comm;
 }
@@ -203,17 +239,22 @@ nccl_result ncclGetUniqueId(struct nccl_id *ret_id)
   return leave(result);
 }
 
+static bool config_is_good(const struct nccl_config *config)
+{
+  return config && config->size == sizeof(*config) && config->magic == NCCL_CONFIG_MAGIC
+         && config->version >= LADE_NCCL_MIN_VERSION && (config->blocking == 0 || config->blocking == 1);
+}
+
 nccl_result ncclCommInitRankConfig(nccl_handle *ret_handle, int size, struct nccl_id id, int rank,
                                    struct nccl_config *config)
 {
   nccl_result result = enter("ncclCommInitRankConfig");
-  bool is_good = config && config->size == sizeof(*config) && config->magic == NCCL_CONFIG_MAGIC
-                 && config->version >= LADE_NCCL_MIN_VERSION && config->blocking == 0 && rank >= 0 && rank < size;
+  bool is_good = config_is_good(config) && config->blocking == 0 && rank >= 0 && rank < size;
   if (result || !is_good)
     return leave(result ? result : NCCL_INVALID_ARGUMENT);
-  *ret_handle = comm_create(id.bytes, size, rank);
+  *ret_handle = comm_create(id.bytes, size, rank, config, NULL);
   if (*ret_handle)
-    (*ret_handle)->max_ctas = config->max_ctas;
+    (*ret_handle)->is_blocking = false; /* creation is polled in any case: Lade begins no other */
   return leave(*ret_handle ? NCCL_IN_PROGRESS : NCCL_SYSTEM_ERROR);
 }
 
@@ -228,13 +269,15 @@ static nccl_result state_begin(struct ncclComm *comm, enum state state)
 nccl_result ncclCommSplit(nccl_handle handle, int colour, int key, nccl_handle *ret_part, struct nccl_config *config)
 {
   nccl_result result = enter("ncclCommSplit");
-  if (result || handle->state != STATE_READY || config || colour < NCCL_NO_COLOUR)
+  if (result || handle->state != STATE_READY || handle->is_blocking || !config_is_good(config) || colour < 0)
     return leave(result ? result : NCCL_INVALID_USAGE);
   uint32_t round = ++handle->n_splits;
   struct split_post *post = &handle->shared->splits[round % 2][handle->rank];
   handle->colour = post->colour = colour;
   handle->key = post->key = key;
   handle->ret_part = ret_part;
+  handle->part_config = *config;
+  *ret_part = NULL;
   atomic_store(&post->round, round);
   return leave(state_begin(handle, STATE_SPLITTING));
 }
@@ -254,7 +297,30 @@ static bool part_make(struct ncclComm *comm)
   }
   char path[96 + 32];
   snprintf(path, sizeof(path), "%s-%u-%d", comm->path, comm->n_splits, comm->colour);
-  *comm->ret_part = comm->colour == NCCL_NO_COLOUR ? NULL : comm_create(path, size, rank);
+  comm->part = comm_create(path, size, rank, &comm->part_config, comm->shares ? comm->family : NULL);
+  LADE_ASSERT(comm->part);
+  return true;
+}
+
+/* True if all members have come, whose file then needs no name. */
+static bool is_joined(const struct ncclComm *comm)
+{
+  if (atomic_load(&comm->shared->n_grouped) < (uint32_t)comm->size)
+    return false;
+  unlink(comm->path);
+  return true;
+}
+
+/* Make the part, and hand it out once it is complete. */
+static bool part_advance(struct ncclComm *comm)
+{
+  if (!comm->part && !part_make(comm))
+    return false;
+  if (!is_joined(comm->part))
+    return false;
+  comm->part->state = STATE_READY;
+  *comm->ret_part = comm->part;
+  comm->part = NULL;
   return true;
 }
 
@@ -328,9 +394,9 @@ static void launch_host(void *arg)
     n_async_errors++;
     atomic_store(&comm->async_error, (int)async_code);
   }
-  while (is_lost && !atomic_load(&comm->is_aborted))
+  while (is_lost && !atomic_load(&comm->family->is_aborted))
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-  if (!atomic_load(&comm->is_aborted))
+  if (!atomic_load(&comm->family->is_aborted))
     nccl_launch_run(launch);
   pthread_mutex_lock(&lock);
   launch_forget(launch);
@@ -364,7 +430,7 @@ static nccl_result pending_put(struct ncclComm *comm)
  * True if connected: the first call of a pair in either direction waits for the peer's before any work is on the
  * stream.
  */
-static bool is_connected(const struct ncclComm *comm)
+static bool is_connected(struct ncclComm *comm)
 {
   bool is_connected = true;
   for (int i = 0; i < comm->pending->n_ops; i++) {
@@ -380,6 +446,84 @@ static bool is_connected(const struct ncclComm *comm)
   return is_connected;
 }
 
+static bool is_pair(enum op_kind kind)
+{
+  return kind == OP_SEND || kind == OP_RECV;
+}
+
+/* True if all members have ended, and this one's work. */
+static bool is_final(struct ncclComm *comm)
+{
+  if (atomic_load(&comm->n_launches) == 0 && !comm->has_finalized) {
+    comm->has_finalized = true;
+    atomic_fetch_add(&comm->shared->n_finalized, 1);
+  }
+  return atomic_load(&comm->shared->n_finalized) == (uint32_t)comm->size;
+}
+
+/* Join NCCL's thread of the group, if there is one. */
+static void group_join(struct ncclComm *comm)
+{
+  if (comm->has_group)
+    pthread_join(comm->group, NULL);
+  comm->has_group = false;
+}
+
+/* Wait in a call on a handle that blocks, until @is_done. False if the family was aborted. Releases the lock meanwhile. */
+static bool inside_wait(struct ncclComm *comm, bool (*is_done)(struct ncclComm *comm))
+{
+  bool is_well = true;
+  comm->n_inside++;
+  while (is_well && !is_done(comm)) {
+    pthread_mutex_unlock(&lock);
+    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    is_well = !atomic_load(&comm->family->is_aborted);
+    pthread_mutex_lock(&lock);
+  }
+  comm->n_inside--;
+  return is_well;
+}
+
+static enum algorithm algorithm_of(struct ncclComm *comm)
+{
+  const struct op *op = comm->pending->ops;
+  const bool is_sum = op->kind == OP_ALL_REDUCE, is_moved = op->kind == OP_BROADCAST;
+  uint64_t bytes = 0;
+  for (int i = 0; i < comm->pending->n_ops; i++)
+    bytes += op[i].n * nccl_type_bytes(op[i].type) * (is_sum || is_moved ? 1 : (uint64_t)comm->size);
+  if (is_sum && bytes < TREE_BYTES)
+    return ALGORITHM_TREE;
+  if (is_moved || bytes < RING_BYTES)
+    return ALGORITHM_RING;
+  return nccl_is_registered(comm, op->dst, 1) ? ALGORITHM_SWITCH_REGISTERED : ALGORITHM_SWITCH;
+}
+
+/* Take the memory of connections that the pending work is the first to use. */
+static bool connections_make(struct ncclComm *comm)
+{
+  uint64_t wanted = 0;
+  for (int i = 0; i < comm->pending->n_ops; i++) {
+    const struct op *op = &comm->pending->ops[i];
+    if (!is_pair(op->kind) || op->peer != comm->rank)
+      wanted |= UINT64_C(1) << (is_pair(op->kind) ? N_ALGORITHMS + op->peer : (int)algorithm_of(comm));
+  }
+  wanted &= comm->size > 1 ? ~comm->connected : 0;
+  const int n = __builtin_popcountll(wanted);
+  comm->connected |= wanted;
+  n_connected += (uint64_t)n;
+  return memory_take(comm, (uint64_t)n * (connect_kib << 10));
+}
+
+/* Put the pending work on its stream, with its connections. */
+static nccl_result pending_issue(struct ncclComm *comm)
+{
+  if (connections_make(comm))
+    return pending_put(comm);
+  free(comm->pending);
+  comm->pending = NULL;
+  return NCCL_CUDA_ERROR;
+}
+
 static bool is_over(struct ncclComm *comm)
 {
   if (++comm->n_polls <= (int)n_polls)
@@ -388,18 +532,11 @@ static bool is_over(struct ncclComm *comm)
   case STATE_ISSUING:
     return is_connected(comm);
   case STATE_JOINING:
-    if (atomic_load(&comm->shared->n_grouped) < (uint32_t)comm->size)
-      return false;
-    unlink(comm->path); /* all members have it open */
-    return true;
+    return is_joined(comm);
   case STATE_SPLITTING:
-    return part_make(comm);
+    return part_advance(comm);
   case STATE_FINALIZING:
-    if (atomic_load(&comm->n_launches) == 0 && !comm->has_finalized) {
-      comm->has_finalized = true;
-      atomic_fetch_add(&comm->shared->n_finalized, 1);
-    }
-    return atomic_load(&comm->shared->n_finalized) == (uint32_t)comm->size;
+    return is_final(comm);
   default: return true;
   }
 }
@@ -417,7 +554,8 @@ nccl_result ncclCommGetAsyncError(nccl_handle handle, nccl_result *ret_result)
   else if (!is_over(handle))
     *ret_result = NCCL_IN_PROGRESS;
   else {
-    *ret_result = handle->state == STATE_ISSUING ? pending_put(handle) : NCCL_DONE;
+    group_join(handle);
+    *ret_result = handle->state == STATE_ISSUING ? pending_issue(handle) : NCCL_DONE;
     handle->state = handle->state == STATE_FINALIZING ? STATE_FINAL : STATE_READY;
   }
   return leave(NCCL_DONE);
@@ -428,7 +566,12 @@ nccl_result ncclCommFinalize(nccl_handle handle)
   nccl_result result = enter("ncclCommFinalize");
   if (result || handle->state != STATE_READY)
     return leave(result ? result : NCCL_INVALID_USAGE);
-  return leave(state_begin(handle, STATE_FINALIZING));
+  if (!handle->is_blocking)
+    return leave(state_begin(handle, STATE_FINALIZING));
+  if (!inside_wait(handle, is_final))
+    return leave(NCCL_INTERNAL_ERROR);
+  handle->state = STATE_FINAL;
+  return leave(NCCL_DONE);
 }
 
 nccl_result ncclCommDestroy(nccl_handle handle)
@@ -444,13 +587,18 @@ nccl_result ncclCommDestroy(nccl_handle handle)
   return leave(result);
 }
 
-/* Abort: its work ends as soon as it notices. */
+/* Abort: the work of the family ends as soon as it notices. A part that is not complete is handed out, to be aborted. */
 nccl_result ncclCommAbort(nccl_handle handle)
 {
   nccl_result result = enter("ncclCommAbort");
-  atomic_store(&handle->is_aborted, true);
+  if (handle->n_inside)
+    nccl_misuse(handle, "aborted while a thread is in a call on it");
+  atomic_store(&handle->family->is_aborted, true);
+  group_join(handle);
   if (handle->state == STATE_JOINING)
     unlink(handle->path);
+  if (handle->part)
+    *handle->ret_part = handle->part;
   n_live--;
   memory_give_back(handle);
   nccl_comm_unref(handle);
@@ -458,6 +606,22 @@ nccl_result ncclCommAbort(nccl_handle handle)
 }
 
 /* ---- groups and operations ---- */
+
+/* NCCL's thread of a group, which costs what a thread costs. */
+static void *group_main(void *arg)
+{
+  return arg;
+}
+
+/* Issue the pending work in the call. */
+static nccl_result pending_block(struct ncclComm *comm)
+{
+  if (inside_wait(comm, is_connected))
+    return pending_issue(comm);
+  free(comm->pending);
+  comm->pending = NULL;
+  return NCCL_INTERNAL_ERROR;
+}
 
 static nccl_result group_close(void)
 {
@@ -468,6 +632,9 @@ static nccl_result group_close(void)
     nccl_misuse(comm, "work on a handle that is in state %d", (int)comm->state);
   *launch = group;
   comm->pending = launch;
+  if (comm->is_blocking)
+    return pending_block(comm);
+  comm->has_group = pthread_create(&comm->group, NULL, group_main, NULL) == 0;
   return state_begin(comm, STATE_ISSUING);
 }
 
@@ -490,11 +657,6 @@ nccl_result ncclGroupEnd(void)
   if (result || is_group_bad || group.n_ops == 0)
     return leave(result ? result : is_group_bad ? NCCL_INVALID_USAGE : NCCL_DONE);
   return leave(group_close());
-}
-
-static bool is_pair(enum op_kind kind)
-{
-  return kind == OP_SEND || kind == OP_RECV;
 }
 
 /* Add an operation to the open group, or to a group of its own. */

@@ -63,6 +63,15 @@ struct registration {
   struct registration *next;
 };
 
+/* Algorithms, by which kinds connect; peers, to which sends and receives connect, come after them. */
+enum algorithm { ALGORITHM_TREE, ALGORITHM_RING, ALGORITHM_SWITCH, ALGORITHM_SWITCH_REGISTERED, N_ALGORITHMS };
+
+/* Communicators whose work ends together. */
+struct family {
+  atomic_bool is_aborted;
+  atomic_int n_members;
+};
+
 enum state { STATE_JOINING, STATE_READY, STATE_ISSUING, STATE_SPLITTING, STATE_FINALIZING, STATE_FINAL };
 
 struct launch {
@@ -76,18 +85,24 @@ struct launch {
 struct ncclComm {
   int rank, size;
   int max_ctas; /* NCCL_UNSET: as many as NCCL likes */
+  bool is_blocking, shares;
+  struct family *family;
+  int n_inside;        /* threads in a call that blocks */
+  uint64_t connected;  /* bits of algorithms and peers */
   char path[96];
   struct segment *shared;
   enum state state;
   int n_polls;            /* queries that found it in progress, in this state */
   struct launch *pending; /* of STATE_ISSUING */
+  pthread_t group;        /* likewise: NCCL's thread */
+  bool has_group;
   uint32_t n_splits;
   int colour, key;        /* of STATE_SPLITTING */
-  struct ncclComm **ret_part;
+  struct ncclComm **ret_part, *part;
+  struct nccl_config part_config;
   bool has_finalized;
   int device;            /* whose memory it took; -1: none */
   uint64_t memory_bytes;
-  atomic_bool is_aborted;
   atomic_int async_error;
   pthread_mutex_t lock; /* guards the fields below */
   struct registration *registrations;

@@ -95,7 +95,7 @@ static bool meet(struct ncclComm *comm)
     return true;
   }
   while (atomic_load(&shared->n_met) == n_met) {
-    if (atomic_load(&comm->is_aborted))
+    if (atomic_load(&comm->family->is_aborted))
       return false;
     pause_take();
   }
@@ -247,7 +247,7 @@ static int pairs_step(struct launch *launch, bool *ret_has_moved)
 static void pairs_run(struct launch *launch)
 {
   bool has_moved = true;
-  while (!atomic_load(&launch->comm->is_aborted)) {
+  while (!atomic_load(&launch->comm->family->is_aborted)) {
     has_moved = false;
     if (pairs_step(launch, &has_moved) == 0)
       return;
