@@ -38,11 +38,19 @@ int lade_rank_group_open(const struct lade_layout_params *params, struct lade_er
                          struct lade_rank_group *group);
 
 /*
- * Make @group->gpu_axes on @device, and run a barrier over each, so that NCCL takes its memory now; collective. Close
- * them (lade_rank_group_close) before the device. As lade_comm_open.
+ * Make @group->gpu_axes on @device, and run a barrier over each; collective. Close them (lade_rank_group_close) before
+ * the device. As lade_comm_open.
  */
 int lade_rank_group_open_gpus(struct lade_rank_group *group, const struct lade_kernels *kernels, lade_device *device,
                               struct lade_error *error);
+
+/*
+ * Run on each axis the collectives that programs of @graph will call, in every size class, so that NCCL takes the
+ * memory of its connections now (rank_group_gpus.c); collective. A window of at most @most_bytes, the same at all
+ * ranks, is taken of each axis in turn and released. pre: the GPUs are open. -ENOMEM; as lade_comm_run.
+ */
+int lade_rank_group_warm_gpus(struct lade_rank_group *group, const struct lade_model_graph *graph, uint64_t most_bytes,
+                              lade_device *device, struct lade_error *error);
 
 /* Close @group->gpu_axes; lade_rank_group_close does that too. */
 void lade_rank_group_close_gpus(struct lade_rank_group *group);

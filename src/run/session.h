@@ -123,6 +123,7 @@ struct lade_session_info {
   lade_executor *executor;           /* NULL if only planned */
   uint64_t measured_peak_bytes;      /* high-water mark of mapped chunks so far */
   uint64_t outside_bytes;            /* of a GPU, in use outside the arena: at the run's begin, or now for a plan */
+  uint64_t grown_bytes;              /* in a run: more of that, by now; of NCCL, the driver or other processes */
   uint64_t taken_bytes[LADE_CUDA_N_TAKERS]; /* lade_cuda_mark_memory; of outside_bytes, all but later growth */
   uint64_t host_bytes, store_bytes;  /* taken; host bytes include the copy for async saves */
   bool is_unified;                   /* the device is memory of the host */

@@ -174,6 +174,7 @@ void outside_set(json_t *object, const struct lade_session_info *info)
     json_object_set_new(takers, taker_names[taker], json_bytes(bytes[taker]));
   json_object_set_new(object, "outside_bytes", json_bytes(info->outside_bytes));
   json_object_set_new(object, "outside", takers);
+  json_object_set_new(object, "outside_grown_bytes", json_bytes(info->grown_bytes));
 }
 
 static void memory_set(json_t *object, const struct lade_session_info *info)
@@ -345,6 +346,9 @@ void outside_print(const struct lade_session_info *info, FILE *file)
   for (int taker = 0; taker <= LADE_CUDA_N_TAKERS; taker++)
     fprintf(file, "%s %s %s", taker ? "," : "", taker_names[taker], lade_size_format(bytes[taker], text, sizeof(text)));
   fputc('\n', file);
+  if (info->grown_bytes)
+    fprintf(file, "              %s more of it came into use during the run: NCCL's, the driver's or another "
+            "process's\n", lade_size_format(info->grown_bytes, text, sizeof(text)));
 }
 
 /* True if the device of the run is memory of this process. */

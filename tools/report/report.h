@@ -70,7 +70,10 @@ void store_traffic_print(const struct lade_session_info *info, double step_secon
 
 /* Print the memory in use on the GPU outside the arena, and its takers; nothing without a GPU. */
 void outside_print(const struct lade_session_info *info, FILE *file);
-/* Set "outside_bytes", and "outside" with the same by "context", "kernels", "nccl" and "others". */
+/*
+ * Set "outside_bytes", "outside" with the same by "context", "kernels", "nccl" and "others", and "outside_grown_bytes",
+ * which came into use later.
+ */
 void outside_set(struct json_t *object, const struct lade_session_info *info);
 
 /*

@@ -378,6 +378,7 @@ static void outside_get(const lade_session *s, struct lade_session_info *info)
   for (int taker = 0; taker < LADE_CUDA_N_TAKERS; taker++)
     taken_bytes += memory.taken_bytes[taker];
   info->outside_bytes = s->executor ? LADE_MAX(s->outside_bytes, taken_bytes) : memory.outside_bytes;
+  info->grown_bytes = memory.outside_bytes - LADE_MIN(info->outside_bytes, memory.outside_bytes);
 }
 
 void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)

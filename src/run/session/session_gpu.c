@@ -11,8 +11,9 @@
  * all of its GPUs, or each rank one, or some, or a slice. So ordinals identify nothing, and PCI addresses do not
  * either, because slices of a GPU share one. Ranks therefore exchange the UUIDs of the GPUs that they see, and all
  * compute the same assignment. In rank order, each takes the first GPU from its --device on that no earlier rank of its
- * machine has. NCCL's communicators are opened and used once before memory is measured, so NCCL's memory is not planned
- * for. Agreements use the hosts' communicators, as in every session.
+ * machine has. NCCL's communicators are opened and warmed up before memory is measured, so NCCL's memory is not planned
+ * for. The warm-up needs the graph, so the free memory is measured a second time behind it. Agreements use the hosts'
+ * communicators, as in every session.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@
 #include "kernels/cuda.h"
 #include "run/session/session_internal.h"
 
+#define WINDOW_SHARE 4     /* of a GPU's free memory, the most for buffers to warm up NCCL */
 #define STAGE_CHANNELS 16 /* streams of a stage: compute, copies, and two for each axis */
 
 /* The GPUs that a rank may take, in a form that other ranks can compare. */
@@ -147,13 +149,25 @@ static int gpu_limit(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* Limit the device to its free memory, and find the least capacity of any rank; collective. */
+static int capacity_find(lade_session *s, struct lade_error *error)
+{
+  struct lade_device_info info;
+  int status = lade_rank_group_vote(&s->group, gpu_limit(s, error), error);
+  if (status)
+    return status;
+  lade_device_get_info(s->device, &info);
+  s->capacity_bytes = info.capacity_bytes;
+  s->chunk_bytes = info.chunk_bytes;
+  return s->group.world ? session_agree_least(s, &s->capacity_bytes, error) : 0;
+}
+
 /*
  * Open device, kernels and communicators as session_gpu_open states. After a failure the session owns those that are
  * open.
  */
 static int gpu_take(lade_session *s, struct lade_error *error)
 {
-  struct lade_device_info info;
   int ordinal = 0, status = 0;
   if (s->params.throttle.bytes_per_s || s->params.throttle.latency_ns)
     status = lade_error_set(error, -EINVAL, "--link-rate throttles copies of the host device; a GPU has a link of its "
@@ -166,7 +180,7 @@ static int gpu_take(lade_session *s, struct lade_error *error)
   if (!status && s->group.world)
     status = lade_rank_group_open_gpus(&s->group, &s->host_kernels, s->device, error);
   if (!status)
-    status = lade_rank_group_vote(&s->group, gpu_limit(s, error), error);
+    status = capacity_find(s, error);
   if (status)
     return status;
   lade_cuda_kernels_get(s->cuda_kernels, &s->kernels);
@@ -174,10 +188,15 @@ static int gpu_take(lade_session *s, struct lade_error *error)
     session_notice(s, "%s", lade_cuda_kernels_note(s->cuda_kernels));
   if (*lade_cuda_kernels_attention_note(s->cuda_kernels))
     session_notice(s, "%s", lade_cuda_kernels_attention_note(s->cuda_kernels));
-  lade_device_get_info(s->device, &info);
-  s->capacity_bytes = info.capacity_bytes;
-  s->chunk_bytes = info.chunk_bytes;
-  return s->group.world ? session_agree_least(s, &s->capacity_bytes, error) : 0;
+  return 0;
+}
+
+int session_gpu_warm(lade_session *s, struct lade_error *error)
+{
+  if (!s->params.is_gpu || !s->group.world)
+    return 0;
+  int status = lade_rank_group_warm_gpus(&s->group, s->graph, s->capacity_bytes / WINDOW_SHARE, s->device, error);
+  return status ? status : capacity_find(s, error);
 }
 
 void session_gpu_note_forms(const lade_session *s)

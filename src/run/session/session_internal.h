@@ -126,6 +126,11 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
  * the host.
  */
 int session_gpu_open(lade_session *session, struct lade_error *error);
+/*
+ * Let NCCL take the memory of the graph's collectives, then measure the capacity again; collective, and nothing on one
+ * rank or on hosts. pre: all ranks have made the graph. As lade_rank_group_warm_gpus.
+ */
+int session_gpu_warm(lade_session *session, struct lade_error *error);
 /* Report if the form of a layer's scores takes attention from the GPU's best kernels. pre: the graph is made. */
 void session_gpu_note_forms(const lade_session *session);
 

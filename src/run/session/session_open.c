@@ -529,6 +529,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     status = lade_rank_group_vote(&s->group, graph_make(s, error), error);
   if (!status)
     status = session_agree_run(s, error);
+  if (!status)
+    status = session_gpu_warm(s, error);
   if (!status && s->params.template_session)
     cost_borrow(s);
   else if (!status)
