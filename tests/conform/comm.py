@@ -88,7 +88,10 @@ def endings():
 
 
 def nccl_endings():
-    """An error of the library at one rank is reported to the other ranks."""
+    """A call that blocks ends with its peer, and by its timeout. An error of the library at one rank is reported to the
+    other ranks."""
+    ending("unmet", [1], [EPIPE], NOTICE_MS + SLACK_MS, r"rank 3 \(process \d+\) has ended")
+    ending("unmet-late", [1], [ETIMEDOUT], LATE_MS + NOTICE_MS + SLACK_MS, "did not come within 2 s")
     everybody, late = list(range(RANKS)), LATE_MS + NOTICE_MS + SLACK_MS
     for what, settings, words in (
             ("none", "async=25", r"an asynchronous error of NCCL: remote process exited \(6\)"),

@@ -78,6 +78,23 @@ static int busy_run(const struct lade_collective *c, bool is_bad, struct lade_er
   return status;
 }
 
+/*
+ * Rank 1 sends to the last rank, to which NCCL has not connected it: the call blocks until the peer's comes. The last
+ * rank ends meanwhile, or never calls.
+ */
+static void unmet_begin(const char *ending, struct lade_collective *ret_call, float *x, int bad)
+{
+  if (world.rank == bad && strcmp(ending, "unmet") == 0) {
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL); /* mostly rank 1 is in its call by then */
+    kill(getpid(), SIGKILL);
+  }
+  if (world.rank != 1)
+    end_await();
+  if (strcmp(ending, "unmet-late") == 0)
+    patience_set(ENDING_LATE_MS);
+  *ret_call = (struct lade_collective){.kind = LADE_SEND, .dtype = LADE_F32, .n = 10, .peer = bad, .src = x};
+}
+
 int ending_run(const char *ending)
 {
   enum { N_ENDING = 50000 };
@@ -116,6 +133,8 @@ int ending_run(const char *ending)
     if (world.rank != bad && world.rank != 0)
       end_await();
   }
+  if (strcmp(ending, "unmet") == 0 || strcmp(ending, "unmet-late") == 0)
+    unmet_begin(ending, &c, x, bad);
   const pthread_t leaving = is_left ? leaving_begin() : pthread_self();
   for (int i = 0; i < (is_busy ? 20 : 1000000) && !status; i++)
     status = lade_comm_run(world.comm, &c, &error);
