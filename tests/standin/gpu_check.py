@@ -3,16 +3,21 @@
 """The measurements of scripts/gpu-check, over the fakes and with a small model. Every figure that has a target is made
 and kept with it, and a failing part leaves the others. A program that answers like bench/torch_steps.py replaces
 PyTorch. Times are meaningless here.
+unknowns: the whole script, from its options to its last line, with the part that comes first on a GPU. Programs of a few
+lines replace nvidia-smi and ninja.
 
-Usage: gpu_check.py GPU-CHECK BUILD
+Usage: gpu_check.py GPU-CHECK BUILD [unknowns]
 """
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
+from contextlib import redirect_stdout
 
 sys.dont_write_bytecode = True
 loader = importlib.machinery.SourceFileLoader("gpu_check", os.path.abspath(sys.argv[1]))
@@ -62,7 +67,7 @@ def kernels_fail():
 def targets_are_found():
     """The targets compiled first are those that run on a GPU, and they exist."""
     targets = gpu_check.targets_find(gpu_check.Check(patience=20), build)
-    for name in ("lade", "bench/bench-gpu", "preload/lade-run.so", "tests/conform/conform-device", "tests/preload/holder",
+    for name in ("lade", "bench/bench-gpu", "bench/bench-collectives", "preload/lade-run.so", "tests/conform/conform-device", "tests/preload/holder",
                  "tests/standin/test-gpu-kernels"):
         assert name in targets, (name, targets)
     assert not [name for name in targets if "unit" in name or not os.path.exists(os.path.join(build, name))], targets
@@ -150,8 +155,63 @@ def everything_measure(scratch):
         return file.read()
 
 
+def programs_make(folder):
+    """Make an nvidia-smi that lists a GPU, and a ninja that finds everything built, first on PATH."""
+    for name, line in (("nvidia-smi", f"echo {gpus[0]}"), ("ninja", "exit 0")):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\n{line}\n")
+        os.chmod(os.path.join(folder, name), 0o755)
+    os.environ["PATH"] = folder + os.pathsep + os.environ["PATH"]
+
+
+def whole_run(scratch):
+    """Return the output of the script with the unknowns alone, and the kept results."""
+    kept, said = gpu_check.kept_path(build, ""), io.StringIO()
+    gpu_check.ROOT = scratch
+    sys.argv = ["gpu-check", "--build", build, "--only", "unknowns"]
+    with redirect_stdout(said):
+        code = gpu_check.main()
+    os.remove(kept)
+    assert code == 0, said.getvalue()
+    with open(os.path.join(scratch, "bench", "results", "nvidia-h200.md"), encoding="utf-8") as file:
+        return said.getvalue(), file.read()
+
+
+def unknowns_measured(scratch):
+    """Every unknown has its figure and its target, in the results and in the table before the last line; one that
+    breaks is told in its place."""
+    small_make(scratch)
+    programs_make(scratch)
+    gpu_check.CAPTURE = [*gpu_check.BUDGETS]
+    gpu_check.CAPTURE[gpu_check.CAPTURE.index("--seq"):] = ["--seq", "16", "--batch", "2", "--micro-batch", "1", "--steps",
+                                                            "2", *MACHINE]
+    gpu_check.LARGE_BYTES = 65536
+    gpu_check.tokens_make = lambda *_: ["--data", os.path.join(scratch, "text.txt")]
+    os.environ.update(LADE_FAKE="memory=64,channels=8", LADE_FAKE_NCCL="memory=512,connect=1024")
+    said, kept = whole_run(scratch)
+    table = said[said.index("| what |"):]
+    assert re.search(r"\n\d+ passed, 0 failed, \d+ skipped\n$", said) and table.count("\n\n") == 1, said
+    figures = [r"attention's probe \| forward \w+, backward \w+ \| no candidate is off \| yes",
+               r"NCCL's memory, one rank: .* \| none again \| yes", r"microseconds to submit a small sum, one rank \| [\d.]+, and "
+               r"[\d.]+ with its end; polled [\d.]+ \| 30 \| (yes|NO)", r"graphs with products \| captured, equal bits \| .* \| yes"]
+    if shutil.which("mpirun") and os.path.exists(os.path.join(build, "src", "parallel", "liblade-mpi.so")):
+        figures += [r"NCCL's memory, two processes on one GPU: .* \| 2, 3, 4, 5, 5 MiB \| none again \| yes",
+                    r"a pipeline, two processes on one GPU \| \d+ us for a message and its answer, right \| right \| yes"]
+    for figure in figures:
+        assert re.search(rf"^\| 0\. {figure} \|$", table, re.MULTILINE), (figure, table)
+        assert re.search(rf"^\| 0\. {figure} \|$", kept, re.MULTILINE), (figure, kept)
+    os.environ.update(LADE_FAKE_NCCL="fail=ncclAllReduce", LADE_FAKE="memory=64,channels=8,fail=cuStreamBeginCapture,forever=1")
+    said, _ = whole_run(scratch)
+    for figure in (r"NCCL, one rank \| exit 1: .*ncclAllReduce: internal error.* \| runs \| NO",
+                   r"graphs with products \| .*launched one by one.*equal bits \| .* \| NO"):
+        assert re.search(rf"^\| 0\. {figure} \|$", said, re.MULTILINE), (figure, said)
+
+
 with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as folder:
     os.environ["XDG_CACHE_HOME"] = folder
+    if sys.argv[3:] == ["unknowns"]:
+        unknowns_measured(folder)
+        sys.exit(0)
     kernels_fail()
     targets_are_found()
     text = everything_measure(folder)

@@ -414,7 +414,7 @@ static void comm_destroy(struct nccl_comm *comm)
   free(comm);
 }
 
-/* End the root, if the watcher has not. pre: no call on the handle is under way, so only the end of the job aborts it. */
+/* End the root, if the watcher has not. pre: the handle has ended. */
 static int root_end(struct nccl_comm *comm, struct lade_error *error)
 {
   const struct nccl_library *nccl = &comm->job->nccl;

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "device/cuda.h"
 #include "run/rank_group.h"
 
 /*
@@ -80,6 +81,35 @@ int lade_rank_group_open(const struct lade_layout_params *params, struct lade_er
                              lade_mesh_position(mesh, (enum lade_axis)axis, rank), error, &group->axes[axis]);
   }
   return status;
+}
+
+int lade_rank_group_open_gpus(struct lade_rank_group *group, const struct lade_kernels *kernels, lade_device *device,
+                              struct lade_error *error)
+{
+  const struct lade_launch who = {.rank = group->layout.rank, .world = group->layout.mesh.world};
+  const struct lade_collective meeting = {.kind = LADE_BARRIER};
+  int status = 0;
+  for (int axis = 0; axis < LADE_N_AXES && !status; axis++) {
+    const struct lade_comm_params how = {.struct_size = sizeof(how), .engine = LADE_COMM_NCCL, .launch = &who,
+                                         .kernels = kernels, .device = device, .control = group->axes[axis],
+                                         .has_neighbours = axis == LADE_AXIS_PP};
+    if (!group->axes[axis])
+      continue;
+    status = lade_comm_open(&how, error, &group->gpu_axes[axis]);
+    if (!status)
+      status = lade_comm_run(group->gpu_axes[axis], &meeting, error);
+  }
+  if (!status)
+    lade_cuda_mark_memory(device, LADE_CUDA_NCCL);
+  return status;
+}
+
+void lade_rank_group_close_gpus(struct lade_rank_group *group)
+{
+  for (int axis = LADE_N_AXES - 1; axis >= 0; axis--) {
+    lade_comm_close(group->gpu_axes[axis]);
+    group->gpu_axes[axis] = NULL;
+  }
 }
 
 int lade_rank_group_open_async(struct lade_rank_group *group, struct lade_error *error)

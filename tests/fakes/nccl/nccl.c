@@ -469,7 +469,7 @@ static void group_join(struct ncclComm *comm)
   comm->has_group = false;
 }
 
-/* Wait in a call on a handle that blocks, until @is_done. False if the family was aborted. Releases the lock meanwhile. */
+/* Wait in a call on a handle that blocks, until @is_done, without the lock. False if the family was aborted. */
 static bool inside_wait(struct ncclComm *comm, bool (*is_done)(struct ncclComm *comm))
 {
   bool is_well = true;
@@ -587,7 +587,7 @@ nccl_result ncclCommDestroy(nccl_handle handle)
   return leave(result);
 }
 
-/* Abort: the work of the family ends as soon as it notices. A part that is not complete is handed out, to be aborted. */
+/* Abort: the family's work ends as soon as it notices. A part that is not complete is handed out, to be aborted. */
 nccl_result ncclCommAbort(nccl_handle handle)
 {
   nccl_result result = enter("ncclCommAbort");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The communicators of GPUs, and their memory.
+ * The memory that NCCL takes for the collectives of a run.
  *
  * Since 2.22 NCCL connects an algorithm (ring, tree, the switches' sums, ...) at its first use by a communicator, and
  * takes the connections' buffers then: about 220 MiB of the device for rings, 256 to 384 for sums in switches. Its
@@ -37,35 +37,6 @@
 struct calls_most {
   uint64_t bytes[LADE_N_AXES][LADE_N_COLLECTIVES];
 };
-
-int lade_rank_group_open_gpus(struct lade_rank_group *group, const struct lade_kernels *kernels, lade_device *device,
-                              struct lade_error *error)
-{
-  const struct lade_launch who = {.rank = group->layout.rank, .world = group->layout.mesh.world};
-  const struct lade_collective meeting = {.kind = LADE_BARRIER};
-  int status = 0;
-  for (int axis = 0; axis < LADE_N_AXES && !status; axis++) {
-    const struct lade_comm_params how = {.struct_size = sizeof(how), .engine = LADE_COMM_NCCL, .launch = &who,
-                                         .kernels = kernels, .device = device, .control = group->axes[axis],
-                                         .has_neighbours = axis == LADE_AXIS_PP};
-    if (!group->axes[axis])
-      continue;
-    status = lade_comm_open(&how, error, &group->gpu_axes[axis]);
-    if (!status)
-      status = lade_comm_run(group->gpu_axes[axis], &meeting, error);
-  }
-  if (!status)
-    lade_cuda_mark_memory(device, LADE_CUDA_NCCL);
-  return status;
-}
-
-void lade_rank_group_close_gpus(struct lade_rank_group *group)
-{
-  for (int axis = LADE_N_AXES - 1; axis >= 0; axis--) {
-    lade_comm_close(group->gpu_axes[axis]);
-    group->gpu_axes[axis] = NULL;
-  }
-}
 
 /* ---- the calls of a graph's programs ---- */
 
@@ -166,7 +137,7 @@ static int classes_run(lade_comm *comm, const uint64_t *most, uint64_t window_by
   return status;
 }
 
-/* Allocate the window, of half the size each time that a GPU has no memory for it. The result is the same at all ranks. */
+/* Allocate the window, of half the size each time that a GPU has no memory for it. All ranks get the same. */
 static int window_alloc(lade_comm *comm, uint64_t *bytes, void **ret_window, struct lade_error *error)
 {
   int status = lade_comm_alloc(comm, *bytes, error, ret_window);
