@@ -217,7 +217,8 @@ static void calls_draw(const struct trace_page *page)
   }
   if (page->plot->budget_bytes)
     fprintf(page->file, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"black\" "
-                        "stroke-dasharray=\"6 4\"/>\n", LEFT, LEFT + COLUMNS, y_of(&plane, page->plot->budget_bytes), y_of(&plane, page->plot->budget_bytes));
+                        "stroke-dasharray=\"6 4\"/>\n", LEFT, LEFT + COLUMNS,
+            y_of(&plane, page->plot->budget_bytes), y_of(&plane, page->plot->budget_bytes));
   fputs("</svg>\n", page->file);
 }
 
