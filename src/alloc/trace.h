@@ -31,7 +31,7 @@ struct lade_trace_block {
   uint64_t lower, upper; /* times of its events, in the source's unit */
   int queue;             /* from 0 */
   int place;             /* line or entry of the file where it begins; 0: older than the trace */
-  int site;              /* number, from 1, of its call site in sites; 0: unknown, or not live at the peak */
+  int site;              /* number, from 1, of its call site in sites; 0: unknown */
   int first, last;       /* live in the events [first, last); last is n_events if no event ends it */
 };
 
@@ -55,7 +55,7 @@ struct lade_trace {
   uint64_t recorded_reserved_bytes; /* peak of reserved bytes in the trace, from the snapshot itself */
   int device, n_devices;            /* the device that was read; number of devices with a history */
   const char *place_word;           /* unit of a place: "line" or "entry"; static */
-  LADE_ARRAY(char *) sites;         /* call sites or owners of blocks that are live at the peak, as printable text */
+  LADE_ARRAY(char *) sites;         /* call sites or owners of blocks, as printable text */
 };
 
 /* ---- building a trace ---- */

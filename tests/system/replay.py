@@ -185,7 +185,7 @@ assert code == 0 and not err, (code, err)
 page = open("page.html", encoding="utf-8").read()
 root = xml.fromstring(page)
 names = [element.tag.split("}")[1] for element in root.iter()]
-assert names.count("svg") == 1 and names.count("polyline") == len(POLICIES) and names.count("polygon") == 1, names
+assert names.count("svg") == 2 and names.count("polyline") == len(POLICIES) and names.count("polygon") == 2, names
 assert not {"script", "link", "img", "iframe", "object", "image", "use"} & set(names), names
 assert not [key for element in root.iter() for key in element.attrib if key.split("}")[-1] in ("href", "src")], page
 assert "http" not in page.replace("http://www.w3.org/", "") and "url(" not in page, page

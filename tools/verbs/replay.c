@@ -16,7 +16,8 @@
 #include "base/base.h"
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
-#include "tools/report/memory_plot.h"
+#include "tools/page/memory_page.h"
+#include "tools/page/memory_plot.h"
 #include "tools/report/report.h"
 
 #define HOLDERS_MOST 10 /* lines of text; JSON has all */
@@ -230,7 +231,7 @@ static int memory_plot_make(struct replaying *replaying)
                             options->replay_budget_bytes};
   int status = options->is_json ? 0 : memory_plot_print(&plot, stdout);
   if (!status && options->html)
-    status = memory_plot_write(&plot, options->html, &replaying->error);
+    status = memory_page_write(&plot, options->html, &replaying->error);
   return status;
 }
 

@@ -86,8 +86,8 @@ int lade_trace_calls_pair(struct lade_trace_call *calls, int n_calls, bool may_b
 int lade_trace_calls_apply(struct lade_trace *trace, struct lade_trace_call *calls, int n_calls);
 
 /*
- * Read the call sites of the blocks that are live at the peak from their entries @values [blocks.n] in @pickle; -1: no
- * entry. Entries without frames, or with others than snapshots have, leave a block's site unknown. -ENOMEM.
+ * Read the call sites of all blocks from their entries @values [blocks.n] in @pickle; -1: no entry. Entries without
+ * frames, or with others than snapshots have, leave a block's site unknown. -ENOMEM.
  *
  * pre: lade_trace_finish.
  */

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The call sites of a snapshot's blocks: the holders of memory at the peak, by owner.
+ * The call sites of a snapshot's blocks, and the holders of memory at the peak, by owner.
  *
  * PyTorch writes a block's stack as frames, innermost first, of C++ and of Python. The call site is the innermost frame
  * of the user's own Python: not in a file of torch or of installed packages. Without one it is the innermost frame of
  * Python, and then the innermost of all. Lade's own snapshots have one frame, whose name is the owner's tag.
  *
- * Only blocks that are live at the peak are looked at, so the work on the largest files stays small. The file is
- * untrusted: text becomes printable ASCII of bounded length, the frames of a block and the sites of a trace are
- * bounded, and a walk past the pickle's limit leaves the rest unknown.
+ * The file is untrusted: text becomes printable ASCII of bounded length, the frames of a block and the sites of a trace
+ * are bounded, and a walk past the pickle's limit leaves the rest unknown. Blocks that are live at the peak are read
+ * first, so these limits reach them last.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -107,13 +107,15 @@ int lade_trace_sites_read(struct lade_trace *trace, lade_pickle *pickle, const i
 {
   struct site_index *index = calloc(1, sizeof(*index));
   int number = index ? 0 : -ENOMEM;
-  for (int i = 0; i < trace->blocks.n && number >= 0; i++) {
-    struct lade_trace_block *block = &trace->blocks.items[i];
-    char text[SITE_BYTES];
-    if (!is_at_peak(trace, block) || values[i] < 0 || !site_find(pickle, values[i], text))
-      continue;
-    number = site_number(trace, index, text);
-    block->site = LADE_MAX(number, 0);
+  for (int pass = 0; pass < 2; pass++) {
+    for (int i = 0; i < trace->blocks.n && number >= 0; i++) {
+      struct lade_trace_block *block = &trace->blocks.items[i];
+      char text[SITE_BYTES];
+      if (is_at_peak(trace, block) != (pass == 0) || values[i] < 0 || !site_find(pickle, values[i], text))
+        continue;
+      number = site_number(trace, index, text);
+      block->site = LADE_MAX(number, 0);
+    }
   }
   free(index);
   return LADE_MIN(number, 0);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory over time: a trace's live bytes, and the bytes that policies reserved for them, plotted in a terminal or as a
- * page.
+ * Memory over time: a trace's live bytes, and the bytes that policies reserved for them, plotted in a terminal.
  */
 #ifndef LADE_MEMORY_PLOT_H
 #define LADE_MEMORY_PLOT_H
@@ -29,11 +28,5 @@ struct memory_plot {
  * a terminal with colours, plain letters elsewhere. -ENOMEM.
  */
 int memory_plot_print(const struct memory_plot *plot, FILE *file);
-
-/*
- * Write one HTML page with an inline drawing and no external references to @path, replacing it. -ENOMEM, or errors of
- * writing.
- */
-int memory_plot_write(const struct memory_plot *plot, const char *path, struct lade_error *error);
 
 #endif
