@@ -3,7 +3,8 @@
  * lade/store.h - tensors on drives: put them by name, get them back checked.
  *
  * A store takes its budget from one or several directories when it opens, and writes all of it once. So no later put
- * finds a full drive or pays for allocation. The files have no names and end with the process.
+ * finds a full drive or pays for allocation. The files have no names and end with the process, unless the store is
+ * durable (below).
  *
  * Transfers bypass the page cache. They use io_uring, or threads where it is refused. Every 64 KiB has a checksum in
  * memory, bound to the tensor, the place and the put. Flipped bytes, bytes of another tensor or of an earlier put are
@@ -13,9 +14,27 @@
  *
  * The drive reads and writes memory at a multiple of 4096 bytes directly; other memory needs a copy.
  *
- * Several threads may call any function at once, except open and close. Calls about different tensors run side by side.
- * Calls block until the drive is done; call from a second thread to compute meanwhile. A child made by fork gets -EPERM
- * from functions that return a status, and its close does nothing, because files and ring are the parent's.
+ * Requests. put and get move a whole tensor and return when the drive is done. submit begins the same for a whole
+ * tensor or a part of it, and returns a ticket; wait ends the ticket with the result. Threads of the store move the
+ * bytes meanwhile, checksums included. The bytes of unfinished requests are bounded by in_flight_bytes: submit blocks
+ * while one more request would pass the bound, so a producer that is faster than the drive is slowed to its speed.
+ * Requests for one tensor must not overlap if one of them is a put: the later one is -EBUSY. All other requests run at
+ * the same time in any order; a caller that needs an order waits between them.
+ *
+ *     for each tensor: lade_tensor_store_submit(store, &put, &error, &tickets[i]);
+ *     compute;
+ *     for each tensor: lade_tensor_store_wait(store, tickets[i], &error);
+ *
+ * Durable stores keep their tensors in named files, which one process at a time has open. lade_tensor_store_publish
+ * makes the present tensors the ones that the next open finds. A put, a part of a put and a drop never touch bytes that
+ * were published: they take other room, and the old room is free after the next publish. So the budget must hold the
+ * published tensors and those that replace them. A process that ends at any moment, also by a kill or a power cut and
+ * also within publish, leaves the tensors of the last publish, or those of the one in progress, whole. Files that were
+ * damaged meanwhile are -EBADMSG, at open or at the get of the tensor that they damage.
+ *
+ * Several threads may call any function at once, except open and close. Requests for different tensors run side by
+ * side. A child made by fork gets -EPERM from functions that return a status, and its close does nothing, because files
+ * and ring are the parent's.
  */
 #ifndef LADE_TENSOR_STORE_H
 #define LADE_TENSOR_STORE_H
@@ -31,14 +50,30 @@ extern "C" {
 #endif
 
 typedef struct lade_tensor_store lade_tensor_store;
+typedef struct lade_tensor_ticket lade_tensor_ticket; /* a request that lade_tensor_store_wait has not yet ended */
 
 struct lade_tensor_store_params {
   size_t struct_size;    /* sizeof(struct lade_tensor_store_params); a tail of zeros means defaults */
   const char *dirs;      /* an existing directory, or several with commas between; a comma in a name is written twice */
-  uint64_t budget_bytes; /* bytes for tensors; each takes a multiple of 64 KiB */
+  uint64_t budget_bytes; /* bytes for tensors, each a multiple of 64 KiB; 0: those of a durable store that exists */
   bool allow_tmpfs;      /* allow a directory in memory */
   bool allow_buffered;   /* use the page cache where O_DIRECT is refused; else opening fails there */
   bool use_threads;      /* do not try io_uring */
+  bool is_durable;       /* one directory; its files lade-tensors.data and .journal belong to the store */
+  uint64_t in_flight_bytes; /* bound of unfinished requests; a larger one goes alone; 0: 256 MiB */
+};
+
+enum lade_tensor_op { LADE_TENSOR_PUT, LADE_TENSOR_GET };
+
+/* A tensor, or a part of it, to put or to get. */
+struct lade_tensor_request {
+  size_t struct_size;
+  enum lade_tensor_op op;
+  const char *name;      /* read during submit */
+  void *data;            /* borrowed until wait; a put only reads it */
+  uint64_t bytes;
+  uint64_t tensor_bytes; /* 0: the request is the whole tensor; else its size, and the request is a part of it */
+  uint64_t offset;       /* of the part; a multiple of 65536, as is bytes unless the part ends the tensor */
 };
 
 struct lade_tensor_store_info {
@@ -48,21 +83,31 @@ struct lade_tensor_store_info {
   uint64_t read_bytes, written_bytes; /* since the store was opened, in whole blocks of 4096 */
   uint32_t n_dirs, n_aside;           /* directories, and those set aside, which take no new data */
   bool is_direct, uses_io_uring;
+  bool is_durable;
+  uint64_t n_published;   /* publishes of a durable store, by earlier processes too */
+  uint64_t held_bytes;    /* within used_bytes: published, replaced or dropped since, and free after the next publish */
+  uint64_t in_flight_bytes, in_flight_peak_bytes; /* bytes of unfinished requests, now and at most since open */
 };
 
 /*
  * Open a store and take its budget; the caller closes it. Any thread. Blocks while the drive writes the budget once.
- *   -EINVAL                                wrong parameters
+ *   -EINVAL                                wrong parameters; a durable store of another budget or another format
  *   -ENOENT, -ENOTDIR, -EACCES, -EROFS     of a directory
  *   -EIO     a tmpfs or a file system without O_DIRECT, unless allowed, or a drive that fails
  *   -ENOSPC  too little room; the line has the bytes needed and free
  *   -EFBIG   past the file size limit
+ *   -EBUSY   another process has the durable store open
+ *   -EBADMSG the durable store's files are damaged, and the line says which byte of which; nothing was changed
+ *   -EAGAIN  a thread was refused
  *   -ENOMEM
  */
 LADE_API int lade_tensor_store_open(const struct lade_tensor_store_params *params, struct lade_error *error,
                                     lade_tensor_store **ret_store);
 
-/* Close a store; its tensors are lost. NULL is allowed. pre: no call is in progress. */
+/*
+ * Close a store. Tensors are lost, except for those that a durable store has published. Requests that have begun are
+ * finished, others are given up, and all tickets end. NULL is allowed. pre: no call is in progress.
+ */
 LADE_API void lade_tensor_store_close(lade_tensor_store *store);
 
 /* Return one line about a fallback (threads, page cache), or "". Valid until close. Any thread. Never blocks. */
@@ -72,7 +117,7 @@ LADE_API const char *lade_tensor_store_note(const lade_tensor_store *store);
  * Store the @bytes at @data as @name. @data is borrowed during the call. An existing name is overwritten. A
  * failure drops the name, unless nothing was done. Blocks.
  *   -EOVERFLOW  the budget has no room left; nothing was done
- *   -EBUSY      another thread puts, gets or drops the same name; nothing was done
+ *   -EBUSY      another request moves the same tensor; nothing was done
  *   -EINVAL     no name or no bytes
  *   -EIO, -ENOSPC and others of the drive, -ENOMEM
  */
@@ -83,12 +128,53 @@ LADE_API int lade_tensor_store_put(lade_tensor_store *store, const char *name, c
  * Read @name into @data. On failure @data is undefined and the tensor stays. Blocks.
  *   -EINVAL   @bytes is not its size
  *   -ENOENT   no such name
- *   -EBUSY    another thread puts, gets or drops it
+ *   -EBUSY    another request puts it
  *   -EBADMSG  the drive returned other bytes than were put
  *   -EIO      the drive failed
  */
 LADE_API int lade_tensor_store_get(lade_tensor_store *store, const char *name, void *data, uint64_t bytes,
                                    struct lade_error *error);
+
+/*
+ * Begin @request and return its ticket, which the caller gives to lade_tensor_store_wait once. A part to put of an
+ * unknown name creates the tensor; a part of it that was never put is -EBADMSG when it is got. A put that fails drops
+ * the name. Any thread. Blocks while the bytes in flight would pass the bound, and not for the drive otherwise.
+ *   -EINVAL     a wrong name, size or range
+ *   -ENOENT     no such name to get
+ *   -EBUSY      a request in flight overlaps this one, and one of them is a put
+ *   -EOVERFLOW  the budget has no room left
+ *   -ENOMEM
+ */
+LADE_API int lade_tensor_store_submit(lade_tensor_store *store, const struct lade_tensor_request *request,
+                                      struct lade_error *error, lade_tensor_ticket **ret_ticket);
+
+/* Return 1 if the request of @ticket is finished, else 0. Never blocks. */
+LADE_API int lade_tensor_store_is_done(lade_tensor_store *store, const lade_tensor_ticket *ticket);
+
+/*
+ * Wait for the request of @ticket, end the ticket, and return the request's result: 0, or the errors of put and get.
+ * Any thread. Blocks.
+ */
+LADE_API int lade_tensor_store_wait(lade_tensor_store *store, lade_tensor_ticket *ticket, struct lade_error *error);
+
+/*
+ * Make the present tensors those that the next open of this durable store finds. Other calls wait meanwhile. Blocks
+ * until the drive reports all bytes as written.
+ *   -EINVAL     the store is not durable
+ *   -EBUSY      a request is in flight; nothing was done
+ *   -EOVERFLOW  the names are too long for the room of the catalog, 192 bytes for every 64 KiB of the budget; nothing
+ *               was done
+ *   -EIO and others of the drive, -ENOMEM: the former publish is whole. If the line says so, the new one may count too,
+ *               and every later publish is refused with -EIO
+ */
+LADE_API int lade_tensor_store_publish(lade_tensor_store *store, struct lade_error *error);
+
+/*
+ * Write the name that follows @after (NULL: the first) in the order of bytes into @ret_name of @name_bytes, and its
+ * size. -ENOENT behind the last one; -EOVERFLOW if @name_bytes is too small. Never blocks.
+ */
+LADE_API int lade_tensor_store_find_next(lade_tensor_store *store, const char *after, char *ret_name, size_t name_bytes,
+                                         uint64_t *ret_bytes);
 
 /* Return the bytes of @name, or -ENOENT. Never blocks. */
 LADE_API int lade_tensor_store_find(lade_tensor_store *store, const char *name, uint64_t *ret_bytes);

@@ -48,7 +48,7 @@
 #include "offload/durable.h"
 #include "offload/store/store_internal.h"
 
-#define NAME_BYTES 40
+#define NAME_BYTES 48
 #define MAGIC "lade-dur"
 #define VERSION 1
 #define RECORD_BYTES 4096 /* one block: a drive writes sectors whole, and the checksum detects a torn block */
@@ -80,6 +80,8 @@ struct lade_durable {
   uint32_t piece_bytes; /* size of the store's requests; 0: its default; depth: requests in flight, 0: its default */
   int depth;
   struct lade_extent tables[2], slots[2];
+  uint64_t shared_bytes;
+  struct lade_extent shared;
 };
 
 /* Report that a read or a write failed. @code is the system's, and the line in @error names it. */
@@ -296,17 +298,22 @@ static int data_take(struct lade_durable *d, struct lade_error *error)
                         "it", d->dir, d->data_name);
 }
 
-void lade_durable_data_name(int rank, char *ret_name, size_t name_bytes)
+static void data_name_write(const char *stem, int rank, char *ret_name, size_t name_bytes)
 {
   if (rank)
-    snprintf(ret_name, name_bytes, "lade-durable-%d.data", rank);
+    snprintf(ret_name, name_bytes, "%.16s-%d.data", stem, rank);
   else
-    snprintf(ret_name, name_bytes, "%s", LADE_DURABLE_DATA);
+    snprintf(ret_name, name_bytes, "%.16s.data", stem);
+}
+
+void lade_durable_data_name(int rank, char *ret_name, size_t name_bytes)
+{
+  data_name_write("lade-durable", rank, ret_name, name_bytes);
 }
 
 static void names_fill(struct lade_durable *d, int rank)
 {
-  lade_durable_data_name(rank, d->data_name, sizeof(d->data_name));
+  data_name_write(d->params.stem ? d->params.stem : "lade-durable", rank, d->data_name, sizeof(d->data_name));
   const int stem = (int)(strchr(d->data_name, '.') - d->data_name);
   snprintf(d->journal_name, sizeof(d->journal_name), "%.*s.journal", stem, d->data_name);
   snprintf(d->new_name, sizeof(d->new_name), "%.*s.journal.new", stem, d->data_name);
@@ -449,6 +456,7 @@ static int store_open(struct lade_durable *d, struct lade_error *error)
 {
   const struct lade_store_params how = {.struct_size = sizeof(how), .dir = d->params.dir, .name = d->data_name,
                                         .engine = d->params.engine, .allow_tmpfs = d->params.allow_tmpfs,
+                                        .allow_buffered = d->params.allow_buffered,
                                         .faults = d->params.faults, .piece_bytes = d->piece_bytes,
                                         .depth = d->depth};
   int code = lade_store_open(&how, error, &d->store);
@@ -456,6 +464,8 @@ static int store_open(struct lade_durable *d, struct lade_error *error)
     code = lade_store_reserve(d->store, table_bytes(d->slot_bytes), &d->tables[i]);
   for (int i = 0; i < 2 && !code; i++)
     code = lade_store_reserve(d->store, d->slot_bytes, &d->slots[i]);
+  if (!code && d->shared_bytes)
+    code = lade_store_reserve(d->store, d->shared_bytes, &d->shared);
   return code;
 }
 
@@ -496,6 +506,12 @@ void lade_durable_set_pieces(struct lade_durable *d, uint32_t piece_bytes, int d
   d->depth = depth;
 }
 
+void lade_durable_set_shared(struct lade_durable *d, uint64_t shared_bytes)
+{
+  LADE_ASSERT(!d->store && shared_bytes % LADE_STORE_GRANULE_BYTES == 0);
+  d->shared_bytes = shared_bytes;
+}
+
 int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t layout, struct lade_error *error)
 {
   LADE_ASSERT(!d->store && slot_bytes && slot_bytes % LADE_STORE_GRANULE_BYTES == 0);
@@ -526,6 +542,12 @@ lade_store *lade_durable_store(const struct lade_durable *d)
 struct lade_extent lade_durable_slot(const struct lade_durable *d, uint64_t generation)
 {
   return d->slots[generation % 2];
+}
+
+struct lade_extent lade_durable_shared(const struct lade_durable *d)
+{
+  LADE_ASSERT(d->store && d->shared_bytes);
+  return d->shared;
 }
 
 /* ---- publishing ---- */

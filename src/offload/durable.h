@@ -19,6 +19,9 @@
  *   lade_durable_prepare    allocate both slots, or take the existing ones
  *   lade_durable_publish    make the next generation the one that counts
  *
+ * Beside the slots there may be a shared extent, one for all generations. Its owner never writes over bytes of it that
+ * the generation that counts refers to, and keeps its checksums in the slot.
+ *
  * One thread at a time. Transfers through lade_durable_store follow the store's rules for threads.
  */
 #ifndef LADE_DURABLE_H
@@ -36,8 +39,10 @@ struct lade_durable_params {
   size_t struct_size;
   const char *dir; /* one, as in lade_store_params; borrowed until close */
   int rank;        /* names the files; 0 for a single process */
+  const char *stem; /* first part of the files' names, below 16 characters; NULL: lade-durable; borrowed until close */
   enum lade_store_engine engine;
   bool allow_tmpfs;           /* on a tmpfs the state survives a kill, but no power cut */
+  bool allow_buffered;        /* as in lade_store_params */
   struct lade_faults *faults; /* borrowed, may be NULL */
 };
 
@@ -95,6 +100,9 @@ uint64_t lade_durable_held_bytes(const lade_durable *durable);
  */
 void lade_durable_set_pieces(lade_durable *durable, uint32_t piece_bytes, int depth);
 
+/* Set the size of the shared extent, a multiple of the granule; 0: there is none. pre: before prepare. */
+void lade_durable_set_shared(lade_durable *durable, uint64_t shared_bytes);
+
 /*
  * Open the store, once. If no generation counts yet, allocate and write all of it. Otherwise take the existing slots
  * and the table of the generation that counts; reads check the bytes. Also write the record of that generation to the
@@ -107,6 +115,9 @@ int lade_durable_prepare(lade_durable *durable, uint64_t slot_bytes, uint64_t la
 /* Return the store, valid from prepare to close, and the extent of the slot of @generation in it. */
 lade_store *lade_durable_store(const lade_durable *durable);
 struct lade_extent lade_durable_slot(const lade_durable *durable, uint64_t generation);
+
+/* Return the shared extent, valid from prepare to close. pre: it has a size. */
+struct lade_extent lade_durable_shared(const lade_durable *durable);
 
 /*
  * Make @generation count, with a copy of @memo. It is the first, or the successor of the one that counts. 0:

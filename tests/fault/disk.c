@@ -64,7 +64,7 @@ static void opened(int fd, const char *name)
   struct stat what;
   pthread_mutex_lock(&mutex);
   if (recording && fd >= 0 && fstat(fd, &what) == 0 && S_ISREG(what.st_mode) && what.st_dev == recorded_device &&
-      strstr(name, "lade-durable") && file_of(fd) < 0) {
+      (strstr(name, "lade-durable") || strstr(name, "lade-tensors")) && file_of(fd) < 0) {
     if (n_files == DISK_FILES_MOST)
       abort();
     files[n_files] = what.st_ino;

@@ -43,7 +43,7 @@ static int run_fitting(const store_runs *free, uint64_t bytes)
 /* Cut @bytes off the front of free run @i. */
 static struct store_run run_cut(store_runs *free, int i, uint64_t bytes)
 {
-  struct store_run *run = &free->items[i], cut = {run->offset, bytes};
+  struct store_run *run = &free->items[i], cut = {.offset = run->offset, .bytes = bytes};
   LADE_ASSERT(bytes <= run->bytes);
   run->offset += bytes;
   run->bytes -= bytes;
@@ -54,6 +54,16 @@ static struct store_run run_cut(store_runs *free, int i, uint64_t bytes)
   return cut;
 }
 
+/* Reserve capacity for @n more runs in use, so that giving them back needs no memory. */
+static bool room_reserve(struct store_room *room, store_runs *taken, int n)
+{
+  store_runs *const free = &room->free, *const held = &room->held;
+  const int n_used = room->n_used + n;
+  return lade_array_reserve((void **)&taken->items, &taken->capacity, taken->n + n, sizeof(*taken->items)) &&
+         lade_array_reserve((void **)&free->items, &free->capacity, free->n + n_used + 1, sizeof(*free->items)) &&
+         lade_array_reserve((void **)&held->items, &held->capacity, n_used, sizeof(*held->items));
+}
+
 int store_room_take(struct store_room *room, store_runs *taken, uint64_t bytes)
 {
   store_runs *free = &room->free;
@@ -61,8 +71,7 @@ int store_room_take(struct store_room *room, store_runs *taken, uint64_t bytes)
   LADE_ASSERT(!taken->n && bytes);
   if (n > free->n)
     return -EOVERFLOW;
-  if (!lade_array_reserve((void **)&taken->items, &taken->capacity, n, sizeof(*taken->items)) ||
-      !lade_array_reserve((void **)&free->items, &free->capacity, free->n + room->n_used + n, sizeof(*free->items)))
+  if (!room_reserve(room, taken, n))
     return -ENOMEM;
   while (bytes) {
     int i = LADE_MAX(whole, 0);
@@ -97,10 +106,65 @@ static void run_give(store_runs *free, struct store_run run)
   }
 }
 
+int store_room_claim(struct store_room *room, store_runs *taken, struct store_run claimed)
+{
+  store_runs *free = &room->free;
+  const uint64_t end = claimed.offset + claimed.bytes;
+  int at = 0;
+  while (at < free->n && free->items[at].offset + free->items[at].bytes <= claimed.offset)
+    at++;
+  if (!claimed.bytes || end < claimed.offset || at == free->n || free->items[at].offset > claimed.offset ||
+      free->items[at].offset + free->items[at].bytes < end)
+    return -EINVAL;
+  if (!room_reserve(room, taken, 1))
+    return -ENOMEM;
+  const uint64_t before = claimed.offset - free->items[at].offset;
+  const struct store_run head = run_cut(free, at, before + claimed.bytes);
+  taken->items[taken->n++] = claimed;
+  room->n_used++;
+  if (before)
+    run_give(free, (struct store_run){.offset = head.offset, .bytes = before});
+  return 0;
+}
+
 void store_room_give(struct store_room *room, store_runs *taken)
 {
-  for (int i = 0; i < taken->n; i++)
+  for (int i = 0; i < taken->n; i++) {
+    if (taken->items[i].is_held) {
+      LADE_ASSERT(room->held.n < room->held.capacity);
+      room->held.items[room->held.n++] = taken->items[i];
+      continue;
+    }
     run_give(&room->free, taken->items[i]);
-  room->n_used -= taken->n;
+    room->n_used--;
+  }
   taken->n = 0;
+}
+
+void store_room_release(struct store_room *room)
+{
+  for (int i = 0; i < room->held.n; i++)
+    run_give(&room->free, (struct store_run){.offset = room->held.items[i].offset, .bytes = room->held.items[i].bytes});
+  room->n_used -= room->held.n;
+  room->held.n = 0;
+}
+
+int store_room_split(struct store_room *room, store_runs *taken, uint64_t at)
+{
+  int i = 0;
+  while (i < taken->n && at >= taken->items[i].bytes)
+    at -= taken->items[i++].bytes;
+  if (!at)
+    return i;
+  LADE_ASSERT(i < taken->n);
+  if (!room_reserve(room, taken, 1))
+    return -ENOMEM;
+  struct store_run *run = &taken->items[i];
+  memmove(run + 1, run, (size_t)(taken->n - i) * sizeof(*run));
+  run[0].bytes = at;
+  run[1].offset += at;
+  run[1].bytes -= at;
+  taken->n++;
+  room->n_used++;
+  return i + 1;
 }

@@ -2,6 +2,8 @@
 /*
  * Space of a store for tensors that are put and removed: free runs of granules. A tensor takes as many runs as it
  * needs, so that the last free granule can be used after any sequence of puts. Adjacent free runs are merged. No lock.
+ *
+ * A run that published state refers to is held: given back, it waits until that state counts no more.
  */
 #ifndef LADE_OFFLOAD_RUNS_H
 #define LADE_OFFLOAD_RUNS_H
@@ -10,13 +12,15 @@
 
 struct store_run {
   uint64_t offset, bytes; /* multiples of a granule */
+  bool is_held;
 };
 
 typedef LADE_ARRAY(struct store_run) store_runs;
 
 struct store_room {
   store_runs free; /* sorted by offset; has capacity for n_used more */
-  int n_used;      /* runs taken and not yet given back */
+  store_runs held; /* given back while held; has capacity for n_used more */
+  int n_used;      /* runs taken and not yet free */
 };
 
 /*
@@ -25,8 +29,20 @@ struct store_room {
  */
 int store_room_take(struct store_room *room, store_runs *taken, uint64_t bytes);
 
-/* Give all runs of @taken back to @room, and empty @taken. */
+/* Take the run @claimed, which must be free as a whole, to the end of @taken. -EINVAL if it is not; -ENOMEM. */
+int store_room_claim(struct store_room *room, store_runs *taken, struct store_run claimed);
+
+/* Give all runs of @taken back to @room, and empty @taken. Runs that are held become free in store_room_release. */
 void store_room_give(struct store_room *room, store_runs *taken);
+
+/* Free the held runs that were given back. */
+void store_room_release(struct store_room *room);
+
+/*
+ * Split a run of @taken so that one begins at byte @at of all their bytes; return its index, which is taken->n at their
+ * end. -ENOMEM.
+ */
+int store_room_split(struct store_room *room, store_runs *taken, uint64_t at);
 
 uint64_t store_runs_bytes(const store_runs *runs);
 

@@ -623,6 +623,8 @@ static void stores_of_nothing_are_refused(void **state)
   struct lade_tensor_store_params params = {.struct_size = sizeof(params), .dirs = scratch, .allow_tmpfs = true,
                                             .allow_buffered = true, .use_threads = true};
   struct lade_tensor_store_info info = {0};
+  struct lade_tensor_request request = {.struct_size = sizeof(request)};
+  lade_tensor_ticket *ticket;
   lade_tensor_store *store;
   uint64_t bytes;
   char text[8];
@@ -639,6 +641,11 @@ static void stores_of_nothing_are_refused(void **state)
   must_refuse(lade_tensor_store_drop(NULL, "x"));
   must_refuse(lade_tensor_store_get_info(NULL, NULL));
   must_refuse(lade_tensor_store_take_notice(NULL, NULL, 0));
+  must_refuse(lade_tensor_store_submit(NULL, NULL, &error, NULL));
+  must_refuse(lade_tensor_store_is_done(NULL, NULL));
+  must_refuse(lade_tensor_store_wait(NULL, NULL, &error));
+  must_refuse(lade_tensor_store_publish(NULL, &error));
+  must_refuse(lade_tensor_store_find_next(NULL, NULL, text, sizeof(text), &bytes));
   params.budget_bytes = 1 << 16;
   assert_int_equal(lade_tensor_store_open(&params, &error, &store), 0);
   must_refuse(lade_tensor_store_put(store, NULL, text, 1, &error));
@@ -651,6 +658,14 @@ static void stores_of_nothing_are_refused(void **state)
   must_refuse(lade_tensor_store_find(store, "x", NULL));
   must_refuse(lade_tensor_store_get_info(store, &info));
   must_refuse(lade_tensor_store_take_notice(store, NULL, 512));
+  must_refuse(lade_tensor_store_submit(store, NULL, &error, &ticket));
+  must_refuse(lade_tensor_store_submit(store, &request, &error, &ticket));
+  must_refuse(lade_tensor_store_submit(store, &request, &error, NULL));
+  must_refuse(lade_tensor_store_is_done(store, NULL));
+  must_refuse(lade_tensor_store_wait(store, NULL, &error));
+  must_refuse(lade_tensor_store_publish(store, &error));
+  must_refuse(lade_tensor_store_find_next(store, NULL, NULL, 0, &bytes));
+  must_refuse(lade_tensor_store_find_next(store, NULL, text, sizeof(text), NULL));
   lade_tensor_store_close(store);
 }
 

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests: admission, room for puts, and the threads that move submitted ones.
+ *
+ * A request is admitted under the mutex: its name, its range, its overlap with requests in flight, and for a put its
+ * room are checked, so that a refused request has changed nothing. Then the calling thread moves it, or one of a few
+ * movers, which take the oldest of the queue. A mover runs one request at a time; several of them keep the drive busy
+ * with short requests. Rejected: transfers that continue one another in completion callbacks, because bytes are copied
+ * and hashed there, in whichever thread waits.
+ *
+ * A put over published runs takes fresh room, for the runs of its range alone. The old runs are held until the next
+ * publish (free_extents.h). Checksums of a tensor's parts share the generation of the tensor's first put; a stale part
+ * is still found, because the checksum in memory is that of the newest bytes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/thread.h"
+#include "offload/store/tensor_internal.h"
+
+/* A request as a caller states it. */
+struct wish {
+  enum lade_tensor_op op;
+  const char *name;
+  void *data;
+  uint64_t bytes, tensor_bytes, offset; /* tensor_bytes is never 0 here */
+};
+
+/* ---- room; mutex held ---- */
+
+static int full_error(const struct lade_tensor_store *s, const struct tensor *tensor, uint64_t wanted, uint64_t has,
+                      struct lade_error *error)
+{
+  return lade_error_set(error, -EOVERFLOW, "'%.*s' needs %llu bytes of the store, and %llu of its %llu are free%s; "
+                        "drop tensors or open it with a larger budget", TENSOR_NAME_SHOWN, tensor->name,
+                        (unsigned long long)wanted, (unsigned long long)has, (unsigned long long)s->budget_bytes,
+                        s->room.held.n ? " until the next publish" : "");
+}
+
+static int memory_error(const char *name, struct lade_error *error)
+{
+  return lade_error_set(error, -ENOMEM, "no memory for '%.*s' in the store", TENSOR_NAME_SHOWN, name);
+}
+
+static bool has_held(const store_runs *runs, int from, int to)
+{
+  bool is_held = false;
+  for (int i = from; i < to; i++)
+    is_held |= runs->items[i].is_held;
+  return is_held;
+}
+
+/* Give @tensor room for @bytes; keep its present room if that fits and is not published. */
+static int room_resize(struct lade_tensor_store *s, struct tensor *tensor, uint64_t bytes, struct lade_error *error)
+{
+  /* A size near UINT64_MAX rounds to 0. */
+  const uint64_t rounded = LADE_MAX(bytes, lade_align_up(bytes, LADE_STORE_GRANULE_BYTES));
+  uint64_t usable = store_runs_bytes(&s->room.free);
+  const bool is_held = has_held(&tensor->runs, 0, tensor->runs.n);
+  if (!is_held && store_runs_bytes(&tensor->runs) == rounded)
+    return 0;
+  for (int i = 0; i < tensor->runs.n; i++)
+    usable += tensor->runs.items[i].is_held ? 0 : tensor->runs.items[i].bytes;
+  if (rounded > usable)
+    return full_error(s, tensor, rounded, usable, error);
+  store_room_give(&s->room, &tensor->runs);
+  int code = store_room_take(&s->room, &tensor->runs, rounded);
+  LADE_ASSERT(code != -EOVERFLOW);
+  return code ? memory_error(tensor->name, error) : 0;
+}
+
+/* Replace runs [from, to) of @tensor by @fresh ones, and give the old ones back. -ENOMEM with nothing changed. */
+static int runs_replace(struct lade_tensor_store *s, struct tensor *tensor, int from, int to, const store_runs *fresh)
+{
+  store_runs *runs = &tensor->runs, old = {0};
+  const int n = runs->n - (to - from) + fresh->n;
+  if (!lade_array_reserve((void **)&old.items, &old.capacity, to - from, sizeof(*old.items)) ||
+      !lade_array_reserve((void **)&runs->items, &runs->capacity, LADE_MAX(n, runs->n), sizeof(*runs->items))) {
+    LADE_ARRAY_FREE(&old);
+    return -ENOMEM;
+  }
+  old.n = to - from;
+  memcpy(old.items, runs->items + from, (size_t)old.n * sizeof(*old.items));
+  memmove(runs->items + from + fresh->n, runs->items + to, (size_t)(runs->n - to) * sizeof(*runs->items));
+  memcpy(runs->items + from, fresh->items, (size_t)fresh->n * sizeof(*runs->items));
+  runs->n = n;
+  store_room_give(&s->room, &old);
+  LADE_ARRAY_FREE(&old);
+  return 0;
+}
+
+/* Make the runs of a part of @tensor writable: fresh ones take the place of published ones. */
+static int room_unshare(struct lade_tensor_store *s, struct tensor *tensor, uint64_t offset, uint64_t bytes,
+                        struct lade_error *error)
+{
+  const uint64_t rounded = lade_align_up(bytes, LADE_STORE_GRANULE_BYTES);
+  store_runs fresh = {0};
+  const int from = store_room_split(&s->room, &tensor->runs, offset);
+  const int to = from < 0 ? from : store_room_split(&s->room, &tensor->runs, offset + rounded);
+  if (to < 0)
+    return memory_error(tensor->name, error);
+  if (!has_held(&tensor->runs, from, to))
+    return 0;
+  int code = store_room_take(&s->room, &fresh, rounded);
+  if (code == -EOVERFLOW)
+    code = full_error(s, tensor, rounded, store_runs_bytes(&s->room.free), error);
+  else if (!code) {
+    code = runs_replace(s, tensor, from, to, &fresh);
+    if (code)
+      store_room_give(&s->room, &fresh);
+  }
+  LADE_ARRAY_FREE(&fresh);
+  return code == -ENOMEM ? memory_error(tensor->name, error) : code;
+}
+
+/* ---- admission; mutex held ---- */
+
+static int busy_error(const struct tensor *tensor, struct lade_error *error)
+{
+  return lade_error_set(error, -EBUSY, "'%.*s' is being moved by another request", TENSOR_NAME_SHOWN, tensor->name);
+}
+
+static int size_error(const struct tensor *tensor, const struct wish *wish, struct lade_error *error)
+{
+  return lade_error_set(error, -EINVAL, "'%.*s' has %llu bytes, and %llu were asked for", TENSOR_NAME_SHOWN,
+                        tensor->name, (unsigned long long)tensor->bytes, (unsigned long long)wish->tensor_bytes);
+}
+
+/* True if @wish may not run beside the requests of @tensor. A whole put changes the size, so it runs alone. */
+static bool is_busy(const struct tensor *tensor, const struct wish *wish)
+{
+  const bool is_whole_put = wish->op == LADE_TENSOR_PUT && wish->bytes == wish->tensor_bytes;
+  for (const lade_tensor_ticket *r = tensor->requests; r; r = r->next_of_tensor) {
+    const bool overlaps = r->offset < wish->offset + wish->bytes && wish->offset < r->offset + r->bytes;
+    if (is_whole_put || (overlaps && (r->op == LADE_TENSOR_PUT || wish->op == LADE_TENSOR_PUT)))
+      return true;
+  }
+  return tensor->is_lost;
+}
+
+/* Find or create the tensor of a put, with room for it. */
+static int put_admit(struct lade_tensor_store *s, const struct wish *wish, struct tensor **ret_tensor,
+                     struct lade_error *error)
+{
+  const bool is_whole = wish->bytes == wish->tensor_bytes;
+  struct tensor *tensor = tensor_find(s, wish->name);
+  const bool is_new = !tensor;
+  if (tensor && is_busy(tensor, wish))
+    return busy_error(tensor, error);
+  if (tensor && !is_whole && tensor->bytes != wish->tensor_bytes)
+    return size_error(tensor, wish, error);
+  if (is_new && !(tensor = tensor_make(s, wish->name)))
+    return memory_error(wish->name, error);
+  int code = is_new || is_whole ? room_resize(s, tensor, wish->tensor_bytes, error)
+                                : room_unshare(s, tensor, wish->offset, wish->bytes, error);
+  if (code) {
+    if (!tensor->runs.n) /* a new tensor, or one whose old room was given back */
+      tensor_remove(s, tensor);
+    return code;
+  }
+  if (is_new || is_whole) {
+    tensor->bytes = wish->tensor_bytes;
+    tensor->generation = ++s->n_puts;
+  }
+  *ret_tensor = tensor;
+  return 0;
+}
+
+static int get_admit(struct lade_tensor_store *s, const struct wish *wish, struct tensor **ret_tensor,
+                     struct lade_error *error)
+{
+  struct tensor *tensor = tensor_find(s, wish->name);
+  if (!tensor || tensor->is_lost)
+    return lade_error_set(error, -ENOENT, "there is no '%.*s' in the store", TENSOR_NAME_SHOWN, wish->name);
+  if (is_busy(tensor, wish))
+    return busy_error(tensor, error);
+  if (tensor->bytes != wish->tensor_bytes)
+    return size_error(tensor, wish, error);
+  *ret_tensor = tensor;
+  return 0;
+}
+
+/* Copy the runs that hold the range of @request. -ENOMEM. */
+static int runs_copy(const struct tensor *tensor, lade_tensor_ticket *request)
+{
+  uint64_t skip = request->offset, left = lade_align_up(request->bytes, LADE_STORE_GRANULE_BYTES);
+  for (int i = 0; i < tensor->runs.n && left; i++) {
+    struct store_run run = tensor->runs.items[i];
+    const uint64_t skipped = LADE_MIN(skip, run.bytes);
+    skip -= skipped;
+    run.offset += skipped;
+    run.bytes = LADE_MIN(run.bytes - skipped, left);
+    if (!run.bytes)
+      continue;
+    left -= run.bytes;
+    if (!LADE_PUSH(&request->runs, run))
+      return -ENOMEM;
+  }
+  LADE_ASSERT(!left);
+  return 0;
+}
+
+/* Admit @wish as @request, which is zeroed. On failure nothing has begun. */
+static int request_admit(struct lade_tensor_store *s, const struct wish *wish, lade_tensor_ticket *request,
+                         struct lade_error *error)
+{
+  struct tensor *tensor = NULL;
+  int code = wish->op == LADE_TENSOR_PUT ? put_admit(s, wish, &tensor, error) : get_admit(s, wish, &tensor, error);
+  if (code)
+    return code;
+  *request = (lade_tensor_ticket){.tensor = tensor, .op = wish->op, .data = wish->data, .offset = wish->offset,
+                                  .bytes = wish->bytes, .next_of_tensor = tensor->requests};
+  if (runs_copy(tensor, request)) {
+    LADE_ARRAY_FREE(&request->runs);
+    tensor->is_lost |= wish->op == LADE_TENSOR_PUT; /* its old bytes may have no room any more */
+    if (tensor->is_lost && !tensor->requests)
+      tensor_remove(s, tensor);
+    return memory_error(wish->name, error);
+  }
+  tensor->requests = request;
+  return 0;
+}
+
+/* Finish @request with @result. A put that failed drops the tensor. */
+static void request_finish(struct lade_tensor_store *s, lade_tensor_ticket *request, int result)
+{
+  struct tensor *tensor = request->tensor;
+  lade_tensor_ticket **at = &tensor->requests;
+  while (*at != request)
+    at = &(*at)->next_of_tensor;
+  *at = request->next_of_tensor;
+  LADE_ARRAY_FREE(&request->runs);
+  tensor->is_lost |= result && request->op == LADE_TENSOR_PUT;
+  if (tensor->is_lost && !tensor->requests)
+    tensor_remove(s, tensor);
+  request->tensor = NULL;
+  request->result = result;
+  request->is_done = true;
+  if (request->is_async)
+    s->in_flight_bytes -= request->bytes;
+  pthread_cond_broadcast(&s->changed);
+}
+
+/* ---- in the caller's thread ---- */
+
+static int child_error(struct lade_error *error)
+{
+  return lade_error_set(error, -EPERM, "this process is a fork of the one that opened the store; open one after the "
+                        "fork");
+}
+
+int tensor_request_run(struct lade_tensor_store *s, enum lade_tensor_op op, const char *name, void *data,
+                       uint64_t bytes, struct lade_error *error)
+{
+  const struct wish wish = {.op = op, .name = name, .data = data, .bytes = bytes, .tensor_bytes = bytes};
+  lade_tensor_ticket request = {0};
+  if (!*s->is_alive)
+    return child_error(error);
+  pthread_mutex_lock(&s->mutex);
+  int code = request_admit(s, &wish, &request, error);
+  pthread_mutex_unlock(&s->mutex);
+  if (code)
+    return code;
+  code = tensor_move(s, &request, error);
+  pthread_mutex_lock(&s->mutex);
+  request_finish(s, &request, code);
+  pthread_mutex_unlock(&s->mutex);
+  return code;
+}
+
+/* ---- in the threads of the store ---- */
+
+/* Take the oldest queued request; wait for one. NULL once the store closes. Mutex held. */
+static lade_tensor_ticket *queue_take(struct lade_tensor_store *s)
+{
+  while (!s->head && !s->is_closing)
+    pthread_cond_wait(&s->changed, &s->mutex);
+  lade_tensor_ticket *request = s->is_closing ? NULL : s->head;
+  if (request && !(s->head = request->next))
+    s->tail = NULL;
+  return request;
+}
+
+static void *mover_main(void *arg)
+{
+  struct lade_tensor_store *s = arg;
+  lade_tensor_ticket *request;
+  pthread_mutex_lock(&s->mutex);
+  while ((request = queue_take(s))) {
+    pthread_mutex_unlock(&s->mutex);
+    int code = tensor_move(s, request, &request->why);
+    pthread_mutex_lock(&s->mutex);
+    request_finish(s, request, code);
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return NULL;
+}
+
+int tensor_movers_start(struct lade_tensor_store *s, struct lade_error *error)
+{
+  while (s->n_movers < TENSOR_N_MOVERS) {
+    int code = lade_thread_start(&s->movers[s->n_movers], "lade-tensors", mover_main, s);
+    if (code)
+      return lade_error_set(error, code, "a store's thread was refused");
+    s->n_movers++;
+  }
+  return 0;
+}
+
+static void ticket_end(struct lade_tensor_store *s, lade_tensor_ticket *ticket)
+{
+  if (ticket->previous_open)
+    ticket->previous_open->next_open = ticket->next_open;
+  else
+    s->open = ticket->next_open;
+  if (ticket->next_open)
+    ticket->next_open->previous_open = ticket->previous_open;
+  free(ticket);
+}
+
+void tensor_movers_stop(struct lade_tensor_store *s)
+{
+  pthread_mutex_lock(&s->mutex);
+  s->is_closing = true;
+  pthread_cond_broadcast(&s->changed);
+  pthread_mutex_unlock(&s->mutex);
+  while (s->n_movers)
+    pthread_join(s->movers[--s->n_movers], NULL);
+  for (lade_tensor_ticket *request = s->head; request; request = request->next)
+    request_finish(s, request, -ECANCELED);
+  while (s->open)
+    ticket_end(s, s->open);
+}
+
+/* ---- submit and wait ---- */
+
+/* Check everything of @request that needs no look at the store. */
+static int wish_read(const struct lade_tensor_request *request, struct wish *ret_wish, struct lade_error *error)
+{
+  struct lade_tensor_request given;
+  int code = lade_struct_read("lade_tensor_request", request, &given, sizeof(given), error);
+  if (code)
+    return code;
+  const uint64_t whole = given.tensor_bytes ? given.tensor_bytes : given.bytes;
+  if (given.op != LADE_TENSOR_PUT && given.op != LADE_TENSOR_GET)
+    return lade_error_set(error, -EINVAL, "%d is no operation of a tensor request", (int)given.op);
+  if (!given.name || !*given.name || !given.data || !given.bytes)
+    return lade_error_set(error, -EINVAL, "a tensor request has a name, memory and bytes");
+  if (given.offset > whole || given.bytes > whole - given.offset)
+    return lade_error_set(error, -EINVAL, "'%.*s': bytes %llu to %llu are not within a tensor of %llu",
+                          TENSOR_NAME_SHOWN, given.name, (unsigned long long)given.offset,
+                          (unsigned long long)(given.offset + given.bytes), (unsigned long long)whole);
+  const bool is_end = given.offset + given.bytes == whole;
+  if (given.offset % LADE_STORE_GRANULE_BYTES || (!is_end && given.bytes % LADE_STORE_GRANULE_BYTES))
+    return lade_error_set(error, -EINVAL, "'%.*s': a part begins and ends at multiples of %d bytes or at the tensor's "
+                          "end, not at %llu to %llu", TENSOR_NAME_SHOWN, given.name, LADE_STORE_GRANULE_BYTES,
+                          (unsigned long long)given.offset, (unsigned long long)(given.offset + given.bytes));
+  *ret_wish = (struct wish){.op = given.op, .name = given.name, .data = given.data, .bytes = given.bytes,
+                            .tensor_bytes = whole, .offset = given.offset};
+  return 0;
+}
+
+/* Queue an admitted request behind the others. Mutex held. */
+static void request_queue(struct lade_tensor_store *s, lade_tensor_ticket *request)
+{
+  request->is_async = true;
+  s->in_flight_bytes += request->bytes;
+  s->in_flight_peak_bytes = LADE_MAX(s->in_flight_peak_bytes, s->in_flight_bytes);
+  if (s->tail)
+    s->tail->next = request;
+  else
+    s->head = request;
+  s->tail = request;
+  request->next_open = s->open;
+  if (s->open)
+    s->open->previous_open = request;
+  s->open = request;
+  pthread_cond_broadcast(&s->changed);
+}
+
+int lade_tensor_store_submit(struct lade_tensor_store *s, const struct lade_tensor_request *request,
+                             struct lade_error *error, lade_tensor_ticket **ret_ticket)
+{
+  if (!s || !ret_ticket)
+    return lade_error_set(error, -EINVAL, "lade_tensor_store_submit: store or ret_ticket is NULL");
+  struct wish wish;
+  int code = wish_read(request, &wish, error);
+  if (code)
+    return code;
+  if (!*s->is_alive)
+    return child_error(error);
+  lade_tensor_ticket *ticket = calloc(1, sizeof(*ticket));
+  if (!ticket)
+    return memory_error(wish.name, error);
+  pthread_mutex_lock(&s->mutex);
+  while (s->in_flight_bytes && wish.bytes > s->in_flight_limit_bytes - LADE_MIN(s->in_flight_bytes,
+                                                                                 s->in_flight_limit_bytes))
+    pthread_cond_wait(&s->changed, &s->mutex);
+  code = request_admit(s, &wish, ticket, error);
+  if (!code)
+    request_queue(s, ticket);
+  pthread_mutex_unlock(&s->mutex);
+  if (code) {
+    free(ticket);
+    return code;
+  }
+  *ret_ticket = ticket;
+  return 0;
+}
+
+int lade_tensor_store_is_done(struct lade_tensor_store *s, const lade_tensor_ticket *ticket)
+{
+  if (!s || !ticket)
+    return -EINVAL;
+  if (!*s->is_alive)
+    return -EPERM;
+  pthread_mutex_lock(&s->mutex);
+  const bool is_done = ticket->is_done;
+  pthread_mutex_unlock(&s->mutex);
+  return is_done;
+}
+
+int lade_tensor_store_wait(struct lade_tensor_store *s, lade_tensor_ticket *ticket, struct lade_error *error)
+{
+  if (!s || !ticket)
+    return lade_error_set(error, -EINVAL, "lade_tensor_store_wait: store or ticket is NULL");
+  if (!*s->is_alive)
+    return child_error(error);
+  pthread_mutex_lock(&s->mutex);
+  while (!ticket->is_done)
+    pthread_cond_wait(&s->changed, &s->mutex);
+  const int result = ticket->result;
+  if (result && error)
+    *error = ticket->why;
+  ticket_end(s, ticket);
+  pthread_mutex_unlock(&s->mutex);
+  return result;
+}
