@@ -107,11 +107,6 @@ int lade_share_check(const struct lade_model_graph_params *params, struct lade_e
                           "divide %lld KV heads or be a multiple of them",
                           model->name, (long long)tp, (long long)model->heads, (long long)model->hidden,
                           (long long)model->n_kv_heads);
-  if (!lade_family_get(model->family)->query && model->family != LADE_GPT2 && model->n_kv_heads % tp)
-    return lade_error_set(error, -EINVAL,
-                          "model %s: %lld tensor parallel ranks must divide %lld KV heads: a checkpoint has queries, "
-                          "keys and values in one tensor, whose checksum counts each row once",
-                          model->name, (long long)tp, (long long)model->n_kv_heads);
   if ((tp - 1) * vocabulary_rows(model, (int)tp) >= model->vocabulary)
     return lade_error_set(error, -EINVAL, "model %s: a vocabulary of %lld leaves one of %lld tensor parallel ranks "
                           "without a token",

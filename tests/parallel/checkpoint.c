@@ -37,9 +37,11 @@ static const struct {
              {"llama in bf16", LADE_LLAMA, LADE_BF16, LADE_MOMENTS_F32, LADE_MASTER_EXACT},
              {"gpt2 with 8-bit moments", LADE_GPT2, LADE_BF16, LADE_MOMENTS_8BIT, LADE_MASTER_EXACT},
              {"llama, tied, with bf16 moments", LADE_LLAMA, LADE_BF16, LADE_MOMENTS_BF16, LADE_MASTER_24BIT},
-             {"gpt2 in fp16", LADE_GPT2, LADE_F16, LADE_MOMENTS_F32, LADE_MASTER_EXACT}};
+             {"gpt2 in fp16", LADE_GPT2, LADE_F16, LADE_MOMENTS_F32, LADE_MASTER_EXACT},
+             {"falcon in bf16", LADE_FALCON, LADE_BF16, LADE_MOMENTS_F32, LADE_MASTER_EXACT},
+             {"phi3 in fp32", LADE_PHI3, LADE_F32, LADE_MOMENTS_F32, LADE_MASTER_EXACT}};
 
-/* All layouts of four ranks. There are two KV heads: with tp 4 neighbours share them. */
+/* All layouts of four ranks. There are two KV heads, in Falcon one: with tp 4, or there with 2, ranks share them. */
 static const struct lade_layout_params layouts[] = {
     {.tp = 2, .pp = 2},
     {.tp = 4},
@@ -65,6 +67,8 @@ static struct lade_model_graph *graph_make(size_t i, const struct lade_layout *l
                              .rope_base = 10000, .is_tied = cases[i].family == LADE_GPT2 || i == 3};
   if (model.family == LADE_GPT2)
     model.n_kv_heads = model.heads;
+  if (model.family == LADE_FALCON) /* its files have queries, keys and values in one tensor */
+    model.n_kv_heads = model.n_parallel_norms = 1;
   lade_kernels_init(&kernels, &cpu);
   struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = cases[i].dtype,
                                      .batch = 1, .seq_len = 8, .kernels = &kernels, .n_threads = 1,

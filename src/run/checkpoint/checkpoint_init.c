@@ -223,8 +223,11 @@ static int sums_open(struct init *init, const char *path, struct lade_error *err
   init->tallies = lade_fault_calloc(init->faults, (size_t)n, sizeof(*init->tallies));
   if (!init->tallies)
     return lade_error_set(error, -ENOMEM, "%s: out of memory for its table of checksums", path);
-  for (int i = 0; i < n; i++)
-    init->sources[i].tally = &init->tallies[i];
+  for (int i = 0; i < n; i++) { /* slices of one tensor follow each other, and share its tally */
+    const bool is_continued = i > 0 && init->sources[i].tensor == init->sources[i - 1].tensor;
+    init->sources[i].tally = is_continued ? init->sources[i - 1].tally : &init->tallies[i];
+    init->sources[i].tally_weight = 1;
+  }
   return 0;
 }
 

@@ -79,8 +79,10 @@ struct tensor_tally {
   uint64_t sum, n_elements;
 };
 
-/* Add @n elements of a tensor, from index @place in row-first order (rows are outputs). */
-void tally_add(struct tensor_tally *tally, int64_t place, const float *elements, int64_t n);
+/*
+ * Add @n elements of a tensor, from index @place in row-first order (rows are outputs), each @weight times.
+ */
+void tally_add(struct tensor_tally *tally, int64_t place, const float *elements, int64_t n, uint64_t weight);
 
 /* A tensor of the whole model, of one kind. */
 struct table_tensor {
@@ -153,6 +155,12 @@ struct elements_range range_held(const struct lade_values *values, int param);
 struct elements_range range_written(const struct lade_values *values, int param);
 struct elements_range range_read(const struct lade_values *values, int param, enum chunk_kind kind);
 
+/*
+ * Return the number of times that an element of slice @i_slice counts in tallies of what ranks hold: more than once for
+ * rows of queries beside rows of KV heads that several ranks share (checkpoint_tally.c).
+ */
+uint64_t slice_tally_weight(const struct lade_model_graph *graph, int param, int i_slice);
+
 /* True if slice @i_slice of @param has an element in @range. */
 bool slice_is_within(const struct lade_model_graph *graph, int param, int i_slice, struct elements_range range);
 
@@ -173,6 +181,7 @@ struct slice_source {
   const char *path; /* of the file */
   const struct lade_safetensor *tensor;
   struct tensor_tally *tally; /* NULL: elements are not counted */
+  uint64_t tally_weight;      /* an element counts this many times */
   uint64_t xxh3; /* of the slice's elements in the parameter's own order, rows first: the sum of format version 1 */
   bool has_xxh3;       /* verify xxh3: the slice is then all of its tensor, and is read whole */
 };

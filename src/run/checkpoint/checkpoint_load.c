@@ -71,6 +71,17 @@ static int source_find(const struct load *load, int i_tensor, struct slice_sourc
   return 0;
 }
 
+static void sources_weigh(struct load *load, int n_own)
+{
+  const struct lade_model_graph *graph = load->values->graph;
+  for (int kind = 0; kind < CHUNK_N_KINDS; kind++) {
+    struct slice_source *source = load->sources + (size_t)kind * (size_t)n_own;
+    for (int param = 0; param < graph->n_params; param++)
+      for (int i = 0; i < graph->params[param].n_slices; i++)
+        source++->tally_weight = slice_tally_weight(graph, param, i);
+  }
+}
+
 static int sources_find(struct load *load, struct lade_error *error)
 {
   int n_own = slices_count(load->values->graph), rc = table_init(&load->table, load->values, load->faults, error);
@@ -88,6 +99,7 @@ static int sources_find(struct load *load, struct lade_error *error)
     return lade_error_set(error, -ENOMEM, "%s: out of memory for its list of files", load->path);
   for (int i = 0; i < CHUNK_N_KINDS * n_own && rc == 0; i++)
     rc = source_find(load, table_find(&load->table, (enum chunk_kind)(i / n_own), i % n_own), &load->sources[i], error);
+  sources_weigh(load, n_own);
   return rc;
 }
 

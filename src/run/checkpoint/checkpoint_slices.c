@@ -117,6 +117,13 @@ bool slice_is_within(const struct lade_model_graph *graph, int param, int i_slic
          LADE_MIN(range.end, (slice->first_row + slice->n_rows) * n_cols);
 }
 
+uint64_t slice_tally_weight(const struct lade_model_graph *graph, int param, int i_slice)
+{
+  const struct lade_param *the_param = &graph->params[param];
+  const bool is_before_shared = the_param->slices[i_slice].first_row < the_param->first_shared_row;
+  return is_before_shared ? (uint64_t)the_param->n_sharers : 1;
+}
+
 /* ---- spans ---- */
 
 /*
@@ -212,11 +219,11 @@ static struct element_run span_run(const struct slice_span *span, int64_t i)
                               .stride = span->n_cols, .n = LADE_MAX(end - row, 0)};
 }
 
-static void span_tally(const struct slice_span *span, struct tensor_tally *tally)
+static void span_tally(const struct slice_span *span, struct tensor_tally *tally, uint64_t weight)
 {
   for (int64_t i = 0; i < span_n_lines(span); i++) {
     struct element_run line = span_line(span, i);
-    tally_add(tally, line.file_first, line.elements, line.n);
+    tally_add(tally, line.file_first, line.elements, line.n, weight);
   }
 }
 
@@ -297,7 +304,7 @@ static int param_save(struct chunk_buffer *chunk, int param, enum chunk_kind kin
     for (int i = 0; i < the_param->n_slices && rc == 0; i++) {
       if (!span_find(chunk, param, i, first, n, range, &span))
         continue;
-      span_tally(&span, targets[i].tally);
+      span_tally(&span, targets[i].tally, 1);
       rc = gather_aim(gather, targets[i].writer, error);
       rc = rc < 0 ? rc : span_write(gather, &span, targets[i].offset, error);
     }
@@ -419,7 +426,7 @@ static int chunk_read(struct chunk_buffer *chunk, int param, int64_t first, int6
     scatter->n = 0;
     rc = span_read(scatter, &span, error);
     if (rc == 0 && sources[i].tally)
-      span_tally(&span, sources[i].tally);
+      span_tally(&span, sources[i].tally, sources[i].tally_weight);
     if (rc == 0)
       rc = source_verify(&sources[i], &span, hash, error);
   }
@@ -473,9 +480,9 @@ static int param_tally(struct chunk_buffer *chunk, int param, struct tensor_tall
     rc = chunk_get(chunk, param, CHUNK_MASTER, first, n, error);
     for (int i = 0; i < the_param->n_slices && rc == 0; i++) {
       if (span_find(chunk, param, i, first, n, all, &span))
-        span_tally(&span, held[i]);
+        span_tally(&span, held[i], slice_tally_weight(chunk->values->graph, param, i));
       if (span_find(chunk, param, i, first, n, own, &span))
-        span_tally(&span, written[i]);
+        span_tally(&span, written[i], 1);
     }
   }
   return rc;

@@ -9,9 +9,10 @@
  * exchanged, shifted or several changed elements go unnoticed once in 2^64. To add hashes up is how multisets are
  * hashed (Clarke et al. 2003, "Incremental multiset hash functions"); as theirs against an adversary it is not meant.
  *
- * Who reads a tensor counts what it read. Each element is read by as many ranks as any other, c, replicas and copies
- * included, so what all have read must add up to c times the tensor's sum: one addition over the ranks verifies what
- * every one of them holds.
+ * Each rank counts the elements that it reads. Each element of a tensor counts c times over all ranks, replicas and
+ * copies included, so all counts must add up to c times the tensor's sum: one addition over the ranks verifies the
+ * elements of every rank. If n tensor parallel ranks share each KV head, they all read its rows, but only one of them
+ * reads a row of queries. One tensor may contain both (Falcon), so a row of queries counts n times.
  */
 #include <string.h>
 
@@ -27,7 +28,7 @@ static uint64_t element_hash(uint64_t place, uint32_t bits)
   return z ^ (z >> 31);
 }
 
-void tally_add(struct tensor_tally *tally, int64_t place, const float *elements, int64_t n)
+void tally_add(struct tensor_tally *tally, int64_t place, const float *elements, int64_t n, uint64_t weight)
 {
   uint64_t sum = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -35,6 +36,6 @@ void tally_add(struct tensor_tally *tally, int64_t place, const float *elements,
     memcpy(&bits, &elements[i], sizeof(bits));
     sum += element_hash((uint64_t)(place + i), bits);
   }
-  tally->sum += sum;
-  tally->n_elements += (uint64_t)n;
+  tally->sum += weight * sum;
+  tally->n_elements += weight * (uint64_t)n;
 }
