@@ -75,6 +75,21 @@ def plans_are_kept_on_disk():
     assert lists[0] == lists[1]
 
 
+def refusals_take_the_longest_search():
+    """A budget that the short search misses is tried by the long one before it is refused."""
+    tried, plan = [], lade.Graph.plan
+
+    def short_misses(graph, budget, *, time_limit_s, **own):
+        tried.append(time_limit_s)
+        if len(tried) == 1:
+            raise lade.DoesNotFit("none was found", 1)
+        return plan(graph, budget, time_limit_s=time_limit_s, **own)
+    with mock.patch.object(train_step, "PLAN_SECONDS", (0.1, 0.7)), mock.patch.object(lade.Graph, "plan", short_misses):
+        _, _, step = made("75%")
+        step.prepare(*batch(6))
+    assert 0.1 <= tried[0] < tried[1] == 0.7, tried
+
+
 def gradients_of_the_caller_accumulate():
     """A step without an optimizer: forward and backward, as a trainer's training_step."""
     def backward(model):
@@ -287,8 +302,9 @@ def described():
 
 if __name__ == "__main__":
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
-    train_step.PLAN_SECONDS = 0.3
-    for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk, gradients_of_the_caller_accumulate,
+    train_step.PLAN_SECONDS = 0.3, 0.3
+    for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk,
+                 refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
                  failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):

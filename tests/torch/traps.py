@@ -7,6 +7,7 @@ generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
 """
 from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, refused, torch
 
+import contextlib
 import sys
 from unittest import mock
 
@@ -237,11 +238,23 @@ def constants_have_values():
 
 
 def parts_stand_for_large_calls():
-    """Prices by parts of calls have the bytes of whole calls."""
-    with mock.patch.multiple(parts, _WHOLE_FLOPS=1e4, _WHOLE_BYTES=4096, _LEAST=4):
-        part = check("parts", GPT(), batch(), make_train=autocast, budgets=("100%", "min"))
-    whole = check("whole", GPT(), batch(), make_train=autocast, budgets=("100%",))
-    assert part[0]["unconstrained_peak_bytes"] == whole[0]["unconstrained_peak_bytes"]
+    """Prices by parts of calls have the bytes of whole calls, also where an update takes scratch."""
+    prices = []
+    for is_part in (True, False):
+        small = dict(_WHOLE_FLOPS=1e4, _WHOLE_BYTES=4096, _LEAST=32) if is_part else {}
+        with mock.patch.multiple(parts, **small) if is_part else contextlib.nullcontext():
+            model = GPT()
+            optimizer = adamw(model)
+            step = lade.torch.step(autocast(model, optimizer), model, optimizer, "100%", audit=False)
+            step.prepare(*batch())
+        planned = step.last.planned
+        assert is_part == any(price.is_part for price in step.pricer.table.values())
+        assert is_part == any(price.elements for price in step.pricer.table.values())
+        assert any(op.scratch_bytes for op in planned.values.ops if "update" in op.name)
+        prices.append((planned.unconstrained_bytes, [(op.name, op.scratch_bytes) for op in planned.values.ops]))
+    assert prices[0] == prices[1], [pair for pair in zip(prices[0][1], prices[1][1]) if pair[0] != pair[1]]
+    with mock.patch.multiple(parts, _WHOLE_FLOPS=1e4, _WHOLE_BYTES=4096, _LEAST=32):
+        check("parts", GPT(), batch(), make_train=autocast, budgets=("min",))
 
 
 def hooked(model, optimizer):

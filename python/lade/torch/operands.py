@@ -5,15 +5,21 @@ import mmap
 
 import torch
 
-_FILLED_MOST = 256 << 20 # bytes of made-up values; operands behind them are zeros, which cost no memory
+_FILLED_MOST = 96 << 20 # bytes of made-up values; operands behind them are zeros, which cost no memory
+_BLOCK = 4096           # elements of made-up values that repeat
 
 
 class Arena:
-    """Operands for calls, cut from one buffer for each dtype."""
+    """Operands for calls, cut from one buffer for each dtype. Values are made up where they are first cut."""
 
-    def __init__(self, device):
-        self.device, self.buffers, self.used = device, {}, {}
+    def __init__(self, device, needs):
+        """@needs: {dtype: bytes of the operands of the largest call}."""
+        self.device, self.needs, self.buffers, self.used, self.filled = device, needs, {}, {}, {}
         self.fill = None  # of all operands, instead of made-up values
+
+    def forget(self):
+        """Let operands be made up anew: a call may have written them."""
+        self.buffers, self.filled = {}, {}
 
     def reset(self):
         self.used = {}
@@ -25,9 +31,9 @@ class Arena:
         size, stride, width = meta.shape, meta.stride(), meta.element_size()
         span = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if meta.numel() else 0
         lead = meta.storage_offset() * width % 64 // width
-        buffer = self._buffer(meta.dtype, (lead + span) * width + 64)
         first = self.used.get(meta.dtype, 0)
         self.used[meta.dtype] = (first + (lead + span) * width + 63) // 64 * 64
+        buffer = self._buffer(meta.dtype, self.used[meta.dtype])
         whole = self._storage(buffer, first, (lead + span) * width) if span else buffer
         cut = torch.as_strided(whole, size, stride, lead)
         is_number = meta.dtype.is_floating_point or meta.dtype.is_complex
@@ -44,36 +50,30 @@ class Arena:
         return torch.frombuffer(raw, dtype=buffer.dtype)
 
     def _buffer(self, dtype, n_bytes):
-        wanted = self.used.get(dtype, 0) + n_bytes
-        width = torch.empty(0, dtype=dtype).element_size()
-        buffer = self.buffers.get(dtype)
-        if buffer is None or buffer.numel() * width < wanted:
-            if self.used.get(dtype, 0):
-                raise Grow(dtype, wanted)
-            self.grow(dtype, wanted)
-        return self.buffers[dtype]
-
-    def grow(self, dtype, n_bytes):
-        """Have a buffer of @n_bytes; its growth by at least half bounds the bytes that all growths fill."""
-        old = self.buffers.pop(dtype, None)
-        n_bytes = max(n_bytes, 1 << 16, old.numel() * old.element_size() * 3 // 2 if old is not None else 0)
-        del old
-        self.buffers[dtype] = _filled(n_bytes // dtype.itemsize + 64, dtype, self.device)
+        """Return the buffer of a dtype, made up as far as @n_bytes."""
+        width = dtype.itemsize
+        if dtype not in self.buffers:
+            n = (self.needs[dtype] // width + _BLOCK) // _BLOCK * _BLOCK
+            self.buffers[dtype] = torch.frombuffer(mmap.mmap(-1, n * width), dtype=dtype) \
+                if self.device.type == "cpu" else torch.zeros(n, dtype=dtype, device=self.device)
+            self.filled[dtype] = 0
+        buffer, first = self.buffers[dtype], self.filled[dtype]
+        last = (min(n_bytes, _FILLED_MOST) // width + _BLOCK - 1) // _BLOCK * _BLOCK
+        if last > first and (dtype.is_floating_point or dtype.is_complex):
+            buffer[first:last].view(-1, _BLOCK).copy_(_made_up(dtype, self.device))
+            self.filled[dtype] = last
+        return buffer
 
 
-class Grow(Exception):
-    pass
+def needs_of(metas):
+    """Return {dtype: bytes} that cuts of @metas take from an arena."""
+    needs = {}
+    for meta in metas:
+        span = 1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.stride())) if meta.numel() else 0
+        needs[meta.dtype] = needs.get(meta.dtype, 0) + span * meta.element_size() + 128
+    return needs
 
 
-def _filled(n, dtype, device):
-    """Return n elements: fractions of both halves of (0, 1) for floating point, zeros for indices, ones for masks."""
-    if dtype == torch.bool:
-        return torch.ones(n, dtype=dtype, device=device)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.zeros(n, dtype=dtype, device=device)
-    block = (torch.arange(4096, device=device) * 2654435761 % 1021).to(torch.float32).div_(1361).add_(0.25).to(dtype)
-    n = (n + 4095) // 4096 * 4096
-    result = torch.frombuffer(mmap.mmap(-1, n * dtype.itemsize), dtype=dtype) if device.type == "cpu" else \
-        torch.zeros(n, dtype=dtype, device=device)
-    result[:min(n, _FILLED_MOST // dtype.itemsize)].view(-1, 4096).copy_(block)
-    return result
+def _made_up(dtype, device):
+    """Return fractions of both halves of (0, 1)."""
+    return (torch.arange(_BLOCK, device=device) * 2654435761 % 1021).to(torch.float32).div_(1361).add_(0.25).to(dtype)

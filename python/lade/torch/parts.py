@@ -3,16 +3,18 @@
 
 The products of a step take most of its time, so running each once would price a step at the cost of a step. A call on
 some rows or columns of the same operands, whose strides stay, takes the same path of the kernel. Its time grows with the
-sliced dimension. Scratch, if the part has any, is measured at the whole call.
+sliced dimension. Scratch, if the part has any, is measured at the whole call. Updates of single parameters work element
+by element, so their scratch grows with the elements.
 """
 import torch
 
-_WHOLE_FLOPS, _WHOLE_BYTES = 2e9, 64 << 20  # calls up to here run whole
+_WHOLE_FLOPS, _WHOLE_BYTES = 1e9, 64 << 20  # calls up to here run whole
 _LEAST = 128                                # of a sliced dimension of a product
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
 _ROWS = (_aten._log_softmax.default, _aten._softmax.default)
+_LOSS_BACKWARD = (_aten.nll_loss_backward.default,)
 _ROWS_BACKWARD = (_aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default)
 
 
@@ -24,6 +26,8 @@ def smaller(target, args, kwargs):
         return _product(target, args)
     if torch.Tag.pointwise in target.tags and not target._schema.is_mutable:
         return _rows(args)
+    if target in _LOSS_BACKWARD:
+        return _loss(args)
     dim = args[1] if target in _ROWS else args[2] if target in _ROWS_BACKWARD else None
     return _rows(args) if dim is not None and dim % args[0].dim() > 0 else None
 
@@ -37,14 +41,38 @@ def _product(target, args):
     if lots > 1:
         n = max(1, int(lots * _WHOLE_FLOPS / flops))
         return ((a[:n], b[:n]), lots / n) if n < lots else None
-    n = max(_LEAST, int(max(rows, columns) * _WHOLE_FLOPS / flops))
-    if n >= max(rows, columns):
+    inner = a.shape[-1]
+    whole = max(rows, columns, inner)
+    n = max(_LEAST, int(whole * _WHOLE_FLOPS / flops))
+    if n >= whole:
         return None
-    if rows > columns:
+    if whole == inner:
+        return (*bias, a[..., :n], b[..., :n, :]), whole / n
+    if whole == rows:
         bias = tuple(t[:n] if t.dim() == 2 and t.shape[0] == rows else t for t in bias)
-        return (*bias, a[:n], b), rows / n
+        return (*bias, a[..., :n, :], b), whole / n
     bias = tuple(t[..., :n] if t.shape[-1] == columns else t for t in bias)
-    return (*bias, a, b[:, :n]), columns / n
+    return (*bias, a, b[..., :n]), whole / n
+
+
+def _loss(args):
+    """Return the gradient of a loss over the first rows."""
+    grad, scores, labels, *rest = args
+    n = _n_rows(scores)
+    if n is None or scores.dim() != 2 or not scores.is_contiguous():
+        return None
+    return (grad[:n] if grad.dim() else grad, scores[:n], labels[:n], *rest), scores.shape[0] / n
+
+
+def rows_of_update(param):
+    """Return how many rows of a parameter stand for it in an update, or None for all."""
+    return _n_rows(param) if param.device.type == "cpu" and param.is_contiguous() and param.dim() else None
+
+
+def _n_rows(tensor):
+    rows, n_bytes = tensor.shape[0], tensor.numel() * tensor.element_size()
+    n = max(1, rows * (_WHOLE_BYTES // 2) // max(n_bytes, 1))
+    return n if n_bytes > _WHOLE_BYTES and n < rows else None
 
 
 def _rows(args):
@@ -52,8 +80,7 @@ def _rows(args):
     tensors = [t for t in args if isinstance(t, torch.Tensor) and t.dim()]
     if not tensors or any(t.shape != tensors[0].shape or not t.is_contiguous() for t in tensors):
         return None
-    rows, n_bytes = tensors[0].shape[0], tensors[0].numel() * tensors[0].element_size()
-    n = max(1, rows * (_WHOLE_BYTES // 2) // max(n_bytes, 1))
-    if n_bytes <= _WHOLE_BYTES or n >= rows:
+    n = _n_rows(tensors[0])
+    if n is None:
         return None
-    return tuple(t[:n] if isinstance(t, torch.Tensor) and t.dim() else t for t in args), rows / n
+    return tuple(t[:n] if isinstance(t, torch.Tensor) and t.dim() else t for t in args), tensors[0].shape[0] / n

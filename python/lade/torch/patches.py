@@ -102,11 +102,12 @@ def _whole_kernels():
     A capture would decompose them, and the parts have other bits than the kernel.
     """
     decompose, has_kernel = torch._ops.OpOverload.decompose, torch._C._dispatch_has_kernel_for_dispatch_key
+    known = {}
 
     def whole(op, *args, **kwargs):
-        if has_kernel(op.name(), "CPU") or has_kernel(op.name(), "CUDA"):
-            return NotImplemented
-        return decompose(op, *args, **kwargs)
+        if op not in known:
+            known[op] = has_kernel(op.name(), "CPU") or has_kernel(op.name(), "CUDA")
+        return NotImplemented if known[op] else decompose(op, *args, **kwargs)
     return mock.patch.object(torch._ops.OpOverload, "decompose", whole)
 
 

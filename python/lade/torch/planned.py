@@ -9,7 +9,10 @@ from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
 from . import generate, optimizers, plan_cache, reports, tiers
+from .trace import without_collections
 from .values import Values, updates_early
+
+OPS_PER_SECOND = 1500 # of a search: longer ones of GPT-2's 1,480 ops find steps that are 0.1 % faster
 
 
 class Tiers:
@@ -81,7 +84,9 @@ def graph_of(values, name_of, can_redo=True):
 class Planned:
     """A plan that fits, ready to run. DoesNotFit before anything of the user's was changed."""
 
-    def __init__(self, trace, pricer, limits, device, plan_seconds=0.0):
+    @without_collections()
+    def __init__(self, trace, pricer, limits, device, plan_seconds):
+        """@plan_seconds: (least, most) of the search."""
         self.trace, self.limits, self.device = trace, limits, device
         start = time.perf_counter()
         self.values = Values(trace.gm, len(trace.inputs))
@@ -110,16 +115,26 @@ class Planned:
         paths, limits = self.limits.measure(), self.limits
         own = dict(to_host=paths["host"][0], from_host=paths["host"][1], to_store=paths["store"][0],
                    from_store=paths["store"][1], host_budget_bytes=limits.host_bytes,
-                   store_budget_bytes=limits.store_bytes, time_limit_s=seconds)
+                   store_budget_bytes=limits.store_bytes)
         budget = g.BUDGET_MIN if self.budget is None else max(self.budget, 1)
         key = plan_cache.key_of(self.values, limits, budget)
         found = plan_cache.load(key, self.graph, budget)
         self.is_from_disk = found is not None and found.info["host_bytes"] <= limits.host_bytes
         if self.is_from_disk:
             return found
-        plan = self.graph.plan(budget, **own)
+        plan = self._search(budget, *seconds, own)
         plan_cache.save(key, plan)
         return plan
+
+    def _search(self, budget, least, most, own):
+        """Return a plan, by a search that grows with the ops. Before a refusal it takes the most seconds."""
+        seconds = min(most, max(least, self.n_ops / OPS_PER_SECOND))
+        try:
+            return self.graph.plan(budget, time_limit_s=seconds, **own)
+        except DoesNotFit:
+            if seconds == most:
+                raise
+            return self.graph.plan(budget, time_limit_s=most, **own)
 
     # places
 

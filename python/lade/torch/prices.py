@@ -13,7 +13,8 @@ from ..errors import CannotCapture
 from . import kernels, parts, optimizers
 from .layouts import Described
 from .meter import Events, peak_of
-from .operands import Arena, Grow
+from .operands import Arena, needs_of
+from .values import flat_args
 
 MARK_BYTES = 1234577     # an allocation of this size stands between two calls; no power of two, no page
 _SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
@@ -22,10 +23,11 @@ _REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm
 
 class Price:
     """Of one call: bytes that it needs at most, sizes of its results' storages, time."""
-    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part")
+    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part", "elements")
 
     def __init__(self):
         self.hidden, self.is_part = [], False  # is_part: a part of the call was run (parts.py)
+        self.elements = None                   # of an update: (those of the part that was run, all)
 
 
 def call_key(values, op):
@@ -50,9 +52,8 @@ class Pricer:
 
     def price(self, values, device):
         """Fill in scratch, time and sizes of all ops and storages of @values."""
-        wanted = {}
-        for op in values.ops:
-            key = self._key(values, op)
+        keys, wanted = [self._key(values, op) for op in values.ops], {}
+        for key, op in zip(keys, values.ops):
             if key not in self.table and key not in wanted:
                 wanted[key] = op
         n_layouts = len(self.layouts)
@@ -60,8 +61,8 @@ class Pricer:
             self._run_all(values, wanted, device)
         if len(self.layouts) > n_layouts:
             raise Relayout
-        for op in values.ops:
-            self._apply(values, op, self.table[self._key(values, op)])
+        for key, op in zip(keys, values.ops):
+            self._apply(values, op, self.table[key])
 
     def _key(self, values, op):
         key = call_key(values, op)
@@ -101,7 +102,7 @@ class Pricer:
 
     def _run_some(self, values, wanted, device, in_part):
         """Run calls, of large products a part if @in_part."""
-        self.arena, self.n_marks = Arena(device), 0
+        self.arena, self.n_marks = Arena(device, self._needs(values, wanted.values())), 0
         generators = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
         # oneDNN and others prepare themselves at a call's first run: those events are no price.
         spans = []
@@ -116,6 +117,15 @@ class Pricer:
             self.arena = None
         self._read(spans, events.sizes)
 
+    @staticmethod
+    def _needs(values, ops):
+        """Return the most bytes of each dtype that one call's operands take."""
+        needs = {}
+        for op in ops:
+            found = needs_of(values.metas[values.value(node)] for node in flat_args(op.node))
+            needs.update((dtype, n) for dtype, n in found.items() if n > needs.get(dtype, 0))
+        return needs
+
     def _read(self, spans, sizes):
         """Cut the events at the marks; @spans has the first mark of each call's last run."""
         cuts = [i for i, size in enumerate(sizes) if size == MARK_BYTES]
@@ -124,6 +134,9 @@ class Pricer:
         for key, price, mark in spans:
             most, left = peak_of(sizes[cuts[mark] + 2:cuts[mark + 1]])
             price.most_bytes = most - left + price.sizes[0] if price.is_part else most
+            if price.elements:
+                each, rest = divmod(most, price.elements[0])
+                price.most_bytes = each * price.elements[1] + rest
             self.table[key] = price
 
     def _run(self, values, op, device, in_part):
@@ -134,13 +147,13 @@ class Pricer:
                 return self._run_filled(values, op, device, in_part)
             except (RuntimeError, ValueError, IndexError) as fault:
                 why = " ".join(str(fault).split())[:200]
-                self.arena.buffers = {}
+                self.arena.forget()
         raise CannotCapture(f"refuses made-up operands, so it has no price: {why}", str(op.node.target))
 
     def _run_filled(self, values, op, device, in_part):
         """Long calls run once; short ones again, warm, and between sums that show hidden writes."""
-        call, args, kwargs, leaves = self._operands(values, op)
         price, before, after = Price(), None, None
+        call, args, kwargs, leaves = self._operands(values, op, price)
         part = parts.smaller(op.node.target, args, kwargs) if in_part else None
         if part is not None and values.metas[op.outputs[0]].is_contiguous():
             self._run_part(values, op, *part, price, device)
@@ -152,6 +165,8 @@ class Pricer:
             out, ns = self._once(op, call, args, kwargs, device)
             price.ns, after = min(price.ns, ns), _sums(leaves)
         mark = self.n_marks - 2
+        if price.elements:
+            price.ns *= price.elements[1] / price.elements[0]
         price.sizes = self._sizes(values, op, out, leaves)
         self.scratch.update((call_key(values, op), out[i].to("meta")) for _, i in op.outputs
                             if i is not None and kernels.is_opaque(op.node, i) and out[i] is not None)
@@ -189,37 +204,29 @@ class Pricer:
     def _is_declared(self, values, op, position):
         return values.storage(values.value(position_node(op.node, position))) in op.updates
 
-    def _operands(self, values, op):
+    def _operands(self, values, op, price):
         if op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL):
-            return self._update(values, op)
-        try:
-            return self._cut(values, op)
-        except Grow as grow:
-            dtype, wanted = grow.args
-            self.arena.grow(dtype, wanted)
-            return self._operands(values, op)
-
-    def _cut(self, values, op):
+            return self._update(values, op, price)
         self.arena.reset()
         leaves = []
 
         def cut(node):
-            meta = self._meta(values, values.value(node))
-            constant = values.constants.get(node)
-            tensor = constant.clone() if constant is not None and constant.numel() <= 16 else self.arena.cut(meta)
-            leaves.append(tensor)
-            return tensor
+            leaves.append(self._made_up(values, node))
+            return leaves[-1]
         args, kwargs = map_arg((tuple(op.node.args), dict(op.node.kwargs)), cut)
         return kernels.callable_of(op.node), args, kwargs, leaves
 
-    def _meta(self, values, value):
-        """Return a description of a value; of a kernel's scratch that which its own run returned."""
-        node, output = value
-        if output is None or not kernels.is_opaque(node, output):
-            return values.metas[value]
-        return self.scratch[call_key(values, next(op for op in values.ops if op.node is node))]
+    def _made_up(self, values, node):
+        """Return an operand; for a kernel's scratch one like its own run returned."""
+        (source, output), constant = values.value(node), values.constants.get(node)
+        if constant is not None and constant.numel() <= 16:
+            return constant.clone()
+        if output is not None and kernels.is_opaque(source, output):
+            meta = self.scratch[call_key(values, next(op for op in values.ops if op.node is source))]
+            return torch.zeros(meta.shape, dtype=meta.dtype, device=self.arena.device)
+        return self.arena.cut(values.metas[source, output])
 
-    def _update(self, values, op):
+    def _update(self, values, op, price):
         """Return a call that updates made-up parameters by a copy of the optimizer."""
         if op.node.target is optimizers.UPDATE_ALL:
             nodes = list(zip(op.node.args[0], op.node.args[1]))
@@ -233,7 +240,10 @@ class Pricer:
                 at += n
             slim.param_groups = groups
         else:
-            param = self._like(values, op.node.args[0], op.node.args[1])
+            meta = values.metas[values.value(op.node.args[0])]
+            n_rows = parts.rows_of_update(meta)
+            param = self._like(values, op.node.args[0], op.node.args[1], n_rows)
+            price.elements = (param.numel(), meta.numel()) if n_rows else None
             slim = optimizers.narrowed(self.optimizer, self._group(op.node.args[4]), param, {})
         slim.state, step = optimizers.empty_state(), type(self.optimizer).step
         if optimizers.is_per_param(self.optimizer):
@@ -243,8 +253,10 @@ class Pricer:
         return (lambda *_args, **_kwargs: step(slim)), (), {}, []
 
     @staticmethod
-    def _like(values, param, grad):
+    def _like(values, param, grad, n_rows=None):
         meta, grad_meta = values.metas[values.value(param)], values.metas[values.value(grad)]
+        if n_rows:
+            meta, grad_meta = meta[:n_rows], grad_meta[:n_rows]
         made = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device).fill_(0.5)
         made.requires_grad_()
         made.grad = torch.empty_strided(grad_meta.shape, grad_meta.stride(), dtype=meta.dtype,
@@ -309,8 +321,10 @@ def _sums(leaves):
     """Return sums over the bits of small operands, to see hidden writes."""
     found = []
     for t in leaves:
-        small = t.numel() and t.numel() * t.element_size() <= _SMALL_BYTES and t.is_contiguous()
-        found.append(t.reshape(-1).view(torch.uint8).to(torch.int64).sum().item() if small and t.dim() else None)
+        n_bytes = t.numel() * t.element_size()
+        is_small = 0 < n_bytes <= _SMALL_BYTES and t.is_contiguous() and t.dim()
+        wide = torch.int64 if n_bytes % 8 == 0 and t.storage_offset() * t.element_size() % 8 == 0 else torch.uint8
+        found.append(t.reshape(-1).view(wide).sum(dtype=torch.int64).item() if is_small else None)
     return found
 
 

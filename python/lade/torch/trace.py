@@ -6,6 +6,7 @@ once under make_fx, and everything is put back. Nothing is computed and nothing 
 """
 import contextlib
 import functools
+import gc
 import os
 import traceback
 
@@ -304,6 +305,19 @@ def _drop_unused_state(result, optimizer):
     result.inputs = kept
 
 
+@contextlib.contextmanager
+def without_collections():
+    """Within this context Python's collector of cycles rests: a capture makes many objects and few of them end."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+
+
+@without_collections()
 def trace(fn, model, optimizer, args, kwargs, layouts=None):
     """Capture fn(*args, **kwargs), with strides by @layouts (layouts.py). CannotCapture names the op and the user's line; nothing has changed then."""
     given = Given(model, optimizer)

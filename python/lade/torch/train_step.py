@@ -24,8 +24,8 @@ from .runtime import Runtime
 from .trace import Given, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
-PLAN_SECONDS = 3.0  # of the search for one plan
-CAPTURES_MOST = 8   # of one step, each with more strides known
+PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
+CAPTURES_MOST = 8       # of one step, each with more strides known
 
 
 class Report(dict):

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 _FOLLOWED_MOST = 1 << 16  # elements of a followed constant
 _ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+_DEVICE = torch.ops.prim.device.default
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 
@@ -25,6 +26,8 @@ class Watch(TorchDispatchMode):
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # most calls of a capture ask this
         kwargs = kwargs or {}
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         reals = self._reals(func, tensors)
