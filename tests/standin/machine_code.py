@@ -5,12 +5,12 @@ compiler may split packs, and none spills more registers than docs/cuda.md state
 
 machine_code.py NVCC SOURCE_ROOT
 """
-import glob
 import os
-import re
-import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '../../bench'))
+import sass_listing # noqa: E402
 
 # Architectures other than sm_90 alone: AdamW uses nearly all registers that two blocks leave a thread.
 ARCHS = {'adamw': ['sm_80', 'sm_90']}
@@ -25,28 +25,13 @@ NARROW = ('column_sum', 'head_', 'sum_squares')
 SPILLS = {'norm_bwd_f32': 4}  # bytes stored, of 8 of stack
 
 
-def compile_file(nvcc, root, name, arch, folder):
-    """Return the PTX of each function, and the bytes that each spills."""
-    ptx = os.path.join(folder, name + '.ptx')
-    source, = glob.glob(f'kernels/cuda/*/{name}.cu', root_dir=root)
-    subprocess.run([nvcc, '-ptx', f'-arch={arch}', '-std=c++17', '-fmad=false', '-include', 'kernels/cuda/gpu.h',
-                    '-I', '.', '-I', 'src', '-I', 'include', '-o', ptx, source], cwd=root, check=True)
-    ptxas = os.path.join(os.path.dirname(os.path.realpath(nvcc)), 'ptxas')
-    told = subprocess.run([ptxas, '-v', f'-arch={arch}', ptx, '-o', os.path.join(folder, name + '.cubin')], check=True,
-                          capture_output=True, text=True).stderr
-    spills = {name: int(n) for name, n in
-              re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", told, re.S)}
-    with open(ptx, encoding='utf-8') as file:
-        bodies = re.split(r'\.entry (\w+)\(', file.read())
-    return dict(zip(bodies[1::2], bodies[2::2])), spills
-
-
 def main():
     nvcc, root = sys.argv[1:]
     faults = []
     with tempfile.TemporaryDirectory() as folder:
         for name, arch in [(name, arch) for name in FILES for arch in ARCHS.get(name, ['sm_90'])]:
-            bodies, spills = compile_file(nvcc, root, name, arch, folder)
+            bodies, resources, _ = sass_listing.kernel_compile(nvcc, root, name, arch, folder)
+            spills = {function: resources[function].spill_bytes for function in resources}
             if not spills or spills.keys() != bodies.keys():
                 faults.append(f'{name}: ptxas tells of {sorted(spills)}, the PTX has {sorted(bodies)}')
             faults += [f'{function} spills {n} bytes' for function, n in spills.items() if n > SPILLS.get(function, 0)]

@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A reckoned roofline of every CUDA kernel, from its machine code. No GPU is needed.
+
+sass.py [--nvcc NVCC] [--nvdisasm NVDISASM] [--arch sm_90a] [--all] > bench/results/sass-h100.md
+
+nvdisasm is the toolkit's, or that of the PyPI package nvidia-cuda-nvdisasm (`pip install --target DIR`; then
+--nvdisasm DIR/nvidia/cu13/bin/nvdisasm). --all prints F16 beside BF16 and F32.
+
+The model. A kernel's hot loop is the innermost loop with the most work: flops of tensor cores, fused multiply-adds of
+FP32 kernels, else bytes of global memory; code outside of loops counts as one. One warp's turn of it costs, on one
+of the four schedulers of a multiprocessor,
+  issue    a clock for each instruction;
+  pipe     32 lanes / (results per clock and multiprocessor / 4) for each instruction of a pipe; the busiest pipe;
+  tensor   flops of HMMA and HGMMA / (flops per clock and multiprocessor / 4);
+  memory   bytes of LDG and STG / (bytes per second / multiprocessors / clock / 4).
+Issue and pipe run together: run = max(issue, pipe). Let LIMIT be tensor, the FMA pipe or memory, and W the warps of a
+scheduler that registers, shared memory and threads allow. LAT is the latency of memory for each group of loads that is
+waited for. W warps that pass LIMIT, run and LAT in turn are a closed network of queues; its balanced bound from below
+(Zahorjan, Sevcik, Eager, Galler 1982) is W / (LIMIT + run + LAT + (W - 1) max(LIMIT, run)) turns per clock. So
+  expected share = LIMIT * min(1 / max(LIMIT, run), that bound)
+  most           = LIMIT / max(LIMIT, run): all of the smaller one is hidden.
+Instructions are those of the fast path; "slow" is the count with slow cases, masks and dropout. Not in the model: bank
+conflicts, L2 and its bandwidth, prologues, tails of grids, barriers.
+
+Sources. Results per clock: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", 9.0. Bandwidth,
+multiprocessors, clock, flops: H100 SXM data sheet. mma.sync reaches 0.62 of wgmma's rate on Hopper (Luo et al. 2024).
+"""
+import argparse
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+
+import sass_listing
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+GPUS = {'sm_90a': {
+    'name': 'H100 SXM', 'multiprocessors': 132, 'clock_hz': 1.83e9, 'bytes_per_s': 3.35e12, 'tensor_flops': 4096,
+    'registers': 65536, 'warps': 64, 'blocks': 32, 'shared_bytes': 228 << 10, 'block_shared_bytes': 1 << 10,
+    'memory_clocks': 800, 'mma_sync': 0.62}}
+SCHEDULERS, LANES = 4, 32
+RATES = {'fma': 128, 'imad': 64, 'alu': 64, 'half': 128, 'convert': 64, 'slow convert': 16, 'special': 16, 'double': 64,
+         'shuffle': 32, 'load/store': 32}
+PIPES = {
+    'fma': 'FADD FMUL FFMA', 'imad': 'IMAD', 'half': 'HADD2 HMUL2 HFMA2', 'convert': 'F2FP I2FP',
+    'slow convert': 'F2F F2I I2F FRND', 'special': 'MUFU POPC FLO', 'double': 'DADD DMUL DFMA DSETP', 'shuffle': 'SHFL',
+    'alu': 'IADD3 VIADD LOP3 SHF LEA ISETP FSETP FMNMX FSEL SEL PRMT VIMNMX VIMNMX3 VIADDMNMX IABS FSET PLOP3 FCHK R2P P2R',
+    'load/store': 'LDG STG LDS STS LDSM LDGSTS LDL STL LD ST'}
+PIPE_OF = {name: pipe for pipe, names in PIPES.items() for name in names.split()}
+# Kernels that FP32 arithmetic bounds, and those of one block or of a few numbers, which only latency bounds.
+FMA_BOUND = ('matmul_', 'attention_fwd_', 'attention_dq_', 'attention_dkv_')
+LATENCY_BOUND = ('clip', 'tree_sum', 'head_finish', 'head_join', 'head_scale', 'embed_sort', 'attention_sinks')
+
+
+# ---- one instruction ----
+
+def width_bytes(instruction):
+    """Return the bytes that a memory instruction moves for one lane."""
+    for modifier in instruction.name.split('.')[1:]:
+        if modifier in ('64', '128'):
+            return int(modifier) // 8
+        if modifier in ('U8', 'S8'):
+            return 1
+        if modifier in ('U16', 'S16'):
+            return 2
+    return 4
+
+
+def global_bytes(instruction):
+    return width_bytes(instruction) if instruction.base in ('LDG', 'STG') else 0
+
+
+def tensor_flops(instruction):
+    """Return one warp's part of the flops: HMMA.16816 is m16 n8 k16 by a warp, HGMMA.64xNx16 is by four."""
+    if match := re.match(r'HMMA\.16816', instruction.name):
+        return 2 * 16 * 8 * 16
+    if match := re.match(r'HGMMA\.(\d+)x(\d+)x(\d+)', instruction.name):
+        m, n, k = map(int, match.groups())
+        return 2 * m * n * k // 4
+    return 0
+
+
+def is_work(instruction):
+    return tensor_flops(instruction) > 0 or instruction.base in ('LDG', 'STG', 'LDGSTS')
+
+
+# ---- one function ----
+
+def work_of(function, limit):
+    """Return the measure of an instruction's work for kernels of @limit."""
+    if limit == 'tensor':
+        return tensor_flops
+    if limit == 'fma':
+        return lambda instruction: PIPE_OF.get(instruction.base) == 'fma'
+    return global_bytes
+
+
+def limit_of(function):
+    if any(tensor_flops(instruction) for instruction in function.code):
+        return 'tensor'
+    return 'fma' if function.name.startswith(FMA_BOUND) else 'memory'
+
+
+def hot_part(function, measure):
+    """Return the indices of the hot part: the loop whose own work, without that of loops inside, is the most; or the
+    code outside of all loops, if its work is more."""
+    loops = sorted(sass_listing.loops_find(function), key=lambda loop: loop[1] - loop[0])
+    owner = {}
+    for loop in loops:
+        for at in range(loop[0], loop[1] + 1):
+            owner.setdefault(at, loop)
+    own = Counter({None: 0})
+    for at, instruction in enumerate(function.code):
+        own[owner.get(at)] += measure(instruction)
+    best = max(own, key=lambda loop: own[loop])
+    if best:
+        return list(range(best[0], best[1] + 1))
+    ends = [at for at, i in enumerate(function.code) if i.base == 'EXIT' and at not in owner]
+    return [at for at in range((ends or [len(function.code) - 1])[-1] + 1) if at not in owner]
+
+
+def registers_of(instruction, operand):
+    """Return the numbers of the registers that a load writes to: its first operand, by its width."""
+    match = re.match(r'R(\d+)', operand)
+    return set(range(int(match.group(1)), int(match.group(1)) + max(1, width_bytes(instruction) // 4))) if match else set()
+
+
+def waits_count(code):
+    """Return the number of groups of loads: a group ends at the first instruction that reads what one loaded."""
+    waits, pending = 0, set()
+    for instruction in code:
+        parts = instruction.operands.split(',')
+        sources = parts if instruction.base in ('STG', 'STS', 'ST') else parts[1:]
+        read = {int(n) for part in sources for n in re.findall(r'\bR(\d+)', part)}
+        if pending & read:
+            waits, pending = waits + 1, set()
+        if instruction.base == 'LDG':
+            pending |= registers_of(instruction, parts[0].strip())
+    return waits
+
+
+def demands(function, gpu):
+    """Return the clocks of one warp's turn on one scheduler, by station, and the counts behind them."""
+    limit = limit_of(function)
+    part = hot_part(function, work_of(function, limit))
+    fast = set(sass_listing.fast_path(function, part[0], part[-1], is_work))
+    code = [function.code[at] for at in part if at in fast]
+    pipes = Counter(PIPE_OF[i.base] for i in code if i.base in PIPE_OF)
+    pipe_clocks = {pipe: n * LANES * SCHEDULERS / RATES[pipe] for pipe, n in pipes.items()}
+    pipe_clocks['fma'] = pipe_clocks.get('fma', 0) + pipe_clocks.get('imad', 0) / 2
+    n_bytes, flops = sum(map(global_bytes, code)), sum(map(tensor_flops, code))
+    rate = gpu['tensor_flops'] * (gpu['mma_sync'] if any(i.base == 'HMMA' for i in code) else 1)
+    per_clock = gpu['bytes_per_s'] / gpu['multiprocessors'] / gpu['clock_hz']
+    busiest = max(pipe_clocks, key=lambda pipe: pipe_clocks[pipe])
+    clocks = {'issue': len(code), 'pipe': pipe_clocks[busiest], 'tensor': flops * SCHEDULERS / rate,
+              'memory': n_bytes * LANES * SCHEDULERS / per_clock, 'fma': pipe_clocks['fma']}
+    waits = waits_count(code) if limit == 'memory' else 0
+    return {'limit': limit, 'clocks': clocks, 'busiest': busiest, 'bytes': n_bytes, 'flops': flops, 'waits': waits,
+            'slow': len(part)}
+
+
+# ---- occupancy and shares ----
+
+def constants_read():
+    """Return a function of (name, head_dim) to the value of LADE_CUDA_<name> in phases.h."""
+    with open(os.path.join(ROOT, 'kernels/cuda/phases.h'), encoding='utf-8') as file:
+        found = dict(re.findall(r'#define LADE_CUDA_(\w+)(?:\(dim\))? (.+?)(?:\s*/\*.*)?\n', file.read()))
+
+    def get(name, dim=0):
+        if match := re.match(r'\(\(dim\) == 64 \? (\d+) : (\d+)\)', found[name]):
+            return int(match.group(1 if dim == 64 else 2))
+        return int(found[name])
+    return get
+
+
+def launch_shared_bytes(name):
+    """Return the shared memory of a launch, as the *_launch.c files request it: width 1600 for rows, heads by name."""
+    get = constants_read()
+    dim = int(match.group(1)) if (match := re.search(r'_(64|128)_', name)) else 64
+    if match := re.match(r'attention_mma_(?:form_)?(fwd|dq|dkv)_', name):
+        part = match.group(1).upper()
+        rows, tile = get(f'MMA_{part}_ROWS', dim), get(f'MMA_{part}_TILE', dim)
+        return ((1 if part == 'FWD' else 2) * rows + 4 * tile) * dim * 2 + (16 * tile if part == 'DKV' else 0)
+    if match := re.match(r'attention_wgmma_(fwd|dq|dkv)_', name):
+        places, rows = get('WGMMA_PLACES'), get('WGMMA_ROWS')
+        n = {'fwd': rows + 4 * get('WGMMA_TILE'), 'dq': 2 * rows + (places + 2) * get('WGMMA_DQ_TILE'),
+             'dkv': 2 * rows + 2 * places * get('WGMMA_DKV_TILE')}[match.group(1)]
+        extra = 8 * places * get('WGMMA_DKV_TILE') if match.group(1) == 'dkv' else 0
+        return n * dim * 2 + extra + get('WGMMA_ALIGN')
+    if match := re.match(r'attention_(fwd|dq|dkv)_', name):
+        tile = get('ATTENTION_TILE')
+        n = get('ATTENTION_FWD_ROWS') + tile if match.group(1) == 'fwd' else 2 * (get('ATTENTION_BWD_ROWS') + tile)
+        return 4 * (get('ATTENTION_THREADS') + n * (dim + 1))
+    if name.startswith('matmul_'):
+        return 2 * get('SLAB') * (get('TILE') + 1) * 4
+    if re.match(r'(norm|residual)_bwd', name):
+        return 4 * (get('ROOM_FLOATS') + 1600 * (2 if name.startswith('norm') else 3))
+    if name.startswith('sum_squares'):
+        return 8 * get('SUM_SPAN')
+    return 4 * get('ROOM_FLOATS')
+
+
+def warps_resident(resources, shared_bytes, gpu):
+    """Return the warps of a multiprocessor: the fewest that registers (allocated by 256 a warp), shared memory, blocks
+    and warps allow."""
+    warps = -(-resources.threads // LANES)
+    by_registers = gpu['registers'] // (-(-resources.registers * LANES // 256) * 256) // warps
+    by_shared = gpu['shared_bytes'] // (resources.shared_bytes + shared_bytes + gpu['block_shared_bytes'])
+    return warps * min(by_registers, by_shared, gpu['blocks'], gpu['warps'] // warps)
+
+
+def shares_get(found, n_warps, gpu):
+    """Return the share of the limit that is expected, and the most."""
+    limit = found['clocks'][found['limit']]
+    run = max(found['clocks']['issue'], found['clocks']['pipe'])
+    if found['limit'] == 'fma': # the pipe is the limit: what else is issued beside it is hidden or not
+        run = found['clocks']['issue']
+    most = max(limit, run)
+    warps = n_warps / SCHEDULERS
+    latency = found['waits'] * gpu['memory_clocks']
+    bound = warps / (limit + run + latency + (warps - 1) * most)
+    return limit * min(1 / most, bound), limit / most
+
+
+def row_make(function, resources, gpu):
+    found = demands(function, gpu)
+    shared = launch_shared_bytes(function.name)
+    n_warps = warps_resident(resources, shared, gpu)
+    expected, most = shares_get(found, n_warps, gpu)
+    clocks = found['clocks']
+    is_latency = function.name.startswith(LATENCY_BOUND)
+    share = ['latency', '', ''] if is_latency else [found['limit'], f'{100 * expected:.0f} %', f'{100 * most:.0f} %']
+    return [function.name, resources.registers, resources.spill_bytes or '', f'{(resources.shared_bytes + shared) / 1024:.1f}',
+            n_warps, found['bytes'], found['flops'] // 1024 or '', clocks['issue'], found['slow'],
+            f"{found['busiest']} {clocks['pipe']:.0f}", f"{clocks['memory']:.0f}", f"{clocks['tensor']:.0f}", *share]
+
+
+HEADS = ['kernel', 'registers', 'spill B', 'shared KiB', 'warps / SM', 'B / thread', 'kflop / warp', 'issue', 'slow',
+         'busiest pipe', 'memory', 'tensor', 'limit', 'expected', 'most']
+
+
+def table_print(rows):
+    print('|' + '|'.join(HEADS) + '|')
+    print('|---' + '|---:' * (len(HEADS) - 1) + '|')
+    for row in rows:
+        print('|' + '|'.join(str(cell) for cell in row) + '|')
+
+
+def nvdisasm_find(nvcc):
+    beside = os.path.join(os.path.dirname(os.path.realpath(nvcc)), 'nvdisasm')
+    return beside if os.path.exists(beside) else shutil.which('nvdisasm')
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n', maxsplit=1)[0])
+    parser.add_argument('--nvcc', default=shutil.which('nvcc') or '/usr/local/cuda/bin/nvcc')
+    parser.add_argument('--nvdisasm')
+    parser.add_argument('--arch', choices=GPUS, default='sm_90a')
+    parser.add_argument('--all', action='store_true', help='F16 too')
+    parser.add_argument('--file', action='append', help='only this one, such as gelu; may be repeated')
+    args = parser.parse_args()
+    nvdisasm = args.nvdisasm or nvdisasm_find(args.nvcc)
+    if not nvdisasm or not os.path.exists(args.nvcc):
+        sys.exit('nvcc or nvdisasm is missing: pip install nvidia-cuda-nvdisasm and name it with --nvdisasm')
+    gpu = GPUS[args.arch]
+    names = args.file or sorted(os.path.basename(path)[:-3] for path in glob.glob(ROOT + '/kernels/cuda/*/*.cu'))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            _, resources, cubin = sass_listing.kernel_compile(args.nvcc, ROOT, name, args.arch, folder)
+            functions = sass_listing.listing_read(sass_listing.disassemble(nvdisasm, cubin))
+            rows += [row_make(functions[f], resources[f], gpu) for f in sorted(resources)
+                     if args.all or not f.endswith('_f16')]
+    release = subprocess.run([args.nvcc, '--version'], check=True, capture_output=True, text=True).stdout
+    print(f"# Reckoned from machine code: {gpu['name']}\n")
+    print(f"`bench/sass.py` ({args.arch}, nvcc {re.search('release ([0-9.]+)', release).group(1)}); its head states the "
+          'model. Clocks are of one warp\'s turn of the hot loop on one scheduler. No figure here was measured.\n')
+    table_print(rows)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of machine code and the model of bench/sass.py, over a stored listing whose figures are known by hand.
+
+sass_model.py SOURCE_ROOT"""
+import os
+import sys
+import unittest
+
+ROOT = os.path.abspath(sys.argv.pop(1))
+sys.path.insert(0, os.path.join(ROOT, 'bench'))
+import sass # noqa: E402
+import sass_listing # noqa: E402
+
+GPU = sass.GPUS['sm_90a']
+TOLD = """ptxas info    : Compiling entry function 'copy_bf16' for 'sm_90a'
+ptxas info    : Function properties for copy_bf16
+    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 33 registers, used 1 barriers, 1024 bytes smem
+ptxas info    : Compiling entry function 'multiply_bf16' for 'sm_90a'
+ptxas info    : Used 128 registers, used 0 barriers
+"""
+
+
+class Listing(unittest.TestCase):
+    def setUp(self):
+        with open(os.path.join(ROOT, 'tests/standin/sass_listing.sass'), encoding='utf-8') as file:
+            self.functions = sass_listing.listing_read(file.read())
+        self.copy, self.multiply = self.functions['copy_bf16'], self.functions['multiply_bf16']
+
+    def test_functions_and_instructions(self):
+        self.assertEqual(list(self.functions), ['copy_bf16', 'multiply_bf16'])
+        self.assertEqual(len(self.copy.code), 16)
+        self.assertEqual([i.name for i in self.copy.code[3:5]], ['LDG.E.128'] * 2)
+        self.assertEqual([i.is_conditional for i in self.copy.code[9:12]], [False, True, False])
+
+    def test_loops_but_not_the_padding(self):
+        self.assertEqual(sass_listing.loops_find(self.copy), [(3, 12)])
+        self.assertEqual(sorted(sass_listing.loops_find(self.multiply)), [(1, 7), (2, 5)])
+
+    def test_fast_path_leaves_out_the_slow_case(self):
+        kept = sass_listing.fast_path(self.copy, 3, 12, sass.is_work)
+        self.assertEqual(kept, [3, 4, 5, 6, 9, 10, 11, 12])
+
+    def test_fast_path_keeps_what_has_work(self):
+        kept = sass_listing.fast_path(self.copy, 0, 13, sass.is_work)
+        self.assertIn(3, kept)
+
+    def test_widths(self):
+        self.assertEqual([sass.global_bytes(self.copy.code[at]) for at in (3, 9, 10, 11)], [16, 16, 2, 2])
+        self.assertEqual(sass.width_bytes(sass_listing.Instruction(0, 'LDG.E', 'R4', False)), 4)
+
+    def test_flops_of_a_warp(self):
+        self.assertEqual([sass.tensor_flops(self.multiply.code[at]) for at in (2, 4)], [4096, 2 * 64 * 128 * 16 // 4])
+
+    def test_hot_loop_is_the_inner_one(self):
+        self.assertEqual(sass.hot_part(self.multiply, sass.tensor_flops), [2, 3, 4, 5])
+        self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), list(range(3, 13)))
+
+    def test_hot_part_is_outside_of_loops_if_the_work_is(self):
+        self.copy.labels['.L_x_0'] = 10 # now the loop has the packs' remainder alone
+        self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), [*range(10), 13])
+
+    def test_waits_are_groups_of_loads(self):
+        self.assertEqual(sass.waits_count(self.copy.code[3:13]), 2)
+
+    def test_demands(self):
+        found = sass.demands(self.copy, GPU)
+        self.assertEqual((found['limit'], found['bytes'], found['waits'], found['slow']), ('memory', 52, 2, 10))
+        self.assertEqual(found['clocks']['issue'], 8)
+        self.assertAlmostEqual(found['clocks']['memory'], 52 * 32 * 4 * 132 * 1.83e9 / 3.35e12)
+        self.assertEqual(sass.demands(self.multiply, GPU)['limit'], 'tensor')
+
+
+class Model(unittest.TestCase):
+    def test_resources(self):
+        bodies = {'copy_bf16': '.maxntid 256\n.minnctapersm 1', 'multiply_bf16': '.maxntid 128, 1, 1'}
+        found = sass_listing.resources_read(TOLD, bodies)
+        self.assertEqual(found['copy_bf16'], sass_listing.Resources(33, 1024, 4, 256))
+        self.assertEqual(found['multiply_bf16'], sass_listing.Resources(128, 0, 0, 128))
+
+    def test_occupancy_by_each_limit(self):
+        def warps(registers, shared, threads):
+            return sass.warps_resident(sass_listing.Resources(registers, 0, 0, threads), shared, GPU)
+        self.assertEqual(warps(33, 0, 256), 48)    # 40 registers are allocated: 1280 a warp, 51 warps, 6 blocks
+        self.assertEqual(warps(32, 0, 1024), 64)   # all warps
+        self.assertEqual(warps(16, 0, 32), 32)     # blocks
+        self.assertEqual(warps(32, 112 << 10, 256), 16) # shared memory: two blocks
+        self.assertEqual(warps(168, 200 << 10, 256), 8)
+
+    def test_one_warp_hides_nothing_and_many_hide_all(self):
+        found = {'limit': 'memory', 'waits': 1,
+                 'clocks': {'issue': 100, 'pipe': 50, 'memory': 300, 'tensor': 0, 'fma': 0}}
+        expected, most = sass.shares_get(found, 4, GPU)
+        self.assertAlmostEqual(expected, 300 / (300 + 100 + 800))
+        self.assertEqual(most, 1)
+        self.assertGreater(sass.shares_get(found, 64, GPU)[0], 0.8)
+
+    def test_what_runs_longer_than_the_limit_bounds_the_share(self):
+        found = {'limit': 'tensor', 'waits': 0,
+                 'clocks': {'issue': 400, 'pipe': 800, 'memory': 0, 'tensor': 400, 'fma': 0}}
+        expected, most = sass.shares_get(found, 64, GPU)
+        self.assertEqual(most, 0.5)
+        self.assertLess(expected, most)
+
+    def test_shared_memory_follows_the_launches(self):
+        self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 161 << 10)
+        self.assertEqual(sass.launch_shared_bytes('attention_wgmma_dq_128_bf16'), 225 << 10)
+        self.assertEqual(sass.launch_shared_bytes('attention_mma_dkv_64_bf16'), 49 << 10 | 0)
+
+
+if __name__ == '__main__':
+    unittest.main()
