@@ -112,6 +112,7 @@ if sys.argv[5] != "seats":
         layout_verify(layout, alone)
     refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
             LADE_FAKE_NCCL="fail=ncclAllReduce,nth=4,rank=1")
+    refused(5, "unhandled cuda error", command(2, *GPUS, "--dp", "2"), LADE_FAKE_NCCL="connect=1048576,rank=1")
     refused(2, "CUDA_DEVICE_MAX_CONNECTIONS gives streams 1 hardware channels", command(2, *GPUS, "--pp", "2"),
             CUDA_DEVICE_MAX_CONNECTIONS="1")
     sys.exit(0)
