@@ -8,6 +8,7 @@ lines replace nvidia-smi and ninja.
 
 Usage: gpu_check.py GPU-CHECK BUILD [unknowns]
 """
+import argparse
 import importlib.machinery
 import importlib.util
 import io
@@ -127,32 +128,37 @@ def steps_go_on_with_safer_attention(data):
 
 
 def everything_measure(scratch):
-    """Return the text of the kept results."""
-    data, check = small_make(scratch), gpu_check.Check(patience=20)
-    results = os.path.join(scratch, "results")
-    os.mkdir(results)
+    """Return the text of the kept results, of all parts in their order and of the largest model's steps. Tests on the GPU
+    and the unknowns have tests of their own."""
+    data, kernels = small_make(scratch), gpu_check.kernels_measure
+    results = os.path.join(scratch, "bench", "results")
     gpu_check.PEER = peer_make(scratch)
     peers_are_told(data)
     steps_go_on_with_safer_attention(data)
-    gpu_check.kernels_measure(check, build, "--small")
-    turns = gpu_check.Turns()
-    for entry in gpu_check.SPEEDS:
-        turns.take(check, build, gpus, data, entry)
-        turns.take_again(check, build, gpus, data, entry)
-    gpu_check.budgets_compare(check, build, data)
-    gpu_check.steady_measure(check, build, data)
-    gpu_check.largest_run(check, build, None, data)
-    gpu_check.ROOT = scratch  # the build's folder, for files that parts keep
-    gpu_check.results_write(check, gpus, results, "kept")
-    later = gpu_check.Check()
-    gpu_check.results_read(later, gpus, "kept")
-    assert (later.figures, later.tables) == (check.figures, check.tables), later.figures
-    gpu_check.results_read(later, ["another GPU"], "kept")
-    assert later.figures == check.figures, "another GPU's results are not this one's"
-    assert check.counts["failed"] == 0, check.counts
-    assert os.listdir(results) == ["nvidia-h200.md"], os.listdir(results)
-    with open(os.path.join(results, "nvidia-h200.md"), encoding="utf-8") as file:
-        return file.read()
+    gpu_check.tokens_make = lambda *_: data
+    gpu_check.kernels_measure = lambda check, folder: kernels(check, folder, "--small")
+    gpu_check.suite_run = lambda check, folder, suite: check.figure("0. tests", suite)
+    gpu_check.unknowns_measure = lambda check, folder, *_: check.figure("0. unknowns", folder)
+    plan = gpu_check.largest_plan
+    gpu_check.ROOT, text = scratch, ""
+    for is_largest in (False, True):
+        # Its steps begin with this plan, which takes longer than all other parts.
+        gpu_check.largest_plan = plan if is_largest else lambda check, folder, store, data: None
+        options = argparse.Namespace(build=build, only=[], turns=0, largest=is_largest, store=None)
+        check, name = gpu_check.Check(patience=20), "largest" if is_largest else ""
+        gpu_check.measure(check, options, gpus)
+        assert check.counts["failed"] == 0 and not check.left, (check.counts, check.left)
+        later = gpu_check.Check()
+        gpu_check.results_read(later, gpus, build, name)
+        assert (later.figures, later.tables) == (check.figures, check.tables), later.figures
+        gpu_check.results_read(later, ["another GPU"], build, name)
+        assert later.figures == check.figures, "another GPU's results are not this one's"
+        os.remove(gpu_check.kept_path(build, name))
+    assert sorted(os.listdir(results)) == ["nvidia-h200-largest.md", "nvidia-h200.md"], os.listdir(results)
+    for name in sorted(os.listdir(results)):
+        with open(os.path.join(results, name), encoding="utf-8") as file:
+            text += file.read()
+    return text
 
 
 def programs_make(folder):
@@ -219,7 +225,7 @@ assert "products by cuBLASLt 130100" in text, text
 for row in ("copy", "adamw", "residual_bwd", r"NT \d+ x \d+ x \d+", r"TN \d+ x \d+ x \d+",
             "forward, wgmma", "backward, wgmma", "forward, mma", "backward, mma", "forward, plain", "backward, plain"):
     assert re.search(rf"^\| {row} \|( *[0-9.]+( %)? \|)+$", text, re.MULTILINE), (row, text)
-for figure in (r"1\. the memory-bound kernel .* \| \d+ %, [-\w, ]+ \| 85 % \| (yes|NO)", r"1\. the product .* \| 98 % \| (yes|NO)",
+for figure in (r"0\. tests \| gpu \|", r"0\. unknowns \| ", r"1\. the memory-bound kernel .* \| \d+ %, [-\w, ]+ \| 85 % \| (yes|NO)", r"1\. the product .* \| 98 % \| (yes|NO)",
                r"1\. attention forward.* \| 60 % \| (yes|NO)", r"1\. attention backward.* \| 45 % \| (yes|NO)",
                r"2\. .* of the data sheet's dense BF16 rate \| 0\.0 % \| 60 % \| NO", r"2\. .* GB yes \|  \| ",
                r"2\. .* against PyTorch, .* turns: 2 and 2; PyTorch 9\.9, 0 blocks recomputed, 1\.0 GB\) \| 1\.1 \| yes",

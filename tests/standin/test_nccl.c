@@ -154,6 +154,21 @@ static void session_must_work(lade_device *device)
   assert_int_equal(fake.live(), 0);
 }
 
+/* As the environment may ask: NCCL works in its own thread, and each call is polled. */
+static void handles_that_are_polled_work(void **state)
+{
+  lade_device *device = device_open();
+  const uint64_t polled = fake.calls("ncclCommGetAsyncError");
+  session_must_work(device);
+  const uint64_t blocking = fake.calls("ncclCommGetAsyncError") - polled;
+  assert_int_equal(setenv("NCCL_COMM_BLOCKING", "0", 1), 0);
+  session_must_work(device);
+  assert_int_equal(unsetenv("NCCL_COMM_BLOCKING"), 0);
+  assert_true(fake.calls("ncclCommGetAsyncError") - polled - blocking > 2 * blocking);
+  lade_device_close(device);
+  assert_int_equal(fake.cuda_live(), 0);
+}
+
 /* ---- refusals ---- */
 
 static void refused(lade_device *device, int code, const char *words)
@@ -435,6 +450,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(what_is_missing_is_said_in_one_line, calm),
+      cmocka_unit_test_setup(handles_that_are_polled_work, calm),
       cmocka_unit_test_setup(every_call_of_nccl_that_fails_is_named_and_leaves_nothing, calm),
       cmocka_unit_test_setup(refusals_of_the_driver_leave_nothing, calm),
       cmocka_unit_test_setup(allocations_that_fail_leave_nothing, calm),

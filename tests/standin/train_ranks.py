@@ -3,7 +3,7 @@
 """Ranks on a GPU each, over the fakes for the driver and for NCCL.
 ranks: shards, parts of layers and stages have the losses of one rank on a host, and the same bits at any budget; NCCL's
 errors are reported, and all its memory is taken before a budget is made.
-layouts: the same in more layouts of four ranks.
+layouts: the same in more layouts of four ranks; every schedule of a pipeline.
 Streams share the driver's hardware channels, of which the command asks for as many as there can be.
 dtypes: some of them with BF16 and FP16, of both families.
 seats: each rank has a GPU, or a slice of one, of its own, however GPUs are made visible; one line if it cannot have
@@ -74,6 +74,9 @@ MORE = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 2", "--dp 4 --zero 3", "--dp
         "--tp 2 --dp 2 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --sequence-parallel --pp 2",
         "--pp 2 --dp 2", "--pp 2 --dp 2 --zero 1", "--pp 2 --dp 2 --zero 2", "--pp 2 --dp 2 --zero 3",
         "--pp 2 --dp 2 --schedule gpipe", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
+# Every schedule ends with the fewest hardware channels that are not refused.
+SCHEDULES = ["1f1b", "gpipe", "zbh1", "zbh2", "interleaved --virtual-stages 2"]
+LLAMA = ["--model", "./llama.json", "--dtype", "fp32"]
 # Models, dtypes, and the largest relative distance of a loss from one host rank's, as in train.py.
 DTYPES = [(["--model", "./tiny.json", "--dtype", "bf16"], 2e-3), (["--model", "./llama.json", "--dtype", "bf16"], 2e-3),
           (["--model", "./llama.json", "--dtype", "fp16"], 2e-3)]
@@ -110,8 +113,13 @@ if sys.argv[5] != "seats":
     require(len(alone["losses"]) == 2, "steps are missing", alone)
     for layout in MORE if sys.argv[5] == "layouts" else SOME:
         layout_verify(layout, alone)
+    for schedule in SCHEDULES if sys.argv[5] == "layouts" else []:
+        line = command(2, *GPUS, "--pp", "2", "--schedule", *schedule.split(), model=LLAMA)
+        require(len(summary(line, dict(ENVIRONMENT, CUDA_DEVICE_MAX_CONNECTIONS="16"))["losses"]) == 2,
+                f"{schedule} ends early", line)
     refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
             LADE_FAKE_NCCL="fail=ncclAllReduce,nth=4,rank=1")
+    refused(5, "unhandled cuda error", command(2, *GPUS, "--dp", "2"), LADE_FAKE_NCCL="connect=1048576,rank=1")
     refused(2, "CUDA_DEVICE_MAX_CONNECTIONS gives streams 1 hardware channels", command(2, *GPUS, "--pp", "2"),
             CUDA_DEVICE_MAX_CONNECTIONS="1")
     sys.exit(0)

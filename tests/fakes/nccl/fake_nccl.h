@@ -43,7 +43,4 @@ typedef uint64_t fake_nccl_failed_fn(void);
 typedef uint64_t fake_nccl_direct_fn(void);
 /* Return the communicators that are neither destroyed nor aborted. */
 typedef int64_t fake_nccl_live_fn(void);
-/* Return how often memory for connections was taken. */
-typedef uint64_t fake_nccl_connected_fn(void);
-
 #endif

@@ -30,7 +30,6 @@ EXPORT fake_nccl_calls_fn fake_nccl_calls;
 EXPORT fake_nccl_failed_fn fake_nccl_failed;
 EXPORT fake_nccl_live_fn fake_nccl_live;
 EXPORT fake_nccl_direct_fn fake_nccl_direct;
-EXPORT fake_nccl_connected_fn fake_nccl_connected;
 
 #define TREE_BYTES 1024  /* sums below this are made along a tree */
 #define RING_BYTES 16384 /* and others below this along a ring, the rest in the switch */
@@ -45,7 +44,6 @@ static const struct setting settings[] = {{"version", &version}, {"polls", &n_po
 static struct control control = {.settings = settings, .nth = 1, .code = NCCL_INTERNAL_ERROR};
 static _Atomic uint64_t n_run, n_async_errors; /* pieces of work since the counts were reset, and those that hang */
 static _Atomic int64_t n_live;
-static _Atomic uint64_t n_connected;
 _Atomic uint64_t nccl_n_direct;
 static struct launch *launches; /* on streams; a stream with a broken context never runs its own, and they stay */
 
@@ -70,7 +68,7 @@ void nccl_misuse(const struct ncclComm *comm, const char *format, ...)
 int fake_nccl_set(const char *text)
 {
   pthread_mutex_lock(&lock);
-  n_run = n_async_errors = nccl_n_direct = n_connected = 0;
+  n_run = n_async_errors = nccl_n_direct = 0;
   int status = control_set(&control, text);
   pthread_mutex_unlock(&lock);
   return status;
@@ -121,11 +119,6 @@ int64_t fake_nccl_live(void)
 uint64_t fake_nccl_direct(void)
 {
   return nccl_n_direct;
-}
-
-uint64_t fake_nccl_connected(void)
-{
-  return n_connected;
 }
 
 /* ---- handles ---- */
@@ -508,10 +501,8 @@ static bool connections_make(struct ncclComm *comm)
       wanted |= UINT64_C(1) << (is_pair(op->kind) ? N_ALGORITHMS + op->peer : (int)algorithm_of(comm));
   }
   wanted &= comm->size > 1 ? ~comm->connected : 0;
-  const int n = __builtin_popcountll(wanted);
   comm->connected |= wanted;
-  n_connected += (uint64_t)n;
-  return memory_take(comm, (uint64_t)n * (connect_kib << 10));
+  return memory_take(comm, (uint64_t)__builtin_popcountll(wanted) * (connect_kib << 10));
 }
 
 /* Put the pending work on its stream, with its connections. */
