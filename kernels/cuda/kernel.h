@@ -275,10 +275,13 @@ static __device__ inline float warp_max(float value)
   return value;
 }
 
-/* Sum over all threads of the block; all of them get the sums. @room: N floats for each warp. */
+/*
+ * Sum over all threads of the block; all of them get the sums. @room: N floats for each warp. A caller's loop needs
+ * nearly all registers, so no value here must be one that the compiler keeps across calls.
+ */
 template <int N> static __device__ inline void block_sums(float (&values)[N], float *room)
 {
-  int warp = (int)threadIdx.x / 32, n_warps = (int)blockDim.x / 32;
+  const int thread = ptx_thread_get(), warp = thread / 32, n_warps = (int)blockDim.x / 32;
 #pragma unroll
   for (int i = 0; i < N; i++)
     values[i] = warp_sum(values[i]);
@@ -286,7 +289,7 @@ template <int N> static __device__ inline void block_sums(float (&values)[N], fl
     return;
   __syncthreads(); /* after the last use of the room */
 #pragma unroll
-  for (int i = 0; i < N && threadIdx.x % 32 == 0; i++)
+  for (int i = 0; i < N && thread % 32 == 0; i++)
     room[warp * N + i] = values[i];
   __syncthreads();
 #pragma unroll

@@ -23,6 +23,14 @@ static __device__ inline unsigned ptx_shared(const void *at)
   return (unsigned)__cvta_generic_to_shared(at);
 }
 
+/* Return threadIdx.x, read here: the compiler does not keep it in a register from an earlier place. */
+static __device__ inline int ptx_thread_get(void)
+{
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 /* Load 16 bytes, at a multiple of 16, in one instruction: at this place, and not split by the compiler. */
 static __device__ inline void ptx_load_16(uint32_t (&x)[4], const void *from)
 {

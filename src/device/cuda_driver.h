@@ -102,7 +102,7 @@ enum { CUDA_MEMORY_PINNED = 1, CUDA_HANDLE_POSIX = 1 };
 enum { CUDA_LOCATION_DEVICE = 1, CUDA_LOCATION_HOST_NUMA = 3 };
 enum { CUDA_ACCESS_READ_WRITE = 3 };
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
-enum { CUDA_EVENT_BLOCKING_SYNC = 1 };
+enum { CUDA_EVENT_DEFAULT = 0, CUDA_EVENT_BLOCKING_SYNC = 1 };
 enum { CUDA_CAPTURE_RELAXED = 2 }; /* of a capture: it restricts no call; of a thread: no capture restricts its calls */
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_DEVICE_MAP = 2 };
 enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* limit of the dynamic shared memory of a function's launches */

@@ -355,12 +355,13 @@ static void events_destroy(struct cuda_queue *queue)
   }
 }
 
+/* Only end events are waited for. An interrupt at each start would wake no thread. */
 static cuda_result events_create(struct cuda_queue *queue)
 {
   const struct cuda_driver *driver = &cuda_get(queue)->driver;
   cuda_result result = 0;
   for (int i = 0; i < N_SLOTS && !result; i++) {
-    result = driver->cuEventCreate(&queue->slots[i].start, CUDA_EVENT_BLOCKING_SYNC);
+    result = driver->cuEventCreate(&queue->slots[i].start, CUDA_EVENT_DEFAULT);
     if (!result)
       result = driver->cuEventCreate(&queue->slots[i].end, CUDA_EVENT_BLOCKING_SYNC);
   }

@@ -68,13 +68,13 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
   constexpr int ROWS = LADE_CUDA_MMA_FWD_ROWS(D), TILE = LADE_CUDA_MMA_FWD_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
   LADE_SHARED(T, shared);
   T *const stages = shared + ROWS * D; /* two, of keys and values */
-  struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
+  struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.seq_len ? first + ROWS : (int)s.seq_len;
   const int own = warp_get() * M * 16;
   const bool is_capped = FORM && a.form.softcap > 0; /* then scores are scaled when they are capped */
   const float scale = is_capped ? 1.0f : s.scale, factor = scale * LOG2_E;
-  const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + s.h / s.group, 0);
+  const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   struct queries<D, M> q;
   queries_begin(q);
   if (FORM)
@@ -127,12 +127,12 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
   constexpr int ROWS = LADE_CUDA_MMA_DQ_ROWS(D), TILE = LADE_CUDA_MMA_DQ_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
   LADE_SHARED(T, shared);
   T *const douts = shared + ROWS * D, *const stages = douts + ROWS * D; /* two, of keys and values */
-  const struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
+  const struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.seq_len ? first + ROWS : (int)s.seq_len;
   const int own = warp_get() * M * 16;
   const float factor = FORM && a.form.softcap > 0 ? LOG2_E : s.scale * LOG2_E;
-  const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + s.h / s.group, 0);
+  const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const struct score_cap cap = {FORM && a.form.softcap > 0 ? 1 / a.form.softcap : 0.0f};
   float dq[M][D / 8][4] = {}, lse[M][2], delta[M][2], factors[M][2];
 #pragma unroll
@@ -190,7 +190,7 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
   LADE_SHARED(T, shared);
   T *const values = shared + ROWS * D, *const stages = values + ROWS * D; /* two, of queries and gradients */
   float *const numbers = (float *)(stages + 4 * TILE * D); /* lse and delta of both stages */
-  const struct block_shape s = shape_get(a, ROWS, blockIdx.x, blockIdx.y);
+  const struct block_shape s = shape_get(a, ROWS, blockIdx.x, blockIdx.y, D);
   const int first = (int)s.first, heads_end = (int)((s.h + 1) * s.group);
   const int own = warp_get() * M * 16;
   const float factor = FORM && a.form.softcap > 0 ? LOG2_E : s.scale * LOG2_E;

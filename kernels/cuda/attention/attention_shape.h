@@ -28,22 +28,26 @@ struct block_shape {
   const int32_t *first_keys; /* of this sequence; NULL: none */
 };
 
-/* Make the shape for block @i_block of @n_rows rows, queries or keys, of head @h. */
+/*
+ * Make the shape for block @i_block of @n_rows rows, queries or keys, of head @h. @head_dim is that of @a, a constant
+ * where the kernel has one. Divisions are of 32 bits: those of 64 take a hundred instructions before the first copy.
+ */
 template <class Args>
-static __device__ inline struct block_shape shape_get(const Args &a, int n_rows, unsigned h, unsigned i_block)
+static __device__ inline struct block_shape shape_get(const Args &a, int n_rows, unsigned h, unsigned i_block,
+                                                      int64_t head_dim)
 {
   struct block_shape shape;
   shape.seq_len = a.seq_len;
   shape.heads = a.heads;
   shape.n_kv_heads = a.n_kv_heads;
-  shape.head_dim = a.head_dim;
-  shape.group = a.heads / a.n_kv_heads;
+  shape.head_dim = head_dim;
+  shape.group = (uint32_t)a.heads / (uint32_t)a.n_kv_heads;
   shape.draw_heads = a.draw_heads ? a.draw_heads : a.heads;
-  shape.row_elements = (a.heads + 2 * a.n_kv_heads) * a.head_dim;
+  shape.row_elements = (a.heads + 2 * a.n_kv_heads) * head_dim;
   shape.b = blockIdx.z;
   shape.h = h;
   shape.first = (int64_t)i_block * n_rows;
-  shape.scale = a.form.scale > 0 ? a.form.scale : 1 / sqrtf((float)a.head_dim);
+  shape.scale = a.form.scale > 0 ? a.form.scale : 1 / sqrtf((float)head_dim);
   shape.window = a.form.window;
   shape.first_keys = a.form.first_keys ? a.form.first_keys + shape.b * shape.seq_len : NULL;
   return shape;
@@ -54,6 +58,12 @@ static __device__ inline int64_t first_key_at(const struct block_shape &s, int64
 {
   int64_t first = s.window && i >= s.window ? i + 1 - s.window : 0;
   return s.first_keys && s.first_keys[i] > first ? s.first_keys[i] : first;
+}
+
+/* Return the key head of this block's query head. */
+static __device__ inline int64_t kv_head_get(const struct block_shape &s)
+{
+  return (uint32_t)s.h / (uint32_t)s.group;
 }
 
 /* Return the elements before head @head (query heads, then keys, then values) of row @i. */

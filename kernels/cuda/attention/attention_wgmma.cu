@@ -10,7 +10,7 @@
  * keys and values in place in shared memory; probabilities come from registers. While a warpgroup makes probabilities
  * of tile j, its own product of the probabilities of tile j - 1 with their values runs, and so do the other warpgroup's
  * products. Meanwhile the keys of tile j + 1 and the values of tile j are copied, each into the place that an earlier
- * tile has left.
+ * tile has left. The copies are issued behind the products, so that tensor cores do not wait for their addresses.
  *
  * Copies are cp.async by all threads, and a tile has one barrier of the block. No thread waits for a flag in memory, so
  * a fault may make wrong numbers but no endless wait. Bulk copies by a warp of their own would save the threads 16
@@ -39,10 +39,10 @@ template <class T, int D>
 static __device__ inline struct forward_block<T, D> block_get(const struct lade_attention_fwd_args &a, T *shared)
 {
   struct forward_block<T, D> b;
-  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
+  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
   b.first = (int)b.s.first;
   b.n_tiles = ((b.first + ROWS < b.s.seq_len ? b.first + ROWS : (int)b.s.seq_len) + TILE - 1) / TILE;
-  b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h / b.s.group, 0);
+  b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
   b.queries = tiles_begin(shared);
   b.keys = b.queries + ROWS * D;
@@ -55,20 +55,19 @@ template <class T, int D> static __device__ inline T *place_get(T *places, int j
   return places + j % 2 * (TILE * D);
 }
 
+/* Begin to copy tile @j; past the last one, write zeros: a branch would wait for the products in flight. */
 template <class T, int D>
 static __device__ inline void tile_begin(const struct forward_block<T, D> &b, const T *from, int j, T *places)
 {
-  panels_copy<D, TILE, THREADS>(place_get<T, D>(places, j), from, b.s.row_elements, j * TILE, b.s.seq_len);
+  panels_copy<D, TILE, THREADS>(place_get<T, D>(places, j), from, b.s.row_elements, j * TILE,
+                                j < b.n_tiles ? b.s.seq_len : 0);
 }
 
-/* Wait for the keys of tile @j and the values of the one before; begin to copy the next ones. */
-template <class T, int D> static __device__ inline void tiles_take(const struct forward_block<T, D> &b, int j)
+/* Begin to copy the tiles that panels_wait of tile @j + 1 waits for. */
+template <class T, int D> static __device__ inline void tiles_begin_next(const struct forward_block<T, D> &b, int j)
 {
-  panels_wait();
-  if (j + 1 < b.n_tiles)
-    tile_begin(b, b.k, j + 1, b.keys);
-  if (j < b.n_tiles)
-    tile_begin(b, b.v, j, b.values);
+  tile_begin(b, b.k, j + 1, b.keys);
+  tile_begin(b, b.v, j, b.values);
 }
 
 /* A warp's 16 queries, and the current tile: its scores, then as probabilities the left operand for its values. */
@@ -80,17 +79,17 @@ template <int D> struct warp {
 };
 
 /*
- * Wait for the keys of tile @j and the values of the one before, and begin to make its scores. Earlier register
- * accesses complete before the products that begin here.
+ * Wait for the keys of tile @j and the values of the one before, and begin to make its scores. The caller then begins
+ * to copy the next tiles. Earlier register accesses complete before the products that begin here.
  */
 template <class T, int D>
 static __device__ inline void scores_begin(const struct forward_block<T, D> &b, const struct lade_drop &drop,
                                            const struct lade_step *step, int j, struct warp<D> &w)
 {
   const int own = b.first + warp_get() * 16, group = warp_get() / 4 * 64;
-  tiles_take(b, j);
   if (drop.drop_below)
     w.kept = kept_get<false, 1, TILE / 8>(b.s, step, drop, b.s.h, own, j * TILE);
+  panels_wait();
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();
@@ -130,19 +129,21 @@ static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fw
                                 b.s.seq_len);
   tile_begin(b, b.k, 0, b.keys);
   scores_begin(b, a.drop, step, 0, w);
+  tiles_begin_next(b, 0);
   ptx_products_wait<0>(w.scores[0]);
   scores_meet(b, a.drop, 0, w);
   weights_make<T>(w.weights, w.scores[0]);
   for (int j = 1; j < b.n_tiles; j++) {
     scores_begin(b, a.drop, step, j, w);
     values_weigh_begin(b, j - 1, w);
+    tiles_begin_next(b, j);
     ptx_products_wait<1>(w.scores[0]);
     scores_meet(b, a.drop, j, w);
     ptx_products_wait<0>(w.q.out[0]);
     queries_correct(w.q, w.corrections);
     weights_make<T>(w.weights, w.scores[0]);
   }
-  tiles_take(b, b.n_tiles);
+  panels_wait();
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();

@@ -92,10 +92,10 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
                                                                       T *shared)
 {
   struct queries_block<T, D> b;
-  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
+  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
   b.first = (int)b.s.first;
   b.n_tiles = ((b.first + ROWS < b.s.seq_len ? b.first + ROWS : (int)b.s.seq_len) + DQ_TILE - 1) / DQ_TILE;
-  b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h / b.s.group, 0);
+  b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
   b.queries = tiles_begin(shared);
   b.douts = b.queries + ROWS * D;
@@ -110,15 +110,13 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
   return b;
 }
 
-/* Begin to copy tile @j, if there is one. */
+/* Begin to copy tile @j; past the last one, write zeros: a branch would wait for the products in flight. */
 template <class T, int D> static __device__ inline void keys_copy(const struct queries_block<T, D> &b, int j)
 {
-  if (j >= b.n_tiles)
-    return;
+  const int64_t n_rows = j < b.n_tiles ? b.s.seq_len : 0;
   panels_copy<D, DQ_TILE, THREADS>(place_get<PLACES, DQ_TILE * D>(b.keys, j), b.k, b.s.row_elements, j * DQ_TILE,
-                                   b.s.seq_len);
-  panels_copy<D, DQ_TILE, THREADS>(place_get<2, DQ_TILE * D>(b.values, j), b.v, b.s.row_elements, j * DQ_TILE,
-                                   b.s.seq_len);
+                                   n_rows);
+  panels_copy<D, DQ_TILE, THREADS>(place_get<2, DQ_TILE * D>(b.values, j), b.v, b.s.row_elements, j * DQ_TILE, n_rows);
 }
 
 /* Add tile @j's part of dq; its product with the keys is in flight when this returns. */
@@ -131,11 +129,14 @@ static __device__ inline void keys_meet(const struct queries_block<T, D> &b, con
   const int own = b.first + own_get();
   T *const keys = place_get<PLACES, DQ_TILE * D>(b.keys, j), *const values = place_get<2, DQ_TILE * D>(b.values, j);
   const float factor = b.s.scale * LOG2_E;
-  panels_wait();
-  keys_copy(b, j + 1);
   if (HAS_DROP)
     p.kept = kept_get<false, 1, N>(b.s, step, drop, b.s.h, own, j * DQ_TILE);
+  panels_wait();
+  if (D > 64)
+    keys_copy(b, j + 1); /* behind the products there are no registers left for its addresses */
   pairs_begin<D>(p, b.queries, keys, b.douts, values);
+  if (D == 64)
+    keys_copy(b, j + 1); /* the products do not wait for its addresses */
   ptx_products_wait<1>(p.scores[0]);
 #pragma unroll
   for (int at = 0; at < 4 * N; at++) {
@@ -180,6 +181,7 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
     for (int j = 0; j < b.n_tiles; j++)
       keys_meet<false>(b, a.drop, step, j, p, dq[0]);
   ptx_products_wait<0>(dq[0]);
+  ptx_copies_wait(); /* the zeros past the last tile */
   __syncthreads(); /* no warp uses the queries any more */
   sums_put<D>(dq, factors, b.queries + own_get() * D, (T *)a.d_qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements,
               b.first + own_get(), b.s.seq_len);
@@ -199,7 +201,7 @@ template <class T, int D>
 static __device__ inline struct keys_block<T, D> keys_block_get(const struct lade_attention_bwd_args &a, T *shared)
 {
   struct keys_block<T, D> b;
-  b.s = shape_get(a, ROWS, blockIdx.x, blockIdx.y);
+  b.s = shape_get(a, ROWS, blockIdx.x, blockIdx.y, D);
   b.first = (int)b.s.first;
   b.heads_end = (int)((b.s.h + 1) * b.s.group);
   b.keys = tiles_begin(shared);
@@ -223,19 +225,25 @@ static __device__ inline struct queries_tile tile_next(const struct keys_block<T
   return (struct queries_tile){tile.h + is_last, is_last ? b.first : tile.first + DKV_TILE, tile.j + 1};
 }
 
-/* Begin to copy a tile, if there is one. */
+/* Begin to copy a tile's rows; past the last one, write zeros: a branch would wait for the products in flight. */
 template <class T, int D>
 static __device__ inline void queries_copy(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
                                            const struct queries_tile &tile)
 {
-  if (tile.h >= b.heads_end)
-    return;
+  const int64_t n_rows = tile.h < b.heads_end ? b.s.seq_len : 0;
   T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j);
   panels_copy<D, DKV_TILE, THREADS>(queries, (const T *)a.qkv + qkv_at(b.s, tile.h, 0), b.s.row_elements, tile.first,
-                                    b.s.seq_len);
+                                    n_rows);
   panels_copy<D, DKV_TILE, THREADS>(queries + DKV_TILE * D, (const T *)a.d_out + out_at(b.s, tile.h, 0),
-                                    b.s.heads * D, tile.first, b.s.seq_len);
-  if (threadIdx.x < 2 * DKV_TILE) {
+                                    b.s.heads * D, tile.first, n_rows);
+}
+
+/* Begin to copy lse and delta of a tile, if there is one. */
+template <class T, int D>
+static __device__ inline void numbers_copy(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
+                                           const struct queries_tile &tile)
+{
+  if (threadIdx.x < 2 * DKV_TILE && tile.h < b.heads_end) {
     const float *from = (const float *)(threadIdx.x < DKV_TILE ? a.lse : a.workspace);
     const int i = tile.first + (int)threadIdx.x % DKV_TILE;
     ptx_copy_4(place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j) + threadIdx.x, from + query_at(b.s, tile.h, i),
@@ -259,11 +267,12 @@ static __device__ inline void queries_meet(const struct keys_block<T, D> &b, con
   T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j), *const douts = queries + DKV_TILE * D;
   const float *const lse = place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j), *const delta = lse + DKV_TILE;
   const float factor = b.s.scale * LOG2_E;
-  panels_wait();
-  queries_copy(b, a, tile_next(b, tile));
   if (HAS_DROP)
     p.kept = kept_get<true, 1, N>(b.s, step, a.drop, tile.h, own, tile.first);
+  panels_wait();
+  numbers_copy(b, a, tile_next(b, tile));
   pairs_begin<D>(p, b.keys, queries, b.values, douts);
+  queries_copy(b, a, tile_next(b, tile)); /* behind the products, which do not wait for its addresses */
   ptx_products_wait<1>(p.scores[0]);
   scores_mask<true>(p.scores, own - tile.first);
   float weights[1][N][4];
@@ -308,6 +317,7 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
   panels_copy<D, ROWS, THREADS>(b.keys, k, b.s.row_elements, b.first, b.s.seq_len);
   panels_copy<D, ROWS, THREADS>(b.values, k + b.s.n_kv_heads * D, b.s.row_elements, b.first, b.s.seq_len);
   queries_copy(b, a, tile);
+  numbers_copy(b, a, tile);
   ptx_registers_settle(sums.dk[0]);
   ptx_registers_settle(sums.dv[0]);
   if (a.drop.drop_below)
@@ -317,6 +327,7 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
     for (; tile.h < b.heads_end; tile = tile_next(b, tile))
       queries_meet<false>(b, a, step, tile, p, sums);
   ptx_products_wait<0>(sums.dk[0]);
+  ptx_copies_wait(); /* the zeros past the last tile */
   ptx_registers_settle(sums.dv[0]);
   __syncthreads(); /* no warp uses keys and values any more */
   sums_put<D>(sums.dk, key_factors, b.keys + own_get() * D, dk, b.s.row_elements, b.first + own_get(), b.s.seq_len);

@@ -144,7 +144,8 @@ template <class T, int N, int P> struct rows {
   pack<T, N> x[ROWS(P)][P], dy[ROWS(P)][P], d_sum[ROWS(P)][P];
   float mean[ROWS(P)], rstd[ROWS(P)], avg_g[ROWS(P)], avg_gh[ROWS(P)];
   float sums[2 * ROWS(P)]; /* of g and g h of each */
-  int64_t first, n;
+  int64_t first;
+  int n;
 };
 
 /* Return row @r of the current rows; past their end the first. */
@@ -158,7 +159,7 @@ static __device__ inline void rows_load(struct rows<T, N, P> &rows, const struct
 {
 #pragma unroll
   for (int r = 0; r < ROWS(P); r++) {
-    int64_t row = row_get(rows, r) * a.d;
+    const int64_t row = rows.first * a.d + (r < rows.n ? r * (int)a.d : 0);
     if (a.kind != LADE_NORM_NONE) {
       span_load(rows.x[r], (const T *)a.sum + row, at, (int)a.d);
       span_load(rows.dy[r], (const T *)a.dy + row, at, (int)a.d);
@@ -342,10 +343,11 @@ static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, 
 {
   const int64_t n_rows = lade_cuda_row_block(a.n), first = blockIdx.x * n_rows;
   const int64_t end = first + n_rows < a.n ? first + n_rows : a.n;
-  struct rows<T, N, P> rows = {};
 #pragma unroll 1
-  for (rows.first = first; rows.first < end; rows.first += ROWS(P)) {
-    rows.n = end - rows.first;
+  for (int64_t at = first; at < end; at += ROWS(P)) {
+    struct rows<T, N, P> rows;
+    rows.first = at;
+    rows.n = end - at < ROWS(P) ? (int)(end - at) : ROWS(P);
     rows_run<HAS_DX>(rows, a, step, partials, room);
   }
 }

@@ -64,6 +64,14 @@ uint64_t fake_failed(void)
   return n;
 }
 
+uint64_t fake_interrupts(void)
+{
+  pthread_mutex_lock(&fake.lock);
+  uint64_t n = fake.n_interrupts;
+  pthread_mutex_unlock(&fake.lock);
+  return n;
+}
+
 int64_t fake_live(void)
 {
   pthread_mutex_lock(&fake.lock);

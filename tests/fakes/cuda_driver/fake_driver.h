@@ -41,9 +41,13 @@ typedef uint64_t fake_failed_fn(void);
 /* Return the driver's objects that exist: contexts, streams, events, ranges, memory, mappings, pinned memory. */
 typedef int64_t fake_live_fn(void);
 
+/* Return the times that events with blocking synchronisation were recorded: on a GPU, each is an interrupt. */
+typedef uint64_t fake_interrupts_fn(void);
+
 EXPORT fake_set_fn fake_set;
 EXPORT fake_calls_fn fake_calls;
 EXPORT fake_failed_fn fake_failed;
 EXPORT fake_live_fn fake_live;
+EXPORT fake_interrupts_fn fake_interrupts;
 
 #endif

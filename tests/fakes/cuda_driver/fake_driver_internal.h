@@ -42,6 +42,7 @@ struct fake {
   bool is_held;        /* a call blocks the calls of other threads (fake_hold) */
   pthread_t holder;
   int64_t n_live;
+  uint64_t n_interrupts;
 };
 
 extern struct fake fake;

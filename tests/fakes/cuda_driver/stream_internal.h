@@ -9,6 +9,7 @@ struct CUevent_st {
   cuda_context context;
   int n_refs; /* the owner and every piece of work that names it */
   uint64_t n_recorded, n_happened;
+  bool is_blocking;
   int64_t ns;       /* time of its last occurrence */
   bool is_captured; /* its last record was in a capture, and never happens */
 };

@@ -461,6 +461,7 @@ cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags)
   cuda_event event = calloc(1, sizeof(*event));
   LADE_ASSERT(event);
   event->n_refs = 1;
+  event->is_blocking = flags & CUDA_EVENT_BLOCKING_SYNC;
   event->context = fake_context();
   fake_alive(1);
   *ret_event = event;
@@ -489,6 +490,7 @@ cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
     return result;
   pthread_mutex_lock(&fake.lock);
   event->n_refs++;
+  fake.n_interrupts += event->is_blocking;
   piece_put_locked(stream, &(struct piece){.kind = PIECE_RECORD, .event = event, .count = ++event->n_recorded});
   pthread_mutex_unlock(&fake.lock);
   return 0;

@@ -16,6 +16,11 @@
 #include "base/float.h"
 #include "cuda_on_cpu_run.h"
 
+static inline int ptx_thread_get(void)
+{
+  return (int)cuda_on_cpu_thread.x;
+}
+
 static inline void ptx_load_16(uint32_t (&x)[4], const void *from)
 {
   LADE_ASSERT((uintptr_t)from % 16 == 0);
