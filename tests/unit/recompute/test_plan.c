@@ -740,63 +740,6 @@ static void ranks_that_differ_are_told_apart(void **state)
   desk_close(&desk);
 }
 
-/* Make a small GPT-2 in one piece with a large vocabulary. */
-static struct lade_model_graph *whole_graph(int64_t vocabulary)
-{
-  const struct lade_cpu cpu = {0};
-  const struct lade_model model = {.name = "wide", .family = LADE_GPT2, .layers = 1, .heads = 2, .n_kv_heads = 2,
-                                   .width = 32, .hidden = 128, .context = 64, .vocabulary = vocabulary,
-                                   .is_tied = true, .norm_eps = 1e-5f};
-  struct lade_kernels kernels;
-  struct lade_model_graph *graph;
-  lade_kernels_init(&kernels, &cpu);
-  const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16,
-                                                 .batch = 4, .seq_len = 64, .kernels = &kernels, .n_threads = 1};
-  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
-  return graph;
-}
-
-/* Return the residency of the logits in the fastest plan within @budget_bytes. */
-static enum lade_residency_policy logits_policy(struct desk *desk, uint64_t budget_bytes)
-{
-  struct lade_plan *plan = plan_get(desk, budget_bytes);
-  int logits = 0;
-  while (!desk->graph->tensors[logits].is_optional)
-    logits++;
-  const enum lade_residency_policy policy = plan->residency->choices[logits].saved;
-  int n_uses = 0;
-  for (int i = 0; i < plan->train->n_operands; i++)
-    n_uses += plan->train->operands[i].reads.tensor == logits || plan->train->operands[i].makes.tensor == logits;
-  assert_int_equal(n_uses, policy == LADE_RESIDENCY_KEEP ? 2 : 0);
-  for (int i = 0; i < plan->eval->n_operands; i++)
-    assert_int_not_equal(plan->eval->operands[i].makes.tensor, logits);
-  lade_plan_destroy(plan);
-  return policy;
-}
-
-/* With room the head's backward reads the logits of forward; without room, or where they cost more, it makes them. */
-static void logits_are_kept_where_they_fit_and_pay(void **state)
-{
-  struct desk desk, dear;
-  desk_open(&desk, LADE_GPT2, &machines[0]);
-  program_fixture_prices_finish(&desk.prices);
-  lade_model_graph_destroy((struct lade_model_graph *)(uintptr_t)desk.graph);
-  desk.params.graph = desk.graph = whole_graph(8192); /* of several chunks */
-  desk.prices = program_fixture_prices(desk.graph);
-  desk_start(&desk);
-  assert_int_equal(logits_policy(&desk, PLENTY), LADE_RESIDENCY_KEEP);
-  assert_int_equal(logits_policy(&desk, desk.bounds.min_bytes), LADE_RESIDENCY_RECOMPUTE);
-  desk_close(&desk);
-  desk_open(&dear, LADE_GPT2, &machines[0]);
-  for (int op = 0; op < dear.graph->n_ops; op++) {
-    if (dear.graph->ops[op].lean >= 0)
-      dear.prices.op_ns[dear.graph->ops[op].lean] = dear.prices.op_ns[op] / 2;
-  }
-  desk_start(&dear);
-  assert_int_equal(logits_policy(&dear, PLENTY), LADE_RESIDENCY_RECOMPUTE);
-  desk_close(&dear);
-}
-
 static void the_same_question_has_the_same_answer(void **state)
 {
   struct desk one, two;
@@ -841,7 +784,6 @@ int main(void)
       cmocka_unit_test(blocks_of_gradients_leave_between_microbatches),
       cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
       cmocka_unit_test(ranks_that_differ_are_told_apart),
-      cmocka_unit_test(logits_are_kept_where_they_fit_and_pay),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
   return cmocka_run_group_tests_name("plan", tests, desks_open, desks_close);
