@@ -475,6 +475,9 @@ struct lade_qk_dots_args {
  * With @leaf, sums over the vocabulary, those of exponentials and dx, are a tree like struct lade_k_tree's. Its leaves
  * are @leaf tokens, a power of two of leaves up to LADE_LEAVES_MOST; the last may have fewer tokens. Ranks that share
  * the leaves therefore give the bits of one rank, except for the rounding of dx to D. A CUDA device has its own order.
+ *
+ * With @logits[N * V] in A, all logits stay there, capped, chunk after chunk. The backward of the same device then
+ * makes two products instead of three, from the same bits.
  */
 struct lade_head_loss_fwd_args {
   enum lade_dtype dtype;
@@ -484,6 +487,7 @@ struct lade_head_loss_fwd_args {
   const void *x, *weight; /* [N,d], [V,d] */
   const int32_t *targets;
   void *losses, *lse, *loss;
+  void *logits; /* may be NULL */
   void *workspace;
 };
 
@@ -536,6 +540,7 @@ struct lade_head_loss_bwd_args {
   const void *x, *weight;
   const int32_t *targets;
   const void *lse;
+  const void *logits; /* of head_loss_fwd; NULL: they are made again. pre: no padding, no parts */
   const void *before; /* read only with has_before, so that workspaces are sized before addresses are known */
   void *dx, *d_weight;
   bool accumulate; /* to d_weight */

@@ -40,6 +40,7 @@ struct lade_op_output {
   const char *suffix; /* after the op's name: "", ".rstd" */
   enum lade_tensor_kind kind;
   bool is_accumulator; /* dtype A instead of D */
+  bool is_optional;    /* as in struct lade_tensor */
   int n_dims;
   int64_t dims[4];
 };
@@ -94,6 +95,9 @@ int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *
 /* Add a backward op of @forward with the given operands. */
 int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int forward, const int *in,
                            const int *out);
+
+/* Add the lean forms of all ops with an optional operand, once both halves are there. */
+void lade_build_lean_ops(struct lade_build *build);
 
 /* Return out[@i] of op @op. */
 int lade_build_out(const struct lade_build *build, int op, int i);

@@ -116,7 +116,7 @@ static void graph_trim(struct lade_model_graph *graph)
   graph->tensors = tensors ? tensors : graph->tensors;
   void *params = realloc(graph->params, (size_t)graph->n_params * sizeof(*graph->params));
   graph->params = params ? params : graph->params;
-  void *ops = realloc(graph->ops, (size_t)graph->n_ops * sizeof(*graph->ops));
+  void *ops = realloc(graph->ops, (size_t)(graph->n_ops + graph->n_lean_ops) * sizeof(*graph->ops));
   graph->ops = ops ? ops : graph->ops;
 }
 
@@ -137,6 +137,7 @@ static void graph_fill(struct lade_model_graph *graph, struct lade_build *build)
   if (is_last)
     graph->tensors[graph->targets].unit = graph->n_units - 1;
   lade_build_backward(build);
+  lade_build_lean_ops(build);
 }
 
 int lade_model_graph_create(const struct lade_model_graph_params *params, struct lade_error *error,

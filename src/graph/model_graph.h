@@ -15,6 +15,10 @@
  * A unit is a span of ops that is sharded, checkpointed and scheduled together: the embedding, one transformer block,
  * the head with the loss. Units of equal shape have the same class.
  *
+ * An op may have an optional operand, with which it need not compute something again: the logits, which the head's
+ * backward reads. Without it the op has another form with fewer operands, other costs and the same results to the bit
+ * (lade_op.lean). A residency says which form runs.
+ *
  * A graph is immutable after it is built; any thread may read it.
  */
 #ifndef LADE_MODEL_GRAPH_H
@@ -187,6 +191,7 @@ struct lade_tensor {
   int unit;     /* its producer's, or a parameter's own */
   int producer; /* op; -1 for data and parameters; a gradient's first writer */
   int param;    /* of PARAM and GRAD; else -1 */
+  bool is_optional; /* the ops that make and read it have lean forms without it */
 };
 
 /*
@@ -309,6 +314,8 @@ struct lade_op {
   double flops; /* executed by the kernel */
   double bytes; /* least bytes read and written; of a collective: sent by this rank in a ring */
   uint64_t workspace_bytes;
+  int optional; /* tensor: an operand that may be absent; -1 */
+  int lean;     /* number of the op without it, behind the others in the graph's ops; -1 */
 };
 
 struct lade_unit {
@@ -328,9 +335,10 @@ struct lade_model_graph {
   enum lade_dtype grad_dtype;         /* in which AdamW takes complete gradients: A, or BF16 */
   int64_t batch, seq_len;                /* of one microbatch */
   int n_tensors, n_params, n_ops, n_fwd_ops, n_units;
+  int n_lean_ops;
   struct lade_tensor *tensors;
   struct lade_param *params; /* in checkpoint order */
-  struct lade_op *ops;       /* forward, then backward */
+  struct lade_op *ops;       /* forward, then backward, then n_lean_ops lean forms, which have numbers of ops too */
   struct lade_unit *units;   /* in forward order */
   int tokens, targets, loss; /* tensors; -1 on a stage without the embedding, without the head */
   int first_keys;            /* tensor; -1: documents are not masked */

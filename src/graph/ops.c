@@ -31,8 +31,8 @@
  *   qk_dots        dy, qkv, q weight, k weight, rstd              -> dots
  *   qk_norm_bwd    dy, qkv, q weight, k weight, rstd, dots of all ranks?  -> dx, d_q_weight, d_k_weight
  *   add            dx, dx of another consumer                     -> sum
- *   head_loss      x, weight, targets                             -> losses, lse, loss
- *   head_loss_bwd  x, weight, targets, lse, before?               -> dx, d_weight
+ *   head_loss      x, weight, targets                             -> losses, lse, loss, logits?
+ *   head_loss_bwd  x, weight, targets, lse, before?, logits?      -> dx, d_weight
  *   head_stats     x, weight, targets, before?                    -> stats
  *   head_join      stats of all ranks, targets                    -> losses, lse, loss
  *   all_reduce, all_gather, reduce_scatter  x                     -> y
@@ -42,7 +42,7 @@
  * If a table is in parts, `before` is the result of the parts before this one: x, the statistics, dx as a sum in A.
  *
  * Costs: flops are those that the kernel executes, so attention's backward counts five products and the head's backward
- * counts the recomputed logits; causal attention counts T(T+1)/2 pairs, or those in its window. Bytes count every
+ * without logits counts them again; causal attention counts T(T+1)/2 pairs, or those in its window. Bytes count every
  * operand once, which a kernel must move if no operand stays in cache. Elementwise ops are bound by bytes; their flops
  * per element are rough counts that only keep a cost model from dividing zero. A collective's bytes are those that a
  * rank sends in a ring. That is (n - 1) / n of the whole for a gather or a scatter and twice that for a sum (Thakur,
@@ -610,10 +610,10 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_QK_NORM_BWD] = {"qk_norm_bwd", LADE_K_QK_NORM_BWD, 6, 3, 0, .flops_per_element = 12,
                            .bind = lade_op_qk_norm_bwd_bind},
   [LADE_OP_ADD] = {"add", LADE_K_RESIDUAL_FWD, 2, 1, 0, .flops_per_element = 1, .bind = add_bind},
-  [LADE_OP_HEAD_LOSS] = {"head_loss", LADE_K_HEAD_LOSS_FWD, 3, 3, -1, lade_op_head_loss_outputs,
+  [LADE_OP_HEAD_LOSS] = {"head_loss", LADE_K_HEAD_LOSS_FWD, 3, 4, -1, lade_op_head_loss_outputs,
                          .flops = lade_op_head_loss_flops,
                          .bind = lade_op_head_loss_bind, .backward = lade_head_loss_backward},
-  [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 5, 2, 4, .flops = lade_op_head_loss_bwd_flops,
+  [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 6, 2, 4, .flops = lade_op_head_loss_bwd_flops,
                              .bind = lade_op_head_loss_bwd_bind},
   [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 4, 1, 3, lade_op_head_stats_outputs,
                           .flops = lade_op_head_loss_flops,

@@ -9,6 +9,10 @@ void lade_op_head_loss_outputs(const struct lade_model_graph *graph, const struc
   ret_out[1] = statistic_1d(".lse", rows_get(graph));
   ret_out[2] = statistic_1d("", 1);
   ret_out[2].kind = LADE_TENSOR_LOSS;
+  if (op->kind == LADE_OP_HEAD_LOSS) /* the join's ranks have logits of their own */
+    ret_out[3] = (struct lade_op_output){
+        .suffix = ".logits", .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .is_optional = true, .n_dims = 2,
+        .dims = {rows_get(graph), tensor_in(graph, op, 1)->dims[0]}};
 }
 
 double lade_op_head_loss_flops(const struct lade_model_graph *graph, const struct lade_op *op)
@@ -16,10 +20,10 @@ double lade_op_head_loss_flops(const struct lade_model_graph *graph, const struc
   return 2.0 * (double)rows_get(graph) * (double)tensor_elements(tensor_in(graph, op, 1));
 }
 
-/* Count three products: the logits again, dx, d_weight. */
+/* Count the products: dx, d_weight, and the logits again unless they are kept. */
 double lade_op_head_loss_bwd_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
-  return 3 * lade_op_head_loss_flops(graph, op);
+  return (op->in[5] >= 0 ? 2 : 3) * lade_op_head_loss_flops(graph, op);
 }
 
 void lade_op_head_loss_bind(const struct lade_model_graph *graph, const struct lade_op *op,
@@ -39,6 +43,7 @@ void lade_op_head_loss_bind(const struct lade_model_graph *graph, const struct l
                                                                              .losses = out_at(bind, 0),
                                                                              .lse = out_at(bind, 1),
                                                                              .loss = out_at(bind, 2),
+                                                                             .logits = out_at(bind, 3),
                                                                              .workspace = (void *)bind->workspace};
 }
 
@@ -94,6 +99,7 @@ void lade_op_head_loss_bwd_bind(const struct lade_model_graph *graph, const stru
                                        .targets = in_at(bind, 2),
                                        .lse = in_at(bind, 3),
                                        .before = in_at(bind, 4),
+                                       .logits = in_at(bind, 5),
                                        .dx = out_at(bind, 0),
                                        .d_weight = out_at(bind, 1),
                                        .accumulate = accumulate_get(op, bind, 2),

@@ -106,20 +106,12 @@ static double op_bytes(const struct lade_model_graph *graph, const struct lade_o
   return bytes;
 }
 
-/* Derive an op's aliases, costs, workspace and producers from its operands and attributes. */
-static void op_complete(struct lade_build *build, int i_op)
+/* Derive an op's costs and workspace from its operands and attributes. */
+static void costs_complete(struct lade_build *build, int i_op)
 {
   struct lade_model_graph *graph = build->graph;
   struct lade_op *op = &graph->ops[i_op];
   const struct lade_op_entry *entry = &lade_op_table[op->kind];
-  for (int i = 0; i < LADE_OP_MAX_OUT; i++)
-    op->alias[i] = -1;
-  if (entry->alias >= 0 && op->in[entry->alias] >= 0 &&
-      graph->tensors[op->in[entry->alias]].bytes == graph->tensors[op->out[0]].bytes)
-    op->alias[0] = entry->alias;
-  for (int i = 0; i < op->n_out; i++)
-    if (op->out[i] >= 0 && graph->tensors[op->out[i]].producer < 0)
-      graph->tensors[op->out[i]].producer = i_op;
   op->bytes = entry->bytes ? entry->bytes(graph, op) : op_bytes(graph, op);
   if (entry->flops) {
     op->flops = entry->flops(graph, op);
@@ -140,6 +132,23 @@ static void op_complete(struct lade_build *build, int i_op)
   op->workspace_bytes = lade_kernel_workspace_bytes(build->kernels, op->kernel, args, build->n_threads);
 }
 
+/* Derive an op's aliases, costs, workspace and producers from its operands and attributes. */
+static void op_complete(struct lade_build *build, int i_op)
+{
+  struct lade_model_graph *graph = build->graph;
+  struct lade_op *op = &graph->ops[i_op];
+  const struct lade_op_entry *entry = &lade_op_table[op->kind];
+  for (int i = 0; i < LADE_OP_MAX_OUT; i++)
+    op->alias[i] = -1;
+  if (entry->alias >= 0 && op->in[entry->alias] >= 0 &&
+      graph->tensors[op->in[entry->alias]].bytes == graph->tensors[op->out[0]].bytes)
+    op->alias[0] = entry->alias;
+  for (int i = 0; i < op->n_out; i++)
+    if (op->out[i] >= 0 && graph->tensors[op->out[i]].producer < 0)
+      graph->tensors[op->out[i]].producer = i_op;
+  costs_complete(build, i_op);
+}
+
 static struct lade_op *op_push(struct lade_build *build, enum lade_op_kind kind, const int *in)
 {
   struct lade_model_graph *graph = build->graph;
@@ -148,7 +157,7 @@ static struct lade_op *op_push(struct lade_build *build, enum lade_op_kind kind,
   struct lade_op *op = &graph->ops[graph->n_ops++];
   *op = (struct lade_op){
       .kind = kind, .kernel = entry->kernel, .unit = build->unit, .forward = -1, .n_in = entry->n_in,
-      .n_out = entry->n_out};
+      .n_out = entry->n_out, .optional = -1, .lean = -1};
   for (int i = 0; i < LADE_OP_MAX_IN; i++)
     op->in[i] = i < op->n_in ? in[i] : -1;
   for (int i = 0; i < LADE_OP_MAX_OUT; i++)
@@ -176,6 +185,7 @@ int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *
     op->out[i] = lade_build_tensor(build, outputs[i].kind,
                                    outputs[i].is_accumulator ? graph->accumulator : graph->dtype,
                                    outputs[i].n_dims, outputs[i].dims, full);
+    graph->tensors[op->out[i]].is_optional = outputs[i].is_optional;
   }
   op_complete(build, i_op);
   graph->units[build->unit].n_fwd++;
@@ -194,6 +204,37 @@ int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int
     op->out[i] = out[i];
   op_complete(build, i_op);
   return i_op;
+}
+
+/* Return the tensor that @op may do without, or -1. */
+static int optional_find(const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  for (int i = 0; i < op->n_in + op->n_out; i++) {
+    int tensor = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
+    if (tensor >= 0 && graph->tensors[tensor].is_optional)
+      return tensor;
+  }
+  return -1;
+}
+
+void lade_build_lean_ops(struct lade_build *build)
+{
+  struct lade_model_graph *graph = build->graph;
+  for (int i_op = 0; i_op < graph->n_ops; i_op++) {
+    struct lade_op *op = &graph->ops[i_op], *lean = &graph->ops[graph->n_ops + graph->n_lean_ops];
+    op->optional = optional_find(graph, op);
+    if (op->optional < 0)
+      continue;
+    LADE_ASSERT(graph->n_ops + graph->n_lean_ops < units_most(graph) * OPS_PER_UNIT);
+    op->lean = graph->n_ops + graph->n_lean_ops++;
+    *lean = *op;
+    lean->optional = lean->lean = -1;
+    for (int i = 0; i < op->n_in; i++)
+      lean->in[i] = op->in[i] == op->optional ? -1 : op->in[i];
+    for (int i = 0; i < op->n_out; i++)
+      lean->out[i] = op->out[i] == op->optional ? -1 : op->out[i];
+    costs_complete(build, op->lean);
+  }
 }
 
 int lade_build_out(const struct lade_build *build, int op, int i)
@@ -224,7 +265,7 @@ bool lade_op_is_stage_boundary(enum lade_op_kind kind)
 
 void lade_op_bind(const struct lade_model_graph *graph, int op, const struct lade_bind *bind, void *ret_args)
 {
-  LADE_ASSERT(op >= 0 && op < graph->n_ops);
+  LADE_ASSERT(op >= 0 && op < graph->n_ops + graph->n_lean_ops);
   LADE_ASSERT(bind->n_microbatches > 0 && bind->microbatch >= 0 && bind->microbatch < bind->n_microbatches);
   const struct lade_op *the_op = &graph->ops[op];
   lade_op_table[the_op->kind].bind(graph, the_op, bind, ret_args);

@@ -479,10 +479,11 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph
   const struct lade_machine *machine = &cost->machine;
   const enum lade_dtype grad_dtype = graph->grad_dtype;
   size_t n_params = (size_t)graph->n_params;
-  int64_t *ns = calloc((size_t)graph->n_ops + 6 * n_params + 1, sizeof(*ns));
+  const int n_ops = graph->n_ops + graph->n_lean_ops;
+  int64_t *ns = calloc((size_t)n_ops + 6 * n_params + 1, sizeof(*ns));
   if (!ns)
     return -ENOMEM;
-  struct lade_prices prices = {.op_ns = ns, .grad_sumsq_ns = ns + graph->n_ops};
+  struct lade_prices prices = {.op_ns = ns, .grad_sumsq_ns = ns + n_ops};
   for (size_t tier = 0; tier < 3; tier++)
     prices.update_ns[tier] = prices.grad_sumsq_ns + (tier + 1) * n_params;
   prices.update_near_ns = prices.grad_sumsq_ns + 4 * n_params;
@@ -491,7 +492,7 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph
     prices.comm[axis] = cost->links ? cost->links->gather[axis] : link_price(&machine->to_host);
     prices.comm_sum[axis] = cost->links ? cost->links->sum[axis] : link_price(&machine->to_host);
   }
-  for (int op = 0; op < graph->n_ops; op++)
+  for (int op = 0; op < n_ops; op++)
     prices.op_ns[op] = lade_op_is_stage_boundary(graph->ops[op].kind)
                            ? transfer_op_ns(cost, &prices, &graph->ops[op])
                            : lade_cost_op_ns(cost, graph, op);

@@ -43,7 +43,7 @@ struct lade_transfer_price {
   double ns_per_byte;
 };
 struct lade_prices {
-  int64_t *op_ns;                     /* by op of the graph */
+  int64_t *op_ns;                     /* by op of the graph, lean forms too */
   int64_t *grad_sumsq_ns, *update_ns[3];    /* by parameter; update by home tier, the store's with its transfers */
   int64_t *update_near_ns;            /* streamed from the store, but for the working copy, which is in a nearer tier */
   int64_t *stream_edge_ns;            /* extra time of a run of streamed updates, by its first parameter */

@@ -242,7 +242,7 @@ static int distinct_find(const struct lade_model_graph *graph, const struct lade
 {
   struct lade_cost seen = {0};
   int n = 0, rc = 0;
-  for (int op = 0; op < graph->n_ops && !rc; op++) {
+  for (int op = 0; op < graph->n_ops + graph->n_lean_ops && !rc; op++) {
     uint64_t key = lade_cost_op_key(graph, op);
     int64_t ns;
     if (lade_op_is_stage_boundary(graph->ops[op].kind))
@@ -314,13 +314,14 @@ int probe_ops(const struct lade_probe_params *params, struct lade_error *error, 
   const struct lade_model_graph *graph = params->graph;
   uint64_t limit_bytes = LADE_MIN(MOST_GROUP_BYTES, cost->machine.host_bytes / 4);
   limit_bytes = LADE_MIN(limit_bytes, cost->machine.device_bytes / 4);
-  int *ops = calloc((size_t)graph->n_ops + (size_t)graph->n_tensors, sizeof(*ops));
+  const int n_forms = graph->n_ops + graph->n_lean_ops;
+  int *ops = calloc((size_t)n_forms + (size_t)graph->n_tensors, sizeof(*ops));
   uint64_t *place = calloc((size_t)graph->n_tensors, sizeof(*place));
   int n_ops = ops && place ? distinct_find(graph, cost, limit_bytes, ops) : -ENOMEM;
   int rc = n_ops < 0 ? lade_error_set(error, n_ops, "probe: out of memory") : 0;
   struct op_probe probe = {.params = params, .graph = graph};
   if (n_ops > 0) {
-    int *last_op = ops + graph->n_ops;
+    int *last_op = ops + n_forms;
     for (int op = 0; op < graph->n_ops; op++) {
       for (int i = 0; i < graph->ops[op].n_in; i++) {
         if (graph->ops[op].in[i] >= 0)

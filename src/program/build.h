@@ -181,6 +181,14 @@ static inline int plan_value_number(const struct lade_model_graph *graph, int te
  */
 #define PLAN_GATHERED LADE_N_SPACES
 
+/* Return the number of the form in which @op runs. Evaluation has no reader of optional values. */
+static inline int plan_op_form(const struct lade_build_params *params, int op)
+{
+  const int lean = params->graph->ops[op].lean;
+  return lean >= 0 && (!params->is_training || lade_residency_is_lean(params->graph, params->residency, op)) ? lean
+                                                                                                            : op;
+}
+
 /*
  * True if the working copy is gathered from shards before each use. Otherwise it is whole on the device or fetched from
  * its home tier.

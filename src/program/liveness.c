@@ -55,7 +55,7 @@ struct cutter {
 static void uses_walk(struct cutter *c, void (*use_add)(struct cutter *, int, int, bool))
 {
   for (int pos = 0; pos < c->n_steps; pos++) {
-    const struct lade_op *op = &c->graph->ops[c->steps[pos].op];
+    const struct lade_op *op = &c->graph->ops[plan_op_form(c->params, c->steps[pos].op)];
     for (int i = 0; i < op->n_in; i++) {
       if (op->in[i] >= 0)
         use_add(c, plan_value_number(c->graph, op->in[i], c->steps[pos].microbatch), pos, false);
@@ -256,7 +256,7 @@ static int timeline_make(struct cutter *c)
   if (!c->start_ns)
     return -ENOMEM;
   for (int pos = 0; pos < c->n_steps; pos++) {
-    int op = c->steps[pos].op;
+    int op = plan_op_form(c->params, c->steps[pos].op);
     bool is_elsewhere = lade_op_is_stage_boundary(c->graph->ops[op].kind); /* runs on its own queue */
     c->start_ns[pos + 1] = c->start_ns[pos] + (is_elsewhere ? 0 : c->params->prices->op_ns[op]);
   }

@@ -21,6 +21,8 @@
  * Updates come after all steps, or in the backward half: each as soon as no step adds to the gradient or reads the
  * parameter any more, so that its gradient waits for no other.
  *
+ * An optional value (lade_op.optional) that is to be recomputed is not made at all: its reader makes it piece by piece.
+ *
  * Choices are the same for all microbatches: they are the same value at different times.
  */
 #ifndef LADE_RESIDENCY_H
@@ -61,6 +63,13 @@ struct lade_residency {
 int lade_residency_create(const struct lade_model_graph *graph, struct lade_residency **ret_residency);
 int lade_residency_copy(const struct lade_residency *from, struct lade_residency **ret_residency);
 void lade_residency_destroy(struct lade_residency *residency);
+/* True if @op runs in its lean form, because its optional operand is not kept. */
+static inline bool lade_residency_is_lean(const struct lade_model_graph *graph,
+                                          const struct lade_residency *residency, int op)
+{
+  return graph->ops[op].lean >= 0 && residency->choices[graph->ops[op].optional].saved == LADE_RESIDENCY_RECOMPUTE;
+}
+
 /* Set both home tiers of a parameter; @weight is @state or nearer. */
 void lade_residency_set_tiers(struct lade_residency *residency, int param, enum lade_tier weight,
                               enum lade_tier state);

@@ -77,7 +77,7 @@ static uint64_t prices_key(uint64_t key, const struct lade_prices *prices, const
   const struct lade_transfer_price links[] = {prices->to_host, prices->to_device, prices->read, prices->write};
   const double cores[] = {prices->copy_cores, prices->n_cores};
   const int64_t others[] = {prices->clip_ns, (int64_t)prices->streaming.window_bytes, prices->streaming.n_windows};
-  key = key_mix(key, prices->op_ns, (size_t)graph->n_ops * sizeof(*prices->op_ns));
+  key = key_mix(key, prices->op_ns, (size_t)(graph->n_ops + graph->n_lean_ops) * sizeof(*prices->op_ns));
   key = key_mix(key, prices->grad_sumsq_ns, by_param);
   for (size_t tier = 0; tier < LADE_COUNT(prices->update_ns); tier++)
     key = key_mix(key, prices->update_ns[tier], by_param);

@@ -181,7 +181,8 @@ static int producer_missing(const lade_solver *s, int op)
   const struct lade_op *what = &s->graph->ops[op];
   for (int i = 0; i < what->n_in; i++) {
     int tensor = what->in[i];
-    if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor])
+    if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor] &&
+        tensor != what->optional) /* the op makes it itself */
       return s->graph->tensors[tensor].producer;
   }
   return -1;
@@ -191,6 +192,10 @@ double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *res
 {
   const struct lade_model_graph *graph = s->graph;
   double ns = 0;
+  for (int op = 0; op < graph->n_ops; op++) {
+    if (lade_residency_is_lean(graph, residency, op))
+      ns += (double)(s->unit_costs->op_ns[graph->ops[op].lean] - s->unit_costs->op_ns[op]);
+  }
   memset(s->is_there, 0, (size_t)graph->n_tensors * sizeof(*s->is_there));
   for (int op = 0; op < graph->n_fwd_ops; op++)
     op_run(s, op);

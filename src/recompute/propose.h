@@ -55,7 +55,7 @@ struct lade_queue_times {
 
 /* The solver's unit costs; the search makes them from the cost model. */
 struct lade_unit_costs {
-  const int64_t *op_ns;                          /* by op */
+  const int64_t *op_ns;                          /* by op, lean forms too */
   const int64_t *update_ns[3];                   /* by home tier, by parameter */
   const int64_t *update_near_ns;                 /* streamed, with the working copy in a nearer tier */
   double to_host_ns, to_device_ns, read_ns, write_ns; /* per byte */
@@ -95,7 +95,7 @@ struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queu
 struct lade_queue_times lade_solver_price(lade_solver *solver, struct lade_residency *residency,
                                           const struct lade_change *change);
 
-/* Return the time of the ops that are recomputed per microbatch under @residency. */
+/* Return the time per microbatch of recomputed ops under @residency, with the extra time of lean forms; may be < 0. */
 double lade_solver_recompute_ns(lade_solver *solver, const struct lade_residency *residency);
 
 /* Return the group of @id, itself included, ordered by unit. The solver owns the array. */

@@ -88,6 +88,38 @@ static void compare(const char *what, const char *variant, const struct problem 
              (long)problem->fwd.vocabulary, error, norm, unit);
 }
 
+/* Run again with the logits kept between both directions: every output has the same bits. */
+static void kept_logits_check(struct problem *problem, const struct lade_kernels *kernels)
+{
+  const size_t n = (size_t)problem->fwd.n, n_dx = n * (size_t)problem->fwd.d * lade_dtype_bytes(problem->fwd.dtype);
+  const size_t n_weight = (size_t)(problem->fwd.vocabulary * problem->fwd.d) * 4;
+  struct problem kept = *problem;
+  kept.fwd.losses = memory_make(n * 4);
+  kept.fwd.lse = memory_make(n * 4);
+  kept.fwd.loss = memory_make(4);
+  kept.fwd.logits = memory_make(n * (size_t)problem->fwd.vocabulary * 4);
+  kept.bwd.lse = kept.fwd.lse;
+  kept.bwd.logits = kept.fwd.logits;
+  kept.bwd.dx = memory_make(n_dx);
+  kept.bwd.d_weight = memory_make(n_weight);
+  run(&kept, kernels, 2);
+  assert_memory_equal(kept.fwd.losses, problem->fwd.losses, n * 4);
+  assert_memory_equal(kept.fwd.lse, problem->fwd.lse, n * 4);
+  assert_memory_equal(kept.fwd.loss, problem->fwd.loss, 4);
+  assert_memory_equal(kept.bwd.dx, problem->bwd.dx, n_dx);
+  assert_memory_equal(kept.bwd.d_weight, problem->bwd.d_weight, n_weight);
+  memset(kept.fwd.logits, 0, n * (size_t)problem->fwd.vocabulary * 4);
+  memset(kept.bwd.dx, 0, n_dx);
+  kernel_call(kernels, LADE_K_HEAD_LOSS_BWD, &kept.bwd, &kept.bwd.workspace, NULL);
+  assert_true(memcmp(kept.bwd.dx, problem->bwd.dx, n_dx)); /* they are read, not made again */
+  free(kept.fwd.losses);
+  free(kept.fwd.lse);
+  free(kept.fwd.loss);
+  free(kept.fwd.logits);
+  free(kept.bwd.dx);
+  free(kept.bwd.d_weight);
+}
+
 static void problem_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t leaf,
                           bool accumulate)
 {
@@ -116,6 +148,8 @@ static void problem_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t v
       assert_memory_equal(d_weight, problem.bwd.d_weight, d_weight_bytes);
       assert_memory_equal(&loss, problem.fwd.loss, sizeof(loss));
     }
+    if (vocabulary > 1)
+      kept_logits_check(&problem, &levels[level]);
   }
   free(dx);
   free(d_weight);

@@ -98,15 +98,19 @@ struct lade_model_graph *program_fixture_graph(enum lade_family family, enum lad
   return share_graph(&how, &(struct lade_share){0});
 }
 
-/* Return prices: one nanosecond per sixteen bytes of an op, links a few times slower. */
+/* Return prices: a nanosecond for sixteen bytes of an op, twice that for a lean form; links a few times slower. */
 struct lade_prices program_fixture_prices(const struct lade_model_graph *graph)
 {
   struct lade_prices prices = {.clip_ns = 100, .to_host = {50, 0.2}, .to_device = {50, 0.2}, .read = {200, 0.5},
                                .write = {200, 0.5}, .streaming = {1 << 20, 3}};
-  prices.op_ns = calloc((size_t)graph->n_ops, sizeof(int64_t));
+  prices.op_ns = calloc((size_t)(graph->n_ops + graph->n_lean_ops), sizeof(int64_t));
   prices.grad_sumsq_ns = calloc((size_t)graph->n_params, sizeof(int64_t));
   for (int op = 0; op < graph->n_ops; op++)
     prices.op_ns[op] = 10 + (int64_t)(graph->ops[op].bytes / 16);
+  for (int op = 0; op < graph->n_ops; op++) {
+    if (graph->ops[op].lean >= 0)
+      prices.op_ns[graph->ops[op].lean] = 2 * prices.op_ns[op];
+  }
   for (int param = 0; param < graph->n_params; param++)
     prices.grad_sumsq_ns[param] = 10 + (int64_t)(graph->tensors[graph->params[param].tensor].bytes / 16);
   for (int axis = 0; axis < LADE_N_AXES; axis++)

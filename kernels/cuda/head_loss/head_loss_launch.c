@@ -40,12 +40,13 @@ struct rooms {
   size_t logits, per_row, d_logits, dx, end;
 };
 
-static struct rooms rooms_get(enum lade_dtype dtype, int64_t n, int64_t vocabulary, bool is_bwd)
+static struct rooms rooms_get(enum lade_dtype dtype, int64_t n, int64_t vocabulary, bool is_bwd, bool is_kept)
 {
   int64_t columns = chunk_columns(vocabulary);
   struct rooms rooms = {0};
   size_t per_row = is_bwd ? sizeof(float) : (size_t)(3 * n) * sizeof(float);
-  rooms.per_row = lade_align_up((size_t)(block_rows(n, vocabulary) * columns) * sizeof(float), ALIGN_BYTES);
+  if (!is_kept)
+    rooms.per_row = lade_align_up((size_t)(block_rows(n, vocabulary) * columns) * sizeof(float), ALIGN_BYTES);
   rooms.d_logits = rooms.per_row + lade_align_up(per_row, ALIGN_BYTES);
   rooms.dx = rooms.d_logits;
   if (is_bwd)
@@ -63,7 +64,7 @@ static bool has_dx_room(const struct lade_head_loss_bwd_args *a)
 
 static struct rooms bwd_rooms_get(const struct lade_head_loss_bwd_args *a)
 {
-  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, true);
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, true, a->logits);
   if (has_dx_room(a))
     rooms.end += (size_t)(a->n * a->d) * sizeof(float);
   return rooms;
@@ -77,27 +78,42 @@ struct head_launch_walk {
   int64_t n_tokens; /* of the vocabulary: without padding */
   const char *x, *weight;
   void *scratch; /* of products */
+  float *kept;   /* all logits, chunk after chunk; NULL: one piece at a time */
+  bool has_logits; /* they are there already: backward */
   struct lade_cuda_head head; /* the current piece */
 };
 
-/* Make the logits of all rows of the current chunk, block by block, each followed by @function over its rows. */
+/* Make a block of logits of the current chunk. */
+static void logits_make(const struct head_launch_walk *walk, int64_t n_rows)
+{
+  const struct lade_cuda_head *head = &walk->head;
+  size_t row_bytes = (size_t)walk->d * lade_dtype_bytes(walk->dtype);
+  lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
+                                  .layout = LADE_NT, .dtype = walk->dtype, .out = LADE_F32, .m = n_rows,
+                                  .n = head->n_columns, .k = walk->d,
+                                  .a = walk->x + (size_t)head->first_row * row_bytes,
+                                  .b = walk->weight + (size_t)head->first_column * row_bytes,
+                                  .c = (void *)(uintptr_t)head->logits, .workspace = walk->scratch});
+  if (head->softcap > 0)
+    lade_cuda_launch_grid(walk->ctx, LADE_CUDA_HEAD_CAP, LADE_F32,
+                          (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = head});
+}
+
+/*
+ * Make the logits of all rows of the current chunk, unless they are kept, block by block, each followed by @function
+ * over its rows.
+ */
 static void chunk_run(struct head_launch_walk *walk, enum lade_cuda_function function, enum lade_dtype dtype)
 {
   struct lade_cuda_head *head = &walk->head;
   int64_t n_block = block_rows(head->n, walk->vocabulary);
-  size_t row_bytes = (size_t)walk->d * lade_dtype_bytes(walk->dtype);
   head->n_columns = chunk_get(head->first_column, walk->n_tokens);
   for (head->first_row = 0; head->first_row < head->n; head->first_row += n_block) {
     int64_t n_rows = LADE_MIN(n_block, head->n - head->first_row);
-    lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
-                                    .layout = LADE_NT, .dtype = walk->dtype, .out = LADE_F32, .m = n_rows,
-                                    .n = head->n_columns, .k = walk->d,
-                                    .a = walk->x + (size_t)head->first_row * row_bytes,
-                                    .b = walk->weight + (size_t)head->first_column * row_bytes,
-                                    .c = (void *)(uintptr_t)head->logits, .workspace = walk->scratch});
-    if (head->softcap > 0)
-      lade_cuda_launch_grid(walk->ctx, LADE_CUDA_HEAD_CAP, LADE_F32,
-                            (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = head});
+    if (walk->kept)
+      head->logits = walk->kept + head->first_column * head->n + head->first_row * head->n_columns;
+    if (!walk->has_logits)
+      logits_make(walk, n_rows);
     lade_cuda_launch_grid(walk->ctx, function, dtype,
                           (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = head,
                                                     .shared_bytes = ROOM_BYTES});
@@ -147,11 +163,12 @@ static size_t products_bytes(const struct lade_kernels *kernels, lade_kernel_fn 
 static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_loss_fwd_args *a = args;
-  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false);
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false, a->logits);
   char *at = a->workspace;
   float *per_row = (float *)(at + rooms.per_row);
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
-                                  .n_tokens = a->vocabulary, .x = a->x, .weight = a->weight, .scratch = at + rooms.end};
+                                  .n_tokens = a->vocabulary, .x = a->x, .weight = a->weight, .scratch = at + rooms.end,
+                                  .kept = a->logits};
   walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .logits = (float *)at, .targets = a->targets,
                                       .max = per_row,
                                       .sum = per_row + a->n, .target_logit = per_row + 2 * a->n, .losses = a->losses,
@@ -165,7 +182,7 @@ size_t lade_cuda_head_loss_fwd_bytes(const struct lade_kernels *kernels, const s
 {
   struct lade_head_loss_fwd_args like = *a;
   like.x = like.weight = like.workspace = nowhere();
-  return rooms_get(a->dtype, a->n, a->vocabulary, false).end + products_bytes(kernels, head_loss_fwd, &like);
+  return rooms_get(a->dtype, a->n, a->vocabulary, false, a->logits).end + products_bytes(kernels, head_loss_fwd, &like);
 }
 
 /* Compute statistics: a row's maximum, sum and target logit are stored unchanged. */
@@ -173,7 +190,7 @@ static void head_stats(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_stats_args *a = args;
   float *stats = a->stats;
-  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false);
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false, false);
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                                   .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
                                   .scratch = (char *)a->workspace + rooms.end};
@@ -189,7 +206,7 @@ size_t lade_cuda_head_stats_bytes(const struct lade_kernels *kernels, const stru
 {
   struct lade_head_stats_args like = *a;
   like.x = like.weight = like.stats = like.workspace = nowhere();
-  return rooms_get(a->dtype, a->n, a->vocabulary, false).end + products_bytes(kernels, head_stats, &like);
+  return rooms_get(a->dtype, a->n, a->vocabulary, false, false).end + products_bytes(kernels, head_stats, &like);
 }
 
 static void head_join(const struct lade_kernel_ctx *ctx, const void *args)
@@ -235,7 +252,9 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   float *dx_sum = a->is_sum ? a->dx : has_dx_room(a) ? (float *)(at + rooms.dx) : NULL;
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                                   .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
-                                  .scratch = at + rooms.end};
+                                  .scratch = at + rooms.end, .kept = (float *)(uintptr_t)a->logits,
+                                  .has_logits = a->logits};
+  LADE_ASSERT(!a->logits || !(a->has_before || a->is_sum || a->padding));
   walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .first_token = a->first_token,
                                       .logits = (float *)at,
                                       .targets = a->targets,

@@ -27,6 +27,12 @@
  * statistics, backward from its sum of dx, which only the last part rounds. Parts cut between chunks leave the sums of
  * one pass.
  *
+ * With the logits of all rows and columns kept from forward, backward makes no product of logits and no cap. It reads
+ * the same pieces in the same order, so its bits are those of logits made again.
+ *
+ * Rejected: the gradient within the forward walk. A row's gradient needs its whole sum, so the walk would go over
+ * blocks of rows first, and dW would be a sum over blocks.
+ *
  * Rejected: chunks of rows only, because dW would be summed over chunks, in another order than the plain kernel's.
  * Rejected: recomputing the logits twice, once for dx and once for dW, which saves the FP32 dx but costs a fourth
  * product.
@@ -111,7 +117,9 @@ struct head_loss_walk {
   /* the current piece */
   int64_t first_row, n_rows, first_column, n_columns;
 
-  void *logits;       /* [block_rows, chunk_columns] in A */
+  void *logits;       /* [block_rows, chunk_columns] in A, of the current piece */
+  char *kept;         /* [N * V] in A: all logits, chunk after chunk; NULL: one piece at a time */
+  bool has_logits;    /* they are there already: backward */
   double *max, *sum;    /* [leaves, N], forward */
   double *target_logit; /* [N], forward */
   const void *lse;    /* [N] in A, backward */
@@ -206,14 +214,18 @@ static void cap_task(void *arg, int i_task, int i_thread)
   }
 }
 
-/* Make the logits of all rows of the current chunk, and run @fn over them. */
+/* Make the logits of all rows of the current chunk, unless they are kept, and run @fn over them. */
 static void chunk_run(struct head_loss_walk *walk, lade_task_fn *fn)
 {
   int64_t n_block = block_rows(walk->n, walk->vocabulary);
   for (walk->first_row = 0; walk->first_row < walk->n; walk->first_row += n_block) {
     walk->n_rows = LADE_MIN(n_block, walk->n - walk->first_row);
-    logits_make(walk);
-    if (walk->softcap > 0)
+    if (walk->kept)
+      walk->logits = walk->kept + (size_t)(walk->first_column * walk->n + walk->first_row * walk->n_columns) *
+                                      walk->sum_bytes;
+    if (!walk->has_logits)
+      logits_make(walk);
+    if (walk->softcap > 0 && !walk->has_logits)
       lade_pool_run(walk->ctx->pool, cap_task, walk, (int)lade_div_up(walk->n_rows, TASK_ROWS));
     lade_pool_run(walk->ctx->pool, fn, walk, (int)lade_div_up(walk->n_rows, TASK_ROWS));
   }
@@ -240,9 +252,9 @@ static double losses_sum(enum lade_dtype dtype, const void *losses, int64_t firs
   return sum;
 }
 
-static size_t logits_bytes(enum lade_dtype dtype, int64_t n, int64_t vocabulary)
+static size_t logits_bytes(enum lade_dtype dtype, int64_t n, int64_t vocabulary, bool is_kept)
 {
-  return round_up((size_t)(block_rows(n, vocabulary) * chunk_columns(vocabulary)) *
+  return is_kept ? 0 : round_up((size_t)(block_rows(n, vocabulary) * chunk_columns(vocabulary)) *
                   lade_dtype_bytes(lade_accumulator(dtype)));
 }
 
@@ -258,7 +270,7 @@ static void rows_reduce(struct head_loss_walk *walk, char *workspace)
   walk->element_bytes = lade_dtype_bytes(walk->dtype);
   walk->sum_bytes = lade_dtype_bytes(walk->accumulator);
   walk->logits = workspace;
-  walk->max = (double *)(workspace += logits_bytes(walk->dtype, walk->n, walk->vocabulary));
+  walk->max = (double *)(workspace += logits_bytes(walk->dtype, walk->n, walk->vocabulary, walk->kept));
   walk->sum = walk->max + n_parts;
   walk->target_logit = walk->sum + n_parts;
   walk->matmul_workspace = workspace + rows_bytes(walk->n, walk->leaves.n);
@@ -343,7 +355,7 @@ void lade_head_loss_fwd_run(const struct lade_head_loss_level *level, const stru
                                 .vocabulary = args->vocabulary, .n_tokens = args->vocabulary,
                                 .leaves = leaves_make(args->leaf, args->vocabulary), .softcap = args->softcap,
                                 .x = args->x,
-                                .weight = args->weight, .targets = args->targets};
+                                .weight = args->weight, .targets = args->targets, .kept = args->logits};
   struct lade_head_join_args to = {.dtype = args->dtype, .n = args->n, .targets = args->targets,
                                    .losses = args->losses, .lse = args->lse, .loss = args->loss};
   rows_reduce(&walk, args->workspace);
@@ -492,8 +504,10 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
                                 .leaves = leaves_make(args->leaf, args->vocabulary), .softcap = args->softcap,
                                 .x = args->x,
                                 .weight = args->weight, .targets = args->targets, .lse = args->lse, .dx = args->dx,
-                                .before = args->has_before ? args->before : NULL, .is_sum = args->is_sum};
+                                .before = args->has_before ? args->before : NULL, .is_sum = args->is_sum,
+                                .kept = (char *)(uintptr_t)args->logits, .has_logits = args->logits};
   LADE_ASSERT(!args->leaf || !(args->has_before || args->is_sum));
+  LADE_ASSERT(!args->logits || !(args->has_before || args->is_sum || args->padding));
   walk.element_bytes = lade_dtype_bytes(walk.dtype);
   walk.sum_bytes = lade_dtype_bytes(walk.accumulator);
   walk.dx_sum_bytes = round_up((size_t)(walk.n * walk.d) * walk.sum_bytes);
@@ -501,7 +515,7 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
   walk.scale = count ? (double)args->scale * (double)ctx->step->loss_scale / (double)count : 0;
   char *at = args->workspace;
   walk.logits = at;
-  walk.d_logits = at += logits_bytes(walk.dtype, walk.n, walk.vocabulary);
+  walk.d_logits = at += logits_bytes(walk.dtype, walk.n, walk.vocabulary, walk.has_logits);
   walk.dx_sums = at += round_up((size_t)(walk.n * chunk_columns(walk.vocabulary)) * walk.element_bytes);
   walk.matmul_workspace = at + dx_sums_bytes(args);
   if (walk.before && walk.before != dx_sum_at(&walk, 0))
@@ -604,7 +618,7 @@ static size_t products_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_
 size_t lade_head_loss_fwd_workspace_bytes(const struct lade_head_loss_fwd_args *args, int n_threads)
 {
   struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
-  return logits_bytes(args->dtype, args->n, args->vocabulary) + rows_bytes(args->n, leaves.n) +
+  return logits_bytes(args->dtype, args->n, args->vocabulary, args->logits) + rows_bytes(args->n, leaves.n) +
          products_bytes(args->dtype, args->n, args->d, args->vocabulary, &leaves, false, n_threads);
 }
 
@@ -620,7 +634,7 @@ size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *
 {
   struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
   int64_t columns = chunk_columns(args->vocabulary);
-  return logits_bytes(args->dtype, args->n, args->vocabulary) +
+  return logits_bytes(args->dtype, args->n, args->vocabulary, args->logits) +
          round_up((size_t)(args->n * columns) * lade_dtype_bytes(args->dtype)) +
          dx_sums_bytes(args) +
          products_bytes(args->dtype, args->n, args->d, args->vocabulary, &leaves, true, n_threads);

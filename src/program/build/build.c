@@ -304,12 +304,13 @@ static struct lade_instr *op_begin(struct builder *b, const struct lade_op *op)
 static void step_emit(struct builder *b, int pos)
 {
   const struct plan_step *step = &b->steps[pos];
-  const struct lade_op *op = &b->graph->ops[step->op];
+  const int form = plan_op_form(b->params, step->op);
+  const struct lade_op *op = &b->graph->ops[form];
   struct lade_instr *instr = op_begin(b, op);
   instr->op = step->op;
   instr->microbatch = step->microbatch;
   instr->is_recompute = step->is_recompute;
-  instr->predicted_ns = b->params->prices->op_ns[step->op];
+  instr->predicted_ns = b->params->prices->op_ns[form];
   for (int i = 0; i < op->n_in; i++) {
     if (op->in[i] < 0)
       continue;

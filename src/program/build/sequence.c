@@ -28,6 +28,7 @@ struct chunk_ops {
 };
 
 struct sequencer {
+  const struct lade_build_params *params;
   const struct lade_model_graph *graph;
   const struct lade_residency *residency;
   struct lade_pipeline pipeline;
@@ -62,7 +63,7 @@ static bool step_push(struct sequencer *s, int op, int microbatch, bool is_recom
 /* Return an input of @op that must be recomputed before it can run, or -1. */
 static int input_missing(const struct sequencer *s, int op)
 {
-  const struct lade_op *what = &s->graph->ops[op];
+  const struct lade_op *what = &s->graph->ops[plan_op_form(s->params, op)];
   for (int i = 0; i < what->n_in; i++) {
     int tensor = what->in[i];
     if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor])
@@ -239,7 +240,7 @@ static bool sequencer_init(struct sequencer *s, const struct lade_build_params *
 
 int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps)
 {
-  struct sequencer s = {.graph = params->graph, .residency = params->residency};
+  struct sequencer s = {.params = params, .graph = params->graph, .residency = params->residency};
   bool is_ok = sequencer_init(&s, params) && inputs_emit(&s);
   for (int at = 0; is_ok && at < s.n_slots; at++)
     is_ok = slot_emit(&s, at);

@@ -30,6 +30,18 @@ struct share_walk {
   int32_t *last_use; /* by step and output: the last step that reads this making of the value */
 };
 
+/* Return the op of step @at, without optional operands. */
+static const struct lade_op *op_at(const struct share_walk *walk, int at)
+{
+  const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+  return op->lean < 0 ? op : &walk->graph->ops[op->lean];
+}
+
+static double op_ns_at(const struct share_walk *walk, int at)
+{
+  return (double)walk->prices->op_ns[op_at(walk, at) - walk->graph->ops];
+}
+
 static bool is_weights_step(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   bool is_grad = op->n_out > 0;
@@ -47,7 +59,7 @@ struct queue_pair {
 /* Run step @at on its queue, after its inputs. Return the time that its queue waited for collectives. */
 static double step_run(struct share_walk *walk, struct queue_pair *queues, int at)
 {
-  const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+  const struct lade_op *op = op_at(walk, at);
   const int queue = lade_op_is_collective(op->kind);
   double start_ns = queues->now_ns[queue];
   for (int i = 0; i < op->n_in; i++) {
@@ -55,7 +67,7 @@ static double step_run(struct share_walk *walk, struct queue_pair *queues, int a
       start_ns = LADE_MAX(start_ns, walk->ready_ns[op->in[i]]);
   }
   const double waited_ns = queue == 0 ? start_ns - queues->now_ns[0] : 0;
-  queues->now_ns[queue] = start_ns + (double)walk->prices->op_ns[walk->steps[at].op];
+  queues->now_ns[queue] = start_ns + op_ns_at(walk, at);
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0)
       walk->ready_ns[op->out[i]] = queues->now_ns[queue];
@@ -70,11 +82,11 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
   double begin_ns = 0;
   for (int at = 0; at < walk->n_steps; at++) {
     const struct plan_step *step = &walk->steps[at], *next = at + 1 < walk->n_steps ? step + 1 : NULL;
-    const struct lade_op *op = &walk->graph->ops[step->op];
+    const struct lade_op *op = op_at(walk, at);
     struct lade_unit_cost *unit = &units[op->unit];
     unit->exposed_ns += step_run(walk, &queues, at);
     if (is_weights_step(walk->graph, op))
-      unit->weights_ns += (double)walk->prices->op_ns[step->op];
+      unit->weights_ns += op_ns_at(walk, at);
     if (next && walk->graph->ops[next->op].unit == op->unit && next->is_backward == step->is_backward)
       continue;
     const double end_ns = LADE_MAX(queues.now_ns[0], queues.now_ns[1]);
@@ -113,7 +125,7 @@ static void uses_find(struct share_walk *walk)
   for (int tensor = 0; tensor < walk->graph->n_tensors; tensor++)
     walk->made_at[tensor] = -1;
   for (int at = 0; at < walk->n_steps; at++) {
-    const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+    const struct lade_op *op = op_at(walk, at);
     for (int i = 0; i < op->n_in; i++) {
       const int made = op->in[i] < 0 ? -1 : walk->made_at[op->in[i]];
       for (int o = 0; made >= 0 && o < LADE_OP_MAX_OUT; o++) {
@@ -149,7 +161,7 @@ static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
   if (!change)
     return -ENOMEM;
   for (int at = 0; at < walk->n_steps; at++) {
-    const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+    const struct lade_op *op = op_at(walk, at);
     for (int i = 0; i < op->n_out; i++) {
       const int last = walk->last_use[at * LADE_OP_MAX_OUT + i];
       if (!is_activation(walk, op->out[i]))
@@ -180,7 +192,7 @@ static int weights_fill(const struct share_walk *walk, struct lade_unit_cost *un
 {
   bool *is_counted = calloc((size_t)walk->graph->n_tensors + 1, sizeof(*is_counted));
   for (int at = 0; at < walk->n_steps && is_counted; at++) {
-    const struct lade_op *op = &walk->graph->ops[walk->steps[at].op];
+    const struct lade_op *op = op_at(walk, at);
     for (int i = 0; i < op->n_in && is_weights_step(walk->graph, op); i++) {
       if (!is_activation(walk, op->in[i]) || is_counted[op->in[i]])
         continue;
@@ -234,6 +246,10 @@ static int graph_walk(const struct lade_model_graph *graph, const struct lade_pr
   if (status)
     return status;
   lade_residency_apply_recipe(graph, recipe, residency);
+  for (int tensor = 0; tensor < graph->n_tensors; tensor++) { /* the least memory; programs may keep them */
+    if (graph->tensors[tensor].is_optional)
+      residency->choices[tensor].saved = LADE_RESIDENCY_RECOMPUTE;
+  }
   const struct lade_build_params how = {.graph = graph, .residency = residency, .prices = prices, .n_microbatches = 1,
                                         .is_training = true};
   status = plan_sequence(&how, &steps, &walk.n_steps);

@@ -36,10 +36,29 @@ static int ruling_version(const struct proof *proof, int param)
 
 /* ---- expectations ---- */
 
+/*
+ * Return the op in the form that the instruction has: without its optional operand if none of that role is there. If
+ * another instruction reads the value that this one then does not make, the walk finds no version of it.
+ */
+static const struct lade_op *form_find(const struct proof *proof, const struct lade_instr *instr)
+{
+  const struct lade_op *op = &proof->graph->ops[instr->op];
+  int role = -1;
+  for (int i = 0; op->lean >= 0 && i < op->n_in + op->n_out; i++) {
+    if ((i < op->n_in ? op->in[i] : op->out[i - op->n_in]) == op->optional)
+      role = i < op->n_in ? i : LADE_ROLE_OUT + i - op->n_in;
+  }
+  for (int i = 0; i < instr->n_operands; i++) {
+    if (role < 0 || proof->program->operands[instr->first_operand + i].role == role)
+      return op;
+  }
+  return op->lean < 0 ? op : &proof->graph->ops[op->lean];
+}
+
 static int op_expect(const struct proof *proof, int at, struct expectation *e)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
-  const struct lade_op *op = &proof->graph->ops[instr->op];
+  const struct lade_op *op = form_find(proof, instr);
   uint32_t accumulate = 0;
   for (int i = 0; i < op->n_in; i++) {
     if (op->in[i] < 0)

@@ -33,7 +33,7 @@ static bool is_input_repeated(const struct lade_op *op, int i)
 }
 
 /* Return the bytes that @op needs at once; without parameters and their gradients unless @has_state. */
-static uint64_t op_bytes(const struct lade_model_graph *graph, const struct lade_op *op, bool has_state)
+static uint64_t form_bytes(const struct lade_model_graph *graph, const struct lade_op *op, bool has_state)
 {
   uint64_t bytes = op->workspace_bytes ? padded(op->workspace_bytes) : 0;
   for (int i = 0; i < op->n_in; i++) {
@@ -49,6 +49,13 @@ static uint64_t op_bytes(const struct lade_model_graph *graph, const struct lade
       bytes += padded(graph->tensors[op->out[i]].bytes);
   }
   return bytes;
+}
+
+/* Return the same of the form of @op that needs less. */
+static uint64_t op_bytes(const struct lade_model_graph *graph, const struct lade_op *op, bool has_state)
+{
+  uint64_t bytes = form_bytes(graph, op, has_state);
+  return op->lean < 0 ? bytes : LADE_MIN(bytes, form_bytes(graph, &graph->ops[op->lean], has_state));
 }
 
 /* Return the state bytes of this rank's shards; working copies may be gathered. */

@@ -97,8 +97,10 @@ static void buffer_note(struct peak_analysis *s, const struct lade_program *p, i
   const struct resident_view *view = &s->views[i];
   const struct lade_model_graph *graph = p->graph;
   struct idle_value *idle = &s->idle[tensor];
-  if (p->buffers[i].is_resident) {
+  const bool is_optional = tensor < graph->n_tensors && graph->tensors[tensor].is_optional;
+  if (p->buffers[i].is_resident || is_optional) {
     idle->bytes += p->buffers[i].bytes;
+    idle->is_in_saved_gap = is_optional;
     return;
   }
   if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)

@@ -10,7 +10,7 @@
 
 #include "recompute/plan.h"
 
-/* A value that is on the device when the most bytes are live there, and is not used then. */
+/* A value that is on the device when the most bytes are live there, and is not used then, or is optional. */
 struct idle_value {
   int32_t tensor; /* a value's number; the gradient's for its rounded form and its block */
   bool is_in_saved_gap;

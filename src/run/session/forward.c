@@ -34,7 +34,7 @@ static void *memory_make(uint64_t bytes)
 static bool is_needed(const struct lade_model_graph *graph, int tensor)
 {
   const struct lade_tensor *what = &graph->tensors[tensor];
-  if (what->kind == LADE_TENSOR_GRAD)
+  if (what->kind == LADE_TENSOR_GRAD || what->is_optional)
     return false;
   return what->producer < 0 || what->producer < graph->n_fwd_ops;
 }

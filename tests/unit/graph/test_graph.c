@@ -683,7 +683,11 @@ static void executed_matmul_flops_are_the_formulas(void **state)
   }
   double n = (double)(batch * seq_len), d = 768;
   assert_true(products == 6 * n * 12 * 12 * d * d);
-  assert_true(head == 8 * n * 50257 * d); /* forward, logits again, dx, d_weight */
+  assert_true(head == 6 * n * 50257 * d); /* forward, dx, d_weight */
+  assert_int_equal(graph->n_lean_ops, 2); /* without the logits: they are made again */
+  const struct lade_op *lean = &graph->ops[graph->n_ops];
+  assert_true(lean[0].flops + lean[1].flops == 8 * n * 50257 * d);
+  assert_true(lean[0].out[3] < 0 && lean[1].in[5] < 0);
   assert_true(attention == 12 * 7 * n * (double)(seq_len + 1) * d);
   double necessary = 6 * (12 * 12 * d * d + 50257 * d) + 6 * 12 * d * (double)seq_len;
   assert_true(lade_model_flops_per_token(&model, seq_len) == necessary);
