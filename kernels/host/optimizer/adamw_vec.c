@@ -4,7 +4,8 @@
  * here, the compact ones are in adamw_compact_vec.c.
  *
  * It is bound by memory: five streams are read and four written, once each. Prefetching lines (vec_prefetch) brings the
- * speed where a weight has 16 bits. Stores past the cache were measured and lose a third, because the lines are in the cache already.
+ * speed where a weight has 16 bits. Stores past the cache were measured and lose a third, because the lines are in the
+ * cache already.
  */
 #include "kernels/host/optimizer/adamw_vec.h"
 

@@ -145,6 +145,10 @@ class Store:
               "lade_tensor_store_submit")
         return ticket
 
+    def is_done(self, ticket):
+        """True if wait(ticket) would not block."""
+        return check(self.lib.lade_tensor_store_is_done(self.store, ticket), None, "lade_tensor_store_is_done") == 1
+
     def wait(self, ticket):
         """Wait for a ticket, once."""
         error = ErrorText()
