@@ -296,9 +296,10 @@ class _Shared:
         """Take the bytes of all parameters' state from the drive, and a ring of the largest piece."""
         cut = _Alone(self)
         cut.store = True  # pieces as on a store
-        pieces = [piece for p in map(_local, self.optimizer_params) if p.dtype in _DTYPES and p.requires_grad
-                  for piece in _Moments(cut, p, 0).pieces]
-        self.store = tiers.Store(self.store_dir, sum((piece.n_bytes + 65535) // 65536 * 65536 for piece in pieces))
+        pieces = [piece for p in self.optimizer_params if p.dtype in _DTYPES and p.requires_grad
+                  for piece in _Moments(cut, _local(p), 0).pieces]
+        n_bytes = sum((piece.n_bytes + 65535) // 65536 * 65536 for piece in pieces)
+        self.store = tiers.Store(self.store_dir, max(n_bytes, 65536))
         self.ring = _Ring(self.store, max((piece.n_bytes for piece in pieces), default=4096))
 
     def run(self, updates):
