@@ -15,6 +15,7 @@ from lade.torch import AdamW
 from lade.torch.meter import Events
 
 STEPS = 4
+lade.torch.adamw._PIECE_ELEMENTS = 512  # of parameters that have a few thousand
 
 
 def run(make, n_steps=STEPS, dtype=torch.float32, budget=None, model=None):
@@ -102,6 +103,20 @@ def errors_have_names(scratch):
     refused(lade.Error, AdamW([weight], where=f"store:{scratch}/none").step, "none")
 
 
+def pieces_and_failures(scratch):
+    """Many pieces of one parameter stream through the ring with the same bits; damage in one of them is an error."""
+    _, model, optimizer = run(lambda p: AdamW(p, lr=1e-2))
+    _, cut, pieces = run(lambda p: AdamW(p, lr=1e-2, where=f"store:{scratch}"))
+    moments = pieces.state[cut.blocks[0].up.weight]["lade"]
+    assert len(moments.pieces) > 1 and lade.torch.digest(cut, pieces) == lade.torch.digest(model, optimizer)
+    pieces.shared.store.drop(moments.pieces[1].name)
+    for p in cut.parameters():
+        p.grad = torch.ones_like(p)
+    refused(lade.Error, pieces.step, moments.pieces[1].name.decode())
+    wanted = [piece.name for p in cut.parameters() for piece in pieces.state[p]["lade"].pieces]
+    assert len(set(wanted)) == len(wanted) > 20
+
+
 with tempfile.TemporaryDirectory(prefix="lade-optimizer-", dir=os.getcwd()) as folder:
     places_have_equal_bits(folder)
     it_is_close_to_torch()
@@ -109,3 +124,4 @@ with tempfile.TemporaryDirectory(prefix="lade-optimizer-", dir=os.getcwd()) as f
     torch_holds_no_state()
     schedulers_and_groups()
     errors_have_names(folder)
+    pieces_and_failures(folder)

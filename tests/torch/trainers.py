@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The lines of docs/pytorch.md for trainers train with the bits of the trainers alone. Usage: trainers.py LIBLADE"""
+import contextlib
 import tempfile
 
 from fixture import lade, skip, torch
@@ -31,12 +32,18 @@ class Trainer(transformers.Trainer):
         return self.planned(self._prepare_inputs(inputs), num_items_in_batch)
 
 
-def trained(kind, scratch):
+def trained(kind, scratch, optimizer=None, held_by=None):
     model, batch = families.make("gpt2")
     options = transformers.TrainingArguments(scratch, max_steps=3, per_device_train_batch_size=4, report_to=[], seed=1,
                                              save_strategy="no", use_cpu=True, disable_tqdm=True, logging_strategy="no")
-    trainer = kind(model=model, args=options, train_dataset=examples(batch))
-    trainer.train()
+    trainer = kind(model=model, args=options, train_dataset=examples(batch), optimizer_cls_and_kwargs=optimizer)
+    if held_by is None:
+        trainer.train()
+    else:
+        with held_by(model) as held:
+            trainer.train()
+        assert held.moved_bytes and not held.entries, "no tensor waited elsewhere"
+        held.close()
     return lade.torch.digest(model), trainer
 
 
@@ -47,6 +54,31 @@ def the_trainer_of_huggingface():
     assert found == wanted
     report = trainer.planned.report()
     assert report["planned_peak_bytes"] < report["unconstrained_peak_bytes"], report
+
+
+def the_trainer_with_state_elsewhere():
+    with tempfile.TemporaryDirectory(prefix="lade-trainer-") as scratch:
+        digests = {trained(transformers.Trainer, scratch, (lade.torch.AdamW, dict(lr=1e-3, where=where)))[0]
+                   for where in ("host", f"store:{scratch}")}
+        plain, _ = trained(transformers.Trainer, scratch)
+        held, _ = trained(transformers.Trainer, scratch,
+                          held_by=lambda model: lade.torch.saved(model, live="64KiB", host="256MiB"))
+    assert len(digests) == 1 and plain == held, (digests, plain, held)
+
+
+def accelerate_with_state_elsewhere(where, is_held):
+    model, batch = families.make("gpt2")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(model, lade.torch.AdamW(model.parameters(), lr=1e-3, where=where))
+    held = lade.torch.saved(model, live="64KiB", host="256MiB") if is_held else contextlib.nullcontext()
+    torch.manual_seed(2)
+    for _ in range(3):
+        with held:
+            loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return lade.torch.digest(model)
 
 
 def with_accelerate(is_planned):
@@ -70,4 +102,7 @@ def with_accelerate(is_planned):
 
 
 the_trainer_of_huggingface()
+the_trainer_with_state_elsewhere()
 assert with_accelerate(True) == with_accelerate(False)
+with tempfile.TemporaryDirectory(prefix="lade-trainer-") as folder:
+    assert accelerate_with_state_elsewhere("host", False) == accelerate_with_state_elsewhere(f"store:{folder}", True)

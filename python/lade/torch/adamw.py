@@ -4,7 +4,11 @@
 torch allocates no byte of state. The update is lade/adam.h's: one written sequence of operations, with equal bits
 wherever the state lies. FP32 parameters are their own master. BF16 parameters have the other 16 bits of an exact
 master beside them. The moments are FP32, BF16, or 8 bits with a scale for each block.
+
+On a store, a parameter's state is cut into pieces. A step streams them through a ring of buffers: while one piece is
+updated, others are read ahead and written back (lade_tensor_store_submit). The cut changes no bit.
 """
+import collections
 import ctypes as c
 
 import torch
@@ -16,6 +20,8 @@ from . import tiers
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MOMENTS = {"fp32": 0, "bf16": 1, "8bit": 2}
 _ARRAYS = ("residual", "exp_avg", "exp_avg_sq", "exp_avg_scales", "exp_avg_sq_scales")
+_PIECE_ELEMENTS = 1 << 20  # of a piece on a store: 2 to 10 MB, a multiple of a shard's and of a block's elements
+_RING = 12                 # pieces of a step in memory, about half of them being read and half being written
 _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "8bit": torch.uint8}
 
 
@@ -37,91 +43,139 @@ class _Step(c.Structure):
                 ("grad_scale", c.c_double)]
 
 
+class _Piece:
+    """State of one range of a parameter: arrays one behind another in one buffer outside of torch's allocator."""
+
+    def __init__(self, owner, param, number, first, n):
+        self.owner, self.first, self.n, self.number, self.dtype = owner, first, n, number, _DTYPES[param.dtype]
+        self.element_bytes, self.buffer = param.element_size(), None
+        self.shard = _Shard(c.sizeof(_Shard), self.dtype, 0, owner.moments, 0, n, first, number, True)
+        sizes = _Bytes(c.sizeof(_Bytes))
+        check(owner.lib.lade_adam_get_bytes(c.byref(self.shard), c.byref(sizes), c.byref(owner.error)), owner.error,
+              "lade_adam_get_bytes")
+        self.sizes, self.places, at = (sizes.residual, sizes.m, sizes.v, sizes.m_scales, sizes.v_scales), [], 0
+        for n_bytes in self.sizes:
+            self.places.append(at)
+            at += (n_bytes + 63) // 64 * 64
+        self.n_bytes = (max(at, 64) + 4095) // 4096 * 4096  # whole blocks: the drive reads and writes the buffer itself
+        self.name = b"state %d.%d" % (number, first)
+
+    def shard_at(self, base, weight, grad):
+        """Return the shard whose state begins at address @base; @weight and @grad are of the whole parameter."""
+        shard = self.shard
+        shard.weight = weight.data_ptr() + self.first * self.element_bytes
+        if grad is not None:
+            shard.grad_dtype = _DTYPES[grad.dtype]
+            shard.grad = grad.data_ptr() + self.first * grad.element_size()
+        shard.residual, shard.m, shard.v, shard.m_scales, shard.v_scales = [
+            base + place if n else None for place, n in zip(self.places, self.sizes)]
+        return shard
+
+
 class _Moments:
-    """State of one parameter: arrays one behind another in one buffer outside of torch's allocator."""
+    """State of one parameter."""
 
     def __init__(self, owner, param, number):
-        self.owner, self.n, self.number, self.step, self.shape = owner, param.numel(), number, 0, param.shape
-        self.dtype = _DTYPES[param.dtype]
-        sizes = _Bytes(c.sizeof(_Bytes))
-        shard = self._shard(None, None, 0)
-        check(owner.lib.lade_adam_get_bytes(c.byref(shard), c.byref(sizes), c.byref(owner.error)), owner.error,
-              "lade_adam_get_bytes")
-        wanted = (sizes.residual, sizes.m, sizes.v, sizes.m_scales, sizes.v_scales)
-        self.sizes, self.places, at = wanted, [], 0
-        for n in wanted:
-            self.places.append(at)
-            at += (n + 63) // 64 * 64
-        self.n_bytes, self.buffer = max(at, 64), None
-        self.name = b"state %d" % number
-
-    def _shard(self, param, grad, base):
-        owner = self.owner
-        shard = _Shard(c.sizeof(_Shard), self.dtype, 0, owner.moments, 0, self.n, 0, self.number, True)
-        if param is not None:
-            shard.grad_dtype = _DTYPES[grad.dtype] if grad is not None else 0
-            shard.grad, shard.weight = grad.data_ptr() if grad is not None else None, param.data_ptr()
-            fields = ("residual", "m", "v", "m_scales", "v_scales")
-            for field, place, n in zip(fields, self.places, self.sizes):
-                setattr(shard, field, base + place if n else None)
-        return shard
+        self.owner, self.n, self.step, self.shape = owner, param.numel(), 0, param.shape
+        cut = _PIECE_ELEMENTS if owner.store is not None else max(self.n, 1)
+        self.pieces = [_Piece(owner, param, number, first, min(cut, self.n - first)) for first in range(0, self.n, cut)]
+        self.n_bytes = sum(piece.n_bytes for piece in self.pieces)
 
     def create(self, weight):
         """Set the first state from the weights."""
-        self.buffer = tiers.Host(self.n_bytes)
         owner, master = self.owner, weight.to(torch.float32).contiguous()
-        shard = self._shard(weight, None, self.buffer.address)
-        check(owner.lib.lade_adam_set(owner.adam, c.byref(shard), c.c_void_p(master.data_ptr()), c.byref(owner.error)),
-              owner.error, "lade_adam_set")
-        self.release()
+        for piece in self.pieces:
+            room = tiers.Host(piece.n_bytes)
+            shard = piece.shard_at(room.address, weight, None)
+            check(owner.lib.lade_adam_set(owner.adam, c.byref(shard), c.c_void_p(master.data_ptr() + 4 * piece.first),
+                                          c.byref(owner.error)), owner.error, "lade_adam_set")
+            self._keep(piece, room)
 
-    def fetch(self):
-        """Bring the arrays to memory; return their address."""
-        if self.buffer is None:
-            self.buffer = tiers.Host(self.n_bytes)
-            self.owner.store.get(self.name, self.buffer.address, self.n_bytes)
-        return self.buffer.address
-
-    def release(self):
-        """Put the arrays to the store, if they live there."""
-        if self.owner.store is not None:
-            self.owner.store.put(self.name, self.buffer.address, self.n_bytes)
-            self.buffer = None
-
-    def update(self, weight, grad, step):
-        owner, shard = self.owner, self._shard(weight, grad, self.fetch())
-        step.step = self.step
-        check(owner.lib.lade_adam_update(owner.adam, c.byref(shard), c.byref(step), c.byref(owner.error)), owner.error,
-              "lade_adam_update")
-        self.step += 1
-        self.release()
+    def _keep(self, piece, room):
+        if self.owner.store is None:
+            piece.buffer = room
+        else:
+            self.owner.store.put(piece.name, room.address, piece.n_bytes)
 
     def save(self):
         """Return the arrays as tensors of their own."""
-        base, found = self.fetch(), {}
-        for key, place, n in zip(_ARRAYS, self.places, self.sizes):
-            if n:
-                raw = torch.frombuffer(bytearray(c.string_at(base + place, n)), dtype=torch.uint8)
+        parts = [[] for _ in _ARRAYS]
+        for piece in self.pieces:
+            room = piece.buffer
+            if room is None:
+                room = tiers.Host(piece.n_bytes)
+                self.owner.store.get(piece.name, room.address, piece.n_bytes)
+            for part, place, n in zip(parts, piece.places, piece.sizes):
+                if n:
+                    part.append(torch.frombuffer(bytearray(c.string_at(room.address + place, n)), dtype=torch.uint8))
+        found = {}
+        for key, part in zip(_ARRAYS, parts):
+            if part:
                 dtype = torch.int16 if key == "residual" else torch.uint8 if "scales" in key else _TORCH[self.owner.form]
-                found[key] = raw.view(dtype)
+                found[key] = (torch.cat(part) if len(part) > 1 else part[0]).view(dtype)
                 if found[key].numel() == self.n:
                     found[key] = found[key].reshape(self.shape)
-        if self.owner.store is not None:
-            self.buffer = None
         return {"step": torch.tensor(float(self.step)), **found}
 
     def load(self, saved):
-        self.buffer, self.step = tiers.Host(self.n_bytes), int(saved["step"])
-        for key, place, n in zip(_ARRAYS, self.places, self.sizes):
+        flat = {}
+        for key, n in zip(_ARRAYS, [sum(sizes) for sizes in zip(*[piece.sizes for piece in self.pieces])]):
             if not n:
                 continue
             if key not in saved:
                 raise Error(f"the saved state has no {key}; it was saved with another form of state")
-            flat = saved[key].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            if flat.numel() != n:
-                raise Error(f"the saved {key} has {flat.numel()} bytes instead of {n}: another form or another shape")
-            c.memmove(self.buffer.address + place, flat.data_ptr(), n)
-        self.release()
+            flat[key] = saved[key].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            if flat[key].numel() != n:
+                raise Error(f"the saved {key} has {flat[key].numel()} bytes instead of {n}: another form or another "
+                            "shape")
+        self.step, at = int(saved["step"]), dict.fromkeys(_ARRAYS, 0)
+        for piece in self.pieces:
+            room = tiers.Host(piece.n_bytes)
+            for key, place, n in zip(_ARRAYS, piece.places, piece.sizes):
+                if n:
+                    c.memmove(room.address + place, flat[key].data_ptr() + at[key], n)
+                    at[key] += n
+            self._keep(piece, room)
+
+
+class _Ring:
+    """Buffers through which the pieces of a step are read, updated and written back."""
+
+    def __init__(self, store, n_bytes):
+        self.store, self.rooms = store, [tiers.Host(n_bytes) for _ in range(_RING)]
+
+    def run(self, pieces, update):
+        """Call @update(piece, address) for each piece, in order. A failure ends it behind the transfers in flight."""
+        free, reading, writing, ahead = list(self.rooms), collections.deque(), collections.deque(), iter(pieces)
+        piece = next(ahead, None)
+        try:
+            while piece is not None or reading:
+                while piece is not None and free:
+                    room = free.pop()
+                    reading.append((piece, room, self.store.begin(piece.name, room.address, piece.n_bytes, False)))
+                    piece = next(ahead, None)
+                if reading and (piece is None or len(reading) > _RING // 2 or not writing):
+                    now, room, ticket = reading.popleft()
+                    self.store.wait(ticket)
+                    update(now, room.address)
+                    writing.append((room, self.store.begin(now.name, room.address, now.n_bytes, True)))
+                else:
+                    room, ticket = writing.popleft()
+                    self.store.wait(ticket)
+                    free.append(room)
+        finally:
+            self._drain([ticket for _, _, ticket in reading] + [ticket for _, ticket in writing])
+
+    def _drain(self, tickets):
+        """Wait for all of @tickets, then raise the first failure."""
+        fault = None
+        for ticket in tickets:
+            try:
+                self.store.wait(ticket)
+            except Error as failed:
+                fault = fault or failed
+        if fault is not None:
+            raise fault
 
 
 class AdamW(torch.optim.Optimizer):
@@ -166,22 +220,18 @@ class AdamW(torch.optim.Optimizer):
             beta1, beta2 = map(float, group["betas"])
             step = _Step(c.sizeof(_Step), self.seed, 0, float(group["lr"]), beta1, beta2, float(group["eps"]),
                          float(group["weight_decay"]), 0.0)
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._update(param, group, step)
+            self.shared.run(self._update_begin(param, group, step) for param in group["params"]
+                            if param.grad is not None)
         return loss
 
-    def _update(self, param, group, step):
+    def _update_begin(self, param, group, step):
         weight, grad = self._parts(param, group)
         host = weight if weight.device.type == "cpu" and weight.is_contiguous() else weight.cpu().contiguous()
         moments = self.state[param].get("lade")
         if moments is None:
             moments = self.state[param]["lade"] = self.shared.moments_of(param, weight)
             moments.create(host)
-        moments.update(host, grad, step)
-        if host is not weight:
-            weight.copy_(host)
-        torch.autograd.graph.increment_version(param)
+        return _Update(moments, param, weight, host, grad, step)
 
     def state_dict(self):
         """Return torch's format; the moments have the dtype of their form."""
@@ -198,6 +248,10 @@ class AdamW(torch.optim.Optimizer):
             moments = self.state[params[i]]["lade"] = self.shared.moments_of(params[i], weight)
             moments.load(saved)
 
+
+    def state_bytes(self):
+        """Return the bytes of all state; on a store each step reads and writes them."""
+        return sum(state["lade"].n_bytes for state in self.state.values() if "lade" in state)
 
     def snapshot(self):
         """Return copies of all state, for restore()."""
@@ -220,7 +274,7 @@ class _Shared:
         self.lib.lade_adam_destroy.argtypes = [c.c_void_p]
         self.lib.lade_adam_destroy.restype = None
         self.adam, self.store, self.store_dir = c.c_void_p(), None, where.partition(":")[2]
-        self.numbers, self.optimizer_params = {}, [p for g in optimizer.param_groups for p in g["params"]]
+        self.ring, self.optimizer_params = None, [p for g in optimizer.param_groups for p in g["params"]]
         check(self.lib.lade_adam_create(torch.get_num_threads(), c.byref(self.error), c.byref(self.adam)), self.error,
               "lade_adam_create")
 
@@ -235,10 +289,56 @@ class _Shared:
         if number is None:
             return _Moments(_Alone(self), weight, 0)
         if self.store_dir and self.store is None:
-            bytes_each = [(_Moments(_Alone(self), p, 0).n_bytes + 65535) // 65536 * 65536
-                          for p in map(_local, self.optimizer_params) if p.dtype in _DTYPES and p.requires_grad]
-            self.store = tiers.Store(self.store_dir, sum(bytes_each))
+            self._store_open()
         return _Moments(self, weight, number)
+
+    def _store_open(self):
+        """Take the bytes of all parameters' state from the drive, and a ring of the largest piece."""
+        cut = _Alone(self)
+        cut.store = True  # pieces as on a store
+        pieces = [piece for p in self.optimizer_params if p.dtype in _DTYPES and p.requires_grad
+                  for piece in _Moments(cut, _local(p), 0).pieces]
+        n_bytes = sum((piece.n_bytes + 65535) // 65536 * 65536 for piece in pieces)
+        self.store = tiers.Store(self.store_dir, max(n_bytes, 65536))
+        self.ring = _Ring(self.store, max((piece.n_bytes for piece in pieces), default=4096))
+
+    def run(self, updates):
+        """Run updates of parameters; those whose state is on the store stream through the ring, in order."""
+        away = []
+        for update in updates:
+            if update.moments.owner.store is None:
+                for piece in update.moments.pieces:
+                    update.run(piece, piece.buffer.address)
+                update.end()
+            else:
+                away.append(update)
+        of = {id(piece): update for update in away for piece in update.moments.pieces}
+        if of:
+            self.ring.run([piece for update in away for piece in update.moments.pieces],
+                          lambda piece, address: of[id(piece)].run(piece, address))
+        for update in away:
+            update.end()
+
+
+class _Update:
+    """The update of one parameter in one step."""
+
+    def __init__(self, moments, param, weight, host, grad, step):
+        self.moments, self.param, self.weight, self.host, self.grad = moments, param, weight, host, grad
+        self.step, self.number = step, moments.step
+
+    def run(self, piece, address):
+        """Update one piece whose state is at @address."""
+        owner, shard = self.moments.owner, piece.shard_at(address, self.host, self.grad)
+        self.step.step = self.number
+        check(owner.lib.lade_adam_update(owner.adam, c.byref(shard), c.byref(self.step), c.byref(owner.error)),
+              owner.error, "lade_adam_update")
+
+    def end(self):
+        self.moments.step += 1
+        if self.host is not self.weight:
+            self.weight.copy_(self.host)
+        torch.autograd.graph.increment_version(self.param)
 
 
 def _local(param):

@@ -2,17 +2,23 @@
 """lade.torch.saved: eager mode's saved tensors wait on the host or a drive, within a bound of bytes on the device.
 
 Autograd hands each tensor that a backward needs to pack(), and asks for it by unpack(). Tensors are held by storage:
-views of one storage count once and come back as views. When the held bytes pass the limit, the storage whose use is
-farthest is copied out by a thread and freed; pack() waits while more bytes than the limit are held or in flight. The
-order of use is learned in the first step, and later steps fetch ahead in that order as far as the limit allows.
+views of one storage count once and come back as views. A storage is copied out while the forward goes on, and freed
+when its copy is complete. pack() waits for copies only while more bytes than the limit are held, copies in flight
+included.
 
-A copy stays valid until its tensor is no longer needed, so freeing a fetched storage again costs nothing. Parameters,
-buffers and their views are left alone. A write in place to a saved tensor is found by its version counter.
+The first step learns which storages there are and in which order they are used. Later steps copy those out that are
+used last, from the moment they are saved, as many bytes as do not fit. The backward fetches ahead in the learned order
+as far as the limit allows. Before the order is known, the storage that was saved first counts as used last.
+
+Parameters, buffers and their views are left alone. A write in place to a saved tensor is found by its version counter,
+and is an error when the tensor is used.
 """
+import collections
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import DoesNotFit, Error
 from ..size import size_bytes
@@ -25,13 +31,42 @@ SMALL_BYTES = 4096 # smaller tensors stay
 
 class _Entry:
     """A saved storage: where its bytes are, and which tensors need it."""
-    __slots__ = ("number", "n_bytes", "tensor", "version", "base", "copy", "where", "work", "n_handles", "used")
+    __slots__ = ("number", "key", "weak", "n_bytes", "tensor", "version", "is_original", "is_written", "copy", "where",
+                 "out", "work", "n_handles", "used")
 
-    def __init__(self, number, tensor, base):
-        self.number, self.n_bytes = number, tensor.untyped_storage().nbytes()
-        self.tensor, self.version, self.base = tensor, tensor._version, base
-        self.copy = self.where = self.work = None
+    def __init__(self, number, tensor):
+        storage = tensor.untyped_storage()
+        self.number, self.n_bytes, self.key, self.weak = number, storage.nbytes(), storage._cdata, StorageWeakRef(storage)
+        self.tensor, self.version = tensor, tensor._version
+        self.is_original, self.is_written = True, False  # original: the tensor is the one that was saved, no copy
+        self.copy = self.where = self.out = self.work = None
         self.n_handles, self.used = 0, False
+
+
+class _HostCopy:
+    """A copy to or from the host tier in a thread; the store's tickets have the same two functions."""
+
+    def __init__(self, thread, call, *args):
+        self.future = thread.submit(call, *args)
+
+    def is_done(self):
+        return self.future.done()
+
+    def wait(self):
+        self.future.result()
+
+
+class _StoreCopy:
+    """A request of the store."""
+
+    def __init__(self, store, entry, address, is_put):
+        self.store, self.ticket = store, store.begin(entry.copy, address, entry.n_bytes, is_put)
+
+    def is_done(self):
+        return self.store.is_done(self.ticket)
+
+    def wait(self):
+        self.store.wait(self.ticket)
 
 
 class _Handle:
@@ -66,9 +101,11 @@ class saved:
             wanted = size_bytes(store_bytes) if store_bytes is not None else min(8 * self.limit, disk_free(store) // 2)
             self.store = tiers.Store(store, wanted)
         self.lock, self.thread = threading.RLock(), ThreadPoolExecutor(1)
-        self.entries, self.by_storage, self.rooms = {}, {}, {}
+        self.inside, self.dropped = False, collections.deque()
+        self.entries, self.by_storage, self.rooms, self.outs = {}, {}, {}, collections.deque()
         self.live_bytes = self.peak_bytes = self.moved_bytes = self.number = self.n_ahead = 0
-        self.order, self.learning, self.fault = {}, [], None
+        self.order, self.sequence, self.at, self.to_move = {}, [], 0, set()
+        self.learning, self.sizes, self.fault = [], {}, None
         self.hooks = None
 
     def __enter__(self):
@@ -85,6 +122,8 @@ class saved:
 
     def close(self):
         """Free the host's memory and the store. pre: no backward is to come."""
+        with self.lock:
+            self._sweep()
         self.thread.shutdown()
         self.rooms.clear()
         if self.store is not None:
@@ -95,31 +134,31 @@ class saved:
     def pack(self, tensor):
         if not self._is_movable(tensor):
             return tensor
-        with self.lock:
-            self._check()
+        with self.lock, _Inside(self):
+            self._sweep()
             key = tensor.untyped_storage()._cdata
             entry = self.by_storage.get(key)
-            if entry is None:
-                entry = self._entry_new(tensor.detach(), key)
-            elif entry.tensor is not None and entry.version != tensor._version:
-                entry = self._entry_new(tensor.detach(), key)
+            if entry is None or entry.version != tensor._version or entry.weak.expired():
+                entry = self._entry_new(tensor.detach())
             handle = _Handle(self, entry, tensor)
-            self._make_room(entry)
+            if entry.number in self.to_move or (not self.sequence and self.live_bytes > self.limit // 2):
+                self._out_begin(entry if self.sequence else self._farthest())
+            self._make_room(0)
             return handle
 
     def unpack(self, packed):
         if not isinstance(packed, _Handle):
             return packed
-        with self.lock:
-            self._check()
+        with self.lock, _Inside(self):
+            self._sweep()
             entry = packed.entry
             self._learn(entry)
             self._fetch(entry)
-            if entry.base is not None and entry.tensor._version != packed.version:
+            if entry.is_written or (entry.is_original and entry.tensor._version != packed.version):
                 raise Error(f"a saved tensor of shape {tuple(packed.size)} was written in place")
             tensor = torch.empty(0, dtype=packed.dtype, device=entry.tensor.device)
             tensor.set_(entry.tensor.untyped_storage(), packed.offset, packed.size, packed.stride)
-            self._fetch_ahead(entry)
+            self._fetch_ahead()
             return tensor
 
     def _is_movable(self, tensor):
@@ -135,34 +174,61 @@ class saved:
 
     # entries
 
-    def _entry_new(self, tensor, key):
+    def _entry_new(self, tensor):
         if not self.entries:
             self._step_begin()
-        entry = _Entry(self.number, tensor, tensor)
+        entry = _Entry(self.number, tensor)
         self.number += 1
-        self.entries[entry.number], self.by_storage[key] = entry, entry
+        self.entries[entry.number] = self.by_storage[entry.key] = entry
+        self.sizes[entry.number] = entry.n_bytes
         self._count(entry.n_bytes)
         return entry
 
     def _step_begin(self):
+        """Take over what the last step learned: the order of use, and the storages to copy out."""
         if self.learning:
-            self.order = {number: at for at, number in enumerate(self.learning)}
-        self.number, self.learning = 0, []
+            self.sequence, self.order = self.learning, {number: at for at, number in enumerate(self.learning)}
+            excess = sum(self.sizes[number] for number in self.sequence) - self.limit
+            self.to_move = set()
+            for number in reversed(self.sequence):
+                if excess <= 0:
+                    break
+                self.to_move.add(number)
+                excess -= self.sizes[number]
+        self.number, self.learning, self.sizes, self.at = 0, [], {}, 0
 
     def forget(self, entry):
-        """Drop one handle of an entry; the last one frees its bytes."""
-        with self.lock:
+        """Drop one handle of an entry. The garbage collector may call this at any point of this class's own code."""
+        self.dropped.append(entry)
+        if not self.inside and self.lock.acquire(blocking=False):
+            try:
+                with _Inside(self):
+                    self._sweep()
+            finally:
+                self.lock.release()
+
+    def _sweep(self):
+        """Free the bytes of entries without handles, and the storages whose copies are complete."""
+        self._check()
+        while self.dropped:
+            entry = self.dropped.popleft()
             entry.n_handles -= 1
-            if entry.n_handles:
-                return
-            if entry.work is not None:
-                entry.work.result()
-            self._release(entry)
-            if entry.copy is not None:
-                self._copy_free(entry)
-            self.entries.pop(entry.number, None)
-            for key in [k for k, e in self.by_storage.items() if e is entry]:
-                del self.by_storage[key]
+            if not entry.n_handles:
+                self._end(entry)
+        while self.outs and (self.outs[0].out is None or self.outs[0].out.is_done()):
+            self._out_end(self.outs.popleft())
+
+    def _end(self, entry):
+        for work in (entry.out, entry.work):
+            if work is not None:
+                self._wait(work)
+        entry.out = entry.work = None
+        self._release(entry)
+        if entry.copy is not None:
+            self._copy_free(entry)
+        self.entries.pop(entry.number, None)
+        if self.by_storage.get(entry.key) is entry:
+            del self.by_storage[entry.key]
 
     def _count(self, n_bytes):
         self.live_bytes += n_bytes
@@ -171,44 +237,68 @@ class saved:
     def _release(self, entry):
         """Free the storage on the device, if it is there."""
         if entry.tensor is not None:
-            for key in [k for k, e in self.by_storage.items() if e is entry]:
-                del self.by_storage[key]
-            entry.tensor = entry.base = None
+            entry.tensor, entry.is_original = None, False
             self.live_bytes -= entry.n_bytes
+
+    def _wait(self, work):
+        """Wait for a copy; its failure is also that of all later calls, because bytes are lost."""
+        try:
+            work.wait()
+        except Error as fault:
+            self.fault = fault
+            raise
+
+    def _check(self):
+        if self.fault is not None:
+            raise self.fault
 
     # out
 
     def _use(self, entry):
         """Return the place of an entry's next use; without an order the first saved is used last."""
-        return self.order.get(entry.number, -entry.number) if not entry.used else -1
+        return self.order.get(entry.number, -entry.number)
 
-    def _make_room(self, newest):
-        """Copy storages out, the farthest use first, until the held bytes are within the limit."""
-        while self.live_bytes > self.limit:
-            held = [e for e in self.entries.values() if e.tensor is not None and not e.used]
-            if not held:
+    def _farthest(self):
+        """Return the storage here whose use is farthest, and that no copy is under way of; those with a copy first."""
+        held = [e for e in self.entries.values() if e.tensor is not None and not e.used and not e.out and not e.work]
+        ready = [e for e in held if e.copy is not None]
+        return max(ready or held, key=self._use, default=None)
+
+    def _make_room(self, n_bytes):
+        """Wait for copies, and begin others, until @n_bytes more are within the limit, or nothing else can leave."""
+        while self.live_bytes + n_bytes > self.limit:
+            if self.outs:
+                self._out_end(self.outs.popleft())
+                continue
+            entry = self._farthest()
+            if entry is None:
                 return
-            ready = [e for e in held if e.copy is not None]
-            self._put(max(ready or held, key=self._use), newest)
+            if entry.copy is not None:
+                self._release(entry)
+            else:
+                self._out_begin(entry)
 
-    def _put(self, entry, newest):
-        if entry.work is not None:
-            entry.work.result()
-            entry.work = None
-        if entry.copy is None:
-            self._written(entry)
-            self._room(entry)
-            entry.work = self.thread.submit(self._copy_out, entry, entry.tensor.untyped_storage().data_ptr())
-            self.moved_bytes += entry.n_bytes
-            entry.work.result()  # back-pressure: the limit holds before the caller goes on
-            entry.work = None
-            self._check()
-            self._written(entry)
-        self._release(entry)
+    def _out_begin(self, entry):
+        """Begin to copy a storage out."""
+        if entry is None or entry.tensor is None or entry.copy is not None or entry.used:
+            return
+        self._room(entry)
+        if entry.where == "host":
+            entry.out = _HostCopy(self.thread, entry.copy.put, 0, entry.tensor, entry.n_bytes)
+        else:
+            entry.out = _StoreCopy(self.store, entry, entry.tensor.untyped_storage().data_ptr(), True)
+        self.moved_bytes += entry.n_bytes
+        self.outs.append(entry)
 
-    def _written(self, entry):
-        if entry.base is not None and entry.tensor._version != entry.version:
-            raise Error(f"a saved tensor of shape {tuple(entry.tensor.shape)} was written in place")
+    def _out_end(self, entry):
+        """Wait for a copy and free the storage, unless it is in use by now."""
+        if entry.out is None:
+            return
+        work, entry.out = entry.out, None
+        self._wait(work)
+        entry.is_written |= entry.tensor._version != entry.version
+        if not entry.used:
+            self._release(entry)
 
     def _room(self, entry):
         """Take room for a copy on the host, or else in the store."""
@@ -231,67 +321,51 @@ class saved:
             self.store.drop(entry.copy)
         entry.copy = entry.where = None
 
-    def _copy_out(self, entry, address):
-        try:
-            if entry.where == "host":
-                entry.copy.put(0, entry.tensor, entry.n_bytes)
-            else:
-                self.store.put(entry.copy, self._cpu(entry, address), entry.n_bytes)
-        except Error as fault:
-            self.fault = fault
-
-    @staticmethod
-    def _cpu(entry, address):
-        if entry.tensor.device.type != "cpu":
-            raise Error("the store takes tensors of the CPU")
-        return address
-
-    def _check(self):
-        if self.fault is not None:
-            raise self.fault
-
     # in
 
     def _fetch(self, entry):
-        if entry.work is not None:
-            entry.work.result()
-            entry.work = None
-            self._check()
+        """Bring a storage here, or wait until it is."""
         if entry.tensor is None:
-            self._begin(entry)
-            entry.work.result()
-            entry.work = None
-            self._check()
+            self._make_room(entry.n_bytes)
+            self._in_begin(entry)
+        if entry.work is not None:
+            work, entry.work = entry.work, None
+            self._wait(work)
 
-    def _begin(self, entry):
-        device = torch.device("cpu")
+    def _in_begin(self, entry):
         self._count(entry.n_bytes)
-        entry.tensor = torch.empty(entry.n_bytes, dtype=torch.uint8, device=device)
-        entry.work = self.thread.submit(self._copy_in, entry)
+        entry.tensor = torch.empty(entry.n_bytes, dtype=torch.uint8)
+        if entry.where == "host":
+            entry.work = _HostCopy(self.thread, entry.copy.get, 0, entry.tensor, entry.n_bytes)
+        else:
+            entry.work = _StoreCopy(self.store, entry, entry.tensor.data_ptr(), False)
         self.moved_bytes += entry.n_bytes
-
-    def _copy_in(self, entry):
-        try:
-            if entry.where == "host":
-                entry.copy.get(0, entry.tensor, entry.n_bytes)
-            else:
-                self.store.get(entry.copy, entry.tensor.untyped_storage().data_ptr(), entry.n_bytes)
-        except Error as fault:
-            self.fault = fault
 
     def _learn(self, entry):
         if not entry.used:
             entry.used = True
             self.learning.append(entry.number)
 
-    def _fetch_ahead(self, entry):
+    def _fetch_ahead(self):
         """Begin to fetch the next storages in the learned order, as far as the limit allows."""
-        here = self.order.get(entry.number)
-        if here is None:
-            return
-        away = sorted((e for e in self.entries.values() if e.tensor is None and self._use(e) > here), key=self._use)
-        for other in away[:8]:
-            if self.live_bytes + other.n_bytes > self.limit:
-                return
-            self._begin(other)
-            self.n_ahead += 1
+        while self.at < len(self.sequence):
+            entry = self.entries.get(self.sequence[self.at])
+            if entry is not None and not entry.used and entry.tensor is None:
+                if self.live_bytes + entry.n_bytes > self.limit:
+                    return
+                self._in_begin(entry)
+                self.n_ahead += 1
+            self.at += 1
+
+
+class _Inside:
+    """Marks that a thread is within a hook, which holds the lock."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def __enter__(self):
+        self.before, self.owner.inside = self.owner.inside, True
+
+    def __exit__(self, *fault):
+        self.owner.inside = self.before

@@ -5,6 +5,7 @@ The host tier is one anonymous mapping. The packer of liblade gives each waiting
 the mapping is as large as the most bytes that wait at once, and no step allocates. The store is lade/store.h: taken in
 full before step 0, every 64 KiB with a checksum.
 """
+import contextlib
 import ctypes as c
 import mmap
 import time
@@ -13,6 +14,9 @@ import torch
 
 from ..graph import GET, HOST, PUT, STORE, Path
 from ..library import ErrorText, check, library
+
+
+_HUGE_BYTES = 2 << 20  # of a huge page
 
 
 class _PackItem(c.Structure):
@@ -26,7 +30,13 @@ class _PackResult(c.Structure):
 
 class _StoreParams(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("dirs", c.c_char_p), ("budget_bytes", c.c_uint64),
-                ("allow_tmpfs", c.c_bool), ("allow_buffered", c.c_bool), ("use_threads", c.c_bool)]
+                ("allow_tmpfs", c.c_bool), ("allow_buffered", c.c_bool), ("use_threads", c.c_bool),
+                ("is_durable", c.c_bool), ("in_flight_bytes", c.c_uint64)]
+
+
+class _Request(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("op", c.c_int), ("name", c.c_char_p), ("data", c.c_void_p),
+                ("bytes", c.c_uint64), ("tensor_bytes", c.c_uint64), ("offset", c.c_uint64)]
 
 
 def pack(intervals):
@@ -73,7 +83,10 @@ class Host:
     """The mapping of waiting bytes on the host."""
 
     def __init__(self, n_bytes):
-        self.map = mmap.mmap(-1, max(n_bytes, 1)) if n_bytes else None
+        self.map = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if n_bytes else None
+        if n_bytes >= _HUGE_BYTES:
+            with contextlib.suppress(OSError): # a kernel without huge pages
+                self.map.madvise(mmap.MADV_HUGEPAGE)
         self.address = c.addressof(c.c_char.from_buffer(self.map)) if n_bytes else 0
         self.n_bytes = n_bytes
 
@@ -100,11 +113,12 @@ class Host:
 class Store:
     """Waiting bytes in directories, by name."""
 
-    def __init__(self, directory, n_bytes):
+    def __init__(self, directory, n_bytes, in_flight_bytes=0):
         self.lib, self.error, self.store = library(), ErrorText(), c.c_void_p()
         self.lib.lade_tensor_store_close.argtypes = [c.c_void_p]
         self.lib.lade_tensor_store_close.restype = None
-        params = _StoreParams(c.sizeof(_StoreParams), str(directory).encode(), n_bytes, False, True, False)
+        params = _StoreParams(c.sizeof(_StoreParams), str(directory).encode(), n_bytes, False, True, False, False,
+                              in_flight_bytes)
         check(self.lib.lade_tensor_store_open(c.byref(params), c.byref(self.error), c.byref(self.store)), self.error,
               "lade_tensor_store_open")
 
@@ -122,6 +136,23 @@ class Store:
     def get(self, name, address, n_bytes):
         check(self.lib.lade_tensor_store_get(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
                                              c.byref(self.error)), self.error, "lade_tensor_store_get")
+
+    def begin(self, name, address, n_bytes, is_put):
+        """Begin a put or a get; return its ticket. The memory is the store's until wait(ticket)."""
+        request = _Request(c.sizeof(_Request), 0 if is_put else 1, name, address, n_bytes, 0, 0)
+        ticket, error = c.c_void_p(), ErrorText()
+        check(self.lib.lade_tensor_store_submit(self.store, c.byref(request), c.byref(error), c.byref(ticket)), error,
+              "lade_tensor_store_submit")
+        return ticket
+
+    def is_done(self, ticket):
+        """True if wait(ticket) would not block."""
+        return check(self.lib.lade_tensor_store_is_done(self.store, ticket), None, "lade_tensor_store_is_done") == 1
+
+    def wait(self, ticket):
+        """Wait for a ticket, once."""
+        error = ErrorText()
+        check(self.lib.lade_tensor_store_wait(self.store, ticket, c.byref(error)), error, "lade_tensor_store_wait")
 
     def drop(self, name):
         check(self.lib.lade_tensor_store_drop(self.store, name), None, "lade_tensor_store_drop")

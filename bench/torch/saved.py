@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-2 in eager mode under lade.torch.saved beside eager mode alone, as ratios of one interleaved run.
+
+Usage: saved.py [--rows N] [--columns N] [--layers N] [--rounds N] [--threads N] [--live 50%] --store DIR
+Each round runs one eager step and one step with the tensors that autograd saves waiting on the host or in the store;
+two more steps before teach the order of use. The limit is a share of the bytes that the step saves.
+"""
+import argparse
+import copy
+import os
+import statistics
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "python"))
+
+import torch
+import transformers
+
+import lade.torch
+
+
+def trainer(model, held=None):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def train(ids):
+        if held is None:
+            loss = model(input_ids=ids, labels=ids).loss
+        else:
+            with held:
+                loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return train, optimizer
+
+
+def timed(call, *args):
+    start = time.perf_counter()
+    call(*args)
+    return time.perf_counter() - start
+
+
+def saved_bytes(model, ids):
+    """Return the bytes of a step's saved storages."""
+    held = lade.torch.saved(model, live="1TiB", host=0)
+    trainer(copy.deepcopy(model), held)[0](ids)
+    held.close()
+    return held.peak_bytes
+
+
+def case(options, model, ids, total, share, tier):
+    eager, other = copy.deepcopy(model), copy.deepcopy(model)
+    where = {"host": total} if tier == "host" else {"store": options.store, "store_bytes": total + (64 << 20)}
+    held = lade.torch.saved(other, live=int(total * share), **where)
+    plain, plain_optimizer = trainer(eager)
+    bounded, bounded_optimizer = trainer(other, held)
+    for train in (plain, bounded):
+        torch.manual_seed(1)
+        train(ids)
+        train(ids)
+    pairs = []
+    held.peak_bytes = moved = held.moved_bytes = 0
+    for i in range(options.rounds):
+        torch.manual_seed(2 + i)
+        a = timed(plain, ids)
+        torch.manual_seed(2 + i)
+        pairs.append((a, timed(bounded, ids)))
+    moved = held.moved_bytes // options.rounds
+    same = lade.torch.digest(eager, plain_optimizer) == lade.torch.digest(other, bounded_optimizer)
+    held.close()
+    print(f"| {share:.0%}, {tier} | {total * share / 1e6:.0f} | {held.peak_bytes / 1e6:.0f} | {moved / 1e6:.0f} | "
+          f"{'same' if same else 'OTHER'} | {statistics.median(a for a, _ in pairs):.2f} | "
+          f"{statistics.median(b / a for a, b in pairs):.3f} |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("rows", 4), ("columns", 256), ("layers", 6), ("rounds", 3), ("threads", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--shares", default="0.5")
+    parser.add_argument("--tiers", default="store,host")
+    parser.add_argument("--store", required=True, help="a directory on a drive")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=options.layers, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config).train()
+    ids = torch.randint(0, 50257, (options.rows, options.columns), generator=torch.Generator().manual_seed(1))
+    total = saved_bytes(model, ids)
+    print(f"torch {torch.__version__}, {options.threads} threads, {options.layers} layers, {options.rows} x "
+          f"{options.columns}, {total / 1e6:.0f} MB saved\n")
+    print("| limit | live limit MB | live peak MB | moved MB a step | bits | eager step s | of eager |\n|" + "---|" * 7)
+    for tier in options.tiers.split(","):
+        for share in map(float, options.shares.split(",")):
+            case(options, model, ids, total, share, tier)
+
+
+if __name__ == "__main__":
+    main()
