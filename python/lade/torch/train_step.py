@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
-from . import optimizers
+from . import optimizers, residents
 from .audit import Audit, bits
 from .meter import Events
 from .planned import Planned, Tiers
@@ -58,7 +58,7 @@ class Step:
         self.limits, self.audit = limits, audit
         self.ready, self.last, self.broken, self.given = {}, None, None, None
         self.pricer = Pricer(self.optimizer)
-        self.measured = {}
+        self.measured, self.at_work, self.is_hooked = {}, None, False
         self.device = self._device()
         _refuse_wrapped(model)
 
@@ -100,10 +100,14 @@ class Step:
         return leaves, ready
 
     def _prepare(self, args, kwargs):
+        self.sync()
         planned, seconds = self._plan(args, kwargs)
         self._create_state(planned.trace)
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
+        if planned.living and not self.is_hooked:
+            residents.install(self, _models(self.model))
+            self.is_hooked = True
         return ready
 
     def _plan(self, args, kwargs):
@@ -136,9 +140,13 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        runtime.begin(meter)
-        interrupts, start = _Interrupts(), time.perf_counter()
+        if self.at_work is not runtime:
+            self.sync()
+        self.at_work, interrupts, start = runtime, _Interrupts(), time.perf_counter()
         try:
+            runtime.begin(meter, tensors)
+            if meter:
+                self.measured["given_bytes"] = planned.given_bytes(leaves)
             with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
@@ -171,11 +179,15 @@ class Step:
     def sync(self):
         """Bring all bytes of model and optimizer back to the device. Error if a tier does not return them.
 
-        A step ends with all of them there; a step that failed may leave some on a tier.
+        Below a budget of all given bytes, parameters and state live on a tier between steps. The next step sends them
+        there again.
         """
-        for ready in self.ready.values():
-            if not ready.runtime.bring_back():
-                raise Error(f"{len(ready.runtime.away)} storages of the model or its optimizer cannot be fetched")
+        if self.at_work is not None and not self.at_work.bring_back():
+            raise Error(f"{len(self.at_work.away)} storages of the model or its optimizer cannot be fetched")
+
+    def __del__(self):
+        with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
+            self.sync()
 
     def report(self):
         """Return planned and measured figures of the last call's plan."""
@@ -259,11 +271,11 @@ def measure(train, *batch, **kwargs):
     The peak is the bytes of given storages on the device when the step begins, plus the largest sum of allocations less
     frees since. Other tensors of the process do not count.
     """
-    leaves, ready = train._find(batch, kwargs)
-    given, events = ready.planned.given_bytes(leaves), Events(train.device.type)
+    ready = train._find(batch, kwargs)[1]
+    events = Events(train.device.type)
     train.last = ready
     train._call(batch, kwargs, events)
-    most, _ = events.peak()
+    (most, _), given = events.peak(), train.measured["given_bytes"]
     train.measured["peak_bytes"] = given + most
     return {"peak_bytes": given + most, "given_bytes": given}
 
