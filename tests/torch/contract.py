@@ -346,16 +346,33 @@ def no_space(*_args):
     raise lade.Error("no space left on the drive")
 
 
-class Wrapped(nn.Module):
-    """Stands for a wrapper whose hooks run outside of the graph."""
-
-
 def wrappers_are_refused():
-    Wrapped.__name__ = "DistributedDataParallel"
-    model = Wrapped()
-    model.inner = GPT()
-    refused(lade.CannotCapture, lambda: lade.torch.step(lambda: None, model, None, "100%"), "DistributedDataParallel",
-            "lade.torch.saved")
+    """DDP, FSDP2 and DTensor are refused by name, with the line that gave them to the step."""
+    distributed = torch.distributed
+    with tempfile.TemporaryDirectory(prefix="lade-ranks-") as scratch:
+        distributed.init_process_group("gloo", init_method=f"file://{scratch}/ranks", rank=0, world_size=1)
+        try:
+            refused_here("DistributedDataParallel", nn.parallel.DistributedDataParallel(GPT()))
+            refused_here("DataParallel", nn.DataParallel(GPT()))
+            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+            from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
+            parallel = GPT()
+            parallel.head.weight = nn.Parameter(distribute_tensor(parallel.head.weight.detach(), mesh, [Replicate()]))
+            refused_here("DTensor", parallel, "head.weight")
+            refused_here("DTensor", distribute_module(GPT(), mesh))
+            sharded = GPT()
+            from torch.distributed.fsdp import fully_shard
+            fully_shard(sharded.blocks[0], mesh=mesh)
+            refused_here("FSDPBlock", sharded, "blocks.0")
+        finally:
+            distributed.destroy_process_group()
+
+
+def refused_here(kind, model, *words):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fault = refused(lade.CannotCapture, lambda: lade.torch.step(plain(model, optimizer), model, optimizer, "100%"), kind,
+                    "lade.torch.saved", *words)
+    assert fault.op == kind and "contract.py" in fault.line and "lade.torch.step(" in fault.line, (fault.op, fault.line)
 
 
 def steps_are_captured_for_planning_elsewhere():

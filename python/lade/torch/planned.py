@@ -151,8 +151,8 @@ class Planned:
         return plan
 
     def _search(self, budget, least, most, own):
-        """Return a plan, by a search that grows with the ops. Before a refusal it takes the most seconds."""
-        seconds = min(most, max(least, self.n_ops / OPS_PER_SECOND))
+        """Return a plan, by a search that grows with the ops. For "min" and before a refusal it takes the most seconds."""
+        seconds = most if budget == g.BUDGET_MIN else min(most, max(least, self.n_ops / OPS_PER_SECOND))
         try:
             return self.graph.plan(budget, time_limit_s=seconds, **own)
         except DoesNotFit:

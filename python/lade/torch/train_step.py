@@ -21,7 +21,7 @@ from .meter import Events
 from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
 from .runtime import Runtime
-from .trace import Given, modules_of, trace
+from .trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
@@ -100,6 +100,7 @@ class Step:
         return leaves, ready
 
     def _prepare(self, args, kwargs):
+        _refuse_wrapped(self.model)
         self.sync()
         planned, seconds = self._plan(args, kwargs)
         self._create_state(planned.trace)
@@ -208,12 +209,22 @@ def _models(model):
 
 
 def _refuse_wrapped(model):
-    for _, module in modules_of(model):
-        name = type(module).__name__
-        if name in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel") or name.startswith("FSDP"):
-            raise CannotCapture("its hooks run outside of the graph; use lade.torch.saved with it", name)
-        if name == "OptimizedModule":
-            raise CannotCapture("torch.compile inside of the step is not captured; give the plain model", name)
+    """Refuse wrappers by name, with the line of the user's call."""
+    saved = "lade.torch.saved serves it"
+    for name, module in modules_of(model):
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"):
+            raise CannotCapture(f"its hooks run outside of the graph; {saved}", kind, calling_line())
+        if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+            raise CannotCapture(f"fully_shard's hooks on {name or 'the model'!r} run outside of the graph; {saved}", kind,
+                                calling_line())
+        if kind == "OptimizedModule":
+            raise CannotCapture("torch.compile inside of the step is not captured; give the plain model", kind,
+                                calling_line())
+        for key, param in module._parameters.items():
+            if type(param).__name__ == "DTensor" or type(getattr(param, "data", None)).__name__ == "DTensor":
+                raise CannotCapture(f"{name}.{key} is a DTensor, whose collectives are not captured; {saved}".lstrip("."),
+                                    "DTensor", calling_line())
 
 
 def _leaf_key(leaf):
