@@ -6,6 +6,8 @@ Usage: contract.py LIBLADE
 """
 import contextlib
 import copy
+import functools
+import gc
 import io
 import os
 import signal
@@ -14,7 +16,7 @@ from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
 
-from lade.torch import audit, plan_cache, train_step
+from lade.torch import audit, plan_cache, runtime, train_step
 
 
 def made(budget="100%", dropout=0.1, **options):
@@ -263,16 +265,114 @@ def bytes_wait_on_host_and_store():
     refused(lade.Error, lambda: made("min", store="/no/such/folder", ways=("store",))[2](*batch()), "/no/such/folder")
 
 
-class Wrapped(nn.Module):
-    """Stands for a wrapper whose hooks run outside of the graph."""
+def given_bytes_live_elsewhere_between_steps():
+    """Below the given bytes parameters and state live on a tier; whatever reads them between steps finds eager's bits."""
+    twin, other, _ = made()
+    train = plain(twin, other)
+    with tempfile.TemporaryDirectory(prefix="lade-living-", dir=os.getcwd()) as scratch:
+        for options in (dict(host="64MiB"), dict(store=scratch, store_budget="64MiB", ways=("recompute", "store"))):
+            model, optimizer, step = made("min", audit=False, **options)
+            twin.load_state_dict(model.state_dict())
+            other.load_state_dict(optimizer.state_dict())
+            for i, read in enumerate((None, living_reads, None)):
+                for call in (train, step):
+                    torch.manual_seed(10 + i)
+                    call(*batch(8 - i % 2))
+                is_away = all(p.untyped_storage().nbytes() == 0 for p in model.parameters() if p.numel() > 256)
+                assert is_away, [p.untyped_storage().nbytes() for p in model.parameters()]
+                if read:
+                    read(step, model, optimizer, twin, other)
+            for call in (train, functools.partial(lade.torch.measure, step)):
+                torch.manual_seed(19)
+                measured = call(*batch())
+            peak, report = measured["peak_bytes"], step.report()
+            assert peak == report["planned_peak_bytes"] == sum(report["ledger"].values())
+            assert report["planned_peak_bytes"] <= 1.05 * report["largest_op_bytes"] + report["resident_bytes"], report
+            assert report["resident_bytes"] < report["given_bytes"] // 10
+            step.sync()
+            for call in (train, step):
+                torch.manual_seed(20)
+                call(*batch())
+            del step, call
+            gc.collect()
+            for p, q in zip(model.parameters(), twin.parameters()):
+                assert torch.equal(p, q), "a model that outlives its step has its bytes"
+
+
+def living_reads(step, model, optimizer, twin, other):
+    """Read and load what lives elsewhere, each time after a step; steps behind it have the same bits."""
+    reads = [lambda m, o: lade.torch.digest(m, o), lambda m, o: m.blocks[0].state_dict()["up.weight"].sum().item(),
+             lambda m, o: o.state_dict()["state"][0]["exp_avg"].sum().item(), lambda m, o: m.eval()(*batch()).item(),
+             lambda m, o: m.load_state_dict(m.state_dict()), lambda m, o: o.load_state_dict(o.state_dict())]
+    for i, read in enumerate(reads):
+        found = []
+        for own, adam, call in ((model, optimizer, step), (twin, other, plain(twin, other))):
+            own.train()
+            torch.manual_seed(30 + i)
+            call(*batch(7))
+            found.append(str(read(own, adam)))
+            own.train()
+        assert found[0] == found[1], (i, found)
+    stale = copy.deepcopy(model._forward_pre_hooks)
+    assert all(hook() is None for hook in stale.values())
+
+
+def living_bytes_that_do_not_return_are_an_error():
+    _, _, step = made("min", audit=False, host="64MiB")
+    step(*batch())
+
+    def gone(*_args):
+        raise lade.Error("the drive is gone")
+    with mock.patch.object(step.last.runtime.host, "get", gone):
+        refused(lade.Error, step.sync, "cannot be fetched")
+    step.sync()
+
+
+def the_store_is_taken_before_step_0():
+    with tempfile.TemporaryDirectory(prefix="lade-taken-", dir=os.getcwd()) as scratch:
+        model, optimizer, step = made("min", store=scratch, store_budget="64MiB", ways=("store",))
+        before = lade.torch.digest(model, optimizer)
+        step.prepare(*batch())
+        taken = sum(os.stat(f"/proc/self/fd/{fd}").st_blocks * 512 for fd in os.listdir("/proc/self/fd")
+                    if scratch in os.path.realpath(f"/proc/self/fd/{fd}"))
+        assert taken >= step.last.planned.store_need > 0, (taken, step.last.planned.store_need)
+        model, optimizer, step = made("min", store=scratch, store_budget="64MiB", ways=("store",))
+        with mock.patch.object(runtime.tiers, "Store", no_space):
+            refused(lade.Error, lambda: step(*batch()), "no space")
+        assert lade.torch.digest(model, optimizer) == before
+
+
+def no_space(*_args):
+    raise lade.Error("no space left on the drive")
 
 
 def wrappers_are_refused():
-    Wrapped.__name__ = "DistributedDataParallel"
-    model = Wrapped()
-    model.inner = GPT()
-    refused(lade.CannotCapture, lambda: lade.torch.step(lambda: None, model, None, "100%"), "DistributedDataParallel",
-            "lade.torch.saved")
+    """DDP, FSDP2 and DTensor are refused by name, with the line that gave them to the step."""
+    distributed = torch.distributed
+    with tempfile.TemporaryDirectory(prefix="lade-ranks-") as scratch:
+        distributed.init_process_group("gloo", init_method=f"file://{scratch}/ranks", rank=0, world_size=1)
+        try:
+            refused_here("DistributedDataParallel", nn.parallel.DistributedDataParallel(GPT()))
+            refused_here("DataParallel", nn.DataParallel(GPT()))
+            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+            from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
+            parallel = GPT()
+            parallel.head.weight = nn.Parameter(distribute_tensor(parallel.head.weight.detach(), mesh, [Replicate()]))
+            refused_here("DTensor", parallel, "head.weight")
+            refused_here("DTensor", distribute_module(GPT(), mesh))
+            sharded = GPT()
+            from torch.distributed.fsdp import fully_shard
+            fully_shard(sharded.blocks[0], mesh=mesh)
+            refused_here("FSDPBlock", sharded, "blocks.0")
+        finally:
+            distributed.destroy_process_group()
+
+
+def refused_here(kind, model, *words):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fault = refused(lade.CannotCapture, lambda: lade.torch.step(plain(model, optimizer), model, optimizer, "100%"), kind,
+                    "lade.torch.saved", *words)
+    assert fault.op == kind and "contract.py" in fault.line and "lade.torch.step(" in fault.line, (fault.op, fault.line)
 
 
 def steps_are_captured_for_planning_elsewhere():
@@ -306,7 +406,9 @@ if __name__ == "__main__":
     for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk,
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
-                 failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store, wrappers_are_refused,
+                 failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
+                 given_bytes_live_elsewhere_between_steps, living_bytes_that_do_not_return_are_an_error,
+                 the_store_is_taken_before_step_0, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()
         print(case.__name__, flush=True)

@@ -4,6 +4,24 @@
 
 Each case runs three steps inside a budget that forces redos, and compares losses, parameters, buffers, state and the
 generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
+
+| trap | case |
+|---|---|
+| draws are repeated | dropout_redraws |
+| a checkpoint inside forks the generator untraced | checkpoint_inside |
+| two modules share a parameter | tied_weights |
+| ops write without saying so | batch_norm_writes_once |
+| values are read behind an update | updates_come_between |
+| version counters, behind writes through pointers | writes_through_pointers_are_seen; hooks: saved_tensors.py |
+| several views of a storage that leaves and comes back | dropout_redraws (moved), recurrent_layers, strides_are_those_of_kernels |
+| parameters of FSDP2 | contract.py, wrappers_are_refused |
+| arguments kept alive by a tuple | every case: planned = measured |
+| numbers are constants of a graph | live_values, grad_scaler_skips_and_grows, refusals |
+| shapes | contract.py, each_shape_and_mode_has_a_plan |
+| alignment decides the kernel | alignment_is_part_of_a_plan |
+| values and shapes that depend on data, a compiled model inside | refusals |
+| kernels allocate past torch | every case with GELU: planned = measured |
+| only the innermost hooks run | saved_tensors.py, checkpoints_inside |
 """
 from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, refused, torch
 
@@ -257,6 +275,49 @@ def parts_stand_for_large_calls():
         check("parts", GPT(), batch(), make_train=autocast, budgets=("min",))
 
 
+def read_behind_updates(model, optimizer):
+    """Return a step that uses values of old parameters, and new parameters, behind the update."""
+    def train(x, y):
+        old = torch.tanh(model.head.weight * 2) + model.blocks[0].up.weight.mean()
+        loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            return loss.detach() + (old - torch.tanh(model.head.weight * 2)).sum() + model(x, y)
+    return train
+
+
+def updates_come_between():
+    """A value of a parameter's old bits is not computed again behind the update."""
+    for options in (dict(), dict(host="64MiB")):
+        check("behind updates", GPT(layers=1), batch(), make_train=read_behind_updates, budgets=("60%", "min"), **options)
+
+
+def writes_through_pointers_are_seen():
+    """Autograd refuses a backward over a parameter that lade.torch.AdamW has written since its forward."""
+    param = nn.Parameter(torch.ones(64))
+    optimizer = lade.torch.AdamW([param], lr=1e-3)
+    loss = (param * param).sum()
+    param.grad = torch.ones(64)
+    optimizer.step()
+    refused(RuntimeError, loss.backward, "modified by an inplace operation")
+
+
+def alignment_is_part_of_a_plan():
+    """Kernels may choose by alignment: a batch off the alignment of the captured one gets a plan of its own."""
+    flat, labels = torch.randn(1 + 16 * 3 * 256, generator=torch.Generator().manual_seed(2)), images()[1]
+    off = flat[1:].view(16, 3, 16, 16)
+    assert off.data_ptr() % 64
+    check("off the alignment", Conv(), (off, labels), budgets=("100%", "min"))
+    model = Conv()
+    optimizer = adamw(model)
+    step = lade.torch.step(plain_of(model, optimizer), model, optimizer, "100%", audit=False)
+    step.prepare(off, labels)
+    step.prepare(off.clone(), labels)
+    assert len(step.ready) == 2, len(step.ready)
+
+
 def hooked(model, optimizer):
     def shrink(p):
         p.grad.mul_(0.25)
@@ -308,6 +369,14 @@ def refusals():
     fault = refused(lade.CannotCapture, lambda: lade.torch.step(item, model, optimizer, "100%")(*batch()),
                     "_local_scalar_dense", "traps.py", "loss.item() > 1")
     assert fault.op and "traps.py" in fault.line, fault
+
+    def selecting(x, y):
+        loss = model(x, y) + torch.nonzero(x > 3).float().mean()
+        loss.backward()
+        return loss.detach()
+    fault = refused(lade.CannotCapture, lambda: lade.torch.step(selecting, model, optimizer, "100%")(*batch()), "shape",
+                    "torch.nonzero(x > 3)")
+    assert "nonzero" in fault.op, fault.op
     counts = [0]
 
     def counting(x, y):
@@ -370,6 +439,7 @@ def plain_of(model, optimizer):
 
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
-             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, refusals):
+             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, updates_come_between,
+             writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

@@ -59,8 +59,10 @@ class Audit:
         return ready.planned.unconstrained_bytes <= free_bytes(self.step.device)
 
     def _whole(self, ready, args, kwargs, leaves, meter):
+        self.step.sync()
         before = Snapshot(self.step, ready, leaves)
         self.step._run(ready, leaves, meter, with_late=False)
+        self.step.sync()
         captured = self._digest(ready)
         before.restore()
         result = self.step.fn(*args, **kwargs)
@@ -80,10 +82,12 @@ class Audit:
             small = self.step._find(own_args, own_kwargs)[1]
             if self._fits(small):
                 break
+        self.step.sync()
         before = Snapshot(self.step, small, less)
         try:
             self._whole(small, own_args, own_kwargs, less, None)
         finally:
+            self.step.sync()
             before.restore()
         self.ready.note = (f"audited on {rows} rows of the batch: the uncaptured step of the whole batch needs "
                            f"{self.ready.planned.unconstrained_bytes:,} bytes")

@@ -11,7 +11,7 @@ import torch
 from torch.fx.node import Node
 
 from ..errors import Error
-from ..graph import DROP, OP, PUT, REDO
+from ..graph import DEVICE, DROP, OP, PUT, REDO
 from . import kernels, optimizers
 from .values import flat_args
 
@@ -21,7 +21,7 @@ class Room:
 
     def __init__(self, values, peak_bytes):
         self.bytes, self.peak_bytes = [s["bytes"] for s in values.storages], peak_bytes
-        self.live = {k for k, s in enumerate(values.storages) if s["is_given"]}
+        self.live = values.at_start()
         self.n_bytes = sum(self.bytes[k] for k in self.live)
         self.out, self.coming = {}, {}  # storages of puts and gets under way, oldest first
 
@@ -215,6 +215,13 @@ class Generator:
         _, grad, _, found, index = node.args
         self.lines.append(f"R.update({index}, {self.text(grad)}, {self.text(found)})")
 
+    def _drop(self, storage):
+        """Free a made storage by its names; one that lives on a tier and is unchanged keeps its names."""
+        if self.values.storages[storage]["tier"] == DEVICE:
+            self.unbind(storage)
+        else:
+            self.lines.append(f"R.release({storage}, {self._held(storage)})")
+
     def _held(self, storage):
         others = sorted(self.of_storage.get(storage, ()), key=self.name)
         if not others:
@@ -232,7 +239,7 @@ class Generator:
                 self._op(index, kind == REDO)
             elif kind == DROP:
                 self._wait(self.room.before_drop(index))
-                self.unbind(index)
+                self._drop(index)
             else:
                 self._wait(self.room.before_put(index) if kind == PUT else self.room.before_get(index))
                 verb = "put" if kind == PUT else "get"

@@ -30,7 +30,7 @@ def key_of(values, limits, budget):
     total = hashlib.sha256()
     parts = [1, version(), torch.__version__, platform.machine(), platform.node(), torch.get_num_threads(), budget,
              limits.host_bytes if limits.host_exact else "auto", bool(limits.store_bytes), limits.ways]
-    parts += [(s["bytes"], s["is_given"]) for s in values.storages]
+    parts += [(s["bytes"], s["is_given"], s["tier"]) for s in values.storages]
     parts += [(op.name, op.reads, op.writes, op.updates, op.scratch_bytes, op.is_once) for op in values.ops]
     for part in parts:
         total.update(repr(part).encode())

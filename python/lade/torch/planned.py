@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One plan of a captured step: the library's graph, the budget, the list, and the function that runs it."""
+import contextlib
 import os
 import time
 
@@ -8,7 +9,7 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, optimizers, plan_cache, reports, tiers
+from . import generate, optimizers, plan_cache, reports, residents, tiers
 from .trace import without_collections
 from .values import Values, updates_early
 
@@ -69,7 +70,7 @@ def graph_of(values, name_of, can_redo=True):
     """Return the library's graph of priced values; storages and ops keep their numbers."""
     graph = g.Graph()
     for i, storage in enumerate(values.storages):
-        graph.add_storage(name_of(i), storage["bytes"], is_given=storage["is_given"])
+        graph.add_storage(name_of(i), storage["bytes"], is_given=storage["is_given"], tier=storage["tier"])
     for op in values.ops:
         graph.add_op(op.name, op.reads, op.writes, op.updates, ns=op.ns, scratch_bytes=op.scratch_bytes,
                      is_once=op.is_once or not can_redo, draws=op.draws, part=op.part)
@@ -97,10 +98,10 @@ class Planned:
         self.price_seconds = time.perf_counter() - start
         start = time.perf_counter()
         self.names = names_of(self.values, trace)
-        self.graph = graph_of(self.values, lambda i: self.names[i], "recompute" in limits.ways)
+        self.graph = self._graph()
         self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
         self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
-        self.plan = self._plan(plan_seconds)
+        self.plan = self._find(plan_seconds)
         places = self._place()
         self.function, self.source = generate.compiled(self.values, self.plan, places)
         self.plan_seconds = time.perf_counter() - start
@@ -111,11 +112,34 @@ class Planned:
             is_update = op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL)
             op.part = g.UPDATE if is_update else g.BACKWARD if "backward" in op.name else g.FORWARD
 
+    def _graph(self):
+        return graph_of(self.values, lambda i: self.names[i], "recompute" in self.limits.ways)
+
+    def _find(self, seconds):
+        """Return a plan; one that needs given storages elsewhere between steps only if no other fits, or for "min"."""
+        can_live_elsewhere = self.limits.host_bytes or self.limits.store_bytes
+        if not can_live_elsewhere:
+            return self._plan(seconds)
+        if self.budget is not None and self.floor_bytes <= self.budget:
+            with contextlib.suppress(DoesNotFit):
+                return self._plan(seconds)
+        for kinds in (("state",), ("state", "param")):
+            residents.assign(self.values, self.names, self.limits, kinds)
+            self.graph = self._graph()
+            self.floor_bytes = self.graph.bounds()[1]
+            if kinds == ("state", "param"):
+                break
+            if self.budget is not None and self.floor_bytes <= self.budget:
+                with contextlib.suppress(DoesNotFit):
+                    return self._plan(seconds)
+        return self._plan(seconds)
+
     def _plan(self, seconds):
         paths, limits = self.limits.measure(), self.limits
         own = dict(to_host=paths["host"][0], from_host=paths["host"][1], to_store=paths["store"][0],
-                   from_store=paths["store"][1], host_budget_bytes=limits.host_bytes,
-                   store_budget_bytes=limits.store_bytes)
+                   from_store=paths["store"][1],
+                   host_budget_bytes=limits.host_bytes - residents.rooms(self.values, g.HOST)[1],
+                   store_budget_bytes=limits.store_bytes - residents.rooms(self.values, g.STORE)[1])
         budget = g.BUDGET_MIN if self.budget is None else max(self.budget, 1)
         key = plan_cache.key_of(self.values, limits, budget)
         found = plan_cache.load(key, self.graph, budget)
@@ -127,8 +151,8 @@ class Planned:
         return plan
 
     def _search(self, budget, least, most, own):
-        """Return a plan, by a search that grows with the ops. Before a refusal it takes the most seconds."""
-        seconds = min(most, max(least, self.n_ops / OPS_PER_SECOND))
+        """Return a plan, by a search that grows with the ops. For "min" and before a refusal it takes the most seconds."""
+        seconds = most if budget == g.BUDGET_MIN else min(most, max(least, self.n_ops / OPS_PER_SECOND))
         try:
             return self.graph.plan(budget, time_limit_s=seconds, **own)
         except DoesNotFit:
@@ -141,15 +165,22 @@ class Planned:
     def _place(self):
         storages, instrs = self.values.storages, self.plan.instrs
         spans = tiers.waits(instrs, storages, g.HOST)
-        offsets, self.host_bytes = tiers.pack([span for _, span in spans])
+        offsets, moving_bytes = tiers.pack([span for _, span in spans])
+        self.places, living_bytes = residents.rooms(self.values, g.HOST)
+        stored, stored_bytes = residents.rooms(self.values, g.STORE)
+        self.host_bytes = moving_bytes + living_bytes
         if self.host_bytes > self.limits.host_bytes:
             raise DoesNotFit(f"the host budget of {self.limits.host_bytes} bytes is short of the {self.host_bytes} that "
                              "the packed plan takes", self.plan.min_budget_bytes)
         waiting = {instrs[put][1]: (n + 65535) // 65536 * 65536
                    for (put, _), (_, _, n) in tiers.waits(instrs, storages, g.STORE)}
-        self.store_need = sum(waiting.values())
-        self.put_storages = {index for kind, index, _ in instrs if kind == g.PUT}
-        return {position: offset for (positions, _), offset in zip(spans, offsets) for position in positions}
+        self.store_need = sum(waiting.values()) + stored_bytes
+        self.living = {**self.places, **stored}
+        self.put_storages = {index for kind, index, _ in instrs if kind == g.PUT} | set(self.living)
+        places = {i: living_bytes + offset for (both, _), offset in zip(spans, offsets) for i in both}
+        places.update((i, self.places[k]) for i, (kind, k, tier) in enumerate(instrs)
+                      if kind in (g.PUT, g.GET) and tier == g.HOST and k in self.places)
+        return places
 
     def given_bytes(self, batch):
         """Return the bytes of given storages on the device, each storage once."""

@@ -6,7 +6,7 @@ from . import optimizers
 
 def report(planned):
     """Return a plan's side of a report."""
-    info, instrs = planned.plan.info, planned.plan.instrs
+    info, instrs, values = planned.plan.info, planned.plan.instrs, planned.values
     redone, seconds, moved = _redone(planned), 0.0, {}
     for kind, index, _ in instrs:
         if kind == g.REDO:
@@ -19,6 +19,7 @@ def report(planned):
             "planned_peak_bytes": info["planned_peak_bytes"], "unconstrained_peak_bytes": planned.unconstrained_bytes,
             "min_budget_bytes": info["min_budget_bytes"], "floor_bytes": planned.floor_bytes,
             "given_bytes": sum(s["bytes"] for s in planned.values.storages if s["is_given"]),
+            "resident_bytes": sum(values.storages[k]["bytes"] for k in values.at_start()),
             "largest_op_bytes": max((_need(planned.values, op) for op in planned.values.ops), default=0),
             "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"],
             "n_moves": sum(k == g.PUT for k, _, _ in instrs),
@@ -54,7 +55,7 @@ def _redone(planned):
 def ledger(planned):
     """Return ({owner: bytes}, {module: bytes}) at the planned peak."""
     values = planned.values
-    live = {i for i, s in enumerate(values.storages) if s["is_given"]}
+    live = values.at_start()
     best, at_best, total = -1, (), sum(values.storages[i]["bytes"] for i in live)
     for kind, index, _ in planned.plan.instrs:
         new, scratch = [], 0

@@ -43,10 +43,27 @@ class Runtime:
                    if kind == "param"}
         return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
 
-    def begin(self, meter):
+    def begin(self, meter, tensors):
         """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
-        self.is_updated, self.away, self.moving, self.meter = False, {}, {}, meter if not self.is_cuda else None
-        self.older = {i for i, s in enumerate(self.planned.values.storages) if s["is_given"]} if self.meter else set()
+        self.is_updated, self.moving, self.meter = False, {}, None
+        self._send_out(tensors)
+        self.meter = meter if not self.is_cuda else None
+        self.older = self.planned.values.at_start() if self.meter else set()
+
+    def _send_out(self, tensors):
+        """Put the storages that live on a tier there, where an earlier step has not."""
+        planned = self.planned
+        for node, tensor in zip(planned.values.inputs, tensors):
+            k = planned.values.storage((node, None))
+            if k in planned.living and k not in self.away:
+                tier = planned.values.storages[k]["tier"]
+                self.put(k, tier, planned.living[k], tensor)
+                self.wait(k)
+
+    def release(self, index, tensor):
+        """Empty a storage whose copy on its tier is unchanged."""
+        self.away[index] = self.planned.values.storages[index]["tier"], self.planned.living[index], tensor
+        self._empty(index, tensor.untyped_storage())
 
     def update(self, index, grad, found_inf):
         self.is_updated = True

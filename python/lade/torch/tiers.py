@@ -58,7 +58,7 @@ def pack(intervals):
 
 
 def waits(instrs, storages, tier):
-    """Return [(positions of the put and its get, (first, last, bytes))] of a list.
+    """Return [(positions of the put and its get, (first, last, bytes))] of a list, without storages that live there.
 
     A given storage whose put is the step's last waits until the first get of the next step: it counts for all of it.
     """
@@ -66,7 +66,7 @@ def waits(instrs, storages, tier):
     whole = len(instrs) + 1
     for i, (kind, index, where) in enumerate(instrs):
         n = storages[index]["bytes"] if kind in (PUT, GET) else 0
-        if where != tier or not n:
+        if where != tier or not n or storages[index]["tier"] == tier:
             continue
         if kind == PUT:
             begun[index] = i

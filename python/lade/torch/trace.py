@@ -135,6 +135,12 @@ def user_line(fault):
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
+def calling_line():
+    """Return "file:line: source" of the user's frame that called the package, or None."""
+    frames = [f for f in traceback.extract_stack() if not f.filename.startswith((_TORCH, _OWN, "<"))]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+
+
 def _refusal(fault):
     """Return CannotCapture for an exception of a capture."""
     if isinstance(fault, CannotCapture):

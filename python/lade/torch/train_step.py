@@ -15,13 +15,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
-from . import optimizers
+from . import optimizers, residents
 from .audit import Audit, bits
 from .meter import Events
 from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
 from .runtime import Runtime
-from .trace import Given, modules_of, trace
+from .trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
@@ -58,7 +58,7 @@ class Step:
         self.limits, self.audit = limits, audit
         self.ready, self.last, self.broken, self.given = {}, None, None, None
         self.pricer = Pricer(self.optimizer)
-        self.measured = {}
+        self.measured, self.at_work, self.is_hooked = {}, None, False
         self.device = self._device()
         _refuse_wrapped(model)
 
@@ -100,10 +100,15 @@ class Step:
         return leaves, ready
 
     def _prepare(self, args, kwargs):
+        _refuse_wrapped(self.model)
+        self.sync()
         planned, seconds = self._plan(args, kwargs)
         self._create_state(planned.trace)
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
+        if planned.living and not self.is_hooked:
+            residents.install(self, _models(self.model))
+            self.is_hooked = True
         return ready
 
     def _plan(self, args, kwargs):
@@ -136,9 +141,13 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        runtime.begin(meter)
-        interrupts, start = _Interrupts(), time.perf_counter()
+        if self.at_work is not runtime:
+            self.sync()
+        self.at_work, interrupts, start = runtime, _Interrupts(), time.perf_counter()
         try:
+            runtime.begin(meter, tensors)
+            if meter:
+                self.measured["given_bytes"] = planned.given_bytes(leaves)
             with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
@@ -171,11 +180,15 @@ class Step:
     def sync(self):
         """Bring all bytes of model and optimizer back to the device. Error if a tier does not return them.
 
-        A step ends with all of them there; a step that failed may leave some on a tier.
+        Below a budget of all given bytes, parameters and state live on a tier between steps. The next step sends them
+        there again.
         """
-        for ready in self.ready.values():
-            if not ready.runtime.bring_back():
-                raise Error(f"{len(ready.runtime.away)} storages of the model or its optimizer cannot be fetched")
+        if self.at_work is not None and not self.at_work.bring_back():
+            raise Error(f"{len(self.at_work.away)} storages of the model or its optimizer cannot be fetched")
+
+    def __del__(self):
+        with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
+            self.sync()
 
     def report(self):
         """Return planned and measured figures of the last call's plan."""
@@ -196,12 +209,22 @@ def _models(model):
 
 
 def _refuse_wrapped(model):
-    for _, module in modules_of(model):
-        name = type(module).__name__
-        if name in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel") or name.startswith("FSDP"):
-            raise CannotCapture("its hooks run outside of the graph; use lade.torch.saved with it", name)
-        if name == "OptimizedModule":
-            raise CannotCapture("torch.compile inside of the step is not captured; give the plain model", name)
+    """Refuse wrappers by name, with the line of the user's call."""
+    saved = "lade.torch.saved serves it"
+    for name, module in modules_of(model):
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"):
+            raise CannotCapture(f"its hooks run outside of the graph; {saved}", kind, calling_line())
+        if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+            raise CannotCapture(f"fully_shard's hooks on {name or 'the model'!r} run outside of the graph; {saved}", kind,
+                                calling_line())
+        if kind == "OptimizedModule":
+            raise CannotCapture("torch.compile inside of the step is not captured; give the plain model", kind,
+                                calling_line())
+        for key, param in module._parameters.items():
+            if type(param).__name__ == "DTensor" or type(getattr(param, "data", None)).__name__ == "DTensor":
+                raise CannotCapture(f"{name}.{key} is a DTensor, whose collectives are not captured; {saved}".lstrip("."),
+                                    "DTensor", calling_line())
 
 
 def _leaf_key(leaf):
@@ -259,11 +282,11 @@ def measure(train, *batch, **kwargs):
     The peak is the bytes of given storages on the device when the step begins, plus the largest sum of allocations less
     frees since. Other tensors of the process do not count.
     """
-    leaves, ready = train._find(batch, kwargs)
-    given, events = ready.planned.given_bytes(leaves), Events(train.device.type)
+    ready = train._find(batch, kwargs)[1]
+    events = Events(train.device.type)
     train.last = ready
     train._call(batch, kwargs, events)
-    most, _ = events.peak()
+    (most, _), given = events.peak(), train.measured["given_bytes"]
     train.measured["peak_bytes"] = given + most
     return {"peak_bytes": given + most, "given_bytes": given}
 

@@ -10,6 +10,7 @@ import operator
 import torch
 
 from ..errors import CannotCapture
+from ..graph import DEVICE
 from . import optimizers
 from .kernels import HIDDEN_WRITES
 
@@ -184,7 +185,7 @@ class Values:
         root = self.union.find(self._key(value))
         if root not in self.storage_of_key:
             self.storage_of_key[root] = len(self.storages)
-            self.storages.append({"root": value, "is_given": is_given,
+            self.storages.append({"root": value, "is_given": is_given, "tier": DEVICE,
                                   "bytes": self.metas[value].untyped_storage().nbytes()})
         return self.storage_of_key[root]
 
@@ -201,6 +202,10 @@ class Values:
             op.writes = list(range(n, len(self.storages)))
             given = any(self.storages[k]["is_given"] for k in op.updates)
             op.is_once = op.is_once or given
+
+    def at_start(self):
+        """Return the given storages that are on the device when a step begins."""
+        return {k for k, s in enumerate(self.storages) if s["is_given"] and s["tier"] == DEVICE}
 
     def changes_given(self, op):
         """True if an op writes a storage that outlives the step, such as running statistics."""

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Given storages that wait on a tier between steps: optimizer state and parameters.
+
+On the device between steps they bound the peak from below. Below that bound the plan lets them live on the host or in the
+store: each is got for its uses in a step, and put back if an op changed it. Between steps their tensors keep an empty
+storage. Saving, loading and calling the model fetch them (Fetch); other code calls sync() before it reads them.
+"""
+import weakref
+
+from .. import graph as g
+from ..errors import Error
+
+_LEAST_BYTES = 1024  # smaller ones stay: a copy costs more than they weigh
+
+
+def assign(values, names, limits, kinds):
+    """Set the tiers of the given storages of @kinds, "state" or "param", as far as budgets of tiers reach."""
+    left = {g.HOST: limits.host_bytes, g.STORE: limits.store_bytes}
+    if left[g.HOST] and left[g.STORE]:
+        left[g.HOST] //= 2  # the other half is for values that wait during a step
+    for k, storage in enumerate(values.storages):
+        storage["tier"] = g.DEVICE
+        if not storage["is_given"] or names[k].split(" ")[0] not in kinds or storage["bytes"] < _LEAST_BYTES:
+            continue
+        for tier, free in left.items():
+            n = room_of(storage["bytes"], tier)
+            if n <= free:
+                storage["tier"], left[tier] = tier, free - n
+                break
+
+
+def room_of(n_bytes, tier):
+    """Return the bytes that a storage takes on a tier."""
+    unit = 64 if tier == g.HOST else 65536
+    return (n_bytes + unit - 1) // unit * unit
+
+
+def rooms(values, tier):
+    """Return {storage: its place} of the storages that live on a tier, and the bytes of all."""
+    places, n_bytes = {}, 0
+    for k, storage in enumerate(values.storages):
+        if storage["tier"] == tier and tier != g.DEVICE:
+            places[k] = n_bytes
+            n_bytes += room_of(storage["bytes"], tier)
+    return places, n_bytes
+
+
+class Fetch:
+    """A hook that brings a step's storages back before the model or its optimizer is read. Copies of it do nothing."""
+
+    def __init__(self, step=None):
+        self.step = weakref.ref(step) if step is not None else lambda: None
+
+    def __call__(self, *_args, **_kwargs):
+        step = self.step()
+        if step is not None:
+            step.sync()
+
+    def __deepcopy__(self, _memo):
+        return Fetch()
+
+    def __reduce__(self):
+        return Fetch, ()
+
+
+def install(step, models):
+    """Let saving, loading and calls of the models, and saving and loading of the optimizer, fetch."""
+    fetch = Fetch(step)
+    for model in models:
+        model.register_forward_pre_hook(fetch)
+        for module in model.modules():
+            module.register_state_dict_pre_hook(fetch)
+            _on_load(module)(fetch)
+    if step.optimizer is not None:
+        step.optimizer.register_state_dict_pre_hook(fetch)
+        step.optimizer.register_load_state_dict_pre_hook(fetch)
+
+
+def _on_load(module):
+    for name in ("register_load_state_dict_pre_hook", "_register_load_state_dict_pre_hook"):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise Error(f"{type(module).__name__} has no hook before load_state_dict")
