@@ -85,10 +85,36 @@ int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_l
                           enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
                           struct lade_layout_cost *ret_cost);
 
-/* The same with a lower bound of the schedule's time in place of it: O(pieces), whatever the batch. */
-int lade_layout_cost_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                           enum lade_recipe recipe, const struct lade_share_cost *share,
-                           struct lade_layout_cost *ret_cost);
+#define LADE_LAYOUT_SIZES_MOST 8
+
+/*
+ * The part of a cost that all ZeRO stages and shard groups of a layout share: its pipeline's time, and the sizes of its
+ * stages. A plain value; borrows the share.
+ */
+struct lade_layout_core {
+  const struct lade_share_cost *share;
+  struct lade_pipeline pipeline;
+  double span_ns, busy_ns;         /* of the pipeline, and of its busiest stage */
+  double n_layers;                 /* of the first stage */
+  double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
+  double params[2];                /* of a rank of the first stage and of the last */
+  int n_sizes;
+  struct {
+    double n_params, values_bytes; /* values: the most of the stages with so many parameters */
+  } sizes[LADE_LAYOUT_SIZES_MOST];
+};
+
+/*
+ * Compute the core of @layout. @is_bound: span_ns is a lower bound of the schedule's time, O(pieces) whatever the batch;
+ * otherwise the schedule is run. Errors as lade_layout_cost_make's.
+ */
+int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
+                          struct lade_layout_core *ret_core);
+
+/* Compute the cost of @layout, whose ZeRO stage and shard group may differ from those of @core's: O(1). Flops are 0. */
+void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                           const struct lade_layout *layout, struct lade_layout_cost *ret_cost);
 
 /* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
  * square counts. @recipe NONE: the model's own. */
@@ -149,7 +175,8 @@ struct lade_layout_found {
 };
 
 struct lade_layout_search {
-  int64_t n_evaluated; /* layouts whose memory and time were bounded or computed */
+  int64_t n_evaluated; /* layouts whose memory and time were computed, or bounded together with those that differ in
+                          ZeRO stage and shard group alone */
   int64_t n_costed;    /* of them, with the whole schedule */
   int n_found;
   struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */
