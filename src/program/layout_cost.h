@@ -105,7 +105,7 @@ struct lade_layout_core {
 };
 
 /*
- * Compute the core of @layout. @is_bound: span_ns is a lower bound of the schedule's time, O(pieces) whatever the batch;
+ * Compute the core of @layout. @is_bound: span_ns is a lower bound of the schedule's time, O(pieces) for any batch;
  * otherwise the schedule is run. Errors as lade_layout_cost_make's.
  */
 int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,

@@ -5,10 +5,10 @@
  * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch, recompute); dp follows from the ranks. Its
  * variants are the ZeRO stages and shard groups, which share its pipeline. The units of a share are made once for each
  * (tp, sequence, microbatch, recompute). The time of each candidate's pipeline is bounded from below in O(stages),
- * whatever the batch and the ranks. Candidates then come in order of their bounds.
+ * for any batch and ranks. Candidates then come in order of their bounds.
  *
- * A candidate is left out with all its variants if its bound is above the time of the n-th best found, or above the time
- * of the one found of its sizes and schedule: neither it nor any variant can be among the best. Otherwise the memory of
+ * A candidate is left out with all its variants if its bound is above the time of the n-th best found, or above that of
+ * the one found of its sizes and schedule: neither it nor any variant can be among the best. Otherwise the memory of
  * each variant is computed, O(1); if one fits and its bound is low enough too, the schedule is run once for all.
  *
  * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is kept:
