@@ -38,6 +38,7 @@ struct lade_unit_cost {
   double skipped_ns;              /* of backward, under full recompute: ops that frameworks run again and a program
                                      of Lade does not, because no backward op reads their results */
   double weights_ns;              /* of backward: gradients of parameters alone */
+  double attention_ns[2];         /* of forward and of backward, recompute included: attention alone */
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
   double peak_bytes;              /* live in its backward half beyond its own saved values */
@@ -61,6 +62,13 @@ struct lade_share_key {
 /* Compute the units of a share. -EINVAL: the model cannot be shared so, with a line; -ENOMEM. */
 int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
                          struct lade_share_cost *ret_cost);
+
+/*
+ * Make @share, of a job with 1/@size of each sequence, that of @size context parallel ranks (context_cost.c): by
+ * formula. pre: the job's attention is fused (score_forward_bytes 0), and its layouts have @size times the replicas.
+ */
+void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_share_key *key, int size,
+                           struct lade_share_cost *share);
 
 /* Return the layers of each of @n_pieces (lade_piece_layers), which the caller frees. -EINVAL; -ENOMEM. */
 int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,

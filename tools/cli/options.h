@@ -102,9 +102,9 @@ struct options {
   int64_t n_processes; /* 0: all CPUs */
   const char *graph, *instructions, *svg;
   const char *cluster;
-  int64_t n_ranks, n_top;
+  int64_t n_ranks, n_top, n_context;
   double n_train_tokens, noise_scale_tokens, expert_capacity;
-  bool has_search, has_explain;
+  bool has_search, has_explain, has_fused_attention;
   int export_format;
   int64_t n_iterations;
   double search_seconds; /* 0: no limit */

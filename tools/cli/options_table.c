@@ -254,6 +254,11 @@ const struct option option_table[] = {
              "or a file (docs/cluster.md); times of all ranks, whether they fit or not"},
     {OPTION_COUNT, "ranks", "N", VERB_PLAN, AT(n_ranks), .unset = "--tp * --pp * --dp", .least = 1, .most = 1 << 24,
      .help = "devices of the cluster to use"},
+    {OPTION_COUNT, "cp", "N", VERB_PLAN, AT(n_context), .preset = "1", .least = 1, .most = 1 << 16,
+     .help = "context parallel: cut each sequence over N ranks; priced by formula, not proved"},
+    {OPTION_FLAG, "fused-attention", NULL, VERB_PLAN, AT(has_fused_attention),
+     .help = "price attention as fused at any length; otherwise A100 presets price that of models with learned "
+             "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},
     {OPTION_FLAG, "search", NULL, VERB_PLAN, AT(has_search),
      .help = "search layouts of --ranks; options that are given confine the search"},
     {OPTION_COUNT, "top", "K", VERB_PLAN, AT(n_top), .preset = "5", .least = 1, .most = 1000,
