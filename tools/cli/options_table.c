@@ -357,8 +357,12 @@ const struct option option_table[] = {
     {OPTION_COUNT, "rounds", "N", VERB_BENCH_STORE, AT(n_rounds), .preset = "5", .least = 1, .most = 99,
      .help = "rounds of measurement; results are medians"},
 
+    {OPTION_TEXT, "write", "FILE", VERB_BENCH_LINKS, AT(links_file), .unset = "none",
+     .help = "write the measured cluster, for lade plan --cluster FILE"},
+
     SECTION("The command"),
-    {OPTION_FLAG, "json", NULL, ALL | VERB_DATA | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_REPLAY,
+    {OPTION_FLAG, "json", NULL,
+     ALL | VERB_DATA | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_BENCH_LINKS | VERB_REPLAY,
      AT(is_json), .subject = OF_BOTH, .help = "print results as JSON"},
     {OPTION_FLAG, "quiet", NULL, ALL | VERB_DATA, AT(is_quiet), .subject = OF_BOTH,
      .help = "print no progress on stderr"},
@@ -422,6 +426,7 @@ static const struct verb_page verb_pages[] = {
      "  lade bench alloc                  an allocation and a free: the caching allocator, a best fit, malloc\n"
      "  lade bench alloc --json           the same for a script\n"
      "  lade bench store --dir /nvme/x    a drive: the store with and without checksums, fio\n"
+     "  lade launch -n 4 -- bench links   the links between the ranks of a job\n"
      "\nUsage: lade bench NAME [OPTION...]\n"
      "Measures a part of Lade on this machine, in turns with the usual alternatives. The machine should be idle.\n"},
     {VERB_BENCH_STORE, "bench store",
@@ -431,6 +436,13 @@ static const struct verb_page verb_pages[] = {
      "\nUsage: lade bench store --dir DIR [OPTION...]\n"
      "Measures the sequential bandwidth of the store, and of fio if it is installed. A round moves up to twelve\n"
      "times --size. Ratios are to fio's rate in the same round.\n"},
+    {VERB_BENCH_LINKS, "bench links",
+     "Examples:\n"
+     "  lade launch -n 4 -- bench links                        rates and latencies between four ranks\n"
+     "  lade launch -n 4 -- bench links --write cluster.json   the same, and a file for lade plan --cluster\n"
+     "\nUsage: lade launch -n N -- bench links [OPTION...]\n"
+     "Measures collectives of ranks on host memory, within a node and between nodes; mpirun and srun start it too.\n"
+     "The first rank probes the machine, unless an earlier run has kept its rates.\n"},
     {VERB_DATA, "data",
      "Examples:\n"
      "  lade data books/*.txt --tokenizer tokenizer.json -o books.tokens\n"
