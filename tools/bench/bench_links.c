@@ -10,8 +10,8 @@
  *   rate      an all-gather of B bytes from each rank: (n - 1) B over the time beyond the latency
  *   sum gain  two such all-gathers beside an all-reduce of n B bytes, which sends as much
  *
- * Each time is the least of N_ROUNDS rounds, because other work only adds to it, averaged over all ranks. The devices are this machine's cores, measured
- * by the probe once and kept; ranks of a node have equal shares of its memory.
+ * Each time is the least of N_ROUNDS rounds, because other work only adds to it, averaged over all ranks. The devices
+ * are this machine's cores, measured by the probe once and kept; ranks of a node have equal shares of its memory.
  */
 #include <errno.h>
 #include <jansson.h>
