@@ -74,6 +74,8 @@ void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_
 int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
                     int64_t **ret_layers);
 
+#define LADE_LAYOUT_SIZES_MOST 8 /* different numbers of parameters of stages */
+
 struct lade_layout_cost {
   double step_ns;
   double bubble;             /* share of the step in which the busiest stage waits for other stages */
@@ -82,6 +84,8 @@ struct lade_layout_cost {
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
   uint64_t peak_bytes;       /* device memory of the fullest stage */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
+  int n_stages;              /* stages of which one needs the most: of those with equal parameters, the one with the */
+  int stages[LADE_LAYOUT_SIZES_MOST]; /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
 };
 
@@ -92,8 +96,6 @@ struct lade_layout_cost {
 int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                           enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
                           struct lade_layout_cost *ret_cost);
-
-#define LADE_LAYOUT_SIZES_MOST 8
 
 /*
  * The part of a cost that all ZeRO stages and shard groups of a layout share: its pipeline's time, and the sizes of its
@@ -109,6 +111,7 @@ struct lade_layout_core {
   int n_sizes;
   struct {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */
+    int stage;                     /* the first with these */
   } sizes[LADE_LAYOUT_SIZES_MOST];
 };
 

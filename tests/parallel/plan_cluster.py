@@ -185,7 +185,7 @@ def layouts_go_to_other_projects():
     require("--use-distributed-optimizer" in words, "megatron's optimizer", words)
     text = plan(*sharded, "--export", "deepspeed").stdout
     found = json.loads("\n".join(line for line in text.splitlines() if not line.startswith("//")))
-    require(found["zero_optimization"] == {"stage": 3, "overlap_comm": True, "mics_shard_size": 8}
+    require(found["zero_optimization"] == {"stage": 3, "overlap_comm": True, "zero_hpz_partition_size": 8}
             and found["train_batch_size"] == found["train_micro_batch_size_per_gpu"] *
             found["gradient_accumulation_steps"] * 32 and "tp 2" in text, "deepspeed's file", text)
     titan = tomllib.loads(plan(*sharded, "--export", "torchtitan").stdout)

@@ -10,8 +10,6 @@
 #include "program/layout_cost.h"
 #include "tools/cli/options.h"
 
-#define CLUSTER_STAGES_PROVED 3
-
 /* A layout with its proof, for the verb to print, explain and export. */
 struct cluster_plan {
   const struct options *options;
@@ -27,9 +25,9 @@ struct cluster_plan {
   uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs; without these the estimate */
   bool fits, is_proved;
   int n_stages_proved;
-  struct lade_stage_program stages[CLUSTER_STAGES_PROVED];
-  int ranks[CLUSTER_STAGES_PROVED]; /* the first rank of each */
-  int fullest;                      /* of them, by peak */
+  struct lade_stage_program stages[LADE_LAYOUT_SIZES_MOST];
+  int ranks[LADE_LAYOUT_SIZES_MOST]; /* the first rank of each */
+  int fullest;                       /* of them, by peak */
 };
 
 /* Print sentences about @plan. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plan on a cluster. A given layout is costed whether it fits or not; then the first two stages and the last, which
- * between them have the largest state and the most microbatches in flight, are built as programs and proved. A search
+ * Plan on a cluster. A given layout is costed whether it fits or not; then the stages of which
+ * one needs the most (lade_layout_cost.stages) are built as programs and proved. A search
  * does the same with each of its best layouts, and drops those whose programs need more than the budget.
  *
  * Context parallel ranks are priced by formula and not proved: the job is then that of their part of each sequence.
@@ -142,17 +142,14 @@ static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *
   return 0;
 }
 
-/* Prove the first two stages and the last. The others hold as much state as these, and fewer microbatches. */
+/* Prove the stages of which one needs the most. Each other stage has the parameters of one of them, and fewer values. */
 static int plan_prove(struct cluster_plan *plan, struct lade_error *error)
 {
-  const int n_stages = lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  int status = 0;
   plan->peak_bytes = 0;
   plan->n_stages_proved = plan->fullest = 0;
-  int status = stage_prove(plan, 0, error);
-  if (!status && n_stages > 2)
-    status = stage_prove(plan, 1, error);
-  if (!status && n_stages > 1)
-    status = stage_prove(plan, n_stages - 1, error);
+  for (int i = 0; i < plan->cost.n_stages && !status; i++)
+    status = stage_prove(plan, plan->cost.stages[i], error);
   plan->is_proved = !status;
   plan->fits = plan->peak_bytes <= plan->budget_bytes;
   return status;

@@ -297,8 +297,11 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     while (at < core->n_sizes && core->sizes[at].n_params != n_params)
       at++;
     LADE_ASSERT(at < LADE_LAYOUT_SIZES_MOST);
-    core->sizes[at].values_bytes = at < core->n_sizes ? LADE_MAX(core->sizes[at].values_bytes, values) : values;
+    if (at < core->n_sizes && core->sizes[at].values_bytes >= values)
+      continue;
+    core->sizes[at].values_bytes = values;
     core->sizes[at].n_params = n_params;
+    core->sizes[at].stage = stage;
     core->n_sizes = LADE_MAX(core->n_sizes, at + 1);
   }
   core->params[0] = stage_params(sum, 0);
@@ -311,6 +314,7 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
   for (int i = 0; i < core->n_sizes; i++) {
     const double state = state_bytes(job, core, layout, core->sizes[i].n_params);
     const double all = state + core->sizes[i].values_bytes;
+    cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;
     cost->peak_bytes = (uint64_t)all;
