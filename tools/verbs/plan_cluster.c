@@ -142,7 +142,7 @@ static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *
   return 0;
 }
 
-/* Prove the stages of which one needs the most. Each other stage has the parameters of one of them, and fewer values. */
+/* Prove the stages of which one needs the most. Any other has the parameters of one of them, and fewer values. */
 static int plan_prove(struct cluster_plan *plan, struct lade_error *error)
 {
   int status = 0;
