@@ -99,6 +99,9 @@ OTHERS = [
      "--zero 1 --schedule interleaved --virtual-stages 4 --recompute none", 430, "Llama 3 (2024), table 4"),
     ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --dp 128 --batch 2048 --micro-batch 1 --seq 8192 --sequence-parallel "
      "--zero 1 --schedule interleaved --virtual-stages 4 --recompute none", 400, "Llama 3 (2024), table 4"),
+    ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --cp 16 --dp 8 --batch 128 --micro-batch 1 --seq 131072 "
+     "--sequence-parallel --zero 1 --schedule interleaved --virtual-stages 4 --recompute none", 380,
+     "Llama 3 (2024), table 4"),
     ("dgx-h100", "llama3-8b", "--dp 8 --batch 16 --micro-batch 2 --seq 8192 --zero 3 --recompute selective", 386,
      "torchtitan, compiled: 6,667 tokens/s (500 W, HBM2e)"),
     ("dgx-h100", "llama3-70b", "--dp 256 --batch 512 --micro-batch 2 --seq 8192 --zero 3 --recompute full", 399,
@@ -112,19 +115,36 @@ OTHERS = [
 ]
 
 
+# MPT of MosaicML's llm-foundry, fully sharded and not compiled, attention fused (scripts/train/benchmarking/README.md):
+# cluster, model, sequence, devices, microbatch, microbatches, recompute, TFLOP/s of a device.
+MPT_SIZES = {"760m": (12, 1536, 24), "1b": (16, 2048, 24), "3b": (20, 2560, 32), "7b": (32, 4096, 32),
+             "13b": (40, 5120, 40), "30b": (56, 7168, 48), "70b": (64, 8192, 80)}
+MPT = [("dgx-h100", "70b", 2048, 64, 8, 4, "full", 421.3), ("dgx-h100", "70b", 2048, 32, 2, 16, "full", 357.7),
+       ("dgx-h100", "30b", 2048, 32, 14, 3, "full", 434.6), ("dgx-h100", "30b", 2048, 8, 3, 21, "full", 377.1),
+       ("dgx-h100", "13b", 4096, 8, 10, 3, "full", 411.6), ("dgx-h100", "13b", 2048, 64, 2, 1, "none", 394.4),
+       ("dgx-h100", "7b", 2048, 8, 6, 1, "none", 459.5), ("dgx-h100", "7b", 4096, 8, 16, 2, "full", 400.0),
+       ("dgx-h100", "3b", 2048, 64, 6, 3, "none", 403.8), ("dgx-h100", "3b", 8192, 8, 3, 6, "none", 398.8),
+       ("dgx-h100", "1b", 2048, 64, 20, 1, "none", 404.2), ("dgx-h100", "760m", 2048, 8, 24, 2, "none", 345.3),
+       ("dgx-a100-80g", "70b", 2048, 64, 8, 4, "full", 166.4), ("dgx-a100-80g", "70b", 2048, 32, 2, 16, "full", 151.5),
+       ("dgx-a100-80g", "30b", 2048, 8, 3, 21, "full", 172.5), ("dgx-a100-80g", "13b", 2048, 8, 2, 3, "none", 185.9),
+       ("dgx-a100-80g", "13b", 8192, 8, 5, 3, "full", 175.0), ("dgx-a100-80g", "7b", 2048, 8, 6, 2, "none", 200.4),
+       ("dgx-a100-80g", "3b", 2048, 8, 10, 2, "none", 193.8), ("dgx-a100-80g", "3b", 8192, 8, 3, 6, "none", 185.2),
+       ("dgx-a100-80g", "1b", 2048, 8, 14, 4, "none", 186.8), ("dgx-a100-80g", "760m", 2048, 8, 24, 2, "none", 177.4)]
+
+
 # ---- running ----
 
 class Planner:
     def __init__(self, lade, directory):
         self.lade, self.directory = lade, directory
 
-    def model_file(self, model):
+    def model_file(self, model, context=2048, vocabulary=51200):
         heads, width, layers = model
-        path = os.path.join(self.directory, f"gpt-{width}-{layers}.json")
+        path = os.path.join(self.directory, f"gpt-{width}-{layers}-{context}-{vocabulary}.json")
         if not os.path.exists(path):
             with open(path, "w", encoding="ascii") as file:
                 json.dump({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers,
-                           "n_head": heads, "n_embd": width, "n_positions": 2048, "vocab_size": 51200,
+                           "n_head": heads, "n_embd": width, "n_positions": context, "vocab_size": vocabulary,
                            "layer_norm_epsilon": 1e-5}, file)
         return path
 
@@ -224,6 +244,21 @@ def others_report(planner, out):
                    f"{found['model_tflops_per_rank']:.0f} TFLOP/s | {percent(error)} |")
 
 
+def mpt_report(planner, out):
+    errors = {}
+    for cluster, size, seq, ranks, micro, n_micro, recompute, tflops in MPT:
+        found = planner.plan(cluster, planner.model_file(MPT_SIZES[size], seq, 50368),
+                             ["--dp", str(ranks), "--batch", str(ranks * micro * n_micro), "--micro-batch", str(micro),
+                              "--seq", str(seq), "--zero", "3", "--recompute", recompute, "--fused-attention"])
+        error = math.log(tflops / found["model_tflops_per_rank"])
+        errors.setdefault((cluster, recompute), []).append(error)
+        out.append(f"| {cluster} | MPT {size}, dp {ranks}, {seq} tokens, micro-batch {micro}, recompute {recompute}; "
+                   f"llm-foundry | {tflops} TFLOP/s | {found['model_tflops_per_rank']:.0f} TFLOP/s | {percent(error)} |")
+    for (cluster, recompute), some in errors.items():
+        out.append(f"| {cluster} | MPT, recompute {recompute}: mean, largest | | | {100 * summary(some)[0]:.1f} %, "
+                   f"{100 * summary(some)[1]:.1f} % |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lade", default="build/lade")
@@ -235,6 +270,7 @@ def main():
         planner = Planner(args.lade, directory)
         is_good = fitted_report(planner, out)
         others_report(planner, out)
+        mpt_report(planner, out)
     publish(out, args.out)
     return 0 if is_good else 1
 

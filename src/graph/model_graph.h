@@ -170,6 +170,9 @@ struct lade_layer_span {
 int lade_piece_layers(const struct lade_model *model, int64_t seq_len, int n_pieces, int piece,
                       struct lade_error *error,
                       struct lade_layer_span *ret_span);
+/* The same for all pieces at once: write the number of layers of each of the @n_pieces. O(layers). */
+int lade_pieces_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
+                    int64_t *ret_layers);
 
 enum lade_tensor_kind {
   LADE_TENSOR_TOKENS,     /* i32 [B,T], written from the data before the microbatch */

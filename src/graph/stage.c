@@ -23,6 +23,8 @@
 /* Return the layers of the last piece. */
 static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int n_pieces)
 {
+  if (n_pieces == 1)
+    return model->layers;
   double head = 6.0 * (double)model->vocabulary * (double)model->width;
   double block = (lade_model_flops_per_token(model, seq_len) - head) / (double)model->layers, least = 0;
   int64_t best = 0;
@@ -37,25 +39,47 @@ static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int 
   return best;
 }
 
+static int pieces_check(const struct lade_model *model, int n_pieces, struct lade_error *error)
+{
+  if (n_pieces <= model->layers)
+    return 0;
+  return lade_error_set(error, -EINVAL,
+                        "model %s: %lld layers cannot be cut into %d pieces (stages times chunks): from 1 to %lld "
+                        "would do",
+                        model->name, (long long)model->layers, n_pieces, (long long)model->layers);
+}
+
+/* Return the layers of @piece, with @last layers in the last one. */
+static struct lade_layer_span piece_span(const struct lade_model *model, int64_t last, int n_pieces, int piece)
+{
+  const int64_t n_others = n_pieces - 1;
+  if (piece == n_others)
+    return (struct lade_layer_span){model->layers - last, last};
+  const int64_t each = (model->layers - last) / n_others, extra = (model->layers - last) % n_others;
+  const int64_t n_longer = LADE_MAX(piece - (n_others - extra), 0); /* longer pieces before this one */
+  return (struct lade_layer_span){piece * each + n_longer, each + (piece >= n_others - extra)};
+}
+
 int lade_piece_layers(const struct lade_model *model, int64_t seq_len, int n_pieces, int piece,
-                      struct lade_error *error,
-                      struct lade_layer_span *ret_span)
+                      struct lade_error *error, struct lade_layer_span *ret_span)
 {
   LADE_ASSERT(n_pieces > 0 && piece >= 0 && piece < n_pieces);
-  if (n_pieces > model->layers)
-    return lade_error_set(error, -EINVAL,
-                          "model %s: %lld layers cannot be cut into %d pieces (stages times chunks): from 1 to %lld "
-                          "would do",
-                          model->name, (long long)model->layers, n_pieces, (long long)model->layers);
-  int64_t last = n_pieces == 1 ? model->layers : last_layers(model, seq_len, n_pieces), n_others = n_pieces - 1;
-  if (piece == n_others) {
-    *ret_span = (struct lade_layer_span){model->layers - last, last};
-    return 0;
-  }
-  int64_t each = (model->layers - last) / n_others, extra = (model->layers - last) % n_others;
-  int64_t n_longer = LADE_MAX(piece - (n_others - extra), 0); /* longer pieces before this one */
-  *ret_span = (struct lade_layer_span){piece * each + n_longer, each + (piece >= n_others - extra)};
+  int status = pieces_check(model, n_pieces, error);
+  if (status)
+    return status;
+  *ret_span = piece_span(model, last_layers(model, seq_len, n_pieces), n_pieces, piece);
   return 0;
+}
+
+int lade_pieces_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
+                    int64_t *ret_layers)
+{
+  LADE_ASSERT(n_pieces > 0);
+  int status = pieces_check(model, n_pieces, error);
+  const int64_t last = status ? 0 : last_layers(model, seq_len, n_pieces);
+  for (int piece = 0; piece < n_pieces && !status; piece++)
+    ret_layers[piece] = piece_span(model, last, n_pieces, piece).n;
+  return status;
 }
 
 static int boundary_build(struct lade_build *build, enum lade_op_kind kind, int piece, const int *in)

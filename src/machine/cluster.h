@@ -70,6 +70,10 @@ struct lade_cluster_links {
 void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
                              struct lade_cluster_links *ret_links);
 
+/* Price a send to the next pipeline stage: the boundary of the links alone. */
+void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+                                 struct lade_transfer_price *ret_price);
+
 /* Price collectives of a group of @size ranks with @stride between neighbours. */
 void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,
                               struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum);

@@ -35,6 +35,7 @@
 #include <xxhash.h>
 
 #include "base/base.h"
+#include "graph/family.h"
 #include "machine/cluster.h"
 #include "machine/cost.h"
 
@@ -224,15 +225,17 @@ static double shaped_product_ns(const struct lade_cost *cost, const struct lade_
 
 /*
  * Price attention: fused, by a share of the products' rate over the pairs that causality leaves; else by products over
- * all pairs, and by the passes of mask, softmax and dropout over the scores in memory. The latter is how the published
- * runs on A100 attended, up to the 2,048 keys that their softmax kernels take; longer sequences are always fused.
+ * all pairs, and by the passes of mask, softmax and dropout over the scores in memory. The latter is how published runs
+ * of 2021 and 2022 attended, up to the 2,048 keys that their softmax kernels take. Models without learned positions
+ * (Llama, 2023, and later families) came after FlashAttention and are always fused.
  */
 static double attention_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
                            const struct lade_op *op)
 {
   const struct lade_kernel_model *model = &cost->machine.kernels;
   const bool is_backward = op->kind == LADE_OP_ATTENTION_BWD;
-  const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST;
+  const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST &&
+                          lade_family_get(graph->model.family)->has_positions;
   if (!has_scores)
     return op->flops / (model->product_flops_per_s *
                         (is_backward ? model->attention_backward : model->attention_forward)) * 1e9;

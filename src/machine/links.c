@@ -75,12 +75,17 @@ static struct lade_transfer_price boundary_price(const struct lade_cluster *clus
   return (struct lade_transfer_price){(int64_t)latency_ns, ns_per_byte};
 }
 
+void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+                                 struct lade_transfer_price *ret_price)
+{
+  *ret_price = boundary_price(cluster, mesh->axes[LADE_AXIS_PP].stride, mesh->axes[LADE_AXIS_TP].size, is_sequence);
+}
+
 void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
                              struct lade_cluster_links *ret_links)
 {
   for (int axis = 0; axis < LADE_N_AXES; axis++)
     lade_cluster_group_price(cluster, mesh->axes[axis].size, mesh->axes[axis].stride, &ret_links->gather[axis],
                              &ret_links->sum[axis]);
-  ret_links->boundary = boundary_price(cluster, mesh->axes[LADE_AXIS_PP].stride, mesh->axes[LADE_AXIS_TP].size,
-                                       is_sequence);
+  lade_cluster_boundary_price(cluster, mesh, is_sequence, &ret_links->boundary);
 }

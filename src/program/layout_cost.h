@@ -38,6 +38,7 @@ struct lade_unit_cost {
   double skipped_ns;              /* of backward, under full recompute: ops that frameworks run again and a program
                                      of Lade does not, because no backward op reads their results */
   double weights_ns;              /* of backward: gradients of parameters alone */
+  double attention_ns[2];         /* of forward and of backward, recompute included: attention alone */
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
   double peak_bytes;              /* live in its backward half beyond its own saved values */
@@ -62,9 +63,18 @@ struct lade_share_key {
 int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
                          struct lade_share_cost *ret_cost);
 
+/*
+ * Make @share, of a job with 1/@size of each sequence, that of @size context parallel ranks (context_cost.c): by
+ * formula. pre: the job's attention is fused (score_forward_bytes 0), and its layouts have @size times the replicas.
+ */
+void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_share_key *key, int size,
+                           struct lade_share_cost *share);
+
 /* Return the layers of each of @n_pieces (lade_piece_layers), which the caller frees. -EINVAL; -ENOMEM. */
 int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
                     int64_t **ret_layers);
+
+#define LADE_LAYOUT_SIZES_MOST 8 /* different numbers of parameters of stages */
 
 struct lade_layout_cost {
   double step_ns;
@@ -74,6 +84,8 @@ struct lade_layout_cost {
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
   uint64_t peak_bytes;       /* device memory of the fullest stage */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
+  int n_stages;              /* stages of which one needs the most: of those with equal parameters, the one with the */
+  int stages[LADE_LAYOUT_SIZES_MOST]; /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
 };
 
@@ -85,10 +97,35 @@ int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_l
                           enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
                           struct lade_layout_cost *ret_cost);
 
-/* The same with a lower bound of the schedule's time in place of it: O(pieces), whatever the batch. */
-int lade_layout_cost_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                           enum lade_recipe recipe, const struct lade_share_cost *share,
-                           struct lade_layout_cost *ret_cost);
+/*
+ * The part of a cost that all ZeRO stages and shard groups of a layout share: its pipeline's time, and the sizes of its
+ * stages. A plain value; borrows the share.
+ */
+struct lade_layout_core {
+  const struct lade_share_cost *share;
+  struct lade_pipeline pipeline;
+  double span_ns, busy_ns;         /* of the pipeline, and of its busiest stage */
+  double n_layers;                 /* of the first stage */
+  double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
+  double params[2];                /* of a rank of the first stage and of the last */
+  int n_sizes;
+  struct {
+    double n_params, values_bytes; /* values: the most of the stages with so many parameters */
+    int stage;                     /* the first with these */
+  } sizes[LADE_LAYOUT_SIZES_MOST];
+};
+
+/*
+ * Compute the core of @layout. @is_bound: span_ns is a lower bound of the schedule's time, O(pieces) for any batch;
+ * otherwise the schedule is run. Errors as lade_layout_cost_make's.
+ */
+int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
+                          struct lade_layout_core *ret_core);
+
+/* Compute the cost of @layout, whose ZeRO stage and shard group may differ from those of @core's: O(1). Flops are 0. */
+void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                           const struct lade_layout *layout, struct lade_layout_cost *ret_cost);
 
 /* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
  * square counts. @recipe NONE: the model's own. */
@@ -149,7 +186,8 @@ struct lade_layout_found {
 };
 
 struct lade_layout_search {
-  int64_t n_evaluated; /* layouts whose memory and time were bounded or computed */
+  int64_t n_evaluated; /* layouts whose memory and time were computed, or bounded together with those that differ in
+                          ZeRO stage and shard group alone */
   int64_t n_costed;    /* of them, with the whole schedule */
   int n_found;
   struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */

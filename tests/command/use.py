@@ -55,9 +55,10 @@ assert result.returncode == -signal.SIGPIPE and not result.stderr, result
 # An option of another verb or another trainer is not answered with a hint at an unrelated one.
 write("one.csv", b"id,lower,upper,size\n0,0,3,100\n")
 assert "did you mean" not in refused(2, ["lade replay has no option --quiet"], "replay", "one.csv", "--quiet")
-for option, words in (("--cp", "context parallel"), ("--ep", "expert parallel")):
-    for verb in ("train", "plan"):
-        assert "did you mean" not in refused(2, [option, words], verb, option, "2")
+for verb, option, words in (("train", "--cp", "context parallel"), ("train", "--ep", "expert parallel"),
+                            ("plan", "--cp", "--cluster"), ("plan", "--ep", "expert parallel")):
+    assert "did you mean" not in refused(2, [option, words], verb, option, "2")
+for option in ("--cp", "--ep"):
     assert "did you mean" not in refused(2, [f"no option {option}"], "replay", "one.csv", option, "2")
 
 # Machines: a file that is missing, and a size whose unit is none.

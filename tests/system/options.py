@@ -235,7 +235,7 @@ for verb in ("train", "sweep", "plan"):
 
 # Pages mention only options that exist.
 every = set(re.findall(r"--([a-z0-9][a-z0-9-]*)", " ".join(run(*verb.split(), "--help")[1]
-                                                          for verb in sorted(verbs) + ["bench store"])))
+                                                          for verb in sorted(verbs) + ["bench store", "bench links"])))
 docs = os.path.join(sys.argv[2], "docs")
 manual = sorted(os.path.join("man", page) for page in os.listdir(os.path.join(docs, "man")))
 assert "man/lade-train.1" in manual

@@ -19,6 +19,7 @@ struct bench_verb {
 static const struct bench_verb benches[] = {
     {"adam", bench_adam_main},
     {"alloc", bench_alloc_main},
+    {"links", bench_links_main},
     {"store", bench_store_main},
     {0}, /* ends the table */
 };

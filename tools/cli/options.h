@@ -25,6 +25,7 @@ enum verb_id {
   VERB_BENCH_STORE = 128, /* the bench subject that has options of its own */
   VERB_RUN = 256,
   VERB_DATA = 512,
+  VERB_BENCH_LINKS = 1024, /* as VERB_BENCH_STORE */
 };
 
 enum option_type {
@@ -101,10 +102,10 @@ struct options {
   double data_valid_fraction;
   int64_t n_processes; /* 0: all CPUs */
   const char *graph, *instructions, *svg;
-  const char *cluster;
-  int64_t n_ranks, n_top;
+  const char *cluster, *links_file;
+  int64_t n_ranks, n_top, n_context;
   double n_train_tokens, noise_scale_tokens, expert_capacity;
-  bool has_search, has_explain;
+  bool has_search, has_explain, has_fused_attention;
   int export_format;
   int64_t n_iterations;
   double search_seconds; /* 0: no limit */

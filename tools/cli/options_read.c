@@ -28,7 +28,8 @@
 static const char *const needs[][2] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
     {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
-    {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"}};
+    {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
+    {"cp", "cluster"}, {"fused-attention", "cluster"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {
@@ -48,6 +49,9 @@ static const char *const excludes[][3] = {
     {"cluster", "residency", "a cluster's plan keeps values by --recompute"},
     {"export", "json", "an export has its project's form"},
     {"explain", "json", "an explanation is text"},
+    {"cp", "search", "context parallel ranks are priced by formula, for one layout"},
+    {"cp", "export", "context parallel ranks are priced, not built"},
+    {"cp", "explain", "context parallel ranks are priced by formula"},
     {"cluster", "rank", "a cluster's plan is of all ranks"},
     {"cluster", "every-rank", "a cluster's plan proves the stages that need most"},
     {"cluster", "store", "a cluster's plan keeps state on devices; --machine plans drives"},

@@ -254,6 +254,11 @@ const struct option option_table[] = {
              "or a file (docs/cluster.md); times of all ranks, whether they fit or not"},
     {OPTION_COUNT, "ranks", "N", VERB_PLAN, AT(n_ranks), .unset = "--tp * --pp * --dp", .least = 1, .most = 1 << 24,
      .help = "devices of the cluster to use"},
+    {OPTION_COUNT, "cp", "N", VERB_PLAN, AT(n_context), .preset = "1", .least = 1, .most = 1 << 16,
+     .help = "context parallel: cut each sequence over N ranks; priced by formula, not proved"},
+    {OPTION_FLAG, "fused-attention", NULL, VERB_PLAN, AT(has_fused_attention),
+     .help = "price attention as fused at any length; otherwise A100 presets price that of models with learned "
+             "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},
     {OPTION_FLAG, "search", NULL, VERB_PLAN, AT(has_search),
      .help = "search layouts of --ranks; options that are given confine the search"},
     {OPTION_COUNT, "top", "K", VERB_PLAN, AT(n_top), .preset = "5", .least = 1, .most = 1000,
@@ -352,8 +357,12 @@ const struct option option_table[] = {
     {OPTION_COUNT, "rounds", "N", VERB_BENCH_STORE, AT(n_rounds), .preset = "5", .least = 1, .most = 99,
      .help = "rounds of measurement; results are medians"},
 
+    {OPTION_TEXT, "write", "FILE", VERB_BENCH_LINKS, AT(links_file), .unset = "none",
+     .help = "write the measured cluster, for lade plan --cluster FILE"},
+
     SECTION("The command"),
-    {OPTION_FLAG, "json", NULL, ALL | VERB_DATA | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_REPLAY,
+    {OPTION_FLAG, "json", NULL,
+     ALL | VERB_DATA | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_BENCH_LINKS | VERB_REPLAY,
      AT(is_json), .subject = OF_BOTH, .help = "print results as JSON"},
     {OPTION_FLAG, "quiet", NULL, ALL | VERB_DATA, AT(is_quiet), .subject = OF_BOTH,
      .help = "print no progress on stderr"},
@@ -419,6 +428,7 @@ static const struct verb_page verb_pages[] = {
      "  lade bench alloc                  an allocation and a free: the caching allocator, a best fit, malloc\n"
      "  lade bench alloc --json           the same for a script\n"
      "  lade bench store --dir /nvme/x    a drive: the store with and without checksums, fio\n"
+     "  lade launch -n 4 -- bench links   the links between the ranks of a job\n"
      "\nUsage: lade bench NAME [OPTION...]\n"
      "Measures a part of Lade on this machine, in turns with the usual alternatives. The machine should be idle.\n"},
     {VERB_BENCH_STORE, "bench store",
@@ -428,6 +438,13 @@ static const struct verb_page verb_pages[] = {
      "\nUsage: lade bench store --dir DIR [OPTION...]\n"
      "Measures the sequential bandwidth of the store, and of fio if it is installed. A round moves up to twelve\n"
      "times --size. Ratios are to fio's rate in the same round.\n"},
+    {VERB_BENCH_LINKS, "bench links",
+     "Examples:\n"
+     "  lade launch -n 4 -- bench links                        rates and latencies between four ranks\n"
+     "  lade launch -n 4 -- bench links --write cluster.json   the same, and a file for lade plan --cluster\n"
+     "\nUsage: lade launch -n N -- bench links [OPTION...]\n"
+     "Measures collectives of ranks on host memory, within a node and between nodes; mpirun and srun start it too.\n"
+     "The first rank probes the machine, unless an earlier run has kept its rates.\n"},
     {VERB_DATA, "data",
      "Examples:\n"
      "  lade data books/*.txt --tokenizer tokenizer.json -o books.tokens\n"

@@ -51,6 +51,6 @@ lade_verb_fn train_main, sweep_main, plan_main, sample_main, replay_main, doctor
     run_main, completions_main, data_main;
 
 /* Subjects of `lade bench`, one function each; argv[0] is the subject. */
-lade_verb_fn bench_adam_main, bench_alloc_main, bench_store_main;
+lade_verb_fn bench_adam_main, bench_alloc_main, bench_links_main, bench_store_main;
 
 #endif

@@ -94,7 +94,7 @@ static json_t *deepspeed_zero(const struct cluster_plan *plan, const struct expo
   if (plan->layout.zero >= 1)
     json_object_set_new(zero, "overlap_comm", json_true());
   if (plan->layout.zero == LADE_ZERO_MOST && sizes->shard < sizes->dp)
-    json_object_set_new(zero, "mics_shard_size", json_integer(sizes->shard));
+    json_object_set_new(zero, "zero_hpz_partition_size", json_integer(sizes->shard));
   return zero;
 }
 
@@ -114,6 +114,9 @@ static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
   if (sizes.pp > 1)
     fprintf(file, "// pp %d is PipelineModule(num_stages=%d), which runs 1F1B and takes ZeRO 0 or 1\n", sizes.pp,
         sizes.pp);
+  if (plan->layout.zero && sizes.shard < sizes.dp)
+    fprintf(file, "// shard %d of %d replicas: DeepSpeed shards state over all of them%s\n", sizes.shard, sizes.dp,
+            plan->layout.zero == LADE_ZERO_MOST ? ", and gathers parameters from copies in groups of so many" : "");
   if (plan->recipe != LADE_RECIPE_NONE)
     fprintf(file, "// recompute %s: deepspeed.checkpointing around %s\n", recipe_name(plan->recipe),
             plan->recipe == LADE_RECIPE_FULL ? "each layer" : "attention");
@@ -164,6 +167,9 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "# torchtitan's tensor parallel plans cut rows of norms too (sequence parallel); this plan does "
             "not\n");
   fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n", recipe_name(plan->recipe));
+  if (plan->recipe == LADE_RECIPE_SELECTIVE)
+    fprintf(file, "selective_ac_option = \"op\" # by op; a number means every n-th layer\n");
+  fprintf(file, "# TOML is read by torchtitan before 0.3; later versions have the same names in Python\n");
 }
 
 /* ---- PyTorch's fully_shard ---- */

@@ -10,24 +10,24 @@
 #include "program/layout_cost.h"
 #include "tools/cli/options.h"
 
-#define CLUSTER_STAGES_PROVED 3
-
 /* A layout with its proof, for the verb to print, explain and export. */
 struct cluster_plan {
   const struct options *options;
-  const struct lade_layout_job *job;
+  const struct lade_layout_job *job; /* with context parallel ranks: of their part of each sequence */
   struct lade_layout layout;
   struct lade_layout_params params;
   int64_t micro_batch;
   enum lade_recipe recipe;
   struct lade_layout_cost cost;
   struct lade_share_cost share;
-  uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs, if there are any */
+  int n_context;                     /* context parallel ranks; the layout counts them as replicas */
+  int64_t batch, seq_len;            /* of the step; with one context parallel rank the job's */
+  uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs; without these the estimate */
   bool fits, is_proved;
   int n_stages_proved;
-  struct lade_stage_program stages[CLUSTER_STAGES_PROVED];
-  int ranks[CLUSTER_STAGES_PROVED]; /* the first rank of each */
-  int fullest;                      /* of them, by peak */
+  struct lade_stage_program stages[LADE_LAYOUT_SIZES_MOST];
+  int ranks[LADE_LAYOUT_SIZES_MOST]; /* the first rank of each */
+  int fullest;                       /* of them, by peak */
 };
 
 /* Print sentences about @plan. */

@@ -124,7 +124,7 @@ static int number_parse(const char *text, int least, int most)
 /* Write this program's path into @path if @name is one of its verbs that ranks can share. */
 static bool verb_find(const char *name, char *path, size_t path_bytes)
 {
-  if (strcmp(name, "train") != 0)
+  if (strcmp(name, "train") != 0 && strcmp(name, "bench") != 0)
     return false;
   ssize_t n = readlink("/proc/self/exe", path, path_bytes - 1);
   path[LADE_MAX(n, 0)] = 0;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plan on a cluster. A given layout is costed whether it fits or not; then the first two stages and the last, which
- * between them have the largest state and the most microbatches in flight, are built as programs and proved. A search
+ * Plan on a cluster. A given layout is costed whether it fits or not; then the stages of which
+ * one needs the most (lade_layout_cost.stages) are built as programs and proved. A search
  * does the same with each of its best layouts, and drops those whose programs need more than the budget.
+ *
+ * Context parallel ranks are priced by formula and not proved: the job is then that of their part of each sequence.
  *
  * Without --recompute, or with auto, the fastest of none, selective and full recompute that fits is taken.
  */
@@ -82,6 +84,19 @@ static int ranks_check(struct cluster_planning *planning, int64_t n_ranks)
                         (long long)n_devices);
 }
 
+/* Cut each sequence over context parallel ranks: two pieces each, so that causal attention is balanced. */
+static int context_cut(struct cluster_planning *planning)
+{
+  const int64_t n = planning->options->n_context;
+  if (n > 1 && planning->job.seq_len % (2 * n))
+    return lade_error_set(&planning->error, -EINVAL, "--cp %lld cuts --seq %lld into %lld pieces, two for each rank: "
+                          "their number does not divide it", (long long)n, (long long)planning->job.seq_len,
+                          (long long)(2 * n));
+  planning->job.seq_len /= n;
+  planning->job.batch *= n;
+  return 0;
+}
+
 static int job_make(struct cluster_planning *planning)
 {
   const struct lade_session_params *session = &planning->options->session;
@@ -99,10 +114,12 @@ static int job_make(struct cluster_planning *planning)
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
       .master = session->master, .dropout = session->dropout};
+  if (planning->options->has_fused_attention || planning->options->n_context > 1)
+    planning->cluster.device.kernels.score_forward_bytes = 0;
   if (planning->job.seq_len > planning->model.context)
     return lade_error_set(&planning->error, -EINVAL, "--seq %lld is longer than the context of %s, %lld",
                           (long long)planning->job.seq_len, planning->model.name, (long long)planning->model.context);
-  return 0;
+  return context_cut(planning);
 }
 
 /* ---- proofs ---- */
@@ -125,17 +142,14 @@ static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *
   return 0;
 }
 
-/* Prove the first two stages and the last. The others hold as much state as these, and fewer microbatches. */
+/* Prove the stages of which one needs the most. Any other has the parameters of one of them, and fewer values. */
 static int plan_prove(struct cluster_plan *plan, struct lade_error *error)
 {
-  const int n_stages = lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  int status = 0;
   plan->peak_bytes = 0;
   plan->n_stages_proved = plan->fullest = 0;
-  int status = stage_prove(plan, 0, error);
-  if (!status && n_stages > 2)
-    status = stage_prove(plan, 1, error);
-  if (!status && n_stages > 1)
-    status = stage_prove(plan, n_stages - 1, error);
+  for (int i = 0; i < plan->cost.n_stages && !status; i++)
+    status = stage_prove(plan, plan->cost.stages[i], error);
   plan->is_proved = !status;
   plan->fits = plan->peak_bytes <= plan->budget_bytes;
   return status;
@@ -147,7 +161,7 @@ static void rates_set(json_t *object, const struct cluster_plan *plan)
 {
   const struct lade_layout_cost *cost = &plan->cost;
   const double step_s = cost->step_ns / 1e9, ranks = plan->layout.mesh.world;
-  const double tokens = (double)plan->job->batch * (double)plan->job->seq_len;
+  const double tokens = (double)plan->batch * (double)plan->seq_len;
   const double peak = plan->job->cluster->peak_flops_per_s;
   json_object_set_new(object, "tokens_per_second", json_number(tokens / step_s));
   json_object_set_new(object, "model_tflops_per_rank", json_number(cost->model_flops / step_s / ranks / 1e12));
@@ -172,7 +186,9 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
     enum lade_axis axis;
   } axes[] = {{"tp", LADE_AXIS_TP}, {"pp", LADE_AXIS_PP}, {"dp", LADE_AXIS_DP}};
   for (size_t i = 0; i < LADE_COUNT(axes); i++)
-    json_object_set_new(object, axes[i].name, json_integer(lade_layout_size(layout, axes[i].axis)));
+    json_object_set_new(object, axes[i].name, json_integer(lade_layout_size(layout, axes[i].axis) /
+                                                           (axes[i].axis == LADE_AXIS_DP ? plan->n_context : 1)));
+  json_object_set_new(object, "cp", json_integer(plan->n_context));
   json_object_set_new(object, "zero", json_integer(layout->zero));
   json_object_set_new(object, "shard", json_integer(layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1));
   json_object_set_new(object, "schedule", json_string(lade_schedule_name(layout->schedule)));
@@ -223,7 +239,7 @@ static json_t *given_json(const struct cluster_plan *plan)
   const struct lade_layout_job *job = plan->job;
   json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:s, s:i}", "schema_version", REPORT_SCHEMA_VERSION, "model",
                              job->model->name, "parameters", (json_int_t)lade_model_n_params(job->model), "batch",
-                             (json_int_t)job->batch, "seq", (json_int_t)job->seq_len, "cluster", job->cluster->name,
+                             (json_int_t)plan->batch, "seq", (json_int_t)plan->seq_len, "cluster", job->cluster->name,
                              "ranks", plan->layout.mesh.world);
   char name[LADE_LAYOUT_NAME_BYTES];
   if (!object)
@@ -234,9 +250,11 @@ static json_t *given_json(const struct cluster_plan *plan)
   json_object_set_new(object, "proved", json_boolean(plan->is_proved));
   json_object_set_new(object, "budget_bytes", json_bytes(plan->budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes));
-  json_object_set_new(object, "peak_rank", json_integer(plan->ranks[plan->fullest]));
-  json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));
-  json_object_set_new(object, "by_stage", stages_json(plan));
+  if (plan->is_proved) {
+    json_object_set_new(object, "peak_rank", json_integer(plan->ranks[plan->fullest]));
+    json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));
+    json_object_set_new(object, "by_stage", stages_json(plan));
+  }
   json_object_set_new(object, "predicted_step_seconds", json_number(cost->step_ns / 1e9));
   json_object_set_new(object, "all_ranks_step_seconds", json_number(cost->step_ns / 1e9));
   json_object_set_new(object, "exposed_gradient_seconds", json_number(cost->grad_ns / 1e9));
@@ -253,6 +271,8 @@ static void layout_line(const struct cluster_plan *plan, FILE *file)
   char name[LADE_LAYOUT_NAME_BYTES], peak[32], step[32];
   const double step_s = plan->cost.step_ns / 1e9, ranks = plan->layout.mesh.world;
   lade_layout_name(&plan->layout, name);
+  if (plan->n_context > 1)
+    fprintf(file, "of dp, cp %d; ", plan->n_context);
   fprintf(file, "%-52s micro-batch %-3lld recompute %-9s %9s %10s %6.1f TFLOP/s %5.1f %%%s\n", name,
           (long long)plan->micro_batch, recipe_name(plan->recipe), seconds_format(step_s, step, sizeof(step)),
           lade_size_format(plan->peak_bytes, peak, sizeof(peak)), plan->cost.model_flops / step_s / ranks / 1e12,
@@ -265,18 +285,23 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
   const double step_s = plan->cost.step_ns / 1e9;
   char text[32], more[32];
   fprintf(file, "cluster       %s, %d ranks; model %s, batch %lld of %lld tokens\n", plan->job->cluster->name,
-          plan->layout.mesh.world, plan->job->model->name, (long long)plan->job->batch, (long long)plan->job->seq_len);
+          plan->layout.mesh.world, plan->job->model->name, (long long)plan->batch, (long long)plan->seq_len);
   layout_line(plan, file);
   fprintf(file, "step          %s, within %.0f %%; bubble %.1f %%, exposed communication %.1f %%; gradients %s, "
           "update %s\n",
           seconds_format(step_s, text, sizeof(text)), 100 * plan->job->cluster->error_share, 100 * plan->cost.bubble,
           100 * plan->cost.exposed, seconds_format(plan->cost.grad_ns / 1e9, more, sizeof(more)),
           seconds_format(plan->cost.update_ns / 1e9, (char[32]){0}, 32));
-  fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs and proved\n",
-          lade_size_format(plan->peak_bytes, text, sizeof(text)),
-          lade_size_format(plan->budget_bytes, more, sizeof(more)), plan->ranks[plan->fullest], plan->n_stages_proved);
+  lade_size_format(plan->peak_bytes, text, sizeof(text));
+  lade_size_format(plan->budget_bytes, more, sizeof(more));
+  if (plan->is_proved)
+    fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs and proved\n", text, more,
+            plan->ranks[plan->fullest], plan->n_stages_proved);
+  else
+    fprintf(file, "memory        %s of %s, estimated: context parallel ranks are priced by formula, not proved\n", text,
+            more);
   if (plan->options->n_train_tokens > 0) {
-    const double tokens = (double)plan->job->batch * (double)plan->job->seq_len;
+    const double tokens = (double)plan->batch * (double)plan->seq_len;
     const double days = plan->options->n_train_tokens / tokens * step_s / 86400;
     fprintf(file, "training      %.3g tokens in %.1f days, %.3g device-hours\n", plan->options->n_train_tokens, days,
             days * 24 * plan->layout.mesh.world);
@@ -290,16 +315,24 @@ static int layout_cost(struct cluster_plan *plan, struct lade_error *error)
   const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
                                      plan->micro_batch, plan->recipe};
   int status = lade_share_cost_make(plan->job, &key, error, &plan->share);
-  return status ? status : lade_layout_cost_make(plan->job, &plan->layout, plan->micro_batch, plan->recipe,
-                                                 &plan->share, error, &plan->cost);
+  if (status)
+    return status;
+  lade_context_cost_add(plan->job, &key, plan->n_context, &plan->share);
+  status = lade_layout_cost_make(plan->job, &plan->layout, plan->micro_batch, plan->recipe, &plan->share, error,
+                                 &plan->cost);
+  plan->cost.model_flops = lade_step_flops(plan->job->model, plan->batch, plan->seq_len, LADE_RECIPE_NONE);
+  plan->cost.hardware_flops = lade_step_flops(plan->job->model, plan->batch, plan->seq_len, plan->recipe);
+  plan->peak_bytes = plan->cost.peak_bytes;
+  plan->fits = plan->peak_bytes <= plan->budget_bytes;
+  return status;
 }
 
-/* Cost and prove the layout under @recipe. */
+/* Cost the layout under @recipe, and prove it if it can be built. */
 static int recipe_plan(struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error)
 {
   plan->recipe = recipe;
   int status = layout_cost(plan, error);
-  return status ? status : plan_prove(plan, error);
+  return status || plan->n_context > 1 ? status : plan_prove(plan, error);
 }
 
 static int given_layout(struct cluster_planning *planning, struct cluster_plan *plan)
@@ -311,12 +344,17 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   plan->params.n_kv_heads = planning->model.n_kv_heads;
   if (options->n_ranks)
     plan->params.world = (int)options->n_ranks;
+  if (plan->n_context > 1 && (plan->params.dp || !options->n_ranks)) /* each replica is n_context of the layout's */
+    plan->params.dp = LADE_MAX(plan->params.dp, 1) * plan->n_context;
   int n_microbatches, status = lade_layout_init(&plan->params, &planning->error, &plan->layout);
   if (!status)
     status = ranks_check(planning, plan->layout.mesh.world);
   if (!status)
     status = lade_layout_share_batch(&plan->layout, planning->job.batch, options->session.micro_batch,
                                      &planning->error, &plan->micro_batch, &n_microbatches);
+  if (!status && lade_layout_size(&plan->layout, LADE_AXIS_DP) % plan->n_context)
+    status = lade_error_set(&planning->error, -EINVAL, "--cp %d does not divide the %d ranks beside --tp and --pp",
+                            plan->n_context, lade_layout_size(&plan->layout, LADE_AXIS_DP));
   return status;
 }
 
@@ -339,12 +377,19 @@ static int refusal_tell(struct cluster_planning *planning, const struct cluster_
   char peak[LADE_SIZE_TEXT], budget[LADE_SIZE_TEXT];
   const struct lade_stage_program *stage = &plan->stages[plan->fullest];
   int most = 0;
+  lade_size_exact(plan->peak_bytes, peak);
+  lade_size_exact(plan->budget_bytes, budget);
+  if (!plan->is_proved) {
+    lade_error_set(&planning->error, -EOVERFLOW, "a rank needs about %s of device memory, and %s are usable; a larger "
+                   "--cp or --recompute full needs less", peak, budget);
+    fflush(stdout);
+    return exit_fail("plan", -EOVERFLOW, &planning->error);
+  }
   for (int owner = 0; owner < LADE_N_OWNERS; owner++)
     most = stage->owner_bytes[owner] > stage->owner_bytes[most] ? owner : most;
   lade_error_set(&planning->error, -EOVERFLOW, "rank %d needs %s of device memory, and %s are usable; most of it is "
-                 "%s: --search finds layouts that fit", plan->ranks[plan->fullest],
-                     lade_size_exact(plan->peak_bytes, peak),
-                 lade_size_exact(plan->budget_bytes, budget), lade_owner_name((enum lade_owner)most));
+                 "%s: --search finds layouts that fit", plan->ranks[plan->fullest], peak, budget,
+                 lade_owner_name((enum lade_owner)most));
   fflush(stdout);
   return exit_fail("plan", -EOVERFLOW, &planning->error);
 }
@@ -403,7 +448,7 @@ struct search_result {
   struct lade_layout_search search;
   struct cluster_plan *plans;
   int n_plans;
-  double seconds;
+  double seconds, proof_seconds; /* of the search; of building and proving its best layouts */
 };
 
 static double seconds_now(void)
@@ -452,12 +497,15 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
     json_t *layouts = json_array();
     for (int i = 0; i < n; i++)
       json_array_append_new(layouts, layout_json(&result->plans[i]));
-    if (json_print(json_pack("{s:i, s:I, s:f, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "evaluated",
-                             (json_int_t)result->search.n_evaluated, "seconds", result->seconds, "layouts", layouts)))
+    if (json_print(json_pack("{s:i, s:I, s:f, s:f, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "evaluated",
+                             (json_int_t)result->search.n_evaluated, "seconds", result->seconds, "proof_seconds",
+                             result->proof_seconds, "layouts", layouts)))
       return exit_fail("plan", -ENOMEM, NULL);
   } else {
-    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), built and proved:\n",
-           (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name, result->seconds);
+    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), built and proved in %.2f "
+           "s:\n",
+           (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name,
+           result->seconds, result->proof_seconds);
     for (int i = 0; i < n; i++)
       layout_line(&result->plans[i], stdout);
     if (options->has_explain)
@@ -482,9 +530,10 @@ static int search_plan(struct cluster_planning *planning, const struct cluster_p
   if (!status)
     status = lade_layout_search_run(&planning->job, &how, &planning->error, &result.search);
   const bool has_found = !status || status == -EOVERFLOW;
+  result.seconds = seconds_now() - begin;
   if (has_found)
     status = found_prove(planning, empty, &result);
-  result.seconds = seconds_now() - begin;
+  result.proof_seconds = seconds_now() - begin - result.seconds;
   const int code = status ? exit_fail("plan", status, &planning->error) : search_tell(planning, &result);
   if (has_found)
     free(result.search.found);
@@ -496,7 +545,10 @@ int plan_cluster(struct options *options)
 {
   struct cluster_planning planning = {.options = options};
   int status = job_make(&planning);
-  struct cluster_plan plan = {.options = options, .job = &planning.job, .budget_bytes = planning.budget_bytes};
+  const int64_t n_context = options->n_context;
+  struct cluster_plan plan = {.options = options, .job = &planning.job, .budget_bytes = planning.budget_bytes,
+                              .n_context = (int)n_context, .batch = planning.job.batch / n_context,
+                              .seq_len = planning.job.seq_len * n_context};
   if (status)
     return exit_fail("plan", status, &planning.error);
   if (options->has_search)

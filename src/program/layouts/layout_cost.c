@@ -33,10 +33,8 @@ struct layout_sum {
   const struct lade_layout_job *job;
   const struct lade_layout *layout;
   const struct lade_share_cost *share;
-  struct lade_cluster_links links;
   struct lade_pipeline pipeline;
   double boundary_bytes, boundary_ns;
-  bool is_bound;   /* bound the schedule instead of running it */
   const int64_t *layers; /* by piece */
   int64_t *own_layers;   /* of @layers, unless the job has them */
 };
@@ -98,6 +96,14 @@ static double stage_params(const struct layout_sum *sum, int stage)
   return n;
 }
 
+/* Price collectives on @axis of @layout. */
+static void axis_price(const struct lade_layout_job *job, const struct lade_layout *layout, enum lade_axis axis,
+                       struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum)
+{
+  lade_cluster_group_price(job->cluster, layout->mesh.axes[axis].size, layout->mesh.axes[axis].stride, ret_gather,
+                           ret_sum);
+}
+
 /* Return the time of @n collectives in which a rank sends @bytes together in a ring. */
 static double rings_ns(const struct lade_transfer_price *price, double n, double bytes)
 {
@@ -125,48 +131,48 @@ static double ring_share(int n)
 }
 
 /*
- * Return the exposed time of sums and gathers of stage 0. @forward_ns and @backward_ns: of a microbatch there. The
- * collectives of one layer cannot hide, because nothing is left beside them.
+ * Return the exposed time of sums and gathers of stage 0. The collectives of one layer cannot hide, because nothing is
+ * left beside them.
  */
-static double grads_exposed(const struct layout_sum *sum, double forward_ns, double backward_ns)
+static double grads_exposed(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                            const struct lade_layout *layout)
 {
-  const struct lade_layout *layout = sum->layout;
   const int dp = lade_layout_size(layout, LADE_AXIS_DP), zero = layout->zero;
   const int shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   if (dp == 1)
     return 0;
-  double m = sum->pipeline.n_microbatches, n_layers = 0;
-  const double n_params = stage_params(sum, 0), weight = (double)lade_dtype_bytes(sum->job->dtype);
+  struct lade_transfer_price sum, gather, unused;
+  const double m = core->pipeline.n_microbatches, n_params = core->params[0], n_layers = core->n_layers;
+  const double weight = (double)lade_dtype_bytes(job->dtype), hidden = 1 - 1 / (n_layers + 1);
   const double grad_bytes = n_params * (double)lade_dtype_bytes(layout->grad_reduce);
-  for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
-    n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages];
-  const double hidden = 1 - 1 / (n_layers + 1);
-  if (zero == 0)
-    return overlap_ns(rings_ns(&sum->links.sum[LADE_AXIS_DP], n_layers, 2 * grad_bytes * ring_share(dp)), backward_ns,
-                      hidden);
-  const struct lade_transfer_price *gather = &sum->links.gather[LADE_AXIS_SHARD];
-  const double scatter_ns = rings_ns(gather, n_layers, grad_bytes * ring_share(shard));
-  const double gather_ns = rings_ns(gather, n_layers, n_params * weight * ring_share(shard));
-  double exposed_ns = overlap_ns(gather_ns, forward_ns, hidden);
+  if (zero == 0) {
+    axis_price(job, layout, LADE_AXIS_DP, &unused, &sum);
+    return overlap_ns(rings_ns(&sum, n_layers, 2 * grad_bytes * ring_share(dp)), core->backward_ns, hidden);
+  }
+  axis_price(job, layout, LADE_AXIS_SHARD, &gather, &unused);
+  const double scatter_ns = rings_ns(&gather, n_layers, grad_bytes * ring_share(shard));
+  const double gather_ns = rings_ns(&gather, n_layers, n_params * weight * ring_share(shard));
+  double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
   if (zero == LADE_ZERO_MOST)
-    exposed_ns += (m - 1) * overlap_ns(gather_ns, forward_ns, 1) +
-                  m * overlap_ns(gather_ns + scatter_ns, backward_ns, 1) + scatter_ns * (1 - hidden);
+    exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) +
+                  m * overlap_ns(gather_ns + scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
   else if (zero == 2)
-    exposed_ns += m * overlap_ns(scatter_ns, backward_ns, 1) + scatter_ns * (1 - hidden);
+    exposed_ns += m * overlap_ns(scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
   else
-    exposed_ns += overlap_ns(scatter_ns, backward_ns, hidden);
-  if (dp > shard) /* sums of blocks over the replicas of a shard group */
-    exposed_ns += ring_ns(&sum->links.sum[LADE_AXIS_REPLICATE], 2 * grad_bytes / shard * ring_share(dp / shard));
+    exposed_ns += overlap_ns(scatter_ns, core->backward_ns, hidden);
+  if (dp > shard) { /* sums of blocks over the replicas of a shard group */
+    axis_price(job, layout, LADE_AXIS_REPLICATE, &unused, &sum);
+    exposed_ns += ring_ns(&sum, 2 * grad_bytes / shard * ring_share(dp / shard));
+  }
   return exposed_ns;
 }
 
 /* Return the time of the tied table's sum, of the norms and of AdamW on the stage with the most state. */
-static double update_time(const struct layout_sum *sum)
+static double update_time(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                          const struct lade_layout *layout)
 {
-  const struct lade_layout_job *job = sum->job;
-  const int n_stages = sum->pipeline.n_stages;
-  const int shard = sum->layout->zero ? lade_layout_size(sum->layout, LADE_AXIS_SHARD) : 1;
-  const double n_params = LADE_MAX(stage_params(sum, 0), stage_params(sum, n_stages - 1)) / shard;
+  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const double n_params = LADE_MAX(core->params[0], core->params[1]) / shard;
   struct lade_cost cost;
   lade_cost_init(&cost, &job->cluster->device);
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
@@ -174,9 +180,12 @@ static double update_time(const struct layout_sum *sum)
   double ns = (double)lade_cost_adamw_ns(&cost, &form, false) +
               (double)lade_cost_sum_squares_ns(&cost, (int64_t)n_params, job->grad_dtype);
   lade_cost_finish(&cost);
-  if (job->model->is_tied && n_stages > 1)
-    ns += ring_ns(&sum->links.sum[LADE_AXIS_EMBED], 4 * (double)job->model->width * (double)job->model->vocabulary /
-                                                       lade_layout_size(sum->layout, LADE_AXIS_TP));
+  if (job->model->is_tied && core->pipeline.n_stages > 1) {
+    struct lade_transfer_price gather, sum;
+    axis_price(job, layout, LADE_AXIS_EMBED, &gather, &sum);
+    ns += ring_ns(&sum, 4 * (double)job->model->width * (double)job->model->vocabulary /
+                            lade_layout_size(layout, LADE_AXIS_TP));
+  }
   return ns;
 }
 
@@ -202,39 +211,31 @@ static void span_bound(const struct layout_sum *sum, const struct lade_piece_tim
   }
 }
 
-static int time_fill(const struct layout_sum *sum, struct lade_layout_cost *cost)
+/* Fill the times of the pipeline: run its schedule, or bound it. */
+static int times_fill(const struct layout_sum *sum, bool is_bound, struct lade_layout_core *core)
 {
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
   struct lade_piece_time *pieces = calloc((size_t)n_pieces, sizeof(*pieces));
   struct lade_schedule_times times = {0};
   if (!pieces)
     return -ENOMEM;
-  double forward_ns = 0, backward_ns = 0;
   for (int piece = 0; piece < n_pieces; piece++) {
     pieces[piece] = piece_time(sum, piece);
     if (piece % sum->pipeline.n_stages == 0) {
-      forward_ns += pieces[piece].forward_ns;
-      backward_ns += pieces[piece].backward_ns + pieces[piece].weights_ns;
+      core->n_layers += (double)sum->layers[piece];
+      core->forward_ns += pieces[piece].forward_ns;
+      core->backward_ns += pieces[piece].backward_ns + pieces[piece].weights_ns;
     }
   }
   int status = 0;
-  if (sum->is_bound)
+  if (is_bound)
     span_bound(sum, pieces, &times);
   else
     status = lade_schedule_time(&sum->pipeline, pieces, sum->boundary_ns, &times);
   free(pieces);
-  if (status)
-    return status;
-  cost->grad_ns = grads_exposed(sum, forward_ns, backward_ns);
-  cost->update_ns = update_time(sum);
-  cost->step_ns = times.span_ns + cost->grad_ns + cost->update_ns;
-  cost->bubble = (times.span_ns - times.busy_ns) / cost->step_ns;
-  cost->skipped_ns = sum->pipeline.n_microbatches * (double)sum->job->model->layers / sum->pipeline.n_stages *
-                     sum->share->layer.skipped_ns;
-  const double layers = (double)sum->job->model->layers / sum->pipeline.n_stages;
-  cost->exposed = (cost->grad_ns + sum->pipeline.n_microbatches * layers * sum->share->layer.exposed_ns) /
-                  cost->step_ns;
-  return 0;
+  core->span_ns = times.span_ns;
+  core->busy_ns = times.busy_ns;
+  return status;
 }
 
 /* ---- memory ---- */
@@ -245,18 +246,19 @@ double lade_zero_state_bytes(int zero, int n_shards, double weight, double state
   return held + (state - weight) * (zero >= 1 ? 1.0 / n_shards : 1);
 }
 
-static double stage_state_bytes(const struct layout_sum *sum, int stage)
+/* Return the bytes of the state of a stage of @n_params. */
+static double state_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                          const struct lade_layout *layout, double n_params)
 {
-  const struct lade_layout_job *job = sum->job;
-  const int zero = sum->layout->zero, shard = zero ? lade_layout_size(sum->layout, LADE_AXIS_SHARD) : 1;
+  const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
-  const double weight = (double)lade_dtype_bytes(job->dtype), layer = (double)sum->share->layer.n_params;
+  const double weight = (double)lade_dtype_bytes(job->dtype), layer = (double)core->share->layer.n_params;
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
-  double bytes = stage_params(sum, stage) * lade_zero_state_bytes(zero, shard, weight, state, 4);
+  double bytes = n_params * lade_zero_state_bytes(zero, shard, weight, state, 4);
   if (zero == 2 && shard > 1)
-    bytes += 4 * (layer * 2 + (double)sum->share->embed.n_params); /* whole gradients on their way to their blocks */
+    bytes += 4 * (layer * 2 + (double)core->share->embed.n_params); /* whole gradients on their way to their blocks */
   if (zero >= 3 && shard > 1) /* tables are cut into parameters of their own (graph/table.c) */
     bytes += 4 * layer + weight * layer * 2; /* a layer's gradients; gathered copies in use, and the next */
   return bytes;
@@ -282,10 +284,37 @@ static double stage_values_bytes(const struct layout_sum *sum, int stage)
   return bytes + peak;
 }
 
-static void memory_fill(const struct layout_sum *sum, struct lade_layout_cost *cost)
+/*
+ * Fill the sizes of stages. Of stages with equal parameters the one with the most values stands for all. Numbers of
+ * parameters are few: those of the first stage, of the last, and of the others, whose layers differ by one at most
+ * (graph/stage.c).
+ */
+static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *core)
 {
   for (int stage = 0; stage < sum->pipeline.n_stages; stage++) {
-    const double state = stage_state_bytes(sum, stage), all = state + stage_values_bytes(sum, stage);
+    const double n_params = stage_params(sum, stage), values = stage_values_bytes(sum, stage);
+    int at = 0;
+    while (at < core->n_sizes && core->sizes[at].n_params != n_params)
+      at++;
+    LADE_ASSERT(at < LADE_LAYOUT_SIZES_MOST);
+    if (at < core->n_sizes && core->sizes[at].values_bytes >= values)
+      continue;
+    core->sizes[at].values_bytes = values;
+    core->sizes[at].n_params = n_params;
+    core->sizes[at].stage = stage;
+    core->n_sizes = LADE_MAX(core->n_sizes, at + 1);
+  }
+  core->params[0] = stage_params(sum, 0);
+  core->params[1] = stage_params(sum, sum->pipeline.n_stages - 1);
+}
+
+static void memory_fill(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                        const struct lade_layout *layout, struct lade_layout_cost *cost)
+{
+  for (int i = 0; i < core->n_sizes; i++) {
+    const double state = state_bytes(job, core, layout, core->sizes[i].n_params);
+    const double all = state + core->sizes[i].values_bytes;
+    cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;
     cost->peak_bytes = (uint64_t)all;
@@ -299,12 +328,8 @@ int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_piece
                     int64_t **ret_layers)
 {
   int64_t *layers = calloc((size_t)n_pieces, sizeof(*layers));
-  int status = layers ? 0 : lade_error_set(error, -ENOMEM, "no memory for %d pieces", n_pieces);
-  for (int piece = 0; piece < n_pieces && !status; piece++) {
-    struct lade_layer_span span = {0};
-    status = lade_piece_layers(model, seq_len, n_pieces, piece, error, &span);
-    layers[piece] = span.n;
-  }
+  int status = layers ? lade_pieces_cut(model, seq_len, n_pieces, error, layers)
+                      : lade_error_set(error, -ENOMEM, "no memory for %d pieces", n_pieces);
   if (status)
     free(layers);
   else
@@ -325,50 +350,61 @@ static int layers_get(struct layout_sum *sum, struct lade_error *error)
   return status;
 }
 
-static int cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                     enum lade_recipe recipe, const struct lade_share_cost *share, bool is_bound,
-                     struct lade_error *error, struct lade_layout_cost *ret_cost)
+int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
+                          struct lade_layout_core *ret_core)
 {
-  struct layout_sum sum = {.job = job, .layout = layout, .share = share, .is_bound = is_bound};
-  struct lade_layout_cost cost = {0};
+  struct layout_sum sum = {.job = job, .layout = layout, .share = share};
+  struct lade_layout_core core = {.share = share};
   int64_t rows;
   int n_microbatches;
   int status = lade_layout_share_batch(layout, job->batch, micro_batch, error, &rows, &n_microbatches);
   if (status)
     return status;
-  sum.pipeline = lade_pipeline_get(layout, n_microbatches, true);
+  sum.pipeline = core.pipeline = lade_pipeline_get(layout, n_microbatches, true);
   status = lade_schedule_check(&sum.pipeline, error);
   if (!status)
     status = layers_get(&sum, error);
   if (!status) {
     const double value = (double)rows * (double)job->seq_len * (double)job->model->width *
                          (double)lade_dtype_bytes(job->dtype);
-    lade_cluster_links_make(job->cluster, &layout->mesh, layout->is_sequence, &sum.links);
+    struct lade_transfer_price boundary;
+    lade_cluster_boundary_price(job->cluster, &layout->mesh, layout->is_sequence, &boundary);
     sum.boundary_bytes = layout->is_sequence ? value / lade_layout_size(layout, LADE_AXIS_TP) : value;
-    sum.boundary_ns = ring_ns(&sum.links.boundary, sum.boundary_bytes);
-    status = time_fill(&sum, &cost);
-    memory_fill(&sum, &cost);
-    if (!is_bound)
-      cost.model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
-    if (!is_bound)
-      cost.hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
+    sum.boundary_ns = ring_ns(&boundary, sum.boundary_bytes);
+    status = times_fill(&sum, is_bound, &core);
+    sizes_fill(&sum, &core);
   }
   free(sum.own_layers);
   if (!status)
-    *ret_cost = cost;
+    *ret_core = core;
   return status;
+}
+
+void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                           const struct lade_layout *layout, struct lade_layout_cost *ret_cost)
+{
+  struct lade_layout_cost cost = {.grad_ns = grads_exposed(job, core, layout),
+                                  .update_ns = update_time(job, core, layout)};
+  const double halves = (double)core->pipeline.n_microbatches * (double)job->model->layers / core->pipeline.n_stages;
+  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns;
+  cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
+  cost.skipped_ns = halves * core->share->layer.skipped_ns;
+  cost.exposed = (cost.grad_ns + halves * core->share->layer.exposed_ns) / cost.step_ns;
+  memory_fill(job, core, layout, &cost);
+  *ret_cost = cost;
 }
 
 int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                           enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
                           struct lade_layout_cost *ret_cost)
 {
-  return cost_make(job, layout, micro_batch, recipe, share, false, error, ret_cost);
-}
-
-int lade_layout_cost_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                           enum lade_recipe recipe, const struct lade_share_cost *share,
-                           struct lade_layout_cost *ret_cost)
-{
-  return cost_make(job, layout, micro_batch, recipe, share, true, NULL, ret_cost);
+  struct lade_layout_core core;
+  int status = lade_layout_core_make(job, layout, micro_batch, share, false, error, &core);
+  if (status)
+    return status;
+  lade_layout_core_cost(job, &core, layout, ret_cost);
+  ret_cost->model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
+  ret_cost->hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
+  return 0;
 }

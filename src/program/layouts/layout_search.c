@@ -2,16 +2,20 @@
 /*
  * Search over layouts: all of them, with bounds.
  *
- * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch, recompute, ZeRO stage, shard group); dp
- * follows from the ranks. The units of a share are made once for each (tp, sequence, microbatch, recompute). Each
- * candidate's memory is computed, and its time bounded from below in O(stages), whatever the batch and the ranks. Those
- * that fit wait in order of their bounds. Schedules are then run from the lowest bound on, until the bound is above the
- * time of the n-th best of those that were run: no later one can be among the best.
+ * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch, recompute); dp follows from the ranks. Its
+ * variants are the ZeRO stages and shard groups, which share its pipeline. The units of a share are made once for each
+ * (tp, sequence, microbatch, recompute). The time of each candidate's pipeline is bounded from below in O(stages),
+ * for any batch and ranks. Candidates then come in order of their bounds.
+ *
+ * A candidate is left out with all its variants if its bound is above the time of the n-th best found, or above that of
+ * the one found of its sizes and schedule: neither it nor any variant can be among the best. Otherwise the memory of
+ * each variant is computed, O(1); if one fits and its bound is low enough too, the schedule is run once for all.
  *
  * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is kept:
  * if the proof of one finds that it does not fit, the caller has others.
  */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +26,8 @@
 #define SLACK 0.97            /* memory of a layout is an estimate within 3 %; proofs decide (stage_program.c) */
 #define N_SCHEDULES_SEARCHED 3
 #define SHARD_FEW 64
+#define N_SHARD_GROUPS 3
+#define N_VARIANTS_MOST ((LADE_ZERO_MOST + 1) * N_SHARD_GROUPS)
 
 struct share_entry {
   struct lade_share_key key;
@@ -31,8 +37,7 @@ struct share_entry {
 
 struct layout_candidate {
   double bound_ns;
-  uint64_t peak_bytes;
-  struct lade_layout_params layout;
+  struct lade_layout_params layout; /* of no ZeRO stage */
   int64_t micro_batch;
   int32_t share;
   uint8_t recipe;
@@ -46,22 +51,18 @@ struct layout_searcher {
   struct lade_layout_search *search;
   LADE_ARRAY(struct share_entry) shares;
   LADE_ARRAY(struct layout_candidate) candidates;
-  struct layout_candidate least; /* of memory, among those that do not fit */
+  struct lade_layout_found least; /* of memory, among those that do not fit */
   int status;
 };
 
-/* Cut the model into every number of pieces that is asked for: once each, because a cut tries many. */
-static int cuts_make(struct layout_searcher *s, const struct lade_layout_job *job)
+/* Make room for a cut of the model into each number of pieces. Each is made at first use. */
+static int cuts_init(struct layout_searcher *s, const struct lade_layout_job *job)
 {
-  const int n = (int)job->model->layers;
-  int status = 0;
-  s->cuts = calloc((size_t)n + 1, sizeof(*s->cuts));
-  for (int n_pieces = 1; s->cuts && n_pieces <= n && status != -ENOMEM; n_pieces++)
-    status = lade_layers_cut(job->model, job->seq_len, n_pieces, NULL, &s->cuts[n_pieces]);
+  s->cuts = calloc((size_t)job->model->layers + 1, sizeof(*s->cuts));
   s->own_job = *job;
   s->own_job.cuts = (const int64_t *const *)s->cuts;
   s->job = &s->own_job;
-  return !s->cuts || status == -ENOMEM ? -ENOMEM : 0;
+  return s->cuts ? 0 : -ENOMEM;
 }
 
 static void cuts_free(struct layout_searcher *s, int n)
@@ -90,50 +91,54 @@ static int share_find(struct layout_searcher *s, const struct lade_share_key *ke
   return entry.is_possible && !s->status ? s->shares.n - 1 : -1;
 }
 
-static void candidate_bound(struct layout_searcher *s, const struct lade_layout_params *layout_params,
-                            int64_t micro_batch, enum lade_recipe recipe, int share)
-{
-  struct lade_layout layout;
-  struct lade_layout_cost cost;
-  if (lade_layout_init(layout_params, NULL, &layout))
-    return;
-  const int status = lade_layout_cost_bound(s->job, &layout, micro_batch, recipe, &s->shares.items[share].cost, &cost);
-  if (status) {
-    s->status = status == -ENOMEM ? status : s->status;
-    return;
-  }
-  s->search->n_evaluated++;
-  const struct layout_candidate candidate = {cost.step_ns, cost.peak_bytes, *layout_params, micro_batch, share,
-                                             (uint8_t)recipe};
-  if ((double)cost.peak_bytes * SLACK > (double)s->params->device_bytes) {
-    if (!s->least.peak_bytes || cost.peak_bytes < s->least.peak_bytes)
-      s->least = candidate;
-  } else if (!LADE_PUSH(&s->candidates, candidate)) {
-    s->status = -ENOMEM;
-  }
-}
-
 /*
- * Bound all ZeRO stages and shard groups of @layout. A group is all replicas, those of one node, or SHARD_FEW:
- * blocks of very many shards are mostly padding.
+ * List the ZeRO stages and shard groups of @layout. A group is all replicas, those of one node, or SHARD_FEW: blocks of
+ * very many shards are mostly padding. Return their number.
  */
-static void zeros_bound(struct layout_searcher *s, struct lade_layout_params layout, int64_t micro_batch,
-                        enum lade_recipe recipe, int share)
+static int variants_list(const struct layout_searcher *s, struct lade_layout_params layout,
+                         struct lade_layout_params *ret_variants)
 {
   const struct lade_layout_search_params *given = s->params;
-  const int64_t groups[] = {0, s->job->cluster->levels[0].n_devices / layout.tp, SHARD_FEW};
+  const int64_t groups[N_SHARD_GROUPS] = {0, s->job->cluster->levels[0].n_devices / layout.tp, SHARD_FEW};
+  int n = 0;
   for (int zero = 0; zero <= (layout.dp > 1 ? LADE_ZERO_MOST : 0); zero++) {
     if (given->zero >= 0 && given->zero != zero)
       continue;
     layout.zero = zero;
-    for (size_t i = 0; i < LADE_COUNT(groups); i++) {
+    for (int i = 0; i < N_SHARD_GROUPS; i++) {
       const bool is_group = groups[i] == 0 || (zero && !given->shard && groups[i] > 1 && groups[i] < layout.dp &&
                                                layout.dp % groups[i] == 0);
       layout.shard = groups[i] ? (int)groups[i] : zero ? given->shard : 0;
       if (is_group)
-        candidate_bound(s, &layout, micro_batch, recipe, share);
+        ret_variants[n++] = layout;
     }
   }
+  return n;
+}
+
+/* Bound the pipeline of @layout_params, and keep it as a candidate. */
+static void candidate_bound(struct layout_searcher *s, const struct lade_layout_params *layout_params,
+                            int64_t micro_batch, enum lade_recipe recipe, int share)
+{
+  struct lade_layout_params variants[N_VARIANTS_MOST];
+  struct lade_layout layout;
+  struct lade_layout_core core;
+  const int n_pieces = layout_params->pp * layout_params->virtual_stages;
+  if (lade_layout_init(layout_params, NULL, &layout))
+    return;
+  int status = s->cuts[n_pieces]
+                   ? 0
+                   : lade_layers_cut(s->job->model, s->job->seq_len, n_pieces, NULL, &s->cuts[n_pieces]);
+  if (!status)
+    status = lade_layout_core_make(s->job, &layout, micro_batch, &s->shares.items[share].cost, true, NULL, &core);
+  if (status) {
+    s->status = status == -ENOMEM ? status : s->status;
+    return;
+  }
+  s->search->n_evaluated += variants_list(s, *layout_params, variants);
+  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, share, (uint8_t)recipe};
+  if (!LADE_PUSH(&s->candidates, candidate))
+    s->status = -ENOMEM;
 }
 
 /* Bound all schedules of @layout's stages. GPipe takes more memory than 1F1B for the same time, so it is asked for. */
@@ -150,7 +155,7 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
       continue;
     layout.schedule = plain[i];
     layout.virtual_stages = 1;
-    zeros_bound(s, layout, micro_batch, recipe, share);
+    candidate_bound(s, &layout, micro_batch, recipe, share);
   }
   if (layout.pp == 1 || m % layout.pp || (given->schedule >= 0 && given->schedule != LADE_SCHEDULE_INTERLEAVED))
     return;
@@ -159,7 +164,7 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
     if (given->virtual_stages > 1 && given->virtual_stages != v)
       continue;
     layout.virtual_stages = v;
-    zeros_bound(s, layout, micro_batch, recipe, share);
+    candidate_bound(s, &layout, micro_batch, recipe, share);
   }
 }
 
@@ -238,22 +243,57 @@ static void found_insert(struct layout_searcher *s, const struct lade_layout_fou
   search->found[at] = *found;
 }
 
+/* Return the time above which no layout with the sizes and schedule of @layout can be among the best. */
+static double limit_get(const struct layout_searcher *s, const struct lade_layout_params *layout)
+{
+  const struct lade_layout_search *search = s->search;
+  for (int i = 0; i < search->n_found; i++) {
+    if (is_same_kind(&search->found[i].layout, layout))
+      return search->found[i].cost.step_ns;
+  }
+  return search->n_found == s->params->n_most ? search->found[search->n_found - 1].cost.step_ns : INFINITY;
+}
+
+/*
+ * Cost all variants of @candidate that fit and may be among the best. The first of them runs the schedule. Of those
+ * that do not fit, the one that needs least is remembered.
+ */
 static int candidate_cost(struct layout_searcher *s, const struct layout_candidate *candidate)
 {
+  struct lade_layout_params variants[N_VARIANTS_MOST];
   struct lade_layout layout;
-  struct lade_layout_found found = {.layout = candidate->layout, .micro_batch = candidate->micro_batch,
-                                    .recipe = (enum lade_recipe)candidate->recipe};
-  int status = lade_layout_init(&candidate->layout, NULL, &layout);
+  struct lade_layout_core core;
+  const struct lade_share_cost *share = &s->shares.items[candidate->share].cost;
+  bool is_run = false;
+  int n = variants_list(s, candidate->layout, variants), status = lade_layout_init(&candidate->layout, NULL, &layout);
   if (!status)
-    status = lade_layout_cost_make(s->job, &layout, candidate->micro_batch, found.recipe,
-                                   &s->shares.items[candidate->share].cost, NULL, &found.cost);
-  s->search->n_costed++;
-  if (!status)
-    found_insert(s, &found);
+    status = lade_layout_core_make(s->job, &layout, candidate->micro_batch, share, true, NULL, &core);
+  for (int i = 0; i < n && !status; i++) {
+    struct lade_layout_found found = {.layout = variants[i], .micro_batch = candidate->micro_batch,
+                                      .recipe = (enum lade_recipe)candidate->recipe};
+    if (lade_layout_init(&variants[i], NULL, &layout))
+      continue;
+    lade_layout_core_cost(s->job, &core, &layout, &found.cost);
+    if ((double)found.cost.peak_bytes * SLACK > (double)s->params->device_bytes) {
+      if (!s->least.cost.peak_bytes || found.cost.peak_bytes < s->least.cost.peak_bytes)
+        s->least = found;
+      continue;
+    }
+    if (found.cost.step_ns > limit_get(s, &found.layout))
+      continue;
+    if (!is_run)
+      status = lade_layout_core_make(s->job, &layout, candidate->micro_batch, share, false, NULL, &core);
+    is_run = true;
+    if (!status) {
+      lade_layout_core_cost(s->job, &core, &layout, &found.cost);
+      found_insert(s, &found);
+      s->search->n_costed++;
+    }
+  }
   return status == -ENOMEM ? status : 0;
 }
 
-/* Run schedules in order of their bounds until no later one can be among the best. */
+/* Cost candidates in order of their bounds until no later one can be among the best. */
 static int best_find(struct layout_searcher *s)
 {
   struct lade_layout_search *search = s->search;
@@ -265,7 +305,8 @@ static int best_find(struct layout_searcher *s)
     if (search->n_found == s->params->n_most &&
         candidate->bound_ns > search->found[search->n_found - 1].cost.step_ns)
       break;
-    status = candidate_cost(s, candidate);
+    if (candidate->bound_ns <= limit_get(s, &candidate->layout))
+      status = candidate_cost(s, candidate);
   }
   return status;
 }
@@ -288,15 +329,16 @@ static int search_finish(struct layout_searcher *s, struct lade_error *error)
   char needs[LADE_SIZE_TEXT], has[LADE_SIZE_TEXT];
   if (s->status)
     return lade_error_set(error, s->status, "no memory for the search");
-  if (s->candidates.n)
+  if (s->search->n_found)
     return 0;
-  if (!s->least.peak_bytes)
+  if (!s->least.cost.peak_bytes)
     return nothing_tell(s, error);
-  s->status = candidate_cost(s, &s->least);
-  return lade_error_set(error, s->status ? s->status : -EOVERFLOW, "no layout of %d ranks fits in %s of device memory; "
+  found_insert(s, &s->least);
+  return lade_error_set(error, -EOVERFLOW, "no layout of %d ranks fits in %s of device memory; "
                         "the one that needs least, %s, is tp %d pp %d dp %d zero %d", s->params->n_ranks,
-                        lade_size_exact(s->params->device_bytes, has), lade_size_exact(s->least.peak_bytes, needs),
-                        s->least.layout.tp, s->least.layout.pp, s->least.layout.dp, s->least.layout.zero);
+                        lade_size_exact(s->params->device_bytes, has),
+                        lade_size_exact(s->least.cost.peak_bytes, needs), s->least.layout.tp, s->least.layout.pp,
+                        s->least.layout.dp, s->least.layout.zero);
 }
 
 int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
@@ -305,7 +347,7 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
   struct lade_layout_search search = {.found = calloc((size_t)params->n_most + 1, sizeof(*search.found))};
   struct layout_searcher s = {.job = job, .params = params, .search = &search, .status = search.found ? 0 : -ENOMEM};
   if (!s.status)
-    s.status = cuts_make(&s, job);
+    s.status = cuts_init(&s, job);
   for (int tp = 1; tp <= LADE_MIN(params->n_ranks, job->model->heads) && !s.status; tp++) {
     if (params->n_ranks % tp == 0 && (!params->tp || params->tp == tp))
       pipelines_bound(&s, tp);

@@ -85,6 +85,8 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
     const struct lade_op *op = op_at(walk, at);
     struct lade_unit_cost *unit = &units[op->unit];
     unit->exposed_ns += step_run(walk, &queues, at);
+    if (op->kind == LADE_OP_ATTENTION || op->kind == LADE_OP_ATTENTION_BWD)
+      unit->attention_ns[step->is_backward] += (double)walk->prices->op_ns[step->op];
     if (is_weights_step(walk->graph, op))
       unit->weights_ns += op_ns_at(walk, at);
     if (next && walk->graph->ops[next->op].unit == op->unit && next->is_backward == step->is_backward)

@@ -259,6 +259,45 @@ static const double zero_table[][10] = {
     {256, 30.4, 15.4, 0.47, 518, 263, 8, 4046, 2054, 62.5},
     {1024, 30.1, 15.1, 0.12, 513, 257, 2, 4011, 2013, 15.6}};
 
+/* The stages that a cost names stand for all: no other stage's program needs more than the fullest of them. */
+static void named_stages_need_the_most(void **state)
+{
+  static const struct one_layout layouts[] = {
+      {"longer middle", &gpt2, LAYOUT(.pp = 5), 10, 1, LADE_RECIPE_FULL},
+      {"in flight", &gpt2, LAYOUT(.pp = 5), 10, 1, LADE_RECIPE_NONE},
+      {"split weights", &gpt2, LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_ZBH1), 8, 1, LADE_RECIPE_FULL},
+      {"chunks", &gpt2, LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 3), 8, 1,
+       LADE_RECIPE_FULL}};
+  struct lade_model longer = gpt2;
+  longer.layers = 16; /* of five stages the first has three, the next ones four */
+  longer.vocabulary = 1024; /* so that an embedding is less than a layer */
+  for (size_t i = 0; i < LADE_COUNT(layouts); i++) {
+    const struct one_layout *one = &layouts[i];
+    const struct lade_layout_job job = job_of(&longer, one->batch);
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    uint64_t most = 0, most_named = 0, first = 0;
+    costs_make(one, &job, &layout, &cost);
+    assert_in_range(cost.n_stages, 2, 4);
+    for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
+      struct lade_stage_program program;
+      struct lade_error error;
+      bool is_named = false;
+      layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
+      assert_int_equal(lade_stage_program_prove(&job, &layout, 1, one->recipe, &error, &program), 0);
+      for (int k = 0; k < cost.n_stages; k++)
+        is_named |= cost.stages[k] == stage;
+      most = LADE_MAX(most, program.peak_bytes);
+      most_named = is_named ? LADE_MAX(most_named, program.peak_bytes) : most_named;
+      first = stage == 0 ? program.peak_bytes : first;
+    }
+    assert_true(i > 0 || first < most);
+    if (most != most_named)
+      print_error("%s: %g GiB, named %g GiB\n", one->name, (double)most / 0x1p30, (double)most_named / 0x1p30);
+    assert_true(most == most_named);
+  }
+}
+
 static double unit_in_last_place(double printed)
 {
   for (double unit = 1; unit > 0.005; unit /= 10) {
@@ -373,6 +412,7 @@ int main(void)
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),
+      cmocka_unit_test(named_stages_need_the_most),
       cmocka_unit_test(model_states_are_those_of_zero_table_1),
       cmocka_unit_test(activations_are_those_of_korthikanti),
       cmocka_unit_test(the_search_finds_the_fastest),
