@@ -445,14 +445,15 @@ static void configs_of_both_families_give_the_published_models(void **state)
 static void configs_of_images_and_text_give_the_model_of_the_text(void **state)
 {
   struct lade_model model;
-  config_accept("{\"model_type\":\"gemma3\",\"vision_config\":{\"hidden_size\":1152},\"text_config\":{\"model_type\":"
-                "\"gemma3_text\",\"hidden_size\":5376,\"intermediate_size\":21504,\"num_hidden_layers\":62,\"head_dim\":"
-                "128,\"num_attention_heads\":32,\"num_key_value_heads\":16,\"query_pre_attn_scalar\":168,"
+  config_accept("{\"model_type\":\"gemma3\",\"vision_config\":{\"hidden_size\":1152},\"text_config\":{"
+                "\"model_type\":\"gemma3_text\",\"hidden_size\":5376,\"intermediate_size\":21504,"
+                "\"num_hidden_layers\":62,\"head_dim\":128,\"num_attention_heads\":32,"
+                "\"num_key_value_heads\":16,\"query_pre_attn_scalar\":168,"
                 "\"sliding_window\":1024,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"}}}", &model);
   assert_int_equal(model.family, LADE_GEMMA3);
   assert_int_equal(lade_model_n_params(&model), 27009346304);
   config_accept("{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,"
-                "\"intermediate_size\":10240,\"num_hidden_layers\":34}}", &model); /* as published: sizes are left out */
+                "\"intermediate_size\":10240,\"num_hidden_layers\":34}}", &model); /* as published */
   assert_int_equal(model.heads, 8);
   assert_int_equal(model.vocabulary, 262208);
   config_accept("{\"model_type\":\"mistral3\",\"tie_word_embeddings\":true,\"text_config\":{" LLAMA_FIELDS
