@@ -264,12 +264,15 @@ struct lade_dropout_args {
   void *y;
 };
 
+/* Most pairs of dimensions with a factor of their own. */
+#define LADE_ROPE_MOST_FACTORS 128
+
 /* Forms of the frequencies of rotary embedding (kernels/host/rows/rope.c). */
 enum lade_rope_kind {
   LADE_ROPE_LLAMA3,   /* as they are, or with scale_factor > 0 Llama 3.1's */
   LADE_ROPE_LINEAR,   /* divided by scale_factor */
   LADE_ROPE_YARN,     /* Peng et al. 2023, between dimensions low and high */
-  LADE_ROPE_LONGROPE, /* Ding et al. 2024: each divided by its own factor; on hosts alone */
+  LADE_ROPE_LONGROPE, /* Ding et al. 2024: each divided by its own factor */
   LADE_ROPE_DYNAMIC   /* as they are, up to the model's context */
 };
 
@@ -287,7 +290,7 @@ struct lade_rope_args {
   float low, high; /* LLAMA3: frequency factors. YARN: the ramp's ends, in pairs of dimensions */
   float magnitude; /* of cosines and sines; 0: 1 */
   int64_t original_context;
-  const float *factors; /* [rotary_dim / 2] of LONGROPE, in host memory */
+  const float *factors; /* [rotary_dim / 2] of LONGROPE, in host memory on every device; read before the call returns */
   bool is_inverse;
   const void *x;
   void *y;

@@ -131,6 +131,14 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_WGMMA_PLACES 3
 #define LADE_CUDA_WGMMA_ALIGN 1024 /* eight rows of 128 bytes, after which swizzling begins anew */
 
+/* ---- rotary embedding ---- */
+
+/* The table of cosines and sines: LONGROPE's factors travel with the arguments, by value. */
+struct lade_cuda_rope_table {
+  struct lade_rope_args rope;
+  float factors[LADE_ROPE_MOST_FACTORS];
+};
+
 /* ---- head and loss ---- */
 
 /* Logits exist for this many columns of the vocabulary at a time, and for rows up to so many numbers in all. */

@@ -61,12 +61,6 @@ static int attention_check(const struct lade_model_graph_params *params, struct 
   return 0;
 }
 
-/* True if the kernels are a device's, whose workspaces are its own. */
-static bool is_device(const struct lade_kernels *kernels)
-{
-  return kernels->workspace_bytes != NULL;
-}
-
 static int params_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params) && params->model && params->kernels);
@@ -91,9 +85,6 @@ static int params_check(const struct lade_model_graph_params *params, struct lad
   rc = attention_check(params, error);
   if (rc < 0)
     return rc;
-  if (model->rope_kind == LADE_ROPE_LONGROPE && is_device(params->kernels))
-    return lade_error_set(error, -EINVAL, "model %s: RoPE's form is longrope, whose factors only the host's kernels "
-                          "read: train it with --device host", model->name);
   rc = forms_check(params, error);
   if (rc < 0)
     return rc;

@@ -66,9 +66,6 @@ enum lade_bias {
   LADE_BIAS_ALL = 15
 };
 
-/* Most pairs of dimensions with a factor of their own. */
-#define LADE_ROPE_MOST_FACTORS 128
-
 #define LADE_MODEL_MOST_LAYERS 10000
 
 /* A set of layers; all zero: empty. */

@@ -281,7 +281,13 @@ static bool rope_build(struct call *call, int i_shape)
   a->heads = call->is_bench ? bench_sizes[i].heads : sizes[i].heads;
   a->n_kv_heads = call->is_bench ? bench_sizes[i].n_kv_heads : sizes[i].n_kv_heads;
   a->head_dim = call->is_bench ? bench_sizes[i].head_dim : sizes[i].head_dim;
-  if (i_shape & 1) {
+  static const float factors[32] = {1, 1.5f, 3, 9, 1.25f, 64, 2, 7, 1, 1, 4, 5.5f, 8, 2, 2, 2,
+                                    3, 3,    3, 3, 31,    32, 1, 1, 2, 2, 5, 6,    7, 8, 9, 10};
+  if (!call->is_bench && i_shape % 4 == 3 && a->head_dim >= 32) {
+    a->kind = LADE_ROPE_LONGROPE;
+    a->factors = factors;
+    a->magnitude = 1.1875f;
+  } else if (i_shape & 1) {
     a->scale_factor = 8;
     a->low = 1;
     a->high = 4;

@@ -2,7 +2,8 @@
 """`lade train` against transformers on the CPU: 20 steps of random small models of every family that loads from a
 config.json, in FP32 from the same weights and tokens, with AdamW, decay on matrices alone and clipping. Losses agree
 within 1e-5, at the whole budget and at the smallest with equal digests; the saved checkpoint has the same loss in
-transformers; two tensor parallel ranks and two stages agree with one rank, also when they resume.
+transformers; two tensor parallel ranks and two stages agree with one rank, also when they resume. Of models of images and text, the
+text alone has the same loss, and its checkpoint loads as a model of text.
 
 Usage: decoders.py LADE [CASE... | all | default]
 """
@@ -200,13 +201,41 @@ def case_run(name, tokens):
     return expected
 
 
+TEXT = dict(BASE, head_dim=12, pad_token_id=0)
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
+              patch_size=8)
+
+
+def images_config(name):
+    if name == "gemma3-images":
+        text = hf.Gemma3TextConfig(**TEXT, sliding_window=8, query_pre_attn_scalar=24)
+        return hf.Gemma3Config(text_config=text.to_dict(), vision_config=VISION, mm_tokens_per_image=4)
+    return hf.Mistral3Config(text_config=hf.MistralConfig(**TEXT, sliding_window=None).to_dict(),
+                             vision_config=dict(VISION, head_dim=8, model_type="pixtral"), tie_word_embeddings=False)
+
+
+def images_run(name, tokens):
+    """A model of images and text: the first loss, and the model of a checkpoint."""
+    torch.manual_seed(5)
+    model = hf.AutoModelForImageTextToText.from_config(images_config(name)).eval()
+    model.save_pretrained(f"{name}-hf")
+    with torch.no_grad():
+        expected = loss_of(model, tokens, 0).item()
+    found, _ = lade_run(name, "--init", f"{name}-hf", "--save", f"{name}-run", steps=1)
+    losses_compare(name, "the text", found, [expected])
+    text, report = hf.AutoModelForCausalLM.from_pretrained(f"{name}-run/step-00000001", output_loading_info=True)
+    assert not any(report.values()), (name, report)
+    print(f"{name}: {abs(found[0] - expected):.1e} from transformers, saved as {type(text).__name__}", flush=True)
+
+
+IMAGES = ["gemma3-images", "mistral3-images"]
 names = sys.argv[2:] or ["default"]
-names = list(CASES) if names == ["all"] else DEFAULT if names == ["default"] else names
+names = list(CASES) + IMAGES if names == ["all"] else DEFAULT + IMAGES if names == ["default"] else names
 TOKENS = tokens_make()
 failed = []
 for case in names:
     try:
-        case_run(case, TOKENS)
+        (images_run if case in IMAGES else case_run)(case, TOKENS)
     except Exception as problem:  # all cases are reported
         failed.append(case)
         print(f"{case}: {str(problem)[:600]}", flush=True)

@@ -17,7 +17,7 @@ static __device__ inline int64_t half_get(const struct lade_rope_args &a)
   return (a.rotary_dim ? a.rotary_dim : a.head_dim) / 2;
 }
 
-static __device__ inline double frequency_get(const struct lade_rope_args &a, int64_t j)
+static __device__ inline double frequency_get(const struct lade_rope_args &a, const float *factors, int64_t j)
 {
   double frequency = pow((double)a.base, -(double)j / (double)half_get(a));
   double low = (double)a.low, high = (double)a.high;
@@ -27,6 +27,8 @@ static __device__ inline double frequency_get(const struct lade_rope_args &a, in
   }
   if (a.kind == LADE_ROPE_LINEAR)
     return frequency / (double)a.scale_factor;
+  if (a.kind == LADE_ROPE_LONGROPE)
+    return frequency / (double)factors[j];
   if (a.kind == LADE_ROPE_DYNAMIC || !(a.scale_factor > 0))
     return frequency;
   double turns = (double)a.original_context * frequency / TWO_PI;
@@ -38,18 +40,19 @@ static __device__ inline double frequency_get(const struct lade_rope_args &a, in
   return (1 - smooth) * frequency / (double)a.scale_factor + smooth * frequency;
 }
 
-LADE_KERNEL(rope_table, lade_rope_args)
+LADE_KERNEL(rope_table, lade_cuda_rope_table)
 {
-  const int64_t half = half_get(a), run = thread_get() / half, j = thread_get() % half;
-  float *cosines = (float *)a.workspace, *sines = cosines + a.seq_len * half;
+  const struct lade_rope_args &r = a.rope;
+  const int64_t half = half_get(r), run = thread_get() / half, j = thread_get() % half;
+  float *cosines = (float *)r.workspace, *sines = cosines + r.seq_len * half;
   const int64_t first = run * LADE_CUDA_ROPE_RUN;
-  if (first >= a.seq_len)
+  if (first >= r.seq_len)
     return;
-  const double turn = frequency_get(a, j) * (a.is_inverse ? -1 : 1);
-  const double magnitude = a.magnitude != 0 ? (double)a.magnitude : 1;
+  const double turn = frequency_get(r, a.factors, j) * (r.is_inverse ? -1 : 1);
+  const double magnitude = r.magnitude != 0 ? (double)r.magnitude : 1;
   const double turn_cosine = cos(turn), turn_sine = sin(turn);
   double cosine = cos((double)first * turn), sine = sin((double)first * turn);
-  for (int64_t t = first; t < first + LADE_CUDA_ROPE_RUN && t < a.seq_len; t++) {
+  for (int64_t t = first; t < first + LADE_CUDA_ROPE_RUN && t < r.seq_len; t++) {
     const double before = cosine;
     cosines[t * half + j] = (float)(magnitude * cosine);
     sines[t * half + j] = (float)(magnitude * sine);
@@ -57,7 +60,7 @@ LADE_KERNEL(rope_table, lade_rope_args)
     sine = sine * turn_cosine + before * turn_sine;
   }
 }
-LADE_CUDA_EXPORT(rope_table, lade_rope_args)
+LADE_CUDA_EXPORT(rope_table, lade_cuda_rope_table)
 
 /* N neighbouring pairs of a head: the first numbers are at @x, the second ones half a head behind. */
 template <class T, int N> struct rope_pairs {

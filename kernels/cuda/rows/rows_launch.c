@@ -3,6 +3,8 @@
  * Launches of the kernels over rows: a block of threads for each row. Kernels that also make sums over rows have a
  * block for each block of rows, and a second launch that adds the blocks.
  */
+#include <string.h>
+
 #include "kernels/cuda/launch_internal.h"
 
 static unsigned columns(int64_t d)
@@ -155,9 +157,13 @@ static void rope(const struct lade_kernel_ctx *ctx, const void *args)
   int64_t half = (a->rotary_dim ? a->rotary_dim : a->head_dim) / 2, n_runs = lade_div_up(a->seq_len,
                                                                                          LADE_CUDA_ROPE_RUN);
   int64_t n_packs = (a->heads + a->n_kv_heads) * lade_cuda_row_packs(a->dtype, half);
+  struct lade_cuda_rope_table table = {.rope = *a};
+  LADE_ASSERT(!a->factors || half <= LADE_ROPE_MOST_FACTORS);
+  if (a->factors)
+    memcpy(table.factors, a->factors, (size_t)half * sizeof(*table.factors));
   lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE_TABLE, LADE_F32,
                         (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_runs * half, LADE_CUDA_THREADS)},
-                                                  .args = a});
+                                                  .args = &table});
   lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE, a->dtype,
                         (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->seq_len)},
                                                   .n_threads = row_threads(n_packs, LADE_CUDA_ROPE_TURNS), .args = a});

@@ -2,6 +2,9 @@
 /*
  * Reader of HuggingFace's config.json: the file. It is untrusted. A directory stands for the config.json in it.
  * families.c knows the fields of each family, rope.c those of rotary positions, fields.c reads one of them.
+ *
+ * Models of images and text (gemma3, mistral3) have the model of their text in the object text_config, which alone is
+ * read.
  */
 #include <errno.h>
 #include <limits.h>
@@ -28,16 +31,65 @@ static int type_refuse(const struct config *config)
   return field_refuse(config, "model_type", expected);
 }
 
-static int config_read(const struct config *config, struct lade_model *model)
+/* Set field @name of a text_config to @value if it is absent. */
+static int default_set(const struct config *outer, json_t *text, const char *name, json_t *value)
+{
+  if (json_object_get(text, name)) {
+    json_decref(value);
+    return 0;
+  }
+  if (json_object_set_new(text, name, value))
+    return lade_error_set(outer->error, -ENOMEM, "%s: out of memory reading it", outer->path);
+  return 0;
+}
+
+/*
+ * Complete a text_config: the outer object's tied table overrules its own, and published files of Gemma 3 leave out
+ * sizes.
+ */
+static int text_complete(const struct config *outer, json_t *text, bool is_gemma)
+{
+  json_t *tied = json_object_get(outer->object, "tie_word_embeddings");
+  if (tied && json_object_set(text, "tie_word_embeddings", tied))
+    return lade_error_set(outer->error, -ENOMEM, "%s: out of memory reading it", outer->path);
+  int rc = 0;
+  if (rc == 0 && is_gemma)
+    rc = default_set(outer, text, "vocab_size", json_integer(262208));
+  if (rc == 0 && is_gemma)
+    rc = default_set(outer, text, "num_attention_heads", json_integer(8));
+  return rc;
+}
+
+static int family_read(const struct config *config, struct lade_model *model)
 {
   const char *type = json_string_value(field_find(config, "model_type"));
-  if (lade_experts_has_type(type))
-    return lade_experts_refuse(config->path, config->error);
   int family = type ? lade_family_find(type) : -1;
   if (family < 0)
     return type_refuse(config);
   snprintf(model->name, sizeof(model->name), "%s", type);
   return config_family_read(config, family, model);
+}
+
+static int text_read(const struct config *outer, bool is_gemma, struct lade_model *model)
+{
+  struct config inner = *outer;
+  inner.prefix = "text_config.";
+  inner.object = json_object_get(outer->object, "text_config");
+  if (!json_is_object(inner.object))
+    return field_refuse(outer, "text_config", "an object with the model of the text");
+  int rc = text_complete(outer, inner.object, is_gemma);
+  return rc < 0 ? rc : family_read(&inner, model);
+}
+
+static int config_read(const struct config *config, struct lade_model *model)
+{
+  const char *type = json_string_value(field_find(config, "model_type"));
+  if (lade_experts_has_type(type))
+    return lade_experts_refuse(config->path, config->error);
+  const bool is_gemma = type && strcmp(type, "gemma3") == 0;
+  if (is_gemma || (type && strcmp(type, "mistral3") == 0))
+    return text_read(config, is_gemma, model);
+  return family_read(config, model);
 }
 
 int config_text_read(const char *path, const char *text, size_t n_bytes, struct lade_model *ret_model,

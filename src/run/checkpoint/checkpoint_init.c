@@ -43,10 +43,13 @@ struct init {
   int n_names;
 };
 
+/* Prefixes of names, by the class that saved them; the first two also of the text in models of images and text. */
+static const char *const prefixes[] = {"model.language_model.", "language_model.model.", "language_model.",
+                                       "transformer.", "model.", ""};
+
 /* Return a name without the prefix that depends on the class that saved it. */
 static const char *name_bare(const char *name)
 {
-  static const char *const prefixes[] = {"transformer.", "model."};
   for (size_t i = 0; i < LADE_COUNT(prefixes); i++)
     if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
       return name + strlen(prefixes[i]);
@@ -137,7 +140,6 @@ static int files_open(struct init *init, const char *path, struct lade_error *er
 
 static const struct lade_safetensor *tensor_find(const lade_safetensors *file, const char *name)
 {
-  static const char *const prefixes[] = {"", "transformer.", "model."};
   const char *bare = name_bare(name);
   const struct lade_safetensor *tensor = lade_safetensors_find(file, name);
   for (size_t i = 0; i < LADE_COUNT(prefixes) && !tensor; i++) {
@@ -301,6 +303,8 @@ static bool is_no_weight(const struct lade_model *model, const char *bare)
   if (model->family == LADE_GPT_NEOX && (name_ends(bare, ".attention.bias") || name_ends(bare,
                                                                                          ".attention.masked_bias")))
     return true;
+  if (strncmp(bare, "vision_tower.", 13) == 0 || strncmp(bare, "multi_modal_projector.", 22) == 0)
+    return model->family == LADE_GEMMA3 || model->family == LADE_MISTRAL; /* of images: the text does not use them */
   return name_ends(bare, ".rotary_emb.inv_freq");
 }
 

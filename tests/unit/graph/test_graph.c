@@ -442,6 +442,30 @@ static void configs_of_both_families_give_the_published_models(void **state)
   assert_int_equal(lade_model_n_params(&model), 8030261248 - 128256 * 4096ll);
 }
 
+static void configs_of_images_and_text_give_the_model_of_the_text(void **state)
+{
+  struct lade_model model;
+  config_accept("{\"model_type\":\"gemma3\",\"vision_config\":{\"hidden_size\":1152},\"text_config\":{"
+                "\"model_type\":\"gemma3_text\",\"hidden_size\":5376,\"intermediate_size\":21504,"
+                "\"num_hidden_layers\":62,\"head_dim\":128,\"num_attention_heads\":32,"
+                "\"num_key_value_heads\":16,\"query_pre_attn_scalar\":168,"
+                "\"sliding_window\":1024,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"}}}", &model);
+  assert_int_equal(model.family, LADE_GEMMA3);
+  assert_int_equal(lade_model_n_params(&model), 27009346304);
+  config_accept("{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,"
+                "\"intermediate_size\":10240,\"num_hidden_layers\":34}}", &model); /* as published */
+  assert_int_equal(model.heads, 8);
+  assert_int_equal(model.vocabulary, 262208);
+  config_accept("{\"model_type\":\"mistral3\",\"tie_word_embeddings\":true,\"text_config\":{" LLAMA_FIELDS
+                ",\"tie_word_embeddings\":false}}", &model);
+  assert_true(model.is_tied);
+  config_refuse("{\"model_type\":\"gemma3\",\"hidden_size\":8}", "text_config is missing", "an object", NULL);
+  config_refuse("{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":\"ministral3\"}}",
+                "text_config.model_type is \"ministral3\"", "one of gpt2", NULL);
+  config_refuse("{\"model_type\":\"mistral3\",\"text_config\":{" LLAMA_FIELDS ",\"hidden_act\":\"tanh\"}}",
+                "text_config.hidden_act is \"tanh\"", "\"silu\"", NULL);
+}
+
 static void absurd_configs_are_refused_naming_the_field(void **state)
 {
   config_refuse("{\"model_type\":\"gpt2\"}", "vocab_size is missing", "whole number", NULL);
@@ -726,6 +750,7 @@ int main(void)
       cmocka_unit_test(shapes_are_checked_before_anything_is_built),
       cmocka_unit_test(what_a_device_does_not_attend_over_is_refused),
       cmocka_unit_test(configs_of_both_families_give_the_published_models),
+                                     cmocka_unit_test(configs_of_images_and_text_give_the_model_of_the_text),
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
       cmocka_unit_test(what_other_families_compute_is_refused_unless_it_is_off),
