@@ -16,8 +16,8 @@
 #include "base/base.h"
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
-#include "tools/report/memory_page.h"
-#include "tools/report/memory_plot.h"
+#include "tools/page/memory_page.h"
+#include "tools/page/memory_plot.h"
 #include "tools/report/report.h"
 
 #define HOLDERS_MOST 10 /* lines of text; JSON has all */

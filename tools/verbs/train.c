@@ -29,7 +29,7 @@
 #include "tools/job/save_interval.h"
 #include "tools/report/progress.h"
 #include "tools/report/report.h"
-#include "tools/report/run_page.h"
+#include "tools/page/run_page.h"
 #include "tools/report/timeline.h"
 
 #define LOG_DIGITS 17 /* doubles in logs read back as the same bits */

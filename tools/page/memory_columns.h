@@ -6,7 +6,7 @@
 #ifndef LADE_MEMORY_COLUMNS_H
 #define LADE_MEMORY_COLUMNS_H
 
-#include "tools/report/memory_plot.h"
+#include "tools/page/memory_plot.h"
 
 struct memory_columns {
   int n;

@@ -7,7 +7,7 @@
  * are drawn over time, predicted above measured, at one scale. Work that lies closer than half a pixel is one bar, so a
  * program of any length makes a page of bounded size.
  */
-#include "tools/report/run_page.h"
+#include "tools/page/run_page.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -3,12 +3,12 @@
  * A plot of memory as text. The axis is the number of the call, because the clock stands still for thousands of calls
  * and jumps over minutes, and a peak of a microsecond would be too thin to see.
  */
-#include "tools/report/memory_plot.h"
+#include "tools/page/memory_plot.h"
 
 #include <errno.h>
 
 #include "tools/cli/terminal.h"
-#include "tools/report/memory_columns.h"
+#include "tools/page/memory_columns.h"
 #include "tools/report/report.h"
 
 enum { TEXT_COLUMNS = 72, TEXT_ROWS = 10, EIGHTHS = 8 };

@@ -3,7 +3,7 @@
 #ifndef LADE_MEMORY_PAGE_H
 #define LADE_MEMORY_PAGE_H
 
-#include "tools/report/memory_plot.h"
+#include "tools/page/memory_plot.h"
 
 /*
  * Write one HTML page with inline drawings and no external references to @path, replacing it: live bytes over the

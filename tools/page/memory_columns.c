@@ -3,7 +3,7 @@
  * Columns of a plot. Live bytes are summed over the events, so a column's largest value is that of one event, and the
  * plot can show the owners of the bytes at that event.
  */
-#include "tools/report/memory_columns.h"
+#include "tools/page/memory_columns.h"
 
 #include <errno.h>
 #include <stdlib.h>

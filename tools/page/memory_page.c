@@ -10,7 +10,7 @@
  * The page is HTML that is also valid XML, with the drawings as inline SVG and no script, so that it can be mailed,
  * archived, and opened offline.
  */
-#include "tools/report/memory_page.h"
+#include "tools/page/memory_page.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "tools/report/memory_columns.h"
+#include "tools/page/memory_columns.h"
 #include "tools/report/report.h"
 #include "tools/report/xml_text.h"
 
@@ -34,7 +34,7 @@ static const char *const group_colors[GROUPS_MOST + 2] = {"#4e79a7", "#f28e2b", 
                                                           "#e15759", "#bab0ac", "#a9cce3"};
 enum { GROUP_OTHERS = GROUPS_MOST, GROUP_UNKNOWN = GROUPS_MOST + 1, N_GROUPS };
 
-struct page {
+struct trace_page {
   FILE *file;
   const struct memory_plot *plot;
   const struct lade_trace *trace;
@@ -71,7 +71,7 @@ static int sites_measure(const struct lade_trace *trace, uint64_t *most_bytes)
 }
 
 /* Give each of the largest sites a group, and name the groups that have blocks. @most_bytes is used up. */
-static void groups_choose(struct page *page, uint64_t *most_bytes)
+static void groups_choose(struct trace_page *page, uint64_t *most_bytes)
 {
   const int n_sites = page->trace->sites.n;
   if (most_bytes[0])
@@ -92,7 +92,7 @@ static void groups_choose(struct page *page, uint64_t *most_bytes)
     page->names[GROUP_OTHERS] = "other call sites";
 }
 
-static void groups_sum(struct page *page)
+static void groups_sum(struct trace_page *page)
 {
   const struct lade_trace *trace = page->trace;
   uint64_t now[N_GROUPS] = {0};
@@ -106,7 +106,7 @@ static void groups_sum(struct page *page)
   }
 }
 
-static int page_make(struct page *page)
+static int page_make(struct trace_page *page)
 {
   int status = memory_columns_make(page->plot, COLUMNS, &page->columns);
   uint64_t *most_bytes = calloc((size_t)page->trace->sites.n + 1, sizeof(*most_bytes));
@@ -126,7 +126,7 @@ static int page_make(struct page *page)
   return LADE_MIN(status, 0);
 }
 
-static void page_finish(struct page *page)
+static void page_finish(struct trace_page *page)
 {
   memory_columns_finish(&page->columns);
   free(page->group_of);
@@ -173,7 +173,7 @@ static void svg_begin(FILE *file, int height)
           LEFT + COLUMNS + 10, height);
 }
 
-static void axes_write(const struct page *page, const struct plane *plane)
+static void axes_write(const struct trace_page *page, const struct plane *plane)
 {
   char size[32];
   for (int i = 0; i <= TICKS; i++) {
@@ -184,12 +184,12 @@ static void axes_write(const struct page *page, const struct plane *plane)
     fprintf(page->file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", LEFT - 6, y + 4,
             lade_size_format(bytes, size, sizeof(size)));
   }
-  fprintf(page->file, "<text x=\"%d\" y=\"%d\">call 1</text>\n<text x=\"%d\" y=\"%d\" text-anchor=\"end\">call %d</text>"
-                      "\n", LEFT, TOP + HEIGHT + 20, LEFT + COLUMNS, TOP + HEIGHT + 20, page->trace->events.n);
+  fprintf(page->file, "<text x=\"%d\" y=\"%d\">call 1</text>\n<text x=\"%d\" y=\"%d\" text-anchor=\"end\">call %d"
+                      "</text>\n", LEFT, TOP + HEIGHT + 20, LEFT + COLUMNS, TOP + HEIGHT + 20, page->trace->events.n);
 }
 
 /* Draw the areas of all groups, each upon those with lower numbers: the highest first, so that each covers the last. */
-static void groups_draw(const struct page *page, const struct plane *plane)
+static void groups_draw(const struct trace_page *page, const struct plane *plane)
 {
   uint64_t sums[COLUMNS];
   memcpy(sums, page->columns.live_bytes, (size_t)page->columns.n * sizeof(*sums));
@@ -202,7 +202,7 @@ static void groups_draw(const struct page *page, const struct plane *plane)
   }
 }
 
-static void calls_draw(const struct page *page)
+static void calls_draw(const struct trace_page *page)
 {
   const struct memory_columns *columns = &page->columns;
   const struct plane plane = {TOP, HEIGHT, columns->most_bytes};
@@ -216,8 +216,9 @@ static void calls_draw(const struct page *page)
     fputs("\"/>\n", page->file);
   }
   if (page->plot->budget_bytes)
-    fprintf(page->file, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"black\" stroke-dasharray=\"6 4\"/>\n",
-            LEFT, LEFT + COLUMNS, y_of(&plane, page->plot->budget_bytes), y_of(&plane, page->plot->budget_bytes));
+    fprintf(page->file, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"black\" "
+                        "stroke-dasharray=\"6 4\"/>\n", LEFT, LEFT + COLUMNS,
+            y_of(&plane, page->plot->budget_bytes), y_of(&plane, page->plot->budget_bytes));
   fputs("</svg>\n", page->file);
 }
 
@@ -256,7 +257,7 @@ static uint64_t rows_fill(const struct lade_trace *trace, uint64_t first_time, u
   return most_bytes;
 }
 
-static void rows_draw(const struct page *page, const struct queue_row *rows, uint64_t most_bytes)
+static void rows_draw(const struct trace_page *page, const struct queue_row *rows, uint64_t most_bytes)
 {
   char size[32], name[32];
   svg_begin(page->file, page->trace->n_queues * (ROW_HEIGHT + 8) + 8);
@@ -275,7 +276,7 @@ static void rows_draw(const struct page *page, const struct queue_row *rows, uin
 }
 
 /* Draw the queues over time, unless the clock stands still. -ENOMEM. */
-static int queues_draw(const struct page *page)
+static int queues_draw(const struct trace_page *page)
 {
   const struct lade_trace *trace = page->trace;
   const uint64_t first_time = trace->events.items[0].time, last_time = trace->events.items[trace->events.n - 1].time;
@@ -303,7 +304,7 @@ static void line_write(FILE *file, const char *color, const char *name, uint64_t
   fprintf(file, "<td>%.2f %%</td></tr>\n", 100 * ((double)bytes / (double)live_bytes - 1));
 }
 
-static void lines_write(const struct page *page)
+static void lines_write(const struct trace_page *page)
 {
   const struct memory_plot *plot = page->plot;
   const uint64_t live_bytes = page->trace->peak_live_bytes;
@@ -320,7 +321,7 @@ static void lines_write(const struct page *page)
 }
 
 /* Return the group of the site with the text @site, which the trace owns; NULL: unknown. */
-static int group_find(const struct page *page, const char *site)
+static int group_find(const struct trace_page *page, const char *site)
 {
   for (int i = 0; i < page->trace->sites.n && site; i++)
     if (page->trace->sites.items[i] == site)
@@ -329,7 +330,7 @@ static int group_find(const struct page *page, const char *site)
 }
 
 /* Write the cells of @bytes: rounded, exact, and the part of the peak. */
-static void bytes_write(const struct page *page, uint64_t bytes)
+static void bytes_write(const struct trace_page *page, uint64_t bytes)
 {
   char size[32];
   fprintf(page->file, "<td>%s</td><td>%" PRIu64 " bytes</td><td>%.1f %%</td></tr>\n",
@@ -338,7 +339,7 @@ static void bytes_write(const struct page *page, uint64_t bytes)
 }
 
 /* Write the call sites that hold the most bytes at the peak, and the sum of the others, with the colours of areas. */
-static void sites_write(const struct page *page)
+static void sites_write(const struct trace_page *page)
 {
   struct lade_trace_holder others = {0};
   fputs("<h2>Holders at the peak</h2>\n<table>\n<tr><th></th><th>call site</th><th>blocks</th><th></th><th></th>"
@@ -375,7 +376,7 @@ static int block_insert(const struct lade_trace *trace, int held[HOLDERS_MOST], 
   return n;
 }
 
-static void block_write(const struct page *page, int i)
+static void block_write(const struct trace_page *page, int i)
 {
   const struct lade_trace_block *block = &page->trace->blocks.items[i];
   fprintf(page->file, "<tr><td>%d</td>", i + 1);
@@ -392,7 +393,7 @@ static void block_write(const struct page *page, int i)
 }
 
 /* Write the largest blocks that are live at the peak: where they begin, and their part of it. */
-static void blocks_write(const struct page *page)
+static void blocks_write(const struct trace_page *page)
 {
   const struct lade_trace *trace = page->trace;
   int held[HOLDERS_MOST], n = 0, n_live = 0;
@@ -414,7 +415,7 @@ static void blocks_write(const struct page *page)
 /* ---- the page ---- */
 
 /* Write the page. -ENOMEM. */
-static int page_write(const struct page *page)
+static int page_write(const struct trace_page *page)
 {
   FILE *file = page->file;
   fputs("<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head><meta charset=\"utf-8\"/>"
@@ -441,7 +442,7 @@ int memory_page_write(const struct memory_plot *plot, const char *path, struct l
   char *text = NULL;
   size_t n_bytes = 0;
   json_t *title = json_text(plot->title); /* valid UTF-8, whatever the title's bytes */
-  struct page page = {.plot = plot, .trace = plot->trace, .title = title ? json_string_value(title) : NULL};
+  struct trace_page page = {.plot = plot, .trace = plot->trace, .title = title ? json_string_value(title) : NULL};
   page.file = title ? open_memstream(&text, &n_bytes) : NULL;
   int code = page.file ? page_make(&page) : -ENOMEM;
   if (!code)
