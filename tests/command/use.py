@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import struct
@@ -162,3 +163,18 @@ assert code == 0 and [each["round"] for each in swept["runs"]] == [0, 1] and len
 assert abs(swept["medians"][0]["step_seconds"] - sum(times) / 2) < 1e-8, (times, swept["medians"])
 assert all(each["resident_peak_bytes"] > 0 for each in swept["runs"]), swept
 refused(2, ["--tp '1;2'", "commas"], "sweep", *SHORT, "--tp", "1;2")
+# As text, a budget that does not fit is a line of the table.
+code, out, err = run("sweep", *SWEPT, "--budgets", "64KiB,100%")
+assert code == 3 and re.search(r"^64KiB +does not fit$", out, re.M) and re.search(r"^100% .* [0-9a-f]{16}$", out, re.M), (
+    code, out, err)
+# Layouts on the dry device are planned as `lade plan` does, without data; a layout that is refused is a line.
+PLANNED = ["--model", "nano", "--batch", "4", "--seq", "32", "--layers", "1", "--machine", "h100-80g", "--device", "dry"]
+code, out, err = run("sweep", *PLANNED, "--budgets", "100%", "--tp", "1,3", "--dp", "1,2", "--zero", "0,1", "--json")
+swept = json.loads(out)
+assert code == 2 and err.count("3 tensor parallel ranks must divide 4 heads") == 3, (code, err)
+assert [each["label"] for each in swept["medians"]] == ["100%", "100% dp2", "100% dp2 zero1"], swept["medians"]
+plan = json.loads(run("plan", *PLANNED, "--budget", "100%", "--dp", "2", "--zero", "1", "--json")[1])
+assert swept["runs"][2]["planned_peak_bytes"] == plan["planned_peak_bytes"], (swept["runs"][2], plan)
+code, out, err = run("sweep", *PLANNED, "--budgets", "100%,64KiB", "--dp", "2")
+assert code == 3 and "data sheet, not measured" in out and re.search(r"^64KiB dp2 +does not fit$", out, re.M), (out, err)
+refused(2, ["--repeat: --device dry plans"], "sweep", *PLANNED, "--dp", "2", "--repeat", "2")

@@ -389,9 +389,11 @@ static const struct verb_page verb_pages[] = {
      "  lade sweep --model nano --data input.txt --steps 200\n"
      "  lade sweep --model baby --data input.txt --steps 20 --budgets 100%,50%,min --host-budget 0 --json\n"
      "  lade sweep --data input.txt --steps 20 --budgets 100% --dp 1,2 --zero 0,1 --repeat 3\n"
+     "  lade sweep --model gpt3-175b --batch 64 --machine h100-80g --device dry --tp 8 --dp 8,16 --zero 1,3 --budgets "
+     "min,80GB\n"
      "\nUsage: lade sweep --data FILE... [--budgets LIST] [OPTION...]\n"
      "Trains the same model at several budgets and in several layouts, one process or job each, and compares memory,\n"
-     "speed and numbers. Exits 6 if the numbers of one layout differ.\n"},
+     "speed and numbers. Exits 6 if the numbers of one layout differ. --device dry plans layouts instead.\n"},
     {VERB_PLAN, "plan",
      "Examples:\n"
      "  lade plan --model baby --batch 16 --budget 40%           the place of each value, and its cost\n"

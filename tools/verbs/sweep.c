@@ -5,8 +5,12 @@
  * Each run is a process of its own, this very program as `lade train --json`, or a job of `lade launch` if its layout
  * is of several ranks. Its memory is therefore measured from a fresh start, and no run warms caches for the next. With
  * --repeat the runs come in rounds, so that a busy minute does not fall on one budget alone. Runs follow one another
- * because they share cores. A budget that does not fit is a line of the table, and the other budgets still run; any
- * other failure ends the sweep. The numbers are proved by equal digests: all runs of a layout end with the same two.
+ * because they share cores. A budget that does not fit and a layout that is refused are lines of the table, and the
+ * others still run; any other failure ends the sweep. The numbers are proved by equal digests: all runs of a layout end
+ * with the same two.
+ *
+ * With --device dry and layouts of several ranks every trial is planned, by `lade plan`: no rank is started, so layouts
+ * of any size and of described machines can be compared.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +29,6 @@
 #define TRIALS_MOST 512
 #define SIZES_MOST 8  /* of one list */
 #define LABEL_BYTES 64
-#define MAX_OUTPUT_BYTES (1 << 20)
 
 /* The sizes of a layout, in the order of options' sweep_sizes. */
 static const char *const size_names[SWEEP_N_SIZES] = {"tp", "pp", "dp", "zero"};
@@ -44,6 +47,7 @@ struct budget_sweep {
   char *list; /* of budgets, cut at its commas */
   struct budget_trial trials[TRIALS_MOST];
   int n, n_distinct; /* trials; those of one round, which are the first */
+  bool is_planned;   /* no trial runs */
   struct lade_error error;
 };
 
@@ -133,6 +137,11 @@ static int trials_list(struct budget_sweep *sweep)
       sweep->trials[sweep->n - 1].round = round;
     }
   }
+  for (int i = 0; i < sweep->n; i++)
+    sweep->is_planned = sweep->is_planned || (sweep->options.device == DEVICE_DRY && ranks_of(&sweep->trials[i]) > 1);
+  if (!status && sweep->is_planned && (sweep->options.log || sweep->n > sweep->n_distinct))
+    status = lade_error_set(&sweep->error, -EINVAL, "--%s: --device dry plans layouts of several ranks, and runs none",
+                            sweep->options.log ? "log" : "repeat");
   return status;
 }
 
@@ -207,6 +216,15 @@ static int size_push(struct option_list *arguments, const char *name, int size, 
   return word_push(arguments, "%s", word);
 }
 
+/* Append the verb of @trial's process. */
+static int verb_push(const struct budget_sweep *sweep, const struct budget_trial *trial, struct option_list *arguments)
+{
+  if (sweep->is_planned)
+    return word_push(arguments, "%s", "plan");
+  int status = ranks_of(trial) > 1 ? launch_push(arguments, ranks_of(trial)) : 0;
+  return status ? status : word_push(arguments, "%s", "train");
+}
+
 /* Make argv of a run, with its NULL. */
 static int arguments_make(const struct budget_sweep *sweep, const struct budget_trial *trial,
                           struct option_list *ret_arguments)
@@ -214,10 +232,8 @@ static int arguments_make(const struct budget_sweep *sweep, const struct budget_
   static const char *const without[] = {"budgets", "repeat", "tp", "pp", "dp", "zero", "json", "quiet", "log", "save",
                                         "timeline", NULL};
   int status = word_push(ret_arguments, "%s", "lade");
-  if (!status && ranks_of(trial) > 1)
-    status = launch_push(ret_arguments, ranks_of(trial));
   if (!status)
-    status = word_push(ret_arguments, "%s", "train");
+    status = verb_push(sweep, trial, ret_arguments);
   for (int i = 0; i < SWEEP_N_SIZES && !status; i++)
     status = size_push(ret_arguments, size_names[i], trial->sizes[i], size_defaults[i]);
   if (!status)
@@ -228,25 +244,30 @@ static int arguments_make(const struct budget_sweep *sweep, const struct budget_
     status = word_push(ret_arguments, "--budget=%s", trial->budget);
   if (!status)
     status = word_push(ret_arguments, "%s", "--json");
-  if (!status && (sweep->options.is_quiet || !terminal_is(stderr)))
+  if (!status && !sweep->is_planned && (sweep->options.is_quiet || !terminal_is(stderr)))
     status = word_push(ret_arguments, "%s", "--quiet"); /* progress of each run is useless in a file */
   return status ? status : option_list_push(ret_arguments, NULL);
 }
 
 /* ---- runs ---- */
 
+/* Read all of @fd as a text, which the caller frees. NULL without memory. */
 static char *output_read(int fd)
 {
-  char *text = malloc(MAX_OUTPUT_BYTES);
-  size_t used = 0;
-  for (ssize_t n = 1; text && n && used < MAX_OUTPUT_BYTES - 1;) {
-    n = read(fd, text + used, MAX_OUTPUT_BYTES - 1 - used);
+  char *text = NULL, piece[4096];
+  size_t n_bytes = 0;
+  FILE *file = open_memstream(&text, &n_bytes);
+  for (ssize_t n = 1; file && n;) {
+    n = read(fd, piece, sizeof(piece));
     if (n < 0 && errno != EINTR)
       break;
-    used += n > 0 ? (size_t)n : 0;
+    if (n > 0)
+      fwrite(piece, 1, (size_t)n, file);
   }
-  if (text)
-    text[used] = 0;
+  if (file && fclose(file)) {
+    free(text);
+    text = NULL;
+  }
   return text;
 }
 
@@ -340,7 +361,7 @@ static const struct budget_trial *first_alike(const struct budget_sweep *sweep, 
 }
 
 struct step_spread {
-  double median, least, most; /* seconds, over the rounds that have completed */
+  double median, least, most; /* seconds, over the rounds that have completed; of a plan, as predicted */
 };
 
 static int double_compare(const void *a, const void *b)
@@ -349,17 +370,19 @@ static int double_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-/* Return the spread of the steps of all runs like @trial. pre: one of them has completed. */
+/* Return the spread of the steps of all runs like @trial, zeroes if none has completed. */
 static struct step_spread steps_find(const struct budget_sweep *sweep, const struct budget_trial *trial)
 {
+  const char *name = sweep->is_planned ? "predicted_step_seconds" : "measured_step_seconds";
   double seconds[TRIALS_MOST];
   int n = 0;
   for (int i = 0; i < sweep->n; i++) {
     const struct budget_trial *other = &sweep->trials[i];
     if (other->summary && strcmp(other->label, trial->label) == 0)
-      seconds[n++] = LADE_MAX(number_of(other, "measured_step_seconds"), 1e-9);
+      seconds[n++] = LADE_MAX(number_of(other, name), 1e-9);
   }
-  LADE_ASSERT(n > 0);
+  if (n == 0)
+    return (struct step_spread){0};
   qsort(seconds, (size_t)n, sizeof(*seconds), double_compare);
   return (struct step_spread){(seconds[(n - 1) / 2] + seconds[n / 2]) / 2, seconds[0], seconds[n - 1]};
 }
@@ -387,6 +410,8 @@ static const char *failure_of(const struct budget_trial *trial)
 {
   if (trial->code == LADE_EXIT_DOES_NOT_FIT)
     return "does not fit";
+  if (trial->code == LADE_EXIT_USAGE)
+    return "refused";
   return trial->code > 128 ? "stopped" : "failed";
 }
 
@@ -396,6 +421,12 @@ static void line_print(const struct budget_sweep *sweep, const struct budget_tri
   char planned[32], measured[32];
   if (!trial->summary) {
     fprintf(file, "budget %-6s %s\n", trial->label, failure_of(trial));
+    return;
+  }
+  if (sweep->is_planned) {
+    fprintf(file, "budget %-6s peak %s stated; %.0f tokens/s (%.0f %%)\n", trial->label,
+            lade_size_format(bytes_of(trial, "planned_peak_bytes"), planned, sizeof(planned)),
+            number_of(trial, "tokens_per_second"), speed_percent(sweep, trial));
     return;
   }
   bool is_same = has_same_digests(trial, first_alike(sweep, trial));
@@ -419,35 +450,62 @@ static int label_columns(const struct budget_sweep *sweep)
 
 static void heading_print(const struct budget_sweep *sweep)
 {
-  printf("%-*s %10s %10s %10s %10s %10s %11s %11s %9s %6s %s %s\n", label_columns(sweep), "budget", "peak", "measured",
-         "host", "store", "resident", "step said", "step took", "tokens/s", "speed",
-         sweep->options.n_repeats > 1 ? "  spread " : "", "losses");
+  printf("%-*s %10s", label_columns(sweep), "budget", "peak");
+  if (!sweep->is_planned)
+    printf(" %10s", "measured");
+  printf(" %10s %10s", "host", "store");
+  if (!sweep->is_planned)
+    printf(" %10s", "resident");
+  printf(" %11s", "step said");
+  if (!sweep->is_planned)
+    printf(" %11s", "step took");
+  printf(" %9s %6s%s%s\n", "tokens/s", "speed", sweep->options.n_repeats > 1 ? "   spread" : "",
+         sweep->is_planned ? "" : " losses");
+}
+
+/* Print the field @name of @trial in a column. */
+static void bytes_print(const struct budget_trial *trial, const char *name)
+{
+  char size[32];
+  printf(" %10s", lade_size_format(bytes_of(trial, name), size, sizeof(size)));
 }
 
 static void row_print(const struct budget_sweep *sweep, const struct budget_trial *trial)
 {
-  char planned[32], measured[32], host[32], store[32], resident[32], said[32], took[32];
+  char said[32], took[32];
   const struct step_spread steps = steps_find(sweep, trial);
   if (!trial->summary) {
     if (trial->code >= 0)
       printf("%-*s %s\n", label_columns(sweep), trial->label, failure_of(trial));
     return;
   }
-  printf("%-*s %10s %10s %10s %10s %10s %11s %11s %9.0f %4.0f %% ", label_columns(sweep), trial->label,
-         lade_size_format(bytes_of(trial, "planned_peak_bytes"), planned, sizeof(planned)),
-         lade_size_format(bytes_of(trial, "measured_peak_bytes"), measured, sizeof(measured)),
-         lade_size_format(bytes_of(trial, "host_bytes"), host, sizeof(host)),
-         lade_size_format(bytes_of(trial, "store_bytes"), store, sizeof(store)),
-         lade_size_format(bytes_of(trial, "resident_peak_bytes"), resident, sizeof(resident)),
-         seconds_format(number_of(trial, "predicted_step_seconds"), said, sizeof(said)),
-         seconds_format(steps.median, took, sizeof(took)), tokens_of(trial) / steps.median,
-         speed_percent(sweep, trial));
+  printf("%-*s", label_columns(sweep), trial->label);
+  bytes_print(trial, "planned_peak_bytes");
+  if (!sweep->is_planned)
+    bytes_print(trial, "measured_peak_bytes");
+  bytes_print(trial, "host_bytes");
+  bytes_print(trial, "store_bytes");
+  if (!sweep->is_planned)
+    bytes_print(trial, "resident_peak_bytes");
+  printf(" %11s", seconds_format(number_of(trial, "predicted_step_seconds"), said, sizeof(said)));
+  if (!sweep->is_planned)
+    printf(" %11s", seconds_format(steps.median, took, sizeof(took)));
+  printf(" %9.0f %4.0f %%", tokens_of(trial) / steps.median, speed_percent(sweep, trial));
   if (sweep->options.n_repeats > 1)
-    printf("%6.1f %% ", 100 * (steps.most - steps.least) / steps.median);
-  printf(" %s\n", text_of(trial, "loss_digest"));
+    printf(" %6.1f %%", 100 * (steps.most - steps.least) / steps.median);
+  if (!sweep->is_planned)
+    printf(" %s", text_of(trial, "loss_digest"));
+  putchar('\n');
 }
 
-/* Print the command to try next: the same run with --budget=min. */
+static void table_print(const struct budget_sweep *sweep)
+{
+  heading_print(sweep);
+  for (int i = 0; i < sweep->n_distinct; i++)
+    row_print(sweep, &sweep->trials[i]);
+}
+
+/* Print the command to try next: the same run with --budget=min. pre: trials have run. */
 static void next_print(const struct budget_sweep *sweep)
 {
   static const char *const without[] = {"budgets", "repeat", "tp", "pp", "dp", "zero", "json", "quiet", "log", "save",
@@ -509,10 +567,11 @@ static int trials_run(struct budget_sweep *sweep, FILE *lines, int *ret_code)
     line_print(sweep, trial, lines);
     if (trial->code && !*ret_code)
       *ret_code = trial->code;
-    if (trial->code && trial->code != LADE_EXIT_DOES_NOT_FIT)
+    const bool is_refused_layout = trial->code == LADE_EXIT_USAGE && ranks_of(trial) > 1;
+    if (trial->code && trial->code != LADE_EXIT_DOES_NOT_FIT && !is_refused_layout)
       break;
   }
-  for (int i = 0; i < sweep->n; i++) {
+  for (int i = 0; i < sweep->n && !sweep->is_planned; i++) {
     if (sweep->trials[i].summary && !has_same_digests(&sweep->trials[i], first_alike(sweep, &sweep->trials[i])))
       *ret_code = LADE_EXIT_NUMBERS_DIFFER;
   }
@@ -525,6 +584,13 @@ static int results_print(const struct budget_sweep *sweep, int code)
     return results_dump(sweep);
   if (!first_trial(sweep))
     return 0;
+  if (sweep->is_planned) {
+    printf("\nplans of %s, %s\n", text_of(first_trial(sweep), "model"),
+           json_is_true(json_object_get(first_trial(sweep)->summary, "is_measured")) ? "at measured rates"
+                                                                                       : "data sheet, not measured");
+    table_print(sweep);
+    return 0;
+  }
   printf("\n%lld steps of %s, %s: ", (long long)bytes_of(first_trial(sweep), "steps"),
          text_of(first_trial(sweep), "model"), text_of(first_trial(sweep), "dtype"));
   const bool is_one = memcmp(first_trial(sweep)->sizes, sweep->trials[sweep->n_distinct - 1].sizes,
@@ -532,9 +598,7 @@ static int results_print(const struct budget_sweep *sweep, int code)
   puts(code == LADE_EXIT_NUMBERS_DIFFER ? "the digests DIFFER"
        : is_one                         ? "all losses and parameters have the same bits"
                                         : "runs of one layout have the same bits");
-  heading_print(sweep);
-  for (int i = 0; i < sweep->n_distinct; i++)
-    row_print(sweep, &sweep->trials[i]);
+  table_print(sweep);
   if (code == LADE_EXIT_DONE)
     next_print(sweep);
   return 0;
