@@ -22,6 +22,13 @@
 /* Share of the effort behind the fast pass that the core and the items around it get. */
 #define CORE_PART 0.5
 
+/*
+ * Steps, for each item, of a first round of all methods if SHORT_TIMES as many are left. Each method takes a share of
+ * the limit, so without this round an answer that needs little would come later where more is allowed.
+ */
+#define SHORT_WORK 20000
+#define SHORT_TIMES 8
+
 static int item_check(const struct lade_pack_item *item, int i, struct lade_error *error)
 {
   uint32_t align = item->align ? item->align : 1;
@@ -133,16 +140,36 @@ static void effort_init(struct pack_effort *effort, const struct lade_pack_param
     effort->work_limit = LADE_PACK_FAST_WORK * (uint64_t)n;
 }
 
+/* True if the effort left is @work steps or more; a step takes about a nanosecond. */
+static bool has_effort(const struct pack_effort *effort, uint64_t work)
+{
+  return effort->work_limit - effort->work >= work &&
+         (!effort->deadline_ns || effort->deadline_ns - lade_now_ns() >= (int64_t)LADE_MIN(work, INT64_MAX));
+}
+
+/* Search by all methods behind the fast pass, with at most @work steps. True if the target is met. */
+static bool round_run(lade_packer *packer, uint64_t work)
+{
+  const struct pack_effort full = packer->effort;
+  lade_pack_effort_narrow(&packer->effort, 1, work);
+  const struct pack_effort round = packer->effort;
+  lade_pack_effort_narrow(&packer->effort, CORE_PART, UINT64_MAX);
+  bool is_met = lade_pack_core(packer);
+  lade_pack_effort_widen(&packer->effort, &round);
+  if (!is_met && !packer->effort.is_spent)
+    is_met = lade_pack_search_long(packer);
+  lade_pack_effort_widen(&packer->effort, &full);
+  return is_met;
+}
+
 static void search(lade_packer *packer)
 {
-  struct pack_effort full = packer->effort;
+  const uint64_t short_work = SHORT_WORK * (uint64_t)packer->problem.n;
   if (lade_pack_search_fast(packer))
     return;
-  lade_pack_effort_narrow(&packer->effort, CORE_PART, UINT64_MAX);
-  const bool is_met = lade_pack_core(packer);
-  lade_pack_effort_widen(&packer->effort, &full);
-  if (!is_met && !packer->effort.is_spent)
-    lade_pack_search_long(packer);
+  if (has_effort(&packer->effort, SHORT_TIMES * short_work) && round_run(packer, short_work))
+    return;
+  round_run(packer, UINT64_MAX);
 }
 
 int lade_packer_create(lade_packer **ret_packer)

@@ -106,7 +106,7 @@ void lade_pack_answer_init(lade_packer *packer, uint64_t stop_bytes);
 bool lade_pack_search_fast(lade_packer *packer);
 
 /* Search exactly with a part of the effort left; repair the remainder with the rest. */
-void lade_pack_search_long(lade_packer *packer);
+bool lade_pack_search_long(lade_packer *packer);
 
 /*
  * Place items in several orders, each at its lowest free offset, then repair. Orders of an earlier call are not tried

@@ -188,14 +188,15 @@ bool lade_pack_search_fast(lade_packer *packer)
 }
 
 /* Run the exact search on EXACT_PART of the effort left, then repair with first fit on the rest. */
-void lade_pack_search_long(lade_packer *packer)
+bool lade_pack_search_long(lade_packer *packer)
 {
   struct pack_effort full = packer->effort;
   lade_pack_effort_narrow(&packer->effort, EXACT_PART, UINT64_MAX);
-  const bool is_met = lade_pack_exact(packer);
+  bool is_met = lade_pack_exact(packer);
   lade_pack_effort_widen(&packer->effort, &full);
   if (!is_met && !packer->effort.is_spent)
-    lade_pack_first_fit(packer);
+    is_met = lade_pack_first_fit(packer);
+  return is_met;
 }
 
 /* Allocate the offsets of the incumbent and of the passes; there is no incumbent yet. */

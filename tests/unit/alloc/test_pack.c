@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -624,6 +625,25 @@ static void test_traces_come_close_to_their_bounds(void **state)
   }
 }
 
+/* Return the CPU nanoseconds of a search for @stop_bytes with at most @work steps, which must find it. */
+static int64_t search_time(int n, uint64_t work, uint64_t stop_bytes)
+{
+  struct timespec from, to;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+  assert_true(pack(n, work, stop_bytes).peak_bytes <= stop_bytes);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+  return (to.tv_sec - from.tv_sec) * INT64_C(1000000000) + to.tv_nsec - from.tv_nsec;
+}
+
+/* The methods take shares of the limit. An answer that little work finds comes about as soon where much is allowed. */
+static void test_a_large_limit_delays_no_answer(void **state)
+{
+  const int n = instance_read("torch_medium_128_training.csv");
+  const int64_t few_ns = search_time(n, 160000000, 7023288324), many_ns = search_time(n, 5000000000, 7023288324);
+  if (many_ns > 3 * few_ns) /* 13 times as long without the first round */
+    fail_msg("%" PRId64 " ns where little is allowed, %" PRId64 " ns where much is", few_ns, many_ns);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -658,6 +678,7 @@ int main(void)
       cmocka_unit_test(test_half_open_neighbours_may_share_bytes),
       cmocka_unit_test(test_minimalloc_instances_fit_their_capacity),
       cmocka_unit_test(test_traces_come_close_to_their_bounds),
+      cmocka_unit_test(test_a_large_limit_delays_no_answer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
