@@ -195,7 +195,7 @@ def a_rank_ends_before_the_first_message():
 
 
 def a_rank_never_comes_to_mpirun_alone():
-    """Without a board no process sees it end before MPI's start, which waits for it."""
+    """Without a status table no process sees it end before MPI's start, which waits for it."""
     script = '[ $OMPI_COMM_WORLD_RANK = 1 ] && exit 0; exec "$0" "$@"'
     result = subprocess.run(["mpirun", "--oversubscribe", "-n", "2", "sh", "-c", script, LADE, *TRAIN, "--steps",
                              "3", "--comm-timeout", "1"],
@@ -306,7 +306,7 @@ def is_waiting(process):
     with contextlib.suppress(OSError):
         with open(f"/proc/{process}/maps", encoding="ascii") as maps, \
                 open(f"/proc/{process}/stat", encoding="ascii") as stat:
-            return "lade-board" in maps.read() and stat.read().rsplit(")", 1)[1].split()[0] == "S"
+            return "lade-job-status" in maps.read() and stat.read().rsplit(")", 1)[1].split()[0] == "S"
     return False
 
 

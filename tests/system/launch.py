@@ -107,7 +107,7 @@ class Stuck:
                         open(f"/proc/{name}/maps", encoding="ascii") as maps, \
                         open(f"/proc/{name}/stat", encoding="ascii") as stat:
                     rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", environ.read())
-                    if rank and "lade-board" in maps.read() and stat.read().rsplit(")", 1)[1].split()[0] == "S":
+                    if rank and "lade-job-status" in maps.read() and stat.read().rsplit(")", 1)[1].split()[0] == "S":
                         found[int(rank[1])] = int(name)
             time.sleep(0.02)
         return found
@@ -221,7 +221,7 @@ with tempfile.TemporaryDirectory(prefix="lade-launch-") as scratch:
     assert damaged.returncode == 5 and len(lines) == 1, damaged
     assert "state.json is damaged" in lines[0] and lines[0].endswith("/saves/" + kept()[-2]), (damaged, kept())
 
-# Without a board the lost rank is unknown: one rank is left out.
+# Without a status table the lost rank is unknown: one rank is left out.
 FEWER = 'echo $OMPI_COMM_WORLD_SIZE; [ -e lost ] || [ $OMPI_COMM_WORLD_RANK != 1 ] || { touch lost; kill -9 $$; }; sleep 1'
 with tempfile.TemporaryDirectory(prefix="lade-launch-") as scratch:
     fewer = run("-n", "3", "--max-restarts", "1", "--elastic", "--", "sh", "-c", FEWER, cwd=scratch)

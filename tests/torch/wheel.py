@@ -26,6 +26,20 @@ graph.set_addresses(False)
 graph.close()
 assert graph.plan().info["planned_peak_bytes"] == 8192
 """
+# The pluggable allocator lies where lade.torch.limit looks for it, and works with the library that is loaded.
+PLUGIN = """
+import ctypes, os
+from lade.library import ErrorText, library
+core = library()
+path = os.path.join(os.path.dirname(core._name), "liblade-allocator.so.0")
+assert os.path.exists(path), path
+plugin, error = ctypes.CDLL(path), ErrorText()
+plugin.lade_plugged_limit.argtypes = [ctypes.c_uint64, ctypes.POINTER(ErrorText)]
+assert plugin.lade_plugged_limit(1 << 30, ctypes.byref(error)) == 0, error.text
+with open("/proc/self/maps", encoding="utf-8") as maps:
+    loaded = {line.split()[-1] for line in maps if "/liblade.so" in line or "/liblade-" in line and ".libs" in line}
+assert len({name for name in loaded if "allocator" not in name}) == 1, loaded
+"""
 
 
 def run(*command, **options):
@@ -60,6 +74,7 @@ def main():
         python, bare = os.path.join(fresh, "bin", "python"), {**plain, "PATH": "/nonexistent"}
         run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel, env=bare)
         run(python, "-c", USE, env=bare, cwd=folder)
+        run(python, "-c", PLUGIN, env=bare, cwd=folder)
         said = run(os.path.join(fresh, "bin", "lade"), "--version", env=bare, cwd=folder)
         assert run(python, "-m", "lade", "--version", env=bare, cwd=folder) == said, said
         failed = subprocess.run([python, "-c", "import lade.torch"], env=bare, cwd=folder, capture_output=True, text=True,

@@ -2,8 +2,8 @@
 /*
  * Joining and leaving a job of several ranks.
  *
- * A failure is reported once. With a launcher, ranks write their messages on its status board, and the launcher prints
- * the most specific one. Without a board all ranks of a node end with the failure, and the communicator selects the
+ * A failure is reported once. With a launcher, ranks write their messages on its status table, and the launcher prints
+ * the most specific one. Without a table all ranks of a node end with the failure, and the communicator selects the
  * rank that prints. The job's exit code is that of the first rank that exits with an error, as under mpirun. Ranks that
  * were only notified of a failure therefore wait until the failed rank has exited.
  */
@@ -38,11 +38,11 @@ int job_read(struct job *job, struct lade_error *error)
   *job = (struct job){.launch = {.world = 1}};
   int status = lade_launch_read(environ, error, &job->launch);
   if (!status && job->launch.launcher != LADE_LAUNCHER_NONE)
-    job->board = job_status_find(job->launch.world);
-  if (job->board) { /* in this order, because a rank that has begun and ends without a mark counts as killed */
+    job->table = job_status_find(job->launch.world);
+  if (job->table) { /* in this order, because a rank that has begun and ends without a mark counts as killed */
     signals_init();
-    signals_mark(&job->board->ranks[job->launch.rank].signal_number);
-    job_status_begin(job->board, job->launch.rank);
+    signals_mark(&job->table->ranks[job->launch.rank].signal_number);
+    job_status_begin(job->table, job->launch.rank);
   }
   return status;
 }
@@ -68,7 +68,7 @@ static void stdout_restore(int before)
 }
 
 /*
- * Report a failure that every rank may have met, without a board. The first rank prints it; another one prints it if it
+ * Report a failure that every rank may have met, without a table. The first rank prints it; another one prints it if it
  * is still alive when the first would have ended the job. srun ends no ranks, and under it the first rank always
  * exists. Return the exit code.
  */
@@ -91,11 +91,11 @@ static int options_fail(const struct job *job, enum verb_id verb, int status, co
   struct lade_error own = *error;
   if (!job_is_first(job))
     lade_error_set(&own, status, "the options of rank %d are refused: %s", job->launch.rank, error->text);
-  if (!job->board)
+  if (!job->table)
     return failure_say(job, verb_name(verb), status, &own);
   if (!job_is_first(job))
-    job_status_await_first(job->board, HEARSAY_US * INT64_C(1000));
-  job_status_leave(job->board, job->launch.rank, status, own.text);
+    job_status_await_first(job->table, HEARSAY_US * INT64_C(1000));
+  job_status_leave(job->table, job->launch.rank, status, own.text);
   return exit_code(status);
 }
 
@@ -107,8 +107,8 @@ int job_options_read(const struct job *job, enum verb_id verb, int argc, char **
   stdout_restore(out);
   if (status < 0)
     return options_fail(job, verb, status, &error);
-  if (status == OPTIONS_ANSWERED && job->board)
-    job_status_leave(job->board, job->launch.rank, 0, NULL);
+  if (status == OPTIONS_ANSWERED && job->table)
+    job_status_leave(job->table, job->launch.rank, 0, NULL);
   return status == OPTIONS_ANSWERED ? LADE_EXIT_DONE : OPTIONS_GO;
 }
 
@@ -148,8 +148,8 @@ static void vigil_fail(const struct vigil *vigil)
   struct lade_error error = {0};
   lade_error_set(&error, -ETIMEDOUT, "the ranks of this job have not met within %g s: one of its %d has ended, or "
                  "never began", vigil->timeout_s, job->launch.world);
-  if (job->board)
-    job_status_leave(job->board, job->launch.rank, -ETIMEDOUT, error.text);
+  if (job->table)
+    job_status_leave(job->table, job->launch.rank, -ETIMEDOUT, error.text);
   else
     failure_say(job, "train", -ETIMEDOUT, &error);
   _exit(LADE_EXIT_FAILED);
@@ -199,7 +199,7 @@ int job_join(struct job *job, double timeout_s, struct lade_error *error)
 {
   if (job->launch.world == 1)
     return 0;
-  int status = job->board ? job_status_meet(job->board, timeout_s, error) : 0;
+  int status = job->table ? job_status_meet(job->table, timeout_s, error) : 0;
   if (status)
     return status;
   plugin_find();
@@ -219,16 +219,16 @@ int job_leave(struct job *job, const char *verb, int status, const struct lade_e
       lade_comm_abort(job->world, error && *error->text ? error->text : strerror(-status));
     if (status == -ECANCELED && job->world) /* a rank that saw the failure itself has the more specific message */
       usleep(HEARSAY_US);
-    if (!job->board && !job->world)
+    if (!job->table && !job->world)
       code = failure_say(job, verb, status, error);
-    else if (!job->board && lade_comm_is_speaker(job->world))
+    else if (!job->table && lade_comm_is_speaker(job->world))
       code = exit_fail(verb, status, error);
-    if (job->board)
-      job_status_leave(job->board, job->launch.rank, status, error && *error->text ? error->text : strerror(-status));
+    if (job->table)
+      job_status_leave(job->table, job->launch.rank, status, error && *error->text ? error->text : strerror(-status));
     if (status == -EPIPE)
       usleep(HEARSAY_US);
-  } else if (job->board) {
-    job_status_leave(job->board, job->launch.rank, 0, NULL);
+  } else if (job->table) {
+    job_status_leave(job->table, job->launch.rank, 0, NULL);
   }
   if (job->world)
     lade_comm_set_exit_code(job->world, code);

@@ -14,10 +14,10 @@ struct job {
   struct lade_launch launch;   /* rank 0 of 1 without a launcher */
   struct lade_kernels kernels; /* of the communicator */
   lade_comm *world;            /* NULL: one rank */
-  struct job_status *board;    /* of the launcher; NULL: none */
+  struct job_status *table;    /* of the launcher; NULL: none */
 };
 
-/* Find this process's rank and status board. Opens nothing else. -EINVAL with one line. */
+/* Find this process's rank and status table. Opens nothing else. -EINVAL with one line. */
 int job_read(struct job *job, struct lade_error *error);
 
 /*
@@ -39,7 +39,7 @@ static inline bool job_is_first(const struct job *job)
 
 /*
  * Leave the job after @status: 0, or a failure that every rank has been notified of or meets itself. The message goes
- * on the board, or is printed by one rank of a node. Finishes @job. Return the exit code.
+ * on the table, or is printed by one rank of a node. Finishes @job. Return the exit code.
  */
 int job_leave(struct job *job, const char *verb, int status, const struct lade_error *error);
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The board is a memfd of the launcher, which its ranks open through /proc. It is on no file system and disappears with
+ * The table is a memfd of the launcher, which its ranks open through /proc. It is on no file system and disappears with
  * the job, however the job ends. A descriptor cannot be inherited because mpirun starts ranks in processes of its own;
  * it passes on only the environment.
  *
  * Each field has one writer. A rank's message is written before has_left; the launcher reads it after all ranks have
  * ended.
  *
- * The board must record which checkpoints in --save are the job's, because others may be there, also newer ones. --keep
+ * The table must record which checkpoints in --save are the job's, because others may be there, also newer ones. --keep
  * may also have removed the previous checkpoint right after a save was published, before the job could note the save.
- * The board therefore holds the last save that was begun, and the checkpoint that it replaces: if another directory has
+ * The table therefore holds the last save that was begun, and the checkpoint that it replaces: if another directory has
  * the name now, the save is complete.
  */
 #include "tools/job/job_status.h"
@@ -35,7 +35,7 @@ static size_t job_status_bytes(int n_ranks)
   return sizeof(struct job_status) + (size_t)n_ranks * sizeof(struct job_status_rank);
 }
 
-/* Return the layout version of the board; boards of other versions are ignored. */
+/* Return the layout version of the table; tables of other versions are ignored. */
 static uint64_t job_status_version(void)
 {
   const uint64_t shape = (uint64_t)sizeof(struct job_status) << 32 ^ (uint64_t)sizeof(struct job_status_rank) << 16;
@@ -46,7 +46,7 @@ int job_status_create(int n_ranks, struct job_status **ret_status)
 {
   char place[64];
   const size_t bytes = job_status_bytes(n_ranks);
-  int fd = memfd_create("lade-board", MFD_CLOEXEC), status = 0;
+  int fd = memfd_create("lade-job-status", MFD_CLOEXEC), status = 0;
   if (fd < 0)
     return -errno;
   void *memory = MAP_FAILED;
@@ -59,67 +59,67 @@ int job_status_create(int n_ranks, struct job_status **ret_status)
     close(fd);
     return status;
   }
-  struct job_status *board = memory; /* the descriptor stays open because the board's path refers to it */
-  board->version = job_status_version();
-  board->n_ranks = n_ranks;
-  atomic_store(&board->saving_step, -1);
-  atomic_store(&board->saved_step, -1);
-  *ret_status = board;
+  struct job_status *table = memory; /* the descriptor stays open because the table's path refers to it */
+  table->version = job_status_version();
+  table->n_ranks = n_ranks;
+  atomic_store(&table->saving_step, -1);
+  atomic_store(&table->saved_step, -1);
+  *ret_status = table;
   return 0;
 }
 
-void job_status_destroy(struct job_status *board)
+void job_status_destroy(struct job_status *table)
 {
-  if (board)
-    munmap(board, job_status_bytes(board->n_ranks));
+  if (table)
+    munmap(table, job_status_bytes(table->n_ranks));
 }
 
-void job_status_clear(struct job_status *board, int n_ranks)
+void job_status_clear(struct job_status *table, int n_ranks)
 {
-  LADE_ASSERT(n_ranks <= board->n_ranks);
-  board->n_ranks = n_ranks;
-  memset(board->ranks, 0, (size_t)n_ranks * sizeof(*board->ranks));
-  atomic_store(&board->first_step, -1);
+  LADE_ASSERT(n_ranks <= table->n_ranks);
+  table->n_ranks = n_ranks;
+  memset(table->ranks, 0, (size_t)n_ranks * sizeof(*table->ranks));
+  atomic_store(&table->first_step, -1);
 }
 
 /* Return the identity of the directory that has the name of @step's checkpoint in --save. */
-static struct job_status_checkpoint checkpoint_look(const struct job_status *board, int64_t step)
+static struct job_status_checkpoint checkpoint_look(const struct job_status *table, int64_t step)
 {
   char path[PATH_MAX];
   struct stat at;
-  if (!*board->places[JOB_STATUS_SAVE] || lade_checkpoint_path(board->places[JOB_STATUS_SAVE], step, path, NULL) ||
+  if (!*table->places[JOB_STATUS_SAVE] || lade_checkpoint_path(table->places[JOB_STATUS_SAVE], step, path, NULL) ||
       stat(path, &at))
     return (struct job_status_checkpoint){0};
   return (struct job_status_checkpoint){at.st_dev, at.st_ino};
 }
 
 /* True if the last save that was begun is published, also if the job ended before it noted that. */
-static bool saving_is_whole(const struct job_status *board)
+static bool saving_is_whole(const struct job_status *table)
 {
-  const int64_t step = atomic_load(&board->saving_step);
-  const struct job_status_checkpoint *before = &board->replaced;
-  const struct job_status_checkpoint now = step < 0 ? *before : checkpoint_look(board, step);
+  const int64_t step = atomic_load(&table->saving_step);
+  const struct job_status_checkpoint *before = &table->replaced;
+  const struct job_status_checkpoint now = step < 0 ? *before : checkpoint_look(table, step);
   return now.node && (now.device != before->device || now.node != before->node);
 }
 
-void job_status_save_begin(struct job_status *board, int64_t step)
+void job_status_save_begin(struct job_status *table, int64_t step)
 {
-  if (saving_is_whole(board))
-    atomic_store(&board->saved_step, atomic_load(&board->saving_step));
-  atomic_store(&board->saving_step, -1);
-  board->replaced = checkpoint_look(board, step);
-  atomic_store(&board->saving_step, step);
+  if (saving_is_whole(table))
+    atomic_store(&table->saved_step, atomic_load(&table->saving_step));
+  atomic_store(&table->saving_step, -1);
+  table->replaced = checkpoint_look(table, step);
+  atomic_store(&table->saving_step, step);
 }
 
-void job_status_save_end(struct job_status *board, int64_t step, int64_t taken_ns)
+void job_status_save_end(struct job_status *table, int64_t step, int64_t taken_ns)
 {
-  atomic_store(&board->saved_ns, taken_ns);
-  atomic_store(&board->saved_step, step);
+  atomic_store(&table->saved_ns, taken_ns);
+  atomic_store(&table->saved_step, step);
 }
 
-int64_t job_status_find_save(const struct job_status *board)
+int64_t job_status_find_save(const struct job_status *table)
 {
-  return atomic_load(saving_is_whole(board) ? &board->saving_step : &board->saved_step);
+  return atomic_load(saving_is_whole(table) ? &table->saving_step : &table->saved_step);
 }
 
 struct job_status *job_status_find(int n_ranks)
@@ -135,25 +135,25 @@ struct job_status *job_status_find(int n_ranks)
   close(fd);
   if (memory == MAP_FAILED)
     return NULL;
-  struct job_status *board = memory;
-  if (board->version != job_status_version() || board->n_ranks != n_ranks) {
+  struct job_status *table = memory;
+  if (table->version != job_status_version() || table->n_ranks != n_ranks) {
     munmap(memory, bytes);
     return NULL;
   }
-  return board;
+  return table;
 }
 
-void job_status_begin(struct job_status *board, int rank)
+void job_status_begin(struct job_status *table, int rank)
 {
-  atomic_store(&board->ranks[rank].pid, getpid());
+  atomic_store(&table->ranks[rank].pid, getpid());
 }
 
-int job_status_meet(const struct job_status *board, double timeout_s, struct lade_error *error)
+int job_status_meet(const struct job_status *table, double timeout_s, struct lade_error *error)
 {
   const int64_t begin_ns = lade_now_ns();
-  for (int rank = 0; rank < board->n_ranks;) {
-    const pid_t pid = atomic_load(&board->ranks[rank].pid);
-    if (atomic_load(&board->ranks[rank].has_left))
+  for (int rank = 0; rank < table->n_ranks;) {
+    const pid_t pid = atomic_load(&table->ranks[rank].pid);
+    if (atomic_load(&table->ranks[rank].has_left))
       return lade_error_set(error, -ECANCELED, "rank %d has left before it had met the others", rank);
     if (pid && kill(pid, 0) && errno == ESRCH)
       return lade_error_set(error, -EPIPE, "rank %d (process %d) has ended before it had met the others", rank,
@@ -169,27 +169,27 @@ int job_status_meet(const struct job_status *board, double timeout_s, struct lad
   return 0;
 }
 
-void job_status_await_first(const struct job_status *board, int64_t most_ns)
+void job_status_await_first(const struct job_status *table, int64_t most_ns)
 {
   const int64_t end_ns = lade_now_ns() + most_ns;
-  while (!atomic_load(&board->ranks[0].has_left) && lade_now_ns() < end_ns)
+  while (!atomic_load(&table->ranks[0].has_left) && lade_now_ns() < end_ns)
     nanosleep(&(struct timespec){.tv_nsec = MEET_PAUSE_NS}, NULL);
 }
 
-void job_status_leave(struct job_status *board, int rank, int code, const char *text)
+void job_status_leave(struct job_status *table, int rank, int code, const char *text)
 {
-  struct job_status_rank *own = &board->ranks[rank];
+  struct job_status_rank *own = &table->ranks[rank];
   own->left_ns = lade_now_ns();
   own->error.code = code;
   snprintf(own->error.text, sizeof(own->error.text), "%s", text ? text : "");
   atomic_store(&own->has_left, 1);
 }
 
-int job_status_signal(const struct job_status *board, int signal_number)
+int job_status_signal(const struct job_status *table, int signal_number)
 {
   int n = 0;
-  for (int rank = 0; rank < board->n_ranks; rank++) {
-    const struct job_status_rank *other = &board->ranks[rank];
+  for (int rank = 0; rank < table->n_ranks; rank++) {
+    const struct job_status_rank *other = &table->ranks[rank];
     const pid_t pid = atomic_load(&other->pid);
     n += pid > 0 && !atomic_load(&other->has_left) && kill(pid, signal_number) == 0;
   }
@@ -202,13 +202,13 @@ static int hearsay(const struct lade_error *words)
   return words->code == -ECANCELED ? 2 : words->code == -EPIPE || words->code == -ETIMEDOUT ? 1 : 0;
 }
 
-void job_status_judge(const struct job_status *board, struct job_verdict *ret_verdict)
+void job_status_judge(const struct job_status *table, struct job_verdict *ret_verdict)
 {
   struct job_verdict verdict = {.first_lost = -1};
   const struct job_status_rank *best = NULL;
   int first_unbegun = -1;
-  for (int rank = 0; rank < board->n_ranks; rank++) {
-    const struct job_status_rank *other = &board->ranks[rank];
+  for (int rank = 0; rank < table->n_ranks; rank++) {
+    const struct job_status_rank *other = &table->ranks[rank];
     const bool has_begun = atomic_load(&other->pid) != 0;
     verdict.n_begun += has_begun;
     if (!has_begun) {

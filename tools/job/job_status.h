@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The status board of a job: memory of `lade launch` that its ranks write to. It outlives the ranks, so that the
+ * The status table of a job: memory of `lade launch` that its ranks write to. It outlives the ranks, so that the
  * launcher can report a failure once. Ranks find it through LADE_LAUNCH_BOARD. Ranks of another launcher, or of another
  * version, have none.
  */
@@ -60,17 +60,17 @@ struct job_status {
 };
 
 /*
- * Create the launcher's board for @n_ranks ranks, and name it in the environment of child processes. -ENOMEM and
+ * Create the launcher's table for @n_ranks ranks, and name it in the environment of child processes. -ENOMEM and
  * others.
  */
 int job_status_create(int n_ranks, struct job_status **ret_status);
-void job_status_destroy(struct job_status *board);
+void job_status_destroy(struct job_status *table);
 
-/* Clear the board before a start: no rank has begun. */
-void job_status_clear(struct job_status *board, int n_ranks);
+/* Clear the table before a start: no rank has begun. */
+void job_status_clear(struct job_status *table, int n_ranks);
 
 /*
- * Map this process's view of its job's board, found through the environment; NULL: none. It stays mapped until the
+ * Map this process's view of its job's table, found through the environment; NULL: none. It stays mapped until the
  * process ends.
  */
 struct job_status *job_status_find(int n_ranks);
@@ -78,33 +78,33 @@ struct job_status *job_status_find(int n_ranks);
 /*
  * Record that rank @rank, this process, has begun. pre: SIGTERM is marked (signals_mark), to be told apart from a kill.
  */
-void job_status_begin(struct job_status *board, int rank);
+void job_status_begin(struct job_status *table, int rank);
 
 /*
  * Wait until all ranks have begun, because MPI's own start waits without bound for a rank that ended before it.
  * -ETIMEDOUT, -EPIPE (a rank was killed) or -ECANCELED (it left by itself), with the rank. Blocks for at most
  * @timeout_s.
  */
-int job_status_meet(const struct job_status *board, double timeout_s, struct lade_error *error);
+int job_status_meet(const struct job_status *table, double timeout_s, struct lade_error *error);
 
 /* Wait until the first rank has left, for at most @most_ns. */
-void job_status_await_first(const struct job_status *board, int64_t most_ns);
+void job_status_await_first(const struct job_status *table, int64_t most_ns);
 
 /* Record that rank @rank leaves by itself with @code, and with @text if that is an error. */
-void job_status_leave(struct job_status *board, int rank, int code, const char *text);
+void job_status_leave(struct job_status *table, int rank, int code, const char *text);
 
 /* Send a signal to the ranks that have begun and not left. Return their number. Async-signal-safe. */
-int job_status_signal(const struct job_status *board, int signal_number);
+int job_status_signal(const struct job_status *table, int signal_number);
 
 /*
  * Note, on the first rank, that a save of @step into --save begins, or that it is complete with values taken at
  * @taken_ns.
  */
-void job_status_save_begin(struct job_status *board, int64_t step);
-void job_status_save_end(struct job_status *board, int64_t step, int64_t taken_ns);
+void job_status_save_begin(struct job_status *table, int64_t step);
+void job_status_save_end(struct job_status *table, int64_t step, int64_t taken_ns);
 
 /* Return the step of this job's newest checkpoint in --save, ignoring those of other runs; -1: none. */
-int64_t job_status_find_save(const struct job_status *board);
+int64_t job_status_find_save(const struct job_status *table);
 
 /*
  * The end of a start. The first message of a rank that failed by itself takes precedence, then one of a rank that saw
@@ -119,6 +119,6 @@ struct job_verdict {
   int n_lost;              /* of n_begun: ended without a message, not stopped by a signal, and no survivor */
   int first_lost;          /* of n_lost, else of n_unbegun; -1: none */
 };
-void job_status_judge(const struct job_status *board, struct job_verdict *ret_verdict);
+void job_status_judge(const struct job_status *table, struct job_verdict *ret_verdict);
 
 #endif

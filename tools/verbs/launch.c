@@ -7,7 +7,7 @@
  * stop after their step, and may save without a time limit; other commands get them from mpirun. A second signal ends
  * all at once.
  *
- * Messages. Ranks of `lade train` leave their messages on a board (job_status.h), so that the end of a job is reported
+ * Messages. Ranks of `lade train` leave their messages on a table (job_status.h), so that the end of a job is reported
  * once, by the most specific message, even if mpirun ended the other ranks before they could report. The job's code is
  * that of this message; for other commands it is mpirun's. Only mpirun knows which signal ended a rank; its exit code
  * tells. If mpirun itself was killed, this process adopts its ranks (reaper.h) and ends them before it reports or
@@ -79,7 +79,7 @@ struct launch {
   bool is_elastic;
   char **command;
   int n_command;
-  struct job_status *board;
+  struct job_status *table;
   struct output_relay output;
   struct launch_scratch scratch;
   volatile sig_atomic_t is_mpirun_told; /* asked to end; set by a handler */
@@ -177,14 +177,14 @@ static int mpirun_prepare(void *user)
 }
 
 /*
- * Handle a signal, in its handler. mpirun kills 2 s after a request to end, so it gets none if ranks on the board end
+ * Handle a signal, in its handler. mpirun kills 2 s after a request to end, so it gets none if ranks on the table end
  * by themselves.
  */
 static void signal_take(void *user, pid_t mpirun, int signal_number, enum signals_wish wish)
 {
   struct launch *launch = user;
   const int ending = signal_number == SIGINT ? SIGINT : SIGTERM; /* the signals that ranks handle */
-  const int n_told = wish == SIGNALS_OTHER ? 0 : job_status_signal(launch->board, ending);
+  const int n_told = wish == SIGNALS_OTHER ? 0 : job_status_signal(launch->table, ending);
   if (mpirun > 0 && (!n_told || wish == SIGNALS_END_NOW)) {
     kill(mpirun, wish == SIGNALS_OTHER ? signal_number : ending);
     launch->is_mpirun_told |= wish != SIGNALS_OTHER;
@@ -220,7 +220,7 @@ static void loss_print(const struct launch *launch, struct loss *loss, int64_t f
 {
   char text[200];
   snprintf(text, sizeof(text), "restart %d of %d, %d rank%s, continues after step %lld: %lld steps and %.1f s lost",
-           launch->board->n_restarts, launch->n_restarts_most, launch->n_ranks, launch->n_ranks == 1 ? "" : "s",
+           launch->table->n_restarts, launch->n_restarts_most, launch->n_ranks, launch->n_ranks == 1 ? "" : "s",
            (long long)first, (long long)LADE_MAX(loss->n_steps - first, 0), (double)(begun_ns - loss->since_ns) / 1e9);
   message_print("launch", text);
   loss->is_pending = false;
@@ -228,16 +228,16 @@ static void loss_print(const struct launch *launch, struct loss *loss, int64_t f
 
 static void loss_look(const struct launch *launch, struct loss *loss)
 {
-  const int64_t first = atomic_load(&launch->board->first_step);
+  const int64_t first = atomic_load(&launch->table->first_step);
   if (loss->is_pending && first >= 0)
-    loss_print(launch, loss, first, atomic_load(&launch->board->begun_ns));
+    loss_print(launch, loss, first, atomic_load(&launch->table->begun_ns));
 }
 
 /* Mark living ranks as survivors: after a lost rank, or after mpirun's end, their own end is a consequence. */
-static void survivors_mark(struct job_status *board)
+static void survivors_mark(struct job_status *table)
 {
-  for (int rank = 0; rank < board->n_ranks; rank++) {
-    struct job_status_rank *other = &board->ranks[rank];
+  for (int rank = 0; rank < table->n_ranks; rank++) {
+    struct job_status_rank *other = &table->ranks[rank];
     const pid_t pid = atomic_load(&other->pid);
     other->is_survivor |= pid && !atomic_load(&other->has_left) && process_lives(pid);
   }
@@ -249,14 +249,14 @@ static void survivors_mark(struct job_status *board)
  */
 static void ranks_look(struct launch *launch)
 {
-  struct job_status *board = launch->board;
-  for (int rank = 0; rank < board->n_ranks && !launch->has_lost; rank++) {
-    const pid_t pid = atomic_load(&board->ranks[rank].pid);
+  struct job_status *table = launch->table;
+  for (int rank = 0; rank < table->n_ranks && !launch->has_lost; rank++) {
+    const pid_t pid = atomic_load(&table->ranks[rank].pid);
     const bool is_gone = pid && kill(pid, 0) && errno == ESRCH;
     /* read after is_gone, because a rank sets has_left before it ends */
-    launch->has_lost = is_gone && !atomic_load(&board->ranks[rank].has_left);
+    launch->has_lost = is_gone && !atomic_load(&table->ranks[rank].has_left);
     if (launch->has_lost)
-      survivors_mark(board);
+      survivors_mark(table);
   }
 }
 
@@ -270,9 +270,9 @@ struct watch {
 };
 
 /* True if the process @pid is a rank that has left: it may wait without bound for mpirun's answer to its exit. */
-static bool rank_has_left(const void *board, pid_t pid)
+static bool rank_has_left(const void *table, pid_t pid)
 {
-  const struct job_status *of = board;
+  const struct job_status *of = table;
   for (int rank = 0; rank < of->n_ranks; rank++)
     if (atomic_load(&of->ranks[rank].pid) == pid)
       return atomic_load(&of->ranks[rank].has_left);
@@ -282,10 +282,10 @@ static bool rank_has_left(const void *board, pid_t pid)
 /* True if mpirun's ranks have all ended, or are to end because one of them failed. */
 static bool ranks_are_through(const struct launch *launch, pid_t mpirun, bool *has_begun)
 {
-  const struct job_status *board = launch->board;
+  const struct job_status *table = launch->table;
   bool is_one_alive = false, has_one_failed = false;
-  for (int rank = 0; rank < board->n_ranks; rank++) {
-    const struct job_status_rank *other = &board->ranks[rank];
+  for (int rank = 0; rank < table->n_ranks; rank++) {
+    const struct job_status_rank *other = &table->ranks[rank];
     const pid_t pid = atomic_load(&other->pid);
     const bool has_left = atomic_load(&other->has_left), is_alive = pid && !has_left && process_lives(pid);
     *has_begun |= pid != 0;
@@ -294,7 +294,7 @@ static bool ranks_are_through(const struct launch *launch, pid_t mpirun, bool *h
   }
   if (is_one_alive)
     return has_one_failed;
-  const bool is_found = children_live(mpirun, rank_has_left, board, has_begun);
+  const bool is_found = children_live(mpirun, rank_has_left, table, has_begun);
   return *has_begun && !is_found;
 }
 
@@ -344,8 +344,8 @@ static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, in
   }
   int status = subprocess_wait(child, &launch->error, ret_state);
   loss_look(launch, loss);
-  if (!status && *ret_state == 0 && loss->is_pending && atomic_load(&launch->board->ranks[0].pid))
-    loss_print(launch, loss, atomic_load(&launch->board->n_steps), lade_now_ns()); /* no step was left to do */
+  if (!status && *ret_state == 0 && loss->is_pending && atomic_load(&launch->table->ranks[0].pid))
+    loss_print(launch, loss, atomic_load(&launch->table->n_steps), lade_now_ns()); /* no step was left to do */
   return status;
 }
 
@@ -379,7 +379,7 @@ static void command_print(const struct launch *launch, const char *place)
   fprintf(stderr, "  %s launch -n %d", program_invocation_name, launch->n_asked);
   if (launch->n_restarts_most)
     fprintf(stderr, " --max-restarts %d%s", launch->n_restarts_most, launch->is_elastic ? " --elastic" : "");
-  fprintf(stderr, " -- train%s", launch->board->words);
+  fprintf(stderr, " -- train%s", launch->table->words);
   snprintf(resume, sizeof(resume), "--resume=%s", place);
   word_print(stderr, resume);
   fputc('\n', stderr);
@@ -391,16 +391,16 @@ static void command_print(const struct launch *launch, const char *place)
  */
 static int lost_tell(const struct launch *launch, const char *verb, bool is_again, struct lade_error *error)
 {
-  const struct job_status *board = launch->board;
-  const char *save = board->places[JOB_STATUS_SAVE], *resume = board->places[JOB_STATUS_RESUME];
-  const int64_t saved = job_status_find_save(board);
+  const struct job_status *table = launch->table;
+  const char *save = table->places[JOB_STATUS_SAVE], *resume = table->places[JOB_STATUS_RESUME];
+  const int64_t saved = job_status_find_save(table);
   char path[PATH_MAX];
   /* other checkpoints may be of a run before this job */
   const char *own = saved >= 0 ? resume_command_place(save, saved, path) : "";
   const char *const places[] = {*save ? own : NULL, *resume ? resume : NULL};
   const char *place = resume_command_newest(places, LADE_COUNT(places), error);
   const struct lade_error why = *error;
-  const bool is_shown = place && !is_again && *board->words;
+  const bool is_shown = place && !is_again && *table->words;
   if (is_shown)
     lade_error_set(error, why.code, "%.490s; continue with:", why.text);
   const int code = exit_fail(verb, why.code, error);
@@ -432,7 +432,7 @@ static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_
     return lost_tell(launch, "train", is_again, &launch->error);
   }
   lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word%s%s", rank,
-                 atomic_load(&launch->board->ranks[rank].pid) ? "before the others could see it" : "before it began",
+                 atomic_load(&launch->table->ranks[rank].pid) ? "before the others could see it" : "before it began",
                  *how ? ", by " : "", how);
   return lost_tell(launch, "launch", is_again, &launch->error);
 }
@@ -475,10 +475,10 @@ static struct end end_judge(const struct launch *launch, int state)
   /* 137 after the launcher's SIGKILL */
   struct end end = {.code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state)};
   if (end.code) {
-    survivors_mark(launch->board);
+    survivors_mark(launch->table);
     reaper_end();
   }
-  job_status_judge(launch->board, &end.verdict);
+  job_status_judge(launch->table, &end.verdict);
   if (launch->is_mpirun_stuck)
     end.code = end.verdict.n_well == launch->n_ranks && !signals_get() ? LADE_EXIT_DONE : LADE_EXIT_FAILED;
   else if (WIFSIGNALED(state))
@@ -507,7 +507,7 @@ static const char *layout_name(const struct lade_layout_params *params, char nam
  */
 static int ranks_shrink(const struct launch *launch, const struct end *end, struct next *next, struct lade_error *error)
 {
-  const struct job_status *board = launch->board;
+  const struct job_status *table = launch->table;
   char name[LADE_LAYOUT_NAME_BYTES];
   const int left = launch->n_left - LADE_MAX(end->verdict.n_lost, 1); /* without messages mpirun ended the others
                                                                          itself */
@@ -518,11 +518,11 @@ static int ranks_shrink(const struct launch *launch, const struct end *end, stru
   next->n_ranks = next->n_left = left;
   if (!launch->is_asked_known) /* no rank reports a layout: any number will do */
     return 0;
-  if (lade_layout_shrink(&launch->asked, left, board->n_rows, board->micro_rows, &next->layout))
+  if (lade_layout_shrink(&launch->asked, left, table->n_rows, table->micro_rows, &next->layout))
     return lade_error_set(error, -EPIPE, "%d of %d ranks remain, and no part of the layout \"%s\" fits them: none "
                           "shares a batch of %lld in microbatches of %lld", left, launch->n_asked,
-                          layout_name(&launch->asked, name), (long long)board->n_rows,
-                          (long long)LADE_MAX(board->micro_rows, 1));
+                          layout_name(&launch->asked, name), (long long)table->n_rows,
+                          (long long)LADE_MAX(table->micro_rows, 1));
   next->n_ranks = next->layout.world;
   next->is_layout_known = true;
   return 0;
@@ -531,39 +531,39 @@ static int ranks_shrink(const struct launch *launch, const struct end *end, stru
 /* True if another start follows @end. @error: the reason if ranks were lost and no start is possible. */
 static bool next_plan(struct launch *launch, const struct end *end, struct next *next, struct lade_error *error)
 {
-  const struct job_status *board = launch->board;
+  const struct job_status *table = launch->table;
   *next = (struct next){.n_ranks = launch->n_ranks, .n_left = launch->n_left};
-  if (!launch->is_asked_known && board->n_rows) {
-    launch->asked = board->layout;
+  if (!launch->is_asked_known && table->n_rows) {
+    launch->asked = table->layout;
     launch->asked.world = launch->n_ranks;
     launch->is_asked_known = true;
   }
-  if (!end->is_lost || board->n_restarts >= launch->n_restarts_most)
+  if (!end->is_lost || table->n_restarts >= launch->n_restarts_most)
     return false;
   return !launch->is_elastic || end->signal_number || !ranks_shrink(launch, end, next, error);
 }
 
 static void next_take(struct launch *launch, const struct next *next)
 {
-  struct job_status *board = launch->board;
+  struct job_status *table = launch->table;
   launch->n_ranks = next->n_ranks;
   launch->n_left = next->n_left;
   if (next->is_layout_known) {
-    board->layout = next->layout;
-    board->is_layout_given = true;
+    table->layout = next->layout;
+    table->is_layout_given = true;
   }
-  board->n_restarts++;
+  table->n_restarts++;
 }
 
 /* Report the layout given to the remaining ranks if it lacks memory; their own messages say how much it needs. */
 static void layout_tell(const struct launch *launch, const struct end *end)
 {
-  const struct job_status *board = launch->board;
+  const struct job_status *table = launch->table;
   char text[200], name[LADE_LAYOUT_NAME_BYTES];
-  if (!board->is_layout_given || !end->verdict.is_own || end->verdict.error.code != -EOVERFLOW)
+  if (!table->is_layout_given || !end->verdict.is_own || end->verdict.error.code != -EOVERFLOW)
     return;
   snprintf(text, sizeof(text), "%d of %d ranks remain; the largest layout for them, \"%s\", does not fit the budget",
-           launch->n_left, launch->n_asked, layout_name(&board->layout, name));
+           launch->n_left, launch->n_asked, layout_name(&table->layout, name));
   message_print("launch", text);
 }
 
@@ -572,7 +572,7 @@ static int start_run(struct launch *launch, struct loss *loss, struct end *ret_e
 {
   int state = 0;
   pid_t child;
-  job_status_clear(launch->board, launch->n_ranks);
+  job_status_clear(launch->table, launch->n_ranks);
   launch->is_mpirun_stuck = launch->has_lost = false;
   launch_scratch_open(&launch->scratch);
   int status = mpirun_start(launch, &child);
@@ -586,7 +586,7 @@ static int start_run(struct launch *launch, struct loss *loss, struct end *ret_e
 
 static int job_run(struct launch *launch)
 {
-  struct job_status *board = launch->board;
+  struct job_status *table = launch->table;
   struct loss loss = {.since_ns = lade_now_ns()};
   struct next next;
   signals_give(signal_take, launch);
@@ -608,9 +608,9 @@ static int job_run(struct launch *launch)
       layout_tell(launch, &end);
       return code;
     }
-    if (atomic_load(&board->first_step) >= 0) /* else this start lost nothing more than the one before it */
-      loss = (struct loss){.n_steps = atomic_load(&board->n_steps),
-                           .since_ns = LADE_MAX(atomic_load(&board->saved_ns), atomic_load(&board->begun_ns))};
+    if (atomic_load(&table->first_step) >= 0) /* else this start lost nothing more than the one before it */
+      loss = (struct loss){.n_steps = atomic_load(&table->n_steps),
+                           .since_ns = LADE_MAX(atomic_load(&table->saved_ns), atomic_load(&table->begun_ns))};
     loss.is_pending = true;
     next_take(launch, &next);
   }
@@ -732,8 +732,8 @@ int launch_main(int argc, char **argv)
   launch.command = argv + first;
   launch.n_command = argc - first;
   launch.n_asked = launch.n_left = launch.n_ranks;
-  int status = job_status_create(launch.n_ranks, &launch.board);
+  int status = job_status_create(launch.n_ranks, &launch.table);
   code = status ? exit_fail("launch", status, NULL) : job_relay(&launch);
-  job_status_destroy(launch.board);
+  job_status_destroy(launch.table);
   return code;
 }

@@ -152,8 +152,8 @@ static int evaluate(struct train_run *run)
 static void log_save(struct train_run *run, int64_t step)
 {
   run->kept_step = step;
-  if (run->job.board && job_is_first(&run->job))
-    job_status_save_end(run->job.board, step, run->begun_save_ns);
+  if (run->job.table && job_is_first(&run->job))
+    job_status_save_end(run->job.table, step, run->begun_save_ns);
   json_t *event = json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "dir",
                             json_text(run->options.save));
   json_object_set_new(event, "seconds", json_number(run->interval.save_seconds));
@@ -199,8 +199,8 @@ static int save_begin(struct train_run *run, int64_t begin_ns)
   const struct options *options = &run->options;
   const bool is_first = run->saved_step < 0;
   run->begun_save_ns = lade_now_ns();
-  if (run->job.board && job_is_first(&run->job))
-    job_status_save_begin(run->job.board, run->info.step);
+  if (run->job.table && job_is_first(&run->job))
+    job_status_save_begin(run->job.table, run->info.step);
   int status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
   if (status)
     return save_status(run, status);
@@ -350,17 +350,17 @@ static void step_tell(struct train_run *run, const struct lade_step_report *repo
 static int step(struct train_run *run)
 {
   struct lade_step_report report;
-  struct job_status *board = job_is_first(&run->job) ? run->job.board : NULL;
-  if (board && atomic_load(&board->first_step) < 0) {
-    atomic_store(&board->begun_ns, lade_now_ns());
-    atomic_store(&board->first_step, run->info.step);
+  struct job_status *table = job_is_first(&run->job) ? run->job.table : NULL;
+  if (table && atomic_load(&table->first_step) < 0) {
+    atomic_store(&table->begun_ns, lade_now_ns());
+    atomic_store(&table->first_step, run->info.step);
   }
   int status = lade_session_step(run->session, &report, &run->error);
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
-  if (board)
-    atomic_store(&board->n_steps, run->info.step);
+  if (table)
+    atomic_store(&table->n_steps, run->info.step);
   if (run->options.device == DEVICE_DRY)
     report.loss = report.grad_norm = NAN;
   status = ends_agree(run);
@@ -556,13 +556,13 @@ static void ranks_apply(struct train_run *run)
 static int restart_apply(struct train_run *run)
 {
   struct lade_session_params *session = &run->options.session;
-  const struct job_status *board = run->job.board;
-  if (!board || !board->n_restarts)
+  const struct job_status *table = run->job.table;
+  if (!table || !table->n_restarts)
     return 0;
-  if (board->is_layout_given)
-    session->layout = board->layout;
-  const int64_t saved = job_status_find_save(board);
-  int status = saved < 0 ? 0 : lade_checkpoint_path(board->places[JOB_STATUS_SAVE], saved, run->own, &run->error);
+  if (table->is_layout_given)
+    session->layout = table->layout;
+  const int64_t saved = job_status_find_save(table);
+  int status = saved < 0 ? 0 : lade_checkpoint_path(table->places[JOB_STATUS_SAVE], saved, run->own, &run->error);
   if (!status && saved >= 0) {
     session->resume = run->own;
     session->init = NULL;
@@ -597,18 +597,18 @@ static void words_fill(char words[JOB_STATUS_WORDS_BYTES], const struct options 
 /* Fill in the facts that the launcher needs for a restart, before ranks meet and any can be lost. */
 static void job_status_fill(struct train_run *run)
 {
-  struct job_status *board = run->job.board;
+  struct job_status *table = run->job.table;
   const struct lade_session_params *session = &run->options.session;
-  if (!board || !job_is_first(&run->job))
+  if (!table || !job_is_first(&run->job))
     return;
-  if (!board->is_layout_given)
-    board->layout = session->layout;
-  board->layout.struct_size = sizeof(board->layout);
-  board->n_rows = session->batch;
-  board->micro_rows = session->micro_batch;
-  place_fill(board->places[JOB_STATUS_SAVE], run->options.save);
-  place_fill(board->places[JOB_STATUS_RESUME], session->resume);
-  words_fill(board->words, &run->options);
+  if (!table->is_layout_given)
+    table->layout = session->layout;
+  table->layout.struct_size = sizeof(table->layout);
+  table->n_rows = session->batch;
+  table->micro_rows = session->micro_batch;
+  place_fill(table->places[JOB_STATUS_SAVE], run->options.save);
+  place_fill(table->places[JOB_STATUS_RESUME], session->resume);
+  words_fill(table->words, &run->options);
 }
 
 static int step_refuse(struct train_run *run, const char *option, const char *place, int64_t step)
@@ -680,8 +680,8 @@ static int begin(struct train_run *run)
     return status;
   lade_session_get_info(run->session, &run->info);
   machine_note(run);
-  if (run->job.board && job_is_first(&run->job))
-    atomic_store(&run->job.board->n_steps, run->info.step);
+  if (run->job.table && job_is_first(&run->job))
+    atomic_store(&run->job.table->n_steps, run->info.step);
   if (run->info.step > options->session.steps)
     return step_refuse(run, "store", options->session.store, run->info.step);
   status = history_init(&run->history, options->session.steps - run->info.step);
@@ -743,7 +743,7 @@ int train_main(int argc, char **argv)
       error = run.error;
     }
     lade_session_close(run.session);
-    if (is_apart(status) && !run.job.board && *error.text) /* this run's saver has ended and removes no more
+    if (is_apart(status) && !run.job.table && *error.text) /* this run's saver has ended and removes no more
                                                               checkpoints */
       newest_tell(&run, &error);
     code = job_leave(&run.job, "train", status, &error);

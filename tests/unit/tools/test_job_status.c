@@ -22,10 +22,10 @@
 
 static struct job_status *job_status_make(void)
 {
-  struct job_status *board = NULL;
-  assert_int_equal(job_status_create(2, &board), 0);
-  assert_non_null(realpath(scratch, board->places[JOB_STATUS_SAVE]));
-  return board;
+  struct job_status *table = NULL;
+  assert_int_equal(job_status_create(2, &table), 0);
+  assert_non_null(realpath(scratch, table->places[JOB_STATUS_SAVE]));
+  return table;
 }
 
 /* Publish a checkpoint as a save does: a new directory takes the name; the old one is exchanged and removed. */
@@ -46,73 +46,73 @@ static void checkpoint_drop(int64_t step)
 
 static void checkpoints_of_other_runs_are_not_the_jobs(void **state)
 {
-  struct job_status *board = job_status_make();
+  struct job_status *table = job_status_make();
   checkpoint_publish(4);
   checkpoint_publish(100);
-  assert_int_equal(job_status_find_save(board), -1);
-  job_status_save_begin(board, 6);
+  assert_int_equal(job_status_find_save(table), -1);
+  job_status_save_begin(table, 6);
   checkpoint_publish(6);
-  job_status_save_end(board, 6, 1);
-  assert_int_equal(job_status_find_save(board), 6);
-  job_status_save_begin(board, 100); /* killed in this save */
-  assert_int_equal(job_status_find_save(board), 6);
-  job_status_destroy(board);
+  job_status_save_end(table, 6, 1);
+  assert_int_equal(job_status_find_save(table), 6);
+  job_status_save_begin(table, 100); /* killed in this save */
+  assert_int_equal(job_status_find_save(table), 6);
+  job_status_destroy(table);
 }
 
 static void a_save_that_was_published_counts_though_nobody_saw_it(void **state)
 {
-  struct job_status *board = job_status_make();
-  job_status_save_begin(board, 4);
-  assert_int_equal(job_status_find_save(board), -1);
+  struct job_status *table = job_status_make();
+  job_status_save_begin(table, 4);
+  assert_int_equal(job_status_find_save(table), -1);
   checkpoint_publish(4);
-  assert_int_equal(job_status_find_save(board), 4);
-  job_status_save_end(board, 4, 1);
-  job_status_save_begin(board, 6);
-  assert_int_equal(job_status_find_save(board), 4);
+  assert_int_equal(job_status_find_save(table), 4);
+  job_status_save_end(table, 4, 1);
+  job_status_save_begin(table, 6);
+  assert_int_equal(job_status_find_save(table), 4);
   checkpoint_publish(6);
   checkpoint_drop(4); /* --keep 1 */
-  assert_int_equal(job_status_find_save(board), 6);
-  job_status_clear(board, 2); /* the next start resumes from there, */
-  job_status_save_begin(board, 6); /* has no step left, and is killed in its save of the same step */
-  assert_int_equal(job_status_find_save(board), 6);
-  job_status_destroy(board);
+  assert_int_equal(job_status_find_save(table), 6);
+  job_status_clear(table, 2); /* the next start resumes from there, */
+  job_status_save_begin(table, 6); /* has no step left, and is killed in its save of the same step */
+  assert_int_equal(job_status_find_save(table), 6);
+  job_status_destroy(table);
 }
 
 static void a_save_in_anothers_place_counts_once_it_took_it(void **state)
 {
-  struct job_status *board = job_status_make();
+  struct job_status *table = job_status_make();
   checkpoint_publish(4);
-  job_status_save_begin(board, 4);
-  assert_int_equal(job_status_find_save(board), -1);
+  job_status_save_begin(table, 4);
+  assert_int_equal(job_status_find_save(table), -1);
   checkpoint_publish(4);
-  assert_int_equal(job_status_find_save(board), 4);
-  job_status_destroy(board);
+  assert_int_equal(job_status_find_save(table), 4);
+  job_status_destroy(table);
 }
 
 /* Five ranks: one was killed, the others ended as a consequence. */
 static void ranks_that_others_ended_are_not_lost(void **state)
 {
-  struct job_status *board = NULL;
+  struct job_status *table = NULL;
   struct job_verdict verdict;
-  assert_int_equal(job_status_create(5, &board), 0);
-  job_status_clear(board, 5);
+  assert_int_equal(job_status_create(5, &table), 0);
+  job_status_clear(table, 5);
   for (int rank = 1; rank < 5; rank++)
-    job_status_begin(board, rank); /* the first has not begun */
-  board->ranks[1].signal_number = SIGTERM;
-  board->ranks[2].is_survivor = true;
-  job_status_leave(board, 4, -EPIPE, "rank 3 has ended");
-  job_status_judge(board, &verdict);
+    job_status_begin(table, rank); /* the first has not begun */
+  table->ranks[1].signal_number = SIGTERM;
+  table->ranks[2].is_survivor = true;
+  job_status_leave(table, 4, -EPIPE, "rank 3 has ended");
+  job_status_judge(table, &verdict);
   assert_int_equal(verdict.n_begun, 4);
   assert_int_equal(verdict.n_unbegun, 1);
   assert_int_equal(verdict.n_lost, 1);
   assert_int_equal(verdict.first_lost, 3);
   assert_int_equal(verdict.error.code, -EPIPE);
   assert_false(verdict.is_own);
-  job_status_leave(board, 3, 0, NULL);
-  job_status_judge(board, &verdict);
+  job_status_leave(table, 3, 0, NULL);
+  job_status_judge(table, &verdict);
   assert_int_equal(verdict.n_lost, 0);
   assert_int_equal(verdict.first_lost, 0); /* then a rank that had not begun was lost */
-  job_status_destroy(board);
+  job_status_destroy(table);
 }
 
 int main(void)
