@@ -54,7 +54,7 @@ void lade_planner_destroy(lade_planner *planner);
 
 struct lade_plan_bounds {
   uint64_t unconstrained_bytes; /* device peak with everything kept */
-  int64_t unconstrained_ns;
+  int64_t unconstrained_ns;     /* its step; a session lowers it to that of a plan which is faster */
   uint64_t min_bytes;           /* smallest device budget for which a plan was found */
   uint64_t lower_bound_bytes;   /* no program needs less: see bound.c */
   int n_states;                 /* length of the trajectory */

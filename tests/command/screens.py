@@ -60,7 +60,7 @@ for words, needed in ADVISED:
             assert abs(step - advice["step_seconds"]) < 1e-8, (words, advice, step)
             tokens = after["batch"] * after["seq"]
             assert abs(after["tokens_per_second"] * step / tokens - 1) < 1e-6, after["tokens_per_second"]
-            assert after["slowdown"] > 0.9, after["slowdown"]
+            assert after["slowdown"] >= 1, after["slowdown"]
         if before["fits"]:  # it is faster
             assert advice["step_seconds"] < before.get("all_ranks_step_seconds", before["predicted_step_seconds"]), words
         else:  # it fits, or needs less
@@ -69,3 +69,7 @@ for words, needed in ADVISED:
 assert n_followed >= 5, n_followed
 unneeded = json.loads(plan(*PLANS[3], "--json"))
 assert unneeded["slowdown"] < 1.02 and unneeded["advice"] == [], unneeded["advice"]
+# No plan is faster than the step without a budget: with ZeRO 2 the first plan that keeps everything is not the best.
+sharded = json.loads(plan("--model", "gpt2-1.5b", "--layers", "4", "--batch", "64", "--micro-batch", "1", "--dp", "8",
+                          "--zero", "2", "--machine", "h100-80g", "--json"))
+assert sharded["slowdown"] >= 1 and sharded["unconstrained_step_seconds"] <= sharded["predicted_step_seconds"], sharded

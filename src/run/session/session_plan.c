@@ -401,6 +401,8 @@ static int plan_work(void *user, struct lade_error *error)
     status = capacity_check(s, error);
   if (!status && session_is_plan_leader(s)) {
     status = plan_search(s, error);
+    if (!status) /* a plan within the budget is one without it, too */
+      s->bounds.unconstrained_ns = LADE_MIN(s->bounds.unconstrained_ns, s->plan->predicted_ns);
     if (status == -EOVERFLOW) {
       host_budget_word(s, error);
       memory_word(s, error);
