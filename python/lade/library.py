@@ -78,3 +78,13 @@ def check(code, error=None, call=""):
         return code
     text = error.text.decode(errors="replace") if error is not None else ""
     raise Error(text or f"{call}: {os.strerror(-code)}", code)
+
+
+def plugin_path(core):
+    """Return the path of the pluggable allocator: beside the library @core, or by the loader's search.
+
+    A wheel holds libraries under their full versions, because it has no links.
+    """
+    folder, name = os.path.split(core._name)
+    beside = os.path.join(folder, name.replace("liblade.", "liblade-allocator.", 1))
+    return beside if folder and os.path.exists(beside) else "liblade-allocator.so.0"

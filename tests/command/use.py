@@ -58,6 +58,7 @@ assert "did you mean" not in refused(2, ["lade replay has no option --quiet"], "
 for option, words in (("--cp", "context parallel"), ("--ep", "expert parallel")):
     for verb in ("train", "plan"):
         assert "did you mean" not in refused(2, [option, words], verb, option, "2")
+    assert "did you mean" not in refused(2, [f"no option {option}"], "replay", "one.csv", option, "2")
 
 # Machines: a file that is missing, and a size whose unit is none.
 assert "expected one of" not in refused(2, ["missing.json: cannot open: No such file"], *PLAN[:-1], "missing.json")

@@ -29,9 +29,8 @@ assert graph.plan().info["planned_peak_bytes"] == 8192
 # The pluggable allocator lies where lade.torch.limit looks for it, and works with the library that is loaded.
 PLUGIN = """
 import ctypes, os
-from lade.library import ErrorText, library
-core = library()
-path = os.path.join(os.path.dirname(core._name), "liblade-allocator.so.0")
+from lade.library import ErrorText, library, plugin_path
+path = plugin_path(library())
 assert os.path.exists(path), path
 plugin, error = ctypes.CDLL(path), ErrorText()
 plugin.lade_plugged_limit.argtypes = [ctypes.c_uint64, ctypes.POINTER(ErrorText)]

@@ -65,10 +65,10 @@ static const struct option *option_near(enum verb_id verb, const char *name)
   for (const struct option *option = option_table; option->help; option++) {
     if (!option->name || !(option->verbs & verb))
       continue;
-    const int length = (int)strlen(option->name);
+    const int length = (int)strlen(option->name), shorter = LADE_MIN(length, (int)strlen(name));
     const bool begins = length > 2 && strncmp(name, option->name, (size_t)length) == 0; /* --batch-size */
     const int distance = begins ? 3 : word_distance(name, option->name);
-    if (distance < least && (begins || 2 * distance <= length)) {
+    if (distance < least && (begins || 2 * distance <= shorter)) {
       least = distance;
       near = option;
     }

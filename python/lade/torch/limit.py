@@ -6,10 +6,8 @@ import os
 import torch
 
 from ..errors import Error
-from ..library import ErrorText, check, library
+from ..library import ErrorText, check, library, plugin_path
 from ..size import size_bytes
-
-_NAME = "liblade-allocator.so.0"
 
 
 class _Stats(ctypes.Structure):
@@ -36,13 +34,6 @@ def _declare(core, plugin):
     core.lade_allocator_get_cache.argtypes, core.lade_allocator_get_cache.restype = [pointer, ctypes.c_int], pointer
     core.lade_cache_report.argtypes = [pointer, ctypes.c_char_p, ctypes.c_size_t]
     core.lade_cache_report.restype = ctypes.c_size_t
-
-
-def _plugin_path(core):
-    """The plug-in lies beside the library that is loaded, or where the loader finds it."""
-    folder = os.path.dirname(core._name)
-    beside = os.path.join(folder, _NAME)
-    return beside if folder and os.path.exists(beside) else _NAME
 
 
 class Limit:
@@ -109,11 +100,11 @@ def limit(size):
         raise Error("lade.torch.limit needs a CUDA device, and this PyTorch finds none; lade.torch.step keeps a byte "
                     "budget on the CPU too", -19)
     core = library()
-    path = _plugin_path(core)
+    path = plugin_path(core)
     try:
         plugin = ctypes.CDLL(path)
     except OSError as fault:
-        raise Error(f"{_NAME} is not beside {core._name}: {fault}", -38) from fault
+        raise Error(f"{os.path.basename(path)} is not beside {core._name}: {fault}", -38) from fault
     _declare(core, plugin)
     error = ErrorText()
     check(plugin.lade_plugged_limit(limit_bytes, ctypes.byref(error)), error, "lade_plugged_limit")
