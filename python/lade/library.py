@@ -81,10 +81,7 @@ def check(code, error=None, call=""):
 
 
 def plugin_path(core):
-    """Return the path of the pluggable allocator: beside the library @core, or by the loader's search.
-
-    A wheel holds libraries under their full versions, because it has no links.
-    """
+    """Return the path of the pluggable allocator: beside the library @core, or by the loader's search."""
     folder, name = os.path.split(core._name)
     beside = os.path.join(folder, name.replace("liblade.", "liblade-allocator.", 1))
     return beside if folder and os.path.exists(beside) else "liblade-allocator.so.0"

@@ -75,7 +75,8 @@ static int sizes_parse(const char *name, const char *text, int sizes[SIZES_MOST]
     }
   }
   return lade_error_set(error, -EINVAL, "--%s '%.64s': expected at most %d %s, separated by commas", name, text,
-                        SIZES_MOST, strcmp(name, "zero") == 0 ? "stages from 0 to 3" : "numbers of ranks");
+                        SIZES_MOST,
+                        strcmp(name, "zero") == 0 ? "stages from 0 to 3" : "numbers of ranks from 1 to 4096");
 }
 
 static int trial_add(struct budget_sweep *sweep, const char *budget, const int sizes[SWEEP_N_SIZES])
