@@ -231,6 +231,8 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (!planner)
     return lade_error_set(error, -ENOMEM, "planning ran out of memory");
   planner->params = *params;
+  if (params->chunk_bytes) /* a tier takes whole chunks: room that none fills would mislead the descent */
+    planner->params.host_bytes -= params->host_bytes % params->chunk_bytes;
   planner->own_layout = params->layout;
   leader_set(planner);
   planner->is_pinned = calloc((size_t)lade_change_count(params->graph) + 1, sizeof(bool));

@@ -86,6 +86,11 @@ for more, shared in (([], 8), (["--node-ranks", "2"], 2)):
     assert json.loads(run(*ranks, *more, "--json")[1])["host_budget_bytes"] == (16 << 30) // shared
 assert json.loads(run(*ranks[:-2], "--json")[1])["host_budget_bytes"] > 16 << 30  # of the description: a rank's own
 
+# More host memory never needs a larger budget: a part of a chunk, which the tier cannot use, misleads no plan.
+least = [json.loads(run("plan", "--model", "nano", "--machine", "laptop-8c", "--budget", "min", "--host-budget",
+                        f"{host}MiB", "--json")[1])["min_budget_bytes"] for host in (2, 3, 4, 5, 6)]
+assert least == sorted(least, reverse=True), least
+
 # A training with another machine's description says whose times are whose, before and after.
 code, out, err = run("train", *SHORT[:-1], "--steps", "2", "--machine", "h100-80g", "--save", "run")
 assert code == 0 and "--machine h100-80g: the plan" in err and "on this one" in err, (code, err)
