@@ -216,7 +216,8 @@ static __device__ inline void queries_put(const struct queries<D, M> &q, const s
     if (lane_get() % 4 == 0 && at < s.seq_len)
       ((float *)a.lse)[query_at(s, s.h, at)] = q.max[i / 2][i % 2] * s.scale + logf(sum);
   }
-  sums_put<D>(q.out, factors, room, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first, s.seq_len);
+  sums_put<LADE_CUDA_MMA_PITCH(D), D>(q.out, factors, room, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first,
+                                      s.seq_len);
 }
 
 /* ---- both sizes of heads in both types ---- */
