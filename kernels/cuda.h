@@ -22,8 +22,8 @@ enum lade_cuda_attention { LADE_CUDA_BY_PLAIN, LADE_CUDA_BY_MMA, LADE_CUDA_BY_WG
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who);
 
 /*
- * Return one line, with the price, if scores of this form are computed by a slower attention than the one that @kernels
- * has chosen; else "". Static.
+ * Return one line, with the price, if heads of this size or scores of this form are computed by a slower attention than
+ * the one that @kernels has chosen; else "". Static.
  */
 const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, enum lade_dtype dtype, int64_t head_dim,
                                           const struct lade_score_form *form);

@@ -43,6 +43,15 @@
   X(attention_mma_form, ATTENTION_MMA_FORM_DQ_128, attention_mma_form_dq_128, 16) \
   X(attention_mma_form, ATTENTION_MMA_FORM_DKV_64, attention_mma_form_dkv_64, 16) \
   X(attention_mma_form, ATTENTION_MMA_FORM_DKV_128, attention_mma_form_dkv_128, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_FWD_80, attention_mma_more_fwd_80, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_FWD_96, attention_mma_more_fwd_96, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_FWD_256, attention_mma_more_fwd_256, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_DQ_80, attention_mma_more_dq_80, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_DQ_96, attention_mma_more_dq_96, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_DQ_256, attention_mma_more_dq_256, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_DKV_80, attention_mma_more_dkv_80, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_DKV_96, attention_mma_more_dkv_96, 16) \
+  X(attention_mma_more, ATTENTION_MMA_MORE_DKV_256, attention_mma_more_dkv_256, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_64, attention_wgmma_fwd_64, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_128, attention_wgmma_fwd_128, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_64, attention_wgmma_dq_64, 16) \

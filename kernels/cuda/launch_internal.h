@@ -35,8 +35,8 @@ int64_t lade_cuda_row_packs(enum lade_dtype dtype, int64_t d);
 lade_kernel_fn lade_cuda_matmul;
 size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *args);
 
-/* True if tensor cores compute heads of @head_dim, in tables with such an attention. */
-bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim);
+/* True if @who, mma.sync or wgmma, has heads of @head_dim. Slower attentions compute others, in the same table. */
+bool lade_cuda_attention_has(enum lade_cuda_attention who, enum lade_dtype dtype, int64_t head_dim);
 
 /* True if scores are more than scaled and causal: then wgmma's place is taken by mma.sync. */
 bool lade_cuda_attention_has_form(const struct lade_score_form *form);

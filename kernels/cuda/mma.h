@@ -2,10 +2,11 @@
 /*
  * Tiles of 16-bit rows in shared memory, and products of them by tensor cores, over the instructions of ptx.h.
  *
- * A tile has rows of D elements, 64 or 128. Its 16-byte chunks are permuted within a row, by the row's number, so that
- * the eight rows of a matrix, which one load takes, lie in different banks; so do the rows of a written fragment. A
- * warp holds c of some products as c[m][n][4]: rows 16 m.. and columns 8 n.. of its own (ptx.h defines each lane's
- * elements). M blocks of 16 rows use the same b, which is therefore loaded once for them.
+ * A tile has rows of D elements, 64, 128 or 256, of which the first USED are in use. Its 16-byte chunks are permuted
+ * within a row, by the row's number, so that the eight rows of a matrix, which one load takes, lie in different banks;
+ * so do the rows of a written fragment. A warp holds c of some products as c[m][n][4]: rows 16 m.. and columns 8 n.. of
+ * its own (ptx.h defines each lane's elements). M blocks of 16 rows use the same b, which is therefore loaded once for
+ * them.
  */
 #ifndef LADE_CUDA_MMA_H
 #define LADE_CUDA_MMA_H
@@ -48,36 +49,39 @@ template <int D, class T> static __device__ inline T *chunk_at(T *tile, int row,
 }
 
 /*
- * Begin to copy ROWS rows from @first on of a tensor whose rows are @pitch elements apart; zeros past its @n_rows. All
- * THREADS threads of the block. Rows begin at multiples of 16 bytes.
+ * Begin to copy USED elements each of ROWS rows from @first on of a tensor whose rows are @pitch elements apart; zeros
+ * past its @n_rows. All THREADS threads of the block. Rows begin at multiples of 16 bytes.
  */
-template <int D, int ROWS, int THREADS, class T>
+template <int D, int ROWS, int THREADS, int USED = D, class T>
 static __device__ inline void tile_copy(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
 {
   constexpr int CHUNKS = D / LADE_CUDA_CHUNK, TURN_ROWS = THREADS / CHUNKS;
-  static_assert(ROWS % TURN_ROWS == 0 && TURN_ROWS % 8 == 0, "whole turns, swapped alike");
+  static_assert(ROWS % TURN_ROWS == 0, "whole turns");
   const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-  T *to = chunk_at<D>(tile, row, chunk);
+  T *const to = chunk_at<D>(tile, row, chunk);
+  if (USED < D && chunk >= USED / LADE_CUDA_CHUNK)
+    return;
   from += (first + row) * pitch + chunk * LADE_CUDA_CHUNK;
 #pragma unroll
   for (int turn = 0; turn < ROWS; turn += TURN_ROWS)
-    ptx_copy_16(to + turn * D, from + turn * pitch, first + row + turn < (int)n_rows);
+    ptx_copy_16(TURN_ROWS % 8 == 0 ? to + turn * D : chunk_at<D>(tile, row + turn, chunk), from + turn * pitch,
+                first + row + turn < (int)n_rows);
 }
 
 /*
  * Store a warp's sums, each row times its factor, to rows from @first on of a tensor that has @n_rows. They pass
  * through 16 M rows of a tile at @room, which only this warp uses by now, so that whole rows are written.
  */
-template <int D, int M, class T>
-static __device__ inline void sums_put(const float (&sums)[M][D / 8][4], const float (&factors)[M][2], T *room, T *to,
-                                       int64_t pitch, int first, int64_t n_rows)
+template <int D, int USED = D, int M, class T>
+static __device__ inline void sums_put(const float (&sums)[M][USED / 8][4], const float (&factors)[M][2], T *room,
+                                       T *to, int64_t pitch, int first, int64_t n_rows)
 {
   constexpr int CHUNKS = D / LADE_CUDA_CHUNK;
   __syncwarp(); /* earlier contents have been read */
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
-    for (int n = 0; n < CHUNKS; n++)
+    for (int n = 0; n < USED / 8; n++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         uint32_t bits = pair_make(T(), sums[m][n][2 * half] * factors[m][half],
@@ -90,7 +94,7 @@ static __device__ inline void sums_put(const float (&sums)[M][D / 8][4], const f
 #pragma unroll
   for (int turn = 0; turn < 16 * M * CHUNKS / 32; turn++) {
     int n = turn * 32 + lane_get(), row = n / CHUNKS, chunk = n % CHUNKS;
-    if (first + row < (int)n_rows)
+    if (first + row < (int)n_rows && chunk < USED / LADE_CUDA_CHUNK)
       *(pack<T, LADE_CUDA_CHUNK> *)(to + (first + row) * pitch + chunk * LADE_CUDA_CHUNK) =
           *(const pack<T, LADE_CUDA_CHUNK> *)chunk_at<D>(room, row, chunk);
   }
@@ -99,7 +103,7 @@ static __device__ inline void sums_put(const float (&sums)[M][D / 8][4], const f
 /* ---- products ---- */
 
 /* Compute c = X Y^T: the 16 M rows of a tile from @first on with the 8 N of the tile @y, by the columns of both. */
-template <int D, int M, int N, class T>
+template <int D, int USED = D, int M, int N, class T>
 static __device__ inline void rows_multiply(float (&c)[M][N][4], T *x, int first, T *y)
 {
   const int lane = lane_get();
@@ -107,7 +111,7 @@ static __device__ inline void rows_multiply(float (&c)[M][N][4], T *x, int first
   for (int i = 0; i < M * N * 4; i++)
     c[i / 4 / N][i / 4 % N][i % 4] = 0;
 #pragma unroll
-  for (int k = 0; k < D / 16; k++) {
+  for (int k = 0; k < USED / 16; k++) {
     uint32_t a[M][4];
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -136,9 +140,13 @@ static __device__ inline void left_make(T, uint32_t (&a)[4], const float (&c0)[4
   }
 }
 
-/* Compute sums += W Y: weights that the warp holds as a product's c, rounded to T, with the 8 N rows of the tile @y. */
-template <int D, int M, int N, class T>
-static __device__ inline void rows_weigh(float (&sums)[M][D / 8][4], const float (&weights)[M][N][4], T *y)
+/*
+ * Compute sums += W Y: weights that the warp holds as a product's c, rounded to T, with the 8 N rows of the tile @y, of
+ * which the USED columns from chunk @chunk on are taken.
+ */
+template <int D, int USED = D, int M, int N, class T>
+static __device__ inline void rows_weigh(float (&sums)[M][USED / 8][4], const float (&weights)[M][N][4], T *y,
+                                         int chunk = 0)
 {
   const int lane = lane_get();
 #pragma unroll
@@ -148,9 +156,9 @@ static __device__ inline void rows_weigh(float (&sums)[M][D / 8][4], const float
     for (int m = 0; m < M; m++)
       left_make(T(), a[m], weights[m][2 * k], weights[m][2 * k + 1]);
 #pragma unroll
-    for (int n = 0; n < D / 8; n += 2) {
+    for (int n = 0; n < USED / 8; n += 2) {
       uint32_t b[4];
-      ptx_matrices_load_turned(b, chunk_at<D>(y, 16 * k + lane % 16, n + lane / 16));
+      ptx_matrices_load_turned(b, chunk_at<D>(y, 16 * k + lane % 16, chunk + n + lane / 16));
 #pragma unroll
       for (int m = 0; m < M; m++) {
         mma(T(), sums[m][n], a[m], b[0], b[1]);

@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 2
+#define LADE_CUDA_REVISION 3
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -105,16 +105,20 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_ATTENTION_BWD_ROWS 8
 
 /*
- * With tensor cores: rows of a block of threads, and rows of the tiles of the other side, by the size of a head, 64 or
- * 128. Sums wait in registers, rows and two tiles in shared memory. They take 64.5 KiB at most, so that every GPU from
- * sm_80 on has room for a block. Those with more than 130 KiB have room for two, as many as registers allow.
+ * With tensor cores: rows of a block of threads, and rows of the tiles of the other side, by the size of a head. PITCH
+ * is the elements of a tile's row in shared memory. Sums wait in registers, rows and two tiles in shared memory. Up to
+ * heads of 128 they take 64.5 KiB, and GPUs with more than 130 KiB have room for two blocks, as many as registers
+ * allow; heads of 256 take 96.3 KiB, which every GPU from sm_80 on has. DKV_PARTS blocks share the columns of dk and
+ * dv, whose sums would not fit the registers of one.
  */
-#define LADE_CUDA_MMA_FWD_ROWS(dim) 128
-#define LADE_CUDA_MMA_FWD_TILE(dim) ((dim) == 64 ? 64 : 32)
+#define LADE_CUDA_MMA_PITCH(dim) ((dim) <= 64 ? 64 : (dim) <= 128 ? 128 : 256)
+#define LADE_CUDA_MMA_FWD_ROWS(dim) ((dim) <= 128 ? 128 : 64)
+#define LADE_CUDA_MMA_FWD_TILE(dim) ((dim) == 64 ? 64 : (dim) <= 128 ? 32 : 16)
 #define LADE_CUDA_MMA_DQ_ROWS(dim) ((dim) == 64 ? 128 : 64)
-#define LADE_CUDA_MMA_DQ_TILE(dim) 32
+#define LADE_CUDA_MMA_DQ_TILE(dim) ((dim) <= 128 ? 32 : 16)
 #define LADE_CUDA_MMA_DKV_ROWS(dim) 64
-#define LADE_CUDA_MMA_DKV_TILE(dim) ((dim) == 64 ? 64 : 32)
+#define LADE_CUDA_MMA_DKV_TILE(dim) ((dim) == 64 ? 64 : (dim) <= 128 ? 32 : 16)
+#define LADE_CUDA_MMA_DKV_PARTS(dim) ((dim) <= 128 ? 1 : 2)
 
 /*
  * By warpgroups: two of them, each with 64 of a block's rows, over tiles of the other side. Shared memory holds those

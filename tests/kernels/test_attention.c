@@ -200,6 +200,17 @@ static void long_heads_are_right(void **state)
   problem_check(LADE_F16, (struct size){1, 67, 2, 1, 128}, (struct lade_drop){0}, RANDOM);
 }
 
+/* Heads whose rows fill no power of two, and heads so long that two blocks share a key head; plain and with a form. */
+static void other_heads_are_right(void **state)
+{
+  const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
+  const struct form form = {.scale = 0.4f, .softcap = 3, .window = 50, .has_sinks = true};
+  problem_check(LADE_BF16, (struct size){1, 135, 2, 1, 80}, drop, RANDOM);
+  problem_check(LADE_F16, (struct size){2, 67, 2, 2, 96}, (struct lade_drop){0}, RANDOM);
+  problem_check(LADE_BF16, (struct size){1, 135, 2, 1, 256}, (struct lade_drop){0}, RANDOM);
+  form_check(LADE_F16, (struct size){1, 70, 2, 1, 256}, drop, RANDOM, form);
+}
+
 /* Enough tiles at any level that each slot of a tile is reused. */
 static void tiles_take_turns(void **state)
 {
@@ -332,6 +343,7 @@ int main(void)
       cmocka_unit_test(any_shape_and_dtype_is_right),
       cmocka_unit_test(dropout_draws_by_element),
       cmocka_unit_test(long_heads_are_right),
+      cmocka_unit_test(other_heads_are_right),
       cmocka_unit_test(tiles_take_turns),
       cmocka_unit_test(part_of_the_heads_draws_as_all_do),
       cmocka_unit_test(equal_scores_of_any_size_are_right),

@@ -76,7 +76,8 @@ bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, en
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
   if (is_attention && kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA))
-    return lade_cuda_attention_has(dtype, ((const struct lade_attention_fwd_args *)args)->head_dim) &&
+    return lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, dtype,
+                                   ((const struct lade_attention_fwd_args *)args)->head_dim) &&
            !lade_cuda_attention_has_form(&((const struct lade_attention_fwd_args *)args)->form);
   bool is_f64 = dtype == LADE_F64 || (kernel == LADE_K_CAST && ((const struct lade_cast_args *)args)->to == LADE_F64);
   return !is_cuda || (kernels->fn[kernel] && !is_f64);

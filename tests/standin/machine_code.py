@@ -17,6 +17,7 @@ import sass_listing # noqa: E402
 # Architectures other than sm_90 alone: these use nearly all registers that two blocks leave a thread.
 ARCHS = {name: ['sm_80', 'sm_90'] for name in ('adamw', 'norm', 'residual')}
 WARPGROUPS = ('attention_wgmma', 'attention_wgmma_bwd')
+TILES = [('attention_mma_more', 'sm_80'), ('attention_mma_more', 'sm_120')]  # these use nearly all registers
 FRONT_COPIES = ('attention_wgmma_dq_128',)  # kernels without registers for addresses behind the products
 # Prefixes of functions' names, by file. Those of NARROW write sums, or less than they read.
 FILES = {
@@ -50,6 +51,10 @@ def main():
             for function in [function for function in bodies if function.startswith(tuple(FILES[name]))]:
                 wanted = ['ld.global.v4'] + ['st.global.v4'] * (not function.startswith(NARROW))
                 faults += [f'{function} has no {what}' for what in wanted if what not in bodies[function]]
+        for name, arch in TILES:
+            bodies, spills = compile_file(nvcc, root, name, arch, folder)
+            faults += [f'{function} spills {spills[function]} bytes' for function in bodies if spills[function]]
+            faults += [f'{function} has no mma.sync' for function, body in bodies.items() if 'mma.sync' not in body]
         for name in WARPGROUPS:
             bodies, resources, _ = sass_listing.kernel_compile(nvcc, root, name, 'sm_90a', folder)
             faults += [f'{function} spills {resources[function].spill_bytes} bytes' for function in bodies

@@ -33,7 +33,6 @@ static struct {
   fake_calls_fn *calls;
   fake_failed_fn *failed;
   fake_live_fn *live;
-  fake_interrupts_fn *interrupts;
   cuda_result (*init)(unsigned flags);
   cuda_result (*context_create)(cuda_context *ret_context, unsigned flags, cuda_device_id id);
   cuda_result (*context_destroy)(cuda_context context);
@@ -57,7 +56,6 @@ static bool fake_find(void)
       {"fake_calls", &fake.calls},
       {"fake_failed", &fake.failed},
       {"fake_live", &fake.live},
-      {"fake_interrupts", &fake.interrupts},
       {"cuInit", &fake.init},
       {"cuCtxCreate_v2", &fake.context_create},
       {"cuCtxDestroy_v2", &fake.context_destroy},
@@ -749,22 +747,6 @@ static void memory_that_others_hold_is_refused(void **state)
   lade_device_close(device);
 }
 
-/* A thread waits for the end of a piece of work alone, so its start needs no interrupt. */
-static void a_piece_of_work_interrupts_the_host_once(void **state)
-{
-  lade_device *device = must_open();
-  lade_queue *queue = NULL;
-  uint64_t count = 0;
-  assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMPUTE, &queue), 0);
-  const uint64_t before = fake.interrupts();
-  for (int i = 0; i < 3; i++)
-    lade_cuda_queue_enqueue(queue, NULL, NULL, NULL, &count);
-  assert_int_equal(lade_queue_sync(queue, count), 0);
-  assert_int_equal(fake.interrupts() - before, 3);
-  lade_queue_destroy(queue);
-  lade_device_close(device);
-}
-
 /* The pauses between pieces are not counted as work, and times never decrease, also beyond a second. */
 static void spans_are_times_on_the_stream(void **state)
 {
@@ -808,7 +790,6 @@ int main(void)
       cmocka_unit_test_setup(an_adopted_context_and_stream_are_used_and_left, calm),
       cmocka_unit_test_setup(what_others_took_is_the_difference, calm),
       cmocka_unit_test_setup(memory_that_others_hold_is_refused, calm),
-      cmocka_unit_test_setup(a_piece_of_work_interrupts_the_host_once, calm),
       cmocka_unit_test_setup(spans_are_times_on_the_stream, calm),
   };
   if (!fake_find()) {

@@ -145,7 +145,8 @@ static void the_largest_attention_has_a_grid(void **state)
     int64_t head_dim, batch, seq_len;
   } shapes[] = {{LADE_F32, most.head_dim, 1, most.seq_len}, {LADE_F32, most.head_dim, most.batch, 64},
                 {LADE_BF16, 64, 1, most.seq_len},           {LADE_F16, 128, 1, most.seq_len},
-                {LADE_BF16, 128, most.batch, 64},        {LADE_BF16, most.head_dim, 1, most.seq_len}};
+                {LADE_BF16, 128, most.batch, 64},           {LADE_BF16, most.head_dim, 1, most.seq_len},
+                {LADE_F16, 80, 1, most.seq_len},            {LADE_BF16, 96, most.batch, 64}};
   for (int i = 0; i < (int)LADE_COUNT(shapes) * LADE_CUDA_N_ATTENTIONS; i++) {
     const enum lade_cuda_attention who = (enum lade_cuda_attention)(i % LADE_CUDA_N_ATTENTIONS);
     const int k = i / LADE_CUDA_N_ATTENTIONS;
@@ -644,6 +645,8 @@ static void attention_is_the_best_that_is_right(void **state)
        {"attention by wgmma is wrong", "backward for heads of 64 in bf16"}},
       {"sm=80,fail=cuLaunchKernel,nth=2,code=701", "", "attention_mma_dkv_128_bf16", {"cuda", "cuda"},
        {"the driver answers 701): plain", "backward for heads of 128 in bf16"}},
+      {"sm=80", "", "attention_mma_more_dq_256_f16", {"cuda_mma", "cuda"},
+       {"attention by mma is wrong", "backward for heads of 256 in f16"}},
   };
   static uint16_t qkv[SEQ_LEN * 3 * DIM], out[LADE_COUNT(cases)][SEQ_LEN * DIM];
   uint64_t keys[LADE_COUNT(cases)];
@@ -657,22 +660,23 @@ static void attention_is_the_best_that_is_right(void **state)
   }
   assert_true(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
   assert_true(keys[3] == keys[2] && keys[4] != keys[5] && keys[6] == keys[0]);
-  for (int i = 4; i < 6; i++) /* a mixture */
+  for (int i = 4; i < 8; i += i == 5 ? 2 : 1) /* a mixture */
     assert_true(keys[i] != keys[0] && keys[i] != keys[1] && keys[i] != keys[2]);
 }
 
-/* A form of scores that wgmma lacks is noted with its price; other forms, heads and tables are not. */
-static void forms_that_wgmma_lacks_are_noted(void **state)
+/* Sizes of heads and forms of scores that the chosen attention lacks are noted with their price, and no others. */
+static void slower_attention_is_noted(void **state)
 {
   struct lade_kernels kernels;
-  const struct lade_score_form whole = {.scale = 0.3f}, window = {.window = 7}, cap = {.softcap = 30};
+  const struct lade_score_form whole = {.scale = 0.3f}, window = {.window = 7};
   lade_cuda_kernels_init(&kernels);
   assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &window), "");
+  assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 32, &whole), "7 %"));
   lade_cuda_attention_choose(&kernels, LADE_K_ATTENTION_FWD, LADE_CUDA_BY_WGMMA);
   assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &window), "60 %"));
-  assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 64, &cap), "mma.sync"));
   assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &whole), "");
-  assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 96, &window), "");
+  assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 96, &whole), "60 %"));
+  assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_F16, 112, &whole), "7 %"));
   assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_F32, 128, &window), "");
 }
 
@@ -789,7 +793,7 @@ int main(void)
       cmocka_unit_test(cuts_of_sums_are_in_the_key),
       cmocka_unit_test(attention_is_the_best_that_is_right),
       cmocka_unit_test(attention_that_cannot_be_is_refused),
-      cmocka_unit_test(forms_that_wgmma_lacks_are_noted),
+      cmocka_unit_test(slower_attention_is_noted),
       cmocka_unit_test(every_call_of_the_library_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

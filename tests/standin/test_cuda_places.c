@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A CUDA device in environments that give it less than it reports, over the fake: containers without shareable memory,
- * hardware channels shared by streams.
+ * hardware channels shared by streams; and the interrupts that work on a queue causes.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -24,6 +24,7 @@ static struct {
   fake_set_fn *set;
   fake_calls_fn *calls;
   fake_live_fn *live;
+  fake_interrupts_fn *interrupts;
 } fake;
 
 static lade_device *must_open(const char *settings)
@@ -94,13 +95,31 @@ static void streams_that_share_a_channel_end_all_the_same(void **state)
   assert_int_equal(fake.live(), 0);
 }
 
+/* A thread waits for the end of a piece of work alone, so its start needs no interrupt. */
+static void a_piece_of_work_interrupts_the_host_once(void **state)
+{
+  lade_device *device = must_open("handles=1");
+  lade_queue *queue = NULL;
+  uint64_t count = 0;
+  assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMPUTE, &queue), 0);
+  const uint64_t before = fake.interrupts();
+  for (int i = 0; i < 3; i++)
+    lade_cuda_queue_enqueue(queue, NULL, NULL, NULL, &count);
+  assert_int_equal(lade_queue_sync(queue, count), 0);
+  assert_int_equal(fake.interrupts() - before, 3);
+  lade_queue_destroy(queue);
+  lade_device_close(device);
+}
+
 int main(void)
 {
   const struct symbol wanted[] = {
-      {"fake_set", &fake.set}, {"fake_calls", &fake.calls}, {"fake_live", &fake.live}};
+      {"fake_set", &fake.set}, {"fake_calls", &fake.calls}, {"fake_live", &fake.live},
+      {"fake_interrupts", &fake.interrupts}};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(memory_is_made_where_none_can_be_shared),
       cmocka_unit_test(streams_that_share_a_channel_end_all_the_same),
+      cmocka_unit_test(a_piece_of_work_interrupts_the_host_once),
   };
   if (!symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted))) {
     printf("SKIP: libcuda.so.1 is not the fake; run this through meson test\n");

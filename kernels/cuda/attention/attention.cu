@@ -136,7 +136,8 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
   float *weights = shared + threadIdx.x / 32 * 32, *own = shared + LADE_CUDA_ATTENTION_THREADS;
   float *tile = own + LADE_CUDA_ATTENTION_FWD_ROWS * stride_get(s);
   int64_t first = s.first;
-  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0), *v = k + s.n_kv_heads * s.head_dim;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
+  const T *v = k + s.n_kv_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   struct query queries[FWD_ROWS];
 #pragma unroll
@@ -232,7 +233,8 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
   float *own_dout = own_q + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
   float *keys = own_dout + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *values = keys + TILE * stride_get(s);
   int64_t first = s.first;
-  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0), *v = k + s.n_kv_heads * s.head_dim;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
+  const T *v = k + s.n_kv_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   float dq[BWD_ROWS][COLUMNS] = {};
   rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_q);

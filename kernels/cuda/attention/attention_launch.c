@@ -3,9 +3,10 @@
  * Launches of attention: a block of threads for some rows of a head.
  *
  * The attention is chosen for a table, forward and backward each. It is plain kernels; or mma.sync, which every
- * supported GPU has, with the shared memory requested here; or wgmma, on sm_90 alone. The chosen one computes heads of
- * 64 and 128 in 16 bits, plain kernels all others. wgmma has no windows, soft caps, sinks and first keys: mma.sync
- * computes them in its place. Within a table shape, type and form alone decide. The names of variants, and so the key
+ * supported GPU has, with the shared memory requested here; or wgmma, on sm_90 alone. wgmma has heads of 64 and 128 in
+ * 16 bits, mma.sync those of 80, 96 and 256 too; plain kernels compute all others. wgmma has no windows, soft caps,
+ * sinks and first keys: mma.sync computes them in its place. lade_cuda_attention_form_note states the price of each
+ * such fallback. Within a table shape, type and form alone decide. The names of variants, and so the key
  * of the numbers, distinguish tables.
  */
 #include "kernels/cuda.h"
@@ -16,9 +17,11 @@
 #define LEAST_ROWS 64     /* of a block with tensor cores */
 #define MOST_SHARED_BYTES_90 (227u << 10)
 
-bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
+bool lade_cuda_attention_has(enum lade_cuda_attention who, enum lade_dtype dtype, int64_t head_dim)
 {
-  return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
+  const bool has_all = head_dim == 64 || head_dim == 128;
+  const bool has_mma = has_all || head_dim == 80 || head_dim == 96 || head_dim == 256;
+  return (dtype == LADE_BF16 || dtype == LADE_F16) && (who == LADE_CUDA_BY_WGMMA ? has_all : has_mma);
 }
 
 bool lade_cuda_attention_has_form(const struct lade_score_form *form)
@@ -59,12 +62,13 @@ static struct lade_cuda_launch plain_launch(const void *args, int64_t batch, int
 }
 
 /*
- * Return the shared memory of kernels with tensor cores: rows of 16 bits. The kernels count in 32 bits within a head.
+ * Return the shared memory of kernels with tensor cores: rows of @pitch elements of 16 bits. The kernels count in 32
+ * bits within a head.
  */
-static size_t mma_bytes(int64_t seq_len, int64_t head_dim, int n_rows)
+static size_t mma_bytes(int64_t seq_len, int64_t pitch, int n_rows)
 {
   LADE_ASSERT(seq_len < INT32_MAX / 2);
-  return (size_t)n_rows * (size_t)head_dim * sizeof(uint16_t);
+  return (size_t)n_rows * (size_t)pitch * sizeof(uint16_t);
 }
 
 static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -80,6 +84,10 @@ static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 static enum lade_cuda_function mma_function(enum lade_cuda_function of_64, int64_t head_dim,
                                             const struct lade_score_form *form)
 {
+  const int which = ((int)of_64 - LADE_CUDA_ATTENTION_MMA_FWD_64) / 2; /* fwd, dq, dkv */
+  if (head_dim != 64 && head_dim != 128)
+    return (enum lade_cuda_function)(LADE_CUDA_ATTENTION_MMA_MORE_FWD_80 + 3 * which +
+                                     (head_dim == 80 ? 0 : head_dim == 96 ? 1 : 2));
   const int form_step = LADE_CUDA_ATTENTION_MMA_FORM_FWD_64 - LADE_CUDA_ATTENTION_MMA_FWD_64;
   return (enum lade_cuda_function)((int)of_64 + (head_dim == 64 ? 0 : 1) +
                                    (lade_cuda_attention_has_form(form) ? form_step : 0));
@@ -88,7 +96,7 @@ static enum lade_cuda_function mma_function(enum lade_cuda_function of_64, int64
 static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(LADE_CUDA_BY_MMA, a->dtype, a->head_dim)) {
     plain_fwd(ctx, args);
     return;
   }
@@ -96,7 +104,7 @@ static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   int n_rows = LADE_CUDA_MMA_FWD_ROWS(a->head_dim), n_shared = n_rows + 4 * LADE_CUDA_MMA_FWD_TILE(a->head_dim);
   lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_FWD_64, a->head_dim, &a->form),
                         a->dtype, heads_launch(a, a->batch, a->seq_len, a->heads, n_rows,
-                                               mma_bytes(a->seq_len, a->head_dim, n_shared)));
+                                               mma_bytes(a->seq_len, LADE_CUDA_MMA_PITCH(a->head_dim), n_shared)));
 }
 
 /* Make a launch by warpgroups, whose shared memory begins at a multiple of LADE_CUDA_WGMMA_ALIGN bytes. */
@@ -113,11 +121,7 @@ static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int
 static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
-    plain_fwd(ctx, args);
-    return;
-  }
-  if (lade_cuda_attention_has_form(&a->form)) {
+  if (!lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) || lade_cuda_attention_has_form(&a->form)) {
     mma_fwd(ctx, args);
     return;
   }
@@ -160,31 +164,28 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(LADE_CUDA_BY_MMA, a->dtype, a->head_dim)) {
     plain_bwd(ctx, args);
     return;
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
   int q_rows = LADE_CUDA_MMA_DQ_ROWS(a->head_dim), q_tile = LADE_CUDA_MMA_DQ_TILE(a->head_dim);
   int k_rows = LADE_CUDA_MMA_DKV_ROWS(a->head_dim), k_tile = LADE_CUDA_MMA_DKV_TILE(a->head_dim);
-  size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, 2 * q_rows + 4 * q_tile);
-  size_t k_bytes = mma_bytes(a->seq_len, a->head_dim, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
+  const int pitch = LADE_CUDA_MMA_PITCH(a->head_dim), n_parts = LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
+  size_t q_bytes = mma_bytes(a->seq_len, pitch, 2 * q_rows + 4 * q_tile);
+  size_t k_bytes = mma_bytes(a->seq_len, pitch, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
   delta_launch(ctx, a);
   lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DQ_64, a->head_dim, &a->form), a->dtype,
                         heads_launch(a, a->batch, a->seq_len, a->heads, q_rows, q_bytes));
   lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DKV_64, a->head_dim, &a->form), a->dtype,
-                        heads_launch(a, a->batch, a->seq_len, a->n_kv_heads, k_rows, k_bytes));
+                        heads_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts, k_rows, k_bytes));
   sinks_launch(ctx, a);
 }
 
 static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
-  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
-    plain_bwd(ctx, args);
-    return;
-  }
-  if (lade_cuda_attention_has_form(&a->form)) {
+  if (!lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) || lade_cuda_attention_has_form(&a->form)) {
     mma_bwd(ctx, args);
     return;
   }
@@ -232,7 +233,17 @@ const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, en
 {
   const bool is_wgmma = kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_fwd ||
                         kernels->fn[LADE_K_ATTENTION_BWD] == wgmma_bwd;
-  if (!is_wgmma || !lade_cuda_attention_has(dtype, head_dim) || !lade_cuda_attention_has_form(form))
+  const bool is_plain = kernels->fn[LADE_K_ATTENTION_FWD] == plain_fwd &&
+                        kernels->fn[LADE_K_ATTENTION_BWD] == plain_bwd;
+  if (is_plain || (dtype != LADE_BF16 && dtype != LADE_F16))
+    return "";
+  if (!lade_cuda_attention_has(LADE_CUDA_BY_MMA, dtype, head_dim))
+    return "attention has tensor cores for heads of 64, 80, 96, 128 and 256: a plain FP32 kernel computes heads of "
+           "other sizes, at 7 % of their rate at most";
+  if (is_wgmma && !lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, dtype, head_dim))
+    return "attention by wgmma has heads of 64 and 128: mma.sync computes those of other sizes, at 60 % of its rate "
+           "at most";
+  if (!is_wgmma || !lade_cuda_attention_has_form(form))
     return "";
   return "attention by wgmma has no windows, soft caps, sinks and masks of documents: mma.sync computes them, at 60 % "
          "of its rate at most";

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Causal attention by tensor cores: heads of 64 and 128 in BF16 and FP16, after Dao, "FlashAttention-2" (2023).
+ * Causal attention by tensor cores: heads of 64, 80, 96, 128 and 256 in BF16 and FP16, after Dao, "FlashAttention-2"
+ * (2023).
  * attention.cu is the plain twin, for every other shape and type.
  *
  * Each kernel exists twice, because registers are scarce: without a form of scores, and with one (FORM: windows, first
  * keys, soft caps, sinks). With one, tiles that no query of the block sees are skipped, hidden scores are -inf, and the
  * cap's slope multiplies the gradients of scores.
+ *
+ * A head has H elements, and its row in shared memory D: 64, 128 or 256. Products are over H alone. dk and dv of heads
+ * of 256 have two blocks, each with half of their columns; both make the scores.
  *
  * A block of four warps has some rows of one side, and every warp 16 or 32 of them for its own, so warps share no sum.
  * It goes over tiles of the other side; while it processes one, the next is copied into the other half of a double
@@ -25,8 +29,8 @@
  * 64 (D = 128). It moves q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound: tensor
  * cores by mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu) and sm_100 one that is not used. Second
  * bound: the shared memory that feeds them, since a load of 512 bytes serves two products of 4,096 operations for each
- * 16 rows of a warp. Registers and shared memory of each kernel are in bench/results/history.md; none spills, and 16
- * bytes of stack are Philox's, for dropout.
+ * 16 rows of a warp. Registers and shared memory of each kernel are in bench/results/history.md. None spills, except
+ * for heads of 256 on sm_90, 12 to 20 bytes.
  */
 #ifndef LADE_CUDA_ATTENTION_MMA_H
 #define LADE_CUDA_ATTENTION_MMA_H
@@ -37,22 +41,24 @@
 #define WARPS (THREADS / 32)
 
 /* Begin to copy a tile of keys, at @k, and behind it their values. */
-template <int D, int TILE, class T>
+template <int H, int TILE, class T>
 static __device__ inline void keys_copy(const struct block_shape &s, const T *k, int first, T *stage)
 {
-  tile_copy<D, TILE, THREADS>(stage, k, s.row_elements, first, s.seq_len);
-  tile_copy<D, TILE, THREADS>(stage + TILE * D, k + s.n_kv_heads * D, s.row_elements, first, s.seq_len);
+  constexpr int D = LADE_CUDA_MMA_PITCH(H);
+  tile_copy<D, TILE, THREADS, H>(stage, k, s.row_elements, first, s.seq_len);
+  tile_copy<D, TILE, THREADS, H>(stage + TILE * D, k + s.n_kv_heads * H, s.row_elements, first, s.seq_len);
 }
 
 /* Wait for the tile from key @j0 on and return it; begin to copy the next, if any, into the other of two @stages. */
-template <int D, int TILE, class T>
+template <int H, int TILE, class T>
 static __device__ inline T *keys_take(const struct block_shape &s, const T *k, int j0, int n_keys, T *stages)
 {
+  constexpr int D = LADE_CUDA_MMA_PITCH(H);
   const int stage = j0 / TILE % 2 * (2 * TILE * D);
   ptx_copies_wait();
   __syncthreads(); /* this tile has arrived, and no warp uses the one before */
   if (j0 + TILE < n_keys)
-    keys_copy<D, TILE>(s, k, j0 + TILE, stages + (2 * TILE * D - stage));
+    keys_copy<H, TILE>(s, k, j0 + TILE, stages + (2 * TILE * D - stage));
   return stages + stage;
 }
 
@@ -62,32 +68,33 @@ template <int TILE> static __device__ inline bool is_hidden(const struct block_s
   return i >= s.seq_len || j0 + TILE <= first_key_at(s, i);
 }
 
-template <class T, int D, bool FORM>
+template <class T, int H, bool FORM>
 static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
 {
-  constexpr int ROWS = LADE_CUDA_MMA_FWD_ROWS(D), TILE = LADE_CUDA_MMA_FWD_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
+  constexpr int D = LADE_CUDA_MMA_PITCH(H), ROWS = LADE_CUDA_MMA_FWD_ROWS(H), TILE = LADE_CUDA_MMA_FWD_TILE(H);
+  constexpr int M = ROWS / WARPS / 16, N = TILE / 8;
   LADE_SHARED(T, shared);
   T *const stages = shared + ROWS * D; /* two, of keys and values */
-  struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
+  struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, H);
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.seq_len ? first + ROWS : (int)s.seq_len;
   const int own = warp_get() * M * 16;
   const bool is_capped = FORM && a.form.softcap > 0; /* then scores are scaled when they are capped */
   const float scale = is_capped ? 1.0f : s.scale, factor = scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
-  struct queries<D, M> q;
+  struct queries<H, M> q;
   queries_begin(q);
   if (FORM)
     queries_sink(q, a.form.sinks, a.form.sinks ? get(((const T *)a.form.sinks)[s.h]) / scale : 0.0f);
-  tile_copy<D, ROWS, THREADS>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.seq_len);
+  tile_copy<D, ROWS, THREADS, H>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.seq_len);
   int j0 = FORM ? (int)first_key_at(s, first) / TILE * TILE : 0;
-  keys_copy<D, TILE>(s, k, j0, stages + j0 / TILE % 2 * (2 * TILE * D));
+  keys_copy<H, TILE>(s, k, j0, stages + j0 / TILE % 2 * (2 * TILE * D));
   for (; j0 < n_keys; j0 += TILE) {
-    T *const keys = keys_take<D, TILE>(s, k, j0, n_keys, stages);
+    T *const keys = keys_take<H, TILE>(s, k, j0, n_keys, stages);
     if (j0 > first + own + 16 * M - 1 || (FORM && is_hidden<TILE>(s, first + own, j0)))
       continue;
     float scores[M][N][4];
-    rows_multiply<D>(scores, shared, own, keys);
+    rows_multiply<D, H>(scores, shared, own, keys);
     if (FORM) {
       scores_cap(scores, s.scale, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
@@ -98,7 +105,7 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
       queries_correct(q, corrections);
     if (a.drop.drop_below)
       drop_apply(scores, kept_get<false, M, N>(s, step, a.drop, s.h, first + own, j0), 1.0f);
-    rows_weigh<D>(q.out, scores, keys + TILE * D);
+    rows_weigh<D, H>(q.out, scores, keys + TILE * D);
   }
   s.scale = scale;
   queries_put(q, s, a, first + own, shared + own * D);
@@ -121,20 +128,21 @@ static __device__ inline void pair_meet(float &score, float &slope, float factor
     slope *= cap_slope;
 }
 
-template <class T, int D, bool FORM>
+template <class T, int H, bool FORM>
 static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
-  constexpr int ROWS = LADE_CUDA_MMA_DQ_ROWS(D), TILE = LADE_CUDA_MMA_DQ_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
+  constexpr int D = LADE_CUDA_MMA_PITCH(H), ROWS = LADE_CUDA_MMA_DQ_ROWS(H), TILE = LADE_CUDA_MMA_DQ_TILE(H);
+  constexpr int M = ROWS / WARPS / 16, N = TILE / 8;
   LADE_SHARED(T, shared);
   T *const douts = shared + ROWS * D, *const stages = douts + ROWS * D; /* two, of keys and values */
-  const struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
+  const struct block_shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, H);
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.seq_len ? first + ROWS : (int)s.seq_len;
   const int own = warp_get() * M * 16;
   const float factor = FORM && a.form.softcap > 0 ? LOG2_E : s.scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const struct score_cap cap = {FORM && a.form.softcap > 0 ? 1 / a.form.softcap : 0.0f};
-  float dq[M][D / 8][4] = {}, lse[M][2], delta[M][2], factors[M][2];
+  float dq[M][H / 8][4] = {}, lse[M][2], delta[M][2], factors[M][2];
 #pragma unroll
   for (int i = 0; i < 2 * M; i++) {
     int at = first + own + fragment_row(i / 2, i % 2 * 2);
@@ -142,17 +150,17 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
     delta[i / 2][i % 2] = at < s.seq_len ? ((const float *)a.workspace)[query_at(s, s.h, at)] : 0;
     factors[i / 2][i % 2] = s.scale;
   }
-  tile_copy<D, ROWS, THREADS>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.seq_len);
-  tile_copy<D, ROWS, THREADS>(douts, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * D, first, s.seq_len);
+  tile_copy<D, ROWS, THREADS, H>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.seq_len);
+  tile_copy<D, ROWS, THREADS, H>(douts, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * H, first, s.seq_len);
   int j0 = FORM ? (int)first_key_at(s, first) / TILE * TILE : 0;
-  keys_copy<D, TILE>(s, k, j0, stages + j0 / TILE % 2 * (2 * TILE * D));
+  keys_copy<H, TILE>(s, k, j0, stages + j0 / TILE % 2 * (2 * TILE * D));
   for (; j0 < n_keys; j0 += TILE) {
-    T *const keys = keys_take<D, TILE>(s, k, j0, n_keys, stages);
+    T *const keys = keys_take<H, TILE>(s, k, j0, n_keys, stages);
     if (j0 > first + own + 16 * M - 1 || (FORM && is_hidden<TILE>(s, first + own, j0)))
       continue;
     float scores[M][N][4], slopes[M][N][4];
-    rows_multiply<D>(scores, shared, own, keys);
-    rows_multiply<D>(slopes, douts, own, keys + TILE * D);
+    rows_multiply<D, H>(scores, shared, own, keys);
+    rows_multiply<D, H>(slopes, douts, own, keys + TILE * D);
     if (FORM) {
       scores_cap(scores, s.scale, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
@@ -164,18 +172,21 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
     for (int at = 0; at < M * N * 4; at++)
       pair_meet<FORM>(scores[at / 4 / N][at / 4 % N][at % 4], slopes[at / 4 / N][at / 4 % N][at % 4], factor,
                       lse[at / 4 / N][at % 4 / 2], delta[at / 4 / N][at % 4 / 2], cap);
-    rows_weigh<D>(dq, slopes, keys);
+    rows_weigh<D, H>(dq, slopes, keys);
   }
-  sums_put<D>(dq, factors, shared + own * D, (T *)a.d_qkv + qkv_at(s, s.h, 0), s.row_elements, first + own, s.seq_len);
+  sums_put<D, H>(dq, factors, shared + own * D, (T *)a.d_qkv + qkv_at(s, s.h, 0), s.row_elements, first + own,
+                 s.seq_len);
 }
 
 /* Begin to copy a tile of queries of head @h, their output's gradients, and their lse and delta. */
-template <int D, int TILE, class T>
+template <int H, int TILE, class T>
 static __device__ inline void queries_copy(const struct block_shape &s, const struct lade_attention_bwd_args &a,
                                            int64_t h, int first, T *tiles, float *values)
 {
-  tile_copy<D, TILE, THREADS>(tiles, (const T *)a.qkv + qkv_at(s, h, 0), s.row_elements, first, s.seq_len);
-  tile_copy<D, TILE, THREADS>(tiles + TILE * D, (const T *)a.d_out + out_at(s, h, 0), s.heads * D, first, s.seq_len);
+  constexpr int D = LADE_CUDA_MMA_PITCH(H);
+  tile_copy<D, TILE, THREADS, H>(tiles, (const T *)a.qkv + qkv_at(s, h, 0), s.row_elements, first, s.seq_len);
+  tile_copy<D, TILE, THREADS, H>(tiles + TILE * D, (const T *)a.d_out + out_at(s, h, 0), s.heads * H, first,
+                                 s.seq_len);
   if (threadIdx.x < 2 * TILE) {
     const float *from = (const float *)(threadIdx.x < TILE ? a.lse : a.workspace);
     int i = first + (int)threadIdx.x % TILE;
@@ -183,25 +194,27 @@ static __device__ inline void queries_copy(const struct block_shape &s, const st
   }
 }
 
-template <class T, int D, bool FORM>
+template <class T, int H, bool FORM>
 static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
-  constexpr int ROWS = LADE_CUDA_MMA_DKV_ROWS(D), TILE = LADE_CUDA_MMA_DKV_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
+  constexpr int D = LADE_CUDA_MMA_PITCH(H), ROWS = LADE_CUDA_MMA_DKV_ROWS(H), TILE = LADE_CUDA_MMA_DKV_TILE(H);
+  constexpr int M = ROWS / WARPS / 16, N = TILE / 8;
+  constexpr int PARTS = LADE_CUDA_MMA_DKV_PARTS(H), W = H / PARTS; /* columns of dk and dv of this block */
   LADE_SHARED(T, shared);
   T *const values = shared + ROWS * D, *const stages = values + ROWS * D; /* two, of queries and gradients */
   float *const numbers = (float *)(stages + 4 * TILE * D); /* lse and delta of both stages */
-  const struct block_shape s = shape_get(a, ROWS, blockIdx.x, blockIdx.y, D);
+  const struct block_shape s = shape_get(a, ROWS, blockIdx.x / PARTS, blockIdx.y, H);
   const int first = (int)s.first, heads_end = (int)((s.h + 1) * s.group);
-  const int own = warp_get() * M * 16;
+  const int own = warp_get() * M * 16, column = (int)(blockIdx.x % PARTS) * W;
   const float factor = FORM && a.form.softcap > 0 ? LOG2_E : s.scale * LOG2_E;
-  const T *const k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *const v = k + s.n_kv_heads * D;
+  const T *const k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *const v = k + s.n_kv_heads * H;
   const struct score_cap cap = {FORM && a.form.softcap > 0 ? 1 / a.form.softcap : 0.0f};
-  float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {}, factors[M][2];
-  tile_copy<D, ROWS, THREADS>(shared, k, s.row_elements, first, s.seq_len);
-  tile_copy<D, ROWS, THREADS>(values, v, s.row_elements, first, s.seq_len);
+  float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {}, factors[M][2];
+  tile_copy<D, ROWS, THREADS, H>(shared, k, s.row_elements, first, s.seq_len);
+  tile_copy<D, ROWS, THREADS, H>(values, v, s.row_elements, first, s.seq_len);
   static_assert(ROWS % TILE == 0, "the first tile begins with the block");
   int h = (int)(s.h * s.group), i0 = first, stage = 0;
-  queries_copy<D, TILE>(s, a, h, i0, stages, numbers);
+  queries_copy<H, TILE>(s, a, h, i0, stages, numbers);
   while (h < heads_end) { /* one head after the other */
     T *const queries = stages + stage * (2 * TILE * D);
     const float *const lse = numbers + stage * (2 * TILE), *const delta = lse + TILE;
@@ -219,12 +232,12 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
     ptx_copies_wait();
     __syncthreads(); /* this tile has arrived, and no warp uses the one before */
     if (h < heads_end)
-      queries_copy<D, TILE>(s, a, h, i0, stages + stage * (2 * TILE * D), numbers + stage * (2 * TILE));
+      queries_copy<H, TILE>(s, a, h, i0, stages + stage * (2 * TILE * D), numbers + stage * (2 * TILE));
     if (past >= TILE || (FORM && first_key_at(s, this_i0) >= first + own + 16 * M))
       continue;
     float scores[M][N][4], slopes[M][N][4];
-    rows_multiply<D>(scores, shared, own, queries);
-    rows_multiply<D>(slopes, values, own, queries + TILE * D);
+    rows_multiply<D, H>(scores, shared, own, queries);
+    rows_multiply<D, H>(slopes, values, own, queries + TILE * D);
     if (FORM) {
       scores_cap(scores, s.scale, a.form.softcap);
       scores_hide<true>(s, scores, first + own, this_i0);
@@ -239,19 +252,19 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
                       cap);
     if (a.drop.drop_below)
       drop_apply(scores, kept, 1.0f);
-    rows_weigh<D>(dv, scores, queries + TILE * D);
-    rows_weigh<D>(dk, slopes, queries);
+    rows_weigh<D, W>(dv, scores, queries + TILE * D, column / LADE_CUDA_CHUNK);
+    rows_weigh<D, W>(dk, slopes, queries, column / LADE_CUDA_CHUNK);
   }
 #pragma unroll
   for (int i = 0; i < 2 * M; i++)
     factors[i / 2][i % 2] = s.scale;
-  sums_put<D>(dk, factors, shared + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, 0), s.row_elements, first + own,
-              s.seq_len);
+  sums_put<D, W>(dk, factors, shared + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, 0) + column, s.row_elements,
+                 first + own, s.seq_len);
 #pragma unroll
   for (int i = 0; i < 2 * M; i++)
     factors[i / 2][i % 2] = drop_scale(a.drop);
-  sums_put<D>(dv, factors, values + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.n_kv_heads + s.h, 0), s.row_elements,
-              first + own, s.seq_len);
+  sums_put<D, W>(dv, factors, values + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.n_kv_heads + s.h, 0) + column,
+                 s.row_elements, first + own, s.seq_len);
 }
 
 #endif

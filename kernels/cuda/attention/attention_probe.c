@@ -4,10 +4,10 @@
  *
  * Code for tensor cores states by hand where operands lie, and an error there gives wrong numbers, not a failure. So,
  * when kernels are opened, each candidate runs a small fixed problem. It has whole and partial tiles, one more tile
- * than places, the diagonal, and heads that share keys, for both types and sizes of heads. The result is held against
- * the plain kernels' own, to the bound that tests hold every level to. A candidate that is further off, or whose launch
- * the driver refuses, is replaced by the next: wgmma, mma.sync, plain. Forward and backward are chosen separately. If
- * the launch of a plain kernel is refused no candidate is at fault, and kernels are not opened.
+ * than places, the diagonal, and heads that share keys, for both types and all sizes of heads that it has. The result
+ * is held against the plain kernels' own, to the bound that tests hold every level to. A candidate that is further off,
+ * or whose launch the driver refuses, is replaced by the next: wgmma, mma.sync, plain. Forward and backward are chosen
+ * separately. If the launch of a plain kernel is refused no candidate is at fault, and kernels are not opened.
  *
  * Tensors are in a chunk of the device's memory that is released at once, two megabytes. An error that sticks to the
  * context is the device's status, and no kernel is left to fall back to. A kernel that LADE_ATTENTION names is used
@@ -22,6 +22,7 @@
 #include "kernels/cuda/launch_internal.h"
 
 #define SEQ_LEN 136       /* with tiles of 64 rows the third, a partial one, is in the place of the first */
+#define SEQ_LEN_MORE 72   /* the same for heads of other sizes than 64 and 128, whose tiles have 32 rows at most */
 #define SEQ_LEN_WGMMA 392 /* with tiles of 128 rows the fourth, where there are three places */
 #define SEQ_LEN_MOST SEQ_LEN_WGMMA
 #define HEADS 2
@@ -203,12 +204,16 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
                            struct lade_error *why)
 {
   static const enum lade_dtype dtypes[] = {LADE_BF16, LADE_F16};
+  static const int64_t head_dims[] = {128, 64, 80, 96, 256};
   int status = 0;
   probe->who = who;
-  for (int i = 0; i < 4 && !status && !why->code; i++) {
+  for (int i = 0; i < 2 * (int)LADE_COUNT(head_dims) && !status && !why->code; i++) {
     probe->dtype = dtypes[i % 2];
-    probe->head_dim = i / 2 ? 64 : 128;
-    probe->seq_len = who == LADE_CUDA_BY_WGMMA ? SEQ_LEN_WGMMA : SEQ_LEN;
+    probe->head_dim = head_dims[i / 2];
+    probe->seq_len = who == LADE_CUDA_BY_WGMMA ? SEQ_LEN_WGMMA : i < 4 ? SEQ_LEN : SEQ_LEN_MORE;
+    if (!lade_cuda_attention_has(who, probe->dtype, probe->head_dim))
+      continue;
+    LADE_ASSERT(probe->seq_len * probe->head_dim <= SEQ_LEN_MOST * MOST_DIM);
     status = problem_check(probe, kernel, who, why);
   }
   return status;

@@ -96,18 +96,25 @@ static __device__ inline float cap_slope_get(const struct score_cap &cap, float 
   return fmaf(-t, t, 1.0f);
 }
 
-/* Return the elements of c that dropout keeps: bit (m N + n) 4 + e. A loop, because a draw has many instructions. */
+/*
+ * Return the elements of c that dropout keeps: bit (m N + n) 4 + e. A loop, because a draw has many instructions. Keys
+ * that are neighbours in c are neighbours in their draw, so two of them share one.
+ */
 template <bool KEYS_ARE_ROWS, int M, int N>
 static __device__ inline uint64_t kept_get(const struct block_shape &s, const struct lade_step *step,
                                            const struct lade_drop &drop, int64_t h, int row, int column)
 {
   static_assert(M * N * 4 <= 64, "a bit for each");
   uint64_t kept = 0;
+  constexpr int EACH = KEYS_ARE_ROWS ? 1 : 2;
 #pragma unroll 1
-  for (int at = 0; at < M * N * 4; at++) {
-    int r = row + fragment_row(at / 4 / N, at % 4), c = column + fragment_column(at / 4 % N, at % 4);
-    float is_kept = drop_value(step, drop, KEYS_ARE_ROWS ? draw_at(s, h, c, r) : draw_at(s, h, r, c), 1.0f);
-    kept |= (uint64_t)(is_kept != 0) << at;
+  for (int at = 0; at < M * N * 4; at += EACH) {
+    const int r = row + fragment_row(at / 4 / N, at % 4), c = column + fragment_column(at / 4 % N, at % 4);
+    uint32_t words[EACH];
+    drop_words(words, step, drop, KEYS_ARE_ROWS ? draw_at(s, h, c, r) : draw_at(s, h, r, c));
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+      kept |= (uint64_t)(words[j] >= drop.drop_below) << (at + j);
   }
   return kept;
 }
@@ -216,7 +223,8 @@ static __device__ inline void queries_put(const struct queries<D, M> &q, const s
     if (lane_get() % 4 == 0 && at < s.seq_len)
       ((float *)a.lse)[query_at(s, s.h, at)] = q.max[i / 2][i % 2] * s.scale + logf(sum);
   }
-  sums_put<D>(q.out, factors, room, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first, s.seq_len);
+  sums_put<LADE_CUDA_MMA_PITCH(D), D>(q.out, factors, room, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first,
+                                      s.seq_len);
 }
 
 /* ---- both sizes of heads in both types ---- */
