@@ -5,7 +5,10 @@ within 1e-5, at the whole budget and at the smallest with equal digests; the sav
 transformers; two tensor parallel ranks and two stages agree with one rank, also when they resume. Of models of images and text, the
 text alone has the same loss, and its checkpoint loads as a model of text.
 
-Usage: decoders.py LADE [CASE... | all | default]
+random-N is configuration N of random_configs.py, on one rank: its losses may be four times as far from those in FP64 as
+transformers' are.
+
+Usage: decoders.py LADE [CASE... | random-N... | all | default]
 """
 import json
 import os
@@ -13,6 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+import random_configs
 
 try:
     import torch
@@ -91,7 +96,7 @@ DEFAULT = ["qwen3", "gemma2", "gpt_neox"]
 def model_make(name):
     """A model with random weights of every kind, saved under its name."""
     torch.manual_seed(len(name))
-    config_class, fields = CASES[name]
+    config_class, fields = CASES[name] if name in CASES else random_configs.make(int(name[7:]), VOCAB)
     config = getattr(hf, config_class)(**fields)
     config._attn_implementation = "eager"  # the only one with soft caps
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -228,14 +233,28 @@ def images_run(name, tokens):
     print(f"{name}: {abs(found[0] - expected):.1e} from transformers, saved as {type(text).__name__}", flush=True)
 
 
+def random_run(name, tokens):
+    model = model_make(name)
+    exact = hf.AutoModelForCausalLM.from_pretrained(f"{name}-hf", dtype=torch.float64, attn_implementation="eager")
+    expected, true = steps_run(model, tokens), steps_run(exact, tokens)
+    found, whole = lade_run(name, "--init", f"{name}-hf", "--save", f"{name}-run")
+    near, far = (max(abs(a - b) for a, b in zip(losses, true)) for losses in (found, expected))
+    assert near < max(TOLERANCE, 4 * far), (name, near, far, random_configs.make(int(name[7:]), VOCAB))
+    checkpoint_compare(name, f"{name}-run/step-{STEPS:08}", model, tokens)
+    print(f"{name}: {type(model).__name__}, {near:.1e} from FP64, transformers {far:.1e}", flush=True)
+
+
 IMAGES = ["gemma3-images", "mistral3-images"]
+RANDOM = [f"random-{i}" for i in range(len(random_configs.FAMILIES))]
 names = sys.argv[2:] or ["default"]
-names = list(CASES) + IMAGES if names == ["all"] else DEFAULT + IMAGES if names == ["default"] else names
+SETS = {"all": [*CASES, *IMAGES, *RANDOM], "default": DEFAULT + IMAGES + RANDOM[::5]}
+names = SETS.get(names[0], names)
 TOKENS = tokens_make()
 failed = []
 for case in names:
     try:
-        (images_run if case in IMAGES else case_run)(case, TOKENS)
+        run = images_run if case in IMAGES else random_run if case.startswith("random-") else case_run
+        run(case, TOKENS)
     except Exception as problem:  # all cases are reported
         failed.append(case)
         print(f"{case}: {str(problem)[:600]}", flush=True)
