@@ -25,6 +25,9 @@ graph.keep(b)
 graph.set_addresses(False)
 graph.close()
 assert graph.plan().info["planned_peak_bytes"] == 8192
+from lade import library
+import ctypes, os
+ctypes.CDLL(os.path.join(os.path.dirname(library.library()._name), "liblade-allocator.so.0")).lade_plugged_limit
 """
 
 
