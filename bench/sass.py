@@ -241,6 +241,69 @@ def row_make(function, resources, gpu):
             f"{found['busiest']} {clocks['pipe']:.0f}", f"{clocks['memory']:.0f}", f"{clocks['tensor']:.0f}", *share]
 
 
+# ---- a step ----
+
+# GPT-2 1.5B in BF16. Products by cuBLASLt are taken at this share of the peak, which no machine code here decides.
+MODEL = {'layers': 48, 'width': 1600, 'heads': 25, 'seq_len': 1024, 'vocabulary': 50257}
+PRODUCTS = 0.70
+COPY = 0.92 # of the bandwidth, by a copy
+# Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
+LAYER_BYTES = {'residual_fwd_bf16': 2 * 8, 'residual_bwd_bf16': 2 * 10, 'gelu_fwd_bf16': 16, 'gelu_bwd_bf16': 24,
+               'column_sum_bf16': 2 * (3 + 1 + 4 + 1)}
+HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
+OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16 and the norm
+
+
+def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=None, tokens=524288):
+    """Return the nanoseconds of a token, by part, and the share of the speed of light, from @share_of(kernel)."""
+    layer_bytes = layer_bytes or LAYER_BYTES
+    layers, d, t, v = (MODEL[name] for name in ('layers', 'width', 'seq_len', 'vocabulary'))
+    peak = gpu['tensor_flops'] * gpu['multiprocessors'] * gpu['clock_hz']
+    weights, head, attention = layers * 12 * d * d, v * d, layers * d * t
+    parts = {'products of layers': 6 * weights / (products * peak),
+             'products of the head': 2 * n_head_products * head / (products * peak),
+             'attention forward': 2 * attention / (share_of('attention_wgmma_fwd_64_bf16') * peak),
+             'attention dq': 3 * attention / (share_of('attention_wgmma_dq_64_bf16') * peak),
+             'attention dk, dv': 4 * attention / (share_of('attention_wgmma_dkv_64_bf16') * peak)}
+    rate = COPY * gpu['bytes_per_s']
+    parts['elementwise'] = sum(layers * d * n / (share_of(kernel) * rate) for kernel, n in layer_bytes.items())
+    # with three products the logits are written once; with four, twice
+    parts['rows of logits'] = sum(v * n / (share_of(kernel) * rate) for kernel, n in HEAD_BYTES.items()) + \
+        v * 4 * (n_head_products - 2) / rate
+    parts['optimizer'] = (weights + head) * OPTIMIZER_BYTES / tokens / (share_of('adamw_bf16') * rate)
+    least = (6 * (weights + head) + 6 * attention) / peak
+    return {name: 1e9 * seconds for name, seconds in parts.items()}, least / sum(parts.values())
+
+
+def step_print(rows, gpu):
+    shares = {row[0]: float(row[13].rstrip(' %')) / 100 for row in rows if row[13]}
+    print('\n## GPT-2 1.5B in BF16, reckoned\n')
+    print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.0%} of the peak, copies at {COPY:.0%} of the '
+          'bandwidth;\nkernels at their expected shares; causal attention with its skipped tiles. Collectives, launches '
+          'and the host are left out.\n')
+    print('|part|four products of the head|three|\n|---|---:|---:|')
+    four, three = (step_reckon(shares.get, gpu, n) for n in (4, 3))
+    for name in four[0]:
+        print(f'|{name}|{four[0][name]:.0f}|{three[0][name]:.0f}|')
+    print(f'|share of the speed of light|{four[1]:.1%}|{three[1]:.1%}|')
+    changes_print(shares, gpu)
+
+
+def changes_print(shares, gpu):
+    """Print the share after further changes, each on top of those before it."""
+    no_sums = {kernel: n for kernel, n in LAYER_BYTES.items() if kernel != 'column_sum_bf16'}
+    better = dict(shares)
+    print('\n|further change, on top of those above|share of the speed of light|\n|---|---:|')
+    def row(what, products, layer_bytes):
+        print(f'|{what}|{step_reckon(better.get, gpu, 3, products, layer_bytes)[1]:.1%}|')
+    row('products at 75 %, by the best of measured candidates', 0.75, LAYER_BYTES)
+    row('gradients of biases by the kernels that make dy', 0.75, no_sums)
+    better['attention_wgmma_dkv_64_bf16'] = 0.6
+    row('dk and dv of heads of 64 at 60 % of their limit', 0.75, no_sums)
+    better.update({kernel: 0.9 for kernel in LAYER_BYTES})
+    row('residual and gelu at 90 % of theirs', 0.75, no_sums)
+
+
 HEADS = ['kernel', 'registers', 'spill B', 'shared KiB', 'warps / SM', 'B / thread', 'kflop / warp', 'issue', 'slow',
          'busiest pipe', 'memory', 'tensor', 'limit', 'expected', 'most']
 
@@ -282,6 +345,8 @@ def main():
     print(f"`bench/sass.py` ({args.arch}, nvcc {re.search('release ([0-9.]+)', release).group(1)}); its head states the "
           'model. Clocks are of one warp\'s turn of the hot loop on one scheduler. No figure here was measured.\n')
     table_print(rows)
+    if not args.file:
+        step_print(rows, gpu)
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ import sass # noqa: E402
 import sass_listing # noqa: E402
 
 GPU = sass.GPUS['sm_90a']
+MODEL_ATTENTION = 9 * 1024 / (6 * 12 * 1600) # flops of attention executed, over those of products, in a layer
 TOLD = """ptxas info    : Compiling entry function 'copy_bf16' for 'sm_90a'
 ptxas info    : Function properties for copy_bf16
     8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
@@ -102,6 +103,16 @@ class Model(unittest.TestCase):
         expected, most = sass.shares_get(found, 64, GPU)
         self.assertEqual(most, 0.5)
         self.assertLess(expected, most)
+
+    def test_a_step_at_all_limits_has_the_products_share(self):
+        def share(n_head_products, products=1.0):
+            return sass.step_reckon(lambda kernel: 1, GPU, n_head_products, products, {'gelu_fwd_bf16': 0})
+        parts, whole = share(3)
+        self.assertLess(whole, 1) # attention's executed products are nine, of which six are necessary
+        attention = sum(ns for name, ns in parts.items() if name.startswith('attention'))
+        self.assertAlmostEqual(parts['products of layers'] * MODEL_ATTENTION / attention, 1)
+        self.assertGreater(whole, share(4)[1])
+        self.assertAlmostEqual(share(3, 0.5)[0]['products of layers'], 2 * parts['products of layers'])
 
     def test_shared_memory_follows_the_launches(self):
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 161 << 10)

@@ -242,7 +242,7 @@ static void a_product_refused_in_a_capture_is_not_refused_for_ever(void **state)
 {
   const uint64_t want = digest_calm();
   bool is_refused_in_a_step = false;
-  for (int nth = 1; !is_refused_in_a_step; nth += nth < 3 ? 1 : 5) {
+  for (int nth = 1; !is_refused_in_a_step; nth += nth < 3 || nth >= 33 ? 1 : 5) { /* few of the last are in steps */
     struct lade_error error = {0};
     uint64_t digest = 0;
     char settings[64];
