@@ -73,9 +73,14 @@ class Host:
     """The mapping of waiting bytes on the host."""
 
     def __init__(self, n_bytes):
-        self.map = mmap.mmap(-1, max(n_bytes, 1)) if n_bytes else None
+        self.map = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if n_bytes else None
         self.address = c.addressof(c.c_char.from_buffer(self.map)) if n_bytes else 0
         self.n_bytes = n_bytes
+
+    def rest(self):
+        """Give the memory back until the next put; what waits is lost."""
+        if self.map is not None:
+            self.map.madvise(mmap.MADV_DONTNEED)
 
     def put(self, offset, tensor, n_bytes):
         self._copy(tensor, offset, n_bytes, True)
