@@ -182,11 +182,10 @@ class Planned:
                       if kind in (g.PUT, g.GET) and tier == g.HOST and k in self.places)
         return places
 
-    def given_bytes(self, batch):
-        """Return the bytes of given storages on the device, each storage once."""
-        tensors = [t for _, _, t in self.tensors(batch)] + list(self.values.constants.values())
+    def given_bytes(self, tensors):
+        """Return the bytes of given storages, of @tensors and of constants, on the device, each storage once."""
         seen = {}
-        for t in tensors:
+        for t in (*tensors, *self.values.constants.values()):
             if t.device.type == self.device.type:
                 storage = t.untyped_storage()
                 seen[storage._cdata] = storage.nbytes()

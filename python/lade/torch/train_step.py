@@ -148,7 +148,7 @@ class Step:
         try:
             runtime.begin(meter, tensors)
             if meter:
-                self.measured["given_bytes"] = planned.given_bytes(leaves)
+                self.measured["given_bytes"] = planned.given_bytes(tensors)
             with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
