@@ -287,7 +287,7 @@ def given_bytes_live_elsewhere_between_steps():
                 measured = call(*batch())
             peak, report = measured["peak_bytes"], step.report()
             assert peak == report["planned_peak_bytes"] == sum(report["ledger"].values())
-            assert report["planned_peak_bytes"] <= 1.05 * report["largest_op_bytes"] + report["resident_bytes"], report
+            assert report["planned_peak_bytes"] < report["given_bytes"] + report["largest_op_bytes"], report
             assert report["resident_bytes"] < report["given_bytes"] // 10
             step.sync()
             for call in (train, step):
@@ -315,6 +315,17 @@ def living_reads(step, model, optimizer, twin, other):
         assert found[0] == found[1], (i, found)
     stale = copy.deepcopy(model._forward_pre_hooks)
     assert all(hook() is None for hook in stale.values())
+
+
+def plans_share_the_host_budget():
+    """The host memory of a plan is given back while a plan of another shape is at work."""
+    _, _, step = made("min", audit=False, host="64MiB")
+    step(*batch(8))
+    first = step.last.runtime.host
+    assert any(first.map[:first.n_bytes])
+    step(*batch(5))
+    assert not any(first.map[:first.n_bytes])
+    step(*batch(8))
 
 
 def living_bytes_that_do_not_return_are_an_error():
@@ -407,8 +418,8 @@ if __name__ == "__main__":
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
                  failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
-                 given_bytes_live_elsewhere_between_steps, living_bytes_that_do_not_return_are_an_error,
-                 the_store_is_taken_before_step_0, wrappers_are_refused,
+                 given_bytes_live_elsewhere_between_steps, plans_share_the_host_budget,
+                 living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()
         print(case.__name__, flush=True)

@@ -117,24 +117,24 @@ class Planned:
 
     def _find(self, seconds):
         """Return a plan; one that needs given storages elsewhere between steps only if no other fits, or for "min"."""
-        can_live_elsewhere = self.limits.host_bytes or self.limits.store_bytes
-        if not can_live_elsewhere:
+        if not self.limits.host_bytes and not self.limits.store_bytes:
             return self._plan(seconds)
-        if self.budget is not None and self.floor_bytes <= self.budget:
-            with contextlib.suppress(DoesNotFit):
-                return self._plan(seconds)
-        for kinds in (("state",), ("state", "param")):
+        for kinds in ((), ("state",)):
+            self._live_elsewhere(kinds)
+            if self.budget is not None and self.floor_bytes <= self.budget:
+                with contextlib.suppress(DoesNotFit):
+                    return self._plan(seconds, is_last=False)
+        self._live_elsewhere(("state", "param"))
+        return self._plan(seconds)
+
+    def _live_elsewhere(self, kinds):
+        """Let given storages of @kinds live on tiers."""
+        if kinds:
             residents.assign(self.values, self.names, self.limits, kinds)
             self.graph = self._graph()
             self.floor_bytes = self.graph.bounds()[1]
-            if kinds == ("state", "param"):
-                break
-            if self.budget is not None and self.floor_bytes <= self.budget:
-                with contextlib.suppress(DoesNotFit):
-                    return self._plan(seconds)
-        return self._plan(seconds)
 
-    def _plan(self, seconds):
+    def _plan(self, seconds, is_last=True):
         paths, limits = self.limits.measure(), self.limits
         own = dict(to_host=paths["host"][0], from_host=paths["host"][1], to_store=paths["store"][0],
                    from_store=paths["store"][1],
@@ -146,17 +146,17 @@ class Planned:
         self.is_from_disk = found is not None and found.info["host_bytes"] <= limits.host_bytes
         if self.is_from_disk:
             return found
-        plan = self._search(budget, *seconds, own)
+        plan = self._search(budget, *seconds, own, is_last)
         plan_cache.save(key, plan)
         return plan
 
-    def _search(self, budget, least, most, own):
+    def _search(self, budget, least, most, own, is_last):
         """Return a plan, by a search that grows with the ops. For "min" and before a refusal it takes the most seconds."""
         seconds = most if budget == g.BUDGET_MIN else min(most, max(least, self.n_ops / OPS_PER_SECOND))
         try:
             return self.graph.plan(budget, time_limit_s=seconds, **own)
         except DoesNotFit:
-            if seconds == most:
+            if seconds == most or not is_last:
                 raise
             return self.graph.plan(budget, time_limit_s=most, **own)
 
@@ -182,11 +182,10 @@ class Planned:
                       if kind in (g.PUT, g.GET) and tier == g.HOST and k in self.places)
         return places
 
-    def given_bytes(self, batch):
-        """Return the bytes of given storages on the device, each storage once."""
-        tensors = [t for _, _, t in self.tensors(batch)] + list(self.values.constants.values())
+    def given_bytes(self, tensors):
+        """Return the bytes of given storages, of @tensors and of constants, on the device, each storage once."""
         seen = {}
-        for t in tensors:
+        for t in (*tensors, *self.values.constants.values()):
             if t.device.type == self.device.type:
                 storage = t.untyped_storage()
                 seen[storage._cdata] = storage.nbytes()

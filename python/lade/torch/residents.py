@@ -15,9 +15,9 @@ _LEAST_BYTES = 1024  # smaller ones stay: a copy costs more than they weigh
 
 def assign(values, names, limits, kinds):
     """Set the tiers of the given storages of @kinds, "state" or "param", as far as budgets of tiers reach."""
-    left = {g.HOST: limits.host_bytes, g.STORE: limits.store_bytes}
-    if left[g.HOST] and left[g.STORE]:
-        left[g.HOST] //= 2  # the other half is for values that wait during a step
+    # the rest of the host is for values that wait during a step
+    left = {g.HOST: limits.host_bytes // 2 if limits.store_bytes else limits.host_bytes * 3 // 4,
+            g.STORE: limits.store_bytes * 3 // 4}
     for k, storage in enumerate(values.storages):
         storage["tier"] = g.DEVICE
         if not storage["is_given"] or names[k].split(" ")[0] not in kinds or storage["bytes"] < _LEAST_BYTES:

@@ -90,6 +90,11 @@ class Host:
         self.address = c.addressof(c.c_char.from_buffer(self.map)) if n_bytes else 0
         self.n_bytes = n_bytes
 
+    def rest(self):
+        """Give the memory back until the next put; what waits is lost."""
+        if self.map is not None:
+            self.map.madvise(mmap.MADV_DONTNEED)
+
     def put(self, offset, tensor, n_bytes):
         self._copy(tensor, offset, n_bytes, True)
 

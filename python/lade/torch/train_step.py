@@ -141,13 +141,14 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        if self.at_work is not runtime:
+        if self.at_work not in (None, runtime):
             self.sync()
+            self.at_work.host.rest()  # plans of several shapes take the host budget one at a time
         self.at_work, interrupts, start = runtime, _Interrupts(), time.perf_counter()
         try:
             runtime.begin(meter, tensors)
             if meter:
-                self.measured["given_bytes"] = planned.given_bytes(leaves)
+                self.measured["given_bytes"] = planned.given_bytes(tensors)
             with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
