@@ -173,9 +173,11 @@ def constants_read():
         found = dict(re.findall(r'#define LADE_CUDA_(\w+)(?:\(dim\))? (.+?)(?:\s*/\*.*)?\n', file.read()))
 
     def get(name, dim=0):
-        if match := re.match(r'\(\(dim\) == 64 \? (\d+) : (\d+)\)', found[name]):
-            return int(match.group(1 if dim == 64 else 2))
-        return int(found[name])
+        text = found[name]
+        while match := re.match(r'\(?\(dim\) (==|<=) (\d+) \? (\d+) : (.+?)\)?$', text):
+            order, limit, yes, no = match.groups()
+            text = yes if dim == int(limit) or (order == '<=' and dim < int(limit)) else no
+        return int(text)
     return get
 
 
