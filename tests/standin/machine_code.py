@@ -38,27 +38,29 @@ def warpgroup_faults(function, body):
     return faults + [f'{function} copies in front of its products'] * (late and not function.startswith(FRONT_COPIES))
 
 
+def spill_faults(resources):
+    return [f'{function} spills {found.spill_bytes} bytes' for function, found in resources.items() if found.spill_bytes]
+
+
 def main():
     nvcc, root = sys.argv[1:]
     faults = []
     with tempfile.TemporaryDirectory() as folder:
         for name, arch in [(name, arch) for name in FILES for arch in ARCHS.get(name, ['sm_90'])]:
             bodies, resources, _ = sass_listing.kernel_compile(nvcc, root, name, arch, folder)
-            spills = {function: resources[function].spill_bytes for function in resources}
-            if not spills or spills.keys() != bodies.keys():
-                faults.append(f'{name}: ptxas tells of {sorted(spills)}, the PTX has {sorted(bodies)}')
-            faults += [f'{function} spills {n} bytes' for function, n in spills.items() if n > 0]
+            if not resources or resources.keys() != bodies.keys():
+                faults.append(f'{name}: ptxas tells of {sorted(resources)}, the PTX has {sorted(bodies)}')
+            faults += spill_faults(resources)
             for function in [function for function in bodies if function.startswith(tuple(FILES[name]))]:
                 wanted = ['ld.global.v4'] + ['st.global.v4'] * (not function.startswith(NARROW))
                 faults += [f'{function} has no {what}' for what in wanted if what not in bodies[function]]
         for name, arch in TILES:
-            bodies, spills = compile_file(nvcc, root, name, arch, folder)
-            faults += [f'{function} spills {spills[function]} bytes' for function in bodies if spills[function]]
+            bodies, resources, _ = sass_listing.kernel_compile(nvcc, root, name, arch, folder)
+            faults += spill_faults(resources)
             faults += [f'{function} has no mma.sync' for function, body in bodies.items() if 'mma.sync' not in body]
         for name in WARPGROUPS:
             bodies, resources, _ = sass_listing.kernel_compile(nvcc, root, name, 'sm_90a', folder)
-            faults += [f'{function} spills {resources[function].spill_bytes} bytes' for function in bodies
-                       if resources[function].spill_bytes]
+            faults += spill_faults(resources)
             faults += [fault for function, body in bodies.items() for fault in warpgroup_faults(function, body)]
     print('\n'.join(faults) or 'all move 16 bytes at a time')
     sys.exit(bool(faults))
