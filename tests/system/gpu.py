@@ -26,7 +26,9 @@ def run(*args, driver=None, **more):
         environment.update(LD_LIBRARY_PATH=STANDIN, LADE_FAKE=driver)
     result = subprocess.run([LADE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                             env=environment, cwd=SCRATCH.name)
-    return result.returncode, result.stdout, result.stderr
+    # Notes of the kernels that stand in for faster ones are those of tests/standin/test_cuda_launch.c.
+    said = [line for line in result.stderr.splitlines(keepends=True) if ": note: attention has" not in line]
+    return result.returncode, result.stdout, "".join(said)
 
 
 def refused(words, *args, **more):
@@ -146,8 +148,7 @@ if KERNELS:
                                   (1, "CUDA_ERROR_UNKNOWN", "fail=cuGraphLaunch,nth=2,code=999")):
         budget = ["--budget", "64MiB"] if status == 3 else []
         code, out, err = run(*GPU, *budget, driver=driver, LADE_FAKE_KERNELS=KERNELS)
-        refusals = [line for line in err.splitlines() if ": note: " not in line]
-        assert code == status and not out and len(refusals) == 1 and words in err, (driver, code, out, err)
+        assert code == status and not out and err.count("\n") == 1 and words in err, (driver, code, out, err)
     # Bytes on the GPU outside the plan, by taker, and as a row of the ledger.
     code, out, err = run("plan", "--json", "--model", "nano", "--layers", "1", "--device", "cuda:0",
                          driver="modules=64,functions=1", LADE_FAKE_KERNELS=KERNELS)
