@@ -36,7 +36,7 @@ RUNS = {
     "examples/batches.c": [(["12"], 0, r"validation loss 4\.\d+ before, [0-3]\.\d+ after 12 steps")],
     "examples/cache.c": [([], 0, r"step 0: peak \d+\.\d MiB live, \d+\.\d MiB reserved, \d+ chunks mapped")],
     "examples/durable.c": [([".", "2"], 0, r"published step \d+\npublished step \d+"),
-                           ([".", "1"], 0, r"found step 1\npublished step 2"), ([], 2, r"usage")],
+                           ([".", "1"], 0, r"found step \d+\npublished step \d+"), ([], 2, r"usage")],
     "examples/graph.c": [([], 0, r"(planned peak +(\d+) MiB, measured peak +\2 MiB, +\d+ ops run again, loss .*\n){5}"
                                  r"the weights of all five are equal")],
     "examples/pack.c": [([], 0, r"one after another \d+ KiB; packed \d+ KiB, which is optimal")],
