@@ -17,7 +17,7 @@ struct state {
   float *weights[N_TENSORS];
 };
 
-/* Put all of @state at once, wait, and make it what the next run finds. */
+/* Put all tensors of @state at once, wait, and publish them for the next run. */
 static int state_publish(lade_tensor_store *store, struct state *state, struct lade_error *error)
 {
   static const char *const names[N_TENSORS] = {"wte", "attention", "mlp", "head"};
@@ -38,7 +38,7 @@ static int state_publish(lade_tensor_store *store, struct state *state, struct l
   return status ? status : lade_tensor_store_publish(store, error);
 }
 
-/* Get what an earlier run published; the first run begins at step -1. */
+/* Get the tensors that an earlier run published; the first run begins at step -1. */
 static int state_find(lade_tensor_store *store, struct state *state, struct lade_error *error)
 {
   static const char *const names[N_TENSORS] = {"wte", "attention", "mlp", "head"};

@@ -182,7 +182,7 @@ static int producer_missing(const lade_solver *s, int op)
   for (int i = 0; i < what->n_in; i++) {
     int tensor = what->in[i];
     if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor] &&
-        tensor != what->optional) /* the op makes it itself */
+        tensor != what->optional) /* its lean form makes the tensor itself */
       return s->graph->tensors[tensor].producer;
   }
   return -1;

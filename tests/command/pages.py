@@ -140,7 +140,7 @@ if browser:
                  for cell in re.findall("<td[^>]*>.*?</td>", dump)]
         assert shown == [cell for table in tables(tree) for row in table for cell in row], (name, shown)
         assert len(re.findall("<polygon", dump)) == len(heights(tree)), f"{name}: the browser shows another page"
-    # What is seen: each area of the trace has pixels of its colour.
+    # On the screenshot each area of the trace has pixels of its colour.
     subprocess.run([*HEADLESS, "--window-size=600,800", "--screenshot=held.png", "held.html"], capture_output=True,
                    check=True)
     seen = pixels("held.png")

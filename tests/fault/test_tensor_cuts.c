@@ -2,7 +2,7 @@
 /*
  * A durable tensor store (lade/store.h) under a power cut at any moment, on a disk that keeps an arbitrary selection of
  * unsynced operations: the tensors of the last acknowledged publish are found whole, or those of the one in progress.
- * Three lives put, put parts, drop and publish; the second and third begin with what the former one published.
+ * Three runs put, put parts, drop and publish; the second and third begin with the tensors of the last publish.
  */
 #include <errno.h>
 #include <setjmp.h>

@@ -36,7 +36,7 @@
  * Rejected: reductions as exchanges with sums here over the tree of ranks, which would give the bits of the hosts'
  * engine. They send as many bytes and take another pass over memory, and they cannot use NCCL's reductions inside the
  * switches. Collectives captured into CUDA graphs, which also cost no thread: NCCL keeps the buffers and work of each
- * captured collective for as long as its graph, beyond what can be warmed up, and the host's checks go by launches.
+ * captured collective for as long as its graph, which no warm-up measures, and the host's checks count launches.
  */
 #include <errno.h>
 #include <stdlib.h>

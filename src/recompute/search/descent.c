@@ -277,7 +277,7 @@ static void value_consider(struct walker *w, int tensor, const struct lade_queue
   const struct lade_choice choice = w->residency->choices[tensor];
   const uint64_t bytes = w->idle[tensor].bytes;
   bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !w->graph->ops[what->producer].is_backward;
-  if (what->is_optional) { /* its reader makes it faster than a tier gives it back */
+  if (what->is_optional) { /* its reader makes it again faster than a tier returns it */
     if (choice.saved == LADE_RESIDENCY_KEEP)
       change_consider(w, (struct lade_change){LADE_CHANGE_SAVED, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
     return;

@@ -598,7 +598,7 @@ nccl_result ncclCommAbort(nccl_handle handle)
 
 /* ---- groups and operations ---- */
 
-/* NCCL's thread of a group, which costs what a thread costs. */
+/* NCCL's thread of a group: it does nothing, and its creation takes the time of a real one. */
 static void *group_main(void *arg)
 {
   return arg;
