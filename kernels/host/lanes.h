@@ -117,6 +117,12 @@ VEC_INLINE vf vec_load(enum lade_dtype dtype, const void *x, int64_t i, int n)
   return dtype == LADE_BF16 ? vf_from_bits(vu_shift_left(words, 16)) : vf_from_f16(words);
 }
 
+/* Return lade_f32_bits_quiet of each lane. */
+VEC_INLINE vu vu_bits_quiet(vf value)
+{
+  return vu_where_nan(value, vu_set(0x7fc00000), vu_bits(value));
+}
+
 /* Round to nearest even in the upper half of each lane's bits, as lade_f32_to_bf16 does, also denormals and NaN. */
 VEC_INLINE vu vec_bf16(vf value)
 {

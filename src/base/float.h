@@ -70,12 +70,21 @@ LADE_INLINE uint16_t lade_f32_to_f16(float value)
 }
 
 /*
+ * Return the bits of @x, for arithmetic on them: every NaN as the quiet one without a payload. A GPU's NaN has all bits
+ * set, and the carry of rounding would make it -0.
+ */
+LADE_INLINE uint32_t lade_f32_bits_quiet(float x)
+{
+  return x != x ? 0x7fc00000u : lade_f32_bits(x);
+}
+
+/*
  * Split a master weight into working copy and residual (docs/numbers.md). lade_master_join is the inverse. Exact for
- * finite values.
+ * all but NaN, which stays one.
  */
 LADE_INLINE void lade_master_split(float master, uint16_t *ret_bf16, int16_t *ret_residual)
 {
-  uint32_t bits = lade_f32_bits(master);
+  uint32_t bits = lade_f32_bits_quiet(master);
   uint16_t high = (uint16_t)((bits + 0x8000u) >> 16);
   *ret_bf16 = high;
   *ret_residual = (int16_t)(uint16_t)(bits - ((uint32_t)high << 16));

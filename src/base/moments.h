@@ -154,7 +154,7 @@ LADE_INLINE float lade_v_value(uint8_t code, uint32_t scale)
 /* Round to BF16 with 16 random bits in place of rounding to nearest. */
 LADE_INLINE uint16_t lade_f32_to_bf16_random(float value, uint32_t draw)
 {
-  return (uint16_t)((lade_f32_bits(value) + draw) >> 16);
+  return (uint16_t)((lade_f32_bits_quiet(value) + draw) >> 16);
 }
 
 /*
@@ -163,7 +163,7 @@ LADE_INLINE uint16_t lade_f32_to_bf16_random(float value, uint32_t draw)
  */
 LADE_INLINE void lade_master24_split(float master, uint32_t added, uint16_t *ret_bf16, int8_t *ret_residual)
 {
-  uint32_t bits = (lade_f32_bits(master) + added) >> 8;
+  uint32_t bits = (lade_f32_bits_quiet(master) + added) >> 8;
   uint16_t high = (uint16_t)((bits + 0x80u) >> 8);
   *ret_bf16 = high;
   *ret_residual = (int8_t)(uint8_t)(bits - ((uint32_t)high << 8));

@@ -73,6 +73,8 @@ static void hostile_values_put(struct call *call)
     ((float *)m->data)[i] = values[i / 11 % 11];
     ((float *)v->data)[i] = fabsf(values[i / 121 % 11]);
   }
+  if (grad->n_elements)
+    ((float *)m->data)[grad->n_elements - 1] = lade_f32_from_bits(0x7fffffff); /* the NaN that GPUs make */
 }
 
 static void adamw_setup(struct call *call, struct lade_step *step)

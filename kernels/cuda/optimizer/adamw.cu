@@ -213,7 +213,7 @@ static __device__ inline void masters_put(struct items<bf16> &weight, struct ite
 {
 #pragma unroll
   for (int pair = 0; pair < EACH / 2; pair++) {
-    const uint32_t a = lade_f32_bits(w[2 * pair]), b = lade_f32_bits(w[2 * pair + 1]);
+    const uint32_t a = lade_f32_bits_quiet(w[2 * pair]), b = lade_f32_bits_quiet(w[2 * pair + 1]);
     weight.word[pair] = halves_high(a + 0x8000u, b + 0x8000u);
     residual.word[pair] = halves_low(a, b);
   }
@@ -225,7 +225,7 @@ static __device__ inline void masters_put(struct items<bf16> &weight, struct ite
   uint32_t bits[EACH];
 #pragma unroll
   for (int k = 0; k < EACH; k++)
-    bits[k] = lade_f32_bits(w[k]) + master_draw(words[k], turn) + 0x8000u;
+    bits[k] = lade_f32_bits_quiet(w[k]) + master_draw(words[k], turn) + 0x8000u;
   weight.word[0] = halves_high(bits[0], bits[1]);
   weight.word[1] = halves_high(bits[2], bits[3]);
   residual.word[0] = bytes_gather(bits, 1) ^ 0x80808080u;
@@ -336,7 +336,7 @@ static __device__ inline void moments_put(bool is_v, bf16 *to, uint32_t &, const
   uint32_t bits[EACH];
 #pragma unroll
   for (int k = 0; k < EACH; k++)
-    bits[k] = lade_f32_bits(x[k]) + draw_get(is_v, words[k], turn);
+    bits[k] = lade_f32_bits_quiet(x[k]) + draw_get(is_v, words[k], turn);
   items.word[0] = halves_high(bits[0], bits[1]);
   items.word[1] = halves_high(bits[2], bits[3]);
   items_store(to, place, items);

@@ -87,7 +87,7 @@ VEC_INLINE struct pairs_f32 from_bits(struct even_odd bits)
 
 VEC_INLINE struct even_odd to_bits(struct pairs_f32 value)
 {
-  return (struct even_odd){vu_bits(value.even), vu_bits(value.odd)};
+  return (struct even_odd){vu_bits_quiet(value.even), vu_bits_quiet(value.odd)};
 }
 
 VEC_INLINE struct pairs_f32 grad_load(const struct lade_adamw_args *a, int64_t i, enum lade_dtype dtype)

@@ -33,7 +33,7 @@ VEC_INLINE void master_store(const struct lade_adamw_args *a, int64_t i, int n, 
     return;
   }
   uint16_t *high_at = (uint16_t *)a->weight + i, *low_at = (uint16_t *)a->residual + i;
-  vu bits = vu_bits(master), high = vu_shift_right(vu_add(bits, vu_set(0x8000)), 16);
+  vu bits = vu_bits_quiet(master), high = vu_shift_right(vu_add(bits, vu_set(0x8000)), 16);
   if (n == VEC_LANES) {
     vu_store_u16(high_at, high);
     vu_store_u16(low_at, bits);

@@ -147,6 +147,18 @@ static void master_split_loses_no_bit(void **state)
   }
 }
 
+/* A GPU's NaN is 0x7fffffff, whose rounding would carry into the sign. */
+static void master_split_keeps_nan(void **state)
+{
+  static const uint32_t bits[] = {0x7fffffff, 0xffffffff, 0x7fff8000, 0x7fc00000, 0xffc00000, 0x7f800001};
+  for (size_t i = 0; i < LADE_COUNT(bits); i++) {
+    uint16_t high;
+    int16_t low;
+    lade_master_split(lade_f32_from_bits(bits[i]), &high, &low);
+    assert_true(isnan(lade_bf16_to_f32(high)) && isnan(lade_master_join(high, low)));
+  }
+}
+
 /* Known answers of the authors' Random123 (kat_vectors, philox4x32 10). */
 static void philox_gives_the_published_words(void **state)
 {
@@ -342,6 +354,7 @@ int main(void)
       cmocka_unit_test(bf16_rounds_to_nearest_even),
       cmocka_unit_test(f16_survives_a_round_trip),
       cmocka_unit_test(master_split_loses_no_bit),
+      cmocka_unit_test(master_split_keeps_nan),
       cmocka_unit_test(philox_gives_the_published_words),
       cmocka_unit_test(struct_of_an_older_program_reads_as_defaults_and_keeps_its_end),
       cmocka_unit_test(struct_of_a_newer_program_is_taken_while_its_tail_is_zero),

