@@ -554,9 +554,12 @@ static int handles_init(void *arg)
   int status = comm_nccl_settle(comm, comm->root, "ncclCommInitRankConfig", result, making->error);
   if (status)
     return status;
-  /* NCCL writes the handle from its own thread until the root is settled or aborted. */
+  /*
+   * NCCL writes the handle from its own thread until the root is settled or aborted. ncclCommSplit (2.28) answers
+   * success while its work goes on, so the root is always asked.
+   */
   result = nccl->ncclCommSplit(comm->root, 0, comm->base.rank, &comm->handle, &blocking);
-  return comm_nccl_settle(comm, comm->root, "ncclCommSplit", result, making->error);
+  return comm_nccl_settle(comm, comm->root, "ncclCommSplit", result ? result : NCCL_IN_PROGRESS, making->error);
 }
 
 /* Create the handles. A failure here is a failure of all its members, and of the parent. */

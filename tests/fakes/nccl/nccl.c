@@ -272,7 +272,8 @@ nccl_result ncclCommSplit(nccl_handle handle, int colour, int key, nccl_handle *
   handle->part_config = *config;
   *ret_part = NULL;
   atomic_store(&post->round, round);
-  return leave(state_begin(handle, STATE_SPLITTING));
+  state_begin(handle, STATE_SPLITTING);
+  return leave(NCCL_DONE); /* as NCCL 2.28 answers while its work goes on */
 }
 
 /* Make the part that this member belongs to, once all members have answered. */
