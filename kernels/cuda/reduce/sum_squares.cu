@@ -14,6 +14,9 @@
 #define LANES LADE_CUDA_SUM_LANES
 #define SPAN LADE_CUDA_SUM_SPAN
 #define EACH (SPAN / LADE_CUDA_THREADS) /* elements of a span that a thread loads */
+#define AHEAD 16
+
+static_assert(SPAN % (AHEAD * LANES) == 0, "a span is whole turns of the lanes");
 
 template <class T> struct thread_part {
   pack<T, LADE_PACK(T)> p[EACH / LADE_PACK(T)];
@@ -48,6 +51,24 @@ template <class T> static __device__ inline void part_put(const struct thread_pa
     span[place_get<T>(at / LADE_PACK(T), at % LADE_PACK(T))] = get(part.p[at / LADE_PACK(T)].x[at % LADE_PACK(T)]);
 }
 
+/*
+ * Add a lane's squares of a span in order. The numbers of AHEAD additions are read and widened before the first of them,
+ * so that one addition waits for the other and for nothing else.
+ */
+static __device__ inline void lane_add(double &sum, const float *span)
+{
+#pragma unroll 1
+  for (int first = 0; first < SPAN; first += AHEAD * LANES) {
+    double g[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+      g[i] = (double)span[first + i * LANES];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+      sum = fma(g[i], g[i], sum); /* the square is exact, so fusing it changes no bit */
+  }
+}
+
 template <class T>
 static __device__ void sum_squares_of(const struct lade_sum_squares_args &a, const struct lade_step *step)
 {
@@ -65,11 +86,8 @@ static __device__ void sum_squares_of(const struct lade_sum_squares_args &a, con
     __syncthreads(); /* this span has arrived, and the other has been added */
     if (at + SPAN < n)
       part_load(part, x + at + SPAN, n - at - SPAN);
-#pragma unroll 16
-    for (int i = (int)threadIdx.x; i < SPAN && threadIdx.x < LANES; i += LANES) {
-      double g = (double)span[i];
-      sum += g * g; /* exact: a fused operation gives the same */
-    }
+    if (threadIdx.x < LANES)
+      lane_add(sum, span + threadIdx.x);
   }
   if (threadIdx.x >= 32)
     return;
