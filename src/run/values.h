@@ -9,6 +9,7 @@
 #ifndef LADE_VALUES_H
 #define LADE_VALUES_H
 
+#include "base/pool.h"
 #include "program/program.h"
 #include "run/rank_group.h"
 
@@ -28,6 +29,7 @@ struct lade_values {
   int (*get)(void *user, int tensor, uint64_t offset, void *dst, uint64_t bytes, struct lade_error *error);
   int (*set)(void *user, int tensor, uint64_t offset, const void *src, uint64_t bytes, struct lade_error *error);
   void *user;
+  lade_pool *pool; /* for initial values; NULL: the caller's thread alone */
 };
 
 #endif

@@ -14,7 +14,7 @@
  * of several blocks.
  *
  * Initial values are drawn with the transform of Box and Muller (1958) on Philox words: one draw gives four words,
- * which make four normals. Stream INIT_STREAM + parameter at step 0 is no op's. Values are computed in double by libm
+ * which make four normals, and the threads of the pool share the draws. Stream INIT_STREAM + parameter at step 0 is no op's. Values are computed in double by libm
  * and rounded once to FP32. C libraries may differ in the last bit of a double, which the rounding hides in all but
  * about one of 2^28 elements. So equal seeds give equal models always on one machine, and nearly always across C
  * libraries. A logarithm and cosine in Lade would remove that difference. Nothing needs that, because a checkpoint
@@ -31,6 +31,7 @@
 #include "run/checkpoint/checkpoint_internal.h"
 
 #define INIT_STREAM 0x40000000u
+#define INIT_TASK_ELEMENTS 8192
 #define TWO_PI 6.283185307179586476925
 
 int64_t chunk_n_cols(const struct lade_model_graph *graph, int param)
@@ -242,14 +243,26 @@ static void slice_draw(float *elements, const struct lade_param *param, const st
   }
 }
 
-static void elements_init(float *elements, const struct lade_model_graph *graph, int i_param, int64_t first, int64_t n,
-                          uint64_t seed)
+/* Initial values of elements [first, first + n) of a parameter, in tasks of INIT_TASK_ELEMENTS. */
+struct init_call {
+  float *elements;
+  const struct lade_model_graph *graph;
+  int param;
+  int64_t first, n;
+  uint64_t seed;
+};
+
+static void init_task(void *arg, int i_task, int i_thread)
 {
-  const struct lade_param *param = &graph->params[i_param];
+  const struct init_call *call = arg;
+  const struct lade_param *param = &call->graph->params[call->param];
+  const int64_t at = (int64_t)i_task * INIT_TASK_ELEMENTS, n = LADE_MIN(call->n - at, (int64_t)INIT_TASK_ELEMENTS);
+  float *elements = call->elements + at;
   for (int64_t i = 0; i < n; i++)
     elements[i] = param->init == LADE_INIT_ONE ? 1.0f : 0.0f;
   for (int i = 0; i < param->n_slices && param->init == LADE_INIT_NORMAL; i++)
-    slice_draw(elements, param, &param->slices[i], chunk_n_cols(graph, i_param), first, n, seed);
+    slice_draw(elements, param, &param->slices[i], chunk_n_cols(call->graph, call->param), call->first + at, n,
+               call->seed);
 }
 
 static int param_randomize(struct chunk_buffer *chunk, int param, uint64_t seed, struct lade_error *error)
@@ -259,7 +272,8 @@ static int param_randomize(struct chunk_buffer *chunk, int param, uint64_t seed,
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
-    elements_init(chunk->elements, graph, param, first, n, seed);
+    struct init_call call = {chunk->elements, graph, param, first, n, seed};
+    lade_pool_run(chunk->values->pool, init_task, &call, (int)lade_div_up(n, INIT_TASK_ELEMENTS));
     rc = chunk_set(chunk, param, CHUNK_MASTER, first, n, error);
   }
   return rc < 0 ? rc : chunk_zero_moments(chunk, param, error);

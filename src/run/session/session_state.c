@@ -30,6 +30,7 @@ struct lade_values lade_session_values(lade_session *session)
   struct lade_values values = lade_executor_values(session->executor, session->graph);
   values.whole = session->whole;
   values.group = session->group.world ? &session->group : NULL;
+  values.pool = session->pool;
   return values;
 }
 
