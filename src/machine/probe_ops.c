@@ -29,6 +29,7 @@
 #include "machine/probe_internal.h"
 
 #define MOST_GROUP_BYTES (UINT64_C(1) << 30)
+#define MOST_GPU_GROUP_BYTES (UINT64_C(4) << 30) /* a head that keeps its logits has some GB */
 #define OP_LIMIT_NS INT64_C(1000000000)    /* predicted; longer ops are not run */
 #define PASS_LIMIT_NS INT64_C(1000000000)  /* a longer first pass is used as the result */
 #define TOTAL_LIMIT_NS INT64_C(10000000000)
@@ -312,7 +313,7 @@ static int probe_run(struct op_probe *probe, const int *ops, int n_ops, uint64_t
 int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost)
 {
   const struct lade_model_graph *graph = params->graph;
-  uint64_t limit_bytes = LADE_MIN(MOST_GROUP_BYTES, cost->machine.host_bytes / 4);
+  uint64_t limit_bytes = LADE_MIN(params->gpu ? MOST_GPU_GROUP_BYTES : MOST_GROUP_BYTES, cost->machine.host_bytes / 4);
   limit_bytes = LADE_MIN(limit_bytes, cost->machine.device_bytes / 4);
   const int n_forms = graph->n_ops + graph->n_lean_ops;
   int *ops = calloc((size_t)n_forms + (size_t)graph->n_tensors, sizeof(*ops));

@@ -20,7 +20,7 @@
 #include "run/session/session_internal.h"
 
 #define CHUNK_BYTES (UINT64_C(2) << 20)
-#define PROBE_FLOPS_MOST 2e13     /* for a plan alone, ops of a longer step are not measured */
+#define PROBE_FLOPS_MOST 2e13     /* of a microbatch on the host, whose ops are measured */
 #define DEFAULT_SEQ_LEN 1024
 #define BATCH_MOST 1000000
 
@@ -270,16 +270,17 @@ static int cost_probe(lade_session *s, struct lade_error *error)
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
   struct lade_share share = share_make(&s->group.layout);
   struct lade_model_graph *whole = NULL;
-  const bool is_small = step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST, is_piped = share.pp > 1;
+  const bool is_piped = share.pp > 1;
+  const bool is_quick = s->params.is_gpu || step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST;
   share.pp = share.n_chunks = 1;
   share.pp_rank = 0;
-  int status = is_small && is_piped ? share_graph(s, &share, error, &whole) : 0;
+  int status = is_quick && is_piped ? share_graph(s, &share, error, &whole) : 0;
   struct lade_probe_params how = {
       .struct_size = sizeof(how), .kernels = &s->host_kernels, .gpu = s->params.is_gpu ? &gpu : NULL, .pool = s->pool,
       .graph = is_piped ? whole : s->graph,
       .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache,
       .has_fresh_ops = !s->params.is_plan_only && !s->params.is_dry};
-  how.graph = is_small ? how.graph : NULL;
+  how.graph = is_quick ? how.graph : NULL;
   if (!status)
     status = lade_probe(&how, error, &s->cost);
   lade_model_graph_destroy(whole);
