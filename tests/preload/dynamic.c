@@ -18,6 +18,7 @@
 #include "preload/hooks.h"
 
 #define VERSION 13000
+#define CONTEXT_VERSION 11030 /* the last whose cuCtxCreate has three parameters */
 #define PER_THREAD_STREAM 2
 
 static void *library;
@@ -56,14 +57,15 @@ void *route_find(const char *symbol)
   char *form = strstr(name, "_v2");
   if (form)
     *form = 0;
+  const int version = strcmp(name, "cuCtxCreate") == 0 ? CONTEXT_VERSION : VERSION;
   if (strcmp(lookup, "cuGetProcAddress") == 0) {
     __typeof__(cuGetProcAddress) *find = (__typeof__(cuGetProcAddress) *)dlsym(library, lookup);
-    return find(name, &function, VERSION, lookup_flags) ? NULL : function;
+    return find(name, &function, version, lookup_flags) ? NULL : function;
   }
   int status = 0;
   __typeof__(cuGetProcAddress_v2) *find = (__typeof__(cuGetProcAddress_v2) *)dlsym(library, lookup);
   if (find("cuGetProcAddress", &function, VERSION, lookup_flags, &status))
     return NULL; /* the runtime looks up the lookup itself */
   find = (__typeof__(cuGetProcAddress_v2) *)function;
-  return find(name, &function, VERSION, lookup_flags, &status) ? NULL : function;
+  return find(name, &function, version, lookup_flags, &status) ? NULL : function;
 }
