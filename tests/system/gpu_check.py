@@ -130,22 +130,30 @@ SUITE = """project('suite')
 foreach seconds : ['600', '0']
   test('sleeps-' + seconds, find_program('sleep'), args: seconds, suite: 'gpu', is_parallel: false, timeout: 300)
 endforeach
+built = configure_file(input: 'program.in', output: 'program', copy: true)
+test('is-inside', find_program('test'), args: ['-f', built], suite: 'gpu')
+test('has-an-environment', find_program('sh'), args: ['-c', 'test "${NAMED%%:*}" = value'], env: {'NAMED': 'value'}, suite: 'gpu')
+test('is-skipped', find_program('sh'), args: ['-c', 'exit 77'], suite: 'gpu')
+test('is-another', find_program('false'), suite: 'other')
 """
 
 
 def suite_check(folder):
-    """A hanging test on the GPU fails, and leaves time for the others."""
-    with open(os.path.join(folder, "meson.build"), "w", encoding="utf-8") as file:
-        file.write(SUITE)
-    script.SUITES = {"gpu": ("on the GPU", 60, 0.01)}
+    """A hanging test on the GPU fails, and leaves time for the others. A folder that was compiled elsewhere has its tests
+    here, by the paths of this machine."""
+    for name, text in (("meson.build", SUITE), ("program.in", "")):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+    script.TEST_S = 2
     check = script.Check()
     meson = script.meson_find()
     if not meson:
         print("SKIP: meson is not on PATH: a suite is left out")
         return
     assert check.run(*meson, "setup", "of-tests")[0] == 0
-    script.suite_run(check, "of-tests", "gpu")
-    assert check.counts == {"passed": 1, "failed": 1, "skipped": 0}, check.counts
+    os.rename("of-tests", "moved")
+    script.gpu_tests_run(check, "moved")
+    assert check.counts == {"passed": 3, "failed": 1, "skipped": 1}, check.counts
 
 
 def parts_check(folder):
