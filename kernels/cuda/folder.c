@@ -15,7 +15,7 @@
 
 #define SOME_FILE "adamw.fatbin" /* any of them */
 
-/* In the build's tree, where benchmarks and tests have folders; next to an installed library; from an installed command. */
+/* In the build's tree, also from folders of it; next to an installed library; from an installed command. */
 static const char *const places[] = {"kernels", "../kernels", "../../kernels", "lade", LADE_CUDA_KERNELS_INSTALLED};
 
 /* True if there is machine code at one of the places near @file. */

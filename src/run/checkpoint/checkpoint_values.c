@@ -14,11 +14,11 @@
  * of several blocks.
  *
  * Initial values are drawn with the transform of Box and Muller (1958) on Philox words: one draw gives four words,
- * which make four normals, and the threads of the pool share the draws. Stream INIT_STREAM + parameter at step 0 is no op's. Values are computed in double by libm
- * and rounded once to FP32. C libraries may differ in the last bit of a double, which the rounding hides in all but
- * about one of 2^28 elements. So equal seeds give equal models always on one machine, and nearly always across C
- * libraries. A logarithm and cosine in Lade would remove that difference. Nothing needs that, because a checkpoint
- * carries the values.
+ * which make four normals, and the threads of the pool share the draws. Stream INIT_STREAM + parameter at step 0 is no
+ * op's. Values are computed in double by libm and rounded once to FP32. C libraries may differ in the last bit of a
+ * double, which the rounding hides in all but about one of 2^28 elements. So equal seeds give equal models always on
+ * one machine, and nearly always across C libraries. A logarithm and cosine in Lade would remove that difference.
+ * Nothing needs that, because a checkpoint carries the values.
  */
 #include <errno.h>
 #include <math.h>
