@@ -332,42 +332,51 @@ static void products_bench(struct bench *bench)
 
 /* ---- attention ---- */
 
+struct attention_shape {
+  const char *name;
+  int64_t batch, seq_len, heads, head_dim, window; /* window 0: none */
+};
+
 /*
- * Measure attention over the pairs of causal rows, or of those with a window (0: none); backward has five products for
- * the forward's two.
+ * Measure attention over the pairs of causal rows, or of those with a window; backward has five products for the
+ * forward's two.
  */
-static void attention_rows(struct bench *bench, const char *what, int64_t window)
+static void attention_rows(struct bench *bench, const struct attention_shape *shape)
 {
   const char *who = getenv("LADE_ATTENTION");
-  const int64_t seq_len = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 64 :
-      128;
-  const int64_t seen = window ? window : seq_len;
-  const double twice_pairs = (double)(seen * (seen + 1) + 2 * (seq_len - seen) * seen);
-  const double flops = 2 * (double)(heads * dim) * twice_pairs;
-  const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
-                                              .n_kv_heads = heads, .head_dim = dim, .drop = {.scale = 1},
-                                              .form = {.window = window},
-                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
-                                              .workspace = place(bench, WORKSPACE)};
-  const struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
-                                              .n_kv_heads = heads, .head_dim = dim, .drop = {.scale = 1},
-                                              .form = {.window = window},
-                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
-                                              .d_out = place(bench, 1), .d_qkv = place(bench, 4),
-                                              .workspace = place(bench, WORKSPACE)};
+  const int64_t seen = shape->window ? shape->window : shape->seq_len;
+  const double twice_pairs = (double)shape->batch * (double)(seen * (seen + 1) + 2 * (shape->seq_len - seen) * seen);
+  const double flops = 2 * (double)(shape->heads * shape->head_dim) * twice_pairs;
+  const struct lade_attention_fwd_args fwd = {
+      .dtype = LADE_BF16, .batch = shape->batch, .seq_len = shape->seq_len, .heads = shape->heads,
+      .n_kv_heads = shape->heads, .head_dim = shape->head_dim, .drop = {.scale = 1}, .form = {.window = shape->window},
+      .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3), .workspace = place(bench, WORKSPACE)};
+  const struct lade_attention_bwd_args bwd = {
+      .dtype = LADE_BF16, .batch = shape->batch, .seq_len = shape->seq_len, .heads = shape->heads,
+      .n_kv_heads = shape->heads, .head_dim = shape->head_dim, .drop = {.scale = 1}, .form = {.window = shape->window},
+      .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3), .d_out = place(bench, 1),
+      .d_qkv = place(bench, 4), .workspace = place(bench, WORKSPACE)};
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
-  printf("| %sforward, %s | %.1f | %.1f | %.0f %% |\n", what, who, forward * 1e6, flops / forward / 1e12,
+  printf("| %sforward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, forward * 1e6, flops / forward / 1e12,
          100 * flops / forward / *bench->best_flops_per_s);
   double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
-  printf("| %sbackward, %s | %.1f | %.1f | %.0f %% |\n", what, who, backward * 1e6, 2.5 * flops / backward / 1e12,
-         100 * 2.5 * flops / backward / *bench->best_flops_per_s);
+  printf("| %sbackward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, backward * 1e6,
+         2.5 * flops / backward / 1e12, 100 * 2.5 * flops / backward / *bench->best_flops_per_s);
 }
 
-/* Measure whole attention and a window of an eighth, for which mma.sync takes wgmma's place. */
+/*
+ * Measure whole attention of long sequences, a window of an eighth, for which mma.sync takes wgmma's place, and GPT-2
+ * 1.5B's, whose tiles are few.
+ */
 static void attention_bench(struct bench *bench)
 {
-  attention_rows(bench, "", 0);
-  attention_rows(bench, "window of an eighth, ", bench->is_small ? 4 : 512);
+  static const struct attention_shape shapes[][3] = {
+      {{"", 1, 4096, 16, 128, 0}, {"window of an eighth, ", 1, 4096, 16, 128, 512},
+       {"heads of 64, 1024 tokens, ", 16, 1024, 25, 64, 0}},
+      {{"", 1, 32, 1, 64, 0}, {"window of an eighth, ", 1, 32, 1, 64, 4},
+       {"heads of 64, 1024 tokens, ", 2, 16, 1, 64, 0}}};
+  for (size_t i = 0; i < LADE_COUNT(shapes[0]); i++)
+    attention_rows(bench, &shapes[bench->is_small][i]);
 }
 
 /* ---- the device ---- */

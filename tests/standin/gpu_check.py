@@ -137,7 +137,7 @@ def everything_measure(scratch):
     steps_go_on_with_safer_attention(data)
     gpu_check.tokens_make = lambda *_: data
     gpu_check.kernels_measure = lambda check, folder: kernels(check, folder, "--small")
-    gpu_check.gpu_tests_run = lambda check, folder: check.figure("0. tests", folder)
+    gpu_check.gpu_tests_run = lambda check, _: check.figure("0. tests", "gpu")
     gpu_check.unknowns_measure = lambda check, folder, *_: check.figure("0. unknowns", folder)
     plan = gpu_check.largest_plan
     gpu_check.ROOT, text = scratch, ""
