@@ -164,6 +164,28 @@ def a_search_keeps_its_contract():
     require(all(one["peak_bytes"] <= 4 << 30 for one in small), "the budget", small)
 
 
+def a_search_offloads():
+    """State on the host makes a model fit that no recipe makes fit; a recipe that is given moves nothing there."""
+    base = ["--cluster", "dgx-h100", "--model", "llama3-405b", "--ranks", "64", "--batch", "64", "--seq", "8192",
+            "--search"]
+    best = plan_json(*base, "--tp", "8", "--top", "1")["layouts"][0]
+    require(best["fits"] and best["proved"] and best["optimizer"] == "host" and best["recompute"] == "auto"
+            and best["host_bytes"] > 1 << 33, "405B on 64 devices", best)
+    require(best["recomputed_values"] and best["hardware_tflops_per_rank"] > best["model_tflops_per_rank"], "values", best)
+    result = plan("--json", *base, "--tp", "8", "--recompute", "full", code=3)
+    require("fits" in result.stderr and json.loads(result.stdout)["layouts"][0]["optimizer"] == "device",
+            "a recipe moves state", result)
+    small = [*SMALL, "--dp", "2", "--batch", "128", "--micro-batch", "32"]
+    free = plan_json(*small)
+    recipes = [json.loads(plan("--json", *small, "--recompute", how, code=code).stdout)
+               for how, code in (("none", 3), ("selective", 0), ("full", 0))]
+    fitting = [one["all_ranks_step_seconds"] for one in recipes if one["fits"]]
+    require(free["fits"] and free["all_ranks_step_seconds"] < min(fitting), "the planner is slower than a recipe",
+            (free, fitting))
+    text = plan(*small).stdout
+    require(all(name in text for name in free["recomputed_values"]), "the text lacks the values", (text, free))
+
+
 def the_published_layouts_are_found():
     for model, ranks, sizes in (("gpt3-175b", 1024, (8, 8, 16)), ("gpt-1t", 3072, (8, 64, 6))):
         batch = "1536" if ranks == 1024 else "3072"
@@ -249,6 +271,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     one_that_does_not_fit_has_times()
     nodes_are_what_ranks_cross()
     a_search_keeps_its_contract()
+    a_search_offloads()
     the_published_layouts_are_found()
     layouts_go_to_other_projects()
     a_layout_is_explained()

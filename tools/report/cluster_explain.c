@@ -26,6 +26,14 @@ const char *recipe_name(enum lade_recipe recipe)
   return choice->text ? choice->text : "?";
 }
 
+void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text)
+{
+  const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
+                                     plan->micro_batch, LADE_RECIPE_AUTO};
+  if (lade_layer_residency_names(plan->job, &key, &plan->share.residency, policy, text_bytes, ret_text))
+    snprintf(ret_text, text_bytes, "?");
+}
+
 static void state_explain(const struct cluster_plan *plan, FILE *file)
 {
   const struct lade_layout *layout = &plan->layout;
@@ -46,14 +54,14 @@ static void activations_explain(const struct cluster_plan *plan, FILE *file)
   const struct lade_model *model = plan->job->model;
   const int tp = lade_layout_size(&plan->layout, LADE_AXIS_TP), pp = lade_layout_size(&plan->layout, LADE_AXIS_PP);
   const double formula = lade_korthikanti_layer_bytes(model, plan->micro_batch, plan->job->seq_len, tp,
-                                                      plan->layout.is_sequence, plan->recipe);
+                                                      plan->layout.is_sequence, plan->share.residency.recipe);
   const double layers = lade_korthikanti_in_flight(model->layers, pp, plan->layout.virtual_stages);
   fprintf(file, "Activations. A layer keeps %.4g MB of a microbatch with recompute %s; Korthikanti's formula says "
           "%.4g MB "
           "(it counts dropout masks, and attention that is not fused). A first stage holds %.4g layers' worth: %.4g "
           "GB by "
           "the formula; the proved program has %.4g GB of saved activations.\n", plan->share.layer.saved_bytes / 1e6,
-          recipe_name(plan->recipe), formula / 1e6, layers, layers * formula / GB,
+          recipe_name(plan->share.residency.recipe), formula / 1e6, layers, layers * formula / GB,
           (double)plan->stages[0].owner_bytes[LADE_OWNER_SAVED] / GB);
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "program/residency.h"
 #include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
 
@@ -29,6 +30,33 @@ static struct export_sizes sizes_get(const struct cluster_plan *plan)
 static bool is_zero_bubble(const struct cluster_plan *plan)
 {
   return plan->layout.schedule == LADE_SCHEDULE_ZBH1 || plan->layout.schedule == LADE_SCHEDULE_ZBH2;
+}
+
+#define NAMES_BYTES 2048
+
+static enum lade_recipe recipe_get(const struct cluster_plan *plan)
+{
+  return plan->share.residency.recipe;
+}
+
+/* Name the planned values of each layer in comments that begin with @mark: @project has no such choice. */
+static void residency_export(const struct cluster_plan *plan, const char *mark, const char *project, FILE *file)
+{
+  static const struct {
+    int policy;
+    const char *how;
+  } ways[] = {{LADE_RESIDENCY_RECOMPUTE, "recomputed"}, {LADE_RESIDENCY_HOST, "on the host between both halves"}};
+  char names[NAMES_BYTES];
+  for (size_t i = 0; i < LADE_COUNT(ways) && recipe_get(plan) == LADE_RECIPE_AUTO; i++) {
+    cluster_values_name(plan, ways[i].policy, sizeof(names), names);
+    if (names[0])
+      fprintf(file, "%s of each layer %s: %s; %s has no option for each value\n", mark, ways[i].how, names, project);
+  }
+}
+
+static bool is_state_on_host(const struct cluster_plan *plan)
+{
+  return plan->state_tier == LADE_TIER_HOST;
 }
 
 /* ---- Megatron-LM ---- */
@@ -72,12 +100,15 @@ static void megatron_export(const struct cluster_plan *plan, FILE *file)
   megatron_schedule(plan, &sizes, file);
   if (plan->layout.is_sequence)
     fprintf(file, "--sequence-parallel\n");
-  if (plan->recipe == LADE_RECIPE_FULL)
+  if (recipe_get(plan) == LADE_RECIPE_FULL)
     fprintf(file, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1\n");
-  if (plan->recipe == LADE_RECIPE_SELECTIVE)
+  if (recipe_get(plan) == LADE_RECIPE_SELECTIVE || recipe_get(plan) == LADE_RECIPE_AUTO)
     fprintf(file, "--recompute-granularity selective\n");
-  if (plan->layout.zero)
+  residency_export(plan, "#", "Megatron-LM", file);
+  if (plan->layout.zero || is_state_on_host(plan))
     fprintf(file, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather\n");
+  if (is_state_on_host(plan))
+    fprintf(file, "--optimizer-cpu-offload --optimizer-offload-fraction 1.0 --use-precision-aware-optimizer\n");
   if (plan->layout.zero >= 2)
     fprintf(file, "# the plan has ZeRO %d; the distributed optimizer is stage 1, and needs more memory\n",
             plan->layout.zero);
@@ -93,6 +124,8 @@ static json_t *deepspeed_zero(const struct cluster_plan *plan, const struct expo
   json_t *zero = json_pack("{s:i}", "stage", plan->layout.zero);
   if (plan->layout.zero >= 1)
     json_object_set_new(zero, "overlap_comm", json_true());
+  if (is_state_on_host(plan))
+    json_object_set_new(zero, "offload_optimizer", json_pack("{s:s, s:b}", "device", "cpu", "pin_memory", 1));
   if (plan->layout.zero == LADE_ZERO_MOST && sizes->shard < sizes->dp)
     json_object_set_new(zero, "zero_hpz_partition_size", json_integer(sizes->shard));
   return zero;
@@ -117,9 +150,12 @@ static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
   if (plan->layout.zero && sizes.shard < sizes.dp)
     fprintf(file, "// shard %d of %d replicas: DeepSpeed shards state over all of them%s\n", sizes.shard, sizes.dp,
             plan->layout.zero == LADE_ZERO_MOST ? ", and gathers parameters from copies in groups of so many" : "");
-  if (plan->recipe != LADE_RECIPE_NONE)
-    fprintf(file, "// recompute %s: deepspeed.checkpointing around %s\n", recipe_name(plan->recipe),
-            plan->recipe == LADE_RECIPE_FULL ? "each layer" : "attention");
+  if (is_state_on_host(plan) && !plan->layout.zero)
+    fprintf(file, "// optimizer state on the host needs ZeRO 1 or more in DeepSpeed\n");
+  residency_export(plan, "//", "DeepSpeed", file);
+  if (recipe_get(plan) != LADE_RECIPE_NONE && recipe_get(plan) != LADE_RECIPE_AUTO)
+    fprintf(file, "// recompute %s: deepspeed.checkpointing around %s\n", recipe_name(recipe_get(plan)),
+            recipe_get(plan) == LADE_RECIPE_FULL ? "each layer" : "attention");
   char *text = json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
   fprintf(file, "%s\n", text ? text : "");
   free(text);
@@ -166,8 +202,14 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
   if (sizes.tp > 1 && !plan->layout.is_sequence)
     fprintf(file, "# torchtitan's tensor parallel plans cut rows of norms too (sequence parallel); this plan does "
             "not\n");
-  fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n", recipe_name(plan->recipe));
-  if (plan->recipe == LADE_RECIPE_SELECTIVE)
+  if (is_state_on_host(plan))
+    fprintf(file, "# optimizer state on the host: enable_cpu_offload of [training] moves parameters and gradients "
+            "too\n");
+  const bool is_planned = recipe_get(plan) == LADE_RECIPE_AUTO;
+  fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n",
+          is_planned ? "selective" : recipe_name(recipe_get(plan)));
+  residency_export(plan, "#", "torchtitan", file);
+  if (is_planned || recipe_get(plan) == LADE_RECIPE_SELECTIVE)
     fprintf(file, "selective_ac_option = \"op\" # by op; a number means every n-th layer\n");
   fprintf(file, "# TOML is read by torchtitan before 0.3; later versions have the same names in Python\n");
 }
@@ -190,13 +232,17 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
   fprintf(file, "policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.%s)\n",
           plan->layout.grad_reduce == LADE_F32 ? "float32" : "bfloat16");
   fprintf(file, "for block in model.layers:\n");
-  if (plan->recipe != LADE_RECIPE_NONE)
-    fprintf(file, "    # recompute %s: wrap %s with torch.utils.checkpoint\n", recipe_name(plan->recipe),
-            plan->recipe == LADE_RECIPE_FULL ? "the block" : "its attention");
+  residency_export(plan, "    #", "fully_shard", file);
+  if (recipe_get(plan) != LADE_RECIPE_NONE && recipe_get(plan) != LADE_RECIPE_AUTO)
+    fprintf(file, "    # recompute %s: wrap %s with torch.utils.checkpoint\n", recipe_name(recipe_get(plan)),
+            recipe_get(plan) == LADE_RECIPE_FULL ? "the block" : "its attention");
   fprintf(file, "    fully_shard(block, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy, "
           "reshard_after_forward=%s)\n"
           "fully_shard(model, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy)\n",
           plan->layout.zero == LADE_ZERO_MOST ? "True" : "False");
+  if (is_state_on_host(plan))
+    fprintf(file, "# optimizer state on the host: offload_policy=CPUOffloadPolicy() moves parameters and gradients "
+            "too\n");
   if (plan->layout.zero < LADE_ZERO_MOST)
     fprintf(file, "# the plan has ZeRO %d: fully_shard shards parameters and gradients as well\n", plan->layout.zero);
   fprintf(file, "# %d microbatches of %lld: model.set_requires_gradient_sync(False) on all but the last%s\n",
@@ -211,7 +257,7 @@ static void lade_export(const struct cluster_plan *plan, FILE *file)
   fprintf(file, "lade launch -n %d -- train --model %s --batch %lld --micro-batch %lld --seq %lld --tp %d --pp %d "
           "--dp %d --recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->job->batch,
           (long long)plan->micro_batch, (long long)plan->job->seq_len, sizes.tp, sizes.pp, sizes.dp,
-          recipe_name(plan->recipe));
+          recipe_name(recipe_get(plan)));
   if (sizes.pp > 1)
     fprintf(file, " --schedule %s", lade_schedule_name(plan->layout.schedule));
   if (plan->layout.virtual_stages > 1)

@@ -12,7 +12,7 @@
  *   memory two blocks of keys and values, and in the backward half two of their gradients
  */
 #include "base/base.h"
-#include "program/layout_cost.h"
+#include "recompute/layout_cost.h"
 
 /* Return the time by which @rounds passes of a block round the ring exceed the attention beside them. */
 static double ring_exposed_ns(const struct lade_transfer_price *price, int size, double bytes, double attention_ns)
