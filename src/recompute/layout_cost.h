@@ -195,6 +195,7 @@ double lade_korthikanti_in_flight(int64_t layers, int pp, int virtual_stages);
 
 /* ---- proof (stage_program.c) ---- */
 
+#define LADE_STAGE_CHUNK_BYTES (UINT64_C(2) << 20) /* the granule of a stage's device memory */
 #define LADE_PREFETCH_SLACK 32 /* this part of a budget is left to the packer where copies start early */
 
 /* Homes of a stage's values and state. */

@@ -119,6 +119,8 @@ def a_given_layout_has_every_field():
     require(abs(found["days"] * 86400 / (1e11 / found["tokens_per_second"]) - 1) < 1e-6, "days", found)
     require(found["planned_peak_bytes"] == max(stage["ledger"]["total"] for stage in found["by_stage"])
             and found["fits"] and found["proved"], "the peak is no stage's", found)
+    require(found["executed_dry"] and all(stage["dry_peak_bytes"] == stage["ledger"]["total"] and stage["dry_seconds"] > 0
+                                          for stage in found["by_stage"]), "a dry step's memory", found)
     require(found["hardware_tflops_per_rank"] == found["model_tflops_per_rank"], "nothing is recomputed", found)
 
 
@@ -144,8 +146,8 @@ def a_search_keeps_its_contract():
     layouts = found["layouts"]
     require(found["schema_version"] == 1 and found["evaluated"] > 100 and found["seconds"] > 0
             and found["proof_seconds"] > 0, "the head", found)
-    require(0 < len(layouts) <= 4 and all(FOUND <= set(layout) and layout["fits"] for layout in layouts), "layouts",
-            layouts)
+    require(0 < len(layouts) <= 4 and all(FOUND <= set(layout) and layout["fits"] and layout["executed_dry"]
+                                          for layout in layouts), "layouts", layouts)
     times = [layout["step_seconds"] for layout in layouts]
     require(times == sorted(times), "the best is not first", times)
     require(all(layout["tp"] * layout["pp"] * layout["dp"] == 64 for layout in layouts), "ranks", layouts)

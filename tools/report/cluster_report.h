@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "recompute/layout_cost.h"
+#include "run/dry_stage.h"
 #include "tools/cli/options.h"
 
 /* A layout with its proof, for the verb to print, explain and export. */
@@ -27,6 +28,7 @@ struct cluster_plan {
   bool fits, is_proved;
   int n_stages_proved;
   struct lade_stage_program stages[LADE_LAYOUT_SIZES_MOST];
+  struct lade_dry_stage dry[LADE_LAYOUT_SIZES_MOST];
   int ranks[LADE_LAYOUT_SIZES_MOST]; /* the first rank of each */
   int fullest;                       /* of them, by peak */
 };

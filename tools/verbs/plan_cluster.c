@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plan on a cluster. A given layout is costed whether it fits or not; then the stages of which
- * one needs the most (lade_layout_cost.stages) are built as programs and proved. A search
- * does the same with each of its best layouts, and drops those whose programs need more than the budget.
+ * Plan on a cluster. A given layout is costed whether it fits or not; then the stages of which one needs the most
+ * (lade_layout_cost.stages) are built as programs, proved and executed dry. A search does the same with each of its
+ * best layouts, and drops those whose programs need more than the budget.
  *
  * Context parallel ranks are priced by formula and not proved: the job is then that of their part of each sequence.
  *
- * Without --recompute, or with auto, the fastest of none, selective and full recompute that fits is taken.
+ * Without --recompute, or with auto, the fastest residency of the layers that fits is taken (layer_residency.c), with
+ * optimizer state on the device or on the host.
  */
 #include "tools/verbs/plan_cluster.h"
 
@@ -19,6 +20,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "program/residency.h"
+#include "run/dry_stage.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
@@ -138,7 +140,7 @@ static void fits_set(struct cluster_plan *plan)
   plan->fits = plan->peak_bytes <= plan->budget_bytes && plan->host_bytes <= plan->host_budget_bytes;
 }
 
-/* Build and prove @stage's program. */
+/* Build and prove @stage's program, and execute it dry. */
 static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *error)
 {
   const struct lade_stage_residency homes = {.layer = plan->share.residency, .state_tier = plan->state_tier,
@@ -146,7 +148,13 @@ static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *
   struct lade_layout layout = plan->layout;
   const int at = plan->n_stages_proved;
   layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-  int status = lade_stage_program_prove(plan->job, &layout, plan->micro_batch, &homes, error, &plan->stages[at]);
+  struct lade_stage_build build = {0};
+  int status = lade_stage_build_make(plan->job, &layout, plan->micro_batch, &homes, true, error, &build);
+  if (!status)
+    status = lade_dry_stage_run(plan->job, &build, error, &plan->dry[at]);
+  if (!status)
+    lade_stage_program_read(build.train, &plan->stages[at]);
+  lade_stage_build_finish(&build);
   if (status)
     return status;
   plan->ranks[at] = layout.rank;
@@ -246,10 +254,13 @@ static json_t *stages_json(const struct cluster_plan *plan)
   const int n_alike = plan->layout.mesh.world / lade_layout_size(&plan->layout, LADE_AXIS_PP);
   json_t *stages = json_array();
   for (int i = 0; i < plan->n_stages_proved; i++)
-    json_array_append_new(stages, json_pack("{s:i, s:i, s:b, s:i, s:i, s:o}", "rank", plan->ranks[i], "ranks_alike",
-                                            n_alike, "fits", plan->stages[i].peak_bytes <= plan->budget_bytes,
-                                            "instructions", plan->stages[i].n_instrs, "microbatches",
-                                            plan->stages[i].n_microbatches, "ledger", ledger_json(&plan->stages[i])));
+    json_array_append_new(stages, json_pack("{s:i, s:i, s:b, s:i, s:i, s:o, s:o, s:f}", "rank", plan->ranks[i],
+                                            "ranks_alike", n_alike, "fits",
+                                            plan->stages[i].peak_bytes <= plan->budget_bytes, "instructions",
+                                            plan->stages[i].n_instrs, "microbatches", plan->stages[i].n_microbatches,
+                                            "ledger", ledger_json(&plan->stages[i]), "dry_peak_bytes",
+                                            json_bytes(plan->dry[i].peak_bytes), "dry_seconds",
+                                            (double)plan->dry[i].step_ns / 1e9));
   return stages;
 }
 
@@ -260,6 +271,7 @@ static json_t *layout_json(const struct cluster_plan *plan)
   sizes_set(object, plan);
   json_object_set_new(object, "fits", json_boolean(plan->fits));
   json_object_set_new(object, "proved", json_boolean(plan->is_proved));
+  json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
   json_object_set_new(object, "peak_bytes", json_bytes(plan->peak_bytes));
   json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
   json_object_set_new(object, "step_seconds", json_number(plan->cost.step_ns / 1e9));
@@ -282,6 +294,7 @@ static json_t *given_json(const struct cluster_plan *plan)
   json_object_set_new(object, "layout", json_string(lade_layout_name(&plan->layout, name)));
   json_object_set_new(object, "fits", json_boolean(plan->fits));
   json_object_set_new(object, "proved", json_boolean(plan->is_proved));
+  json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
   json_object_set_new(object, "budget_bytes", json_bytes(plan->budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes));
   json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
@@ -346,7 +359,7 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
   lade_size_format(plan->peak_bytes, text, sizeof(text));
   lade_size_format(plan->budget_bytes, more, sizeof(more));
   if (plan->is_proved)
-    fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs and proved\n", text, more,
+    fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs, proved and executed dry\n", text, more,
             plan->ranks[plan->fullest], plan->n_stages_proved);
   else
     fprintf(file, "memory        %s of %s, estimated: context parallel ranks are priced by formula, not proved\n", text,
@@ -639,8 +652,8 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
                              result->proof_seconds, "layouts", layouts)))
       return exit_fail("plan", -ENOMEM, NULL);
   } else {
-    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), built and proved in %.2f "
-           "s:\n",
+    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), built, proved and executed "
+           "dry in %.2f s:\n",
            (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name,
            result->seconds, result->proof_seconds);
     for (int i = 0; i < n; i++)

@@ -159,7 +159,7 @@ static int programs_make(int n_microbatches, bool is_for_run, struct lade_stage_
 {
   struct lade_build_params how = {
       .graph = build->graph, .layout = &build->layout, .residency = build->residency, .prices = &build->prices,
-      .is_training = true, .chunk_bytes = UINT64_C(2) << 20, .packer = build->packer,
+      .is_training = true, .chunk_bytes = LADE_STAGE_CHUNK_BYTES, .packer = build->packer,
       .n_microbatches = enough_microbatches(&build->layout, lade_layout_position(&build->layout, LADE_AXIS_PP),
                                             n_microbatches)};
   int status = program_make(&how, error, &build->train);
