@@ -59,10 +59,29 @@ static void activations_explain(const struct cluster_plan *plan, FILE *file)
   fprintf(file, "Activations. A layer keeps %.4g MB of a microbatch with recompute %s; Korthikanti's formula says "
           "%.4g MB "
           "(it counts dropout masks, and attention that is not fused). A first stage holds %.4g layers' worth: %.4g "
-          "GB by "
-          "the formula; the proved program has %.4g GB of saved activations.\n", plan->share.layer.saved_bytes / 1e6,
-          recipe_name(plan->share.residency.recipe), formula / 1e6, layers, layers * formula / GB,
-          (double)plan->stages[0].owner_bytes[LADE_OWNER_SAVED] / GB);
+          "GB by the formula; ", plan->share.layer.saved_bytes / 1e6, recipe_name(plan->share.residency.recipe),
+          formula / 1e6, layers, layers * formula / GB);
+  if (plan->is_proved)
+    fprintf(file, "the proved program has %.4g GB of saved activations.\n",
+            (double)plan->stages[0].owner_bytes[LADE_OWNER_SAVED] / GB);
+  else
+    fprintf(file, "the estimate is %.4g GB, not proved.\n", layers * plan->share.layer.saved_bytes / GB);
+}
+
+/* Explain context parallel ranks, whose numbers are formulas (context_cost.c). */
+static void context_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_model *model = plan->job->model;
+  const int tp = lade_layout_size(&plan->layout, LADE_AXIS_TP), n = plan->n_context;
+  const double kv_heads = LADE_MAX((double)model->n_kv_heads / tp, 1);
+  const double block = 2 * (double)plan->micro_batch * (double)plan->job->seq_len * kv_heads *
+                       (double)lade_model_head_dim(model) * (double)lade_dtype_bytes(plan->job->dtype);
+  if (n == 1)
+    return;
+  fprintf(file, "Context parallel. Each of %d ranks holds %lld of a sequence's %lld tokens, in two pieces that balance "
+          "causal attention. Blocks of %.4g MB of keys and values go %d steps round a ring for each layer, beside "
+          "attention; in the backward half their gradients go with them. All of this is by formula, not proved.\n", n,
+          (long long)plan->job->seq_len, (long long)plan->seq_len, block / 1e6, n - 1);
 }
 
 /* Print the bytes that more dimensions would send, for the smallest grids of at least as many ranks. */
@@ -123,9 +142,11 @@ static void data_explain(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "Data parallel. One replica sends no gradients.\n");
     return;
   }
-  fprintf(file, "Data parallel. %d replicas sum %.3g GB of gradients a rank; %.3g s of the step's %.3g s are not "
-          "hidden behind the backward half.\n", dp, per_rank * (double)lade_dtype_bytes(plan->layout.grad_reduce) / GB,
-          plan->cost.grad_ns / 1e9, plan->cost.step_ns / 1e9);
+  fprintf(file, "Data parallel. %d replicas%s sum %.3g GB of gradients a rank; %.3g s of the step's %.3g s are not "
+          "hidden behind the backward half.\n", dp,
+          plan->n_context > 1 ? ", context parallel ranks counted," : "",
+          per_rank * (double)lade_dtype_bytes(plan->layout.grad_reduce) / GB, plan->cost.grad_ns / 1e9,
+          plan->cost.step_ns / 1e9);
 }
 
 static void batch_explain(const struct cluster_plan *plan, FILE *file)
@@ -162,6 +183,7 @@ void cluster_explain(const struct cluster_plan *plan, FILE *file)
   state_explain(plan, file);
   activations_explain(plan, file);
   tensor_explain(plan, file);
+  context_explain(plan, file);
   pipeline_explain(plan, file);
   data_explain(plan, file);
   batch_explain(plan, file);

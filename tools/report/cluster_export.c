@@ -13,14 +13,15 @@
 #include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
 
+/* @dp counts context parallel ranks too, as @shard does: all of them sum gradients. */
 struct export_sizes {
-  int tp, pp, dp, shard, n_microbatches;
+  int tp, pp, cp, dp, shard, n_microbatches;
 };
 
 static struct export_sizes sizes_get(const struct cluster_plan *plan)
 {
   struct export_sizes sizes = {lade_layout_size(&plan->layout, LADE_AXIS_TP),
-                               lade_layout_size(&plan->layout, LADE_AXIS_PP),
+                               lade_layout_size(&plan->layout, LADE_AXIS_PP), plan->n_context,
                                lade_layout_size(&plan->layout, LADE_AXIS_DP), 1, 0};
   sizes.shard = plan->layout.zero ? lade_layout_size(&plan->layout, LADE_AXIS_SHARD) : 1;
   sizes.n_microbatches = (int)(plan->job->batch / sizes.dp / plan->micro_batch);
@@ -71,8 +72,8 @@ static void megatron_model(const struct lade_model *model, const struct cluster_
     fprintf(file, "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear\n");
   if (!model->is_tied)
     fprintf(file, "--untie-embeddings-and-output-weights\n");
-  fprintf(file, "--seq-length %lld --max-position-embeddings %lld\n", (long long)plan->job->seq_len,
-          (long long)LADE_MAX(model->context, plan->job->seq_len));
+  fprintf(file, "--seq-length %lld --max-position-embeddings %lld\n", (long long)plan->seq_len,
+          (long long)LADE_MAX(model->context, plan->seq_len));
 }
 
 static void megatron_schedule(const struct cluster_plan *plan, const struct export_sizes *sizes, FILE *file)
@@ -95,8 +96,10 @@ static void megatron_export(const struct cluster_plan *plan, FILE *file)
   const struct export_sizes sizes = sizes_get(plan);
   megatron_model(plan->job->model, plan, file);
   fprintf(file, "--tensor-model-parallel-size %d --pipeline-model-parallel-size %d\n", sizes.tp, sizes.pp);
+  if (sizes.cp > 1)
+    fprintf(file, "--context-parallel-size %d\n", sizes.cp);
   fprintf(file, "--micro-batch-size %lld --global-batch-size %lld\n", (long long)plan->micro_batch,
-          (long long)plan->job->batch);
+          (long long)plan->batch);
   megatron_schedule(plan, &sizes, file);
   if (plan->layout.is_sequence)
     fprintf(file, "--sequence-parallel\n");
@@ -135,7 +138,7 @@ static json_t *deepspeed_zero(const struct cluster_plan *plan, const struct expo
 static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
-  json_t *object = json_pack("{s:I, s:I, s:i, s:o, s:f}", "train_batch_size", (json_int_t)plan->job->batch,
+  json_t *object = json_pack("{s:I, s:I, s:i, s:o, s:f}", "train_batch_size", (json_int_t)plan->batch,
                              "train_micro_batch_size_per_gpu", (json_int_t)plan->micro_batch,
                              "gradient_accumulation_steps", sizes.n_microbatches, "zero_optimization",
                              deepspeed_zero(plan, &sizes), "gradient_clipping", 1.0);
@@ -144,6 +147,9 @@ static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
   if (sizes.tp > 1)
     fprintf(file, "// tp %d is the model's: pass an mpu, or Megatron-DeepSpeed's --tensor-model-parallel-size\n",
         sizes.tp);
+  if (sizes.cp > 1)
+    fprintf(file, "// cp %d: DeepSpeed cuts sequences by heads (Ulysses), not by keys and values round a ring\n",
+            sizes.cp);
   if (sizes.pp > 1)
     fprintf(file, "// pp %d is PipelineModule(num_stages=%d), which runs 1F1B and takes ZeRO 0 or 1\n", sizes.pp,
         sizes.pp);
@@ -185,9 +191,12 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
   const bool is_sharded = plan->layout.zero >= 1;
   fprintf(file, "[training]\nlocal_batch_size = %lld\nglobal_batch_size = %lld\nseq_len = %lld\n\n",
           (long long)(sizes.pp > 1 ? plan->micro_batch * sizes.n_microbatches : plan->micro_batch),
-          (long long)plan->job->batch, (long long)plan->job->seq_len);
+          (long long)plan->batch, (long long)plan->seq_len);
   fprintf(file, "[parallelism]\ndata_parallel_replicate_degree = %d\ndata_parallel_shard_degree = %d\n",
-          is_sharded ? sizes.dp / sizes.shard : sizes.dp, is_sharded ? sizes.shard : 1);
+          is_sharded ? sizes.dp / sizes.shard : sizes.dp / sizes.cp,
+          is_sharded ? LADE_MAX(sizes.shard / sizes.cp, 1) : 1);
+  if (sizes.cp > 1)
+    fprintf(file, "context_parallel_degree = %d # parameters are sharded over these ranks too\n", sizes.cp);
   fprintf(file, "fsdp_reshard_after_forward = \"%s\"\ntensor_parallel_degree = %d\npipeline_parallel_degree = %d\n",
           plan->layout.zero == LADE_ZERO_MOST ? "always" : "never", sizes.tp, sizes.pp);
   if (sizes.pp > 1)
@@ -226,6 +235,9 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
           "mesh = init_device_mesh(\"cuda\", (%d, %d, %d, %d), mesh_dim_names=(\"pp\", \"replicate\", \"shard\", "
           "\"tp\"))\n",
           sizes.pp, sizes.dp / sizes.shard, sizes.shard, sizes.tp);
+  if (sizes.cp > 1)
+    fprintf(file, "# cp %d: cut each sequence with torch.distributed.tensor.experimental.context_parallel over %d of "
+            "the replicas\n", sizes.cp, sizes.cp);
   if (sizes.tp > 1)
     fprintf(file, "# tp %d: parallelize_module(block, mesh[\"tp\"], plan) before fully_shard%s\n", sizes.tp,
             plan->layout.is_sequence ? ", with SequenceParallel norms" : "");
@@ -254,9 +266,11 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
 static void lade_export(const struct cluster_plan *plan, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
+  if (sizes.cp > 1)
+    fprintf(file, "# cp %d is priced, not built: this runs its ranks as replicas\n", sizes.cp);
   fprintf(file, "lade launch -n %d -- train --model %s --batch %lld --micro-batch %lld --seq %lld --tp %d --pp %d "
-          "--dp %d --recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->job->batch,
-          (long long)plan->micro_batch, (long long)plan->job->seq_len, sizes.tp, sizes.pp, sizes.dp,
+          "--dp %d --recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->batch,
+          (long long)plan->micro_batch, (long long)plan->seq_len, sizes.tp, sizes.pp, sizes.dp,
           recipe_name(recipe_get(plan)));
   if (sizes.pp > 1)
     fprintf(file, " --schedule %s", lade_schedule_name(plan->layout.schedule));

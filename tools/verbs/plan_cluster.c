@@ -652,10 +652,12 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
                              result->proof_seconds, "layouts", layouts)))
       return exit_fail("plan", -ENOMEM, NULL);
   } else {
-    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), built, proved and executed "
-           "dry in %.2f s:\n",
-           (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name,
-           result->seconds, result->proof_seconds);
+    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), ",
+           (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name, result->seconds);
+    if (result->plans[0].is_proved)
+      printf("built, proved and executed dry in %.2f s:\n", result->proof_seconds);
+    else
+      printf("with context parallel ranks by formula, not proved:\n");
     for (int i = 0; i < n; i++)
       layout_line(&result->plans[i], stdout);
     residency_print(&result->plans[0], stdout);
