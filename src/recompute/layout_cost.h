@@ -13,6 +13,7 @@
 #ifndef LADE_LAYOUT_COST_H
 #define LADE_LAYOUT_COST_H
 
+#include "graph/experts.h"
 #include "lade/plan.h"
 #include "machine/cluster.h"
 #include "parallel/schedule.h"
@@ -29,6 +30,9 @@ struct lade_layout_job {
   enum lade_master master;
   double dropout;
   int n_context; /* context parallel ranks of which each has a part of a sequence of seq_len * n_context; 0: 1 */
+  const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
+  int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
+  double expert_capacity;             /* an expert's rows over its share of a balanced load */
   const int64_t *const *cuts; /* by number of pieces, up to the layers: the layers of each piece; NULL, or a NULL
                                  entry: they are computed */
 };
@@ -48,6 +52,7 @@ struct lade_unit_cost {
   double host_bytes;              /* saved in host memory by a microbatch; its copies are part of both halves' times */
   double again_flops;             /* of ops that run again, attention's whole square counted */
   int64_t n_params;               /* of this rank */
+  int64_t n_expert_params;        /* of these, of experts: on 1 / n_expert_ranks of the replicas */
 };
 
 #define LADE_LAYER_VALUES_MOST 64 /* forward values of a layer */
@@ -88,9 +93,9 @@ struct lade_share_states {
 };
 
 /*
- * Compute the residencies of @key's recipe. AUTO: those that the residency planner's solver finds from keeping
- * everything on, with values recomputed and, if the device has links to the host, copied there; and the recipes
- * among them. Errors as lade_share_cost_make's.
+ * Compute the residencies of @key's recipe, with the job's experts and context parallel ranks. AUTO: those that the
+ * residency planner's solver finds from keeping everything on, with values recomputed and, if the device has links to
+ * the host, copied there; and the recipes among them. Errors as lade_share_cost_make's.
  */
 int lade_share_states_make(const struct lade_layout_job *job, const struct lade_share_key *key,
                            struct lade_error *error, struct lade_share_states *ret_states);
@@ -108,6 +113,17 @@ int lade_layer_residency_names(const struct lade_layout_job *job, const struct l
  * formula. pre: the job's attention is fused (score_forward_bytes 0), and its layouts have @size times the replicas.
  */
 void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_share_key *key, int size,
+                           struct lade_share_cost *share);
+
+/*
+ * Write the dense model from which the cost of @experts begins (experts_cost.c). -EINVAL with a line: latent attention,
+ * or sizes that no model has.
+ */
+int lade_experts_dense_model(const struct lade_experts *experts, struct lade_error *error,
+                             struct lade_model *ret_model);
+
+/* Make @share, of a job's dense model, that of its experts: by formula. Nothing without experts. */
+void lade_experts_cost_add(const struct lade_layout_job *job, const struct lade_share_key *key,
                            struct lade_share_cost *share);
 
 /* Return the layers of each of @n_pieces (lade_piece_layers), which the caller frees. -EINVAL; -ENOMEM. */
@@ -150,6 +166,7 @@ struct lade_layout_core {
   double n_layers;                 /* of the first stage */
   double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
   double params[2];                /* of a rank of the first stage and of the last */
+  double expert_share;             /* part of them that are of experts */
   int n_sizes;
   struct {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */

@@ -125,6 +125,34 @@ def context_parallel_is_searched_explained_and_exported():
             and titan["data_parallel_replicate_degree"] == 1, "torchtitan's context", titan)
 
 
+def experts_have_a_price():
+    """Expert parallel ranks divide the experts' memory and pay for their exchange; nothing of it is proved."""
+    base = ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--batch", "256", "--seq", "4096", "--micro-batch", "1",
+            "--recompute", "none", "--zero", "1", "--pp", "2", "--dp", "16"]
+    cut = plan_json(*base, "--ep", "8")
+    whole = json.loads(plan("--json", *base, "--ep", "1", code=3).stdout)
+    require(cut["ep"] == 8 and not cut["proved"] and not cut["executed_dry"] and cut["fits"] and not whole["fits"]
+            and abs(cut["parameters"] / 46.7e9 - 1) < 0.01, "Mixtral over 8", (cut, whole))
+    # 7/8 of a stage's experts leave: 32/2 layers of 3 * 4096 * 14336 * 8 parameters, 2 + 4 bytes each beside shards of 12.
+    freed = 7 / 8 * 16 * 3 * 4096 * 14336 * 8 * 6
+    require(0.8 * freed < whole["planned_peak_bytes"] - cut["planned_peak_bytes"] < 1.1 * freed, "bytes of experts",
+            (whole["planned_peak_bytes"], cut["planned_peak_bytes"], freed))
+    require(cut["exposed_communication"] > whole["exposed_communication"], "an exchange is free", (cut, whole))
+    across = plan_json(*base, "--tp", "2", "--ep", "16", "--model", "qwen3-30b-a3b", "--sequence-parallel")
+    inside = plan_json(*base, "--tp", "2", "--ep", "4", "--model", "qwen3-30b-a3b", "--sequence-parallel")
+    require(across["exposed_communication"] > 1.5 * inside["exposed_communication"], "nodes", (across, inside))
+    full = plan_json(*base, "--ep", "8", "--expert-capacity", "2", "--micro-batch", "1")
+    require(full["all_ranks_step_seconds"] > 1.4 * cut["all_ranks_step_seconds"], "room for twice the rows", (full, cut))
+    found = plan_json("--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "8", "--ranks", "64", "--batch", "512",
+                      "--seq", "4096", "--search", "--top", "2")["layouts"]
+    require(found and all(one["ep"] == 8 and one["dp"] % 8 == 0 and not one["proved"] for one in found), "a search", found)
+    text = plan(*base, "--ep", "8", "--explain").stdout
+    require("Experts. 8 of the replicas hold 1" in text and "not proved" in text, "no reason", text)
+    words = plan(*base, "--ep", "8", "--export", "megatron").stdout.split()
+    require(words[words.index("--expert-model-parallel-size") + 1] == "8" and words[words.index("--num-experts") + 1] == "8",
+            "megatron's experts", words)
+
+
 SMALL = ["--cluster", "dgx-a100-80g", "--model", "gpt2-1.5b", "--seq", "1024"]
 GIVEN = {"schema_version", "model", "parameters", "batch", "seq", "tp", "pp", "dp", "zero", "shard", "schedule",
          "virtual_stages", "micro_batch", "sequence_parallel", "recompute", "fits", "proved", "planned_peak_bytes",
@@ -276,6 +304,13 @@ def wrong_questions_are_refused(directory):
             ("two for each rank", [*SMALL, "--cp", "3", "--batch", "64"], 2),
             ("does not divide", [*SMALL, "--ranks", "6", "--tp", "1", "--cp", "4", "--batch", "64"], 2),
             ("needs --cluster", ["--cp", "2"], 2),
+            ("needs --cluster", ["--ep", "2"], 2),
+            ("is none", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
+            ("8 experts", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
+            ("--ep 8 does not divide", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "4", "--ep", "8",
+                                        "--batch", "64"], 2),
+            ("latent attention", ["--cluster", "dgx-h100", "--model", "deepseek-v3", "--ep", "2", "--dp", "2"], 2),
+            ("--ep N prices it", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "8"], 2),
             ("exclude", [*SMALL, "--rank", "1"], 2),
             ("exclude", [*SMALL, "--host-budget", "1GiB"], 2),
             ("exclude", [*SMALL, "--device", "dry"], 2),
@@ -294,6 +329,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     later_attention_is_fused()
     context_parallel_has_a_price()
     context_parallel_is_searched_explained_and_exported()
+    experts_have_a_price()
     a_given_layout_has_every_field()
     one_that_does_not_fit_has_times()
     nodes_are_what_ranks_cross()

@@ -29,7 +29,7 @@ static const char *const needs[][2] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
     {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
     {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
-    {"cp", "cluster"}, {"fused-attention", "cluster"}};
+    {"cp", "cluster"}, {"ep", "cluster"}, {"fused-attention", "cluster"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {

@@ -70,6 +70,13 @@ static void megatron_model(const struct lade_model *model, const struct cluster_
     fprintf(file, "--group-query-attention --num-query-groups %lld\n", (long long)model->n_kv_heads);
   if (model->family == LADE_LLAMA)
     fprintf(file, "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear\n");
+  const struct lade_experts *experts = plan->job->experts;
+  if (experts)
+    fprintf(file, "--num-experts %lld --moe-router-topk %lld --moe-ffn-hidden-size %lld --moe-grouped-gemm "
+            "--expert-model-parallel-size %d\n", (long long)experts->n_experts, (long long)experts->n_active,
+            (long long)experts->expert_hidden, plan->job->n_expert_ranks);
+  if (experts && experts->shared_hidden)
+    fprintf(file, "--moe-shared-expert-intermediate-size %lld\n", (long long)experts->shared_hidden);
   if (!model->is_tied)
     fprintf(file, "--untie-embeddings-and-output-weights\n");
   fprintf(file, "--seq-length %lld --max-position-embeddings %lld\n", (long long)plan->seq_len,
@@ -285,6 +292,9 @@ static void lade_export(const struct cluster_plan *plan, FILE *file)
 
 void cluster_export(const struct cluster_plan *plan, FILE *file)
 {
+  if (plan->job->experts && plan->options->export_format != EXPORT_MEGATRON)
+    fprintf(file, "%s ep %d: experts are priced by formula; this export has no setting for them\n",
+            plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", plan->job->n_expert_ranks);
   switch (plan->options->export_format) {
   case EXPORT_MEGATRON:
     megatron_export(plan, file);

@@ -39,6 +39,9 @@ void cluster_explain(const struct cluster_plan *plan, FILE *file);
 /* Print @plan as settings of the project that --export names, with comments on the parts that it cannot express. */
 void cluster_export(const struct cluster_plan *plan, FILE *file);
 
+/* Return the parameters of the model, with all experts. */
+int64_t cluster_n_params(const struct cluster_plan *plan);
+
 /* Write the names of a layer's values that wait as @policy (enum lade_residency_policy) says: "a, b". "": none. */
 void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text);
 

@@ -4,7 +4,8 @@
  * (lade_layout_cost.stages) are built as programs, proved and executed dry. A search does the same with each of its
  * best layouts, and drops those whose programs need more than the budget.
  *
- * Context parallel ranks are priced by formula and not proved: the job is then that of their part of each sequence.
+ * Context parallel ranks and mixtures of experts are priced by formula and not proved. With context parallel ranks the
+ * job is that of their part of each sequence; with experts it begins from a dense model (experts_cost.c).
  *
  * Without --recompute, or with auto, the fastest residency of the layers that fits is taken (layer_residency.c), with
  * optimizer state on the device or on the host.
@@ -34,6 +35,8 @@ struct cluster_planning {
   struct options *options;
   struct lade_cluster cluster;
   struct lade_model model;
+  struct lade_experts experts;
+  bool has_experts;
   struct lade_kernels kernels;
   struct lade_layout_job job;
   uint64_t budget_bytes;
@@ -42,9 +45,32 @@ struct cluster_planning {
 
 /* ---- the job ---- */
 
+/* Get a mixture of experts, with the dense model from which its cost begins. -ENOENT: the model is none. */
+static int experts_get(struct cluster_planning *planning)
+{
+  const struct options *options = planning->options;
+  int status = lade_experts_find(options->session.model, &planning->experts, &planning->error);
+  if (status)
+    return status;
+  if (options->session.layers)
+    planning->experts.layers = options->session.layers;
+  planning->has_experts = true;
+  if (planning->experts.n_experts % options->n_expert_ranks)
+    return lade_error_set(&planning->error, -EINVAL, "--ep %lld does not divide the %lld experts of a layer of %s",
+                          (long long)options->n_expert_ranks, (long long)planning->experts.n_experts,
+                          planning->experts.name);
+  return lade_experts_dense_model(&planning->experts, &planning->error, &planning->model);
+}
+
 static int model_get(struct cluster_planning *planning)
 {
   const struct lade_session_params *session = &planning->options->session;
+  const int found = option_is_set(planning->options, "ep") ? experts_get(planning) : -ENOENT;
+  if (found != -ENOENT)
+    return found;
+  if (planning->options->n_expert_ranks > 1 || option_is_set(planning->options, "expert-capacity"))
+    return lade_error_set(&planning->error, -EINVAL, "--ep needs a mixture of experts, such as --model mixtral-8x7b, "
+                          "and %s is none", session->model);
   const size_t n = strlen(session->model);
   const bool is_file = strchr(session->model, '/') || (n > 5 && strcmp(session->model + n - 5, ".json") == 0);
   int status = is_file ? lade_model_load(session->model, &planning->model, &planning->error)
@@ -125,6 +151,11 @@ static int job_make(struct cluster_planning *planning)
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
       .master = session->master, .dropout = session->dropout};
+  if (planning->has_experts) {
+    planning->job.experts = &planning->experts;
+    planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
+    planning->job.expert_capacity = planning->options->expert_capacity;
+  }
   if (planning->options->has_fused_attention || planning->options->n_context > 1)
     planning->cluster.device.kernels.score_forward_bytes = 0;
   if (planning->job.seq_len > planning->model.context)
@@ -225,6 +256,8 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
     json_object_set_new(object, axes[i].name, json_integer(lade_layout_size(layout, axes[i].axis) /
                                                            (axes[i].axis == LADE_AXIS_DP ? plan->n_context : 1)));
   json_object_set_new(object, "cp", json_integer(plan->n_context));
+  if (plan->job->experts)
+    json_object_set_new(object, "ep", json_integer(plan->job->n_expert_ranks));
   json_object_set_new(object, "zero", json_integer(layout->zero));
   json_object_set_new(object, "shard", json_integer(layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1));
   json_object_set_new(object, "schedule", json_string(lade_schedule_name(layout->schedule)));
@@ -284,7 +317,7 @@ static json_t *given_json(const struct cluster_plan *plan)
   const struct lade_layout_cost *cost = &plan->cost;
   const struct lade_layout_job *job = plan->job;
   json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:s, s:i}", "schema_version", REPORT_SCHEMA_VERSION, "model",
-                             job->model->name, "parameters", (json_int_t)lade_model_n_params(job->model), "batch",
+                             job->model->name, "parameters", (json_int_t)cluster_n_params(plan), "batch",
                              (json_int_t)plan->batch, "seq", (json_int_t)plan->seq_len, "cluster", job->cluster->name,
                              "ranks", plan->layout.mesh.world);
   char name[LADE_LAYOUT_NAME_BYTES];
@@ -321,6 +354,8 @@ static void layout_line(const struct cluster_plan *plan, FILE *file)
   lade_layout_name(&plan->layout, name);
   if (plan->n_context > 1)
     fprintf(file, "of dp, cp %d; ", plan->n_context);
+  if (plan->job->experts)
+    fprintf(file, "of dp, ep %d; ", plan->job->n_expert_ranks);
   fprintf(file, "%-52s micro-batch %-3lld recompute %-9s %9s %10s %6.1f TFLOP/s %5.1f %%%s%s\n", name,
           (long long)plan->micro_batch, recipe_name(plan->share.residency.recipe),
           seconds_format(step_s, step, sizeof(step)),
@@ -362,8 +397,8 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs, proved and executed dry\n", text, more,
             plan->ranks[plan->fullest], plan->n_stages_proved);
   else
-    fprintf(file, "memory        %s of %s, estimated: context parallel ranks are priced by formula, not proved\n", text,
-            more);
+    fprintf(file, "memory        %s of %s, estimated: context and expert parallel ranks are priced by formula, not "
+            "proved\n", text, more);
   residency_print(plan, file);
   if (plan->options->n_train_tokens > 0) {
     const double tokens = (double)plan->batch * (double)plan->seq_len;
@@ -395,19 +430,16 @@ static int layout_cost(struct cluster_plan *plan, struct lade_error *error)
 static int layout_plan(struct cluster_plan *plan, struct lade_error *error)
 {
   int status = layout_cost(plan, error);
-  return status || plan->n_context > 1 ? status : plan_prove(plan, error);
+  return status || plan->n_context > 1 || plan->job->experts ? status : plan_prove(plan, error);
 }
 
-/* Make the states of the layout's share (lade_share_states_make), with context parallel ranks. */
+/* Make the states of the layout's share (lade_share_states_make). */
 static int states_make(const struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error,
                        struct lade_share_states *ret_states)
 {
   const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
                                      plan->micro_batch, recipe};
-  int status = lade_share_states_make(plan->job, &key, error, ret_states);
-  for (int i = 0; i < ret_states->n && !status; i++)
-    lade_context_cost_add(plan->job, &key, plan->n_context, &ret_states->items[i]);
-  return status;
+  return lade_share_states_make(plan->job, &key, error, ret_states);
 }
 
 static int given_layout(struct cluster_planning *planning, struct cluster_plan *plan)
@@ -430,6 +462,9 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   if (!status && lade_layout_size(&plan->layout, LADE_AXIS_DP) % plan->n_context)
     status = lade_error_set(&planning->error, -EINVAL, "--cp %d does not divide the %d ranks beside --tp and --pp",
                             plan->n_context, lade_layout_size(&plan->layout, LADE_AXIS_DP));
+  if (!status && lade_layout_size(&plan->layout, LADE_AXIS_DP) % LADE_MAX(planning->job.n_expert_ranks, 1))
+    status = lade_error_set(&planning->error, -EINVAL, "--ep %d does not divide the %d ranks beside --tp and --pp",
+                            planning->job.n_expert_ranks, lade_layout_size(&plan->layout, LADE_AXIS_DP));
   return status;
 }
 
@@ -516,7 +551,7 @@ static int refusal_tell(struct cluster_planning *planning, const struct cluster_
   lade_size_exact(plan->budget_bytes, budget);
   if (!plan->is_proved) {
     lade_error_set(&planning->error, -EOVERFLOW, "a rank needs about %s of device memory, and %s are usable; a larger "
-                   "--cp or --recompute full needs less", peak, budget);
+                   "--cp or --ep, or --recompute full, needs less", peak, budget);
     fflush(stdout);
     return exit_fail("plan", -EOVERFLOW, &planning->error);
   }
@@ -657,7 +692,7 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
     if (result->plans[0].is_proved)
       printf("built, proved and executed dry in %.2f s:\n", result->proof_seconds);
     else
-      printf("with context parallel ranks by formula, not proved:\n");
+      printf("with context and expert parallel ranks by formula, not proved:\n");
     for (int i = 0; i < n; i++)
       layout_line(&result->plans[i], stdout);
     residency_print(&result->plans[0], stdout);

@@ -27,6 +27,7 @@
 
 struct state_maker {
   const struct share_basis *basis;
+  bool has_experts; /* recipes alone: a mixture's rows are no values of the dense layer's graph */
   struct lade_unit_costs unit_costs;
   lade_solver *solver;
   struct lade_residency *residency;
@@ -212,9 +213,9 @@ static int states_fill(struct state_maker *m, bool may_copy, struct lade_share_s
   int status = m->is_saved && m->found ? lade_solver_create(m->basis->graph, &m->unit_costs, &m->solver) : -ENOMEM;
   for (size_t i = 0; i < LADE_COUNT(recipes) && !status; i++)
     status = recipe_add(m, recipes[i]);
-  if (!status)
+  if (!status && !m->has_experts)
     status = descent_add(m, false);
-  if (!status && may_copy)
+  if (!status && !m->has_experts && may_copy)
     status = descent_add(m, true);
   if (!status)
     states_pick(m, states);
@@ -229,18 +230,24 @@ int lade_share_states_make(const struct lade_layout_job *job, const struct lade_
                            struct lade_error *error, struct lade_share_states *ret_states)
 {
   struct share_basis basis;
+  int status;
   if (key->recipe != LADE_RECIPE_AUTO) {
     ret_states->n = 1;
-    return lade_share_cost_make(job, key, error, &ret_states->items[0]);
+    status = lade_share_cost_make(job, key, error, &ret_states->items[0]);
+  } else {
+    status = share_basis_init(job, key, error, &basis);
+    if (!status) {
+      struct state_maker maker = {.basis = &basis, .has_experts = job->experts};
+      status = states_fill(&maker, !job->cluster->device.is_unified, ret_states);
+      if (status)
+        lade_error_set(error, status, "no memory for the residencies of a layer");
+    }
+    share_basis_finish(&basis);
   }
-  int status = share_basis_init(job, key, error, &basis);
-  if (!status) {
-    struct state_maker maker = {.basis = &basis};
-    status = states_fill(&maker, !job->cluster->device.is_unified, ret_states);
-    if (status)
-      lade_error_set(error, status, "no memory for the residencies of a layer");
+  for (int i = 0; i < (status ? 0 : ret_states->n); i++) {
+    lade_experts_cost_add(job, key, &ret_states->items[i]);
+    lade_context_cost_add(job, key, LADE_MAX(job->n_context, 1), &ret_states->items[i]);
   }
-  share_basis_finish(&basis);
   return status;
 }
 

@@ -133,6 +133,31 @@ static double ring_share(int n)
 }
 
 /*
+ * Return the share of a rank's parameters that it sends in a ring of @n ranks: experts' go round the ranks that hold
+ * the same ones.
+ */
+static double sent_share(const struct lade_layout_job *job, const struct lade_layout_core *core, int n)
+{
+  const int n_holders = LADE_MAX(n / LADE_MAX(job->n_expert_ranks, 1), 1);
+  return (1 - core->expert_share) * ring_share(n) + core->expert_share * ring_share(n_holders);
+}
+
+/* Return the ranks over which experts' state is sharded, where that of other parameters is over @shard. */
+static int expert_shards(const struct lade_layout_job *job, int shard)
+{
+  return LADE_MAX(shard / LADE_MAX(job->n_expert_ranks, 1), 1);
+}
+
+/* Return the parameters of which a rank holds the state, of @n_params before they are sharded. */
+static double held_params(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                          const struct lade_layout *layout, double n_params)
+{
+  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const double n_experts = n_params * core->expert_share;
+  return (n_params - n_experts) / shard + n_experts / expert_shards(job, shard);
+}
+
+/*
  * Return the exposed time of sums and gathers of stage 0. The collectives of one layer cannot hide, because nothing is
  * left beside them.
  */
@@ -149,11 +174,11 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   const double grad_bytes = n_params * (double)lade_dtype_bytes(layout->grad_reduce);
   if (zero == 0) {
     axis_price(job, layout, LADE_AXIS_DP, &unused, &sum);
-    return overlap_ns(rings_ns(&sum, n_layers, 2 * grad_bytes * ring_share(dp)), core->backward_ns, hidden);
+    return overlap_ns(rings_ns(&sum, n_layers, 2 * grad_bytes * sent_share(job, core, dp)), core->backward_ns, hidden);
   }
   axis_price(job, layout, LADE_AXIS_SHARD, &gather, &unused);
-  const double scatter_ns = rings_ns(&gather, n_layers, grad_bytes * ring_share(shard));
-  const double gather_ns = rings_ns(&gather, n_layers, n_params * weight * ring_share(shard));
+  const double scatter_ns = rings_ns(&gather, n_layers, grad_bytes * sent_share(job, core, shard));
+  const double gather_ns = rings_ns(&gather, n_layers, n_params * weight * sent_share(job, core, shard));
   double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
   if (zero == LADE_ZERO_MOST)
     exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) +
@@ -190,8 +215,7 @@ static double host_update_ns(const struct lade_layout_job *job, const struct lad
 static double update_time(const struct lade_layout_job *job, const struct lade_layout_core *core,
                           const struct lade_layout *layout, enum lade_tier state_tier, double grad_ns)
 {
-  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
-  const double n_params = LADE_MAX(core->params[0], core->params[1]) / shard;
+  const double n_params = held_params(job, core, layout, LADE_MAX(core->params[0], core->params[1]));
   struct lade_cost cost;
   lade_cost_init(&cost, &job->cluster->device);
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
@@ -276,8 +300,9 @@ static double state_bytes(const struct lade_layout_job *job, const struct lade_l
   const double weight = (double)lade_dtype_bytes(job->dtype), layer = (double)core->share->layer.n_params;
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
-  double bytes = n_params * lade_zero_state_bytes(zero, shard, weight, state_tier == LADE_TIER_DEVICE ? state : weight,
-                                                  4);
+  const double on_device = state_tier == LADE_TIER_DEVICE ? state : weight, n_experts = n_params * core->expert_share;
+  double bytes = (n_params - n_experts) * lade_zero_state_bytes(zero, shard, weight, on_device, 4) +
+                 n_experts * lade_zero_state_bytes(zero, expert_shards(job, shard), weight, on_device, 4);
   if (zero == 2 && shard > 1)
     bytes += 4 * (layer * 2 + (double)core->share->embed.n_params); /* whole gradients on their way to their blocks */
   if (zero >= 3 && shard > 1) /* tables are cut into parameters of their own (graph/table.c) */
@@ -286,14 +311,14 @@ static double state_bytes(const struct lade_layout_job *job, const struct lade_l
 }
 
 /* Return the bytes of host memory for the optimizer state of @n_params, working copies and gradients on their way. */
-static double state_host_bytes(const struct lade_layout_job *job, const struct lade_layout *layout, double n_params)
+static double state_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                               const struct lade_layout *layout, double n_params)
 {
-  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
-  return n_params / shard * read;
+  return held_params(job, core, layout, n_params) * read;
 }
 
 /* Return the bytes of the values of @stage on the host. */
@@ -347,6 +372,9 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     core->sizes[at].stage = stage;
     core->n_sizes = LADE_MAX(core->n_sizes, at + 1);
   }
+  const struct lade_unit_cost *layer = &sum->share->layer;
+  core->expert_share = layer->n_expert_params ? (double)layer->n_expert_params * core->n_layers / stage_params(sum, 0)
+                                              : 0;
   core->params[0] = stage_params(sum, 0);
   core->params[1] = stage_params(sum, sum->pipeline.n_stages - 1);
 }
@@ -359,7 +387,7 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
     const double room = core->sizes[i].host_bytes > 0 ? LADE_PREFETCH_SLACK / (LADE_PREFETCH_SLACK - 1.0) : 1;
     const double all = (state + core->sizes[i].values_bytes) * room;
     const double host = core->sizes[i].host_bytes +
-                        (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, layout, n_params));
+                        (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, core, layout, n_params));
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
     cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)

@@ -97,9 +97,6 @@ static const struct lade_share_states *share_find(struct layout_searcher *s, con
   }
   struct share_entry entry = {.key = *key, .states = calloc(1, sizeof(*entry.states))};
   int status = entry.states ? lade_share_states_make(s->job, key, NULL, entry.states) : -ENOMEM;
-  const int n_cut = status || s->job->n_context <= 1 ? 0 : entry.states->n;
-  for (int i = 0; i < n_cut; i++)
-    lade_context_cost_add(s->job, key, s->job->n_context, &entry.states->items[i]);
   if (status) {
     free(entry.states);
     entry.states = NULL;
@@ -224,7 +221,7 @@ static void pipelines_bound(struct layout_searcher *s, int tp)
   for (int pp = 1; pp <= LADE_MIN(rest, s->job->model->layers) && !s->status; pp++) {
     const int dp = rest / pp;
     if (rest % pp || (given->pp && given->pp != pp) || (given->dp && given->dp * n_context != dp) ||
-        s->job->batch % dp || dp % n_context)
+        s->job->batch % dp || dp % n_context || dp % LADE_MAX(s->job->n_expert_ranks, 1))
       continue;
     for (int is_sequence = 0; is_sequence <= (tp > 1); is_sequence++) {
       if (given->is_sequence >= 0 && given->is_sequence != is_sequence && tp > 1)
