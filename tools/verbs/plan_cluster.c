@@ -103,10 +103,12 @@ static int budget_get(struct cluster_planning *planning)
   }
 }
 
-/* Return a rank's share of its node's host memory. */
+#define HOST_LEFT 16 /* this part of a node's memory is left to its system and its processes */
+
+/* Return the host memory that a rank may use: its share of the node's. */
 static uint64_t host_budget(const struct lade_cluster *cluster)
 {
-  return cluster->node_host_bytes / (uint64_t)cluster->n_node_devices;
+  return (cluster->node_host_bytes - cluster->node_host_bytes / HOST_LEFT) / (uint64_t)cluster->n_node_devices;
 }
 
 static int ranks_check(struct cluster_planning *planning, int64_t n_ranks)

@@ -38,6 +38,7 @@ struct share_walk {
   int32_t *made_at;  /* by tensor: the last step that made it, before the step that is looked at; -1: none */
   int32_t *last_use; /* by step and output: the last step that reads this making of the value */
   bool *is_saved;    /* by tensor, to be filled; NULL: unasked */
+  double host_ns_per_byte; /* of host memory */
 };
 
 /* Return the op of step @at, without optional operands. */
@@ -229,7 +230,10 @@ static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
   return 0;
 }
 
-/* Add the copies of each unit's values on the host to its halves. */
+/*
+ * Add the copies of each unit's values on the host to its halves. Both together take at least the time that this
+ * device's share of host memory needs for them.
+ */
 static void copies_add(const struct share_walk *walk, struct lade_unit_cost *units)
 {
   for (int unit = 0; unit < N_SHARE_UNITS; unit++) {
@@ -237,6 +241,8 @@ static void copies_add(const struct share_walk *walk, struct lade_unit_cost *uni
     const double in_ns = units[unit].host_bytes * walk->prices->to_device.ns_per_byte;
     units[unit].forward_ns = LADE_MAX(units[unit].forward_ns, out_ns) + COPY_EXPOSED * out_ns;
     units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, in_ns) + COPY_EXPOSED * in_ns;
+    units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, 2 * units[unit].host_bytes * walk->host_ns_per_byte -
+                                                                    units[unit].forward_ns);
   }
 }
 
@@ -307,7 +313,8 @@ int share_walk_cost(const struct share_basis *basis, const struct lade_residency
                     bool *is_saved, struct lade_share_cost *ret_cost)
 {
   struct share_walk walk = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
-                            .is_saved = is_saved};
+                            .is_saved = is_saved,
+                            .host_ns_per_byte = 1e9 / basis->cost.machine.host_bytes_per_s};
   struct lade_unit_cost units[N_SHARE_UNITS] = {{0}};
   struct plan_step *steps = NULL;
   const struct lade_build_params how = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
