@@ -33,7 +33,7 @@ struct lade_layout_job {
   const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
   int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
   double expert_capacity;             /* an expert's rows over its share of a balanced load */
-  const int64_t *const *cuts; /* by number of pieces, up to the layers: the layers of each piece; NULL, or a NULL
+  const int64_t *const *cuts; /* by number of pieces, up to lade_pieces_most: the layers of each piece; NULL, or a NULL
                                  entry: they are computed */
 };
 

@@ -92,12 +92,12 @@ def context_parallel_has_a_price():
     require(1 < cut["all_ranks_step_seconds"] / whole["all_ranks_step_seconds"] < 1.2, "its work", (whole, cut))
     flops = [one["model_tflops_per_rank"] * one["all_ranks_step_seconds"] for one in (whole, cut)]
     require(abs(flops[0] / flops[1] - 1) < 1e-6, "its flops", flops)
-    # Llama 3 (2024), table 4: 380 TFLOP/s with 128 Ki tokens. Its chunks of one layer halve the bubble (docs/cluster.md).
+    # Llama 3 (2024), table 4: 380 TFLOP/s with 128 Ki tokens. 126 layers in 128 pieces: the ends have none.
     long = json.loads(plan("--json", "--cluster", "dgx-h100", "--model", "llama3-405b", "--tp", "8", "--pp", "16", "--dp",
                            "8", "--cp", "16", "--batch", "128", "--micro-batch", "1", "--seq", "131072",
-                           "--sequence-parallel", "--zero", "1", "--schedule", "interleaved", "--virtual-stages", "4",
+                           "--sequence-parallel", "--zero", "1", "--schedule", "interleaved", "--virtual-stages", "8",
                            "--recompute", "none", code=3).stdout)
-    require(abs(long["model_tflops_per_rank"] / 380 - 1) < 0.15, "Llama 3's long sequences", long)
+    require(abs(long["model_tflops_per_rank"] / 380 - 1) < 0.08, "Llama 3's long sequences", long)
 
 
 def context_parallel_is_searched_explained_and_exported():

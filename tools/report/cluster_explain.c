@@ -122,9 +122,9 @@ static void context_explain(const struct cluster_plan *plan, FILE *file)
   if (n == 1)
     return;
   fprintf(file, "Context parallel. Each of %d ranks holds %lld of a sequence's %lld tokens, in two pieces that balance "
-          "causal attention. Blocks of %.4g MB of keys and values go %d steps round a ring for each layer, beside "
-          "attention; in the backward half their gradients go with them. All of this is by formula, not proved.\n", n,
-          (long long)plan->job->seq_len, (long long)plan->seq_len, block / 1e6, n - 1);
+          "causal attention. %d parts of %.4g MB of keys and values are gathered before each layer's attention, and "
+          "again before its backward half, which sums their gradients. All of this is by formula, not proved.\n", n,
+          (long long)plan->job->seq_len, (long long)plan->seq_len, n, block / 1e6);
 }
 
 /* Print the bytes that more dimensions would send, for the smallest grids of at least as many ranks. */

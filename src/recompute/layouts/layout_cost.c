@@ -416,7 +416,7 @@ int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_piece
 static int layers_get(struct layout_sum *sum, struct lade_error *error)
 {
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
-  if (sum->job->cuts && n_pieces <= sum->job->model->layers && sum->job->cuts[n_pieces]) {
+  if (sum->job->cuts && n_pieces <= lade_pieces_most(sum->job->model) && sum->job->cuts[n_pieces]) {
     sum->layers = sum->job->cuts[n_pieces];
     return 0;
   }

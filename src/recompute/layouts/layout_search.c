@@ -71,7 +71,7 @@ struct layout_searcher {
 /* Make room for a cut of the model into each number of pieces. Each is made at first use. */
 static int cuts_init(struct layout_searcher *s, const struct lade_layout_job *job)
 {
-  s->cuts = calloc((size_t)job->model->layers + 1, sizeof(*s->cuts));
+  s->cuts = calloc((size_t)lade_pieces_most(job->model) + 1, sizeof(*s->cuts));
   s->own_job = *job;
   s->own_job.cuts = (const int64_t *const *)s->cuts;
   s->job = &s->own_job;
@@ -191,7 +191,7 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
   if (layout.pp == 1 || m % layout.pp || (given->schedule >= 0 && given->schedule != LADE_SCHEDULE_INTERLEAVED))
     return;
   layout.schedule = LADE_SCHEDULE_INTERLEAVED;
-  for (int v = 2; v * layout.pp <= s->job->model->layers; v++) {
+  for (int v = 2; v * layout.pp <= lade_pieces_most(s->job->model); v++) {
     if (given->virtual_stages > 1 && given->virtual_stages != v)
       continue;
     layout.virtual_stages = v;
@@ -218,7 +218,7 @@ static void pipelines_bound(struct layout_searcher *s, int tp)
 {
   const struct lade_layout_search_params *given = s->params;
   const int rest = given->n_ranks / tp, n_context = LADE_MAX(s->job->n_context, 1);
-  for (int pp = 1; pp <= LADE_MIN(rest, s->job->model->layers) && !s->status; pp++) {
+  for (int pp = 1; pp <= LADE_MIN(rest, lade_pieces_most(s->job->model)) && !s->status; pp++) {
     const int dp = rest / pp;
     if (rest % pp || (given->pp && given->pp != pp) || (given->dp && given->dp * n_context != dp) ||
         s->job->batch % dp || dp % n_context || dp % LADE_MAX(s->job->n_expert_ranks, 1))
@@ -422,7 +422,7 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
   if (!s.status)
     s.status = best_find(&s);
   const int status = search_finish(&s, error);
-  cuts_free(&s, (int)job->model->layers);
+  cuts_free(&s, (int)lade_pieces_most(job->model));
   shares_free(&s);
   LADE_ARRAY_FREE(&s.candidates);
   if (status && status != -EOVERFLOW) {
