@@ -55,7 +55,7 @@ struct lade_unit_cost {
   int64_t n_expert_params;        /* of these, of experts: on 1 / n_expert_ranks of the replicas */
 };
 
-#define LADE_LAYER_VALUES_MOST 64 /* forward values of a layer */
+#define LADE_LAYER_VALUES_MOST 64 /* forward values of a layer that the solver may move */
 
 /* Where the values of each layer wait for the backward half. */
 struct lade_layer_residency {

@@ -227,6 +227,8 @@ def a_search_offloads():
     require(best["fits"] and best["proved"] and best["optimizer"] == "host" and best["recompute"] == "auto"
             and best["host_bytes"] > 1 << 33, "405B on 64 devices", best)
     require(best["recomputed_values"] and best["hardware_tflops_per_rank"] > best["model_tflops_per_rank"], "values", best)
+    text = plan(*base, "--tp", "8", "--top", "1", "--explain").stdout
+    require("Residency. The solver keeps" in text and "AdamW's state is on the host" in text, "no reason", text)
     result = plan("--json", *base, "--tp", "8", "--recompute", "full", code=3)
     require("fits" in result.stderr and json.loads(result.stdout)["layouts"][0]["optimizer"] == "device",
             "a recipe moves state", result)

@@ -91,6 +91,26 @@ static void activations_explain(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "the estimate is %.4g GB, not proved.\n", layers * plan->share.layer.saved_bytes / GB);
 }
 
+/* Explain the places of a layer's values, if the solver chose them, and of the optimizer state. */
+static void residency_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_unit_cost *layer = &plan->share.layer;
+  const struct lade_machine *device = &plan->job->cluster->device;
+  if (plan->share.residency.recipe == LADE_RECIPE_AUTO)
+    fprintf(file, "Residency. The solver keeps %.4g MB of each layer on the device, and %.3g %% of the step's flops "
+            "run again. Of all ways to free a byte it takes the one that costs least time.\n",
+            layer->saved_bytes / 1e6, 100 * (plan->cost.hardware_flops / plan->cost.model_flops - 1));
+  if (layer->host_bytes > 0)
+    fprintf(file, "Host. %.4g MB of a layer go to the host beside its forward half of %.3g ms, for which the link "
+            "needs %.3g ms, and come back beside the backward half of %.3g ms.\n", layer->host_bytes / 1e6,
+            layer->forward_ns / 1e6, layer->host_bytes / (double)device->to_host.bytes_per_s * 1e3,
+            layer->backward_ns / 1e6);
+  if (plan->state_tier == LADE_TIER_HOST)
+    fprintf(file, "AdamW's state is on the host: its processor updates it in %.3g s of the step, which frees %.4g GB "
+            "of a rank's device memory.\n", plan->cost.update_ns / 1e9,
+            state_rank_gb(plan, 2, 12, 4) - state_rank_gb(plan, 2, 2, 4));
+}
+
 /* Explain expert parallel ranks, whose numbers are formulas (experts_cost.c). */
 static void experts_explain(const struct cluster_plan *plan, FILE *file)
 {
@@ -226,6 +246,7 @@ void cluster_explain(const struct cluster_plan *plan, FILE *file)
 {
   state_explain(plan, file);
   activations_explain(plan, file);
+  residency_explain(plan, file);
   tensor_explain(plan, file);
   context_explain(plan, file);
   experts_explain(plan, file);

@@ -120,9 +120,8 @@ static bool is_layer_output(const struct lade_model_graph *graph, int tensor)
 static void value_try(void *user, const struct lade_model_graph *graph, int tensor, int place)
 {
   struct change_search *search = user;
-  (void)place;
-  if (!search->maker->is_saved[tensor] || search->maker->residency->choices[tensor].saved != LADE_RESIDENCY_KEEP ||
-      is_layer_output(graph, tensor))
+  if (place >= LADE_LAYER_VALUES_MOST || !search->maker->is_saved[tensor] || is_layer_output(graph, tensor) ||
+      search->maker->residency->choices[tensor].saved != LADE_RESIDENCY_KEEP)
     return;
   if (lade_tensor_is_repeatable(graph, tensor))
     change_try(search, tensor, LADE_RESIDENCY_RECOMPUTE);

@@ -413,32 +413,56 @@ static void values_elsewhere_cost_what_their_programs_do(void **state)
   free(states);
 }
 
-/* Try every layout of 16 ranks with small sizes, and return the fastest that fits. */
-static double fastest_by_trying(const struct lade_layout_job *job, uint64_t device_bytes)
+/* Return the least of @best_ns and the times of @params under all @states and homes of optimizer state that fit. */
+static double fastest_state(const struct lade_layout_job *job, const struct lade_layout_search_params *how,
+                            const struct lade_layout_params *params, int64_t micro_batch,
+                            const struct lade_share_states *states, double best_ns)
 {
-  static const enum lade_recipe recipes[] = {LADE_RECIPE_NONE, LADE_RECIPE_SELECTIVE, LADE_RECIPE_FULL};
-  double best_ns = INFINITY;
-  for (int tp = 1; tp <= 16; tp++) {
-    for (int pp = 1; pp <= 16 / tp; pp++) {
-      for (int v = 1; v * pp <= gpt2.layers && 16 % (tp * pp) == 0; v++) {
-        for (int schedule = 0; schedule < LADE_N_SCHEDULES; schedule++) {
-          for (int more = 0; more < 4 * 2 * 3 * 2; more++) {
-            struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = more % 4,
-                                                      .is_sequence = more / 4 % 2, .virtual_stages = v);
-            struct lade_layout layout;
-            struct lade_layout_cost cost;
-            struct lade_share_cost share;
-            params.schedule = (enum lade_schedule)schedule;
-            const struct lade_share_key key = {tp, params.is_sequence, 1 + more / 24, recipes[more / 8 % 3]};
-            if (lade_layout_init(&params, NULL, &layout) || lade_share_cost_make(job, &key, NULL, &share) ||
-                lade_layout_cost_make(job, &layout, key.micro_batch, LADE_TIER_DEVICE, &share, NULL, &cost))
-              continue;
-            if ((double)cost.peak_bytes * 0.97 <= (double)device_bytes)
-              best_ns = LADE_MIN(best_ns, cost.step_ns);
-          }
-        }
+  struct lade_layout layout;
+  struct lade_layout_cost cost;
+  const enum lade_tier last = how->host_bytes ? LADE_TIER_HOST : LADE_TIER_DEVICE;
+  if (lade_layout_init(params, NULL, &layout))
+    return best_ns;
+  for (int i = 0; i < states->n; i++) {
+    for (enum lade_tier tier = LADE_TIER_DEVICE; tier <= last; tier++) {
+      const double slack = states->items[i].layer.host_bytes > 0 ? 1 : 0.97;
+      if (lade_layout_cost_make(job, &layout, micro_batch, tier, &states->items[i], NULL, &cost))
+        continue;
+      if ((double)cost.peak_bytes * slack <= (double)how->device_bytes && cost.host_bytes <= how->host_bytes)
+        best_ns = LADE_MIN(best_ns, cost.step_ns);
+    }
+  }
+  return best_ns;
+}
+
+/* Try every schedule of 16 ranks as @tp, with every ZeRO stage, and return the fastest that fits. */
+static double fastest_of_share(const struct lade_layout_job *job, const struct lade_layout_search_params *how, int tp,
+                               bool is_sequence, int64_t micro_batch, double best_ns)
+{
+  const struct lade_share_key key = {tp, is_sequence, micro_batch, how->recipe};
+  struct lade_share_states *states = calloc(1, sizeof(*states));
+  const int n_pieces = (int)lade_pieces_most(job->model);
+  int status = lade_share_states_make(job, &key, NULL, states);
+  for (int pp = 1; pp <= 16 / tp && !status; pp++) {
+    for (int v = 1; v * pp <= n_pieces && 16 % (tp * pp) == 0; v++) {
+      for (int more = 0; more < 4 * LADE_N_SCHEDULES; more++) {
+        struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = more % 4,
+                                                  .is_sequence = is_sequence, .virtual_stages = v);
+        params.schedule = (enum lade_schedule)(more / 4);
+        best_ns = fastest_state(job, how, &params, micro_batch, states, best_ns);
       }
     }
+  }
+  free(states);
+  return best_ns;
+}
+
+static double fastest_by_trying(const struct lade_layout_job *job, const struct lade_layout_search_params *how)
+{
+  double best_ns = INFINITY;
+  for (int tp = 1; tp <= 16; tp++) {
+    for (int more = 0; more < 4; more++)
+      best_ns = fastest_of_share(job, how, tp, more % 2, 1 + more / 2, best_ns);
   }
   return best_ns;
 }
@@ -448,16 +472,29 @@ static void the_search_finds_the_fastest(void **state)
   struct lade_model small = gpt2;
   small.layers = 6;
   const struct lade_layout_job job = job_of(&small, 32);
-  const uint64_t budgets[] = {UINT64_C(2) << 30, UINT64_C(40) << 30};
-  for (size_t i = 0; i < LADE_COUNT(budgets); i++) {
-    const struct lade_layout_search_params how = {.n_ranks = 16, .device_bytes = budgets[i], .zero = -1,
-                                                  .schedule = -1, .is_sequence = -1, .n_most = 4};
+  static const struct {
+    uint64_t device_bytes, host_bytes;
+    enum lade_recipe recipe;
+  } cases[] = {{UINT64_C(2) << 30, 0, LADE_RECIPE_AUTO},
+               {UINT64_C(40) << 30, 0, LADE_RECIPE_AUTO},
+               {UINT64_C(1) << 30, UINT64_C(64) << 30, LADE_RECIPE_AUTO},
+               {UINT64_C(3) << 29, UINT64_C(3) << 29, LADE_RECIPE_AUTO},
+               {UINT64_C(2) << 30, UINT64_C(64) << 30, LADE_RECIPE_FULL}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    const struct lade_layout_search_params how = {.n_ranks = 16, .device_bytes = cases[i].device_bytes, .zero = -1,
+                                                  .schedule = -1, .is_sequence = -1, .n_most = 4,
+                                                  .host_bytes = cases[i].host_bytes, .recipe = cases[i].recipe};
     struct lade_layout_search search;
     struct lade_error error;
+    struct lade_layout_search_params tried = how;
+    if (how.recipe != LADE_RECIPE_AUTO)
+      tried.host_bytes = 0; /* a recipe moves nothing to the host */
     assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), 0);
-    assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, budgets[i]) * (1 + 1e-12));
+    assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, &tried) * (1 + 1e-12));
     for (int a = 1; a < search.n_found; a++)
       assert_true(search.found[a - 1].cost.step_ns <= search.found[a].cost.step_ns);
+    for (int a = 0; a < search.n_found; a++)
+      assert_true(how.recipe == LADE_RECIPE_AUTO || search.found[a].state_tier == LADE_TIER_DEVICE);
     assert_true(search.n_costed <= search.n_evaluated);
     free(search.found);
   }
