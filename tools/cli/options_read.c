@@ -24,12 +24,13 @@
 
 #define UNIT_BYTES (64 << 10) /* a smaller budget needs a unit; the chunks of a device are larger */
 
-/* Pairs of options: the first has no meaning without the second. */
-static const char *const needs[][2] = {
+/* Pairs of options: the first has no meaning without the second. A third text, if any, says why. */
+static const char *const needs[][3] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
     {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
     {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
-    {"cp", "cluster"}, {"ep", "cluster"}, {"fused-attention", "cluster"}};
+    {"cp", "cluster", ", which prices context parallel ranks by formula"},
+    {"ep", "cluster", ", which prices expert parallel ranks by formula"}, {"fused-attention", "cluster"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {
@@ -321,7 +322,8 @@ static int pairs_check(const struct options *options, struct lade_error *error)
     if (options->graph && strcmp(needs[i][0], "store-budget") == 0)
       continue; /* a plan of a graph takes no directory */
     if (option_is_set(options, needs[i][0]) && !option_is_set(options, needs[i][1]))
-      return lade_error_set(error, -EINVAL, "--%s needs --%s", needs[i][0], needs[i][1]);
+      return lade_error_set(error, -EINVAL, "--%s needs --%s%s", needs[i][0], needs[i][1],
+                            needs[i][2] ? needs[i][2] : "");
   }
   for (size_t i = 0; i < LADE_COUNT(excludes); i++) {
     if (option_is_set(options, excludes[i][0]) && option_is_set(options, excludes[i][1]))
