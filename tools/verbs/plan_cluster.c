@@ -499,22 +499,25 @@ static int choices_cost(struct cluster_plan *empty, const struct lade_share_stat
   return status;
 }
 
-/* Take the first choice whose proof fits; if none does, the one that needs least by the estimate. */
-static int choice_take(struct cluster_plan *choices, int n, struct cluster_plan *plan, struct lade_error *error)
+/*
+ * Take the first choice whose proof fits; if none does, the one that needs least by the estimate. A proof that finds
+ * more bytes than estimated says so of the later ones, too.
+ */
+static int choice_take(const struct cluster_plan *choices, int n, struct cluster_plan *plan, struct lade_error *error)
 {
+  double more = GIVEN_SLACK; /* proved bytes over estimated ones */
   int status = 0, n_proved = 0, least = 0;
   plan->fits = false;
-  for (int i = 0; i < n && !status && !plan->fits && n_proved < GIVEN_PROOFS; i++) {
+  for (int i = 0; i < n && !status && !plan->fits; i++) {
     least = choices[i].cost.peak_bytes < choices[least].cost.peak_bytes ? i : least;
-    if ((double)choices[i].peak_bytes * GIVEN_SLACK > (double)plan->budget_bytes ||
+    if ((double)choices[i].peak_bytes * more > (double)plan->budget_bytes || n_proved == GIVEN_PROOFS ||
         choices[i].host_bytes > plan->host_budget_bytes)
       continue;
     *plan = choices[i];
     status = layout_plan(plan, error);
+    more = LADE_MAX(more, (double)plan->peak_bytes / (double)choices[i].peak_bytes);
     n_proved++;
   }
-  for (int i = 0; i < n; i++)
-    least = choices[i].cost.peak_bytes < choices[least].cost.peak_bytes ? i : least;
   if (status || plan->fits)
     return status;
   *plan = choices[least];
@@ -604,31 +607,51 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
       .n_most = (int)o->n_top * FOUND_EACH + FOUND_MORE};
 }
 
-/* Take the state of @found from its share's, which differ from it in the costs alone. */
-static int found_state(struct cluster_plan *plan, const struct lade_layout_found *found, enum lade_recipe asked,
-                       struct lade_error *error)
+/*
+ * Plan @found: its state, or if the proof finds that it does not fit the next one that needs less by as much. All
+ * states that the search may have taken are slower in this order.
+ */
+static int states_try(struct cluster_plan *plan, const struct lade_layout_found *found,
+                      const struct lade_share_states *states, struct lade_error *error)
 {
-  struct lade_share_states *states = calloc(1, sizeof(*states));
-  int status = states ? states_make(plan, asked, error, states) : lade_error_set(error, -ENOMEM, "no memory");
-  for (int i = 0; i < (status ? 0 : states->n); i++) {
-    if (memcmp(&states->items[i].residency, &found->residency, sizeof(found->residency)) == 0)
-      plan->share = states->items[i];
+  double more = 0; /* proved bytes over estimated ones */
+  int status = 0, n_proved = 0;
+  bool is_behind = false;
+  for (int i = 0; i < states->n && !status && n_proved < GIVEN_PROOFS && !plan->fits; i++) {
+    struct cluster_plan next = *plan;
+    is_behind |= memcmp(&states->items[i].residency, &found->residency, sizeof(found->residency)) == 0;
+    next.share = states->items[i];
+    if (is_behind)
+      status = layout_cost(&next, error);
+    const double estimated = (double)next.peak_bytes;
+    if (!is_behind || status || (n_proved && (estimated * more > (double)next.budget_bytes ||
+                                              next.host_bytes > next.host_budget_bytes)))
+      continue;
+    status = layout_plan(&next, error);
+    more = (double)next.peak_bytes / estimated;
+    n_proved++;
+    *plan = next;
   }
-  free(states);
   return status;
 }
 
 static int found_plan(struct cluster_planning *planning, const struct lade_layout_found *found,
                       struct cluster_plan *plan)
 {
+  struct lade_share_states *states = calloc(1, sizeof(*states));
+  struct lade_error *error = &planning->error;
   plan->params = found->layout;
   plan->params.n_kv_heads = planning->model.n_kv_heads;
   plan->micro_batch = found->micro_batch;
   plan->state_tier = found->state_tier;
-  int status = lade_layout_init(&plan->params, &planning->error, &plan->layout);
+  int status = states ? lade_layout_init(&plan->params, error, &plan->layout)
+                      : lade_error_set(error, -ENOMEM, "no memory for the residencies of a layer");
   if (!status)
-    status = found_state(plan, found, planning->options->session.recipe, &planning->error);
-  return status ? status : layout_plan(plan, &planning->error);
+    status = states_make(plan, planning->options->session.recipe, error, states);
+  if (!status)
+    status = states_try(plan, found, states, error);
+  free(states);
+  return status;
 }
 
 struct search_result {
@@ -671,6 +694,7 @@ static int found_prove(struct cluster_planning *planning, const struct cluster_p
     else if (!status && !result->n_plans)
       result->plans[0] = plan;
   }
+  qsort(result->plans, (size_t)result->n_plans, sizeof(*result->plans), step_compare);
   return status;
 }
 
