@@ -243,6 +243,18 @@ def a_search_offloads():
     require(all(name in text for name in free["recomputed_values"]), "the text lacks the values", (text, free))
 
 
+def ends_may_hold_no_layer():
+    """Llama 3 405B as its authors cut it (2024, section 3.3.2): 126 layers in 128 pieces, 430 TFLOP/s on 8,192 devices."""
+    base = ["--cluster", "dgx-h100", "--model", "llama3-405b", "--tp", "8", "--pp", "16", "--dp", "64", "--batch", "2048",
+            "--micro-batch", "1", "--seq", "8192", "--sequence-parallel", "--zero", "1", "--schedule", "interleaved"]
+    whole = json.loads(plan("--json", *base, "--virtual-stages", "8", "--recompute", "none", code=3).stdout)
+    require(abs(whole["model_tflops_per_rank"] / 430 - 1) < 0.03 and not whole["fits"], "its rate", whole)
+    planned = plan_json(*base, "--virtual-stages", "8")
+    require(planned["fits"] and planned["proved"] and planned["recompute"] == "auto"
+            and planned["model_tflops_per_rank"] > 0.95 * whole["model_tflops_per_rank"], "a residency", planned)
+    plan(*base, "--virtual-stages", "9", code=2)
+
+
 def the_published_layouts_are_found():
     for model, ranks, sizes in (("gpt3-175b", 1024, (8, 8, 16)), ("gpt-1t", 3072, (8, 64, 6))):
         batch = "1536" if ranks == 1024 else "3072"
@@ -337,6 +349,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     nodes_are_what_ranks_cross()
     a_search_keeps_its_contract()
     a_search_offloads()
+    ends_may_hold_no_layer()
     the_published_layouts_are_found()
     layouts_go_to_other_projects()
     a_layout_is_explained()
