@@ -188,6 +188,11 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
                            const struct lade_layout *layout, enum lade_tier state_tier,
                            struct lade_layout_cost *ret_cost);
 
+/* Fill the bytes and the stages of @ret_cost alone, as lade_layout_core_cost does. */
+void lade_layout_core_memory(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                             const struct lade_layout *layout, enum lade_tier state_tier,
+                             struct lade_layout_cost *ret_cost);
+
 /* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
  * square counts. @recipe NONE and AUTO: the model's own. */
 double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t seq_len, enum lade_recipe recipe);

@@ -456,6 +456,14 @@ int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_l
   return status;
 }
 
+void lade_layout_core_memory(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                             const struct lade_layout *layout, enum lade_tier state_tier,
+                             struct lade_layout_cost *ret_cost)
+{
+  *ret_cost = (struct lade_layout_cost){0};
+  memory_fill(job, core, layout, state_tier, ret_cost);
+}
+
 void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,
                            const struct lade_layout *layout, enum lade_tier state_tier,
                            struct lade_layout_cost *ret_cost)

@@ -311,14 +311,16 @@ static int state_find(struct layout_searcher *s, struct candidate_cores *cores, 
     int status = core_make(s, cores, state, CORE_BOUND);
     if (status)
       return status;
-    lade_layout_core_cost(s->job, &cores->cores[state], layout, found->state_tier, &found->cost);
-    found->residency = states->items[state].residency;
+    lade_layout_core_memory(s->job, &cores->cores[state], layout, found->state_tier, &found->cost);
     *ret_state = state;
     if (found->cost.host_bytes > s->params->host_bytes)
       continue;
     const double slack = states->items[state].layer.host_bytes > 0 ? 1 : SLACK; /* copies need their room */
-    if ((double)found->cost.peak_bytes * slack <= (double)s->params->device_bytes)
+    found->residency = states->items[state].residency;
+    if ((double)found->cost.peak_bytes * slack <= (double)s->params->device_bytes) {
+      lade_layout_core_cost(s->job, &cores->cores[state], layout, found->state_tier, &found->cost);
       return 0;
+    }
     least_note(s, found);
   }
   return -EOVERFLOW;
