@@ -291,6 +291,25 @@ def layouts_go_to_other_projects():
     require(command[:4] == ["lade", "launch", "-n", "64"] and "--virtual-stages" in command, "lade's command", command)
 
 
+def offload_goes_to_other_projects():
+    """State on the host is an option of Megatron-LM and DeepSpeed; values elsewhere are comments in every form."""
+    base = ["--cluster", "dgx-h100", "--model", "llama2-70b", "--tp", "2", "--pp", "2", "--dp", "2", "--zero", "3",
+            "--batch", "64", "--micro-batch", "1", "--seq", "4096", "--schedule", "interleaved", "--virtual-stages", "20"]
+    found = plan_json(*base)
+    require(found["optimizer"] == "host" and found["offloaded_values"] and found["recomputed_values"], "a plan", found)
+    texts = {project: plan(*base, "--export", project).stdout for project in ("megatron", "deepspeed", "torchtitan",
+                                                                              "fsdp2", "lade")}
+    for project in ("megatron", "deepspeed", "torchtitan", "fsdp2"):
+        require(all(name in texts[project] for name in found["offloaded_values"] + found["recomputed_values"]),
+                f"{project} does not name the values", texts[project])
+    require("--optimizer-cpu-offload" in texts["megatron"], "megatron's state", texts)
+    config = json.loads("\n".join(line for line in texts["deepspeed"].splitlines() if not line.startswith("//")))
+    require(config["zero_optimization"]["offload_optimizer"]["device"] == "cpu", "deepspeed's state", config)
+    require(tomllib.loads(texts["torchtitan"])["activation_checkpoint"]["mode"] == "selective", "torchtitan", texts)
+    compile(texts["fsdp2"], "snippet", "exec")
+    require("--recompute auto" in texts["lade"], "lade's command", texts)
+
+
 def a_layout_is_explained():
     text = plan(*SMALL, "--tp", "5", "--pp", "2", "--dp", "2", "--batch", "64", "--micro-batch", "2", "--explain",
                 "--noise-scale", "1e6").stdout
@@ -352,5 +371,6 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     ends_may_hold_no_layer()
     the_published_layouts_are_found()
     layouts_go_to_other_projects()
+    offload_goes_to_other_projects()
     a_layout_is_explained()
     wrong_questions_are_refused(scratch)
