@@ -156,14 +156,19 @@ struct lade_share {
 };
 
 /*
- * Return the layers of one piece of a model that is cut into @n_pieces, at least a layer each: chunk c of stage s is
- * piece c * pp + s. The first piece has the embedding too, the last the head with the loss. Pieces are cut by flops, at
- * sequence length @seq_len. The last one gets fewer layers, by the cost of its head. The remainder goes to later
- * pieces, whose stages hold fewer microbatches. -EINVAL with the numbers of pieces that work.
+ * Return the layers of one piece of a model that is cut into @n_pieces: chunk c of stage s is piece c * pp + s. Each
+ * has a layer at least, but for the last piece if there are more pieces than layers, and for the first if there are two
+ * more. The first piece has the embedding too, the last the head with the loss. Pieces are cut by flops, at sequence
+ * length @seq_len. The last one gets fewer layers, by the cost of its head. The remainder goes to later pieces, whose
+ * stages hold fewer microbatches. -EINVAL with the numbers of pieces that work.
  */
 struct lade_layer_span {
   int64_t first, n;
 };
+static inline int64_t lade_pieces_most(const struct lade_model *model)
+{
+  return model->layers + 2;
+}
 int lade_piece_layers(const struct lade_model *model, int64_t seq_len, int n_pieces, int piece,
                       struct lade_error *error,
                       struct lade_layer_span *ret_span);

@@ -6,7 +6,8 @@
  * last piece and the rest spread over the others, the slowest piece takes max(n a + h, ceil((L - n) / (P - 1)) a). n
  * minimises this; if several values do, the smallest is taken, because the last stage holds the head and its gradient.
  * The remainder of the division goes to later pieces except the last, because their stages hold fewer microbatches.
- * O(layers).
+ * There may be one or two pieces more than layers: the last one then has the head alone, and the first one the
+ * embedding. O(layers).
  *
  * The graph. A piece without the embedding begins with a RECV, and a piece without the head ends with a SEND. Each is
  * in a unit of its own, so that blocks keep one shape. Parameters are numbered and random draws are counted as in the
@@ -25,6 +26,8 @@ static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int 
 {
   if (n_pieces == 1)
     return model->layers;
+  if (n_pieces > model->layers)
+    return 0;
   double head = 6.0 * (double)model->vocabulary * (double)model->width;
   double block = (lade_model_flops_per_token(model, seq_len) - head) / (double)model->layers, least = 0;
   int64_t best = 0;
@@ -41,12 +44,12 @@ static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int 
 
 static int pieces_check(const struct lade_model *model, int n_pieces, struct lade_error *error)
 {
-  if (n_pieces <= model->layers)
+  if (n_pieces <= lade_pieces_most(model))
     return 0;
   return lade_error_set(error, -EINVAL,
                         "model %s: %lld layers cannot be cut into %d pieces (stages times chunks): from 1 to %lld "
                         "would do",
-                        model->name, (long long)model->layers, n_pieces, (long long)model->layers);
+                        model->name, (long long)model->layers, n_pieces, (long long)lade_pieces_most(model));
 }
 
 /* Return the layers of @piece, with @last layers in the last one. */

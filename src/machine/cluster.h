@@ -78,4 +78,8 @@ void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struc
 void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,
                               struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum);
 
+/* Price an all-to-all of a group, per byte that a rank has for all members, itself included. */
+void lade_cluster_exchange_price(const struct lade_cluster *cluster, int size, int64_t stride,
+                                 struct lade_transfer_price *ret_price);
+
 #endif

@@ -58,6 +58,26 @@ void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int6
   *ret_sum = (struct lade_transfer_price){(int64_t)(2 * fmin(ring_ns, tree_ns)), ns_per_byte / gain};
 }
 
+/*
+ * Members send to all others at once, each over its own links: of a rank's bytes the part for members behind a level
+ * crosses that level, and the slowest level decides.
+ */
+void lade_cluster_exchange_price(const struct lade_cluster *cluster, int size, int64_t stride,
+                                 struct lade_transfer_price *ret_price)
+{
+  double inside = 1, ns_per_byte = 0, latency_ns = 0;
+  for (int i = 0; i < cluster->n_levels; i++) {
+    const struct lade_cluster_level *level = &cluster->levels[i];
+    const double within = members_within(size, stride, level->n_devices);
+    if (within <= inside)
+      continue;
+    ns_per_byte = fmax(ns_per_byte, (within - inside) / size * 1e9 / level_rate(level));
+    latency_ns = fmax(latency_ns, level->latency_ns);
+    inside = within;
+  }
+  *ret_price = (struct lade_transfer_price){(int64_t)latency_ns, ns_per_byte};
+}
+
 /* Price a send to the next stage, @distance devices away. */
 static struct lade_transfer_price boundary_price(const struct lade_cluster *cluster, int64_t distance, int tp,
                                                  bool is_sequence)

@@ -36,10 +36,13 @@ static const struct {
   int n_microbatches, n_chunks; /* fewer chunks if there are not enough layers */
   bool optimizer_in_backward, is_tied, is_clipped;
   enum lade_dtype grad_dtype; /* 0: F32 */
+  int n_bare; /* pieces that hold no layer; 0: LAYERS layers */
 } cases[] = {{"gpt2, 1f1b", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 5, 1, false},
              {"llama, gpipe", LADE_LLAMA, LADE_SCHEDULE_GPIPE, LADE_F32, 3, 1, false},
              {"llama, interleaved", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 8, 2, false},
              {"gpt2, interleaved in bf16", LADE_GPT2, LADE_SCHEDULE_INTERLEAVED, LADE_BF16, 4, 2, false},
+             {"llama, ends without layers", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 4, 2, false, .n_bare = 2},
+             {"gpt2, a head alone", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 4, 1, false, .n_bare = 1},
              {"llama, zbh1", LADE_LLAMA, LADE_SCHEDULE_ZBH1, LADE_F32, 6, 1, false},
              {"llama, zbh2", LADE_LLAMA, LADE_SCHEDULE_ZBH2, LADE_F32, 6, 1, false},
              {"gpt2, zbh1 in bf16, early updates", LADE_GPT2, LADE_SCHEDULE_ZBH1, LADE_BF16, 4, 1, true,
@@ -192,7 +195,7 @@ static void rigs_init(struct world *world, const struct lade_layout *layout, siz
 {
   const int dp = lade_layout_size(layout, LADE_AXIS_DP);
   struct run_fixture_model model = run_fixture_tiny(cases[i].family);
-  model.layers = LAYERS;
+  model.layers = cases[i].n_bare ? world->size / dp * cases[i].n_chunks - cases[i].n_bare : LAYERS;
   model.batch = 2;
   model.dtype = cases[i].dtype;
   model.grad_dtype = cases[i].grad_dtype;

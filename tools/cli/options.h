@@ -103,7 +103,7 @@ struct options {
   int64_t n_processes; /* 0: all CPUs */
   const char *graph, *instructions, *svg;
   const char *cluster, *links_file;
-  int64_t n_ranks, n_top, n_context;
+  int64_t n_ranks, n_top, n_context, n_expert_ranks;
   double n_train_tokens, noise_scale_tokens, expert_capacity;
   bool has_search, has_explain, has_fused_attention;
   int export_format;

@@ -24,12 +24,13 @@
 
 #define UNIT_BYTES (64 << 10) /* a smaller budget needs a unit; the chunks of a device are larger */
 
-/* Pairs of options: the first has no meaning without the second. */
-static const char *const needs[][2] = {
+/* Pairs of options: the first has no meaning without the second. A third text, if any, says why. */
+static const char *const needs[][3] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
     {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
     {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
-    {"cp", "cluster"}, {"fused-attention", "cluster"}};
+    {"cp", "cluster", ", which prices context parallel ranks by formula"},
+    {"ep", "cluster", ", which prices expert parallel ranks by formula"}, {"fused-attention", "cluster"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {
@@ -49,13 +50,10 @@ static const char *const excludes[][3] = {
     {"cluster", "residency", "a cluster's plan keeps values by --recompute"},
     {"export", "json", "an export has its project's form"},
     {"explain", "json", "an explanation is text"},
-    {"cp", "search", "context parallel ranks are priced by formula, for one layout"},
-    {"cp", "export", "context parallel ranks are priced, not built"},
-    {"cp", "explain", "context parallel ranks are priced by formula"},
     {"cluster", "rank", "a cluster's plan is of all ranks"},
     {"cluster", "every-rank", "a cluster's plan proves the stages that need most"},
-    {"cluster", "store", "a cluster's plan keeps state on devices; --machine plans drives"},
-    {"cluster", "host-budget", "a cluster's plan keeps state on devices; --machine plans host memory"},
+    {"cluster", "store", "a cluster's plan has no drives; --machine plans these"},
+    {"cluster", "host-budget", "a cluster states its host memory: host_bytes_per_node"},
     {"cluster", "device", "a cluster's plan is proved and simulated, not run; --machine runs dry"},
     {"cluster", "frontier", "a cluster's plan has one budget"},
     {"cluster", "detail", "a cluster's plan has its own report; --explain adds reasons"},
@@ -324,7 +322,8 @@ static int pairs_check(const struct options *options, struct lade_error *error)
     if (options->graph && strcmp(needs[i][0], "store-budget") == 0)
       continue; /* a plan of a graph takes no directory */
     if (option_is_set(options, needs[i][0]) && !option_is_set(options, needs[i][1]))
-      return lade_error_set(error, -EINVAL, "--%s needs --%s", needs[i][0], needs[i][1]);
+      return lade_error_set(error, -EINVAL, "--%s needs --%s%s", needs[i][0], needs[i][1],
+                            needs[i][2] ? needs[i][2] : "");
   }
   for (size_t i = 0; i < LADE_COUNT(excludes); i++) {
     if (option_is_set(options, excludes[i][0]) && option_is_set(options, excludes[i][1]))

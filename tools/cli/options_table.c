@@ -256,6 +256,9 @@ const struct option option_table[] = {
      .help = "devices of the cluster to use"},
     {OPTION_COUNT, "cp", "N", VERB_PLAN, AT(n_context), .preset = "1", .least = 1, .most = 1 << 16,
      .help = "context parallel: cut each sequence over N ranks; priced by formula, not proved"},
+    {OPTION_COUNT, "ep", "N", VERB_PLAN, AT(n_expert_ranks), .preset = "1", .least = 1, .most = 1 << 16,
+     .help = "expert parallel: N of the replicas share the experts of each layer; prices a mixture of experts by "
+             "formula, not proved"},
     {OPTION_FLAG, "fused-attention", NULL, VERB_PLAN, AT(has_fused_attention),
      .help = "price attention as fused at any length; otherwise A100 presets price that of models with learned "
              "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},

@@ -26,19 +26,50 @@ const char *recipe_name(enum lade_recipe recipe)
   return choice->text ? choice->text : "?";
 }
 
-static void state_explain(const struct cluster_plan *plan, FILE *file)
+void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text)
+{
+  const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
+                                     plan->micro_batch, LADE_RECIPE_AUTO};
+  if (lade_layer_residency_names(plan->job, &key, &plan->share.residency, policy, text_bytes, ret_text))
+    snprintf(ret_text, text_bytes, "?");
+}
+
+int64_t cluster_n_params(const struct cluster_plan *plan)
+{
+  return plan->job->experts ? lade_experts_n_params(plan->job->experts) : lade_model_n_params(plan->job->model);
+}
+
+/* Return the billion parameters of experts, all of them. */
+static double expert_params(const struct cluster_plan *plan)
+{
+  const struct lade_experts *experts = plan->job->experts;
+  return experts ? 3.0 * (double)(experts->layers * experts->width * experts->expert_hidden * experts->n_experts) / GB
+                 : 0;
+}
+
+/* Return the GB of a rank's state at @weight, @state and @grad bytes a parameter (lade_zero_state_bytes). */
+static double state_rank_gb(const struct cluster_plan *plan, double weight, double state, double grad)
 {
   const struct lade_layout *layout = &plan->layout;
-  const double n = (double)lade_model_n_params(plan->job->model) / GB;
-  const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const int n_expert_ranks = LADE_MAX(plan->job->n_expert_ranks, 1), expert_shard = LADE_MAX(shard / n_expert_ranks, 1);
   const double parts = (double)lade_layout_size(layout, LADE_AXIS_TP) * lade_layout_size(layout, LADE_AXIS_PP);
+  const double experts = expert_params(plan), others = (double)cluster_n_params(plan) / GB - experts;
+  return (others * lade_zero_state_bytes(layout->zero, shard, weight, state, grad) +
+          experts / n_expert_ranks * lade_zero_state_bytes(layout->zero, expert_shard, weight, state, grad)) / parts;
+}
+
+static void state_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const double n = (double)cluster_n_params(plan) / GB;
+  const double parts = (double)lade_layout_size(&plan->layout, LADE_AXIS_TP) *
+                       lade_layout_size(&plan->layout, LADE_AXIS_PP);
   fprintf(file, "\nState. %.4g billion parameters take %.4g GB at the 16 bytes each that ZeRO counts (and Lade, whose "
           "master weights share bits with the working copy), %.4g GB at Megatron's 18 and %.4g GB at the 20 of "
-          "SageMaker's guide. Over %g ranks of a replica%s that is %.4g, %.4g and %.4g GB a rank.\n", n, 16 * n, 18 * n,
-          20 * n, parts, zero ? " and the ZeRO stage's shards" : "",
-          n / parts * lade_zero_state_bytes(zero, shard, 2, 12, 4),
-          n / parts * lade_zero_state_bytes(zero, shard, 2, 14, 4),
-          n / parts * lade_zero_state_bytes(zero, shard, 2, 16, 4));
+          "SageMaker's guide. Over %g ranks of a replica%s%s that is %.4g, %.4g and %.4g GB a rank.\n", n, 16 * n,
+          18 * n, 20 * n, parts, plan->job->experts ? ", expert parallel ranks" : "",
+          plan->layout.zero ? " and the ZeRO stage's shards" : "", state_rank_gb(plan, 2, 12, 4),
+          state_rank_gb(plan, 2, 14, 4), state_rank_gb(plan, 2, 16, 4));
 }
 
 static void activations_explain(const struct cluster_plan *plan, FILE *file)
@@ -46,15 +77,74 @@ static void activations_explain(const struct cluster_plan *plan, FILE *file)
   const struct lade_model *model = plan->job->model;
   const int tp = lade_layout_size(&plan->layout, LADE_AXIS_TP), pp = lade_layout_size(&plan->layout, LADE_AXIS_PP);
   const double formula = lade_korthikanti_layer_bytes(model, plan->micro_batch, plan->job->seq_len, tp,
-                                                      plan->layout.is_sequence, plan->recipe);
+                                                      plan->layout.is_sequence, plan->share.residency.recipe);
   const double layers = lade_korthikanti_in_flight(model->layers, pp, plan->layout.virtual_stages);
   fprintf(file, "Activations. A layer keeps %.4g MB of a microbatch with recompute %s; Korthikanti's formula says "
           "%.4g MB "
           "(it counts dropout masks, and attention that is not fused). A first stage holds %.4g layers' worth: %.4g "
-          "GB by "
-          "the formula; the proved program has %.4g GB of saved activations.\n", plan->share.layer.saved_bytes / 1e6,
-          recipe_name(plan->recipe), formula / 1e6, layers, layers * formula / GB,
-          (double)plan->stages[0].owner_bytes[LADE_OWNER_SAVED] / GB);
+          "GB by the formula; ", plan->share.layer.saved_bytes / 1e6, recipe_name(plan->share.residency.recipe),
+          formula / 1e6, layers, layers * formula / GB);
+  if (plan->is_proved)
+    fprintf(file, "the proved program has %.4g GB of saved activations.\n",
+            (double)plan->stages[0].owner_bytes[LADE_OWNER_SAVED] / GB);
+  else
+    fprintf(file, "the estimate is %.4g GB, not proved.\n", layers * plan->share.layer.saved_bytes / GB);
+}
+
+/* Explain the places of a layer's values, if the solver chose them, and of the optimizer state. */
+static void residency_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_unit_cost *layer = &plan->share.layer;
+  const struct lade_machine *device = &plan->job->cluster->device;
+  if (plan->share.residency.recipe == LADE_RECIPE_AUTO)
+    fprintf(file, "Residency. The solver keeps %.4g MB of each layer on the device, and %.3g %% of the step's flops "
+            "run again. Of all ways to free a byte it takes the one that costs least time.\n",
+            layer->saved_bytes / 1e6, 100 * (plan->cost.hardware_flops / plan->cost.model_flops - 1));
+  if (layer->host_bytes > 0)
+    fprintf(file, "Host. %.4g MB of a layer go to the host beside its forward half of %.3g ms, for which the link "
+            "needs %.3g ms, and come back beside the backward half of %.3g ms.\n", layer->host_bytes / 1e6,
+            layer->forward_ns / 1e6, layer->host_bytes / (double)device->to_host.bytes_per_s * 1e3,
+            layer->backward_ns / 1e6);
+  if (plan->state_tier == LADE_TIER_HOST)
+    fprintf(file, "AdamW's state is on the host: its processor updates it in %.3g s of the step, which frees %.4g GB "
+            "of a rank's device memory.\n", plan->cost.update_ns / 1e9,
+            state_rank_gb(plan, 2, 12, 4) - state_rank_gb(plan, 2, 2, 4));
+}
+
+/* Explain expert parallel ranks, whose numbers are formulas (experts_cost.c). */
+static void experts_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_experts *experts = plan->job->experts;
+  struct lade_transfer_price price;
+  if (!experts)
+    return;
+  const int tp = lade_layout_size(&plan->layout, LADE_AXIS_TP), ranks = plan->job->n_expert_ranks;
+  const double rows = (double)(plan->micro_batch * plan->job->seq_len * experts->n_active) * plan->job->expert_capacity;
+  const double bytes = rows * (double)experts->width * (double)lade_dtype_bytes(plan->job->dtype) /
+                       (plan->layout.is_sequence ? tp : 1);
+  lade_cluster_exchange_price(plan->job->cluster, ranks, tp, &price);
+  fprintf(file, "Experts. %d of the replicas hold %lld of a layer's %lld experts each. A rank's %.4g rows go to their "
+          "experts and back: four all-to-alls of %.4g MB for each layer and microbatch, of %.3g ms each, with nothing "
+          "beside them. Of %.4g billion parameters a token passes %.4g billion. All of this is by formula for a "
+          "balanced load, not proved.\n", ranks, (long long)(experts->n_experts / ranks), (long long)experts->n_experts,
+          rows, bytes / 1e6, ((double)price.latency_ns + bytes * price.ns_per_byte) / 1e6,
+          (double)lade_experts_n_params(experts) / GB, (double)lade_experts_n_active_params(experts) / GB);
+}
+
+/* Explain context parallel ranks, whose numbers are formulas (context_cost.c). */
+static void context_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_model *model = plan->job->model;
+  const int tp = lade_layout_size(&plan->layout, LADE_AXIS_TP), n = plan->n_context;
+  const double kv_heads = LADE_MAX((double)model->n_kv_heads / tp, 1);
+  const double block = 2 * (double)plan->micro_batch * (double)plan->job->seq_len * kv_heads *
+                       (double)lade_model_head_dim(model) * (double)lade_dtype_bytes(plan->job->dtype);
+  if (n == 1)
+    return;
+  fprintf(file, "Context parallel. Each of %d ranks holds %lld of a sequence's %lld tokens, in two pieces that balance "
+          "causal attention. %d parts of %.4g MB of keys and values are gathered before each layer's attention, and "
+          "again before its backward half, which sums their gradients. All of this is by formula, not proved.\n", n,
+          (long long)plan->job->seq_len, (long long)plan->seq_len, n, block / 1e6);
 }
 
 /* Print the bytes that more dimensions would send, for the smallest grids of at least as many ranks. */
@@ -108,16 +198,19 @@ static void pipeline_explain(const struct cluster_plan *plan, FILE *file)
 static void data_explain(const struct cluster_plan *plan, FILE *file)
 {
   const int dp = lade_layout_size(&plan->layout, LADE_AXIS_DP);
-  const double per_rank = (double)lade_model_n_params(plan->job->model) / lade_layout_size(&plan->layout,
-      LADE_AXIS_TP) /
-                          lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  const double parts = (double)lade_layout_size(&plan->layout, LADE_AXIS_TP) *
+                       lade_layout_size(&plan->layout, LADE_AXIS_PP);
+  const double experts = expert_params(plan), others = (double)cluster_n_params(plan) / GB - experts;
+  const double per_rank = (others + experts / LADE_MAX(plan->job->n_expert_ranks, 1)) / parts;
   if (dp == 1) {
     fprintf(file, "Data parallel. One replica sends no gradients.\n");
     return;
   }
-  fprintf(file, "Data parallel. %d replicas sum %.3g GB of gradients a rank; %.3g s of the step's %.3g s are not "
-          "hidden behind the backward half.\n", dp, per_rank * (double)lade_dtype_bytes(plan->layout.grad_reduce) / GB,
-          plan->cost.grad_ns / 1e9, plan->cost.step_ns / 1e9);
+  fprintf(file, "Data parallel. %d replicas%s sum %.3g GB of gradients a rank; %.3g s of the step's %.3g s are not "
+          "hidden behind the backward half.\n", dp,
+          plan->n_context > 1 ? ", context parallel ranks counted," : "",
+          per_rank * (double)lade_dtype_bytes(plan->layout.grad_reduce), plan->cost.grad_ns / 1e9,
+          plan->cost.step_ns / 1e9);
 }
 
 static void batch_explain(const struct cluster_plan *plan, FILE *file)
@@ -153,7 +246,10 @@ void cluster_explain(const struct cluster_plan *plan, FILE *file)
 {
   state_explain(plan, file);
   activations_explain(plan, file);
+  residency_explain(plan, file);
   tensor_explain(plan, file);
+  context_explain(plan, file);
+  experts_explain(plan, file);
   pipeline_explain(plan, file);
   data_explain(plan, file);
   batch_explain(plan, file);

@@ -9,17 +9,19 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "program/residency.h"
 #include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
 
+/* @dp counts context parallel ranks too, as @shard does: all of them sum gradients. */
 struct export_sizes {
-  int tp, pp, dp, shard, n_microbatches;
+  int tp, pp, cp, dp, shard, n_microbatches;
 };
 
 static struct export_sizes sizes_get(const struct cluster_plan *plan)
 {
   struct export_sizes sizes = {lade_layout_size(&plan->layout, LADE_AXIS_TP),
-                               lade_layout_size(&plan->layout, LADE_AXIS_PP),
+                               lade_layout_size(&plan->layout, LADE_AXIS_PP), plan->n_context,
                                lade_layout_size(&plan->layout, LADE_AXIS_DP), 1, 0};
   sizes.shard = plan->layout.zero ? lade_layout_size(&plan->layout, LADE_AXIS_SHARD) : 1;
   sizes.n_microbatches = (int)(plan->job->batch / sizes.dp / plan->micro_batch);
@@ -29,6 +31,33 @@ static struct export_sizes sizes_get(const struct cluster_plan *plan)
 static bool is_zero_bubble(const struct cluster_plan *plan)
 {
   return plan->layout.schedule == LADE_SCHEDULE_ZBH1 || plan->layout.schedule == LADE_SCHEDULE_ZBH2;
+}
+
+#define NAMES_BYTES 2048
+
+static enum lade_recipe recipe_get(const struct cluster_plan *plan)
+{
+  return plan->share.residency.recipe;
+}
+
+/* Name the planned values of each layer in comments that begin with @mark: @project has no such choice. */
+static void residency_export(const struct cluster_plan *plan, const char *mark, const char *project, FILE *file)
+{
+  static const struct {
+    int policy;
+    const char *how;
+  } ways[] = {{LADE_RESIDENCY_RECOMPUTE, "recomputed"}, {LADE_RESIDENCY_HOST, "on the host between both halves"}};
+  char names[NAMES_BYTES];
+  for (size_t i = 0; i < LADE_COUNT(ways) && recipe_get(plan) == LADE_RECIPE_AUTO; i++) {
+    cluster_values_name(plan, ways[i].policy, sizeof(names), names);
+    if (names[0])
+      fprintf(file, "%s of each layer %s: %s; %s has no option for each value\n", mark, ways[i].how, names, project);
+  }
+}
+
+static bool is_state_on_host(const struct cluster_plan *plan)
+{
+  return plan->state_tier == LADE_TIER_HOST;
 }
 
 /* ---- Megatron-LM ---- */
@@ -41,10 +70,17 @@ static void megatron_model(const struct lade_model *model, const struct cluster_
     fprintf(file, "--group-query-attention --num-query-groups %lld\n", (long long)model->n_kv_heads);
   if (model->family == LADE_LLAMA)
     fprintf(file, "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear\n");
+  const struct lade_experts *experts = plan->job->experts;
+  if (experts)
+    fprintf(file, "--num-experts %lld --moe-router-topk %lld --moe-ffn-hidden-size %lld --moe-grouped-gemm "
+            "--expert-model-parallel-size %d\n", (long long)experts->n_experts, (long long)experts->n_active,
+            (long long)experts->expert_hidden, plan->job->n_expert_ranks);
+  if (experts && experts->shared_hidden)
+    fprintf(file, "--moe-shared-expert-intermediate-size %lld\n", (long long)experts->shared_hidden);
   if (!model->is_tied)
     fprintf(file, "--untie-embeddings-and-output-weights\n");
-  fprintf(file, "--seq-length %lld --max-position-embeddings %lld\n", (long long)plan->job->seq_len,
-          (long long)LADE_MAX(model->context, plan->job->seq_len));
+  fprintf(file, "--seq-length %lld --max-position-embeddings %lld\n", (long long)plan->seq_len,
+          (long long)LADE_MAX(model->context, plan->seq_len));
 }
 
 static void megatron_schedule(const struct cluster_plan *plan, const struct export_sizes *sizes, FILE *file)
@@ -67,17 +103,22 @@ static void megatron_export(const struct cluster_plan *plan, FILE *file)
   const struct export_sizes sizes = sizes_get(plan);
   megatron_model(plan->job->model, plan, file);
   fprintf(file, "--tensor-model-parallel-size %d --pipeline-model-parallel-size %d\n", sizes.tp, sizes.pp);
+  if (sizes.cp > 1)
+    fprintf(file, "--context-parallel-size %d\n", sizes.cp);
   fprintf(file, "--micro-batch-size %lld --global-batch-size %lld\n", (long long)plan->micro_batch,
-          (long long)plan->job->batch);
+          (long long)plan->batch);
   megatron_schedule(plan, &sizes, file);
   if (plan->layout.is_sequence)
     fprintf(file, "--sequence-parallel\n");
-  if (plan->recipe == LADE_RECIPE_FULL)
+  if (recipe_get(plan) == LADE_RECIPE_FULL)
     fprintf(file, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1\n");
-  if (plan->recipe == LADE_RECIPE_SELECTIVE)
+  if (recipe_get(plan) == LADE_RECIPE_SELECTIVE || recipe_get(plan) == LADE_RECIPE_AUTO)
     fprintf(file, "--recompute-granularity selective\n");
-  if (plan->layout.zero)
+  residency_export(plan, "#", "Megatron-LM", file);
+  if (plan->layout.zero || is_state_on_host(plan))
     fprintf(file, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather\n");
+  if (is_state_on_host(plan))
+    fprintf(file, "--optimizer-cpu-offload --optimizer-offload-fraction 1.0 --use-precision-aware-optimizer\n");
   if (plan->layout.zero >= 2)
     fprintf(file, "# the plan has ZeRO %d; the distributed optimizer is stage 1, and needs more memory\n",
             plan->layout.zero);
@@ -93,6 +134,8 @@ static json_t *deepspeed_zero(const struct cluster_plan *plan, const struct expo
   json_t *zero = json_pack("{s:i}", "stage", plan->layout.zero);
   if (plan->layout.zero >= 1)
     json_object_set_new(zero, "overlap_comm", json_true());
+  if (is_state_on_host(plan))
+    json_object_set_new(zero, "offload_optimizer", json_pack("{s:s, s:b}", "device", "cpu", "pin_memory", 1));
   if (plan->layout.zero == LADE_ZERO_MOST && sizes->shard < sizes->dp)
     json_object_set_new(zero, "zero_hpz_partition_size", json_integer(sizes->shard));
   return zero;
@@ -102,7 +145,7 @@ static json_t *deepspeed_zero(const struct cluster_plan *plan, const struct expo
 static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
-  json_t *object = json_pack("{s:I, s:I, s:i, s:o, s:f}", "train_batch_size", (json_int_t)plan->job->batch,
+  json_t *object = json_pack("{s:I, s:I, s:i, s:o, s:f}", "train_batch_size", (json_int_t)plan->batch,
                              "train_micro_batch_size_per_gpu", (json_int_t)plan->micro_batch,
                              "gradient_accumulation_steps", sizes.n_microbatches, "zero_optimization",
                              deepspeed_zero(plan, &sizes), "gradient_clipping", 1.0);
@@ -111,15 +154,21 @@ static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
   if (sizes.tp > 1)
     fprintf(file, "// tp %d is the model's: pass an mpu, or Megatron-DeepSpeed's --tensor-model-parallel-size\n",
         sizes.tp);
+  if (sizes.cp > 1)
+    fprintf(file, "// cp %d: DeepSpeed cuts sequences by heads (Ulysses), not by keys and values round a ring\n",
+            sizes.cp);
   if (sizes.pp > 1)
     fprintf(file, "// pp %d is PipelineModule(num_stages=%d), which runs 1F1B and takes ZeRO 0 or 1\n", sizes.pp,
         sizes.pp);
   if (plan->layout.zero && sizes.shard < sizes.dp)
     fprintf(file, "// shard %d of %d replicas: DeepSpeed shards state over all of them%s\n", sizes.shard, sizes.dp,
             plan->layout.zero == LADE_ZERO_MOST ? ", and gathers parameters from copies in groups of so many" : "");
-  if (plan->recipe != LADE_RECIPE_NONE)
-    fprintf(file, "// recompute %s: deepspeed.checkpointing around %s\n", recipe_name(plan->recipe),
-            plan->recipe == LADE_RECIPE_FULL ? "each layer" : "attention");
+  if (is_state_on_host(plan) && !plan->layout.zero)
+    fprintf(file, "// optimizer state on the host needs ZeRO 1 or more in DeepSpeed\n");
+  residency_export(plan, "//", "DeepSpeed", file);
+  if (recipe_get(plan) != LADE_RECIPE_NONE && recipe_get(plan) != LADE_RECIPE_AUTO)
+    fprintf(file, "// recompute %s: deepspeed.checkpointing around %s\n", recipe_name(recipe_get(plan)),
+            recipe_get(plan) == LADE_RECIPE_FULL ? "each layer" : "attention");
   char *text = json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
   fprintf(file, "%s\n", text ? text : "");
   free(text);
@@ -149,9 +198,12 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
   const bool is_sharded = plan->layout.zero >= 1;
   fprintf(file, "[training]\nlocal_batch_size = %lld\nglobal_batch_size = %lld\nseq_len = %lld\n\n",
           (long long)(sizes.pp > 1 ? plan->micro_batch * sizes.n_microbatches : plan->micro_batch),
-          (long long)plan->job->batch, (long long)plan->job->seq_len);
+          (long long)plan->batch, (long long)plan->seq_len);
   fprintf(file, "[parallelism]\ndata_parallel_replicate_degree = %d\ndata_parallel_shard_degree = %d\n",
-          is_sharded ? sizes.dp / sizes.shard : sizes.dp, is_sharded ? sizes.shard : 1);
+          is_sharded ? sizes.dp / sizes.shard : sizes.dp / sizes.cp,
+          is_sharded ? LADE_MAX(sizes.shard / sizes.cp, 1) : 1);
+  if (sizes.cp > 1)
+    fprintf(file, "context_parallel_degree = %d # parameters are sharded over these ranks too\n", sizes.cp);
   fprintf(file, "fsdp_reshard_after_forward = \"%s\"\ntensor_parallel_degree = %d\npipeline_parallel_degree = %d\n",
           plan->layout.zero == LADE_ZERO_MOST ? "always" : "never", sizes.tp, sizes.pp);
   if (sizes.pp > 1)
@@ -166,8 +218,14 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
   if (sizes.tp > 1 && !plan->layout.is_sequence)
     fprintf(file, "# torchtitan's tensor parallel plans cut rows of norms too (sequence parallel); this plan does "
             "not\n");
-  fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n", recipe_name(plan->recipe));
-  if (plan->recipe == LADE_RECIPE_SELECTIVE)
+  if (is_state_on_host(plan))
+    fprintf(file, "# optimizer state on the host: enable_cpu_offload of [training] moves parameters and gradients "
+            "too\n");
+  const bool is_planned = recipe_get(plan) == LADE_RECIPE_AUTO;
+  fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n",
+          is_planned ? "selective" : recipe_name(recipe_get(plan)));
+  residency_export(plan, "#", "torchtitan", file);
+  if (is_planned || recipe_get(plan) == LADE_RECIPE_SELECTIVE)
     fprintf(file, "selective_ac_option = \"op\" # by op; a number means every n-th layer\n");
   fprintf(file, "# TOML is read by torchtitan before 0.3; later versions have the same names in Python\n");
 }
@@ -184,19 +242,26 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
           "mesh = init_device_mesh(\"cuda\", (%d, %d, %d, %d), mesh_dim_names=(\"pp\", \"replicate\", \"shard\", "
           "\"tp\"))\n",
           sizes.pp, sizes.dp / sizes.shard, sizes.shard, sizes.tp);
+  if (sizes.cp > 1)
+    fprintf(file, "# cp %d: cut each sequence with torch.distributed.tensor.experimental.context_parallel over %d of "
+            "the replicas\n", sizes.cp, sizes.cp);
   if (sizes.tp > 1)
     fprintf(file, "# tp %d: parallelize_module(block, mesh[\"tp\"], plan) before fully_shard%s\n", sizes.tp,
             plan->layout.is_sequence ? ", with SequenceParallel norms" : "");
   fprintf(file, "policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.%s)\n",
           plan->layout.grad_reduce == LADE_F32 ? "float32" : "bfloat16");
   fprintf(file, "for block in model.layers:\n");
-  if (plan->recipe != LADE_RECIPE_NONE)
-    fprintf(file, "    # recompute %s: wrap %s with torch.utils.checkpoint\n", recipe_name(plan->recipe),
-            plan->recipe == LADE_RECIPE_FULL ? "the block" : "its attention");
+  residency_export(plan, "    #", "fully_shard", file);
+  if (recipe_get(plan) != LADE_RECIPE_NONE && recipe_get(plan) != LADE_RECIPE_AUTO)
+    fprintf(file, "    # recompute %s: wrap %s with torch.utils.checkpoint\n", recipe_name(recipe_get(plan)),
+            recipe_get(plan) == LADE_RECIPE_FULL ? "the block" : "its attention");
   fprintf(file, "    fully_shard(block, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy, "
           "reshard_after_forward=%s)\n"
           "fully_shard(model, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy)\n",
           plan->layout.zero == LADE_ZERO_MOST ? "True" : "False");
+  if (is_state_on_host(plan))
+    fprintf(file, "# optimizer state on the host: offload_policy=CPUOffloadPolicy() moves parameters and gradients "
+            "too\n");
   if (plan->layout.zero < LADE_ZERO_MOST)
     fprintf(file, "# the plan has ZeRO %d: fully_shard shards parameters and gradients as well\n", plan->layout.zero);
   fprintf(file, "# %d microbatches of %lld: model.set_requires_gradient_sync(False) on all but the last%s\n",
@@ -208,10 +273,12 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
 static void lade_export(const struct cluster_plan *plan, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
+  if (sizes.cp > 1)
+    fprintf(file, "# cp %d is priced, not built: this runs its ranks as replicas\n", sizes.cp);
   fprintf(file, "lade launch -n %d -- train --model %s --batch %lld --micro-batch %lld --seq %lld --tp %d --pp %d "
-          "--dp %d --recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->job->batch,
-          (long long)plan->micro_batch, (long long)plan->job->seq_len, sizes.tp, sizes.pp, sizes.dp,
-          recipe_name(plan->recipe));
+          "--dp %d --recompute %s", plan->layout.mesh.world, plan->options->session.model, (long long)plan->batch,
+          (long long)plan->micro_batch, (long long)plan->seq_len, sizes.tp, sizes.pp, sizes.dp,
+          recipe_name(recipe_get(plan)));
   if (sizes.pp > 1)
     fprintf(file, " --schedule %s", lade_schedule_name(plan->layout.schedule));
   if (plan->layout.virtual_stages > 1)
@@ -225,6 +292,9 @@ static void lade_export(const struct cluster_plan *plan, FILE *file)
 
 void cluster_export(const struct cluster_plan *plan, FILE *file)
 {
+  if (plan->job->experts && plan->options->export_format != EXPORT_MEGATRON)
+    fprintf(file, "%s ep %d: experts are priced by formula; this export has no setting for them\n",
+            plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", plan->job->n_expert_ranks);
   switch (plan->options->export_format) {
   case EXPORT_MEGATRON:
     megatron_export(plan, file);

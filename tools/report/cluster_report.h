@@ -7,7 +7,8 @@
 
 #include <stdio.h>
 
-#include "program/layout_cost.h"
+#include "recompute/layout_cost.h"
+#include "run/dry_stage.h"
 #include "tools/cli/options.h"
 
 /* A layout with its proof, for the verb to print, explain and export. */
@@ -17,15 +18,17 @@ struct cluster_plan {
   struct lade_layout layout;
   struct lade_layout_params params;
   int64_t micro_batch;
-  enum lade_recipe recipe;
+  enum lade_tier state_tier;         /* of optimizer state */
   struct lade_layout_cost cost;
   struct lade_share_cost share;
   int n_context;                     /* context parallel ranks; the layout counts them as replicas */
   int64_t batch, seq_len;            /* of the step; with one context parallel rank the job's */
   uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs; without these the estimate */
+  uint64_t host_budget_bytes, host_bytes; /* a rank's share of its node's host memory; the same of it that is used */
   bool fits, is_proved;
   int n_stages_proved;
   struct lade_stage_program stages[LADE_LAYOUT_SIZES_MOST];
+  struct lade_dry_stage dry[LADE_LAYOUT_SIZES_MOST];
   int ranks[LADE_LAYOUT_SIZES_MOST]; /* the first rank of each */
   int fullest;                       /* of them, by peak */
 };
@@ -36,7 +39,13 @@ void cluster_explain(const struct cluster_plan *plan, FILE *file);
 /* Print @plan as settings of the project that --export names, with comments on the parts that it cannot express. */
 void cluster_export(const struct cluster_plan *plan, FILE *file);
 
-/* Return "none", "selective" or "full"; static. */
+/* Return the parameters of the model, with all experts. */
+int64_t cluster_n_params(const struct cluster_plan *plan);
+
+/* Write the names of a layer's values that wait as @policy (enum lade_residency_policy) says: "a, b". "": none. */
+void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text);
+
+/* Return "auto", "none", "selective" or "full"; static. */
 const char *recipe_name(enum lade_recipe recipe);
 
 #endif

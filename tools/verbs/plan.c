@@ -389,6 +389,8 @@ int plan_main(int argc, char **argv)
   int code = options_read(VERB_PLAN, argc, argv, &planning.options);
   if (code == OPTIONS_GO && planning.options.graph)
     code = plan_graph(&planning.options);
+  else if (code == OPTIONS_GO && option_is_set(&planning.options, "ep")) /* needs --cluster */
+    code = plan_cluster(&planning.options);
   else if (code == OPTIONS_GO && plan_experts(&planning.options, &experts_code))
     code = experts_code;
   else if (code == OPTIONS_GO && option_is_set(&planning.options, "expert-capacity"))

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plan on a cluster. A given layout is costed whether it fits or not; then the stages of which
- * one needs the most (lade_layout_cost.stages) are built as programs and proved. A search
- * does the same with each of its best layouts, and drops those whose programs need more than the budget.
+ * Plan on a cluster. A given layout is costed whether it fits or not; then the stages of which one needs the most
+ * (lade_layout_cost.stages) are built as programs, proved and executed dry. A search does the same with each of its
+ * best layouts, and drops those whose programs need more than the budget.
  *
- * Context parallel ranks are priced by formula and not proved: the job is then that of their part of each sequence.
+ * Context parallel ranks and mixtures of experts are priced by formula and not proved. With context parallel ranks the
+ * job is that of their part of each sequence; with experts it begins from a dense model (experts_cost.c).
  *
- * Without --recompute, or with auto, the fastest of none, selective and full recompute that fits is taken.
+ * Without --recompute, or with auto, the fastest residency of the layers that fits is taken (layer_residency.c), with
+ * optimizer state on the device or on the host.
  */
 #include "tools/verbs/plan_cluster.h"
 
@@ -18,6 +20,8 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "program/residency.h"
+#include "run/dry_stage.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
@@ -25,11 +29,14 @@
 #define DEFAULT_SEQ_LEN 1024
 #define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
 #define FOUND_MORE 20
+#define NAMES_BYTES 2048
 
 struct cluster_planning {
   struct options *options;
   struct lade_cluster cluster;
   struct lade_model model;
+  struct lade_experts experts;
+  bool has_experts;
   struct lade_kernels kernels;
   struct lade_layout_job job;
   uint64_t budget_bytes;
@@ -38,9 +45,32 @@ struct cluster_planning {
 
 /* ---- the job ---- */
 
+/* Get a mixture of experts, with the dense model from which its cost begins. -ENOENT: the model is none. */
+static int experts_get(struct cluster_planning *planning)
+{
+  const struct options *options = planning->options;
+  int status = lade_experts_find(options->session.model, &planning->experts, &planning->error);
+  if (status)
+    return status;
+  if (options->session.layers)
+    planning->experts.layers = options->session.layers;
+  planning->has_experts = true;
+  if (planning->experts.n_experts % options->n_expert_ranks)
+    return lade_error_set(&planning->error, -EINVAL, "--ep %lld does not divide the %lld experts of a layer of %s",
+                          (long long)options->n_expert_ranks, (long long)planning->experts.n_experts,
+                          planning->experts.name);
+  return lade_experts_dense_model(&planning->experts, &planning->error, &planning->model);
+}
+
 static int model_get(struct cluster_planning *planning)
 {
   const struct lade_session_params *session = &planning->options->session;
+  const int found = option_is_set(planning->options, "ep") ? experts_get(planning) : -ENOENT;
+  if (found != -ENOENT)
+    return found;
+  if (planning->options->n_expert_ranks > 1 || option_is_set(planning->options, "expert-capacity"))
+    return lade_error_set(&planning->error, -EINVAL, "--ep needs a mixture of experts, such as --model mixtral-8x7b, "
+                          "and %s is none", session->model);
   const size_t n = strlen(session->model);
   const bool is_file = strchr(session->model, '/') || (n > 5 && strcmp(session->model + n - 5, ".json") == 0);
   int status = is_file ? lade_model_load(session->model, &planning->model, &planning->error)
@@ -73,6 +103,14 @@ static int budget_get(struct cluster_planning *planning)
   }
 }
 
+#define HOST_LEFT 16 /* this part of a node's memory is left to its system and its processes */
+
+/* Return the host memory that a rank may use: its share of the node's. */
+static uint64_t host_budget(const struct lade_cluster *cluster)
+{
+  return (cluster->node_host_bytes - cluster->node_host_bytes / HOST_LEFT) / (uint64_t)cluster->n_node_devices;
+}
+
 static int ranks_check(struct cluster_planning *planning, int64_t n_ranks)
 {
   const int64_t n_devices = planning->cluster.n_nodes * planning->cluster.n_node_devices;
@@ -94,6 +132,7 @@ static int context_cut(struct cluster_planning *planning)
                           (long long)(2 * n));
   planning->job.seq_len /= n;
   planning->job.batch *= n;
+  planning->job.n_context = (int)n;
   return 0;
 }
 
@@ -114,6 +153,11 @@ static int job_make(struct cluster_planning *planning)
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
       .master = session->master, .dropout = session->dropout};
+  if (planning->has_experts) {
+    planning->job.experts = &planning->experts;
+    planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
+    planning->job.expert_capacity = planning->options->expert_capacity;
+  }
   if (planning->options->has_fused_attention || planning->options->n_context > 1)
     planning->cluster.device.kernels.score_forward_bytes = 0;
   if (planning->job.seq_len > planning->model.context)
@@ -124,16 +168,30 @@ static int job_make(struct cluster_planning *planning)
 
 /* ---- proofs ---- */
 
-/* Build and prove @stage's program. */
+static void fits_set(struct cluster_plan *plan)
+{
+  plan->fits = plan->peak_bytes <= plan->budget_bytes && plan->host_bytes <= plan->host_budget_bytes;
+}
+
+/* Build and prove @stage's program, and execute it dry. */
 static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *error)
 {
+  const struct lade_stage_residency homes = {.layer = plan->share.residency, .state_tier = plan->state_tier,
+                                             .device_bytes = plan->budget_bytes};
   struct lade_layout layout = plan->layout;
   const int at = plan->n_stages_proved;
   layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-  int status = lade_stage_program_prove(plan->job, &layout, plan->micro_batch, plan->recipe, error, &plan->stages[at]);
+  struct lade_stage_build build = {0};
+  int status = lade_stage_build_make(plan->job, &layout, plan->micro_batch, &homes, true, error, &build);
+  if (!status)
+    status = lade_dry_stage_run(plan->job, &build, error, &plan->dry[at]);
+  if (!status)
+    lade_stage_program_read(build.train, &plan->stages[at]);
+  lade_stage_build_finish(&build);
   if (status)
     return status;
   plan->ranks[at] = layout.rank;
+  plan->host_bytes = LADE_MAX(plan->host_bytes, plan->stages[at].host_bytes);
   if (plan->stages[at].peak_bytes > plan->peak_bytes) {
     plan->peak_bytes = plan->stages[at].peak_bytes;
     plan->fullest = at;
@@ -146,12 +204,12 @@ static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *
 static int plan_prove(struct cluster_plan *plan, struct lade_error *error)
 {
   int status = 0;
-  plan->peak_bytes = 0;
+  plan->peak_bytes = plan->host_bytes = 0;
   plan->n_stages_proved = plan->fullest = 0;
   for (int i = 0; i < plan->cost.n_stages && !status; i++)
     status = stage_prove(plan, plan->cost.stages[i], error);
   plan->is_proved = !status;
-  plan->fits = plan->peak_bytes <= plan->budget_bytes;
+  fits_set(plan);
   return status;
 }
 
@@ -178,6 +236,17 @@ static void rates_set(json_t *object, const struct cluster_plan *plan)
   }
 }
 
+/* Set @field to the names of a layer's values that wait as @policy says. */
+static void values_set(json_t *object, const struct cluster_plan *plan, const char *field, int policy)
+{
+  char names[NAMES_BYTES];
+  json_t *array = json_array();
+  cluster_values_name(plan, policy, sizeof(names), names);
+  for (char *rest = NULL, *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest))
+    json_array_append_new(array, json_string(name));
+  json_object_set_new(object, field, array);
+}
+
 static void sizes_set(json_t *object, const struct cluster_plan *plan)
 {
   const struct lade_layout *layout = &plan->layout;
@@ -189,13 +258,20 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
     json_object_set_new(object, axes[i].name, json_integer(lade_layout_size(layout, axes[i].axis) /
                                                            (axes[i].axis == LADE_AXIS_DP ? plan->n_context : 1)));
   json_object_set_new(object, "cp", json_integer(plan->n_context));
+  if (plan->job->experts)
+    json_object_set_new(object, "ep", json_integer(plan->job->n_expert_ranks));
   json_object_set_new(object, "zero", json_integer(layout->zero));
   json_object_set_new(object, "shard", json_integer(layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1));
   json_object_set_new(object, "schedule", json_string(lade_schedule_name(layout->schedule)));
   json_object_set_new(object, "virtual_stages", json_integer(layout->virtual_stages));
   json_object_set_new(object, "micro_batch", json_integer((json_int_t)plan->micro_batch));
   json_object_set_new(object, "sequence_parallel", json_boolean(layout->is_sequence));
-  json_object_set_new(object, "recompute", json_string(recipe_name(plan->recipe)));
+  json_object_set_new(object, "recompute", json_string(recipe_name(plan->share.residency.recipe)));
+  json_object_set_new(object, "optimizer", json_string(plan->state_tier == LADE_TIER_DEVICE ? "device" : "host"));
+  if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
+    values_set(object, plan, "recomputed_values", LADE_RESIDENCY_RECOMPUTE);
+    values_set(object, plan, "offloaded_values", LADE_RESIDENCY_HOST);
+  }
 }
 
 static json_t *ledger_json(const struct lade_stage_program *stage)
@@ -213,10 +289,13 @@ static json_t *stages_json(const struct cluster_plan *plan)
   const int n_alike = plan->layout.mesh.world / lade_layout_size(&plan->layout, LADE_AXIS_PP);
   json_t *stages = json_array();
   for (int i = 0; i < plan->n_stages_proved; i++)
-    json_array_append_new(stages, json_pack("{s:i, s:i, s:b, s:i, s:i, s:o}", "rank", plan->ranks[i], "ranks_alike",
-                                            n_alike, "fits", plan->stages[i].peak_bytes <= plan->budget_bytes,
-                                            "instructions", plan->stages[i].n_instrs, "microbatches",
-                                            plan->stages[i].n_microbatches, "ledger", ledger_json(&plan->stages[i])));
+    json_array_append_new(stages, json_pack("{s:i, s:i, s:b, s:i, s:i, s:o, s:o, s:f}", "rank", plan->ranks[i],
+                                            "ranks_alike", n_alike, "fits",
+                                            plan->stages[i].peak_bytes <= plan->budget_bytes, "instructions",
+                                            plan->stages[i].n_instrs, "microbatches", plan->stages[i].n_microbatches,
+                                            "ledger", ledger_json(&plan->stages[i]), "dry_peak_bytes",
+                                            json_bytes(plan->dry[i].peak_bytes), "dry_seconds",
+                                            (double)plan->dry[i].step_ns / 1e9));
   return stages;
 }
 
@@ -227,7 +306,9 @@ static json_t *layout_json(const struct cluster_plan *plan)
   sizes_set(object, plan);
   json_object_set_new(object, "fits", json_boolean(plan->fits));
   json_object_set_new(object, "proved", json_boolean(plan->is_proved));
+  json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
   json_object_set_new(object, "peak_bytes", json_bytes(plan->peak_bytes));
+  json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
   json_object_set_new(object, "step_seconds", json_number(plan->cost.step_ns / 1e9));
   rates_set(object, plan);
   return object;
@@ -238,7 +319,7 @@ static json_t *given_json(const struct cluster_plan *plan)
   const struct lade_layout_cost *cost = &plan->cost;
   const struct lade_layout_job *job = plan->job;
   json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:s, s:i}", "schema_version", REPORT_SCHEMA_VERSION, "model",
-                             job->model->name, "parameters", (json_int_t)lade_model_n_params(job->model), "batch",
+                             job->model->name, "parameters", (json_int_t)cluster_n_params(plan), "batch",
                              (json_int_t)plan->batch, "seq", (json_int_t)plan->seq_len, "cluster", job->cluster->name,
                              "ranks", plan->layout.mesh.world);
   char name[LADE_LAYOUT_NAME_BYTES];
@@ -248,8 +329,10 @@ static json_t *given_json(const struct cluster_plan *plan)
   json_object_set_new(object, "layout", json_string(lade_layout_name(&plan->layout, name)));
   json_object_set_new(object, "fits", json_boolean(plan->fits));
   json_object_set_new(object, "proved", json_boolean(plan->is_proved));
+  json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
   json_object_set_new(object, "budget_bytes", json_bytes(plan->budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes));
+  json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
   if (plan->is_proved) {
     json_object_set_new(object, "peak_rank", json_integer(plan->ranks[plan->fullest]));
     json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));
@@ -273,11 +356,29 @@ static void layout_line(const struct cluster_plan *plan, FILE *file)
   lade_layout_name(&plan->layout, name);
   if (plan->n_context > 1)
     fprintf(file, "of dp, cp %d; ", plan->n_context);
-  fprintf(file, "%-52s micro-batch %-3lld recompute %-9s %9s %10s %6.1f TFLOP/s %5.1f %%%s\n", name,
-          (long long)plan->micro_batch, recipe_name(plan->recipe), seconds_format(step_s, step, sizeof(step)),
+  if (plan->job->experts)
+    fprintf(file, "of dp, ep %d; ", plan->job->n_expert_ranks);
+  fprintf(file, "%-52s micro-batch %-3lld recompute %-9s %9s %10s %6.1f TFLOP/s %5.1f %%%s%s\n", name,
+          (long long)plan->micro_batch, recipe_name(plan->share.residency.recipe),
+          seconds_format(step_s, step, sizeof(step)),
           lade_size_format(plan->peak_bytes, peak, sizeof(peak)), plan->cost.model_flops / step_s / ranks / 1e12,
           100 * plan->cost.model_flops / step_s / ranks / plan->job->cluster->peak_flops_per_s,
-          plan->fits ? "" : "  does not fit");
+          plan->state_tier == LADE_TIER_DEVICE ? "" : "  state on the host", plan->fits ? "" : "  does not fit");
+}
+
+/* Say which values of a layer are recomputed and which are copied to the host. */
+static void residency_print(const struct cluster_plan *plan, FILE *file)
+{
+  char names[NAMES_BYTES], size[32];
+  if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
+    cluster_values_name(plan, LADE_RESIDENCY_RECOMPUTE, sizeof(names), names);
+    fprintf(file, "recomputed    of each layer: %s\n", names[0] ? names : "nothing");
+    cluster_values_name(plan, LADE_RESIDENCY_HOST, sizeof(names), names);
+    fprintf(file, "on the host   of each layer: %s\n", names[0] ? names : "nothing");
+  }
+  if (plan->state_tier != LADE_TIER_DEVICE || plan->share.layer.host_bytes > 0)
+    fprintf(file, "host memory   %s of a rank%s\n", lade_size_format(plan->host_bytes, size, sizeof(size)),
+            plan->state_tier == LADE_TIER_DEVICE ? "" : ", the optimizer state in it");
 }
 
 static void given_print(const struct cluster_plan *plan, FILE *file)
@@ -295,11 +396,12 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
   lade_size_format(plan->peak_bytes, text, sizeof(text));
   lade_size_format(plan->budget_bytes, more, sizeof(more));
   if (plan->is_proved)
-    fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs and proved\n", text, more,
+    fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs, proved and executed dry\n", text, more,
             plan->ranks[plan->fullest], plan->n_stages_proved);
   else
-    fprintf(file, "memory        %s of %s, estimated: context parallel ranks are priced by formula, not proved\n", text,
-            more);
+    fprintf(file, "memory        %s of %s, estimated: context and expert parallel ranks are priced by formula, not "
+            "proved\n", text, more);
+  residency_print(plan, file);
   if (plan->options->n_train_tokens > 0) {
     const double tokens = (double)plan->batch * (double)plan->seq_len;
     const double days = plan->options->n_train_tokens / tokens * step_s / 86400;
@@ -310,29 +412,36 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
 
 /* ---- a given layout ---- */
 
+/* Cost the layout with its share. */
 static int layout_cost(struct cluster_plan *plan, struct lade_error *error)
 {
-  const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
-                                     plan->micro_batch, plan->recipe};
-  int status = lade_share_cost_make(plan->job, &key, error, &plan->share);
-  if (status)
-    return status;
-  lade_context_cost_add(plan->job, &key, plan->n_context, &plan->share);
-  status = lade_layout_cost_make(plan->job, &plan->layout, plan->micro_batch, plan->recipe, &plan->share, error,
-                                 &plan->cost);
+  const enum lade_recipe recipe = plan->share.residency.recipe;
+  int status = lade_layout_cost_make(plan->job, &plan->layout, plan->micro_batch, plan->state_tier, &plan->share,
+                                     error, &plan->cost);
+  const double again = plan->cost.hardware_flops - lade_step_flops(plan->job->model, plan->job->batch,
+                                                                   plan->job->seq_len, recipe);
   plan->cost.model_flops = lade_step_flops(plan->job->model, plan->batch, plan->seq_len, LADE_RECIPE_NONE);
-  plan->cost.hardware_flops = lade_step_flops(plan->job->model, plan->batch, plan->seq_len, plan->recipe);
+  plan->cost.hardware_flops = lade_step_flops(plan->job->model, plan->batch, plan->seq_len, recipe) + again;
   plan->peak_bytes = plan->cost.peak_bytes;
-  plan->fits = plan->peak_bytes <= plan->budget_bytes;
+  plan->host_bytes = plan->cost.host_bytes;
+  fits_set(plan);
   return status;
 }
 
-/* Cost the layout under @recipe, and prove it if it can be built. */
-static int recipe_plan(struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error)
+/* Cost the layout, and prove it if it can be built. */
+static int layout_plan(struct cluster_plan *plan, struct lade_error *error)
 {
-  plan->recipe = recipe;
   int status = layout_cost(plan, error);
-  return status || plan->n_context > 1 ? status : plan_prove(plan, error);
+  return status || plan->n_context > 1 || plan->job->experts ? status : plan_prove(plan, error);
+}
+
+/* Make the states of the layout's share (lade_share_states_make). */
+static int states_make(const struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error,
+                       struct lade_share_states *ret_states)
+{
+  const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
+                                     plan->micro_batch, recipe};
+  return lade_share_states_make(plan->job, &key, error, ret_states);
 }
 
 static int given_layout(struct cluster_planning *planning, struct cluster_plan *plan)
@@ -355,19 +464,85 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   if (!status && lade_layout_size(&plan->layout, LADE_AXIS_DP) % plan->n_context)
     status = lade_error_set(&planning->error, -EINVAL, "--cp %d does not divide the %d ranks beside --tp and --pp",
                             plan->n_context, lade_layout_size(&plan->layout, LADE_AXIS_DP));
+  if (!status && lade_layout_size(&plan->layout, LADE_AXIS_DP) % LADE_MAX(planning->job.n_expert_ranks, 1))
+    status = lade_error_set(&planning->error, -EINVAL, "--ep %d does not divide the %d ranks beside --tp and --pp",
+                            planning->job.n_expert_ranks, lade_layout_size(&plan->layout, LADE_AXIS_DP));
   return status;
+}
+
+#define GIVEN_MOST (2 * LADE_SHARE_STATES_MOST)
+#define GIVEN_SLACK 0.94 /* of an estimated peak: the proof may find as much less (docs/cluster.md) */
+#define GIVEN_PROOFS 4   /* fast states to prove before the one that needs least */
+
+static int step_compare(const void *a, const void *b)
+{
+  const double x = ((const struct cluster_plan *)a)->cost.step_ns, y = ((const struct cluster_plan *)b)->cost.step_ns;
+  return (x > y) - (x < y);
+}
+
+/* Cost the layout under all states and homes of optimizer state, in order of time. */
+static int choices_cost(struct cluster_plan *empty, const struct lade_share_states *states, struct lade_error *error,
+                        struct cluster_plan *ret_choices, int *ret_n)
+{
+  int n = 0, status = 0;
+  for (int i = 0; i < 2 * states->n && !status; i++) {
+    struct cluster_plan choice = *empty;
+    choice.state_tier = i % 2 ? LADE_TIER_HOST : LADE_TIER_DEVICE;
+    choice.share = states->items[i / 2];
+    if (i % 2 && empty->job->cluster->device.is_unified)
+      continue;
+    status = layout_cost(&choice, error);
+    ret_choices[n++] = choice;
+  }
+  qsort(ret_choices, (size_t)n, sizeof(*ret_choices), step_compare);
+  *ret_n = n;
+  return status;
+}
+
+/*
+ * Take the first choice whose proof fits; if none does, the one that needs least by the estimate. A proof that finds
+ * more bytes than estimated says so of the later ones, too.
+ */
+static int choice_take(const struct cluster_plan *choices, int n, struct cluster_plan *plan, struct lade_error *error)
+{
+  double more = GIVEN_SLACK; /* proved bytes over estimated ones */
+  int status = 0, n_proved = 0, least = 0;
+  plan->fits = false;
+  for (int i = 0; i < n && !status && !plan->fits; i++) {
+    least = choices[i].cost.peak_bytes < choices[least].cost.peak_bytes ? i : least;
+    if ((double)choices[i].peak_bytes * more > (double)plan->budget_bytes || n_proved == GIVEN_PROOFS ||
+        choices[i].host_bytes > plan->host_budget_bytes)
+      continue;
+    *plan = choices[i];
+    status = layout_plan(plan, error);
+    more = LADE_MAX(more, (double)plan->peak_bytes / (double)choices[i].peak_bytes);
+    n_proved++;
+  }
+  if (status || plan->fits)
+    return status;
+  *plan = choices[least];
+  return layout_plan(plan, error);
 }
 
 static int given_plan(struct cluster_planning *planning, struct cluster_plan *plan)
 {
   const enum lade_recipe asked = planning->options->session.recipe;
-  int status = given_layout(planning, plan);
-  if (status || asked != LADE_RECIPE_AUTO)
-    return status ? status : recipe_plan(plan, asked, &planning->error);
-  static const enum lade_recipe recipes[] = {LADE_RECIPE_NONE, LADE_RECIPE_SELECTIVE, LADE_RECIPE_FULL};
-  plan->fits = false;
-  for (size_t i = 0; i < LADE_COUNT(recipes) && !status && !plan->fits; i++)
-    status = recipe_plan(plan, recipes[i], &planning->error);
+  struct lade_error *error = &planning->error;
+  struct lade_share_states *states = calloc(1, sizeof(*states));
+  struct cluster_plan *choices = calloc(GIVEN_MOST, sizeof(*choices));
+  int n = 0, status = states && choices ? given_layout(planning, plan)
+                                        : lade_error_set(error, -ENOMEM, "no memory for the layout");
+  if (!status)
+    status = states_make(plan, asked, error, states);
+  if (!status && asked != LADE_RECIPE_AUTO) {
+    plan->share = states->items[0];
+    status = layout_plan(plan, error);
+  } else if (!status) {
+    status = choices_cost(plan, states, error, choices, &n);
+    status = status ? status : choice_take(choices, n, plan, error);
+  }
+  free(states);
+  free(choices);
   return status;
 }
 
@@ -381,7 +556,7 @@ static int refusal_tell(struct cluster_planning *planning, const struct cluster_
   lade_size_exact(plan->budget_bytes, budget);
   if (!plan->is_proved) {
     lade_error_set(&planning->error, -EOVERFLOW, "a rank needs about %s of device memory, and %s are usable; a larger "
-                   "--cp or --recompute full needs less", peak, budget);
+                   "--cp or --ep, or --recompute full, needs less", peak, budget);
     fflush(stdout);
     return exit_fail("plan", -EOVERFLOW, &planning->error);
   }
@@ -422,7 +597,8 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
 {
   const struct options *o = planning->options;
   return (struct lade_layout_search_params){
-      .n_ranks = (int)o->n_ranks, .device_bytes = planning->budget_bytes, .tp = confined(o, "tp", o->tp, 0),
+      .n_ranks = (int)o->n_ranks, .device_bytes = planning->budget_bytes,
+      .host_bytes = host_budget(&planning->cluster), .tp = confined(o, "tp", o->tp, 0),
       .pp = confined(o, "pp", o->pp, 0), .dp = confined(o, "dp", o->dp, 0), .zero = confined(o, "zero", o->zero, -1),
       .virtual_stages = confined(o, "virtual-stages", o->virtual_stages, 0), .shard = (int)o->shard,
       .schedule = confined(o, "schedule", o->schedule, -1),
@@ -431,17 +607,51 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
       .n_most = (int)o->n_top * FOUND_EACH + FOUND_MORE};
 }
 
+/*
+ * Plan @found: its state, or if the proof finds that it does not fit the next one that needs less by as much. All
+ * states that the search may have taken are slower in this order.
+ */
+static int states_try(struct cluster_plan *plan, const struct lade_layout_found *found,
+                      const struct lade_share_states *states, struct lade_error *error)
+{
+  double more = 0; /* proved bytes over estimated ones */
+  int status = 0, n_proved = 0;
+  bool is_behind = false;
+  for (int i = 0; i < states->n && !status && n_proved < GIVEN_PROOFS && !plan->fits; i++) {
+    struct cluster_plan next = *plan;
+    is_behind |= memcmp(&states->items[i].residency, &found->residency, sizeof(found->residency)) == 0;
+    next.share = states->items[i];
+    if (is_behind)
+      status = layout_cost(&next, error);
+    const double estimated = (double)next.peak_bytes;
+    if (!is_behind || status || (n_proved && (estimated * more > (double)next.budget_bytes ||
+                                              next.host_bytes > next.host_budget_bytes)))
+      continue;
+    status = layout_plan(&next, error);
+    more = (double)next.peak_bytes / estimated;
+    n_proved++;
+    *plan = next;
+  }
+  return status;
+}
+
 static int found_plan(struct cluster_planning *planning, const struct lade_layout_found *found,
                       struct cluster_plan *plan)
 {
+  struct lade_share_states *states = calloc(1, sizeof(*states));
+  struct lade_error *error = &planning->error;
   plan->params = found->layout;
   plan->params.n_kv_heads = planning->model.n_kv_heads;
   plan->micro_batch = found->micro_batch;
-  plan->recipe = found->recipe;
-  int status = lade_layout_init(&plan->params, &planning->error, &plan->layout);
+  plan->state_tier = found->state_tier;
+  int status = states ? lade_layout_init(&plan->params, error, &plan->layout)
+                      : lade_error_set(error, -ENOMEM, "no memory for the residencies of a layer");
   if (!status)
-    status = layout_cost(plan, &planning->error);
-  return status ? status : plan_prove(plan, &planning->error);
+    status = states_make(plan, planning->options->session.recipe, error, states);
+  if (!status)
+    status = states_try(plan, found, states, error);
+  free(states);
+  return status;
 }
 
 struct search_result {
@@ -484,6 +694,7 @@ static int found_prove(struct cluster_planning *planning, const struct cluster_p
     else if (!status && !result->n_plans)
       result->plans[0] = plan;
   }
+  qsort(result->plans, (size_t)result->n_plans, sizeof(*result->plans), step_compare);
   return status;
 }
 
@@ -502,12 +713,15 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
                              result->proof_seconds, "layouts", layouts)))
       return exit_fail("plan", -ENOMEM, NULL);
   } else {
-    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), built and proved in %.2f "
-           "s:\n",
-           (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name,
-           result->seconds, result->proof_seconds);
+    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), ",
+           (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name, result->seconds);
+    if (result->plans[0].is_proved)
+      printf("built, proved and executed dry in %.2f s:\n", result->proof_seconds);
+    else
+      printf("with context and expert parallel ranks by formula, not proved:\n");
     for (int i = 0; i < n; i++)
       layout_line(&result->plans[i], stdout);
+    residency_print(&result->plans[0], stdout);
     if (options->has_explain)
       cluster_explain(&result->plans[0], stdout);
   }
@@ -545,12 +759,12 @@ int plan_cluster(struct options *options)
 {
   struct cluster_planning planning = {.options = options};
   int status = job_make(&planning);
-  const int64_t n_context = options->n_context;
-  struct cluster_plan plan = {.options = options, .job = &planning.job, .budget_bytes = planning.budget_bytes,
-                              .n_context = (int)n_context, .batch = planning.job.batch / n_context,
-                              .seq_len = planning.job.seq_len * n_context};
   if (status)
     return exit_fail("plan", status, &planning.error);
+  const int64_t n_context = options->n_context;
+  struct cluster_plan plan = {.options = options, .job = &planning.job, .budget_bytes = planning.budget_bytes,
+                              .host_budget_bytes = host_budget(&planning.cluster), .n_context = (int)n_context,
+                              .batch = planning.job.batch / n_context, .seq_len = planning.job.seq_len * n_context};
   if (options->has_search)
     return search_plan(&planning, &plan);
   status = given_plan(&planning, &plan);

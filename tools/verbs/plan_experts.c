@@ -56,7 +56,7 @@ static int options_check(struct experts_planning *planning)
     if (option->name && (option->verbs & VERB_PLAN) && !is_known(option->name) && option_is_given(options, option))
       return lade_error_set(&planning->error, -EINVAL, "--%s: a mixture of experts is planned as a graph, on one rank; "
                             "--batch, --micro-batch, --seq, --dtype, --moments, --budget, --machine and "
-                            "--expert-capacity count", option->name);
+                            "--expert-capacity count; --cluster with --ep N prices it by formula", option->name);
   }
   const double most = (double)planning->model.n_experts / (double)planning->model.n_active;
   if (options->expert_capacity > most)

@@ -6,7 +6,8 @@
  * the first gap that holds it. The placed items lie in blocks of some tens. Each block stores the range of its items'
  * begins and ends. The walk passes a block in one step if the item never meets it. It also passes in one step if the
  * item meets all of it and the block has no gap that is wide enough. A block also stores in which of some hundred
- * stretches of time it has items, so that most blocks are passed among many short lifetimes. Programs of many equal
+ * stretches of time it has items, so that most blocks are passed among many short lifetimes; a group of blocks does so
+ * too, and is passed in one step where the item meets none of them. Programs of many equal
  * layers consist of such blocks: items that live throughout lie together, and the items that layers make at one offset
  * lie in the order of the layers. In a block that has to be walked, all lifetimes are compared at once, in 16 bits
  * each, and only items that are met are read. The worst case is O(n^2), at some ten nanoseconds per block of items and
@@ -36,6 +37,7 @@
 #include "alloc/pack/pack_internal.h"
 
 #define BLOCK_PLACES 64
+#define GROUP_BLOCKS 16
 #define N_STRETCHES 512 /* of time: a block of short lifetimes has items in few of them */
 #define N_TICKS 32767   /* of time: lifetimes in 16 bits, so that many are compared at once */
 
@@ -45,7 +47,13 @@ struct placed_item {
   int32_t lo, hi, item;
 };
 
-/* Some placed items, by offset. The walk compares the ticks of all items and reads the places of few. */
+/* The items of a block. The walk compares the ticks of all items and reads the places of few. */
+struct first_fit_body {
+  int16_t tick[BLOCK_PLACES], tick_end[BLOCK_PLACES];
+  struct placed_item places[BLOCK_PLACES];
+};
+
+/* Some placed items, by offset. Most blocks are passed by their bounds, which lie apart from the items. */
 struct first_fit_block {
   int n;
   int32_t lo_least, lo_most, hi_least, hi_most;
@@ -53,8 +61,15 @@ struct first_fit_block {
   uint64_t stretches[N_STRETCHES / 64]; /* one bit for each stretch in which it has an item */
   uint64_t end_most;
   uint64_t gap_bytes; /* most bytes between an item's offset and the ends of all items before it in the block */
-  int16_t tick[BLOCK_PLACES], tick_end[BLOCK_PLACES];
-  struct placed_item places[BLOCK_PLACES];
+  uint64_t offset_least; /* of its first item */
+  struct first_fit_body *body;
+};
+
+/* Consecutive blocks of a shelf, with the bounds of all their items. */
+struct first_fit_group {
+  int n; /* items */
+  int32_t lo_least, hi_most;
+  uint64_t stretches[N_STRETCHES / 64];
 };
 
 /*
@@ -66,6 +81,8 @@ struct shelf {
   int32_t stretch_slots, tick_slots;
   struct first_fit_block *blocks;
   int32_t *order;  /* of blocks; from n_blocks on the free ones */
+  struct first_fit_group *groups; /* of GROUP_BLOCKS places of the order */
+  int n_groups;    /* that are up to date, from the first on */
   int32_t *placed; /* all items in the order in which they were placed */
   bool *is_kept;   /* scratch, all false */
 };
@@ -101,10 +118,17 @@ static size_t blocks_most(int n)
   return (size_t)n / (BLOCK_PLACES / 2) + 2;
 }
 
+static size_t groups_most(int n)
+{
+  return blocks_most(n) / GROUP_BLOCKS + 1;
+}
+
 size_t lade_pack_first_fit_bytes(int n)
 {
+  const size_t block_bytes = sizeof(struct first_fit_block) + sizeof(struct first_fit_body) + sizeof(int32_t);
   size_t per_item = sizeof(int32_t) + sizeof(bool) + (2 * N_CLIMBS + 1) * sizeof(struct keyed);
-  return (size_t)n * per_item + blocks_most(n) * (sizeof(struct first_fit_block) + sizeof(int32_t)) + 512;
+  return (size_t)n * per_item + blocks_most(n) * block_bytes +
+         groups_most(n) * sizeof(struct first_fit_group) + 512;
 }
 
 /* ---- blocks ---- */
@@ -118,7 +142,7 @@ static uint64_t stretch_bits(int32_t lo, int32_t hi, int32_t stretch_slots, int 
 
 static void block_note(struct first_fit_block *block, int at, int32_t stretch_slots)
 {
-  const struct placed_item *place = &block->places[at];
+  const struct placed_item *place = &block->body->places[at];
   bool is_first = block->n == 1;
   for (int word = 0; word < N_STRETCHES / 64; word++) {
     uint64_t bits = stretch_bits(place->lo, place->hi, stretch_slots, word);
@@ -128,15 +152,16 @@ static void block_note(struct first_fit_block *block, int at, int32_t stretch_sl
   block->lo_most = is_first ? place->lo : LADE_MAX(block->lo_most, place->lo);
   block->hi_least = is_first ? place->hi : LADE_MIN(block->hi_least, place->hi);
   block->hi_most = is_first ? place->hi : LADE_MAX(block->hi_most, place->hi);
+  block->offset_least = block->body->places[0].offset;
   block->end_most = is_first ? place->end : LADE_MAX(block->end_most, place->end);
   block->has_gap = false;
 }
 
 static void place_copy(struct first_fit_block *to, int to_at, const struct first_fit_block *from, int from_at)
 {
-  to->tick[to_at] = from->tick[from_at];
-  to->tick_end[to_at] = from->tick_end[from_at];
-  to->places[to_at] = from->places[from_at];
+  to->body->tick[to_at] = from->body->tick[from_at];
+  to->body->tick_end[to_at] = from->body->tick_end[from_at];
+  to->body->places[to_at] = from->body->places[from_at];
 }
 
 /* Append a place of @from to @block. */
@@ -149,11 +174,11 @@ static void block_append(struct first_fit_block *block, const struct first_fit_b
 
 static uint64_t block_gap(struct first_fit_block *block)
 {
-  uint64_t end = block->places[0].end, most = 0;
+  uint64_t end = block->body->places[0].end, most = 0;
   if (block->has_gap)
     return block->gap_bytes;
   for (int k = 1; k < block->n; k++) {
-    const struct placed_item *place = &block->places[k];
+    const struct placed_item *place = &block->body->places[k];
     if (place->offset > end)
       most = LADE_MAX(most, place->offset - end);
     end = LADE_MAX(end, place->end);
@@ -177,6 +202,7 @@ static struct first_fit_block *block_add(struct shelf *shelf, int place)
   size_t n_after = (size_t)(shelf->n_blocks - place);
   memmove(shelf->order + place + 1, shelf->order + place, n_after * sizeof(*shelf->order));
   shelf->order[place] = fresh;
+  shelf->n_groups = LADE_MIN(shelf->n_groups, place / GROUP_BLOCKS);
   shelf->n_blocks++;
   shelf->blocks[fresh].n = 0;
   return &shelf->blocks[fresh];
@@ -188,7 +214,7 @@ static int shelf_find(const struct shelf *shelf, uint64_t offset)
   int low = 0, high = shelf->n_blocks;
   while (low < high) {
     int middle = (low + high) / 2;
-    if (shelf_block(shelf, middle)->places[0].offset <= offset)
+    if (shelf_block(shelf, middle)->offset_least <= offset)
       low = middle + 1;
     else
       high = middle;
@@ -212,6 +238,29 @@ static int16_t tick_of(const struct shelf *shelf, int32_t slot)
   return (int16_t)(slot / shelf->tick_slots);
 }
 
+/* Add @block, of which @n_new items are new to it, to the bounds of @group. */
+static void group_note(struct first_fit_group *group, const struct first_fit_block *block, int n_new)
+{
+  group->lo_least = group->n ? LADE_MIN(group->lo_least, block->lo_least) : block->lo_least;
+  group->hi_most = group->n ? LADE_MAX(group->hi_most, block->hi_most) : block->hi_most;
+  for (int word = 0; word < N_STRETCHES / 64; word++)
+    group->stretches[word] = (group->n ? group->stretches[word] : 0) | block->stretches[word];
+  group->n += n_new;
+}
+
+/* Bring all groups up to date. */
+static void groups_fill(struct shelf *shelf)
+{
+  const int n = (shelf->n_blocks + GROUP_BLOCKS - 1) / GROUP_BLOCKS;
+  for (; shelf->n_groups < n; shelf->n_groups++) {
+    struct first_fit_group *group = &shelf->groups[shelf->n_groups];
+    const int first = shelf->n_groups * GROUP_BLOCKS;
+    group->n = 0;
+    for (int place = first; place < LADE_MIN(first + GROUP_BLOCKS, shelf->n_blocks); place++)
+      group_note(group, shelf_block(shelf, place), shelf_block(shelf, place)->n);
+  }
+}
+
 static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem, int32_t i, uint64_t offset)
 {
   int place = shelf_find(shelf, offset), at = 0;
@@ -219,19 +268,21 @@ static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem
     block_add(shelf, 0);
   if (shelf_block(shelf, place)->n == BLOCK_PLACES) {
     block_split(shelf, place);
-    place += shelf_block(shelf, place + 1)->places[0].offset <= offset;
+    place += shelf_block(shelf, place + 1)->offset_least <= offset;
   }
   struct first_fit_block *block = shelf_block(shelf, place);
-  while (at < block->n && block->places[at].offset <= offset)
+  while (at < block->n && block->body->places[at].offset <= offset)
     at++;
   for (int k = block->n; k > at; k--)
     place_copy(block, k, block, k - 1);
-  block->tick[at] = tick_of(shelf, problem->lo[i]);
-  block->tick_end[at] = (int16_t)(tick_of(shelf, problem->hi[i] - 1) + 1);
-  block->places[at] = (struct placed_item){offset, offset + problem->bytes[i], problem->lo[i], problem->hi[i], i};
+  block->body->tick[at] = tick_of(shelf, problem->lo[i]);
+  block->body->tick_end[at] = (int16_t)(tick_of(shelf, problem->hi[i] - 1) + 1);
+  block->body->places[at] = (struct placed_item){offset, offset + problem->bytes[i], problem->lo[i], problem->hi[i], i};
   block->n++;
   shelf->n++;
   block_note(block, at, shelf->stretch_slots);
+  if (place / GROUP_BLOCKS < shelf->n_groups)
+    group_note(&shelf->groups[place / GROUP_BLOCKS], block, 1);
 }
 
 /* An item's lifetime and size, and the state of its walk upwards. */
@@ -245,13 +296,12 @@ struct item_walk {
   uint64_t first_bits, last_bits;
 };
 
-/* True if @block has an item in one of the walk's stretches. */
-static bool block_shares_stretch(const struct first_fit_block *block, const struct item_walk *walk)
+/* True if one of @stretches is the walk's. */
+static bool shares_stretch(const uint64_t *stretches, const struct item_walk *walk)
 {
-  uint64_t shared = (block->stretches[walk->first_word] & walk->first_bits) |
-                    (block->stretches[walk->last_word] & walk->last_bits);
+  uint64_t shared = (stretches[walk->first_word] & walk->first_bits) | (stretches[walk->last_word] & walk->last_bits);
   for (int word = walk->first_word + 1; word < walk->last_word && !shared; word++)
-    shared = block->stretches[word];
+    shared = stretches[word];
   return shared;
 }
 
@@ -264,7 +314,7 @@ static uint64_t block_meets(const struct first_fit_block *block, const struct it
   uint8_t meets[BLOCK_PLACES];
   uint64_t bits = 0, eight;
   for (int k = 0; k < BLOCK_PLACES; k++)
-    meets[k] = (block->tick[k] < walk->tick_end) & (block->tick_end[k] > walk->tick);
+    meets[k] = (block->body->tick[k] < walk->tick_end) & (block->body->tick_end[k] > walk->tick);
   for (int k = 0; k < BLOCK_PLACES; k += 8) {
     memcpy(&eight, meets + k, sizeof(eight));
     bits |= eight * 0x0102040810204080u >> 56 << k; /* gathers the lowest bit of each of eight bytes */
@@ -278,11 +328,11 @@ static bool block_walk(const struct first_fit_block *block, struct item_walk *wa
   uint64_t free_from = walk->free_from, bits = block_meets(block, walk);
   int n_passed = block->n;
   for (; bits; bits &= bits - 1) {
-    const struct placed_item *place = &block->places[__builtin_ctzll(bits)];
+    const struct placed_item *place = &block->body->places[__builtin_ctzll(bits)];
     if (place->lo >= walk->hi || place->hi <= walk->lo)
       continue;
     if (place->offset >= free_from + walk->bytes) {
-      n_passed = (int)(place - block->places);
+      n_passed = (int)(place - block->body->places);
       break;
     }
     if (place->end > free_from)
@@ -296,9 +346,9 @@ static bool block_walk(const struct first_fit_block *block, struct item_walk *wa
 /* Pass @block in one step, if that gives the same result as a walk through its items. False if it may not. */
 static bool block_pass(struct first_fit_block *block, struct item_walk *walk)
 {
-  if (block->lo_least < walk->hi && block->hi_most > walk->lo && block_shares_stretch(block, walk)) {
+  if (block->lo_least < walk->hi && block->hi_most > walk->lo && shares_stretch(block->stretches, walk)) {
     bool is_met_whole = block->lo_most < walk->hi && block->hi_least > walk->lo;
-    if (!is_met_whole || block->places[0].offset >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
+    if (!is_met_whole || block->offset_least >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
       return false;
     if (block->end_most > walk->free_from)
       walk->free_from = lade_align_up(block->end_most, walk->align);
@@ -307,8 +357,26 @@ static bool block_pass(struct first_fit_block *block, struct item_walk *walk)
   return true;
 }
 
+/* Pass all blocks of @group in one step, if the walk's item meets none of theirs. False if it may. */
+static bool group_pass(const struct first_fit_group *group, struct item_walk *walk)
+{
+  if (group->lo_least < walk->hi && group->hi_most > walk->lo && shares_stretch(group->stretches, walk))
+    return false;
+  walk->n_passed += (uint64_t)group->n;
+  return true;
+}
+
+/* Walk through the blocks of the group at @place. True if the walk stops. */
+static bool group_walk(const struct shelf *shelf, int place, struct item_walk *walk)
+{
+  bool is_end = false;
+  for (int end = LADE_MIN(place + GROUP_BLOCKS, shelf->n_blocks); place < end && !is_end; place++)
+    is_end = !block_pass(shelf_block(shelf, place), walk) && block_walk(shelf_block(shelf, place), walk);
+  return is_end;
+}
+
 /* Return the lowest free offset of item @i at or above @from. Add the items passed to @work. */
-static uint64_t shelf_fit(const struct shelf *shelf, const struct pack_problem *problem, int i, uint64_t from,
+static uint64_t shelf_fit(struct shelf *shelf, const struct pack_problem *problem, int i, uint64_t from,
                           uint64_t *work)
 {
   struct item_walk walk = {
@@ -320,9 +388,9 @@ static uint64_t shelf_fit(const struct shelf *shelf, const struct pack_problem *
   walk.last_word = (walk.hi - 1) / shelf->stretch_slots / 64;
   walk.first_bits = stretch_bits(walk.lo, walk.hi, shelf->stretch_slots, walk.first_word);
   walk.last_bits = stretch_bits(walk.lo, walk.hi, shelf->stretch_slots, walk.last_word);
-  for (int place = 0; place < shelf->n_blocks; place++) {
-    struct first_fit_block *block = shelf_block(shelf, place);
-    if (!block_pass(block, &walk) && block_walk(block, &walk))
+  groups_fill(shelf);
+  for (int group = 0; group < shelf->n_groups; group++) {
+    if (!group_pass(&shelf->groups[group], &walk) && group_walk(shelf, group * GROUP_BLOCKS, &walk))
       break;
   }
   *work += walk.n_passed + 8;
@@ -339,7 +407,7 @@ static void shelf_cut(struct shelf *shelf, int n_kept)
     struct first_fit_block *from = shelf_block(shelf, place);
     int n_from = from->n;
     for (int k = 0; k < n_from; k++) {
-      if (!shelf->is_kept[from->places[k].item])
+      if (!shelf->is_kept[from->body->places[k].item])
         continue;
       struct first_fit_block *to = shelf_block(shelf, n / BLOCK_PLACES);
       if (n % BLOCK_PLACES == 0)
@@ -352,6 +420,7 @@ static void shelf_cut(struct shelf *shelf, int n_kept)
   for (int k = 0; k < n_kept; k++)
     shelf->is_kept[shelf->placed[k]] = false;
   shelf->n = n;
+  shelf->n_groups = 0;
   shelf->n_blocks = (n + BLOCK_PLACES - 1) / BLOCK_PLACES;
 }
 
@@ -571,11 +640,15 @@ static void shelf_init(lade_packer *packer, struct shelf *shelf)
       .tick_slots = packer->problem.n_slots / N_TICKS + 1,
       .blocks = lade_pack_take(packer, n_blocks * sizeof(*shelf->blocks)),
       .order = lade_pack_take(packer, n_blocks * sizeof(*shelf->order)),
+      .groups = lade_pack_take(packer, groups_most(packer->problem.n) * sizeof(*shelf->groups)),
       .placed = lade_pack_take(packer, n * sizeof(*shelf->placed)),
       .is_kept = lade_pack_take(packer, n * sizeof(*shelf->is_kept)),
   };
-  for (size_t i = 0; i < n_blocks; i++)
+  struct first_fit_body *bodies = lade_pack_take(packer, n_blocks * sizeof(*bodies));
+  for (size_t i = 0; i < n_blocks; i++) {
     shelf->order[i] = (int32_t)i;
+    shelf->blocks[i].body = &bodies[i];
+  }
   memset(shelf->is_kept, 0, n * sizeof(*shelf->is_kept));
 }
 

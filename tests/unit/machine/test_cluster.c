@@ -148,6 +148,22 @@ static void sums_in_the_switch_help_inside_it_alone(void **state)
   assert_true(sum.ns_per_byte == gather.ns_per_byte);
 }
 
+/* Each rank sends its rows over its own links: of 16 ranks on two nodes, half of them leave the node. */
+static void an_exchange_crosses_levels_by_the_members_behind_them(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-h100");
+  const double nvlink = 1e9 / cluster.levels[0].bytes_per_s, rail = 1e9 / cluster.levels[1].bytes_per_s;
+  struct lade_transfer_price price;
+  lade_cluster_exchange_price(&cluster, 1, 1, &price);
+  assert_true(price.ns_per_byte == 0 && price.latency_ns == 0);
+  lade_cluster_exchange_price(&cluster, 8, 1, &price);
+  assert_true(fabs(price.ns_per_byte - nvlink * 7 / 8) < 1e-12);
+  lade_cluster_exchange_price(&cluster, 16, 1, &price);
+  assert_true(fabs(price.ns_per_byte - rail / 2) < 1e-12);
+  lade_cluster_exchange_price(&cluster, 4, 8, &price);
+  assert_true(fabs(price.ns_per_byte - rail * 3 / 4) < 1e-12);
+}
+
 static void a_stage_boundary_is_sent_in_parts(void **state)
 {
   const struct lade_cluster cluster = preset_get("dgx-a100-80g");
@@ -172,6 +188,7 @@ int main(void)
       cmocka_unit_test(a_group_pays_for_the_levels_that_it_crosses),
       cmocka_unit_test(sums_over_many_nodes_go_along_trees),
       cmocka_unit_test(sums_in_the_switch_help_inside_it_alone),
+      cmocka_unit_test(an_exchange_crosses_levels_by_the_members_behind_them),
       cmocka_unit_test(a_stage_boundary_is_sent_in_parts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

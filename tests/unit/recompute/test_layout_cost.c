@@ -17,7 +17,7 @@
 #include "base/cpu.h"
 #include "lade/pack.h"
 #include "program/build.h"
-#include "program/layout_cost.h"
+#include "recompute/layout_cost.h"
 
 static struct lade_cluster cluster;
 static struct lade_kernels kernels;
@@ -64,7 +64,16 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
   const struct lade_share_key key = {lade_layout_size(ret_layout, LADE_AXIS_TP), params.is_sequence, one->micro_batch,
                                      one->recipe};
   assert_int_equal(lade_share_cost_make(job, &key, &error, &share), 0);
-  assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, one->recipe, &share, &error, ret_cost), 0);
+  assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, LADE_TIER_DEVICE, &share, &error,
+                                         ret_cost), 0);
+}
+
+static int stage_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                       enum lade_recipe recipe, struct lade_stage_program *ret_program)
+{
+  const struct lade_stage_residency homes = {.layer = {.recipe = recipe}};
+  struct lade_error error;
+  return lade_stage_program_prove(job, layout, micro_batch, &homes, &error, ret_program);
 }
 
 #define LAYOUT(...) {.struct_size = sizeof(struct lade_layout_params), __VA_ARGS__}
@@ -87,9 +96,8 @@ static void a_step_takes_the_time_of_its_program(void **state)
     struct lade_layout layout;
     struct lade_layout_cost cost;
     struct lade_stage_program program;
-    struct lade_error error;
     costs_make(one, &job, &layout, &cost);
-    assert_int_equal(lade_stage_program_prove(&job, &layout, one->micro_batch, one->recipe, &error, &program), 0);
+    assert_int_equal(stage_prove(&job, &layout, one->micro_batch, one->recipe, &program), 0);
     assert_int_equal(program.n_microbatches, LADE_MIN(3, one->batch / one->micro_batch));
     const double n = (double)(one->batch / one->micro_batch), steps = (double)program.n_microbatches;
     const double expected = (cost.step_ns - cost.skipped_ns - cost.update_ns) / n * steps + cost.update_ns;
@@ -211,12 +219,11 @@ static void memory_is_near_that_of_the_proved_program(void **state)
     struct lade_layout layout;
     struct lade_layout_cost cost;
     struct lade_stage_program program;
-    struct lade_error error;
     uint64_t most = 0;
     costs_make(one, &job, &layout, &cost);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
       layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-      assert_int_equal(lade_stage_program_prove(&job, &layout, one->micro_batch, one->recipe, &error, &program), 0);
+      assert_int_equal(stage_prove(&job, &layout, one->micro_batch, one->recipe, &program), 0);
       most = LADE_MAX(most, program.peak_bytes);
     }
     if (fabs((double)cost.peak_bytes / (double)most - 1) > 0.06)
@@ -242,8 +249,8 @@ static void a_short_list_has_the_peak_of_the_whole(void **state)
     const struct lade_layout_job more = job_of(&gpt2, 64 * dp), less = job_of(&gpt2, 32 * dp);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
       layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-      assert_int_equal(lade_stage_program_prove(&more, &layout, 1, LADE_RECIPE_FULL, &error, &cut), 0);
-      assert_int_equal(lade_stage_program_prove(&less, &layout, 1, LADE_RECIPE_FULL, &error, &whole), 0);
+      assert_int_equal(stage_prove(&more, &layout, 1, LADE_RECIPE_FULL, &cut), 0);
+      assert_int_equal(stage_prove(&less, &layout, 1, LADE_RECIPE_FULL, &whole), 0);
       assert_true(cut.n_microbatches <= 32);
       assert_true(cut.peak_bytes == whole.peak_bytes);
     }
@@ -281,10 +288,9 @@ static void named_stages_need_the_most(void **state)
     assert_in_range(cost.n_stages, 2, 4);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
       struct lade_stage_program program;
-      struct lade_error error;
       bool is_named = false;
       layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-      assert_int_equal(lade_stage_program_prove(&job, &layout, 1, one->recipe, &error, &program), 0);
+      assert_int_equal(stage_prove(&job, &layout, 1, one->recipe, &program), 0);
       for (int k = 0; k < cost.n_stages; k++)
         is_named |= cost.stages[k] == stage;
       most = LADE_MAX(most, program.peak_bytes);
@@ -340,32 +346,123 @@ static void activations_are_those_of_korthikanti(void **state)
   }
 }
 
-/* Try every layout of 16 ranks with small sizes, and return the fastest that fits. */
-static double fastest_by_trying(const struct lade_layout_job *job, uint64_t device_bytes)
+/* ---- residencies ---- */
+
+/* Biases' updates are too short to hide the copies of the working copies beside them: GPT-2's state on the host. */
+#define ELSEWHERE_ERROR 0.08
+
+static const struct one_layout offloads[] = {
+    {"one rank", &gpt2, LAYOUT(.tp = 1), 8, 2, LADE_RECIPE_AUTO},
+    {"llama tp4", &llama, LAYOUT(.tp = 4), 6, 2, LADE_RECIPE_AUTO},
+    {"llama tp2 zero 1", &llama, LAYOUT(.tp = 2, .dp = 4, .zero = 1), 16, 2, LADE_RECIPE_AUTO},
+};
+
+/* Cost @one under @share, with its program; both over the microbatches that the program has. */
+static void state_compare(const struct one_layout *one, const struct lade_share_cost *share, enum lade_tier state_tier,
+                          double *ret_time, double *ret_peak)
 {
-  static const enum lade_recipe recipes[] = {LADE_RECIPE_NONE, LADE_RECIPE_SELECTIVE, LADE_RECIPE_FULL};
-  double best_ns = INFINITY;
-  for (int tp = 1; tp <= 16; tp++) {
-    for (int pp = 1; pp <= 16 / tp; pp++) {
-      for (int v = 1; v * pp <= gpt2.layers && 16 % (tp * pp) == 0; v++) {
-        for (int schedule = 0; schedule < LADE_N_SCHEDULES; schedule++) {
-          for (int more = 0; more < 4 * 2 * 3 * 2; more++) {
-            struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = more % 4,
-                                                      .is_sequence = more / 4 % 2, .virtual_stages = v);
-            struct lade_layout layout;
-            struct lade_layout_cost cost;
-            struct lade_share_cost share;
-            params.schedule = (enum lade_schedule)schedule;
-            const struct lade_share_key key = {tp, params.is_sequence, 1 + more / 24, recipes[more / 8 % 3]};
-            if (lade_layout_init(&params, NULL, &layout) || lade_share_cost_make(job, &key, NULL, &share) ||
-                lade_layout_cost_make(job, &layout, key.micro_batch, key.recipe, &share, NULL, &cost))
-              continue;
-            if ((double)cost.peak_bytes * 0.97 <= (double)device_bytes)
-              best_ns = LADE_MIN(best_ns, cost.step_ns);
-          }
-        }
+  const struct lade_layout_job job = job_of(one->model, one->batch);
+  struct lade_layout_params params = one->params;
+  struct lade_layout layout;
+  struct lade_layout_cost cost;
+  struct lade_stage_program program;
+  struct lade_error error;
+  params.n_kv_heads = one->model->n_kv_heads;
+  assert_int_equal(lade_layout_init(&params, &error, &layout), 0);
+  assert_int_equal(lade_layout_cost_make(&job, &layout, one->micro_batch, state_tier, share, &error, &cost), 0);
+  const struct lade_stage_residency homes = {share->residency, state_tier, cost.peak_bytes};
+  if (lade_stage_program_prove(&job, &layout, one->micro_batch, &homes, &error, &program))
+    fail_msg("%s: %s", one->name, error.text);
+  const double n = (double)one->batch / lade_layout_size(&layout, LADE_AXIS_DP) / (double)one->micro_batch;
+  const double around = cost.update_ns + cost.grad_ns;
+  const double expected = (cost.step_ns - cost.skipped_ns - around) / n * program.n_microbatches + around;
+  *ret_time = (double)program.step_ns / expected;
+  *ret_peak = (double)program.peak_bytes / (double)cost.peak_bytes;
+  if (fabs(*ret_time - 1) > ELSEWHERE_ERROR || fabs(*ret_peak - 1) > 0.06)
+    print_error("%s: %g MB saved, %g MB on the host: the program takes %g of the time and %g of the memory\n",
+                one->name, share->layer.saved_bytes / 1e6, share->layer.host_bytes / 1e6, *ret_time, *ret_peak);
+  assert_true((double)program.host_bytes <= 1.02 * (double)cost.host_bytes + 0x1p24);
+}
+
+/* Residencies of the solver, and optimizer state on the host, take the time and the memory of their programs. */
+static void values_elsewhere_cost_what_their_programs_do(void **state)
+{
+  struct lade_share_states *states = calloc(1, sizeof(*states));
+  for (size_t i = 0; i < LADE_COUNT(offloads); i++) {
+    const struct one_layout *one = &offloads[i];
+    const struct lade_layout_job job = job_of(one->model, one->batch);
+    const struct lade_share_key key = {one->params.tp, one->params.is_sequence, one->micro_batch, LADE_RECIPE_AUTO};
+    struct lade_error error;
+    assert_int_equal(lade_share_states_make(&job, &key, &error, states), 0);
+    assert_true(states->n >= 6 && states->items[0].layer.host_bytes == 0);
+    assert_true(states->items[states->n - 1].layer.host_bytes > 0);
+    for (int k = 0; k < states->n; k += 2) {
+      for (enum lade_tier tier = LADE_TIER_DEVICE; tier <= LADE_TIER_HOST; tier++) {
+        double time, peak;
+        state_compare(one, &states->items[k], tier, &time, &peak);
+        assert_true(fabs(time - 1) <= ELSEWHERE_ERROR);
+        assert_true(fabs(peak - 1) <= 0.06);
       }
     }
+    for (int k = 1; k < states->n; k++) {
+      const struct lade_unit_cost *fast = &states->items[k - 1].layer, *slow = &states->items[k].layer;
+      assert_true(fast->forward_ns + fast->backward_ns <= slow->forward_ns + slow->backward_ns);
+      assert_true(fast->saved_bytes > slow->saved_bytes);
+    }
+  }
+  free(states);
+}
+
+/* Return the least of @best_ns and the times of @params under all @states and homes of optimizer state that fit. */
+static double fastest_state(const struct lade_layout_job *job, const struct lade_layout_search_params *how,
+                            const struct lade_layout_params *params, int64_t micro_batch,
+                            const struct lade_share_states *states, double best_ns)
+{
+  struct lade_layout layout;
+  struct lade_layout_cost cost;
+  const enum lade_tier last = how->host_bytes ? LADE_TIER_HOST : LADE_TIER_DEVICE;
+  if (lade_layout_init(params, NULL, &layout))
+    return best_ns;
+  for (int i = 0; i < states->n; i++) {
+    for (enum lade_tier tier = LADE_TIER_DEVICE; tier <= last; tier++) {
+      const double slack = states->items[i].layer.host_bytes > 0 ? 1 : 0.97;
+      if (lade_layout_cost_make(job, &layout, micro_batch, tier, &states->items[i], NULL, &cost))
+        continue;
+      if ((double)cost.peak_bytes * slack <= (double)how->device_bytes && cost.host_bytes <= how->host_bytes)
+        best_ns = LADE_MIN(best_ns, cost.step_ns);
+    }
+  }
+  return best_ns;
+}
+
+/* Try every schedule of 16 ranks as @tp, with every ZeRO stage, and return the fastest that fits. */
+static double fastest_of_share(const struct lade_layout_job *job, const struct lade_layout_search_params *how, int tp,
+                               bool is_sequence, int64_t micro_batch, double best_ns)
+{
+  const struct lade_share_key key = {tp, is_sequence, micro_batch, how->recipe};
+  struct lade_share_states *states = calloc(1, sizeof(*states));
+  const int n_pieces = (int)lade_pieces_most(job->model);
+  int status = lade_share_states_make(job, &key, NULL, states);
+  for (int pp = 1; pp <= 16 / tp && !status; pp++) {
+    for (int v = 1; v * pp <= n_pieces && 16 % (tp * pp) == 0; v++) {
+      for (int more = 0; more < 4 * LADE_N_SCHEDULES; more++) {
+        struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = more % 4,
+                                                  .is_sequence = is_sequence, .virtual_stages = v);
+        params.schedule = (enum lade_schedule)(more / 4);
+        best_ns = fastest_state(job, how, &params, micro_batch, states, best_ns);
+      }
+    }
+  }
+  free(states);
+  return best_ns;
+}
+
+static double fastest_by_trying(const struct lade_layout_job *job, const struct lade_layout_search_params *how)
+{
+  double best_ns = INFINITY;
+  for (int tp = 1; tp <= 16; tp++) {
+    for (int more = 0; more < 4; more++)
+      best_ns = fastest_of_share(job, how, tp, more % 2, 1 + more / 2, best_ns);
   }
   return best_ns;
 }
@@ -375,16 +472,29 @@ static void the_search_finds_the_fastest(void **state)
   struct lade_model small = gpt2;
   small.layers = 6;
   const struct lade_layout_job job = job_of(&small, 32);
-  const uint64_t budgets[] = {UINT64_C(2) << 30, UINT64_C(40) << 30};
-  for (size_t i = 0; i < LADE_COUNT(budgets); i++) {
-    const struct lade_layout_search_params how = {.n_ranks = 16, .device_bytes = budgets[i], .zero = -1,
-                                                  .schedule = -1, .is_sequence = -1, .n_most = 4};
+  static const struct {
+    uint64_t device_bytes, host_bytes;
+    enum lade_recipe recipe;
+  } cases[] = {{UINT64_C(2) << 30, 0, LADE_RECIPE_AUTO},
+               {UINT64_C(40) << 30, 0, LADE_RECIPE_AUTO},
+               {UINT64_C(1) << 30, UINT64_C(64) << 30, LADE_RECIPE_AUTO},
+               {UINT64_C(3) << 29, UINT64_C(3) << 29, LADE_RECIPE_AUTO},
+               {UINT64_C(2) << 30, UINT64_C(64) << 30, LADE_RECIPE_FULL}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    const struct lade_layout_search_params how = {.n_ranks = 16, .device_bytes = cases[i].device_bytes, .zero = -1,
+                                                  .schedule = -1, .is_sequence = -1, .n_most = 4,
+                                                  .host_bytes = cases[i].host_bytes, .recipe = cases[i].recipe};
     struct lade_layout_search search;
     struct lade_error error;
+    struct lade_layout_search_params tried = how;
+    if (how.recipe != LADE_RECIPE_AUTO)
+      tried.host_bytes = 0; /* a recipe moves nothing to the host */
     assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), 0);
-    assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, budgets[i]) * (1 + 1e-12));
+    assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, &tried) * (1 + 1e-12));
     for (int a = 1; a < search.n_found; a++)
       assert_true(search.found[a - 1].cost.step_ns <= search.found[a].cost.step_ns);
+    for (int a = 0; a < search.n_found; a++)
+      assert_true(how.recipe == LADE_RECIPE_AUTO || search.found[a].state_tier == LADE_TIER_DEVICE);
     assert_true(search.n_costed <= search.n_evaluated);
     free(search.found);
   }
@@ -415,6 +525,7 @@ int main(void)
       cmocka_unit_test(named_stages_need_the_most),
       cmocka_unit_test(model_states_are_those_of_zero_table_1),
       cmocka_unit_test(activations_are_those_of_korthikanti),
+      cmocka_unit_test(values_elsewhere_cost_what_their_programs_do),
       cmocka_unit_test(the_search_finds_the_fastest),
       cmocka_unit_test(a_search_that_fits_nowhere_names_the_least),
   };

@@ -2,14 +2,19 @@
 /*
  * Search over layouts: all of them, with bounds.
  *
- * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch, recompute); dp follows from the ranks. Its
- * variants are the ZeRO stages and shard groups, which share its pipeline. The units of a share are made once for each
- * (tp, sequence, microbatch, recompute). The time of each candidate's pipeline is bounded from below in O(stages),
- * for any batch and ranks. Candidates then come in order of their bounds.
+ * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch); dp follows from the ranks. Its variants are
+ * the ZeRO stages, shard groups and homes of optimizer state, which share its pipeline. Its states are the residencies
+ * of a layer, the fastest first, each with less memory than the one before (layer_residency.c); a recipe that is given
+ * is the only state. Shares with their states are made once for each (tp, sequence, microbatch). The time of each
+ * candidate's pipeline under the fastest state is bounded from below in O(stages), for any batch and ranks. Candidates
+ * then come in order of their bounds.
  *
  * A candidate is left out with all its variants if its bound is above the time of the n-th best found, or above that of
- * the one found of its sizes and schedule: neither it nor any variant can be among the best. Otherwise the memory of
- * each variant is computed, O(1); if one fits and its bound is low enough too, the schedule is run once for all.
+ * the one found of its sizes and schedule: neither it nor any variant can be among the best. Otherwise each variant
+ * takes the fastest state whose memory fits: no slower state can be better. If the bound of that is low enough too, the
+ * schedule is run once for all variants of the state.
+ *
+ * Optimizer state goes to the host only where no recipe is given: a recipe says that nothing else moves.
  *
  * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is kept:
  * if the proof of one finds that it does not fit, the caller has others.
@@ -20,7 +25,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "program/layout_cost.h"
+#include "recompute/layout_cost.h"
 
 #define MICRO_BATCH_MOST 64   /* a larger one only fills more memory: products are at their full rate long before */
 #define SLACK 0.97            /* memory of a layout is an estimate within 3 %; proofs decide (stage_program.c) */
@@ -31,17 +36,25 @@
 
 struct share_entry {
   struct lade_share_key key;
-  struct lade_share_cost cost;
-  bool is_possible;
+  struct lade_share_states *states; /* NULL: not possible */
 };
 
 struct layout_candidate {
   double bound_ns;
   struct lade_layout_params layout; /* of no ZeRO stage */
   int64_t micro_batch;
-  int32_t share;
-  uint8_t recipe;
+  const struct lade_share_states *states;
 };
+
+/* A candidate's pipelines under its states, made as they are needed. */
+struct candidate_cores {
+  const struct layout_candidate *candidate;
+  struct lade_layout layout;
+  struct lade_layout_core cores[LADE_SHARE_STATES_MOST];
+  uint8_t made[LADE_SHARE_STATES_MOST]; /* enum core_state */
+};
+
+enum core_state { CORE_NONE, CORE_BOUND, CORE_RUN };
 
 struct layout_searcher {
   struct lade_layout_job own_job; /* the caller's, with cuts */
@@ -58,7 +71,7 @@ struct layout_searcher {
 /* Make room for a cut of the model into each number of pieces. Each is made at first use. */
 static int cuts_init(struct layout_searcher *s, const struct lade_layout_job *job)
 {
-  s->cuts = calloc((size_t)job->model->layers + 1, sizeof(*s->cuts));
+  s->cuts = calloc((size_t)lade_pieces_most(job->model) + 1, sizeof(*s->cuts));
   s->own_job = *job;
   s->own_job.cuts = (const int64_t *const *)s->cuts;
   s->job = &s->own_job;
@@ -74,21 +87,33 @@ static void cuts_free(struct layout_searcher *s, int n)
 
 /* ---- candidates ---- */
 
-/* Return the number of the share with @key, made at first use; -1: it is not possible, or there is no memory. */
-static int share_find(struct layout_searcher *s, const struct lade_share_key *key)
+/* Return the states of the share with @key, made at first use; NULL: it is not possible, or there is no memory. */
+static const struct lade_share_states *share_find(struct layout_searcher *s, const struct lade_share_key *key)
 {
   for (int i = s->shares.n - 1; i >= 0; i--) {
     const struct lade_share_key *other = &s->shares.items[i].key;
-    if (other->tp == key->tp && other->is_sequence == key->is_sequence && other->micro_batch == key->micro_batch &&
-        other->recipe == key->recipe)
-      return s->shares.items[i].is_possible ? i : -1;
+    if (other->tp == key->tp && other->is_sequence == key->is_sequence && other->micro_batch == key->micro_batch)
+      return s->shares.items[i].states;
   }
-  struct share_entry entry = {.key = *key};
-  const int status = lade_share_cost_make(s->job, key, NULL, &entry.cost);
-  entry.is_possible = !status;
-  if (status == -ENOMEM || !LADE_PUSH(&s->shares, entry))
+  struct share_entry entry = {.key = *key, .states = calloc(1, sizeof(*entry.states))};
+  int status = entry.states ? lade_share_states_make(s->job, key, NULL, entry.states) : -ENOMEM;
+  if (status) {
+    free(entry.states);
+    entry.states = NULL;
+  }
+  if (status == -ENOMEM || !LADE_PUSH(&s->shares, entry)) {
+    free(entry.states);
     s->status = -ENOMEM;
-  return entry.is_possible && !s->status ? s->shares.n - 1 : -1;
+    return NULL;
+  }
+  return entry.states;
+}
+
+static void shares_free(struct layout_searcher *s)
+{
+  for (int i = 0; i < s->shares.n; i++)
+    free(s->shares.items[i].states);
+  LADE_ARRAY_FREE(&s->shares);
 }
 
 /*
@@ -116,9 +141,15 @@ static int variants_list(const struct layout_searcher *s, struct lade_layout_par
   return n;
 }
 
+/* Return the number of homes of optimizer state that are tried. */
+static int tiers_count(const struct layout_searcher *s)
+{
+  return s->params->recipe == LADE_RECIPE_AUTO && s->params->host_bytes && !s->job->cluster->device.is_unified ? 2 : 1;
+}
+
 /* Bound the pipeline of @layout_params, and keep it as a candidate. */
 static void candidate_bound(struct layout_searcher *s, const struct lade_layout_params *layout_params,
-                            int64_t micro_batch, enum lade_recipe recipe, int share)
+                            int64_t micro_batch, const struct lade_share_states *states)
 {
   struct lade_layout_params variants[N_VARIANTS_MOST];
   struct lade_layout layout;
@@ -130,20 +161,20 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
                    ? 0
                    : lade_layers_cut(s->job->model, s->job->seq_len, n_pieces, NULL, &s->cuts[n_pieces]);
   if (!status)
-    status = lade_layout_core_make(s->job, &layout, micro_batch, &s->shares.items[share].cost, true, NULL, &core);
+    status = lade_layout_core_make(s->job, &layout, micro_batch, &states->items[0], true, NULL, &core);
   if (status) {
     s->status = status == -ENOMEM ? status : s->status;
     return;
   }
-  s->search->n_evaluated += variants_list(s, *layout_params, variants);
-  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, share, (uint8_t)recipe};
+  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, variants) * tiers_count(s) * states->n;
+  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, states};
   if (!LADE_PUSH(&s->candidates, candidate))
     s->status = -ENOMEM;
 }
 
 /* Bound all schedules of @layout's stages. GPipe takes more memory than 1F1B for the same time, so it is asked for. */
 static void schedules_bound(struct layout_searcher *s, struct lade_layout_params layout, int64_t micro_batch,
-                            enum lade_recipe recipe, int share)
+                            const struct lade_share_states *states)
 {
   static const enum lade_schedule plain[] = {LADE_SCHEDULE_1F1B, LADE_SCHEDULE_ZBH1, LADE_SCHEDULE_ZBH2,
                                              LADE_SCHEDULE_GPIPE};
@@ -155,46 +186,42 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
       continue;
     layout.schedule = plain[i];
     layout.virtual_stages = 1;
-    candidate_bound(s, &layout, micro_batch, recipe, share);
+    candidate_bound(s, &layout, micro_batch, states);
   }
   if (layout.pp == 1 || m % layout.pp || (given->schedule >= 0 && given->schedule != LADE_SCHEDULE_INTERLEAVED))
     return;
   layout.schedule = LADE_SCHEDULE_INTERLEAVED;
-  for (int v = 2; v * layout.pp <= s->job->model->layers; v++) {
+  for (int v = 2; v * layout.pp <= lade_pieces_most(s->job->model); v++) {
     if (given->virtual_stages > 1 && given->virtual_stages != v)
       continue;
     layout.virtual_stages = v;
-    candidate_bound(s, &layout, micro_batch, recipe, share);
+    candidate_bound(s, &layout, micro_batch, states);
   }
 }
 
-/* Bound all microbatches and recipes of @layout's sizes. */
+/* Bound all microbatches of @layout's sizes. */
 static void sizes_bound(struct layout_searcher *s, const struct lade_layout_params *layout)
 {
-  static const enum lade_recipe recipes[] = {LADE_RECIPE_NONE, LADE_RECIPE_SELECTIVE, LADE_RECIPE_FULL};
   const struct lade_layout_search_params *given = s->params;
   const int64_t rows = s->job->batch / layout->dp;
   for (int64_t micro_batch = 1; micro_batch <= LADE_MIN(rows, MICRO_BATCH_MOST) && !s->status; micro_batch++) {
     if (rows % micro_batch || (given->micro_batch && given->micro_batch != micro_batch))
       continue;
-    for (size_t i = 0; i < LADE_COUNT(recipes); i++) {
-      if (given->recipe != LADE_RECIPE_AUTO && given->recipe != recipes[i])
-        continue;
-      const struct lade_share_key key = {layout->tp, layout->is_sequence, micro_batch, recipes[i]};
-      const int share = share_find(s, &key);
-      if (share >= 0)
-        schedules_bound(s, *layout, micro_batch, recipes[i], share);
-    }
+    const struct lade_share_key key = {layout->tp, layout->is_sequence, micro_batch, given->recipe};
+    const struct lade_share_states *states = share_find(s, &key);
+    if (states)
+      schedules_bound(s, *layout, micro_batch, states);
   }
 }
 
 static void pipelines_bound(struct layout_searcher *s, int tp)
 {
   const struct lade_layout_search_params *given = s->params;
-  const int rest = given->n_ranks / tp;
-  for (int pp = 1; pp <= LADE_MIN(rest, s->job->model->layers) && !s->status; pp++) {
+  const int rest = given->n_ranks / tp, n_context = LADE_MAX(s->job->n_context, 1);
+  for (int pp = 1; pp <= LADE_MIN(rest, lade_pieces_most(s->job->model)) && !s->status; pp++) {
     const int dp = rest / pp;
-    if (rest % pp || (given->pp && given->pp != pp) || (given->dp && given->dp != dp) || s->job->batch % dp)
+    if (rest % pp || (given->pp && given->pp != pp) || (given->dp && given->dp * n_context != dp) ||
+        s->job->batch % dp || dp % n_context || dp % LADE_MAX(s->job->n_expert_ranks, 1))
       continue;
     for (int is_sequence = 0; is_sequence <= (tp > 1); is_sequence++) {
       if (given->is_sequence >= 0 && given->is_sequence != is_sequence && tp > 1)
@@ -254,42 +281,84 @@ static double limit_get(const struct layout_searcher *s, const struct lade_layou
   return search->n_found == s->params->n_most ? search->found[search->n_found - 1].cost.step_ns : INFINITY;
 }
 
+/* Make the core of @state: its bound, or its whole schedule. */
+static int core_make(struct layout_searcher *s, struct candidate_cores *cores, int state, enum core_state wanted)
+{
+  const struct layout_candidate *candidate = cores->candidate;
+  if (cores->made[state] >= wanted)
+    return 0;
+  cores->made[state] = (uint8_t)wanted;
+  return lade_layout_core_make(s->job, &cores->layout, candidate->micro_batch, &candidate->states->items[state],
+                               wanted == CORE_BOUND, NULL, &cores->cores[state]);
+}
+
+/* Remember the layout that needs the least device memory, of those that fit the host. */
+static void least_note(struct layout_searcher *s, const struct lade_layout_found *found)
+{
+  if (!s->least.cost.peak_bytes || found->cost.peak_bytes < s->least.cost.peak_bytes)
+    s->least = *found;
+}
+
 /*
- * Cost all variants of @candidate that fit and may be among the best. The first of them runs the schedule. Of those
- * that do not fit, the one that needs least is remembered.
+ * Find the fastest state of @layout that fits, and fill @found with its bound. -EOVERFLOW: none does. States and their
+ * memory fall, so of those that do not fit the last one needs least.
  */
+static int state_find(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout *layout,
+                      struct lade_layout_found *found, int *ret_state)
+{
+  const struct lade_share_states *states = cores->candidate->states;
+  for (int state = 0; state < states->n; state++) {
+    int status = core_make(s, cores, state, CORE_BOUND);
+    if (status)
+      return status;
+    lade_layout_core_memory(s->job, &cores->cores[state], layout, found->state_tier, &found->cost);
+    *ret_state = state;
+    if (found->cost.host_bytes > s->params->host_bytes)
+      continue;
+    const double slack = states->items[state].layer.host_bytes > 0 ? 1 : SLACK; /* copies need their room */
+    found->residency = states->items[state].residency;
+    if ((double)found->cost.peak_bytes * slack <= (double)s->params->device_bytes) {
+      lade_layout_core_cost(s->job, &cores->cores[state], layout, found->state_tier, &found->cost);
+      return 0;
+    }
+    least_note(s, found);
+  }
+  return -EOVERFLOW;
+}
+
+/* Cost one variant: run the schedule of the fastest state that fits, if it may be among the best. */
+static int variant_cost(struct layout_searcher *s, struct candidate_cores *cores,
+                        const struct lade_layout_params *variant, enum lade_tier state_tier)
+{
+  struct lade_layout_found found = {.layout = *variant, .micro_batch = cores->candidate->micro_batch,
+                                    .state_tier = state_tier};
+  struct lade_layout layout;
+  int state = 0;
+  if (lade_layout_init(variant, NULL, &layout))
+    return 0;
+  int status = state_find(s, cores, &layout, &found, &state);
+  if (status || found.cost.step_ns > limit_get(s, &found.layout))
+    return status == -EOVERFLOW ? 0 : status;
+  status = core_make(s, cores, state, CORE_RUN);
+  if (status)
+    return status;
+  lade_layout_core_cost(s->job, &cores->cores[state], &layout, state_tier, &found.cost);
+  found_insert(s, &found);
+  s->search->n_costed++;
+  return 0;
+}
+
+/* Cost all variants of @candidate that fit and may be among the best. */
 static int candidate_cost(struct layout_searcher *s, const struct layout_candidate *candidate)
 {
   struct lade_layout_params variants[N_VARIANTS_MOST];
-  struct lade_layout layout;
-  struct lade_layout_core core;
-  const struct lade_share_cost *share = &s->shares.items[candidate->share].cost;
-  bool is_run = false;
-  int n = variants_list(s, candidate->layout, variants), status = lade_layout_init(&candidate->layout, NULL, &layout);
-  if (!status)
-    status = lade_layout_core_make(s->job, &layout, candidate->micro_batch, share, true, NULL, &core);
-  for (int i = 0; i < n && !status; i++) {
-    struct lade_layout_found found = {.layout = variants[i], .micro_batch = candidate->micro_batch,
-                                      .recipe = (enum lade_recipe)candidate->recipe};
-    if (lade_layout_init(&variants[i], NULL, &layout))
-      continue;
-    lade_layout_core_cost(s->job, &core, &layout, &found.cost);
-    if ((double)found.cost.peak_bytes * SLACK > (double)s->params->device_bytes) {
-      if (!s->least.cost.peak_bytes || found.cost.peak_bytes < s->least.cost.peak_bytes)
-        s->least = found;
-      continue;
-    }
-    if (found.cost.step_ns > limit_get(s, &found.layout))
-      continue;
-    if (!is_run)
-      status = lade_layout_core_make(s->job, &layout, candidate->micro_batch, share, false, NULL, &core);
-    is_run = true;
-    if (!status) {
-      lade_layout_core_cost(s->job, &core, &layout, &found.cost);
-      found_insert(s, &found);
-      s->search->n_costed++;
-    }
-  }
+  struct candidate_cores cores;
+  const int n = variants_list(s, candidate->layout, variants), n_tiers = tiers_count(s);
+  cores.candidate = candidate;
+  memset(cores.made, CORE_NONE, sizeof(cores.made));
+  int status = lade_layout_init(&candidate->layout, NULL, &cores.layout);
+  for (int i = 0; i < n * n_tiers && !status; i++)
+    status = variant_cost(s, &cores, &variants[i / n_tiers], i % n_tiers ? LADE_TIER_HOST : LADE_TIER_DEVICE);
   return status == -ENOMEM ? status : 0;
 }
 
@@ -355,8 +424,8 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
   if (!s.status)
     s.status = best_find(&s);
   const int status = search_finish(&s, error);
-  cuts_free(&s, (int)job->model->layers);
-  LADE_ARRAY_FREE(&s.shares);
+  cuts_free(&s, (int)lade_pieces_most(job->model));
+  shares_free(&s);
   LADE_ARRAY_FREE(&s.candidates);
   if (status && status != -EOVERFLOW) {
     free(search.found);

@@ -9,6 +9,10 @@
  *
  * Memory. A forward value that a backward step reads before it is made again is saved. The peak of the backward half
  * counts all values from the step that makes them to the last one that reads them.
+ *
+ * Host. A saved value that waits in host memory is copied out beside the forward half of its unit and in beside the
+ * backward half: a half takes at least the time of its copies. Copies in fill the memory of a unit's values before its
+ * backward half, and that of the unit before it, whose copies are under way.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,18 +20,25 @@
 
 #include "base/base.h"
 #include "program/build.h"
-#include "program/layout_cost.h"
+#include "recompute/layouts/share_internal.h"
 
-enum share_unit { SHARE_EMBED, SHARE_LAYER, SHARE_HEAD, N_SHARE_UNITS };
+/*
+ * Part of a copy's time that no schedule hides, as the residency planner charges it (plan.c).
+ */
+#define COPY_EXPOSED 0.05
+#define COPIES_AHEAD 3 /* layers whose copies are under way: with fewer a program waits for them (tested) */
 
 struct share_walk {
   const struct lade_model_graph *graph;
+  const struct lade_residency *residency;
   const struct lade_prices *prices;
   const struct plan_step *steps;
   int n_steps;
   double *ready_ns;  /* by tensor */
   int32_t *made_at;  /* by tensor: the last step that made it, before the step that is looked at; -1: none */
   int32_t *last_use; /* by step and output: the last step that reads this making of the value */
+  bool *is_saved;    /* by tensor, to be filled; NULL: unasked */
+  double host_ns_per_byte; /* of host memory */
 };
 
 /* Return the op of step @at, without optional operands. */
@@ -121,6 +132,11 @@ static bool is_activation(const struct share_walk *walk, int tensor)
   return tensor >= 0 && walk->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION;
 }
 
+static bool is_on_host(const struct share_walk *walk, int tensor)
+{
+  return walk->residency->choices[tensor].saved == LADE_RESIDENCY_HOST;
+}
+
 /* Find the last reader of each making of each value; outputs that no step reads are read by their maker. */
 static void uses_find(struct share_walk *walk)
 {
@@ -152,6 +168,34 @@ static int first_backward(const struct share_walk *walk)
   return at;
 }
 
+/* Return the first step of the backward half of each unit; n_steps: it has none. */
+static void backward_begins(const struct share_walk *walk, int *ret_begins)
+{
+  for (int unit = 0; unit < N_SHARE_UNITS; unit++)
+    ret_begins[unit] = walk->n_steps;
+  for (int at = walk->n_steps - 1; at >= 0 && walk->steps[at].is_backward; at--)
+    ret_begins[walk->graph->ops[walk->steps[at].op].unit] = at;
+}
+
+/* Count a value that step @at makes, and that @last reads last. */
+static void value_count(struct share_walk *walk, int at, int last, int tensor, const int *begins, double *change,
+                        struct lade_unit_cost *units)
+{
+  const int middle = first_backward(walk), unit = op_at(walk, at)->unit;
+  const double bytes = (double)walk->graph->tensors[tensor].bytes;
+  const bool is_saved = at < middle && last >= middle;
+  change[last + 1] -= bytes;
+  if (is_saved && is_on_host(walk, tensor)) {
+    units[unit].host_bytes += bytes;
+    change[LADE_MIN(begins[unit], last)] += bytes;
+    return;
+  }
+  change[at] += bytes;
+  units[unit].saved_bytes += is_saved ? bytes : 0;
+  if (walk->is_saved)
+    walk->is_saved[tensor] |= is_saved;
+}
+
 /*
  * Fill saved bytes by the unit that makes them, and each unit's peak. An alias lets an output take an input's place;
  * the walk counts both, so it never states too little.
@@ -159,34 +203,60 @@ static int first_backward(const struct share_walk *walk)
 static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
 {
   const int middle = first_backward(walk);
-  double *change = calloc((size_t)walk->n_steps + 2, sizeof(*change)), saved[N_SHARE_UNITS] = {0}, live = 0;
+  double *change = calloc((size_t)walk->n_steps + 2, sizeof(*change)), live = 0;
+  int begins[N_SHARE_UNITS];
   if (!change)
     return -ENOMEM;
+  backward_begins(walk, begins);
   for (int at = 0; at < walk->n_steps; at++) {
     const struct lade_op *op = op_at(walk, at);
     for (int i = 0; i < op->n_out; i++) {
-      const int last = walk->last_use[at * LADE_OP_MAX_OUT + i];
-      if (!is_activation(walk, op->out[i]))
-        continue;
-      const double bytes = (double)walk->graph->tensors[op->out[i]].bytes;
-      change[at] += bytes;
-      change[last + 1] -= bytes;
-      if (at < middle && last >= middle)
-        saved[op->unit] += bytes;
+      if (is_activation(walk, op->out[i]))
+        value_count(walk, at, walk->last_use[at * LADE_OP_MAX_OUT + i], op->out[i], begins, change, units);
     }
     change[at] += (double)op->workspace_bytes;
     change[at + 1] -= (double)op->workspace_bytes;
   }
+  const double saved = units[SHARE_EMBED].saved_bytes + units[SHARE_LAYER].saved_bytes;
   for (int at = 0; at < walk->n_steps; at++) {
     const int unit = walk->graph->ops[walk->steps[at].op].unit;
     live += change[at];
     if (at >= middle)
-      units[unit].peak_bytes = LADE_MAX(units[unit].peak_bytes, live - saved[SHARE_EMBED] - saved[SHARE_LAYER]);
+      units[unit].peak_bytes = LADE_MAX(units[unit].peak_bytes, live - saved);
   }
-  for (int unit = 0; unit < N_SHARE_UNITS; unit++)
-    units[unit].saved_bytes = saved[unit];
+  for (int unit = SHARE_LAYER; unit <= SHARE_HEAD; unit++)
+    units[unit].peak_bytes += COPIES_AHEAD * units[SHARE_LAYER].host_bytes;
   free(change);
   return 0;
+}
+
+/*
+ * Add the copies of each unit's values on the host to its halves. Both together take at least the time that this
+ * device's share of host memory needs for them.
+ */
+static void copies_add(const struct share_walk *walk, struct lade_unit_cost *units)
+{
+  for (int unit = 0; unit < N_SHARE_UNITS; unit++) {
+    const double out_ns = units[unit].host_bytes * walk->prices->to_host.ns_per_byte;
+    const double in_ns = units[unit].host_bytes * walk->prices->to_device.ns_per_byte;
+    units[unit].forward_ns = LADE_MAX(units[unit].forward_ns, out_ns) + COPY_EXPOSED * out_ns;
+    units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, in_ns) + COPY_EXPOSED * in_ns;
+    units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, 2 * units[unit].host_bytes * walk->host_ns_per_byte -
+                                                                    units[unit].forward_ns);
+  }
+}
+
+/*
+ * Count the flops that run again. Attention's op counts the half of the square that causality leaves; the whole counts
+ * here, as in lade_step_flops.
+ */
+static void again_count(const struct share_walk *walk, struct lade_unit_cost *units)
+{
+  for (int at = 0; at < walk->n_steps; at++) {
+    const struct lade_op *op = op_at(walk, at);
+    if (walk->steps[at].is_recompute)
+      units[op->unit].again_flops += op->flops * (op->kind == LADE_OP_ATTENTION ? 2 : 1);
+  }
 }
 
 /* Fill the bytes that wait for weights' gradients: each value once. */
@@ -227,8 +297,10 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
     if (recipe == LADE_RECIPE_FULL)
       rerun_add(walk, is_rerun, units);
     uses_find(walk);
+    again_count(walk, units);
     status = memory_fill(walk, units);
     status = status ? status : weights_fill(walk, units);
+    copies_add(walk, units);
   }
   free(is_rerun);
   free(walk->ready_ns);
@@ -237,44 +309,46 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
   return status;
 }
 
-/* Order the graph's steps under @recipe, and walk them. */
-static int graph_walk(const struct lade_model_graph *graph, const struct lade_prices *prices, enum lade_recipe recipe,
-                      struct lade_unit_cost *units)
+int share_walk_cost(const struct share_basis *basis, const struct lade_residency *residency, enum lade_recipe recipe,
+                    bool *is_saved, struct lade_share_cost *ret_cost)
 {
-  struct lade_residency *residency = NULL;
-  struct share_walk walk = {.graph = graph, .prices = prices};
+  struct share_walk walk = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
+                            .is_saved = is_saved,
+                            .host_ns_per_byte = 1e9 / basis->cost.machine.host_bytes_per_s};
+  struct lade_unit_cost units[N_SHARE_UNITS] = {{0}};
   struct plan_step *steps = NULL;
-  int status = lade_residency_create(graph, &residency);
-  if (status)
-    return status;
-  lade_residency_apply_recipe(graph, recipe, residency);
-  for (int tensor = 0; tensor < graph->n_tensors; tensor++) { /* the least memory; programs may keep them */
-    if (graph->tensors[tensor].is_optional)
-      residency->choices[tensor].saved = LADE_RESIDENCY_RECOMPUTE;
-  }
-  const struct lade_build_params how = {.graph = graph, .residency = residency, .prices = prices, .n_microbatches = 1,
-                                        .is_training = true};
-  status = plan_sequence(&how, &steps, &walk.n_steps);
+  const struct lade_build_params how = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
+                                        .n_microbatches = 1, .is_training = true};
+  int status = plan_sequence(&how, &steps, &walk.n_steps);
   walk.steps = steps;
   if (!status)
     status = walk_run(&walk, recipe, units);
   free(steps);
-  lade_residency_destroy(residency);
+  if (status)
+    return status;
+  params_count(basis->graph, units);
+  *ret_cost = (struct lade_share_cost){.embed = units[SHARE_EMBED], .layer = units[SHARE_LAYER],
+                                       .head = units[SHARE_HEAD], .residency = {.recipe = recipe}};
+  return 0;
+}
+
+int share_residency_create(const struct share_basis *basis, struct lade_residency **ret_residency)
+{
+  int status = lade_residency_create(basis->graph, ret_residency);
+  for (int tensor = 0; tensor < basis->graph->n_tensors && !status; tensor++) {
+    if (basis->graph->tensors[tensor].is_optional)
+      (*ret_residency)->choices[tensor].saved = LADE_RESIDENCY_RECOMPUTE;
+  }
   return status;
 }
 
-int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
-                         struct lade_share_cost *ret_cost)
+int share_basis_init(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
+                     struct share_basis *ret_basis)
 {
   struct lade_model model = *job->model;
-  struct lade_model_graph *graph = NULL;
-  struct lade_prices prices = {0};
-  struct lade_cost cost;
-  struct lade_cluster_links links;
-  struct lade_unit_cost units[N_SHARE_UNITS] = {{0}};
   const struct lade_mesh_params sizes = {.struct_size = sizeof(sizes), .tp = key->tp, .n_kv_heads = model.n_kv_heads};
-  struct lade_mesh mesh;
-  int status = lade_mesh_init(&sizes, error, &mesh);
+  *ret_basis = (struct share_basis){0};
+  int status = lade_mesh_init(&sizes, error, &ret_basis->mesh);
   for (int64_t i = 0; i < job->model->layers; i++) /* of layers with and without a window, the dearer kind counts */
     model.window = lade_layer_set_has(&job->model->windowed, i) ? model.window : 0;
   model.layers = 1;
@@ -284,21 +358,42 @@ int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_sh
       .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
       .share = {.tp = key->tp, .is_sequence = key->is_sequence}};
   if (!status)
-    status = lade_model_graph_create(&how, error, &graph);
+    status = lade_model_graph_create(&how, error, &ret_basis->graph);
   if (status)
     return status;
-  lade_cluster_links_make(job->cluster, &mesh, key->is_sequence, &links);
-  lade_cost_init(&cost, &job->cluster->device);
-  cost.links = &links;
-  status = lade_cost_prices(&cost, graph, &prices);
-  if (!status)
-    status = graph_walk(graph, &prices, key->recipe, units);
-  params_count(graph, units);
-  lade_prices_finish(&prices);
-  lade_cost_finish(&cost);
-  lade_model_graph_destroy(graph);
-  if (status)
-    return lade_error_set(error, status, "no memory for the cost of a layer");
-  *ret_cost = (struct lade_share_cost){units[SHARE_EMBED], units[SHARE_LAYER], units[SHARE_HEAD]};
-  return 0;
+  lade_cluster_links_make(job->cluster, &ret_basis->mesh, key->is_sequence, &ret_basis->links);
+  lade_cost_init(&ret_basis->cost, &job->cluster->device);
+  ret_basis->cost.links = &ret_basis->links;
+  status = lade_cost_prices(&ret_basis->cost, ret_basis->graph, &ret_basis->prices);
+  return status ? lade_error_set(error, status, "no memory for the prices of a layer") : 0;
+}
+
+void share_basis_finish(struct share_basis *basis)
+{
+  if (!basis->graph)
+    return;
+  lade_prices_finish(&basis->prices);
+  lade_cost_finish(&basis->cost);
+  lade_model_graph_destroy(basis->graph);
+}
+
+int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
+                         struct lade_share_cost *ret_cost)
+{
+  struct share_basis basis;
+  struct lade_residency *residency = NULL;
+  LADE_ASSERT(key->recipe != LADE_RECIPE_AUTO);
+  int status = share_basis_init(job, key, error, &basis);
+  if (!status) {
+    status = share_residency_create(&basis, &residency);
+    if (!status) {
+      lade_residency_apply_recipe(basis.graph, key->recipe, residency);
+      status = share_walk_cost(&basis, residency, key->recipe, NULL, ret_cost);
+    }
+    if (status)
+      lade_error_set(error, status, "no memory for the cost of a layer");
+  }
+  lade_residency_destroy(residency);
+  share_basis_finish(&basis);
+  return status;
 }

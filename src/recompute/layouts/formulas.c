@@ -14,7 +14,7 @@
  *   and selective recompute  34 sbh/t                     equation 6
  *   full recompute           2 sbh
  */
-#include "program/layout_cost.h"
+#include "recompute/layout_cost.h"
 
 double lade_zero_bytes_per_param(int zero, double n_ranks)
 {

@@ -11,17 +11,19 @@
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
  *              for each microbatch, beside the computing of the layer before
  *   tables     the sum of a tied table's two gradients
- *   update     AdamW over this rank's state, and norms
+ *   update     AdamW over this rank's state, and norms. With the state on the host the CPU updates it, after gradients
+ *              have come there and beside the copies of working copies
  *
  * Memory. A stage holds its state, and the saved values of as many microbatches as the schedule keeps in flight; on top
- * of that the values of one layer's or the head's backward half.
+ * of that the values of one layer's or the head's backward half. Host memory holds values that are copied there, and
+ * the optimizer state if that is its home, with working copies and gradients on their way.
  */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/base.h"
-#include "program/layout_cost.h"
+#include "recompute/layout_cost.h"
 
 /*
  * Part of a device's multiprocessors that a collective beside kernels takes: NCCL runs 16 channels, of a multiprocessor
@@ -131,6 +133,31 @@ static double ring_share(int n)
 }
 
 /*
+ * Return the share of a rank's parameters that it sends in a ring of @n ranks: experts' go round the ranks that hold
+ * the same ones.
+ */
+static double sent_share(const struct lade_layout_job *job, const struct lade_layout_core *core, int n)
+{
+  const int n_holders = LADE_MAX(n / LADE_MAX(job->n_expert_ranks, 1), 1);
+  return (1 - core->expert_share) * ring_share(n) + core->expert_share * ring_share(n_holders);
+}
+
+/* Return the ranks over which experts' state is sharded, where that of other parameters is over @shard. */
+static int expert_shards(const struct lade_layout_job *job, int shard)
+{
+  return LADE_MAX(shard / LADE_MAX(job->n_expert_ranks, 1), 1);
+}
+
+/* Return the parameters of which a rank holds the state, of @n_params before they are sharded. */
+static double held_params(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                          const struct lade_layout *layout, double n_params)
+{
+  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const double n_experts = n_params * core->expert_share;
+  return (n_params - n_experts) / shard + n_experts / expert_shards(job, shard);
+}
+
+/*
  * Return the exposed time of sums and gathers of stage 0. The collectives of one layer cannot hide, because nothing is
  * left beside them.
  */
@@ -147,11 +174,11 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   const double grad_bytes = n_params * (double)lade_dtype_bytes(layout->grad_reduce);
   if (zero == 0) {
     axis_price(job, layout, LADE_AXIS_DP, &unused, &sum);
-    return overlap_ns(rings_ns(&sum, n_layers, 2 * grad_bytes * ring_share(dp)), core->backward_ns, hidden);
+    return overlap_ns(rings_ns(&sum, n_layers, 2 * grad_bytes * sent_share(job, core, dp)), core->backward_ns, hidden);
   }
   axis_price(job, layout, LADE_AXIS_SHARD, &gather, &unused);
-  const double scatter_ns = rings_ns(&gather, n_layers, grad_bytes * ring_share(shard));
-  const double gather_ns = rings_ns(&gather, n_layers, n_params * weight * ring_share(shard));
+  const double scatter_ns = rings_ns(&gather, n_layers, grad_bytes * sent_share(job, core, shard));
+  const double gather_ns = rings_ns(&gather, n_layers, n_params * weight * sent_share(job, core, shard));
   double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
   if (zero == LADE_ZERO_MOST)
     exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) +
@@ -167,18 +194,35 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   return exposed_ns;
 }
 
+/*
+ * Return the time of AdamW over @form on the host, in @n_layers pieces. All gradients leave the device first, beside
+ * @grad_ns of their sums; then working copies go out and come back beside the updates.
+ */
+static double host_update_ns(const struct lade_layout_job *job, const struct lade_cost *cost,
+                             const struct lade_adamw_args *form, double n_layers, double grad_ns)
+{
+  const struct lade_machine *device = &job->cluster->device;
+  const double n = (double)form->n_elements, weight = (double)lade_dtype_bytes(job->dtype);
+  const double grads_ns = n * (double)lade_dtype_bytes(job->grad_dtype) / (double)device->to_host.bytes_per_s * 1e9;
+  const double out_ns = n * weight / (double)device->to_host.bytes_per_s * 1e9;
+  const double in_ns = n * weight / (double)device->to_device.bytes_per_s * 1e9;
+  const double adamw_ns = (double)lade_cost_adamw_ns(cost, form, true);
+  const double all_ns = adamw_ns + out_ns + in_ns, longest_ns = LADE_MAX(adamw_ns, LADE_MAX(out_ns, in_ns));
+  return LADE_MAX(grads_ns - grad_ns, 0) + longest_ns + (all_ns - longest_ns) / (n_layers + 1);
+}
+
 /* Return the time of the tied table's sum, of the norms and of AdamW on the stage with the most state. */
 static double update_time(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                          const struct lade_layout *layout)
+                          const struct lade_layout *layout, enum lade_tier state_tier, double grad_ns)
 {
-  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
-  const double n_params = LADE_MAX(core->params[0], core->params[1]) / shard;
+  const double n_params = held_params(job, core, layout, LADE_MAX(core->params[0], core->params[1]));
   struct lade_cost cost;
   lade_cost_init(&cost, &job->cluster->device);
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master, .n_elements = (int64_t)n_params};
-  double ns = (double)lade_cost_adamw_ns(&cost, &form, false) +
-              (double)lade_cost_sum_squares_ns(&cost, (int64_t)n_params, job->grad_dtype);
+  double ns = state_tier == LADE_TIER_DEVICE ? (double)lade_cost_adamw_ns(&cost, &form, false)
+                                             : host_update_ns(job, &cost, &form, core->n_layers, grad_ns);
+  ns += (double)lade_cost_sum_squares_ns(&cost, (int64_t)n_params, job->grad_dtype);
   lade_cost_finish(&cost);
   if (job->model->is_tied && core->pipeline.n_stages > 1) {
     struct lade_transfer_price gather, sum;
@@ -248,7 +292,7 @@ double lade_zero_state_bytes(int zero, int n_shards, double weight, double state
 
 /* Return the bytes of the state of a stage of @n_params. */
 static double state_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                          const struct lade_layout *layout, double n_params)
+                          const struct lade_layout *layout, enum lade_tier state_tier, double n_params)
 {
   const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
@@ -256,12 +300,35 @@ static double state_bytes(const struct lade_layout_job *job, const struct lade_l
   const double weight = (double)lade_dtype_bytes(job->dtype), layer = (double)core->share->layer.n_params;
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
-  double bytes = n_params * lade_zero_state_bytes(zero, shard, weight, state, 4);
+  const double on_device = state_tier == LADE_TIER_DEVICE ? state : weight, n_experts = n_params * core->expert_share;
+  double bytes = (n_params - n_experts) * lade_zero_state_bytes(zero, shard, weight, on_device, 4) +
+                 n_experts * lade_zero_state_bytes(zero, expert_shards(job, shard), weight, on_device, 4);
   if (zero == 2 && shard > 1)
     bytes += 4 * (layer * 2 + (double)core->share->embed.n_params); /* whole gradients on their way to their blocks */
   if (zero >= 3 && shard > 1) /* tables are cut into parameters of their own (graph/table.c) */
     bytes += 4 * layer + weight * layer * 2; /* a layer's gradients; gathered copies in use, and the next */
   return bytes;
+}
+
+/* Return the bytes of host memory for the optimizer state of @n_params, working copies and gradients on their way. */
+static double state_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                               const struct lade_layout *layout, double n_params)
+{
+  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
+                                       .master = job->master};
+  int read, state;
+  lade_cost_adamw_bytes(&form, &read, &state);
+  return held_params(job, core, layout, n_params) * read;
+}
+
+/* Return the bytes of the values of @stage on the host. */
+static double stage_host_bytes(const struct layout_sum *sum, int stage)
+{
+  double n_layers = 0;
+  for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
+    n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages + stage];
+  return lade_schedule_in_flight(&sum->pipeline, stage) * n_layers / sum->pipeline.n_chunks *
+         sum->share->layer.host_bytes;
 }
 
 /* Return the bytes of activations of @stage at its peak. */
@@ -300,20 +367,28 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     if (at < core->n_sizes && core->sizes[at].values_bytes >= values)
       continue;
     core->sizes[at].values_bytes = values;
+    core->sizes[at].host_bytes = stage_host_bytes(sum, stage);
     core->sizes[at].n_params = n_params;
     core->sizes[at].stage = stage;
     core->n_sizes = LADE_MAX(core->n_sizes, at + 1);
   }
+  const struct lade_unit_cost *layer = &sum->share->layer;
+  core->expert_share = layer->n_expert_params ? (double)layer->n_expert_params * core->n_layers / stage_params(sum, 0)
+                                              : 0;
   core->params[0] = stage_params(sum, 0);
   core->params[1] = stage_params(sum, sum->pipeline.n_stages - 1);
 }
 
 static void memory_fill(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                        const struct lade_layout *layout, struct lade_layout_cost *cost)
+                        const struct lade_layout *layout, enum lade_tier state_tier, struct lade_layout_cost *cost)
 {
   for (int i = 0; i < core->n_sizes; i++) {
-    const double state = state_bytes(job, core, layout, core->sizes[i].n_params);
-    const double all = state + core->sizes[i].values_bytes;
+    const double n_params = core->sizes[i].n_params, state = state_bytes(job, core, layout, state_tier, n_params);
+    const double room = core->sizes[i].host_bytes > 0 ? LADE_PREFETCH_SLACK / (LADE_PREFETCH_SLACK - 1.0) : 1;
+    const double all = (state + core->sizes[i].values_bytes) * room;
+    const double host = core->sizes[i].host_bytes +
+                        (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, core, layout, n_params));
+    cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
     cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;
@@ -341,7 +416,7 @@ int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_piece
 static int layers_get(struct layout_sum *sum, struct lade_error *error)
 {
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
-  if (sum->job->cuts && n_pieces <= sum->job->model->layers && sum->job->cuts[n_pieces]) {
+  if (sum->job->cuts && n_pieces <= lade_pieces_most(sum->job->model) && sum->job->cuts[n_pieces]) {
     sum->layers = sum->job->cuts[n_pieces];
     return 0;
   }
@@ -381,30 +456,43 @@ int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_l
   return status;
 }
 
-void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                           const struct lade_layout *layout, struct lade_layout_cost *ret_cost)
+void lade_layout_core_memory(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                             const struct lade_layout *layout, enum lade_tier state_tier,
+                             struct lade_layout_cost *ret_cost)
 {
-  struct lade_layout_cost cost = {.grad_ns = grads_exposed(job, core, layout),
-                                  .update_ns = update_time(job, core, layout)};
+  *ret_cost = (struct lade_layout_cost){0};
+  memory_fill(job, core, layout, state_tier, ret_cost);
+}
+
+void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                           const struct lade_layout *layout, enum lade_tier state_tier,
+                           struct lade_layout_cost *ret_cost)
+{
+  struct lade_layout_cost cost = {.grad_ns = grads_exposed(job, core, layout)};
   const double halves = (double)core->pipeline.n_microbatches * (double)job->model->layers / core->pipeline.n_stages;
+  cost.update_ns = update_time(job, core, layout, state_tier, cost.grad_ns);
   cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns;
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
   cost.exposed = (cost.grad_ns + halves * core->share->layer.exposed_ns) / cost.step_ns;
-  memory_fill(job, core, layout, &cost);
+  memory_fill(job, core, layout, state_tier, &cost);
   *ret_cost = cost;
 }
 
 int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
+                          enum lade_tier state_tier, const struct lade_share_cost *share, struct lade_error *error,
                           struct lade_layout_cost *ret_cost)
 {
+  const enum lade_recipe recipe = share->residency.recipe;
   struct lade_layout_core core;
   int status = lade_layout_core_make(job, layout, micro_batch, share, false, error, &core);
   if (status)
     return status;
-  lade_layout_core_cost(job, &core, layout, ret_cost);
+  lade_layout_core_cost(job, &core, layout, state_tier, ret_cost);
   ret_cost->model_flops = lade_step_flops(job->model, job->batch, job->seq_len, LADE_RECIPE_NONE);
   ret_cost->hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
+  if (recipe == LADE_RECIPE_AUTO) /* of all tensor parallel ranks, microbatches and replicas */
+    ret_cost->hardware_flops += share->layer.again_flops * lade_layout_size(layout, LADE_AXIS_TP) *
+                                (double)job->model->layers * (double)job->batch / (double)micro_batch;
   return 0;
 }

@@ -13,6 +13,7 @@
 #ifndef LADE_LAYOUT_COST_H
 #define LADE_LAYOUT_COST_H
 
+#include "graph/experts.h"
 #include "lade/plan.h"
 #include "machine/cluster.h"
 #include "parallel/schedule.h"
@@ -28,7 +29,11 @@ struct lade_layout_job {
   enum lade_moments moments;
   enum lade_master master;
   double dropout;
-  const int64_t *const *cuts; /* by number of pieces, up to the layers: the layers of each piece; NULL, or a NULL
+  int n_context; /* context parallel ranks of which each has a part of a sequence of seq_len * n_context; 0: 1 */
+  const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
+  int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
+  double expert_capacity;             /* an expert's rows over its share of a balanced load */
+  const int64_t *const *cuts; /* by number of pieces, up to lade_pieces_most: the layers of each piece; NULL, or a NULL
                                  entry: they are computed */
 };
 
@@ -44,30 +49,81 @@ struct lade_unit_cost {
   double peak_bytes;              /* live in its backward half beyond its own saved values */
   double weights_bytes;           /* read by weights' gradients: held until these are made, where that is a slot of
                                      its own */
+  double host_bytes;              /* saved in host memory by a microbatch; its copies are part of both halves' times */
+  double again_flops;             /* of ops that run again, attention's whole square counted */
   int64_t n_params;               /* of this rank */
+  int64_t n_expert_params;        /* of these, of experts: on 1 / n_expert_ranks of the replicas */
 };
 
-/* The units of a share: made once for all layouts with equal tp, is_sequence, microbatch and recipe. */
+#define LADE_LAYER_VALUES_MOST 64 /* forward values of a layer that the solver may move */
+
+/* Where the values of each layer wait for the backward half. */
+struct lade_layer_residency {
+  enum lade_recipe recipe; /* AUTO: by the policies below; else a rule (lade_residency_apply_recipe) */
+  int n;
+  uint8_t saved[LADE_LAYER_VALUES_MOST]; /* enum lade_residency_policy, by forward value in the order of their ops */
+};
+
+/* The units of a share: made once for all layouts with equal tp, is_sequence, microbatch and residency. */
 struct lade_share_cost {
   struct lade_unit_cost embed, layer, head;
+  struct lade_layer_residency residency;
 };
 
 struct lade_share_key {
   int tp;
   bool is_sequence;
   int64_t micro_batch;
-  enum lade_recipe recipe; /* not AUTO */
+  enum lade_recipe recipe; /* AUTO: lade_share_states_make alone takes it */
 };
 
 /* Compute the units of a share. -EINVAL: the model cannot be shared so, with a line; -ENOMEM. */
 int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
                          struct lade_share_cost *ret_cost);
 
+/* ---- residencies of a layer (layer_residency.c) ---- */
+
+#define LADE_SHARE_STATES_MOST 48
+
+/* A share under several residencies of its layers: the fastest first, and each needs less device memory than the one
+ * before it. */
+struct lade_share_states {
+  int n;
+  struct lade_share_cost items[LADE_SHARE_STATES_MOST];
+};
+
+/*
+ * Compute the residencies of @key's recipe, with the job's experts and context parallel ranks. AUTO: those that the
+ * residency planner's solver finds from keeping everything on, with values recomputed and, if the device has links to
+ * the host, copied there; and the recipes among them. Errors as lade_share_cost_make's.
+ */
+int lade_share_states_make(const struct lade_layout_job *job, const struct lade_share_key *key,
+                           struct lade_error *error, struct lade_share_states *ret_states);
+
+/*
+ * Write the names of the values that wait as @policy says, within a layer, "attn.qkv, mlp.fc", into @ret_text. @key is
+ * the share's. Errors as lade_share_cost_make's.
+ */
+int lade_layer_residency_names(const struct lade_layout_job *job, const struct lade_share_key *key,
+                               const struct lade_layer_residency *residency, int policy, size_t text_bytes,
+                               char *ret_text);
+
 /*
  * Make @share, of a job with 1/@size of each sequence, that of @size context parallel ranks (context_cost.c): by
  * formula. pre: the job's attention is fused (score_forward_bytes 0), and its layouts have @size times the replicas.
  */
 void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_share_key *key, int size,
+                           struct lade_share_cost *share);
+
+/*
+ * Write the dense model from which the cost of @experts begins (experts_cost.c). -EINVAL with a line: latent attention,
+ * or sizes that no model has.
+ */
+int lade_experts_dense_model(const struct lade_experts *experts, struct lade_error *error,
+                             struct lade_model *ret_model);
+
+/* Make @share, of a job's dense model, that of its experts: by formula. Nothing without experts. */
+void lade_experts_cost_add(const struct lade_layout_job *job, const struct lade_share_key *key,
                            struct lade_share_cost *share);
 
 /* Return the layers of each of @n_pieces (lade_piece_layers), which the caller frees. -EINVAL; -ENOMEM. */
@@ -84,6 +140,7 @@ struct lade_layout_cost {
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
   uint64_t peak_bytes;       /* device memory of the fullest stage */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
+  uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
   int n_stages;              /* stages of which one needs the most: of those with equal parameters, the one with the */
   int stages[LADE_LAYOUT_SIZES_MOST]; /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
@@ -91,10 +148,11 @@ struct lade_layout_cost {
 
 /*
  * Compute the cost of @layout with microbatches of @micro_batch, from the cost of its share. The layout's mesh decides
- * the links. -EINVAL with a line if batch or layers do not divide as they must; -ENOMEM.
+ * the links. @state_tier: the home of optimizer state, LADE_TIER_DEVICE or LADE_TIER_HOST. -EINVAL with a line if batch
+ * or layers do not divide as they must; -ENOMEM.
  */
 int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          enum lade_recipe recipe, const struct lade_share_cost *share, struct lade_error *error,
+                          enum lade_tier state_tier, const struct lade_share_cost *share, struct lade_error *error,
                           struct lade_layout_cost *ret_cost);
 
 /*
@@ -108,9 +166,11 @@ struct lade_layout_core {
   double n_layers;                 /* of the first stage */
   double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
   double params[2];                /* of a rank of the first stage and of the last */
+  double expert_share;             /* part of them that are of experts */
   int n_sizes;
   struct {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */
+    double host_bytes;             /* of values of that stage on the host */
     int stage;                     /* the first with these */
   } sizes[LADE_LAYOUT_SIZES_MOST];
 };
@@ -125,10 +185,16 @@ int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_l
 
 /* Compute the cost of @layout, whose ZeRO stage and shard group may differ from those of @core's: O(1). Flops are 0. */
 void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                           const struct lade_layout *layout, struct lade_layout_cost *ret_cost);
+                           const struct lade_layout *layout, enum lade_tier state_tier,
+                           struct lade_layout_cost *ret_cost);
+
+/* Fill the bytes and the stages of @ret_cost alone, as lade_layout_core_cost does. */
+void lade_layout_core_memory(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                             const struct lade_layout *layout, enum lade_tier state_tier,
+                             struct lade_layout_cost *ret_cost);
 
 /* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
- * square counts. @recipe NONE: the model's own. */
+ * square counts. @recipe NONE and AUTO: the model's own. */
 double lade_step_flops(const struct lade_model *model, int64_t batch, int64_t seq_len, enum lade_recipe recipe);
 
 /*
@@ -151,29 +217,65 @@ double lade_korthikanti_in_flight(int64_t layers, int pp, int virtual_stages);
 
 /* ---- proof (stage_program.c) ---- */
 
-/* A proved training program of the stage of @layout's rank: everything at home on the device, @recipe's recompute. */
+#define LADE_STAGE_CHUNK_BYTES (UINT64_C(2) << 20) /* the granule of a stage's device memory */
+#define LADE_PREFETCH_SLACK 32 /* this part of a budget is left to the packer where copies start early */
+
+/* Homes of a stage's values and state. */
+struct lade_stage_residency {
+  struct lade_layer_residency layer;
+  enum lade_tier state_tier;     /* of optimizer state: DEVICE or HOST */
+  uint64_t device_bytes;         /* copies start early while so much suffices; 0: just in time */
+};
+
+/* A proved training program of the stage of @layout's rank. */
 struct lade_stage_program {
   uint64_t peak_bytes;                 /* of the device */
+  uint64_t host_bytes;                 /* of the host tier */
   uint64_t owner_bytes[LADE_N_OWNERS]; /* sum to peak_bytes */
   uint64_t sent_bytes[LADE_N_AXES];    /* over its microbatches */
   int n_instrs, n_microbatches;        /* as many as give the peak of all of them */
   int64_t step_ns;                     /* of these microbatches, the stage alone */
 };
 
+/* A program with everything that it borrows, for a caller that executes it. */
+struct lade_stage_build {
+  struct lade_layout layout;
+  struct lade_model_graph *graph;
+  struct lade_residency *residency;
+  struct lade_packer *packer;
+  struct lade_prices prices;
+  struct lade_cost cost;
+  struct lade_cluster_links links;
+  struct lade_program *train, *eval; /* @eval: NULL unless asked for; it keeps the training program's residents */
+};
+
 /* Build and prove it. The proof's errors; -EINVAL and -ENOMEM as lade_layout_cost_make. */
 int lade_stage_program_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                             enum lade_recipe recipe, struct lade_error *error,
+                             const struct lade_stage_residency *residency, struct lade_error *error,
                              struct lade_stage_program *ret_program);
+
+/*
+ * Build and prove it into @build, which is all 0; @is_for_run: the evaluation's program too. Errors as above. Finish in
+ * any case. A build is not moved: its parts point into it.
+ */
+int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          const struct lade_stage_residency *residency, bool is_for_run, struct lade_error *error,
+                          struct lade_stage_build *build);
+void lade_stage_build_finish(struct lade_stage_build *build);
+
+/* Fill @ret_program from a training program. */
+void lade_stage_program_read(const struct lade_program *program, struct lade_stage_program *ret_program);
 
 /* ---- search (layout_search.c) ---- */
 
 struct lade_layout_search_params {
   int n_ranks;
   uint64_t device_bytes;       /* budget of a rank */
-  /* Confinements; 0, or -1 where 0 is a value: free. */
+  uint64_t host_bytes;         /* of its share of the node's host memory; 0: nothing is copied there */
+  /* Confinements; 0, or -1 where 0 is a value: free. @dp counts replicas, each of n_context ranks of a layout. */
   int tp, pp, dp, virtual_stages, zero, shard, schedule, is_sequence;
   int64_t micro_batch;
-  enum lade_recipe recipe;     /* AUTO: free */
+  enum lade_recipe recipe;     /* AUTO: free, optimizer state may be on the host; else state is on the device */
   enum lade_dtype grad_reduce;
   int n_most;                  /* layouts to return */
 };
@@ -181,13 +283,14 @@ struct lade_layout_search_params {
 struct lade_layout_found {
   struct lade_layout_params layout;
   int64_t micro_batch;
-  enum lade_recipe recipe;
+  struct lade_layer_residency residency;
+  enum lade_tier state_tier;
   struct lade_layout_cost cost;
 };
 
 struct lade_layout_search {
   int64_t n_evaluated; /* layouts whose memory and time were computed, or bounded together with those that differ in
-                          ZeRO stage and shard group alone */
+                          ZeRO stage, shard group, residency and the home of state alone */
   int64_t n_costed;    /* of them, with the whole schedule */
   int n_found;
   struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */
