@@ -112,7 +112,7 @@ static void the_planner_keeps_logits_where_they_fit_and_pay(void **state)
   run_fixture_finish(&run);
 }
 
-/* Near equal prices the cheaper form is taken, at the unconstrained peak too; and no larger budget has a slower plan. */
+/* Near equal prices the cheaper form is taken at the unconstrained peak, and no larger budget has a slower plan. */
 static void the_form_of_lower_price_is_taken(void **state)
 {
   static const int percents[] = {50, 98, 102, 200};
