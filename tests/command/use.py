@@ -86,11 +86,18 @@ assert run("replay", "one.csv", "--budget", "100", "--policy", "packed")[0] == 0
 for option, number, range_words in (("--batch", "-1", "from 1 to 1000000"), ("--layers", "100000", "from 1 to 10000"),
                                     ("--steps", "9" * 20, "from 0 to"), ("--seed", "-1", "from 0 to 18446744073709551615"),
                                     ("--seed", "18446744073709551616", "from 0 to 18446744073709551615"),
-                                    ("--budget", "8388608TiB", "less than 8 EiB"), ("--host-budget", "1e30", "less than 8 EiB")):
+                                    ("--budget", "16EiB", "less than 8 EiB"), ("--host-budget", "1e30", "less than 8 EiB")):
     verb = "train" if option == "--steps" else "plan"
     refused(2, [f"{option.strip('-')} {number}: it must be", range_words], verb, option, number)
 for number in ("1e3", "1.5", "", "-", "x"):
     refused(2, [f"--batch '{number}': expected a whole number"], "plan", "--batch", number)
+
+# A value that is to wait in a tier that the run is without is no question of the budget.
+write("to-store", b"h.0.attn.qkv store\n")
+write("to-host", b"optimizer * host\n")
+refused(2, ["--residency to-store", "there is none", "--store DIR"], *PLAN, "--residency", "to-store")
+refused(2, ["--residency to-host", "--host-budget is 0"], *PLAN, "--residency", "to-host", "--host-budget", "0")
+assert run(*PLAN, "--residency", "to-store", "--store", ".")[0] == run(*PLAN, "--residency", "to-host")[0] == 0
 
 # Host and store budgets are a node's for a described machine too, and the plan says how many ranks share them.
 ranks = [*PLAN[:-1], "h100-80g", "--batch", "16", "--dp", "16", "--host-budget", "16GiB"]

@@ -232,6 +232,23 @@ static int kernels_open(lade_session *s, struct lade_error *error)
   return !status && s->params.is_gpu ? session_gpu_open(s, error) : status;
 }
 
+/* Refuse overrides to a tier that this run is without. No budget makes room there, so that is no question of size. */
+static int overrides_check(const lade_session *s, struct lade_error *error)
+{
+  const bool is_hostless = s->params.has_host_budget && s->params.host_budget_bytes == 0;
+  for (int i = 0; i < s->n_overrides; i++) {
+    const struct lade_change *pin = &s->overrides[i];
+    const bool is_tier = lade_change_is_tier(pin);
+    if (!s->params.store && pin->to == (is_tier ? (int)LADE_TIER_STORE : (int)LADE_RESIDENCY_STORE))
+      return lade_error_set(error, -EINVAL, "--residency %s puts values into the store, and there is none: give "
+                            "--store DIR", s->params.residency_file);
+    if (is_hostless && pin->to == (is_tier ? (int)LADE_TIER_HOST : (int)LADE_RESIDENCY_HOST))
+      return lade_error_set(error, -EINVAL, "--residency %s puts values into host memory, and --host-budget is 0",
+                            s->params.residency_file);
+  }
+  return 0;
+}
+
 /* Make the graph of this rank's share, and read the residency overrides. */
 static int graph_make(lade_session *s, struct lade_error *error)
 {
@@ -246,6 +263,8 @@ static int graph_make(lade_session *s, struct lade_error *error)
   if (!status && s->params.residency_file)
     status = lade_residency_overrides_load(s->params.residency_file, s->graph, s->whole, error, &s->overrides,
                                            &s->n_overrides);
+  if (!status)
+    status = overrides_check(s, error);
   return status ? status : session_durable_pin(s, error);
 }
 
