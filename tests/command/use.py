@@ -160,6 +160,9 @@ with open("hf/model.safetensors", "rb") as file:
 for name, data in (("short.safetensors", whole[:1000]), ("no.safetensors", b"not a safetensors file"),
                    ("long.safetensors", whole + b"x")):
     refused(5, [name], "train", *SHORT, "--steps", "1", "--init", write(name, data))
+shutil.copy("hf/config.json", "own-model")  # without a slash and without an ending
+assert run("plan", "--model", "own-model", *PLAN[1:])[0] == 0
+refused(5, ["text.txt", "JSON"], "plan", "--model", "text.txt")
 for data in (b'{"model_type": "gpt2",', b"[]"):
     refused(5, ["cut.json", "JSON"], "plan", "--model", write("cut.json", data))
 header = struct.pack("<256i", 20240520, 1, 1000, *[0] * 253)

@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "run/session/session_internal.h"
 
@@ -47,19 +47,14 @@ static int vocabulary_take(lade_session *s, struct lade_error *error)
   return lade_model_check(&s->model, error);
 }
 
-static bool is_directory(const char *path)
-{
-  struct stat st;
-  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
+/* Read the model: a path where the name has a slash or ends with .json, else a preset, else a path that is there. */
 static int model_read(lade_session *s, struct lade_error *error)
 {
   const char *name = s->params.model;
   size_t n = strlen(name);
   bool is_file = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0);
   int status = is_file ? -ENOENT : lade_model_preset(name, &s->model, error);
-  if (is_file || (status == -ENOENT && is_directory(name)))
+  if (is_file || (status == -ENOENT && access(name, F_OK) == 0))
     status = lade_model_load(name, &s->model, error);
   if (!status && s->params.layers) {
     s->model.layers = s->params.layers;
