@@ -45,6 +45,9 @@ static const struct size_unit size_units[] = {
     {"T", UINT64_C(1) << 40},
     {"TB", UINT64_C(1000) * 1000 * 1000 * 1000},
     {"TiB", UINT64_C(1) << 40},
+    {"PB", UINT64_C(1000) * 1000 * 1000 * 1000 * 1000},
+    {"PiB", UINT64_C(1) << 50},
+    {"EiB", UINT64_C(1) << 60},
 };
 
 static const struct {

@@ -139,7 +139,8 @@ static void bytes_expect(const struct field *field, const json_t *value, char *e
   uint64_t bytes;
   const char *text = json_string_value(value);
   if (text && text[0] >= '0' && text[0] <= '9' && lade_size_parse(text, &bytes) == -EINVAL)
-    snprintf(expected, expected_bytes, "one of the units B, KiB, MiB, GiB, TiB, kB, MB, GB and TB after the number");
+    snprintf(expected, expected_bytes,
+             "one of the units B, KiB, MiB, GiB, TiB, PiB, kB, MB, GB, TB and PB after the number");
   else
     snprintf(expected, expected_bytes, "bytes or a size such as \"80GiB\", from %s to %s%s",
              lade_size_format((uint64_t)field->low, low, sizeof(low)),

@@ -285,6 +285,10 @@ static int measure(const struct lade_probe_params *params, struct lade_error *er
   if (!rc && params->store && machine->store.read_bytes_per_s == 0) {
     *ret_is_new = true;
     rc = probe_store(params, error, &machine->store, ret_is_cramped);
+  } else if (!rc && params->store && params->has_fresh_ops) {
+    bool has_changed;
+    rc = probe_store_again(params, error, &machine->store, &has_changed);
+    *ret_is_new |= has_changed;
   }
   int n_ops = cost->n_ops;
   if (!rc && params->graph)

@@ -32,8 +32,8 @@ struct lade_probe_params {
   const struct lade_store_params *store; /* the run's own parameters of its store; NULL: no drive */
   bool skip_cache;                    /* neither read nor write the cache */
   bool is_renewed;                    /* measure everything, and replace the cache's values */
-  bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them: a run that is about to
-                                         begin needs the machine's current times */
+  bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them, and check its rates of the
+                                         drive: a run that is about to begin needs the machine's current times */
   const char *cache_dir;              /* NULL: as above; for tests */
 };
 

@@ -45,6 +45,13 @@ int probe_queues(const struct lade_probe_params *params, struct lade_error *erro
 int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store,
                 bool *ret_is_cramped);
 
+/*
+ * Check the rates of @store against the drive, and measure them anew if it has changed (*@ret_is_new). Nothing changes
+ * without the room to measure in. Errors of lade_store_open.
+ */
+int probe_store_again(const struct lade_probe_params *params, struct lade_error *error,
+                      struct lade_machine_store *store, bool *ret_is_new);
+
 /* Measure every distinct op of params->graph for which @cost has no entry. -ENOMEM, -EAGAIN. */
 int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost);
 

@@ -14,11 +14,17 @@
  * hold all requests in flight at once. Several drives are not tuned: their requests are cut at stripes, and the store
  * balances them.
  *
+ * Rates change with a drive's other users and its wear, as the times of ops do with a machine's. So a run that is about
+ * to begin does not rely on rates that the cache kept: passes over half of the extent are compared with them, which
+ * takes about as long as one of the probe's series. If they differ by more than a tenth, all rates are measured anew.
+ * Request sizes stay as they were tuned.
+ *
  * The run's own data may fit where the probe's 64 MiB do not. Then the probe takes half, and half of that, down to a
  * single transfer. It has fewer transfers in flight, and does not search sizes. Later runs, which may have more room,
  * measure again.
  */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +35,8 @@
 #define PIECE_BYTES ((size_t)2 << 20)
 #define N_PIECES 16
 #define LIMIT_NS 80000000
+#define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
+#define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
 #define REQUEST_BYTES_MOST (6u << 20)
 #define REQUESTS_MOST 64
 
@@ -73,8 +81,8 @@ static int drive_pass(struct drive *drive, int n_writes, struct lade_error *erro
   return transfers_end(drive, rc ? n - 1 : n, rc, error); /* the last one was not begun */
 }
 
-/* Measure bytes/s over passes for about LIMIT_NS, at least one. */
-static int drive_rate(struct drive *drive, int n_writes, struct lade_error *error, double *ret_rate)
+/* Measure bytes/s over passes for about @limit_ns, at least one. */
+static int passes_rate(struct drive *drive, int n_writes, int64_t limit_ns, struct lade_error *error, double *ret_rate)
 {
   int64_t start_ns = lade_now_ns(), ns = 0;
   double bytes = 0;
@@ -84,9 +92,14 @@ static int drive_rate(struct drive *drive, int n_writes, struct lade_error *erro
       return rc;
     bytes += (double)drive->n_pieces * (double)PIECE_BYTES;
     ns = lade_now_ns() - start_ns;
-  } while (ns < LIMIT_NS);
+  } while (ns < limit_ns);
   *ret_rate = bytes / (double)ns * 1e9;
   return 0;
+}
+
+static int drive_rate(struct drive *drive, int n_writes, struct lade_error *error, double *ret_rate)
+{
+  return passes_rate(drive, n_writes, LIMIT_NS, error, ret_rate);
 }
 
 static int drive_latency(struct drive *drive, struct lade_error *error, double *ret_ns)
@@ -215,6 +228,49 @@ static int drive_open(const struct lade_probe_params *params, uint64_t bytes, st
   }
   *ret_drive = drive;
   return 0;
+}
+
+/*
+ * Compare the mixed rate with @known, and measure all rates anew if they differ. Sizes stay. pre: no piece was written.
+ */
+static int drive_check(struct drive *drive, struct lade_error *error, struct lade_machine_store *known,
+                       bool *ret_is_new)
+{
+  double rate = 0;
+  int rc = drive_pass(drive, 4, error);
+  if (!rc)
+    rc = passes_rate(drive, 2, CHECK_NS, error, &rate);
+  *ret_is_new = !rc && fabs(rate / known->total_bytes_per_s - 1) > CHECK_SHARE;
+  if (!*ret_is_new)
+    return rc;
+  struct lade_machine_store measured = *known;
+  rc = drive_measure(drive, error, &measured);
+  if (!rc) {
+    measured.piece_bytes = known->piece_bytes;
+    measured.n_pieces = known->n_pieces;
+    measured.window_bytes = known->window_bytes;
+    measured.n_windows = known->n_windows;
+    *known = measured;
+  }
+  return rc;
+}
+
+int probe_store_again(const struct lade_probe_params *params, struct lade_error *error,
+                      struct lade_machine_store *store, bool *ret_is_new)
+{
+  struct drive *drive = NULL;
+  const uint64_t bytes = N_PIECES * PIECE_BYTES;
+  *ret_is_new = false;
+  if (2 * bytes > probe_room_bytes())
+    return 0;
+  int rc = drive_open(params, bytes, error, &drive);
+  if (rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG)
+    return 0; /* the run's own data may fit, and the known rates are the best ones that there are */
+  if (rc)
+    return rc;
+  rc = drive_check(drive, error, store, ret_is_new);
+  drive_close(drive);
+  return rc;
 }
 
 int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store,

@@ -73,3 +73,15 @@ assert unneeded["slowdown"] < 1.02 and unneeded["advice"] == [], unneeded["advic
 sharded = json.loads(plan("--model", "gpt2-1.5b", "--layers", "4", "--batch", "64", "--micro-batch", "1", "--dp", "8",
                           "--zero", "2", "--machine", "h100-80g", "--json"))
 assert sharded["slowdown"] >= 1 and sharded["unconstrained_step_seconds"] <= sharded["predicted_step_seconds"], sharded
+# ZeRO 1 and 2 send the same bytes in a step of one microbatch, and take the same time. Each further microbatch adds a
+# reduction of all gradients under ZeRO 2, which keeps no whole gradient from one to the next.
+sent, seconds = {}, {}
+for n_microbatches in (1, 2, 4):
+    for zero in (1, 2):
+        said = json.loads(plan("--model", "gpt2-1.5b", "--layers", "4", "--batch", str(8 * n_microbatches), "--micro-batch",
+                               "1", "--dp", "8", "--zero", str(zero), "--machine", "h100-80g", "--json"))
+        sent[zero, n_microbatches] = said["comm_bytes"]["shard"]
+        seconds[zero, n_microbatches] = said["predicted_step_seconds"]
+assert sent[1, 1] == sent[2, 1] == sent[1, 2] and sent[1, 4] < 1.01 * sent[1, 1], sent
+assert sent[2, 4] - sent[2, 2] == 2 * (sent[2, 2] - sent[2, 1]) > 0, sent
+assert abs(seconds[2, 1] / seconds[1, 1] - 1) < 0.02, seconds

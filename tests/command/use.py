@@ -54,12 +54,16 @@ assert result.returncode == -signal.SIGPIPE and not result.stderr, result
 
 # An option of another verb or another trainer is not answered with a hint at an unrelated one.
 write("one.csv", b"id,lower,upper,size\n0,0,3,100\n")
-assert "did you mean" not in refused(2, ["lade replay has no option --quiet"], "replay", "one.csv", "--quiet")
+assert "did you mean" not in refused(2, ["lade replay: --quiet is not an option of this verb"], "replay", "one.csv", "--quiet")
 for verb, option, words in (("train", "--cp", "context parallel"), ("train", "--ep", "expert parallel"),
                             ("plan", "--cp", "--cluster"), ("plan", "--ep", "expert parallel")):
     assert "did you mean" not in refused(2, [option, words], verb, option, "2")
 for option in ("--cp", "--ep"):
-    assert "did you mean" not in refused(2, [f"no option {option}"], "replay", "one.csv", option, "2")
+    assert "did you mean" not in refused(2, [option, "`lade replay --help`"], "replay", "one.csv", option, "2")
+
+# A layout's refusal names the option that was given, not the default of another.
+refused(2, ["virtual stages 3", "pp is 1"], *PLAN, "--virtual-stages", "3")
+refused(2, ["schedule gpipe", "pp is 1"], *PLAN, "--schedule", "gpipe")
 
 # Machines: a file that is missing, and a size whose unit is none.
 assert "expected one of" not in refused(2, ["missing.json: cannot open: No such file"], *PLAN[:-1], "missing.json")
@@ -78,6 +82,23 @@ refused(2, ["--budgets 40", "unit"], "sweep", "--data", "text.txt", "--budgets",
 assert run(*PLAN, "--budget", "40B")[0] == 3 and run(*PLAN, "--budget", str(16 << 20))[0] == 0
 assert run("replay", "one.csv", "--budget", "100", "--policy", "packed")[0] == 0  # traces may be of small units
 
+# A number out of its range is answered with the range, whatever its sign and length.
+for option, number, range_words in (("--batch", "-1", "from 1 to 1000000"), ("--layers", "100000", "from 1 to 10000"),
+                                    ("--steps", "9" * 20, "from 0 to"), ("--seed", "-1", "from 0 to 18446744073709551615"),
+                                    ("--seed", "18446744073709551616", "from 0 to 18446744073709551615"),
+                                    ("--budget", "16EiB", "less than 8 EiB"), ("--host-budget", "1e30", "less than 8 EiB")):
+    verb = "train" if option == "--steps" else "plan"
+    refused(2, [f"{option.strip('-')} {number}: it must be", range_words], verb, option, number)
+for number in ("1e3", "1.5", "", "-", "x"):
+    refused(2, [f"--batch '{number}': expected a whole number"], "plan", "--batch", number)
+
+# A value that is to wait in a tier that the run is without is no question of the budget.
+write("to-store", b"h.0.attn.qkv store\n")
+write("to-host", b"optimizer * host\n")
+refused(2, ["--residency to-store", "there is none", "--store DIR"], *PLAN, "--residency", "to-store")
+refused(2, ["--residency to-host", "--host-budget is 0"], *PLAN, "--residency", "to-host", "--host-budget", "0")
+assert run(*PLAN, "--residency", "to-store", "--store", ".")[0] == run(*PLAN, "--residency", "to-host")[0] == 0
+
 # Host and store budgets are a node's for a described machine too, and the plan says how many ranks share them.
 ranks = [*PLAN[:-1], "h100-80g", "--batch", "16", "--dp", "16", "--host-budget", "16GiB"]
 for more, shared in (([], 8), (["--node-ranks", "2"], 2)):
@@ -95,6 +116,8 @@ assert least == sorted(least, reverse=True), least
 code, out, err = run("train", *SHORT[:-1], "--steps", "2", "--machine", "h100-80g", "--save", "run")
 assert code == 0 and "--machine h100-80g: the plan" in err and "on this one" in err, (code, err)
 assert "predicted for h100-80g and measured on this machine" in out and "measured here" in out, out
+# Memory of two times, neither of which is the most of both: measuring may take more than training.
+assert re.search(r"process [\d.]+ MiB resident at most in training.*\n +process [\d.]+ MiB resident at most before", out), out
 
 # The process's memory stands beside the device's: here they are the same.
 code, out, err = run("train", *SHORT, "--steps", "2", "--json")
@@ -137,6 +160,9 @@ with open("hf/model.safetensors", "rb") as file:
 for name, data in (("short.safetensors", whole[:1000]), ("no.safetensors", b"not a safetensors file"),
                    ("long.safetensors", whole + b"x")):
     refused(5, [name], "train", *SHORT, "--steps", "1", "--init", write(name, data))
+shutil.copy("hf/config.json", "own-model")  # without a slash and without an ending
+assert run("plan", "--model", "own-model", *PLAN[1:])[0] == 0
+refused(5, ["text.txt", "JSON"], "plan", "--model", "text.txt")
 for data in (b'{"model_type": "gpt2",', b"[]"):
     refused(5, ["cut.json", "JSON"], "plan", "--model", write("cut.json", data))
 header = struct.pack("<256i", 20240520, 1, 1000, *[0] * 253)
@@ -163,6 +189,11 @@ if shutil.which("mpirun"):
         ("100%", 1), ("100%", 2), ("min", 1), ("min", 2)], (code, out, err)
     for i in (0, 1):
         assert swept["runs"][i]["params_digest"] == swept["runs"][i + 2]["params_digest"], swept["runs"]
+    # Ranks without a core each say so beside their times.
+    one_core = [LADE, "launch", "-n", "2", "--", "train", *SHORT, "--steps", "1", "--dp", "2", "--batch", "2"]
+    crowded = subprocess.run(one_core, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True,
+                             preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})).stdout
+    assert "machine       2 ranks of 1 thread share 1 core; " in crowded, crowded
 code, out, err = run("sweep", *SWEPT, "--budgets", "100%", "--repeat", "2", "--json")
 swept = json.loads(out)
 times = sorted(each["measured_step_seconds"] for each in swept["runs"])

@@ -133,7 +133,7 @@ refused(5, "--log /dev/full: it cannot be written", "--log", "/dev/full")
 # A timeline that cannot be written costs no result.
 got, out, err = train("--json", "--timeline", "/dev/full")
 assert got == 5 and json.loads(out)["loss_digest"], (got, out)
-assert err.count("\n") == 1 and "--timeline /dev/full: it could not be written; it is incomplete" in err, err
+assert err.count("\n") == 1 and "--timeline /dev/full: it could not be written, and is incomplete: No space" in err, err
 
 with open("text.txt", "rb") as file:
     assert file.read() == TEXT

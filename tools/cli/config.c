@@ -118,7 +118,7 @@ int config_load(struct options *options, const char *path, struct lade_error *er
   if (status)
     return lade_error_set(error, status, "--config %s", why.text);
   if (strlen(options->config_text) != n_bytes)
-    return lade_error_set(error, -EINVAL, "%.200s: not a text file", path);
+    return lade_error_set(error, -EINVAL, "--config %.200s: not a text file", path);
   int number = 0;
   char *rest = options->config_text;
   for (char *line; !status && (line = strsep(&rest, "\n"));)

@@ -47,13 +47,18 @@ static int number_check(const struct option *option, const char *text, double va
 
 static int integer_parse(const struct option *option, const char *text, struct lade_error *error, uint64_t *ret_value)
 {
-  char *end = NULL;
+  const bool is_bounded = option->least != 0 || option->most != 0;
+  const uint64_t most = option->type == OPTION_COUNT ? INT64_MAX : UINT64_MAX;
+  const char *digits = text + (text[0] == '-');
   errno = 0;
-  unsigned long long value = strtoull(text, &end, 10);
-  if (text[0] < '0' || text[0] > '9' || *end || errno || (option->type == OPTION_COUNT && value > INT64_MAX))
+  const unsigned long long value = strtoull(digits, NULL, 10);
+  if (!*digits || digits[strspn(digits, "0123456789")])
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a whole number", option->name, text);
-  *ret_value = value;
-  return number_check(option, text, (double)value, error);
+  if ((errno || value > most || text[0] == '-') && !is_bounded)
+    return lade_error_set(error, -EINVAL, "--%s %.64s: it must be from 0 to %llu", option->name, text,
+                          (unsigned long long)most);
+  *ret_value = errno || value > most ? most : value;
+  return number_check(option, text, text[0] == '-' ? -(double)value : (double)*ret_value, error);
 }
 
 static int pace_parse(const struct option *option, const char *text, struct lade_error *error, int64_t *ret_steps)
@@ -83,7 +88,10 @@ static int size_parse(const struct option *option, const char *text, struct lade
 {
   uint64_t bytes = 0;
   char least[16];
-  if (lade_size_parse(text, &bytes))
+  const int status = lade_size_parse(text, &bytes);
+  if (status == -ERANGE)
+    return lade_error_set(error, -EINVAL, "--%s %.64s: it must be less than 8 EiB", option->name, text);
+  if (status)
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a size such as 512MiB, 24GiB or bytes",
                           option->name, text);
   if (bytes < option->least)
@@ -134,7 +142,10 @@ int budget_parse(const char *text, struct lade_budget *ret_budget, struct lade_e
     budget.percent = percent;
   } else {
     budget.kind = LADE_BUDGET_BYTES;
-    if (lade_size_parse(text, &budget.bytes))
+    const int status = lade_size_parse(text, &budget.bytes);
+    if (status == -ERANGE)
+      return lade_error_set(error, -EINVAL, "budget %.64s: it must be less than 8 EiB", text);
+    if (status)
       return lade_error_set(error, -EINVAL, "budget '%.64s': expected a size (24MiB), 60%%, 80%%dev, min or auto",
                             text);
   }

@@ -189,6 +189,9 @@ int outputs_check(const struct options *options, struct lade_error *error);
  */
 int output_open(const char *option, const char *path, bool appends, struct lade_error *error, FILE **ret_file);
 
+/* Close @file, which output_open opened. -EIO and a line with the reason if any write to it has failed. */
+int output_close(const char *option, const char *path, FILE *file, struct lade_error *error);
+
 /* Return where the value of @option is in @options. */
 void *option_field(struct options *options, const struct option *option);
 

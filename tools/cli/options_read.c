@@ -90,8 +90,8 @@ static int unknown_option(enum verb_id verb, const char *word, struct lade_error
   if (absent)
     return lade_error_set(error, -EINVAL, "there is no option %.64s: %s", word, absent);
   if (other && (!near || strncmp(near->name, name, strlen(near->name)) != 0)) /* budgets is near budget */
-    return lade_error_set(error, -EINVAL, "lade %s has no option %.64s; `lade %s --help` lists its options",
-                          verb_name(verb), word, verb_name(verb));
+    return lade_error_set(error, -EINVAL, "%.64s is not an option of this verb; `lade %s --help` lists those that are",
+                          word, verb_name(verb));
   if (near)
     return lade_error_set(error, -EINVAL, "there is no option %.64s; did you mean --%s?", word, near->name);
   return lade_error_set(error, -EINVAL, "there is no option %.64s; `lade %s --help` lists all", word,

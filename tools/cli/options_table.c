@@ -79,7 +79,7 @@ const struct option option_table[] = {
     {OPTION_TEXT, "model", "NAME|FILE", ALL, AT(session.model), .preset = "nano",
      .help = "model: a preset (nano, baby, gpt2-124m ... gpt-1t: docs/models.md) or a HuggingFace config.json; lade "
              "plan takes mixtures of experts too (mixtral-8x7b ... deepseek-v3)"},
-    {OPTION_COUNT, "layers", "N", ALL, AT(session.layers), .unset = "the model's own", .least = 1, .most = 100000,
+    {OPTION_COUNT, "layers", "N", ALL, AT(session.layers), .unset = "the model's own", .least = 1, .most = 10000,
      .help = "layers of the model, instead of its own number"},
     {OPTION_FILES, "data", "FILE...", RUN, VERB_PLAN, AT(data), .unset = "required",
      .help = "training data: text, read as bytes, or token files (.bin) of llm.c and nanoGPT"},

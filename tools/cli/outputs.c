@@ -341,3 +341,15 @@ int output_open(const char *option, const char *path, bool appends, struct lade_
     close(fd);
   return status ? lade_error_set(error, status, "--%s %s: %s", option, path, strerror(-status)) : 0;
 }
+
+int output_close(const char *option, const char *path, FILE *file, struct lade_error *error)
+{
+  bool is_bad = ferror(file); /* of an earlier write, whose reason is lost unless this one fails alike */
+  errno = 0;
+  is_bad = fflush(file) || is_bad;
+  const int reason = errno;
+  is_bad = fclose(file) || is_bad;
+  return is_bad ? lade_error_set(error, -EIO, "--%s %s: it could not be written, and is incomplete: %s", option, path,
+                                 strerror(reason ? reason : EIO))
+                : 0;
+}

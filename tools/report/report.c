@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/cpu.h"
 
 #define HISTORY_MOST 65536
 #define RESULT_DIGITS 9 /* of a printed result; logs have all 17 */
@@ -376,11 +377,11 @@ static void memory_print(const struct summary *summary, FILE *file)
   fprintf(file, "              host %s, store %s\n", lade_size_format(info->host_bytes, a, sizeof(a)),
           lade_size_format(info->store_bytes, b, sizeof(b)));
   if (summary->resident_peak_bytes)
-    fprintf(file, "              process %s resident at its peak%s, %s before step 0%s\n",
+    fprintf(file, "              process %s resident at most in training%s%s\n"
+            "              process %s resident at most before, while it measured and planned\n",
             lade_size_format(summary->resident_peak_bytes, a, sizeof(a)),
-            is_one_memory(info) ? " (tiers included: one memory)" : "",
-            lade_size_format(summary->resident_open_bytes, b, sizeof(b)),
-            has_peaks ? "; the most of any rank's" : "");
+            is_one_memory(info) ? " (tiers included: one memory)" : "", has_peaks ? "; the most of any rank's" : "",
+            lade_size_format(summary->resident_open_bytes, b, sizeof(b)));
 }
 
 double drive_rate(const struct lade_session_info *info)
@@ -439,6 +440,18 @@ static void stalls_print(const struct summary *summary, FILE *file)
     fputc('\n', file);
 }
 
+/* Say so if the ranks of this machine have more threads than it has cores: the prediction counts a core for each. */
+static void crowding_print(const struct summary *summary, FILE *file)
+{
+  const struct lade_session_info *info = &summary->info;
+  const int n_threads = info->cost->machine.n_cores, n_cores = lade_cpu_count();
+  if (summary->is_dry || summary->is_described || !info->is_unified || info->n_node_ranks * n_threads <= n_cores)
+    return;
+  fprintf(file, "machine       %d rank%s of %d thread%s share %d core%s; the predicted times are of a core for each\n",
+          info->n_node_ranks, info->n_node_ranks == 1 ? "" : "s", n_threads, n_threads == 1 ? "" : "s", n_cores,
+          n_cores == 1 ? "" : "s");
+}
+
 static void times_print(const struct summary *summary, FILE *file)
 {
   const struct lade_plan *plan = summary->info.plan;
@@ -449,6 +462,7 @@ static void times_print(const struct summary *summary, FILE *file)
     fprintf(file, "machine       times are predicted for %s and measured on this machine\n",
             summary->info.cost->machine.name);
   }
+  crowding_print(summary, file);
   fprintf(file, "step          predicted %s, %s %s\n", seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
           how, seconds_format(summary->seconds[0], b, sizeof(b)));
   for (int queue = 0; queue < LADE_N_QUEUES; queue++) {

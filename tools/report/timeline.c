@@ -105,9 +105,8 @@ int timeline_write(const char *path, const struct lade_session_info *info, struc
   status = predicted_write(file, info);
   measured_write(file, info);
   fputs("\n]}\n", file);
-  bool is_bad = ferror(file);
-  is_bad = fclose(file) || is_bad;
+  const int close_status = output_close("timeline", path, file, status ? NULL : error);
   if (status)
     return lade_error_set(error, status, "--timeline %s: it could not be written: %s", path, strerror(-status));
-  return is_bad ? lade_error_set(error, -EIO, "--timeline %s: it could not be written; it is incomplete", path) : 0;
+  return close_status;
 }

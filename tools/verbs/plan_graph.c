@@ -146,9 +146,7 @@ static int instructions_write(const char *path, const lade_graph_plan *plan, str
     instr_write(file, &instrs[i]);
   }
   fputs("\n]}\n", file);
-  bool is_bad = ferror(file);
-  is_bad = fclose(file) || is_bad;
-  return is_bad ? lade_error_set(error, -EIO, "--instructions %s: it could not be written; it is incomplete", path) : 0;
+  return output_close("instructions", path, file, error);
 }
 
 /* ---- the figures ---- */

@@ -276,9 +276,8 @@ int run_report_write(const struct run_report *report, const struct run_outcome *
     free(text);
     return status;
   }
-  status = fputs(text, file) >= 0 && fputc('\n', file) != EOF ? 0 : -errno;
-  if (fclose(file) && !status)
-    status = -errno;
+  fputs(text, file);
+  fputc('\n', file);
   free(text);
-  return status ? lade_error_set(error, status, "--report %s: %s", path, strerror(-status)) : 0;
+  return output_close("report", path, file, error);
 }

@@ -116,12 +116,9 @@ static int log_close(struct train_run *run)
 {
   if (!run->log)
     return 0;
-  bool is_bad = ferror(run->log);
-  is_bad = fclose(run->log) || is_bad;
+  FILE *log = run->log;
   run->log = NULL;
-  return is_bad ? lade_error_set(&run->error, -EIO, "--log %s: it could not be written; it is incomplete",
-                                 run->options.log)
-                : 0;
+  return output_close("log", run->options.log, log, &run->error);
 }
 
 /* ---- parts of the loop ---- */

@@ -62,8 +62,10 @@ static int schedule_check(const struct lade_layout_params *given, const struct l
   const char *name = lade_schedule_name(given->schedule);
   if (given->virtual_stages < 0)
     return lade_error_set(error, -EINVAL, "virtual stages %d: expected 1 or more", given->virtual_stages);
-  if (stages == 1 && (given->schedule != LADE_SCHEDULE_1F1B || chunks > 1))
+  if (stages == 1 && given->schedule != LADE_SCHEDULE_1F1B)
     return lade_error_set(error, -EINVAL, "schedule %s orders the stages of a pipeline, and pp is 1", name);
+  if (stages == 1 && chunks > 1)
+    return lade_error_set(error, -EINVAL, "virtual stages %d divide the stages of a pipeline, and pp is 1", chunks);
   if (given->schedule == LADE_SCHEDULE_INTERLEAVED && chunks == 1)
     return lade_error_set(error, -EINVAL, "schedule interleaved needs 2 virtual stages or more");
   if (given->schedule != LADE_SCHEDULE_INTERLEAVED && chunks > 1)

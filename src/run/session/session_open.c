@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "run/session/session_internal.h"
 
@@ -47,19 +47,14 @@ static int vocabulary_take(lade_session *s, struct lade_error *error)
   return lade_model_check(&s->model, error);
 }
 
-static bool is_directory(const char *path)
-{
-  struct stat st;
-  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
+/* Read the model: a path where the name has a slash or ends with .json, else a preset, else a path that is there. */
 static int model_read(lade_session *s, struct lade_error *error)
 {
   const char *name = s->params.model;
   size_t n = strlen(name);
   bool is_file = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0);
   int status = is_file ? -ENOENT : lade_model_preset(name, &s->model, error);
-  if (is_file || (status == -ENOENT && is_directory(name)))
+  if (is_file || (status == -ENOENT && access(name, F_OK) == 0))
     status = lade_model_load(name, &s->model, error);
   if (!status && s->params.layers) {
     s->model.layers = s->params.layers;
@@ -232,6 +227,23 @@ static int kernels_open(lade_session *s, struct lade_error *error)
   return !status && s->params.is_gpu ? session_gpu_open(s, error) : status;
 }
 
+/* Refuse overrides to a tier that this run is without. No budget makes room there, so that is no question of size. */
+static int overrides_check(const lade_session *s, struct lade_error *error)
+{
+  const bool is_hostless = s->params.has_host_budget && s->params.host_budget_bytes == 0;
+  for (int i = 0; i < s->n_overrides; i++) {
+    const struct lade_change *pin = &s->overrides[i];
+    const bool is_tier = lade_change_is_tier(pin);
+    if (!s->params.store && pin->to == (is_tier ? (int)LADE_TIER_STORE : (int)LADE_RESIDENCY_STORE))
+      return lade_error_set(error, -EINVAL, "--residency %s puts values into the store, and there is none: give "
+                            "--store DIR", s->params.residency_file);
+    if (is_hostless && pin->to == (is_tier ? (int)LADE_TIER_HOST : (int)LADE_RESIDENCY_HOST))
+      return lade_error_set(error, -EINVAL, "--residency %s puts values into host memory, and --host-budget is 0",
+                            s->params.residency_file);
+  }
+  return 0;
+}
+
 /* Make the graph of this rank's share, and read the residency overrides. */
 static int graph_make(lade_session *s, struct lade_error *error)
 {
@@ -246,6 +258,8 @@ static int graph_make(lade_session *s, struct lade_error *error)
   if (!status && s->params.residency_file)
     status = lade_residency_overrides_load(s->params.residency_file, s->graph, s->whole, error, &s->overrides,
                                            &s->n_overrides);
+  if (!status)
+    status = overrides_check(s, error);
   return status ? status : session_durable_pin(s, error);
 }
 

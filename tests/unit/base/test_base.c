@@ -78,6 +78,11 @@ static void size_parses_what_people_write(void **state)
   assert_int_equal(bytes, 4096);
   assert_int_equal(lade_size_parse("2MB", &bytes), 0);
   assert_int_equal(bytes, 2000000);
+  char text[32]; /* a size is read back in every unit in which it is printed */
+  for (int bit = 0; bit < 63; bit += 10) {
+    assert_int_equal(lade_size_parse(lade_size_format(UINT64_C(1) << bit, text, sizeof(text)), &bytes), 0);
+    assert_true(bytes == UINT64_C(1) << bit);
+  }
 }
 
 static void size_refuses_what_is_none(void **state)
@@ -87,6 +92,7 @@ static void size_refuses_what_is_none(void **state)
   for (size_t i = 0; i < LADE_COUNT(texts); i++)
     assert_int_equal(lade_size_parse(texts[i], &bytes), -EINVAL);
   assert_int_equal(lade_size_parse("99999999TiB", &bytes), -ERANGE);
+  assert_int_equal(lade_size_parse("8EiB", &bytes), -ERANGE);
   assert_int_equal(bytes, 77);
 }
 

@@ -246,6 +246,63 @@ static void a_store_is_measured_and_kept_by_its_directory(void **state)
   assert_non_null(strstr(error.text, dir));
 }
 
+/* State @number for the figure @name of the first store in the cache @where, in the room of the one that is there. */
+static void figure_state(const char *where, const char *name, const char *number)
+{
+  char *text, key[64];
+  size_t bytes;
+  assert_int_equal(lade_file_load(file_of(where), 1 << 20, NULL, &text, &bytes), 0);
+  snprintf(key, sizeof(key), "\"%s\": ", name);
+  char *figure = strstr(text, "\"stores\"");
+  assert_non_null(figure);
+  figure = strstr(figure, key);
+  assert_non_null(figure);
+  figure += strlen(key);
+  const size_t room = strspn(figure, "0123456789.e+");
+  assert_true(room >= strlen(number));
+  memset(figure, ' ', room);
+  memcpy(figure, number, strlen(number));
+  FILE *file = fopen(file_of(where), "w");
+  assert_non_null(file);
+  assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+  assert_int_equal(fclose(file), 0);
+  free(text);
+}
+
+/* A plan takes the kept rates of the drive. A run that begins finds that the drive has others, and keeps those. */
+static void a_drive_that_has_changed_is_measured_again_by_a_run(void **state)
+{
+  char dir[96];
+  snprintf(dir, sizeof(dir), "%s.again", directory);
+  assert_int_equal(mkdir(dir, 0700), 0);
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = ".", .capacity_bytes = 1 << 20,
+                                    .allow_tmpfs = true, .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost[4];
+  params.graph = NULL;
+  params.store = &store;
+  params.cache_dir = dir;
+  assert_int_equal(lade_probe(&params, NULL, &cost[0]), 0);
+  figure_state(dir, "total_bytes_per_s", "9e11");
+  figure_state(dir, "read_bytes_per_s", "9e11");
+  assert_int_equal(lade_probe(&params, NULL, &cost[1]), 0);
+  params.has_fresh_ops = true;
+  assert_int_equal(lade_probe(&params, NULL, &cost[2]), 0);
+  params.has_fresh_ops = false;
+  assert_int_equal(lade_probe(&params, NULL, &cost[3]), 0);
+  const struct lade_machine_store *first = &cost[0].machine.store, *stated = &cost[1].machine.store,
+                                  *found = &cost[2].machine.store;
+  assert_true(stated->total_bytes_per_s == 9e11 && stated->read_bytes_per_s == 9e11);
+  assert_true(found->total_bytes_per_s < 9e10 && found->read_bytes_per_s < 9e10);
+  assert_true(found->piece_bytes == first->piece_bytes && found->n_pieces == first->n_pieces);
+  assert_true(found->window_bytes == first->window_bytes && found->n_windows == first->n_windows);
+  assert_memory_equal(&cost[3].machine.store, found, sizeof(*found));
+  for (size_t i = 0; i < LADE_COUNT(cost); i++)
+    lade_cost_finish(&cost[i]);
+  assert_int_equal(unlink(file_of(dir)), 0);
+  assert_int_equal(rmdir(dir), 0);
+}
+
 /* A list of directories is not a path, and a single one of them is measured differently. */
 static void several_directories_are_a_store_with_room(void **state)
 {
@@ -348,6 +405,7 @@ int main(void)
       cmocka_unit_test(no_place_for_a_cache_is_no_error),
       cmocka_unit_test(a_link_of_another_user_does_not_lead_the_cache),
       cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
+      cmocka_unit_test(a_drive_that_has_changed_is_measured_again_by_a_run),
       cmocka_unit_test(several_directories_are_a_store_with_room),
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
   };

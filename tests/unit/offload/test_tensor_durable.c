@@ -21,27 +21,30 @@
 #include "base/base.h"
 #include "lade/store.h"
 #include "tests/support/scratch.h"
+#include "tests/support/store/tensor_fixture.h"
 
 #define GRANULE 65536u
 #define N_NAMES 12
 #define BYTES_MOST (5 * GRANULE)
 #define BUDGET (40 * (uint64_t)GRANULE)
 
+static struct lade_tensor_store_params params_of(const char *dirs, uint64_t budget_bytes)
+{
+  return (struct lade_tensor_store_params){.struct_size = sizeof(struct lade_tensor_store_params), .dirs = dirs,
+                                           .budget_bytes = budget_bytes, .allow_tmpfs = true, .allow_buffered = true,
+                                           .is_durable = true};
+}
+
 static int store_try(const char *dirs, uint64_t budget_bytes, struct lade_error *error, lade_tensor_store **ret_store)
 {
-  struct lade_tensor_store_params params = {.struct_size = sizeof(params), .dirs = dirs, .budget_bytes = budget_bytes,
-                                            .allow_tmpfs = true, .allow_buffered = true, .is_durable = true};
+  const struct lade_tensor_store_params params = params_of(dirs, budget_bytes);
   *ret_store = NULL;
   return lade_tensor_store_open(&params, error, ret_store);
 }
 
 static lade_tensor_store *store_open(uint64_t budget_bytes)
 {
-  struct lade_error error = {0};
-  lade_tensor_store *store;
-  if (store_try(scratch, budget_bytes, &error, &store))
-    fail_msg("%s", error.text);
-  return store;
+  return tensor_fixture_open(params_of(scratch, budget_bytes));
 }
 
 static void expect_refused(int code, uint64_t budget_bytes, const char *word)

@@ -21,29 +21,16 @@
 #include "base/base.h"
 #include "lade/store.h"
 #include "tests/support/scratch.h"
+#include "tests/support/store/tensor_fixture.h"
 
 #define GRANULE 65536u
 #define MIB (1u << 20)
 
 static lade_tensor_store *store_make(uint64_t budget_bytes, uint64_t in_flight_bytes)
 {
-  struct lade_tensor_store_params params = {.struct_size = sizeof(params), .dirs = scratch,
-                                            .budget_bytes = budget_bytes, .allow_tmpfs = true, .allow_buffered = true,
-                                            .in_flight_bytes = in_flight_bytes};
-  struct lade_error error = {0};
-  lade_tensor_store *store = NULL;
-  if (lade_tensor_store_open(&params, &error, &store))
-    fail_msg("%s", error.text);
-  return store;
-}
-
-static void data_fill(unsigned char *data, uint64_t bytes, uint64_t seed)
-{
-  uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
-  for (uint64_t i = 0; i < bytes; i++) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    data[i] = (unsigned char)(state >> 56);
-  }
+  return tensor_fixture_open((struct lade_tensor_store_params){.dirs = scratch, .budget_bytes = budget_bytes,
+                                                               .in_flight_bytes = in_flight_bytes,
+                                                               .allow_tmpfs = true, .allow_buffered = true});
 }
 
 static struct lade_tensor_request part(enum lade_tensor_op op, const char *name, void *data, uint64_t offset,
@@ -91,7 +78,7 @@ static void submitted_tensors_are_got(void **state)
     data[i] = malloc(bytes);
     back[i] = malloc(bytes);
     assert_true(data[i] && back[i]);
-    data_fill(data[i], bytes, (uint64_t)i);
+    tensor_fixture_fill(data[i], bytes, (uint64_t)i);
     snprintf(names[i], sizeof(names[i]), "t%d", i);
     tickets[i] = begin(store, part(LADE_TENSOR_PUT, names[i], data[i], 0, bytes, 0));
   }
@@ -119,10 +106,10 @@ static void parts_are_of_their_tensor(void **state)
   lade_tensor_store *store = store_make(4 * MIB, 0);
   lade_tensor_ticket *tickets[3];
   struct lade_error error;
-  data_fill(data, bytes, 1);
+  tensor_fixture_fill(data, bytes, 1);
   end(store, begin(store, part(LADE_TENSOR_PUT, "whole", data, 0, bytes, 0)));
-  data_fill(data + 2 * GRANULE, 3 * GRANULE, 2);
-  data_fill(data + 9 * GRANULE, bytes - 9 * GRANULE, 3);
+  tensor_fixture_fill(data + 2 * GRANULE, 3 * GRANULE, 2);
+  tensor_fixture_fill(data + 9 * GRANULE, bytes - 9 * GRANULE, 3);
   tickets[0] = begin(store, part(LADE_TENSOR_PUT, "whole", data + 2 * GRANULE, 2 * GRANULE, 3 * GRANULE, bytes));
   tickets[1] = begin(store, part(LADE_TENSOR_PUT, "whole", data + 9 * GRANULE, 9 * GRANULE, bytes - 9 * GRANULE,
                                  bytes));
@@ -184,7 +171,7 @@ static void overlaps_are_refused(void **state)
   lade_tensor_ticket *tickets[6];
   char name[8];
   assert_true(data && back);
-  data_fill(data, bytes, 5);
+  tensor_fixture_fill(data, bytes, 5);
   for (int i = 0; i < 4; i++) { /* these keep all threads of the store at work */
     snprintf(name, sizeof(name), "big%d", i);
     tickets[i] = begin(store, part(LADE_TENSOR_PUT, name, data, 0, bytes, 0));
@@ -260,7 +247,7 @@ static void *worker_run(void *arg)
   struct lade_error error;
   for (uint64_t i = 0; i < 30 && back; i++) {
     lade_tensor_ticket *ticket;
-    data_fill(worker->data + at, 2 * GRANULE, i);
+    tensor_fixture_fill(worker->data + at, 2 * GRANULE, i);
     struct lade_tensor_request put = part(LADE_TENSOR_PUT, "shared", worker->data + at, at, 2 * GRANULE, 12 * GRANULE);
     struct lade_tensor_request get = part(LADE_TENSOR_GET, "shared", back, at, 2 * GRANULE, 12 * GRANULE);
     worker->n_wrong += lade_tensor_store_submit(worker->store, &put, &error, &ticket) != 0 ||
@@ -313,7 +300,7 @@ static void damage_comes_with_wait(void **state)
   lade_tensor_store *store = store_make(4 * GRANULE, 0);
   struct lade_error error = {0};
   unsigned char byte;
-  data_fill(data, sizeof(data), 9);
+  tensor_fixture_fill(data, sizeof(data), 9);
   end(store, begin(store, part(LADE_TENSOR_PUT, "m", data, 0, sizeof(data), 0)));
   int fd = file_find();
   assert_true(fd >= 0);

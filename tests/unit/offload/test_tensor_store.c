@@ -22,6 +22,7 @@
 #include "base/base.h"
 #include "lade/store.h"
 #include "tests/support/scratch.h"
+#include "tests/support/store/tensor_fixture.h"
 
 #define GRANULE 65536u
 #define MIB (1u << 20)
@@ -31,28 +32,12 @@ static const char *refusal; /* reason why no store can be opened here */
 
 static lade_tensor_store *store_make(uint64_t budget_bytes, bool use_threads)
 {
-  struct lade_tensor_store_params params = {.struct_size = sizeof(params), .dirs = dirs,
-                                            .budget_bytes = budget_bytes, .use_threads = use_threads};
-  struct lade_error error = {0};
-  lade_tensor_store *store = NULL;
   if (refusal) {
     print_message("SKIP: %s\n", refusal);
     skip();
   }
-  if (lade_tensor_store_open(&params, &error, &store))
-    fail_msg("%s", error.text);
-  return store;
-}
-
-static void data_fill(unsigned char *data, uint64_t bytes, uint64_t seed)
-{
-  uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
-  for (uint64_t i = 0; i < bytes; i++) {
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    data[i] = (unsigned char)(state >> 32);
-  }
+  return tensor_fixture_open((struct lade_tensor_store_params){.dirs = dirs, .budget_bytes = budget_bytes,
+                                                               .use_threads = use_threads});
 }
 
 static void put_and_get(lade_tensor_store *store, uint64_t bytes, unsigned put_shift, unsigned get_shift)
@@ -61,7 +46,7 @@ static void put_and_get(lade_tensor_store *store, uint64_t bytes, unsigned put_s
   unsigned char *data = aligned_alloc(4096, lade_align_up(bytes + 2 * 4096, 4096));
   unsigned char *back = aligned_alloc(4096, lade_align_up(bytes + 2 * 4096, 4096));
   assert_true(data && back);
-  data_fill(data + put_shift, bytes, bytes + put_shift);
+  tensor_fixture_fill(data + put_shift, bytes, bytes + put_shift);
   memset(back, 0x77, bytes + 4096 + get_shift);
   if (lade_tensor_store_put(store, "t", data + put_shift, bytes, &error) ||
       lade_tensor_store_get(store, "t", back + get_shift, bytes, &error))
@@ -112,11 +97,11 @@ static void tensors_come_and_go_up_to_the_last_granule(void **state)
     } else if (draw >> 30 == 1 && bytes[k]) {
       if (lade_tensor_store_get(store, name, back, bytes[k], &error))
         fail_msg("%s", error.text);
-      data_fill(data, bytes[k], seeds[k]);
+      tensor_fixture_fill(data, bytes[k], seeds[k]);
       assert_memory_equal(data, back, bytes[k]);
     } else {
       bool fits = used - was + lade_align_up(wanted, GRANULE) <= N_GRANULES * GRANULE;
-      data_fill(data, wanted, (uint64_t)i + 1);
+      tensor_fixture_fill(data, wanted, (uint64_t)i + 1);
       assert_int_equal(lade_tensor_store_put(store, name, data, wanted, &error), fits ? 0 : -EOVERFLOW);
       n_refused += !fits;
       if (fits) {
@@ -235,7 +220,7 @@ static void a_flipped_bit_is_found(void **state)
   struct lade_error error = {0};
   int fd = file_find();
   assert_true(fd >= 0);
-  data_fill(data, sizeof(data), 1);
+  tensor_fixture_fill(data, sizeof(data), 1);
   assert_int_equal(lade_tensor_store_put(store, "moments", data, sizeof(data), &error), 0);
   assert_int_equal(pread(fd, block, sizeof(block), GRANULE), sizeof(block));
   block[17] ^= 8;
@@ -304,7 +289,7 @@ static void *worker_run(void *arg)
   struct lade_error error;
   snprintf(name, sizeof(name), "w%d", worker->number);
   for (uint64_t i = 0; i < 40 && data && back; i++) {
-    data_fill(data, bytes, i * 100 + (uint64_t)worker->number);
+    tensor_fixture_fill(data, bytes, i * 100 + (uint64_t)worker->number);
     worker->n_wrong += lade_tensor_store_put(worker->store, name, data, bytes, &error) != 0;
     worker->n_wrong += lade_tensor_store_get(worker->store, name, back, bytes, &error) != 0;
     worker->n_wrong += memcmp(data, back, bytes) != 0;

@@ -17,6 +17,15 @@
 #define PLENTY (UINT64_C(1) << 32)
 #define N_STEPS 3
 
+/* Price both lean forms at @percent of the whole ones. */
+static void lean_price(struct run_fixture *run, int percent)
+{
+  for (int op = 0; op < run->graph->n_ops; op++) {
+    if (run->graph->ops[op].lean >= 0)
+      run->prices.op_ns[run->graph->ops[op].lean] = run->prices.op_ns[op] * percent / 100;
+  }
+}
+
 /* Initialise a small model with a vocabulary of several chunks, so that all logits are more than a chunk's. */
 static void wide_init(struct run_fixture *run, enum lade_family family, enum lade_dtype dtype)
 {
@@ -25,10 +34,7 @@ static void wide_init(struct run_fixture *run, enum lade_family family, enum lad
   model.vocabulary = 4100;
   model.n_microbatches = 2;
   run_fixture_init(run, &model);
-  for (int op = 0; op < run->graph->n_ops; op++) {
-    if (run->graph->ops[op].lean >= 0)
-      run->prices.op_ns[run->graph->ops[op].lean] = 2 * run->prices.op_ns[op];
-  }
+  lean_price(run, 200);
 }
 
 static int logits_find(const struct lade_model_graph *graph)
@@ -101,11 +107,38 @@ static void the_planner_keeps_logits_where_they_fit_and_pay(void **state)
   wide_init(&run, LADE_GPT2, LADE_BF16);
   assert_int_equal(policy_get(&run, PLENTY), LADE_RESIDENCY_KEEP);
   assert_int_equal(policy_get(&run, 0), LADE_RESIDENCY_RECOMPUTE);
-  for (int op = 0; op < run.graph->n_ops; op++) {
-    if (run.graph->ops[op].lean >= 0)
-      run.prices.op_ns[run.graph->ops[op].lean] = run.prices.op_ns[op] / 2;
-  }
+  lean_price(&run, 50);
   assert_int_equal(policy_get(&run, PLENTY), LADE_RESIDENCY_RECOMPUTE);
+  run_fixture_finish(&run);
+}
+
+/* Near equal prices the cheaper form is taken at the unconstrained peak, and no larger budget has a slower plan. */
+static void the_form_of_lower_price_is_taken(void **state)
+{
+  static const int percents[] = {50, 98, 102, 200};
+  struct run_fixture run;
+  wide_init(&run, LADE_GPT2, LADE_BF16);
+  for (size_t i = 0; i < LADE_COUNT(percents); i++) {
+    struct lade_plan_bounds bounds;
+    struct lade_error error = {0};
+    lean_price(&run, percents[i]);
+    lade_planner *planner = run_fixture_planner(&run, 0, 0, LADE_RECIPE_AUTO);
+    assert_int_equal(lade_planner_get_bounds(planner, &bounds), 0);
+    int64_t smaller_ns = INT64_MAX;
+    for (int step = 0; step <= 8; step++) {
+      struct lade_plan *plan;
+      const uint64_t bytes = bounds.min_bytes + (bounds.unconstrained_bytes - bounds.min_bytes) * (uint64_t)step / 8;
+      if (lade_planner_plan(planner, bytes, &error, &plan))
+        fail_msg("%s", error.text);
+      assert_true(plan->predicted_ns <= smaller_ns);
+      smaller_ns = plan->predicted_ns;
+      if (step == 8)
+        assert_int_equal(plan->residency->choices[logits_find(run.graph)].saved,
+                         percents[i] > 100 ? LADE_RESIDENCY_KEEP : LADE_RESIDENCY_RECOMPUTE);
+      lade_plan_destroy(plan);
+    }
+    lade_planner_destroy(planner);
+  }
   run_fixture_finish(&run);
 }
 
@@ -140,6 +173,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(kept_logits_give_the_bits_of_logits_made_again),
       cmocka_unit_test(the_planner_keeps_logits_where_they_fit_and_pay),
+      cmocka_unit_test(the_form_of_lower_price_is_taken),
       cmocka_unit_test(the_proof_refuses_logits_that_nothing_made),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
