@@ -17,16 +17,6 @@
 
 enum { LADE_LOCK_FREE, LADE_LOCK_HELD, LADE_LOCK_AWAITED }; /* awaited: held, and a thread may be asleep */
 
-/* Tell the processor that this is one turn of a loop that waits for another thread. */
-static inline void lade_pause(void)
-{
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  atomic_signal_fence(memory_order_seq_cst);
-#endif
-}
-
 /* Zeros are a free lock; it needs no finish. */
 struct lade_lock {
   _Atomic uint32_t state;

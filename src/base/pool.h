@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The process's only pool of CPU threads. Every kernel, copy, checksum and host update runs on it, so that CPU work
- * never oversubscribes the cores. A thread without work sleeps after at most 20 us.
+ * never oversubscribes the cores and no thread spins.
  *
- * A pool of n threads keeps n-1 workers; the thread that calls lade_pool_run takes part. Work is a function
+ * A pool of n threads keeps n-1 sleeping workers; the thread that calls lade_pool_run takes part. Work is a function
  * called for i_task = 0..n_tasks-1; an atomic counter hands out the numbers. Any thread may run any task, so results
  * must depend on i_task alone. They are then the same for any number of threads. i_thread, in 0..lade_pool_n_threads-1,
  * is unique among the threads inside one call of lade_pool_run and indexes per-thread scratch; the caller's is 0.

@@ -29,12 +29,21 @@
 #define N_SPINS 100 /* a few microseconds: dozens of sections, about the cost of a sleep */
 #define ALARM_NS 1000000
 
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
 void lade_lock_lock_slowly(struct lade_lock *lock)
 {
   for (int i = 0; i < N_SPINS; i++) {
     if (atomic_load_explicit(&lock->state, memory_order_relaxed) == LADE_LOCK_FREE && lade_lock_try(lock))
       return;
-    lade_pause();
+    pause_briefly();
   }
   const struct timespec alarm = {.tv_nsec = ALARM_NS};
   while (atomic_exchange_explicit(&lock->state, LADE_LOCK_AWAITED, memory_order_acquire) != LADE_LOCK_FREE)

@@ -5,15 +5,9 @@
  * caller does the same, unlinks the job and sleeps until the last worker has left, because the job ends with its stack
  * frame.
  *
- * Joining and leaving take the pool's mutex, once per thread and job; taking a task is one atomic addition. Kernels
- * give small work to the calling thread alone (n_tasks == 1 never takes the mutex).
- *
- * A step is hundreds of jobs with a few microseconds between them. A thread that sleeps in each of these gaps costs
- * a wake-up per job: 17 to 40 us where the core is a virtual one that halts (EPYC Zen 4, jobs of 40 and 130 us).
- * Therefore a worker without a job, and a caller whose last tasks run in workers, look for WATCH_NS before they sleep.
- * They do not look for longer, because a thread that looks may hold the core that another one needs: at 50 us a step of
- * `nano` took 5 to 15 % more processor time beside other work, and no less wall time. A pool of more threads than cores
- * sleeps at once.
+ * Joining and leaving take the pool's mutex, once per thread and job; taking a task is one atomic addition. A parallel
+ * call costs a wake-up of the workers, some microseconds. Kernels therefore give small work to the calling thread alone
+ * (n_tasks == 1 never takes the mutex).
  *
  * Rejected: OpenMP teams. Each calling thread gets its own team, and idle teams spin. With several queues, or ranks, on
  * the same cores a step takes ten times as long.
@@ -26,12 +20,8 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
-#include "base/lock.h"
 #include "base/pool.h"
 #include "base/thread.h"
-
-#define WATCH_NS 20000 /* about one wake-up of a halted virtual core, and more than the gap between two jobs */
-#define WATCH_TURNS 16 /* between two looks at the clock: about a microsecond */
 
 struct pool_job {
   lade_task_fn *fn;
@@ -39,7 +29,7 @@ struct pool_job {
   int n_tasks;
   atomic_int next; /* the first task not yet taken */
   int n_joined;    /* threads that have joined so far, the caller included; the next one's i_thread */
-  atomic_uint n_inside; /* workers that joined and have not left; changed with the mutex held */
+  int n_inside;    /* workers that joined and have not left */
   struct pool_job *next_job;
 };
 
@@ -48,8 +38,7 @@ struct lade_pool {
   pthread_cond_t work;   /* a job was linked, or the pool ends */
   pthread_cond_t left;   /* a worker left a job */
   struct pool_job *jobs; /* oldest first */
-  atomic_uint n_linked;  /* jobs so far, modulo 2^32; changed with the mutex held */
-  bool is_ending, is_watching;
+  bool is_ending;
   int n_threads;
   int n_workers;         /* workers started so far, so that a partly built pool can be destroyed */
   pthread_t workers[];
@@ -91,34 +80,6 @@ static void job_unlink(struct lade_pool *pool, struct pool_job *job)
   *at = job->next_job;
 }
 
-/*
- * Wait until *@word is @value, or is not (@is_equal false), for at most WATCH_NS. pre: the mutex is not held.
- */
-static void word_watch(const atomic_uint *word, unsigned value, bool is_equal)
-{
-  const int64_t end_ns = lade_now_ns() + WATCH_NS;
-  do {
-    for (int i = 0; i < WATCH_TURNS; i++) {
-      if ((atomic_load_explicit(word, memory_order_relaxed) == value) == is_equal)
-        return;
-      lade_pause();
-    }
-  } while (lade_now_ns() < end_ns);
-}
-
-/* Look for a new job for a moment, and sleep if there is none. May return without one. pre: the mutex is held. */
-static void job_await(struct lade_pool *pool)
-{
-  const unsigned n_linked = pool->n_linked;
-  if (pool->is_watching) {
-    pthread_mutex_unlock(&pool->mutex);
-    word_watch(&pool->n_linked, n_linked, false);
-    pthread_mutex_lock(&pool->mutex);
-  }
-  if (pool->n_linked == n_linked && !pool->is_ending)
-    pthread_cond_wait(&pool->work, &pool->mutex);
-}
-
 static void *worker_main(void *arg)
 {
   struct lade_pool *pool = arg;
@@ -126,7 +87,7 @@ static void *worker_main(void *arg)
   while (!pool->is_ending) {
     struct pool_job *job = job_find(pool);
     if (!job) {
-      job_await(pool);
+      pthread_cond_wait(&pool->work, &pool->mutex);
       continue;
     }
     int i_thread = job->n_joined++;
@@ -135,7 +96,7 @@ static void *worker_main(void *arg)
     pthread_mutex_unlock(&pool->mutex);
     job_work(job, i_thread);
     pthread_mutex_lock(&pool->mutex);
-    if (--job->n_inside == 0) /* the caller may see the zero, but it needs the mutex to end the job */
+    if (--job->n_inside == 0)
       pthread_cond_broadcast(&pool->left);
   }
   pthread_mutex_unlock(&pool->mutex);
@@ -150,7 +111,6 @@ int lade_pool_create(int n_threads, lade_pool **ret_pool)
   if (!pool)
     return -ENOMEM;
   pool->n_threads = n_threads;
-  pool->is_watching = n_threads <= lade_cpu_count();
   pthread_mutex_init(&pool->mutex, NULL);
   pthread_cond_init(&pool->work, NULL);
   pthread_cond_init(&pool->left, NULL);
@@ -198,15 +158,12 @@ void lade_pool_run(lade_pool *pool, lade_task_fn *fn, void *arg, int n_tasks)
   int n_helpers = LADE_MIN(n_tasks, pool->n_threads) - 1;
   pthread_mutex_lock(&pool->mutex);
   job_link(pool, &job);
-  pool->n_linked++;
   for (int i = 0; i < n_helpers; i++)
     pthread_cond_signal(&pool->work);
   pthread_mutex_unlock(&pool->mutex);
 
   job_work(&job, 0);
 
-  if (pool->is_watching)
-    word_watch(&job.n_inside, 0, true);
   pthread_mutex_lock(&pool->mutex);
   job_unlink(pool, &job);
   while (job.n_inside)
