@@ -16,6 +16,8 @@ struct remat_state {
   double best_over;           /* least excess so far, while nothing fits */
   double price;               /* of a byte above the limit in one turn, in ns */
   double temperature;         /* in ns */
+  const double *prices;       /* of schedules (schedule.h); NULL: none */
+  double guidance;            /* part of the priced bytes that counts in the energy */
   double typical_ns;          /* mean time of ops that may run again, at least 1 */
   double largest_ns;          /* of an op that may run again, at least 1 */
   const int32_t *window;      /* values that moves may change; NULL: all */
