@@ -121,29 +121,43 @@ static void tiers_allow(struct graph_planning *planning, struct remat_search_par
   how->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
 }
 
+/* Search from @choices, and let what is found replace that in @planning->least if its peak is below *@peak. -ENOMEM. */
+static int smaller_try(struct graph_planning *planning, const struct remat_search_params *how,
+                       struct remat_choices *choices, uint64_t *peak)
+{
+  uint64_t found = *peak;
+  int status = remat_search(how, choices);
+  if (!status || status == -ENOSPC)
+    status = peak_get(planning, choices, &found);
+  if (!status && found < *peak) {
+    status = choices_copy(&planning->least, choices);
+    *peak = found;
+  }
+  return status;
+}
+
 /*
- * Look for a schedule within @budget_bytes from that in @planning->least, and let it replace that one if its peak is
- * below *@peak, which it then becomes. It may be above the budget: the nearest one that was found.
+ * Look for a schedule within @budget_bytes: by transfers alone, if there are other tiers, because they need the fewest
+ * operands at one time, and then from that in @planning->least. That one it replaces if its peak is below *@peak, which
+ * it then becomes. It may be above the budget: the nearest one that was found.
  */
 static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, int64_t deadline_ns,
                         uint64_t *peak)
 {
   struct remat_choices choices = {0};
-  uint64_t found = *peak;
-  int status = choices_copy(&choices, &planning->least);
   struct remat_search_params how = {.problem = &planning->problem,
                                     .limit_bytes = limit_of(&planning->problem, budget_bytes),
-                                    .n_moves = n_moves, .deadline_ns = deadline_ns, .fit_moves = n_moves,
-                                    .fit_deadline_ns = deadline_ns, .seed = planning->params.seed,
-                                    .stops_at_fit = true};
+                                    .deadline_ns = deadline_ns, .fit_deadline_ns = deadline_ns,
+                                    .seed = planning->params.seed, .stops_at_fit = true};
   tiers_allow(planning, &how);
-  if (!status)
-    status = remat_search(&how, &choices);
-  if (!status || status == -ENOSPC)
-    status = peak_get(planning, &choices, &found);
-  if (!status && found < *peak) {
-    status = choices_copy(&planning->least, &choices);
-    *peak = found;
+  how.is_offload = how.links != NULL;
+  int status = how.is_offload ? smaller_try(planning, &how, &choices, peak) : 0;
+  if (!status && *peak > budget_bytes) {
+    how.is_offload = false;
+    how.n_moves = how.fit_moves = n_moves;
+    status = choices_copy(&choices, &planning->least);
+    if (!status)
+      status = smaller_try(planning, &how, &choices, peak);
   }
   remat_choices_free(&choices);
   return status;
