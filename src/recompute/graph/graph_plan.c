@@ -25,6 +25,7 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
+#define MOVES_PER_OP 4000 /* by default */
 #define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
@@ -56,13 +57,6 @@ static int64_t deadline_of(const struct graph_planning *planning, double share)
 {
   const int64_t limit_ns = planning->params.time_limit_ns;
   return limit_ns ? planning->start_ns + (int64_t)((double)limit_ns * share) : INT64_MAX;
-}
-
-static int64_t moves_of(const struct graph_planning *planning)
-{
-  if (planning->params.iterations)
-    return planning->params.iterations;
-  return planning->params.time_limit_ns ? INT64_MAX : LADE_GRAPH_ITERATIONS;
 }
 
 /* Return the bytes of a schedule's peak, fixed ones included. -ENOMEM. */
@@ -111,6 +105,22 @@ static bool has_tiers(const struct graph_planning *planning)
   for (int s = 0; s < planning->graph->storages.n && !lives_there; s++)
     lives_there = planning->graph->storages.items[s].is_given && planning->graph->storages.items[s].tier != LADE_DEVICE;
   return lives_there || tier_get(&planning->params) != LADE_DEVICE;
+}
+
+/*
+ * Return the moves of all searches. Without other tiers a search of SHORT_OPS_MOST ops goes on finding better schedules,
+ * the longer the more ops there are, and a move takes microseconds.
+ */
+static int64_t moves_of(const struct graph_planning *planning)
+{
+  const int64_t n_ops = planning->graph->ops.n;
+  if (planning->params.iterations)
+    return planning->params.iterations;
+  if (planning->params.time_limit_ns)
+    return INT64_MAX;
+  if (n_ops > SHORT_OPS_MOST || has_tiers(planning))
+    return LADE_GRAPH_ITERATIONS;
+  return LADE_MIN(LADE_MAX(n_ops * MOVES_PER_OP, LADE_GRAPH_ITERATIONS), 2 * LADE_GRAPH_ITERATIONS);
 }
 
 /* Let the search of @how use the tiers, if there are any. */

@@ -5,8 +5,6 @@
 
 #include "recompute/graph/search/search.h"
 
-#define SHORT_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
-
 struct remat_state {
   const struct remat_search_params *params;
   const struct remat_problem *problem;
