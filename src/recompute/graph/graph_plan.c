@@ -108,8 +108,8 @@ static bool has_tiers(const struct graph_planning *planning)
 }
 
 /*
- * Return the moves of all searches. Without other tiers a search of SHORT_OPS_MOST ops goes on finding better schedules,
- * the longer the more ops there are, and a move takes microseconds.
+ * Return the moves of all searches. Without other tiers a search of up to SHORT_OPS_MOST ops goes on finding better
+ * schedules, the longer the more ops there are, and a move takes microseconds.
  */
 static int64_t moves_of(const struct graph_planning *planning)
 {
