@@ -75,7 +75,7 @@ int remat_windows_anneal(struct remat_state *search);
 
 /* ---- temper.c ---- */
 
-/* Search by parallel tempering from the best schedule, which fits, until moves or time end. -ENOMEM. */
+/* Search by parallel tempering from the best schedule until moves or time end, or the bound is met. -ENOMEM. */
 int remat_temper(struct remat_state *search);
 
 #endif

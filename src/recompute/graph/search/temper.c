@@ -147,15 +147,21 @@ static int polish(struct remat_state *search, struct replica *coldest)
   return status;
 }
 
+/* Return the moves after which the search ends. */
+static int64_t moves_most(const struct remat_state *search)
+{
+  return search->best_ns < INT64_MAX ? search->params->n_moves : search->params->fit_moves;
+}
+
 static int replicas_run(struct tempering *tempering)
 {
   struct remat_state *search = tempering->search;
   struct replica *replicas = tempering->replicas;
-  const int64_t n_moves = search->params->n_moves, between = (int64_t)search->problem->n_ops * POLISH_MOVES;
-  const int64_t last_moves = (int64_t)((double)n_moves * POLISH_SHARE);
+  const int64_t between = (int64_t)search->problem->n_ops * POLISH_MOVES;
+  const int64_t last_moves = (int64_t)((double)search->params->n_moves * POLISH_SHARE);
   int64_t polished_ns = search->best_ns, next_moves = search->n_moves + between;
   int status = 0;
-  for (int k = 0; !status && !search->is_over && search->n_moves < n_moves; k ^= 1) {
+  for (int k = 0; !status && !search->is_over && search->n_moves < moves_most(search); k ^= 1) {
     for (int i = 0; i < REPLICAS && !status && !search->is_over; i++)
       status = sweep(search, &replicas[i]);
     exchange(search, replicas, k);
@@ -180,7 +186,8 @@ static int prices_make(struct tempering *tempering)
   double *prices = calloc(n, sizeof(*prices));
   tempering->prices = calloc(n + 1, sizeof(*tempering->prices));
   struct remat_bound_params how = {.problem = problem, .limit_bytes = search->params->limit_bytes,
-                                   .known_ns = problem->base_ns + search->best_ns, .ret_prices = prices};
+                                   .known_ns = search->best_ns < INT64_MAX ? problem->base_ns + search->best_ns : 0,
+                                   .ret_prices = prices};
   int status = prices && tempering->prices ? remat_bound_find(&how, &bound_ns) : -ENOMEM;
   for (size_t t = 0; t < n && !status; t++)
     tempering->prices[t + 1] = tempering->prices[t] + prices[t];
