@@ -410,11 +410,23 @@ for budget in ("min", "1", "60%", "auto"):
     assert planned("--graph", b"<&>\xff.json", "--budget", budget)["fits"], budget
 
 # Networks at budgets where weaker searches ended at more: VGG-16 without long detours at 3.02 %, U-Net with annealing
-# alone at 11.93 %. The best known are 1.573 and 10.877.
-for net, budget, most in (("vgg16", "60%", 1.6), ("unet", "35%", 11.8)):
+# alone at 11.93 %, ResNet-50 without prices of the bound at 9.75 %. The best known are 1.573, 10.877 and 9.42.
+for net, budget, most in (("vgg16", "60%", 1.6), ("unet", "35%", 11.8), ("resnet50", "40%", 9.6)):
     subprocess.run([sys.executable, NETS, net, "-o", f"{net}.json"], check=True)
-    code, out, err = run("--graph", f"{net}.json", "--budget", budget, "--host-budget", "0", "--json")
+    code, out, err = run("--graph", f"{net}.json", "--budget", budget, "--host-budget", "0", "--iterations", "300000",
+                         "--json")
     assert code == 0, (net, code, err)
     found = json.loads(out)
     overhead = 100 * (found["compute_ns"] / found["base_ns"] - 1)
     assert found["fits"] and overhead <= most, (net, budget, overhead)
+
+# The smallest budget with room on the host is near the largest need of one op: redos, which need operands, too, ended
+# at 1.3 times as much.
+subprocess.run([sys.executable, NETS, "mobilenetv2", "-o", "mobilenetv2.json"], check=True)
+found = planned("--graph", "mobilenetv2.json", "--budget", "min", "--host-budget", "400GiB", "--machine", "a100-80g")
+assert found["planned_peak_bytes"] <= 1.05 * found["floor_bytes"], found
+
+# A budget for which a backward op has to run again with all that leads to it: annealing alone refused it.
+subprocess.run([sys.executable, NETS, "resnet-small", "--layers", "2", "-o", "resnet.json"], check=True)
+code, out, err = run("--graph", "resnet.json", "--budget", "60%", "--host-budget", "0", "--iterations", "60000", "--json")
+assert code == 0 and json.loads(out)["compute_ns"] <= 6378457, (out, err)

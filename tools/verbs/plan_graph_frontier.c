@@ -36,6 +36,8 @@ static struct lade_graph_plan_params params_share(const struct graph_request *re
     params.iterations = LADE_MAX(params.iterations / FRONTIER_POINTS_MOST, 1);
   if (params.time_limit_ns)
     params.time_limit_ns = LADE_MAX(params.time_limit_ns / FRONTIER_POINTS_MOST, 1);
+  else if (!params.iterations)
+    params.iterations = LADE_GRAPH_ITERATIONS; /* a plan of one budget may take twice as many */
   return params;
 }
 

@@ -178,7 +178,8 @@ int remat_bound_find(const struct remat_bound_params *params, int64_t *ret_bound
 {
   const struct remat_problem *problem = params->problem;
   struct bound_search search = {.problem = problem};
-  struct remat_relax_params how = {.problem = problem, .limit_bytes = params->limit_bytes, .links = params->links};
+  struct remat_relax_params how = {.problem = problem, .limit_bytes = params->limit_bytes, .links = params->links,
+                                   .ret_prices = params->ret_prices};
   bool can_wait = params->may_wait[LADE_HOST] || params->may_wait[LADE_STORE];
   double redo_ns = 0, relaxed_ns = 0;
   *ret_bound_ns = INT64_MAX;

@@ -12,6 +12,7 @@ struct remat_bound_params {
   const struct list_time *links; /* NULL: nothing waits on another tier */
   bool may_wait[LADE_N_SPACES];  /* tiers on which values may wait */
   int64_t known_ns;              /* time of a step that is known; 0: of none */
+  double *ret_prices;            /* by turn: prices of bytes, in ns, if some give a bound; without links; or NULL */
 };
 
 /* Find a time that every step within the limit takes at least. INT64_MAX: no step is within it. -ENOMEM. */

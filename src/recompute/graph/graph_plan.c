@@ -25,6 +25,7 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
+#define MOVES_PER_OP 4000 /* by default */
 #define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
@@ -56,13 +57,6 @@ static int64_t deadline_of(const struct graph_planning *planning, double share)
 {
   const int64_t limit_ns = planning->params.time_limit_ns;
   return limit_ns ? planning->start_ns + (int64_t)((double)limit_ns * share) : INT64_MAX;
-}
-
-static int64_t moves_of(const struct graph_planning *planning)
-{
-  if (planning->params.iterations)
-    return planning->params.iterations;
-  return planning->params.time_limit_ns ? INT64_MAX : LADE_GRAPH_ITERATIONS;
 }
 
 /* Return the bytes of a schedule's peak, fixed ones included. -ENOMEM. */
@@ -113,6 +107,22 @@ static bool has_tiers(const struct graph_planning *planning)
   return lives_there || tier_get(&planning->params) != LADE_DEVICE;
 }
 
+/*
+ * Return the moves of all searches. Without other tiers a search of up to SHORT_OPS_MOST ops goes on finding better
+ * schedules, the longer the more ops there are, and a move takes microseconds.
+ */
+static int64_t moves_of(const struct graph_planning *planning)
+{
+  const int64_t n_ops = planning->graph->ops.n;
+  if (planning->params.iterations)
+    return planning->params.iterations;
+  if (planning->params.time_limit_ns)
+    return INT64_MAX;
+  if (n_ops > SHORT_OPS_MOST || has_tiers(planning))
+    return LADE_GRAPH_ITERATIONS;
+  return LADE_MIN(LADE_MAX(n_ops * MOVES_PER_OP, LADE_GRAPH_ITERATIONS), 2 * LADE_GRAPH_ITERATIONS);
+}
+
 /* Let the search of @how use the tiers, if there are any. */
 static void tiers_allow(struct graph_planning *planning, struct remat_search_params *how)
 {
@@ -121,29 +131,43 @@ static void tiers_allow(struct graph_planning *planning, struct remat_search_par
   how->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
 }
 
+/* Search from @choices, and let what is found replace that in @planning->least if its peak is below *@peak. -ENOMEM. */
+static int smaller_try(struct graph_planning *planning, const struct remat_search_params *how,
+                       struct remat_choices *choices, uint64_t *peak)
+{
+  uint64_t found = *peak;
+  int status = remat_search(how, choices);
+  if (!status || status == -ENOSPC)
+    status = peak_get(planning, choices, &found);
+  if (!status && found < *peak) {
+    status = choices_copy(&planning->least, choices);
+    *peak = found;
+  }
+  return status;
+}
+
 /*
- * Look for a schedule within @budget_bytes from that in @planning->least, and let it replace that one if its peak is
- * below *@peak, which it then becomes. It may be above the budget: the nearest one that was found.
+ * Look for a schedule within @budget_bytes: by transfers alone, if there are other tiers, because they need the fewest
+ * operands at one time, and then from that in @planning->least. That one it replaces if its peak is below *@peak, which
+ * it then becomes. It may be above the budget: the nearest one that was found.
  */
 static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, int64_t deadline_ns,
                         uint64_t *peak)
 {
   struct remat_choices choices = {0};
-  uint64_t found = *peak;
-  int status = choices_copy(&choices, &planning->least);
   struct remat_search_params how = {.problem = &planning->problem,
                                     .limit_bytes = limit_of(&planning->problem, budget_bytes),
-                                    .n_moves = n_moves, .deadline_ns = deadline_ns, .fit_moves = n_moves,
-                                    .fit_deadline_ns = deadline_ns, .seed = planning->params.seed,
-                                    .stops_at_fit = true};
+                                    .deadline_ns = deadline_ns, .fit_deadline_ns = deadline_ns,
+                                    .seed = planning->params.seed, .stops_at_fit = true};
   tiers_allow(planning, &how);
-  if (!status)
-    status = remat_search(&how, &choices);
-  if (!status || status == -ENOSPC)
-    status = peak_get(planning, &choices, &found);
-  if (!status && found < *peak) {
-    status = choices_copy(&planning->least, &choices);
-    *peak = found;
+  how.is_offload = how.links != NULL;
+  int status = how.is_offload ? smaller_try(planning, &how, &choices, peak) : 0;
+  if (!status && *peak > budget_bytes) {
+    how.is_offload = false;
+    how.n_moves = how.fit_moves = n_moves;
+    status = choices_copy(&choices, &planning->least);
+    if (!status)
+      status = smaller_try(planning, &how, &choices, peak);
   }
   remat_choices_free(&choices);
   return status;

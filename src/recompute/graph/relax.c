@@ -338,6 +338,8 @@ int remat_relax(const struct remat_relax_params *params, double *ret_bound_ns)
   *ret_bound_ns = 0;
   for (size_t i = 0; i < (has_tiers ? LADE_COUNT(weights) : 1) && !status; i++)
     *ret_bound_ns = LADE_MAX(*ret_bound_ns, weight_bound(&relax, weights[i]));
+  if (!status && params->ret_prices)
+    memcpy(params->ret_prices, relax.best_price, ((size_t)params->problem->n_ops + 1) * sizeof(*relax.best_price));
   free(relax.n_readers);
   free(relax.need);
   free(relax.price);

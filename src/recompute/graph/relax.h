@@ -14,6 +14,7 @@ struct remat_relax_params {
   int64_t upper_ns;              /* time of a step that is known, or a guess: it scales the steps of the ascent */
   int32_t first_turn;            /* where the ascent begins: a price of this turn's bytes */
   double first_price;            /* in ns per byte */
+  double *ret_prices;            /* by turn: the best prices, in ns per byte; NULL: not wanted */
 };
 
 /* Find a time below which no step within the limit is. -ENOMEM. */

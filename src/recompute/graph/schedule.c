@@ -232,6 +232,14 @@ static void span_cut(struct remat_schedule *schedule, int value, int from, int t
   spans_replace(schedule, value, at, 1, parts, n);
 }
 
+/* Add @bytes, which may be negative, to turns @from .. @to. */
+static void bytes_add(struct remat_schedule *schedule, int from, int to, int64_t bytes)
+{
+  turn_bytes_add(&schedule->bytes, from, to, bytes);
+  if (schedule->prices)
+    schedule->priced_ns += (schedule->prices[to + 1] - schedule->prices[from]) * (double)bytes;
+}
+
 static void range_set(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
 {
   const int last = LADE_MIN(to, last_touch(schedule, value));
@@ -243,7 +251,7 @@ static void range_set(struct remat_schedule *schedule, int value, int from, int 
     remat_waiting_add(schedule, value, from, last, 1);
   }
   const int64_t bytes = (int64_t)schedule->problem->values[value].bytes;
-  turn_bytes_add(&schedule->bytes, from, to, is_held ? bytes : -bytes);
+  bytes_add(schedule, from, to, is_held ? bytes : -bytes);
 }
 
 /* ---- changes ---- */
@@ -343,7 +351,7 @@ static void costs_set(struct remat_schedule *schedule, int turn, int64_t redo_ns
   struct remat_turn *t = &schedule->turns[turn];
   schedule->redo_ns += redo_ns - t->redo_ns;
   if (extra_bytes != t->extra_bytes)
-    turn_bytes_add(&schedule->bytes, turn, turn, (int64_t)(extra_bytes - t->extra_bytes));
+    bytes_add(schedule, turn, turn, (int64_t)(extra_bytes - t->extra_bytes));
   t->redo_ns = redo_ns;
   t->extra_bytes = extra_bytes;
 }

@@ -61,6 +61,8 @@ struct remat_schedule {
   struct turn_bytes bytes;             /* n_ops + 1; without the problem's fixed bytes */
   int64_t redo_ns;                     /* of all turns */
   int n_redos;                         /* and gets */
+  const double *prices;                /* by turn: of a byte in all turns before it, in ns; borrowed; NULL: none */
+  double priced_ns;                    /* the bytes of all turns, at their prices */
   uint8_t *sources;                    /* by value: LADE_DEVICE: it is made again; else the tier where it waits */
   struct turn_bytes waiting[LADE_N_SPACES]; /* by boundary: bytes that wait on each tier, and do not live there */
   int64_t n_waits;                     /* values that wait on a tier, summed over boundaries */
@@ -170,6 +172,9 @@ static inline void remat_waiting_limit(struct remat_schedule *schedule, enum lad
 {
   turn_bytes_limit(&schedule->waiting[tier], (int64_t)LADE_MIN(bytes, (uint64_t)INT64_MAX / 2));
 }
+
+/* Price the bytes of turns from now on (schedule->prices). NULL: no more. */
+void remat_prices_set(struct remat_schedule *schedule, const double *prices);
 
 /* True if no more bytes wait on a tier than may. */
 static inline bool remat_waiting_fits(const struct remat_schedule *schedule)

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Make, save, recount and free a schedule of recompute. */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "recompute/graph/schedule.h"
+
+#define PRICED_ROUNDING 1e-6
 
 static int arrays_allocate(struct remat_schedule *schedule)
 {
@@ -164,6 +167,21 @@ int remat_schedule_load(struct remat_schedule *schedule, const struct remat_prob
                        choices->waiting.items, n_waiting);
 }
 
+/* Return the bytes of all turns at @prices. */
+static double priced_sum(const struct remat_schedule *schedule, const double *prices)
+{
+  double ns = 0;
+  for (int t = 0; t <= schedule->problem->n_ops && prices; t++)
+    ns += (prices[t + 1] - prices[t]) * (double)turn_bytes_get(&schedule->bytes, t);
+  return ns;
+}
+
+void remat_prices_set(struct remat_schedule *schedule, const double *prices)
+{
+  schedule->prices = prices;
+  schedule->priced_ns = priced_sum(schedule, prices);
+}
+
 void remat_choices_free(struct remat_choices *choices)
 {
   LADE_ARRAY_FREE(&choices->list);
@@ -242,12 +260,21 @@ static bool holdings_are_equal(const struct remat_holding *a, const struct remat
          (!bytes || !memcmp(a->touches.items, b->touches.items, bytes));
 }
 
+/* True if the priced bytes are what a sum over all turns gives, but for the rounding of many additions. */
+static bool is_priced_right(const struct remat_schedule *schedule)
+{
+  const double sum_ns = priced_sum(schedule, schedule->prices);
+  return fabs(schedule->priced_ns - sum_ns) <= PRICED_ROUNDING * fmax(sum_ns, 1);
+}
+
 bool remat_schedule_is_valid(const struct remat_schedule *schedule)
 {
   const struct remat_problem *problem = schedule->problem;
   struct remat_choices choices = {0};
   struct remat_schedule fresh;
   bool is_valid = true; /* also if no memory is left for the recount */
+  if (!is_priced_right(schedule))
+    return false;
   if (!remat_schedule_save(schedule, &choices) &&
       !remat_schedule_load(&fresh, problem, (uint64_t)schedule->bytes.limit_bytes, &choices)) {
     is_valid = fresh.redo_ns == schedule->redo_ns && fresh.n_redos == schedule->n_redos && !fresh.is_broken;

@@ -98,6 +98,15 @@ static void assert_over_is_exact(const struct remat_schedule *schedule)
   assert_true(fabs(over_bytes - remat_over(schedule)) < 1e-3);
 }
 
+/* Check that the priced bytes are those of the turns, at the prices of the schedule. */
+static void assert_prices_are_counted(const struct remat_schedule *schedule)
+{
+  double priced_ns = 0;
+  for (int t = 0; t <= schedule->problem->n_ops; t++)
+    priced_ns += (schedule->prices[t + 1] - schedule->prices[t]) * (double)turn_bytes_get(&schedule->bytes, t);
+  assert_true(fabs(priced_ns - schedule->priced_ns) <= 1e-9 * fmax(priced_ns, 1));
+}
+
 /* ---- changes ---- */
 
 /* Let a drawn made value wait on a drawn tier, or be made again. */
@@ -174,6 +183,25 @@ static void any_changes_leave_what_an_evaluation_from_nothing_gives(void **state
     for (int i = 0; i < CHANGES; i++)
       changes_make(&bench);
     bench_close(&bench);
+  }
+}
+
+static void priced_bytes_follow_changes_and_rollbacks(void **state)
+{
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    struct bench_schedule bench;
+    bench_open(&bench, seed);
+    double *prices = calloc((size_t)bench.problem.n_ops + 2, sizeof(*prices));
+    assert_non_null(prices);
+    for (int t = 0; t <= bench.problem.n_ops; t++)
+      prices[t + 1] = prices[t] + random_draw_below(&bench.draw, 3) * 0.37;
+    remat_prices_set(&bench.schedule, prices);
+    for (int i = 0; i < CHANGES / 2; i++) {
+      changes_make(&bench);
+      assert_prices_are_counted(&bench.schedule);
+    }
+    bench_close(&bench);
+    free(prices);
   }
 }
 
@@ -338,6 +366,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_changes_leave_what_an_evaluation_from_nothing_gives),
+      cmocka_unit_test(priced_bytes_follow_changes_and_rollbacks),
       cmocka_unit_test(every_schedule_replays_with_its_bytes_and_time),
       cmocka_unit_test(bytes_of_turns_are_those_of_a_plain_array),
       cmocka_unit_test(a_saved_schedule_is_made_again),

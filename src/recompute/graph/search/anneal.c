@@ -47,6 +47,8 @@ static int schedule_load(struct remat_state *search, const struct remat_choices 
   for (int tier = LADE_HOST; tier <= LADE_STORE && !status; tier++)
     remat_waiting_limit(&search->schedule, (enum lade_space)tier, search->params->waiting_bytes[tier]);
   search->schedule.forbids_redo = search->params->is_offload;
+  if (!status)
+    remat_prices_set(&search->schedule, search->prices);
   return status;
 }
 

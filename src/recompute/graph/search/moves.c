@@ -61,7 +61,8 @@ double remat_cost_get(struct remat_state *search)
 
 static double energy(struct remat_state *search)
 {
-  return remat_cost_get(search) + search->price * remat_over(&search->schedule);
+  return remat_cost_get(search) + search->price * remat_over(&search->schedule) +
+         search->guidance * search->schedule.priced_ns;
 }
 
 /* ---- single changes ---- */

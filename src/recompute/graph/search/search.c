@@ -14,8 +14,9 @@
  * when many windows in a row gained nothing; the next one begins from the best schedule, the second one from the
  * schedule that holds least, since a descent from the one that holds everything may end where no single move goes on.
  *
- * A graph of up to SHORT_OPS_MOST ops without other tiers has one round that ends with a schedule within the limit, and
- * then parallel tempering (temper.c): rounds from the best schedule end where they began, as its structure is kept.
+ * A graph of up to SHORT_OPS_MOST ops without other tiers has one round that ends with a schedule within the limit, or
+ * ROUNDS_WITHOUT_FIT others, and then parallel tempering (temper.c): rounds from the best schedule end where they
+ * began, as its structure is kept.
  *
  * Everything is a function of problem, limit, seed and number of moves, unless the deadline ends it. Rejected: the
  * integer program itself (Checkmate's), which takes hours at 300 ops.
@@ -35,6 +36,7 @@
 #define ROUND_GROWTH 2.0    /* after two rounds of one length */
 #define ANNEAL_OPS_MOST 5000 /* in longer graphs ROUND_MOVES_MOST moves over the whole do harm; windows alone help */
 #define FRESH_ROUNDS 5
+#define ROUNDS_WITHOUT_FIT 2 /* after which tempering looks for the first schedule within the limit */
 #define HOPE 0.002 /* part of the step by which a fresh schedule may be slower than the best for windows to go on */
 #define CHAIN_SHARES 6     /* plans of a chain that are tried */
 #define CHAIN_STEP 0.01    /* part of the limit by which the next one has less */
@@ -144,7 +146,7 @@ static double largest_ns(const struct remat_problem *problem)
   return most;
 }
 
-/* True if tempering takes over from the first schedule within the limit on. */
+/* True if tempering takes over after the first rounds. */
 static bool is_tempered(const struct remat_state *search)
 {
   return search->problem->n_ops <= SHORT_OPS_MOST && !search->params->links;
@@ -178,7 +180,8 @@ static int search_run(struct remat_state *search)
     if (!status && remat_over(&search->schedule) == 0 && is_near)
       status = remat_windows_anneal(search);
     moves *= round & 1 && !fits ? ROUND_GROWTH : 1;
-    if (!status && search->best_ns < INT64_MAX && is_tempered(search))
+    bool is_due = search->best_ns < INT64_MAX || round + 1 >= ROUNDS_WITHOUT_FIT;
+    if (!status && is_due && is_tempered(search))
       return search->is_over ? 0 : remat_temper(search);
   }
   return status;

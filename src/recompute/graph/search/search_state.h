@@ -5,8 +5,6 @@
 
 #include "recompute/graph/search/search.h"
 
-#define SHORT_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
-
 struct remat_state {
   const struct remat_search_params *params;
   const struct remat_problem *problem;
@@ -16,6 +14,8 @@ struct remat_state {
   double best_over;           /* least excess so far, while nothing fits */
   double price;               /* of a byte above the limit in one turn, in ns */
   double temperature;         /* in ns */
+  const double *prices;       /* of schedules (schedule.h); NULL: none */
+  double guidance;            /* part of the priced bytes that counts in the energy */
   double typical_ns;          /* mean time of ops that may run again, at least 1 */
   double largest_ns;          /* of an op that may run again, at least 1 */
   const int32_t *window;      /* values that moves may change; NULL: all */
@@ -75,7 +75,7 @@ int remat_windows_anneal(struct remat_state *search);
 
 /* ---- temper.c ---- */
 
-/* Search by parallel tempering from the best schedule, which fits, until moves or time end. -ENOMEM. */
+/* Search by parallel tempering from the best schedule until moves or time end, or the bound is met. -ENOMEM. */
 int remat_temper(struct remat_state *search);
 
 #endif

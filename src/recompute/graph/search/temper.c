@@ -11,10 +11,19 @@
  * from descents by chance, and a third from the one that holds least.
  *
  * From time to time the best schedule, if it is new, is improved window by window, and takes the coldest place.
+ *
+ * Every other schedule is guided: its energy also has the bytes of all turns, at the prices of the lower bound
+ * (relax.c). At these prices a value that is held where bytes are scarce has to pay for itself, so single moves find
+ * what otherwise takes an exchange of several values at the limit. Where the bound is far below the best schedule, its
+ * prices mislead, and the schedules without guidance find more.
+ *
+ * The search ends when the bound shows that less than PROVED_SHARE of the step can be gained.
  */
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 
+#include "recompute/graph/bound.h"
 #include "recompute/graph/search/search_state.h"
 
 #define REPLICAS 8
@@ -22,11 +31,19 @@
 #define SWEEP_MOVES 50    /* moves of each schedule between two exchanges, and between two changes of its price */
 #define POLISH_MOVES 400  /* for each op, between two looks for a new best */
 #define POLISH_SHARE 0.95 /* part of the moves after which the best is improved for the last time */
+#define PROVED_SHARE 1e-5 /* of the unconstrained step */
 
 /* A schedule and the temperature at which it moves. The search holds the schedule while it sweeps. */
 struct replica {
   struct remat_schedule schedule;
-  double price, temperature;
+  double price, temperature, guidance;
+};
+
+struct tempering {
+  struct remat_state *search;
+  struct replica replicas[REPLICAS];
+  double *prices;    /* remat_prices_set */
+  int64_t proved_ns; /* time of redos at which the search ends */
 };
 
 /* Exchange the schedule and the price of the search with those of @replica. */
@@ -39,6 +56,7 @@ static void replica_swap(struct remat_state *search, struct replica *replica)
   replica->schedule = schedule;
   replica->price = price;
   search->temperature = replica->temperature;
+  search->guidance = replica->guidance;
 }
 
 /* Begin one replica. pre: it has no schedule. */
@@ -67,6 +85,7 @@ static int replicas_begin(struct remat_state *search, struct replica *replicas)
   for (int i = 0; i < REPLICAS && !status; i++) {
     replicas[i].temperature = search->typical_ns * pow(COLDEST, (double)i / (REPLICAS - 1));
     replicas[i].price = price;
+    replicas[i].guidance = i & 1;
     status = replica_begin(search, &replicas[i], i);
   }
   return status;
@@ -94,7 +113,8 @@ static int sweep(struct remat_state *search, struct replica *replica)
 /* Return the energy over the temperature that @schedule has at the place of @replica. */
 static double energy_at(const struct replica *replica, const struct remat_schedule *schedule)
 {
-  return ((double)schedule->redo_ns + replica->price * remat_over(schedule)) / replica->temperature;
+  const double ns = (double)schedule->redo_ns + replica->price * remat_over(schedule);
+  return (ns + replica->guidance * schedule->priced_ns) / replica->temperature;
 }
 
 /* Let neighbours exchange their schedules: the even pairs, or the odd ones. */
@@ -116,6 +136,7 @@ static void exchange(struct remat_state *search, struct replica *replicas, int f
 static int polish(struct remat_state *search, struct replica *coldest)
 {
   int status = remat_search_restart(search, search->best);
+  search->guidance = 0;
   if (!status)
     status = remat_windows_anneal(search);
   if (status || search->is_over)
@@ -126,16 +147,25 @@ static int polish(struct remat_state *search, struct replica *coldest)
   return status;
 }
 
-static int replicas_run(struct remat_state *search, struct replica *replicas)
+/* Return the moves after which the search ends. */
+static int64_t moves_most(const struct remat_state *search)
 {
-  const int64_t n_moves = search->params->n_moves, between = (int64_t)search->problem->n_ops * POLISH_MOVES;
-  const int64_t last_moves = (int64_t)((double)n_moves * POLISH_SHARE);
+  return search->best_ns < INT64_MAX ? search->params->n_moves : search->params->fit_moves;
+}
+
+static int replicas_run(struct tempering *tempering)
+{
+  struct remat_state *search = tempering->search;
+  struct replica *replicas = tempering->replicas;
+  const int64_t between = (int64_t)search->problem->n_ops * POLISH_MOVES;
+  const int64_t last_moves = (int64_t)((double)search->params->n_moves * POLISH_SHARE);
   int64_t polished_ns = search->best_ns, next_moves = search->n_moves + between;
   int status = 0;
-  for (int k = 0; !status && !search->is_over && search->n_moves < n_moves; k ^= 1) {
+  for (int k = 0; !status && !search->is_over && search->n_moves < moves_most(search); k ^= 1) {
     for (int i = 0; i < REPLICAS && !status && !search->is_over; i++)
       status = sweep(search, &replicas[i]);
     exchange(search, replicas, k);
+    search->is_over = search->is_over || search->best_ns <= tempering->proved_ns;
     if (status || search->is_over || search->n_moves < LADE_MIN(next_moves, last_moves))
       continue;
     next_moves = search->n_moves + between;
@@ -146,13 +176,41 @@ static int replicas_run(struct remat_state *search, struct replica *replicas)
   return status;
 }
 
+/* Find the prices of bytes, and the time of redos that is as good as the bound. */
+static int prices_make(struct tempering *tempering)
+{
+  struct remat_state *search = tempering->search;
+  const struct remat_problem *problem = search->problem;
+  const size_t n = (size_t)problem->n_ops + 1;
+  int64_t bound_ns = 0;
+  double *prices = calloc(n, sizeof(*prices));
+  tempering->prices = calloc(n + 1, sizeof(*tempering->prices));
+  struct remat_bound_params how = {.problem = problem, .limit_bytes = search->params->limit_bytes,
+                                   .known_ns = search->best_ns < INT64_MAX ? problem->base_ns + search->best_ns : 0,
+                                   .ret_prices = prices};
+  int status = prices && tempering->prices ? remat_bound_find(&how, &bound_ns) : -ENOMEM;
+  for (size_t t = 0; t < n && !status; t++)
+    tempering->prices[t + 1] = tempering->prices[t] + prices[t];
+  free(prices);
+  tempering->proved_ns = bound_ns - problem->base_ns + (int64_t)(PROVED_SHARE * (double)problem->base_ns);
+  search->prices = tempering->prices;
+  return status;
+}
+
 int remat_temper(struct remat_state *search)
 {
-  struct replica replicas[REPLICAS] = {0};
-  int status = replicas_begin(search, replicas);
-  if (!status)
-    status = replicas_run(search, replicas);
+  struct tempering tempering = {.search = search};
+  int status = prices_make(&tempering);
+  search->is_over = search->is_over || search->best_ns <= tempering.proved_ns;
+  if (!status && !search->is_over)
+    status = replicas_begin(search, tempering.replicas);
+  if (!status && !search->is_over)
+    status = replicas_run(&tempering);
   for (int i = 0; i < REPLICAS; i++)
-    remat_schedule_finish(&replicas[i].schedule);
+    remat_schedule_finish(&tempering.replicas[i].schedule);
+  remat_prices_set(&search->schedule, NULL);
+  search->prices = NULL;
+  search->guidance = 0;
+  free(tempering.prices);
   return status;
 }
