@@ -27,6 +27,7 @@
 #include "base/float.h"
 #include "device/cuda.h"
 #include "kernels/cuda.h"
+#include "kernels/cuda/launch_internal.h"
 #include "kernels/cuda/matmul/matmul_cublaslt.h"
 
 #define N_RUNS 7
@@ -332,6 +333,72 @@ static void products_bench(struct bench *bench)
 
 /* ---- attention ---- */
 
+/* Return the attention that LADE_ATTENTION names in this section. */
+static enum lade_cuda_attention attention_find(const char *who)
+{
+  int i = 0;
+  while (i < LADE_CUDA_N_ATTENTIONS - 1 && strcmp(who, lade_cuda_attention_name((enum lade_cuda_attention)i)) != 0)
+    i++;
+  return (enum lade_cuda_attention)i;
+}
+
+struct variant {
+  lade_kernel_fn *fn;
+  const void *args;
+};
+
+struct variant_call {
+  struct bench *bench;
+  const struct variant *variant;
+};
+
+static int variant_enqueue(void *stream, void *found)
+{
+  const struct variant_call *call = found;
+  return lade_cuda_kernels_call(call->bench->kernels, stream, call->variant->fn, call->variant->args,
+                                &call->bench->words->step);
+}
+
+static uint64_t variant_submit(struct bench *bench, const void *what, struct lade_span *ret_span)
+{
+  struct variant_call call = {bench, what};
+  uint64_t count = 0;
+  lade_cuda_queue_enqueue(bench->compute, variant_enqueue, &call, ret_span, &count);
+  return count;
+}
+
+/*
+ * Measure backward of llama3-8b's heads in one short sequence, whose key heads are fewer than multiprocessors: with
+ * query heads divided among blocks, as a run has it, and with a block for whole key heads.
+ */
+static void grouped_rows(struct bench *bench)
+{
+  const char *who = getenv("LADE_ATTENTION");
+  const int64_t seq_len = bench->is_small ? 16 : 2048, heads = bench->is_small ? 2 : 32;
+  const int64_t dim = bench->is_small ? 64 : 128;
+  const int64_t n_kv_heads = bench->is_small ? 1 : 8;
+  const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                              .n_kv_heads = n_kv_heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3)};
+  const struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                              .n_kv_heads = n_kv_heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
+                                              .d_out = place(bench, 1), .d_qkv = place(bench, 4),
+                                              .workspace = place(bench, WORKSPACE)};
+  const struct {
+    const char *what;
+    lade_kernel_fn *fn;
+  } ways[] = {{"query heads in parts", bench->table.fn[LADE_K_ATTENTION_BWD]},
+              {"whole key heads", lade_cuda_attention_whole_fn(attention_find(who))}};
+  kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd); /* for out and lse */
+  for (size_t i = 0; i < LADE_COUNT(ways); i++) {
+    const double flops = 5 * (double)(heads * dim) * (double)(seq_len * (seq_len + 1));
+    const double seconds = seconds_take(bench, bench->compute, variant_submit, &(struct variant){ways[i].fn, &bwd});
+    printf("| one sequence of %lld, %s, backward, %s | %.1f | %.1f | %.0f %% |\n", (long long)seq_len, ways[i].what,
+           who, seconds * 1e6, flops / seconds / 1e12, 100 * flops / seconds / *bench->best_flops_per_s);
+  }
+}
+
 /*
  * Measure attention over the pairs of causal rows, or of those with a window (0: none); backward has five products for
  * the forward's two.
@@ -363,10 +430,11 @@ static void attention_rows(struct bench *bench, const char *what, int64_t window
          100 * 2.5 * flops / backward / *bench->best_flops_per_s);
 }
 
-/* Measure whole attention and a window of an eighth, for which mma.sync takes wgmma's place. */
+/* Measure whole attention, few key heads, and a window of an eighth, for which mma.sync takes wgmma's place. */
 static void attention_bench(struct bench *bench)
 {
   attention_rows(bench, "", 0);
+  grouped_rows(bench);
   attention_rows(bench, "window of an eighth, ", bench->is_small ? 4 : 512);
 }
 

@@ -30,6 +30,7 @@
   X(attention, ATTENTION_DELTA, attention_delta, 3) \
   X(attention, ATTENTION_DQ, attention_dq, 3) \
   X(attention, ATTENTION_DKV, attention_dkv, 3) \
+  X(attention, ATTENTION_DKV_SUM, attention_dkv_sum, 16) \
   X(attention, ATTENTION_SINKS, attention_sinks, 3) \
   X(attention_mma, ATTENTION_MMA_FWD_64, attention_mma_fwd_64, 16) \
   X(attention_mma, ATTENTION_MMA_FWD_128, attention_mma_fwd_128, 16) \

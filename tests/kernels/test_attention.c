@@ -211,6 +211,24 @@ static void other_heads_are_right(void **state)
   form_check(LADE_F16, (struct size){1, 70, 2, 1, 256}, drop, RANDOM, form);
 }
 
+/* Key heads that a GPU's blocks have whole, as in shapes with many of them; problem_check has them in parts. */
+static void whole_key_heads_are_right(void **state)
+{
+  struct lade_kernels levels[LEVELS];
+  const int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
+  struct problem problem = problem_make(LADE_BF16, (struct size){1, 135, 3, 1, 64}, (struct lade_drop){0}, RANDOM);
+  kernel_call(&levels[0], LADE_K_ATTENTION_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
+  kernel_call(&levels[0], LADE_K_ATTENTION_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
+  for (int level = 1; level < n_levels; level++) {
+    if (!level_whole(&levels[level]))
+      continue;
+    run(&problem, &levels[level], true, 1);
+    compare("d_qkv of whole heads", levels[level].variant[LADE_K_ATTENTION_BWD], &problem, LADE_BF16, problem.bwd.d_qkv,
+            problem.bwd_exact.d_qkv, problem.n_qkv);
+  }
+  problem_free(&problem);
+}
+
 /* Enough tiles at any level that each slot of a tile is reused. */
 static void tiles_take_turns(void **state)
 {
@@ -344,6 +362,7 @@ int main(void)
       cmocka_unit_test(dropout_draws_by_element),
       cmocka_unit_test(long_heads_are_right),
       cmocka_unit_test(other_heads_are_right),
+      cmocka_unit_test(whole_key_heads_are_right),
       cmocka_unit_test(tiles_take_turns),
       cmocka_unit_test(part_of_the_heads_draws_as_all_do),
       cmocka_unit_test(equal_scores_of_any_size_are_right),

@@ -125,42 +125,6 @@ static void plain_run(enum lade_kernel kernel, const void *args, uint32_t step_n
   plain.fn[kernel](&(struct lade_kernel_ctx){.step = &step}, args);
 }
 
-static void grid_verify(const struct lade_cuda_launcher *launcher, const struct lade_cuda_launch *launch,
-                        const struct lade_step *step)
-{
-  assert_true(launch->grid[0] >= 1 && launch->grid[0] <= INT32_MAX);
-  assert_true(launch->grid[1] >= 1 && launch->grid[1] <= 65535);
-  assert_true(launch->grid[2] >= 1 && launch->grid[2] <= 65535);
-  assert_true(launch->shared_bytes <= 227 << 10);
-}
-
-/* The largest attention that a table supports has a grid that a GPU accepts, in every variant. */
-static void the_largest_attention_has_a_grid(void **state)
-{
-  const struct lade_cuda_launcher launcher = {.launch = grid_verify};
-  const struct lade_kernel_ctx ctx = {.launcher = &launcher};
-  const struct lade_attention_most most = lade_cuda_attention_most();
-  const struct {
-    enum lade_dtype dtype;
-    int64_t head_dim, batch, seq_len;
-  } shapes[] = {{LADE_F32, most.head_dim, 1, most.seq_len}, {LADE_F32, most.head_dim, most.batch, 64},
-                {LADE_BF16, 64, 1, most.seq_len},           {LADE_F16, 128, 1, most.seq_len},
-                {LADE_BF16, 128, most.batch, 64},           {LADE_BF16, most.head_dim, 1, most.seq_len},
-                {LADE_F16, 80, 1, most.seq_len},            {LADE_BF16, 96, most.batch, 64}};
-  for (int i = 0; i < (int)LADE_COUNT(shapes) * LADE_CUDA_N_ATTENTIONS; i++) {
-    const enum lade_cuda_attention who = (enum lade_cuda_attention)(i % LADE_CUDA_N_ATTENTIONS);
-    const int k = i / LADE_CUDA_N_ATTENTIONS;
-    const struct lade_attention_fwd_args fwd = {
-        .dtype = shapes[k].dtype, .batch = shapes[k].batch, .seq_len = shapes[k].seq_len, .heads = 8, .n_kv_heads = 2,
-        .head_dim = shapes[k].head_dim};
-    const struct lade_attention_bwd_args bwd = {
-        .dtype = shapes[k].dtype, .batch = shapes[k].batch, .seq_len = shapes[k].seq_len, .heads = 8, .n_kv_heads = 2,
-        .head_dim = shapes[k].head_dim};
-    lade_cuda_attention_fn(LADE_K_ATTENTION_FWD, who)(&ctx, &fwd);
-    lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, who)(&ctx, &bwd);
-  }
-}
-
 static void values_make(float *values, int n, float first, float step)
 {
   for (int i = 0; i < n; i++)
@@ -777,7 +741,6 @@ int main(void)
     return 77;
   }
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_largest_attention_has_a_grid),
       cmocka_unit_test(the_step_block_is_read_when_the_kernel_runs),
       cmocka_unit_test(an_update_has_the_bits_of_the_host),
       cmocka_unit_test(launches_of_one_kernel_run_in_order),

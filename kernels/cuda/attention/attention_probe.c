@@ -38,7 +38,8 @@ struct probe_buffers {
   _Alignas(256) uint16_t d_out[OUT];
   _Alignas(256) uint16_t out[2][OUT];
   _Alignas(256) uint16_t d_qkv[2][QKV];
-  float lse[2][SEQ_LEN_MOST * HEADS], delta[SEQ_LEN_MOST * HEADS];
+  float lse[2][SEQ_LEN_MOST * HEADS];
+  _Alignas(256) float scratch[SEQ_LEN_MOST * HEADS * (1 + 2 * MOST_DIM)]; /* delta, and parts of dk and dv */
 };
 
 struct probe {
@@ -104,7 +105,7 @@ static int attention_run(const struct probe *probe, enum lade_kernel kernel, enu
                                               .n_kv_heads = N_KV_HEADS, .head_dim = probe->head_dim,
                                               .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[0],
                                               .lse = room->lse[0], .d_out = room->d_out, .d_qkv = room->d_qkv[i],
-                                              .workspace = room->delta};
+                                              .workspace = room->scratch};
   bool is_fwd = kernel == LADE_K_ATTENTION_FWD;
   return call_run(probe, lade_cuda_attention_fn(kernel, who), is_fwd ? (const void *)&fwd : &bwd, ret_refused);
 }
@@ -326,7 +327,7 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
   else
     status = kernel_choose(&probe, LADE_K_ATTENTION_FWD, best, table, note);
   if (!status)
-    status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, best, table, note);
+    status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, LADE_MIN(best, LADE_CUDA_BY_WGMMA), table, note);
   probe_close(&probe);
   if (probe.refusal.code)
     *error = probe.refusal;

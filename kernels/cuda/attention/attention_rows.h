@@ -129,6 +129,26 @@ template <int M, int N> static __device__ inline void drop_apply(float (&c)[M][N
   }
 }
 
+/*
+ * Store a warp's sums unrounded, as rows from @first on of a part of dk and dv in the workspace, @pitch apart. Four
+ * lanes fill a sector of 32 bytes.
+ */
+template <int W, int M>
+static __device__ inline void part_put(const float (&sums)[M][W / 8][4], float *to, int pitch, int first,
+                                       int64_t n_rows)
+{
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+    const int row = first + fragment_row(i / 2, i % 2 * 2);
+    float *const at = to + (int64_t)row * pitch + fragment_column(0, 0);
+    if (row >= (int)n_rows)
+      continue;
+#pragma unroll
+    for (int n = 0; n < W / 8; n++)
+      *(pack<float, 2> *)(at + 8 * n) = {{sums[i / 2][n][i % 2 * 2], sums[i / 2][n][i % 2 * 2 + 1]}};
+  }
+}
+
 static __device__ inline float drop_scale(const struct lade_drop &drop)
 {
   return drop.drop_below ? drop.scale : 1.0f;
