@@ -192,6 +192,14 @@ static void dropout_draws_by_element(void **state)
       problem_check(dtypes[d], sizes[s], drop, RANDOM);
 }
 
+/* Rows of keys that begin with a draw, whose words the lanes of a GPU's warp share. */
+static void draws_are_shared(void **state)
+{
+  const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000004};
+  problem_check(LADE_BF16, (struct size){1, 136, 2, 1, 64}, drop, RANDOM);
+  problem_check(LADE_F16, (struct size){2, 68, 1, 1, 128}, drop, RANDOM);
+}
+
 /* Heads of 128, for which a GPU uses other tiles than for 64; both use tensor cores in 16 bits. */
 static void long_heads_are_right(void **state)
 {
@@ -360,6 +368,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_shape_and_dtype_is_right),
       cmocka_unit_test(dropout_draws_by_element),
+      cmocka_unit_test(draws_are_shared),
       cmocka_unit_test(long_heads_are_right),
       cmocka_unit_test(other_heads_are_right),
       cmocka_unit_test(whole_key_heads_are_right),
