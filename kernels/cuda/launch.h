@@ -67,6 +67,7 @@
   X(embed, EMBED_SORT, embed_sort, 1) \
   X(embed, EMBED_CLEAR, embed_clear, 1) \
   X(embed, EMBED_TOKENS, embed_tokens, 3) \
+  X(embed, EMBED_JOIN, embed_join, 1) \
   X(embed, EMBED_POSITIONS, embed_positions, 3) \
   X(gelu, GELU_FWD, gelu_fwd, 3) \
   X(gelu, GELU_BWD, gelu_bwd, 3) \

@@ -67,6 +67,10 @@ struct lade_cuda_row_sums {
   bool accumulate;
 };
 
+/* ---- gradients of the token table ---- */
+
+#define LADE_CUDA_EMBED_PIECE 64 /* rows of one token that a thread adds in turn */
+
 /* ---- the optimizer's sums ---- */
 
 #define LADE_CUDA_SUM_LANES 16  /* threads that add one block of LADE_SUM_BLOCK elements */
