@@ -14,9 +14,16 @@ void lade_cuda_kernels_init(struct lade_kernels *kernels);
 
 /*
  * Kernels of attention: plain ones, for any shape; or tensor cores by mma.sync, or by wgmma (sm_90), for heads of 64
- * and 128 in 16 bits, with plain kernels for all others.
+ * and 128 in 16 bits, with plain kernels for all others. WGMMA_TURNS is wgmma whose forward has another schedule: equal
+ * bits, the same backward, and one name in the key of the numbers.
  */
-enum lade_cuda_attention { LADE_CUDA_BY_PLAIN, LADE_CUDA_BY_MMA, LADE_CUDA_BY_WGMMA, LADE_CUDA_N_ATTENTIONS };
+enum lade_cuda_attention {
+  LADE_CUDA_BY_PLAIN,
+  LADE_CUDA_BY_MMA,
+  LADE_CUDA_BY_WGMMA,
+  LADE_CUDA_BY_WGMMA_TURNS,
+  LADE_CUDA_N_ATTENTIONS
+};
 
 /* Choose the attention of @kernel, forward or backward, in @kernels, a table as above with attention by mma.sync. */
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who);

@@ -245,7 +245,8 @@ bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, en
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
   const bool is_wgmma = is_attention &&
-                        kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA);
+                        (kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA) ||
+                         kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA_TURNS));
   if (is_cuda && is_attention && kernels->fn[kernel] != lade_cuda_attention_fn(kernel, LADE_CUDA_BY_PLAIN))
     return lade_cuda_attention_has(is_wgmma ? LADE_CUDA_BY_WGMMA : LADE_CUDA_BY_MMA, dtype,
                                    ((const struct lade_attention_fwd_args *)args)->head_dim) &&

@@ -114,7 +114,8 @@ if KERNELS:
     assert found["state"] == "ok" and found["text"] == "forward cuda_wgmma, backward cuda_wgmma", found
     refused(["cuda:0", "LADE_ATTENTION is 'wgmma'", "of 8.0"], *TRAIN, "--device", "cuda:0", driver="sm=80",
             LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
-    wrong = {"LADE_FAKE_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_FAKE_IDLE": "attention_wgmma_fwd_128_bf16"}
+    wrong = {"LADE_FAKE_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_FAKE_IDLE":
+             "attention_wgmma_turns_fwd_128_bf16,attention_wgmma_fwd_128_bf16"}
     found = finding(name="GPU attention", driver="", **wrong)
     assert found["state"] == "note" and "mma attends instead" in found["text"] and found["fix"], found
     code, out, err = run("doctor", driver="", LADE_MATMUL="plan")

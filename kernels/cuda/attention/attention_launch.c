@@ -21,7 +21,7 @@ bool lade_cuda_attention_has(enum lade_cuda_attention who, enum lade_dtype dtype
 {
   const bool has_all = head_dim == 64 || head_dim == 128;
   const bool has_mma = has_all || head_dim == 80 || head_dim == 96 || head_dim == 256;
-  return (dtype == LADE_BF16 || dtype == LADE_F16) && (who == LADE_CUDA_BY_WGMMA ? has_all : has_mma);
+  return (dtype == LADE_BF16 || dtype == LADE_F16) && (who >= LADE_CUDA_BY_WGMMA ? has_all : has_mma);
 }
 
 bool lade_cuda_attention_has_form(const struct lade_score_form *form)
@@ -118,17 +118,30 @@ static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int
   return launch;
 }
 
-static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+/* Launch forward by wgmma, whose warpgroups go together or in turns, or by the attention that takes its place. */
+static void wgmma_fwd_of(const struct lade_kernel_ctx *ctx, const struct lade_attention_fwd_args *a, bool in_turns)
 {
-  const struct lade_attention_fwd_args *a = args;
   if (!lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) || lade_cuda_attention_has_form(&a->form)) {
-    mma_fwd(ctx, args);
+    mma_fwd(ctx, a);
     return;
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
-  size_t shared_bytes = mma_bytes(a->seq_len, a->head_dim, LADE_CUDA_WGMMA_ROWS + 4 * LADE_CUDA_WGMMA_TILE);
-  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
-                        a->dtype, wgmma_launch(a, a->batch, a->seq_len, a->heads, shared_bytes));
+  static const enum lade_cuda_function functions[2][2] = {
+      {LADE_CUDA_ATTENTION_WGMMA_FWD_64, LADE_CUDA_ATTENTION_WGMMA_FWD_128},
+      {LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_64, LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_128}};
+  const int n_rows = LADE_CUDA_WGMMA_ROWS + 2 * (in_turns ? LADE_CUDA_WGMMA_PLACES : 2) * LADE_CUDA_WGMMA_TILE;
+  lade_cuda_launch_grid(ctx, functions[in_turns][a->head_dim == 128], a->dtype,
+                        wgmma_launch(a, a->batch, a->seq_len, a->heads, mma_bytes(a->seq_len, a->head_dim, n_rows)));
+}
+
+static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  wgmma_fwd_of(ctx, args, false);
+}
+
+static void wgmma_turns_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  wgmma_fwd_of(ctx, args, true);
 }
 
 /* Launch delta, the first kernel of every backward. */
@@ -272,26 +285,27 @@ size_t lade_cuda_attention_bwd_bytes(const struct lade_kernels *kernels, const s
 
 lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd}, *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd};
+  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd, wgmma_turns_fwd};
+  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd, wgmma_bwd};
   LADE_ASSERT(kernel == LADE_K_ATTENTION_FWD || kernel == LADE_K_ATTENTION_BWD);
   return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
 }
 
 lade_kernel_fn *lade_cuda_attention_whole_fn(enum lade_cuda_attention who)
 {
-  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd_whole, wgmma_bwd_whole};
+  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd_whole, wgmma_bwd_whole, wgmma_bwd_whole};
   return bwd[who];
 }
 
 const char *lade_cuda_attention_name(enum lade_cuda_attention who)
 {
-  static const char *const names[] = {"plain", "mma", "wgmma"};
+  static const char *const names[] = {"plain", "mma", "wgmma", "wgmma-turns"};
   return who < LADE_CUDA_N_ATTENTIONS ? names[who] : NULL;
 }
 
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
+  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma", "cuda_wgmma"};
   kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
   kernels->variant[kernel] = variants[who];
 }
@@ -300,6 +314,7 @@ const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, en
                                           const struct lade_score_form *form)
 {
   const bool is_wgmma = kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_fwd ||
+                        kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_turns_fwd ||
                         kernels->fn[LADE_K_ATTENTION_BWD] == wgmma_bwd;
   const bool is_plain = kernels->fn[LADE_K_ATTENTION_FWD] == plain_fwd &&
                         kernels->fn[LADE_K_ATTENTION_BWD] == plain_bwd;

@@ -25,12 +25,13 @@
  * never stored. The longest blocks begin first. Backward uses no atomics, and so makes scores and their gradients
  * twice, once for dq and once for dk and dv: 7 products instead of the necessary 5.
  *
- * Moves q, k, v, out once. Out of L2 it moves k, v again for each 128 queries forward, and for each block of dq, 128 or
- * 64 (D = 128). It moves q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound: tensor
- * cores by mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu) and sm_100 one that is not used. Second
- * bound: the shared memory that feeds them, since a load of 512 bytes serves two products of 4,096 operations for each
- * 16 rows of a warp. Registers and shared memory of each kernel are in bench/results/history.md. None spills, except
- * for heads of 256 on sm_90, 12 to 20 bytes.
+ * Moves q, k, v, out once. Out of L2 it moves k, v again for each 128 queries forward, and for each block of dq, 128
+ * or 64 (D = 128). It moves q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound:
+ * tensor cores by mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu) and sm_100 one that is not used.
+ * Second bound: the shared memory that feeds them, since a load of 512 bytes serves two products of 4,096 operations
+ * for each 16 rows of a warp. Registers and shared memory of each kernel are in bench/results/sass-h100.md. Whole
+ * causal scores of heads of 64 and 128 spill nothing on sm_80, and 4 bytes forward on sm_90; a form, and heads of 256,
+ * up to 56.
  */
 #ifndef LADE_CUDA_ATTENTION_MMA_H
 #define LADE_CUDA_ATTENTION_MMA_H
