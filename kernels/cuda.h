@@ -40,10 +40,11 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
 /*
  * Load all kernels for @device from the files <op>.fatbin of @folder. NULL: the folder of the environment's
  * LADE_CUDA_KERNELS, or that of the build or the installation. Matrix products are cuBLASLt's if the machine has one,
- * unless LADE_MATMUL in the environment is "plain". LADE_ATTENTION chooses attention: "plain", "mma" or "wgmma". Unset
- * it is the GPU's best one, forward and backward each, that agrees with the plain kernels on a small problem, which
- * runs here. The caller closes, before the device. Errors of lade_cuda_functions_open; -ENODEV when the GPU lacks the
- * named attention. Any thread; blocks while the driver loads and the problem runs, some ten milliseconds.
+ * unless LADE_MATMUL in the environment is "plain", by the algorithms that the file of LADE_MATMUL_CHOICES names.
+ * LADE_ATTENTION chooses attention: "plain", "mma", "wgmma" or "wgmma-turns". Unset it is the GPU's best one, forward
+ * and backward each, that agrees with the plain kernels on a small problem, which runs here. The caller closes, before
+ * the device. Errors of lade_cuda_functions_open; -ENODEV when the GPU lacks the named attention. Any thread; blocks
+ * while the driver loads and the problem runs, some ten milliseconds.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
                            lade_cuda_kernels **ret_kernels);
@@ -57,7 +58,7 @@ void lade_cuda_kernels_close(lade_cuda_kernels *kernels);
  */
 void lade_cuda_kernels_get(const lade_cuda_kernels *kernels, struct lade_kernels *ret_table);
 
-/* Return one line on a desired library that is missing, cuBLASLt, and the reason; else "". */
+/* Return one line on a desired library, cuBLASLt, that is missing, or has no choices in the named file; else "". */
 const char *lade_cuda_kernels_note(const lade_cuda_kernels *kernels);
 
 /* Return one line on the attention that is wrong on this GPU, and its replacement; else "". */
