@@ -398,8 +398,8 @@ struct heads_shape {
 
 static bool heads_shape_get(const struct call *call, int i, struct heads_shape *ret_shape)
 {
-  static const struct heads_shape sizes[] = {{1, 1, 1, 1}, {5, 3, 1, 7}, {37, 4, 2, 20}, {19, 2, 2, 64}, {3, 8, 2,
-                                                                                                          129}};
+  static const struct heads_shape sizes[] = {{1, 1, 1, 1},   {5, 3, 1, 7},    {37, 4, 2, 20},
+                                             {19, 2, 2, 64}, {3, 8, 2, 129}, {3, 8, 2, 132}};
   static const struct heads_shape bench_sizes[] = {{4096, 32, 8, 128}};
   if (i >= (int)(call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes)))
     return false;
