@@ -261,6 +261,13 @@ static void rows_bench(struct bench *b, int64_t n, int64_t d)
                                       .n_kv_heads = 1, .head_dim = dim, .base = 10000, .x = place(b, 0),
                                       .y = place(b, 0), .workspace = place(b, WORKSPACE)},
              4 * elements);
+  for (int by_head = 0; by_head < 2; by_head++)
+    form_row(b, LADE_K_QK_NORM_FWD, by_head ? ", by head" : ", over all heads",
+             &(struct lade_qk_norm_fwd_args){.dtype = LADE_BF16, .n = rows, .heads = d / dim - 2, .n_kv_heads = 1,
+                                             .head_dim = dim, .is_by_head = by_head, .eps = 1e-5f, .x = place(b, 0),
+                                             .q_weight = place(b, 4), .k_weight = place(b, 5), .y = place(b, 1),
+                                             .rstd = statistics},
+             4 * elements);
   memory_row(b, LADE_K_SWIGLU_FWD,
              &(struct lade_swiglu_fwd_args){.dtype = LADE_BF16, .n = rows, .f = d / 2, .x = place(b, 0),
                                             .y = place(b, 1)},
@@ -496,10 +503,10 @@ static void grouped_rows(struct bench *bench)
 }
 
 /*
- * Measure attention over the pairs of causal rows, or of those with a window (0: none); backward has five products for
- * the forward's two.
+ * Measure attention over the pairs of causal rows, or of those with a window (0: none), with dropout; backward has
+ * five products for the forward's two.
  */
-static void attention_rows(struct bench *bench, const char *what, int64_t window)
+static void attention_rows(struct bench *bench, const char *what, int64_t window, struct lade_drop drop)
 {
   const char *who = getenv("LADE_ATTENTION");
   const int64_t seq_len = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 64 :
@@ -508,12 +515,12 @@ static void attention_rows(struct bench *bench, const char *what, int64_t window
   const double twice_pairs = (double)(seen * (seen + 1) + 2 * (seq_len - seen) * seen);
   const double flops = 2 * (double)(heads * dim) * twice_pairs;
   const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
-                                              .n_kv_heads = heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .n_kv_heads = heads, .head_dim = dim, .drop = drop,
                                               .form = {.window = window},
                                               .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
                                               .workspace = place(bench, WORKSPACE)};
   const struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
-                                              .n_kv_heads = heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .n_kv_heads = heads, .head_dim = dim, .drop = drop,
                                               .form = {.window = window},
                                               .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
                                               .d_out = place(bench, 1), .d_qkv = place(bench, 4),
@@ -528,14 +535,20 @@ static void attention_rows(struct bench *bench, const char *what, int64_t window
          100 * 2.5 * flops / backward / *bench->best_flops_per_s);
 }
 
-/* Measure whole attention, few key heads, and a window of an eighth, for which mma.sync takes wgmma's place. */
+/*
+ * Measure whole attention, few key heads, dropout by both ways to draw, and a window of an eighth, for which mma.sync
+ * takes wgmma's place.
+ */
 static void attention_bench(struct bench *bench)
 {
-  attention_rows(bench, "", 0);
+  const uint32_t below = 1u << 29; /* an eighth is dropped */
+  attention_rows(bench, "", 0, (struct lade_drop){.scale = 1});
   if (attention_find(getenv("LADE_ATTENTION")) == LADE_CUDA_BY_WGMMA_TURNS)
     return; /* the rest is wgmma's */
   grouped_rows(bench);
-  attention_rows(bench, "window of an eighth, ", bench->is_small ? 4 : 512);
+  attention_rows(bench, "dropout, words shared, ", 0, (struct lade_drop){below, 1, 8.0f / 7, 0});
+  attention_rows(bench, "dropout, rows that begin within a draw, ", 0, (struct lade_drop){below, 1, 8.0f / 7, 1});
+  attention_rows(bench, "window of an eighth, ", bench->is_small ? 4 : 512, (struct lade_drop){.scale = 1});
 }
 
 /* ---- the device ---- */
