@@ -2,7 +2,11 @@
 /*
  * Kernels on a GPU next to their bounds, as tables in Markdown.
  *
- *   bench-gpu [--small]   --small: sizes for the fake driver, whose times have no meaning
+ *   bench-gpu [--small] [--choices FILE [PRODUCT...]]
+ *
+ *   --small: sizes for the fake driver, whose times have no meaning
+ *   --choices: measure products alone, such as NT:16384x4800x1600, and append to FILE the algorithm of each that is
+ *              faster than the heuristic's first; LADE_MATMUL_CHOICES=FILE makes runs use them (matmul_choices.c)
  *
  * Memory: the bytes that a kernel must move over the time between the events around it, as a share of the rate of a
  * device-to-device copy in the same run. Products: operations per second of the algorithm that a run uses, as a share
@@ -27,6 +31,7 @@
 #include "base/float.h"
 #include "device/cuda.h"
 #include "kernels/cuda.h"
+#include "kernels/cuda/launch_internal.h"
 #include "kernels/cuda/matmul/matmul_cublaslt.h"
 
 #define N_RUNS 7
@@ -34,6 +39,7 @@
 #define N_PLACES 8
 #define WORKSPACE 7 /* the place of scratch */
 #define MOST_CHOICES 8
+#define CLEARLY_FASTER 0.98
 #define SECTION_S 30
 #define MISSING 77 /* exit code without a GPU */
 
@@ -45,6 +51,8 @@ struct words {
 
 struct bench {
   bool is_small;
+  const char *choices_path; /* the file that best algorithms are appended to, or NULL */
+  char **products;          /* "NT:16384x4800x1600", ...; empty: those of two models */
   lade_device *device;
   lade_chunk *chunk;
   uint64_t arena, arena_bytes, place_bytes;
@@ -253,6 +261,13 @@ static void rows_bench(struct bench *b, int64_t n, int64_t d)
                                       .n_kv_heads = 1, .head_dim = dim, .base = 10000, .x = place(b, 0),
                                       .y = place(b, 0), .workspace = place(b, WORKSPACE)},
              4 * elements);
+  for (int by_head = 0; by_head < 2; by_head++)
+    form_row(b, LADE_K_QK_NORM_FWD, by_head ? ", by head" : ", over all heads",
+             &(struct lade_qk_norm_fwd_args){.dtype = LADE_BF16, .n = rows, .heads = d / dim - 2, .n_kv_heads = 1,
+                                             .head_dim = dim, .is_by_head = by_head, .eps = 1e-5f, .x = place(b, 0),
+                                             .q_weight = place(b, 4), .k_weight = place(b, 5), .y = place(b, 1),
+                                             .rstd = statistics},
+             4 * elements);
   memory_row(b, LADE_K_SWIGLU_FWD,
              &(struct lade_swiglu_fwd_args){.dtype = LADE_BF16, .n = rows, .f = d / 2, .x = place(b, 0),
                                             .y = place(b, 1)},
@@ -279,30 +294,90 @@ static void memory_bench(struct bench *bench)
   rows_bench(bench, n, bench->is_small ? 64 : 4096);
 }
 
+/* ---- gradients of the token table ---- */
+
+/* Copy the tokens of @n rows to place 1: a number of them in turn, so each has equally many rows. */
+static void tokens_put(struct bench *bench, int64_t n, int64_t n_tokens)
+{
+  int32_t *tokens = malloc((size_t)n * sizeof(*tokens));
+  uint64_t count = 0;
+  for (int64_t i = 0; tokens && i < n; i++)
+    tokens[i] = (int32_t)(i % n_tokens);
+  if (tokens)
+    lade_queue_copy(bench->copies, &(struct lade_copy){.dst = place(bench, 1), .src = tokens,
+                                                       .bytes = (size_t)n * sizeof(*tokens)}, &count);
+  const int status = tokens ? lade_queue_sync(bench->copies, count) : -ENOMEM;
+  free(tokens);
+  if (status) {
+    fprintf(stderr, "bench-gpu: tokens: %s\n", strerror(-status));
+    exit(1);
+  }
+}
+
+/* Measure the gradients of a token table where rows have tokens of their own, and where they share few or one. */
+static void embed_bench(struct bench *bench)
+{
+  const int64_t n = bench->is_small ? 256 : 16384, d = bench->is_small ? 16 : 4096;
+  const int64_t tokens[] = {n, n / 64, 16, 1};
+  const struct lade_embed_bwd_args args = {.dtype = LADE_BF16, .batch = 1, .seq_len = n, .d = d, .vocabulary = n,
+                                           .accumulate_token = true, .dx = place(bench, 0), .tokens = place(bench, 1),
+                                           .d_token_table = place(bench, 2), .workspace = place(bench, WORKSPACE)};
+  for (size_t i = 0; i < LADE_COUNT(tokens); i++) {
+    tokens_put(bench, n, tokens[i]);
+    const double seconds = kernel_seconds(bench, LADE_K_EMBED_BWD, &args);
+    const double bytes = 2 * (double)(n * d) + 8 * (double)(tokens[i] * d);
+    printf("| %lld tokens in %lld rows | %.1f | %.1f | %.0f |\n", (long long)tokens[i], (long long)n, bytes / 1e6,
+           seconds * 1e6, bytes / seconds / 1e9);
+  }
+}
+
 /* ---- products ---- */
 
-/* Return the time of the best algorithm that the heuristic offers; restores the run's own choice. */
+/* Append the choice of number @i to the file of choices. */
+static void choice_write(const struct bench *bench, const struct lade_matmul_args *args, int i)
+{
+  FILE *file = fopen(bench->choices_path, "a");
+  int status = file ? lade_cublaslt_choice_write(bench->table.cublaslt, args, i, file) : -errno;
+  if (file && fclose(file) && !status)
+    status = -errno;
+  if (!status)
+    return;
+  fprintf(stderr, "bench-gpu: %s: %s\n", bench->choices_path, strerror(-status));
+  exit(1);
+}
+
+/*
+ * Return the time of the best algorithm that the heuristic offers; restores the run's own choice. With a file of
+ * choices the best is written there, if it is faster than the first by more than times vary.
+ */
 static double best_seconds(struct bench *bench, const struct lade_matmul_args *args, double own_seconds)
 {
-  double best = own_seconds;
-  for (int i = 1; i < MOST_CHOICES && bench->table.cublaslt; i++) {
+  double best = own_seconds, first = own_seconds;
+  int best_number = 0;
+  for (int i = 0; i < MOST_CHOICES && bench->table.cublaslt; i++) {
     if (!lade_cublaslt_choose(bench->table.cublaslt, args, i))
       break;
-    best = fmin(best, kernel_seconds(bench, LADE_K_MATMUL, args));
+    const double seconds = kernel_seconds(bench, LADE_K_MATMUL, args);
+    first = i ? first : seconds;
+    best_number = i && seconds < fmin(best, CLEARLY_FASTER * first) ? i : best_number;
+    best = fmin(best, seconds);
   }
   if (bench->table.cublaslt)
-    lade_cublaslt_choose(bench->table.cublaslt, args, 0);
+    lade_cublaslt_choose(bench->table.cublaslt, args, -1);
+  if (bench->choices_path && best_number)
+    choice_write(bench, args, best_number);
   return best;
 }
 
-static void product_row(struct bench *bench, enum lade_matmul_layout layout, int64_t m, int64_t n, int64_t k)
+static void product_row(struct bench *bench, enum lade_matmul_layout layout, bool has_bias, int64_t m, int64_t n,
+                        int64_t k)
 {
   static const char *const names[] = {"NT", "NN", "TN"};
   const double flops = 2 * (double)m * (double)n * (double)k;
   const struct lade_matmul_args args = {.layout = layout, .dtype = LADE_BF16,
                                         .out = layout == LADE_TN ? LADE_F32 : LADE_BF16, .m = m, .n = n, .k = k,
                                         .a = place(bench, 0), .b = place(bench, 1), .c = place(bench, 2),
-                                        .bias = layout == LADE_NT ? place(bench, 3) : NULL,
+                                        .bias = has_bias ? place(bench, 3) : NULL,
                                         .workspace = place(bench, WORKSPACE)};
   double own = kernel_seconds(bench, LADE_K_MATMUL, &args), best = best_seconds(bench, &args, own);
   *bench->best_flops_per_s = fmax(*bench->best_flops_per_s, flops / best);
@@ -313,13 +388,42 @@ static void product_row(struct bench *bench, enum lade_matmul_layout layout, int
 /* Measure a layer's products, forward and backward, over @rows tokens. */
 static void layer_bench(struct bench *bench, int64_t rows, int64_t in, int64_t out)
 {
-  product_row(bench, LADE_NT, rows, out, in);
-  product_row(bench, LADE_NN, rows, in, out);
-  product_row(bench, LADE_TN, out, in, rows);
+  product_row(bench, LADE_NT, true, rows, out, in);
+  product_row(bench, LADE_NN, false, rows, in, out);
+  product_row(bench, LADE_TN, false, out, in, rows);
+}
+
+/* Measure the product that @text states, LAYOUT:MxNxK, or NT+bias:MxNxK. */
+static void product_bench(struct bench *bench, const char *text)
+{
+  static const struct {
+    const char *name;
+    enum lade_matmul_layout layout;
+    bool has_bias;
+  } forms[] = {{"NT:", LADE_NT, false}, {"NT+bias:", LADE_NT, true}, {"NN:", LADE_NN, false}, {"TN:", LADE_TN, false}};
+  const double most = (double)bench->place_bytes / 4;
+  for (size_t i = 0; i < LADE_COUNT(forms); i++) {
+    const size_t begin = strlen(forms[i].name);
+    long long m, n, k;
+    int end = 0;
+    if (strncmp(text, forms[i].name, begin) != 0 || sscanf(text + begin, "%lldx%lldx%lld%n", &m, &n, &k, &end) != 3 ||
+        text[begin + (size_t)end] || m < 1 || n < 1 || k < 1 || (double)m * (double)n > most ||
+        (double)m * (double)k > most || (double)n * (double)k > most)
+      continue;
+    product_row(bench, forms[i].layout, forms[i].has_bias, m, n, k);
+    return;
+  }
+  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK or TN:MxNxK of matrices of at most "
+          "%.0f numbers\n", text, most);
+  exit(2);
 }
 
 static void products_bench(struct bench *bench)
 {
+  for (char **text = bench->products; *text; text++)
+    product_bench(bench, *text);
+  if (*bench->products)
+    return;
   if (bench->is_small) {
     layer_bench(bench, 32, 16, 64);
     return;
@@ -332,14 +436,81 @@ static void products_bench(struct bench *bench)
 
 /* ---- attention ---- */
 
+/* Return the attention that LADE_ATTENTION names in this section. */
+static enum lade_cuda_attention attention_find(const char *who)
+{
+  int i = 0;
+  while (i < LADE_CUDA_N_ATTENTIONS - 1 && strcmp(who, lade_cuda_attention_name((enum lade_cuda_attention)i)) != 0)
+    i++;
+  return (enum lade_cuda_attention)i;
+}
+
+struct variant {
+  lade_kernel_fn *fn;
+  const void *args;
+};
+
+struct variant_call {
+  struct bench *bench;
+  const struct variant *variant;
+};
+
+static int variant_enqueue(void *stream, void *found)
+{
+  const struct variant_call *call = found;
+  return lade_cuda_kernels_call(call->bench->kernels, stream, call->variant->fn, call->variant->args,
+                                &call->bench->words->step);
+}
+
+static uint64_t variant_submit(struct bench *bench, const void *what, struct lade_span *ret_span)
+{
+  struct variant_call call = {bench, what};
+  uint64_t count = 0;
+  lade_cuda_queue_enqueue(bench->compute, variant_enqueue, &call, ret_span, &count);
+  return count;
+}
+
+/*
+ * Measure backward of llama3-8b's heads in one short sequence, whose key heads are fewer than multiprocessors: with
+ * query heads divided among blocks, as a run has it, and with a block for whole key heads.
+ */
+static void grouped_rows(struct bench *bench)
+{
+  const char *who = getenv("LADE_ATTENTION");
+  const int64_t seq_len = bench->is_small ? 16 : 2048, heads = bench->is_small ? 2 : 32;
+  const int64_t dim = bench->is_small ? 64 : 128;
+  const int64_t n_kv_heads = bench->is_small ? 1 : 8;
+  const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                              .n_kv_heads = n_kv_heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3)};
+  const struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                              .n_kv_heads = n_kv_heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
+                                              .d_out = place(bench, 1), .d_qkv = place(bench, 4),
+                                              .workspace = place(bench, WORKSPACE)};
+  const struct {
+    const char *what;
+    lade_kernel_fn *fn;
+  } ways[] = {{"query heads in parts", bench->table.fn[LADE_K_ATTENTION_BWD]},
+              {"whole key heads", lade_cuda_attention_whole_fn(attention_find(who))}};
+  kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd); /* for out and lse */
+  for (size_t i = 0; i < LADE_COUNT(ways); i++) {
+    const double flops = 5 * (double)(heads * dim) * (double)(seq_len * (seq_len + 1));
+    const double seconds = seconds_take(bench, bench->compute, variant_submit, &(struct variant){ways[i].fn, &bwd});
+    printf("| one sequence of %lld, %s, backward, %s | %.1f | %.1f | %.0f %% |\n", (long long)seq_len, ways[i].what,
+           who, seconds * 1e6, flops / seconds / 1e12, 100 * flops / seconds / *bench->best_flops_per_s);
+  }
+}
+
 struct attention_shape {
   const char *name;
   int64_t batch, seq_len, heads, head_dim, window; /* window 0: none */
+  struct lade_drop drop;
 };
 
 /*
- * Measure attention over the pairs of causal rows, or of those with a window; backward has five products for the
- * forward's two.
+ * Measure attention over the pairs of causal rows, or of those with a window, with dropout; backward has five
+ * products for the forward's two.
  */
 static void attention_rows(struct bench *bench, const struct attention_shape *shape)
 {
@@ -349,34 +520,45 @@ static void attention_rows(struct bench *bench, const struct attention_shape *sh
   const double flops = 2 * (double)(shape->heads * shape->head_dim) * twice_pairs;
   const struct lade_attention_fwd_args fwd = {
       .dtype = LADE_BF16, .batch = shape->batch, .seq_len = shape->seq_len, .heads = shape->heads,
-      .n_kv_heads = shape->heads, .head_dim = shape->head_dim, .drop = {.scale = 1}, .form = {.window = shape->window},
+      .n_kv_heads = shape->heads, .head_dim = shape->head_dim, .drop = shape->drop, .form = {.window = shape->window},
       .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3), .workspace = place(bench, WORKSPACE)};
   const struct lade_attention_bwd_args bwd = {
       .dtype = LADE_BF16, .batch = shape->batch, .seq_len = shape->seq_len, .heads = shape->heads,
-      .n_kv_heads = shape->heads, .head_dim = shape->head_dim, .drop = {.scale = 1}, .form = {.window = shape->window},
+      .n_kv_heads = shape->heads, .head_dim = shape->head_dim, .drop = shape->drop, .form = {.window = shape->window},
       .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3), .d_out = place(bench, 1),
       .d_qkv = place(bench, 4), .workspace = place(bench, WORKSPACE)};
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
   printf("| %sforward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, forward * 1e6, flops / forward / 1e12,
          100 * flops / forward / *bench->best_flops_per_s);
+  if (attention_find(who) == LADE_CUDA_BY_WGMMA_TURNS)
+    return; /* its backward is wgmma's */
   double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
   printf("| %sbackward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, backward * 1e6,
          2.5 * flops / backward / 1e12, 100 * 2.5 * flops / backward / *bench->best_flops_per_s);
 }
 
 /*
- * Measure whole attention of long sequences, a window of an eighth, for which mma.sync takes wgmma's place, and GPT-2
- * 1.5B's, whose tiles are few.
+ * Measure whole attention of long sequences, GPT-2 1.5B's, whose tiles are few, few key heads, dropout by both ways to
+ * draw, and a window of an eighth, for which mma.sync takes wgmma's place.
  */
 static void attention_bench(struct bench *bench)
 {
-  static const struct attention_shape shapes[][3] = {
-      {{"", 1, 4096, 16, 128, 0}, {"window of an eighth, ", 1, 4096, 16, 128, 512},
-       {"heads of 64, 1024 tokens, ", 16, 1024, 25, 64, 0}},
-      {{"", 1, 32, 1, 64, 0}, {"window of an eighth, ", 1, 32, 1, 64, 4},
-       {"heads of 64, 1024 tokens, ", 2, 16, 1, 64, 0}}};
-  for (size_t i = 0; i < LADE_COUNT(shapes[0]); i++)
+  enum { N_SHAPES = 5, N_OF_TURNS = 2 }; /* wgmma-turns has whole attention alone, the rest is wgmma's */
+  const struct lade_drop none = {.scale = 1}, shared = {1u << 29, 1, 8.0f / 7, 0}, within = {1u << 29, 1, 8.0f / 7, 1};
+  const struct attention_shape shapes[2][N_SHAPES] = {
+      {{"", 1, 4096, 16, 128, 0, none}, {"heads of 64, 1024 tokens, ", 16, 1024, 25, 64, 0, none},
+       {"dropout, words shared, ", 1, 4096, 16, 128, 0, shared},
+       {"dropout, rows that begin within a draw, ", 1, 4096, 16, 128, 0, within},
+       {"window of an eighth, ", 1, 4096, 16, 128, 512, none}},
+      {{"", 1, 32, 1, 64, 0, none}, {"heads of 64, 1024 tokens, ", 2, 16, 1, 64, 0, none},
+       {"dropout, words shared, ", 1, 32, 1, 64, 0, shared},
+       {"dropout, rows that begin within a draw, ", 1, 32, 1, 64, 0, within},
+       {"window of an eighth, ", 1, 32, 1, 64, 4, none}}};
+  const bool has_turns = attention_find(getenv("LADE_ATTENTION")) == LADE_CUDA_BY_WGMMA_TURNS;
+  for (int i = 0; i < (has_turns ? N_OF_TURNS : N_SHAPES); i++)
     attention_rows(bench, &shapes[bench->is_small][i]);
+  if (!has_turns)
+    grouped_rows(bench);
 }
 
 /* ---- the device ---- */
@@ -458,11 +640,13 @@ static const struct section {
     {"what a run gets", NULL, "", choice_tell},
     {"kernels bound by memory", "plain", "| kernel | MB | us | GB/s | of the copy |\n|---|---|---|---|---|\n",
      memory_bench},
+    {"gradients of the token table", "plain", "\n| embedding | MB | us | GB/s |\n|---|---|---|---|\n", embed_bench},
     {"products", "plain",
      "\n| product m x n x k | us | TFLOP/s | TFLOP/s of the best choice | of the best |\n|---|---|---|---|---|\n",
      products_bench},
     {"attention by wgmma", "wgmma", "\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n",
      attention_bench},
+    {"attention by wgmma in turns", "wgmma-turns", "", attention_bench},
     {"attention by mma", "mma", "", attention_bench},
     {"attention by plain kernels", "plain", "", attention_bench},
 };
@@ -507,13 +691,26 @@ static int section_run(struct bench *bench, const struct section *section)
 
 int main(int argc, char **argv)
 {
-  struct bench bench = {.is_small = argc > 1 && strcmp(argv[1], "--small") == 0};
+  struct bench bench = {0};
   int code = 0;
+  argv++;
+  for (; *argv && **argv == '-'; argv++) {
+    bench.is_small |= strcmp(*argv, "--small") == 0;
+    if (strcmp(*argv, "--choices") == 0 && argv[1])
+      bench.choices_path = *++argv;
+    else if (strcmp(*argv, "--small") != 0) {
+      fprintf(stderr, "bench-gpu: usage: bench-gpu [--small] [--choices FILE [PRODUCT...]]\n");
+      return 2;
+    }
+  }
+  bench.products = argv;
   bench.best_flops_per_s = mmap(NULL, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (bench.best_flops_per_s == MAP_FAILED)
     return 1;
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (size_t i = 0; i < LADE_COUNT(sections) && code != MISSING; i++) {
+    if (bench.choices_path && sections[i].run != products_bench)
+      continue;
     const int ended = section_run(&bench, &sections[i]);
     code = ended ? ended : code;
   }

@@ -8,7 +8,7 @@ nvdisasm is the toolkit's, or that of the PyPI package nvidia-cuda-nvdisasm (`pi
 --nvdisasm DIR/nvidia/cu13/bin/nvdisasm). --all prints F16 beside BF16 and F32.
 
 The model. A kernel's hot loop is the innermost loop with the most work: flops of tensor cores, fused multiply-adds of
-FP32 kernels, else bytes of global memory; code outside of loops counts as one. One warp's turn of it costs, on one
+FP32 kernels, else bytes of global memory; code outside of loops counts as one, if it has more. One warp's turn of it costs, on one
 of the four schedulers of a multiprocessor,
   issue    a clock for each instruction;
   pipe     32 lanes / (results per clock and multiprocessor / 4) for each instruction of a pipe; the busiest pipe;
@@ -20,6 +20,8 @@ waited for. W warps that pass LIMIT, run and LAT in turn are a closed network of
 (Zahorjan, Sevcik, Eager, Galler 1982) is W / (LIMIT + run + LAT + (W - 1) max(LIMIT, run)) turns per clock. So
   expected share = LIMIT * min(1 / max(LIMIT, run), that bound)
   most           = LIMIT / max(LIMIT, run): all of the smaller one is hidden.
+Warps that take turns (attention_wgmma_turns_fwd) do not meet by chance: one's products run while another's instructions
+do, so W of them have a turn each in max(W LIMIT, W run, LIMIT + run) clocks.
 Instructions are those of the fast path; "slow" is the count with slow cases, masks and dropout. Not in the model: bank
 conflicts, L2 and its bandwidth, prologues, tails of grids, barriers.
 
@@ -54,7 +56,7 @@ PIPES = {
     'load/store': 'LDG STG LDS STS LDSM LDGSTS LDL STL LD ST'}
 PIPE_OF = {name: pipe for pipe, names in PIPES.items() for name in names.split()}
 # Kernels that FP32 arithmetic bounds, and those of one block or of a few numbers, which only latency bounds.
-FMA_BOUND = ('matmul_', 'attention_fwd_', 'attention_dq_', 'attention_dkv_')
+FMA_BOUND = re.compile(r'matmul_|attention_(fwd|dq|dkv)_(bf16|f16|f32)')
 LATENCY_BOUND = ('clip', 'tree_sum', 'head_finish', 'head_join', 'head_scale', 'embed_sort', 'attention_sinks')
 
 
@@ -90,6 +92,11 @@ def is_work(instruction):
     return tensor_flops(instruction) > 0 or instruction.base in ('LDG', 'STG', 'LDGSTS')
 
 
+def is_tensor_work(instruction):
+    """Of kernels that tensor cores bound, what dropout loads is no work: without dropout its region is skipped."""
+    return tensor_flops(instruction) > 0 or instruction.base == 'LDGSTS'
+
+
 # ---- one function ----
 
 def work_of(function, limit):
@@ -104,12 +111,12 @@ def work_of(function, limit):
 def limit_of(function):
     if any(tensor_flops(instruction) for instruction in function.code):
         return 'tensor'
-    return 'fma' if function.name.startswith(FMA_BOUND) else 'memory'
+    return 'fma' if FMA_BOUND.match(function.name) else 'memory'
 
 
 def hot_part(function, measure):
     """Return the indices of the hot part: the loop whose own work, without that of loops inside, is the most; or the
-    code outside of all loops, if its work is more."""
+    code outside of all loops, if its work is more. Of loops with equal work it is the shortest: others have dropout."""
     loops = sorted(sass_listing.loops_find(function), key=lambda loop: loop[1] - loop[0])
     owner = {}
     for loop in loops:
@@ -118,7 +125,7 @@ def hot_part(function, measure):
     own = Counter({None: 0})
     for at, instruction in enumerate(function.code):
         own[owner.get(at)] += measure(instruction)
-    best = max(own, key=lambda loop: own[loop])
+    best = max(own, key=lambda loop: (own[loop], loop[0] - loop[1] if loop else -len(function.code)))
     if best:
         return list(range(best[0], best[1] + 1))
     ends = [at for at, i in enumerate(function.code) if i.base == 'EXIT' and at not in owner]
@@ -149,7 +156,8 @@ def demands(function, gpu):
     """Return the clocks of one warp's turn on one scheduler, by station, and the counts behind them."""
     limit = limit_of(function)
     part = hot_part(function, work_of(function, limit))
-    fast = set(sass_listing.fast_path(function, part[0], part[-1], is_work))
+    has_work = is_tensor_work if limit == 'tensor' else is_work
+    fast = set(sass_listing.fast_path(function, part[0], part[-1], has_work))
     code = [function.code[at] for at in part if at in fast]
     pipes = Counter(PIPE_OF[i.base] for i in code if i.base in PIPE_OF)
     pipe_clocks = {pipe: n * LANES * SCHEDULERS / RATES[pipe] for pipe, n in pipes.items()}
@@ -184,18 +192,18 @@ def constants_read():
 def launch_shared_bytes(name):
     """Return the shared memory of a launch, as the *_launch.c files request it: width 1600 for rows, heads by name."""
     get = constants_read()
-    dim = int(match.group(1)) if (match := re.search(r'_(64|128)_', name)) else 64
-    if match := re.match(r'attention_mma_(?:form_)?(fwd|dq|dkv)_', name):
+    dim = int(match.group(1)) if (match := re.search(r'_(64|80|96|128|256)_', name)) else 64
+    if match := re.match(r'attention_mma_(?:form_|more_)?(fwd|dq|dkv)_', name):
         part = match.group(1).upper()
         rows, tile = get(f'MMA_{part}_ROWS', dim), get(f'MMA_{part}_TILE', dim)
-        return ((1 if part == 'FWD' else 2) * rows + 4 * tile) * dim * 2 + (16 * tile if part == 'DKV' else 0)
-    if match := re.match(r'attention_wgmma_(fwd|dq|dkv)_', name):
+        return ((1 if part == 'FWD' else 2) * rows + 4 * tile) * get('MMA_PITCH', dim) * 2 + (16 * tile if part == 'DKV' else 0)
+    if match := re.match(r'attention_wgmma_(turns_fwd|fwd|dq|dkv)_', name):
         places, rows = get('WGMMA_PLACES'), get('WGMMA_ROWS')
-        n = {'fwd': rows + 4 * get('WGMMA_TILE'), 'dq': 2 * rows + (places + 2) * get('WGMMA_DQ_TILE'),
+        n = {'fwd': rows + 4 * get('WGMMA_TILE'), 'turns_fwd': rows + 2 * places * get('WGMMA_TILE'), 'dq': 2 * rows + (places + 2) * get('WGMMA_DQ_TILE'),
              'dkv': 2 * rows + 2 * places * get('WGMMA_DKV_TILE')}[match.group(1)]
         extra = 8 * places * get('WGMMA_DKV_TILE') if match.group(1) == 'dkv' else 0
         return n * dim * 2 + extra + get('WGMMA_ALIGN')
-    if match := re.match(r'attention_(fwd|dq|dkv)_', name):
+    if match := re.match(r'attention_(fwd|dq|dkv)_(?!sum)', name):
         tile = get('ATTENTION_TILE')
         n = get('ATTENTION_FWD_ROWS') + tile if match.group(1) == 'fwd' else 2 * (get('ATTENTION_BWD_ROWS') + tile)
         return 4 * (get('ATTENTION_THREADS') + n * (dim + 1))
@@ -217,7 +225,7 @@ def warps_resident(resources, shared_bytes, gpu):
     return warps * min(by_registers, by_shared, gpu['blocks'], gpu['warps'] // warps)
 
 
-def shares_get(found, n_warps, gpu):
+def shares_get(found, n_warps, gpu, is_in_turns=False):
     """Return the share of the limit that is expected, and the most."""
     limit = found['clocks'][found['limit']]
     run = max(found['clocks']['issue'], found['clocks']['pipe'])
@@ -225,6 +233,8 @@ def shares_get(found, n_warps, gpu):
         run = found['clocks']['issue']
     most = max(limit, run)
     warps = n_warps / SCHEDULERS
+    if is_in_turns:
+        return warps * limit / max(warps * most, limit + run), limit / most
     latency = found['waits'] * gpu['memory_clocks']
     bound = warps / (limit + run + latency + (warps - 1) * most)
     return limit * min(1 / most, bound), limit / most
@@ -234,7 +244,7 @@ def row_make(function, resources, gpu):
     found = demands(function, gpu)
     shared = launch_shared_bytes(function.name)
     n_warps = warps_resident(resources, shared, gpu)
-    expected, most = shares_get(found, n_warps, gpu)
+    expected, most = shares_get(found, n_warps, gpu, '_turns_' in function.name)
     clocks = found['clocks']
     is_latency = function.name.startswith(LATENCY_BOUND)
     share = ['latency', '', ''] if is_latency else [found['limit'], f'{100 * expected:.0f} %', f'{100 * most:.0f} %']
@@ -264,7 +274,7 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
     weights, head, attention = layers * 12 * d * d, v * d, layers * d * t
     parts = {'products of layers': 6 * weights / (products * peak),
              'products of the head': 2 * n_head_products * head / (products * peak),
-             'attention forward': 2 * attention / (share_of('attention_wgmma_fwd_64_bf16') * peak),
+             'attention forward': 2 * attention / (share_of('attention_wgmma_turns_fwd_64_bf16') * peak),
              'attention dq': 3 * attention / (share_of('attention_wgmma_dq_64_bf16') * peak),
              'attention dk, dv': 4 * attention / (share_of('attention_wgmma_dkv_64_bf16') * peak)}
     rate = COPY * gpu['bytes_per_s']
@@ -300,8 +310,6 @@ def changes_print(shares, gpu):
         print(f'|{what}|{step_reckon(better.get, gpu, 3, products, layer_bytes)[1]:.1%}|')
     row('products at 75 %, by the best of measured candidates', 0.75, LAYER_BYTES)
     row('gradients of biases by the kernels that make dy', 0.75, no_sums)
-    better['attention_wgmma_dkv_64_bf16'] = 0.6
-    row('dk and dv of heads of 64 at 60 % of their limit', 0.75, no_sums)
     better.update({kernel: 0.9 for kernel in LAYER_BYTES})
     row('residual and gelu at 90 % of theirs', 0.75, no_sums)
 
@@ -345,7 +353,7 @@ def main():
     release = subprocess.run([args.nvcc, '--version'], check=True, capture_output=True, text=True).stdout
     print(f"# Reckoned from machine code: {gpu['name']}\n")
     print(f"`bench/sass.py` ({args.arch}, nvcc {re.search('release ([0-9.]+)', release).group(1)}); its head states the "
-          'model. Clocks are of one warp\'s turn of the hot loop on one scheduler. No figure here was measured.\n')
+          'model.\nClocks are of one warp\'s turn of the hot loop on one scheduler. No figure here was measured.\n')
     table_print(rows)
     if not args.file:
         step_print(rows, gpu)

@@ -14,9 +14,16 @@ void lade_cuda_kernels_init(struct lade_kernels *kernels);
 
 /*
  * Kernels of attention: plain ones, for any shape; or tensor cores by mma.sync, or by wgmma (sm_90), for heads of 64
- * and 128 in 16 bits, with plain kernels for all others.
+ * and 128 in 16 bits, with plain kernels for all others. WGMMA_TURNS is wgmma whose forward has another schedule: equal
+ * bits, the same backward, and one name in the key of the numbers.
  */
-enum lade_cuda_attention { LADE_CUDA_BY_PLAIN, LADE_CUDA_BY_MMA, LADE_CUDA_BY_WGMMA, LADE_CUDA_N_ATTENTIONS };
+enum lade_cuda_attention {
+  LADE_CUDA_BY_PLAIN,
+  LADE_CUDA_BY_MMA,
+  LADE_CUDA_BY_WGMMA,
+  LADE_CUDA_BY_WGMMA_TURNS,
+  LADE_CUDA_N_ATTENTIONS
+};
 
 /* Choose the attention of @kernel, forward or backward, in @kernels, a table as above with attention by mma.sync. */
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who);
@@ -33,10 +40,11 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
 /*
  * Load all kernels for @device from the files <op>.fatbin of @folder. NULL: the folder of the environment's
  * LADE_CUDA_KERNELS, or that of the build or the installation. Matrix products are cuBLASLt's if the machine has one,
- * unless LADE_MATMUL in the environment is "plain". LADE_ATTENTION chooses attention: "plain", "mma" or "wgmma". Unset
- * it is the GPU's best one, forward and backward each, that agrees with the plain kernels on a small problem, which
- * runs here. The caller closes, before the device. Errors of lade_cuda_functions_open; -ENODEV when the GPU lacks the
- * named attention. Any thread; blocks while the driver loads and the problem runs, some ten milliseconds.
+ * unless LADE_MATMUL in the environment is "plain", by the algorithms that the file of LADE_MATMUL_CHOICES names.
+ * LADE_ATTENTION chooses attention: "plain", "mma", "wgmma" or "wgmma-turns". Unset it is the GPU's best one, forward
+ * and backward each, that agrees with the plain kernels on a small problem, which runs here. The caller closes, before
+ * the device. Errors of lade_cuda_functions_open; -ENODEV when the GPU lacks the named attention. Any thread; blocks
+ * while the driver loads and the problem runs, some ten milliseconds.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
                            lade_cuda_kernels **ret_kernels);
@@ -50,7 +58,7 @@ void lade_cuda_kernels_close(lade_cuda_kernels *kernels);
  */
 void lade_cuda_kernels_get(const lade_cuda_kernels *kernels, struct lade_kernels *ret_table);
 
-/* Return one line on a desired library that is missing, cuBLASLt, and the reason; else "". */
+/* Return one line on a desired library, cuBLASLt, that is missing, or has no choices in the named file; else "". */
 const char *lade_cuda_kernels_note(const lade_cuda_kernels *kernels);
 
 /* Return one line on the attention that is wrong on this GPU, and its replacement; else "". */

@@ -62,6 +62,10 @@ static int products_open(lade_cuda_kernels *kernels, lade_device *device, struct
   if (status)
     return lade_error_set(error, status, "%s", why.text);
   table->library = lade_cublaslt_name(table->cublaslt);
+  wish = getenv("LADE_MATMUL_CHOICES");
+  if (wish && *wish && !strstr(table->library, " choices "))
+    lade_error_set(&kernels->note, -ENOENT, "%s; %s has no choices for this library, GPU and driver", table->library,
+                   wish);
   table->variant[LADE_K_MATMUL] = "cublaslt";
   return 0;
 }

@@ -33,7 +33,7 @@ static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kern
 {
   switch (kernel) {
   case LADE_K_MATMUL: return lade_cuda_matmul_bytes(kernels, args);
-  case LADE_K_ATTENTION_BWD: return lade_cuda_attention_bwd_bytes(args);
+  case LADE_K_ATTENTION_BWD: return lade_cuda_attention_bwd_bytes(kernels, args);
   case LADE_K_COLUMN_SUM: return lade_cuda_column_sum_bytes(args);
   case LADE_K_EMBED_BWD: return lade_cuda_embed_bwd_bytes(args);
   case LADE_K_HEAD_STATS: return lade_cuda_head_stats_bytes(kernels, args);
@@ -50,7 +50,9 @@ static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kern
 /* Inputs of the order of sums, besides shapes. */
 static const int32_t cuts[] = {LADE_CUDA_REVISION,      LADE_CUDA_THREADS,     LADE_CUDA_ROW_PACKS,
                                LADE_CUDA_SUM_COLUMNS,   LADE_CUDA_SUM_LANES,   LADE_CUDA_ROPE_RUN,
-                               LADE_CUDA_HEAD_CHUNK};
+                               LADE_CUDA_HEAD_CHUNK,    LADE_CUDA_WGMMA_DKV_ENOUGH,
+                               LADE_CUDA_MMA_DKV_ENOUGH,
+                               LADE_CUDA_EMBED_PIECE};
 
 void lade_cuda_kernels_init(struct lade_kernels *kernels)
 {

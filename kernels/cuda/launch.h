@@ -30,6 +30,7 @@
   X(attention, ATTENTION_DELTA, attention_delta, 3) \
   X(attention, ATTENTION_DQ, attention_dq, 3) \
   X(attention, ATTENTION_DKV, attention_dkv, 3) \
+  X(attention, ATTENTION_DKV_SUM, attention_dkv_sum, 16) \
   X(attention, ATTENTION_SINKS, attention_sinks, 3) \
   X(attention_mma, ATTENTION_MMA_FWD_64, attention_mma_fwd_64, 16) \
   X(attention_mma, ATTENTION_MMA_FWD_128, attention_mma_fwd_128, 16) \
@@ -54,6 +55,8 @@
   X(attention_mma_more, ATTENTION_MMA_MORE_DKV_256, attention_mma_more_dkv_256, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_64, attention_wgmma_fwd_64, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_128, attention_wgmma_fwd_128, 16) \
+  X(attention_wgmma, ATTENTION_WGMMA_TURNS_FWD_64, attention_wgmma_turns_fwd_64, 16) \
+  X(attention_wgmma, ATTENTION_WGMMA_TURNS_FWD_128, attention_wgmma_turns_fwd_128, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_64, attention_wgmma_dq_64, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_128, attention_wgmma_dq_128, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DKV_64, attention_wgmma_dkv_64, 16) \
@@ -66,6 +69,7 @@
   X(embed, EMBED_SORT, embed_sort, 1) \
   X(embed, EMBED_CLEAR, embed_clear, 1) \
   X(embed, EMBED_TOKENS, embed_tokens, 3) \
+  X(embed, EMBED_JOIN, embed_join, 1) \
   X(embed, EMBED_POSITIONS, embed_positions, 3) \
   X(gelu, GELU_FWD, gelu_fwd, 3) \
   X(gelu, GELU_BWD, gelu_bwd, 3) \

@@ -49,6 +49,12 @@ lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_a
 const char *lade_cuda_attention_name(enum lade_cuda_attention who);
 
 /*
+ * Return an attention's backward whose blocks have whole key heads in any shape, as lade_cuda_attention_fn's has only
+ * where they are many. For benches and tests; its scratch is within the other's.
+ */
+lade_kernel_fn *lade_cuda_attention_whole_fn(enum lade_cuda_attention who);
+
+/*
  * Choose the attention in @table on @device, whose @kernels are loaded: the one that LADE_ATTENTION names, or the best
  * that is right there, with a line in @note when one is not. -ENODEV if the GPU lacks the named one, -ENOMEM, or the
  * device's status. Blocks while the GPU tries them.
@@ -67,7 +73,7 @@ void lade_cuda_matrix_init(struct lade_kernels *kernels);
 void lade_cuda_optimizer_init(struct lade_kernels *kernels);
 void lade_cuda_row_init(struct lade_kernels *kernels);
 
-size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *args);
+size_t lade_cuda_attention_bwd_bytes(const struct lade_kernels *kernels, const struct lade_attention_bwd_args *args);
 size_t lade_cuda_head_stats_bytes(const struct lade_kernels *kernels, const struct lade_head_stats_args *args);
 size_t lade_cuda_head_loss_fwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_fwd_args *args);
 size_t lade_cuda_head_loss_bwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_bwd_args *args);

@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 3
+#define LADE_CUDA_REVISION 4
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -66,6 +66,10 @@ struct lade_cuda_row_sums {
   float *outputs[LADE_CUDA_ROW_OUTPUTS];
   bool accumulate;
 };
+
+/* ---- gradients of the token table ---- */
+
+#define LADE_CUDA_EMBED_PIECE 64 /* rows of one token that a thread adds in turn */
 
 /* ---- the optimizer's sums ---- */
 
@@ -134,6 +138,36 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_WGMMA_DKV_TILE 64
 #define LADE_CUDA_WGMMA_PLACES 3
 #define LADE_CUDA_WGMMA_ALIGN 1024 /* eight rows of 128 bytes, after which swizzling begins anew */
+
+/*
+ * Gradients of keys and values: a key head's query heads, @group of them, are divided among parts, a block of threads
+ * each, where @n_blocks of whole key heads are fewer than @enough. Then the longest block, that of the first keys, has
+ * no more than a multiprocessor's share of the work: of a causal sequence blocks are half as long on average. ENOUGH
+ * is twice the multiprocessors of an H100, for each block that one of them has room for. Parts are FP32 rows of dk and
+ * dv in the workspace behind delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
+ */
+#define LADE_CUDA_WGMMA_DKV_ENOUGH 256
+#define LADE_CUDA_MMA_DKV_ENOUGH 512
+
+LADE_INLINE int64_t lade_cuda_dkv_parts(int64_t n_blocks, int64_t group, int64_t enough)
+{
+  const int64_t wanted = (enough + n_blocks - 1) / n_blocks, heads = group / wanted;
+  return heads > 1 ? (group + heads - 1) / heads : group;
+}
+
+/* Return the number of floats of the workspace before the first part: delta's, up to a multiple of 16 bytes. */
+LADE_INLINE int64_t lade_cuda_dkv_parts_begin(const struct lade_attention_bwd_args *a)
+{
+  return (a->batch * a->heads * a->seq_len + 3) / 4 * 4;
+}
+
+/*
+ * d_qkv's keys and values = the sums over parts of [part][batch][n_kv_heads][seq_len][dk, dv][head_dim], times factors.
+ */
+struct lade_cuda_dkv_sum {
+  struct lade_attention_bwd_args bwd;
+  int64_t n_parts;
+};
 
 /* ---- rotary embedding ---- */
 

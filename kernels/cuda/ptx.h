@@ -76,6 +76,20 @@ static __device__ inline void ptx_copies_wait(void)
 }
 
 /*
+ * Arrive at a named barrier, 1 to 15, of @n_threads in whole warps, and go on; or wait there. Those who wait go on once
+ * @n_threads have arrived or wait; then the barrier begins anew. They see what the others wrote before.
+ */
+static __device__ inline void ptx_barrier_arrive(int barrier, int n_threads)
+{
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(n_threads) : "memory");
+}
+
+static __device__ inline void ptx_barrier_wait(int barrier, int n_threads)
+{
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(n_threads) : "memory");
+}
+
+/*
  * Load four 8 x 8 matrices of 16 bits; lane 8 i + r has the address of row r of matrix i, 16 bytes at a multiple of 16.
  */
 static __device__ inline void ptx_matrices_load(uint32_t (&x)[4], const void *row)

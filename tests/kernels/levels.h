@@ -33,6 +33,12 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS]);
 /* True if the level's @kernel supports these arguments, whose dtype is @dtype. */
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args);
 
+/*
+ * True, with attention's backward replaced in @kernels, if the level has another one whose work is cut by key heads
+ * alone, as that in the table is for shapes with many of them.
+ */
+bool level_whole(struct lade_kernels *kernels);
+
 /* Make a context for calls of @kernels. The bits may not depend on the pool's threads, or on their equivalent. */
 struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step);
 

@@ -245,13 +245,26 @@ bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, en
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
   const bool is_wgmma = is_attention &&
-                        kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA);
+                        (kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA) ||
+                         kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA_TURNS));
   if (is_cuda && is_attention && kernels->fn[kernel] != lade_cuda_attention_fn(kernel, LADE_CUDA_BY_PLAIN))
     return lade_cuda_attention_has(is_wgmma ? LADE_CUDA_BY_WGMMA : LADE_CUDA_BY_MMA, dtype,
                                    ((const struct lade_attention_fwd_args *)args)->head_dim) &&
            !lade_cuda_attention_has_form(&((const struct lade_attention_fwd_args *)args)->form);
   bool is_f64 = dtype == LADE_F64 || (kernel == LADE_K_CAST && ((const struct lade_cast_args *)args)->to == LADE_F64);
   return !is_cuda || (kernels->fn[kernel] && !is_f64);
+}
+
+bool level_whole(struct lade_kernels *kernels)
+{
+  for (int i = LADE_CUDA_BY_MMA; i < LADE_CUDA_N_ATTENTIONS; i++) {
+    const enum lade_cuda_attention who = (enum lade_cuda_attention)i;
+    if (kernels->fn[LADE_K_ATTENTION_BWD] != lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, who))
+      continue;
+    kernels->fn[LADE_K_ATTENTION_BWD] = lade_cuda_attention_whole_fn(who);
+    return true;
+  }
+  return false;
 }
 
 struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)

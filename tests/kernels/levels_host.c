@@ -69,6 +69,11 @@ bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, en
   return true;
 }
 
+bool level_whole(struct lade_kernels *kernels)
+{
+  return false;
+}
+
 struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)
 {
   return (struct lade_kernel_ctx){.pool = pool, .step = step};

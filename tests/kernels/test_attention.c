@@ -149,6 +149,8 @@ static void form_check(enum lade_dtype dtype, struct size size, struct lade_drop
     if (!level_takes(&levels[level], LADE_K_ATTENTION_FWD, dtype, &problem.fwd))
       continue;
     run(&problem, &levels[level], has_bwd, 1);
+    if (level > 0 && strcmp(variant, levels[level - 1].variant[LADE_K_ATTENTION_FWD]) == 0)
+      assert_memory_equal(out, problem.fwd.out, out_bytes); /* schedules of one variant have equal bits */
     memcpy(out, problem.fwd.out, out_bytes);
     memcpy(d_qkv, problem.bwd.d_qkv, d_qkv_bytes);
     compare("out", variant, &problem, dtype, problem.fwd.out, problem.fwd_exact.out, problem.n_out);
@@ -192,6 +194,14 @@ static void dropout_draws_by_element(void **state)
       problem_check(dtypes[d], sizes[s], drop, RANDOM);
 }
 
+/* Rows of keys that begin with a draw, whose words the lanes of a GPU's warp share. */
+static void draws_are_shared(void **state)
+{
+  const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000004};
+  problem_check(LADE_BF16, (struct size){1, 136, 2, 1, 64}, drop, RANDOM);
+  problem_check(LADE_F16, (struct size){2, 68, 1, 1, 128}, drop, RANDOM);
+}
+
 /* Heads of 128, for which a GPU uses other tiles than for 64; both use tensor cores in 16 bits. */
 static void long_heads_are_right(void **state)
 {
@@ -209,6 +219,24 @@ static void other_heads_are_right(void **state)
   problem_check(LADE_F16, (struct size){2, 67, 2, 2, 96}, (struct lade_drop){0}, RANDOM);
   problem_check(LADE_BF16, (struct size){1, 135, 2, 1, 256}, (struct lade_drop){0}, RANDOM);
   form_check(LADE_F16, (struct size){1, 70, 2, 1, 256}, drop, RANDOM, form);
+}
+
+/* Key heads that a GPU's blocks have whole, as in shapes with many of them; problem_check has them in parts. */
+static void whole_key_heads_are_right(void **state)
+{
+  struct lade_kernels levels[LEVELS];
+  const int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
+  struct problem problem = problem_make(LADE_BF16, (struct size){1, 135, 3, 1, 64}, (struct lade_drop){0}, RANDOM);
+  kernel_call(&levels[0], LADE_K_ATTENTION_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
+  kernel_call(&levels[0], LADE_K_ATTENTION_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
+  for (int level = 1; level < n_levels; level++) {
+    if (!level_whole(&levels[level]))
+      continue;
+    run(&problem, &levels[level], true, 1);
+    compare("d_qkv of whole heads", levels[level].variant[LADE_K_ATTENTION_BWD], &problem, LADE_BF16, problem.bwd.d_qkv,
+            problem.bwd_exact.d_qkv, problem.n_qkv);
+  }
+  problem_free(&problem);
 }
 
 /* Enough tiles at any level that each slot of a tile is reused. */
@@ -342,8 +370,10 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_shape_and_dtype_is_right),
       cmocka_unit_test(dropout_draws_by_element),
+      cmocka_unit_test(draws_are_shared),
       cmocka_unit_test(long_heads_are_right),
       cmocka_unit_test(other_heads_are_right),
+      cmocka_unit_test(whole_key_heads_are_right),
       cmocka_unit_test(tiles_take_turns),
       cmocka_unit_test(part_of_the_heads_draws_as_all_do),
       cmocka_unit_test(equal_scores_of_any_size_are_right),

@@ -39,6 +39,28 @@ HOSTILE(barrier_in_two_places)
     __syncthreads();
 }
 
+/*
+ * Right (n is 0): the second warp writes in its turn and the first reads in its own. Else the second gives no turn (1),
+ * one more (2), two at once (3), or one of another size (4).
+ */
+HOSTILE(turns)
+{
+  LADE_SHARED(float, room);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x < 32) {
+    ptx_barrier_wait(1, 64);
+    a.to[thread_get()] = room[31 - lane];
+    return;
+  }
+  room[lane] = (float)lane;
+  if (a.n != 1)
+    ptx_barrier_arrive(a.n == 3 ? 2 : 1, a.n == 4 ? 32 : 64);
+  if (a.n == 2)
+    ptx_barrier_arrive(1, 64);
+  if (a.n == 3)
+    ptx_barrier_arrive(2, 64);
+}
+
 HOSTILE(shuffle_of_some)
 {
   float value = 1;

@@ -59,28 +59,43 @@ bool level_get(const char *level, struct lade_kernels *ret_kernels)
   return true;
 }
 
-/* Attention has another variant on Hopper. */
+/* Attention has two more variants on Hopper. */
 int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 {
   level_get("plain", &levels[0]);
   level_get("cuda", &levels[1]);
-  level_get("cuda", &levels[2]);
   if (kernel != LADE_K_ATTENTION_FWD)
     return 2;
-  lade_cuda_attention_choose(&levels[2], LADE_K_ATTENTION_FWD, LADE_CUDA_BY_WGMMA);
-  lade_cuda_attention_choose(&levels[2], LADE_K_ATTENTION_BWD, LADE_CUDA_BY_WGMMA);
-  return 3;
+  for (int who = LADE_CUDA_BY_WGMMA; who < LADE_CUDA_N_ATTENTIONS; who++) {
+    levels[who] = levels[1];
+    lade_cuda_attention_choose(&levels[who], LADE_K_ATTENTION_FWD, (enum lade_cuda_attention)who);
+    lade_cuda_attention_choose(&levels[who], LADE_K_ATTENTION_BWD, (enum lade_cuda_attention)who);
+  }
+  return LADE_CUDA_N_ATTENTIONS;
 }
 
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args)
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
-  if (is_attention && kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA))
+  if (is_attention && (kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA) ||
+                       kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA_TURNS)))
     return lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, dtype,
                                    ((const struct lade_attention_fwd_args *)args)->head_dim) &&
            !lade_cuda_attention_has_form(&((const struct lade_attention_fwd_args *)args)->form);
   bool is_f64 = dtype == LADE_F64 || (kernel == LADE_K_CAST && ((const struct lade_cast_args *)args)->to == LADE_F64);
   return !is_cuda || (kernels->fn[kernel] && !is_f64);
+}
+
+bool level_whole(struct lade_kernels *kernels)
+{
+  for (int i = LADE_CUDA_BY_MMA; i < LADE_CUDA_N_ATTENTIONS; i++) {
+    const enum lade_cuda_attention who = (enum lade_cuda_attention)i;
+    if (kernels->fn[LADE_K_ATTENTION_BWD] != lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, who))
+      continue;
+    kernels->fn[LADE_K_ATTENTION_BWD] = lade_cuda_attention_whole_fn(who);
+    return true;
+  }
+  return false;
 }
 
 struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)

@@ -58,6 +58,12 @@ class Listing(unittest.TestCase):
         self.assertEqual(sass.hot_part(self.multiply, sass.tensor_flops), [2, 3, 4, 5])
         self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), list(range(3, 13)))
 
+    def test_hot_part_is_the_loop_if_work_outside_is_equal(self):
+        code = self.multiply.code
+        peeled = sass_listing.Function('peeled')
+        peeled.code, peeled.labels = code[2:5] + code, {name: at + 3 for name, at in self.multiply.labels.items()}
+        self.assertEqual(sass.hot_part(peeled, sass.tensor_flops), [5, 6, 7, 8])
+
     def test_hot_part_is_outside_of_loops_if_the_work_is(self):
         self.copy.labels['.L_x_0'] = 10 # now the loop has the packs' remainder alone
         self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), [*range(10), 13])
@@ -104,6 +110,13 @@ class Model(unittest.TestCase):
         self.assertEqual(most, 0.5)
         self.assertLess(expected, most)
 
+    def test_turns_hide_what_meeting_by_chance_does_not(self):
+        found = {'limit': 'tensor', 'waits': 0,
+                 'clocks': {'issue': 400, 'pipe': 300, 'memory': 0, 'tensor': 400, 'fma': 0}}
+        self.assertAlmostEqual(sass.shares_get(found, 8, GPU)[0], 2 / 3)
+        self.assertEqual(sass.shares_get(found, 8, GPU, True), (1, 1))
+        self.assertAlmostEqual(sass.shares_get(found, 4, GPU, True)[0], 1 / 2)
+
     def test_a_step_at_all_limits_has_the_products_share(self):
         def share(n_head_products, products=1.0):
             return sass.step_reckon(lambda kernel: 1, GPU, n_head_products, products, {'gelu_fwd_bf16': 0})
@@ -116,8 +129,11 @@ class Model(unittest.TestCase):
 
     def test_shared_memory_follows_the_launches(self):
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 161 << 10)
+        self.assertEqual(sass.launch_shared_bytes('attention_wgmma_turns_fwd_128_bf16'), 225 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_dq_128_bf16'), 225 << 10)
-        self.assertEqual(sass.launch_shared_bytes('attention_mma_dkv_64_bf16'), 49 << 10 | 0)
+        self.assertEqual(sass.launch_shared_bytes('attention_mma_dkv_64_bf16'), 49 << 10)
+        self.assertEqual(sass.launch_shared_bytes('attention_mma_more_fwd_256_bf16'), 64 << 10)
+        self.assertEqual(sass.launch_shared_bytes('attention_dkv_sum_bf16'), 256)
 
 
 if __name__ == '__main__':

@@ -21,8 +21,8 @@
 #define N_BLOCKS 5
 
 extern const struct cuda_on_cpu_kernel reverse_on_cpu, reverse_raced_on_cpu, barrier_of_some_on_cpu,
-    barrier_in_two_places_on_cpu, shuffle_of_some_on_cpu, shared_unwritten_on_cpu, shared_overrun_on_cpu, copy_on_cpu,
-    matrix_askew_on_cpu, product_on_cpu, warpgroup_on_cpu;
+    barrier_in_two_places_on_cpu, turns_on_cpu, shuffle_of_some_on_cpu, shared_unwritten_on_cpu,
+    shared_overrun_on_cpu, copy_on_cpu, matrix_askew_on_cpu, product_on_cpu, warpgroup_on_cpu;
 
 static void run_with(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order order, int n, float *to,
                      size_t shared_bytes)
@@ -99,6 +99,18 @@ static void divergent_barriers_are_caught(void **state)
   assert_true(aborts(&shuffle_of_some_on_cpu, 31));
   assert_false(aborts(&barrier_of_some_on_cpu, N_THREADS));
   assert_false(aborts(&shuffle_of_some_on_cpu, 32));
+}
+
+static void named_barriers_are_turns(void **state)
+{
+  for (int order = 0; order < CUDA_N_ORDERS; order++) {
+    float to[N_THREADS * N_BLOCKS];
+    run(&turns_on_cpu, (enum cuda_on_cpu_order)order, 0, to);
+    for (int i = 0; i < N_THREADS * N_BLOCKS; i++)
+      assert_true(i % N_THREADS >= 32 || to[i] == (float)(31 - i % N_THREADS));
+  }
+  for (int wrong = 1; wrong <= 4; wrong++)
+    assert_true(aborts(&turns_on_cpu, wrong));
 }
 
 static void shared_memory_is_poison_in_every_block_and_has_an_end(void **state)
@@ -201,6 +213,7 @@ int main(void)
       cmocka_unit_test(a_right_kernel_is_right_in_every_order),
       cmocka_unit_test(a_missing_barrier_shows),
       cmocka_unit_test(divergent_barriers_are_caught),
+      cmocka_unit_test(named_barriers_are_turns),
       cmocka_unit_test(shared_memory_is_poison_in_every_block_and_has_an_end),
       cmocka_unit_test(a_copy_is_there_once_it_was_waited_for),
       cmocka_unit_test(matrices_begin_at_whole_chunks),

@@ -108,13 +108,20 @@ if KERNELS:
     assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Stand-in GPU", found
     found = finding(name="GPU matmul", driver="", LADE_FAKE_KERNELS=KERNELS, LADE_MATMUL="plain")
     assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
+    # A file of choices among its algorithms, for this library, GPU and driver, or for others.
+    for driver, state, words in ((13000, "ok", ", choices "), (12000, "note", "has no choices for this library")):
+        with open(os.path.join(SCRATCH.name, "choices"), "w", encoding="utf-8") as file:
+            file.write(f"cuBLASLt 130100, Stand-in GPU, driver {driver}: TN bf16 f32 64 16 96 - 1\n")
+        found = finding(name="GPU matmul", driver="", LADE_FAKE_KERNELS=KERNELS, LADE_MATMUL_CHOICES=file.name)
+        assert found["state"] == state and words in found["text"], found
     # The attention kernel: the one named, if this GPU has it; else the best correct one, with a line on those that are
     # wrong.
     found = finding(name="GPU attention", driver="", LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
     assert found["state"] == "ok" and found["text"] == "forward cuda_wgmma, backward cuda_wgmma", found
     refused(["cuda:0", "LADE_ATTENTION is 'wgmma'", "of 8.0"], *TRAIN, "--device", "cuda:0", driver="sm=80",
             LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
-    wrong = {"LADE_FAKE_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_FAKE_IDLE": "attention_wgmma_fwd_128_bf16"}
+    wrong = {"LADE_FAKE_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_FAKE_IDLE":
+             "attention_wgmma_fwd_128_bf16"}
     found = finding(name="GPU attention", driver="", **wrong)
     assert found["state"] == "note" and "mma attends instead" in found["text"] and found["fix"], found
     code, out, err = run("doctor", driver="", LADE_MATMUL="plan")

@@ -244,9 +244,12 @@ static void products_check(struct report *report, const lade_cuda_kernels *kerne
   struct lade_kernels table;
   const char *note = lade_cuda_kernels_note(kernels);
   lade_cuda_kernels_get(kernels, &table);
-  finding_add(report, "GPU matmul", *note ? FINDING_NOTE : FINDING_GOOD,
-              *note ? "libcublas of CUDA 12 or 13, where the loader finds it, multiplies on tensor cores" : NULL,
-              "%s", *note ? note : table.library ? table.library : "plain kernels, as LADE_MATMUL says");
+  const char *fix = NULL;
+  if (*note)
+    fix = table.library ? "bench-gpu --choices FILE measures products here; runs are right without it"
+                        : "libcublas of CUDA 12 or 13, where the loader finds it, multiplies on tensor cores";
+  finding_add(report, "GPU matmul", *note ? FINDING_NOTE : FINDING_GOOD, fix, "%s",
+              *note ? note : table.library ? table.library : "plain kernels, as LADE_MATMUL says");
 }
 
 /* Report which library or kernel computes attention on the GPU. */

@@ -320,6 +320,45 @@ static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a,
 LADE_KERNEL_OF_DTYPES(attention_dkv, lade_attention_bwd_args)
 
 /*
+ * Set keys' and values' gradients to the sums over parts, in their order, times their factors: the second sum of
+ * kernels with tensor cores whose blocks have a part of a key head's query heads (phases.h). A thread has eight
+ * columns at a time.
+ */
+template <class T>
+static __device__ void attention_dkv_sum_of(const struct lade_cuda_dkv_sum &a, const struct lade_step *step)
+{
+  constexpr int EACH = LADE_PACK(T);
+  const struct lade_attention_bwd_args &b = a.bwd;
+  const int64_t n_rows = b.batch * b.n_kv_heads * b.seq_len, width = 2 * b.head_dim, n_packs = width / EACH;
+  const float *parts = (const float *)b.workspace + lade_cuda_dkv_parts_begin(&b);
+  const float factors[] = {scale_get(b, b.head_dim), b.drop.drop_below ? b.drop.scale : 1.0f};
+  for (int64_t i = thread_get(); i < n_rows * n_packs; i += n_threads_get()) {
+    const int64_t row = i / n_packs, column = i % n_packs * EACH, t = row % b.seq_len;
+    const int64_t h = row / b.seq_len % b.n_kv_heads, sequence = row / b.seq_len / b.n_kv_heads;
+    const bool is_value = column >= b.head_dim;
+    float sums[EACH] = {};
+    for (int64_t part = 0; part < a.n_parts; part++) {
+      const float *const from = parts + (part * n_rows + row) * width + column;
+      pack<float, 4> p[EACH / 4];
+#pragma unroll
+      for (int k = 0; k < EACH; k += 4)
+        p[k / 4] = pack_load<float, 4>(from + k);
+#pragma unroll
+      for (int k = 0; k < EACH; k++)
+        sums[k] += p[k / 4].x[k % 4];
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++)
+      sums[k] *= factors[is_value];
+    const int64_t head = b.heads + (is_value ? b.n_kv_heads : 0) + h;
+    T *const to = (T *)b.d_qkv + ((sequence * b.seq_len + t) * (b.heads + 2 * b.n_kv_heads) + head) * b.head_dim;
+    numbers_put(to + column % b.head_dim, sums);
+  }
+}
+LADE_KERNEL_OF(attention_dkv_sum, lade_cuda_dkv_sum, bf16, bf16, 1)
+LADE_KERNEL_OF(attention_dkv_sum, lade_cuda_dkv_sum, f16, f16, 1)
+
+/*
  * Set d_sinks[h] (+)= -sum exp(sink - lse) delta over the queries of all sequences. A block has a head, and a thread
  * every blockDim.x-th query.
  */

@@ -21,7 +21,7 @@ bool lade_cuda_attention_has(enum lade_cuda_attention who, enum lade_dtype dtype
 {
   const bool has_all = head_dim == 64 || head_dim == 128;
   const bool has_mma = has_all || head_dim == 80 || head_dim == 96 || head_dim == 256;
-  return (dtype == LADE_BF16 || dtype == LADE_F16) && (who == LADE_CUDA_BY_WGMMA ? has_all : has_mma);
+  return (dtype == LADE_BF16 || dtype == LADE_F16) && (who >= LADE_CUDA_BY_WGMMA ? has_all : has_mma);
 }
 
 bool lade_cuda_attention_has_form(const struct lade_score_form *form)
@@ -118,17 +118,30 @@ static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int
   return launch;
 }
 
-static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+/* Launch forward by wgmma, whose warpgroups go together or in turns, or by the attention that takes its place. */
+static void wgmma_fwd_of(const struct lade_kernel_ctx *ctx, const struct lade_attention_fwd_args *a, bool in_turns)
 {
-  const struct lade_attention_fwd_args *a = args;
   if (!lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) || lade_cuda_attention_has_form(&a->form)) {
-    mma_fwd(ctx, args);
+    mma_fwd(ctx, a);
     return;
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
-  size_t shared_bytes = mma_bytes(a->seq_len, a->head_dim, LADE_CUDA_WGMMA_ROWS + 4 * LADE_CUDA_WGMMA_TILE);
-  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
-                        a->dtype, wgmma_launch(a, a->batch, a->seq_len, a->heads, shared_bytes));
+  static const enum lade_cuda_function functions[2][2] = {
+      {LADE_CUDA_ATTENTION_WGMMA_FWD_64, LADE_CUDA_ATTENTION_WGMMA_FWD_128},
+      {LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_64, LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_128}};
+  const int n_rows = LADE_CUDA_WGMMA_ROWS + 2 * (in_turns ? LADE_CUDA_WGMMA_PLACES : 2) * LADE_CUDA_WGMMA_TILE;
+  lade_cuda_launch_grid(ctx, functions[in_turns][a->head_dim == 128], a->dtype,
+                        wgmma_launch(a, a->batch, a->seq_len, a->heads, mma_bytes(a->seq_len, a->head_dim, n_rows)));
+}
+
+static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  wgmma_fwd_of(ctx, args, false);
+}
+
+static void wgmma_turns_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  wgmma_fwd_of(ctx, args, true);
 }
 
 /* Launch delta, the first kernel of every backward. */
@@ -161,36 +174,75 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   sinks_launch(ctx, a);
 }
 
-static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+/* ---- parts of query heads ---- */
+
+#define WHOLE 1 /* enough blocks in any shape: a key head is never divided */
+
+/* Return the blocks of a whole key head's gradients by @who, tensor cores, and so the parts of its query heads. */
+static int64_t dkv_parts(enum lade_cuda_attention who, const struct lade_attention_bwd_args *a, int64_t enough)
+{
+  const bool is_wgmma = who == LADE_CUDA_BY_WGMMA;
+  const int64_t rows = is_wgmma ? LADE_CUDA_WGMMA_ROWS : LADE_CUDA_MMA_DKV_ROWS(a->head_dim);
+  const int64_t columns = is_wgmma ? 1 : LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
+  const int64_t n_blocks = a->batch * a->n_kv_heads * lade_div_up(a->seq_len, rows) * columns;
+  return lade_cuda_dkv_parts(n_blocks, a->heads / a->n_kv_heads, enough);
+}
+
+/* Launch the sum of parts, if key heads are divided. */
+static void parts_sum(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a, int64_t n_parts)
+{
+  const struct lade_cuda_dkv_sum sum = {*a, n_parts};
+  const int64_t n_elements = a->batch * a->seq_len * a->n_kv_heads * 2 * a->head_dim;
+  if (n_parts > 1)
+    lade_cuda_launch_items(ctx, LADE_CUDA_ATTENTION_DKV_SUM, a->dtype, n_elements / 8, &sum);
+}
+
+static void mma_bwd_divide(const struct lade_kernel_ctx *ctx, const void *args, int64_t enough)
 {
   const struct lade_attention_bwd_args *a = args;
   if (!lade_cuda_attention_has(LADE_CUDA_BY_MMA, a->dtype, a->head_dim)) {
     plain_bwd(ctx, args);
     return;
   }
-  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv | (uintptr_t)a->workspace) % 16 == 0);
   int q_rows = LADE_CUDA_MMA_DQ_ROWS(a->head_dim), q_tile = LADE_CUDA_MMA_DQ_TILE(a->head_dim);
   int k_rows = LADE_CUDA_MMA_DKV_ROWS(a->head_dim), k_tile = LADE_CUDA_MMA_DKV_TILE(a->head_dim);
-  const int pitch = LADE_CUDA_MMA_PITCH(a->head_dim), n_parts = LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
+  const int pitch = LADE_CUDA_MMA_PITCH(a->head_dim), n_columns = LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
+  const int64_t n_parts = dkv_parts(LADE_CUDA_BY_MMA, a, enough);
   size_t q_bytes = mma_bytes(a->seq_len, pitch, 2 * q_rows + 4 * q_tile);
   size_t k_bytes = mma_bytes(a->seq_len, pitch, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
   delta_launch(ctx, a);
   lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DQ_64, a->head_dim, &a->form), a->dtype,
                         heads_launch(a, a->batch, a->seq_len, a->heads, q_rows, q_bytes));
   lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DKV_64, a->head_dim, &a->form), a->dtype,
-                        heads_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts, k_rows, k_bytes));
+                        heads_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts * n_columns, k_rows, k_bytes));
+  parts_sum(ctx, a, n_parts);
   sinks_launch(ctx, a);
 }
 
-static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  const struct lade_attention_bwd_args *a = args;
-  if (!lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) || lade_cuda_attention_has_form(&a->form)) {
-    mma_bwd(ctx, args);
-    return;
-  }
-  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
+  mma_bwd_divide(ctx, args, LADE_CUDA_MMA_DKV_ENOUGH);
+}
+
+static void mma_bwd_whole(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  mma_bwd_divide(ctx, args, WHOLE);
+}
+
+/* True if wgmma computes this backward and no other attention takes its place. */
+static bool has_wgmma(const struct lade_attention_bwd_args *a)
+{
+  return lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) && !lade_cuda_attention_has_form(&a->form);
+}
+
+/* Launch the gradients by wgmma. pre: has_wgmma. */
+static void wgmma_bwd_divide(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a,
+                             int64_t enough)
+{
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv | (uintptr_t)a->workspace) % 16 == 0);
   bool is_64 = a->head_dim == 64;
+  const int64_t n_parts = dkv_parts(LADE_CUDA_BY_WGMMA, a, enough);
   int q_rows = 2 * LADE_CUDA_WGMMA_ROWS + (LADE_CUDA_WGMMA_PLACES + 2) * LADE_CUDA_WGMMA_DQ_TILE;
   int k_rows = 2 * LADE_CUDA_WGMMA_ROWS + 2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_DKV_TILE;
   size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, q_rows);
@@ -200,30 +252,60 @@ static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DQ_64 : LADE_CUDA_ATTENTION_WGMMA_DQ_128, a->dtype,
                         wgmma_launch(a, a->batch, a->seq_len, a->heads, q_bytes));
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DKV_64 : LADE_CUDA_ATTENTION_WGMMA_DKV_128, a->dtype,
-                        wgmma_launch(a, a->batch, a->seq_len, a->n_kv_heads, k_bytes));
+                        wgmma_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts, k_bytes));
+  parts_sum(ctx, a, n_parts);
 }
 
-size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *a)
+static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  return (size_t)(a->batch * a->heads * a->seq_len) * sizeof(float);
+  if (has_wgmma(args))
+    wgmma_bwd_divide(ctx, args, LADE_CUDA_WGMMA_DKV_ENOUGH);
+  else
+    mma_bwd(ctx, args);
+}
+
+static void wgmma_bwd_whole(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  if (has_wgmma(args))
+    wgmma_bwd_divide(ctx, args, WHOLE);
+  else
+    mma_bwd_whole(ctx, args);
+}
+
+size_t lade_cuda_attention_bwd_bytes(const struct lade_kernels *kernels, const struct lade_attention_bwd_args *a)
+{
+  lade_kernel_fn *fn = kernels->fn[LADE_K_ATTENTION_BWD];
+  int64_t n_parts = 1;
+  if ((fn == mma_bwd || fn == wgmma_bwd) && lade_cuda_attention_has(LADE_CUDA_BY_MMA, a->dtype, a->head_dim))
+    n_parts = fn == wgmma_bwd && has_wgmma(a) ? dkv_parts(LADE_CUDA_BY_WGMMA, a, LADE_CUDA_WGMMA_DKV_ENOUGH)
+                                              : dkv_parts(LADE_CUDA_BY_MMA, a, LADE_CUDA_MMA_DKV_ENOUGH);
+  const int64_t part_floats = a->batch * a->seq_len * a->n_kv_heads * 2 * a->head_dim;
+  return (size_t)(lade_cuda_dkv_parts_begin(a) + (n_parts > 1 ? n_parts * part_floats : 0)) * sizeof(float);
 }
 
 lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd}, *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd};
+  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd, wgmma_turns_fwd};
+  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd, wgmma_bwd};
   LADE_ASSERT(kernel == LADE_K_ATTENTION_FWD || kernel == LADE_K_ATTENTION_BWD);
   return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
 }
 
+lade_kernel_fn *lade_cuda_attention_whole_fn(enum lade_cuda_attention who)
+{
+  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd_whole, wgmma_bwd_whole, wgmma_bwd_whole};
+  return bwd[who];
+}
+
 const char *lade_cuda_attention_name(enum lade_cuda_attention who)
 {
-  static const char *const names[] = {"plain", "mma", "wgmma"};
+  static const char *const names[] = {"plain", "mma", "wgmma", "wgmma-turns"};
   return who < LADE_CUDA_N_ATTENTIONS ? names[who] : NULL;
 }
 
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
+  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma", "cuda_wgmma"};
   kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
   kernels->variant[kernel] = variants[who];
 }
@@ -232,6 +314,7 @@ const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, en
                                           const struct lade_score_form *form)
 {
   const bool is_wgmma = kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_fwd ||
+                        kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_turns_fwd ||
                         kernels->fn[LADE_K_ATTENTION_BWD] == wgmma_bwd;
   const bool is_plain = kernels->fn[LADE_K_ATTENTION_FWD] == plain_fwd &&
                         kernels->fn[LADE_K_ATTENTION_BWD] == plain_bwd;

@@ -25,12 +25,13 @@
  * never stored. The longest blocks begin first. Backward uses no atomics, and so makes scores and their gradients
  * twice, once for dq and once for dk and dv: 7 products instead of the necessary 5.
  *
- * Moves q, k, v, out once. Out of L2 it moves k, v again for each 128 queries forward, and for each block of dq, 128 or
- * 64 (D = 128). It moves q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound: tensor
- * cores by mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu) and sm_100 one that is not used. Second
- * bound: the shared memory that feeds them, since a load of 512 bytes serves two products of 4,096 operations for each
- * 16 rows of a warp. Registers and shared memory of each kernel are in bench/results/history.md. None spills, except
- * for heads of 256 on sm_90, 12 to 20 bytes.
+ * Moves q, k, v, out once. Out of L2 it moves k, v again for each 128 queries forward, and for each block of dq, 128
+ * or 64 (D = 128). It moves q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound:
+ * tensor cores by mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu) and sm_100 one that is not used.
+ * Second bound: the shared memory that feeds them, since a load of 512 bytes serves two products of 4,096 operations
+ * for each 16 rows of a warp. Registers and shared memory of each kernel are in bench/results/sass-h100.md. Whole
+ * causal scores of heads of 64 and 128 spill nothing on sm_80, and 4 bytes forward on sm_90; a form, and heads of 256,
+ * up to 56.
  */
 #ifndef LADE_CUDA_ATTENTION_MMA_H
 #define LADE_CUDA_ATTENTION_MMA_H
@@ -194,6 +195,34 @@ static __device__ inline void queries_copy(const struct block_shape &s, const st
   }
 }
 
+/*
+ * Store a warp's gradients of keys from @row on and their values, W columns from @column on: complete, through 16 M
+ * rows each of shared memory that only this warp uses by now, or as a part.
+ */
+template <class T, int H, int M, int W>
+static __device__ inline void keys_put(const struct block_shape &s, const struct lade_attention_bwd_args &a,
+                                       const struct heads_part &part, const float (&dk)[M][W][4],
+                                       const float (&dv)[M][W][4], int row, int column, T *key_room, T *value_room)
+{
+  constexpr int D = LADE_CUDA_MMA_PITCH(H);
+  T *const to = (T *)a.d_qkv + qkv_at(s, s.heads + s.h, 0) + column;
+  float factors[M][2];
+  if (part.n_parts > 1) {
+    float *const sums = (float *)a.workspace + part.at + column;
+    part_put<8 * W>(dk, sums, 2 * H, row, s.seq_len);
+    part_put<8 * W>(dv, sums + H, 2 * H, row, s.seq_len);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++)
+    factors[i / 2][i % 2] = s.scale;
+  sums_put<D, 8 * W>(dk, factors, key_room, to, s.row_elements, row, s.seq_len);
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++)
+    factors[i / 2][i % 2] = drop_scale(a.drop);
+  sums_put<D, 8 * W>(dv, factors, value_room, to + s.n_kv_heads * H, s.row_elements, row, s.seq_len);
+}
+
 template <class T, int H, bool FORM>
 static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
@@ -203,17 +232,18 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
   LADE_SHARED(T, shared);
   T *const values = shared + ROWS * D, *const stages = values + ROWS * D; /* two, of queries and gradients */
   float *const numbers = (float *)(stages + 4 * TILE * D); /* lse and delta of both stages */
-  const struct block_shape s = shape_get(a, ROWS, blockIdx.x / PARTS, blockIdx.y, H);
-  const int first = (int)s.first, heads_end = (int)((s.h + 1) * s.group);
+  const struct heads_part part = heads_part_get(a, blockIdx.x / PARTS, gridDim.x / PARTS, H);
+  const struct block_shape s = shape_get(a, ROWS, blockIdx.x / PARTS / (unsigned)part.n_parts, blockIdx.y, H);
+  const int first = (int)s.first, heads_end = part.end;
   const int own = warp_get() * M * 16, column = (int)(blockIdx.x % PARTS) * W;
   const float factor = FORM && a.form.softcap > 0 ? LOG2_E : s.scale * LOG2_E;
   const T *const k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *const v = k + s.n_kv_heads * H;
   const struct score_cap cap = {FORM && a.form.softcap > 0 ? 1 / a.form.softcap : 0.0f};
-  float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {}, factors[M][2];
+  float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
   tile_copy<D, ROWS, THREADS, H>(shared, k, s.row_elements, first, s.seq_len);
   tile_copy<D, ROWS, THREADS, H>(values, v, s.row_elements, first, s.seq_len);
   static_assert(ROWS % TILE == 0, "the first tile begins with the block");
-  int h = (int)(s.h * s.group), i0 = first, stage = 0;
+  int h = part.first, i0 = first, stage = 0;
   queries_copy<H, TILE>(s, a, h, i0, stages, numbers);
   while (h < heads_end) { /* one head after the other */
     T *const queries = stages + stage * (2 * TILE * D);
@@ -255,16 +285,7 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
     rows_weigh<D, W>(dv, scores, queries + TILE * D, column / LADE_CUDA_CHUNK);
     rows_weigh<D, W>(dk, slopes, queries, column / LADE_CUDA_CHUNK);
   }
-#pragma unroll
-  for (int i = 0; i < 2 * M; i++)
-    factors[i / 2][i % 2] = s.scale;
-  sums_put<D, W>(dk, factors, shared + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, 0) + column, s.row_elements,
-                 first + own, s.seq_len);
-#pragma unroll
-  for (int i = 0; i < 2 * M; i++)
-    factors[i / 2][i % 2] = drop_scale(a.drop);
-  sums_put<D, W>(dv, factors, values + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.n_kv_heads + s.h, 0) + column,
-                 s.row_elements, first + own, s.seq_len);
+  keys_put<T, H>(s, a, part, dk, dv, first + own, column, shared + own * D, values + own * D);
 }
 
 #endif

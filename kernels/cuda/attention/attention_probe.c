@@ -4,9 +4,11 @@
  *
  * Code for tensor cores states by hand where operands lie, and an error there gives wrong numbers, not a failure. So,
  * when kernels are opened, each candidate runs a small fixed problem. It has whole and partial tiles, one more tile
- * than places, the diagonal, and heads that share keys, for both types and all sizes of heads that it has. The result
+ * than places, the diagonal, and heads that share keys, for both types and all sizes of heads that it has; for mma.sync
+ * also a window with a soft cap, and where it stands in for wgmma, these and the sizes that wgmma lacks. The result
  * is held against the plain kernels' own, to the bound that tests hold every level to. A candidate that is further off,
- * or whose launch the driver refuses, is replaced by the next: wgmma, mma.sync, plain. Forward and backward are chosen
+ * or whose launch the driver refuses, is replaced by the next: wgmma in turns,
+ * wgmma, mma.sync, plain. Forward and backward are chosen
  * separately. If the launch of a plain kernel is refused no candidate is at fault, and kernels are not opened.
  *
  * Tensors are in a chunk of the device's memory that is released at once, two megabytes. An error that sticks to the
@@ -22,6 +24,8 @@
 #include "kernels/cuda/launch_internal.h"
 
 #define SEQ_LEN 136       /* with tiles of 64 rows the third, a partial one, is in the place of the first */
+#define WINDOW 21         /* begins inside of tiles */
+#define SOFTCAP 3
 #define SEQ_LEN_MORE 72   /* the same for heads of other sizes than 64 and 128, whose tiles have 32 rows at most */
 #define SEQ_LEN_WGMMA 392 /* with tiles of 128 rows the fourth, where there are three places */
 #define SEQ_LEN_MOST SEQ_LEN_WGMMA
@@ -38,7 +42,8 @@ struct probe_buffers {
   _Alignas(256) uint16_t d_out[OUT];
   _Alignas(256) uint16_t out[2][OUT];
   _Alignas(256) uint16_t d_qkv[2][QKV];
-  float lse[2][SEQ_LEN_MOST * HEADS], delta[SEQ_LEN_MOST * HEADS];
+  float lse[2][SEQ_LEN_MOST * HEADS];
+  _Alignas(256) float scratch[SEQ_LEN_MOST * HEADS * (1 + 2 * MOST_DIM)]; /* delta, and parts of dk and dv */
 };
 
 struct probe {
@@ -51,6 +56,7 @@ struct probe {
   enum lade_cuda_attention who; /* the candidate under test */
   enum lade_dtype dtype;
   int64_t head_dim, seq_len;
+  struct lade_score_form form;
   struct lade_error refusal; /* of a plain kernel: there is no reference, and no fallback */
 };
 
@@ -97,14 +103,15 @@ static int attention_run(const struct probe *probe, enum lade_kernel kernel, enu
   const struct lade_attention_fwd_args fwd = {.dtype = probe->dtype, .batch = 1, .seq_len = probe->seq_len,
                                               .heads = HEADS,
                                               .n_kv_heads = N_KV_HEADS, .head_dim = probe->head_dim,
-                                              .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[i],
-                                              .lse = room->lse[i]};
+                                              .drop = {.scale = 1}, .form = probe->form, .qkv = room->qkv,
+                                              .out = room->out[i], .lse = room->lse[i]};
   const struct lade_attention_bwd_args bwd = {.dtype = probe->dtype, .batch = 1, .seq_len = probe->seq_len,
                                               .heads = HEADS,
                                               .n_kv_heads = N_KV_HEADS, .head_dim = probe->head_dim,
-                                              .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[0],
+                                              .drop = {.scale = 1}, .form = probe->form, .qkv = room->qkv,
+                                              .out = room->out[0],
                                               .lse = room->lse[0], .d_out = room->d_out, .d_qkv = room->d_qkv[i],
-                                              .workspace = room->delta};
+                                              .workspace = room->scratch};
   bool is_fwd = kernel == LADE_K_ATTENTION_FWD;
   return call_run(probe, lade_cuda_attention_fn(kernel, who), is_fwd ? (const void *)&fwd : &bwd, ret_refused);
 }
@@ -191,27 +198,44 @@ static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade
   if (status)
     return status;
   double distance = refused ? 0 : result_compare(probe, kernel);
+  const char *form = probe->form.window ? " with a window" : "";
   if (refused)
-    lade_error_set(why, -EIO, "%s for heads of %d in %s: the driver answers %d", direction, (int)probe->head_dim,
-                   lade_dtype_name(probe->dtype), refused);
+    lade_error_set(why, -EIO, "%s for heads of %d in %s%s: the driver answers %d", direction, (int)probe->head_dim,
+                   lade_dtype_name(probe->dtype), form, refused);
   else if (!(distance <= most))
-    lade_error_set(why, -EIO, "%s for heads of %d in %s is %.2g off, of at most %.2g", direction, (int)probe->head_dim,
-                   lade_dtype_name(probe->dtype), distance, most);
+    lade_error_set(why, -EIO, "%s for heads of %d in %s%s is %.2g off, of at most %.2g", direction,
+                   (int)probe->head_dim, lade_dtype_name(probe->dtype), form, distance, most);
   return 0;
 }
 
+/* The problems of a candidate: heads of a size, over whole causal scores or with a window and a soft cap. */
+static const struct {
+  int64_t head_dim;
+  bool has_form;
+} problems[] = {{128, false}, {64, false}, {80, false}, {96, false}, {256, false}, {128, true}, {64, true}};
+
+/* True if wgmma leaves this problem to mma.sync. */
+static bool is_left(int i, enum lade_dtype dtype)
+{
+  return problems[i].has_form || !lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, dtype, problems[i].head_dim);
+}
+
+/* Check @who on its problems; mma.sync that stands in for @chosen, wgmma, only on those that wgmma leaves to it. */
 static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention who,
-                           struct lade_error *why)
+                           enum lade_cuda_attention chosen, struct lade_error *why)
 {
   static const enum lade_dtype dtypes[] = {LADE_BF16, LADE_F16};
-  static const int64_t head_dims[] = {128, 64, 80, 96, 256};
+  const bool is_wgmma = who >= LADE_CUDA_BY_WGMMA;
   int status = 0;
   probe->who = who;
-  for (int i = 0; i < 2 * (int)LADE_COUNT(head_dims) && !status && !why->code; i++) {
+  for (int i = 0; i < 2 * (int)LADE_COUNT(problems) && !status && !why->code; i++) {
     probe->dtype = dtypes[i % 2];
-    probe->head_dim = head_dims[i / 2];
-    probe->seq_len = who == LADE_CUDA_BY_WGMMA ? SEQ_LEN_WGMMA : i < 4 ? SEQ_LEN : SEQ_LEN_MORE;
-    if (!lade_cuda_attention_has(who, probe->dtype, probe->head_dim))
+    probe->head_dim = problems[i / 2].head_dim;
+    probe->form = (struct lade_score_form){0};
+    if (problems[i / 2].has_form)
+      probe->form = (struct lade_score_form){.window = WINDOW, .softcap = SOFTCAP};
+    probe->seq_len = is_wgmma ? SEQ_LEN_WGMMA : i < 4 ? SEQ_LEN : SEQ_LEN_MORE;
+    if (is_wgmma ? is_left(i / 2, probe->dtype) : chosen >= LADE_CUDA_BY_WGMMA && !is_left(i / 2, probe->dtype))
       continue;
     LADE_ASSERT(probe->seq_len * probe->head_dim <= SEQ_LEN_MOST * MOST_DIM);
     status = problem_check(probe, kernel, who, why);
@@ -221,30 +245,39 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
 
 /* ---- choosing ---- */
 
-/* Add one more wrong candidate to the line; they share it. */
-static void note_add(struct lade_error *note, enum lade_cuda_attention who, const char *why)
+/* Add one more wrong candidate to the line; they share it. @next attends instead. */
+static void note_add(struct lade_error *note, enum lade_cuda_attention who, enum lade_cuda_attention next,
+                     const char *why)
 {
   struct lade_error before = *note;
   lade_error_set(note, -EIO, "%s%sattention by %s is wrong on this GPU (%s): %s attends instead; please report it",
                  before.text, *before.text ? "; " : "", lade_cuda_attention_name(who), why,
-                 lade_cuda_attention_name(who - 1));
+                 lade_cuda_attention_name(next));
 }
 
 /*
  * Choose the first from @best down that agrees with the plain kernels, which need no check; a line in @note for others.
+ * If mma.sync is wrong where it stands in for wgmma, the plain kernels attend in any case: a table has one variant.
  */
 static int kernel_choose(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention best,
                          struct lade_kernels *table, struct lade_error *note)
 {
   enum lade_cuda_attention who = best;
+  struct lade_error why = {0};
   int status = 0;
   while (who != LADE_CUDA_BY_PLAIN && !status) {
-    struct lade_error why = {0};
-    status = candidate_check(probe, kernel, who, &why);
+    why = (struct lade_error){0};
+    status = candidate_check(probe, kernel, who, who, &why);
     if (!why.code)
       break;
-    note_add(note, who, why.text);
+    note_add(note, who, who - 1, why.text);
     who--;
+  }
+  if (!status && who >= LADE_CUDA_BY_WGMMA)
+    status = candidate_check(probe, kernel, LADE_CUDA_BY_MMA, who, &why);
+  if (why.code && who >= LADE_CUDA_BY_WGMMA) {
+    note_add(note, LADE_CUDA_BY_MMA, LADE_CUDA_BY_PLAIN, why.text);
+    who = LADE_CUDA_BY_PLAIN;
   }
   lade_cuda_attention_choose(table, kernel, who);
   return status;
@@ -310,7 +343,10 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
                              struct lade_error *note, struct lade_error *error)
 {
   const int capability = lade_cuda_get_capability(device);
-  enum lade_cuda_attention best = capability == 90 ? LADE_CUDA_BY_WGMMA : LADE_CUDA_BY_MMA, wish;
+  const enum lade_cuda_attention best = capability == 90 ? LADE_CUDA_BY_WGMMA_TURNS : LADE_CUDA_BY_MMA;
+  /* No GPU has run the schedule in turns, whose fault would be a kernel without an end: its name alone takes it. */
+  const enum lade_cuda_attention first = LADE_MIN(best, LADE_CUDA_BY_WGMMA);
+  enum lade_cuda_attention wish;
   struct probe probe = {.kernels = kernels, .device = device};
   if (wish_get(&wish)) {
     if (wish > best)
@@ -324,9 +360,9 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
   if (status)
     lade_error_set(error, status, "attention on the GPU cannot be tried: %s", strerror(-status));
   else
-    status = kernel_choose(&probe, LADE_K_ATTENTION_FWD, best, table, note);
+    status = kernel_choose(&probe, LADE_K_ATTENTION_FWD, first, table, note);
   if (!status)
-    status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, best, table, note);
+    status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, first, table, note);
   probe_close(&probe);
   if (probe.refusal.code)
     *error = probe.refusal;

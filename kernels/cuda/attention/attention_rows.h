@@ -96,9 +96,46 @@ static __device__ inline float cap_slope_get(const struct score_cap &cap, float 
   return fmaf(-t, t, 1.0f);
 }
 
+/* Return four bits: the elements from @i on, a multiple of 4, that dropout keeps. */
+static __device__ inline uint32_t draw_kept(const struct lade_step *step, const struct lade_drop &drop, int64_t i)
+{
+  const struct lade_philox draw =
+      lade_philox_draw(step->seed, step->step, drop.stream, (drop.first_element + (uint64_t)i) / 4);
+  uint32_t kept = 0;
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    kept |= (uint32_t)(draw.word[k] >= drop.drop_below) << k;
+  return kept;
+}
+
 /*
- * Return the elements of c that dropout keeps: bit (m N + n) 4 + e. A loop, because a draw has many instructions. Keys
- * that are neighbours in c are neighbours in their draw, so two of them share one.
+ * Return the bits of this lane's four elements of the 16 x 8 part of c from @row and @column on, where its rows of
+ * keys begin draws: all words of a draw are used. A draw is four keys of a query. Two lanes hold them where keys are
+ * columns: one makes the upper row's draw, one the lower row's. Four lanes do where keys are rows, and each makes that
+ * of one element. Then they exchange bits.
+ */
+template <bool KEYS_ARE_ROWS>
+static __device__ inline uint32_t part_kept(const struct block_shape &s, const struct lade_step *step,
+                                            const struct lade_drop &drop, int64_t h, int row, int column)
+{
+  const int g = lane_get() / 4, t = lane_get() % 4, turn = KEYS_ARE_ROWS ? g % 4 : t % 2;
+  if (KEYS_ARE_ROWS) {
+    const int64_t i = draw_at(s, h, column + 2 * t + turn % 2, row + turn / 2 * 8 + g / 4 * 4);
+    uint32_t all = draw_kept(step, drop, i) << 4 * turn;
+    all |= __shfl_xor_sync(0xffffffffu, all, 4);
+    all |= __shfl_xor_sync(0xffffffffu, all, 8);
+    all = all >> turn & 0x1111;
+    return (all | all >> 3 | all >> 6 | all >> 9) & 15;
+  }
+  const uint32_t own = draw_kept(step, drop, draw_at(s, h, row + g + 8 * turn, column + t / 2 * 4));
+  const uint32_t other = __shfl_xor_sync(0xffffffffu, own, 1);
+  return ((turn ? other : own) >> 2 * turn & 3) | ((turn ? own : other) >> 2 * turn & 3) << 2;
+}
+
+/*
+ * Return the elements of c that dropout keeps: bit (m N + n) 4 + e. Loops, because a draw has many instructions. Rows
+ * of keys that do not begin draws (a length or a first element that 4 does not divide) have a draw for each element,
+ * and one for two that are neighbours. A whole warp.
  */
 template <bool KEYS_ARE_ROWS, int M, int N>
 static __device__ inline uint64_t kept_get(const struct block_shape &s, const struct lade_step *step,
@@ -107,6 +144,12 @@ static __device__ inline uint64_t kept_get(const struct block_shape &s, const st
   static_assert(M * N * 4 <= 64, "a bit for each");
   uint64_t kept = 0;
   constexpr int EACH = KEYS_ARE_ROWS ? 1 : 2;
+  if (((uint64_t)s.seq_len | drop.first_element) % 4 == 0) {
+#pragma unroll 1
+    for (int at = 0; at < M * N; at++)
+      kept |= (uint64_t)part_kept<KEYS_ARE_ROWS>(s, step, drop, h, row + at / N * 16, column + at % N * 8) << 4 * at;
+    return kept;
+  }
 #pragma unroll 1
   for (int at = 0; at < M * N * 4; at += EACH) {
     const int r = row + fragment_row(at / 4 / N, at % 4), c = column + fragment_column(at / 4 % N, at % 4);
@@ -126,6 +169,26 @@ template <int M, int N> static __device__ inline void drop_apply(float (&c)[M][N
   for (int at = 0; at < M * N * 4; at++) {
     float &value = c[at / 4 / N][at / 4 % N][at % 4];
     value = kept >> at & 1 ? value * z : 0.0f;
+  }
+}
+
+/*
+ * Store a warp's sums unrounded, as rows from @first on of a part of dk and dv in the workspace, @pitch apart. Four
+ * lanes fill a sector of 32 bytes.
+ */
+template <int W, int M>
+static __device__ inline void part_put(const float (&sums)[M][W / 8][4], float *to, int pitch, int first,
+                                       int64_t n_rows)
+{
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+    const int row = first + fragment_row(i / 2, i % 2 * 2);
+    float *const at = to + (int64_t)row * pitch + fragment_column(0, 0);
+    if (row >= (int)n_rows)
+      continue;
+#pragma unroll
+    for (int n = 0; n < W / 8; n++)
+      *(pack<float, 2> *)(at + 8 * n) = {{sums[i / 2][n][i % 2 * 2], sums[i / 2][n][i % 2 * 2 + 1]}};
   }
 }
 

@@ -28,6 +28,11 @@ struct block_shape {
   const int32_t *first_keys; /* of this sequence; NULL: none */
 };
 
+template <class Args> static __device__ inline float scale_get(const Args &a, int64_t head_dim)
+{
+  return a.form.scale > 0 ? a.form.scale : 1 / sqrtf((float)head_dim);
+}
+
 /*
  * Make the shape for block @i_block of @n_rows rows, queries or keys, of head @h. @head_dim is that of @a, a constant
  * where the kernel has one. Divisions are of 32 bits: those of 64 take a hundred instructions before the first copy.
@@ -47,7 +52,7 @@ static __device__ inline struct block_shape shape_get(const Args &a, int n_rows,
   shape.b = blockIdx.z;
   shape.h = h;
   shape.first = (int64_t)i_block * n_rows;
-  shape.scale = a.form.scale > 0 ? a.form.scale : 1 / sqrtf((float)head_dim);
+  shape.scale = scale_get(a, head_dim);
   shape.window = a.form.window;
   shape.first_keys = a.form.first_keys ? a.form.first_keys + shape.b * shape.seq_len : NULL;
   return shape;
@@ -64,6 +69,23 @@ static __device__ inline int64_t first_key_at(const struct block_shape &s, int64
 static __device__ inline int64_t kv_head_get(const struct block_shape &s)
 {
   return (uint32_t)s.h / (uint32_t)s.group;
+}
+
+/* The query heads of a block of keys: a part of those of its key head, or all of them. */
+struct heads_part {
+  int first, end, n_parts;
+  int64_t at; /* the part's first element in the workspace, of this sequence and key head; only if there are parts */
+};
+
+/* Return the part of a key head's query heads that block @i_part of the grid has, in the order of key heads. */
+static __device__ inline struct heads_part heads_part_get(const struct lade_attention_bwd_args &a, unsigned i_part,
+                                                          unsigned n_all, int head_dim)
+{
+  const unsigned n_kv_heads = (unsigned)a.n_kv_heads, n_parts = n_all / n_kv_heads;
+  const unsigned h = i_part / n_parts, part = i_part % n_parts, group = (unsigned)a.heads / n_kv_heads;
+  const int64_t row = (((int64_t)part * a.batch + blockIdx.z) * n_kv_heads + h) * a.seq_len;
+  return (struct heads_part){(int)(h * group + part * group / n_parts), (int)(h * group + (part + 1) * group / n_parts),
+                             (int)n_parts, lade_cuda_dkv_parts_begin(&a) + row * 2 * head_dim};
 }
 
 /* Return the elements before head @head (query heads, then keys, then values) of row @i. */

@@ -6,15 +6,26 @@
  * except for the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the natural
  * logarithm.
  *
- * A block is two warpgroups with 64 queries each, which go together over tiles of 128 keys. The products read queries,
- * keys and values in place in shared memory; probabilities come from registers. While a warpgroup makes probabilities
- * of tile j, its own product of the probabilities of tile j - 1 with their values runs, and so do the other warpgroup's
- * products. Meanwhile the keys of tile j + 1 and the values of tile j are copied, each into the place that an earlier
- * tile has left. The copies are issued behind the products, so that tensor cores do not wait for their addresses.
+ * A block is two warpgroups with 64 queries each, which go over tiles of 128 keys. The products read queries, keys and
+ * values in place in shared memory; probabilities come from registers. While a warpgroup makes probabilities of tile
+ * j, its own product of the probabilities of tile j - 1 with their values runs, and so do the other warpgroup's
+ * products. Tiles to come are copied meanwhile, each into the place that an earlier tile has left. The copies are
+ * issued behind the products, so that tensor cores do not wait for their addresses.
  *
- * Copies are cp.async by all threads, and a tile has one barrier of the block. No thread waits for a flag in memory, so
- * a fault may make wrong numbers but no endless wait. Bulk copies by a warp of their own would save the threads 16
- * instructions of a tile, and cost barriers that spin.
+ * There are two schedules, with the same bits. Together (attention_wgmma_fwd): both warpgroups meet at one barrier of
+ * the block a tile, and each tile has two places. Both then issue their products at once, and both make probabilities
+ * at once, when tensor cores are idle unless products are left. In turns (attention_wgmma_turns_fwd): a warpgroup
+ * issues a tile's products when it has the turn, gives the turn to the other, and makes probabilities while the
+ * other's products run. Two named barriers are the turns, one for each warpgroup: the other arrives there and goes on,
+ * the owner waits. A turn also says that the giver's copies have arrived, and that its products of the tile before
+ * have been made. Let turn j have the scores of tile j and the values of tile j - 1. In it the first warpgroup copies
+ * its half of keys j + 1 and values j; the second, which has the last turn before the first one's next, is a tile
+ * ahead, and copies keys j + 2 and values j + 1. So keys to be overwritten are those of tiles j - 2 or j - 1, whose
+ * readers have given turns since, with three places.
+ *
+ * Copies are cp.async by all threads. No thread waits for a flag in memory, so a fault may make wrong numbers but no
+ * endless wait. Bulk copies by a warp of their own would save the threads 16 instructions of a tile, and cost barriers
+ * that spin.
  *
  * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries. Operations: 2 T^2 D a head, and as many
  * unused ones in the diagonal's tile. Bound: tensor cores. An exponential for 4 D operations takes half their time at D
@@ -27,7 +38,7 @@
 #define ROWS LADE_CUDA_WGMMA_ROWS
 #define TILE LADE_CUDA_WGMMA_TILE
 
-/* A block's data: its queries, and two places each for tiles of keys and values. */
+/* A block's data: its queries, and places for tiles of keys and values. */
 template <class T, int D> struct forward_block {
   struct block_shape s;
   const T *k, *v; /* of its head's first row */
@@ -35,7 +46,11 @@ template <class T, int D> struct forward_block {
   int first, n_tiles;
 };
 
-template <class T, int D>
+template <bool TURNS> struct places {
+  static constexpr int N = TURNS ? LADE_CUDA_WGMMA_PLACES : 2;
+};
+
+template <bool TURNS, class T, int D>
 static __device__ inline struct forward_block<T, D> block_get(const struct lade_attention_fwd_args &a, T *shared)
 {
   struct forward_block<T, D> b;
@@ -46,28 +61,54 @@ static __device__ inline struct forward_block<T, D> block_get(const struct lade_
   b.v = b.k + b.s.n_kv_heads * D;
   b.queries = tiles_begin(shared);
   b.keys = b.queries + ROWS * D;
-  b.values = b.keys + 2 * TILE * D;
+  b.values = b.keys + places<TURNS>::N * TILE * D;
   return b;
 }
 
-template <class T, int D> static __device__ inline T *place_get(T *places, int j)
+template <bool TURNS, class T, int D> static __device__ inline T *place_get(T *tiles, int j)
 {
-  return places + j % 2 * (TILE * D);
+  return tiles + j % places<TURNS>::N * (TILE * D);
 }
 
 /* Begin to copy tile @j; past the last one, write zeros: a branch would wait for the products in flight. */
-template <class T, int D>
-static __device__ inline void tile_begin(const struct forward_block<T, D> &b, const T *from, int j, T *places)
+template <bool TURNS, class T, int D>
+static __device__ inline void tile_begin(const struct forward_block<T, D> &b, const T *from, int j, T *tiles)
 {
-  panels_copy<D, TILE, THREADS>(place_get<T, D>(places, j), from, b.s.row_elements, j * TILE,
+  panels_copy<D, TILE, THREADS>(place_get<TURNS, T, D>(tiles, j), from, b.s.row_elements, j * TILE,
                                 j < b.n_tiles ? b.s.seq_len : 0);
 }
 
-/* Begin to copy the tiles that panels_wait of tile @j + 1 waits for. */
-template <class T, int D> static __device__ inline void tiles_begin_next(const struct forward_block<T, D> &b, int j)
+/* ---- turns ---- */
+
+static __device__ inline int group_get(void)
 {
-  tile_begin(b, b.k, j + 1, b.keys);
-  tile_begin(b, b.v, j, b.values);
+  return warp_get() / 4;
+}
+
+/* Begin to copy the tiles that this thread's warpgroup copies behind the products of tile @j. */
+template <bool TURNS, class T, int D>
+static __device__ inline void tiles_begin_next(const struct forward_block<T, D> &b, int j)
+{
+  const int ahead = TURNS ? group_get() : 0;
+  tile_begin<TURNS>(b, b.k, j + 1 + ahead, b.keys);
+  tile_begin<TURNS>(b, b.v, j + ahead, b.values);
+}
+
+static __device__ inline void turn_give(int group)
+{
+  ptx_barrier_arrive(1 + group, THREADS);
+}
+
+/* Wait until products may read the tiles of a turn: for all copies of the block, or for the other warpgroup's turn. */
+template <bool TURNS> static __device__ inline void tiles_wait(void)
+{
+  if (!TURNS) {
+    panels_wait();
+    return;
+  }
+  ptx_copies_wait();
+  ptx_copies_publish();
+  ptx_barrier_wait(1 + group_get(), THREADS);
 }
 
 /* A warp's 16 queries, and the current tile: its scores, then as probabilities the left operand for its values. */
@@ -79,21 +120,21 @@ template <int D> struct warp {
 };
 
 /*
- * Wait for the keys of tile @j and the values of the one before, and begin to make its scores. The caller then begins
- * to copy the next tiles. Earlier register accesses complete before the products that begin here.
+ * Wait for the keys of tile @j and the values of the one before, and begin to make its scores. The caller then gives
+ * the turn and begins to copy tiles. Earlier register accesses complete before the products that begin here.
  */
-template <class T, int D>
+template <bool TURNS, class T, int D>
 static __device__ inline void scores_begin(const struct forward_block<T, D> &b, const struct lade_drop &drop,
                                            const struct lade_step *step, int j, struct warp<D> &w)
 {
-  const int own = b.first + warp_get() * 16, group = warp_get() / 4 * 64;
+  const int own = b.first + warp_get() * 16, group = group_get() * 64;
   if (drop.drop_below)
     w.kept = kept_get<false, 1, TILE / 8>(b.s, step, drop, b.s.h, own, j * TILE);
-  panels_wait();
+  tiles_wait<TURNS>();
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();
-  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, group, place_get<T, D>(b.keys, j));
+  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, group, place_get<TURNS, T, D>(b.keys, j));
 }
 
 /*
@@ -111,45 +152,88 @@ static __device__ inline void scores_meet(const struct forward_block<T, D> &b, c
   ptx_registers_settle(w.scores[0]);
 }
 
-template <class T, int D>
+template <bool TURNS, class T, int D>
 static __device__ inline void values_weigh_begin(const struct forward_block<T, D> &b, int j, struct warp<D> &w)
 {
-  rows_weigh_begin<D>(w.q.out[0], w.weights, place_get<T, D>(b.values, j));
+  rows_weigh_begin<D>(w.q.out[0], w.weights, place_get<TURNS, T, D>(b.values, j));
 }
 
-template <class T, int D>
-static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+/* Give the turn behind this one's products, and begin to copy. */
+template <bool TURNS, class T, int D> static __device__ inline void turn_end(const struct forward_block<T, D> &b, int j)
+{
+  if (TURNS)
+    turn_give(1 - group_get());
+  tiles_begin_next<TURNS>(b, j);
+}
+
+/*
+ * Begin to copy the queries and the first tiles: of keys, and for turns those by which the second warpgroup is ahead.
+ */
+template <bool TURNS, class T, int D>
+static __device__ inline void tiles_begin_first(const struct lade_attention_fwd_args &a,
+                                                const struct forward_block<T, D> &b)
+{
+  panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
+                                b.s.seq_len);
+  tile_begin<TURNS>(b, b.k, 0, b.keys);
+  if (TURNS && group_get() == 1) {
+    tile_begin<TURNS>(b, b.k, 1, b.keys);
+    tile_begin<TURNS>(b, b.v, 0, b.values);
+  }
+  if (TURNS) {
+    panels_wait();
+    if (group_get() == 1)
+      turn_give(0);
+  }
+}
+
+template <bool TURNS, class T, int D>
+static __device__ inline void wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(T, shared);
-  const struct forward_block<T, D> b = block_get<T, D>(a, shared);
+  const struct forward_block<T, D> b = block_get<TURNS, T, D>(a, shared);
   const int own = warp_get() * 16;
   struct warp<D> w = {};
   queries_begin(w.q);
-  panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
-                                b.s.seq_len);
-  tile_begin(b, b.k, 0, b.keys);
-  scores_begin(b, a.drop, step, 0, w);
-  tiles_begin_next(b, 0);
+  tiles_begin_first<TURNS>(a, b);
+  scores_begin<TURNS>(b, a.drop, step, 0, w);
+  turn_end<TURNS>(b, 0);
   ptx_products_wait<0>(w.scores[0]);
   scores_meet(b, a.drop, 0, w);
   weights_make<T>(w.weights, w.scores[0]);
   for (int j = 1; j < b.n_tiles; j++) {
-    scores_begin(b, a.drop, step, j, w);
-    values_weigh_begin(b, j - 1, w);
-    tiles_begin_next(b, j);
+    scores_begin<TURNS>(b, a.drop, step, j, w);
+    values_weigh_begin<TURNS>(b, j - 1, w);
+    turn_end<TURNS>(b, j);
     ptx_products_wait<1>(w.scores[0]);
     scores_meet(b, a.drop, j, w);
     ptx_products_wait<0>(w.q.out[0]);
     queries_correct(w.q, w.corrections);
     weights_make<T>(w.weights, w.scores[0]);
   }
-  panels_wait();
+  tiles_wait<TURNS>();
+  if (TURNS && group_get() == 0)
+    turn_give(1);
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();
-  values_weigh_begin(b, b.n_tiles - 1, w);
+  values_weigh_begin<TURNS>(b, b.n_tiles - 1, w);
   ptx_products_wait<0>(w.q.out[0]);
-  queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* no warp uses the queries any more */
+  queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* its warpgroup uses the queries no more */
+}
+
+template <class T, int D>
+static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+{
+  wgmma_fwd<false, T, D>(a, step);
+}
+
+template <class T, int D>
+static __device__ inline void attention_wgmma_turns_fwd(const struct lade_attention_fwd_args &a,
+                                                        const struct lade_step *step)
+{
+  wgmma_fwd<true, T, D>(a, step);
 }
 
 KERNELS(attention_wgmma_fwd, lade_attention_fwd_args)
+KERNELS(attention_wgmma_turns_fwd, lade_attention_fwd_args)

@@ -194,16 +194,17 @@ template <class T, int D> struct keys_block {
   struct block_shape s;
   T *keys, *values, *places;
   float *numbers;
-  int first, heads_end;
+  struct heads_part part;
+  int first;
 };
 
 template <class T, int D>
 static __device__ inline struct keys_block<T, D> keys_block_get(const struct lade_attention_bwd_args &a, T *shared)
 {
   struct keys_block<T, D> b;
-  b.s = shape_get(a, ROWS, blockIdx.x, blockIdx.y, D);
+  b.part = heads_part_get(a, blockIdx.x, gridDim.x, D);
+  b.s = shape_get(a, ROWS, blockIdx.x / (unsigned)b.part.n_parts, blockIdx.y, D);
   b.first = (int)b.s.first;
-  b.heads_end = (int)((b.s.h + 1) * b.s.group);
   b.keys = tiles_begin(shared);
   b.values = b.keys + ROWS * D;
   b.places = b.values + ROWS * D;
@@ -230,7 +231,7 @@ template <class T, int D>
 static __device__ inline void queries_copy(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
                                            const struct queries_tile &tile)
 {
-  const int64_t n_rows = tile.h < b.heads_end ? b.s.seq_len : 0;
+  const int64_t n_rows = tile.h < b.part.end ? b.s.seq_len : 0;
   T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j);
   panels_copy<D, DKV_TILE, THREADS>(queries, (const T *)a.qkv + qkv_at(b.s, tile.h, 0), b.s.row_elements, tile.first,
                                     n_rows);
@@ -243,7 +244,7 @@ template <class T, int D>
 static __device__ inline void numbers_copy(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
                                            const struct queries_tile &tile)
 {
-  if (threadIdx.x < 2 * DKV_TILE && tile.h < b.heads_end) {
+  if (threadIdx.x < 2 * DKV_TILE && tile.h < b.part.end) {
     const float *from = (const float *)(threadIdx.x < DKV_TILE ? a.lse : a.workspace);
     const int i = tile.first + (int)threadIdx.x % DKV_TILE;
     ptx_copy_4(place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j) + threadIdx.x, from + query_at(b.s, tile.h, i),
@@ -311,7 +312,7 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
   T *const dk = (T *)a.d_qkv + qkv_at(b.s, b.s.heads + b.s.h, 0);
   const float key_factors[1][2] = {{b.s.scale, b.s.scale}};
   const float value_factors[1][2] = {{drop_scale(a.drop), drop_scale(a.drop)}};
-  struct queries_tile tile = {(int)(b.s.h * b.s.group), b.first, 0};
+  struct queries_tile tile = {b.part.first, b.first, 0};
   struct key_sums<D> sums = {};
   struct score_pairs<DKV_TILE / 8> p;
   panels_copy<D, ROWS, THREADS>(b.keys, k, b.s.row_elements, b.first, b.s.seq_len);
@@ -321,14 +322,20 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
   ptx_registers_settle(sums.dk[0]);
   ptx_registers_settle(sums.dv[0]);
   if (a.drop.drop_below)
-    for (; tile.h < b.heads_end; tile = tile_next(b, tile))
+    for (; tile.h < b.part.end; tile = tile_next(b, tile))
       queries_meet<true>(b, a, step, tile, p, sums);
   else
-    for (; tile.h < b.heads_end; tile = tile_next(b, tile))
+    for (; tile.h < b.part.end; tile = tile_next(b, tile))
       queries_meet<false>(b, a, step, tile, p, sums);
   ptx_products_wait<0>(sums.dk[0]);
   ptx_copies_wait(); /* the zeros past the last tile */
   ptx_registers_settle(sums.dv[0]);
+  if (b.part.n_parts > 1) {
+    float *const to = (float *)a.workspace + b.part.at;
+    part_put<D>(sums.dk, to, 2 * D, b.first + own_get(), b.s.seq_len);
+    part_put<D>(sums.dv, to + D, 2 * D, b.first + own_get(), b.s.seq_len);
+    return;
+  }
   __syncthreads(); /* no warp uses keys and values any more */
   sums_put<D>(sums.dk, key_factors, b.keys + own_get() * D, dk, b.s.row_elements, b.first + own_get(), b.s.seq_len);
   sums_put<D>(sums.dv, value_factors, b.values + own_get() * D, dk + b.s.n_kv_heads * D, b.s.row_elements,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Products by cuBLASLt. A kind of product is layout, dtypes, sizes and whether there is a bias. Its algorithm is chosen
- * once: the first of the library's heuristic, under preferences that are the same for all kinds. It is kept with the
- * descriptors, so that running one is a look-up and one call. The heuristic measures nothing: for one version of the
- * library and one model of GPU its answer follows from the kind alone, and therefore needs no file to keep it.
+ * once: the first of the library's heuristic, under preferences that are the same for all kinds, or the one that the
+ * machine's file of choices names (matmul_choices.c). It is kept with the descriptors, so that running one is a look-up
+ * and one call. The heuristic measures nothing: for one version of the library and one model of GPU its answer follows
+ * from the kind alone.
  *
  * The library is column-major. Our row-major c[m,n] is its n x m matrix, so it computes c' = op(b)' op(a)': its A is
  * our b, its B our a. A bias over our columns is one over its rows, as it requires.
@@ -36,6 +37,7 @@
 #include "base/base.h"
 #include "device/cuda.h"
 #include "kernels/cuda/matmul/cublaslt_library.h"
+#include "kernels/cuda/matmul/matmul_choices.h"
 
 #define ALIGN_BYTES 16u                            /* the widest load of a thread */
 #define WORKSPACE_ALIGN_BYTES 256u                 /* cuBLAS's requirement for a workspace */
@@ -45,16 +47,8 @@
 /* A driver runs the libraries of its own major version and of those before. */
 static const char *const sonames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 
-/* A kind of product. */
-struct product_kind {
-  enum lade_matmul_layout layout;
-  enum lade_dtype dtype, out;
-  int64_t m, n, k;
-  bool has_bias;
-};
-
 struct chosen_product {
-  struct product_kind kind;
+  struct lade_product_kind kind;
   bool is_plain;           /* the library has no algorithm for it */
   struct lade_error error; /* the reason why it could not be chosen; code 0: no error */
   cublaslt_product descriptor;
@@ -68,7 +62,9 @@ struct lade_cublaslt {
   lade_device *device;
   cublaslt_handle handle;
   cublaslt_preference preference;
-  char name[128];
+  char key[160];                       /* of choices: library, GPU and driver */
+  char name[192];
+  struct lade_product_choices choices; /* none unless LADE_MATMUL_CHOICES names a file */
   pthread_mutex_t lock; /* guards the fields below, and a descriptor's bias */
   LADE_ARRAY(struct chosen_product *) products;
   bool has_missed; /* a kind could not be allocated, so plans do not know its scratch: no product may run */
@@ -76,15 +72,10 @@ struct lade_cublaslt {
 
 /* ---- kinds ---- */
 
-static struct product_kind kind_get(const struct lade_matmul_args *args)
+static struct lade_product_kind kind_get(const struct lade_matmul_args *args)
 {
-  return (struct product_kind){args->layout, args->dtype, args->out, args->m, args->n, args->k, args->bias != NULL};
-}
-
-static bool kind_is(const struct product_kind *x, const struct product_kind *y)
-{
-  return x->layout == y->layout && x->dtype == y->dtype && x->out == y->out && x->m == y->m && x->n == y->n &&
-         x->k == y->k && x->has_bias == y->has_bias;
+  return (struct lade_product_kind){args->layout, args->dtype, args->out, args->m, args->n, args->k,
+                                    args->bias != NULL};
 }
 
 static int type_of(enum lade_dtype dtype)
@@ -93,7 +84,7 @@ static int type_of(enum lade_dtype dtype)
 }
 
 /* True if the library can take it: it counts in 32 bits, and takes a bias only in the type of the output. */
-static bool kind_is_known(const struct product_kind *kind)
+static bool kind_is_known(const struct lade_product_kind *kind)
 {
   return LADE_MAX(LADE_MAX(kind->m, kind->n), kind->k) <= INT32_MAX && kind->dtype <= LADE_F16 &&
          !(kind->has_bias && kind->out != kind->dtype);
@@ -136,7 +127,7 @@ static bool layout_make(const struct lade_cublaslt *lt, struct chosen_product *p
 /* Make the layouts of the matrices in memory: column by column and dense. */
 static bool layouts_make(const struct lade_cublaslt *lt, struct chosen_product *product)
 {
-  const struct product_kind *kind = &product->kind;
+  const struct lade_product_kind *kind = &product->kind;
   bool is_nt = kind->layout == LADE_NT, is_tn = kind->layout == LADE_TN;
   return layout_make(lt, product, kind->dtype, is_nt ? kind->k : kind->n, is_nt ? kind->n : kind->k, &product->a) &&
          layout_make(lt, product, kind->dtype, is_tn ? kind->m : kind->k, is_tn ? kind->k : kind->m, &product->b) &&
@@ -153,7 +144,7 @@ static bool attribute_set(const struct lade_cublaslt *lt, struct chosen_product 
 
 static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_product *product)
 {
-  const struct product_kind *kind = &product->kind;
+  const struct lade_product_kind *kind = &product->kind;
   const int compute = kind->dtype == LADE_F32 ? CUBLASLT_COMPUTE_32F_PEDANTIC : CUBLASLT_COMPUTE_32F;
   const int32_t a_op = kind->layout == LADE_NT ? CUBLASLT_OP_T : CUBLASLT_OP_N;
   const int32_t b_op = kind->layout == LADE_TN ? CUBLASLT_OP_T : CUBLASLT_OP_N;
@@ -192,11 +183,24 @@ static bool algo_choose(const struct lade_cublaslt *lt, struct chosen_product *p
   return true;
 }
 
+/* Choose the algorithm that the file of choices names, or the heuristic's first. */
+static void algo_choose_own(const struct lade_cublaslt *lt, struct chosen_product *product)
+{
+  const struct lade_product_kind *kind = &product->kind;
+  const int number = lade_product_choices_find(&lt->choices, kind);
+  const bool has_algo = algo_choose(lt, product, number);
+  product->is_plain = !has_algo && !product->error.code && !number;
+  if (!has_algo && !product->error.code && number)
+    lade_error_set(&product->error, -EINVAL, "LADE_MATMUL_CHOICES names algorithm %d for a product of %lld x %lld x "
+                   "%lld, and cuBLASLt offers fewer; measure it again with bench-gpu --choices", number,
+                   (long long)kind->m, (long long)kind->n, (long long)kind->k);
+}
+
 /* Return the product of @kind, chosen now if it is new; NULL: out of memory. pre: lock held, context current. */
-static struct chosen_product *product_get(struct lade_cublaslt *lt, const struct product_kind *kind)
+static struct chosen_product *product_get(struct lade_cublaslt *lt, const struct lade_product_kind *kind)
 {
   for (int i = 0; i < lt->products.n; i++)
-    if (kind_is(&lt->products.items[i]->kind, kind))
+    if (lade_product_kind_is(&lt->products.items[i]->kind, kind))
       return lt->products.items[i];
   struct chosen_product *product = calloc(1, sizeof(*product));
   if (!product || !LADE_PUSH(&lt->products, product)) {
@@ -207,7 +211,7 @@ static struct chosen_product *product_get(struct lade_cublaslt *lt, const struct
   product->kind = *kind;
   product->is_plain = !kind_is_known(kind);
   if (!product->is_plain && layouts_make(lt, product) && descriptor_make(lt, product))
-    product->is_plain = !algo_choose(lt, product, 0) && !product->error.code;
+    algo_choose_own(lt, product);
   if (product->is_plain || product->error.code)
     product_destroy(lt, product);
   return product;
@@ -215,8 +219,9 @@ static struct chosen_product *product_get(struct lade_cublaslt *lt, const struct
 
 struct choosing {
   struct lade_cublaslt *lt;
-  struct product_kind kind;
-  int wanted; /* another choice than the current one; -1: none */
+  struct lade_product_kind kind;
+  bool is_changed; /* to number @wanted of the heuristic's choices; below 0: to the run's own */
+  int wanted;
   bool has_choice;
   size_t workspace_bytes;
 };
@@ -227,8 +232,11 @@ static int choosing_run(void *args)
   pthread_mutex_lock(&choosing->lt->lock);
   struct chosen_product *product = product_get(choosing->lt, &choosing->kind);
   choosing->has_choice = product && !product->is_plain && !product->error.code;
-  if (choosing->has_choice && choosing->wanted >= 0)
-    choosing->has_choice = algo_choose(choosing->lt, product, choosing->wanted);
+  if (choosing->has_choice && choosing->is_changed)
+    choosing->has_choice =
+        algo_choose(choosing->lt, product,
+                    choosing->wanted < 0 ? lade_product_choices_find(&choosing->lt->choices, &choosing->kind)
+                                         : choosing->wanted);
   choosing->workspace_bytes = product ? product->workspace_bytes : 0;
   pthread_mutex_unlock(&choosing->lt->lock);
   return 0;
@@ -236,16 +244,21 @@ static int choosing_run(void *args)
 
 size_t lade_cublaslt_workspace_bytes(struct lade_cublaslt *lt, const struct lade_matmul_args *args)
 {
-  struct choosing choosing = {.lt = lt, .kind = kind_get(args), .wanted = -1};
+  struct choosing choosing = {.lt = lt, .kind = kind_get(args)};
   lade_cuda_call(lt->device, choosing_run, &choosing);
   return choosing.workspace_bytes ? choosing.workspace_bytes + WORKSPACE_ALIGN_BYTES : 0;
 }
 
 bool lade_cublaslt_choose(struct lade_cublaslt *lt, const struct lade_matmul_args *args, int i)
 {
-  struct choosing choosing = {.lt = lt, .kind = kind_get(args), .wanted = i};
+  struct choosing choosing = {.lt = lt, .kind = kind_get(args), .is_changed = true, .wanted = i};
   lade_cuda_call(lt->device, choosing_run, &choosing);
   return choosing.has_choice;
+}
+
+int lade_cublaslt_choice_write(const struct lade_cublaslt *lt, const struct lade_matmul_args *args, int i, FILE *file)
+{
+  return lade_product_choice_write(file, lt->key, &(struct lade_product_choice){kind_get(args), i});
 }
 
 /* ---- running ---- */
@@ -277,7 +290,7 @@ static void product_put(struct lade_cublaslt *lt, struct chosen_product *product
 bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade_matmul_args *args,
                        struct lade_error *error)
 {
-  const struct product_kind kind = kind_get(args);
+  const struct lade_product_kind kind = kind_get(args);
   uintptr_t bits = (uintptr_t)args->a | (uintptr_t)args->b | (uintptr_t)args->c | (uintptr_t)args->bias;
   struct lade_error why = {0};
   if (lade_device_status(lt->device)) /* its context may not be current, and no product would run */
@@ -378,9 +391,26 @@ static int closing_run(void *args)
   return 0;
 }
 
-int lade_cublaslt_open(lade_device *device, struct lade_error *error, struct lade_cublaslt **ret_cublaslt)
+/* Set key and name, and read the file of choices, if the environment names one. */
+static int choices_open(struct lade_cublaslt *lt, struct lade_error *error)
 {
   struct lade_device_info info;
+  const char *path = getenv("LADE_MATMUL_CHOICES");
+  lade_device_get_info(lt->device, &info);
+  const char *model = strstr(info.name, ": "); /* follows its number, which changes no bit */
+  snprintf(lt->name, sizeof(lt->name), "cuBLASLt %zu, %s", lt->library.version, model ? model + 2 : info.name);
+  snprintf(lt->key, sizeof(lt->key), "%.120s, driver %d", lt->name, lade_cuda_get_version(lt->device));
+  if (!path || !*path)
+    return 0;
+  int status = lade_product_choices_read(path, lt->key, error, &lt->choices);
+  const size_t used = strlen(lt->name);
+  if (!status && lt->choices.list.n)
+    snprintf(lt->name + used, sizeof(lt->name) - used, ", choices %08x (%d)", lt->choices.hash, lt->choices.list.n);
+  return status;
+}
+
+int lade_cublaslt_open(lade_device *device, struct lade_error *error, struct lade_cublaslt **ret_cublaslt)
+{
   struct lade_cublaslt *lt = calloc(1, sizeof(*lt));
   if (!lt)
     return lade_error_set(error, -ENOMEM, "no memory for cuBLASLt");
@@ -394,9 +424,11 @@ int lade_cublaslt_open(lade_device *device, struct lade_error *error, struct lad
     lade_cublaslt_close(lt);
     return status;
   }
-  lade_device_get_info(device, &info);
-  const char *model = strstr(info.name, ": "); /* follows its number, which changes no bit */
-  snprintf(lt->name, sizeof(lt->name), "cuBLASLt %zu, %s", lt->library.version, model ? model + 2 : info.name);
+  status = choices_open(lt, error);
+  if (status) {
+    lade_cublaslt_close(lt);
+    return status;
+  }
   *ret_cublaslt = lt;
   return 0;
 }
@@ -412,6 +444,7 @@ void lade_cublaslt_close(struct lade_cublaslt *lt)
   lade_cuda_call(lt->device, closing_run, lt);
   handle_destroy(lt); /* the handle still exists if the context could not be entered */
   LADE_ARRAY_FREE(&lt->products);
+  lade_product_choices_finish(&lt->choices);
   pthread_mutex_destroy(&lt->lock);
   free(lt);
 }

@@ -4,11 +4,13 @@
  * on a stream. The plain kernel computes the others (kernels/cuda/matmul/matmul.cu).
  *
  * The choice and the algorithm follow from shape, layout and dtypes, from the version of the library and the model of
- * the GPU. They never depend on a budget, an address or a time. So the same product has the same bits at any place of a
- * plan.
+ * the GPU, and from the file that LADE_MATMUL_CHOICES names, if any. They never depend on a budget, an address or a
+ * time. So the same product has the same bits at any place of a plan.
  */
 #ifndef LADE_CUBLASLT_H
 #define LADE_CUBLASLT_H
+
+#include <stdio.h>
 
 #include "device/device.h"
 #include "kernels/kernels.h"
@@ -17,7 +19,8 @@ typedef struct lade_cublaslt lade_cublaslt;
 
 /*
  * Open the library for @device, a CUDA device, which outlives it. Errors name the fix: -ENOENT if there is none,
- * -ENOSYS if the driver runs none of those found; -ENOMEM; the device's status if it has failed. Any thread; blocks
+ * -ENOSYS if the driver runs none of those found; -EINVAL for a file of choices that cannot be read; -ENOMEM; the
+ * device's status if it has failed. Any thread; blocks
  * while the library is read and takes its memory of the device.
  */
 int lade_cublaslt_open(lade_device *device, struct lade_error *error, lade_cublaslt **ret_cublaslt);
@@ -41,14 +44,18 @@ bool lade_cublaslt_run(lade_cublaslt *cublaslt, void *stream, const struct lade_
                        struct lade_error *error);
 
 /*
- * Compute products of @args' kind from now on by number @i of the heuristic's choices, for measuring; number 0 is the
- * default. False, without a change, if there are fewer. Any thread.
+ * Compute products of @args' kind from now on by number @i of the heuristic's choices, for measuring; below 0: by the
+ * run's own, which is number 0 unless the file of choices names another. False, without a change, if there are fewer.
+ * Any thread.
  */
 bool lade_cublaslt_choose(lade_cublaslt *cublaslt, const struct lade_matmul_args *args, int i);
 
+/* Append number @i for products of @args' kind to @file, a file of choices (matmul_choices.c). 0, or -EIO. */
+int lade_cublaslt_choice_write(const lade_cublaslt *cublaslt, const struct lade_matmul_args *args, int i, FILE *file);
+
 /*
- * Return the input of bits besides the arguments, "cuBLASLt 130100, NVIDIA H200": the library's version and the GPU's
- * model. It lives as long as @cublaslt.
+ * Return the input of bits besides the arguments, "cuBLASLt 130100, NVIDIA H200, choices 1a2b3c4d (3)": the library's
+ * version, the GPU's model, and the file's choices with their hash, if any. It lives as long as @cublaslt.
  */
 const char *lade_cublaslt_name(const lade_cublaslt *cublaslt);
 

@@ -2,14 +2,17 @@
 /*
  * Token and position embedding, and the gradients of both tables.
  *
- * The token table's gradient is a scatter with collisions. Rows are first put in the order of their tokens, rows of one
- * token in their own order (embed_sort). A row's place is the number of rows before it, which a warp counts over all
- * tokens, 32 at a time. That is n^2/32 steps of a warp and no atomics; for the 16,384 rows of a large microbatch as
- * much work as reading the table once. Then a run of rows is a token's complete sum (embed_tokens).
+ * The token table's gradient is a scatter with collisions. Rows are first put in the order of their tokens, rows of
+ * one token in their own order (embed_sort). A row's place is the number of rows before it, which a warp counts over
+ * all tokens, 32 at a time. That is n^2/32 steps of a warp and no atomics; for the 16,384 rows of a large microbatch
+ * as much work as reading the table once. Then a run of rows is a token's complete sum. embed_tokens sums pieces of at
+ * most PIECE rows of it; embed_join adds the pieces of longer runs in their order. So a token of all n rows is n /
+ * PIECE sums of PIECE additions, and one of n / PIECE, where one block would make n in turn. The counts alone cut the
+ * pieces.
  *
- * Moves 2 n d elements forward; backward n d elements twice for both tables, and V d F32 numbers where rows of absent
- * tokens must become 0. Bound: memory; a token with many rows bounds it by their additions in order. A thread has a
- * pack of 16 bytes of a row, or one element if packs would not be aligned.
+ * Moves 2 n d elements forward; backward n d elements twice for both tables, 2 / PIECE of n d in F32 for pieces, and V
+ * d F32 numbers where rows of absent tokens must become 0. Bound: memory. A thread has a pack of 16 bytes of a row, or
+ * one element if packs would not be aligned.
  */
 #include "kernels/cuda/kernel.h"
 
@@ -49,10 +52,26 @@ static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const s
 }
 LADE_KERNEL_OF_DTYPES(embed_fwd, lade_embed_fwd_args)
 
-/* Write order[place] = row in the workspace. A warp has a row. */
+/* The workspace: a place for each row in the order of tokens, and behind them sums of pieces, PIECES of d each. */
+struct embed_order {
+  int32_t *rows;   /* the row that is at a place */
+  int32_t *ranks;  /* its number within the run of its token */
+  int32_t *counts; /* the rows of that run */
+  float *pieces;
+};
+
+static __device__ inline struct embed_order order_get(const struct lade_embed_bwd_args &a)
+{
+  const int64_t n = a.batch * a.seq_len;
+  int32_t *const rows = (int32_t *)a.workspace;
+  return (struct embed_order){rows, rows + n, rows + 2 * n, (float *)rows + (3 * n + 3) / 4 * 4};
+}
+
+/* Write the order. A warp has a row. */
 LADE_KERNEL(embed_sort, lade_embed_bwd_args)
 {
-  int64_t n = a.batch * a.seq_len, row = thread_get() / 32, place = 0;
+  const struct embed_order order = order_get(a);
+  int64_t n = a.batch * a.seq_len, row = thread_get() / 32, n_less = 0, rank = 0, count = 0;
   int lane = (int)threadIdx.x % 32;
   if (row >= n)
     return;
@@ -60,11 +79,16 @@ LADE_KERNEL(embed_sort, lade_embed_bwd_args)
   for (int64_t first = 0; first < n; first += 32) {
     int64_t other = first + lane;
     int32_t its = other < n ? a.tokens[other] : INT32_MAX;
-    bool is_before = its < token || (its == token && other < row);
-    place += __popc(__ballot_sync(0xffffffffu, other < n && is_before));
+    const unsigned equal = __ballot_sync(0xffffffffu, other < n && its == token);
+    n_less += __popc(__ballot_sync(0xffffffffu, other < n && its < token));
+    count += __popc(equal);
+    rank += first + 32 <= row ? __popc(equal) : first <= row ? __popc(equal & ((1u << (row - first)) - 1)) : 0;
   }
-  if (lane == 0)
-    ((int32_t *)a.workspace)[place] = (int32_t)row;
+  if (lane == 0) {
+    order.rows[n_less + rank] = (int32_t)row;
+    order.ranks[n_less + rank] = (int32_t)rank;
+    order.counts[n_less + rank] = (int32_t)count;
+  }
 }
 LADE_CUDA_EXPORT(embed_sort, lade_embed_bwd_args)
 
@@ -76,27 +100,19 @@ LADE_KERNEL(embed_clear, lade_embed_bwd_args)
 }
 LADE_CUDA_EXPORT(embed_clear, lade_embed_bwd_args)
 
-/* A block has some columns of the token whose run begins at its place; there are as many places as rows. */
-template <class T, int N>
-static __device__ void embed_run(const struct lade_embed_bwd_args &a)
+/* Return the row of this token's sum in the table, or -1: it belongs to padding or to another part of the table. */
+static __device__ inline int64_t table_row_get(const struct lade_embed_bwd_args &a, int32_t token)
 {
-  const int32_t *order = (const int32_t *)a.workspace;
-  int64_t n = a.batch * a.seq_len, first = blockIdx.x, j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * N;
-  int32_t token = a.tokens[order[first]];
-  int64_t table_row = token - a.first_token;
-  if ((a.has_pad && token == a.pad_token) || (first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d ||
-      table_row < 0 || table_row >= a.vocabulary)
-    return;
-  float sums[N] = {};
-  for (int64_t place = first; place < n && a.tokens[order[place]] == token; place++) {
-    const pack<T, N> p = pack_load<T, N>((const T *)a.dx + order[place] * a.d + j);
-#pragma unroll
-    for (int i = 0; i < N; i++)
-      sums[i] += get(p.x[i]);
-  }
+  const int64_t row = token - a.first_token;
+  return (a.has_pad && token == a.pad_token) || row < 0 || row >= a.vocabulary ? -1 : row;
+}
+
+/* Set the table's elements at @to (+)= the token's complete sums. */
+template <int N>
+static __device__ inline void token_put(const struct lade_embed_bwd_args &a, const float (&sums)[N], float *to)
+{
   const float scale = a.scale != 0 ? a.scale : 1.0f;
   constexpr int M = N % 4 ? 1 : 4; /* numbers of the table's in 16 bytes */
-  float *to = (float *)a.d_token_table + table_row * a.d + j;
 #pragma unroll
   for (int i = 0; i < N; i += M) {
     pack<float, M> p = {};
@@ -109,13 +125,95 @@ static __device__ void embed_run(const struct lade_embed_bwd_args &a)
   }
 }
 
+/*
+ * Return the number of the piece that begins at @place, of a run of several: distinct, as a run's pieces are PIECE
+ * places apart and a first piece is followed by PIECE places of its own run.
+ */
+static __device__ inline int64_t piece_at(int64_t place, bool is_first)
+{
+  return 2 * (place / LADE_CUDA_EMBED_PIECE) + is_first;
+}
+
+#define ROWS_AT_ONCE 4 /* loads that a thread has in flight */
+
+/* A block has some columns of the piece that begins at its place, if one does; there are as many places as rows. */
+template <class T, int N>
+static __device__ void embed_piece(const struct lade_embed_bwd_args &a)
+{
+  const struct embed_order order = order_get(a);
+  const int64_t first = blockIdx.x, j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * N;
+  const int rank = order.ranks[first], count = order.counts[first];
+  if (rank % LADE_CUDA_EMBED_PIECE != 0 || j >= a.d)
+    return;
+  const int64_t table_row = table_row_get(a, a.tokens[order.rows[first]]);
+  if (table_row < 0)
+    return;
+  const int n = count - rank < LADE_CUDA_EMBED_PIECE ? count - rank : LADE_CUDA_EMBED_PIECE;
+  float sums[N] = {};
+  for (int i = 0; i < n; i += ROWS_AT_ONCE) {
+    pack<T, N> p[ROWS_AT_ONCE];
+    int64_t rows[ROWS_AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < ROWS_AT_ONCE; k++)
+      rows[k] = order.rows[first + (i + k < n ? i + k : i)];
+#pragma unroll
+    for (int k = 0; k < ROWS_AT_ONCE; k++)
+      p[k] = pack_load<T, N>((const T *)a.dx + rows[k] * a.d + j);
+#pragma unroll
+    for (int k = 0; k < ROWS_AT_ONCE; k++)
+#pragma unroll
+      for (int e = 0; e < N; e++)
+        sums[e] += i + k < n ? get(p[k].x[e]) : 0.0f;
+  }
+  if (count <= LADE_CUDA_EMBED_PIECE)
+    token_put(a, sums, (float *)a.d_token_table + table_row * a.d + j);
+  else
+    numbers_put(order.pieces + piece_at(first, rank == 0) * a.d + j, sums);
+}
+
+/*
+ * Add the pieces of a run in their order. A block has some columns of the run at its place, a multiple of PIECE: every
+ * run of several pieces has such a place, and its first one joins them.
+ */
+template <int N>
+static __device__ void embed_join_of(const struct lade_embed_bwd_args &a)
+{
+  const struct embed_order order = order_get(a);
+  const int64_t place = (int64_t)blockIdx.x * LADE_CUDA_EMBED_PIECE;
+  const int64_t j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * N;
+  const int rank = order.ranks[place], count = order.counts[place];
+  if (rank >= LADE_CUDA_EMBED_PIECE || count <= LADE_CUDA_EMBED_PIECE || j >= a.d)
+    return;
+  const int64_t table_row = table_row_get(a, a.tokens[order.rows[place]]), first = place - rank;
+  if (table_row < 0)
+    return;
+  float sums[N] = {};
+#pragma unroll 4
+  for (int at = 0; at < count; at += LADE_CUDA_EMBED_PIECE) {
+    const pack<float, N> p = pack_load<float, N>(order.pieces + piece_at(first + at, at == 0) * a.d + j);
+#pragma unroll
+    for (int e = 0; e < N; e++)
+      sums[e] += p.x[e];
+  }
+  token_put(a, sums, (float *)a.d_token_table + table_row * a.d + j);
+}
+
+LADE_KERNEL(embed_join, lade_embed_bwd_args)
+{
+  if (a.d % 4 == 0)
+    embed_join_of<4>(a);
+  else
+    embed_join_of<1>(a);
+}
+LADE_CUDA_EXPORT(embed_join, lade_embed_bwd_args)
+
 template <class T>
 static __device__ void embed_tokens_of(const struct lade_embed_bwd_args &a, const struct lade_step *step)
 {
   if (a.d % LADE_PACK(T) == 0)
-    embed_run<T, LADE_PACK(T)>(a);
+    embed_piece<T, LADE_PACK(T)>(a);
   else
-    embed_run<T, 1>(a);
+    embed_piece<T, 1>(a);
 }
 LADE_KERNEL_OF_DTYPES(embed_tokens, lade_embed_bwd_args)
 

@@ -6,8 +6,11 @@
  * own, which must run before dx takes over dy's memory: a thread has a column of the weights and sums it over the rows
  * of its block and the heads (row_sums.cu adds the blocks).
  *
- * Moves 2 n (H + 2 Hk) D elements forward and 5 of these backward. Bound: memory by heads; over all heads two warps of
- * a block work, and latency bounds it, at some times the price of a norm.
+ * A lane has packs of four neighbours, or single elements where heads are no multiple of four. Over all heads a warp
+ * has a long group, so each lane loads TURNS packs before it waits for one; a head is one pack a lane, or a few.
+ *
+ * Moves 2 n (H + 2 Hk) D elements forward and 5 of these backward. Bound: memory; over all heads two warps of a block
+ * work, and loads of TURNS packs hide the latency.
  */
 #include "kernels/cuda/kernel.h"
 
@@ -34,68 +37,160 @@ static __device__ inline group group_get(const Args &a, bool is_by_head, int64_t
   return g;
 }
 
-template <class T> static __device__ inline float squares_get(const T *x, const group &g)
+#define LANE_PACK 4
+#define LANE_TURNS 4
+
+/* Return a lane's first element of a group; those of its turns are 32 packs apart. */
+template <int N> static __device__ inline int64_t lane_first(void)
+{
+  return (int64_t)(threadIdx.x % 32) * N;
+}
+
+/* Load a lane's packs from element @j on of a group of @n; those past it are the first again. */
+template <int N, int TURNS, class T>
+static __device__ inline void lane_load(pack<T, N> (&p)[TURNS], const T *from, int64_t j, int64_t n)
+{
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    const int64_t at = j + turn * 32 * N;
+    p[turn] = pack_load<T, N>(from + (at < n ? at : j));
+  }
+}
+
+template <int N, int TURNS, class T> static __device__ inline float squares_get(const T *x, const group &g)
 {
   float sum = 0;
-  for (int64_t j = threadIdx.x % 32; j < g.n; j += 32)
-    sum += get(x[g.at + j]) * get(x[g.at + j]);
+  for (int64_t j = lane_first<N>(); j < g.n; j += 32 * N * TURNS) {
+    pack<T, N> p[TURNS];
+    lane_load(p, x + g.at, j, g.n);
+#pragma unroll
+    for (int at = 0; at < N * TURNS; at++)
+      sum += j + at / N * 32 * N < g.n ? get(p[at / N].x[at % N]) * get(p[at / N].x[at % N]) : 0.0f;
+  }
   return warp_sum(sum);
 }
 
-template <class T, class Args> static __device__ inline float dot_get(const Args &a, const group &g, float rstd)
+template <class T, int N, int TURNS, class Args>
+static __device__ inline float dot_get(const Args &a, const group &g, float rstd)
 {
   const T *weight = (const T *)(g.is_key ? a.k_weight : a.q_weight);
   float sum = 0;
-  for (int64_t j = threadIdx.x % 32; j < g.n; j += 32)
-    sum += get(((const T *)a.dy)[g.at + j]) * (get(weight[j]) + a.weight_offset) *
-           (get(((const T *)a.x)[g.at + j]) * rstd);
+  for (int64_t j = lane_first<N>(); j < g.n; j += 32 * N * TURNS) {
+    pack<T, N> dy[TURNS], x[TURNS], w[TURNS];
+    lane_load(dy, (const T *)a.dy + g.at, j, g.n);
+    lane_load(x, (const T *)a.x + g.at, j, g.n);
+    lane_load(w, weight, j, g.n);
+#pragma unroll
+    for (int at = 0; at < N * TURNS; at++) {
+      const int turn = at / N, k = at % N;
+      const float term = get(dy[turn].x[k]) * (get(w[turn].x[k]) + a.weight_offset) * (get(x[turn].x[k]) * rstd);
+      sum += j + turn * 32 * N < g.n ? term : 0.0f;
+    }
+  }
   return warp_sum(sum);
 }
 
-template <class T, class Args>
+template <class T, int N, class Args>
 static __device__ inline void values_copy(const Args &a, const void *from, void *to)
 {
   const int64_t end = (blockIdx.x + 1) * row_elements(a);
-  for (int64_t i = end - a.n_kv_heads * a.head_dim + threadIdx.x; i < end && from != to; i += blockDim.x)
-    ((T *)to)[i] = ((const T *)from)[i];
+  for (int64_t i = end - a.n_kv_heads * a.head_dim + threadIdx.x * N; i < end && from != to; i += blockDim.x * N)
+    pack_store((T *)to + i, pack_load<T, N>((const T *)from + i));
+}
+
+/* Normalise a group: y = x rstd (weight + offset). */
+template <class T, int N, int TURNS>
+static __device__ inline void group_fwd(const struct lade_qk_norm_fwd_args &a, const group &g, float rstd)
+{
+  const T *weight = (const T *)(g.is_key ? a.k_weight : a.q_weight);
+  for (int64_t j = lane_first<N>(); j < g.n; j += 32 * N * TURNS) {
+    pack<T, N> x[TURNS], w[TURNS];
+    lane_load(x, (const T *)a.x + g.at, j, g.n);
+    lane_load(w, weight, j, g.n);
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+      float y[N];
+#pragma unroll
+      for (int k = 0; k < N; k++)
+        y[k] = get(x[turn].x[k]) * rstd * (get(w[turn].x[k]) + a.weight_offset);
+      if (j + turn * 32 * N < g.n)
+        numbers_put((T *)a.y + g.at + j + turn * 32 * N, y);
+    }
+  }
+}
+
+template <class T, int N, int TURNS> static __device__ inline void qk_norm_fwd_by(const struct lade_qk_norm_fwd_args &a)
+{
+  const int64_t row = blockIdx.x, n_groups = a.is_by_head ? a.heads + a.n_kv_heads : 2;
+  for (int64_t i = threadIdx.x / 32; i < n_groups; i += blockDim.x / 32) {
+    const group g = group_get(a, a.is_by_head, row, i, n_groups);
+    const float total = (float)(!a.sums ? g.n : g.is_key ? a.k_total : a.q_total);
+    const float squares = a.sums ? ((const float *)a.sums)[g.is_key * a.n + row]
+                                 : squares_get<N, TURNS>((const T *)a.x, g);
+    const float rstd = 1 / sqrtf(squares / total + a.eps);
+    if (threadIdx.x % 32 == 0)
+      ((float *)a.rstd)[g.rstd_at] = rstd;
+    group_fwd<T, N, TURNS>(a, g, rstd);
+  }
+  values_copy<T, N>(a, a.x, a.y);
 }
 
 template <class T>
 static __device__ void qk_norm_fwd_of(const struct lade_qk_norm_fwd_args &a, const struct lade_step *step)
 {
-  const int64_t row = blockIdx.x, n_groups = a.is_by_head ? a.heads + a.n_kv_heads : 2;
-  for (int64_t i = threadIdx.x / 32; i < n_groups; i += blockDim.x / 32) {
-    const group g = group_get(a, a.is_by_head, row, i, n_groups);
-    const T *weight = (const T *)(g.is_key ? a.k_weight : a.q_weight);
-    const float total = (float)(!a.sums ? g.n : g.is_key ? a.k_total : a.q_total);
-    const float squares = a.sums ? ((const float *)a.sums)[g.is_key * a.n + row] : squares_get((const T *)a.x, g);
-    const float rstd = 1 / sqrtf(squares / total + a.eps);
-    if (threadIdx.x % 32 == 0)
-      ((float *)a.rstd)[g.rstd_at] = rstd;
-    for (int64_t j = threadIdx.x % 32; j < g.n; j += 32)
-      put((T *)a.y + g.at + j, get(((const T *)a.x)[g.at + j]) * rstd * (get(weight[j]) + a.weight_offset));
-  }
-  values_copy<T>(a, a.x, a.y);
+  if (a.head_dim % LANE_PACK)
+    qk_norm_fwd_by<T, 1, 1>(a);
+  else if (a.is_by_head)
+    qk_norm_fwd_by<T, LANE_PACK, 1>(a);
+  else
+    qk_norm_fwd_by<T, LANE_PACK, LANE_TURNS>(a);
 }
 LADE_KERNEL_OF_DTYPES(qk_norm_fwd, lade_qk_norm_fwd_args)
 
-template <class T>
-static __device__ void qk_norm_bwd_of(const struct lade_qk_norm_bwd_args &a, const struct lade_step *step)
+/* Set a group's dx = rstd (dy (weight + offset) - h dot / total), h = x rstd; @share: dot / total. */
+template <class T, int N, int TURNS>
+static __device__ inline void group_bwd(const struct lade_qk_norm_bwd_args &a, const group &g, float rstd, float share)
+{
+  const T *weight = (const T *)(g.is_key ? a.k_weight : a.q_weight);
+  for (int64_t j = lane_first<N>(); j < g.n; j += 32 * N * TURNS) {
+    pack<T, N> dy[TURNS], x[TURNS], w[TURNS];
+    lane_load(dy, (const T *)a.dy + g.at, j, g.n);
+    lane_load(x, (const T *)a.x + g.at, j, g.n);
+    lane_load(w, weight, j, g.n);
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+      float dx[N];
+#pragma unroll
+      for (int k = 0; k < N; k++)
+        dx[k] = rstd * (get(dy[turn].x[k]) * (get(w[turn].x[k]) + a.weight_offset) - get(x[turn].x[k]) * rstd * share);
+      if (j + turn * 32 * N < g.n)
+        numbers_put((T *)a.dx + g.at + j + turn * 32 * N, dx);
+    }
+  }
+}
+
+template <class T, int N, int TURNS> static __device__ inline void qk_norm_bwd_by(const struct lade_qk_norm_bwd_args &a)
 {
   const int64_t row = blockIdx.x, n_groups = a.is_by_head ? a.heads + a.n_kv_heads : 2;
   for (int64_t i = threadIdx.x / 32; i < n_groups; i += blockDim.x / 32) {
     const group g = group_get(a, a.is_by_head, row, i, n_groups);
-    const T *weight = (const T *)(g.is_key ? a.k_weight : a.q_weight);
     const float rstd = ((const float *)a.rstd)[g.rstd_at];
     const float total = (float)(!a.dots ? g.n : g.is_key ? a.k_total : a.q_total);
-    const float dot = a.dots ? ((const float *)a.dots)[g.is_key * a.n + row] : dot_get<T>(a, g, rstd);
-    for (int64_t j = threadIdx.x % 32; j < g.n; j += 32) {
-      const float h = get(((const T *)a.x)[g.at + j]) * rstd;
-      const float dy = get(((const T *)a.dy)[g.at + j]) * (get(weight[j]) + a.weight_offset);
-      put((T *)a.dx + g.at + j, rstd * (dy - h * (dot / total)));
-    }
+    const float dot = a.dots ? ((const float *)a.dots)[g.is_key * a.n + row] : dot_get<T, N, TURNS>(a, g, rstd);
+    group_bwd<T, N, TURNS>(a, g, rstd, dot / total);
   }
-  values_copy<T>(a, a.dy, a.dx);
+  values_copy<T, N>(a, a.dy, a.dx);
+}
+
+template <class T>
+static __device__ void qk_norm_bwd_of(const struct lade_qk_norm_bwd_args &a, const struct lade_step *step)
+{
+  if (a.head_dim % LANE_PACK)
+    qk_norm_bwd_by<T, 1, 1>(a);
+  else if (a.is_by_head)
+    qk_norm_bwd_by<T, LANE_PACK, 1>(a);
+  else
+    qk_norm_bwd_by<T, LANE_PACK, LANE_TURNS>(a);
 }
 LADE_KERNEL_OF_DTYPES(qk_norm_bwd, lade_qk_norm_bwd_args)
 
@@ -127,7 +222,8 @@ template <class T> static __device__ void qk_sums_of(const struct lade_qk_sums_a
 {
   const int64_t row = blockIdx.x, i = threadIdx.x / 32;
   const group g = group_get(a, false, row, i, 2);
-  const float sum = squares_get((const T *)a.x, g);
+  const float sum = a.head_dim % LANE_PACK ? squares_get<1, 1>((const T *)a.x, g)
+                                           : squares_get<LANE_PACK, LANE_TURNS>((const T *)a.x, g);
   if (threadIdx.x % 32 == 0)
     ((float *)a.sums)[i * a.n + row] = i ? sum / (float)a.n_copies : sum;
 }
@@ -137,7 +233,9 @@ template <class T> static __device__ void qk_dots_of(const struct lade_qk_dots_a
 {
   const int64_t row = blockIdx.x, i = threadIdx.x / 32;
   const group g = group_get(a, false, row, i, 2);
-  const float dot = dot_get<T>(a, g, ((const float *)a.rstd)[g.rstd_at]);
+  const float rstd = ((const float *)a.rstd)[g.rstd_at];
+  const float dot = a.head_dim % LANE_PACK ? dot_get<T, 1, 1>(a, g, rstd)
+                                           : dot_get<T, LANE_PACK, LANE_TURNS>(a, g, rstd);
   if (threadIdx.x % 32 == 0)
     ((float *)a.dots)[i * a.n + row] = dot;
 }

@@ -77,6 +77,12 @@ static void embed_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_TOKENS, a->dtype,
                         (struct lade_cuda_launch){.grid = {(unsigned)n, (unsigned)lade_div_up(n_packs, n_threads)},
                                                   .n_threads = n_threads, .args = a});
+  const int64_t n_sums = a->d % 4 ? a->d : a->d / 4; /* of pieces: a thread has a pack of F32 */
+  n_threads = row_threads(n_sums, 1);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_JOIN, LADE_F32,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n, LADE_CUDA_EMBED_PIECE),
+                                                           (unsigned)lade_div_up(n_sums, n_threads)},
+                                                  .n_threads = n_threads, .args = a});
   if (a->d_position_table)
     lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_POSITIONS, a->dtype,
                           (struct lade_cuda_launch){.grid = {(unsigned)a->positions, columns(a->d)}, .args = a});
@@ -84,7 +90,8 @@ static void embed_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 size_t lade_cuda_embed_bwd_bytes(const struct lade_embed_bwd_args *a)
 {
-  return (size_t)(a->batch * a->seq_len) * sizeof(int32_t);
+  const int64_t n = a->batch * a->seq_len, n_pieces = 2 * lade_div_up(n, LADE_CUDA_EMBED_PIECE);
+  return (size_t)((3 * n + 3) / 4 * 4) * sizeof(int32_t) + (size_t)(n_pieces * a->d) * sizeof(float);
 }
 
 /* Make a launch with a block for each row; its threads have all of the row at once unless it is longer. */

@@ -18,6 +18,20 @@
 #include "stream_internal.h"
 #include "tests/fakes/cuda_on_cpu/cuda_on_cpu_run.h"
 
+/* True if LADE_FAKE_IDLE lists the kernel, between commas. */
+static bool is_idle(const char *name)
+{
+  const char *list = getenv("LADE_FAKE_IDLE");
+  const size_t n = strlen(name);
+  while (list && *list) {
+    const size_t length = strcspn(list, ",");
+    if (length == n && strncmp(list, name, n) == 0)
+      return true;
+    list += length + (list[length] == ',');
+  }
+  return false;
+}
+
 EXPORT cuda_result cuModuleLoad(cuda_module *ret_module, const char *file);
 EXPORT cuda_result cuModuleUnload(cuda_module module);
 EXPORT cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module, const char *name);
@@ -116,9 +130,8 @@ cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module,
   if (!kernel || module->n_functions == MOST_FUNCTIONS)
     return CUDA_NOT_FOUND;
   struct CUfunc_st *function = &module->functions[module->n_functions++];
-  const char *idle = getenv("LADE_FAKE_IDLE");
-  *function = (struct CUfunc_st){.kernel = kernel, .shared_bytes = PLAIN_SHARED_BYTES,
-                                 .is_idle = idle && strcmp(name, idle) == 0, .module = module};
+  *function = (struct CUfunc_st){.kernel = kernel, .shared_bytes = PLAIN_SHARED_BYTES, .is_idle = is_idle(name),
+                                 .module = module};
   *ret_function = function;
   return 0;
 }

@@ -2,11 +2,13 @@
 /*
  * Blocks and threads of a CUDA grid on one CPU thread.
  *
- * A thread of a block is a fiber. It runs until it ends or waits, at a barrier of the block or an exchange of its warp;
- * then the next thread runs. A warp goes on when its 32 lanes wait at the same exchange; if no warp can, a block goes
- * on when all its threads wait at the same barrier. If neither is possible the kernel is wrong: some threads wait at
- * another place, or have ended, and on a GPU it would hang or be undefined. A thread has a stack from its first turn to
- * its end, the one released last. Threads that never wait therefore all use the same stack, which stays in the cache.
+ * A thread of a block is a fiber. It runs until it ends or waits, at a barrier of the block, a named one or an
+ * exchange of its warp; then the next thread runs. A warp goes on when its 32 lanes wait at the same exchange; if no
+ * warp can, a block goes on when all its threads wait at the same barrier. If neither is possible the kernel is wrong:
+ * some threads wait at another place, or have ended, and on a GPU it would hang or be undefined. A named barrier lets
+ * go when as many threads as it names have arrived or wait; no thread may arrive twice before, and none may be left
+ * there when the block ends. A thread has a stack from its first turn to its end, the one released last. Threads that
+ * never wait therefore all use the same stack, which stays in the cache.
  *
  * Shared memory is poison (0xff bytes, NaN as floats) when a block begins, and a strip behind it must stay unchanged.
  * Threads take turns in rising, falling or shuffled order, and so do blocks: a kernel whose result depends on the order
@@ -41,9 +43,10 @@
 #define STRIP_BYTES 256
 #define POISON 0xff
 #define SHUFFLE 0x9e3779b9u /* seed of shuffled orders */
+#define N_NAMED 16 /* barriers; number 0 is that of the block */
 #define MOST_COPIES 64 /* of a thread, in flight */
 
-enum state { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
+enum state { READY, AT_BARRIER, AT_EXCHANGE, AT_NAMED, ENDED };
 
 /* An asynchronous copy; @from is NULL for zeroes. */
 struct copy {
@@ -56,7 +59,7 @@ struct thread {
   struct fiber fiber;
   int stack;        /* -1: the thread has not begun, or has ended */
   enum state state;
-  int line;         /* of the source, where it waits */
+  int line;         /* of the source, where it waits; at a named barrier, the barrier */
   unsigned n_exchanges;
   void *asan_stack; /* the address sanitizer's saved state of the fiber while it does not run */
   struct copy copies[MOST_COPIES];
@@ -71,10 +74,17 @@ struct warp {
   uint64_t bits[2][WARP];
 };
 
+/* A named barrier: the threads that have arrived, or wait there, since it began anew. */
+struct named {
+  bool is_there[MAX_THREADS];
+  int n_there, n_expected;
+};
+
 static struct {
   pthread_mutex_t lock;
   struct thread threads[MAX_THREADS], scheduler;
   struct warp warps[MAX_THREADS / WARP];
+  struct named named[N_NAMED];
   char *stacks;
   int free_stacks[MAX_THREADS], n_free;
   int current, n_threads;
@@ -137,6 +147,39 @@ static void thread_wait(enum state state, int line)
 void cuda_on_cpu_barrier(int line)
 {
   thread_wait(AT_BARRIER, line);
+}
+
+/* Count this thread at a barrier. True if it is the last: those who wait there go on, and the barrier begins anew. */
+static bool named_count(int barrier, int n_threads)
+{
+  LADE_ASSERT(barrier > 0 && barrier < N_NAMED && n_threads % WARP == 0);
+  struct named *named = &cpu.named[barrier];
+  if (named->is_there[cpu.current] || (named->n_there && named->n_expected != n_threads)) {
+    fprintf(stderr, "thread %d of block %u,%u,%u %s\n", cpu.current, cuda_on_cpu_block.x, cuda_on_cpu_block.y,
+            cuda_on_cpu_block.z, named->is_there[cpu.current] ? "arrives twice at a named barrier"
+                                                              : "arrives at a named barrier of another size");
+    abort();
+  }
+  named->is_there[cpu.current] = true;
+  named->n_expected = n_threads;
+  if (++named->n_there < n_threads)
+    return false;
+  for (int i = 0; i < cpu.n_threads; i++)
+    if (cpu.threads[i].state == AT_NAMED && cpu.threads[i].line == barrier)
+      cpu.threads[i].state = READY;
+  memset(named, 0, sizeof(*named));
+  return true;
+}
+
+void cuda_on_cpu_barrier_arrive(int barrier, int n_threads)
+{
+  named_count(barrier, n_threads);
+}
+
+void cuda_on_cpu_barrier_wait(int barrier, int n_threads)
+{
+  if (!named_count(barrier, n_threads))
+    thread_wait(AT_NAMED, barrier);
 }
 
 const uint64_t *cuda_on_cpu_exchange(uint64_t bits, int line)
@@ -308,7 +351,8 @@ static bool all_ended(void)
 
 static void stuck_report(void)
 {
-  static const char *const words[] = {"is ready", "waits at the barrier of", "waits at the shuffle of", "has ended"};
+  static const char *const words[] = {"is ready", "waits at the barrier of", "waits at the shuffle of",
+                                      "waits at named barrier", "has ended"};
   fprintf(stderr, "divergent barrier: in block %u,%u,%u", cuda_on_cpu_block.x, cuda_on_cpu_block.y,
           cuda_on_cpu_block.z);
   for (int i = 0, n = 0; i < cpu.n_threads && n < 4; i++) {
@@ -317,7 +361,7 @@ static void stuck_report(void)
       continue;
     fprintf(stderr, "%s thread %d %s", n ? ";" : "", i, words[thread->state]);
     if (thread->state != ENDED)
-      fprintf(stderr, " line %d", thread->line);
+      fprintf(stderr, thread->state == AT_NAMED ? " %d" : " line %d", thread->line);
     n++;
   }
   fprintf(stderr, "\n");
@@ -333,6 +377,13 @@ static void block_run(void)
     group_release(0, cpu.n_threads, AT_BARRIER);
   if (!all_ended())
     stuck_report();
+  for (int i = 0; i < N_NAMED; i++) {
+    if (cpu.named[i].n_there) {
+      fprintf(stderr, "a block ended with %d of %d threads at named barrier %d\n", cpu.named[i].n_there,
+              cpu.named[i].n_expected, i);
+      abort();
+    }
+  }
   for (size_t i = 0; i < STRIP_BYTES; i++) {
     if (lade_shared[cpu.launch.shared_bytes + i] != POISON) {
       fprintf(stderr, "a block wrote %zu bytes behind its %zu of shared memory\n", i, cpu.launch.shared_bytes);

@@ -48,6 +48,10 @@ extern struct cuda_on_cpu_index cuda_on_cpu_thread, cuda_on_cpu_block, cuda_on_c
 /* Wait for all threads of the block. @line: the place in the source. */
 void cuda_on_cpu_barrier(int line);
 
+/* Arrive at a named barrier, 1 to 15, of @n_threads and go on, or wait there. */
+void cuda_on_cpu_barrier_arrive(int barrier, int n_threads);
+void cuda_on_cpu_barrier_wait(int barrier, int n_threads);
+
 /*
  * Leave @bits and wait for all lanes of the warp. Return the bits left, by lane, valid until the next exchange but one.
  */

@@ -50,6 +50,16 @@ static inline void ptx_copies_wait(void)
   cuda_on_cpu_copies_wait();
 }
 
+static inline void ptx_barrier_arrive(int barrier, int n_threads)
+{
+  cuda_on_cpu_barrier_arrive(barrier, n_threads);
+}
+
+static inline void ptx_barrier_wait(int barrier, int n_threads)
+{
+  cuda_on_cpu_barrier_wait(barrier, n_threads);
+}
+
 static inline void ptx_matrices_load(uint32_t (&x)[4], const void *row)
 {
   const uint64_t *rows = cuda_on_cpu_exchange(cuda_on_cpu_row(row), __LINE__);

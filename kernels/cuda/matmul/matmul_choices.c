@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The file of choices among cuBLASLt's algorithms.
+ *
+ * The heuristic's first algorithm is not always the fastest of those that it offers. Algorithms differ in the order of
+ * sums, and so in bits. A run that measured for itself would have the bits of its timings: ranks would differ, and so
+ * would two runs of one command. So measuring is apart from running. `bench-gpu --choices FILE` measures the algorithms
+ * of products and appends a line for each product of which another one than the first is faster. A run reads the file
+ * that LADE_MATMUL_CHOICES names when it opens the library, measures nothing and writes nothing.
+ *
+ * A line is a key and a choice, "KEY: LAYOUT DTYPE OUT M N K bias|- NUMBER". The key names the library with its
+ * version, the GPU's model and the driver's version, of which the numbers of algorithms are functions. Lines of other
+ * keys are skipped: one file may serve several machines, and after an update of the driver the heuristic's first
+ * algorithms serve until products are measured again. The last line of a product counts. Empty lines and those after #
+ * are skipped.
+ *
+ * The hash of a run's choices is part of the library's name, and so of the numerics_key. Ranks whose files differ
+ * refuse to run together, and a checkpoint that is resumed under other choices says that its numbers differ. A file
+ * that cannot be read, a line of another form and a number that the heuristic does not offer are errors: silence would
+ * change bits.
+ */
+#include "kernels/cuda/matmul/matmul_choices.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LINE_BYTES 512
+#define MOST_NUMBER 99
+
+static const char *const layouts[] = {[LADE_NT] = "NT", [LADE_NN] = "NN", [LADE_TN] = "TN"};
+static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+
+bool lade_product_kind_is(const struct lade_product_kind *x, const struct lade_product_kind *y)
+{
+  return x->layout == y->layout && x->dtype == y->dtype && x->out == y->out && x->m == y->m && x->n == y->n &&
+         x->k == y->k && x->has_bias == y->has_bias;
+}
+
+static bool dtype_find(const char *name, enum lade_dtype *ret_dtype)
+{
+  for (size_t i = 0; i < LADE_COUNT(dtypes); i++)
+    if (strcmp(lade_dtype_name(dtypes[i]), name) == 0) {
+      *ret_dtype = dtypes[i];
+      return true;
+    }
+  return false;
+}
+
+/* Read what stands behind a line's key. False if it has another form. */
+static bool choice_parse(const char *text, struct lade_product_choice *ret)
+{
+  char layout[3], dtype[8], out[8], bias[8];
+  long long m, n, k;
+  int end = 0, i = 0;
+  if (sscanf(text, " %2s %7s %7s %lld %lld %lld %7s %d %n", layout, dtype, out, &m, &n, &k, bias, &ret->number, &end) !=
+          8 || text[end])
+    return false;
+  while (i < (int)LADE_COUNT(layouts) && strcmp(layouts[i], layout) != 0)
+    i++;
+  ret->kind = (struct lade_product_kind){.layout = (enum lade_matmul_layout)i, .m = m, .n = n, .k = k,
+                                         .has_bias = strcmp(bias, "bias") == 0};
+  return i < (int)LADE_COUNT(layouts) && dtype_find(dtype, &ret->kind.dtype) && dtype_find(out, &ret->kind.out) &&
+         m > 0 && n > 0 && k > 0 && (ret->kind.has_bias || strcmp(bias, "-") == 0) && ret->number >= 0 &&
+         ret->number <= MOST_NUMBER;
+}
+
+static uint32_t hash_add(uint32_t hash, const char *text)
+{
+  for (; *text; text++) /* FNV-1a */
+    hash = (hash ^ (unsigned char)*text) * 16777619u;
+  return hash;
+}
+
+static void choice_print(const struct lade_product_choice *choice, char ret_text[LINE_BYTES])
+{
+  const struct lade_product_kind *kind = &choice->kind;
+  snprintf(ret_text, LINE_BYTES, "%s %s %s %lld %lld %lld %s %d", layouts[kind->layout], lade_dtype_name(kind->dtype),
+           lade_dtype_name(kind->out), (long long)kind->m, (long long)kind->n, (long long)kind->k,
+           kind->has_bias ? "bias" : "-", choice->number);
+}
+
+/* Take one line. 0, -EINVAL if it has another form, or -ENOMEM. */
+static int line_take(char *line, const char *key, struct lade_product_choices *choices)
+{
+  struct lade_product_choice choice;
+  char text[LINE_BYTES];
+  line[strcspn(line, "#\r\n")] = 0;
+  if (!line[strspn(line, " \t")])
+    return 0;
+  char *colon = strrchr(line, ':');
+  if (!colon || !choice_parse(colon + 1, &choice))
+    return -EINVAL;
+  *colon = 0;
+  if (strcmp(line, key) != 0)
+    return 0;
+  choice_print(&choice, text);
+  choices->hash = hash_add(hash_add(choices->hash, text), "\n");
+  return LADE_PUSH(&choices->list, choice) ? 0 : -ENOMEM;
+}
+
+int lade_product_choices_read(const char *path, const char *key, struct lade_error *error,
+                              struct lade_product_choices *ret)
+{
+  char line[LINE_BYTES];
+  int status = 0, n = 0;
+  *ret = (struct lade_product_choices){.hash = 2166136261u};
+  FILE *file = fopen(path, "r");
+  if (!file)
+    return lade_error_set(error, -EINVAL, "LADE_MATMUL_CHOICES: %s: %s", path, strerror(errno));
+  while (!status && fgets(line, sizeof(line), file)) {
+    n++;
+    status = line_take(line, key, ret);
+  }
+  if (!status && ferror(file)) {
+    lade_error_set(error, -EINVAL, "LADE_MATMUL_CHOICES: %s: %s", path, strerror(errno));
+    status = -EINVAL;
+  } else if (status == -EINVAL) {
+    lade_error_set(error, status, "LADE_MATMUL_CHOICES: %s, line %d: no choice of a product's algorithm, as "
+                   "bench-gpu --choices writes them", path, n);
+  } else if (status) {
+    lade_error_set(error, status, "no memory for the choices of products");
+  }
+  fclose(file);
+  return status;
+}
+
+void lade_product_choices_finish(struct lade_product_choices *choices)
+{
+  LADE_ARRAY_FREE(&choices->list);
+}
+
+int lade_product_choices_find(const struct lade_product_choices *choices, const struct lade_product_kind *kind)
+{
+  for (int i = choices->list.n - 1; i >= 0; i--)
+    if (lade_product_kind_is(&choices->list.items[i].kind, kind))
+      return choices->list.items[i].number;
+  return 0;
+}
+
+int lade_product_choice_write(FILE *file, const char *key, const struct lade_product_choice *choice)
+{
+  char text[LINE_BYTES];
+  choice_print(choice, text);
+  return fprintf(file, "%s: %s\n", key, text) < 0 || fflush(file) ? -EIO : 0;
+}
