@@ -60,6 +60,47 @@ static __device__ inline int64_t first_key_at(const struct block_shape &s, int64
   return s.first_keys && s.first_keys[i] > first ? s.first_keys[i] : first;
 }
 
+/* ALiBi of one head, as in kernels/host/attention/attention_form.h. */
+struct head_alibi {
+  float slope;      /* 0: no ALiBi */
+  float bf16_slope; /* not 0: positions are rounded products with it, and slope is the scale of q k^T */
+};
+
+static __device__ inline float bf16_round(float value)
+{
+  bf16 rounded;
+  put(&rounded, value);
+  return get(rounded);
+}
+
+/* Return ALiBi of query head @h. */
+static __device__ inline struct head_alibi alibi_get(const struct block_shape &s, const struct lade_score_form &form,
+                                                int64_t h)
+{
+  struct head_alibi alibi = {0, 0};
+  if (form.alibi_max == 0)
+    return alibi;
+  int n = 1;
+  const int head = form.alibi_first_head + (int)h;
+  while (2 * n <= s.draw_heads)
+    n *= 2;
+  alibi.slope = exp2f(-form.alibi_max / (float)n * (head < n ? (float)(head + 1) : (float)(head - n) + 0.5f));
+  if (form.is_alibi_rounded) {
+    alibi.bf16_slope = bf16_round(alibi.slope);
+    alibi.slope = s.scale;
+  }
+  return alibi;
+}
+
+/* Return ALiBi's term of query @i and key @j. */
+static __device__ inline float alibi_term(const struct head_alibi &alibi, int i, int j)
+{
+  if (alibi.bf16_slope == 0)
+    return alibi.slope * (float)(j - i);
+  return alibi.slope * (bf16_round(alibi.bf16_slope * bf16_round((float)j)) -
+                        bf16_round(alibi.bf16_slope * bf16_round((float)i)));
+}
+
 /* Return the key head of this block's query head. */
 static __device__ inline int64_t kv_head_get(const struct block_shape &s)
 {
