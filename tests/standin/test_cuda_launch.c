@@ -757,8 +757,7 @@ static void every_call_of_the_library_may_fail(void **state)
 static bool fakes_find(void)
 {
   const struct symbol cuda[] = {
-      {"fake_set", &fake.set},
-      {"fake_failed", &fake.failed},
+      {"fake_set", &fake.set}, {"fake_failed", &fake.failed},
       {"fake_live", &fake.live},
   };
   const struct symbol cublaslt[] = {

@@ -140,7 +140,7 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
   const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const T *v = k + s.n_kv_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  const struct head_alibi alibi = alibi_get(s, a.form, s.h);
+  const struct head_alibi alibi = alibi_get(a, s.h, s.scale);
   struct query queries[FWD_ROWS];
 #pragma unroll
   for (int r = 0; r < FWD_ROWS; r++) {
@@ -239,7 +239,7 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
   const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const T *v = k + s.n_kv_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  const struct head_alibi alibi = alibi_get(s, a.form, s.h);
+  const struct head_alibi alibi = alibi_get(a, s.h, s.scale);
   float dq[BWD_ROWS][COLUMNS] = {};
   rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_q);
   rows_load(s, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * s.head_dim, first, LADE_CUDA_ATTENTION_BWD_ROWS,
@@ -278,7 +278,7 @@ static __device__ inline void queries_meet(const struct block_shape &s, const st
   float *own_v = own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
   float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *douts = queries + TILE * stride_get(s);
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  const struct head_alibi alibi = alibi_get(s, a.form, h);
+  const struct head_alibi alibi = alibi_get(a, h, s.scale);
   for (int64_t i0 = first / TILE * TILE; i0 < s.seq_len; i0 += TILE) {
     if (first_key_at(s, i0) >= first + LADE_CUDA_ATTENTION_BWD_ROWS)
       break; /* nor do later queries see this block's keys */

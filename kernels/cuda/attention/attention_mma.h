@@ -68,15 +68,6 @@ template <int TILE> static __device__ inline bool is_hidden(const struct block_s
   return i >= s.seq_len || j0 + TILE <= first_key_at(s, i);
 }
 
-/* Return ALiBi of query head @h. */
-template <bool FORM>
-static __device__ inline struct head_alibi alibi_of(const struct block_shape &s, const struct lade_score_form &form,
-                                               int64_t h)
-{
-  const struct head_alibi none = {0, 0};
-  return FORM ? alibi_get(s, form, h) : none;
-}
-
 /* True if scores are scaled when they are capped or get ALiBi's term, and not by the exponential's factor. */
 template <bool FORM> static __device__ inline bool is_scaled(const struct lade_score_form &form)
 {
@@ -94,7 +85,6 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.seq_len ? first + ROWS : (int)s.seq_len;
   const int own = warp_get() * M * 16;
-  const struct head_alibi alibi = alibi_of<FORM>(s, a.form, s.h);
   const float scale = is_scaled<FORM>(a.form) ? 1.0f : s.scale, factor = scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   struct queries<H, M> q;
@@ -111,6 +101,7 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
     float scores[M][N][4];
     rows_multiply<D, H>(scores, shared, own, keys);
     if (FORM) {
+      const struct head_alibi alibi = alibi_get(a, s.h, s.scale); /* for each tile again: registers are scarce */
       scores_lean<false>(scores, s.scale, alibi, first + own, j0);
       scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
@@ -158,7 +149,6 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
   const float factor = is_scaled<FORM>(a.form) ? LOG2_E : s.scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const struct score_cap cap = {FORM && a.form.softcap > 0 ? 1 / a.form.softcap : 0.0f};
-  const struct head_alibi alibi = alibi_of<FORM>(s, a.form, s.h);
   float dq[M][H / 8][4] = {}, lse[M][2], delta[M][2], factors[M][2];
 #pragma unroll
   for (int i = 0; i < 2 * M; i++) {
@@ -179,6 +169,7 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
     rows_multiply<D, H>(scores, shared, own, keys);
     rows_multiply<D, H>(slopes, douts, own, keys + TILE * D);
     if (FORM) {
+      const struct head_alibi alibi = alibi_get(a, s.h, s.scale); /* for each tile again: registers are scarce */
       scores_lean<false>(scores, s.scale, alibi, first + own, j0);
       scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
@@ -241,7 +232,7 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
     if (a.drop.drop_below && past < TILE)
       kept = (uint32_t)kept_get<true, M, N>(s, step, a.drop, h, first + own, i0);
     const int this_i0 = i0;
-    const struct head_alibi alibi = alibi_of<FORM>(s, a.form, h);
+    const struct head_alibi alibi = FORM ? alibi_get(a, h, s.scale) : head_alibi();
     i0 += TILE;
     if (i0 >= s.seq_len || (FORM && first_key_at(s, i0) >= first + ROWS)) { /* no later query sees these keys */
       i0 = first;

@@ -73,21 +73,20 @@ static __device__ inline float bf16_round(float value)
   return get(rounded);
 }
 
-/* Return ALiBi of query head @h. */
-static __device__ inline struct head_alibi alibi_get(const struct block_shape &s, const struct lade_score_form &form,
-                                                int64_t h)
+/* Return ALiBi of query head @h of @a; @scale: of q k^T. */
+template <class Args> static __device__ inline struct head_alibi alibi_get(const Args &a, int64_t h, float scale)
 {
   struct head_alibi alibi = {0, 0};
-  if (form.alibi_max == 0)
+  if (a.form.alibi_max == 0)
     return alibi;
   int n = 1;
-  const int head = form.alibi_first_head + (int)h;
-  while (2 * n <= s.draw_heads)
+  const int n_heads = (int)(a.draw_heads ? a.draw_heads : a.heads), head = a.form.alibi_first_head + (int)h;
+  while (2 * n <= n_heads)
     n *= 2;
-  alibi.slope = exp2f(-form.alibi_max / (float)n * (head < n ? (float)(head + 1) : (float)(head - n) + 0.5f));
-  if (form.is_alibi_rounded) {
+  alibi.slope = exp2f(-a.form.alibi_max / (float)n * (head < n ? (float)(head + 1) : (float)(head - n) + 0.5f));
+  if (a.form.is_alibi_rounded) {
     alibi.bf16_slope = bf16_round(alibi.slope);
-    alibi.slope = s.scale;
+    alibi.slope = scale;
   }
   return alibi;
 }
