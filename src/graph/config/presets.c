@@ -185,13 +185,13 @@ static const struct {
      "\"hidden_size\":4544,\"vocab_size\":65024}"},
     {"falcon-40b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":128,"
      "\"num_kv_heads\":8,\"hidden_size\":8192,\"vocab_size\":65024,\"new_decoder_architecture\":true}"},
+    {"falcon-rw-1b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":24,\"num_attention_heads\":32,"
+     "\"hidden_size\":2048,\"vocab_size\":50304,\"alibi\":true,\"bias\":true,\"multi_query\":false,"
+     "\"parallel_attn\":false}"},
     {"falcon2-11b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":32,"
      "\"num_kv_heads\":8,\"hidden_size\":4096,\"ffn_hidden_size\":16384,\"vocab_size\":65024,"
      "\"max_position_embeddings\":8192,\"rope_theta\":500042,\"new_decoder_architecture\":true,"
      "\"num_ln_in_parallel_attn\":1,\"tie_word_embeddings\":false}"},
-    {"falcon-rw-1b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":24,\"num_attention_heads\":32,"
-     "\"hidden_size\":2048,\"vocab_size\":50304,\"alibi\":true,\"bias\":true,\"multi_query\":false,"
-     "\"parallel_attn\":false}"},
     {"mpt-7b", "{\"model_type\":\"mpt\",\"n_layers\":32,\"n_heads\":32,\"d_model\":4096,"
      "\"vocab_size\":50432}"},
     {"mpt-30b", "{\"model_type\":\"mpt\",\"n_layers\":48,\"n_heads\":64,\"d_model\":7168,"
@@ -243,7 +243,7 @@ static bool is_of_family(const char *a, const char *b)
 /* Set @error to the names of the family that @name begins with, or else to the names of families. -ENOENT. */
 static int name_refuse(const char *name, struct lade_error *error)
 {
-  char names[320] = "";
+  char names[400] = "";
   bool is_known = false;
   const char *one, *before = "";
   for (int i = 0; (one = any_name(i)) != NULL; i++)

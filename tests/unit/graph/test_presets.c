@@ -77,7 +77,8 @@ static void presets_pass_their_own_check(void **state)
   struct lade_error error = {0};
   assert_int_equal(lade_model_preset("gpt5", &model, &error), -ENOENT);
   assert_non_null(strstr(error.text, "gpt5"));
-  assert_non_null(strstr(error.text, "gpt2-..., llama3-..., gpt3-...")); /* families */
+  assert_non_null(strstr(error.text, "gpt2-..., llama3-..., gpt3-...")); /* families, to the last one */
+  assert_string_equal(error.text + strlen(error.text) - strlen(", deepseek-..."), ", deepseek-...");
   assert_int_equal(lade_model_preset("qwen3-9b", &model, &error), -ENOENT);
   assert_non_null(strstr(error.text, "qwen3-4b, qwen3-8b")); /* sizes of the one that is meant */
   assert_null(strstr(error.text, "gpt"));
