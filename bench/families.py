@@ -5,14 +5,14 @@
 Usage: families.py LADE [ROUNDS [FAMILY...]]
 
 The models have 4 layers of width 512 with 8 heads and 4 KV heads, and train in BF16 on 2 rows of 512 tokens, on one
-core. The figure of a round is the step's necessary operations per second of the core's time: the difference of two
-runs, of 2 and of 6 steps. Time that other programs take from the core does not count. A round beside Llama's of the
-same round is the ratio, whose median is printed. If Llama reaches the share s of the speed of light, a family's is
-s times the ratio: from 0.95 on it is within 5 points for each s.
+core. The figure is the step's necessary operations per second of the core's time, user's and system's: the difference
+of two runs, of 2 and of 6 steps, each the shortest of all rounds, because other programs only lengthen a run. Beside
+Llama's it is the ratio. If Llama reaches the share s of the speed of light, a family's is s times the ratio: from 0.95
+on it is within 5 points for each s. The last column has the least and most ratio of single rounds, which shows the
+load of the machine.
 """
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,12 +28,13 @@ FAMILIES = {
     "gemma": {**BASE, "head_dim": 64}, "gemma2": {**BASE, "head_dim": 64, "sliding_window": 128},
     "gemma3_text": {**BASE, **CUT, "head_dim": 64}, "phi3": {**BASE, "partial_rotary_factor": 0.5}, "olmo2": BASE,
     "smollm3": {**BASE, "no_rope_layers": [1, 1, 1, 0]}, "starcoder2": BASE, "gpt_neox": BASE,
-    "falcon": {**BASE, "new_decoder_architecture": True, "num_kv_heads": 4},
+    "falcon": {**BASE, "new_decoder_architecture": True, "num_kv_heads": 4}, "mpt": BASE, "bloom": BASE,
+    "ministral3": {**BASE, "head_dim": 64},
 }
 
 
 CORE = str(min(os.sched_getaffinity(0)))
-TIED = {"gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2", "falcon"}  # if the configuration does not say
+TIED = {"gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2", "falcon", "mpt", "bloom"}  # if the configuration does not say
 N_WINDOWED = {"mistral": 4, "ministral": 2, "gemma2": 2, "gemma3_text": 2}
 ROWS, SEQ = 2, 512
 
@@ -47,7 +48,7 @@ def run(family, n_steps):
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, command
-    return usage.ru_utime, json.loads(text)
+    return usage.ru_utime + usage.ru_stime, json.loads(text)
 
 
 def flops(family, fields, n_parameters):
@@ -59,11 +60,16 @@ def flops(family, fields, n_parameters):
     return 6 * ROWS * SEQ * (n_parameters - n_lookups + width * keys)
 
 
-def speed(family):
-    """Return operations per second of the core."""
+def round_run(family):
+    """Return the seconds of both runs, and the operations of the 4 steps between them."""
     few, _ = run(family, 2)
     many, summary = run(family, 6)
-    return 4 * flops(family, FAMILIES[family], summary["parameters"]) / (many - few)
+    return few, many, 4 * flops(family, FAMILIES[family], summary["parameters"])
+
+
+def speed(rounds):
+    """Return operations per second of the core, from the shortest runs."""
+    return rounds[0][2] / (min(many for _, many, _ in rounds) - min(few for few, _, _ in rounds))
 
 
 with tempfile.TemporaryDirectory(prefix="lade-families-") as scratch:
@@ -78,9 +84,9 @@ with tempfile.TemporaryDirectory(prefix="lade-families-") as scratch:
     found = {name: [] for name in FAMILIES if name == "llama" or not sys.argv[3:] or name in sys.argv[3:]}
     for _ in range(ROUNDS):
         for name, rounds in found.items():
-            rounds.append(speed(name))
+            rounds.append(round_run(name))
 print("| family | GFLOP a second of a core | beside Llama | least and most |\n|---|---|---|---|")
 for name, rounds in found.items():
-    ratios = [own / llama for own, llama in zip(rounds, found["llama"])]
-    print(f"| {name} | {statistics.median(rounds) / 1e9:.0f} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to "
+    ratios = [speed([own]) / speed([llama]) for own, llama in zip(rounds, found["llama"])]
+    print(f"| {name} | {speed(rounds) / 1e9:.0f} | {speed(rounds) / speed(found['llama']):.2f} | {min(ratios):.2f} to "
           f"{max(ratios):.2f} |")

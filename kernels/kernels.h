@@ -289,6 +289,7 @@ struct lade_rope_args {
   float base, scale_factor;
   float low, high; /* LLAMA3: frequency factors. YARN: the ramp's ends, in pairs of dimensions */
   float magnitude; /* of cosines and sines; 0: 1 */
+  float query_beta; /* whole heads of queries grow by 1 + beta ln(1 + floor(t / original_context)) at t; 0: not */
   int64_t original_context;
   const float *factors; /* [rotary_dim / 2] of LONGROPE, in host memory on every device; read before the call returns */
   bool is_inverse;
@@ -301,10 +302,18 @@ struct lade_rope_args {
  * The form of attention's scores beyond the causal mask; all zero: plain causal attention. Row i sees the keys from the
  * largest of 0, i + 1 - window and first_keys[b,i] on, up to itself. The softmax's denominator has one more term for
  * each head, exp(sink), if there are sinks; lse includes it. (Beltagy et al. 2020; Gemma 2, 2024; Xiao et al. 2023.)
+ *
+ * ALiBi (Press et al. 2022) adds m (j - i) to the scaled score of query i and key j, before the cap. With N the
+ * largest power of two up to the heads of the whole model, head h has m = 2^-(alibi_max (h + 1) / N), and from head
+ * N on m = 2^-(alibi_max (2 (h - N) + 1) / 2N). Falcon's form rounds to BF16, with r: it adds
+ * scale (r(r(m) r(j)) - r(r(m) r(i))).
  */
 struct lade_score_form {
   float scale;    /* of q k^T; 0: 1 / sqrt(D) */
   float softcap;  /* c: c tanh(scaled score / c); 0: none */
+  float alibi_max;        /* 0: no ALiBi */
+  bool is_alibi_rounded;  /* Falcon's form */
+  int alibi_first_head;   /* the first of these heads among those of the whole model */
   int64_t window; /* keys; 0: no window */
   const void *sinks;         /* [H] in the dtype; NULL: none */
   const int32_t *first_keys; /* [B,T], from 0 to i in row i, not falling along i; NULL: 0 */
@@ -315,7 +324,7 @@ struct lade_score_form {
  * softmax over blocks of keys; no T*T matrix exists. qkv rows are [q heads | k heads | v heads]; query head h reads key
  * head h / (H / Hk). lse[B,H,T] in A. Dropout acts on the probabilities; element = ((b*H + h)*T + i)*T + j. H is
  * draw_heads if that is not 0: the heads of the whole model, if these are a part of them; the first one is in
- * drop.first_element.
+ * drop.first_element. ALiBi counts the heads of the whole model likewise.
  */
 struct lade_attention_fwd_args {
   enum lade_dtype dtype;
@@ -368,7 +377,10 @@ struct lade_swiglu_bwd_args {
   void *dx;
 };
 
-/* Activations of an MLP besides the two above. Slopes are those of autograd: 0 at 0 for the RELUs. */
+/*
+ * Activations of an MLP besides the two above, and the clamp of queries, keys and values. Slopes are those of autograd:
+ * 0 at 0 for the RELUs, 1 at the clamp's limits.
+ */
 enum lade_activation {
   LADE_ACTIVATION_USUAL, /* of models: their family's; no kernel's */
   LADE_SILU,
@@ -377,6 +389,7 @@ enum lade_activation {
   LADE_GELU_QUICK, /* x sigmoid(1.702 x) */
   LADE_RELU,
   LADE_RELU_SQUARED,
+  LADE_CLAMP, /* to +-limit; never with a gate */
   LADE_N_ACTIVATIONS
 };
 
@@ -384,6 +397,7 @@ enum lade_activation {
 struct lade_activation_fwd_args {
   enum lade_dtype dtype;
   enum lade_activation activation;
+  float limit; /* above 0, of CLAMP */
   int64_t n_elements;
   const void *x;
   void *y;
@@ -391,6 +405,7 @@ struct lade_activation_fwd_args {
 struct lade_activation_bwd_args {
   enum lade_dtype dtype;
   enum lade_activation activation;
+  float limit;
   int64_t n_elements;
   const void *x, *dy;
   void *dx;

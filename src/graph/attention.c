@@ -2,10 +2,10 @@
 /*
  * The attention of one layer, for every builder of blocks: its attributes, its sinks, and its op.
  *
- * The form of the scores is the model's (scale, soft cap, sinks), and the window is the layer's. A windowed layer does
- * less work than a whole one, so units of the two kinds have different classes. On tensor parallel ranks, heads and
- * their sinks are cut alike; nothing else here depends on the rank. If documents are masked, every layer reads the
- * first keys that the data give.
+ * The form of the scores is the model's (scale, soft cap, ALiBi, sinks), and the window is the layer's. A windowed
+ * layer does less work than a whole one, so units of the two kinds have different classes. On tensor parallel ranks,
+ * heads and their sinks are cut alike, and ALiBi's slopes are of the heads of all ranks; nothing else here depends on
+ * the rank. If documents are masked, every layer reads the first keys that the data give.
  */
 #include "graph/build.h"
 
@@ -40,6 +40,7 @@ int lade_build_attention(struct lade_build *build, const char *name, int64_t i_l
                               .head_dim = lade_model_head_dim(model),
                               .attention_scale = model->attention_scale,
                               .attention_softcap = model->attention_softcap,
+                              .alibi_max = model->alibi_max, .is_alibi_rounded = model->is_alibi_rounded,
                               .window = layer_window(build->graph, i_layer)};
   int op = lade_build_op(build, LADE_OP_ATTENTION, name, &attr, (int[]){qkv, sinks, build->graph->first_keys});
   return lade_build_out(build, op, 0);

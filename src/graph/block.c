@@ -12,6 +12,9 @@
  * product adds the bias. A block takes and returns only the residual stream (its first norm is its own), so only one
  * tensor crosses between units.
  *
+ * Positions are a learned table, rotations of queries and keys, or ALiBi in the scores. Queries, keys and values may be
+ * clamped after their product (MPT). The table may have a norm of its own (BLOOM).
+ *
  * Parallel blocks (GPT-NeoX, Falcon) compute both branches from the block's input and add them afterwards, attention's
  * first. Each branch has a norm, or both read one.
  *
@@ -301,6 +304,10 @@ static int heads_build(struct lade_build *build, int64_t i_layer, int qkv, int s
   struct lade_op_attr attr = heads_attr(build);
   if (model->window > 0 && lade_layer_set_has(&model->windowed, i_layer))
     attr.rope_base = model->rope_local_base;
+  if (model->qkv_clip > 0) {
+    const struct lade_op_attr clip = {.activation = LADE_CLAMP, .limit = model->qkv_clip};
+    qkv = lade_build_out(build, lade_build_op(build, LADE_OP_ACTIVATION, "attn.clip", &clip, &qkv), 0);
+  }
   qkv = qk_norm_build(build, i_layer, qkv);
   if (lade_model_layer_has_rope(model, i_layer))
     qkv = lade_build_out(build, lade_build_op(build, LADE_OP_ROPE, "attn.rope", &attr, &qkv), 0);
@@ -509,7 +516,12 @@ int lade_build_embedding(struct lade_build *build, int *ret_x)
 {
   lade_build_unit(build, LADE_CLASS_EMBED, "embed");
   int table = table_param(build), positions = positions_param(build);
+  struct norm norm = {-1, -1};
+  if (row_get(build)->table_norm)
+    norm = norm_param(build, -1, row_get(build)->table_norm);
   int x = lade_build_leave(build, "x.reduce", lade_build_embed(build, table, positions));
+  if (norm.weight >= 0)
+    x = norm_build(build, "x.norm", x, norm);
   if (build->dropout > 0) {
     struct lade_op_attr attr = {.dropout = build->dropout};
     x = lade_build_out(build, lade_build_op(build, LADE_OP_DROPOUT, "dropout", &attr, &x), 0);

@@ -74,6 +74,20 @@ static const struct lade_family_row rows[LADE_N_FAMILIES] = {
                      .head = "lm_head", .qkv = "self_attention.query_key_value", .out = "self_attention.dense",
                      .wide = "mlp.dense_h_to_4h", .down = "mlp.dense_4h_to_h", .table_name = "tokens",
                      .norm_op = "input_norm", .final_op = "norm"},
+    [LADE_MPT] = {.model_type = "mpt", .architecture = "MptForCausalLM", .norm = LADE_NORM_LAYER,
+                  .activation = LADE_GELU_ERF, .prefix = "transformer.", .layers = "blocks.", .table = "wte",
+                  .final_norm = "norm_f", .head = "lm_head", .norm_1 = "norm_1", .norm_2 = "norm_2",
+                  .qkv = "attn.Wqkv", .out = "attn.out_proj", .wide = "ffn.up_proj", .down = "ffn.down_proj",
+                  .table_name = "tokens", .norm_op = "input_norm", .final_op = "norm"},
+    [LADE_BLOOM] = {.model_type = "bloom", .architecture = "BloomForCausalLM", .norm = LADE_NORM_LAYER,
+                    .biases = LADE_BIAS_ALL, .activation = LADE_GELU_TANH, LLAMA_NORMS, .is_qkv_by_group = true,
+                    .prefix = "transformer.", .layers = "h.", .table = "word_embeddings",
+                    .table_norm = "word_embeddings_layernorm", .final_norm = "ln_f", .head = "lm_head",
+                    .qkv = "self_attention.query_key_value", .out = "self_attention.dense",
+                    .wide = "mlp.dense_h_to_4h", .down = "mlp.dense_4h_to_h", .table_name = "tokens",
+                    .norm_op = "input_norm", .final_op = "norm"},
+    [LADE_MINISTRAL3] = {.model_type = "ministral3", .architecture = "Ministral3ForCausalLM", SWIGLU, LLAMA_NAMES,
+                         LLAMA_NORMS},
 };
 
 const struct lade_family_row *lade_family_get(enum lade_family family)
@@ -100,9 +114,14 @@ enum lade_activation lade_model_activation(const struct lade_model *model)
   return model->activation ? model->activation : lade_family_get(model->family)->activation;
 }
 
+bool lade_model_has_rope(const struct lade_model *model)
+{
+  return !lade_family_get(model->family)->has_positions && model->alibi_max == 0;
+}
+
 bool lade_model_layer_has_rope(const struct lade_model *model, int64_t i_layer)
 {
-  return !lade_family_get(model->family)->has_positions && !lade_layer_set_has(&model->unrotated, i_layer);
+  return lade_model_has_rope(model) && !lade_layer_set_has(&model->unrotated, i_layer);
 }
 
 int64_t lade_model_rotary_dim(const struct lade_model *model)
@@ -134,5 +153,5 @@ int lade_model_layer_n_ops(const struct lade_model *model, int64_t i_layer)
   const struct lade_family_row *row = lade_family_get(model->family);
   bool is_fused = !model->n_parallel_norms && row->place != LADE_NORMS_AFTER;
   return BRANCH_OPS + lade_model_layer_n_norms(model) - is_fused + (row->qk_norm != LADE_QK_NORM_NONE) +
-         lade_model_layer_has_rope(model, i_layer);
+         lade_model_layer_has_rope(model, i_layer) + (model->qkv_clip > 0);
 }

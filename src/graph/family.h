@@ -33,7 +33,7 @@ struct lade_family_row {
   bool is_qkv_by_group;   /* the file has the rows of qkv by KV head: its queries, its key, its value */
   bool has_pad;           /* lookups of the token pad_token_id give no gradient */
   const char *prefix, *layers; /* of all names but the head's, and of layers: "model.", "layers." */
-  const char *table, *positions, *final_norm, *head;
+  const char *table, *positions, *table_norm, *final_norm, *head; /* table_norm: of the embedded tokens */
   const char *norm_1, *norm_2, *post_1, *post_2;
   const char *qkv, *query, *key, *value; /* query NULL: the file has qkv as one tensor */
   const char *query_norm, *key_norm, *out;
@@ -51,6 +51,9 @@ bool lade_model_has_bias(const struct lade_model *model, enum lade_bias bias);
 
 /* Return the activation of @model's MLP; never LADE_ACTIVATION_USUAL. */
 enum lade_activation lade_model_activation(const struct lade_model *model);
+
+/* True if @model has rotary positions. */
+bool lade_model_has_rope(const struct lade_model *model);
 
 /* True if layer @i_layer turns its queries and keys. */
 bool lade_model_layer_has_rope(const struct lade_model *model, int64_t i_layer);

@@ -80,6 +80,10 @@ static int rope_form_check(const struct lade_model *model, const char *where, st
   if (!(isfinite(model->rope_magnitude) && model->rope_magnitude >= 0))
     return lade_error_set(error, -EINVAL, "%s: rope_scaling.attention_factor is %g: expected a number above 0", where,
                           (double)model->rope_magnitude);
+  if (!(isfinite(model->rope_query_beta) && model->rope_query_beta >= 0) ||
+      (model->rope_query_beta > 0 && model->rotary_dim))
+    return lade_error_set(error, -EINVAL, "%s: rope_query_beta is %g: expected a number above 0 for whole heads, or 0 "
+                          "for none", where, (double)model->rope_query_beta);
   if (model->rope_kind == LADE_ROPE_LONGROPE && lade_model_rotary_dim(model) / 2 > LADE_ROPE_MOST_FACTORS)
     return lade_error_set(error, -EINVAL, "%s: rope_scaling.type is longrope with %lld factors: expected at most %d",
                           where, (long long)(lade_model_rotary_dim(model) / 2), LADE_ROPE_MOST_FACTORS);
@@ -109,6 +113,7 @@ static int rope_check(const struct lade_model *model, const char *where, const s
 {
   const int64_t rotary_dim = lade_model_rotary_dim(model), head_dim = lade_model_head_dim(model);
   const bool has_original = model->rope_kind == LADE_ROPE_YARN || model->rope_kind == LADE_ROPE_LONGROPE ||
+                            model->rope_query_beta > 0 ||
                             (model->rope_kind == LADE_ROPE_LLAMA3 && model->rope_scale_factor != 0);
   if (model->rotary_dim && (rotary_dim % 2 || rotary_dim < 2 || rotary_dim > head_dim))
     return lade_error_set(error, -EINVAL, "%s: %lld numbers of a head of %lld turn: expected an even number of them "
@@ -149,6 +154,15 @@ static int attention_check(const struct lade_model *model, const char *where, st
   if (!(isfinite(model->attention_softcap) && model->attention_softcap >= 0))
     return lade_error_set(error, -EINVAL, "%s: attention_softcap is %g: expected a number above 0, or 0 for none",
                           where, (double)model->attention_softcap);
+  if (!(isfinite(model->alibi_max) && model->alibi_max >= 0))
+    return lade_error_set(error, -EINVAL, "%s: alibi_max is %g: expected a number above 0, or 0 for none", where,
+                          (double)model->alibi_max);
+  if (model->alibi_max > 0 && lade_family_get(model->family)->has_positions)
+    return lade_error_set(error, -EINVAL, "%s: alibi_max is %g: expected none in a GPT-2 model", where,
+                          (double)model->alibi_max);
+  if (!(isfinite(model->qkv_clip) && model->qkv_clip >= 0))
+    return lade_error_set(error, -EINVAL, "%s: qkv_clip is %g: expected a number above 0, or 0 for none", where,
+                          (double)model->qkv_clip);
   if (model->window < 0)
     return lade_error_set(error, -EINVAL, "%s: window is %lld: expected a number of tokens, or 0 for none", where,
                           (long long)model->window);
@@ -159,7 +173,7 @@ static int attention_check(const struct lade_model *model, const char *where, st
 static int form_check(const struct lade_model *model, const char *where, struct lade_error *error)
 {
   const struct lade_family_row *row = lade_family_get(model->family);
-  if ((unsigned)model->activation >= LADE_N_ACTIVATIONS || model->biases & ~(unsigned)LADE_BIAS_ALL)
+  if ((unsigned)model->activation >= LADE_CLAMP || model->biases & ~(unsigned)LADE_BIAS_ALL)
     return lade_error_set(error, -EINVAL, "%s: activation is %d and biases are %#x: expected those of the enums", where,
                           (int)model->activation, model->biases);
   if (model->n_parallel_norms < 0 || model->n_parallel_norms > 2 ||
@@ -198,8 +212,10 @@ int lade_model_check_as(const struct lade_model *model, const char *where, const
   if (!(model->norm_eps > 0 && model->norm_eps < 1))
     return lade_error_set(error, -EINVAL, "%s: %s is %g: expected a number between 0 and 1", where,
                           labels->norm_eps, (double)model->norm_eps);
-  if (model->family != LADE_GPT2)
+  if (lade_model_has_rope(model))
     return rope_check(model, where, labels, error);
+  if (model->family != LADE_GPT2)
+    return 0;
   if (model->has_sinks)
     return lade_error_set(error, -EINVAL, "%s: the model has sinks: expected none in a GPT-2 model", where);
   if (model->n_kv_heads != model->heads)
@@ -250,6 +266,8 @@ int64_t lade_model_layer_n_params(const struct lade_model *model)
 int64_t lade_model_n_params(const struct lade_model *model)
 {
   int64_t d = model->width, n = model->vocabulary * d * (model->is_tied ? 1 : 2) + norm_elements(model);
+  if (lade_family_get(model->family)->table_norm)
+    n += norm_elements(model);
   if (lade_family_get(model->family)->has_positions)
     n += model->context * d;
   return n + model->layers * lade_model_layer_n_params(model);

@@ -54,6 +54,9 @@ enum lade_family {
   LADE_STARCODER2,
   LADE_GPT_NEOX,
   LADE_FALCON,
+  LADE_MPT,
+  LADE_BLOOM,
+  LADE_MINISTRAL3,
   LADE_N_FAMILIES
 };
 
@@ -99,6 +102,7 @@ struct lade_model {
   float rope_magnitude;             /* of cosines and sines; 0: 1 */
   float rope_beta_fast, rope_beta_slow; /* YARN */
   bool rope_is_untruncated;             /* YARN: its ramp's ends are not rounded to whole pairs */
+  float rope_query_beta; /* queries grow by 1 + beta ln(1 + floor(position / rope_original_context)); 0: none */
   float rope_short_factors[LADE_ROPE_MOST_FACTORS], rope_long_factors[LADE_ROPE_MOST_FACTORS]; /* LONGROPE */
   float rope_local_base;            /* of windowed layers, without scaling; 0: as in other layers */
   struct lade_layer_set unrotated;  /* layers without rotary positions */
@@ -114,6 +118,9 @@ struct lade_model {
   float attention_softcap;        /* c: scaled scores become c tanh(score / c), before the mask; 0: none */
   int64_t window;                 /* keys that a query of a windowed layer sees, its own included; 0: none */
   struct lade_layer_set windowed; /* the layers that have the window */
+  float alibi_max;                /* ALiBi in place of rotary positions (struct lade_score_form); 0: none */
+  bool is_alibi_rounded;          /* Falcon's form of it */
+  float qkv_clip;                 /* queries, keys and values are clamped to +-clip; 0: not */
   bool has_sinks;                 /* one more learned logit for each head, in the softmax's denominator only */
 };
 
@@ -259,7 +266,7 @@ enum lade_op_kind {
   LADE_OP_GELU_BWD,
   LADE_OP_SWIGLU,
   LADE_OP_SWIGLU_BWD,
-  LADE_OP_ACTIVATION, /* another one than GELU's tanh form, without a gate */
+  LADE_OP_ACTIVATION, /* another one than GELU's tanh form, without a gate; or the clamp of qkv */
   LADE_OP_ACTIVATION_BWD,
   LADE_OP_GATED, /* another one than SiLU, with a gate */
   LADE_OP_GATED_BWD,
@@ -287,12 +294,15 @@ struct lade_op_attr {
   enum lade_activation activation;
   bool is_by_head;     /* QK_NORM */
   float rope_base;     /* ROPE: this layer's; 0: the model's form */
+  float limit;         /* ACTIVATION: of LADE_CLAMP */
   bool is_bias_shared; /* MATMUL cut by its inputs: the bias is added once, by the first rank */
   float dropout;   /* probability; 0 for none */
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
   int64_t heads, n_kv_heads, head_dim;
   float attention_scale, attention_softcap; /* as in struct lade_model */
   int64_t window;                           /* of this op's layer; 0: none */
+  float alibi_max;
+  bool is_alibi_rounded;
   int peer; /* of SEND and RECV: position on the pipeline's axis */
   enum lade_axis axis; /* of collectives, and of the collective after is_dx_partial */
   bool is_dx_partial;  /* this rank's gradient of x is a part: the sum over the axis is the whole gradient */

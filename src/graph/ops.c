@@ -449,9 +449,12 @@ static struct lade_drop attention_drop_get(const struct lade_model_graph *graph,
 }
 
 /* Return the form of the scores. @sinks and the input after it are the operands that it has in @op. */
-static struct lade_score_form score_form_get(const struct lade_op *op, const struct lade_bind *bind, int sinks)
+static struct lade_score_form score_form_get(const struct lade_model_graph *graph, const struct lade_op *op,
+                                             const struct lade_bind *bind, int sinks)
 {
   return (struct lade_score_form){.scale = op->attr.attention_scale, .softcap = op->attr.attention_softcap,
+                                  .alibi_max = op->attr.alibi_max, .is_alibi_rounded = op->attr.is_alibi_rounded,
+                                  .alibi_first_head = graph->share.tp_rank * (int)op->attr.heads,
                                   .window = op->attr.window, .sinks = in_at(bind, sinks),
                                   .first_keys = in_at(bind, sinks + 1)};
 }
@@ -468,7 +471,7 @@ static void attention_bind(const struct lade_model_graph *graph, const struct la
                                        .head_dim = op->attr.head_dim,
                                        .draw_heads = graph->model.heads,
                                        .drop = attention_drop_get(graph, op, bind),
-                                       .form = score_form_get(op, bind, 1),
+                                       .form = score_form_get(graph, op, bind, 1),
                                        .qkv = in_at(bind, 0),
                                        .out = out_at(bind, 0),
                                        .lse = out_at(bind, 1),
@@ -487,7 +490,7 @@ static void attention_bwd_bind(const struct lade_model_graph *graph, const struc
                                        .head_dim = op->attr.head_dim,
                                        .draw_heads = graph->model.heads,
                                        .drop = attention_drop_get(graph, op, bind),
-                                       .form = score_form_get(op, bind, 4),
+                                       .form = score_form_get(graph, op, bind, 4),
                                        .qkv = in_at(bind, 0),
                                        .out = in_at(bind, 1),
                                        .lse = in_at(bind, 2),

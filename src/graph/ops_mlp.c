@@ -60,7 +60,8 @@ void lade_op_activation_bind(const struct lade_model_graph *graph, const struct 
                       void *args)
 {
   *(struct lade_activation_fwd_args *)args = (struct lade_activation_fwd_args){
-      .dtype = graph->dtype, .activation = op->attr.activation, .n_elements = tensor_elements(tensor_in(graph, op, 0)),
+      .dtype = graph->dtype, .activation = op->attr.activation, .limit = op->attr.limit,
+      .n_elements = tensor_elements(tensor_in(graph, op, 0)),
       .x = in_at(bind, 0), .y = out_at(bind, 0)};
 }
 
@@ -68,7 +69,8 @@ void lade_op_activation_bwd_bind(const struct lade_model_graph *graph, const str
                                 const struct lade_bind *bind, void *args)
 {
   *(struct lade_activation_bwd_args *)args = (struct lade_activation_bwd_args){
-      .dtype = graph->dtype, .activation = op->attr.activation, .n_elements = tensor_elements(tensor_in(graph, op, 0)),
+      .dtype = graph->dtype, .activation = op->attr.activation, .limit = op->attr.limit,
+      .n_elements = tensor_elements(tensor_in(graph, op, 0)),
       .x = in_at(bind, 0), .dy = in_at(bind, 1), .dx = out_at(bind, 0)};
 }
 

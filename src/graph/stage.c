@@ -99,7 +99,12 @@ static int boundary_build(struct lade_build *build, enum lade_op_kind kind, int 
 static void piece_skip(struct lade_build *build, int64_t first)
 {
   const struct lade_model_graph *graph = build->graph;
-  int n_params = 1 + lade_family_get(graph->model.family)->has_positions, n_ops = 1 + (build->dropout > 0);
+  const struct lade_family_row *row = lade_family_get(graph->model.family);
+  int n_params = 1 + row->has_positions, n_ops = 1 + (build->dropout > 0);
+  if (row->table_norm) {
+    n_params += 1 + lade_model_has_bias(&graph->model, LADE_BIAS_NORM);
+    n_ops++;
+  }
   for (int64_t i = 0; i < first; i++) {
     n_params += lade_model_layer_n_tensors(&graph->model);
     n_ops += lade_model_layer_n_ops(&graph->model, i);

@@ -75,7 +75,7 @@ void lade_cost_finish(struct lade_cost *cost)
 uint64_t lade_cost_op_key(const struct lade_model_graph *graph, int op_index)
 {
   const struct lade_op *op = &graph->ops[op_index];
-  int64_t words[18 + (LADE_OP_MAX_IN + LADE_OP_MAX_OUT) * 6];
+  int64_t words[20 + (LADE_OP_MAX_IN + LADE_OP_MAX_OUT) * 6];
   int n = 0;
   words[n++] = op->kind;
   words[n++] = op->kernel;
@@ -100,6 +100,8 @@ uint64_t lade_cost_op_key(const struct lade_model_graph *graph, int op_index)
     words[n++] = op->attr.window;
     words[n++] = op->attr.attention_softcap > 0;
   }
+  if (op->attr.alibi_max > 0)
+    words[n++] = 1 + op->attr.is_alibi_rounded;
   LADE_ASSERT(n <= (int)LADE_COUNT(words));
   return XXH3_64bits(words, (size_t)n * sizeof(words[0]));
 }

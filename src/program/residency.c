@@ -95,6 +95,8 @@ static bool is_cheap_op(const struct lade_op *op)
   case LADE_OP_NORM:
   case LADE_OP_GELU:
   case LADE_OP_SWIGLU:
+  case LADE_OP_ACTIVATION:
+  case LADE_OP_GATED:
   case LADE_OP_DROPOUT:
   case LADE_OP_ATTENTION: /* recomputed from qkv after rope, which is kept: before rope it would need the product
                              again */

@@ -36,6 +36,13 @@ FAMILIES = {
     "starcoder2": ({**BASE, "sliding_window": 9}, 4.317434),
     "gpt_neox": ({**BASE, "rotary_pct": 0.5}, 4.433728),
     "falcon": ({**BASE, "new_decoder_architecture": True, "num_kv_heads": 2}, 4.151916),
+    "falcon-alibi": ({**BASE, "model_type": "falcon", "num_attention_heads": 6, "multi_query": False,
+                      "parallel_attn": False, "bias": True, "alibi": True}, 4.374487),
+    "mpt": ({"vocab_size": 256, "d_model": 48, "n_layers": 2, "n_heads": 6, "attn_config": {"clip_qkv": 0.1}}, 4.211593),
+    "bloom": ({"vocab_size": 256, "n_embed": 48, "n_layer": 2, "n_head": 6}, 4.124940),
+    "ministral3": ({**BASE, "head_dim": 12, "rope_parameters": {
+        **YARN, "original_max_position_embeddings": 7, "mscale": 1, "mscale_all_dim": 1,
+        "llama_4_scaling_beta": 0.3}}, 4.527623),
 }
 STEPS, TOLERANCE = 4, 2e-5
 TEXT = "".join(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine'} on the wall, {i}\n" for i in range(400))
@@ -63,5 +70,5 @@ for model_type, (fields, expected) in FAMILIES.items():
         print(f"{model_type} {found:.6f}")
         continue
     assert abs(found - expected) < TOLERANCE, (model_type, found, expected)
-    if model_type in ("qwen3", "gemma2", "olmo2", "falcon"):
+    if model_type in ("qwen3", "gemma2", "olmo2", "falcon", "mpt"):
         assert loss_of(model_type, "--budget", "min")[1] == digest, model_type

@@ -55,7 +55,8 @@ static bool gelu_fwd_build(struct call *call, int i_shape)
 }
 
 static const enum lade_activation activations[] = {LADE_SILU,       LADE_GELU_TANH, LADE_GELU_ERF,
-                                                   LADE_GELU_QUICK, LADE_RELU,      LADE_RELU_SQUARED};
+                                                   LADE_GELU_QUICK, LADE_RELU,      LADE_RELU_SQUARED,
+                                                   LADE_CLAMP};
 
 /* Every activation over each size, in place and not. */
 static bool activation_fwd_build(struct call *call, int i_shape)
@@ -65,7 +66,7 @@ static bool activation_fwd_build(struct call *call, int i_shape)
   int64_t n;
   if (!size_get(call, i_shape / n_activations, &n))
     return false;
-  *a = (struct lade_activation_fwd_args){.dtype = call->dtype, .n_elements = n,
+  *a = (struct lade_activation_fwd_args){.dtype = call->dtype, .n_elements = n, .limit = 1.5f,
                                          .activation = activations[i_shape % n_activations]};
   double ulps = call->dtype == LADE_F32 ? 64 : 1, relative = 1e-6; /* a tail's exponent has rounding errors of x^2 */
   if (i_shape % 2) {
@@ -108,7 +109,7 @@ static bool activation_bwd_build(struct call *call, int i_shape)
   int64_t n;
   if (!size_get(call, i_shape / n_activations, &n))
     return false;
-  *a = (struct lade_activation_bwd_args){.dtype = call->dtype, .n_elements = n,
+  *a = (struct lade_activation_bwd_args){.dtype = call->dtype, .n_elements = n, .limit = 1.5f,
                                          .activation = activations[i_shape % n_activations]};
   call_in(call, &a->x, call->dtype, n)->limit = 1e4;
   struct operand *dx;

@@ -26,7 +26,8 @@ struct problem {
 
 /* A form of scores, as in struct lade_score_form; all zero: plain causal attention. */
 struct form {
-  float scale, softcap;
+  float scale, softcap, alibi;
+  bool is_rounded;
   int64_t window, document; /* document: the length of each; 0: no masks of documents */
   bool has_sinks;
 };
@@ -35,7 +36,8 @@ struct form {
 static void form_set(struct problem *problem, struct form form)
 {
   const struct lade_attention_fwd_args *fwd = &problem->fwd;
-  struct lade_score_form own = {.scale = form.scale, .softcap = form.softcap, .window = form.window}, exact;
+  struct lade_score_form own = {.scale = form.scale, .softcap = form.softcap, .alibi_max = form.alibi,
+                                .is_alibi_rounded = form.is_rounded, .window = form.window}, exact;
   if (form.document) {
     problem->first_keys = memory_make((size_t)(fwd->batch * fwd->seq_len) * sizeof(int32_t));
     for (int64_t b = 0; b < fwd->batch; b++) /* documents of other sequences begin elsewhere */
@@ -287,6 +289,8 @@ static void part_of_the_heads_draws_as_all_do(void **state)
   drop.first_element += (uint64_t)(2 * all.seq_len * all.seq_len); /* the second half's first head is head 2 */
   struct problem part = problem_make(LADE_F32, half, drop, RANDOM);
   part.fwd.draw_heads = part.bwd.draw_heads = all.heads;
+  whole.fwd.form.alibi_max = part.fwd.form.alibi_max = 8;
+  part.fwd.form.alibi_first_head = 2;
   heads_take(&whole, &part, 2);
   for (int level = 0; level < n_levels; level++) {
     kernel_call(&levels[level], LADE_K_ATTENTION_FWD, &whole.fwd, &whole.fwd.workspace, NULL);
@@ -311,7 +315,8 @@ static void every_form_of_scores_is_right(void **state)
   const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
   const struct form forms[] = {
       {.scale = 0.4f}, {.softcap = 2}, {.window = 1}, {.window = 37}, {.window = 150}, {.document = 41},
-      {.has_sinks = true}, {.scale = 0.4f, .softcap = 3, .window = 50, .document = 70, .has_sinks = true}};
+      {.has_sinks = true}, {.alibi = 8},
+      {.scale = 0.4f, .softcap = 3, .alibi = 8, .is_rounded = true, .window = 50, .document = 70, .has_sinks = true}};
   const struct size form_sizes[] = {{1, 1, 1, 1, 1}, {2, 97, 4, 2, 33}, {1, 200, 2, 1, 64}, {2, 301, 1, 1, 16}};
   for (size_t f = 0; f < LADE_COUNT(forms); f++)
     for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
@@ -319,6 +324,51 @@ static void every_form_of_scores_is_right(void **state)
         form_check(dtypes[d], form_sizes[s], f % 2 ? drop : (struct lade_drop){0}, RANDOM, forms[f]);
   form_check(LADE_BF16, (struct size){1, 160, 2, 1, 128}, drop, RANDOM, forms[LADE_COUNT(forms) - 1]);
   form_check(LADE_F16, (struct size){1, 160, 1, 1, 128}, (struct lade_drop){0}, RANDOM, forms[LADE_COUNT(forms) - 1]);
+}
+
+/*
+ * Slopes of heads that are no power of two are transformers': with equal products the second query's lse is
+ * log(1 + exp(-slope)).
+ */
+static void alibi_has_the_published_slopes(void **state)
+{
+  static const float expected[] = {0.5f,         0.25f,         0.125f,      0.0625f, 0.03125f, 0.015625f, 0.0078125f,
+                                   0.00390625f, 0.70710678f, 0.35355339f, 0.17677670f, 0.08838835f};
+  const struct size size = {1, 2, LADE_COUNT(expected), LADE_COUNT(expected), 8};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
+  for (int level = 0; level < n_levels; level++) {
+    struct problem problem = problem_make(LADE_F32, size, (struct lade_drop){0}, RANDOM);
+    memset((void *)problem.fwd.qkv, 0, (size_t)problem.n_qkv * sizeof(float));
+    problem.fwd.form.alibi_max = 8;
+    run(&problem, &levels[level], false, 1);
+    for (int h = 0; h < (int)LADE_COUNT(expected); h++)
+      assert_true(fabs(exp((double)((const float *)problem.fwd.lse)[2 * h + 1]) - 1 - exp(-(double)expected[h])) <
+                  2e-6);
+    problem_free(&problem);
+  }
+}
+
+/* Falcon's form rounds slopes, positions and their products to BF16: positions from 256 on are even numbers. */
+static void alibi_rounds_as_falcon_does(void **state)
+{
+  const struct size size = {1, 304, 3, 3, 8};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
+  for (int level = 0; level < n_levels; level++) {
+    struct problem problem = problem_make(LADE_F32, size, (struct lade_drop){0}, RANDOM);
+    double sum = 0;
+    memset((void *)problem.fwd.qkv, 0, (size_t)problem.n_qkv * sizeof(float));
+    problem.fwd.form.alibi_max = 8;
+    problem.fwd.form.is_alibi_rounded = true;
+    run(&problem, &levels[level], false, 1);
+    for (int j = 0; j < 304; j++) { /* head 2: slope 0.25, exact; the scale is 1 / sqrt(8) */
+      const double rounded = j < 256 ? j : j % 2 == 0 ? j : j % 4 == 1 ? j - 1 : j + 1; /* ties to even */
+      sum += exp((0.25 * rounded - 0.25 * 304) / sqrt(8.0));
+    }
+    assert_true(fabs((double)((const float *)problem.fwd.lse)[3 * 304 - 1] - log(sum)) < 1e-5);
+    problem_free(&problem);
+  }
 }
 
 /* A window of the whole length, documents that never begin and a scale of 1 / sqrt(D) change no bit. */
@@ -378,6 +428,8 @@ int main(void)
       cmocka_unit_test(part_of_the_heads_draws_as_all_do),
       cmocka_unit_test(equal_scores_of_any_size_are_right),
       cmocka_unit_test(every_form_of_scores_is_right),
+      cmocka_unit_test(alibi_has_the_published_slopes),
+      cmocka_unit_test(alibi_rounds_as_falcon_does),
       cmocka_unit_test(a_form_that_hides_nothing_changes_no_bit),
       cmocka_unit_test(gradients_of_sinks_accumulate),
   };

@@ -635,12 +635,13 @@ static void attention_is_the_best_that_is_right(void **state)
 static void slower_attention_is_noted(void **state)
 {
   struct lade_kernels kernels;
-  const struct lade_score_form whole = {.scale = 0.3f}, window = {.window = 7};
+  const struct lade_score_form whole = {.scale = 0.3f}, window = {.window = 7}, alibi = {.alibi_max = 8};
   lade_cuda_kernels_init(&kernels);
   assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &window), "");
   assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 32, &whole), "7 %"));
   lade_cuda_attention_choose(&kernels, LADE_K_ATTENTION_FWD, LADE_CUDA_BY_WGMMA);
   assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &window), "60 %"));
+  assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &alibi), "60 %"));
   assert_string_equal(lade_cuda_attention_form_note(&kernels, LADE_BF16, 128, &whole), "");
   assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_BF16, 96, &whole), "60 %"));
   assert_non_null(strstr(lade_cuda_attention_form_note(&kernels, LADE_F16, 112, &whole), "7 %"));
@@ -724,8 +725,7 @@ static void every_call_of_the_library_may_fail(void **state)
 static bool fakes_find(void)
 {
   const struct symbol cuda[] = {
-      {"fake_set", &fake.set},
-      {"fake_failed", &fake.failed},
+      {"fake_set", &fake.set}, {"fake_failed", &fake.failed},
       {"fake_live", &fake.live},
   };
   const struct symbol cublaslt[] = {

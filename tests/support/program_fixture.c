@@ -79,8 +79,8 @@ static struct lade_model_graph *share_graph(const struct program_fixture_setting
   if (how->family == LADE_LLAMA) {
     model.n_kv_heads = 2;
     model.is_tied = false;
-    model.rope_base = 10000;
   }
+  model.rope_base = how->family == LADE_GPT2 ? 0 : 10000;
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);

@@ -43,6 +43,7 @@ NEOX = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_l
             max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
 FALCON = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64,
               bos_token_id=1, eos_token_id=2)
+MPT = dict(vocab_size=VOCAB, d_model=64, n_layers=3, n_heads=4, max_seq_len=64, bos_token_id=1, eos_token_id=2)
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 9.0], "rope_theta": 10000.0}
 # name: (config class, fields)
@@ -88,9 +89,26 @@ CASES = {
     "falcon-new": ("FalconConfig", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True)),
     "falcon-one-norm": ("FalconConfig", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2,
                                              num_ln_in_parallel_attn=1, tie_word_embeddings=False)),
+    "falcon-alibi": ("FalconConfig", dict(FALCON, hidden_size=72, num_attention_heads=6, multi_query=False,
+                                          parallel_attn=False, bias=True, alibi=True)),
+    "mpt": ("MptConfig", dict(MPT)),
+    "mpt-clipped": ("MptConfig", dict(MPT, d_model=72, n_heads=6, tie_word_embeddings=False,
+                                      attn_config=dict(clip_qkv=0.4, softmax_scale=0.2))),
+    "bloom": ("BloomConfig", dict(vocab_size=VOCAB, hidden_size=72, n_layer=3, n_head=6, bos_token_id=1,
+                                  eos_token_id=2)),
+    "ministral3": ("Ministral3Config", dict(BASE, head_dim=12, sliding_window=9, rope_parameters=dict(
+        YARN, original_max_position_embeddings=7, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3))),
+    "ministral3-plain": ("Ministral3Config", dict(BASE, head_dim=12, tie_word_embeddings=True, rope_parameters={
+        "rope_type": "default", "rope_theta": 5000.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 16})),
     "falcon-sequential": ("FalconConfig", dict(FALCON, multi_query=False, parallel_attn=False, bias=True)),
 }
 DEFAULT = ["qwen3", "gemma2", "gpt_neox"]
+
+
+def attention_of(config):
+    """Only the eager attention has soft caps, and Falcon's adds ALiBi twice: Falcon has the one of its default."""
+    return "sdpa" if config.model_type == "falcon" else "eager"
 
 
 def model_make(name):
@@ -98,8 +116,8 @@ def model_make(name):
     torch.manual_seed(len(name))
     config_class, fields = CASES[name] if name in CASES else random_configs.make(int(name[7:]), VOCAB)
     config = getattr(hf, config_class)(**fields)
-    config._attn_implementation = "eager"  # the only one with soft caps
-    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    config._attn_implementation = attention_of(config)
+    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -169,7 +187,7 @@ def losses_compare(name, what, found, expected):
 
 def checkpoint_compare(name, saved, trained, tokens):
     model, report = hf.AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True, dtype=torch.float32,
-                                                            attn_implementation="eager")
+                                                            attn_implementation=attention_of(trained.config))
     assert not any(report.values()), (name, report)
     with torch.no_grad():
         found, expected = (loss_of(m.eval(), tokens, STEPS).item() for m in (model, trained))
@@ -215,7 +233,8 @@ def images_config(name):
     if name == "gemma3-images":
         text = hf.Gemma3TextConfig(**TEXT, sliding_window=8, query_pre_attn_scalar=24)
         return hf.Gemma3Config(text_config=text.to_dict(), vision_config=VISION, mm_tokens_per_image=4)
-    return hf.Mistral3Config(text_config=hf.MistralConfig(**TEXT, sliding_window=None).to_dict(),
+    kind = hf.MistralConfig if name == "mistral3-images" else hf.Ministral3Config
+    return hf.Mistral3Config(text_config=kind(**TEXT, sliding_window=None).to_dict(),
                              vision_config=dict(VISION, head_dim=8, model_type="pixtral"), tie_word_embeddings=False)
 
 
@@ -235,7 +254,8 @@ def images_run(name, tokens):
 
 def random_run(name, tokens):
     model = model_make(name)
-    exact = hf.AutoModelForCausalLM.from_pretrained(f"{name}-hf", dtype=torch.float64, attn_implementation="eager")
+    exact = hf.AutoModelForCausalLM.from_pretrained(f"{name}-hf", dtype=torch.float64,
+                                                    attn_implementation=attention_of(model.config))
     expected, true = steps_run(model, tokens), steps_run(exact, tokens)
     found, whole = lade_run(name, "--init", f"{name}-hf", "--save", f"{name}-run")
     near, far = (max(abs(a - b) for a, b in zip(losses, true)) for losses in (found, expected))
@@ -244,7 +264,7 @@ def random_run(name, tokens):
     print(f"{name}: {type(model).__name__}, {near:.1e} from FP64, transformers {far:.1e}", flush=True)
 
 
-IMAGES = ["gemma3-images", "mistral3-images"]
+IMAGES = ["gemma3-images", "mistral3-images", "ministral3-images"]
 RANDOM = [f"random-{i}" for i in range(len(random_configs.FAMILIES))]
 names = sys.argv[2:] or ["default"]
 SETS = {"all": [*CASES, *IMAGES, *RANDOM], "default": DEFAULT + IMAGES + RANDOM[::5]}

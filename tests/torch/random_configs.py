@@ -3,7 +3,7 @@
 import random
 
 FAMILIES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "SmolLM3",
-            "Starcoder2", "GPTNeoX", "Falcon"]
+            "Starcoder2", "GPTNeoX", "Falcon", "Mpt", "Bloom", "Ministral3"]
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2"]
 
 
@@ -78,13 +78,23 @@ def fused_change(r, family, c, head_dim):
     c.update(r.choice([dict(new_decoder_architecture=True, num_kv_heads=n_heads,
                             num_ln_in_parallel_attn=r.choice([None, 1, 2])),
                        dict(multi_query=True), dict(multi_query=False),
-                       dict(multi_query=r.random() < 0.5, parallel_attn=False)]))
+                       dict(multi_query=r.random() < 0.5, parallel_attn=False)]), alibi=r.random() < 0.4)
+
+
+def alibi_make(r, family, n_heads, head_dim, vocabulary):
+    ends = dict(vocab_size=vocabulary, bos_token_id=1, eos_token_id=2, tie_word_embeddings=r.random() < 0.6)
+    if family == "Bloom":
+        return dict(ends, hidden_size=n_heads * head_dim, n_layer=r.choice([1, 2, 3]), n_head=n_heads)
+    return dict(ends, d_model=n_heads * head_dim, n_layers=r.choice([1, 2, 3]), n_heads=n_heads, max_seq_len=64,
+                attn_config=dict(clip_qkv=r.choice([None, 0.3, 6.0]), softmax_scale=r.choice([None, 0.2])))
 
 
 def make(seed, vocabulary):
     """Return (config class, fields) of configuration @seed, the same everywhere."""
     r, family = random.Random(seed), FAMILIES[seed % len(FAMILIES)]
     n_kv_heads, head_dim = r.choice([1, 2, 3]), r.choice([8, 10, 12, 20])
+    if family in ("Mpt", "Bloom"):
+        return family + "Config", alibi_make(r, family, n_kv_heads * r.choice([1, 2, 3]), head_dim, vocabulary)
     c = base(r, n_kv_heads * r.choice([1, 2, 3]), n_kv_heads, head_dim, vocabulary)
     if family.startswith("Gemma"):
         gemma_change(r, family, c, head_dim)
@@ -92,6 +102,10 @@ def make(seed, vocabulary):
         fused_change(r, family, c, head_dim)
     else:
         llama_change(r, family, c, head_dim)
+    if family == "Ministral3":
+        c.update(head_dim=head_dim, sliding_window=r.choice([None, 9]), rope_parameters=dict(
+            rope(r, head_dim // 2, ("default", "yarn")), original_max_position_embeddings=r.choice([3, 8, 32]),
+            llama_4_scaling_beta=r.choice([0.0, 0.1, 0.7])))
     if family == "Starcoder2":
         c.update(use_bias=r.random() < 0.6, sliding_window=r.choice([None, 9]), norm_epsilon=c.pop("rms_norm_eps"))
         del c["pad_token_id"]

@@ -83,10 +83,11 @@ static __device__ inline void columns_put(const struct block_shape &s, const flo
       put(to + lane + 32 * u, sum[u] * factor);
 }
 
-/* Return the score of a pair whose product is @qk; *ret_slope: its derivative by the product. */
-static __device__ inline float score_get(const struct block_shape &s, float softcap, float qk, float *ret_slope)
+/* Return the score of a pair whose product is @qk, with ALiBi's @term; *ret_slope: its derivative by the product. */
+static __device__ inline float score_get(const struct block_shape &s, float softcap, float qk, float term,
+                                         float *ret_slope)
 {
-  float score = s.scale * qk, t;
+  float score = s.scale * qk + term, t;
   *ret_slope = s.scale;
   if (softcap == 0)
     return score;
@@ -107,12 +108,12 @@ struct query {
  * Process 32 keys, of which the query sees one at least: this lane's score, the running maximum and sum, and its weight
  * for the values to come.
  */
-static __device__ inline void query_meet(const struct block_shape &s, float softcap, struct query &query,
+static __device__ inline void query_meet(const struct block_shape &s, float softcap, float term, struct query &query,
                                          const float *q, const float *keys, bool is_valid, float keep)
 {
   float slope, score = -INFINITY;
   if (is_valid)
-    score = score_get(s, softcap, dot(s, q, keys + threadIdx.x % 32 * stride_get(s)), &slope);
+    score = score_get(s, softcap, dot(s, q, keys + threadIdx.x % 32 * stride_get(s)), term, &slope);
   float max = fmaxf(query.max, warp_max(score)), correction = expf(query.max - max);
   float p = is_valid ? expf(score - max) : 0.0f;
   query.sum = query.sum * correction + warp_sum(p);
@@ -139,6 +140,7 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
   const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const T *v = k + s.n_kv_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const struct head_alibi alibi = alibi_get(a, s.h, s.scale);
   struct query queries[FWD_ROWS];
 #pragma unroll
   for (int r = 0; r < FWD_ROWS; r++) {
@@ -159,7 +161,8 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
       if (!is_met(s, i, j0))
         continue;
       bool is_seen = j <= i && j >= first_key_at(s, i);
-      query_meet(s, a.form.softcap, queries[r], own + (warp * FWD_ROWS + r) * stride_get(s), tile, is_seen,
+      query_meet(s, a.form.softcap, alibi_term(alibi, (int)i, (int)j), queries[r],
+                 own + (warp * FWD_ROWS + r) * stride_get(s), tile, is_seen,
                  is_seen ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f);
     }
     __syncthreads();
@@ -210,14 +213,14 @@ struct score_pair {
 
 static __device__ inline struct score_pair pair_get(const struct block_shape &s,
                                                     const struct lade_attention_bwd_args &a,
-                                                    const struct lade_step *step, int64_t h, int64_t i, int64_t j,
-                                                    float qk, float dout_v)
+                                                    const struct lade_step *step, const struct head_alibi &alibi,
+                                                    int64_t h, int64_t i, int64_t j, float qk, float dout_v)
 {
   struct score_pair pair = {0, 0};
   if (i >= s.seq_len || j > i || j < first_key_at(s, i))
     return pair;
   int64_t at = query_at(s, h, i);
-  float slope, score = score_get(s, a.form.softcap, qk, &slope);
+  float slope, score = score_get(s, a.form.softcap, qk, alibi_term(alibi, (int)i, (int)j), &slope);
   float p = expf(score - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, h, i, j);
   pair.p = p * keep;
   pair.ds = p * (keep * dout_v - ((const float *)a.workspace)[at]) * slope;
@@ -236,6 +239,7 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
   const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const T *v = k + s.n_kv_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const struct head_alibi alibi = alibi_get(a, s.h, s.scale);
   float dq[BWD_ROWS][COLUMNS] = {};
   rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_q);
   rows_load(s, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * s.head_dim, first, LADE_CUDA_ATTENTION_BWD_ROWS,
@@ -249,7 +253,7 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
 #pragma unroll
     for (int r = 0; r < BWD_ROWS; r++) {
       int own = (warp * BWD_ROWS + r) * stride_get(s);
-      struct score_pair pair = pair_get(s, a, step, s.h, first + warp * BWD_ROWS + r, j0 + lane,
+      struct score_pair pair = pair_get(s, a, step, alibi, s.h, first + warp * BWD_ROWS + r, j0 + lane,
                                         dot(s, own_q + own, keys + lane * stride_get(s)),
                                         dot(s, own_dout + own, values + lane * stride_get(s)));
       weighted_add(s, pair.ds, keys, weights, dq[r]);
@@ -274,6 +278,7 @@ static __device__ inline void queries_meet(const struct block_shape &s, const st
   float *own_v = own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
   float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *douts = queries + TILE * stride_get(s);
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const struct head_alibi alibi = alibi_get(a, h, s.scale);
   for (int64_t i0 = first / TILE * TILE; i0 < s.seq_len; i0 += TILE) {
     if (first_key_at(s, i0) >= first + LADE_CUDA_ATTENTION_BWD_ROWS)
       break; /* nor do later queries see this block's keys */
@@ -284,7 +289,7 @@ static __device__ inline void queries_meet(const struct block_shape &s, const st
 #pragma unroll
     for (int r = 0; r < BWD_ROWS; r++) {
       int own = (warp * BWD_ROWS + r) * stride_get(s);
-      struct score_pair pair = pair_get(s, a, step, h, i0 + lane, first + warp * BWD_ROWS + r,
+      struct score_pair pair = pair_get(s, a, step, alibi, h, i0 + lane, first + warp * BWD_ROWS + r,
                                         dot(s, queries + lane * stride_get(s), own_k + own),
                                         dot(s, douts + lane * stride_get(s), own_v + own));
       weighted_add(s, pair.ds, queries, weights, dk[r]);

@@ -5,9 +5,9 @@
  * The attention is chosen for a table, forward and backward each. It is plain kernels; or mma.sync, which every
  * supported GPU has, with the shared memory requested here; or wgmma, on sm_90 alone. wgmma has heads of 64 and 128 in
  * 16 bits, mma.sync those of 80, 96 and 256 too; plain kernels compute all others. wgmma has no windows, soft caps,
- * sinks and first keys: mma.sync computes them in its place. lade_cuda_attention_form_note states the price of each
- * such fallback. Within a table shape, type and form alone decide. The names of variants, and so the key
- * of the numbers, distinguish tables.
+ * ALiBi, sinks and first keys: mma.sync computes them in its place. lade_cuda_attention_form_note states the price of
+ * each such fallback. Within a table shape, type and form alone decide. The names of variants, and so the key of the
+ * numbers, distinguish tables.
  */
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
@@ -26,7 +26,7 @@ bool lade_cuda_attention_has(enum lade_cuda_attention who, enum lade_dtype dtype
 
 bool lade_cuda_attention_has_form(const struct lade_score_form *form)
 {
-  return form->softcap > 0 || form->window || form->first_keys || form->sinks;
+  return form->softcap > 0 || form->alibi_max > 0 || form->window || form->first_keys || form->sinks;
 }
 
 struct lade_attention_most lade_cuda_attention_most(void)
@@ -328,6 +328,6 @@ const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, en
            "at most";
   if (!is_wgmma || !lade_cuda_attention_has_form(form))
     return "";
-  return "attention by wgmma has no windows, soft caps, sinks and masks of documents: mma.sync computes them, at 60 % "
-         "of its rate at most";
+  return "attention by wgmma has no windows, soft caps, ALiBi, sinks and masks of documents: mma.sync computes them, "
+         "at 60 % of its rate at most";
 }

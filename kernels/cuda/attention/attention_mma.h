@@ -5,8 +5,8 @@
  * attention.cu is the plain twin, for every other shape and type.
  *
  * Each kernel exists twice, because registers are scarce: without a form of scores, and with one (FORM: windows, first
- * keys, soft caps, sinks). With one, tiles that no query of the block sees are skipped, hidden scores are -inf, and the
- * cap's slope multiplies the gradients of scores.
+ * keys, soft caps, ALiBi, sinks). With one, tiles that no query of the block sees are skipped, hidden scores are -inf,
+ * and the cap's slope multiplies the gradients of scores.
  *
  * A head has H elements, and its row in shared memory D: 64, 128 or 256. Products are over H alone. dk and dv of heads
  * of 256 have two blocks, each with half of their columns; both make the scores.
@@ -69,6 +69,12 @@ template <int TILE> static __device__ inline bool is_hidden(const struct block_s
   return i >= s.seq_len || j0 + TILE <= first_key_at(s, i);
 }
 
+/* True if scores are scaled when they are capped or get ALiBi's term, and not by the exponential's factor. */
+template <bool FORM> static __device__ inline bool is_scaled(const struct lade_score_form &form)
+{
+  return FORM && (form.softcap > 0 || form.alibi_max > 0);
+}
+
 template <class T, int H, bool FORM>
 static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
 {
@@ -80,8 +86,7 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.seq_len ? first + ROWS : (int)s.seq_len;
   const int own = warp_get() * M * 16;
-  const bool is_capped = FORM && a.form.softcap > 0; /* then scores are scaled when they are capped */
-  const float scale = is_capped ? 1.0f : s.scale, factor = scale * LOG2_E;
+  const float scale = is_scaled<FORM>(a.form) ? 1.0f : s.scale, factor = scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   struct queries<H, M> q;
   queries_begin(q);
@@ -97,7 +102,9 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
     float scores[M][N][4];
     rows_multiply<D, H>(scores, shared, own, keys);
     if (FORM) {
-      scores_cap(scores, s.scale, a.form.softcap);
+      const struct head_alibi alibi = alibi_get(a, s.h, s.scale); /* for each tile again: registers are scarce */
+      scores_lean<false>(scores, s.scale, alibi, first + own, j0);
+      scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
     }
     scores_mask<false>(scores, j0 - first - own);
@@ -140,7 +147,7 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.seq_len ? first + ROWS : (int)s.seq_len;
   const int own = warp_get() * M * 16;
-  const float factor = FORM && a.form.softcap > 0 ? LOG2_E : s.scale * LOG2_E;
+  const float factor = is_scaled<FORM>(a.form) ? LOG2_E : s.scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + kv_head_get(s), 0);
   const struct score_cap cap = {FORM && a.form.softcap > 0 ? 1 / a.form.softcap : 0.0f};
   float dq[M][H / 8][4] = {}, lse[M][2], delta[M][2], factors[M][2];
@@ -163,7 +170,9 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
     rows_multiply<D, H>(scores, shared, own, keys);
     rows_multiply<D, H>(slopes, douts, own, keys + TILE * D);
     if (FORM) {
-      scores_cap(scores, s.scale, a.form.softcap);
+      const struct head_alibi alibi = alibi_get(a, s.h, s.scale); /* for each tile again: registers are scarce */
+      scores_lean<false>(scores, s.scale, alibi, first + own, j0);
+      scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
     }
     scores_mask<false>(scores, j0 - first - own);
@@ -236,7 +245,7 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
   const struct block_shape s = shape_get(a, ROWS, blockIdx.x / PARTS / (unsigned)part.n_parts, blockIdx.y, H);
   const int first = (int)s.first, heads_end = part.end;
   const int own = warp_get() * M * 16, column = (int)(blockIdx.x % PARTS) * W;
-  const float factor = FORM && a.form.softcap > 0 ? LOG2_E : s.scale * LOG2_E;
+  const float factor = is_scaled<FORM>(a.form) ? LOG2_E : s.scale * LOG2_E;
   const T *const k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *const v = k + s.n_kv_heads * H;
   const struct score_cap cap = {FORM && a.form.softcap > 0 ? 1 / a.form.softcap : 0.0f};
   float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
@@ -253,6 +262,7 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
     if (a.drop.drop_below && past < TILE)
       kept = (uint32_t)kept_get<true, M, N>(s, step, a.drop, h, first + own, i0);
     const int this_i0 = i0;
+    const struct head_alibi alibi = FORM ? alibi_get(a, h, s.scale) : head_alibi();
     i0 += TILE;
     if (i0 >= s.seq_len || (FORM && first_key_at(s, i0) >= first + ROWS)) { /* no later query sees these keys */
       i0 = first;
@@ -269,7 +279,8 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
     rows_multiply<D, H>(scores, shared, own, queries);
     rows_multiply<D, H>(slopes, values, own, queries + TILE * D);
     if (FORM) {
-      scores_cap(scores, s.scale, a.form.softcap);
+      scores_lean<true>(scores, s.scale, alibi, first + own, this_i0);
+      scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<true>(s, scores, first + own, this_i0);
     }
     scores_mask<true>(scores, past);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention by tensor cores (attention_mma.h) with windows, first keys, soft caps and sinks. */
+/* Attention by tensor cores (attention_mma.h) with windows, first keys, soft caps, ALiBi and sinks. */
 #include "kernels/cuda/attention/attention_mma.h"
 
 template <class T, int D>

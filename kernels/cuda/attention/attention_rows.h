@@ -71,6 +71,24 @@ static __device__ inline void scores_hide(const struct block_shape &s, float (&c
   }
 }
 
+/*
+ * Turn products into scaled scores with ALiBi's term, if there is ALiBi. The warp's rows begin with @row and c's
+ * columns with @column.
+ */
+template <bool KEYS_ARE_ROWS, int M, int N>
+static __device__ inline void scores_lean(float (&c)[M][N][4], float scale, const struct head_alibi &alibi, int row,
+                                          int column)
+{
+  if (alibi.slope == 0)
+    return;
+#pragma unroll
+  for (int at = 0; at < M * N * 4; at++) {
+    const int r = row + fragment_row(at / 4 / N, at % 4), k = column + fragment_column(at / 4 % N, at % 4);
+    float &score = c[at / 4 / N][at / 4 % N][at % 4];
+    score = fmaf(score, scale, KEYS_ARE_ROWS ? alibi_term(alibi, k, r) : alibi_term(alibi, r, k));
+  }
+}
+
 /* Turn products into capped scores, if there is a cap: c tanh(scale q k^T / c). */
 template <int M, int N>
 static __device__ inline void scores_cap(float (&c)[M][N][4], float scale, float softcap)

@@ -65,6 +65,46 @@ static __device__ inline int64_t first_key_at(const struct block_shape &s, int64
   return s.first_keys && s.first_keys[i] > first ? s.first_keys[i] : first;
 }
 
+/* ALiBi of one head, as in kernels/host/attention/attention_form.h. */
+struct head_alibi {
+  float slope;      /* 0: no ALiBi */
+  float bf16_slope; /* not 0: positions are rounded products with it, and slope is the scale of q k^T */
+};
+
+static __device__ inline float bf16_round(float value)
+{
+  bf16 rounded;
+  put(&rounded, value);
+  return get(rounded);
+}
+
+/* Return ALiBi of query head @h of @a; @scale: of q k^T. */
+template <class Args> static __device__ inline struct head_alibi alibi_get(const Args &a, int64_t h, float scale)
+{
+  struct head_alibi alibi = {0, 0};
+  if (a.form.alibi_max == 0)
+    return alibi;
+  int n = 1;
+  const int n_heads = (int)(a.draw_heads ? a.draw_heads : a.heads), head = a.form.alibi_first_head + (int)h;
+  while (2 * n <= n_heads)
+    n *= 2;
+  alibi.slope = exp2f(-a.form.alibi_max / (float)n * (head < n ? (float)(head + 1) : (float)(head - n) + 0.5f));
+  if (a.form.is_alibi_rounded) {
+    alibi.bf16_slope = bf16_round(alibi.slope);
+    alibi.slope = scale;
+  }
+  return alibi;
+}
+
+/* Return ALiBi's term of query @i and key @j. */
+static __device__ inline float alibi_term(const struct head_alibi &alibi, int i, int j)
+{
+  if (alibi.bf16_slope == 0)
+    return alibi.slope * (float)(j - i);
+  return alibi.slope * (bf16_round(alibi.bf16_slope * bf16_round((float)j)) -
+                        bf16_round(alibi.bf16_slope * bf16_round((float)i)));
+}
+
 /* Return the key head of this block's query head. */
 static __device__ inline int64_t kv_head_get(const struct block_shape &s)
 {

@@ -27,7 +27,9 @@ template <class T> static __device__ inline curve_point sigmoid_curve(float x, f
   return result;
 }
 
-template <class T> static __device__ inline curve_point curve_get(enum lade_activation activation, float x)
+/* @limit: of CLAMP, which has no gate. */
+template <class T>
+static __device__ inline curve_point curve_get(enum lade_activation activation, float x, float limit = 0)
 {
   const float inner = x > SLOPE_END ? SLOPE_END : x < -SLOPE_END ? -SLOPE_END : x; /* NaN stays */
   curve_point result = {x < 0 ? 0.0f : x, x > 0 ? 1.0f : 0.0f};
@@ -42,6 +44,10 @@ template <class T> static __device__ inline curve_point curve_get(enum lade_acti
     return result;
   case LADE_GELU_QUICK: return sigmoid_curve<T>(x, inner, QUICK * inner, QUICK);
   case LADE_RELU: return result;
+  case LADE_CLAMP:
+    result.y = x < -limit ? -limit : x > limit ? limit : x;
+    result.slope = fabsf(x) <= limit ? 1.0f : 0.0f;
+    return result;
   case LADE_RELU_SQUARED:
     result.slope = 2 * result.y;
     result.y *= result.y;
@@ -62,7 +68,7 @@ static __device__ void activation_packs(const struct lade_activation_fwd_args &a
       float numbers[N];
 #pragma unroll
       for (int j = 0; j < N; j++)
-        numbers[j] = curve_get<T>(a.activation, get(p[turn].x[j])).y;
+        numbers[j] = curve_get<T>(a.activation, get(p[turn].x[j]), a.limit).y;
       pack_put(p[turn], numbers);
     }
     packs_store((T *)a.y, p, i, end);
@@ -91,7 +97,7 @@ static __device__ void activation_bwd_packs(const struct lade_activation_bwd_arg
       float numbers[N];
 #pragma unroll
       for (int j = 0; j < N; j++)
-        numbers[j] = get(d[turn].x[j]) * curve_get<T>(a.activation, get(p[turn].x[j])).slope;
+        numbers[j] = get(d[turn].x[j]) * curve_get<T>(a.activation, get(p[turn].x[j]), a.limit).slope;
       pack_put(d[turn], numbers);
     }
     packs_store((T *)a.dx, d, i, end);

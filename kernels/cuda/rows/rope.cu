@@ -82,17 +82,24 @@ static __device__ inline void pairs_load(struct rope_pairs<T, N> &p, const T *x,
   }
 }
 
-template <class T, int N> static __device__ inline void pairs_turn(const struct rope_pairs<T, N> &p, T *y, int half)
+template <class T, int N>
+static __device__ inline void pairs_turn(const struct rope_pairs<T, N> &p, T *y, int half, float factor)
 {
   float y0[N], y1[N];
 #pragma unroll
   for (int j = 0; j < N; j++) {
     const float x0 = get(p.x0.x[j]), x1 = get(p.x1.x[j]);
-    y0[j] = x0 * p.c[j] - x1 * p.s[j];
-    y1[j] = x1 * p.c[j] + x0 * p.s[j];
+    y0[j] = factor * (x0 * p.c[j] - x1 * p.s[j]);
+    y1[j] = factor * (x1 * p.c[j] + x0 * p.s[j]);
   }
   numbers_put(y, y0);
   numbers_put(y + half, y1);
+}
+
+/* Return the growth of queries at position @t. */
+static __device__ inline float query_factor_get(const struct lade_rope_args &a, int64_t t)
+{
+  return a.query_beta == 0 ? 1.0f : 1.0f + a.query_beta * log1pf((float)(t / a.original_context));
 }
 
 /* A block has a row; its pairs are numbered over the query and key heads, and values are copied unless in place. */
@@ -103,6 +110,7 @@ template <class T, int N> static __device__ inline void row_turn(const struct la
   const float *cosines = (const float *)a.workspace + row % a.seq_len * half, *sines = cosines + a.seq_len * half;
   const T *x = (const T *)a.x + row * row_elements;
   T *y = (T *)a.y + row * row_elements;
+  const float factor = query_factor_get(a, row % a.seq_len);
 #pragma unroll 1
   for (int i = (int)threadIdx.x; i < n_packs; i += LADE_CUDA_ROPE_TURNS * (int)blockDim.x) {
     struct rope_pairs<T, N> p[LADE_CUDA_ROPE_TURNS];
@@ -116,7 +124,7 @@ template <class T, int N> static __device__ inline void row_turn(const struct la
 #pragma unroll
     for (int turn = 0; turn < LADE_CUDA_ROPE_TURNS; turn++)
       if (i + turn * (int)blockDim.x < n_packs)
-        pairs_turn(p[turn], y + at[turn], half);
+        pairs_turn(p[turn], y + at[turn], half, at[turn] < a.heads * a.head_dim ? factor : 1.0f);
   }
   const int rest = (int)a.head_dim - 2 * half, n_heads = (int)(a.heads + a.n_kv_heads);
   for (int i = (int)threadIdx.x; i < n_heads * rest && x != y; i += (int)blockDim.x) {

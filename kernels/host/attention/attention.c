@@ -10,7 +10,8 @@
  * appendix B.4) and p_ij = exp(s_ij - lse_i), keep factors z:
  *   dv_j = sum_i z_ij p_ij dout_i      ds_ij = p_ij (z_ij dout_i . v_j - delta_i)
  *   dq_i = sum_j ds_ij k_j / sqrt(D)   dk_j = sum_i ds_ij q_i / sqrt(D)
- * With a soft cap c the scores are c t with t = tanh(s / c), and ds has the factor 1 - t^2 as well. A sink is a key
+ * With a soft cap c the scores are c t with t = tanh(s / c), and ds has the factor 1 - t^2 as well. ALiBi's term is
+ * a constant of a pair, so it is in the scores alone. A sink is a key
  * whose value is zero: d_sink = -sum_i exp(sink - lse_i) delta_i, summed for each sequence and then over them.
  *
  * Time O(B H T^2 D), scratch O(T D) per thread: no T*T matrix here either.
@@ -85,10 +86,19 @@ static double keep_factor(const struct attention_shape *shape, const struct lade
   return lade_philox_word(step->seed, step->step, drop->stream, element) >= drop->drop_below ? drop->scale : 0;
 }
 
-/* Return the score of a query at @q and a key at @k of qkv. *@ret_slope: by the product q k^T. */
-static double score_get(const struct attention_shape *shape, const void *qkv, int64_t q, int64_t k, double *ret_slope)
+/* Return ALiBi's term of query @i and key @j of head @h. */
+static double alibi_term(const struct attention_shape *shape, int64_t h, int64_t i, int64_t j)
 {
-  const double score = shape->scale * dot(shape, qkv, q, qkv, k), cap = (double)shape->form->softcap;
+  const struct alibi alibi = alibi_get(shape->form, shape->draw_heads, h, shape->scale);
+  return (double)alibi.slope * ((double)alibi_position(&alibi, j, 0) - (double)alibi_position(&alibi, i, 0));
+}
+
+/* Return the score of query @i and key @j of a head. *@ret_slope: by the product q k^T. */
+static double score_get(const struct attention_shape *shape, const void *qkv, int64_t b, int64_t h, int64_t i,
+                        int64_t j, double *ret_slope)
+{
+  const double product = dot(shape, qkv, q_index(shape, b, h, i), qkv, k_index(shape, b, h, j));
+  const double score = shape->scale * product + alibi_term(shape, h, i, j), cap = (double)shape->form->softcap;
   *ret_slope = shape->scale;
   if (cap == 0)
     return score;
@@ -110,7 +120,7 @@ static double softmax_row(const struct attention_shape *shape, const void *qkv, 
   const double sink = sink_get(shape->form, shape->dtype, h);
   double max = sink, slope;
   for (int64_t j = first; j <= i; j++) {
-    p[j] = score_get(shape, qkv, q_index(shape, b, h, i), k_index(shape, b, h, j), &slope);
+    p[j] = score_get(shape, qkv, b, h, i, j, &slope);
     max = fmax(max, p[j]);
   }
   double sum = exp(sink - max);
@@ -192,7 +202,7 @@ static double bwd_query(const struct bwd *bwd, struct head_bwd_scratch scratch, 
   memset(scratch.dq, 0, (size_t)shape->head_dim * sizeof(double));
   for (int64_t j = first_key_get(shape->form, shape->seq_len, b, i); j <= i; j++) {
     int64_t k_at = k_index(shape, b, h, j);
-    double slope, p = exp(score_get(shape, args->qkv, q_at, k_at, &slope) - lse);
+    double slope, p = exp(score_get(shape, args->qkv, b, h, i, j, &slope) - lse);
     double keep = keep_factor(shape, bwd->step, &args->drop, b, h, i, j);
     double dp = keep * dot(shape, args->d_out, out_at, args->qkv, v_index(shape, b, h, j));
     double ds = p * (dp - delta) * slope;

@@ -10,7 +10,8 @@
  * packed once. Then mr queries at a time make their scores, and the online softmax turns them into probabilities
  * (rounded to the level's product type). The queries' output in FP32 is scaled to the new maximum, and the
  * probabilities times V are added. At the end the output is divided by the sum. A sink is a key with the value zero
- * before all others: a row's maximum and sum begin with it.
+ * before all others: a row's maximum and sum begin with it. ALiBi's positions of keys and queries are made once for
+ * each pair of blocks.
  *
  * Backward, one task per (sequence, key head): only it writes that head's dK and dV, so tasks share no sums. They are
  * summed in FP32 scratch over the group's query heads and their blocks in rising order; dQ of a block is complete when
@@ -175,12 +176,23 @@ static void *carve(struct carver *carver, int64_t n_elements, size_t element_byt
   return piece;
 }
 
+/* ALiBi's positions of a pair of blocks, padded to whole rows and vectors. */
+struct positions {
+  float *keys, *queries; /* [KEYS_FWD], [QUERIES + MAX_MR] */
+};
+
+static struct positions positions_carve(struct carver *carver)
+{
+  return (struct positions){.keys = carve(carver, KEYS_FWD, 4), .queries = carve(carver, QUERIES + MAX_MR, 4)};
+}
+
 struct fwd_scratch {
   char *q, *k, *v;       /* packed; q only if it cannot be read in place */
   float *scores;         /* [mr][KEYS_FWD] */
   void *p;               /* the same in p_dtype */
   float *sums;           /* [QUERIES, head_dim] in tiles */
   float *max, *sum;      /* [QUERIES] */
+  struct positions positions;
 };
 
 /* Return the sizes for the widest elements and tiles of any level. */
@@ -192,7 +204,7 @@ static struct fwd_scratch fwd_scratch_carve(struct carver *carver, int64_t head_
       .v = carve(carver, KEYS_FWD * columns, 4), .scores = carve(carver, MAX_MR * KEYS_FWD, 4),
       .p = carve(carver, MAX_MR * KEYS_FWD, 4),
       .sums = carve(carver, QUERIES * columns, 4), .max = carve(carver, QUERIES + MAX_MR, 4),
-      .sum = carve(carver, QUERIES + MAX_MR, 4)};
+      .sum = carve(carver, QUERIES + MAX_MR, 4), .positions = positions_carve(carver)};
 }
 
 /* A block of queries of one head; or one such block and one block of keys. */
@@ -200,7 +212,27 @@ struct block_pair {
   int64_t b, h, q_first, k_first;
   int n_q, n_k;
   bool is_first; /* of the block's pairs, in forward */
+  struct alibi alibi;
+  struct positions positions; /* with ALiBi */
 };
+
+static struct alibi pair_alibi(const struct attention_job *job, int64_t h)
+{
+  return alibi_get(job->form, job->draw_heads, h, (double)job->scale);
+}
+
+/* Set the positions of the pair's queries, or of its keys. */
+static void query_positions_set(const struct block_pair *pair)
+{
+  for (int i = 0; i < pair->n_q && pair->alibi.slope != 0; i++)
+    pair->positions.queries[i] = alibi_position(&pair->alibi, pair->q_first + i, pair->q_first);
+}
+
+static void key_positions_set(const struct block_pair *pair, int n_keys)
+{
+  for (int j = 0; j < n_keys && pair->alibi.slope != 0; j++)
+    pair->positions.keys[j] = alibi_position(&pair->alibi, pair->k_first + j, pair->q_first);
+}
 
 /* Return the keys of the pair's block that the mr queries from @i on can see. */
 static int visible_keys(const struct attention_job *job, const struct block_pair *pair, int i)
@@ -241,7 +273,9 @@ static struct lade_score_rows score_rows(const struct attention_job *job, const 
 {
   int64_t query = (pair->b * job->draw_heads + pair->h) * job->seq_len + pair->q_first + i; /* in the order of draws */
   return (struct lade_score_rows){.scores = scores, .stride = stride, .n_columns = n_columns, .scale = job->scale,
-                                  .softcap = job->form->softcap,
+                                  .softcap = job->form->softcap, .alibi_slope = pair->alibi.slope,
+                                  .key_positions = pair->alibi.slope != 0 ? pair->positions.keys : NULL,
+                                  .query_positions = pair->positions.queries + i,
                                   .n_rows = LADE_MIN(job->cut->mr, pair->n_q - i),
                                   .first_visible = (int)(pair->q_first + i - pair->k_first) + 1,
                                   .drop = job->drop->drop_below ? job->drop : NULL, .step = job->step,
@@ -252,6 +286,8 @@ static struct lade_score_rows score_rows(const struct attention_job *job, const 
 static void columns_drop(const struct attention_job *job, int n, struct lade_softmax_rows *rows)
 {
   rows->rows.scores += n;
+  if (rows->rows.key_positions)
+    rows->rows.key_positions += n;
   rows->rows.n_columns -= n;
   rows->rows.first_visible -= n;
   rows->rows.element += n;
@@ -308,8 +344,11 @@ static void fwd_task(void *arg, int i_task, int i_thread)
   struct fwd_scratch scratch = fwd_scratch_carve(&carver, job->head_dim);
   int64_t n_heads = job->batch * job->heads, n_blocks = lade_div_up(job->seq_len, QUERIES);
   struct block_pair pair = {.b = i_task % n_heads / job->heads, .h = i_task % n_heads % job->heads,
-                            .q_first = (n_blocks - 1 - i_task / n_heads) * QUERIES};
+                            .q_first = (n_blocks - 1 - i_task / n_heads) * QUERIES,
+                            .positions = scratch.positions};
   pair.n_q = (int)LADE_MIN(QUERIES, job->seq_len - pair.q_first);
+  pair.alibi = pair_alibi(job, pair.h);
+  query_positions_set(&pair);
   int64_t key_slot = job->heads + pair.h / job->group, end = pair.q_first + pair.n_q;
   const void *queries = element_at(job, job->qkv, qkv_index(job, pair.b, pair.q_first, pair.h));
   struct lade_left_block q = left_make(job, job->dtype, queries, job->row, true, pair.n_q, job->head_dim, scratch.q);
@@ -321,6 +360,7 @@ static void fwd_task(void *arg, int i_task, int i_thread)
   pair.is_first = true;
   for (pair.k_first = pair_first_key(job, &pair, 0) / SKIP * SKIP; pair.k_first < end; pair.k_first += KEYS_FWD) {
     pair.n_k = (int)LADE_MIN(KEYS_FWD, end - pair.k_first);
+    key_positions_set(&pair, KEYS_FWD);
     const void *k = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot));
     const void *v = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot + job->n_kv_heads));
     rows_pack(job, k, job->row, pair.n_k, scratch.k);
@@ -342,6 +382,7 @@ struct blocked_bwd_scratch {
   float *d_q;                                            /* [QUERIES, head_dim] in tiles */
   float *d_k, *d_v;                                      /* [T, head_dim] in tiles */
   float *delta;                                          /* [QUERIES] */
+  struct positions positions;
   struct lade_left_block q, d_out;                       /* the block of queries as left operands */
 };
 
@@ -363,7 +404,8 @@ static struct blocked_bwd_scratch bwd_scratch_carve(struct carver *carver, int64
       .p = carve(carver, square, 4), .d_s = carve(carver, square, 4), .p_by_key = carve(carver, square, 4),
       .d_s_by_key = carve(carver, square, 4), .d_s_by_query = carve(carver, square, 4),
       .d_q = carve(carver, QUERIES * columns, 4), .d_k = carve(carver, rows * columns, 4),
-      .d_v = carve(carver, rows * columns, 4), .delta = carve(carver, QUERIES + MAX_MR, 4)};
+      .d_v = carve(carver, rows * columns, 4), .delta = carve(carver, QUERIES + MAX_MR, 4),
+      .positions = positions_carve(carver)};
 }
 
 /* Make p and d_s of the whole pair, mr queries at a time. */
@@ -462,16 +504,18 @@ static double bwd_sink(const struct attention_job *job, const struct blocked_bwd
 /* Process one query head: adds to d_k and d_v, finishes d_q and the sink's gradient of this sequence. */
 static void bwd_head(const struct attention_job *job, struct blocked_bwd_scratch *scratch, int64_t b, int64_t h)
 {
-  struct block_pair pair = {.b = b, .h = h};
+  struct block_pair pair = {.b = b, .h = h, .alibi = pair_alibi(job, h), .positions = scratch->positions};
   double d_sink = 0;
   for (pair.q_first = 0; pair.q_first < job->seq_len; pair.q_first += QUERIES) {
     pair.n_q = (int)LADE_MIN(QUERIES, job->seq_len - pair.q_first);
     bwd_queries(job, scratch, &pair);
+    query_positions_set(&pair);
     d_sink += bwd_sink(job, scratch, &pair);
     pair.k_first = pair_first_key(job, &pair, 0) / KEYS_BWD * KEYS_BWD;
     for (; pair.k_first <= pair.q_first; pair.k_first += KEYS_BWD) {
       pair.n_k = (int)LADE_MIN(KEYS_BWD, job->seq_len - pair.k_first);
       bwd_keys(job, scratch, &pair);
+      key_positions_set(&pair, KEYS_BWD);
       bwd_pair(job, scratch, &pair);
     }
     gradient_store(job, scratch->d_q, b, pair.q_first, pair.n_q, h);

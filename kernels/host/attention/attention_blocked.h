@@ -25,6 +25,12 @@ struct lade_score_rows {
   const int *n_hidden; /* at most n_columns; NULL: none is hidden */
   float scale;
   float softcap; /* 0: none */
+  /*
+   * ALiBi: (key_positions[column] - query_positions[row]) alibi_slope is added to scaled scores, before the cap. NULL:
+   * none. There are positions for whole vectors of columns.
+   */
+  const float *key_positions, *query_positions;
+  float alibi_slope;
   const struct lade_drop *drop; /* NULL: none */
   const struct lade_step *step;
   int64_t element, element_stride; /* of dropout: of the first row's first column, and from row to row */
@@ -35,7 +41,7 @@ struct lade_softmax_rows {
   struct lade_score_rows rows;
   float *max, *sum; /* in and out: -inf and 0 at first */
   float *factor;    /* out: the factor for earlier sums */
-  void *p;          /* exp(scale s - max) times dropout; 0 where not visible */
+  void *p;          /* exp(scale s - max) times dropout; 0 where not visible. With ALiBi s has its term */
 };
 
 /*

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first key that a query sees and the gradient of sinks, for the plain attention and the blocked one. */
+/* The first key that a query sees, ALiBi and the gradient of sinks, for the plain attention and the blocked one. */
 #ifndef LADE_ATTENTION_FORM_H
 #define LADE_ATTENTION_FORM_H
 
@@ -25,6 +25,38 @@ static inline double score_scale_get(const struct lade_score_form *form, int64_t
 static inline double sink_get(const struct lade_score_form *form, enum lade_dtype dtype, int64_t h)
 {
   return form->sinks ? lade_element_load(dtype, form->sinks, h) : -INFINITY;
+}
+
+/* ALiBi of one head: (position of the key - position of the query) times @slope is added to the scaled score. */
+struct alibi {
+  float slope;       /* 0: no ALiBi */
+  float bf16_slope;  /* not 0: positions are rounded products with it, and @slope is the scale of q k^T */
+};
+
+static inline float bf16_round(float value)
+{
+  return lade_bf16_to_f32(lade_f32_to_bf16(value));
+}
+
+/* Return ALiBi of head @h of the arguments' heads; the whole model has @n_heads. @scale: of q k^T. */
+static inline struct alibi alibi_get(const struct lade_score_form *form, int64_t n_heads, int64_t h, double scale)
+{
+  int64_t n = 1, head = form->alibi_first_head + h;
+  if (!(form->alibi_max > 0))
+    return (struct alibi){0};
+  while (2 * n <= n_heads)
+    n *= 2;
+  const double step = (double)form->alibi_max / (double)n;
+  const float slope = (float)exp2(head < n ? -step * (double)(head + 1) : -step * ((double)(head - n) + 0.5));
+  if (form->is_alibi_rounded)
+    return (struct alibi){.slope = (float)scale, .bf16_slope = bf16_round(slope)};
+  return (struct alibi){.slope = slope};
+}
+
+/* Return the position of row @i in units of the slope. Positions are exact: those of rows count from row @origin on. */
+static inline float alibi_position(const struct alibi *alibi, int64_t i, int64_t origin)
+{
+  return alibi->bf16_slope != 0 ? bf16_round(alibi->bf16_slope * bf16_round((float)i)) : (float)(i - origin);
 }
 
 /* Return the bytes, whole cache lines, of the sums of backward for each sequence and head; 0 without sinks. */

@@ -56,12 +56,27 @@ static inline void cap_step(int64_t i, int count, int n, float *scores, vf facto
   VEC_EACH(k, count) vf_store_f32(scores + i + k * VEC_LANES, vf_mul(z[k], cap));
 }
 
-/* Scale and cap the scores of a row. Return the scale that the result still needs. */
-static inline float row_cap(const struct lade_score_rows *rows, float *scores, int n_columns)
+static inline void alibi_step(int64_t i, int count, int n, float *scores, vf scale, const float *positions, vf query,
+                              vf slope)
 {
+  vf z[VEC_GROUP];
+  VEC_EACH(k, count) z[k] = vf_mul(vf_load_f32(scores + i + k * VEC_LANES), scale);
+  VEC_EACH(k, count) z[k] = vf_fma(vf_sub(vf_load_f32(positions + i + k * VEC_LANES), query), slope, z[k]);
+  VEC_EACH(k, count) vf_store_f32(scores + i + k * VEC_LANES, z[k]);
+}
+
+/* Scale the scores of row @r, add ALiBi's term, and cap them. Return the scale that the result still needs. */
+static inline float row_scale(const struct lade_score_rows *rows, int r, float *scores, int n_columns)
+{
+  float scale = rows->scale;
+  if (rows->key_positions) {
+    VEC_GROUP_STEPS(alibi_step, 0, n_columns, scores, vf_set(scale), rows->key_positions,
+                    vf_set(rows->query_positions[r]), vf_set(rows->alibi_slope));
+    scale = 1;
+  }
   if (rows->softcap == 0)
-    return rows->scale;
-  VEC_GROUP_STEPS(cap_step, 0, n_columns, scores, vf_set(rows->scale / rows->softcap), vf_set(rows->softcap));
+    return scale;
+  VEC_GROUP_STEPS(cap_step, 0, n_columns, scores, vf_set(scale / rows->softcap), vf_set(rows->softcap));
   return 1;
 }
 
@@ -101,7 +116,7 @@ static void rows_softmax(const struct lade_softmax_rows *args)
   LADE_ASSERT(rows->n_rows <= LADE_ATTENTION_ROWS && n_columns <= rows->stride);
   for (int r = 0; r < rows->n_rows; r++) {
     float *scores = rows->scores + r * rows->stride;
-    scale = row_cap(rows, scores, n_columns);
+    scale = row_scale(rows, r, scores, n_columns);
     row_mask(rows, r, n_columns, scores, -INFINITY);
     float largest = row_largest(scores, n_columns) * scale, max = LADE_MAX(args->max[r], largest);
     change[r] = args->max[r] == max ? 0 : args->max[r] - max;
@@ -156,7 +171,7 @@ static void rows_gradient(const struct lade_gradient_rows *args)
   for (int r = 0; r < rows->n_rows; r++) {
     int64_t at = r * rows->stride;
     struct score_row row = {.scores = rows->scores + at, .d_p = args->d_p + at, .words = row_words(rows, r, word),
-                            .drop = rows->drop, .scale = vf_set(row_cap(rows, rows->scores + at, n_columns)),
+                            .drop = rows->drop, .scale = vf_set(row_scale(rows, r, rows->scores + at, n_columns)),
                             .shift = vf_set(-args->lse[r]), .delta = vf_set(args->delta[r]),
                             .slope = vf_set(rows->scale), .has_cap = rows->softcap > 0,
                             .inverse_cap = vf_set(rows->softcap > 0 ? 1 / rows->softcap : 0), .p = args->p,

@@ -9,6 +9,8 @@
  * GELU_ERF: x Phi(x) with the normal distribution's Phi, from erfc, which does not cancel for negative x. The slope is
  * Phi(x) + x phi(x).
  *
+ * CLAMP has no gate. Its slope at the limits is 1, as autograd's.
+ *
  * With a gate a row is [gate | up], as one product makes it: y = f(gate) up. dx may be x's memory: an element pair is
  * read before it is written.
  */
@@ -31,7 +33,7 @@ REF_INLINE struct curve sigmoid_curve(double x, double z, double slope_z)
   return (struct curve){x * s, s + x * slope_z * (e * r * r)};
 }
 
-REF_INLINE struct curve curve_get(enum lade_activation activation, double x)
+REF_INLINE struct curve curve_get(enum lade_activation activation, double limit, double x)
 {
   double inner = x > SLOPE_END ? SLOPE_END : x < -SLOPE_END ? -SLOPE_END : x; /* NaN stays */
   switch (activation) {
@@ -44,6 +46,7 @@ REF_INLINE struct curve curve_get(enum lade_activation activation, double x)
   }
   case LADE_GELU_QUICK: return sigmoid_curve(x, QUICK * inner, QUICK);
   case LADE_RELU: return (struct curve){x < 0 ? 0 : x, x > 0}; /* NaN stays */
+  case LADE_CLAMP: return (struct curve){x < -limit ? -limit : x > limit ? limit : x, fabs(x) <= limit};
   case LADE_RELU_SQUARED: return (struct curve){x < 0 ? 0 : x * x, x > 0 ? 2 * x : 0};
   default: return sigmoid_curve(x, inner, 1);
   }
@@ -54,7 +57,7 @@ REF_INLINE void activation_span(const void *arg, int64_t i_task, enum lade_dtype
   const struct lade_activation_fwd_args *a = arg;
   int64_t end = LADE_MIN(a->n_elements, (i_task + 1) * LADE_TASK_ELEMENTS);
   for (int64_t i = i_task * LADE_TASK_ELEMENTS; i < end; i++)
-    ref_put(dtype, a->y, i, curve_get(a->activation, ref_get(dtype, a->x, i)).y);
+    ref_put(dtype, a->y, i, curve_get(a->activation, (double)a->limit, ref_get(dtype, a->x, i)).y);
 }
 REF_TASKS(activation_span)
 
@@ -63,7 +66,8 @@ REF_INLINE void activation_bwd_span(const void *arg, int64_t i_task, enum lade_d
   const struct lade_activation_bwd_args *a = arg;
   int64_t end = LADE_MIN(a->n_elements, (i_task + 1) * LADE_TASK_ELEMENTS);
   for (int64_t i = i_task * LADE_TASK_ELEMENTS; i < end; i++)
-    ref_put(dtype, a->dx, i, ref_get(dtype, a->dy, i) * curve_get(a->activation, ref_get(dtype, a->x, i)).slope);
+    ref_put(dtype, a->dx, i, ref_get(dtype, a->dy, i) *
+                                 curve_get(a->activation, (double)a->limit, ref_get(dtype, a->x, i)).slope);
 }
 REF_TASKS(activation_bwd_span)
 
@@ -74,7 +78,7 @@ REF_INLINE void gated_rows(const void *arg, int64_t i_task, enum lade_dtype dtyp
   for (int64_t row = i_task * rows; row < end; row++) {
     for (int64_t j = 0; j < a->f; j++) {
       double gate = ref_get(dtype, a->x, 2 * row * a->f + j), up = ref_get(dtype, a->x, (2 * row + 1) * a->f + j);
-      ref_put(dtype, a->y, row * a->f + j, curve_get(a->activation, gate).y * up);
+      ref_put(dtype, a->y, row * a->f + j, curve_get(a->activation, 0, gate).y * up);
     }
   }
 }
@@ -88,7 +92,7 @@ REF_INLINE void gated_bwd_rows(const void *arg, int64_t i_task, enum lade_dtype 
     for (int64_t j = 0; j < a->f; j++) {
       int64_t i_gate = 2 * row * a->f + j, i_up = i_gate + a->f;
       double up = ref_get(dtype, a->x, i_up), dy = ref_get(dtype, a->dy, row * a->f + j);
-      struct curve curve = curve_get(a->activation, ref_get(dtype, a->x, i_gate));
+      struct curve curve = curve_get(a->activation, 0, ref_get(dtype, a->x, i_gate));
       ref_put(dtype, a->dx, i_gate, dy * up * curve.slope);
       ref_put(dtype, a->dx, i_up, dy * curve.y);
     }

@@ -40,9 +40,15 @@ VEC_INLINE vf vec_is_positive(vf x)
 }
 
 /* Set y = f(x) and its slope of each vector; x is clamped where the slope needs it. */
-VEC_INLINE void vec_curve(enum lade_activation activation, const vf *x, vf *y, vf *slope, int count)
+VEC_INLINE void vec_curve(enum lade_activation activation, float limit, const vf *x, vf *y, vf *slope, int count)
 {
   vf z[VEC_GROUP], s[VEC_GROUP], inner[VEC_GROUP], slope_z[VEC_GROUP];
+  if (activation == LADE_CLAMP) { /* past the limit, limit - |x| is negative */
+    VEC_EACH(k, count) s[k] = vf_sub(vf_set(limit), vf_from_bits(vu_and(vu_bits(x[k]), vu_set(0x7fffffff))));
+    VEC_EACH(k, count) y[k] = vf_min(vf_set(limit), vf_max(vf_set(-limit), x[k]));
+    VEC_EACH(k, count) slope[k] = vf_where_negative(s[k], vf_set(0), vf_set(1));
+    return;
+  }
   if (activation == LADE_RELU || activation == LADE_RELU_SQUARED) {
     VEC_EACH(k, count) s[k] = vec_is_positive(x[k]);
     VEC_EACH(k, count) z[k] = vf_max(vf_set(0), x[k]);
@@ -76,7 +82,7 @@ VEC_INLINE void activation_step(int64_t i, int count, int n, const struct lade_a
 {
   vf x[VEC_GROUP], y[VEC_GROUP], slope[VEC_GROUP];
   vec_load_group(dtype, a->x, i, count, n, x);
-  vec_curve(activation, x, y, slope, count);
+  vec_curve(activation, a->limit, x, y, slope, count);
   vec_store_group(dtype, a->y, i, count, n, y);
 }
 
@@ -86,7 +92,7 @@ VEC_INLINE void activation_bwd_step(int64_t i, int count, int n, const struct la
   vf x[VEC_GROUP], dy[VEC_GROUP], y[VEC_GROUP], slope[VEC_GROUP];
   vec_load_group(dtype, a->x, i, count, n, x);
   vec_load_group(dtype, a->dy, i, count, n, dy);
-  vec_curve(activation, x, y, slope, count);
+  vec_curve(activation, a->limit, x, y, slope, count);
   VEC_EACH(k, count) dy[k] = vf_mul(dy[k], slope[k]);
   vec_store_group(dtype, a->dx, i, count, n, dy);
 }
@@ -97,7 +103,7 @@ VEC_INLINE void gated_step(int64_t j, int count, int n, const struct lade_gated_
   vf gate[VEC_GROUP], up[VEC_GROUP], y[VEC_GROUP], slope[VEC_GROUP];
   vec_load_group(dtype, a->x, 2 * row * a->f + j, count, n, gate);
   vec_load_group(dtype, a->x, (2 * row + 1) * a->f + j, count, n, up);
-  vec_curve(activation, gate, y, slope, count);
+  vec_curve(activation, 0, gate, y, slope, count);
   VEC_EACH(k, count) y[k] = vf_mul(y[k], up[k]);
   vec_store_group(dtype, a->y, row * a->f + j, count, n, y);
 }
@@ -110,7 +116,7 @@ VEC_INLINE void gated_bwd_step(int64_t j, int count, int n, const struct lade_ga
   vec_load_group(dtype, a->x, i_gate, count, n, gate);
   vec_load_group(dtype, a->x, i_up, count, n, up);
   vec_load_group(dtype, a->dy, row * a->f + j, count, n, dy);
-  vec_curve(activation, gate, y, slope, count);
+  vec_curve(activation, 0, gate, y, slope, count);
   VEC_EACH(k, count) up[k] = vf_mul(vf_mul(dy[k], up[k]), slope[k]);
   VEC_EACH(k, count) y[k] = vf_mul(dy[k], y[k]);
   vec_store_group(dtype, a->dx, i_gate, count, n, up);
@@ -125,6 +131,7 @@ VEC_INLINE void gated_bwd_step(int64_t j, int count, int n, const struct lade_ga
   case LADE_GELU_QUICK: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_GELU_QUICK, dtype); break; \
   case LADE_RELU: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_RELU, dtype); break; \
   case LADE_RELU_SQUARED: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_RELU_SQUARED, dtype); break; \
+  case LADE_CLAMP: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_CLAMP, dtype); break; \
   default: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_SILU, dtype); break; \
   }
 

@@ -12,6 +12,9 @@
  * (Peng et al. 2023) does so past pair `high`, not before pair `low`, and blends in between; cosines and sines are
  * multiplied by a magnitude. LONGROPE (Ding et al. 2024) divides each by a factor of its own.
  *
+ * Ministral 3 makes queries grow with their position in steps of original_context. Whole heads turn then; the factor is
+ * multiplied into the cosines and sines of query heads.
+ *
  * Llama 3.1 slows the low frequencies. Wavelengths past original_context / low_freq_factor are slowed by scale_factor,
  * those below original_context / high_freq_factor not at all, and those between them linearly in original_context /
  * wavelength.
@@ -59,6 +62,13 @@ struct rope_call {
   void *table;
 };
 
+double lade_rope_query_factor(const struct lade_rope_args *a, int64_t t)
+{
+  if (a->query_beta == 0)
+    return 1;
+  return 1 + (double)a->query_beta * log1p((double)(t / a->original_context));
+}
+
 static void table_task(void *arg, int i_task, int i_thread)
 {
   const struct rope_call *table = arg;
@@ -95,9 +105,10 @@ REF_INLINE void turn_row(const struct lade_rope_args *a, int64_t row, enum lade_
   int64_t half = rotary_get(a) / 2, t = row % a->seq_len;
   for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++) {
     int64_t at = row * row_elements_get(a) + head * a->head_dim;
+    const double factor = head < a->heads ? lade_rope_query_factor(a, t) : 1;
     for (int64_t j = 0; j < half; j++) {
-      double c = ref_get(accumulator, a->workspace, t * half + j);
-      double s = ref_get(accumulator, a->workspace, (a->seq_len + t) * half + j);
+      double c = factor * ref_get(accumulator, a->workspace, t * half + j);
+      double s = factor * ref_get(accumulator, a->workspace, (a->seq_len + t) * half + j);
       double x0 = ref_get(dtype, a->x, at + j), x1 = ref_get(dtype, a->x, at + half + j);
       ref_put(dtype, a->y, at + j, x0 * c - x1 * s);
       ref_put(dtype, a->y, at + half + j, x1 * c + x0 * s);

@@ -5,9 +5,13 @@
 #include "kernels/host/lanes.h"
 
 VEC_INLINE void turn_step(int64_t j, int n, const struct lade_rope_args *a, int64_t at, const float *c, const float *s,
-                          int64_t half, enum lade_dtype dtype)
+                          int64_t half, float factor, enum lade_dtype dtype)
 {
   vf cosine = vec_load(LADE_F32, c, j, n), sine = vec_load(LADE_F32, s, j, n);
+  if (factor != 1) {
+    cosine = vf_mul(cosine, vf_set(factor));
+    sine = vf_mul(sine, vf_set(factor));
+  }
   vf x0 = vec_load(dtype, a->x, at + j, n), x1 = vec_load(dtype, a->x, at + half + j, n);
   vec_store(dtype, a->y, at + j, n, vf_fnma(x1, sine, vf_mul(x0, cosine)));
   vec_store(dtype, a->y, at + half + j, n, vf_fma(x0, sine, vf_mul(x1, cosine)));
@@ -22,9 +26,10 @@ VEC_INLINE void turn_rows(const void *arg, int64_t i_task, enum lade_dtype dtype
   size_t element_bytes = lade_dtype_bytes(dtype), value_bytes = (size_t)(a->n_kv_heads * a->head_dim) * element_bytes;
   for (int64_t row = i_task * rows; row < end; row++) {
     const float *c = (const float *)a->workspace + row % a->seq_len * half, *s = c + a->seq_len * half;
+    const float factor = (float)lade_rope_query_factor(a, row % a->seq_len);
     for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++) {
       int64_t at = row * row_elements + head * a->head_dim;
-      VEC_STEPS(turn_step, 0, half, a, at, c, s, half, dtype);
+      VEC_STEPS(turn_step, 0, half, a, at, c, s, half, head < a->heads ? factor : 1, dtype);
       if (a->y != a->x && 2 * half < a->head_dim)
         memcpy((char *)a->y + (size_t)(at + 2 * half) * element_bytes,
                (const char *)a->x + (size_t)(at + 2 * half) * element_bytes,

@@ -32,6 +32,8 @@ struct config_fields {
   int64_t head_dim;    /* if absent or null; 0: width / heads */
   int64_t context;     /* if absent; 0: required */
   int64_t hidden_of_width; /* the hidden width is so many widths if absent; 0: required */
+  bool is_hidden_fixed;    /* hidden_of_width alone gives it: no field does */
+  bool has_head_dim;       /* the field head_dim */
   float norm_eps, rope_theta;
   bool is_tied;
   int64_t pad_token;   /* if absent; null: none; -1: also if absent */
@@ -51,6 +53,8 @@ enum lade_activation config_activation_find(const char *name);
 int field_refuse(const struct config *config, const char *name, const char *expected);
 /* Find a field. An absent field and null are the same. */
 const json_t *field_find(const struct config *config, const char *name);
+/* Return the object @name of @outer as a configuration with the @prefix of its names; the object is NULL if absent. */
+struct config field_object(const struct config *outer, const char *name, const char *prefix);
 /* True if the field is absent, not even null. */
 bool field_is_absent(const struct config *config, const char *name);
 /* Read a whole number; lade_model_check checks its range. @fallback below 0: required. */

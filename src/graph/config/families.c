@@ -18,6 +18,8 @@
 static int activation_read(const struct config *config, struct lade_model *model)
 {
   const char *name = config_fields_get(model->family)->activation;
+  if (!name)
+    return 0;
   const json_t *value = field_find(config, name);
   const char *text = json_string_value(value);
   if (!value)
@@ -54,6 +56,10 @@ static int hidden_read(const struct config *config, const struct config_fields *
 {
   const bool is_valid = model->width >= 1 && model->width <= 1 << 20; /* else refused later, with any hidden */
   int64_t fallback = fields->hidden_of_width ? fields->hidden_of_width * (is_valid ? model->width : 1) : 0;
+  if (fields->is_hidden_fixed) {
+    model->hidden = fallback;
+    return 0;
+  }
   return size_read(config, fields->sizes.hidden, fallback, &model->hidden);
 }
 
@@ -73,7 +79,7 @@ static int sizes_read(const struct config *config, const struct config_fields *f
     rc = hidden_read(config, fields, model);
   if (rc == 0)
     rc = n_kv_heads_read(config, fields, model);
-  if (rc == 0 && model->family != LADE_GPT2 && model->family != LADE_GPT_NEOX && model->family != LADE_FALCON)
+  if (rc == 0 && fields->has_head_dim)
     rc = field_integer(config, "head_dim", fields->head_dim, &model->head_dim);
   if (rc == 0 && field_find(config, "head_dim") && model->head_dim == 0 && model->family != LADE_GPT2)
     rc = field_refuse(config, "head_dim", "a whole number from 1");
@@ -141,7 +147,7 @@ static bool has_layer_types(const struct lade_model *model)
 static bool has_window(const struct lade_model *model)
 {
   return has_layer_types(model) || model->family == LADE_MISTRAL || model->family == LADE_PHI3 ||
-         model->family == LADE_STARCODER2;
+         model->family == LADE_STARCODER2 || model->family == LADE_MINISTRAL3;
 }
 
 /* Read the window and its layers. pre: layers without rotary positions are known. */
@@ -275,11 +281,17 @@ static int gpt_neox_read(const struct config *config, struct lade_model *model)
   return rc;
 }
 
+/* The largest exponent of ALiBi's slopes, with the base 2: of all families. */
+#define ALIBI_MAX 8
+
 static int falcon_read(const struct config *config, struct lade_model *model)
 {
   bool is_new = false, is_multi_query = true, is_parallel = true;
+  bool has_alibi = false;
   int64_t n_norms = 1;
-  int rc = field_fixed(config, "alibi", false);
+  int rc = field_boolean(config, "alibi", false, &has_alibi);
+  model->alibi_max = has_alibi ? ALIBI_MAX : 0;
+  model->is_alibi_rounded = has_alibi;
   if (rc == 0)
     rc = bias_read(config, "bias", false, LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP, model);
   if (rc == 0)
@@ -302,6 +314,64 @@ static int falcon_read(const struct config *config, struct lade_model *model)
   return rc;
 }
 
+/*
+ * Read MPT's object attn_config. transformers computes ALiBi with 8 whatever it states, ignores biases and hidden
+ * widths other than the usual ones, and clamps unless clip_qkv is 0 or null.
+ */
+static int mpt_attention_read(const struct config *config, struct lade_model *model)
+{
+  int64_t alibi_max = ALIBI_MAX;
+  int rc = field_fixed(config, "alibi", true);
+  if (rc == 0)
+    rc = field_integer(config, "alibi_bias_max", ALIBI_MAX, &alibi_max);
+  if (rc == 0 && alibi_max != ALIBI_MAX)
+    rc = field_refuse(config, "alibi_bias_max", "8");
+  if (rc == 0)
+    rc = field_choice(config, "attn_type", true, "multihead_attention", NULL);
+  const char *const switches[] = {"prefix_lm", "qk_ln", "attn_uses_sequence_id", "rope"};
+  for (size_t i = 0; i < LADE_COUNT(switches) && rc == 0; i++)
+    rc = field_fixed(config, switches[i], false);
+  if (rc == 0)
+    rc = field_number(config, "clip_qkv", 0, &model->qkv_clip);
+  if (rc == 0 && model->qkv_clip < 0)
+    rc = field_refuse(config, "clip_qkv", "a number above 0, or null");
+  if (rc == 0)
+    rc = field_number(config, "softmax_scale", 0, &model->attention_scale);
+  if (rc == 0 && field_find(config, "softmax_scale") && !(model->attention_scale > 0))
+    rc = field_refuse(config, "softmax_scale", "a number above 0, or null");
+  return rc;
+}
+
+static int mpt_read(const struct config *config, struct lade_model *model)
+{
+  const struct config attention = field_object(config, "attn_config", "attn_config.");
+  int64_t expansion = 4;
+  float fraction = 1;
+  model->alibi_max = ALIBI_MAX;
+  int rc = field_fixed(config, "no_bias", true);
+  if (rc == 0)
+    rc = field_integer(config, "expansion_ratio", 4, &expansion);
+  if (rc == 0 && expansion != 4)
+    rc = field_refuse(config, "expansion_ratio", "4");
+  if (rc == 0)
+    rc = field_number(config, "embedding_fraction", 1, &fraction);
+  if (rc == 0 && fraction != 1)
+    rc = field_refuse(config, "embedding_fraction", "1");
+  if (rc == 0)
+    rc = field_choice(config, "norm_type", true, "low_precision_layernorm", "layernorm");
+  if (rc < 0 || !attention.object || json_is_null(attention.object))
+    return rc;
+  return json_is_object(attention.object) ? mpt_attention_read(&attention, model) :
+                                            field_refuse(config, "attn_config", "an object or null");
+}
+
+static int bloom_read(const struct config *config, struct lade_model *model)
+{
+  model->alibi_max = ALIBI_MAX;
+  int rc = field_fixed(config, "apply_residual_connection_post_layernorm", false);
+  return rc < 0 ? rc : field_fixed(config, "slow_but_exact", false);
+}
+
 /* ---- fields of other families ---- */
 
 struct foreign_field {
@@ -319,7 +389,8 @@ static bool is_known(const struct lade_model *model, const char *name)
                {LADE_SMOLLM3, "no_rope_layers"}, {LADE_GEMMA2, "query_pre_attn_scalar"},
                {LADE_GEMMA3, "query_pre_attn_scalar"}, {LADE_GEMMA2, "attn_logit_softcapping"},
                {LADE_GEMMA2, "final_logit_softcapping"}, {LADE_GEMMA3, "final_logit_softcapping"},
-               {LADE_QWEN2, "qkv_bias"}, {LADE_FALCON, "bias"}, {LADE_GPT_NEOX, "attention_bias"},
+               {LADE_QWEN2, "qkv_bias"}, {LADE_FALCON, "bias"}, {LADE_FALCON, "alibi"},
+               {LADE_GPT_NEOX, "attention_bias"},
                {LADE_OLMO2, "attention_bias"}, {LADE_QWEN3, "attention_bias"}, {LADE_LLAMA, "attention_bias"},
                {LADE_LLAMA, "mlp_bias"}, {LADE_SMOLLM3, "attention_bias"}, {LADE_SMOLLM3, "mlp_bias"},
                {LADE_GEMMA, "attention_bias"}, {LADE_GEMMA2, "attention_bias"}, {LADE_GEMMA3, "attention_bias"},
@@ -327,7 +398,7 @@ static bool is_known(const struct lade_model *model, const char *name)
   if (strcmp(name, "sliding_window") == 0)
     return has_window(model);
   if (strcmp(name, "partial_rotary_factor") == 0)
-    return model->family != LADE_GPT2; /* rope.c checks it */
+    return lade_model_has_rope(model); /* rope.c checks it */
   for (size_t i = 0; i < LADE_COUNT(known); i++)
     if (known[i].family == model->family && strcmp(known[i].name, name) == 0)
       return true;
@@ -349,6 +420,7 @@ static int foreign_refuse(const struct config *config, const struct lade_model *
       {"multi_query", 0},          {"num_experts", 0},             {"num_local_experts", 0},
       {"n_routed_experts", 0},     {"quantization_config", 0},     {"is_encoder_decoder", 0},
       {"attention_bias", 0},       {"mlp_bias", 0},                {"bias", 0},
+      {"alibi", 0},
   };
   for (size_t i = 0; i < LADE_COUNT(fields); i++) {
     const json_t *value = field_find(config, fields[i].name);
@@ -364,6 +436,31 @@ static int foreign_refuse(const struct config *config, const struct lade_model *
   return 0;
 }
 
+/* ---- other names of fields ---- */
+
+/* Give fields that have another name in some files, as transformers reads them, their usual one. */
+static int names_unite(const struct config *config, enum lade_family family)
+{
+  static const struct {
+    enum lade_family family;
+    const char *other, *usual;
+  } names[] = {{LADE_MPT, "hidden_size", "d_model"}, {LADE_MPT, "num_attention_heads", "n_heads"},
+               {LADE_MPT, "num_hidden_layers", "n_layers"}, {LADE_BLOOM, "n_embed", "hidden_size"},
+               {LADE_BLOOM, "num_attention_heads", "n_head"}, {LADE_BLOOM, "num_hidden_layers", "n_layer"},
+               {LADE_FALCON, "n_embed", "hidden_size"}};
+  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+    json_t *value = json_object_get(config->object, names[i].other);
+    const json_t *usual = field_find(config, names[i].usual);
+    if (names[i].family != family || !value || json_is_null(value))
+      continue;
+    if (usual && !json_equal(usual, value))
+      return field_refuse(config, names[i].other, "the value of its other name, or null");
+    if (json_object_set(config->object, names[i].usual, value))
+      return lade_error_set(config->error, -ENOMEM, "%s: out of memory reading it", config->path);
+  }
+  return 0;
+}
+
 /* ---- a model ---- */
 
 int config_family_read(const struct config *config, enum lade_family family, struct lade_model *model)
@@ -373,12 +470,16 @@ int config_family_read(const struct config *config, enum lade_family family, str
       [LADE_MINISTRAL] = nothing_read,   [LADE_QWEN2] = nothing_read,         [LADE_QWEN3] = attention_bias_read,
       [LADE_GEMMA] = gemma_read,         [LADE_GEMMA2] = gemma_read,          [LADE_GEMMA3] = gemma_read,
       [LADE_PHI3] = nothing_read,        [LADE_OLMO2] = attention_bias_read,  [LADE_SMOLLM3] = smollm3_read,
-      [LADE_STARCODER2] = starcoder2_read, [LADE_GPT_NEOX] = gpt_neox_read,   [LADE_FALCON] = falcon_read};
+      [LADE_STARCODER2] = starcoder2_read, [LADE_GPT_NEOX] = gpt_neox_read,   [LADE_FALCON] = falcon_read,
+      [LADE_MPT] = mpt_read,             [LADE_BLOOM] = bloom_read,           [LADE_MINISTRAL3] = nothing_read};
   const struct config_fields *fields = config_fields_get(family);
   model->family = family;
-  int rc = sizes_read(config, fields, model);
+  int rc = names_unite(config, family);
+  if (rc == 0)
+    rc = sizes_read(config, fields, model);
   struct lade_model sizes = *model;
   sizes.rope_base = 10000;
+  sizes.alibi_max = family == LADE_MPT || family == LADE_BLOOM ? ALIBI_MAX : 0;
   if (family == LADE_PHI3 || family == LADE_GPT_NEOX) /* partial rotary: its share is read later */
     sizes.rotary_dim = 2;
   if (rc == 0 && family == LADE_FALCON) /* old files state a number that the family's switches overrule */
@@ -393,7 +494,7 @@ int config_family_read(const struct config *config, enum lade_family family, str
     rc = window_read(config, fields, model);
   if (rc == 0)
     rc = pad_read(config, fields, model);
-  if (rc == 0 && family != LADE_GPT2)
+  if (rc == 0 && lade_model_has_rope(model))
     rc = config_rope_read(config, model);
   if (rc == 0)
     rc = lade_model_check_as(model, config->path, &fields->sizes, config->error);

@@ -25,6 +25,14 @@ const json_t *field_find(const struct config *config, const char *name)
   return json_is_null(value) ? NULL : value;
 }
 
+struct config field_object(const struct config *outer, const char *name, const char *prefix)
+{
+  struct config inner = *outer;
+  inner.object = json_object_get(outer->object, name);
+  inner.prefix = prefix;
+  return inner;
+}
+
 bool field_is_absent(const struct config *config, const char *name)
 {
   return !json_object_get(config->object, name);

@@ -37,6 +37,10 @@ static const struct {
     NUMBER(window, "a window of attention"),
     NUMBER(windowed, "windowed layers"),
     NUMBER(has_sinks, "sinks"),
+    NUMBER(alibi_max, "ALiBi's slopes"),
+    NUMBER(is_alibi_rounded, "a form of ALiBi"),
+    NUMBER(qkv_clip, "a clamp of queries, keys and values"),
+    NUMBER(rope_query_beta, "a growth of queries with their position"),
 #undef NUMBER
 };
 

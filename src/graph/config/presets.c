@@ -37,6 +37,10 @@ static const struct lade_model presets[] = {
     {.name = "gpt-1t", GPT2(128, 160, 25600, 2048, 51200)},
 };
 
+#define CEREBRAS(layers_, heads_, width_) \
+  "{\"model_type\":\"gpt2\",\"activation_function\":\"gelu\",\"n_layer\":" #layers_ ",\"n_head\":" #heads_ \
+  ",\"n_embd\":" #width_ ",\"n_positions\":2048,\"vocab_size\":50257}"
+
 /* Presets of other families, as the fields of a config.json besides those of the usual sizes. */
 static const struct {
   const char *name, *text;
@@ -181,6 +185,37 @@ static const struct {
      "\"hidden_size\":4544,\"vocab_size\":65024}"},
     {"falcon-40b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":128,"
      "\"num_kv_heads\":8,\"hidden_size\":8192,\"vocab_size\":65024,\"new_decoder_architecture\":true}"},
+    {"falcon-rw-1b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":24,\"num_attention_heads\":32,"
+     "\"hidden_size\":2048,\"vocab_size\":50304,\"alibi\":true,\"bias\":true,\"multi_query\":false,"
+     "\"parallel_attn\":false}"},
+    {"falcon2-11b", "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":32,"
+     "\"num_kv_heads\":8,\"hidden_size\":4096,\"ffn_hidden_size\":16384,\"vocab_size\":65024,"
+     "\"max_position_embeddings\":8192,\"rope_theta\":500042,\"new_decoder_architecture\":true,"
+     "\"num_ln_in_parallel_attn\":1,\"tie_word_embeddings\":false}"},
+    {"mpt-7b", "{\"model_type\":\"mpt\",\"n_layers\":32,\"n_heads\":32,\"d_model\":4096,"
+     "\"vocab_size\":50432}"},
+    {"mpt-30b", "{\"model_type\":\"mpt\",\"n_layers\":48,\"n_heads\":64,\"d_model\":7168,"
+     "\"max_seq_len\":8192,\"vocab_size\":50432}"},
+    {"bloom-560m", "{\"model_type\":\"bloom\",\"n_layer\":24,\"n_head\":16,\"n_embed\":1024,"
+     "\"vocab_size\":250880}"},
+    {"bloom-7b1", "{\"model_type\":\"bloom\",\"n_layer\":30,\"n_head\":32,\"n_embed\":4096,"
+     "\"vocab_size\":250880}"},
+    {"bloom-176b", "{\"model_type\":\"bloom\",\"n_layer\":70,\"n_head\":112,\"n_embed\":14336,"
+     "\"vocab_size\":250880}"},
+    {"ministral3-3b", "{\"model_type\":\"ministral3\",\"num_hidden_layers\":26,\"num_attention_heads\":32,"
+     "\"hidden_size\":3072,\"intermediate_size\":9216,\"vocab_size\":131072,"
+     "\"tie_word_embeddings\":true}"},
+    {"ministral3-8b", "{\"model_type\":\"ministral3\",\"num_hidden_layers\":34,\"num_attention_heads\":32,"
+     "\"hidden_size\":4096,\"intermediate_size\":14336,\"vocab_size\":131072}"},
+    {"ministral3-14b", "{\"model_type\":\"ministral3\",\"num_hidden_layers\":40,\"num_attention_heads\":32,"
+     "\"hidden_size\":5120,\"intermediate_size\":16384,\"vocab_size\":131072,"
+     "\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":1e9,\"factor\":16,"
+     "\"original_max_position_embeddings\":16384,\"mscale\":1,\"mscale_all_dim\":1,"
+     "\"llama_4_scaling_beta\":0.1}}"},
+    {"cerebras-gpt-111m", CEREBRAS(10, 12, 768)},   {"cerebras-gpt-256m", CEREBRAS(14, 17, 1088)},
+    {"cerebras-gpt-590m", CEREBRAS(18, 12, 1536)},  {"cerebras-gpt-1.3b", CEREBRAS(24, 16, 2048)},
+    {"cerebras-gpt-2.7b", CEREBRAS(32, 32, 2560)},  {"cerebras-gpt-6.7b", CEREBRAS(32, 32, 4096)},
+    {"cerebras-gpt-13b", CEREBRAS(40, 40, 5120)},
 };
 
 const char *lade_model_preset_name(int i)
@@ -208,7 +243,7 @@ static bool is_of_family(const char *a, const char *b)
 /* Set @error to the names of the family that @name begins with, or else to the names of families. -ENOENT. */
 static int name_refuse(const char *name, struct lade_error *error)
 {
-  char names[320] = "";
+  char names[400] = "";
   bool is_known = false;
   const char *one, *before = "";
   for (int i = 0; (one = any_name(i)) != NULL; i++)

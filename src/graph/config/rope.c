@@ -128,10 +128,11 @@ static int default_read(const struct config *outer, const struct config *config,
 }
 
 /* Refuse fields that change the angles in other ways. */
-static int others_refuse(const struct config *config)
+static int others_refuse(const struct config *config, const struct lade_model *model)
 {
-  static const char *const names[] = {"mrope_section", "llama_4_scaling_beta", "rope_interleaved"};
-  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+  static const char *const names[] = {"mrope_section", "rope_interleaved", "llama_4_scaling_beta"};
+  const size_t n = LADE_COUNT(names) - (model->family == LADE_MINISTRAL3);
+  for (size_t i = 0; i < n; i++) {
     const json_t *value = field_find(config, names[i]);
     if (value && !json_is_false(value) && !(json_is_number(value) && json_number_value(value) == 0))
       return field_refuse(config, names[i], "null");
@@ -187,6 +188,19 @@ static int partial_read(const struct config *config, const char *name, struct la
   return 0;
 }
 
+/* Read the growth of queries. The form may have read its original context, which counts for both. */
+static int growth_read(const struct config *outer, const struct config *config, struct lade_model *model)
+{
+  int rc = 0;
+  if (model->family == LADE_MINISTRAL3)
+    rc = field_number(config, "llama_4_scaling_beta", 0, &model->rope_query_beta);
+  if (rc < 0 || model->rope_query_beta == 0)
+    return rc;
+  if (!(model->rope_query_beta > 0))
+    return field_refuse(config, "llama_4_scaling_beta", "a number above 0, or 0 for none");
+  return original_read(outer, config, model);
+}
+
 static struct config inner_config(const struct config *outer, json_t *object, const char *prefix)
 {
   return (struct config){.path = outer->path, .object = object, .prefix = prefix, .error = outer->error};
@@ -195,12 +209,14 @@ static struct config inner_config(const struct config *outer, json_t *object, co
 /* Read one object of the angles of all layers, or of layers with whole attention. */
 static int object_read(const struct config *outer, const struct config *config, struct lade_model *model)
 {
-  int rc = others_refuse(config);
+  int rc = others_refuse(config, model);
   if (rc == 0)
     rc = field_number(config, "rope_theta", model->rope_base, &model->rope_base);
   if (rc == 0)
     rc = partial_read(config, "partial_rotary_factor", model);
-  return rc < 0 ? rc : form_read(outer, config, model);
+  if (rc == 0)
+    rc = form_read(outer, config, model);
+  return rc < 0 ? rc : growth_read(outer, config, model);
 }
 
 /* Read the object of windowed layers, whose form is the default one with a base. */
@@ -213,7 +229,7 @@ static int local_read(const struct config *outer, const char *name, json_t *obje
     return 0;
   if (!json_is_object(object))
     return field_refuse(outer, name, "an object for each type of layer");
-  int rc = others_refuse(&config);
+  int rc = others_refuse(&config, model);
   if (rc == 0)
     rc = field_choice(&config, "rope_type", true, "default", NULL);
   return rc < 0 ? rc : field_number(&config, "rope_theta", model->rope_local_base, &model->rope_local_base);
@@ -244,6 +260,18 @@ static int named_read(const struct config *outer, const char *name, struct lade_
   return object_read(outer, &config, model);
 }
 
+/* Set the form of a Ministral 3 that states none. */
+static void ministral3_set(struct lade_model *model)
+{
+  model->rope_kind = LADE_ROPE_YARN;
+  model->rope_scale_factor = 16;
+  model->rope_original_context = 16384;
+  model->rope_beta_fast = 32;
+  model->rope_beta_slow = 1;
+  model->rope_magnitude = 1;
+  model->rope_query_beta = 0.1f;
+}
+
 int config_rope_read(const struct config *config, struct lade_model *model)
 {
   const bool is_neox = model->family == LADE_GPT_NEOX;
@@ -257,6 +285,8 @@ int config_rope_read(const struct config *config, struct lade_model *model)
     rc = partial_read(config, is_neox ? "rotary_pct" : "partial_rotary_factor", model);
   if (rc == 0 && json_is_object(field_find(config, "rope_scaling")) && field_find(config, "rope_parameters"))
     rc = field_refuse(config, "rope_parameters", "null beside rope_scaling");
+  if (model->family == LADE_MINISTRAL3 && !field_find(config, "rope_scaling") && !field_find(config, "rope_parameters"))
+    ministral3_set(model);
   if (rc == 0)
     rc = named_read(config, "rope_scaling", model);
   if (rc == 0)

@@ -11,7 +11,8 @@
 
 #define SIZES(eps) \
   .sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", \
-            "intermediate_size", "max_position_embeddings", "vocab_size", eps}, .activation = "hidden_act"
+            "intermediate_size", "max_position_embeddings", "vocab_size", eps}, .activation = "hidden_act", \
+  .has_head_dim = true
 
 static const struct config_fields families[LADE_N_FAMILIES] = {
     [LADE_GPT2] = {.sizes = {"n_layer", "n_head", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size",
@@ -30,11 +31,13 @@ static const struct config_fields families[LADE_N_FAMILIES] = {
                     .head_dim = 256},
     [LADE_GEMMA2] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
                                "intermediate_size", "max_position_embeddings", "vocab_size", "rms_norm_eps"},
-                     .activation = "hidden_activation", .norm_eps = 1e-6f, .rope_theta = 10000, .is_tied = true,
+                     .activation = "hidden_activation", .has_head_dim = true, .norm_eps = 1e-6f,
+                     .rope_theta = 10000, .is_tied = true,
                      .n_kv_heads = 4, .head_dim = 256, .window = 4096},
     [LADE_GEMMA3] = {.sizes = {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
                                "intermediate_size", "max_position_embeddings", "vocab_size", "rms_norm_eps"},
-                     .activation = "hidden_activation", .norm_eps = 1e-6f, .rope_theta = 1000000, .is_tied = true,
+                     .activation = "hidden_activation", .has_head_dim = true, .norm_eps = 1e-6f,
+                     .rope_theta = 1000000, .is_tied = true,
                      .n_kv_heads = 4, .head_dim = 256, .context = 131072, .window = 4096},
     [LADE_PHI3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = 32000},
     [LADE_OLMO2] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = 1},
@@ -49,6 +52,14 @@ static const struct config_fields families[LADE_N_FAMILIES] = {
                                "ffn_hidden_size", "max_position_embeddings", "vocab_size", "layer_norm_epsilon"},
                      .activation = "activation", .norm_eps = 1e-5f, .rope_theta = 10000, .is_tied = true,
                      .pad_token = -1, .hidden_of_width = 4, .context = 2048},
+    [LADE_MPT] = {.sizes = {"n_layers", "n_heads", "n_heads", "d_model", "hidden width", "max_seq_len", "vocab_size",
+                            "layer_norm_epsilon"}, .norm_eps = 1e-5f, .is_tied = true, .pad_token = -1,
+                  .hidden_of_width = 4, .is_hidden_fixed = true, .context = 2048},
+    [LADE_BLOOM] = {.sizes = {"n_layer", "n_head", "n_head", "hidden_size", "hidden width", "seq_length", "vocab_size",
+                              "layer_norm_epsilon"}, .norm_eps = 1e-5f, .is_tied = true, .pad_token = -1,
+                    .hidden_of_width = 4, .is_hidden_fixed = true, .context = 2048},
+    [LADE_MINISTRAL3] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 1000000, .pad_token = 11,
+                         .n_kv_heads = 8, .head_dim = 128, .context = 262144},
 };
 
 const struct config_fields *config_fields_get(enum lade_family family)

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "graph/config/config.h"
@@ -83,6 +84,23 @@ static json_t *rope_json(const struct lade_model *model)
   }
 }
 
+/* Put the form of the angles. Ministral 3 always has one, with the growth of queries. */
+static void rope_form_put(struct root *root, const struct lade_model *model)
+{
+  json_t *form = rope_json(model);
+  if (model->family == LADE_MINISTRAL3) {
+    struct root object = {.json = json_is_object(form) ? form : json_pack("{s:s}", "rope_type", "default")};
+    if (object.json != form)
+      json_decref(form);
+    put(&object, "rope_theta", number_json(model->rope_base));
+    put(&object, "llama_4_scaling_beta", number_json(model->rope_query_beta));
+    put_integer(&object, "original_max_position_embeddings", LADE_MAX(model->rope_original_context, 1));
+    root->is_bad |= object.is_bad;
+    form = object.json;
+  }
+  put(root, model->family == LADE_MINISTRAL3 ? "rope_parameters" : "rope_scaling", form);
+}
+
 static void rope_put(struct root *root, const struct lade_model *model)
 {
   const double factor = (double)lade_model_rotary_dim(model) / (double)lade_model_head_dim(model);
@@ -99,7 +117,7 @@ static void rope_put(struct root *root, const struct lade_model *model)
   }
   if (model->family == LADE_GEMMA3)
     put(root, "rope_local_base_freq", number_json(model->rope_local_base));
-  put(root, "rope_scaling", rope_json(model));
+  rope_form_put(root, model);
 }
 
 static void windows_put(struct root *root, const struct lade_model *model)
@@ -113,7 +131,8 @@ static void windows_put(struct root *root, const struct lade_model *model)
     if (json_array_append_new(types, json_string(is_windowed ? "sliding_attention" : "full_attention")))
       root->is_bad = true;
   }
-  if (model->family == LADE_MISTRAL || model->family == LADE_PHI3 || model->family == LADE_STARCODER2)
+  if (model->family == LADE_MISTRAL || model->family == LADE_PHI3 || model->family == LADE_STARCODER2 ||
+      model->family == LADE_MINISTRAL3)
     json_decref(types);
   else
     put(root, "layer_types", types);
@@ -140,6 +159,16 @@ static void biases_put(struct root *root, const struct lade_model *model)
   }
 }
 
+static void mpt_put(struct root *root, const struct lade_model *model)
+{
+  put(root, "attn_config",
+      json_pack("{s:b,s:i,s:s,s:o,s:o}", "alibi", 1, "alibi_bias_max", 8, "attn_type", "multihead_attention",
+                "clip_qkv", model->qkv_clip > 0 ? number_json(model->qkv_clip) : json_null(), "softmax_scale",
+                model->attention_scale > 0 ? number_json(model->attention_scale) : json_null()));
+  put_integer(root, "expansion_ratio", 4);
+  put(root, "no_bias", json_true());
+}
+
 static json_t *cap_json(float cap)
 {
   return cap > 0 ? number_json(cap) : json_null();
@@ -160,7 +189,7 @@ static void falcon_put(struct root *root, const struct lade_model *model)
   put(root, "multi_query", json_boolean(!model->is_grouped && model->n_kv_heads == 1));
   put(root, "parallel_attn", json_boolean(model->n_parallel_norms > 0));
   put(root, "num_ln_in_parallel_attn", model->n_parallel_norms ? json_integer(model->n_parallel_norms) : json_null());
-  put(root, "alibi", json_false());
+  put(root, "alibi", json_boolean(model->alibi_max > 0));
 }
 
 static void unrotated_put(struct root *root, const struct lade_model *model)
@@ -178,12 +207,13 @@ static void sizes_put(struct root *root, const struct lade_model *model, const s
   put_integer(root, names->vocabulary, model->vocabulary);
   put_integer(root, names->context, model->context);
   put_integer(root, names->width, model->width);
-  put_integer(root, names->hidden, model->hidden);
+  if (!fields->is_hidden_fixed)
+    put_integer(root, names->hidden, model->hidden);
   put_integer(root, names->layers, model->layers);
   put_integer(root, names->heads, model->heads);
-  if (model->family != LADE_GPT_NEOX)
+  if (strcmp(names->n_kv_heads, names->heads) != 0)
     put_integer(root, names->n_kv_heads, model->n_kv_heads);
-  if (model->family != LADE_GPT_NEOX && model->family != LADE_FALCON)
+  if (fields->has_head_dim)
     put_integer(root, "head_dim", lade_model_head_dim(model));
   put(root, names->norm_eps, number_json(model->norm_eps));
 }
@@ -196,10 +226,13 @@ static void family_put(struct root *root, const struct lade_model *model)
     unrotated_put(root, model);
   if (model->family == LADE_FALCON)
     falcon_put(root, model);
+  if (model->family == LADE_MPT)
+    mpt_put(root, model);
   if (model->family == LADE_GPT_NEOX)
     put(root, "use_parallel_residual", json_boolean(model->n_parallel_norms > 0));
   if (model->family != LADE_LLAMA && model->family != LADE_GEMMA && model->family != LADE_OLMO2 &&
-      model->family != LADE_GPT_NEOX && model->family != LADE_FALCON)
+      model->family != LADE_GPT_NEOX && model->family != LADE_FALCON && model->family != LADE_MPT &&
+      model->family != LADE_BLOOM)
     windows_put(root, model);
 }
 
@@ -227,8 +260,10 @@ json_t *lade_model_json(const struct lade_model *model)
   put(&root, "architectures", json_pack("[s]", row->architecture));
   put(&root, "model_type", json_string(row->model_type));
   sizes_put(&root, model, fields);
-  rope_put(&root, model);
-  put(&root, fields->activation, json_string(config_activation_name(lade_model_activation(model))));
+  if (lade_model_has_rope(model))
+    rope_put(&root, model);
+  if (fields->activation)
+    put(&root, fields->activation, json_string(config_activation_name(lade_model_activation(model))));
   biases_put(&root, model);
   put(&root, "tie_word_embeddings", json_boolean(model->is_tied));
   family_put(&root, model);

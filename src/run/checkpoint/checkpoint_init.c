@@ -304,7 +304,8 @@ static bool is_no_weight(const struct lade_model *model, const char *bare)
                                                                                          ".attention.masked_bias")))
     return true;
   if (strncmp(bare, "vision_tower.", 13) == 0 || strncmp(bare, "multi_modal_projector.", 22) == 0)
-    return model->family == LADE_GEMMA3 || model->family == LADE_MISTRAL; /* of images: the text does not use them */
+    return model->family == LADE_GEMMA3 || model->family == LADE_MISTRAL ||
+           model->family == LADE_MINISTRAL3; /* of images: the text does not use them */
   return name_ends(bare, ".rotary_emb.inv_freq");
 }
 

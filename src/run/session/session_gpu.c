@@ -208,6 +208,7 @@ void session_gpu_note_forms(const lade_session *s)
     if (op->kind != LADE_OP_ATTENTION)
       continue;
     const struct lade_score_form form = {.softcap = op->attr.attention_softcap, .window = op->attr.window,
+                                         .alibi_max = op->attr.alibi_max,
                                          .sinks = op->in[1] >= 0 ? &sink : NULL,
                                          .first_keys = op->in[2] >= 0 ? &first_key : NULL};
     const char *note = lade_cuda_attention_form_note(&s->kernels, s->graph->dtype, op->attr.head_dim, &form);

@@ -54,6 +54,14 @@ static const struct lade_model tiny_models[] = {
     {.name = "tiny-falcon", .family = LADE_FALCON, .layers = 2, .heads = 4, .n_kv_heads = 1, .width = 24,
      .hidden = 96, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .n_parallel_norms = 1,
      .is_tied = true, .unrotated = {.bits = {2}}},
+    {.name = "tiny-mpt", .family = LADE_MPT, .layers = 2, .heads = 3, .n_kv_heads = 3, .width = 24, .hidden = 96,
+     .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .is_tied = true, .alibi_max = 8,
+     .qkv_clip = 100 /* differences do not see a slope past a kink; test_kernels does */},
+    {.name = "tiny-bloom", .family = LADE_BLOOM, .layers = 2, .heads = 6, .n_kv_heads = 6, .width = 24, .hidden = 96,
+     .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .is_tied = true, .alibi_max = 8},
+    {.name = "tiny-ministral3", .family = LADE_MINISTRAL3, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 24,
+     .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .rope_query_beta = 0.5f,
+     .rope_original_context = 5},
 };
 
 /* Wider than the kernels' blocks, with ragged ends. */
@@ -65,6 +73,8 @@ static const struct lade_model wide_models[] = {
     {.name = "wide-windows", .family = LADE_LLAMA, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 128,
      .hidden = 200, .context = 64, .vocabulary = 211, .norm_eps = 1e-5f, .rope_base = 10000,
      .attention_softcap = 4, .window = 23, .windowed = {.bits = {2}}, .has_sinks = true},
+    {.name = "wide-alibi", .family = LADE_FALCON, .layers = 2, .heads = 6, .n_kv_heads = 6, .width = 96,
+     .hidden = 200, .context = 64, .vocabulary = 211, .norm_eps = 1e-5f, .alibi_max = 8, .is_alibi_rounded = true},
 };
 
 struct fixture {

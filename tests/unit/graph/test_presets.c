@@ -46,7 +46,12 @@ static void parameter_counts_are_the_published_ones(void **state)
       {"qwen3-4b", 4022468096}, {"qwen3-14b", 14768307200}, {"qwen3-32b", 32762123264}, {"gemma2-27b", 27227128320},
       {"phi3-medium", 13960238080}, {"olmo2-13b", 13716198400}, {"olmo2-32b", 32234279936},
       {"starcoder2-7b", 7173923840}, {"starcoder2-15b", 15957889024}, {"pythia-2.8b", 2775208960},
-      {"pythia-12b", 11846072320}, {"falcon-40b", 41303293952},
+      {"pythia-12b", 11846072320}, {"falcon-40b", 41303293952}, {"falcon2-11b", 11102822400},
+      {"falcon-rw-1b", 1311625216}, {"mpt-7b", 6649286656}, {"mpt-30b", 29957200896}, {"bloom-560m", 559214592},
+      {"bloom-7b1", 7069016064}, {"bloom-176b", 176247271424}, {"ministral3-3b", 3429006336},
+      {"ministral3-8b", 8489553920}, {"ministral3-14b", 13506073600}, {"cerebras-gpt-111m", 111050496},
+      {"cerebras-gpt-256m", 255977024}, {"cerebras-gpt-590m", 590310912}, {"cerebras-gpt-1.3b", 1315723264},
+      {"cerebras-gpt-2.7b", 2651553280}, {"cerebras-gpt-6.7b", 6658404352}, {"cerebras-gpt-13b", 12853386240},
   };
   for (size_t i = 0; i < LADE_COUNT(published); i++) {
     struct lade_model model = preset_get(published[i].name);
@@ -66,13 +71,14 @@ static void presets_pass_their_own_check(void **state)
     assert_int_equal(lade_model_check(&model, NULL), 0);
     assert_int_equal(model.takes_vocabulary, strcmp(name, "nano") == 0 || strcmp(name, "baby") == 0);
   }
-  assert_int_equal(n, 53);
+  assert_int_equal(n, 70);
   assert_null(lade_model_preset_name(-1));
   struct lade_model model;
   struct lade_error error = {0};
   assert_int_equal(lade_model_preset("gpt5", &model, &error), -ENOENT);
   assert_non_null(strstr(error.text, "gpt5"));
-  assert_non_null(strstr(error.text, "gpt2-..., llama3-..., gpt3-...")); /* families */
+  assert_non_null(strstr(error.text, "gpt2-..., llama3-..., gpt3-...")); /* families, to the last one */
+  assert_string_equal(error.text + strlen(error.text) - strlen(", deepseek-..."), ", deepseek-...");
   assert_int_equal(lade_model_preset("qwen3-9b", &model, &error), -ENOENT);
   assert_non_null(strstr(error.text, "qwen3-4b, qwen3-8b")); /* sizes of the one that is meant */
   assert_null(strstr(error.text, "gpt"));

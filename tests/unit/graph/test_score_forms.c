@@ -63,16 +63,25 @@ static void forms_of_scores_that_cannot_be_are_refused(void **state)
 {
   const struct lade_model good = preset_get("llama3-8b");
   struct lade_error error = {0};
-  struct lade_model bad[4];
-  const char *const words[] = {"attention_scale is -1", "attention_softcap is nan", "window is -5", "sinks"};
-  for (int i = 0; i < 4; i++)
+  struct lade_model bad[8];
+  const char *const words[] = {"attention_scale is -1", "attention_softcap is nan", "window is -5", "sinks",
+                               "alibi_max is -8", "expected none in a GPT-2 model", "qkv_clip is inf",
+                               "rope_query_beta is 0.1"};
+  for (int i = 0; i < 8; i++)
     bad[i] = good;
+  bad[4].alibi_max = -8;
+  bad[5] = preset_get("gpt2-124m");
+  bad[5].alibi_max = 8;
+  bad[6].qkv_clip = INFINITY;
+  bad[7].rope_query_beta = 0.1f;
+  bad[7].rope_original_context = 10;
+  bad[7].rotary_dim = 64;
   bad[0].attention_scale = -1;
   bad[1].attention_softcap = NAN;
   bad[2].window = -5;
   bad[3] = preset_get("gpt2-124m");
   bad[3].has_sinks = true;
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 8; i++) {
     assert_int_equal(lade_model_check(&bad[i], &error), -EINVAL);
     assert_non_null(strstr(error.text, words[i]));
   }

@@ -2,6 +2,7 @@
 /*
  * Decisions that go from one rank to the others of its stage. The others build the same programs that their own search
  * would give. Bytes that are not a decision for them are refused. Ranks that would decide otherwise are told apart.
+ * Also the decision that a recipe states.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -269,9 +270,32 @@ static void who_decides_alike_has_one_key(void **state)
   desk_close(&desk);
 }
 
+/* Selective recompute repeats the activation of an MLP, whatever it is. */
+static void selective_recompute_repeats_every_activation(void **state)
+{
+  const enum lade_family families[] = {LADE_GPT2, LADE_LLAMA, LADE_GEMMA, LADE_FALCON};
+  const enum lade_op_kind kinds[] = {LADE_OP_GELU, LADE_OP_SWIGLU, LADE_OP_GATED, LADE_OP_ACTIVATION};
+  for (size_t i = 0; i < LADE_COUNT(families); i++) {
+    struct lade_model_graph *graph = program_fixture_graph(families[i], LADE_BF16, 0);
+    struct lade_residency *residency;
+    int n_found = 0;
+    assert_int_equal(lade_residency_create(graph, &residency), 0);
+    lade_residency_apply_recipe(graph, LADE_RECIPE_SELECTIVE, residency);
+    for (int op = 0; op < graph->n_fwd_ops; op++) {
+      const bool is_dropped = residency->choices[graph->ops[op].out[0]].saved == LADE_RESIDENCY_RECOMPUTE;
+      n_found += graph->ops[op].kind == kinds[i];
+      assert_true(graph->ops[op].kind != kinds[i] || is_dropped);
+    }
+    assert_true(n_found > 0);
+    lade_residency_destroy(residency);
+    lade_model_graph_destroy(graph);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(selective_recompute_repeats_every_activation),
       cmocka_unit_test(ranks_of_a_stage_follow_the_first),
       cmocka_unit_test(who_decides_alike_has_one_key),
       cmocka_unit_test_setup_teardown(a_decision_that_is_not_whole_is_refused, desk_setup, desk_teardown),

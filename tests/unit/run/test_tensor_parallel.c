@@ -53,6 +53,11 @@ static const struct lade_model windows = {.name = "windows", .family = LADE_LLAM
                                           .attention_softcap = 2, .window = 5, .windowed = {.bits = {2}},
                                           .has_sinks = true};
 
+/* ALiBi, whose slopes are of all ranks' heads, after clamped queries, keys and values. */
+static const struct lade_model mpt = {.name = "small mpt", .family = LADE_MPT, .layers = 2, .heads = 8,
+                                      .n_kv_heads = 8, .width = 64, .hidden = 256, .context = 24, .vocabulary = 65,
+                                      .norm_eps = 1e-5f, .alibi_max = 8, .qkv_clip = 0.5f};
+
 /* ---- the ranks ---- */
 
 struct job {
@@ -356,8 +361,8 @@ static void shape_check(const struct shape *shape, struct lade_cpu cpu, struct b
 
 static void double_gradients_are_those_of_the_whole_model(void **state)
 {
-  const struct lade_model *const models[] = {&gpt2, &llama_one_key, &windows};
-  for (int i = 0; i < 24; i++) {
+  const struct lade_model *const models[] = {&gpt2, &llama_one_key, &windows, &mpt};
+  for (int i = 0; i < 32; i++) {
     struct shape shape = {.model = models[i / 8], .dtype = LADE_F64, .dropout = 0.2f, .tp = i & 1 ? 8 : 2,
                           .is_sequence = i & 2, .is_tied = i & 4};
     shape_check(&shape, (struct lade_cpu){0}, (struct bounds){1e-12, 1e-11, 1e-11});
@@ -372,8 +377,8 @@ static void double_gradients_are_those_of_the_whole_model(void **state)
  */
 static void fp32_losses_and_gradients_have_the_bits_of_the_whole_model(void **state)
 {
-  const struct lade_model *const models[] = {&gpt2, &llama, &windows};
-  for (int i = 0; i < 36; i++) {
+  const struct lade_model *const models[] = {&gpt2, &llama, &windows, &mpt};
+  for (int i = 0; i < 48; i++) {
     struct shape shape = {.model = models[i / 12], .dtype = LADE_F32, .dropout = i & 1 ? 0.1f : 0,
                           .tp = 2 << i / 4 % 3, .is_sequence = i & 2, .is_tied = i & 1};
     bool has_all_keys = shape.tp <= shape.model->n_kv_heads;
