@@ -199,7 +199,8 @@ class Generator:
                 self.unbind(storage)
         for operand in flat_args(op.node):
             self.ensure(self.values.value(operand))
-        if op.draws:  # also where no redo follows: the generator's state is in the price of every draw
+        # On the CPU also where no redo follows: the generator's state is in the price of every draw.
+        if op.draws and (is_again or index in self.redrawn or self.values.device.type == "cpu"):
             self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index if index in self.redrawn else -1})")
         if op.node.target is optimizers.UPDATE:
             self._update(op.node)

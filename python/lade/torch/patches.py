@@ -12,7 +12,9 @@ from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CannotCapture
@@ -149,6 +151,9 @@ def capturing(recorder):
         for patch in (*_schedulers(recorder), *_scalers(recorder)):
             stack.enter_context(patch)
         stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
+        if recorder.is_cuda:  # foreach kernels have other bits than their parts, and a capture has fake tensors
+            kinds = [torch.Tensor, FakeTensor]
+            stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", kinds))
         stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())

@@ -9,7 +9,7 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, optimizers, plan_cache, reports, residents, tiers
+from . import generate, meter, optimizers, plan_cache, reports, residents, tiers
 from .trace import without_collections
 from .values import Values, updates_early
 
@@ -34,11 +34,11 @@ class Tiers:
             self.store_bytes = size_bytes(store_budget) if store_budget is not None else disk_free(store) // 2
         self.paths = {}
 
-    def measure(self):
+    def measure(self, device):
         """Measure the paths, once."""
         if not self.paths:
             none = (g.Path(), g.Path())
-            self.paths["host"] = tiers.host_paths() if self.host_bytes else none
+            self.paths["host"] = tiers.host_paths(device) if self.host_bytes else none
             self.paths["store"] = tiers.store_paths(self.store) if self.store_bytes else none
         return self.paths
 
@@ -90,7 +90,7 @@ class Planned:
         """@plan_seconds: (least, most) of the search."""
         self.trace, self.limits, self.device = trace, limits, device
         start = time.perf_counter()
-        self.values = Values(trace.gm, len(trace.inputs))
+        self.values = Values(trace.gm, len(trace.inputs), device)
         updates_early(self.values)
         self.n_ops = len(self.values.ops)
         pricer.price(self.values, device)
@@ -135,13 +135,13 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _plan(self, seconds, is_last=True):
-        paths, limits = self.limits.measure(), self.limits
+        paths, limits = self.limits.measure(self.device), self.limits
         own = dict(to_host=paths["host"][0], from_host=paths["host"][1], to_store=paths["store"][0],
                    from_store=paths["store"][1],
                    host_budget_bytes=limits.host_bytes - residents.rooms(self.values, g.HOST)[1],
                    store_budget_bytes=limits.store_bytes - residents.rooms(self.values, g.STORE)[1])
         budget = g.BUDGET_MIN if self.budget is None else max(self.budget, 1)
-        key = plan_cache.key_of(self.values, limits, budget)
+        key = plan_cache.key_of(self.values, limits, budget, self.device)
         found = plan_cache.load(key, self.graph, budget)
         self.is_from_disk = found is not None and found.info["host_bytes"] <= limits.host_bytes
         if self.is_from_disk:
@@ -184,12 +184,8 @@ class Planned:
 
     def given_bytes(self, tensors):
         """Return the bytes of given storages, of @tensors and of constants, on the device, each storage once."""
-        seen = {}
-        for t in (*tensors, *self.values.constants.values()):
-            if t.device.type == self.device.type:
-                storage = t.untyped_storage()
-                seen[storage._cdata] = storage.nbytes()
-        return sum(seen.values())
+        all_tensors = (*tensors, *self.values.constants.values())
+        return sum({t.untyped_storage()._cdata: meter.storage_bytes(t, self.device) for t in all_tensors}.values())
 
     def tensors(self, batch):
         """Return (kind, name, tensor) of all given tensors, in the order of the graph's inputs."""

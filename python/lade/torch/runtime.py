@@ -7,7 +7,7 @@ import torch
 
 from .. import graph as g
 from ..errors import Error
-from . import optimizers, tiers
+from . import generators, optimizers, tiers
 
 
 class Runtime:
@@ -16,12 +16,13 @@ class Runtime:
     def __init__(self, planned):
         self.planned, values = planned, planned.values
         self.bytes = [s["bytes"] for s in values.storages]
-        self.host = tiers.Host(planned.host_bytes)
+        self.is_cuda = planned.device.type == "cuda"
+        self.host = tiers.Host(planned.host_bytes, planned.device if self.is_cuda else None)
         self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
-        self.states, self.is_updated = {}, False
+        self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
         self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
         self.meter, self.older = None, set()
-        self.is_cuda = planned.device.type == "cuda"
+        self.bounce = None  # locked memory between the device and the store
         self.updaters = self._updaters()
 
     def _updaters(self):
@@ -80,37 +81,71 @@ class Runtime:
 
     def put(self, index, tier, place, tensor):
         """Begin to copy a storage out; wait() empties it."""
-        n, storage = self.bytes[index], tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        n = self.sizes[index] = storage.nbytes()
         if n:
-            work = self._begin(tier, self.host.put, place, tensor, n) if tier == g.HOST else \
-                self._begin(tier, self.store.put, b"%d" % index, self._address(tensor), n)
+            work = self._begin(index, tier, place, tensor, n, True)
             self.moving[index] = work, tier, place, tensor, storage, True
 
     def get(self, index, tier, place, tensor):
         """Fill a storage from its copy; an op that needs it waits for that."""
-        n, storage = self.bytes[index], tensor.untyped_storage()
+        n, storage = self.sizes[index], tensor.untyped_storage()
         if n:
             storage.resize_(n)
-            work = self._begin(tier, self.host.get, place, tensor, n) if tier == g.HOST else \
-                self._begin(tier, self.store.get, b"%d" % index, self._address(tensor), n)
+            work = self._begin(index, tier, place, tensor, n, False)
             self.moving[index] = work, tier, place, tensor, storage, False
 
-    def _begin(self, tier, call, *args):
-        """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
+    def _begin(self, index, tier, place, tensor, n, is_out):
+        """Begin a copy; its result() waits for it."""
         if self.is_cuda:
-            call(*args)
-            return None
+            return self._begin_cuda(index, tier, place, tensor, n, is_out)
+        if tier == g.HOST:
+            return self._submit(tier, self.host.put if is_out else self.host.get, place, tensor, n)
+        call = self.store.put if is_out else self.store.get
+        return self._submit(tier, call, b"%d" % index, tensor.untyped_storage().data_ptr(), n)
+
+    def _submit(self, tier, call, *args):
+        """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
         if tier not in self.threads:
             self.threads[tier] = ThreadPoolExecutor(1, thread_name_prefix="lade")
         return self.threads[tier].submit(call, *args)
+
+    def _begin_cuda(self, index, tier, place, tensor, n, is_out):
+        """Begin a copy behind the ops before it. The block of a storage belongs to the ops' stream, which waits for the
+        copy before the block is freed (wait), so the allocator needs no record of the copy's stream.
+        """
+        if tier == g.HOST:
+            behind = [work.event for work, where, other, _, storage, out in self.moving.values()
+                      if is_out and not out and where == g.HOST
+                      and other < place + n and place < other + storage.nbytes()]
+            return _OnStream(self.host.begin(place, tensor, n, is_out, behind), self.planned.device)
+        if self.bounce is None:
+            most = max(self.bytes[k] for k in self._stored())
+            self.bounce = tiers.Host(most, self.planned.device)
+        ready = torch.cuda.current_stream(self.planned.device).record_event()
+        return self._submit(tier, self._bounce, b"%d" % index, tensor, n, is_out, ready)
+
+    def _stored(self):
+        """Return the storages that are put into the store."""
+        instrs, storages = self.planned.plan.instrs, self.planned.values.storages
+        return {k for kind, k, tier in instrs if kind == g.PUT and tier == g.STORE} \
+            | {k for k in self.planned.living if storages[k]["tier"] == g.STORE}
+
+    def _bounce(self, name, tensor, n, is_out, ready):
+        """Copy between the device and the store, in the store's thread."""
+        if is_out:
+            self.bounce.begin(0, tensor, n, True, [ready]).synchronize()
+            self.store.put(name, self.bounce.address, n)
+        else:
+            self.store.get(name, self.bounce.address, n)
+            self.bounce.begin(0, tensor, n, False, [ready]).synchronize()
 
     def wait(self, index):
         """Wait for the copy of a storage. Error if it failed."""
         if index not in self.moving:
             return
         work, tier, place, tensor, storage, is_out = self.moving[index]
-        if work is not None:
-            work.result()
+        work.result()
         del self.moving[index]
         if is_out:
             self.away[index] = tier, place, tensor
@@ -133,8 +168,7 @@ class Runtime:
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
             with contextlib.suppress(Error, OSError):
-                if work is not None:
-                    work.result()
+                work.result()
             if not is_out:
                 self.away.setdefault(index, (tier, place, tensor))
         for index, (tier, place, tensor) in list(self.away.items()):
@@ -149,27 +183,25 @@ class Runtime:
                 is_whole = False
         return is_whole
 
-    def _address(self, tensor):
-        if self.is_cuda:
-            raise NotImplementedError("the store tier needs tensors of the CPU")
-        return tensor.untyped_storage().data_ptr()
-
-    def _state(self):
-        return torch.cuda.get_rng_state(self.planned.device) if self.is_cuda else torch.get_rng_state()
-
-    def _set_state(self, state):
-        if self.is_cuda:
-            torch.cuda.set_rng_state(state, self.planned.device)
-        else:
-            torch.set_rng_state(state)
+    # draws
 
     def draw(self, index):
-        """Keep the generator's state of an op that draws again; outside of torch's allocator."""
-        self.states[index] = self._state().numpy().tobytes()
+        """Keep the generators' states of an op that draws again; outside of torch's allocator."""
+        self.states[index] = generators.states(self.planned.device)
 
     def redraw(self, index):
-        self.states["now"] = self._state().numpy().tobytes()
-        self._set_state(torch.frombuffer(bytearray(self.states[index]), dtype=torch.uint8))
+        self.states["now"] = generators.states(self.planned.device)
+        generators.set_states(self.planned.device, self.states[index])
 
     def redrawn(self):
-        self._set_state(torch.frombuffer(bytearray(self.states.pop("now")), dtype=torch.uint8))
+        generators.set_states(self.planned.device, self.states.pop("now"))
+
+
+class _OnStream:
+    """A copy on another stream; the current stream waits for it, and the host does not."""
+
+    def __init__(self, event, device):
+        self.event, self.device = event, device
+
+    def result(self):
+        torch.cuda.current_stream(self.device).wait_event(self.event)

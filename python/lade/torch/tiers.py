@@ -2,8 +2,9 @@
 """Bytes that wait on the host and in the store, outside of torch's allocator.
 
 The host tier is one anonymous mapping. The packer of liblade gives each waiting storage its place before the step, so
-the mapping is as large as the most bytes that wait at once, and no step allocates. The store is lade/store.h: taken in
-full before step 0, every 64 KiB with a checksum.
+the mapping is as large as the most bytes that wait at once, and no step allocates. For a CUDA device its pages are
+locked, and copies run on two streams of their own. The store is lade/store.h: taken in full before step 0, every 64 KiB
+with a checksum.
 """
 import contextlib
 import ctypes as c
@@ -12,6 +13,7 @@ import time
 
 import torch
 
+from ..errors import Error
 from ..graph import GET, HOST, PUT, STORE, Path
 from ..library import ErrorText, check, library
 
@@ -82,37 +84,66 @@ def waits(instrs, storages, tier):
 class Host:
     """The mapping of waiting bytes on the host."""
 
-    def __init__(self, n_bytes):
+    def __init__(self, n_bytes, device=None):
+        """@device: of the tensors, if it is no CPU."""
         self.map = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if n_bytes else None
         if n_bytes >= _HUGE_BYTES:
             with contextlib.suppress(OSError): # a kernel without huge pages
                 self.map.madvise(mmap.MADV_HUGEPAGE)
         self.address = c.addressof(c.c_char.from_buffer(self.map)) if n_bytes else 0
-        self.n_bytes = n_bytes
+        self.n_bytes, self.device, self.is_locked = n_bytes, device, False
+        if device is not None:
+            self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)  # in, out
+            self._lock()
 
     def rest(self):
         """Give the memory back until the next put; what waits is lost."""
+        self._unlock()
         if self.map is not None:
             self.map.madvise(mmap.MADV_DONTNEED)
 
     def put(self, offset, tensor, n_bytes):
-        self._copy(tensor, offset, n_bytes, True)
+        c.memmove(self.address + offset, tensor.untyped_storage().data_ptr(), n_bytes)
 
     def get(self, offset, tensor, n_bytes):
-        self._copy(tensor, offset, n_bytes, False)
+        c.memmove(tensor.untyped_storage().data_ptr(), self.address + offset, n_bytes)
 
-    def _copy(self, tensor, offset, n_bytes, is_out):
-        storage = tensor.untyped_storage()
-        if tensor.device.type == "cpu":
-            a, b = self.address + offset, storage.data_ptr()
-            c.memmove(a if is_out else b, b if is_out else a, n_bytes)
-            return
-        device = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (n_bytes,), (1,))
-        host = torch.frombuffer(self.map, dtype=torch.uint8, count=n_bytes, offset=offset)
-        if is_out:
-            host.copy_(device)
-        else:
-            device.copy_(host)
+    # CUDA
+
+    def begin(self, offset, tensor, n_bytes, is_out, behind=()):
+        """Begin a copy behind the work of the current stream and the events @behind; return its event."""
+        self._lock()
+        stream = self.streams[is_out]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        for event in behind:
+            stream.wait_event(event)
+        there = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        there.set_(tensor.untyped_storage(), 0, (n_bytes,), (1,))
+        here = torch.frombuffer(self.map, dtype=torch.uint8, count=n_bytes, offset=offset)
+        with torch.no_grad(), torch.cuda.stream(stream):
+            if is_out:
+                here.copy_(there, non_blocking=True)
+            else:
+                there.copy_(here, non_blocking=True)
+            return stream.record_event()
+
+    def _lock(self):
+        """Lock the pages in memory: only then does a copy run beside kernels."""
+        if self.n_bytes and not self.is_locked:
+            code = int(torch.cuda.cudart().cudaHostRegister(self.address, self.n_bytes, 0))
+            if code:
+                raise Error(f"{self.n_bytes} bytes of host memory cannot be locked (CUDA error {code}); host must be smaller")
+            self.is_locked = True
+
+    def _unlock(self):
+        if self.is_locked:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+            self.is_locked = False
+
+    def __del__(self):
+        with contextlib.suppress(Exception):  # the process may be ending
+            self._unlock()
 
 
 class Store:
@@ -163,9 +194,25 @@ class Store:
         check(self.lib.lade_tensor_store_drop(self.store, name), None, "lade_tensor_store_drop")
 
 
-def host_paths():
+def _cuda_paths(n, device):
+    room, tensor = Host(n, device), torch.empty(n, dtype=torch.uint8, device=device)
+    paths = []
+    for is_out in (True, False):
+        seconds = []
+        for _ in range(3):
+            torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            room.begin(0, tensor, n, is_out).synchronize()
+            seconds.append(time.perf_counter() - start)
+        paths.append(Path(n / max(min(seconds), 1e-6), 10000))
+    return tuple(paths)
+
+
+def host_paths(device):
     """Return the (out, in) paths between torch's memory and the host tier, measured by copies of 16 MiB."""
     n = 16 << 20
+    if device.type == "cuda":
+        return _cuda_paths(n, device)
     room, tensor = Host(n), bytearray(n)
     address = c.addressof(c.c_char.from_buffer(tensor))
     seconds = []

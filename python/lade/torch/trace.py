@@ -344,7 +344,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
     inputs += [("grad", f"{name}.grad", t, grads[id(t)]) for name, t in given.params if id(t) in grads]
     inputs += [("batch", f"batch.{i}", i, f) for i, f in enumerate(batch) if isinstance(f, torch.Tensor)]
     recorder = Recorder(optimizer, fakes, states)
-    recorder.modules = given.modules
+    recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
     result = Trace(None, given, inputs, fakes)
 
     def whole(*flat):

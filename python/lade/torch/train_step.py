@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..errors import CannotCapture, Error
 from . import optimizers, residents
 from .audit import Audit, bits
-from .meter import Events
+from .meter import events_of
 from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
 from .runtime import Runtime
@@ -144,7 +144,7 @@ class Step:
         if self.at_work not in (None, runtime):
             self.sync()
             self.at_work.host.rest()  # plans of several shapes take the host budget one at a time
-        self.at_work, interrupts, start = runtime, _Interrupts(), time.perf_counter()
+        self.at_work, interrupts, clock = runtime, _Interrupts(), _Clock(self.device)
         try:
             runtime.begin(meter, tensors)
             if meter:
@@ -156,7 +156,8 @@ class Step:
                 p.grad = grad
             self._failed(runtime, fault)
             raise
-        self.measured["step_seconds"] = time.perf_counter() - start
+        clock.end()
+        self.measured["clock"] = clock
         trace_ = planned.trace
         for p, grad in zip(trace_.grads, results[trace_.n_tensors:]):
             p.grad = grad
@@ -198,11 +199,34 @@ class Step:
         ready = self.last
         found = Report(ready.planned.report())
         found["capture_seconds"] = ready.capture_seconds
-        found["measured_step_seconds"] = self.measured.get("step_seconds")
+        found["measured_step_seconds"] = self.measured["clock"].seconds() if "clock" in self.measured else None
         found["measured_peak_bytes"] = self.measured.get("peak_bytes")
         found["is_audited"], found["note"] = ready.is_audited, ready.note
         found["ledger"], found["modules"] = ready.planned.ledger()
         return found
+
+
+class _Clock:
+    """The time of a step, on CUDA by events of the current stream."""
+
+    def __init__(self, device):
+        self.device, self.marks = device, []
+        self.end()
+
+    def end(self):
+        if self.device.type == "cuda":
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record(torch.cuda.current_stream(self.device))
+        else:
+            self.marks.append(time.perf_counter())
+
+    def seconds(self):
+        """Return the seconds between creation and end(); waits for the device."""
+        start, end = self.marks
+        if self.device.type != "cuda":
+            return end - start
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
 
 
 def _models(model):
@@ -284,7 +308,7 @@ def measure(train, *batch, **kwargs):
     frees since. Other tensors of the process do not count.
     """
     ready = train._find(batch, kwargs)[1]
-    events = Events(train.device.type)
+    events = events_of(train.device)
     train.last = ready
     train._call(batch, kwargs, events)
     (most, _), given = events.peak(), train.measured["given_bytes"]

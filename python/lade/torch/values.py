@@ -13,6 +13,7 @@ from ..errors import CannotCapture
 from ..graph import DEVICE
 from . import optimizers
 from .kernels import HIDDEN_WRITES
+from .meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
 
@@ -60,8 +61,9 @@ def schema_name(node):
 class Values:
     """Values, storages and ops of a graph."""
 
-    def __init__(self, gm, n_inputs):
-        self.gm, self.nodes = gm, list(gm.graph.nodes)
+    def __init__(self, gm, n_inputs, device=torch.device("cpu")):
+        """@device: of the step. Storages on another device, such as step counters on the CPU, count 0 bytes."""
+        self.gm, self.nodes, self.device = gm, list(gm.graph.nodes), device
         self.alias_of = {}      # getitem node -> value
         self.metas = {}         # value -> fake tensor
         self.is_view = set()    # nodes that only make views
@@ -186,7 +188,7 @@ class Values:
         if root not in self.storage_of_key:
             self.storage_of_key[root] = len(self.storages)
             self.storages.append({"root": value, "is_given": is_given, "tier": DEVICE,
-                                  "bytes": self.metas[value].untyped_storage().nbytes()})
+                                  "bytes": storage_bytes(self.metas[value], self.device)})
         return self.storage_of_key[root]
 
     def _number(self):
