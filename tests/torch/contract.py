@@ -16,7 +16,7 @@ from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
 
-from lade.torch import audit, plan_cache, runtime, train_step
+from lade.torch import audit, operands, plan_cache, runtime, train_step
 
 
 def made(budget="100%", dropout=0.1, **options):
@@ -357,6 +357,20 @@ def no_space(*_args):
     raise lade.Error("no space left on the drive")
 
 
+def operands_have_no_byte_in_common():
+    """Also where they are slices of one buffer, as on a CUDA device."""
+    def sliced(_arena, buffer, first, _n_bytes):
+        return buffer[first // buffer.element_size():]
+    metas = [torch.empty(n, device="meta")[lead:] for n, lead in ((100, 3), (7, 0), (300, 17))]
+    arena = operands.Arena(torch.device("cpu"), operands.needs_of(metas))
+    with mock.patch.object(operands.Arena, "_storage", sliced):
+        cuts = [arena.cut(meta) for meta in metas]
+    spans = sorted((t.data_ptr(), t.data_ptr() + 4 * t.numel()) for t in cuts)
+    assert all(end <= first for (_, end), (first, _) in zip(spans, spans[1:])), spans
+    assert [t.shape for t in cuts] == [meta.shape for meta in metas]
+    assert len({t.untyped_storage()._cdata for t in cuts}) == 1
+
+
 def wrappers_are_refused():
     """DDP, FSDP2 and DTensor are refused by name, with the line that gave them to the step."""
     distributed = torch.distributed
@@ -419,7 +433,8 @@ if __name__ == "__main__":
                  resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
                  failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
                  given_bytes_live_elsewhere_between_steps, plans_share_the_host_budget,
-                 living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0, wrappers_are_refused,
+                 living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0,
+                 operands_have_no_byte_in_common, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()
         print(case.__name__, flush=True)

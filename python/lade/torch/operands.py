@@ -38,7 +38,7 @@ class Arena:
         self.used[meta.dtype] = (first + (lead + span) * width + _ALIGN - 1) // _ALIGN * _ALIGN
         buffer = self._buffer(meta.dtype, self.used[meta.dtype])
         whole = self._storage(buffer, first, (lead + span) * width) if span else buffer
-        cut = torch.as_strided(whole, size, stride, lead)
+        cut = torch.as_strided(whole, size, stride, whole.storage_offset() + lead)
         is_number = meta.dtype.is_floating_point or meta.dtype.is_complex
         if not is_number or self.fill is not None:
             fill = self.fill if self.fill is not None else meta.dtype == torch.bool
@@ -46,7 +46,7 @@ class Arena:
         return cut
 
     def _storage(self, buffer, first, n_bytes):
-        """Return bytes of a buffer as a storage of their own: some kernels ask whether two operands share one."""
+        """Return bytes of a buffer, on the CPU as a storage of their own: some kernels ask whether operands share one."""
         if self.device.type != "cpu":
             return buffer[first // buffer.element_size():]
         raw = (ctypes.c_char * n_bytes).from_address(buffer.data_ptr() + first)

@@ -22,7 +22,7 @@ class Runtime:
         self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
         self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
         self.meter, self.older = None, set()
-        self.bounce = None  # locked memory between the device and the store
+        self.bounced = tiers.Bounced(self.store, planned.device) if self.is_cuda else None
         self.updaters = self._updaters()
 
     def _updaters(self):
@@ -119,26 +119,8 @@ class Runtime:
                       if is_out and not out and where == g.HOST
                       and other < place + n and place < other + storage.nbytes()]
             return _OnStream(self.host.begin(place, tensor, n, is_out, behind), self.planned.device)
-        if self.bounce is None:
-            most = max(self.bytes[k] for k in self._stored())
-            self.bounce = tiers.Host(most, self.planned.device)
         ready = torch.cuda.current_stream(self.planned.device).record_event()
-        return self._submit(tier, self._bounce, b"%d" % index, tensor, n, is_out, ready)
-
-    def _stored(self):
-        """Return the storages that are put into the store."""
-        instrs, storages = self.planned.plan.instrs, self.planned.values.storages
-        return {k for kind, k, tier in instrs if kind == g.PUT and tier == g.STORE} \
-            | {k for k in self.planned.living if storages[k]["tier"] == g.STORE}
-
-    def _bounce(self, name, tensor, n, is_out, ready):
-        """Copy between the device and the store, in the store's thread."""
-        if is_out:
-            self.bounce.begin(0, tensor, n, True, [ready]).synchronize()
-            self.store.put(name, self.bounce.address, n)
-        else:
-            self.store.get(name, self.bounce.address, n)
-            self.bounce.begin(0, tensor, n, False, [ready]).synchronize()
+        return self._submit(tier, self.bounced.move, b"%d" % index, tensor, n, is_out, ready)
 
     def wait(self, index):
         """Wait for the copy of a storage. Error if it failed."""

@@ -194,6 +194,24 @@ class Store:
         check(self.lib.lade_tensor_store_drop(self.store, name), None, "lade_tensor_store_drop")
 
 
+class Bounced:
+    """A store for tensors of a CUDA device: they pass through locked host memory, one at a time. One thread calls move."""
+
+    def __init__(self, store, device):
+        self.store, self.device, self.room = store, device, None
+
+    def move(self, name, tensor, n_bytes, is_out, ready):
+        """Copy a storage to or from the store, behind the event @ready."""
+        if self.room is None or self.room.n_bytes < n_bytes:
+            self.room = Host(n_bytes, self.device)
+        if is_out:
+            self.room.begin(0, tensor, n_bytes, True, [ready]).synchronize()
+            self.store.put(name, self.room.address, n_bytes)
+        else:
+            self.store.get(name, self.room.address, n_bytes)
+            self.room.begin(0, tensor, n_bytes, False, [ready]).synchronize()
+
+
 def _cuda_paths(n, device):
     room, tensor = Host(n, device), torch.empty(n, dtype=torch.uint8, device=device)
     paths = []
@@ -241,4 +259,4 @@ def store_paths(directory):
     return Path(rates[0], 50000), Path(rates[1], 50000)
 
 
-__all__ = ["HOST", "STORE", "Host", "Store", "host_paths", "pack", "store_paths", "waits"]
+__all__ = ["HOST", "STORE", "Bounced", "Host", "Store", "host_paths", "pack", "store_paths", "waits"]
