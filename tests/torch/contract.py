@@ -6,10 +6,12 @@ Usage: contract.py LIBLADE
 """
 import contextlib
 import copy
+import ctypes
 import functools
 import gc
 import io
 import os
+import pickle
 import signal
 import tempfile
 from unittest import mock
@@ -278,8 +280,7 @@ def given_bytes_live_elsewhere_between_steps():
                 for call in (train, step):
                     torch.manual_seed(10 + i)
                     call(*batch(8 - i % 2))
-                is_away = all(p.untyped_storage().nbytes() == 0 for p in model.parameters() if p.numel() > 256)
-                assert is_away, [p.untyped_storage().nbytes() for p in model.parameters()]
+                assert all(map(is_parked, (p for p in model.parameters() if p.numel() > 256))), i
                 if read:
                     read(step, model, optimizer, twin, other)
             for call in (train, functools.partial(lade.torch.measure, step)):
@@ -299,11 +300,103 @@ def given_bytes_live_elsewhere_between_steps():
                 assert torch.equal(p, q), "a model that outlives its step has its bytes"
 
 
+def is_parked(tensor):
+    """True if a tensor's bytes are on a tier; asks it without a fetch."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage().nbytes() == 0
+
+
+@torch.no_grad()
+def moving_average(model):
+    shadow = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        shadow[name].mul_(0.9).add_(p.data, alpha=0.1)
+    return sum(t.sum().item() for t in shadow.values())
+
+
+def eager_step(model, optimizer):
+    """An uncaptured step between two captured ones."""
+    torch.manual_seed(44)
+    return plain(model, optimizer)(*batch(4)).item()
+
+
+def questions_about_parked_tensors_fetch_nothing():
+    model, optimizer, step = made("min", audit=False, host="64MiB")
+    step(*batch())
+    weight = model.blocks[0].up.weight
+    with mock.patch.object(step, "sync", side_effect=AssertionError("it fetches")):
+        assert weight.shape == weight.size() == (128, 32) and weight.numel() == 4096 and weight.dtype == torch.float32
+        assert weight.requires_grad and weight.is_leaf and weight.grad is None and weight.device.type == "cpu"
+        assert weight.stride() == (32, 1) and weight.dim() == weight.ndim == 2 and len(weight) == 128
+        assert isinstance(weight, nn.Parameter) and isinstance(weight, torch.Tensor) and weight in set(model.parameters())
+        optimizer.zero_grad()
+        for _ in range(2):  # nor does the next step
+            step(*batch())
+            assert is_parked(weight) and step.given.is_current()
+        assert sum(p.numel() for p in model.parameters()) > 0 and is_parked(weight)
+    with mock.patch.object(step.last.runtime.host, "get", side_effect=lade.Error("the drive is gone")):
+        refused(lade.Error, weight.sum, "cannot be fetched")
+        assert is_parked(weight), "a tensor that was not fetched is not read"
+    assert weight.sum().item() and type(weight) is nn.Parameter and not step.parked
+
+
+def memory_that_is_read_elsewhere_stays():
+    """A tensor over the memory of one that waits on a tier is refused, and a graph that saved one says so."""
+    model, optimizer, step = made("min", audit=False, host="64MiB")
+    twin, other, _ = made()
+    train = plain(twin, other)
+    calls = [(step, model), (train, twin)]
+    for call, _ in calls:
+        torch.manual_seed(1)
+        call(*batch())
+    kept = model.head.weight.data
+    before = lade.torch.digest(model, optimizer)
+    refused(lade.Error, lambda: step(*batch()), "head.weight", "another tensor", "clone")
+    assert lade.torch.digest(model, optimizer) == before, "nothing has changed"
+    del kept
+    loss = model.norm(torch.ones(2, 32)).sum() + (model.head.weight ** 2).sum()
+    for call, _ in calls:
+        torch.manual_seed(2)
+        call(*batch())
+    refused(RuntimeError, loss.backward, "modified by an inplace operation")
+    model.zero_grad()
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+
+
+def classes_of_their_own_stay_on_the_device():
+    class Own(nn.Parameter):
+        pass
+    torch.manual_seed(0)
+    model = GPT(dropout=0.0)
+    model.head.weight = Own(model.head.weight.detach())
+    optimizer = adamw(model)
+    step = lade.torch.step(plain(model, optimizer), model, optimizer, "min", audit=False, host="64MiB")
+    step(*batch())
+    assert type(model.head.weight) is Own and not is_parked(model.head.weight) and is_parked(model.tokens.weight)
+
+
 def living_reads(step, model, optimizer, twin, other):
     """Read and load what lives elsewhere, each time after a step; steps behind it have the same bits."""
+    weight = lambda m: m.blocks[0].up.weight
     reads = [lambda m, o: lade.torch.digest(m, o), lambda m, o: m.blocks[0].state_dict()["up.weight"].sum().item(),
              lambda m, o: o.state_dict()["state"][0]["exp_avg"].sum().item(), lambda m, o: m.eval()(*batch()).item(),
-             lambda m, o: m.load_state_dict(m.state_dict()), lambda m, o: o.load_state_dict(o.state_dict())]
+             lambda m, o: m.load_state_dict(m.state_dict()), lambda m, o: o.load_state_dict(o.state_dict()),
+             lambda m, o: weight(m).sum().item(), lambda m, o: repr(weight(m)), lambda m, o: weight(m).data.norm().item(),
+             lambda m, o: weight(m).detach().numpy().tobytes(), lambda m, o: weight(m).tolist(),
+             lambda m, o: ctypes.string_at(weight(m).data_ptr(), 256), lambda m, o: weight(m).untyped_storage().tolist(),
+             lambda m, o: torch.from_dlpack(weight(m).detach()).sum().item(),
+             lambda m, o: torch.from_dlpack(torch.utils.dlpack.to_dlpack(weight(m))).sum().item(),
+             lambda m, o: lade.torch.digest(copy.deepcopy(m)), lambda m, o: copy.deepcopy(weight(m)).sum().item(),
+             lambda m, o: copy.copy(weight(m)).sum().item(), lambda m, o: pickle.loads(pickle.dumps(weight(m))).sum().item(),
+             lambda m, o: [v.sum().item() for v in o.state[weight(m)].values()],
+             lambda m, o: o.state[weight(m)]["exp_avg"][3].tolist(),
+             lambda m, o: [torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0), weight(m).norm().item()],
+             lambda m, o: torch.nn.utils.parameters_to_vector(m.parameters()).sum().item(),
+             lambda m, o: m.blocks[0].up(torch.ones(1, 32)).sum().item(),
+             lambda m, o: torch.func.functional_call(m.eval(), dict(m.named_parameters()), batch()).item(),
+             lambda m, o: m.double().float() and None, lambda m, o: torch.stack([p.norm() for p in m.parameters()]).tolist(),
+             lambda m, o: nn.init.constant_(m.norm.weight, 0.9).sum().item(),
+             lambda m, o: moving_average(m), lambda m, o: eager_step(m, o)]
     for i, read in enumerate(reads):
         found = []
         for own, adam, call in ((model, optimizer, step), (twin, other, plain(twin, other))):
@@ -432,7 +525,8 @@ if __name__ == "__main__":
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
                  failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
-                 given_bytes_live_elsewhere_between_steps, plans_share_the_host_budget,
+                 given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
+                 memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, plans_share_the_host_budget,
                  living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0,
                  operands_have_no_byte_in_common, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):

@@ -12,10 +12,12 @@ import inspect
 import torch
 
 from ..errors import CannotCapture
+from .residents import Fetch
 
 PER_PARAM = tuple(getattr(torch.optim, name) for name in
                   ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"))
 
+_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _LIBRARY = torch.library.Library("lade", "DEF")
 _LIBRARY.define("update(Tensor(a!) param, Tensor grad, Tensor(b!)[] state, Tensor[] found_inf, int index) -> ()")
 _LIBRARY.define("update_all(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, Tensor[] found_inf) -> ()")
@@ -33,7 +35,8 @@ def unwrapped(optimizer):
 def is_per_param(optimizer):
     """True if updates of single parameters have the bits of the whole step."""
     kind = type(optimizer)
-    if getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(optimizer, "_optimizer_step_post_hooks", None):
+    hooks = [hook for name in _HOOKS for hook in getattr(optimizer, name, {}).values()]
+    if any(not isinstance(hook, Fetch) for hook in hooks):
         return False
     return kind in PER_PARAM or getattr(kind, "lade_per_param", False)
 
@@ -42,6 +45,7 @@ def narrowed(optimizer, group, param, state):
     """Return a copy of @optimizer that knows one parameter alone, with the fields of @group."""
     slim = copy.copy(optimizer)
     slim.__dict__ = {name: value for name, value in optimizer.__dict__.items() if name != "step"}
+    slim.__dict__.update((name, collections.OrderedDict()) for name in _HOOKS)
     slim.param_groups = [{**group, "params": [param]}]
     slim.state = state
     return slim

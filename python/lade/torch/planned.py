@@ -9,7 +9,7 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, meter, optimizers, plan_cache, reports, residents, tiers
+from . import generate, meter, optimizers, parked, plan_cache, reports, residents, tiers
 from .trace import without_collections
 from .values import Values, updates_early
 
@@ -130,9 +130,15 @@ class Planned:
     def _live_elsewhere(self, kinds):
         """Let given storages of @kinds live on tiers."""
         if kinds:
-            residents.assign(self.values, self.names, self.limits, kinds)
+            residents.assign(self.values, self.names, self.limits, kinds, self._unparkable())
             self.graph = self._graph()
             self.floor_bytes = self.graph.bounds()[1]
+
+    def _unparkable(self):
+        """Return the storages of parameters whose class has no parked one (parked.py): they stay on the device."""
+        return {self.values.storage((node, None)) for node, (kind, _, where, _) in zip(self.values.inputs,
+                                                                                     self.trace.inputs)
+                if kind == "param" and not parked.can_park(where)}
 
     def _plan(self, seconds, is_last=True):
         paths, limits = self.limits.measure(self.device), self.limits
@@ -176,6 +182,8 @@ class Planned:
                    for (put, _), (_, _, n) in tiers.waits(instrs, storages, g.STORE)}
         self.store_need = sum(waiting.values()) + stored_bytes
         self.living = {**self.places, **stored}
+        inputs = [self.values.storage((node, None)) for node in self.values.inputs]
+        self.living_inputs = [(i, k) for i, k in enumerate(inputs) if k in self.living]
         self.put_storages = {index for kind, index, _ in instrs if kind == g.PUT} | set(self.living)
         places = {i: living_bytes + offset for (both, _), offset in zip(spans, offsets) for i in both}
         places.update((i, self.places[k]) for i, (kind, k, tier) in enumerate(instrs)
@@ -201,6 +209,10 @@ class Planned:
                 tensor = batch[where]
             found.append((kind, name, tensor))
         return found
+
+    def living_tensors(self, tensors):
+        """Return (tensor, storage) of the given tensors that live on a tier between steps."""
+        return [(tensors[i], k) for i, k in self.living_inputs]
 
     def report(self):
         """Return the plan's side of a report."""

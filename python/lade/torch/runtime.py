@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a running step asks of Lade: moves, draws and updates."""
+import collections
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,7 @@ import torch
 
 from .. import graph as g
 from ..errors import Error
-from . import generators, optimizers, tiers
+from . import generators, optimizers, parked, tiers
 
 
 class Runtime:
@@ -53,10 +54,13 @@ class Runtime:
 
     def _send_out(self, tensors):
         """Put the storages that live on a tier there, where an earlier step has not."""
-        planned = self.planned
-        for node, tensor in zip(planned.values.inputs, tensors):
-            k = planned.values.storage((node, None))
-            if k in planned.living and k not in self.away:
+        planned, living = self.planned, self.planned.living_tensors(tensors)
+        n_own = collections.Counter(k for _, k in living)
+        for tensor, k in living:
+            if k not in self.away:
+                parked.refuse_shared(planned.names[k], tensor, n_own[k])
+        for tensor, k in living:
+            if k not in self.away:
                 tier = planned.values.storages[k]["tier"]
                 self.put(k, tier, planned.living[k], tensor)
                 self.wait(k)
@@ -162,6 +166,7 @@ class Runtime:
                 self.wait(index)
             except (Error, OSError):
                 self.moving.pop(index, None)
+                tensor.untyped_storage().resize_(0)  # what it holds is no copy
                 is_whole = False
         return is_whole
 

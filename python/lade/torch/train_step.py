@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
-from . import optimizers, residents
+from . import optimizers, parked, residents
 from .audit import Audit, bits
 from .meter import events_of
 from .planned import Planned, Tiers
@@ -59,6 +59,7 @@ class Step:
         self.ready, self.last, self.broken, self.given = {}, None, None, None
         self.pricer = Pricer(self.optimizer)
         self.measured, self.at_work, self.is_hooked = {}, None, False
+        self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
         self.device = self._device()
         _refuse_wrapped(model)
 
@@ -134,6 +135,10 @@ class Step:
 
     def _run(self, ready, leaves, meter, with_late=True):
         planned, runtime = ready.planned, ready.runtime
+        if self.at_work not in (None, runtime):
+            self.sync()
+            self.at_work.host.rest()  # plans of several shapes take the host budget one at a time
+        self._unpark()
         tensors = [t for _, _, t in planned.tensors(leaves)]
         planned.make_resizable(tensors)
         grads = [(p, p.grad) for _, p in planned.trace.given.params]
@@ -141,10 +146,7 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        if self.at_work not in (None, runtime):
-            self.sync()
-            self.at_work.host.rest()  # plans of several shapes take the host budget one at a time
-        self.at_work, interrupts, clock = runtime, _Interrupts(), _Clock(self.device)
+        self.at_work, self.is_running, interrupts, clock = runtime, True, _Interrupts(), _Clock(self.device)
         try:
             runtime.begin(meter, tensors)
             if meter:
@@ -156,6 +158,9 @@ class Step:
                 p.grad = grad
             self._failed(runtime, fault)
             raise
+        finally:
+            self.is_running = False
+            self._park(planned.living_tensors(tensors))
         clock.end()
         self.measured["clock"] = clock
         trace_ = planned.trace
@@ -182,11 +187,28 @@ class Step:
     def sync(self):
         """Bring all bytes of model and optimizer back to the device. Error if a tier does not return them.
 
-        Below a budget of all given bytes, parameters and state live on a tier between steps. The next step sends them
-        there again.
+        Below a budget of all given bytes, parameters and state live on a tier between steps. Their first use in Python
+        calls this; code that takes tensors past Python calls it before. The next step sends them there again.
         """
-        if self.at_work is not None and not self.at_work.bring_back():
+        if self.at_work is None or self.is_running:
+            return
+        held = self._unpark()
+        if not self.at_work.bring_back():
+            self._park(held)
             raise Error(f"{len(self.at_work.away)} storages of the model or its optimizer cannot be fetched")
+
+    def _park(self, tensors):
+        """Let those of @tensors whose bytes are on a tier fetch at their first use."""
+        self.parked = [(tensor, k) for tensor, k in tensors if k in self.at_work.away]
+        for tensor, _ in self.parked:
+            parked.park(tensor, self)
+
+    def _unpark(self):
+        """Give all parked tensors their class back; return them."""
+        held, self.parked = self.parked, []
+        for tensor, _ in held:
+            parked.unpark(tensor)
+        return held
 
     def __del__(self):
         with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
