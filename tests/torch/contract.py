@@ -18,7 +18,7 @@ from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
 
-from lade.torch import audit, operands, plan_cache, runtime, train_step
+from lade.torch import audit, operands, parts, plan_cache, prices, runtime, train_step
 
 
 def made(budget="100%", dropout=0.1, **options):
@@ -450,6 +450,53 @@ def no_space(*_args):
     raise lade.Error("no space left on the drive")
 
 
+def scratch_of_long_calls_is_exact_behind_the_first_step():
+    """A call that is too long to be priced whole has a bound for its scratch until the first step, or measure()."""
+    x, y = batch(8)
+
+    def made_bf16(budget, **options):
+        torch.manual_seed(0)
+        model = GPT(width=64, dropout=0.0)
+        optimizer = adamw(model)
+
+        def train(x, y):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return lade.torch.step(train, model, optimizer, budget, **options)
+    whole = made_bf16("100%").prepare(x, y).report()
+    few = mock.patch.multiple(parts, _WHOLE_FLOPS=1e5, _LEAST=16)
+    with few, mock.patch.multiple(prices, _LONG_NS=0, _BOUND_BYTES=1 << 16):
+        for budget, options in (("100%", {}), ("85%", {})):
+            for is_measured_first in (False, True):
+                step = made_bf16(budget, **options)
+                bound = step.prepare(x, y).report()["planned_peak_bytes"]
+                bounded = list(step.last.planned.bounded_ops().values())
+                assert bounded and all(op.name.startswith(("mm", "addmm", "bmm")) for op in bounded), bounded
+                if not is_measured_first:
+                    step(x, y)
+                peak, report = lade.torch.measure(step, x, y)["peak_bytes"], step.report()
+                assert peak == report["planned_peak_bytes"] <= bound, (budget, is_measured_first, peak, bound)
+                assert not step.last.planned.bounded_ops() and "R.watch" not in step.last.planned.source
+                assert report["unconstrained_peak_bytes"] == whole["unconstrained_peak_bytes"]
+    with few, mock.patch.multiple(prices, _LONG_NS=0, _BOUND_BYTES=1 << 20):  # refusals and "min" are exact
+        for budget in (whole["min_budget_bytes"] * 11 // 10, "min"):
+            step = made_bf16(budget).prepare(x, y)
+            assert not step.last.planned.bounded_ops(), budget
+            assert lade.torch.measure(step, x, y)["peak_bytes"] == step.report()["planned_peak_bytes"]
+    with few, mock.patch.multiple(prices, _LONG_NS=0, _BOUND_BYTES=-1 << 16):  # a bound that is none
+        step = made_bf16("80%")
+        first = step.prepare(x, y).last
+        step(x, y)
+        step(x, y)
+        assert step.last is not first and not step.last.planned.bounded_ops()
+        report = step.report()
+        assert lade.torch.measure(step, x, y)["peak_bytes"] == report["planned_peak_bytes"] <= report["budget_bytes"]
+
+
 def operands_have_no_byte_in_common():
     """Also where they are slices of one buffer, as on a CUDA device."""
     def sliced(_arena, buffer, first, _n_bytes):
@@ -528,7 +575,7 @@ if __name__ == "__main__":
                  given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
                  memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, plans_share_the_host_budget,
                  living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0,
-                 operands_have_no_byte_in_common, wrappers_are_refused,
+                 scratch_of_long_calls_is_exact_behind_the_first_step, operands_have_no_byte_in_common, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()
         print(case.__name__, flush=True)

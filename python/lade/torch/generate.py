@@ -202,6 +202,9 @@ class Generator:
         # On the CPU also where no redo follows: the generator's state is in the price of every draw.
         if op.draws and (is_again or index in self.redrawn or self.values.device.type == "cpu"):
             self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index if index in self.redrawn else -1})")
+        is_watched = op.is_bound and not is_again
+        if is_watched:
+            self.lines.append(f"R.watch({index})")
         if op.node.target is optimizers.UPDATE:
             self._update(op.node)
         elif op.node.target is optimizers.UPDATE_ALL:
@@ -209,6 +212,8 @@ class Generator:
             self.lines.append(f"R.update_all({self.text(grads)}, {self.text(found)})")
         else:
             self.call(op.node, op.outputs)
+        if is_watched:
+            self.lines.append("R.watched()")
         if index in self.redrawn and is_again:
             self.lines.append("R.redrawn()")
 

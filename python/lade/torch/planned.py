@@ -92,8 +92,10 @@ class Planned:
         start = time.perf_counter()
         self.values = Values(trace.gm, len(trace.inputs), device)
         updates_early(self.values)
-        self.n_ops = len(self.values.ops)
+        self.n_ops, self.pricer = len(self.values.ops), pricer
         pricer.price(self.values, device)
+        if limits.budget == "min":
+            self._settle_ops(self.run_bounded())
         self._set_parts()
         self.price_seconds = time.perf_counter() - start
         start = time.perf_counter()
@@ -101,9 +103,16 @@ class Planned:
         self.graph = self._graph()
         self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
         self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
-        self.plan = self._find(plan_seconds)
-        places = self._place()
-        self.function, self.source = generate.compiled(self.values, self.plan, places)
+        try:
+            self.plan = self._find(plan_seconds)
+        except DoesNotFit:
+            if not self.bounded_ops():
+                raise
+            self._settle_ops(self.run_bounded())
+            self.graph = self._graph()
+            self.plan = self._find(plan_seconds)
+        self.offsets = self._place()
+        self.function, self.source = generate.compiled(self.values, self.plan, self.offsets)
         self.plan_seconds = time.perf_counter() - start
 
     def _set_parts(self):
@@ -165,6 +174,31 @@ class Planned:
             if seconds == most or not is_last:
                 raise
             return self.graph.plan(budget, time_limit_s=most, **own)
+
+    def bounded_ops(self):
+        """Return {number: op} of ops whose scratch is a bound."""
+        return {i: op for i, op in enumerate(self.values.ops) if op.is_bound}
+
+    def run_bounded(self):
+        """Run the calls whose scratch is a bound, on made-up operands; return {number: exact bytes}."""
+        ops = self.bounded_ops()
+        return dict(zip(ops, self.pricer.run_whole(self.values, list(ops.values()), self.device))) if ops else {}
+
+    def _settle_ops(self, exact):
+        for i, n_bytes in exact.items():
+            op = self.values.ops[i]
+            op.scratch_bytes, op.is_bound = n_bytes, False
+            self.pricer.settle(self.values, op, n_bytes)
+
+    def settle(self, exact):
+        """Take the exact scratch of ops, {number: bytes}; the list stays. False if its peak is above the budget then."""
+        self._settle_ops(exact)
+        self.graph, info = self._graph(), self.plan.info
+        self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
+        info["planned_peak_bytes"] = self.graph.replay(self.plan.instrs)["peak_bytes"]
+        info["min_budget_bytes"] = min(info["min_budget_bytes"], info["planned_peak_bytes"])
+        self.function, self.source = generate.compiled(self.values, self.plan, self.offsets)
+        return self.budget is None or info["planned_peak_bytes"] <= self.budget
 
     # places
 

@@ -18,14 +18,17 @@ from .values import Op, flat_args
 
 _SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
 _REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm
+_LONG_NS = 300_000_000   # a part's call above this is not run whole: its scratch has a bound until the first step
+_BOUND_BYTES = 4 << 20   # of scratch above twice the part's
 
 
 class Price:
     """Of one call: bytes that it needs at most, sizes of its results' storages, time."""
-    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part", "elements")
+    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part", "is_bound", "elements")
 
     def __init__(self):
         self.hidden, self.is_part = [], False  # is_part: a part of the call was run (parts.py)
+        self.is_bound = False                  # most_bytes is a bound, not exact
         self.elements = None                   # of an update: (those of the part that was run, all)
 
 
@@ -78,7 +81,7 @@ class Pricer:
         raise IndexError(index)
 
     def _apply(self, values, op, price):
-        op.ns = max(1, int(price.ns))
+        op.ns, op.is_bound = max(1, int(price.ns)), price.is_bound
         new = {values.storage(v): n for v, n in zip(op.outputs, price.sizes)}
         for k in op.writes:
             values.storages[k]["bytes"] = new[k]
@@ -96,8 +99,23 @@ class Pricer:
         self._run_some(values, wanted, device, device.type == "cpu")
         with_scratch = {key: op for key, op in wanted.items() if self.table[key].is_part
                         and self.table[key].most_bytes > self.table[key].sizes[0]}
+        for key in [key for key in with_scratch if self.table[key].ns > _LONG_NS]:
+            price, _ = self.table[key], with_scratch.pop(key)
+            price.most_bytes, price.is_bound = 2 * price.most_bytes - price.sizes[0] + _BOUND_BYTES, True
         if with_scratch:
             self._run_some(values, with_scratch, device, False)
+
+    def run_whole(self, values, ops, device):
+        """Run calls whose scratch has a bound; return the exact scratch of each."""
+        wanted = {self._key(values, op): op for op in ops}
+        self._run_some(values, wanted, device, False)
+        found = [self.table[self._key(values, op)] for op in ops]
+        return [max(0, price.most_bytes - sum(price.sizes)) for price in found]
+
+    def settle(self, values, op, scratch_bytes):
+        """Keep the exact scratch of a call for later graphs."""
+        price = self.table[self._key(values, op)]
+        price.most_bytes, price.is_bound = price.sizes[0] + scratch_bytes, False
 
     def _run_some(self, values, wanted, device, in_part):
         """Run calls, of large products a part if @in_part."""
@@ -173,8 +191,9 @@ class Pricer:
 
     def _run_part(self, values, op, args, factor, price, device):
         """Price a large product by a part of it."""
+        kwargs = op.node.kwargs  # of no tensors
         for _ in range(2):
-            out, ns = self._once(op, op.node.target, args, {}, device)
+            out, ns = self._once(op, op.node.target, args, kwargs, device)
             del out
         meta = values.metas[op.outputs[0]]
         price.ns, price.is_part, price.sizes = int(ns * factor), True, [meta.numel() * meta.element_size()]

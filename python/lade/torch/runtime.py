@@ -9,6 +9,7 @@ import torch
 from .. import graph as g
 from ..errors import Error
 from . import generators, optimizers, parked, tiers
+from .meter import events_of
 
 
 class Runtime:
@@ -22,7 +23,8 @@ class Runtime:
         self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
         self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
         self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
-        self.meter, self.older = None, set()
+        self.meter, self.older, self.is_metered = None, set(), False
+        self.watching, self.exact = None, {}  # the op that is being recorded; scratch of ops by their number
         self.bounced = tiers.Bounced(self.store, planned.device) if self.is_cuda else None
         self.updaters = self._updaters()
 
@@ -47,7 +49,7 @@ class Runtime:
 
     def begin(self, meter, tensors):
         """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
-        self.is_updated, self.moving, self.meter = False, {}, None
+        self.is_updated, self.moving, self.meter, self.is_metered = False, {}, None, meter is not None
         self._send_out(tensors)
         self.meter = meter if not self.is_cuda else None
         self.older = self.planned.values.at_start() if self.meter else set()
@@ -150,6 +152,7 @@ class Runtime:
 
     def bring_back(self):
         """Behind a failure: end all copies, and fill the given storages that are elsewhere. True if all are back."""
+        self.watched()
         is_whole = True
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
@@ -169,6 +172,21 @@ class Runtime:
                 tensor.untyped_storage().resize_(0)  # what it holds is no copy
                 is_whole = False
         return is_whole
+
+    # scratch
+
+    def watch(self, index):
+        """Record the allocator's events of one op, whose scratch has a bound; measure() has the exact one before."""
+        if not self.is_metered:
+            self.watching = index, events_of(self.planned.device)
+            self.watching[1].__enter__()
+
+    def watched(self):
+        if self.watching is not None:
+            (index, events), self.watching = self.watching, None
+            events.__exit__(None, None, None)
+            most, left = events.peak()
+            self.exact[index] = most - left
 
     # draws
 

@@ -163,6 +163,9 @@ class Step:
             self._park(planned.living_tensors(tensors))
         clock.end()
         self.measured["clock"] = clock
+        if runtime.exact:
+            self._settle(ready, runtime.exact)
+            runtime.exact = {}
         trace_ = planned.trace
         for p, grad in zip(trace_.grads, results[trace_.n_tensors:]):
             p.grad = grad
@@ -175,6 +178,17 @@ class Step:
         made = iter(results[:trace_.n_tensors])
         return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
                                      trace_.out_spec)
+
+    def _settle(self, ready, exact):
+        """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
+        if not ready.planned.settle(exact):
+            self.ready = {key: other for key, other in self.ready.items() if other is not ready}
+
+    def settle(self, ready):
+        """Run the calls whose scratch has a bound, on made-up operands."""
+        exact = ready.planned.run_bounded()
+        if exact:
+            self._settle(ready, exact)
 
     def _failed(self, runtime, fault):
         """Bring back what is elsewhere. A step that failed before its first write can be called again."""
@@ -329,7 +343,8 @@ def measure(train, *batch, **kwargs):
     The peak is the bytes of given storages on the device when the step begins, plus the largest sum of allocations less
     frees since. Other tensors of the process do not count.
     """
-    ready = train._find(batch, kwargs)[1]
+    train.settle(train._find(batch, kwargs)[1])
+    ready = train._find(batch, kwargs)[1]  # another plan, if the first one is above its budget
     events = events_of(train.device)
     train.last = ready
     train._call(batch, kwargs, events)
