@@ -108,7 +108,7 @@ class Runtime:
         if tier == g.HOST:
             return self._submit(tier, self.host.put if is_out else self.host.get, place, tensor, n)
         call = self.store.put if is_out else self.store.get
-        return self._submit(tier, call, b"%d" % index, tensor.untyped_storage().data_ptr(), n)
+        return self._submit(tier, call, b"%d" % index, (tensor.untyped_storage().data_ptr(), n))
 
     def _submit(self, tier, call, *args):
         """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""

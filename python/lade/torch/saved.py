@@ -44,7 +44,7 @@ class _Entry:
 
 
 class _ThreadCopy:
-    """A copy in a thread; the store's tickets and CUDA's events have the same two functions."""
+    """A copy in a thread; the store's requests and CUDA's events have the same two functions."""
 
     def __init__(self, thread, call, *args):
         self.future = thread.submit(call, *args)
@@ -67,19 +67,6 @@ class _EventCopy:
 
     def wait(self):
         self.event.synchronize()
-
-
-class _StoreCopy:
-    """A request of the store."""
-
-    def __init__(self, store, entry, address, is_put):
-        self.store, self.ticket = store, store.begin(entry.copy, address, entry.n_bytes, is_put)
-
-    def is_done(self):
-        return self.store.is_done(self.ticket)
-
-    def wait(self):
-        self.store.wait(self.ticket)
 
 
 class _Handle:
@@ -361,7 +348,8 @@ class saved:
             return _ThreadCopy(self.thread, self.bounced.move, entry.copy, entry.tensor, entry.n_bytes, is_out, ready)
         if entry.where == "host":
             return _ThreadCopy(self.thread, entry.copy.put if is_out else entry.copy.get, 0, entry.tensor, entry.n_bytes)
-        return _StoreCopy(self.store, entry, entry.tensor.untyped_storage().data_ptr(), is_out)
+        begin = self.store.submit_put if is_out else self.store.submit_get
+        return begin(entry.copy, (entry.tensor.untyped_storage().data_ptr(), entry.n_bytes))
 
     def _learn(self, entry):
         if not entry.used:

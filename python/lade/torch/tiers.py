@@ -16,6 +16,7 @@ import torch
 from ..errors import Error
 from ..graph import GET, HOST, PUT, STORE, Path
 from ..library import ErrorText, check, library
+from ..store import Store
 
 
 _HUGE_BYTES = 2 << 20  # of a huge page
@@ -28,17 +29,6 @@ class _PackItem(c.Structure):
 
 class _PackResult(c.Structure):
     _fields_ = [("peak_bytes", c.c_uint64), ("lower_bound_bytes", c.c_uint64), ("is_optimal", c.c_bool)]
-
-
-class _StoreParams(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("dirs", c.c_char_p), ("budget_bytes", c.c_uint64),
-                ("allow_tmpfs", c.c_bool), ("allow_buffered", c.c_bool), ("use_threads", c.c_bool),
-                ("is_durable", c.c_bool), ("in_flight_bytes", c.c_uint64)]
-
-
-class _Request(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("op", c.c_int), ("name", c.c_char_p), ("data", c.c_void_p),
-                ("bytes", c.c_uint64), ("tensor_bytes", c.c_uint64), ("offset", c.c_uint64)]
 
 
 def pack(intervals):
@@ -146,54 +136,6 @@ class Host:
             self._unlock()
 
 
-class Store:
-    """Waiting bytes in directories, by name."""
-
-    def __init__(self, directory, n_bytes, in_flight_bytes=0):
-        self.lib, self.error, self.store = library(), ErrorText(), c.c_void_p()
-        self.lib.lade_tensor_store_close.argtypes = [c.c_void_p]
-        self.lib.lade_tensor_store_close.restype = None
-        params = _StoreParams(c.sizeof(_StoreParams), str(directory).encode(), n_bytes, False, True, False, False,
-                              in_flight_bytes)
-        check(self.lib.lade_tensor_store_open(c.byref(params), c.byref(self.error), c.byref(self.store)), self.error,
-              "lade_tensor_store_open")
-
-    def close(self):
-        if self.store:
-            self.lib.lade_tensor_store_close(self.store)
-            self.store = None
-
-    __del__ = close
-
-    def put(self, name, address, n_bytes):
-        check(self.lib.lade_tensor_store_put(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
-                                             c.byref(self.error)), self.error, "lade_tensor_store_put")
-
-    def get(self, name, address, n_bytes):
-        check(self.lib.lade_tensor_store_get(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
-                                             c.byref(self.error)), self.error, "lade_tensor_store_get")
-
-    def begin(self, name, address, n_bytes, is_put):
-        """Begin a put or a get; return its ticket. The memory is the store's until wait(ticket)."""
-        request = _Request(c.sizeof(_Request), 0 if is_put else 1, name, address, n_bytes, 0, 0)
-        ticket, error = c.c_void_p(), ErrorText()
-        check(self.lib.lade_tensor_store_submit(self.store, c.byref(request), c.byref(error), c.byref(ticket)), error,
-              "lade_tensor_store_submit")
-        return ticket
-
-    def is_done(self, ticket):
-        """True if wait(ticket) would not block."""
-        return check(self.lib.lade_tensor_store_is_done(self.store, ticket), None, "lade_tensor_store_is_done") == 1
-
-    def wait(self, ticket):
-        """Wait for a ticket, once."""
-        error = ErrorText()
-        check(self.lib.lade_tensor_store_wait(self.store, ticket, c.byref(error)), error, "lade_tensor_store_wait")
-
-    def drop(self, name):
-        check(self.lib.lade_tensor_store_drop(self.store, name), None, "lade_tensor_store_drop")
-
-
 class Bounced:
     """A store for tensors of a CUDA device: they pass through locked host memory, one at a time. One thread calls move."""
 
@@ -206,9 +148,9 @@ class Bounced:
             self.room = Host(n_bytes, self.device)
         if is_out:
             self.room.begin(0, tensor, n_bytes, True, [ready]).synchronize()
-            self.store.put(name, self.room.address, n_bytes)
+            self.store.put(name, (self.room.address, n_bytes))
         else:
-            self.store.get(name, self.room.address, n_bytes)
+            self.store.get(name, (self.room.address, n_bytes))
             self.room.begin(0, tensor, n_bytes, False, [ready]).synchronize()
 
 
@@ -245,17 +187,12 @@ def host_paths(device):
 def store_paths(directory):
     """Return the (out, in) paths of a store in @directory, measured by tensors of 8 MiB."""
     n = 8 << 20
-    data = bytearray(n)
-    address = c.addressof(c.c_char.from_buffer(data))
-    store = Store(directory, n)
-    try:
-        rates = []
+    data, rates = bytearray(n), []
+    with Store(directory, n) as store:
         for call in (store.put, store.get):
             start = time.perf_counter()
-            call(b"probe", address, n)
+            call("probe", data)
             rates.append(n / max(time.perf_counter() - start, 1e-6))
-    finally:
-        store.close()
     return Path(rates[0], 50000), Path(rates[1], 50000)
 
 
