@@ -30,7 +30,7 @@ import torch
 import transformers
 
 import lade.torch
-from lade.torch import meter
+from lade.torch import audit, meter
 
 SEED, STEPS = 5, 3
 SIZES = {"small": (2, 64, 256, 4, 32), "middle": (6, 512, 8192, 8, 256), "large": (12, 768, 50257, 4, 512)}
@@ -117,7 +117,7 @@ class Check:
                     capture_s=report["capture_seconds"], price_s=report["price_seconds"],
                     plan_s=report["plan_seconds"], predicted_s=report["predicted_step_seconds"], note=report["note"])
         if not same:
-            line["differs"] = self.difference(model, weights)
+            line["differs"] = dict(self.difference(model, weights), ops=ops_apart(step, ids))
         if not line["is_equal"]:
             line["at"] = where_of_peak(step, ids)
         line["torch_peak"] = self.torch_peak(step, ids)
@@ -220,6 +220,13 @@ class Check:
 def _cell(value):
     return "" if value is None else f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else \
         f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def ops_apart(step, ids):
+    """Return the ops of one more step that first have other bits than those of an uncaptured step from the same state."""
+    step.sync()
+    check = audit.Audit(step, step.last)
+    return check.ops_apart(step.last, audit.Snapshot(step, step.last, [ids]), (ids,), {}, [ids])
 
 
 def where_of_peak(step, ids):

@@ -150,6 +150,15 @@ def the_audit_finds_other_bits():
     assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other), "the model is as after an eager step"
 
 
+def the_audit_names_the_op_with_other_bits():
+    model, optimizer, step = made("min", dropout=0.1)
+    step.prepare(*batch())
+    scope, gelu = step.last.planned.function.__globals__, torch.ops.aten.gelu.default
+    name = next(name for name, call in scope.items() if call is gelu)
+    scope[name] = lambda x: gelu(x, approximate="tanh")
+    refused(lade.Error, lambda: step(*batch()), "other bits", "made by aten.gelu.default result 0 in blocks.0")
+
+
 def interrupts_wait_for_the_end():
     model, optimizer, step = made()
     step(*batch())
@@ -570,7 +579,8 @@ if __name__ == "__main__":
     train_step.PLAN_SECONDS = 0.3, 0.3
     for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk,
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
-                 resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
+                 resuming_keeps_the_bits, the_audit_finds_other_bits, the_audit_names_the_op_with_other_bits,
+                 interrupts_wait_for_the_end,
                  failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
                  given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
                  memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, plans_share_the_host_budget,

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import Error
-from . import generators, optimizers
+from . import difference, generators, optimizers
 
 
 def bits(tensor):
@@ -71,7 +71,8 @@ class Audit:
         if captured != eager:
             before.restore()
             self.step.fn(*args, **kwargs)
-            self._refuse(captured, eager, self._digest(ready))
+            again = self._digest(ready)
+            self._refuse(captured, eager, again, self.ops_apart(ready, before, args, kwargs, leaves))
         ready.is_audited = True
         return result
 
@@ -97,10 +98,22 @@ class Audit:
         self.ready.note = (f"audited on {rows} rows of the batch: the uncaptured step of the whole batch needs "
                            f"{self.ready.planned.unconstrained_bytes:,} bytes")
 
-    def _refuse(self, captured, eager, again):
+    def ops_apart(self, ready, before, args, kwargs, leaves):
+        """Return the ops that first have other bits than those of the uncaptured step, which is the last to run."""
+        def captured():
+            before.restore()
+            self.step._run(ready, leaves, None, with_late=False)
+            self.step.sync()
+
+        def uncaptured():
+            before.restore()
+            self.step.fn(*args, **kwargs)
+        return difference.others(ready.planned, captured, uncaptured, bits)
+
+    def _refuse(self, captured, eager, again, ops):
         """Refuse to go on; say so if two uncaptured steps differ from each other too."""
         name = next(name for name in eager if captured.get(name) != eager[name])
-        self.step.broken = f"the audit found other bits in the captured step, first in {name}"
+        self.step.broken = f"the audit found other bits in the captured step, first in {name}" + (f", made by {ops}" if ops else "")
         if eager != again:
             name = next(name for name in eager if again.get(name) != eager[name])
             self.step.broken = (f"the audit ran the uncaptured step twice from one state, and its bits differ, first in "
