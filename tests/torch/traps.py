@@ -18,6 +18,8 @@ generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
 | arguments kept alive by a tuple | every case: planned = measured |
 | numbers are constants of a graph | live_values, grad_scaler_skips_and_grows, refusals |
 | shapes | contract.py, each_shape_and_mode_has_a_plan |
+| autocast casts a weight once for several uses | weights_are_cast_once |
+| a library asks whether tensors are fake | masks_are_those_of_eager_steps |
 | alignment decides the kernel | alignment_is_part_of_a_plan |
 | values and shapes that depend on data, a compiled model inside | refusals |
 | kernels allocate past torch | every case with GELU: planned = measured |
@@ -115,6 +117,47 @@ def autocast(model, optimizer):
         optimizer.zero_grad()
         return loss.detach()
     return train
+
+
+class Shared(GPT):
+    """The layers are one, used several times."""
+
+    def forward(self, x, y):
+        h = self.hidden(x)
+        for _ in range(3):
+            h = self.blocks[0](h)
+        return F.cross_entropy(self.head(self.norm(h)).flatten(0, 1), y.flatten())
+
+
+def weights_are_cast_once():
+    check("shared layers, autocast", Shared(layers=1), batch(), make_train=autocast, budgets=("min",))
+
+
+def masks_are_those_of_eager_steps():
+    """transformers makes masks for fake tensors that it leaves out for real ones, and a mask decides the kernel."""
+    try:
+        import transformers
+    except ImportError:
+        print("without transformers masks are not tested")
+        return
+    torch.manual_seed(0)
+    sizes = dict(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes)).train()
+    attention, calls = F.scaled_dot_product_attention, []
+
+    def noted(*args, attn_mask=None, is_causal=False, **kwargs):
+        calls.append((attn_mask is None, is_causal))
+        return attention(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+
+    def train(ids):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        return loss.detach()
+    with mock.patch.object(F, "scaled_dot_product_attention", noted):
+        train(batch()[0])
+        model.zero_grad()
+        lade.torch.step(train, model, None, "100%").prepare(batch()[0])
+    assert calls[0] == calls[1] == (True, True), calls
 
 
 def accumulation(model, optimizer):
@@ -438,6 +481,7 @@ def plain_of(model, optimizer):
 
 
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
+             weights_are_cast_once, masks_are_those_of_eager_steps,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
              kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, updates_come_between,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):

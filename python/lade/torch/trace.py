@@ -366,6 +366,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
         return [t.detach() if isinstance(t, FakeTensor) else t for t in tensors]
 
     before, watch = _cells(fn), Watch()
+    recorder.watch = watch
     try:
         with patches.capturing(recorder), _swapped(given, fakes, optimizer, recorder), torch.enable_grad(), mode:
             result.gm = make_fx(whole, tracing_mode="real")(*[f for _, _, _, f in inputs])
