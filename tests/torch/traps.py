@@ -331,6 +331,35 @@ def read_behind_updates(model, optimizer):
     return train
 
 
+def updates_in_a_row_are_one_call():
+    """Updates that need no scratch and follow one another, such as those behind one clipping op, are one call a group."""
+    def grouped(model):
+        head = [model.head.weight]
+        rest = [p for p in model.parameters() if p is not model.head.weight]
+        return torch.optim.SGD([dict(params=head, lr=1e-2), dict(params=rest)], lr=1e-3, weight_decay=0.0, foreach=False)
+
+    def halved(model, optimizer):
+        def train(x, y):
+            loss = model(x, y)
+            loss.backward()
+            torch._foreach_mul_([p.grad for p in model.parameters()], 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return train
+    for make_optimizer in (grouped, lambda model: lade.torch.AdamW(model.parameters(), lr=1e-3)):
+        check("updates in a row", GPT(), batch(), make_optimizer=make_optimizer, make_train=halved)
+    model, calls = GPT(), []
+    optimizer = grouped(model)
+    step = lade.torch.step(halved(model, optimizer), model, optimizer, "100%", audit=False).prepare(*batch())
+    module = sys.modules["torch.optim.sgd"]
+    update = module.sgd
+    with mock.patch.object(module, "sgd", lambda params, *args, **kwargs: (
+            calls.append(len(params)), update(params, *args, **kwargs))):
+        step(*batch())
+    assert sorted(calls) == [1, len(list(model.parameters())) - 1], calls
+
+
 def updates_come_between():
     """A value of a parameter's old bits is not computed again behind the update."""
     for options in (dict(), dict(host="64MiB")):
@@ -483,7 +512,8 @@ def plain_of(model, optimizer):
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
              weights_are_cast_once, masks_are_those_of_eager_steps,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
-             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, updates_come_between,
+             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model,
+             updates_come_between, updates_in_a_row_are_one_call,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

@@ -257,7 +257,7 @@ class Pricer:
         if op.node.target is optimizers.UPDATE_ALL:
             nodes = list(zip(op.node.args[0], op.node.args[1]))
             pairs = [self._like(values, p, g) for p, g in nodes]
-            slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs[0], {})
+            slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs, {})
             slim.param_groups = [{**self.optimizer.param_groups[0], "params": pairs}]
             groups, at = [], 0
             for group in self.optimizer.param_groups:
@@ -270,7 +270,7 @@ class Pricer:
             n_rows = parts.rows_of_update(meta)
             param = self._like(values, op.node.args[0], op.node.args[1], n_rows)
             price.elements = (param.numel(), meta.numel()) if n_rows else None
-            slim = optimizers.narrowed(self.optimizer, self._group(op.node.args[4]), param, {})
+            slim = optimizers.narrowed(self.optimizer, self._group(op.node.args[4]), [param], {})
         slim.state, step = optimizers.empty_state(), type(self.optimizer).step
         if optimizers.is_per_param(self.optimizer):
             optimizers.create_state(slim, {id(param): param}, slim.state)

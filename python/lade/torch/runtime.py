@@ -23,22 +23,21 @@ class Runtime:
         self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
         self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
         self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
+        self.joined = {}  # numbers of parameters -> updaters that update them together
         self.meter, self.older, self.is_metered = None, set(), False
         self.watching, self.exact = None, {}  # the op that is being recorded; scratch of ops by their number
         self.bounced = tiers.Bounced(self.store, planned.device) if self.is_cuda else None
         self.updaters = self._updaters()
 
     def _updaters(self):
-        optimizer, found, index = self.planned.trace.given.optimizer, [], 0
+        optimizer, found = self.planned.trace.given.optimizer, []
         if optimizer is None:
             return found
         if not optimizers.is_per_param(optimizer):
             node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
             return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
-        for group_index, group in enumerate(optimizer.param_groups):
-            for param in group["params"]:
-                found.append(optimizers.Updater(optimizer, group_index, param))
-                index += 1
+        for group in optimizer.param_groups:
+            found += [optimizers.Updater(optimizer, group, [param]) for param in group["params"]]
         return found
 
     def _opaque_params(self, node):
@@ -76,7 +75,28 @@ class Runtime:
         self.is_updated = True
         if any(t.item() for t in found_inf):
             return
-        self.updaters[index](grad)
+        self.updaters[index]([grad])
+
+    def update_some(self, indices, grads, found_inf):
+        """Update several parameters, those of each group by one call."""
+        self.is_updated = True
+        if any(t.item() for t in found_inf):
+            return
+        if indices not in self.joined:
+            self.joined[indices] = self._joined(indices)
+        for updater, positions in self.joined[indices]:
+            updater([grads[i] for i in positions])
+
+    def _joined(self, indices):
+        """Return [(updater, positions in @indices)], one of each group."""
+        groups = {}
+        for position, index in enumerate(indices):
+            groups.setdefault(id(self.updaters[index].group), []).append(position)
+        found = []
+        for positions in groups.values():
+            each = [self.updaters[indices[i]] for i in positions]
+            found.append((optimizers.Updater(each[0].optimizer, each[0].group, [u.params[0] for u in each]), positions))
+        return found
 
     def update_all(self, grads, found_inf):
         self.is_updated = True
