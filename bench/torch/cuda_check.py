@@ -3,12 +3,14 @@
 """lade.torch on a CUDA device: planned beside measured bytes, digests beside uncaptured steps, times beside eager.
 
 Usage: cuda_check.py [--device cuda|cpu] [--seconds N] [--small] [CASE ...]
-Cases: step (each precision and budget), audit, store, large (GPT-2 124M), adamw, saved, limit; all by default.
+Cases: step (each precision and budget), variants (of BF16), audit, store, large (GPT-2 124M), adamw, saved, limit; all by
+default.
 liblade is the file in LADE_LIBRARY, or the one that the package finds. Each case prints one line of JSON and, if it
 fails, its traceback; a table follows. A case that would begin behind the time limit is left out and said so. Exits 1 if
 a case failed, or if bits or bytes differ. --device cpu runs the same cases over a small model, to check this script.
 """
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -46,7 +48,7 @@ class Check:
         if self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.size = "small" if options.small or options.device == "cpu" else "middle"
-        self.eager_of = {}
+        self.eager_of, self.dropout = {}, 0.1
 
     # models
 
@@ -55,7 +57,8 @@ class Check:
         layers, width, vocab, rows, columns = SIZES[size]
         torch.manual_seed(SEED)
         config = transformers.GPT2Config(n_layer=layers, n_embd=width, n_head=max(2, width // 64), vocab_size=vocab,
-                                         n_positions=columns, use_cache=False)
+                                         n_positions=columns, use_cache=False, resid_pdrop=self.dropout,
+                                         embd_pdrop=self.dropout, attn_pdrop=self.dropout)
         model = transformers.GPT2LMHeadModel(config).train().to(self.device)
         optimizer = (make or (lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)))(model.parameters())
         ids = torch.randint(0, vocab, (rows, columns), generator=torch.Generator().manual_seed(1)).to(self.device)
@@ -115,7 +118,9 @@ class Check:
                     is_same=same, unconstrained=report["unconstrained_peak_bytes"], floor=report["floor_bytes"],
                     redone=report["n_redone"], moved=report["moved_bytes"], n_ops=report["n_ops"],
                     capture_s=report["capture_seconds"], price_s=report["price_seconds"],
-                    plan_s=report["plan_seconds"], predicted_s=report["predicted_step_seconds"], note=report["note"])
+                    plan_s=report["plan_seconds"], n_moves=report["n_moves"],
+                    paths={tier: [round(path.bytes_per_s / 1e9, 1) for path in paths]
+                           for tier, paths in step.last.planned.limits.paths.items()}, predicted_s=report["predicted_step_seconds"], note=report["note"])
         if not same:
             line["differs"] = dict(self.difference(model, weights), ops=ops_apart(step, ids))
         if not line["is_equal"]:
@@ -126,6 +131,15 @@ class Check:
         line["ratio"] = statistics.median(b / a for a, b in pairs)
         del self.eager_of[size, is_bf16, key]  # it has trained on
         return line
+
+    def variant(self, size, dropout, backend):
+        """A step in BF16 with one part of it changed: which variants have eager's bits shows which kernels have not."""
+        self.dropout = dropout
+        try:
+            with torch.nn.attention.sdpa_kernel(backend) if backend is not None else contextlib.nullcontext():
+                return self.step(size, True, "100%", key=("variant", dropout, str(backend)), n_timed=1)
+        finally:
+            self.dropout = 0.1
 
     def torch_peak(self, step, ids):
         """Return the peak of torch's own statistics in a step, without tensors of others."""
@@ -296,7 +310,7 @@ def main():
     parser.add_argument("--small", action="store_true", help="a model of 2 layers")
     parser.add_argument("--limit-alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    unknown = set(options.cases) - {"step", "audit", "store", "large", "adamw", "saved", "limit"}
+    unknown = set(options.cases) - {"step", "variants", "audit", "store", "large", "adamw", "saved", "limit"}
     if unknown:
         parser.error(f"no case is called {sorted(unknown)[0]}")
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -322,13 +336,13 @@ def main():
             for budget, more in (("100%", {}), ("60%", {}), ("40%", host), ("min", host)):
                 check.run(f"{name} {budget}{' host' if more else ''}", check.step, size, is_bf16, budget, n_timed=small,
                           **more)
+    if chosen("variants") and is_cuda:
+        for dropout in (0.1, 0.0):
+            for backend in (torch.nn.attention.SDPBackend.MATH, torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+                check.run(f"bf16 100% dropout {dropout} {backend.name}", check.variant, size, dropout, backend)
     if chosen("audit"):
         check.run("audit, torch's foreach AdamW", check.step, size, True, "60%",
                   lambda p: torch.optim.AdamW(p, lr=1e-3), "foreach", n_timed=small, audit=True, **host)
-    if chosen("large") and is_cuda and not options.small:
-        for is_bf16, budget, more in ((True, "100%", {}), (True, "40%", host), (False, "100%", {}), (True, "60%", {})):
-            check.run(f"124M {'bf16' if is_bf16 else 'fp32'} {budget}{' host' if more else ''}", check.step, "large",
-                      is_bf16, budget, **more)
     if chosen("adamw"):
         for state in ("fp32", "8bit"):
             check.run(f"adamw {state}", check.adamw, state, False)
@@ -339,6 +353,10 @@ def main():
         check.run("fp32 min store", check.step, size, False, "min", n_timed=2, store=SCRATCH.name, store_budget="256MiB")
     if chosen("limit"):
         check.run("limit", check.limit)
+    if chosen("large") and is_cuda and not options.small:
+        for is_bf16, budget, more in ((True, "100%", {}), (True, "40%", host), (False, "100%", {}), (True, "60%", {})):
+            check.run(f"124M {'bf16' if is_bf16 else 'fp32'} {budget}{' host' if more else ''}", check.step, "large",
+                      is_bf16, budget, **more)
     check.table()
     return 0 if check.is_good() else 1
 

@@ -19,7 +19,8 @@ from ..library import ErrorText, check, library
 from ..store import Store
 
 
-_HUGE_BYTES = 2 << 20  # of a huge page
+_HUGE_BYTES = 2 << 20    # of a huge page
+_CUDA_MOVE_NS = 50_000   # of a move, however small: events, streams and Python
 
 
 class _PackItem(c.Structure):
@@ -164,7 +165,7 @@ def _cuda_paths(n, device):
             start = time.perf_counter()
             room.begin(0, tensor, n, is_out).synchronize()
             seconds.append(time.perf_counter() - start)
-        paths.append(Path(n / max(min(seconds), 1e-6), 10000))
+        paths.append(Path(n / max(min(seconds), 1e-6), _CUDA_MOVE_NS))
     return tuple(paths)
 
 
