@@ -142,6 +142,7 @@ class saved:
             key = tensor.untyped_storage()._cdata
             entry = self.by_storage.get(key)
             if entry is None or entry.version != tensor._version or entry.weak.expired():
+                self._make_room(tensor.untyped_storage().nbytes())
                 entry = self._entry_new(tensor.detach())
             handle = _Handle(self, entry, tensor)
             if entry.number in self.to_move or (not self.sequence and self.live_bytes > self.limit // 2):
