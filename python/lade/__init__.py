@@ -4,5 +4,7 @@ from .errors import CannotCapture, DoesNotFit, Error
 from .graph import Graph, Plan
 from .library import version
 from .size import budget_bytes, size_bytes
+from .store import Store
 
-__all__ = ["CannotCapture", "DoesNotFit", "Error", "Graph", "Plan", "budget_bytes", "size_bytes", "version"]
+__all__ = ["CannotCapture", "DoesNotFit", "Error", "Graph", "Plan", "Store", "budget_bytes", "size_bytes",
+           "version"]

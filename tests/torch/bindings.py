@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The package without PyTorch: sizes, graphs, plans, replays, errors. Usage: bindings.py LIBLADE"""
+import array
+import errno
 import os
 import subprocess
 import sys
@@ -96,6 +98,69 @@ def the_library_is_named_when_absent():
     assert done.returncode == 0
 
 
+def bytes_wait_in_a_store():
+    """Any buffer is put and got, whole or in parts, at once or later; each failure has the library's line."""
+    scratch = tempfile.TemporaryDirectory(prefix="lade-store,", dir=os.getcwd())  # the comma is the name's
+    data = bytes(range(256)) * 1024
+    numbers = array.array("d", range(5000))
+    with lade.Store(scratch.name, "4MiB") as store:
+        store.put("a", data)
+        store.put(b"b", numbers)
+        assert store.get("a") == data and store.names() == {"a": len(data), "b": 40000} and store.find("c") is None
+        again = array.array("d", bytes(40000))
+        assert store.get("b", again) is again and again == numbers
+        whole = bytearray(len(data))
+        parts = [store.submit_put("c", memoryview(data)[at:at + 65536], offset=at, tensor_bytes=len(data))
+                 for at in range(0, len(data), 65536)]
+        for part in parts:
+            part.wait()
+            part.wait()
+            assert part.is_done()
+        last = store.submit_get("c", memoryview(whole)[131072:], offset=131072, tensor_bytes=len(data))
+        raises(BufferError, lambda: whole.extend(b"x"))  # the store borrows it
+        last.wait()
+        whole.extend(b"")
+        assert not any(whole[:131072]) and whole[131072:] == data[131072:]
+        raises(TypeError, lambda: store.put("d", [1, 2]), "bytes-like")
+        raises((TypeError, BufferError), lambda: store.get("a", data))  # bytes are not written
+        raises(BufferError, lambda: store.put("d", memoryview(data)[::2]))
+        fault = raises(lade.Error, lambda: store.get("nothing"), "nothing")
+        assert fault.code == -errno.ENOENT
+        assert raises(lade.Error, lambda: store.get("a", bytearray(5)), "a").code == -errno.EINVAL
+        assert raises(lade.Error, lambda: store.put("big", bytearray(8 << 20)), "budget").code == -errno.EOVERFLOW
+        assert raises(lade.Error, lambda: store.publish()).code == -errno.EINVAL
+        store.drop("b")
+        assert raises(lade.Error, lambda: store.drop("b"), "b").code == -errno.ENOENT
+        info = store.info()
+        assert info["n_tensors"] == 2 and info["budget_bytes"] == 4 << 20 and not info["is_durable"], info
+        assert isinstance(store.note(), str) and store.notices() == []
+        begun = store.submit_put("e", data)
+    raises(lade.Error, begun.wait, "closed")
+    raises(lade.Error, lambda: store.find("a"), "closed")
+    raises(lade.Error, lambda: lade.Store("/no/such/folder", "1MiB"), "/no/such/folder")
+    raises(ValueError, lambda: lade.Store(scratch.name, "5 apples"), "size")
+
+
+def published_bytes_outlive_the_store():
+    with tempfile.TemporaryDirectory(prefix="lade-durable-", dir=os.getcwd()) as scratch:
+        with lade.Store(scratch, "2MiB", is_durable=True) as store:
+            store.put("kept", b"1" * 70000)
+            store.publish()
+            store.put("kept", b"2" * 70000)
+            store.put("lost", b"3")
+            assert raises(lade.Error, lambda: lade.Store(scratch, is_durable=True)).code == -errno.EBUSY
+        with lade.Store([scratch], is_durable=True) as store:
+            assert store.names() == {"kept": 70000} and store.get("kept") == b"1" * 70000
+            assert store.info()["n_published"] == 1
+        path = os.path.join(scratch, "lade-tensors.data")
+        with open(path, "r+b") as file:
+            at = file.read().index(b"1" * 4096)
+            file.seek(at)
+            file.write(b"0")
+        with lade.Store(scratch, is_durable=True) as store:
+            assert raises(lade.Error, lambda: store.get("kept"), "kept").code == -errno.EBADMSG
+
+
 for check in (sizes_are_the_commands, plans_fit_and_replay, errors_name_their_place, graphs_are_saved,
-              the_library_is_named_when_absent):
+              the_library_is_named_when_absent, bytes_wait_in_a_store, published_bytes_outlive_the_store):
     check()

@@ -6,17 +6,19 @@ Usage: contract.py LIBLADE
 """
 import contextlib
 import copy
+import ctypes
 import functools
 import gc
 import io
 import os
+import pickle
 import signal
 import tempfile
 from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
 
-from lade.torch import audit, plan_cache, runtime, train_step
+from lade.torch import audit, operands, parts, plan_cache, prices, runtime, train_step
 
 
 def made(budget="100%", dropout=0.1, **options):
@@ -146,6 +148,15 @@ def the_audit_finds_other_bits():
     torch.manual_seed(5)
     plain(twin, other)(*batch())
     assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other), "the model is as after an eager step"
+
+
+def the_audit_names_the_op_with_other_bits():
+    model, optimizer, step = made("min", dropout=0.1)
+    step.prepare(*batch())
+    scope, gelu = step.last.planned.function.__globals__, torch.ops.aten.gelu.default
+    name = next(name for name, call in scope.items() if call is gelu)
+    scope[name] = lambda x: gelu(x, approximate="tanh")
+    refused(lade.Error, lambda: step(*batch()), "other bits", "made by aten.gelu.default result 0 in blocks.0")
 
 
 def interrupts_wait_for_the_end():
@@ -278,8 +289,7 @@ def given_bytes_live_elsewhere_between_steps():
                 for call in (train, step):
                     torch.manual_seed(10 + i)
                     call(*batch(8 - i % 2))
-                is_away = all(p.untyped_storage().nbytes() == 0 for p in model.parameters() if p.numel() > 256)
-                assert is_away, [p.untyped_storage().nbytes() for p in model.parameters()]
+                assert all(map(is_parked, (p for p in model.parameters() if p.numel() > 256))), i
                 if read:
                     read(step, model, optimizer, twin, other)
             for call in (train, functools.partial(lade.torch.measure, step)):
@@ -299,11 +309,103 @@ def given_bytes_live_elsewhere_between_steps():
                 assert torch.equal(p, q), "a model that outlives its step has its bytes"
 
 
+def is_parked(tensor):
+    """True if a tensor's bytes are on a tier; asks it without a fetch."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage().nbytes() == 0
+
+
+@torch.no_grad()
+def moving_average(model):
+    shadow = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        shadow[name].mul_(0.9).add_(p.data, alpha=0.1)
+    return sum(t.sum().item() for t in shadow.values())
+
+
+def eager_step(model, optimizer):
+    """An uncaptured step between two captured ones."""
+    torch.manual_seed(44)
+    return plain(model, optimizer)(*batch(4)).item()
+
+
+def questions_about_parked_tensors_fetch_nothing():
+    model, optimizer, step = made("min", audit=False, host="64MiB")
+    step(*batch())
+    weight = model.blocks[0].up.weight
+    with mock.patch.object(step, "sync", side_effect=AssertionError("it fetches")):
+        assert weight.shape == weight.size() == (128, 32) and weight.numel() == 4096 and weight.dtype == torch.float32
+        assert weight.requires_grad and weight.is_leaf and weight.grad is None and weight.device.type == "cpu"
+        assert weight.stride() == (32, 1) and weight.dim() == weight.ndim == 2 and len(weight) == 128
+        assert isinstance(weight, nn.Parameter) and isinstance(weight, torch.Tensor) and weight in set(model.parameters())
+        optimizer.zero_grad()
+        for _ in range(2):  # nor does the next step
+            step(*batch())
+            assert is_parked(weight) and step.given.is_current()
+        assert sum(p.numel() for p in model.parameters()) > 0 and is_parked(weight)
+    with mock.patch.object(step.last.runtime.host, "get", side_effect=lade.Error("the drive is gone")):
+        refused(lade.Error, weight.sum, "cannot be fetched")
+        assert is_parked(weight), "a tensor that was not fetched is not read"
+    assert weight.sum().item() and type(weight) is nn.Parameter and not step.parked
+
+
+def memory_that_is_read_elsewhere_stays():
+    """A tensor over the memory of one that waits on a tier is refused, and a graph that saved one says so."""
+    model, optimizer, step = made("min", audit=False, host="64MiB")
+    twin, other, _ = made()
+    train = plain(twin, other)
+    calls = [(step, model), (train, twin)]
+    for call, _ in calls:
+        torch.manual_seed(1)
+        call(*batch())
+    kept = model.head.weight.data
+    before = lade.torch.digest(model, optimizer)
+    refused(lade.Error, lambda: step(*batch()), "head.weight", "another tensor", "clone")
+    assert lade.torch.digest(model, optimizer) == before, "nothing has changed"
+    del kept
+    loss = model.norm(torch.ones(2, 32)).sum() + (model.head.weight ** 2).sum()
+    for call, _ in calls:
+        torch.manual_seed(2)
+        call(*batch())
+    refused(RuntimeError, loss.backward, "modified by an inplace operation")
+    model.zero_grad()
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+
+
+def classes_of_their_own_stay_on_the_device():
+    class Own(nn.Parameter):
+        pass
+    torch.manual_seed(0)
+    model = GPT(dropout=0.0)
+    model.head.weight = Own(model.head.weight.detach())
+    optimizer = adamw(model)
+    step = lade.torch.step(plain(model, optimizer), model, optimizer, "min", audit=False, host="64MiB")
+    step(*batch())
+    assert type(model.head.weight) is Own and not is_parked(model.head.weight) and is_parked(model.tokens.weight)
+
+
 def living_reads(step, model, optimizer, twin, other):
     """Read and load what lives elsewhere, each time after a step; steps behind it have the same bits."""
+    weight = lambda m: m.blocks[0].up.weight
     reads = [lambda m, o: lade.torch.digest(m, o), lambda m, o: m.blocks[0].state_dict()["up.weight"].sum().item(),
              lambda m, o: o.state_dict()["state"][0]["exp_avg"].sum().item(), lambda m, o: m.eval()(*batch()).item(),
-             lambda m, o: m.load_state_dict(m.state_dict()), lambda m, o: o.load_state_dict(o.state_dict())]
+             lambda m, o: m.load_state_dict(m.state_dict()), lambda m, o: o.load_state_dict(o.state_dict()),
+             lambda m, o: weight(m).sum().item(), lambda m, o: repr(weight(m)), lambda m, o: weight(m).data.norm().item(),
+             lambda m, o: weight(m).detach().numpy().tobytes(), lambda m, o: weight(m).tolist(),
+             lambda m, o: ctypes.string_at(weight(m).data_ptr(), 256), lambda m, o: weight(m).untyped_storage().tolist(),
+             lambda m, o: torch.from_dlpack(weight(m).detach()).sum().item(),
+             lambda m, o: torch.from_dlpack(torch.utils.dlpack.to_dlpack(weight(m))).sum().item(),
+             lambda m, o: lade.torch.digest(copy.deepcopy(m)), lambda m, o: copy.deepcopy(weight(m)).sum().item(),
+             lambda m, o: copy.copy(weight(m)).sum().item(), lambda m, o: pickle.loads(pickle.dumps(weight(m))).sum().item(),
+             lambda m, o: [v.sum().item() for v in o.state[weight(m)].values()],
+             lambda m, o: o.state[weight(m)]["exp_avg"][3].tolist(),
+             lambda m, o: [torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0), weight(m).norm().item()],
+             lambda m, o: torch.nn.utils.parameters_to_vector(m.parameters()).sum().item(),
+             lambda m, o: m.blocks[0].up(torch.ones(1, 32)).sum().item(),
+             lambda m, o: torch.func.functional_call(m.eval(), dict(m.named_parameters()), batch()).item(),
+             lambda m, o: m.double().float() and None, lambda m, o: torch.stack([p.norm() for p in m.parameters()]).tolist(),
+             lambda m, o: nn.init.constant_(m.norm.weight, 0.9).sum().item(),
+             lambda m, o: moving_average(m), lambda m, o: eager_step(m, o)]
     for i, read in enumerate(reads):
         found = []
         for own, adam, call in ((model, optimizer, step), (twin, other, plain(twin, other))):
@@ -355,6 +457,67 @@ def the_store_is_taken_before_step_0():
 
 def no_space(*_args):
     raise lade.Error("no space left on the drive")
+
+
+def scratch_of_long_calls_is_exact_behind_the_first_step():
+    """A call that is too long to be priced whole has a bound for its scratch until the first step, or measure()."""
+    x, y = batch(8)
+
+    def made_bf16(budget, **options):
+        torch.manual_seed(0)
+        model = GPT(width=64, dropout=0.0)
+        optimizer = adamw(model)
+
+        def train(x, y):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return lade.torch.step(train, model, optimizer, budget, **options)
+    whole = made_bf16("100%").prepare(x, y).report()
+    few = mock.patch.multiple(parts, _WHOLE_FLOPS=1e5, _LEAST=16)
+    with few, mock.patch.multiple(prices, _LONG_NS=0, _BOUND_BYTES=1 << 16):
+        for budget, options in (("100%", {}), ("85%", {})):
+            for is_measured_first in (False, True):
+                step = made_bf16(budget, **options)
+                bound = step.prepare(x, y).report()["planned_peak_bytes"]
+                bounded = list(step.last.planned.bounded_ops().values())
+                assert bounded and all(op.name.startswith(("mm", "addmm", "bmm")) for op in bounded), bounded
+                if not is_measured_first:
+                    step(x, y)
+                peak, report = lade.torch.measure(step, x, y)["peak_bytes"], step.report()
+                assert peak == report["planned_peak_bytes"] <= bound, (budget, is_measured_first, peak, bound)
+                assert not step.last.planned.bounded_ops() and "R.watch" not in step.last.planned.source
+                assert report["unconstrained_peak_bytes"] == whole["unconstrained_peak_bytes"]
+    with few, mock.patch.multiple(prices, _LONG_NS=0, _BOUND_BYTES=1 << 20):  # refusals and "min" are exact
+        for budget in (whole["min_budget_bytes"] * 11 // 10, "min"):
+            step = made_bf16(budget).prepare(x, y)
+            assert not step.last.planned.bounded_ops(), budget
+            assert lade.torch.measure(step, x, y)["peak_bytes"] == step.report()["planned_peak_bytes"]
+    with few, mock.patch.multiple(prices, _LONG_NS=0, _BOUND_BYTES=-1 << 16):  # a bound that is none
+        step = made_bf16("80%")
+        first = step.prepare(x, y).last
+        step(x, y)
+        step(x, y)
+        assert step.last is not first and not step.last.planned.bounded_ops()
+        report = step.report()
+        assert lade.torch.measure(step, x, y)["peak_bytes"] == report["planned_peak_bytes"] <= report["budget_bytes"]
+
+
+def operands_have_no_byte_in_common():
+    """Also where they are slices of one buffer, as on a CUDA device."""
+    def sliced(_arena, buffer, first, _n_bytes):
+        return buffer[first // buffer.element_size():]
+    metas = [torch.empty(n, device="meta")[lead:] for n, lead in ((100, 3), (7, 0), (300, 17))]
+    arena = operands.Arena(torch.device("cpu"), operands.needs_of(metas))
+    with mock.patch.object(operands.Arena, "_storage", sliced):
+        cuts = [arena.cut(meta) for meta in metas]
+    spans = sorted((t.data_ptr(), t.data_ptr() + 4 * t.numel()) for t in cuts)
+    assert all(end <= first for (_, end), (first, _) in zip(spans, spans[1:])), spans
+    assert [t.shape for t in cuts] == [meta.shape for meta in metas]
+    assert len({t.untyped_storage()._cdata for t in cuts}) == 1
 
 
 def wrappers_are_refused():
@@ -416,10 +579,13 @@ if __name__ == "__main__":
     train_step.PLAN_SECONDS = 0.3, 0.3
     for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk,
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
-                 resuming_keeps_the_bits, the_audit_finds_other_bits, interrupts_wait_for_the_end,
+                 resuming_keeps_the_bits, the_audit_finds_other_bits, the_audit_names_the_op_with_other_bits,
+                 interrupts_wait_for_the_end,
                  failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
-                 given_bytes_live_elsewhere_between_steps, plans_share_the_host_budget,
-                 living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0, wrappers_are_refused,
+                 given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
+                 memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, plans_share_the_host_budget,
+                 living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0,
+                 scratch_of_long_calls_is_exact_behind_the_first_step, operands_have_no_byte_in_common, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()
         print(case.__name__, flush=True)

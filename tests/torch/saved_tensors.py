@@ -41,8 +41,7 @@ def bits_and_bound(scratch):
         for live in (300 << 10, 1 << 20):
             found, held = steps(lambda model: lade.torch.saved(model, live=live, **options))
             assert found == wanted, (options, live)
-            largest = 64 * 4 * 8 * 32 * 4 # the hidden layer of a block, alone, before it is copied out
-            assert held.moved_bytes > 0 and held.peak_bytes <= live + largest, (options, live, held.peak_bytes)
+            assert held.moved_bytes > 0 and held.peak_bytes <= live, (options, live, held.peak_bytes)
             assert held.live_bytes == 0 and not held.entries, "a step leaves nothing behind"
             held.close()
 

@@ -18,6 +18,8 @@ generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
 | arguments kept alive by a tuple | every case: planned = measured |
 | numbers are constants of a graph | live_values, grad_scaler_skips_and_grows, refusals |
 | shapes | contract.py, each_shape_and_mode_has_a_plan |
+| autocast casts a weight once for several uses | weights_are_cast_once |
+| a library asks whether tensors are fake | masks_are_those_of_eager_steps |
 | alignment decides the kernel | alignment_is_part_of_a_plan |
 | values and shapes that depend on data, a compiled model inside | refusals |
 | kernels allocate past torch | every case with GELU: planned = measured |
@@ -115,6 +117,47 @@ def autocast(model, optimizer):
         optimizer.zero_grad()
         return loss.detach()
     return train
+
+
+class Shared(GPT):
+    """The layers are one, used several times."""
+
+    def forward(self, x, y):
+        h = self.hidden(x)
+        for _ in range(3):
+            h = self.blocks[0](h)
+        return F.cross_entropy(self.head(self.norm(h)).flatten(0, 1), y.flatten())
+
+
+def weights_are_cast_once():
+    check("shared layers, autocast", Shared(layers=1), batch(), make_train=autocast, budgets=("min",))
+
+
+def masks_are_those_of_eager_steps():
+    """transformers makes masks for fake tensors that it leaves out for real ones, and a mask decides the kernel."""
+    try:
+        import transformers
+    except ImportError:
+        print("without transformers masks are not tested")
+        return
+    torch.manual_seed(0)
+    sizes = dict(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes)).train()
+    attention, calls = F.scaled_dot_product_attention, []
+
+    def noted(*args, attn_mask=None, is_causal=False, **kwargs):
+        calls.append((attn_mask is None, is_causal))
+        return attention(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+
+    def train(ids):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        return loss.detach()
+    with mock.patch.object(F, "scaled_dot_product_attention", noted):
+        train(batch()[0])
+        model.zero_grad()
+        lade.torch.step(train, model, None, "100%").prepare(batch()[0])
+    assert calls[0] == calls[1] == (True, True), calls
 
 
 def accumulation(model, optimizer):
@@ -288,6 +331,35 @@ def read_behind_updates(model, optimizer):
     return train
 
 
+def updates_in_a_row_are_one_call():
+    """Updates that need no scratch and follow one another, such as those behind one clipping op, are one call a group."""
+    def grouped(model):
+        head = [model.head.weight]
+        rest = [p for p in model.parameters() if p is not model.head.weight]
+        return torch.optim.SGD([dict(params=head, lr=1e-2), dict(params=rest)], lr=1e-3, weight_decay=0.0, foreach=False)
+
+    def halved(model, optimizer):
+        def train(x, y):
+            loss = model(x, y)
+            loss.backward()
+            torch._foreach_mul_([p.grad for p in model.parameters()], 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return train
+    for make_optimizer in (grouped, lambda model: lade.torch.AdamW(model.parameters(), lr=1e-3)):
+        check("updates in a row", GPT(), batch(), make_optimizer=make_optimizer, make_train=halved)
+    model, calls = GPT(), []
+    optimizer = grouped(model)
+    step = lade.torch.step(halved(model, optimizer), model, optimizer, "100%", audit=False).prepare(*batch())
+    module = sys.modules["torch.optim.sgd"]
+    update = module.sgd
+    with mock.patch.object(module, "sgd", lambda params, *args, **kwargs: (
+            calls.append(len(params)), update(params, *args, **kwargs))):
+        step(*batch())
+    assert sorted(calls) == [1, len(list(model.parameters())) - 1], calls
+
+
 def updates_come_between():
     """A value of a parameter's old bits is not computed again behind the update."""
     for options in (dict(), dict(host="64MiB")):
@@ -438,8 +510,10 @@ def plain_of(model, optimizer):
 
 
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
+             weights_are_cast_once, masks_are_those_of_eager_steps,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
-             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model, updates_come_between,
+             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model,
+             updates_come_between, updates_in_a_row_are_one_call,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

@@ -95,7 +95,7 @@ class _Moments:
         if self.owner.store is None:
             piece.buffer = room
         else:
-            self.owner.store.put(piece.name, room.address, piece.n_bytes)
+            self.owner.store.put(piece.name, (room.address, piece.n_bytes))
 
     def save(self):
         """Return the arrays as tensors of their own."""
@@ -104,7 +104,7 @@ class _Moments:
             room = piece.buffer
             if room is None:
                 room = tiers.Host(piece.n_bytes)
-                self.owner.store.get(piece.name, room.address, piece.n_bytes)
+                self.owner.store.get(piece.name, (room.address, piece.n_bytes))
             for part, place, n in zip(parts, piece.places, piece.sizes):
                 if n:
                     part.append(torch.frombuffer(bytearray(c.string_at(room.address + place, n)), dtype=torch.uint8))
@@ -152,26 +152,27 @@ class _Ring:
             while piece is not None or reading:
                 while piece is not None and free:
                     room = free.pop()
-                    reading.append((piece, room, self.store.begin(piece.name, room.address, piece.n_bytes, False)))
+                    reading.append((piece, room, self.store.submit_get(piece.name, (room.address, piece.n_bytes))))
                     piece = next(ahead, None)
                 if reading and (piece is None or len(reading) > _RING // 2 or not writing):
-                    now, room, ticket = reading.popleft()
-                    self.store.wait(ticket)
+                    now, room, request = reading.popleft()
+                    request.wait()
                     update(now, room.address)
-                    writing.append((room, self.store.begin(now.name, room.address, now.n_bytes, True)))
+                    writing.append((room, self.store.submit_put(now.name, (room.address, now.n_bytes))))
                 else:
-                    room, ticket = writing.popleft()
-                    self.store.wait(ticket)
+                    room, request = writing.popleft()
+                    request.wait()
                     free.append(room)
         finally:
-            self._drain([ticket for _, _, ticket in reading] + [ticket for _, ticket in writing])
+            self._drain([request for _, _, request in reading] + [request for _, request in writing])
 
-    def _drain(self, tickets):
-        """Wait for all of @tickets, then raise the first failure."""
+    @staticmethod
+    def _drain(requests):
+        """Wait for all of @requests, then raise the first failure."""
         fault = None
-        for ticket in tickets:
+        for request in requests:
             try:
-                self.store.wait(ticket)
+                request.wait()
             except Error as failed:
                 fault = fault or failed
         if fault is not None:

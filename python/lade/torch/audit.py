@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import Error
-from . import optimizers
+from . import difference, generators, optimizers
 
 
 def bits(tensor):
@@ -24,8 +24,9 @@ def bits(tensor):
 
 def free_bytes(device):
     """Return the bytes that the device can still give."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cuda":  # and what torch's allocator holds and can give again
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) \
+            - torch.cuda.memory_allocated(device)
     with open("/proc/meminfo", encoding="ascii") as file:
         fields = dict(line.split(":") for line in file)
     return int(fields["MemAvailable"].split()[0]) * 1024
@@ -66,7 +67,12 @@ class Audit:
         captured = self._digest(ready)
         before.restore()
         result = self.step.fn(*args, **kwargs)
-        self._compare(captured, self._digest(ready))
+        eager = self._digest(ready)
+        if captured != eager:
+            before.restore()
+            self.step.fn(*args, **kwargs)
+            again = self._digest(ready)
+            self._refuse(captured, eager, again, self.ops_apart(ready, before, args, kwargs, leaves))
         ready.is_audited = True
         return result
 
@@ -92,11 +98,26 @@ class Audit:
         self.ready.note = (f"audited on {rows} rows of the batch: the uncaptured step of the whole batch needs "
                            f"{self.ready.planned.unconstrained_bytes:,} bytes")
 
-    def _compare(self, captured, eager):
-        if captured == eager:
-            return
+    def ops_apart(self, ready, before, args, kwargs, leaves):
+        """Return the ops that first have other bits than those of the uncaptured step, which is the last to run."""
+        def captured():
+            before.restore()
+            self.step._run(ready, leaves, None, with_late=False)
+            self.step.sync()
+
+        def uncaptured():
+            before.restore()
+            self.step.fn(*args, **kwargs)
+        return difference.others(ready.planned, captured, uncaptured, bits)
+
+    def _refuse(self, captured, eager, again, ops):
+        """Refuse to go on; say so if two uncaptured steps differ from each other too."""
         name = next(name for name in eager if captured.get(name) != eager[name])
-        self.step.broken = f"the audit found other bits in the captured step, first in {name}"
+        self.step.broken = f"the audit found other bits in the captured step, first in {name}" + (f", made by {ops}" if ops else "")
+        if eager != again:
+            name = next(name for name in eager if again.get(name) != eager[name])
+            self.step.broken = (f"the audit ran the uncaptured step twice from one state, and its bits differ, first in "
+                                f"{name}: set torch.use_deterministic_algorithms(True), or audit=False")
         raise Error(f"lade: {self.step.broken}; the model is as after the uncaptured step")
 
     def _digest(self, ready):
@@ -105,7 +126,7 @@ class Audit:
         for i, p in enumerate(ready.planned.trace.given.opt_params):
             for key, value in optimizers.state_items(step.optimizer.state.get(p, {})):
                 found[f"state {i}.{key}"] = bits(value) if isinstance(value, torch.Tensor) else repr(value)
-        found["generator"] = bits(torch.get_rng_state())
+        found["generator"] = repr(generators.states(step.device))
         return found
 
 
@@ -135,9 +156,7 @@ class Snapshot:
         self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
                        for group in step.optimizer.param_groups] if step.optimizer else []
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
-        self.generators = [torch.get_rng_state()]
-        if step.device.type == "cuda":
-            self.generators.append(torch.cuda.get_rng_state(step.device))
+        self.generators = generators.states(step.device)
 
     def restore(self):
         with torch.no_grad():
@@ -151,7 +170,4 @@ class Snapshot:
             scheduler.load_state_dict(held)
         for group, held in zip(self.step.optimizer.param_groups if self.step.optimizer else (), self.groups):
             group.update(held)
-        torch.set_rng_state(self.generators[0])
-        if len(self.generators) > 1:
-            torch.cuda.set_rng_state(self.generators[1], self.step.device)
-        self.copies = self.grads = None
+        generators.set_states(self.step.device, self.generators)

@@ -199,8 +199,12 @@ class Generator:
                 self.unbind(storage)
         for operand in flat_args(op.node):
             self.ensure(self.values.value(operand))
-        if op.draws:  # also where no redo follows: the generator's state is in the price of every draw
+        # On the CPU also where no redo follows: the generator's state is in the price of every draw.
+        if op.draws and (is_again or index in self.redrawn or self.values.device.type == "cpu"):
             self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index if index in self.redrawn else -1})")
+        is_watched = op.is_bound and not is_again
+        if is_watched:
+            self.lines.append(f"R.watch({index})")
         if op.node.target is optimizers.UPDATE:
             self._update(op.node)
         elif op.node.target is optimizers.UPDATE_ALL:
@@ -208,12 +212,44 @@ class Generator:
             self.lines.append(f"R.update_all({self.text(grads)}, {self.text(found)})")
         else:
             self.call(op.node, op.outputs)
+        if is_watched:
+            self.lines.append("R.watched()")
         if index in self.redrawn and is_again:
             self.lines.append("R.redrawn()")
 
     def _update(self, node):
         _, grad, _, found, index = node.args
         self.lines.append(f"R.update({index}, {self.text(grad)}, {self.text(found)})")
+
+    def _updates(self, at):
+        """Emit one call for updates that follow one another at instruction @at; return how many instructions it takes.
+
+        Gradients of the first ones are freed behind the last one then. No op between them takes memory, so the peak is
+        the plan's. One call has less of Python than several.
+        """
+        ops, drops, read = [], [], set()
+        for kind, index, _ in self.instrs[at:]:
+            op = self.values.ops[index] if kind == OP else None
+            if op is not None and op.node.target is optimizers.UPDATE and not op.scratch_bytes \
+                    and (not ops or op.node.args[3] == ops[0].node.args[3]):
+                ops.append(op)
+                read.update(op.reads)
+            elif kind == DROP and index in read and self.values.storages[index]["tier"] == DEVICE:
+                drops.append(index)
+            else:
+                break
+        if len(ops) < 2:
+            return 0
+        for op in ops:
+            self._wait(self.room.before_op(op))
+            for operand in flat_args(op.node):
+                self.ensure(self.values.value(operand))
+        numbers, grads = [op.node.args[4] for op in ops], [op.node.args[1] for op in ops]
+        self.lines.append(f"R.update_some({tuple(numbers)}, {self.text(grads)}, {self.text(ops[0].node.args[3])})")
+        for index in drops:
+            self._wait(self.room.before_drop(index))
+            self._drop(index)
+        return len(ops) + len(drops)
 
     def _drop(self, storage):
         """Free a made storage by its names; one that lives on a tier and is unchanged keeps its names."""
@@ -234,7 +270,12 @@ class Generator:
         for node, tensor in self.values.constants.items():
             self.names[self.bind((node, None))] = tensor
         constants = {self.name((node, None)) for node in self.values.constants}
+        behind = 0
         for i, (kind, index, tier) in enumerate(self.instrs):
+            if i >= behind:
+                behind = i + self._updates(i)
+            if i < behind:
+                continue
             if kind in (OP, REDO):
                 self._op(index, kind == REDO)
             elif kind == DROP:

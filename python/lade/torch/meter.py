@@ -1,25 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes by the allocator's own events: torch's profiler reports every allocation and every free, in order.
+"""Bytes by the allocator's own events: every allocation and every free, in order, of all threads.
 
-The profiler needs no compiler and sees all threads. Libraries that allocate past torch's allocator (oneDNN's own
-scratch, cuBLAS) are not in its numbers, and are not counted here.
+On the CPU torch's profiler reports them; on CUDA the allocator's own history does. Neither needs a compiler. Libraries
+that allocate past torch's allocator (oneDNN's own scratch) are not in these numbers, and are not counted here.
+
+CUDA's allocator hands out multiples of 512 bytes, so each allocation counts as its size rounded up to that. A block
+that the allocator leaves whole because its rest is small counts without that rest, which depends on earlier frees.
 """
 import torch
 from torch.autograd import DeviceType
 
+from ..errors import Error
+
 
 TOLD_BYTES = 2345671  # the size of a mark in the events, which stands for a free that was told
+MARK_BYTES = 1234577  # the size of a mark between two calls that are priced; no power of two, no page
+_CUDA_UNIT = 512      # bytes; CUDA's allocator hands out multiples
+_SIGNS = {"alloc": 1, "free_completed": -1}
 
 
-def _device_type(kind):
-    return {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}.get(kind, DeviceType.CPU)
+def counted(n_bytes, device):
+    """Return the bytes that an allocation of @n_bytes takes on a device."""
+    return (n_bytes + _CUDA_UNIT - 1) // _CUDA_UNIT * _CUDA_UNIT if device.type == "cuda" else n_bytes
+
+
+def storage_bytes(tensor, device):
+    """Return the bytes that a tensor's storage takes on @device: 0 if it lies on another device."""
+    return counted(tensor.untyped_storage().nbytes(), device) if tensor.device.type == device.type else 0
+
+
+def events_of(device):
+    """Return a context that records all allocations and frees on a device as sizes, negative for a free."""
+    return History(device) if device.type == "cuda" else Events()
+
+
+def peak_of(sizes):
+    """Return (largest running sum, last running sum) of sizes."""
+    live = most = 0
+    for size in sizes:
+        live += size
+        most = max(most, live)
+    return most, live
+
+
+class History:
+    """The events of a CUDA device, by the allocator's history."""
+
+    def __init__(self, device):
+        self.device, self.sizes = device, []
+
+    def __enter__(self):
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            raise Error(f"PyTorch's CUDA allocator is {backend!r}, which reports no allocations; lade.torch.step needs the "
+                        "native one, without lade.torch.limit")
+        torch.cuda.synchronize(self.device)
+        torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+        return self
+
+    def __exit__(self, *fault):
+        torch.cuda.synchronize(self.device)
+        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        events = torch.cuda.memory._snapshot()["device_traces"][index]
+        torch.cuda.memory._record_memory_history(None)
+        self.sizes = [_SIGNS[event["action"]] * (event["size"] if event["size"] == MARK_BYTES
+                                                 else counted(event["size"], self.device))
+                      for event in events if event["action"] in _SIGNS]
+
+    def peak(self):
+        """Return (largest sum since the start, sum at the end)."""
+        return peak_of(self.sizes)
 
 
 class Events:
-    """Within this context all allocations and frees of a device are recorded: sizes, negative for a free."""
+    """The events of the CPU, by torch's profiler."""
 
-    def __init__(self, kind="cpu"):
-        self.kind = _device_type(kind)
+    def __init__(self):
         activities = [torch.profiler.ProfilerActivity.CPU]
         self.profiler = torch.profiler.profile(activities=activities, profile_memory=True)
         self.sizes, self.told = [], []
@@ -44,7 +100,7 @@ class Events:
     def __exit__(self, *fault):
         self.profiler.__exit__(*fault)
         self.sizes = [event.nbytes() for event in self.profiler.profiler.kineto_results.events()
-                      if event.name() == "[memory]" and event.device_type() == self.kind]
+                      if event.name() == "[memory]" and event.device_type() == DeviceType.CPU]
         self.profiler = None
         self.sizes = self._corrected()
 
@@ -62,12 +118,3 @@ class Events:
     def peak(self):
         """Return (largest sum since the start, sum at the end)."""
         return peak_of(self.sizes)
-
-
-def peak_of(sizes):
-    """Return (largest running sum, last running sum) of sizes."""
-    live = most = 0
-    for size in sizes:
-        live += size
-        most = max(most, live)
-    return most, live

@@ -5,7 +5,10 @@ import mmap
 
 import torch
 
+from .layouts import alignment
+
 _FILLED_MOST = 96 << 20 # bytes of made-up values; operands behind them are zeros, which cost no memory
+_ALIGN = 512             # of an operand, as CUDA's allocator aligns
 _BLOCK = 4096           # elements of made-up values that repeat
 
 
@@ -30,12 +33,12 @@ class Arena:
             return torch.ones(meta.shape, dtype=meta.dtype, device=meta.device)
         size, stride, width = meta.shape, meta.stride(), meta.element_size()
         span = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if meta.numel() else 0
-        lead = meta.storage_offset() * width % 64 // width
+        lead = meta.storage_offset() * width % alignment(meta.device) // width
         first = self.used.get(meta.dtype, 0)
-        self.used[meta.dtype] = (first + (lead + span) * width + 63) // 64 * 64
+        self.used[meta.dtype] = (first + (lead + span) * width + _ALIGN - 1) // _ALIGN * _ALIGN
         buffer = self._buffer(meta.dtype, self.used[meta.dtype])
         whole = self._storage(buffer, first, (lead + span) * width) if span else buffer
-        cut = torch.as_strided(whole, size, stride, lead)
+        cut = torch.as_strided(whole, size, stride, whole.storage_offset() + lead)
         is_number = meta.dtype.is_floating_point or meta.dtype.is_complex
         if not is_number or self.fill is not None:
             fill = self.fill if self.fill is not None else meta.dtype == torch.bool
@@ -43,7 +46,7 @@ class Arena:
         return cut
 
     def _storage(self, buffer, first, n_bytes):
-        """Return bytes of a buffer as a storage of their own: some kernels ask whether two operands share one."""
+        """Return bytes of a buffer, on the CPU as a storage of their own: some kernels ask whether operands share one."""
         if self.device.type != "cpu":
             return buffer[first // buffer.element_size():]
         raw = (ctypes.c_char * n_bytes).from_address(buffer.data_ptr() + first)
@@ -70,7 +73,7 @@ def needs_of(metas):
     needs = {}
     for meta in metas:
         span = 1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.stride())) if meta.numel() else 0
-        needs[meta.dtype] = needs.get(meta.dtype, 0) + span * meta.element_size() + 128
+        needs[meta.dtype] = needs.get(meta.dtype, 0) + span * meta.element_size() + 2 * _ALIGN
     return needs
 
 

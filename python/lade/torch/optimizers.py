@@ -6,16 +6,19 @@ complete. It runs the class's own step over one parameter, so its bits are the o
 counters and every other field of a group stay live. Any other optimizer is one opaque op over all parameters.
 """
 import collections
+import contextlib
 import copy
 import inspect
 
 import torch
 
 from ..errors import CannotCapture
+from .residents import Fetch
 
 PER_PARAM = tuple(getattr(torch.optim, name) for name in
                   ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"))
 
+_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _LIBRARY = torch.library.Library("lade", "DEF")
 _LIBRARY.define("update(Tensor(a!) param, Tensor grad, Tensor(b!)[] state, Tensor[] found_inf, int index) -> ()")
 _LIBRARY.define("update_all(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, Tensor[] found_inf) -> ()")
@@ -33,16 +36,18 @@ def unwrapped(optimizer):
 def is_per_param(optimizer):
     """True if updates of single parameters have the bits of the whole step."""
     kind = type(optimizer)
-    if getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(optimizer, "_optimizer_step_post_hooks", None):
+    hooks = [hook for name in _HOOKS for hook in getattr(optimizer, name, {}).values()]
+    if any(not isinstance(hook, Fetch) for hook in hooks):
         return False
     return kind in PER_PARAM or getattr(kind, "lade_per_param", False)
 
 
-def narrowed(optimizer, group, param, state):
-    """Return a copy of @optimizer that knows one parameter alone, with the fields of @group."""
+def narrowed(optimizer, group, params, state):
+    """Return a copy of @optimizer that knows @params alone, with the fields of @group."""
     slim = copy.copy(optimizer)
     slim.__dict__ = {name: value for name, value in optimizer.__dict__.items() if name != "step"}
-    slim.param_groups = [{**group, "params": [param]}]
+    slim.__dict__.update((name, collections.OrderedDict()) for name in _HOOKS)
+    slim.param_groups = [{**group, "params": params}]
     slim.state = state
     return slim
 
@@ -76,7 +81,7 @@ def create_state(optimizer, pairs, state):
             param = pairs.get(id(real))
             if param is None or state.get(param):
                 continue
-            slim = narrowed(optimizer, group, param, state)
+            slim = narrowed(optimizer, group, [param], state)
             _init_lazily(slim, param)
             if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
                 if group["dampening"]:
@@ -104,26 +109,36 @@ def state_tensors(state):
     return [(key, state[key]) for key in sorted(state, key=str) if isinstance(state[key], torch.Tensor)]
 
 
-class Updater:
-    """The update of one parameter at run time."""
+@contextlib.contextmanager
+def _gradients(params, grads):
+    """Within this context parameters have @grads."""
+    held = [param.grad for param in params]
+    for param, grad in zip(params, grads):
+        param.grad = grad
+    try:
+        yield
+    finally:
+        for param, grad in zip(params, held):
+            param.grad = grad
 
-    def __init__(self, optimizer, group_index, param):
-        self.optimizer, self.group, self.param = optimizer, optimizer.param_groups[group_index], param
-        self.slim = narrowed(optimizer, self.group, param, optimizer.state)
+
+class Updater:
+    """The update of some parameters of one group at run time."""
+
+    def __init__(self, optimizer, group, params):
+        self.optimizer, self.group, self.params = optimizer, group, params
+        self.slim = narrowed(optimizer, self.group, params, optimizer.state)
         self.own = self.slim.param_groups[0]
         self.step = type(optimizer).step
 
-    def __call__(self, grad):
-        own, param = self.own, self.param
+    def __call__(self, grads):
+        own = self.own
         for key, value in self.group.items():
             if key != "params":
                 own[key] = value
         self.slim.state = self.optimizer.state
-        held, param.grad = param.grad, grad
-        try:
+        with _gradients(self.params, grads):
             self.step(self.slim)
-        finally:
-            param.grad = held
 
 
 class OpaqueUpdater:
@@ -133,11 +148,5 @@ class OpaqueUpdater:
         self.optimizer, self.params, self.step = optimizer, params, type(optimizer).step
 
     def __call__(self, grads):
-        held = [param.grad for param in self.params]
-        for param, grad in zip(self.params, grads):
-            param.grad = grad
-        try:
+        with _gradients(self.params, grads):
             self.step(self.optimizer)
-        finally:
-            for param, grad in zip(self.params, held):
-                param.grad = grad

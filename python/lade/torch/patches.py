@@ -12,7 +12,10 @@ from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.fx.experimental import proxy_tensor
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CannotCapture
@@ -111,6 +114,16 @@ def _whole_kernels():
     return mock.patch.object(torch._ops.OpOverload, "decompose", whole)
 
 
+def _known_is_real(recorder):
+    """Yield a patch of transformers, which takes another path for fake tensors: it makes masks that an eager step does
+    without, and attention with a mask has another kernel. A tensor whose values watch.py knows answers like a real one.
+    """
+    module = sys.modules.get("transformers.utils.import_utils")
+    if hasattr(module, "is_fake_tensor"):
+        plain = module.is_fake_tensor
+        yield mock.patch.object(module, "is_fake_tensor", lambda x: plain(x) and id(x) not in recorder.watch.known)
+
+
 def _module_names(recorder, stack):
     """Let each node of the graph know the module whose forward made it, for reports."""
     names, entered = {id(module): name for name, module in recorder.modules}, []
@@ -146,9 +159,14 @@ def capturing(recorder):
                 if hasattr(checkpoint, name):
                     stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
-        for patch in (*_schedulers(recorder), *_scalers(recorder)):
+        for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder)):
             stack.enter_context(patch)
+        # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
+        stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))
         stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
+        if recorder.is_cuda:  # foreach kernels have other bits than their parts, and a capture has fake tensors
+            kinds = [torch.Tensor, FakeTensor]
+            stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", kinds))
         stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())

@@ -25,11 +25,12 @@ def folder():
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "lade", "torch-plans")
 
 
-def key_of(values, limits, budget):
+def key_of(values, limits, budget, device):
     """Return the key of a plan."""
     total = hashlib.sha256()
     parts = [1, version(), torch.__version__, platform.machine(), platform.node(), torch.get_num_threads(), budget,
-             limits.host_bytes if limits.host_exact else "auto", bool(limits.store_bytes), limits.ways]
+             limits.host_bytes if limits.host_exact else "auto", bool(limits.store_bytes), limits.ways,
+             torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
     parts += [(s["bytes"], s["is_given"], s["tier"]) for s in values.storages]
     parts += [(op.name, op.reads, op.writes, op.updates, op.scratch_bytes, op.is_once) for op in values.ops]
     for part in parts:

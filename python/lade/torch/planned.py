@@ -9,7 +9,7 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, optimizers, plan_cache, reports, residents, tiers
+from . import generate, meter, optimizers, parked, plan_cache, reports, residents, tiers
 from .trace import without_collections
 from .values import Values, updates_early
 
@@ -34,11 +34,11 @@ class Tiers:
             self.store_bytes = size_bytes(store_budget) if store_budget is not None else disk_free(store) // 2
         self.paths = {}
 
-    def measure(self):
+    def measure(self, device):
         """Measure the paths, once."""
         if not self.paths:
             none = (g.Path(), g.Path())
-            self.paths["host"] = tiers.host_paths() if self.host_bytes else none
+            self.paths["host"] = tiers.host_paths(device) if self.host_bytes else none
             self.paths["store"] = tiers.store_paths(self.store) if self.store_bytes else none
         return self.paths
 
@@ -90,10 +90,12 @@ class Planned:
         """@plan_seconds: (least, most) of the search."""
         self.trace, self.limits, self.device = trace, limits, device
         start = time.perf_counter()
-        self.values = Values(trace.gm, len(trace.inputs))
+        self.values = Values(trace.gm, len(trace.inputs), device)
         updates_early(self.values)
-        self.n_ops = len(self.values.ops)
+        self.n_ops, self.pricer = len(self.values.ops), pricer
         pricer.price(self.values, device)
+        if limits.budget == "min":
+            self._settle_ops(self.run_bounded())
         self._set_parts()
         self.price_seconds = time.perf_counter() - start
         start = time.perf_counter()
@@ -101,9 +103,16 @@ class Planned:
         self.graph = self._graph()
         self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
         self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
-        self.plan = self._find(plan_seconds)
-        places = self._place()
-        self.function, self.source = generate.compiled(self.values, self.plan, places)
+        try:
+            self.plan = self._find(plan_seconds)
+        except DoesNotFit:
+            if not self.bounded_ops():
+                raise
+            self._settle_ops(self.run_bounded())
+            self.graph = self._graph()
+            self.plan = self._find(plan_seconds)
+        self.offsets = self._place()
+        self.function, self.source = generate.compiled(self.values, self.plan, self.offsets)
         self.plan_seconds = time.perf_counter() - start
 
     def _set_parts(self):
@@ -130,18 +139,24 @@ class Planned:
     def _live_elsewhere(self, kinds):
         """Let given storages of @kinds live on tiers."""
         if kinds:
-            residents.assign(self.values, self.names, self.limits, kinds)
+            residents.assign(self.values, self.names, self.limits, kinds, self._unparkable())
             self.graph = self._graph()
             self.floor_bytes = self.graph.bounds()[1]
 
+    def _unparkable(self):
+        """Return the storages of parameters whose class has no parked one (parked.py): they stay on the device."""
+        return {self.values.storage((node, None)) for node, (kind, _, where, _) in zip(self.values.inputs,
+                                                                                     self.trace.inputs)
+                if kind == "param" and not parked.can_park(where)}
+
     def _plan(self, seconds, is_last=True):
-        paths, limits = self.limits.measure(), self.limits
+        paths, limits = self.limits.measure(self.device), self.limits
         own = dict(to_host=paths["host"][0], from_host=paths["host"][1], to_store=paths["store"][0],
                    from_store=paths["store"][1],
                    host_budget_bytes=limits.host_bytes - residents.rooms(self.values, g.HOST)[1],
                    store_budget_bytes=limits.store_bytes - residents.rooms(self.values, g.STORE)[1])
         budget = g.BUDGET_MIN if self.budget is None else max(self.budget, 1)
-        key = plan_cache.key_of(self.values, limits, budget)
+        key = plan_cache.key_of(self.values, limits, budget, self.device)
         found = plan_cache.load(key, self.graph, budget)
         self.is_from_disk = found is not None and found.info["host_bytes"] <= limits.host_bytes
         if self.is_from_disk:
@@ -160,6 +175,31 @@ class Planned:
                 raise
             return self.graph.plan(budget, time_limit_s=most, **own)
 
+    def bounded_ops(self):
+        """Return {number: op} of ops whose scratch is a bound."""
+        return {i: op for i, op in enumerate(self.values.ops) if op.is_bound}
+
+    def run_bounded(self):
+        """Run the calls whose scratch is a bound, on made-up operands; return {number: exact bytes}."""
+        ops = self.bounded_ops()
+        return dict(zip(ops, self.pricer.run_whole(self.values, list(ops.values()), self.device))) if ops else {}
+
+    def _settle_ops(self, exact):
+        for i, n_bytes in exact.items():
+            op = self.values.ops[i]
+            op.scratch_bytes, op.is_bound = n_bytes, False
+            self.pricer.settle(self.values, op, n_bytes)
+
+    def settle(self, exact):
+        """Take the exact scratch of ops, {number: bytes}; the list stays. False if its peak is above the budget then."""
+        self._settle_ops(exact)
+        self.graph, info = self._graph(), self.plan.info
+        self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
+        info["planned_peak_bytes"] = self.graph.replay(self.plan.instrs)["peak_bytes"]
+        info["min_budget_bytes"] = min(info["min_budget_bytes"], info["planned_peak_bytes"])
+        self.function, self.source = generate.compiled(self.values, self.plan, self.offsets)
+        return self.budget is None or info["planned_peak_bytes"] <= self.budget
+
     # places
 
     def _place(self):
@@ -176,6 +216,8 @@ class Planned:
                    for (put, _), (_, _, n) in tiers.waits(instrs, storages, g.STORE)}
         self.store_need = sum(waiting.values()) + stored_bytes
         self.living = {**self.places, **stored}
+        inputs = [self.values.storage((node, None)) for node in self.values.inputs]
+        self.living_inputs = [(i, k) for i, k in enumerate(inputs) if k in self.living]
         self.put_storages = {index for kind, index, _ in instrs if kind == g.PUT} | set(self.living)
         places = {i: living_bytes + offset for (both, _), offset in zip(spans, offsets) for i in both}
         places.update((i, self.places[k]) for i, (kind, k, tier) in enumerate(instrs)
@@ -184,12 +226,8 @@ class Planned:
 
     def given_bytes(self, tensors):
         """Return the bytes of given storages, of @tensors and of constants, on the device, each storage once."""
-        seen = {}
-        for t in (*tensors, *self.values.constants.values()):
-            if t.device.type == self.device.type:
-                storage = t.untyped_storage()
-                seen[storage._cdata] = storage.nbytes()
-        return sum(seen.values())
+        all_tensors = (*tensors, *self.values.constants.values())
+        return sum({t.untyped_storage()._cdata: meter.storage_bytes(t, self.device) for t in all_tensors}.values())
 
     def tensors(self, batch):
         """Return (kind, name, tensor) of all given tensors, in the order of the graph's inputs."""
@@ -205,6 +243,10 @@ class Planned:
                 tensor = batch[where]
             found.append((kind, name, tensor))
         return found
+
+    def living_tensors(self, tensors):
+        """Return (tensor, storage) of the given tensors that live on a tier between steps."""
+        return [(tensors[i], k) for i, k in self.living_inputs]
 
     def report(self):
         """Return the plan's side of a report."""

@@ -10,23 +10,25 @@ import torch
 from torch.fx.node import map_arg
 
 from ..errors import CannotCapture
-from . import kernels, parts, optimizers
+from . import generators, kernels, optimizers, parts
 from .layouts import Described
-from .meter import Events, peak_of
+from .meter import MARK_BYTES, events_of, peak_of, storage_bytes
 from .operands import Arena, needs_of
-from .values import flat_args
+from .values import Op, flat_args
 
-MARK_BYTES = 1234577     # an allocation of this size stands between two calls; no power of two, no page
 _SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
 _REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm
+_LONG_NS = 300_000_000   # a part's call above this is not run whole: its scratch has a bound until the first step
+_BOUND_BYTES = 4 << 20   # of scratch above twice the part's
 
 
 class Price:
     """Of one call: bytes that it needs at most, sizes of its results' storages, time."""
-    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part", "elements")
+    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part", "is_bound", "elements")
 
     def __init__(self):
         self.hidden, self.is_part = [], False  # is_part: a part of the call was run (parts.py)
+        self.is_bound = False                  # most_bytes is a bound, not exact
         self.elements = None                   # of an update: (those of the part that was run, all)
 
 
@@ -48,7 +50,7 @@ class Pricer:
     def __init__(self, optimizer):
         self.optimizer, self.table, self.arena = optimizer, {}, None
         self.layouts = {}  # key of a call -> {output: strides}, where they differ from the description
-        self.scratch = {}  # key of a call -> its result that is_opaque()
+        self.odd = {}  # (key of a call, output) -> (shape, dtype, device), where another call cannot be priced without
 
     def price(self, values, device):
         """Fill in scratch, time and sizes of all ops and storages of @values."""
@@ -79,7 +81,7 @@ class Pricer:
         raise IndexError(index)
 
     def _apply(self, values, op, price):
-        op.ns = max(1, int(price.ns))
+        op.ns, op.is_bound = max(1, int(price.ns)), price.is_bound
         new = {values.storage(v): n for v, n in zip(op.outputs, price.sizes)}
         for k in op.writes:
             values.storages[k]["bytes"] = new[k]
@@ -94,26 +96,39 @@ class Pricer:
     # running
 
     def _run_all(self, values, wanted, device):
-        self._run_some(values, wanted, device, True)
+        self._run_some(values, wanted, device, device.type == "cpu")
         with_scratch = {key: op for key, op in wanted.items() if self.table[key].is_part
                         and self.table[key].most_bytes > self.table[key].sizes[0]}
+        for key in [key for key in with_scratch if self.table[key].ns > _LONG_NS]:
+            price, _ = self.table[key], with_scratch.pop(key)
+            price.most_bytes, price.is_bound = 2 * price.most_bytes - price.sizes[0] + _BOUND_BYTES, True
         if with_scratch:
             self._run_some(values, with_scratch, device, False)
+
+    def run_whole(self, values, ops, device):
+        """Run calls whose scratch has a bound; return the exact scratch of each."""
+        wanted = {self._key(values, op): op for op in ops}
+        self._run_some(values, wanted, device, False)
+        found = [self.table[self._key(values, op)] for op in ops]
+        return [max(0, price.most_bytes - sum(price.sizes)) for price in found]
+
+    def settle(self, values, op, scratch_bytes):
+        """Keep the exact scratch of a call for later graphs."""
+        price = self.table[self._key(values, op)]
+        price.most_bytes, price.is_bound = price.sizes[0] + scratch_bytes, False
 
     def _run_some(self, values, wanted, device, in_part):
         """Run calls, of large products a part if @in_part."""
         self.arena, self.n_marks = Arena(device, self._needs(values, wanted.values())), 0
-        generators = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+        states = generators.states(device)
         # oneDNN and others prepare themselves at a call's first run: those events are no price.
         spans = []
         try:
-            with torch.no_grad(), Events(device.type) as events:
+            with torch.no_grad(), events_of(device) as events:
                 for key, op in wanted.items():
                     spans.append((key, *self._run(values, op, device, in_part)))
         finally:
-            torch.set_rng_state(generators[0])
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(generators[1], device)
+            generators.set_states(device, states)
             self.arena = None
         self._read(spans, events.sizes)
 
@@ -159,7 +174,7 @@ class Pricer:
             self._run_part(values, op, *part, price, device)
             return price, self.n_marks - 2
         out, price.ns = self._once(op, call, args, kwargs, device)
-        if price.ns <= _REPEAT_NS:
+        if price.ns <= _REPEAT_NS or device.type == "cuda":  # CUDA's libraries allocate workspaces at a first call
             del out
             before = _sums(leaves)
             out, ns = self._once(op, call, args, kwargs, device)
@@ -168,38 +183,47 @@ class Pricer:
         if price.elements:
             price.ns *= price.elements[1] / price.elements[0]
         price.sizes = self._sizes(values, op, out, leaves)
-        self.scratch.update((call_key(values, op), out[i].to("meta")) for _, i in op.outputs
-                            if i is not None and kernels.is_opaque(op.node, i) and out[i] is not None)
+        for value in op.outputs:
+            self._note_odd(values, op, value, out)
         price.hidden = [i for i in range(len(leaves)) if before and before[i] != after[i]
                         and not self._is_declared(values, op, i)]
         return price, mark
 
     def _run_part(self, values, op, args, factor, price, device):
         """Price a large product by a part of it."""
+        kwargs = op.node.kwargs  # of no tensors
         for _ in range(2):
-            out, ns = self._once(op, op.node.target, args, {}, device)
+            out, ns = self._once(op, op.node.target, args, kwargs, device)
             del out
         meta = values.metas[op.outputs[0]]
         price.ns, price.is_part, price.sizes = int(ns * factor), True, [meta.numel() * meta.element_size()]
 
     def _once(self, op, call, args, kwargs, device):
         """Run a call between two marks; return (results, time)."""
-        self._mark()
+        self._mark(device)
         if op.draws:
-            state = _generator_state(device)
-            _set_generator_state(device, state)
-            del state
-        start = time.perf_counter_ns()
-        out = call(*args, **kwargs)
-        _wait(device)
-        elapsed = time.perf_counter_ns() - start
-        self._mark()
+            generators.set_states(device, generators.states(device))
+        if device.type == "cuda":
+            out, elapsed = _timed_cuda(device, call, args, kwargs)
+        else:
+            start = time.perf_counter_ns()
+            out = call(*args, **kwargs)
+            elapsed = time.perf_counter_ns() - start
+        self._mark(device)
         return out, elapsed
 
-    def _mark(self):
+    def _mark(self, device):
         self.n_marks += 1
-        mark = torch.empty(MARK_BYTES, dtype=torch.uint8)
+        mark = torch.empty(MARK_BYTES, dtype=torch.uint8, device=device)
         del mark
+
+    def _note_odd(self, values, op, value, out):
+        """Keep the form of a result whose description does not say it: a kernel's scratch, a seed on the CPU."""
+        i = value[1]
+        if i is None or not isinstance(out[i], torch.Tensor):
+            return
+        if kernels.is_opaque(op.node, i) or out[i].device.type != values.metas[value].device.type:
+            self.odd[call_key(values, op), i] = out[i].shape, out[i].dtype, out[i].device
 
     def _is_declared(self, values, op, position):
         return values.storage(values.value(position_node(op.node, position))) in op.updates
@@ -221,9 +245,11 @@ class Pricer:
         (source, output), constant = values.value(node), values.constants.get(node)
         if constant is not None and constant.numel() <= 16:
             return constant.clone()
-        if output is not None and kernels.is_opaque(source, output):
-            meta = self.scratch[call_key(values, next(op for op in values.ops if op.node is source))]
-            return torch.zeros(meta.shape, dtype=meta.dtype, device=self.arena.device)
+        if output is not None and self.odd:
+            found = self.odd.get((call_key(values, Op(source, "")), output))
+            if found is not None:
+                shape, dtype, where = found
+                return torch.zeros(shape, dtype=dtype, device=where)
         return self.arena.cut(values.metas[source, output])
 
     def _update(self, values, op, price):
@@ -231,7 +257,7 @@ class Pricer:
         if op.node.target is optimizers.UPDATE_ALL:
             nodes = list(zip(op.node.args[0], op.node.args[1]))
             pairs = [self._like(values, p, g) for p, g in nodes]
-            slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs[0], {})
+            slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs, {})
             slim.param_groups = [{**self.optimizer.param_groups[0], "params": pairs}]
             groups, at = [], 0
             for group in self.optimizer.param_groups:
@@ -244,7 +270,7 @@ class Pricer:
             n_rows = parts.rows_of_update(meta)
             param = self._like(values, op.node.args[0], op.node.args[1], n_rows)
             price.elements = (param.numel(), meta.numel()) if n_rows else None
-            slim = optimizers.narrowed(self.optimizer, self._group(op.node.args[4]), param, {})
+            slim = optimizers.narrowed(self.optimizer, self._group(op.node.args[4]), [param], {})
         slim.state, step = optimizers.empty_state(), type(self.optimizer).step
         if optimizers.is_per_param(self.optimizer):
             optimizers.create_state(slim, {id(param): param}, slim.state)
@@ -282,7 +308,7 @@ class Pricer:
 def _size(values, op, value, tensor, held):
     """Return the bytes of the storage of one result of an op; see Pricer._sizes."""
     if kernels.is_opaque(op.node, value[1]):
-        return 0 if tensor is None else tensor.untyped_storage().nbytes()
+        return 0 if tensor is None else storage_bytes(tensor, values.device)
     if not isinstance(tensor, torch.Tensor):
         raise CannotCapture(f"has no result {value[1]}", str(op.node.target))
     meta, is_new = values.metas[value], values.storage(value) in op.writes
@@ -292,7 +318,7 @@ def _size(values, op, value, tensor, held):
     if is_new and tensor.shape != meta.shape:
         raise CannotCapture(f"returns {tuple(tensor.shape)} where its description says {tuple(meta.shape)}",
                             str(op.node.target))
-    return tensor.untyped_storage().nbytes()
+    return storage_bytes(tensor, values.device)
 
 
 def _is_laid_out(tensor, meta):
@@ -312,9 +338,15 @@ def _is_live(key, value):
         or isinstance(value, torch.Tensor)
 
 
-def _wait(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _timed_cuda(device, call, args, kwargs):
+    """Return (results, time) of a call by events of the current stream; the device is idle before."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    start.record(torch.cuda.current_stream(device))
+    out = call(*args, **kwargs)
+    end.record(torch.cuda.current_stream(device))
+    end.synchronize()
+    return out, int(start.elapsed_time(end) * 1e6)
 
 
 def _sums(leaves):
@@ -326,11 +358,3 @@ def _sums(leaves):
         wide = torch.int64 if n_bytes % 8 == 0 and t.storage_offset() * t.element_size() % 8 == 0 else torch.uint8
         found.append(t.reshape(-1).view(wide).sum(dtype=torch.int64).item() if is_small else None)
     return found
-
-
-def _generator_state(device):
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator_state(device, state):
-    return torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

@@ -3,24 +3,26 @@
 
 On the device between steps they bound the peak from below. Below that bound the plan lets them live on the host or in the
 store: each is got for its uses in a step, and put back if an op changed it. Between steps their tensors keep an empty
-storage. Saving, loading and calling the model fetch them (Fetch); other code calls sync() before it reads them.
+storage, and their first use fetches (parked.py). Saving, loading, calling the model and stepping the optimizer fetch
+before they begin (Fetch).
 """
 import weakref
 
 from .. import graph as g
 from ..errors import Error
 
-_LEAST_BYTES = 1024  # smaller ones stay: a copy costs more than they weigh
+_LEAST_BYTES, _LEAST_SHARE = 1024, 1 / 16384  # smaller ones stay: a copy costs more than they weigh
 
 
-def assign(values, names, limits, kinds):
-    """Set the tiers of the given storages of @kinds, "state" or "param", as far as budgets of tiers reach."""
+def assign(values, names, limits, kinds, staying):
+    """Set the tiers of the given storages of @kinds, "state" or "param", but @staying, as far as tiers have room."""
     # the rest of the host is for values that wait during a step
     left = {g.HOST: limits.host_bytes // 2 if limits.store_bytes else limits.host_bytes * 3 // 4,
             g.STORE: limits.store_bytes * 3 // 4}
+    least = max(_LEAST_BYTES, sum(s["bytes"] for s in values.storages if s["is_given"]) * _LEAST_SHARE)
     for k, storage in enumerate(values.storages):
         storage["tier"] = g.DEVICE
-        if not storage["is_given"] or names[k].split(" ")[0] not in kinds or storage["bytes"] < _LEAST_BYTES:
+        if not storage["is_given"] or names[k].split(" ")[0] not in kinds or storage["bytes"] < least or k in staying:
             continue
         for tier, free in left.items():
             n = room_of(storage["bytes"], tier)
@@ -72,6 +74,7 @@ def install(step, models):
             module.register_state_dict_pre_hook(fetch)
             _on_load(module)(fetch)
     if step.optimizer is not None:
+        step.optimizer.register_step_pre_hook(fetch)
         step.optimizer.register_state_dict_pre_hook(fetch)
         step.optimizer.register_load_state_dict_pre_hook(fetch)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a running step asks of Lade: moves, draws and updates."""
+import collections
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,8 @@ import torch
 
 from .. import graph as g
 from ..errors import Error
-from . import optimizers, tiers
+from . import generators, optimizers, parked, tiers
+from .meter import events_of
 
 
 class Runtime:
@@ -16,25 +18,26 @@ class Runtime:
     def __init__(self, planned):
         self.planned, values = planned, planned.values
         self.bytes = [s["bytes"] for s in values.storages]
-        self.host = tiers.Host(planned.host_bytes)
-        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
-        self.states, self.is_updated = {}, False
-        self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
-        self.meter, self.older = None, set()
         self.is_cuda = planned.device.type == "cuda"
+        self.host = tiers.Host(planned.host_bytes, planned.device if self.is_cuda else None)
+        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
+        self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
+        self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
+        self.joined = {}  # numbers of parameters -> updaters that update them together
+        self.meter, self.older, self.is_metered = None, set(), False
+        self.watching, self.exact = None, {}  # the op that is being recorded; scratch of ops by their number
+        self.bounced = tiers.Bounced(self.store, planned.device) if self.is_cuda else None
         self.updaters = self._updaters()
 
     def _updaters(self):
-        optimizer, found, index = self.planned.trace.given.optimizer, [], 0
+        optimizer, found = self.planned.trace.given.optimizer, []
         if optimizer is None:
             return found
         if not optimizers.is_per_param(optimizer):
             node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
             return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
-        for group_index, group in enumerate(optimizer.param_groups):
-            for param in group["params"]:
-                found.append(optimizers.Updater(optimizer, group_index, param))
-                index += 1
+        for group in optimizer.param_groups:
+            found += [optimizers.Updater(optimizer, group, [param]) for param in group["params"]]
         return found
 
     def _opaque_params(self, node):
@@ -45,17 +48,20 @@ class Runtime:
 
     def begin(self, meter, tensors):
         """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
-        self.is_updated, self.moving, self.meter = False, {}, None
+        self.is_updated, self.moving, self.meter, self.is_metered = False, {}, None, meter is not None
         self._send_out(tensors)
         self.meter = meter if not self.is_cuda else None
         self.older = self.planned.values.at_start() if self.meter else set()
 
     def _send_out(self, tensors):
         """Put the storages that live on a tier there, where an earlier step has not."""
-        planned = self.planned
-        for node, tensor in zip(planned.values.inputs, tensors):
-            k = planned.values.storage((node, None))
-            if k in planned.living and k not in self.away:
+        planned, living = self.planned, self.planned.living_tensors(tensors)
+        n_own = collections.Counter(k for _, k in living)
+        for tensor, k in living:
+            if k not in self.away:
+                parked.refuse_shared(planned.names[k], tensor, n_own[k])
+        for tensor, k in living:
+            if k not in self.away:
                 tier = planned.values.storages[k]["tier"]
                 self.put(k, tier, planned.living[k], tensor)
                 self.wait(k)
@@ -69,7 +75,28 @@ class Runtime:
         self.is_updated = True
         if any(t.item() for t in found_inf):
             return
-        self.updaters[index](grad)
+        self.updaters[index]([grad])
+
+    def update_some(self, indices, grads, found_inf):
+        """Update several parameters, those of each group by one call."""
+        self.is_updated = True
+        if any(t.item() for t in found_inf):
+            return
+        if indices not in self.joined:
+            self.joined[indices] = self._joined(indices)
+        for updater, positions in self.joined[indices]:
+            updater([grads[i] for i in positions])
+
+    def _joined(self, indices):
+        """Return [(updater, positions in @indices)], one of each group."""
+        groups = {}
+        for position, index in enumerate(indices):
+            groups.setdefault(id(self.updaters[index].group), []).append(position)
+        found = []
+        for positions in groups.values():
+            each = [self.updaters[indices[i]] for i in positions]
+            found.append((optimizers.Updater(each[0].optimizer, each[0].group, [u.params[0] for u in each]), positions))
+        return found
 
     def update_all(self, grads, found_inf):
         self.is_updated = True
@@ -80,37 +107,53 @@ class Runtime:
 
     def put(self, index, tier, place, tensor):
         """Begin to copy a storage out; wait() empties it."""
-        n, storage = self.bytes[index], tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        n = self.sizes[index] = storage.nbytes()
         if n:
-            work = self._begin(tier, self.host.put, place, tensor, n) if tier == g.HOST else \
-                self._begin(tier, self.store.put, b"%d" % index, self._address(tensor), n)
+            work = self._begin(index, tier, place, tensor, n, True)
             self.moving[index] = work, tier, place, tensor, storage, True
 
     def get(self, index, tier, place, tensor):
         """Fill a storage from its copy; an op that needs it waits for that."""
-        n, storage = self.bytes[index], tensor.untyped_storage()
+        n, storage = self.sizes[index], tensor.untyped_storage()
         if n:
             storage.resize_(n)
-            work = self._begin(tier, self.host.get, place, tensor, n) if tier == g.HOST else \
-                self._begin(tier, self.store.get, b"%d" % index, self._address(tensor), n)
+            work = self._begin(index, tier, place, tensor, n, False)
             self.moving[index] = work, tier, place, tensor, storage, False
 
-    def _begin(self, tier, call, *args):
-        """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
+    def _begin(self, index, tier, place, tensor, n, is_out):
+        """Begin a copy; its result() waits for it."""
         if self.is_cuda:
-            call(*args)
-            return None
+            return self._begin_cuda(index, tier, place, tensor, n, is_out)
+        if tier == g.HOST:
+            return self._submit(tier, self.host.put if is_out else self.host.get, place, tensor, n)
+        call = self.store.put if is_out else self.store.get
+        return self._submit(tier, call, b"%d" % index, (tensor.untyped_storage().data_ptr(), n))
+
+    def _submit(self, tier, call, *args):
+        """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
         if tier not in self.threads:
             self.threads[tier] = ThreadPoolExecutor(1, thread_name_prefix="lade")
         return self.threads[tier].submit(call, *args)
+
+    def _begin_cuda(self, index, tier, place, tensor, n, is_out):
+        """Begin a copy behind the ops before it. The block of a storage belongs to the ops' stream, which waits for the
+        copy before the block is freed (wait), so the allocator needs no record of the copy's stream.
+        """
+        if tier == g.HOST:
+            behind = [work.event for work, where, other, _, storage, out in self.moving.values()
+                      if is_out and not out and where == g.HOST
+                      and other < place + n and place < other + storage.nbytes()]
+            return _OnStream(self.host.begin(place, tensor, n, is_out, behind), self.planned.device)
+        ready = torch.cuda.current_stream(self.planned.device).record_event()
+        return self._submit(tier, self.bounced.move, b"%d" % index, tensor, n, is_out, ready)
 
     def wait(self, index):
         """Wait for the copy of a storage. Error if it failed."""
         if index not in self.moving:
             return
         work, tier, place, tensor, storage, is_out = self.moving[index]
-        if work is not None:
-            work.result()
+        work.result()
         del self.moving[index]
         if is_out:
             self.away[index] = tier, place, tensor
@@ -129,12 +172,12 @@ class Runtime:
 
     def bring_back(self):
         """Behind a failure: end all copies, and fill the given storages that are elsewhere. True if all are back."""
+        self.watched()
         is_whole = True
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
             with contextlib.suppress(Error, OSError):
-                if work is not None:
-                    work.result()
+                work.result()
             if not is_out:
                 self.away.setdefault(index, (tier, place, tensor))
         for index, (tier, place, tensor) in list(self.away.items()):
@@ -146,30 +189,44 @@ class Runtime:
                 self.wait(index)
             except (Error, OSError):
                 self.moving.pop(index, None)
+                tensor.untyped_storage().resize_(0)  # what it holds is no copy
                 is_whole = False
         return is_whole
 
-    def _address(self, tensor):
-        if self.is_cuda:
-            raise NotImplementedError("the store tier needs tensors of the CPU")
-        return tensor.untyped_storage().data_ptr()
+    # scratch
 
-    def _state(self):
-        return torch.cuda.get_rng_state(self.planned.device) if self.is_cuda else torch.get_rng_state()
+    def watch(self, index):
+        """Record the allocator's events of one op, whose scratch has a bound; measure() has the exact one before."""
+        if not self.is_metered:
+            self.watching = index, events_of(self.planned.device)
+            self.watching[1].__enter__()
 
-    def _set_state(self, state):
-        if self.is_cuda:
-            torch.cuda.set_rng_state(state, self.planned.device)
-        else:
-            torch.set_rng_state(state)
+    def watched(self):
+        if self.watching is not None:
+            (index, events), self.watching = self.watching, None
+            events.__exit__(None, None, None)
+            most, left = events.peak()
+            self.exact[index] = most - left
+
+    # draws
 
     def draw(self, index):
-        """Keep the generator's state of an op that draws again; outside of torch's allocator."""
-        self.states[index] = self._state().numpy().tobytes()
+        """Keep the generators' states of an op that draws again; outside of torch's allocator."""
+        self.states[index] = generators.states(self.planned.device)
 
     def redraw(self, index):
-        self.states["now"] = self._state().numpy().tobytes()
-        self._set_state(torch.frombuffer(bytearray(self.states[index]), dtype=torch.uint8))
+        self.states["now"] = generators.states(self.planned.device)
+        generators.set_states(self.planned.device, self.states[index])
 
     def redrawn(self):
-        self._set_state(torch.frombuffer(bytearray(self.states.pop("now")), dtype=torch.uint8))
+        generators.set_states(self.planned.device, self.states.pop("now"))
+
+
+class _OnStream:
+    """A copy on another stream; the current stream waits for it, and the host does not."""
+
+    def __init__(self, event, device):
+        self.event, self.device = event, device
+
+    def result(self):
+        torch.cuda.current_stream(self.device).wait_event(self.event)

@@ -43,8 +43,8 @@ class _Entry:
         self.n_handles, self.used = 0, False
 
 
-class _HostCopy:
-    """A copy to or from the host tier in a thread; the store's tickets have the same two functions."""
+class _ThreadCopy:
+    """A copy in a thread; the store's requests and CUDA's events have the same two functions."""
 
     def __init__(self, thread, call, *args):
         self.future = thread.submit(call, *args)
@@ -56,17 +56,17 @@ class _HostCopy:
         self.future.result()
 
 
-class _StoreCopy:
-    """A request of the store."""
+class _EventCopy:
+    """A copy on a stream of the host tier."""
 
-    def __init__(self, store, entry, address, is_put):
-        self.store, self.ticket = store, store.begin(entry.copy, address, entry.n_bytes, is_put)
+    def __init__(self, event):
+        self.event = event
 
     def is_done(self):
-        return self.store.is_done(self.ticket)
+        return self.event.query()
 
     def wait(self):
-        self.store.wait(self.ticket)
+        self.event.synchronize()
 
 
 class _Handle:
@@ -92,14 +92,17 @@ class saved:
 
     def __init__(self, model, live, host=None, store=None, store_bytes=None):
         self.limit, self.host_free = size_bytes(live), size_bytes(host) if host is not None else 0
-        devices = {str(p.device) for _, m in modules_of(model) for p in m.parameters(recurse=False)} - {"cpu"}
-        if devices:
-            raise Error(f"the model is on {sorted(devices)[0]}: saved tensors are moved from the CPU alone")
+        devices = {p.device for _, m in modules_of(model) for p in m.parameters(recurse=False)}
+        self.device = next(iter(devices), torch.device("cpu"))
+        if len(devices) > 1 or self.device.type not in ("cpu", "cuda"):
+            raise Error(f"the model is on {', '.join(sorted(map(str, devices)))}: saved tensors are moved from the CPU or "
+                        "from one CUDA device")
         self.model, self.left_alone, self.kept = model, set(), []
         self.store_dir, self.store = store, None
         if store is not None:
             wanted = size_bytes(store_bytes) if store_bytes is not None else min(8 * self.limit, disk_free(store) // 2)
             self.store = tiers.Store(store, wanted)
+        self.bounced = tiers.Bounced(self.store, self.device) if self.store and self.device.type == "cuda" else None
         self.lock, self.thread = threading.RLock(), ThreadPoolExecutor(1)
         self.inside, self.dropped = False, collections.deque()
         self.entries, self.by_storage, self.rooms, self.outs = {}, {}, {}, collections.deque()
@@ -139,6 +142,7 @@ class saved:
             key = tensor.untyped_storage()._cdata
             entry = self.by_storage.get(key)
             if entry is None or entry.version != tensor._version or entry.weak.expired():
+                self._make_room(tensor.untyped_storage().nbytes())
                 entry = self._entry_new(tensor.detach())
             handle = _Handle(self, entry, tensor)
             if entry.number in self.to_move or (not self.sequence and self.live_bytes > self.limit // 2):
@@ -162,7 +166,7 @@ class saved:
             return tensor
 
     def _is_movable(self, tensor):
-        if isinstance(tensor, torch.nn.Parameter) or type(tensor) is not torch.Tensor:
+        if isinstance(tensor, torch.nn.Parameter) or type(tensor) is not torch.Tensor or tensor.device != self.device:
             return False
         if tensor.is_leaf and tensor.requires_grad or tensor.layout != torch.strided:
             return False
@@ -283,10 +287,7 @@ class saved:
         if entry is None or entry.tensor is None or entry.copy is not None or entry.used:
             return
         self._room(entry)
-        if entry.where == "host":
-            entry.out = _HostCopy(self.thread, entry.copy.put, 0, entry.tensor, entry.n_bytes)
-        else:
-            entry.out = _StoreCopy(self.store, entry, entry.tensor.untyped_storage().data_ptr(), True)
+        entry.out = self._copy(entry, True)
         self.moved_bytes += entry.n_bytes
         self.outs.append(entry)
 
@@ -307,7 +308,8 @@ class saved:
             entry.copy, entry.where = rooms.pop(), "host"
         elif entry.n_bytes <= self.host_free:
             self.host_free -= entry.n_bytes
-            entry.copy, entry.where = tiers.Host(entry.n_bytes), "host"
+            entry.copy = tiers.Host(entry.n_bytes, self.device if self.device.type == "cuda" else None)
+            entry.where = "host"
         elif self.store is not None:
             entry.copy, entry.where = b"saved %d" % entry.number, "store"
         else:
@@ -334,12 +336,21 @@ class saved:
 
     def _in_begin(self, entry):
         self._count(entry.n_bytes)
-        entry.tensor = torch.empty(entry.n_bytes, dtype=torch.uint8)
-        if entry.where == "host":
-            entry.work = _HostCopy(self.thread, entry.copy.get, 0, entry.tensor, entry.n_bytes)
-        else:
-            entry.work = _StoreCopy(self.store, entry, entry.tensor.data_ptr(), False)
+        entry.tensor = torch.empty(entry.n_bytes, dtype=torch.uint8, device=self.device)
+        entry.work = self._copy(entry, False)
         self.moved_bytes += entry.n_bytes
+
+    def _copy(self, entry, is_out):
+        """Begin to copy a storage out, or in. On CUDA the copy is behind the current stream's work."""
+        if self.device.type == "cuda":
+            if entry.where == "host":
+                return _EventCopy(entry.copy.begin(0, entry.tensor, entry.n_bytes, is_out))
+            ready = torch.cuda.current_stream(self.device).record_event()
+            return _ThreadCopy(self.thread, self.bounced.move, entry.copy, entry.tensor, entry.n_bytes, is_out, ready)
+        if entry.where == "host":
+            return _ThreadCopy(self.thread, entry.copy.put if is_out else entry.copy.get, 0, entry.tensor, entry.n_bytes)
+        begin = self.store.submit_put if is_out else self.store.submit_get
+        return begin(entry.copy, (entry.tensor.untyped_storage().data_ptr(), entry.n_bytes))
 
     def _learn(self, entry):
         if not entry.used:

@@ -2,8 +2,9 @@
 """Bytes that wait on the host and in the store, outside of torch's allocator.
 
 The host tier is one anonymous mapping. The packer of liblade gives each waiting storage its place before the step, so
-the mapping is as large as the most bytes that wait at once, and no step allocates. The store is lade/store.h: taken in
-full before step 0, every 64 KiB with a checksum.
+the mapping is as large as the most bytes that wait at once, and no step allocates. For a CUDA device its pages are
+locked, and copies run on two streams of their own. The store is lade/store.h: taken in full before step 0, every 64 KiB
+with a checksum.
 """
 import contextlib
 import ctypes as c
@@ -12,11 +13,14 @@ import time
 
 import torch
 
+from ..errors import Error
 from ..graph import GET, HOST, PUT, STORE, Path
 from ..library import ErrorText, check, library
+from ..store import Store
 
 
-_HUGE_BYTES = 2 << 20  # of a huge page
+_HUGE_BYTES = 2 << 20    # of a huge page
+_CUDA_MOVE_NS = 50_000   # of a move, however small: events, streams and Python
 
 
 class _PackItem(c.Structure):
@@ -26,17 +30,6 @@ class _PackItem(c.Structure):
 
 class _PackResult(c.Structure):
     _fields_ = [("peak_bytes", c.c_uint64), ("lower_bound_bytes", c.c_uint64), ("is_optimal", c.c_bool)]
-
-
-class _StoreParams(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("dirs", c.c_char_p), ("budget_bytes", c.c_uint64),
-                ("allow_tmpfs", c.c_bool), ("allow_buffered", c.c_bool), ("use_threads", c.c_bool),
-                ("is_durable", c.c_bool), ("in_flight_bytes", c.c_uint64)]
-
-
-class _Request(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("op", c.c_int), ("name", c.c_char_p), ("data", c.c_void_p),
-                ("bytes", c.c_uint64), ("tensor_bytes", c.c_uint64), ("offset", c.c_uint64)]
 
 
 def pack(intervals):
@@ -82,90 +75,105 @@ def waits(instrs, storages, tier):
 class Host:
     """The mapping of waiting bytes on the host."""
 
-    def __init__(self, n_bytes):
+    def __init__(self, n_bytes, device=None):
+        """@device: of the tensors, if it is no CPU."""
         self.map = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if n_bytes else None
         if n_bytes >= _HUGE_BYTES:
             with contextlib.suppress(OSError): # a kernel without huge pages
                 self.map.madvise(mmap.MADV_HUGEPAGE)
         self.address = c.addressof(c.c_char.from_buffer(self.map)) if n_bytes else 0
-        self.n_bytes = n_bytes
+        self.n_bytes, self.device, self.is_locked = n_bytes, device, False
+        if device is not None:
+            self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)  # in, out
+            self._lock()
 
     def rest(self):
         """Give the memory back until the next put; what waits is lost."""
+        self._unlock()
         if self.map is not None:
             self.map.madvise(mmap.MADV_DONTNEED)
 
     def put(self, offset, tensor, n_bytes):
-        self._copy(tensor, offset, n_bytes, True)
+        c.memmove(self.address + offset, tensor.untyped_storage().data_ptr(), n_bytes)
 
     def get(self, offset, tensor, n_bytes):
-        self._copy(tensor, offset, n_bytes, False)
+        c.memmove(tensor.untyped_storage().data_ptr(), self.address + offset, n_bytes)
 
-    def _copy(self, tensor, offset, n_bytes, is_out):
-        storage = tensor.untyped_storage()
-        if tensor.device.type == "cpu":
-            a, b = self.address + offset, storage.data_ptr()
-            c.memmove(a if is_out else b, b if is_out else a, n_bytes)
-            return
-        device = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (n_bytes,), (1,))
-        host = torch.frombuffer(self.map, dtype=torch.uint8, count=n_bytes, offset=offset)
+    # CUDA
+
+    def begin(self, offset, tensor, n_bytes, is_out, behind=()):
+        """Begin a copy behind the work of the current stream and the events @behind; return its event."""
+        self._lock()
+        stream = self.streams[is_out]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        for event in behind:
+            stream.wait_event(event)
+        there = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        there.set_(tensor.untyped_storage(), 0, (n_bytes,), (1,))
+        here = torch.frombuffer(self.map, dtype=torch.uint8, count=n_bytes, offset=offset)
+        with torch.no_grad(), torch.cuda.stream(stream):
+            if is_out:
+                here.copy_(there, non_blocking=True)
+            else:
+                there.copy_(here, non_blocking=True)
+            return stream.record_event()
+
+    def _lock(self):
+        """Lock the pages in memory: only then does a copy run beside kernels."""
+        if self.n_bytes and not self.is_locked:
+            code = int(torch.cuda.cudart().cudaHostRegister(self.address, self.n_bytes, 0))
+            if code:
+                raise Error(f"{self.n_bytes} bytes of host memory cannot be locked (CUDA error {code}); host must be smaller")
+            self.is_locked = True
+
+    def _unlock(self):
+        if self.is_locked:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+            self.is_locked = False
+
+    def __del__(self):
+        with contextlib.suppress(Exception):  # the process may be ending
+            self._unlock()
+
+
+class Bounced:
+    """A store for tensors of a CUDA device: they pass through locked host memory, one at a time. One thread calls move."""
+
+    def __init__(self, store, device):
+        self.store, self.device, self.room = store, device, None
+
+    def move(self, name, tensor, n_bytes, is_out, ready):
+        """Copy a storage to or from the store, behind the event @ready."""
+        if self.room is None or self.room.n_bytes < n_bytes:
+            self.room = Host(n_bytes, self.device)
         if is_out:
-            host.copy_(device)
+            self.room.begin(0, tensor, n_bytes, True, [ready]).synchronize()
+            self.store.put(name, (self.room.address, n_bytes))
         else:
-            device.copy_(host)
+            self.store.get(name, (self.room.address, n_bytes))
+            self.room.begin(0, tensor, n_bytes, False, [ready]).synchronize()
 
 
-class Store:
-    """Waiting bytes in directories, by name."""
-
-    def __init__(self, directory, n_bytes, in_flight_bytes=0):
-        self.lib, self.error, self.store = library(), ErrorText(), c.c_void_p()
-        self.lib.lade_tensor_store_close.argtypes = [c.c_void_p]
-        self.lib.lade_tensor_store_close.restype = None
-        params = _StoreParams(c.sizeof(_StoreParams), str(directory).encode(), n_bytes, False, True, False, False,
-                              in_flight_bytes)
-        check(self.lib.lade_tensor_store_open(c.byref(params), c.byref(self.error), c.byref(self.store)), self.error,
-              "lade_tensor_store_open")
-
-    def close(self):
-        if self.store:
-            self.lib.lade_tensor_store_close(self.store)
-            self.store = None
-
-    __del__ = close
-
-    def put(self, name, address, n_bytes):
-        check(self.lib.lade_tensor_store_put(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
-                                             c.byref(self.error)), self.error, "lade_tensor_store_put")
-
-    def get(self, name, address, n_bytes):
-        check(self.lib.lade_tensor_store_get(self.store, name, c.c_void_p(address), c.c_uint64(n_bytes),
-                                             c.byref(self.error)), self.error, "lade_tensor_store_get")
-
-    def begin(self, name, address, n_bytes, is_put):
-        """Begin a put or a get; return its ticket. The memory is the store's until wait(ticket)."""
-        request = _Request(c.sizeof(_Request), 0 if is_put else 1, name, address, n_bytes, 0, 0)
-        ticket, error = c.c_void_p(), ErrorText()
-        check(self.lib.lade_tensor_store_submit(self.store, c.byref(request), c.byref(error), c.byref(ticket)), error,
-              "lade_tensor_store_submit")
-        return ticket
-
-    def is_done(self, ticket):
-        """True if wait(ticket) would not block."""
-        return check(self.lib.lade_tensor_store_is_done(self.store, ticket), None, "lade_tensor_store_is_done") == 1
-
-    def wait(self, ticket):
-        """Wait for a ticket, once."""
-        error = ErrorText()
-        check(self.lib.lade_tensor_store_wait(self.store, ticket, c.byref(error)), error, "lade_tensor_store_wait")
-
-    def drop(self, name):
-        check(self.lib.lade_tensor_store_drop(self.store, name), None, "lade_tensor_store_drop")
+def _cuda_paths(n, device):
+    room, tensor = Host(n, device), torch.empty(n, dtype=torch.uint8, device=device)
+    paths = []
+    for is_out in (True, False):
+        seconds = []
+        for _ in range(3):
+            torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            room.begin(0, tensor, n, is_out).synchronize()
+            seconds.append(time.perf_counter() - start)
+        paths.append(Path(n / max(min(seconds), 1e-6), _CUDA_MOVE_NS))
+    return tuple(paths)
 
 
-def host_paths():
+def host_paths(device):
     """Return the (out, in) paths between torch's memory and the host tier, measured by copies of 16 MiB."""
     n = 16 << 20
+    if device.type == "cuda":
+        return _cuda_paths(n, device)
     room, tensor = Host(n), bytearray(n)
     address = c.addressof(c.c_char.from_buffer(tensor))
     seconds = []
@@ -180,18 +188,13 @@ def host_paths():
 def store_paths(directory):
     """Return the (out, in) paths of a store in @directory, measured by tensors of 8 MiB."""
     n = 8 << 20
-    data = bytearray(n)
-    address = c.addressof(c.c_char.from_buffer(data))
-    store = Store(directory, n)
-    try:
-        rates = []
+    data, rates = bytearray(n), []
+    with Store(directory, n) as store:
         for call in (store.put, store.get):
             start = time.perf_counter()
-            call(b"probe", address, n)
+            call("probe", data)
             rates.append(n / max(time.perf_counter() - start, 1e-6))
-    finally:
-        store.close()
     return Path(rates[0], 50000), Path(rates[1], 50000)
 
 
-__all__ = ["HOST", "STORE", "Host", "Store", "host_paths", "pack", "store_paths", "waits"]
+__all__ = ["HOST", "STORE", "Bounced", "Host", "Store", "host_paths", "pack", "store_paths", "waits"]

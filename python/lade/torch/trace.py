@@ -344,7 +344,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
     inputs += [("grad", f"{name}.grad", t, grads[id(t)]) for name, t in given.params if id(t) in grads]
     inputs += [("batch", f"batch.{i}", i, f) for i, f in enumerate(batch) if isinstance(f, torch.Tensor)]
     recorder = Recorder(optimizer, fakes, states)
-    recorder.modules = given.modules
+    recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
     result = Trace(None, given, inputs, fakes)
 
     def whole(*flat):
@@ -366,6 +366,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
         return [t.detach() if isinstance(t, FakeTensor) else t for t in tensors]
 
     before, watch = _cells(fn), Watch()
+    recorder.watch = watch
     try:
         with patches.capturing(recorder), _swapped(given, fakes, optimizer, recorder), torch.enable_grad(), mode:
             result.gm = make_fx(whole, tracing_mode="real")(*[f for _, _, _, f in inputs])

@@ -15,9 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
-from . import optimizers, residents
+from . import optimizers, parked, residents
 from .audit import Audit, bits
-from .meter import Events
+from .meter import events_of
 from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
 from .runtime import Runtime
@@ -59,6 +59,7 @@ class Step:
         self.ready, self.last, self.broken, self.given = {}, None, None, None
         self.pricer = Pricer(self.optimizer)
         self.measured, self.at_work, self.is_hooked = {}, None, False
+        self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
         self.device = self._device()
         _refuse_wrapped(model)
 
@@ -134,6 +135,10 @@ class Step:
 
     def _run(self, ready, leaves, meter, with_late=True):
         planned, runtime = ready.planned, ready.runtime
+        if self.at_work not in (None, runtime):
+            self.sync()
+            self.at_work.host.rest()  # plans of several shapes take the host budget one at a time
+        self._unpark()
         tensors = [t for _, _, t in planned.tensors(leaves)]
         planned.make_resizable(tensors)
         grads = [(p, p.grad) for _, p in planned.trace.given.params]
@@ -141,10 +146,7 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        if self.at_work not in (None, runtime):
-            self.sync()
-            self.at_work.host.rest()  # plans of several shapes take the host budget one at a time
-        self.at_work, interrupts, start = runtime, _Interrupts(), time.perf_counter()
+        self.at_work, self.is_running, interrupts, clock = runtime, True, _Interrupts(), _Clock(self.device)
         try:
             runtime.begin(meter, tensors)
             if meter:
@@ -156,7 +158,14 @@ class Step:
                 p.grad = grad
             self._failed(runtime, fault)
             raise
-        self.measured["step_seconds"] = time.perf_counter() - start
+        finally:
+            self.is_running = False
+            self._park(planned.living_tensors(tensors))
+        clock.end()
+        self.measured["clock"] = clock
+        if runtime.exact:
+            self._settle(ready, runtime.exact)
+            runtime.exact = {}
         trace_ = planned.trace
         for p, grad in zip(trace_.grads, results[trace_.n_tensors:]):
             p.grad = grad
@@ -170,6 +179,17 @@ class Step:
         return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
                                      trace_.out_spec)
 
+    def _settle(self, ready, exact):
+        """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
+        if not ready.planned.settle(exact):
+            self.ready = {key: other for key, other in self.ready.items() if other is not ready}
+
+    def settle(self, ready):
+        """Run the calls whose scratch has a bound, on made-up operands."""
+        exact = ready.planned.run_bounded()
+        if exact:
+            self._settle(ready, exact)
+
     def _failed(self, runtime, fault):
         """Bring back what is elsewhere. A step that failed before its first write can be called again."""
         is_whole = runtime.bring_back()
@@ -181,11 +201,28 @@ class Step:
     def sync(self):
         """Bring all bytes of model and optimizer back to the device. Error if a tier does not return them.
 
-        Below a budget of all given bytes, parameters and state live on a tier between steps. The next step sends them
-        there again.
+        Below a budget of all given bytes, parameters and state live on a tier between steps. Their first use in Python
+        calls this; code that takes tensors past Python calls it before. The next step sends them there again.
         """
-        if self.at_work is not None and not self.at_work.bring_back():
+        if self.at_work is None or self.is_running:
+            return
+        held = self._unpark()
+        if not self.at_work.bring_back():
+            self._park(held)
             raise Error(f"{len(self.at_work.away)} storages of the model or its optimizer cannot be fetched")
+
+    def _park(self, tensors):
+        """Let those of @tensors whose bytes are on a tier fetch at their first use."""
+        self.parked = [(tensor, k) for tensor, k in tensors if k in self.at_work.away]
+        for tensor, _ in self.parked:
+            parked.park(tensor, self)
+
+    def _unpark(self):
+        """Give all parked tensors their class back; return them."""
+        held, self.parked = self.parked, []
+        for tensor, _ in held:
+            parked.unpark(tensor)
+        return held
 
     def __del__(self):
         with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
@@ -198,11 +235,34 @@ class Step:
         ready = self.last
         found = Report(ready.planned.report())
         found["capture_seconds"] = ready.capture_seconds
-        found["measured_step_seconds"] = self.measured.get("step_seconds")
+        found["measured_step_seconds"] = self.measured["clock"].seconds() if "clock" in self.measured else None
         found["measured_peak_bytes"] = self.measured.get("peak_bytes")
         found["is_audited"], found["note"] = ready.is_audited, ready.note
         found["ledger"], found["modules"] = ready.planned.ledger()
         return found
+
+
+class _Clock:
+    """The time of a step, on CUDA by events of the current stream."""
+
+    def __init__(self, device):
+        self.device, self.marks = device, []
+        self.end()
+
+    def end(self):
+        if self.device.type == "cuda":
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record(torch.cuda.current_stream(self.device))
+        else:
+            self.marks.append(time.perf_counter())
+
+    def seconds(self):
+        """Return the seconds between creation and end(); waits for the device."""
+        start, end = self.marks
+        if self.device.type != "cuda":
+            return end - start
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
 
 
 def _models(model):
@@ -283,8 +343,9 @@ def measure(train, *batch, **kwargs):
     The peak is the bytes of given storages on the device when the step begins, plus the largest sum of allocations less
     frees since. Other tensors of the process do not count.
     """
-    ready = train._find(batch, kwargs)[1]
-    events = Events(train.device.type)
+    train.settle(train._find(batch, kwargs)[1])
+    ready = train._find(batch, kwargs)[1]  # another plan, if the first one is above its budget
+    events = events_of(train.device)
     train.last = ready
     train._call(batch, kwargs, events)
     (most, _), given = events.peak(), train.measured["given_bytes"]

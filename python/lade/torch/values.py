@@ -13,19 +13,20 @@ from ..errors import CannotCapture
 from ..graph import DEVICE
 from . import optimizers
 from .kernels import HIDDEN_WRITES
+from .meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
 
 
 class Op:
     """One op: its node, its operands as storages, and its price, which prices.py fills in."""
-    __slots__ = ("node", "name", "reads", "writes", "updates", "draws", "is_once", "outputs", "scratch_bytes", "ns",
-                 "part")
+    __slots__ = ("node", "name", "reads", "writes", "updates", "draws", "is_once", "is_bound", "outputs",
+                 "scratch_bytes", "ns", "part")
 
     def __init__(self, node, name):
         self.node, self.name = node, name
         self.reads, self.writes, self.updates, self.outputs = [], [], [], []
-        self.draws = self.is_once = False
+        self.draws = self.is_once = self.is_bound = False  # is_bound: scratch_bytes is a bound, not exact
         self.scratch_bytes = self.ns = self.part = 0
 
 
@@ -60,8 +61,9 @@ def schema_name(node):
 class Values:
     """Values, storages and ops of a graph."""
 
-    def __init__(self, gm, n_inputs):
-        self.gm, self.nodes = gm, list(gm.graph.nodes)
+    def __init__(self, gm, n_inputs, device=torch.device("cpu")):
+        """@device: of the step. Storages on another device, such as step counters on the CPU, count 0 bytes."""
+        self.gm, self.nodes, self.device = gm, list(gm.graph.nodes), device
         self.alias_of = {}      # getitem node -> value
         self.metas = {}         # value -> fake tensor
         self.is_view = set()    # nodes that only make views
@@ -186,7 +188,7 @@ class Values:
         if root not in self.storage_of_key:
             self.storage_of_key[root] = len(self.storages)
             self.storages.append({"root": value, "is_given": is_given, "tier": DEVICE,
-                                  "bytes": self.metas[value].untyped_storage().nbytes()})
+                                  "bytes": storage_bytes(self.metas[value], self.device)})
         return self.storage_of_key[root]
 
     def _number(self):

@@ -1,0 +1,364 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""lade.torch on a CUDA device: planned beside measured bytes, digests beside uncaptured steps, times beside eager.
+
+Usage: cuda_check.py [--device cuda|cpu] [--seconds N] [--small] [CASE ...]
+Cases: step (each precision and budget), variants (of BF16), audit, store, large (GPT-2 124M), adamw, saved, limit; all by
+default.
+liblade is the file in LADE_LIBRARY, or the one that the package finds. Each case prints one line of JSON and, if it
+fails, its traceback; a table follows. A case that would begin behind the time limit is left out and said so. Exits 1 if
+a case failed, or if bits or bytes differ. --device cpu runs the same cases over a small model, to check this script.
+"""
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+START = time.perf_counter()
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "python"))
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-cuda-check-")
+os.environ["XDG_CACHE_HOME"] = SCRATCH.name  # plans of earlier runs are not taken
+
+import torch
+import transformers
+
+import lade.torch
+from lade.torch import audit, meter
+
+SEED, STEPS = 5, 3
+SIZES = {"small": (2, 64, 256, 4, 32), "middle": (6, 512, 8192, 8, 256), "large": (12, 768, 50257, 4, 512)}
+FIELDS = ("case", "planned", "measured", "torch_peak", "is_equal", "is_same", "ratio", "redone", "moved", "capture_s",
+          "price_s", "plan_s", "predicted_s", "step_s", "error")
+
+
+class Check:
+    """The cases of one device, and their lines."""
+
+    def __init__(self, options):
+        self.device, self.options, self.lines = torch.device(options.device), options, []
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.size = "small" if options.small or options.device == "cpu" else "middle"
+        self.eager_of, self.dropout = {}, 0.1
+
+    # models
+
+    def made(self, size, is_bf16, make=None):
+        """Return (model, optimizer, train, ids)."""
+        layers, width, vocab, rows, columns = SIZES[size]
+        torch.manual_seed(SEED)
+        config = transformers.GPT2Config(n_layer=layers, n_embd=width, n_head=max(2, width // 64), vocab_size=vocab,
+                                         n_positions=columns, use_cache=False, resid_pdrop=self.dropout,
+                                         embd_pdrop=self.dropout, attn_pdrop=self.dropout)
+        model = transformers.GPT2LMHeadModel(config).train().to(self.device)
+        optimizer = (make or (lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)))(model.parameters())
+        ids = torch.randint(0, vocab, (rows, columns), generator=torch.Generator().manual_seed(1)).to(self.device)
+
+        def train(ids):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16):
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        torch.manual_seed(SEED + 1)
+        return model, optimizer, train, ids
+
+    def eager(self, size, is_bf16, make=None, key=None):
+        """Return (losses, digest, weights, train, ids) of uncaptured steps, kept for the next case."""
+        key = (size, is_bf16, key)
+        if key not in self.eager_of:
+            model, optimizer, train, ids = self.made(size, is_bf16, make)
+            losses = [train(ids).item() for _ in range(STEPS)]
+            digest = lade.torch.digest(model, optimizer)
+            weights = {name: t.detach().cpu() for name, t in model.state_dict().items()}
+            self.eager_of[key] = losses, digest, weights, train, ids
+        return self.eager_of[key]
+
+    def wait(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, call, ids):
+        self.wait()
+        start = time.perf_counter()
+        call(ids)
+        self.wait()
+        return time.perf_counter() - start
+
+    # cases
+
+    def reproducible(self, size, is_bf16):
+        """Two uncaptured runs from one seed: only then do digests mean anything."""
+        first, digest, *_ = self.eager(size, is_bf16)
+        del self.eager_of[size, is_bf16, None]
+        again, other, *_ = self.eager(size, is_bf16)
+        return dict(is_same=digest == other and first == again, digest=digest)
+
+    def step(self, size, is_bf16, budget, make=None, key=None, n_timed=10, **options):
+        losses, digest, weights, eager, ids = self.eager(size, is_bf16, make, key)
+        model, optimizer, train, _ = self.made(size, is_bf16, make)
+        options.setdefault("audit", False)
+        step = lade.torch.step(train, model, optimizer, budget, **options)
+        found = [step(ids).item() for _ in range(STEPS - 1)]
+        peak = lade.torch.measure(step, ids)["peak_bytes"]
+        same = found == losses[:-1] and lade.torch.digest(model, optimizer) == digest
+        report = step.report()
+        line = dict(planned=report["planned_peak_bytes"], measured=peak, is_equal=peak == report["planned_peak_bytes"],
+                    is_same=same, unconstrained=report["unconstrained_peak_bytes"], floor=report["floor_bytes"],
+                    redone=report["n_redone"], moved=report["moved_bytes"], n_ops=report["n_ops"],
+                    capture_s=report["capture_seconds"], price_s=report["price_seconds"],
+                    plan_s=report["plan_seconds"], n_moves=report["n_moves"],
+                    paths={tier: [round(path.bytes_per_s / 1e9, 1) for path in paths]
+                           for tier, paths in step.last.planned.limits.paths.items()}, predicted_s=report["predicted_step_seconds"], note=report["note"])
+        if not same:
+            line["differs"] = dict(self.difference(model, weights), ops=ops_apart(step, ids))
+        if not line["is_equal"]:
+            line["at"] = where_of_peak(step, ids)
+        line["torch_peak"] = self.torch_peak(step, ids)
+        pairs = [(self.seconds(eager, ids), self.seconds(step, ids)) for _ in range(n_timed)]
+        line["eager_s"], line["step_s"] = (statistics.median(times) for times in zip(*pairs))
+        line["ratio"] = statistics.median(b / a for a, b in pairs)
+        del self.eager_of[size, is_bf16, key]  # it has trained on
+        return line
+
+    def variant(self, size, dropout, backend):
+        """A step in BF16 with one part of it changed: which variants have eager's bits shows which kernels have not."""
+        self.dropout = dropout
+        try:
+            with torch.nn.attention.sdpa_kernel(backend) if backend is not None else contextlib.nullcontext():
+                return self.step(size, True, "100%", key=("variant", dropout, str(backend)), n_timed=1)
+        finally:
+            self.dropout = 0.1
+
+    def torch_peak(self, step, ids):
+        """Return the peak of torch's own statistics in a step, without tensors of others."""
+        if self.device.type != "cuda":
+            return None
+        self.wait()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        step(ids)
+        self.wait()
+        return torch.cuda.max_memory_allocated(self.device) - before + step.measured.get("given_bytes", 0)
+
+    def difference(self, model, weights):
+        """Return the first weight that differs, and how far weights differ at most."""
+        far = {name: (t.detach().cpu().double() - weights[name].double()).abs().max().item()
+               for name, t in model.state_dict().items() if not torch.equal(t.detach().cpu(), weights[name])}
+        return dict(n=len(far), first=next(iter(far), None), most=max(far.values(), default=0.0))
+
+    def adamw(self, state, is_bf16):
+        """B: its bits on the host, on a store and inside of a planned step are equal; beside torch's AdamW, close."""
+        runs = {}
+        for where in ("host", "store:" + SCRATCH.name):
+            make = lambda p: lade.torch.AdamW(p, lr=1e-3, state=state, where=where)
+            runs[where] = self.eager(self.size, is_bf16, make, (state, where))
+        (_, host, weights, *_), (_, store, *_) = runs.values()
+        torch_weights = self.eager(self.size, is_bf16)[2]
+        far = max((weights[n].double() - torch_weights[n].double()).abs().max().item() for n in weights)
+        make = lambda p: lade.torch.AdamW(p, lr=1e-3, state=state, where="host")
+        line = self.step(self.size, is_bf16, "60%", make, (state, "host"), n_timed=3)
+        return dict(line, is_same=line["is_same"] and host == store, is_same_on_store=host == store, from_torch=far)
+
+    def saved(self, where):
+        """C: bits of plain eager steps, live bytes within the limit."""
+        losses, digest, _, _, _ = self.eager(self.size, False)
+        model, optimizer, train, ids = self.made(self.size, False)
+        layers, width, vocab, rows, columns = SIZES[self.size]
+        limit = 4 * rows * columns * 4 * max(vocab, 4 * width)  # four of the largest saved tensors
+        held = lade.torch.saved(model, live=limit, **where)
+        found = []
+        for _ in range(STEPS):
+            with held:
+                found.append(train(ids).item())
+        line = dict(is_same=found == losses and lade.torch.digest(model, optimizer) == digest, limit=limit,
+                    live_peak=held.peak_bytes, moved=held.moved_bytes, is_bounded=held.peak_bytes <= limit)
+        held.close()
+        return line
+
+    def limit(self):
+        """The limit over CUDAPluggableAllocator, in a process of its own: it must come before any CUDA tensor."""
+        if self.device.type != "cuda":
+            try:
+                lade.torch.limit("2GiB")
+            except lade.Error as fault:
+                return dict(refused=str(fault))
+            raise AssertionError("a limit without a CUDA device must be refused")
+        done = subprocess.run([sys.executable, os.path.abspath(__file__), "--limit-alone"], capture_output=True, text=True,
+                              timeout=60)
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    # running
+
+    def run(self, name, case, *args, **kwargs):
+        """Run a case; print its line, and its traceback if it fails."""
+        left = self.options.seconds - (time.perf_counter() - START)
+        if left < 0:
+            line = dict(case=name, skipped="no time is left")
+        else:
+            began = time.perf_counter()
+            try:
+                line = dict(case=name, **case(*args, **kwargs))
+            except Exception as fault:
+                traceback.print_exc(file=sys.stdout)
+                line = dict(case=name, error=f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}")
+            line["case_s"] = time.perf_counter() - began
+        self.lines.append(line)
+        print(json.dumps({key: round(value, 5) if isinstance(value, float) else value for key, value in line.items()}),
+              flush=True)
+
+    def table(self):
+        print("\n| " + " | ".join(FIELDS) + " |\n|" + "---|" * len(FIELDS))
+        for line in self.lines:
+            print("| " + " | ".join(_cell(line.get(field)) for field in FIELDS) + " |")
+
+    def is_good(self):
+        return all(line.get("is_same", True) and line.get("is_equal", True) and line.get("is_bounded", True)
+                   and "error" not in line and "skipped" not in line for line in self.lines)
+
+
+def _cell(value):
+    return "" if value is None else f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else \
+        f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def ops_apart(step, ids):
+    """Return the ops of one more step that first have other bits than those of an uncaptured step from the same state."""
+    step.sync()
+    check = audit.Audit(step, step.last)
+    return check.ops_apart(step.last, audit.Snapshot(step, step.last, [ids]), (ids,), {}, [ids])
+
+
+def where_of_peak(step, ids):
+    """Return the line of the generated code at which the measured peak stands, with its allocations and frees."""
+    planned, runtime, source = step.last.planned, step.last.runtime, step.last.planned.source
+    lines = source.splitlines()
+    body = [f"  R.cut({i})\n{line}" for i, line in enumerate(lines) if i]
+    scope = dict(planned.function.__globals__)
+    exec("\n".join([lines[0], *body]), scope)
+    held, planned.function = planned.function, scope["step"]
+    order = []
+
+    def cut(i):
+        order.append(i)
+        mark = torch.empty(meter.MARK_BYTES, dtype=torch.uint8, device=step.device)
+        del mark
+    runtime.cut = cut
+    events = meter.events_of(step.device)
+    try:
+        step._call((ids,), {}, events)
+    finally:
+        planned.function = held
+        del runtime.cut
+    live, most, at, number, own = step.measured["given_bytes"], 0, None, -1, {}
+    for size in events.sizes:
+        if abs(size) == meter.MARK_BYTES:
+            number += size > 0
+            continue
+        own.setdefault(number, []).append(size)
+        live += size
+        if live > most:
+            most, at = live, number
+    return dict(bytes=most, line=lines[order[at]].strip()[:300] if at is not None and at >= 0 else "before the first op",
+                events=own.get(at))
+
+
+def limit_alone():
+    """Train eager steps under a limit; print one line of JSON."""
+    held = lade.torch.limit("2GiB")
+    options = argparse.Namespace(device="cuda", small=True, seconds=60)
+    check = Check(options)
+    model, optimizer, train, ids = check.made("middle", False)
+    for _ in range(6):
+        train(ids)
+        held.step()
+    torch.cuda.synchronize()
+    try:
+        torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+        refusal = None
+    except RuntimeError as fault:
+        refusal = " ".join(str(fault).split())[:300]
+    assert refusal, "an allocation of 4 GiB within 2 GiB must be refused"
+    stats = held.stats()
+    assert stats["reserved_peak_bytes"] <= stats["limit_bytes"] == 2 << 30, stats
+    train(ids)
+    twin = dict(model.state_dict())
+    assert all(torch.isfinite(t).all() for t in twin.values())
+    print(json.dumps(dict(refusal=refusal, digest=lade.torch.digest(model, optimizer), **{
+        key: stats[key] for key in ("peak_bytes", "reserved_peak_bytes", "n_allocs", "n_served", "n_mismatches")})))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--seconds", type=float, default=90, help="no case begins later; default 90")
+    parser.add_argument("--small", action="store_true", help="a model of 2 layers")
+    parser.add_argument("--limit-alone", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    unknown = set(options.cases) - {"step", "variants", "audit", "store", "large", "adamw", "saved", "limit"}
+    if unknown:
+        parser.error(f"no case is called {sorted(unknown)[0]}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("this PyTorch finds no CUDA device; --device cpu checks the script")
+    if options.limit_alone:
+        limit_alone()
+        return 0
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+        lade.torch.train_step.PLAN_SECONDS = 0.4, 0.4  # small graphs
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    check = Check(options)
+    chosen = lambda name: not options.cases or name in options.cases
+    is_cuda = check.device.type == "cuda"
+    print(json.dumps(dict(torch=torch.__version__, cuda=torch.version.cuda, transformers=transformers.__version__,
+                          lade=lade.version(), device=torch.cuda.get_device_name() if is_cuda else "cpu")), flush=True)
+    size, host, small = check.size, dict(host="4GiB"), 10 if is_cuda else 2
+    if chosen("step"):
+        for is_bf16 in (False, True):
+            name = "bf16" if is_bf16 else "fp32"
+            check.run(f"{name} uncaptured twice", check.reproducible, size, is_bf16)
+            for budget, more in (("100%", {}), ("60%", {}), ("40%", host), ("min", host)):
+                check.run(f"{name} {budget}{' host' if more else ''}", check.step, size, is_bf16, budget, n_timed=small,
+                          **more)
+    if chosen("variants") and is_cuda:
+        for dropout in (0.1, 0.0):
+            for backend in (torch.nn.attention.SDPBackend.MATH, torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+                check.run(f"bf16 100% dropout {dropout} {backend.name}", check.variant, size, dropout, backend)
+    if chosen("audit"):
+        check.run("audit, torch's foreach AdamW", check.step, size, True, "60%",
+                  lambda p: torch.optim.AdamW(p, lr=1e-3), "foreach", n_timed=small, audit=True, **host)
+    if chosen("adamw"):
+        for state in ("fp32", "8bit"):
+            check.run(f"adamw {state}", check.adamw, state, False)
+    if chosen("saved"):
+        check.run("saved host", check.saved, dict(host="4GiB"))
+        check.run("saved store", check.saved, dict(store=SCRATCH.name, store_bytes="256MiB"))
+    if chosen("store"):
+        check.run("fp32 min store", check.step, size, False, "min", n_timed=2, store=SCRATCH.name, store_budget="256MiB")
+    if chosen("limit"):
+        check.run("limit", check.limit)
+    if chosen("large") and is_cuda and not options.small:
+        for is_bf16, budget, more in ((True, "100%", {}), (True, "40%", host), (False, "100%", {}), (True, "60%", {})):
+            check.run(f"124M {'bf16' if is_bf16 else 'fp32'} {budget}{' host' if more else ''}", check.step, "large",
+                      is_bf16, budget, **more)
+    check.table()
+    return 0 if check.is_good() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

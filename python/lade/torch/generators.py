@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of torch's default generators, kept outside of torch's allocator: of the CPU, and of a CUDA device."""
+import torch
+
+
+def states(device):
+    """Return the states of the generators that ops of a step on @device draw from."""
+    found = [torch.get_rng_state()]
+    if device.type == "cuda":
+        found.append(torch.cuda.get_rng_state(device))
+    return [state.numpy().tobytes() for state in found]
+
+
+def set_states(device, saved):
+    """Go back to @saved states."""
+    cpu, *cuda = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in saved]
+    torch.set_rng_state(cpu)
+    for state in cuda:
+        torch.cuda.set_rng_state(state, device)
