@@ -291,6 +291,58 @@ def layouts_go_to_other_projects():
     require(command[:4] == ["lade", "launch", "-n", "64"] and "--virtual-stages" in command, "lade's command", command)
 
 
+LLAMA_LIKE = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+              "pad_token_id": None}
+HALVES = ["sliding_attention", "full_attention"] * 2
+# model_type: fields of its config.json; options that Megatron-LM gets; words of the comment on parts without an option
+MEGATRON = {
+    "llama": ({**LLAMA_LIKE, "rope_theta": 5e5, "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}}, ["--swiglu", "--normalization RMSNorm --norm-epsilon 1e-06",
+              "--position-embedding-type rope --rotary-base 500000 --use-rope-scaling --rope-scaling-factor 8",
+              "--disable-bias-linear"], []),
+    "mistral": ({**LLAMA_LIKE, "sliding_window": 32}, ["--swiglu", "--window-size 31,0"], []),
+    "qwen2": ({**LLAMA_LIKE}, ["--swiglu", "--disable-bias-linear --add-qkv-bias"], []),
+    "qwen3": ({**LLAMA_LIKE, "head_dim": 32}, ["--swiglu", "--qk-layernorm", "--kv-channels 32"], []),
+    "gemma2": ({**LLAMA_LIKE, "head_dim": 16, "sliding_window": 32, "layer_types": HALVES},
+               ["--apply-layernorm-1p", "--window-size 31,0 --window-attn-skip-freq '[1,0,1,0]'"],
+               ["norms behind attention", "the MLP's activation", "capped scores", "capped logits", "scaled embeddings"]),
+    "phi3": ({**LLAMA_LIKE, "partial_rotary_factor": 0.5}, ["--swiglu", "--rotary-percent 0.5"], []),
+    "olmo2": ({**LLAMA_LIKE}, ["--swiglu"], ["norms of queries and keys over all heads", "norms behind attention"]),
+    "smollm3": ({**LLAMA_LIKE, "no_rope_layers": [1, 1, 1, 0]}, ["--swiglu", "--no-rope-freq '[0,0,0,1]'"], []),
+    "falcon": ({**LLAMA_LIKE, "alibi": True, "multi_query": False, "bias": True},
+               ["--position-embedding-type none", "--no-bias-gelu-fusion", "--normalization LayerNorm"],
+               ["ALiBi", "attention and MLP that read the same input"]),
+    "mpt": ({"vocab_size": 512, "d_model": 64, "n_layers": 4, "n_heads": 4, "max_seq_len": 256},
+            ["--position-embedding-type none", "--disable-bias-linear"], ["ALiBi", "LayerNorm without biases"]),
+    "bloom": ({"vocab_size": 512, "n_embed": 64, "n_layer": 4, "n_head": 4}, ["--position-embedding-type none"],
+              ["ALiBi", "the norm of embedded tokens"]),
+    "gpt2": ({"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 256, "vocab_size": 512,
+              "layer_norm_epsilon": 1e-5}, ["--normalization LayerNorm", "--position-embedding-type learned_absolute"], []),
+}
+
+
+def families_go_to_megatron(directory):
+    """The options say what the config.json says; the parts that no option expresses are named in one comment."""
+    for family, (fields, options, lacks) in MEGATRON.items():
+        path = os.path.join(directory, f"{family}.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump({"model_type": family, **fields}, file)
+        lines = plan("--cluster", "dgx-h100", "--model", path, "--seq", "64", "--dp", "2", "--batch", "8", "--micro-batch",
+                     "1", "--recompute", "none", "--export", "megatron").stdout.splitlines()
+        text = "\n".join(line for line in lines if not line.startswith("#"))
+        require(all(option in text for option in options), f"{family}'s options", lines)
+        require(("--swiglu" in text) == ("--swiglu" in options), f"{family}'s gate", lines)
+        require(("--position-embedding-type rope" in text) == ("ALiBi" not in lacks and family != "gpt2"),
+                f"{family}'s positions", lines)
+        comments = [line for line in lines if "has no option for: " in line]
+        require(len(comments) == bool(lacks) and all(word in comments[0] for word in lacks), f"{family} lacks", lines)
+    text = plan("--cluster", "dgx-h100", "--model", "qwen3-30b-a3b", "--seq", "4096", "--dp", "16", "--ep", "8", "--batch",
+                "64", "--micro-batch", "1", "--zero", "1", "--recompute", "none", "--export", "megatron").stdout
+    require("--qk-layernorm" in text and "--swiglu" in text and "--rotary-base 1" not in text, "experts", text)
+
+
 def offload_goes_to_other_projects():
     """State on the host is an option of Megatron-LM and DeepSpeed; values elsewhere are comments in every form."""
     base = ["--cluster", "dgx-h100", "--model", "llama2-70b", "--tp", "2", "--pp", "2", "--dp", "2", "--zero", "3",
@@ -371,6 +423,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     ends_may_hold_no_layer()
     the_published_layouts_are_found()
     layouts_go_to_other_projects()
+    families_go_to_megatron(scratch)
     offload_goes_to_other_projects()
     a_layout_is_explained()
     wrong_questions_are_refused(scratch)

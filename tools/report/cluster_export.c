@@ -62,27 +62,6 @@ static bool is_state_on_host(const struct cluster_plan *plan)
 
 /* ---- Megatron-LM ---- */
 
-static void megatron_model(const struct lade_model *model, const struct cluster_plan *plan, FILE *file)
-{
-  fprintf(file, "--num-layers %lld --hidden-size %lld --ffn-hidden-size %lld --num-attention-heads %lld\n",
-          (long long)model->layers, (long long)model->width, (long long)model->hidden, (long long)model->heads);
-  if (model->n_kv_heads != model->heads)
-    fprintf(file, "--group-query-attention --num-query-groups %lld\n", (long long)model->n_kv_heads);
-  if (model->family == LADE_LLAMA)
-    fprintf(file, "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear\n");
-  const struct lade_experts *experts = plan->job->experts;
-  if (experts)
-    fprintf(file, "--num-experts %lld --moe-router-topk %lld --moe-ffn-hidden-size %lld --moe-grouped-gemm "
-            "--expert-model-parallel-size %d\n", (long long)experts->n_experts, (long long)experts->n_active,
-            (long long)experts->expert_hidden, plan->job->n_expert_ranks);
-  if (experts && experts->shared_hidden)
-    fprintf(file, "--moe-shared-expert-intermediate-size %lld\n", (long long)experts->shared_hidden);
-  if (!model->is_tied)
-    fprintf(file, "--untie-embeddings-and-output-weights\n");
-  fprintf(file, "--seq-length %lld --max-position-embeddings %lld\n", (long long)plan->seq_len,
-          (long long)LADE_MAX(model->context, plan->seq_len));
-}
-
 static void megatron_schedule(const struct cluster_plan *plan, const struct export_sizes *sizes, FILE *file)
 {
   const int64_t layers = plan->job->model->layers;
@@ -101,7 +80,7 @@ static void megatron_schedule(const struct cluster_plan *plan, const struct expo
 static void megatron_export(const struct cluster_plan *plan, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
-  megatron_model(plan->job->model, plan, file);
+  cluster_megatron_model(plan, file);
   fprintf(file, "--tensor-model-parallel-size %d --pipeline-model-parallel-size %d\n", sizes.tp, sizes.pp);
   if (sizes.cp > 1)
     fprintf(file, "--context-parallel-size %d\n", sizes.cp);

@@ -39,6 +39,9 @@ void cluster_explain(const struct cluster_plan *plan, FILE *file);
 /* Print @plan as settings of the project that --export names, with comments on the parts that it cannot express. */
 void cluster_export(const struct cluster_plan *plan, FILE *file);
 
+/* Print @plan's model as Megatron-LM's options, with a comment on its parts that have none (cluster_megatron.c). */
+void cluster_megatron_model(const struct cluster_plan *plan, FILE *file);
+
 /* Return the parameters of the model, with all experts. */
 int64_t cluster_n_params(const struct cluster_plan *plan);
 
