@@ -48,7 +48,10 @@ class _View(c.Structure):
 
 
 class _Borrowed:
-    """The address and the bytes of data, held until release()."""
+    """The address and the bytes of data, held until release().
+
+    There is no __del__: the garbage collector could call it before Store.__del__, while the drive writes the data.
+    """
 
     def __init__(self, data, is_written):
         self.view = None
@@ -64,11 +67,13 @@ class _Borrowed:
             c.pythonapi.PyBuffer_Release(c.byref(self.view))
             self.view = None
 
-    __del__ = release
-
 
 def _encoded(name):
-    return name if isinstance(name, bytes) else name.encode()
+    """Return the bytes of a name, also of one that names() returned."""
+    encoded = name if isinstance(name, bytes) else name.encode(errors="surrogateescape")
+    if b"\0" in encoded:
+        raise Error(f"the name {name!r} has a zero byte", -errno.EINVAL)
+    return encoded
 
 
 class Request:
@@ -83,9 +88,10 @@ class Request:
 
     def wait(self):
         """Wait for the request. Error if it failed. A second call does nothing."""
-        if self._ticket is None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
             return
-        error, (ticket, self._ticket) = ErrorText(), (self._ticket, None)
+        error = ErrorText()
         self._store._requests.discard(self)
         try:
             check(self._store._call("wait", ticket, c.byref(error)), error, "wait")
@@ -128,8 +134,8 @@ class Store:
             self._lib.lade_tensor_store_close.argtypes = [c.c_void_p]
             self._lib.lade_tensor_store_close.restype = None
             self._lib.lade_tensor_store_close(store)
-            for request in self._requests:
-                request._data.release()
+            while self._requests:
+                self._requests.pop()._data.release()
 
     def __del__(self):
         if getattr(self, "_store", None):
@@ -176,11 +182,11 @@ class Store:
 
     def _submit(self, op, name, data, offset, tensor_bytes):
         held = _Borrowed(data, op == _GET)
-        request = _Request(c.sizeof(_Request), op, _encoded(name), held.address, held.n_bytes, tensor_bytes, offset)
         ticket, error = c.c_void_p(), ErrorText()
         try:
+            request = _Request(c.sizeof(_Request), op, _encoded(name), held.address, held.n_bytes, tensor_bytes, offset)
             check(self._call("submit", c.byref(request), c.byref(error), c.byref(ticket)), error, "submit")
-        except Error:
+        except BaseException:
             held.release()
             raise
         made = Request(self, ticket, held)

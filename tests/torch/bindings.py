@@ -3,6 +3,7 @@
 """The package without PyTorch: sizes, graphs, plans, replays, errors. Usage: bindings.py LIBLADE"""
 import array
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -129,6 +130,10 @@ def bytes_wait_in_a_store():
         assert raises(lade.Error, lambda: store.get("a", bytearray(5)), "a").code == -errno.EINVAL
         assert raises(lade.Error, lambda: store.put("big", bytearray(8 << 20)), "budget").code == -errno.EOVERFLOW
         assert raises(lade.Error, lambda: store.publish()).code == -errno.EINVAL
+        store.put(b"\xff", b"x")
+        assert max(store.names()) == "\udcff" and store.get(max(store.names())) == b"x"
+        assert raises(lade.Error, lambda: store.put("a\0b", b"x"), "zero byte").code == -errno.EINVAL
+        store.drop(b"\xff")
         store.drop("b")
         assert raises(lade.Error, lambda: store.drop("b"), "b").code == -errno.ENOENT
         info = store.info()
@@ -139,6 +144,19 @@ def bytes_wait_in_a_store():
     raises(lade.Error, lambda: store.find("a"), "closed")
     raises(lade.Error, lambda: lade.Store("/no/such/folder", "1MiB"), "/no/such/folder")
     raises(ValueError, lambda: lade.Store(scratch.name, "5 apples"), "size")
+
+
+def a_dropped_store_ends_its_requests():
+    """A request without wait() is part of a cycle with its store; both go, and its data is whole and free again."""
+    with tempfile.TemporaryDirectory(dir=os.getcwd()) as scratch:
+        data, out = bytes(range(256)) * 1024, bytearray(256 * 1024)
+        store = lade.Store(scratch, "1MiB")
+        store.put("a", data)
+        store.submit_get("a", out)
+        del store
+        gc.collect()
+        assert out == data
+        out.extend(b"x")
 
 
 def published_bytes_outlive_the_store():
@@ -162,5 +180,6 @@ def published_bytes_outlive_the_store():
 
 
 for check in (sizes_are_the_commands, plans_fit_and_replay, errors_name_their_place, graphs_are_saved,
-              the_library_is_named_when_absent, bytes_wait_in_a_store, published_bytes_outlive_the_store):
+              the_library_is_named_when_absent, bytes_wait_in_a_store, a_dropped_store_ends_its_requests,
+              published_bytes_outlive_the_store):
     check()
