@@ -488,13 +488,13 @@ static void grouped_rows(struct bench *bench)
                                               .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
                                               .d_out = place(bench, 1), .d_qkv = place(bench, 4),
                                               .workspace = place(bench, WORKSPACE)};
+  lade_kernel_fn *const divided = bench->table.fn[LADE_K_ATTENTION_BWD];
   const struct {
     const char *what;
     lade_kernel_fn *fn;
-  } ways[] = {{"query heads in parts", bench->table.fn[LADE_K_ATTENTION_BWD]},
-              {"whole key heads", lade_cuda_attention_whole_fn(attention_find(who))}};
+  } ways[] = {{"query heads in parts", divided}, {"whole key heads", lade_cuda_attention_whole_fn(divided)}};
   kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd); /* for out and lse */
-  for (size_t i = 0; i < LADE_COUNT(ways); i++) {
+  for (size_t i = 0; i < LADE_COUNT(ways) && ways[i].fn; i++) {
     const double flops = 5 * (double)(heads * dim) * (double)(seq_len * (seq_len + 1));
     const double seconds = seconds_take(bench, bench->compute, variant_submit, &(struct variant){ways[i].fn, &bwd});
     printf("| one sequence of %lld, %s, backward, %s | %.1f | %.1f | %.0f %% |\n", (long long)seq_len, ways[i].what,

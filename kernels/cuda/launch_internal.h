@@ -49,10 +49,10 @@ lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_a
 const char *lade_cuda_attention_name(enum lade_cuda_attention who);
 
 /*
- * Return an attention's backward whose blocks have whole key heads in any shape, as lade_cuda_attention_fn's has only
- * where they are many. For benches and tests; its scratch is within the other's.
+ * Return the variant of @bwd, a backward of lade_cuda_attention_fn, that never divides the query heads of a key head.
+ * NULL if @bwd never divides them itself. For benchmarks and tests; its scratch is at most that of @bwd.
  */
-lade_kernel_fn *lade_cuda_attention_whole_fn(enum lade_cuda_attention who);
+lade_kernel_fn *lade_cuda_attention_whole_fn(lade_kernel_fn *bwd);
 
 /*
  * Choose the attention in @table on @device, whose @kernels are loaded: the one that LADE_ATTENTION names, or the best

@@ -74,7 +74,7 @@ struct lade_share_key {
   int tp;
   bool is_sequence;
   int64_t micro_batch;
-  enum lade_recipe recipe; /* AUTO: lade_share_states_make alone takes it */
+  enum lade_recipe recipe; /* AUTO: lade_share_residencies_make alone takes it */
 };
 
 /* Compute the units of a share. -EINVAL: the model cannot be shared so, with a line; -ENOMEM. */
@@ -83,13 +83,13 @@ int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_sh
 
 /* ---- residencies of a layer (layer_residency.c) ---- */
 
-#define LADE_SHARE_STATES_MOST 48
+#define LADE_SHARE_RESIDENCIES_MOST 48
 
 /* A share under several residencies of its layers: the fastest first, and each needs less device memory than the one
  * before it. */
-struct lade_share_states {
+struct lade_share_residencies {
   int n;
-  struct lade_share_cost items[LADE_SHARE_STATES_MOST];
+  struct lade_share_cost items[LADE_SHARE_RESIDENCIES_MOST];
 };
 
 /*
@@ -97,8 +97,8 @@ struct lade_share_states {
  * residency planner's solver finds from keeping everything on, with values recomputed and, if the device has links to
  * the host, copied there; and the recipes among them. Errors as lade_share_cost_make's.
  */
-int lade_share_states_make(const struct lade_layout_job *job, const struct lade_share_key *key,
-                           struct lade_error *error, struct lade_share_states *ret_states);
+int lade_share_residencies_make(const struct lade_layout_job *job, const struct lade_share_key *key,
+                                struct lade_error *error, struct lade_share_residencies *ret_residencies);
 
 /*
  * Write the names of the values that wait as @policy says, within a layer, "attn.qkv, mlp.fc", into @ret_text. @key is
@@ -148,7 +148,7 @@ struct lade_layout_cost {
 
 /*
  * Compute the cost of @layout with microbatches of @micro_batch, from the cost of its share. The layout's mesh decides
- * the links. @state_tier: the home of optimizer state, LADE_TIER_DEVICE or LADE_TIER_HOST. -EINVAL with a line if batch
+ * the links. @state_tier: that of optimizer state, LADE_TIER_DEVICE or LADE_TIER_HOST. -EINVAL with a line if batch
  * or layers do not divide as they must; -ENOMEM.
  */
 int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
@@ -220,7 +220,7 @@ double lade_korthikanti_in_flight(int64_t layers, int pp, int virtual_stages);
 #define LADE_STAGE_CHUNK_BYTES (UINT64_C(2) << 20) /* the granule of a stage's device memory */
 #define LADE_PREFETCH_SLACK 32 /* this part of a budget is left to the packer where copies start early */
 
-/* Homes of a stage's values and state. */
+/* Tiers of a stage's values and of its optimizer state. */
 struct lade_stage_residency {
   struct lade_layer_residency layer;
   enum lade_tier state_tier;     /* of optimizer state: DEVICE or HOST */
@@ -290,7 +290,7 @@ struct lade_layout_found {
 
 struct lade_layout_search {
   int64_t n_evaluated; /* layouts whose memory and time were computed, or bounded together with those that differ in
-                          ZeRO stage, shard group, residency and the home of state alone */
+                          ZeRO stage, shard group, residency and state tier alone */
   int64_t n_costed;    /* of them, with the whole schedule */
   int n_found;
   struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */

@@ -34,8 +34,8 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS]);
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args);
 
 /*
- * True, with attention's backward replaced in @kernels, if the level has another one whose work is cut by key heads
- * alone, as that in the table is for shapes with many of them.
+ * Replace attention's backward in @kernels by its variant that never divides the query heads of a key head. False if
+ * the level has none.
  */
 bool level_whole(struct lade_kernels *kernels);
 

@@ -104,7 +104,7 @@ static void few_key_heads_are_divided(void **state)
     assert_int_equal(lade_kernel_workspace_bytes(&table, LADE_K_ATTENTION_BWD, &args, 1),
                      4 * (delta + (cases[i].n_parts > 1 ? cases[i].n_parts * part : 0)));
     list.n_sums = 0;
-    lade_cuda_attention_whole_fn(cases[i].who)(&ctx, &args);
+    lade_cuda_attention_whole_fn(lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, cases[i].who))(&ctx, &args);
     assert_int_equal(list.dkv_blocks, cases[i].n_whole);
     assert_int_equal(list.n_sums, 0);
   }

@@ -88,14 +88,10 @@ bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, en
 
 bool level_whole(struct lade_kernels *kernels)
 {
-  for (int i = LADE_CUDA_BY_MMA; i < LADE_CUDA_N_ATTENTIONS; i++) {
-    const enum lade_cuda_attention who = (enum lade_cuda_attention)i;
-    if (kernels->fn[LADE_K_ATTENTION_BWD] != lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, who))
-      continue;
-    kernels->fn[LADE_K_ATTENTION_BWD] = lade_cuda_attention_whole_fn(who);
-    return true;
-  }
-  return false;
+  lade_kernel_fn *whole = lade_cuda_attention_whole_fn(kernels->fn[LADE_K_ATTENTION_BWD]);
+  if (whole)
+    kernels->fn[LADE_K_ATTENTION_BWD] = whole;
+  return whole;
 }
 
 struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)

@@ -176,13 +176,13 @@ static void fits_set(struct cluster_plan *plan)
 /* Build and prove @stage's program, and execute it dry. */
 static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *error)
 {
-  const struct lade_stage_residency homes = {.layer = plan->share.residency, .state_tier = plan->state_tier,
+  const struct lade_stage_residency tiers = {.layer = plan->share.residency, .state_tier = plan->state_tier,
                                              .device_bytes = plan->budget_bytes};
   struct lade_layout layout = plan->layout;
   const int at = plan->n_stages_proved;
   layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
   struct lade_stage_build build = {0};
-  int status = lade_stage_build_make(plan->job, &layout, plan->micro_batch, &homes, true, error, &build);
+  int status = lade_stage_build_make(plan->job, &layout, plan->micro_batch, &tiers, true, error, &build);
   if (!status)
     status = lade_dry_stage_run(plan->job, &build, error, &plan->dry[at]);
   if (!status)
@@ -435,13 +435,13 @@ static int layout_plan(struct cluster_plan *plan, struct lade_error *error)
   return status || plan->n_context > 1 || plan->job->experts ? status : plan_prove(plan, error);
 }
 
-/* Make the states of the layout's share (lade_share_states_make). */
-static int states_make(const struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error,
-                       struct lade_share_states *ret_states)
+/* Make the residencies of the layout's share (lade_share_residencies_make). */
+static int residencies_make(const struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error,
+                            struct lade_share_residencies *ret_residencies)
 {
   const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
                                      plan->micro_batch, recipe};
-  return lade_share_states_make(plan->job, &key, error, ret_states);
+  return lade_share_residencies_make(plan->job, &key, error, ret_residencies);
 }
 
 static int given_layout(struct cluster_planning *planning, struct cluster_plan *plan)
@@ -470,9 +470,9 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   return status;
 }
 
-#define GIVEN_MOST (2 * LADE_SHARE_STATES_MOST)
+#define GIVEN_MOST (2 * LADE_SHARE_RESIDENCIES_MOST)
 #define GIVEN_SLACK 0.94 /* of an estimated peak: the proof may find as much less (docs/cluster.md) */
-#define GIVEN_PROOFS 4   /* fast states to prove before the one that needs least */
+#define GIVEN_PROOFS 4   /* fast residencies to prove before the one that needs least */
 
 static int step_compare(const void *a, const void *b)
 {
@@ -480,15 +480,15 @@ static int step_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-/* Cost the layout under all states and homes of optimizer state, in order of time. */
-static int choices_cost(struct cluster_plan *empty, const struct lade_share_states *states, struct lade_error *error,
-                        struct cluster_plan *ret_choices, int *ret_n)
+/* Cost the layout under all residencies and state tiers, in order of time. */
+static int choices_cost(struct cluster_plan *empty, const struct lade_share_residencies *residencies,
+                        struct lade_error *error, struct cluster_plan *ret_choices, int *ret_n)
 {
   int n = 0, status = 0;
-  for (int i = 0; i < 2 * states->n && !status; i++) {
+  for (int i = 0; i < 2 * residencies->n && !status; i++) {
     struct cluster_plan choice = *empty;
     choice.state_tier = i % 2 ? LADE_TIER_HOST : LADE_TIER_DEVICE;
-    choice.share = states->items[i / 2];
+    choice.share = residencies->items[i / 2];
     if (i % 2 && empty->job->cluster->device.is_unified)
       continue;
     status = layout_cost(&choice, error);
@@ -528,20 +528,20 @@ static int given_plan(struct cluster_planning *planning, struct cluster_plan *pl
 {
   const enum lade_recipe asked = planning->options->session.recipe;
   struct lade_error *error = &planning->error;
-  struct lade_share_states *states = calloc(1, sizeof(*states));
+  struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
   struct cluster_plan *choices = calloc(GIVEN_MOST, sizeof(*choices));
-  int n = 0, status = states && choices ? given_layout(planning, plan)
+  int n = 0, status = residencies && choices ? given_layout(planning, plan)
                                         : lade_error_set(error, -ENOMEM, "no memory for the layout");
   if (!status)
-    status = states_make(plan, asked, error, states);
+    status = residencies_make(plan, asked, error, residencies);
   if (!status && asked != LADE_RECIPE_AUTO) {
-    plan->share = states->items[0];
+    plan->share = residencies->items[0];
     status = layout_plan(plan, error);
   } else if (!status) {
-    status = choices_cost(plan, states, error, choices, &n);
+    status = choices_cost(plan, residencies, error, choices, &n);
     status = status ? status : choice_take(choices, n, plan, error);
   }
-  free(states);
+  free(residencies);
   free(choices);
   return status;
 }
@@ -608,19 +608,19 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
 }
 
 /*
- * Plan @found: its state, or if the proof finds that it does not fit the next one that needs less by as much. All
- * states that the search may have taken are slower in this order.
+ * Plan @found with its residency. If the proof finds that this one does not fit, take the next slower one that needs
+ * less by as much. The search took the fastest one that fits by the estimate, so the faster ones are skipped.
  */
-static int states_try(struct cluster_plan *plan, const struct lade_layout_found *found,
-                      const struct lade_share_states *states, struct lade_error *error)
+static int residencies_try(struct cluster_plan *plan, const struct lade_layout_found *found,
+                           const struct lade_share_residencies *residencies, struct lade_error *error)
 {
   double more = 0; /* proved bytes over estimated ones */
   int status = 0, n_proved = 0;
   bool is_behind = false;
-  for (int i = 0; i < states->n && !status && n_proved < GIVEN_PROOFS && !plan->fits; i++) {
+  for (int i = 0; i < residencies->n && !status && n_proved < GIVEN_PROOFS && !plan->fits; i++) {
     struct cluster_plan next = *plan;
-    is_behind |= memcmp(&states->items[i].residency, &found->residency, sizeof(found->residency)) == 0;
-    next.share = states->items[i];
+    is_behind |= memcmp(&residencies->items[i].residency, &found->residency, sizeof(found->residency)) == 0;
+    next.share = residencies->items[i];
     if (is_behind)
       status = layout_cost(&next, error);
     const double estimated = (double)next.peak_bytes;
@@ -638,19 +638,19 @@ static int states_try(struct cluster_plan *plan, const struct lade_layout_found 
 static int found_plan(struct cluster_planning *planning, const struct lade_layout_found *found,
                       struct cluster_plan *plan)
 {
-  struct lade_share_states *states = calloc(1, sizeof(*states));
+  struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
   struct lade_error *error = &planning->error;
   plan->params = found->layout;
   plan->params.n_kv_heads = planning->model.n_kv_heads;
   plan->micro_batch = found->micro_batch;
   plan->state_tier = found->state_tier;
-  int status = states ? lade_layout_init(&plan->params, error, &plan->layout)
+  int status = residencies ? lade_layout_init(&plan->params, error, &plan->layout)
                       : lade_error_set(error, -ENOMEM, "no memory for the residencies of a layer");
   if (!status)
-    status = states_make(plan, planning->options->session.recipe, error, states);
+    status = residencies_make(plan, planning->options->session.recipe, error, residencies);
   if (!status)
-    status = states_try(plan, found, states, error);
-  free(states);
+    status = residencies_try(plan, found, residencies, error);
+  free(residencies);
   return status;
 }
 

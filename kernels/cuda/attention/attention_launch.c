@@ -291,10 +291,9 @@ lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_a
   return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
 }
 
-lade_kernel_fn *lade_cuda_attention_whole_fn(enum lade_cuda_attention who)
+lade_kernel_fn *lade_cuda_attention_whole_fn(lade_kernel_fn *bwd)
 {
-  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd_whole, wgmma_bwd_whole, wgmma_bwd_whole};
-  return bwd[who];
+  return bwd == mma_bwd ? mma_bwd_whole : bwd == wgmma_bwd ? wgmma_bwd_whole : NULL;
 }
 
 const char *lade_cuda_attention_name(enum lade_cuda_attention who)

@@ -25,7 +25,7 @@
 #define CANDIDATES_MOST (2 * LADE_LAYER_VALUES_MOST + LADE_N_RECIPES)
 #define COPY_EXPOSED 0.05 /* as the planner's first trajectory (plan.c) */
 
-struct state_maker {
+struct residency_maker {
   const struct share_basis *basis;
   bool has_experts; /* recipes alone: a mixture's rows are no values of the dense layer's graph */
   struct lade_unit_costs unit_costs;
@@ -67,7 +67,7 @@ static void policy_copy(void *user, const struct lade_model_graph *graph, int te
 
 /* ---- one descent ---- */
 
-static int state_add(struct state_maker *m, enum lade_recipe recipe)
+static int residency_add(struct residency_maker *m, enum lade_recipe recipe)
 {
   struct lade_share_cost *cost = &m->found[m->n];
   struct policies_copy copy = {m->residency, &cost->residency};
@@ -88,14 +88,14 @@ struct best_change {
 };
 
 struct change_search {
-  struct state_maker *maker;
+  struct residency_maker *maker;
   bool may_copy;
   struct best_change best;
 };
 
 static void change_try(struct change_search *search, int tensor, enum lade_residency_policy to)
 {
-  struct state_maker *m = search->maker;
+  struct residency_maker *m = search->maker;
   const struct lade_change change = {LADE_CHANGE_SAVED, (uint8_t)to, tensor};
   const struct lade_queue_times added = lade_solver_price(m->solver, m->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(&m->times, &added, 1);
@@ -130,12 +130,12 @@ static void value_try(void *user, const struct lade_model_graph *graph, int tens
 }
 
 /* Go from keeping everything to the least memory, and add each residency on the way. */
-static int descent_add(struct state_maker *m, bool may_copy)
+static int descent_add(struct residency_maker *m, bool may_copy)
 {
   struct change_search search = {.maker = m, .may_copy = may_copy};
   int status = share_residency_create(m->basis, &m->residency), n_rounds = 0;
   if (!status)
-    status = state_add(m, LADE_RECIPE_AUTO);
+    status = residency_add(m, LADE_RECIPE_AUTO);
   if (status)
     return status;
   const struct lade_unit_cost *layer = &m->found[m->n - 1].layer;
@@ -150,19 +150,19 @@ static int descent_add(struct state_maker *m, bool may_copy)
       break;
     lade_change_apply(&search.best.change, m->residency);
     m->times = lade_queue_times_sum(&m->times, &search.best.added, 1);
-    status = state_add(m, LADE_RECIPE_AUTO);
+    status = residency_add(m, LADE_RECIPE_AUTO);
   } while (!status && ++n_rounds < LADE_LAYER_VALUES_MOST - 1);
   lade_residency_destroy(m->residency);
   m->residency = NULL;
   return status;
 }
 
-static int recipe_add(struct state_maker *m, enum lade_recipe recipe)
+static int recipe_add(struct residency_maker *m, enum lade_recipe recipe)
 {
   int status = share_residency_create(m->basis, &m->residency);
   if (!status) {
     lade_residency_apply_recipe(m->basis->graph, recipe, m->residency);
-    status = state_add(m, recipe);
+    status = residency_add(m, recipe);
   }
   lade_residency_destroy(m->residency);
   m->residency = NULL;
@@ -176,7 +176,7 @@ static double layer_ns(const struct lade_share_cost *cost)
   return cost->layer.forward_ns + cost->layer.backward_ns;
 }
 
-static int state_compare(const void *a, const void *b)
+static int residency_compare(const void *a, const void *b)
 {
   const struct lade_share_cost *x = a, *y = b;
   if (layer_ns(x) != layer_ns(y))
@@ -187,21 +187,21 @@ static int state_compare(const void *a, const void *b)
   return (x->residency.recipe == LADE_RECIPE_AUTO) - (y->residency.recipe == LADE_RECIPE_AUTO);
 }
 
-/* Keep the states that need less memory than all faster ones; of very many, evenly spread ones. */
-static void states_pick(struct state_maker *m, struct lade_share_states *states)
+/* Keep the residencies that need less memory than all faster ones; of very many, evenly spread ones. */
+static void residencies_pick(struct residency_maker *m, struct lade_share_residencies *residencies)
 {
   int n = 0;
-  qsort(m->found, (size_t)m->n, sizeof(*m->found), state_compare);
+  qsort(m->found, (size_t)m->n, sizeof(*m->found), residency_compare);
   for (int i = 0; i < m->n; i++) {
     if (n == 0 || m->found[i].layer.saved_bytes < m->found[n - 1].layer.saved_bytes)
       m->found[n++] = m->found[i];
   }
-  states->n = LADE_MIN(n, LADE_SHARE_STATES_MOST);
-  for (int i = 0; i < states->n; i++)
-    states->items[i] = m->found[states->n > 1 ? i * (n - 1) / (states->n - 1) : 0];
+  residencies->n = LADE_MIN(n, LADE_SHARE_RESIDENCIES_MOST);
+  for (int i = 0; i < residencies->n; i++)
+    residencies->items[i] = m->found[residencies->n > 1 ? i * (n - 1) / (residencies->n - 1) : 0];
 }
 
-static int states_fill(struct state_maker *m, bool may_copy, struct lade_share_states *states)
+static int residencies_fill(struct residency_maker *m, bool may_copy, struct lade_share_residencies *residencies)
 {
   static const enum lade_recipe recipes[] = {LADE_RECIPE_NONE, LADE_RECIPE_SELECTIVE, LADE_RECIPE_FULL};
   const struct lade_prices *prices = &m->basis->prices;
@@ -217,7 +217,7 @@ static int states_fill(struct state_maker *m, bool may_copy, struct lade_share_s
   if (!status && !m->has_experts && may_copy)
     status = descent_add(m, true);
   if (!status)
-    states_pick(m, states);
+    residencies_pick(m, residencies);
   lade_residency_destroy(m->residency);
   lade_solver_destroy(m->solver);
   free(m->is_saved);
@@ -225,27 +225,27 @@ static int states_fill(struct state_maker *m, bool may_copy, struct lade_share_s
   return status;
 }
 
-int lade_share_states_make(const struct lade_layout_job *job, const struct lade_share_key *key,
-                           struct lade_error *error, struct lade_share_states *ret_states)
+int lade_share_residencies_make(const struct lade_layout_job *job, const struct lade_share_key *key,
+                                struct lade_error *error, struct lade_share_residencies *ret_residencies)
 {
   struct share_basis basis;
   int status;
   if (key->recipe != LADE_RECIPE_AUTO) {
-    ret_states->n = 1;
-    status = lade_share_cost_make(job, key, error, &ret_states->items[0]);
+    ret_residencies->n = 1;
+    status = lade_share_cost_make(job, key, error, &ret_residencies->items[0]);
   } else {
     status = share_basis_init(job, key, error, &basis);
     if (!status) {
-      struct state_maker maker = {.basis = &basis, .has_experts = job->experts};
-      status = states_fill(&maker, !job->cluster->device.is_unified, ret_states);
+      struct residency_maker maker = {.basis = &basis, .has_experts = job->experts};
+      status = residencies_fill(&maker, !job->cluster->device.is_unified, ret_residencies);
       if (status)
         lade_error_set(error, status, "no memory for the residencies of a layer");
     }
     share_basis_finish(&basis);
   }
-  for (int i = 0; i < (status ? 0 : ret_states->n); i++) {
-    lade_experts_cost_add(job, key, &ret_states->items[i]);
-    lade_context_cost_add(job, key, LADE_MAX(job->n_context, 1), &ret_states->items[i]);
+  for (int i = 0; i < (status ? 0 : ret_residencies->n); i++) {
+    lade_experts_cost_add(job, key, &ret_residencies->items[i]);
+    lade_context_cost_add(job, key, LADE_MAX(job->n_context, 1), &ret_residencies->items[i]);
   }
   return status;
 }

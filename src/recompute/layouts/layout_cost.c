@@ -16,7 +16,7 @@
  *
  * Memory. A stage holds its state, and the saved values of as many microbatches as the schedule keeps in flight; on top
  * of that the values of one layer's or the head's backward half. Host memory holds values that are copied there, and
- * the optimizer state if that is its home, with working copies and gradients on their way.
+ * the optimizer state if that is its tier, with working copies and gradients on their way.
  */
 #include <errno.h>
 #include <math.h>

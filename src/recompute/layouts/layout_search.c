@@ -3,16 +3,16 @@
  * Search over layouts: all of them, with bounds.
  *
  * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch); dp follows from the ranks. Its variants are
- * the ZeRO stages, shard groups and homes of optimizer state, which share its pipeline. Its states are the residencies
- * of a layer, the fastest first, each with less memory than the one before (layer_residency.c); a recipe that is given
- * is the only state. Shares with their states are made once for each (tp, sequence, microbatch). The time of each
- * candidate's pipeline under the fastest state is bounded from below in O(stages), for any batch and ranks. Candidates
- * then come in order of their bounds.
+ * the ZeRO stages, shard groups and tiers of optimizer state, which share its pipeline. Its residencies are those of a
+ * layer, the fastest first, each with less memory than the one before (layer_residency.c). A recipe that is given is
+ * the only one. Shares with their residencies are made once for each (tp, sequence, microbatch). The time of each
+ * candidate's pipeline under the fastest residency is bounded from below in O(stages), for any batch and ranks.
+ * Candidates then come in order of their bounds.
  *
  * A candidate is left out with all its variants if its bound is above the time of the n-th best found, or above that of
  * the one found of its sizes and schedule: neither it nor any variant can be among the best. Otherwise each variant
- * takes the fastest state whose memory fits: no slower state can be better. If the bound of that is low enough too, the
- * schedule is run once for all variants of the state.
+ * takes the fastest residency whose memory fits, because no slower one can be better. If the bound of that one is low
+ * enough too, the schedule is run once for all variants of the residency.
  *
  * Optimizer state goes to the host only where no recipe is given: a recipe says that nothing else moves.
  *
@@ -36,25 +36,25 @@
 
 struct share_entry {
   struct lade_share_key key;
-  struct lade_share_states *states; /* NULL: not possible */
+  struct lade_share_residencies *residencies; /* NULL: not possible */
 };
 
 struct layout_candidate {
   double bound_ns;
   struct lade_layout_params layout; /* of no ZeRO stage */
   int64_t micro_batch;
-  const struct lade_share_states *states;
+  const struct lade_share_residencies *residencies;
 };
 
-/* A candidate's pipelines under its states, made as they are needed. */
+/* A candidate's pipelines under its residencies, made as they are needed. */
 struct candidate_cores {
   const struct layout_candidate *candidate;
   struct lade_layout layout;
-  struct lade_layout_core cores[LADE_SHARE_STATES_MOST];
-  uint8_t made[LADE_SHARE_STATES_MOST]; /* enum core_state */
+  struct lade_layout_core cores[LADE_SHARE_RESIDENCIES_MOST];
+  uint8_t made[LADE_SHARE_RESIDENCIES_MOST]; /* enum core_kind */
 };
 
-enum core_state { CORE_NONE, CORE_BOUND, CORE_RUN };
+enum core_kind { CORE_NONE, CORE_BOUND, CORE_RUN };
 
 struct layout_searcher {
   struct lade_layout_job own_job; /* the caller's, with cuts */
@@ -87,32 +87,32 @@ static void cuts_free(struct layout_searcher *s, int n)
 
 /* ---- candidates ---- */
 
-/* Return the states of the share with @key, made at first use; NULL: it is not possible, or there is no memory. */
-static const struct lade_share_states *share_find(struct layout_searcher *s, const struct lade_share_key *key)
+/* Return the residencies of the share with @key, made at first use; NULL: it is not possible, or there is no memory. */
+static const struct lade_share_residencies *share_find(struct layout_searcher *s, const struct lade_share_key *key)
 {
   for (int i = s->shares.n - 1; i >= 0; i--) {
     const struct lade_share_key *other = &s->shares.items[i].key;
     if (other->tp == key->tp && other->is_sequence == key->is_sequence && other->micro_batch == key->micro_batch)
-      return s->shares.items[i].states;
+      return s->shares.items[i].residencies;
   }
-  struct share_entry entry = {.key = *key, .states = calloc(1, sizeof(*entry.states))};
-  int status = entry.states ? lade_share_states_make(s->job, key, NULL, entry.states) : -ENOMEM;
+  struct share_entry entry = {.key = *key, .residencies = calloc(1, sizeof(*entry.residencies))};
+  int status = entry.residencies ? lade_share_residencies_make(s->job, key, NULL, entry.residencies) : -ENOMEM;
   if (status) {
-    free(entry.states);
-    entry.states = NULL;
+    free(entry.residencies);
+    entry.residencies = NULL;
   }
   if (status == -ENOMEM || !LADE_PUSH(&s->shares, entry)) {
-    free(entry.states);
+    free(entry.residencies);
     s->status = -ENOMEM;
     return NULL;
   }
-  return entry.states;
+  return entry.residencies;
 }
 
 static void shares_free(struct layout_searcher *s)
 {
   for (int i = 0; i < s->shares.n; i++)
-    free(s->shares.items[i].states);
+    free(s->shares.items[i].residencies);
   LADE_ARRAY_FREE(&s->shares);
 }
 
@@ -141,7 +141,7 @@ static int variants_list(const struct layout_searcher *s, struct lade_layout_par
   return n;
 }
 
-/* Return the number of homes of optimizer state that are tried. */
+/* Return the number of tiers of optimizer state that are tried. */
 static int tiers_count(const struct layout_searcher *s)
 {
   return s->params->recipe == LADE_RECIPE_AUTO && s->params->host_bytes && !s->job->cluster->device.is_unified ? 2 : 1;
@@ -149,7 +149,7 @@ static int tiers_count(const struct layout_searcher *s)
 
 /* Bound the pipeline of @layout_params, and keep it as a candidate. */
 static void candidate_bound(struct layout_searcher *s, const struct lade_layout_params *layout_params,
-                            int64_t micro_batch, const struct lade_share_states *states)
+                            int64_t micro_batch, const struct lade_share_residencies *residencies)
 {
   struct lade_layout_params variants[N_VARIANTS_MOST];
   struct lade_layout layout;
@@ -161,20 +161,20 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
                    ? 0
                    : lade_layers_cut(s->job->model, s->job->seq_len, n_pieces, NULL, &s->cuts[n_pieces]);
   if (!status)
-    status = lade_layout_core_make(s->job, &layout, micro_batch, &states->items[0], true, NULL, &core);
+    status = lade_layout_core_make(s->job, &layout, micro_batch, &residencies->items[0], true, NULL, &core);
   if (status) {
     s->status = status == -ENOMEM ? status : s->status;
     return;
   }
-  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, variants) * tiers_count(s) * states->n;
-  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, states};
+  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, variants) * tiers_count(s) * residencies->n;
+  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, residencies};
   if (!LADE_PUSH(&s->candidates, candidate))
     s->status = -ENOMEM;
 }
 
 /* Bound all schedules of @layout's stages. GPipe takes more memory than 1F1B for the same time, so it is asked for. */
 static void schedules_bound(struct layout_searcher *s, struct lade_layout_params layout, int64_t micro_batch,
-                            const struct lade_share_states *states)
+                            const struct lade_share_residencies *residencies)
 {
   static const enum lade_schedule plain[] = {LADE_SCHEDULE_1F1B, LADE_SCHEDULE_ZBH1, LADE_SCHEDULE_ZBH2,
                                              LADE_SCHEDULE_GPIPE};
@@ -186,7 +186,7 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
       continue;
     layout.schedule = plain[i];
     layout.virtual_stages = 1;
-    candidate_bound(s, &layout, micro_batch, states);
+    candidate_bound(s, &layout, micro_batch, residencies);
   }
   if (layout.pp == 1 || m % layout.pp || (given->schedule >= 0 && given->schedule != LADE_SCHEDULE_INTERLEAVED))
     return;
@@ -195,7 +195,7 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
     if (given->virtual_stages > 1 && given->virtual_stages != v)
       continue;
     layout.virtual_stages = v;
-    candidate_bound(s, &layout, micro_batch, states);
+    candidate_bound(s, &layout, micro_batch, residencies);
   }
 }
 
@@ -208,9 +208,9 @@ static void sizes_bound(struct layout_searcher *s, const struct lade_layout_para
     if (rows % micro_batch || (given->micro_batch && given->micro_batch != micro_batch))
       continue;
     const struct lade_share_key key = {layout->tp, layout->is_sequence, micro_batch, given->recipe};
-    const struct lade_share_states *states = share_find(s, &key);
-    if (states)
-      schedules_bound(s, *layout, micro_batch, states);
+    const struct lade_share_residencies *residencies = share_find(s, &key);
+    if (residencies)
+      schedules_bound(s, *layout, micro_batch, residencies);
   }
 }
 
@@ -281,15 +281,15 @@ static double limit_get(const struct layout_searcher *s, const struct lade_layou
   return search->n_found == s->params->n_most ? search->found[search->n_found - 1].cost.step_ns : INFINITY;
 }
 
-/* Make the core of @state: its bound, or its whole schedule. */
-static int core_make(struct layout_searcher *s, struct candidate_cores *cores, int state, enum core_state wanted)
+/* Make the core of residency @i: its bound, or its whole schedule. */
+static int core_make(struct layout_searcher *s, struct candidate_cores *cores, int i, enum core_kind wanted)
 {
   const struct layout_candidate *candidate = cores->candidate;
-  if (cores->made[state] >= wanted)
+  if (cores->made[i] >= wanted)
     return 0;
-  cores->made[state] = (uint8_t)wanted;
-  return lade_layout_core_make(s->job, &cores->layout, candidate->micro_batch, &candidate->states->items[state],
-                               wanted == CORE_BOUND, NULL, &cores->cores[state]);
+  cores->made[i] = (uint8_t)wanted;
+  return lade_layout_core_make(s->job, &cores->layout, candidate->micro_batch, &candidate->residencies->items[i],
+                               wanted == CORE_BOUND, NULL, &cores->cores[i]);
 }
 
 /* Remember the layout that needs the least device memory, of those that fit the host. */
@@ -300,25 +300,25 @@ static void least_note(struct layout_searcher *s, const struct lade_layout_found
 }
 
 /*
- * Find the fastest state of @layout that fits, and fill @found with its bound. -EOVERFLOW: none does. States and their
- * memory fall, so of those that do not fit the last one needs least.
+ * Find the fastest residency of @layout that fits, and fill @found with its bound. -EOVERFLOW: none does. The last
+ * residency needs the least memory.
  */
-static int state_find(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout *layout,
-                      struct lade_layout_found *found, int *ret_state)
+static int residency_find(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout *layout,
+                          struct lade_layout_found *found, int *ret_chosen)
 {
-  const struct lade_share_states *states = cores->candidate->states;
-  for (int state = 0; state < states->n; state++) {
-    int status = core_make(s, cores, state, CORE_BOUND);
+  const struct lade_share_residencies *residencies = cores->candidate->residencies;
+  for (int i = 0; i < residencies->n; i++) {
+    int status = core_make(s, cores, i, CORE_BOUND);
     if (status)
       return status;
-    lade_layout_core_memory(s->job, &cores->cores[state], layout, found->state_tier, &found->cost);
-    *ret_state = state;
+    lade_layout_core_memory(s->job, &cores->cores[i], layout, found->state_tier, &found->cost);
+    *ret_chosen = i;
     if (found->cost.host_bytes > s->params->host_bytes)
       continue;
-    const double slack = states->items[state].layer.host_bytes > 0 ? 1 : SLACK; /* copies need their room */
-    found->residency = states->items[state].residency;
+    const double slack = residencies->items[i].layer.host_bytes > 0 ? 1 : SLACK; /* copies need their room */
+    found->residency = residencies->items[i].residency;
     if ((double)found->cost.peak_bytes * slack <= (double)s->params->device_bytes) {
-      lade_layout_core_cost(s->job, &cores->cores[state], layout, found->state_tier, &found->cost);
+      lade_layout_core_cost(s->job, &cores->cores[i], layout, found->state_tier, &found->cost);
       return 0;
     }
     least_note(s, found);
@@ -326,23 +326,23 @@ static int state_find(struct layout_searcher *s, struct candidate_cores *cores, 
   return -EOVERFLOW;
 }
 
-/* Cost one variant: run the schedule of the fastest state that fits, if it may be among the best. */
+/* Cost one variant: run the schedule of the fastest residency that fits, if it may be among the best. */
 static int variant_cost(struct layout_searcher *s, struct candidate_cores *cores,
                         const struct lade_layout_params *variant, enum lade_tier state_tier)
 {
   struct lade_layout_found found = {.layout = *variant, .micro_batch = cores->candidate->micro_batch,
                                     .state_tier = state_tier};
   struct lade_layout layout;
-  int state = 0;
+  int chosen = 0;
   if (lade_layout_init(variant, NULL, &layout))
     return 0;
-  int status = state_find(s, cores, &layout, &found, &state);
+  int status = residency_find(s, cores, &layout, &found, &chosen);
   if (status || found.cost.step_ns > limit_get(s, &found.layout))
     return status == -EOVERFLOW ? 0 : status;
-  status = core_make(s, cores, state, CORE_RUN);
+  status = core_make(s, cores, chosen, CORE_RUN);
   if (status)
     return status;
-  lade_layout_core_cost(s->job, &cores->cores[state], &layout, state_tier, &found.cost);
+  lade_layout_core_cost(s->job, &cores->cores[chosen], &layout, state_tier, &found.cost);
   found_insert(s, &found);
   s->search->n_costed++;
   return 0;

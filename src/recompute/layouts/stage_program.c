@@ -113,24 +113,24 @@ static int policies_apply(const struct lade_layout_job *job, const struct lade_l
 }
 
 static int residency_make(const struct lade_layout_job *job, int64_t micro_batch,
-                          const struct lade_stage_residency *homes, struct lade_stage_build *build,
+                          const struct lade_stage_residency *tiers, struct lade_stage_build *build,
                           struct lade_error *error)
 {
   int status = lade_residency_create(build->graph, &build->residency);
   if (status)
     return lade_error_set(error, status, "no memory for the program of a stage");
-  if (homes->layer.recipe == LADE_RECIPE_AUTO)
-    status = policies_apply(job, &build->layout, micro_batch, &homes->layer, build, error);
+  if (tiers->layer.recipe == LADE_RECIPE_AUTO)
+    status = policies_apply(job, &build->layout, micro_batch, &tiers->layer, build, error);
   else
-    lade_residency_apply_recipe(build->graph, homes->layer.recipe, build->residency);
+    lade_residency_apply_recipe(build->graph, tiers->layer.recipe, build->residency);
   gathers_drop(build->graph, &build->layout, build->residency);
   for (int param = 0; param < build->graph->n_params; param++)
-    lade_residency_set_tiers(build->residency, param, LADE_TIER_DEVICE, homes->state_tier);
-  bool has_copies = homes->state_tier != LADE_TIER_DEVICE;
-  for (int i = 0; i < homes->layer.n; i++)
-    has_copies |= homes->layer.recipe == LADE_RECIPE_AUTO && homes->layer.saved[i] == LADE_RESIDENCY_HOST;
+    lade_residency_set_tiers(build->residency, param, LADE_TIER_DEVICE, tiers->state_tier);
+  bool has_copies = tiers->state_tier != LADE_TIER_DEVICE;
+  for (int i = 0; i < tiers->layer.n; i++)
+    has_copies |= tiers->layer.recipe == LADE_RECIPE_AUTO && tiers->layer.saved[i] == LADE_RESIDENCY_HOST;
   if (has_copies)
-    build->residency->prefetch_bytes = homes->device_bytes - homes->device_bytes / LADE_PREFETCH_SLACK;
+    build->residency->prefetch_bytes = tiers->device_bytes - tiers->device_bytes / LADE_PREFETCH_SLACK;
   return status;
 }
 

@@ -71,9 +71,9 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
 static int stage_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                        enum lade_recipe recipe, struct lade_stage_program *ret_program)
 {
-  const struct lade_stage_residency homes = {.layer = {.recipe = recipe}};
+  const struct lade_stage_residency tiers = {.layer = {.recipe = recipe}};
   struct lade_error error;
-  return lade_stage_program_prove(job, layout, micro_batch, &homes, &error, ret_program);
+  return lade_stage_program_prove(job, layout, micro_batch, &tiers, &error, ret_program);
 }
 
 #define LAYOUT(...) {.struct_size = sizeof(struct lade_layout_params), __VA_ARGS__}
@@ -358,8 +358,8 @@ static const struct one_layout offloads[] = {
 };
 
 /* Cost @one under @share, with its program; both over the microbatches that the program has. */
-static void state_compare(const struct one_layout *one, const struct lade_share_cost *share, enum lade_tier state_tier,
-                          double *ret_time, double *ret_peak)
+static void residency_compare(const struct one_layout *one, const struct lade_share_cost *share,
+                              enum lade_tier state_tier, double *ret_time, double *ret_peak)
 {
   const struct lade_layout_job job = job_of(one->model, one->batch);
   struct lade_layout_params params = one->params;
@@ -370,8 +370,8 @@ static void state_compare(const struct one_layout *one, const struct lade_share_
   params.n_kv_heads = one->model->n_kv_heads;
   assert_int_equal(lade_layout_init(&params, &error, &layout), 0);
   assert_int_equal(lade_layout_cost_make(&job, &layout, one->micro_batch, state_tier, share, &error, &cost), 0);
-  const struct lade_stage_residency homes = {share->residency, state_tier, cost.peak_bytes};
-  if (lade_stage_program_prove(&job, &layout, one->micro_batch, &homes, &error, &program))
+  const struct lade_stage_residency tiers = {share->residency, state_tier, cost.peak_bytes};
+  if (lade_stage_program_prove(&job, &layout, one->micro_batch, &tiers, &error, &program))
     fail_msg("%s: %s", one->name, error.text);
   const double n = (double)one->batch / lade_layout_size(&layout, LADE_AXIS_DP) / (double)one->micro_batch;
   const double around = cost.update_ns + cost.grad_ns;
@@ -387,46 +387,46 @@ static void state_compare(const struct one_layout *one, const struct lade_share_
 /* Residencies of the solver, and optimizer state on the host, take the time and the memory of their programs. */
 static void values_elsewhere_cost_what_their_programs_do(void **state)
 {
-  struct lade_share_states *states = calloc(1, sizeof(*states));
+  struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
   for (size_t i = 0; i < LADE_COUNT(offloads); i++) {
     const struct one_layout *one = &offloads[i];
     const struct lade_layout_job job = job_of(one->model, one->batch);
     const struct lade_share_key key = {one->params.tp, one->params.is_sequence, one->micro_batch, LADE_RECIPE_AUTO};
     struct lade_error error;
-    assert_int_equal(lade_share_states_make(&job, &key, &error, states), 0);
-    assert_true(states->n >= 6 && states->items[0].layer.host_bytes == 0);
-    assert_true(states->items[states->n - 1].layer.host_bytes > 0);
-    for (int k = 0; k < states->n; k += 2) {
+    assert_int_equal(lade_share_residencies_make(&job, &key, &error, residencies), 0);
+    assert_true(residencies->n >= 6 && residencies->items[0].layer.host_bytes == 0);
+    assert_true(residencies->items[residencies->n - 1].layer.host_bytes > 0);
+    for (int k = 0; k < residencies->n; k += 2) {
       for (enum lade_tier tier = LADE_TIER_DEVICE; tier <= LADE_TIER_HOST; tier++) {
         double time, peak;
-        state_compare(one, &states->items[k], tier, &time, &peak);
+        residency_compare(one, &residencies->items[k], tier, &time, &peak);
         assert_true(fabs(time - 1) <= ELSEWHERE_ERROR);
         assert_true(fabs(peak - 1) <= 0.06);
       }
     }
-    for (int k = 1; k < states->n; k++) {
-      const struct lade_unit_cost *fast = &states->items[k - 1].layer, *slow = &states->items[k].layer;
+    for (int k = 1; k < residencies->n; k++) {
+      const struct lade_unit_cost *fast = &residencies->items[k - 1].layer, *slow = &residencies->items[k].layer;
       assert_true(fast->forward_ns + fast->backward_ns <= slow->forward_ns + slow->backward_ns);
       assert_true(fast->saved_bytes > slow->saved_bytes);
     }
   }
-  free(states);
+  free(residencies);
 }
 
-/* Return the least of @best_ns and the times of @params under all @states and homes of optimizer state that fit. */
-static double fastest_state(const struct lade_layout_job *job, const struct lade_layout_search_params *how,
-                            const struct lade_layout_params *params, int64_t micro_batch,
-                            const struct lade_share_states *states, double best_ns)
+/* Return the least of @best_ns and the times of @params under all @residencies and state tiers that fit. */
+static double fastest_residency(const struct lade_layout_job *job, const struct lade_layout_search_params *how,
+                                const struct lade_layout_params *params, int64_t micro_batch,
+                                const struct lade_share_residencies *residencies, double best_ns)
 {
   struct lade_layout layout;
   struct lade_layout_cost cost;
   const enum lade_tier last = how->host_bytes ? LADE_TIER_HOST : LADE_TIER_DEVICE;
   if (lade_layout_init(params, NULL, &layout))
     return best_ns;
-  for (int i = 0; i < states->n; i++) {
+  for (int i = 0; i < residencies->n; i++) {
     for (enum lade_tier tier = LADE_TIER_DEVICE; tier <= last; tier++) {
-      const double slack = states->items[i].layer.host_bytes > 0 ? 1 : 0.97;
-      if (lade_layout_cost_make(job, &layout, micro_batch, tier, &states->items[i], NULL, &cost))
+      const double slack = residencies->items[i].layer.host_bytes > 0 ? 1 : 0.97;
+      if (lade_layout_cost_make(job, &layout, micro_batch, tier, &residencies->items[i], NULL, &cost))
         continue;
       if ((double)cost.peak_bytes * slack <= (double)how->device_bytes && cost.host_bytes <= how->host_bytes)
         best_ns = LADE_MIN(best_ns, cost.step_ns);
@@ -440,20 +440,20 @@ static double fastest_of_share(const struct lade_layout_job *job, const struct l
                                bool is_sequence, int64_t micro_batch, double best_ns)
 {
   const struct lade_share_key key = {tp, is_sequence, micro_batch, how->recipe};
-  struct lade_share_states *states = calloc(1, sizeof(*states));
+  struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
   const int n_pieces = (int)lade_pieces_most(job->model);
-  int status = lade_share_states_make(job, &key, NULL, states);
+  int status = lade_share_residencies_make(job, &key, NULL, residencies);
   for (int pp = 1; pp <= 16 / tp && !status; pp++) {
     for (int v = 1; v * pp <= n_pieces && 16 % (tp * pp) == 0; v++) {
       for (int more = 0; more < 4 * LADE_N_SCHEDULES; more++) {
         struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = more % 4,
                                                   .is_sequence = is_sequence, .virtual_stages = v);
         params.schedule = (enum lade_schedule)(more / 4);
-        best_ns = fastest_state(job, how, &params, micro_batch, states, best_ns);
+        best_ns = fastest_residency(job, how, &params, micro_batch, residencies, best_ns);
       }
     }
   }
-  free(states);
+  free(residencies);
   return best_ns;
 }
 
