@@ -41,10 +41,11 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
  * Load all kernels for @device from the files <op>.fatbin of @folder. NULL: the folder of the environment's
  * LADE_CUDA_KERNELS, or that of the build or the installation. Matrix products are cuBLASLt's if the machine has one,
  * unless LADE_MATMUL in the environment is "plain", by the algorithms that the file of LADE_MATMUL_CHOICES names.
- * LADE_ATTENTION chooses attention: "plain", "mma", "wgmma" or "wgmma-turns". Unset it is the GPU's best one, forward
- * and backward each, that agrees with the plain kernels on a small problem, which runs here. The caller closes, before
- * the device. Errors of lade_cuda_functions_open; -ENODEV when the GPU lacks the named attention. Any thread; blocks
- * while the driver loads and the problem runs, some ten milliseconds.
+ * LADE_ATTENTION chooses attention: "plain", "mma", "wgmma" or "wgmma-turns". Unset it is the first of wgmma, mma.sync
+ * and plain that the GPU has and that agrees with the plain kernels on a small problem, which runs here; forward and
+ * backward are chosen separately. The caller closes, before the device. Errors of lade_cuda_functions_open; -ENODEV
+ * when the GPU lacks the named attention. Any thread; blocks while the driver loads and the problem runs, some ten
+ * milliseconds.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
                            lade_cuda_kernels **ret_kernels);

@@ -164,10 +164,10 @@ struct lade_share {
 
 /*
  * Return the layers of one piece of a model that is cut into @n_pieces: chunk c of stage s is piece c * pp + s. Each
- * has a layer at least, but for the last piece if there are more pieces than layers, and for the first if there are two
- * more. The first piece has the embedding too, the last the head with the loss. Pieces are cut by flops, at sequence
- * length @seq_len. The last one gets fewer layers, by the cost of its head. The remainder goes to later pieces, whose
- * stages hold fewer microbatches. -EINVAL with the numbers of pieces that work.
+ * piece has at least one layer. But with one piece more than layers the last piece has none, and with two more the
+ * first has none too. The first piece has the embedding too, the last the head with the loss. Pieces are cut by flops,
+ * at sequence length @seq_len. The last one gets fewer layers, by the cost of its head. The remainder goes to later
+ * pieces, whose stages hold fewer microbatches. -EINVAL with the numbers of pieces that work.
  */
 struct lade_layer_span {
   int64_t first, n;

@@ -93,9 +93,9 @@ struct lade_share_residencies {
 };
 
 /*
- * Compute the residencies of @key's recipe, with the job's experts and context parallel ranks. AUTO: those that the
- * residency planner's solver finds from keeping everything on, with values recomputed and, if the device has links to
- * the host, copied there; and the recipes among them. Errors as lade_share_cost_make's.
+ * Compute the residencies of @key's recipe, with the job's experts and context parallel ranks. AUTO: those of the
+ * residency planner's solver, which begins with all values kept, and recomputes values or copies them to the host if
+ * the device has links there; and the recipes that none of these beats. Errors as lade_share_cost_make's.
  */
 int lade_share_residencies_make(const struct lade_layout_job *job, const struct lade_share_key *key,
                                 struct lade_error *error, struct lade_share_residencies *ret_residencies);
@@ -224,7 +224,7 @@ double lade_korthikanti_in_flight(int64_t layers, int pp, int virtual_stages);
 struct lade_stage_residency {
   struct lade_layer_residency layer;
   enum lade_tier state_tier;     /* of optimizer state: DEVICE or HOST */
-  uint64_t device_bytes;         /* copies start early while so much suffices; 0: just in time */
+  uint64_t device_bytes;         /* budget within which copies start early; 0: they start just in time */
 };
 
 /* A proved training program of the stage of @layout's rank. */

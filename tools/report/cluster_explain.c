@@ -124,8 +124,8 @@ static void experts_explain(const struct cluster_plan *plan, FILE *file)
                        (plan->layout.is_sequence ? tp : 1);
   lade_cluster_exchange_price(plan->job->cluster, ranks, tp, &price);
   fprintf(file, "Experts. %d of the replicas hold %lld of a layer's %lld experts each. A rank's %.4g rows go to their "
-          "experts and back: four all-to-alls of %.4g MB for each layer and microbatch, of %.3g ms each, with nothing "
-          "beside them. Of %.4g billion parameters a token passes %.4g billion. All of this is by formula for a "
+          "experts and back: four all-to-alls of %.4g MB for each layer and microbatch, of %.3g ms each, and no kernel "
+          "runs beside them. Of %.4g billion parameters a token passes %.4g billion. All of this is by formula for a "
           "balanced load, not proved.\n", ranks, (long long)(experts->n_experts / ranks), (long long)experts->n_experts,
           rows, bytes / 1e6, ((double)price.latency_ns + bytes * price.ns_per_byte) / 1e6,
           (double)lade_experts_n_params(experts) / GB, (double)lade_experts_n_active_params(experts) / GB);

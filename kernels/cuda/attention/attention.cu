@@ -325,9 +325,8 @@ static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a,
 LADE_KERNEL_OF_DTYPES(attention_dkv, lade_attention_bwd_args)
 
 /*
- * Set keys' and values' gradients to the sums over parts, in their order, times their factors: the second sum of
- * kernels with tensor cores whose blocks have a part of a key head's query heads (phases.h). A thread has eight
- * columns at a time.
+ * Set keys' and values' gradients to the sums over parts, in their order, times their factors. It follows kernels with
+ * tensor cores whose blocks have a part of a key head's query heads (phases.h). A thread has eight columns at a time.
  */
 template <class T>
 static __device__ void attention_dkv_sum_of(const struct lade_cuda_dkv_sum &a, const struct lade_step *step)

@@ -118,7 +118,7 @@ static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int
   return launch;
 }
 
-/* Launch forward by wgmma, whose warpgroups go together or in turns, or by the attention that takes its place. */
+/* Launch forward by wgmma, together or in turns, or by the attention that takes its place. */
 static void wgmma_fwd_of(const struct lade_kernel_ctx *ctx, const struct lade_attention_fwd_args *a, bool in_turns)
 {
   if (!lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) || lade_cuda_attention_has_form(&a->form)) {
@@ -178,7 +178,7 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 #define WHOLE 1 /* enough blocks in any shape: a key head is never divided */
 
-/* Return the blocks of a whole key head's gradients by @who, tensor cores, and so the parts of its query heads. */
+/* Return the number of parts of a key head's query heads in the gradients by @who, mma.sync or wgmma. */
 static int64_t dkv_parts(enum lade_cuda_attention who, const struct lade_attention_bwd_args *a, int64_t enough)
 {
   const bool is_wgmma = who == LADE_CUDA_BY_WGMMA;

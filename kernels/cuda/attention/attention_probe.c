@@ -4,12 +4,12 @@
  *
  * Code for tensor cores states by hand where operands lie, and an error there gives wrong numbers, not a failure. So,
  * when kernels are opened, each candidate runs a small fixed problem. It has whole and partial tiles, one more tile
- * than places, the diagonal, and heads that share keys, for both types and all sizes of heads that it has; for mma.sync
- * also a window with a soft cap, and where it stands in for wgmma, these and the sizes that wgmma lacks. The result
- * is held against the plain kernels' own, to the bound that tests hold every level to. A candidate that is further off,
- * or whose launch the driver refuses, is replaced by the next: wgmma in turns,
- * wgmma, mma.sync, plain. Forward and backward are chosen
- * separately. If the launch of a plain kernel is refused no candidate is at fault, and kernels are not opened.
+ * than places, the diagonal, and heads that share keys, for both types and all sizes of heads that it has. mma.sync
+ * also runs a window with a soft cap. Where it stands in for wgmma it runs these and the sizes that wgmma lacks. The
+ * result is compared with the plain kernels' own, within the bound that tests demand of every level. A candidate that
+ * is further off, or whose launch the driver refuses, is replaced by the next: wgmma, mma.sync, plain. The schedule of
+ * wgmma in turns is no candidate: LADE_ATTENTION alone selects it. Forward and backward are chosen separately. If the
+ * launch of a plain kernel is refused no candidate is at fault, and kernels are not opened.
  *
  * Tensors are in a chunk of the device's memory that is released at once, two megabytes. An error that sticks to the
  * context is the device's status, and no kernel is left to fall back to. A kernel that LADE_ATTENTION names is used
@@ -245,7 +245,7 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
 
 /* ---- choosing ---- */
 
-/* Add one more wrong candidate to the line; they share it. @next attends instead. */
+/* Append a wrong candidate to the line. @next takes its place. */
 static void note_add(struct lade_error *note, enum lade_cuda_attention who, enum lade_cuda_attention next,
                      const char *why)
 {
@@ -257,7 +257,7 @@ static void note_add(struct lade_error *note, enum lade_cuda_attention who, enum
 
 /*
  * Choose the first from @best down that agrees with the plain kernels, which need no check; a line in @note for others.
- * If mma.sync is wrong where it stands in for wgmma, the plain kernels attend in any case: a table has one variant.
+ * If mma.sync is wrong where it stands in for wgmma, the plain kernels compute all shapes: a table has one variant.
  */
 static int kernel_choose(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention best,
                          struct lade_kernels *table, struct lade_error *note)
@@ -344,7 +344,7 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
 {
   const int capability = lade_cuda_get_capability(device);
   const enum lade_cuda_attention best = capability == 90 ? LADE_CUDA_BY_WGMMA_TURNS : LADE_CUDA_BY_MMA;
-  /* No GPU has run the schedule in turns, whose fault would be a kernel without an end: its name alone takes it. */
+  /* No GPU has run the schedule in turns, and a missing turn would hang the kernel: LADE_ATTENTION alone selects it. */
   const enum lade_cuda_attention first = LADE_MIN(best, LADE_CUDA_BY_WGMMA);
   enum lade_cuda_attention wish;
   struct probe probe = {.kernels = kernels, .device = device};

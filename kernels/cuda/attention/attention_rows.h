@@ -127,10 +127,10 @@ static __device__ inline uint32_t draw_kept(const struct lade_step *step, const 
 }
 
 /*
- * Return the bits of this lane's four elements of the 16 x 8 part of c from @row and @column on, where its rows of
- * keys begin draws: all words of a draw are used. A draw is four keys of a query. Two lanes hold them where keys are
- * columns: one makes the upper row's draw, one the lower row's. Four lanes do where keys are rows, and each makes that
- * of one element. Then they exchange bits.
+ * Return the bits of this lane's four elements of the 16 x 8 part of c from @row and @column on, where its rows of keys
+ * begin draws: all words of a draw are used. A draw is four keys of a query. Where keys are columns, two lanes hold
+ * them: one makes the upper row's draw, the other the lower row's. Where keys are rows, four lanes hold them, and each
+ * makes the draw of one of its elements. Then the lanes exchange bits.
  */
 template <bool KEYS_ARE_ROWS>
 static __device__ inline uint32_t part_kept(const struct block_shape &s, const struct lade_step *step,

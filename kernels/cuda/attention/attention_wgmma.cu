@@ -13,19 +13,19 @@
  * issued behind the products, so that tensor cores do not wait for their addresses.
  *
  * There are two schedules, with the same bits. Together (attention_wgmma_fwd): both warpgroups meet at one barrier of
- * the block a tile, and each tile has two places. Both then issue their products at once, and both make probabilities
- * at once, when tensor cores are idle unless products are left. In turns (attention_wgmma_turns_fwd): a warpgroup
- * issues a tile's products when it has the turn, gives the turn to the other, and makes probabilities while the
- * other's products run. Two named barriers are the turns, one for each warpgroup: the other arrives there and goes on,
- * the owner waits. A turn also says that the giver's copies have arrived, and that its products of the tile before
- * have been made. Let turn j have the scores of tile j and the values of tile j - 1. In it the first warpgroup copies
- * its half of keys j + 1 and values j; the second, which has the last turn before the first one's next, is a tile
- * ahead, and copies keys j + 2 and values j + 1. So keys to be overwritten are those of tiles j - 2 or j - 1, whose
- * readers have given turns since, with three places.
+ * the block for each tile, and each tile has two places. Both issue their products at one time, and both make
+ * probabilities at one time, while tensor cores are idle unless products are left. In turns
+ * (attention_wgmma_turns_fwd): a warpgroup issues a tile's products when it has the turn, gives the turn to the other,
+ * and makes probabilities while the other's products run. Each warpgroup has a named barrier for its turns: the owner
+ * waits there, and the other warpgroup arrives and goes on. A warpgroup gives the turn after its copies have arrived
+ * and its products of the tile before are complete. Turn j has the scores of tile j and the values of tile j - 1. In
+ * it the first warpgroup copies its half of keys j + 1 and values j. The second warpgroup has the last turn before the
+ * first one's next, so it is a tile ahead: it copies keys j + 2 and values j + 1. With three places the copies
+ * overwrite keys of tile j - 2 or j - 1, whose readers have given turns since.
  *
- * Copies are cp.async by all threads. No thread waits for a flag in memory, so a fault may make wrong numbers but no
- * endless wait. Bulk copies by a warp of their own would save the threads 16 instructions of a tile, and cost barriers
- * that spin.
+ * Copies are cp.async by all threads. No thread waits for a flag in memory, so a wrong copy gives wrong numbers and
+ * never an endless wait. Bulk copies by a warp of their own would save the threads 16 instructions of a tile, and need
+ * barriers that spin.
  *
  * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries. Operations: 2 T^2 D a head, and as many
  * unused ones in the diagonal's tile. Bound: tensor cores. An exponential for 4 D operations takes half their time at D
@@ -219,7 +219,7 @@ static __device__ inline void wgmma_fwd(const struct lade_attention_fwd_args &a,
   ptx_products_fence();
   values_weigh_begin<TURNS>(b, b.n_tiles - 1, w);
   ptx_products_wait<0>(w.q.out[0]);
-  queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* its warpgroup uses the queries no more */
+  queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* its warpgroup reads the queries no longer */
 }
 
 template <class T, int D>

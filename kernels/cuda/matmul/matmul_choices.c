@@ -47,7 +47,7 @@ static bool dtype_find(const char *name, enum lade_dtype *ret_dtype)
   return false;
 }
 
-/* Read what stands behind a line's key. False if it has another form. */
+/* Read the choice behind a line's key. False if it has another form. */
 static bool choice_parse(const char *text, struct lade_product_choice *ret)
 {
   char layout[3], dtype[8], out[8], bias[8];

@@ -8,7 +8,7 @@
 #include "base/base.h"
 #include "kernels/kernels.h"
 
-/* A kind of product: what a choice of algorithm depends on, beside library, driver and GPU. */
+/* A kind of product: the inputs of a choice of algorithm besides library, driver and GPU. */
 struct lade_product_kind {
   enum lade_matmul_layout layout;
   enum lade_dtype dtype, out;

@@ -6,9 +6,9 @@
  * one token in their own order (embed_sort). A row's place is the number of rows before it, which a warp counts over
  * all tokens, 32 at a time. That is n^2/32 steps of a warp and no atomics; for the 16,384 rows of a large microbatch
  * as much work as reading the table once. Then a run of rows is a token's complete sum. embed_tokens sums pieces of at
- * most PIECE rows of it; embed_join adds the pieces of longer runs in their order. So a token of all n rows is n /
- * PIECE sums of PIECE additions, and one of n / PIECE, where one block would make n in turn. The counts alone cut the
- * pieces.
+ * most PIECE rows of it; embed_join adds the pieces of longer runs in their order. So the token of all n rows takes
+ * PIECE additions in turn, in n / PIECE blocks, and then n / PIECE additions in one block. One block alone would make
+ * n in turn. The cut into pieces depends on the counts of rows alone.
  *
  * Moves 2 n d elements forward; backward n d elements twice for both tables, 2 / PIECE of n d in F32 for pieces, and V
  * d F32 numbers where rows of absent tokens must become 0. Bound: memory. A thread has a pack of 16 bytes of a row, or
@@ -52,7 +52,7 @@ static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const s
 }
 LADE_KERNEL_OF_DTYPES(embed_fwd, lade_embed_fwd_args)
 
-/* The workspace: a place for each row in the order of tokens, and behind them sums of pieces, PIECES of d each. */
+/* The workspace: a place for each row in the order of tokens, and behind them the sums of pieces, d numbers each. */
 struct embed_order {
   int32_t *rows;   /* the row that is at a place */
   int32_t *ranks;  /* its number within the run of its token */
@@ -126,8 +126,8 @@ static __device__ inline void token_put(const struct lade_embed_bwd_args &a, con
 }
 
 /*
- * Return the number of the piece that begins at @place, of a run of several: distinct, as a run's pieces are PIECE
- * places apart and a first piece is followed by PIECE places of its own run.
+ * Return the number of the piece that begins at @place, in a run of several pieces. Numbers are distinct, because a
+ * run's pieces are PIECE places apart and a first piece is followed by PIECE places of its own run.
  */
 static __device__ inline int64_t piece_at(int64_t place, bool is_first)
 {

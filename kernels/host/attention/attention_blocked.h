@@ -41,7 +41,7 @@ struct lade_softmax_rows {
   struct lade_score_rows rows;
   float *max, *sum; /* in and out: -inf and 0 at first */
   float *factor;    /* out: the factor for earlier sums */
-  void *p;          /* exp(scale s - max) times dropout; 0 where not visible. With ALiBi s has its term */
+  void *p;          /* exp(scale s - max) times dropout; 0 where not visible. ALiBi's term is added to scale s */
 };
 
 /*

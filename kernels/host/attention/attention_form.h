@@ -53,7 +53,7 @@ static inline struct alibi alibi_get(const struct lade_score_form *form, int64_t
   return (struct alibi){.slope = slope};
 }
 
-/* Return the position of row @i in units of the slope. Positions are exact: those of rows count from row @origin on. */
+/* Return the position of row @i, exact in FP32: it counts from row @origin on, or from row 0 if it is rounded. */
 static inline float alibi_position(const struct alibi *alibi, int64_t i, int64_t origin)
 {
   return alibi->bf16_slope != 0 ? bf16_round(alibi->bf16_slope * bf16_round((float)i)) : (float)(i - origin);

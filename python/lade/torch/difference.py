@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which op of a captured step first has other bits than those of the uncaptured step, for the audit's message.
+"""Find the ops whose bits first differ between a captured step and the uncaptured one, for the audit's message.
 
-Both steps run once more from one state, and every result of every op is digested. A captured call is other if no
+Both steps run once more from one state, and every result of every op is digested. A captured call differs if no
 uncaptured call of the same op has its bits. Results that no kernel writes, such as those of empty(), are left out.
 """
 import re

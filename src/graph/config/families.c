@@ -281,7 +281,7 @@ static int gpt_neox_read(const struct config *config, struct lade_model *model)
   return rc;
 }
 
-/* The largest exponent of ALiBi's slopes, with the base 2: of all families. */
+/* The largest exponent of ALiBi's slopes, base 2, in all families. */
 #define ALIBI_MAX 8
 
 static int falcon_read(const struct config *config, struct lade_model *model)
@@ -438,7 +438,7 @@ static int foreign_refuse(const struct config *config, const struct lade_model *
 
 /* ---- other names of fields ---- */
 
-/* Give fields that have another name in some files, as transformers reads them, their usual one. */
+/* Copy fields from the other names that transformers reads them by to their usual names. */
 static int names_unite(const struct config *config, enum lade_family family)
 {
   static const struct {

@@ -4,11 +4,11 @@
  *
  * The cost begins from that of a dense model whose hidden width is that of the experts of one token, shared ones
  * included: its products have the flops of the mixture. e ranks of the replicas hold n / e of a layer's n experts each,
- * every expert cut over tensor parallel ranks as a dense MLP is. What differs is added here:
+ * every expert cut over tensor parallel ranks as a dense MLP is. The differences are added here:
  *
  *   products   those of n / e experts, each over its rows of a balanced load of all e ranks, times the capacity
- *   exchange   each token's row goes to its experts and comes back, in both halves: four all-to-alls a layer, with no
- *              kernels beside them (GShard: Lepikhin et al. 2020)
+ *   exchange   each token's row goes to its experts and comes back, in both halves: four all-to-alls a layer, and no
+ *              kernel runs beside them (GShard: Lepikhin et al. 2020)
  *   memory     rows as the experts receive and return them; full recompute keeps neither
  *   parameters of n / e experts and of the router. Gradients of experts are summed over the replicas / e that hold them
  *

@@ -2,13 +2,14 @@
 /*
  * Residencies of a layer for the search over layouts, by the residency planner's solver.
  *
- * All layers of a layout wait alike, so the solver works on one layer. From keeping everything on, each round makes the
- * change with the least estimated time per byte: a value is recomputed, or copied to the host and back. Each round's
- * residency is costed by the share's walk. The rounds end when only the layer's input waits in device memory. Two
- * descents are made, one with copies and one without, and the three recipes are added. Of all these residencies those
- * remain that no other beats in both time and memory.
+ * All layers of a layout have one residency, so the solver works on one layer. It begins with all values kept. Each
+ * round makes the change with the least estimated time per byte: a value is recomputed, or copied to the host and back.
+ * Each round's residency is costed by the share's walk. The rounds end when only the layer's input waits in device
+ * memory. Two descents are made, one with copies and one without, and the three recipes are added. Of all these
+ * residencies those remain that no other beats in both time and memory.
  *
- * The link to the host is priced by the forward half that its copies out lie beside: all of them must fit there.
+ * A copy is priced above its time on the link: by the time of both halves over that of the forward half, because all
+ * copies out must fit beside the forward half.
  *
  * O(rounds * values * ops), with a few tens of rounds and values.
  */

@@ -6,9 +6,9 @@
  * two more, has the peak of the whole list. It is built with those: the time to build it does not grow with the batch.
  * A program with fewer microbatches than that is whole.
  *
- * Layers wait by the policies of the layout's residency, which are those of the layer of a share
- * (layer_residency.c). A value of the stage takes the policy of the value with its name in that layer. So layers of
- * another shape, without rotary positions for instance, take those that they have.
+ * The layout's residency states a policy for each value of a share's layer (layer_residency.c). A value of the stage
+ * takes the policy of the value with its name in that layer. So a layer of another shape, without rotary positions for
+ * instance, takes the policies of the values that it has.
  */
 #include <errno.h>
 #include <string.h>

@@ -227,7 +227,7 @@ static int kernels_open(lade_session *s, struct lade_error *error)
   return !status && s->params.is_gpu ? session_gpu_open(s, error) : status;
 }
 
-/* Refuse overrides to a tier that this run is without. No budget makes room there, so that is no question of size. */
+/* Refuse overrides to a tier that this run lacks. -EINVAL with a line, because no budget would make them fit. */
 static int overrides_check(const lade_session *s, struct lade_error *error)
 {
   const bool is_hostless = s->params.has_host_budget && s->params.host_budget_bytes == 0;

@@ -246,7 +246,7 @@ static void a_store_is_measured_and_kept_by_its_directory(void **state)
   assert_non_null(strstr(error.text, dir));
 }
 
-/* State @number for the figure @name of the first store in the cache @where, in the room of the one that is there. */
+/* Overwrite the figure @name of the first store in the cache @where with @number, which is no longer than it. */
 static void figure_state(const char *where, const char *name, const char *number)
 {
   char *text, key[64];

@@ -13,9 +13,9 @@
  * From time to time the best schedule, if it is new, is improved window by window, and takes the coldest place.
  *
  * Every other schedule is guided: its energy also has the bytes of all turns, at the prices of the lower bound
- * (relax.c). At these prices a value that is held where bytes are scarce has to pay for itself, so single moves find
- * what otherwise takes an exchange of several values at the limit. Where the bound is far below the best schedule, its
- * prices mislead, and the schedules without guidance find more.
+ * (relax.c). At these prices a value that is held where bytes are scarce adds to the energy, so single moves drop it.
+ * Without prices that takes an exchange of several values at the limit. Where the bound is far below the best schedule
+ * its prices mislead, and the schedules without guidance find more.
  *
  * The search ends when the bound shows that less than PROVED_SHARE of the step can be gained.
  */
