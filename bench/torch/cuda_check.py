@@ -99,7 +99,7 @@ class Check:
     # cases
 
     def reproducible(self, size, is_bf16):
-        """Two uncaptured runs from one seed: only then do digests mean anything."""
+        """Compare two uncaptured runs from one seed. If they differ, no other digest can be compared."""
         first, digest, *_ = self.eager(size, is_bf16)
         del self.eager_of[size, is_bf16, None]
         again, other, *_ = self.eager(size, is_bf16)
@@ -133,7 +133,7 @@ class Check:
         return line
 
     def variant(self, size, dropout, backend):
-        """A step in BF16 with one part of it changed: which variants have eager's bits shows which kernels have not."""
+        """Run a step in BF16 with another dropout or attention. The variants without eager's bits point to the kernels that differ."""
         self.dropout = dropout
         try:
             with torch.nn.attention.sdpa_kernel(backend) if backend is not None else contextlib.nullcontext():
@@ -159,7 +159,7 @@ class Check:
         return dict(n=len(far), first=next(iter(far), None), most=max(far.values(), default=0.0))
 
     def adamw(self, state, is_bf16):
-        """B: its bits on the host, on a store and inside of a planned step are equal; beside torch's AdamW, close."""
+        """Compare the bits of lade.torch.AdamW on the host, on a store and in a planned step; give its distance from torch's."""
         runs = {}
         for where in ("host", "store:" + SCRATCH.name):
             make = lambda p: lade.torch.AdamW(p, lr=1e-3, state=state, where=where)
@@ -172,7 +172,7 @@ class Check:
         return dict(line, is_same=line["is_same"] and host == store, is_same_on_store=host == store, from_torch=far)
 
     def saved(self, where):
-        """C: bits of plain eager steps, live bytes within the limit."""
+        """Compare the bits of steps within saved() with plain eager steps, and its live bytes with the limit."""
         losses, digest, _, _, _ = self.eager(self.size, False)
         model, optimizer, train, ids = self.made(self.size, False)
         layers, width, vocab, rows, columns = SIZES[self.size]
@@ -188,7 +188,7 @@ class Check:
         return line
 
     def limit(self):
-        """The limit over CUDAPluggableAllocator, in a process of its own: it must come before any CUDA tensor."""
+        """Run the limit over CUDAPluggableAllocator in a process of its own, because it must come before any CUDA tensor."""
         if self.device.type != "cuda":
             try:
                 lade.torch.limit("2GiB")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""bench/torch/cuda_check.py, which is for CUDA devices, runs its cases on the CPU too, and its figures are right there.
+"""Run the cases of bench/torch/cuda_check.py, on the CPU where there is no CUDA device, and check its figures.
 
 Usage: device_check.py LIBLADE
 """

@@ -6,12 +6,12 @@
  * the first gap that holds it. The placed items lie in blocks of some tens. Each block stores the range of its items'
  * begins and ends. The walk passes a block in one step if the item never meets it. It also passes in one step if the
  * item meets all of it and the block has no gap that is wide enough. A block also stores in which of some hundred
- * stretches of time it has items, so that most blocks are passed among many short lifetimes; a group of blocks does so
- * too, and is passed in one step where the item meets none of them. Programs of many equal
- * layers consist of such blocks: items that live throughout lie together, and the items that layers make at one offset
- * lie in the order of the layers. In a block that has to be walked, all lifetimes are compared at once, in 16 bits
- * each, and only items that are met are read. The worst case is O(n^2), at some ten nanoseconds per block of items and
- * a nanosecond or two per item that is met. Fixed items are placed first, so every gap below and between them is used.
+ * stretches of time it has items, so that most blocks are passed among many short lifetimes. A group of blocks stores
+ * the same bounds, and is passed in one step if the item meets none of its items. Programs of many equal layers consist
+ * of such blocks: items that live throughout lie together, and the items that layers make at one offset lie in the
+ * order of the layers. In a block that has to be walked, all lifetimes are compared at once, in 16 bits each, and only
+ * items that are met are read. The worst case is O(n^2), at some ten nanoseconds per block of items and a nanosecond or
+ * two per item that is met. Fixed items are placed first, so every gap below and between them is used.
  *
  * Effort is counted in items passed, not in steps taken. So a limit gives the same answer at any speed of the walk.
  *
@@ -226,6 +226,7 @@ static void block_split(struct shelf *shelf, int place)
 {
   struct first_fit_block *upper = block_add(shelf, place + 1), *lower = shelf_block(shelf, place);
   int n = lower->n;
+  shelf->n_groups = LADE_MIN(shelf->n_groups, place / GROUP_BLOCKS); /* the lower block may end another group */
   for (int k = n / 2; k < n; k++)
     block_append(upper, lower, k, shelf->stretch_slots);
   lower->n = 0;
