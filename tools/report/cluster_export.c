@@ -272,8 +272,10 @@ static void lade_export(const struct cluster_plan *plan, FILE *file)
 void cluster_export(const struct cluster_plan *plan, FILE *file)
 {
   if (plan->job->experts && plan->options->export_format != EXPORT_MEGATRON)
-    fprintf(file, "%s ep %d: experts are priced by formula; this export has no setting for them\n",
-            plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", plan->job->n_expert_ranks);
+    fprintf(file, "%s ep %d: experts are priced by formula; %s\n",
+            plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", plan->job->n_expert_ranks,
+            plan->options->export_format == EXPORT_LADE ? "lade train refuses them" :
+                                                         "this export has no setting for them");
   switch (plan->options->export_format) {
   case EXPORT_MEGATRON:
     megatron_export(plan, file);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running step asks of Lade: moves, draws and updates."""
+"""Moves, draws and updates of a running step."""
 import collections
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +10,8 @@ from .. import graph as g
 from ..errors import Error
 from . import generators, optimizers, parked, tiers
 from .meter import events_of
+
+_FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
 
 
 class Runtime:
@@ -171,12 +173,15 @@ class Runtime:
             self.meter.mark()
 
     def bring_back(self):
-        """Behind a failure: end all copies, and fill the given storages that are elsewhere. True if all are back."""
+        """Behind a failure: end all copies, and fill the given storages that are elsewhere. True if all are back.
+
+        PyTorch's faults count too: a device that has no memory for a storage leaves its bytes on the tier.
+        """
         self.watched()
         is_whole = True
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
-            with contextlib.suppress(Error, OSError):
+            with contextlib.suppress(*_FAULTS):
                 work.result()
             if not is_out:
                 self.away.setdefault(index, (tier, place, tensor))
@@ -187,7 +192,7 @@ class Runtime:
             try:
                 self.get(index, tier, place, tensor)
                 self.wait(index)
-            except (Error, OSError):
+            except _FAULTS:
                 self.moving.pop(index, None)
                 tensor.untyped_storage().resize_(0)  # what it holds is no copy
                 is_whole = False

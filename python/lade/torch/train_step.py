@@ -76,7 +76,7 @@ class Step:
 
     def _call(self, args, kwargs, meter):
         if self.broken:
-            raise Error(f"a step failed after its first update, so the model is between two steps: {self.broken}")
+            raise Error(f"a step failed, and the model is between two steps or lacks bytes: {self.broken}")
         leaves, ready = self._find(args, kwargs)
         self.last = ready
         if self.audit and not ready.is_audited:
