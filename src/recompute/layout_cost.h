@@ -29,7 +29,7 @@ struct lade_layout_job {
   enum lade_moments moments;
   enum lade_master master;
   double dropout;
-  int n_context; /* context parallel ranks of which each has a part of a sequence of seq_len * n_context; 0: 1 */
+  int n_context; /* context parallel ranks, each with seq_len tokens of a sequence; 0: 1 */
   const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
   int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
   double expert_capacity;             /* an expert's rows over its share of a balanced load */
@@ -101,8 +101,8 @@ int lade_share_residencies_make(const struct lade_layout_job *job, const struct 
                                 struct lade_error *error, struct lade_share_residencies *ret_residencies);
 
 /*
- * Write the names of the values that wait as @policy says, within a layer, "attn.qkv, mlp.fc", into @ret_text. @key is
- * the share's. Errors as lade_share_cost_make's.
+ * Write the names of a layer's values with @policy, "attn.qkv, mlp.fc", into @ret_text. @key is the share's. Errors as
+ * lade_share_cost_make's.
  */
 int lade_layer_residency_names(const struct lade_layout_job *job, const struct lade_share_key *key,
                                const struct lade_layer_residency *residency, int policy, size_t text_bytes,
@@ -141,7 +141,7 @@ struct lade_layout_cost {
   uint64_t peak_bytes;       /* device memory of the fullest stage */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
-  int n_stages;              /* stages of which one needs the most: of those with equal parameters, the one with the */
+  int n_stages;              /* stages that may need the most memory: of those with equal parameters, one with the */
   int stages[LADE_LAYOUT_SIZES_MOST]; /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
 };

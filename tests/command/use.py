@@ -116,7 +116,7 @@ assert least == sorted(least, reverse=True), least
 code, out, err = run("train", *SHORT[:-1], "--steps", "2", "--machine", "h100-80g", "--save", "run")
 assert code == 0 and "--machine h100-80g: the plan" in err and "on this one" in err, (code, err)
 assert "predicted for h100-80g and measured on this machine" in out and "measured here" in out, out
-# Memory of two times, neither of which is the most of both: measuring may take more than training.
+# Two peaks of memory, in training and before it: measuring may take more than training.
 assert re.search(r"process [\d.]+ MiB resident at most in training.*\n +process [\d.]+ MiB resident at most before", out), out
 
 # The process's memory stands beside the device's: here they are the same.
@@ -189,7 +189,7 @@ if shutil.which("mpirun"):
         ("100%", 1), ("100%", 2), ("min", 1), ("min", 2)], (code, out, err)
     for i in (0, 1):
         assert swept["runs"][i]["params_digest"] == swept["runs"][i + 2]["params_digest"], swept["runs"]
-    # Ranks without a core each say so beside their times.
+    # Ranks without a core each print a line beside their times.
     one_core = [LADE, "launch", "-n", "2", "--", "train", *SHORT, "--steps", "1", "--dp", "2", "--batch", "2"]
     crowded = subprocess.run(one_core, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True,
                              preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})).stdout

@@ -344,7 +344,7 @@ int output_open(const char *option, const char *path, bool appends, struct lade_
 
 int output_close(const char *option, const char *path, FILE *file, struct lade_error *error)
 {
-  bool is_bad = ferror(file); /* of an earlier write, whose reason is lost unless this one fails alike */
+  bool is_bad = ferror(file); /* an earlier write failed; its reason is known only if the next one fails too */
   errno = 0;
   is_bad = fflush(file) || is_bad;
   const int reason = errno;

@@ -440,7 +440,7 @@ static void stalls_print(const struct summary *summary, FILE *file)
     fputc('\n', file);
 }
 
-/* Say so if the ranks of this machine have more threads than it has cores: the prediction counts a core for each. */
+/* Print a line if the ranks of this machine have more threads than it has cores. Predictions count a core for each. */
 static void crowding_print(const struct summary *summary, FILE *file)
 {
   const struct lade_session_info *info = &summary->info;

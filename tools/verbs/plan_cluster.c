@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plan on a cluster. A given layout is costed whether it fits or not; then the stages of which one needs the most
+ * Plan on a cluster. A given layout is costed whether it fits or not. Then the stages that may need the most memory
  * (lade_layout_cost.stages) are built as programs, proved and executed dry. A search does the same with each of its
  * best layouts, and drops those whose programs need more than the budget.
  *
@@ -236,7 +236,7 @@ static void rates_set(json_t *object, const struct cluster_plan *plan)
   }
 }
 
-/* Set @field to the names of a layer's values that wait as @policy says. */
+/* Set @field to the names of a layer's values with @policy. */
 static void values_set(json_t *object, const struct cluster_plan *plan, const char *field, int policy)
 {
   char names[NAMES_BYTES];
@@ -366,7 +366,7 @@ static void layout_line(const struct cluster_plan *plan, FILE *file)
           plan->state_tier == LADE_TIER_DEVICE ? "" : "  state on the host", plan->fits ? "" : "  does not fit");
 }
 
-/* Say which values of a layer are recomputed and which are copied to the host. */
+/* Print the values of a layer that are recomputed and those that are copied to the host. */
 static void residency_print(const struct cluster_plan *plan, FILE *file)
 {
   char names[NAMES_BYTES], size[32];
@@ -500,8 +500,8 @@ static int choices_cost(struct cluster_plan *empty, const struct lade_share_resi
 }
 
 /*
- * Take the first choice whose proof fits; if none does, the one that needs least by the estimate. A proof that finds
- * more bytes than estimated says so of the later ones, too.
+ * Take the first choice whose proof fits; if none does, the one that needs least by the estimate. If a proof finds more
+ * bytes than estimated, later choices are taken to need more by the same factor.
  */
 static int choice_take(const struct cluster_plan *choices, int n, struct cluster_plan *plan, struct lade_error *error)
 {

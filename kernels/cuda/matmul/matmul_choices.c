@@ -5,18 +5,18 @@
  * The heuristic's first algorithm is not always the fastest of those that it offers. Algorithms differ in the order of
  * sums, and so in bits. A run that measured for itself would have the bits of its timings: ranks would differ, and so
  * would two runs of one command. So measuring is apart from running. `bench-gpu --choices FILE` measures the algorithms
- * of products and appends a line for each product of which another one than the first is faster. A run reads the file
- * that LADE_MATMUL_CHOICES names when it opens the library, measures nothing and writes nothing.
+ * of products and appends a line for each product for which another algorithm than the first is faster. A run reads the
+ * file that LADE_MATMUL_CHOICES names when it opens the library, measures nothing and writes nothing.
  *
  * A line is a key and a choice, "KEY: LAYOUT DTYPE OUT M N K bias|- NUMBER". The key names the library with its
- * version, the GPU's model and the driver's version, of which the numbers of algorithms are functions. Lines of other
- * keys are skipped: one file may serve several machines, and after an update of the driver the heuristic's first
+ * version, the GPU's model and the driver's version, because the numbers of algorithms depend on all three. Lines of
+ * other keys are skipped: one file may serve several machines, and after an update of the driver the heuristic's first
  * algorithms serve until products are measured again. The last line of a product counts. Empty lines and those after #
  * are skipped.
  *
  * The hash of a run's choices is part of the library's name, and so of the numerics_key. Ranks whose files differ
- * refuse to run together, and a checkpoint that is resumed under other choices says that its numbers differ. A file
- * that cannot be read, a line of another form and a number that the heuristic does not offer are errors: silence would
+ * refuse to run together, and resuming a checkpoint under other choices warns that its numbers differ. A file that
+ * cannot be read, a line of another form and a number that the heuristic does not offer are errors: silence would
  * change bits.
  */
 #include "kernels/cuda/matmul/matmul_choices.h"

@@ -111,7 +111,7 @@ class Audit:
         return difference.others(ready.planned, captured, uncaptured, bits)
 
     def _refuse(self, captured, eager, again, ops):
-        """Refuse to go on; say so if two uncaptured steps differ from each other too."""
+        """Raise an Error that names the difference, or the one between two uncaptured steps if they differ too."""
         name = next(name for name in eager if captured.get(name) != eager[name])
         self.step.broken = f"the audit found other bits in the captured step, first in {name}" + (f", made by {ops}" if ops else "")
         if eager != again:

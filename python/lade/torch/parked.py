@@ -3,8 +3,8 @@
 
 A parked tensor keeps its identity, shape and place in the model, and its storage is empty. Its class is a subclass whose
 __torch_function__ fetches before any call that could read or write bytes, then calls again. The tensor has its own class
-back by then, as torch.nn.parameter.UninitializedParameter does it. Questions about shape, dtype, gradient and the like
-fetch nothing. Copies and pickles fetch first. Code that takes a tensor past Python, such as a compiled extension, calls
+back by then, as torch.nn.parameter.UninitializedParameter does it. Reading the shape, dtype, gradient and the like
+fetches nothing. Copies and pickles fetch first. Code that takes a tensor past Python, such as a compiled extension, calls
 sync() of the step before.
 
 Another tensor over the same memory (a view, p.data, p.detach()) would lose its bytes unseen. So a step whose plan sends
@@ -74,7 +74,7 @@ def can_park(tensor):
 
 
 def park(tensor, step):
-    """Let the first use of @tensor, whose storage was emptied, fetch the bytes of @step."""
+    """Make the first use of @tensor, whose storage was emptied, fetch the bytes that @step holds."""
     torch.autograd.graph.increment_version(tensor)
     tensor.__dict__[_STEP] = weakref.ref(step)
     tensor.__class__ = _CLASSES[type(tensor)]
@@ -113,7 +113,7 @@ def refuse_shared(name, tensor, n_own):
 
 
 def _guard_dlpack():
-    """Let to_dlpack(), which asks no __torch_function__, fetch."""
+    """Make to_dlpack() fetch, because it calls no __torch_function__."""
     for module, name in ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack")):
         plain = getattr(module, name, None)
         if plain is not None and not hasattr(plain, "lade_plain"):

@@ -108,8 +108,8 @@ static bool has_tiers(const struct graph_planning *planning)
 }
 
 /*
- * Return the moves of all searches. Without other tiers a search of up to SHORT_OPS_MOST ops goes on finding better
- * schedules, the longer the more ops there are, and a move takes microseconds.
+ * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets more moves the more
+ * ops it has, because its longer searches find better schedules, and a move takes microseconds.
  */
 static int64_t moves_of(const struct graph_planning *planning)
 {
@@ -131,7 +131,7 @@ static void tiers_allow(struct graph_planning *planning, struct remat_search_par
   how->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
 }
 
-/* Search from @choices, and let what is found replace that in @planning->least if its peak is below *@peak. -ENOMEM. */
+/* Search from @choices. A schedule whose peak is below *@peak replaces that in @planning->least. -ENOMEM. */
 static int smaller_try(struct graph_planning *planning, const struct remat_search_params *how,
                        struct remat_choices *choices, uint64_t *peak)
 {
@@ -147,9 +147,9 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
 }
 
 /*
- * Look for a schedule within @budget_bytes: by transfers alone, if there are other tiers, because they need the fewest
- * operands at one time, and then from that in @planning->least. That one it replaces if its peak is below *@peak, which
- * it then becomes. It may be above the budget: the nearest one that was found.
+ * Look for a schedule within @budget_bytes. If there are other tiers, the first search is by transfers alone, because
+ * they need the fewest operands at one time; the next one begins with the schedule in @planning->least. A schedule
+ * whose peak is below *@peak replaces that one, and *@peak becomes its peak. It may still be above the budget.
  */
 static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, int64_t deadline_ns,
                         uint64_t *peak)

@@ -148,7 +148,7 @@ static int expert_shards(const struct lade_layout_job *job, int shard)
   return LADE_MAX(shard / LADE_MAX(job->n_expert_ranks, 1), 1);
 }
 
-/* Return the parameters of which a rank holds the state, of @n_params before they are sharded. */
+/* Return the number of parameters whose state a rank holds, of @n_params before sharding. */
 static double held_params(const struct lade_layout_job *job, const struct lade_layout_core *core,
                           const struct lade_layout *layout, double n_params)
 {

@@ -14,7 +14,7 @@
  * takes the fastest residency whose memory fits, because no slower one can be better. If the bound of that one is low
  * enough too, the schedule is run once for all variants of the residency.
  *
- * Optimizer state goes to the host only where no recipe is given: a recipe says that nothing else moves.
+ * Optimizer state goes to the host only if no recipe is given, because a recipe moves nothing to the host.
  *
  * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is kept:
  * if the proof of one finds that it does not fit, the caller has others.
