@@ -345,10 +345,15 @@ int output_open(const char *option, const char *path, bool appends, struct lade_
 int output_close(const char *option, const char *path, FILE *file, struct lade_error *error)
 {
   bool is_bad = ferror(file); /* an earlier write failed; its reason is known only if the next one fails too */
-  errno = 0;
-  is_bad = fflush(file) || is_bad;
-  const int reason = errno;
-  is_bad = fclose(file) || is_bad;
+  int reason = 0;
+  if (fflush(file)) {
+    reason = errno;
+    is_bad = true;
+  }
+  if (fclose(file)) {
+    reason = reason ? reason : errno;
+    is_bad = true;
+  }
   return is_bad ? lade_error_set(error, -EIO, "--%s %s: it could not be written, and is incomplete: %s", option, path,
                                  strerror(reason ? reason : EIO))
                 : 0;
