@@ -47,6 +47,24 @@ static void random_values_do_not_depend_on_the_dtype(void **state)
   }
 }
 
+static void random_values_do_not_depend_on_the_threads(void **state)
+{
+  lade_pool *pool;
+  struct values_memory alone, shared;
+  struct lade_model_graph *graph = graph_make(LADE_LLAMA, LADE_BF16);
+  assert_int_equal(lade_pool_create(3, &pool), 0);
+  values_memory_init(&alone, graph);
+  values_memory_init(&shared, graph);
+  shared.values.pool = pool;
+  assert_int_equal(lade_checkpoint_random(&alone.values, 5, NULL), 0);
+  assert_int_equal(lade_checkpoint_random(&shared.values, 5, NULL), 0);
+  assert_true(values_memory_is_set(&shared) && values_memory_equal(&alone, &shared));
+  values_memory_finish(&shared);
+  values_memory_finish(&alone);
+  lade_pool_destroy(pool);
+  lade_model_graph_destroy(graph);
+}
+
 static void random_values_follow_their_rule(void **state)
 {
   struct lade_model_graph *graph = graph_make(LADE_GPT2, LADE_F32);
@@ -259,6 +277,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_values_do_not_depend_on_the_dtype),
+      cmocka_unit_test(random_values_do_not_depend_on_the_threads),
       cmocka_unit_test(random_values_follow_their_rule),
       cmocka_unit_test(a_share_of_a_model_draws_the_whole_models_values),
       cmocka_unit_test(random_parameters_are_not_copies_of_each_other),
