@@ -92,7 +92,7 @@ for option, number, range_words in (("--batch", "-1", "from 1 to 1000000"), ("--
 for number in ("1e3", "1.5", "", "-", "x"):
     refused(2, [f"--batch '{number}': expected a whole number"], "plan", "--batch", number)
 
-# A value that is to wait in a tier that the run is without is no question of the budget.
+# A value for a tier that the run lacks is a usage error, because no budget makes it fit.
 write("to-store", b"h.0.attn.qkv store\n")
 write("to-host", b"optimizer * host\n")
 refused(2, ["--residency to-store", "there is none", "--store DIR"], *PLAN, "--residency", "to-store")

@@ -223,7 +223,7 @@ static void other_heads_are_right(void **state)
   form_check(LADE_F16, (struct size){1, 70, 2, 1, 256}, drop, RANDOM, form);
 }
 
-/* Key heads that a GPU's blocks have whole, as in shapes with many of them; problem_check has them in parts. */
+/* Run a GPU's backward with whole key heads, as in shapes with many of them; problem_check runs it with parts. */
 static void whole_key_heads_are_right(void **state)
 {
   struct lade_kernels levels[LEVELS];

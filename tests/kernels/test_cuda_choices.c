@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file of choices among cuBLASLt's algorithms, over the fakes. Its lines are those that are written; the same file
- * gives the same algorithms and name, another file another name; what cannot be obeyed is an error that names its
- * place.
+ * The file of choices among cuBLASLt's algorithms, over the fakes. The reader takes the lines that the writer makes.
+ * The same file gives the same algorithms and name, another file another name. A choice that cannot be taken is an
+ * error that names its place.
  */
 #include <errno.h>
 #include <setjmp.h>

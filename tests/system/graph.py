@@ -420,13 +420,13 @@ for net, budget, most in (("vgg16", "60%", 1.6), ("unet", "35%", 11.8), ("resnet
     overhead = 100 * (found["compute_ns"] / found["base_ns"] - 1)
     assert found["fits"] and overhead <= most, (net, budget, overhead)
 
-# The smallest budget with room on the host is near the largest need of one op: redos, which need operands, too, ended
-# at 1.3 times as much.
+# The smallest budget with room on the host is near the largest need of one op: redos alone end
+# at 1.3 times as much, because they need operands too.
 subprocess.run([sys.executable, NETS, "mobilenetv2", "-o", "mobilenetv2.json"], check=True)
 found = planned("--graph", "mobilenetv2.json", "--budget", "min", "--host-budget", "400GiB", "--machine", "a100-80g")
 assert found["planned_peak_bytes"] <= 1.05 * found["floor_bytes"], found
 
-# A budget for which a backward op has to run again with all that leads to it: annealing alone refused it.
+# A budget for which a backward op has to run again with all that leads to it: annealing alone does not find one.
 subprocess.run([sys.executable, NETS, "resnet-small", "--layers", "2", "-o", "resnet.json"], check=True)
 code, out, err = run("--graph", "resnet.json", "--budget", "60%", "--host-budget", "0", "--iterations", "60000", "--json")
 assert code == 0 and json.loads(out)["compute_ns"] <= 6378457, (out, err)

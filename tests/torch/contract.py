@@ -310,7 +310,7 @@ def given_bytes_live_elsewhere_between_steps():
 
 
 def is_parked(tensor):
-    """True if a tensor's bytes are on a tier; asks it without a fetch."""
+    """True if a tensor's bytes are on a tier, found without a fetch."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.untyped_storage().nbytes() == 0
 
@@ -350,7 +350,7 @@ def questions_about_parked_tensors_fetch_nothing():
 
 
 def memory_that_is_read_elsewhere_stays():
-    """A tensor over the memory of one that waits on a tier is refused, and a graph that saved one says so."""
+    """A tensor over the memory of a parked one is refused, and the backward of a graph that saved a parked one fails."""
     model, optimizer, step = made("min", audit=False, host="64MiB")
     twin, other, _ = made()
     train = plain(twin, other)

@@ -447,7 +447,7 @@ static void crowding_print(const struct summary *summary, FILE *file)
   const int n_threads = info->cost->machine.n_cores, n_cores = lade_cpu_count();
   if (summary->is_dry || summary->is_described || !info->is_unified || info->n_node_ranks * n_threads <= n_cores)
     return;
-  fprintf(file, "machine       %d rank%s of %d thread%s share %d core%s; the predicted times are of a core for each\n",
+  fprintf(file, "machine       %d rank%s of %d thread%s share %d core%s; predicted times assume a core for each\n",
           info->n_node_ranks, info->n_node_ranks == 1 ? "" : "s", n_threads, n_threads == 1 ? "" : "s", n_cores,
           n_cores == 1 ? "" : "s");
 }

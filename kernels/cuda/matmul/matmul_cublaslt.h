@@ -20,8 +20,7 @@ typedef struct lade_cublaslt lade_cublaslt;
 /*
  * Open the library for @device, a CUDA device, which outlives it. Errors name the fix: -ENOENT if there is none,
  * -ENOSYS if the driver runs none of those found; -EINVAL for a file of choices that cannot be read; -ENOMEM; the
- * device's status if it has failed. Any thread; blocks
- * while the library is read and takes its memory of the device.
+ * device's status if it has failed. Any thread; blocks while the library is read and takes its memory of the device.
  */
 int lade_cublaslt_open(lade_device *device, struct lade_error *error, lade_cublaslt **ret_cublaslt);
 

@@ -10,9 +10,9 @@
  * appendix B.4) and p_ij = exp(s_ij - lse_i), keep factors z:
  *   dv_j = sum_i z_ij p_ij dout_i      ds_ij = p_ij (z_ij dout_i . v_j - delta_i)
  *   dq_i = sum_j ds_ij k_j / sqrt(D)   dk_j = sum_i ds_ij q_i / sqrt(D)
- * With a soft cap c the scores are c t with t = tanh(s / c), and ds has the factor 1 - t^2 as well. ALiBi's term is
- * a constant of a pair, so it is in the scores alone. A sink is a key
- * whose value is zero: d_sink = -sum_i exp(sink - lse_i) delta_i, summed for each sequence and then over them.
+ * With a soft cap c the scores are c t with t = tanh(s / c), and ds has the factor 1 - t^2 as well. ALiBi's term is a
+ * constant of a pair, so it is in the scores alone. A sink is a key whose value is zero: d_sink = -sum_i exp(sink -
+ * lse_i) delta_i, summed for each sequence and then over them.
  *
  * Time O(B H T^2 D), scratch O(T D) per thread: no T*T matrix here either.
  */
