@@ -103,7 +103,7 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
     rows_multiply<D, H>(scores, shared, own, keys);
     if (FORM) {
       const struct head_alibi alibi = alibi_get(a, s.h, s.scale); /* for each tile again: registers are scarce */
-      scores_lean<false>(scores, s.scale, alibi, first + own, j0);
+      alibi_add<false>(scores, s.scale, alibi, first + own, j0);
       scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
     }
@@ -171,7 +171,7 @@ static __device__ inline void mma_dq(const struct lade_attention_bwd_args &a, co
     rows_multiply<D, H>(slopes, douts, own, keys + TILE * D);
     if (FORM) {
       const struct head_alibi alibi = alibi_get(a, s.h, s.scale); /* for each tile again: registers are scarce */
-      scores_lean<false>(scores, s.scale, alibi, first + own, j0);
+      alibi_add<false>(scores, s.scale, alibi, first + own, j0);
       scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<false>(s, scores, first + own, j0);
     }
@@ -279,7 +279,7 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
     rows_multiply<D, H>(scores, shared, own, queries);
     rows_multiply<D, H>(slopes, values, own, queries + TILE * D);
     if (FORM) {
-      scores_lean<true>(scores, s.scale, alibi, first + own, this_i0);
+      alibi_add<true>(scores, s.scale, alibi, first + own, this_i0);
       scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
       scores_hide<true>(s, scores, first + own, this_i0);
     }

@@ -76,8 +76,8 @@ static __device__ inline void scores_hide(const struct block_shape &s, float (&c
  * columns with @column.
  */
 template <bool KEYS_ARE_ROWS, int M, int N>
-static __device__ inline void scores_lean(float (&c)[M][N][4], float scale, const struct head_alibi &alibi, int row,
-                                          int column)
+static __device__ inline void alibi_add(float (&c)[M][N][4], float scale, const struct head_alibi &alibi, int row,
+                                        int column)
 {
   if (alibi.slope == 0)
     return;

@@ -10,9 +10,9 @@
  * Candidates then come in order of their bounds.
  *
  * A candidate is left out with all its variants if its bound is above the time of the n-th best found, or above that of
- * the one found of its sizes and schedule: neither it nor any variant can be among the best. Otherwise each variant
- * takes the fastest residency whose memory fits, because no slower one can be better. If the bound of that one is low
- * enough too, the schedule is run once for all variants of the residency.
+ * the one found of its sizes and schedule. Then neither it nor any variant can be among the best. Otherwise each
+ * variant takes the fastest residency whose memory fits, because no slower one can be better. If the bound of that one
+ * is low enough too, the schedule is run once for all variants of the residency.
  *
  * Optimizer state goes to the host only if no recipe is given, because a recipe moves nothing to the host.
  *

@@ -14,9 +14,9 @@
  * when many windows in a row gained nothing; the next one begins from the best schedule, the second one from the
  * schedule that holds least, since a descent from the one that holds everything may end where no single move goes on.
  *
- * A graph of up to SHORT_OPS_MOST ops without other tiers has one round that ends with a schedule within the limit, or
- * ROUNDS_WITHOUT_FIT others, and then parallel tempering (temper.c): rounds from the best schedule end where they
- * began, as its structure is kept.
+ * In a graph of up to SHORT_OPS_MOST ops without other tiers, rounds end with the first schedule within the limit, or
+ * after ROUNDS_WITHOUT_FIT of them. Parallel tempering (temper.c) follows, because rounds from the best schedule keep
+ * its structure and end where they began.
  *
  * Everything is a function of problem, limit, seed and number of moves, unless the deadline ends it. Rejected: the
  * integer program itself (Checkmate's), which takes hours at 300 ops.
