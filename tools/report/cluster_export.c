@@ -33,8 +33,6 @@ static bool is_zero_bubble(const struct cluster_plan *plan)
   return plan->layout.schedule == LADE_SCHEDULE_ZBH1 || plan->layout.schedule == LADE_SCHEDULE_ZBH2;
 }
 
-#define NAMES_BYTES 2048
-
 static enum lade_recipe recipe_get(const struct cluster_plan *plan)
 {
   return plan->share.residency.recipe;
@@ -47,7 +45,7 @@ static void residency_export(const struct cluster_plan *plan, const char *mark, 
     int policy;
     const char *how;
   } ways[] = {{LADE_RESIDENCY_RECOMPUTE, "recomputed"}, {LADE_RESIDENCY_HOST, "on the host between both halves"}};
-  char names[NAMES_BYTES];
+  char names[CLUSTER_NAMES_BYTES];
   for (size_t i = 0; i < LADE_COUNT(ways) && recipe_get(plan) == LADE_RECIPE_AUTO; i++) {
     cluster_values_name(plan, ways[i].policy, sizeof(names), names);
     if (names[0])

@@ -45,6 +45,8 @@ void cluster_megatron_model(const struct cluster_plan *plan, FILE *file);
 /* Return the parameters of the model, with all experts. */
 int64_t cluster_n_params(const struct cluster_plan *plan);
 
+#define CLUSTER_NAMES_BYTES 2048 /* enough for all names of a layer */
+
 /* Write the names of a layer's values with @policy (enum lade_residency_policy): "a, b". "": none. */
 void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text);
 

@@ -29,8 +29,6 @@
 #define DEFAULT_SEQ_LEN 1024
 #define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
 #define FOUND_MORE 20
-#define NAMES_BYTES 2048
-
 struct cluster_planning {
   struct options *options;
   struct lade_cluster cluster;
@@ -239,7 +237,7 @@ static void rates_set(json_t *object, const struct cluster_plan *plan)
 /* Set @field to the names of a layer's values with @policy. */
 static void values_set(json_t *object, const struct cluster_plan *plan, const char *field, int policy)
 {
-  char names[NAMES_BYTES];
+  char names[CLUSTER_NAMES_BYTES];
   json_t *array = json_array();
   cluster_values_name(plan, policy, sizeof(names), names);
   for (char *rest = NULL, *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest))
@@ -369,7 +367,7 @@ static void layout_line(const struct cluster_plan *plan, FILE *file)
 /* Print the values of a layer that are recomputed and those that are copied to the host. */
 static void residency_print(const struct cluster_plan *plan, FILE *file)
 {
-  char names[NAMES_BYTES], size[32];
+  char names[CLUSTER_NAMES_BYTES], size[32];
   if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
     cluster_values_name(plan, LADE_RESIDENCY_RECOMPUTE, sizeof(names), names);
     fprintf(file, "recomputed    of each layer: %s\n", names[0] ? names : "nothing");
