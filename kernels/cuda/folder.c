@@ -15,8 +15,8 @@
 
 #define SOME_FILE "adamw.fatbin" /* any of them */
 
-/* In the build's tree, also from folders of it; next to an installed library; from an installed command. */
-static const char *const places[] = {"kernels", "../kernels", "../../kernels", "lade", LADE_CUDA_KERNELS_INSTALLED};
+/* In the build's tree; next to an installed library; from an installed command; from folders of the build's tree. */
+static const char *const places[] = {"kernels", "lade", LADE_CUDA_KERNELS_INSTALLED, "../kernels", "../../kernels"};
 
 /* True if there is machine code at one of the places near @file. */
 static bool folder_try(const char *file, char ret_folder[PATH_MAX])

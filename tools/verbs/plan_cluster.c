@@ -29,6 +29,7 @@
 #define DEFAULT_SEQ_LEN 1024
 #define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
 #define FOUND_MORE 20
+
 struct cluster_planning {
   struct options *options;
   struct lade_cluster cluster;
