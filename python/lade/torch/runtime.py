@@ -13,6 +13,10 @@ from .meter import events_of
 
 _FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
 
+# A thread for each tier. They outlive all steps, because a step that is collected still brings bytes back, and the thread
+# of an executor that is collected with it would have ended.
+_THREADS = {}
+
 
 class Runtime:
     """R of the generated functions: moves, draws and updates of a running step."""
@@ -24,7 +28,7 @@ class Runtime:
         self.host = tiers.Host(planned.host_bytes, planned.device if self.is_cuda else None)
         self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
         self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
-        self.moving, self.away, self.threads = {}, {}, {}  # copies under way, storages elsewhere, a thread for each tier
+        self.moving, self.away = {}, {}  # copies under way, storages elsewhere
         self.joined = {}  # numbers of parameters -> updaters that update them together
         self.meter, self.older, self.is_metered = None, set(), False
         self.watching, self.exact = None, {}  # the op that is being recorded; scratch of ops by their number
@@ -134,9 +138,9 @@ class Runtime:
 
     def _submit(self, tier, call, *args):
         """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
-        if tier not in self.threads:
-            self.threads[tier] = ThreadPoolExecutor(1, thread_name_prefix="lade")
-        return self.threads[tier].submit(call, *args)
+        if tier not in _THREADS:
+            _THREADS[tier] = ThreadPoolExecutor(1, thread_name_prefix="lade")
+        return _THREADS[tier].submit(call, *args)
 
     def _begin_cuda(self, index, tier, place, tensor, n, is_out):
         """Begin a copy behind the ops before it. The block of a storage belongs to the ops' stream, which waits for the
