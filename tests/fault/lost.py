@@ -195,8 +195,9 @@ def a_rank_ends_before_the_first_message():
 
 
 def a_rank_never_comes_to_mpirun_alone():
-    """Without a status table no process sees it end before MPI's start, which waits for it."""
-    script = '[ $OMPI_COMM_WORLD_RANK = 1 ] && exit 0; exec "$0" "$@"'
+    """Without a status table no process sees it end before MPI's start, which waits for it. The other rank begins when
+    mpirun has seen the end, which it would take for a failure behind a rank's start."""
+    script = '[ $OMPI_COMM_WORLD_RANK = 1 ] && exit 0; sleep 1; exec "$0" "$@"'
     result = subprocess.run(["mpirun", "--oversubscribe", "-n", "2", "sh", "-c", script, LADE, *TRAIN, "--steps",
                              "3", "--comm-timeout", "1"],
                             env=dict(ENVIRONMENT, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"),
