@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Grids of CUDA kernels, as the launcher gets them: within what a GPU accepts, and by shape alone. No device is opened.
+ * The launcher's grids of CUDA kernels are within a GPU's limits and follow from shapes alone. No device is opened.
  */
 #include <setjmp.h>
 #include <stdarg.h>

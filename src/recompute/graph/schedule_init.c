@@ -260,7 +260,7 @@ static bool holdings_are_equal(const struct remat_holding *a, const struct remat
          (!bytes || !memcmp(a->touches.items, b->touches.items, bytes));
 }
 
-/* True if the priced bytes are what a sum over all turns gives, but for the rounding of many additions. */
+/* True if priced_ns equals a new sum over all turns, within the rounding of many additions. */
 static bool is_priced_right(const struct remat_schedule *schedule)
 {
   const double sum_ns = priced_sum(schedule, schedule->prices);
