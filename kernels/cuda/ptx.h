@@ -76,8 +76,8 @@ static __device__ inline void ptx_copies_wait(void)
 }
 
 /*
- * Arrive at a named barrier (1 to 15) of @n_threads, in whole warps, and go on; or wait at it. Waiting threads go on once
- * @n_threads have arrived or wait, and see the earlier writes of these threads. The barrier can then be used again.
+ * Arrive at a named barrier (1 to 15) of @n_threads, in whole warps, and go on; or wait at it. Waiting threads go on
+ * once @n_threads have arrived or wait, and see these threads' earlier writes. Then the barrier can be used again.
  */
 static __device__ inline void ptx_barrier_arrive(int barrier, int n_threads)
 {
