@@ -289,7 +289,8 @@ struct lade_rope_args {
   float base, scale_factor;
   float low, high; /* LLAMA3: frequency factors. YARN: the ramp's ends, in pairs of dimensions */
   float magnitude; /* of cosines and sines; 0: 1 */
-  float query_beta; /* whole heads of queries grow by 1 + beta ln(1 + floor(t / original_context)) at t; 0: not */
+  /* A query at position t is multiplied by 1 + beta ln(1 + floor(t / original_context)); whole heads; 0: none */
+  float temperature_beta;
   int64_t original_context;
   const float *factors; /* [rotary_dim / 2] of LONGROPE, in host memory on every device; read before the call returns */
   bool is_inverse;

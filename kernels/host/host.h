@@ -79,8 +79,8 @@ static inline void *lade_row_sums_at(enum lade_dtype dtype, void *partials, int6
  * workspace: first all cosines, then all sines.
  */
 void lade_rope_table_fill(lade_pool *pool, const struct lade_rope_args *args, void *table);
-/* Return the growth of queries at position @t; 1 without. */
-double lade_rope_query_factor(const struct lade_rope_args *args, int64_t t);
+/* Return the attention temperature of position @t: the factor of its queries, 1 without one. */
+double lade_rope_temperature(const struct lade_rope_args *args, int64_t t);
 
 /* The lists of embed's backward: the rows of each token, in order. */
 struct lade_token_lists {

@@ -80,10 +80,10 @@ static int rope_form_check(const struct lade_model *model, const char *where, st
   if (!(isfinite(model->rope_magnitude) && model->rope_magnitude >= 0))
     return lade_error_set(error, -EINVAL, "%s: rope_scaling.attention_factor is %g: expected a number above 0", where,
                           (double)model->rope_magnitude);
-  if (!(isfinite(model->rope_query_beta) && model->rope_query_beta >= 0) ||
-      (model->rope_query_beta > 0 && model->rotary_dim))
-    return lade_error_set(error, -EINVAL, "%s: rope_query_beta is %g: expected a number above 0 for whole heads, or 0 "
-                          "for none", where, (double)model->rope_query_beta);
+  if (!(isfinite(model->attention_temperature_beta) && model->attention_temperature_beta >= 0) ||
+      (model->attention_temperature_beta > 0 && model->rotary_dim))
+    return lade_error_set(error, -EINVAL, "%s: attention_temperature_beta is %g: expected a number above 0 for whole "
+                          "heads, or 0 for none", where, (double)model->attention_temperature_beta);
   if (model->rope_kind == LADE_ROPE_LONGROPE && lade_model_rotary_dim(model) / 2 > LADE_ROPE_MOST_FACTORS)
     return lade_error_set(error, -EINVAL, "%s: rope_scaling.type is longrope with %lld factors: expected at most %d",
                           where, (long long)(lade_model_rotary_dim(model) / 2), LADE_ROPE_MOST_FACTORS);
@@ -113,7 +113,7 @@ static int rope_check(const struct lade_model *model, const char *where, const s
 {
   const int64_t rotary_dim = lade_model_rotary_dim(model), head_dim = lade_model_head_dim(model);
   const bool has_original = model->rope_kind == LADE_ROPE_YARN || model->rope_kind == LADE_ROPE_LONGROPE ||
-                            model->rope_query_beta > 0 ||
+                            model->attention_temperature_beta > 0 ||
                             (model->rope_kind == LADE_ROPE_LLAMA3 && model->rope_scale_factor != 0);
   if (model->rotary_dim && (rotary_dim % 2 || rotary_dim < 2 || rotary_dim > head_dim))
     return lade_error_set(error, -EINVAL, "%s: %lld numbers of a head of %lld turn: expected an even number of them "

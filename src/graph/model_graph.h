@@ -102,7 +102,8 @@ struct lade_model {
   float rope_magnitude;             /* of cosines and sines; 0: 1 */
   float rope_beta_fast, rope_beta_slow; /* YARN */
   bool rope_is_untruncated;             /* YARN: its ramp's ends are not rounded to whole pairs */
-  float rope_query_beta; /* queries grow by 1 + beta ln(1 + floor(position / rope_original_context)); 0: none */
+  /* Queries are multiplied by 1 + beta ln(1 + floor(position / rope_original_context)); 0: they are not. */
+  float attention_temperature_beta;
   float rope_short_factors[LADE_ROPE_MOST_FACTORS], rope_long_factors[LADE_ROPE_MOST_FACTORS]; /* LONGROPE */
   float rope_local_base;            /* of windowed layers, without scaling; 0: as in other layers */
   struct lade_layer_set unrotated;  /* layers without rotary positions */

@@ -135,7 +135,7 @@ void lade_op_rope_bind(const struct lade_model_graph *graph, const struct lade_o
   a->low = model->rope_low_freq_factor;
   a->high = model->rope_high_freq_factor;
   a->original_context = model->rope_original_context;
-  a->query_beta = model->rope_query_beta;
+  a->temperature_beta = model->attention_temperature_beta;
   if (model->rope_kind == LADE_ROPE_YARN)
     yarn_ends(model, a);
   if (model->rope_kind == LADE_ROPE_LONGROPE)

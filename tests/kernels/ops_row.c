@@ -307,7 +307,7 @@ static bool rope_build(struct call *call, int i_shape)
     a->low = 1;
     a->high = 4;
     a->original_context = i % 2 ? 64 : 9;
-    a->query_beta = i % 2 ? 0 : 0.3f; /* queries grow with their position */
+    a->temperature_beta = i % 2 ? 0 : 0.3f; /* an attention temperature */
   } else if (!call->is_bench && i_shape & 2 && a->head_dim > 4) { /* a part of each head, in YaRN's form */
     a->rotary_dim = a->head_dim / 4 * 2;
     a->kind = LADE_ROPE_YARN;

@@ -197,7 +197,7 @@ static void lacks_print(const struct megatron *megatron, FILE *file)
   } parts[] = {
       {model->alibi_max > 0, "ALiBi"},
       {lade_model_has_rope(model) && has_scaling_without_option(model), "the scaling of rotary positions"},
-      {model->rope_query_beta != 0, "queries that grow with their position"},
+      {model->attention_temperature_beta != 0, "an attention temperature"},
       {model->rope_local_base != 0 && model->rope_local_base != model->rope_base, "a rotary base of windowed layers"},
       {megatron->has_width_norms, "norms of queries and keys over all heads"},
       {row->norm == LADE_NORM_LAYER && !lade_model_has_bias(model, LADE_BIAS_NORM), "LayerNorm without biases"},

@@ -96,10 +96,10 @@ static __device__ inline void pairs_turn(const struct rope_pairs<T, N> &p, T *y,
   numbers_put(y + half, y1);
 }
 
-/* Return the growth of queries at position @t. */
-static __device__ inline float query_factor_get(const struct lade_rope_args &a, int64_t t)
+/* Return the attention temperature of position @t: the factor of its queries. */
+static __device__ inline float temperature_get(const struct lade_rope_args &a, int64_t t)
 {
-  return a.query_beta == 0 ? 1.0f : 1.0f + a.query_beta * log1pf((float)(t / a.original_context));
+  return a.temperature_beta == 0 ? 1.0f : 1.0f + a.temperature_beta * log1pf((float)(t / a.original_context));
 }
 
 /* A block has a row; its pairs are numbered over the query and key heads, and values are copied unless in place. */
@@ -110,7 +110,7 @@ template <class T, int N> static __device__ inline void row_turn(const struct la
   const float *cosines = (const float *)a.workspace + row % a.seq_len * half, *sines = cosines + a.seq_len * half;
   const T *x = (const T *)a.x + row * row_elements;
   T *y = (T *)a.y + row * row_elements;
-  const float factor = query_factor_get(a, row % a.seq_len);
+  const float factor = temperature_get(a, row % a.seq_len);
 #pragma unroll 1
   for (int i = (int)threadIdx.x; i < n_packs; i += LADE_CUDA_ROPE_TURNS * (int)blockDim.x) {
     struct rope_pairs<T, N> p[LADE_CUDA_ROPE_TURNS];

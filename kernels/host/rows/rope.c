@@ -12,8 +12,8 @@
  * (Peng et al. 2023) does so past pair `high`, not before pair `low`, and blends in between; cosines and sines are
  * multiplied by a magnitude. LONGROPE (Ding et al. 2024) divides each by a factor of its own.
  *
- * Ministral 3 makes queries grow with their position in steps of original_context. Whole heads turn then; the factor is
- * multiplied into the cosines and sines of query heads.
+ * Ministral 3 has an attention temperature: queries are multiplied by a factor that grows with their position, in steps
+ * of original_context. Whole heads turn then; the factor is multiplied into the cosines and sines of query heads.
  *
  * Llama 3.1 slows the low frequencies. Wavelengths past original_context / low_freq_factor are slowed by scale_factor,
  * those below original_context / high_freq_factor not at all, and those between them linearly in original_context /
@@ -62,11 +62,11 @@ struct rope_call {
   void *table;
 };
 
-double lade_rope_query_factor(const struct lade_rope_args *a, int64_t t)
+double lade_rope_temperature(const struct lade_rope_args *a, int64_t t)
 {
-  if (a->query_beta == 0)
+  if (a->temperature_beta == 0)
     return 1;
-  return 1 + (double)a->query_beta * log1p((double)(t / a->original_context));
+  return 1 + (double)a->temperature_beta * log1p((double)(t / a->original_context));
 }
 
 static void table_task(void *arg, int i_task, int i_thread)
@@ -105,7 +105,7 @@ REF_INLINE void turn_row(const struct lade_rope_args *a, int64_t row, enum lade_
   int64_t half = rotary_get(a) / 2, t = row % a->seq_len;
   for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++) {
     int64_t at = row * row_elements_get(a) + head * a->head_dim;
-    const double factor = head < a->heads ? lade_rope_query_factor(a, t) : 1;
+    const double factor = head < a->heads ? lade_rope_temperature(a, t) : 1;
     for (int64_t j = 0; j < half; j++) {
       double c = factor * ref_get(accumulator, a->workspace, t * half + j);
       double s = factor * ref_get(accumulator, a->workspace, (a->seq_len + t) * half + j);

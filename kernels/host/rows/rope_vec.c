@@ -26,7 +26,7 @@ VEC_INLINE void turn_rows(const void *arg, int64_t i_task, enum lade_dtype dtype
   size_t element_bytes = lade_dtype_bytes(dtype), value_bytes = (size_t)(a->n_kv_heads * a->head_dim) * element_bytes;
   for (int64_t row = i_task * rows; row < end; row++) {
     const float *c = (const float *)a->workspace + row % a->seq_len * half, *s = c + a->seq_len * half;
-    const float factor = (float)lade_rope_query_factor(a, row % a->seq_len);
+    const float factor = (float)lade_rope_temperature(a, row % a->seq_len);
     for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++) {
       int64_t at = row * row_elements + head * a->head_dim;
       VEC_STEPS(turn_step, 0, half, a, at, c, s, half, head < a->heads ? factor : 1, dtype);

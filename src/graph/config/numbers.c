@@ -40,7 +40,7 @@ static const struct {
     NUMBER(alibi_max, "ALiBi's slopes"),
     NUMBER(is_alibi_rounded, "a form of ALiBi"),
     NUMBER(qkv_clip, "a clamp of queries, keys and values"),
-    NUMBER(rope_query_beta, "a growth of queries with their position"),
+    NUMBER(attention_temperature_beta, "an attention temperature that grows with the position"),
 #undef NUMBER
 };
 

@@ -188,15 +188,15 @@ static int partial_read(const struct config *config, const char *name, struct la
   return 0;
 }
 
-/* Read the growth of queries. The form may have read its original context, which counts for both. */
-static int growth_read(const struct config *outer, const struct config *config, struct lade_model *model)
+/* Read the temperature of attention. The form may have read its original context, which counts for both. */
+static int temperature_read(const struct config *outer, const struct config *config, struct lade_model *model)
 {
   int rc = 0;
   if (model->family == LADE_MINISTRAL3)
-    rc = field_number(config, "llama_4_scaling_beta", 0, &model->rope_query_beta);
-  if (rc < 0 || model->rope_query_beta == 0)
+    rc = field_number(config, "llama_4_scaling_beta", 0, &model->attention_temperature_beta);
+  if (rc < 0 || model->attention_temperature_beta == 0)
     return rc;
-  if (!(model->rope_query_beta > 0))
+  if (!(model->attention_temperature_beta > 0))
     return field_refuse(config, "llama_4_scaling_beta", "a number above 0, or 0 for none");
   return original_read(outer, config, model);
 }
@@ -216,7 +216,7 @@ static int object_read(const struct config *outer, const struct config *config, 
     rc = partial_read(config, "partial_rotary_factor", model);
   if (rc == 0)
     rc = form_read(outer, config, model);
-  return rc < 0 ? rc : growth_read(outer, config, model);
+  return rc < 0 ? rc : temperature_read(outer, config, model);
 }
 
 /* Read the object of windowed layers, whose form is the default one with a base. */
@@ -269,7 +269,7 @@ static void ministral3_set(struct lade_model *model)
   model->rope_beta_fast = 32;
   model->rope_beta_slow = 1;
   model->rope_magnitude = 1;
-  model->rope_query_beta = 0.1f;
+  model->attention_temperature_beta = 0.1f;
 }
 
 int config_rope_read(const struct config *config, struct lade_model *model)

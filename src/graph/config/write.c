@@ -84,7 +84,7 @@ static json_t *rope_json(const struct lade_model *model)
   }
 }
 
-/* Put the form of the angles. Ministral 3 always has one, with the growth of queries. */
+/* Put the form of the angles. Ministral 3 always has one, with the temperature of attention. */
 static void rope_form_put(struct root *root, const struct lade_model *model)
 {
   json_t *form = rope_json(model);
@@ -93,7 +93,7 @@ static void rope_form_put(struct root *root, const struct lade_model *model)
     if (object.json != form)
       json_decref(form);
     put(&object, "rope_theta", number_json(model->rope_base));
-    put(&object, "llama_4_scaling_beta", number_json(model->rope_query_beta));
+    put(&object, "llama_4_scaling_beta", number_json(model->attention_temperature_beta));
     put_integer(&object, "original_max_position_embeddings", LADE_MAX(model->rope_original_context, 1));
     root->is_bad |= object.is_bad;
     form = object.json;

@@ -114,7 +114,8 @@ static void configs_of_images_and_text_give_the_model_of_the_text(void **state)
                 "\"vocab_size\":131072,\"rope_parameters\":{\"type\":\"yarn\",\"rope_theta\":1e6,\"factor\":16,"
                 "\"mscale\":1,\"mscale_all_dim\":1,\"original_max_position_embeddings\":16384,"
                 "\"llama_4_scaling_beta\":0.1}}}", &model);
-  assert_true(model.family == LADE_MINISTRAL3 && model.rope_query_beta == 0.1f && model.rope_original_context == 16384);
+  assert_true(model.family == LADE_MINISTRAL3 && model.attention_temperature_beta == 0.1f);
+  assert_true(model.rope_original_context == 16384);
   assert_true(model.rope_kind == LADE_ROPE_YARN && model.rope_magnitude == 1 && model.context == 262144);
   config_refuse("{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":\"mistral4\"}}",
                 "text_config.model_type is \"mistral4\"", "one of gpt2", NULL);

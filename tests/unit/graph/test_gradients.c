@@ -60,8 +60,8 @@ static const struct lade_model tiny_models[] = {
     {.name = "tiny-bloom", .family = LADE_BLOOM, .layers = 2, .heads = 6, .n_kv_heads = 6, .width = 24, .hidden = 96,
      .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .is_tied = true, .alibi_max = 8},
     {.name = "tiny-ministral3", .family = LADE_MINISTRAL3, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 24,
-     .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .rope_query_beta = 0.5f,
-     .rope_original_context = 5},
+     .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100,
+     .attention_temperature_beta = 0.5f, .rope_original_context = 5},
 };
 
 /* Wider than the kernels' blocks, with ragged ends. */

@@ -66,14 +66,14 @@ static void forms_of_scores_that_cannot_be_are_refused(void **state)
   struct lade_model bad[8];
   const char *const words[] = {"attention_scale is -1", "attention_softcap is nan", "window is -5", "sinks",
                                "alibi_max is -8", "expected none in a GPT-2 model", "qkv_clip is inf",
-                               "rope_query_beta is 0.1"};
+                               "attention_temperature_beta is 0.1"};
   for (int i = 0; i < 8; i++)
     bad[i] = good;
   bad[4].alibi_max = -8;
   bad[5] = preset_get("gpt2-124m");
   bad[5].alibi_max = 8;
   bad[6].qkv_clip = INFINITY;
-  bad[7].rope_query_beta = 0.1f;
+  bad[7].attention_temperature_beta = 0.1f;
   bad[7].rope_original_context = 10;
   bad[7].rotary_dim = 64;
   bad[0].attention_scale = -1;
