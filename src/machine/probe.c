@@ -4,8 +4,9 @@
  *
  * What is measured is what will run: products through the kernel table, AdamW and sums of squares through
  * theirs, copies and launches through the queues of a host device (probe_queues.c), ops in the memory of one
- * (probe_ops.c). Every figure is a median of a few runs after a warm-up, because a step sees typical times;
- * only the matrix rate is a best, because it is a limit that others are compared with.
+ * (probe_ops.c). A rate of memory is a lower quartile of a few runs after a warm-up, because a step sees typical
+ * times, and other programs only lengthen them. The matrix rate is a best, because it is a limit that others are
+ * compared with.
  *
  * Where less memory is left than the areas take (probe_area.c), measuring takes less, and its figures are not kept for
  * other runs.
@@ -33,6 +34,7 @@
 #define PRODUCT_LEAST 512
 #define PRODUCT_MOST 2048
 #define N_REPEATS 3
+#define N_PASSES 5
 
 /* ---- matrix rate ---- */
 
@@ -136,14 +138,14 @@ static double stream_rate(lade_pool *pool, const struct probe_area *area)
 {
   const size_t half_bytes = half_of(area);
   struct stream stream = {area->at, area->at + half_bytes, half_bytes, (size_t)1 << 20};
-  int64_t ns[N_REPEATS];
-  for (int i = -1; i < N_REPEATS; i++) {
+  int64_t ns[N_PASSES];
+  for (int i = -1; i < N_PASSES; i++) {
     int64_t start_ns = lade_now_ns();
     lade_pool_run(pool, stream_task, &stream, (int)(stream.bytes / stream.piece_bytes));
     if (i >= 0)
       ns[i] = lade_now_ns() - start_ns;
   }
-  return 2.0 * (double)stream.bytes / (double)LADE_MAX(probe_median(ns, N_REPEATS), 1) * 1e9;
+  return 2.0 * (double)stream.bytes / (double)LADE_MAX(probe_quartile(ns, N_PASSES), 1) * 1e9;
 }
 
 /* Return the rate of AdamW with BF16 weights over state that fills both areas, cut like the parameters of a model. */
@@ -157,9 +159,9 @@ static double adamw_rate(const struct lade_probe_params *params, const struct pr
                            .correction1 = 10, .correction2 = 100};
   struct lade_clip_result clip_result = {.factor = 1};
   struct lade_kernel_ctx ctx = {.pool = params->pool, .step = &step};
-  int64_t ns[N_REPEATS];
+  int64_t ns[N_PASSES];
   memset(area->at, 0, 2 * half_of(area));
-  for (int i = -1; i < N_REPEATS; i++) {
+  for (int i = -1; i < N_PASSES; i++) {
     int64_t start_ns = lade_now_ns();
     for (int p = 0; p < n_params; p++) {
       char *at = area->at + (size_t)p * (size_t)n * (size_t)read;
@@ -171,7 +173,7 @@ static double adamw_rate(const struct lade_probe_params *params, const struct pr
     if (i >= 0)
       ns[i] = lade_now_ns() - start_ns;
   }
-  return (double)n_params * (double)n * (read + written) / (double)LADE_MAX(probe_median(ns, N_REPEATS), 1) * 1e9;
+  return (double)n_params * (double)n * (read + written) / (double)LADE_MAX(probe_quartile(ns, N_PASSES), 1) * 1e9;
 }
 
 static double sum_squares_rate(const struct lade_probe_params *params, const struct probe_area *area)
@@ -179,14 +181,14 @@ static double sum_squares_rate(const struct lade_probe_params *params, const str
   struct lade_kernel_ctx ctx = {.pool = params->pool};
   struct lade_sum_squares_args args = {.dtype = LADE_F32, .n_elements = (int64_t)half_of(area) / 4, .grad = area->at,
                                        .partial = (double *)(area->at + half_of(area))};
-  int64_t ns[N_REPEATS];
-  for (int i = -1; i < N_REPEATS; i++) {
+  int64_t ns[N_PASSES];
+  for (int i = -1; i < N_PASSES; i++) {
     int64_t start_ns = lade_now_ns();
     params->kernels->fn[LADE_K_SUM_SQUARES](&ctx, &args);
     if (i >= 0)
       ns[i] = lade_now_ns() - start_ns;
   }
-  return (double)half_of(area) / (double)LADE_MAX(probe_median(ns, N_REPEATS), 1) * 1e9;
+  return (double)half_of(area) / (double)LADE_MAX(probe_quartile(ns, N_PASSES), 1) * 1e9;
 }
 
 int probe_memory(const struct lade_probe_params *params, struct lade_cost *cost)

@@ -104,3 +104,9 @@ int64_t probe_median(int64_t *values, int n)
   qsort(values, (size_t)n, sizeof(*values), ns_compare);
   return values[n / 2];
 }
+
+int64_t probe_quartile(int64_t *values, int n)
+{
+  qsort(values, (size_t)n, sizeof(*values), ns_compare);
+  return values[n / 4];
+}

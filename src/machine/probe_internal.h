@@ -29,11 +29,18 @@ void probe_fill(lade_pool *pool, void *at, enum lade_dtype dtype, uint64_t bytes
 /* Write the processor's name, after that of the GPU if there is one: the subject of the measurements. */
 void probe_machine_name(const struct lade_probe_params *params, char ret_name[LADE_MACHINE_NAME_BYTES]);
 
-/* Return the median of @n values, which it sorts. */
+/* Return the median or the lower quartile of @n values, which they sort. */
 int64_t probe_median(int64_t *values, int n);
+int64_t probe_quartile(int64_t *values, int n);
 
 /* Measure bytes/s of reads and writes through all threads, of AdamW and of sums of squares. -ENOMEM. */
 int probe_memory(const struct lade_probe_params *params, struct lade_cost *cost);
+
+/*
+ * Return the link that copies @bytes in @whole_ns, at least 1, and a few bytes in @small_ns. Its latency is at most
+ * half of @whole_ns: a small copy that other programs delayed says nothing about the rate.
+ */
+struct lade_link probe_link_make(uint64_t bytes, int64_t whole_ns, int64_t small_ns);
 
 /* Measure links and launches of a host device's queues. -ENOMEM, -EAGAIN. */
 int probe_queues(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine *machine);

@@ -18,6 +18,7 @@
 #include "base/cpu.h"
 #include "base/file.h"
 #include "machine/probe.h"
+#include "machine/probe_internal.h"
 
 static char directory[64];
 static struct lade_kernels kernels;
@@ -304,6 +305,23 @@ static void a_drive_that_has_changed_is_measured_again_by_a_run(void **state)
 }
 
 /* A list of directories is not a path, and a single one of them is measured differently. */
+static void a_small_copy_that_was_delayed_makes_no_rate(void **state)
+{
+  const struct lade_link link = probe_link_make(4 << 20, 400000, 5000);
+  assert_int_equal(link.latency_ns, 5000);
+  assert_int_equal(link.bytes_per_s, (uint64_t)((4 << 20) / 395e-6));
+  const struct lade_link delayed = probe_link_make(4 << 20, 400000, 4000000);
+  assert_int_equal(delayed.latency_ns, 200000);
+  assert_int_equal(delayed.bytes_per_s, (uint64_t)((4 << 20) / 200e-6));
+}
+
+static void a_quartile_is_below_what_others_delay(void **state)
+{
+  int64_t ns[] = {4000000, 410, 4000000, 400, 4000000, 4000000, 420, 4000000};
+  assert_int_equal(probe_quartile(ns, 8), 420);
+  assert_int_equal(probe_median(ns, 8), 4000000);
+}
+
 static void several_directories_are_a_store_with_room(void **state)
 {
   char dirs[192], first[96], second[96];
@@ -408,6 +426,8 @@ int main(void)
       cmocka_unit_test(a_drive_that_has_changed_is_measured_again_by_a_run),
       cmocka_unit_test(several_directories_are_a_store_with_room),
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
+      cmocka_unit_test(a_small_copy_that_was_delayed_makes_no_rate),
+      cmocka_unit_test(a_quartile_is_below_what_others_delay),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
