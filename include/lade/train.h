@@ -102,7 +102,8 @@ typedef struct lade_trainer lade_trainer;
  * Open a trainer; the caller closes it. Strings and the users of callbacks are borrowed until then, and the rest of
  * @params is copied. Any thread. Blocks: seconds if this machine is measured.
  *   -EOVERFLOW                           the budget is too small; @error names the smallest that fits; nothing is taken
- *   -EINVAL, -ENOENT, -EBADMSG and such  wrong or damaged input; also several ranks of a job without params->ranks
+ *   -EINVAL, -ENOENT, -EBADMSG and such  wrong or damaged input; also several ranks of a job without params->ranks: the
+ *                                     first rank returns it at once, the others after 2 s, in which launchers end them
  *   -ENOMEM, -ENOSPC, -EIO               the machine refused a resource
  */
 LADE_API int lade_trainer_open(const struct lade_trainer_params *params, struct lade_error *error,

@@ -342,13 +342,18 @@ static double mix_seconds(const struct lade_machine_store *store, double share)
   return seconds[0] + part * (seconds[1] - seconds[0]);
 }
 
-int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
+/* Return the time of these bytes at the drive's rate for their mix, without the latency of a transfer. */
+static double mixed_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
 {
   const struct lade_machine_store *store = &cost->machine.store;
   const double bytes = (double)read_bytes + (double)write_bytes;
   LADE_ASSERT(store->bytes > 0);
-  double seconds = bytes > 0 ? bytes * mix_seconds(store, (double)read_bytes / bytes) : 0;
-  return whole_ns(store->latency_ns + seconds * 1e9);
+  return bytes > 0 ? bytes * mix_seconds(store, (double)read_bytes / bytes) * 1e9 : 0;
+}
+
+int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
+{
+  return whole_ns(cost->machine.store.latency_ns + mixed_ns(cost, read_bytes, write_bytes));
 }
 
 int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes)
@@ -410,8 +415,9 @@ int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade
 {
   int read, written;
   streamed_bytes(cost, form, has_weight, &read, &written);
-  int64_t transfer_ns = lade_cost_read_write_ns(cost, (uint64_t)form->n_elements * (uint64_t)read,
-                                                (uint64_t)form->n_elements * (uint64_t)written);
+  /* The windows of a run follow each other without a gap, so only its ends have a latency (the stream's edges). */
+  int64_t transfer_ns = whole_ns(mixed_ns(cost, (uint64_t)form->n_elements * (uint64_t)read,
+                                          (uint64_t)form->n_elements * (uint64_t)written));
   return LADE_MAX(transfer_ns, lade_cost_adamw_ns(cost, form, true));
 }
 

@@ -29,7 +29,7 @@
 #include "base/file.h"
 #include "machine/probe_internal.h"
 
-#define FORMAT 4
+#define FORMAT 5
 #define MAX_FILE_BYTES (4 << 20)
 #define MAX_OPS 20000
 #define MOST_NS 1e15

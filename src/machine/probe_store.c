@@ -27,6 +27,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/base.h"
 #include "machine/probe_internal.h"
@@ -34,6 +35,8 @@
 
 #define PIECE_BYTES ((size_t)2 << 20)
 #define N_PIECES 16
+#define N_SINGLES 32     /* transfers one at a time */
+#define PAUSE_NS 500000
 #define LIMIT_NS 80000000
 #define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
 #define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
@@ -102,21 +105,47 @@ static int drive_rate(struct drive *drive, int n_writes, struct lade_error *erro
   return passes_rate(drive, n_writes, LIMIT_NS, error, ret_rate);
 }
 
-static int drive_latency(struct drive *drive, struct lade_error *error, double *ret_ns)
+static void pause_make(void)
 {
-  int64_t ns[N_PIECES];
-  for (int i = 0; i < N_PIECES; i++) {
-    struct lade_transfer transfer = piece_make(drive, i % drive->n_pieces, LADE_STORE_WRITE);
+  nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+}
+
+/* Return the mean of the middle half of @n values, which it sorts. */
+static double middle_mean(int64_t *values, int n)
+{
+  double sum = 0;
+  probe_median(values, n);
+  for (int i = n / 4; i < n - n / 4; i++)
+    sum += (double)values[i];
+  return sum / (n - 2 * (n / 4));
+}
+
+/*
+ * Measure the time of one transfer alone beyond that of its bytes at the rates of @measured, over writes and reads in
+ * pairs. Every other pair comes after a pause, because an io queue waits for the computation before about as many of
+ * its transfers: its thread and the drive's host have then slept, and wake up within the transfer's time.
+ */
+static int drive_latency(struct drive *drive, const struct lade_machine_store *measured, struct lade_error *error,
+                         double *ret_ns)
+{
+  const double rates[] = {measured->write_bytes_per_s, measured->read_bytes_per_s};
+  int64_t ns[N_SINGLES];
+  for (int i = 0; i < N_SINGLES; i++) {
+    const bool is_read = i % 2;
+    struct lade_transfer transfer = piece_make(drive, i / 2 % drive->n_pieces,
+                                               is_read ? LADE_STORE_READ : LADE_STORE_WRITE);
     transfer.bytes = LADE_STORE_GRANULE_BYTES;
+    if (i % 4 < 2)
+      pause_make();
     int64_t start_ns = lade_now_ns();
     int rc = lade_store_submit(drive->store, &transfer);
     if (!rc)
       rc = lade_store_wait(drive->store, &transfer, error);
     if (rc)
       return rc;
-    ns[i] = lade_now_ns() - start_ns;
+    ns[i] = lade_now_ns() - start_ns - (int64_t)((double)transfer.bytes / rates[is_read] * 1e9);
   }
-  *ret_ns = (double)probe_median(ns, N_PIECES);
+  *ret_ns = LADE_MAX(middle_mean(ns, N_SINGLES), 0);
   return 0;
 }
 
@@ -135,12 +164,9 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
   if (is_fast && !rc)
     rc = drive_rate(drive, 1, error, &measured.total_mostly_reads_bytes_per_s);
   if (!rc)
-    rc = drive_latency(drive, error, &measured.latency_ns);
-  if (!rc) {
-    double transfer_ns = LADE_STORE_GRANULE_BYTES / measured.write_bytes_per_s * 1e9;
-    measured.latency_ns = LADE_MAX(measured.latency_ns - transfer_ns, 0);
+    rc = drive_latency(drive, &measured, error, &measured.latency_ns);
+  if (!rc)
     *store = measured;
-  }
   return rc;
 }
 

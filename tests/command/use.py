@@ -78,6 +78,7 @@ assert ledger["saved_activations"] > 100 * ledger["transient_activations"], ledg
 
 # A budget that can only have lost its unit.
 refused(2, ["--budget 40", "unit", "40MiB", "40%"], "plan", "--budget", "40")
+refused(2, ["--budget 40", "unit", "40% of the device"], "run", "--budget", "40", "--", "true")
 refused(2, ["--budgets 40", "unit"], "sweep", "--data", "text.txt", "--budgets", "100%,40")
 assert run(*PLAN, "--budget", "40B")[0] == 3 and run(*PLAN, "--budget", str(16 << 20))[0] == 0
 assert run("replay", "one.csv", "--budget", "100", "--policy", "packed")[0] == 0  # traces may be of small units
@@ -173,11 +174,13 @@ for name, data, words in (("cut.bin", header + b"\1\0" * 10, "cut short"), ("odd
 # A snapshot without segments has no recorded figure, and says so.
 events = [{"action": "alloc", "addr": 0, "size": 4096, "stream": 0, "time_us": 1, "frames": []},
           {"action": "free_completed", "addr": 0, "size": 4096, "stream": 0, "time_us": 2, "frames": []}]
-write("bare.pickle", pickle.dumps({"segments": [], "device_traces": [events]}))
-code, out, err = run("replay", "bare.pickle")
-assert code == 0 and "recorded      unknown: the snapshot lists no segments" in out and "-100" not in out, (out, err)
-assert all("recorded_reserved_bytes" not in policy for policy in
-           json.loads(run("replay", "bare.pickle", "--json")[1])["policies"])
+took = {"action": "segment_alloc", "addr": 0, "size": 2 << 20, "stream": 0, "time_us": 0, "frames": []}
+for before in ([], [took]):  # a history that took segments, of a snapshot from which they were dropped, as well
+    write("bare.pickle", pickle.dumps({"segments": [], "device_traces": [before + events]}))
+    code, out, err = run("replay", "bare.pickle")
+    assert code == 0 and "recorded      unknown: the snapshot lists no segments" in out and "-100" not in out, (out, err)
+    assert all("recorded_reserved_bytes" not in policy for policy in
+               json.loads(run("replay", "bare.pickle", "--json")[1])["policies"])
 
 SWEPT = [*SHORT, "--layers", "1", "--steps", "2", "--machine", "laptop-8c"]  # described: little is measured
 

@@ -11,12 +11,15 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
 #include "parallel/comm.h"
 #include "run/checkpoint.h"
 #include "run/session/api_internal.h"
+
+#define REFUSAL_S 2 /* mpirun ends the other ranks sooner than this after the first one has failed */
 
 extern char **environ;
 
@@ -107,7 +110,8 @@ static void params_apply(const struct lade_trainer_params *p, struct lade_sessio
 
 /*
  * Take the ranks that train together. Without them a process of a job of several ranks is refused, because each would
- * train the same model alone.
+ * train the same model alone. Launchers end a job with its first failure, so the first rank returns at once and the
+ * others later: the program's message is then printed once.
  */
 static int ranks_apply(const struct lade_trainer_params *p, struct lade_session_params *session,
                        struct lade_error *error)
@@ -116,10 +120,13 @@ static int ranks_apply(const struct lade_trainer_params *p, struct lade_session_
   int status = lade_launch_read(environ, error, &launch);
   if (status)
     return status;
-  if (!p->ranks && launch.world > 1 && !session->is_dry)
+  if (!p->ranks && launch.world > 1 && !session->is_dry) {
+    if (launch.rank > 0)
+      nanosleep(&(struct timespec){.tv_sec = REFUSAL_S}, NULL);
     return lade_error_set(error, -EINVAL, "lade_trainer_params: ranks is NULL, and %s started %d ranks of this "
                           "program: each would train alone; give lade_ranks_open's ranks, or start one",
                           lade_launcher_name(launch.launcher), launch.world);
+  }
   lade_comm *comm = p->ranks ? lade_ranks_comm(p->ranks) : NULL;
   const struct lade_layout_params *layout = &session->layout;
   const int64_t n = (int64_t)LADE_MAX(layout->tp, 1) * LADE_MAX(layout->pp, 1) * LADE_MAX(layout->dp, 1);

@@ -222,6 +222,12 @@ static void an_update_costs_more_the_further_its_state_is(void **state)
   assert_true(edge > 0 && edge < store / 100); /* a window at each end */
   form.n_elements = 1000;
   assert_true(lade_cost_stream_edge_ns(&cost, &form, true) < edge);
+  /* Windows of a run follow each other, so the drive's latency counts at both ends of a run and not in each update. */
+  store = lade_cost_adamw_store_ns(&cost, &form, true);
+  edge = lade_cost_stream_edge_ns(&cost, &form, true);
+  cost.machine.store.latency_ns += 1000000;
+  assert_int_equal(lade_cost_adamw_store_ns(&cost, &form, true), store);
+  assert_int_equal(lade_cost_stream_edge_ns(&cost, &form, true), edge + 2000000);
 }
 
 /* Whatever the bytes of an element, a window takes about the same time, in whole grains. */

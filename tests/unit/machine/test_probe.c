@@ -148,7 +148,7 @@ static void a_damaged_cache_is_ignored_and_replaced(void **state)
   assert_non_null(value);
   value[2] = '-'; /* a negative time */
   damage_is_repaired(text, bytes);
-  char *format = strstr(text, "\"format\": 4");
+  char *format = strstr(text, "\"format\": 5");
   assert_non_null(format);
   format[10] = '9';
   damage_is_repaired(text, bytes);
