@@ -86,13 +86,21 @@ static double step_run(struct share_walk *walk, struct queue_pair *queues, int a
   return waited_ns;
 }
 
+/* True if step @at is the last one of a half of its unit. */
+static bool ends_half(const struct share_walk *walk, int at)
+{
+  const struct plan_step *step = &walk->steps[at], *next = at + 1 < walk->n_steps ? step + 1 : NULL;
+  return !next || walk->graph->ops[next->op].unit != walk->graph->ops[step->op].unit ||
+         next->is_backward != step->is_backward;
+}
+
 /* Fill the times of all units. */
 static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
 {
   struct queue_pair queues = {{0, 0}};
   double begin_ns = 0;
   for (int at = 0; at < walk->n_steps; at++) {
-    const struct plan_step *step = &walk->steps[at], *next = at + 1 < walk->n_steps ? step + 1 : NULL;
+    const struct plan_step *step = &walk->steps[at];
     const struct lade_op *op = op_at(walk, at);
     struct lade_unit_cost *unit = &units[op->unit];
     unit->exposed_ns += step_run(walk, &queues, at);
@@ -100,13 +108,34 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
       unit->attention_ns[step->is_backward] += (double)walk->prices->op_ns[step->op];
     if (is_weights_step(walk->graph, op))
       unit->weights_ns += op_ns_at(walk, at);
-    if (next && walk->graph->ops[next->op].unit == op->unit && next->is_backward == step->is_backward)
+    if (!ends_half(walk, at))
       continue;
     const double end_ns = LADE_MAX(queues.now_ns[0], queues.now_ns[1]);
     unit->exposed_ns += end_ns - queues.now_ns[0];
     *(step->is_backward ? &unit->backward_ns : &unit->forward_ns) += end_ns - begin_ns;
     queues = (struct queue_pair){{end_ns, end_ns}};
     begin_ns = end_ns;
+  }
+}
+
+/*
+ * Fill the times by which the backward halves without weights' gradients exceed the difference: collectives run beside
+ * those gradients, and beside nothing where a schedule gives them a slot of their own.
+ */
+static void unhidden_fill(struct share_walk *walk, struct lade_unit_cost *units)
+{
+  struct queue_pair queues = {{0, 0}};
+  for (int at = 0; at < walk->n_steps; at++) {
+    struct lade_unit_cost *unit = &units[op_at(walk, at)->unit];
+    if (!is_weights_step(walk->graph, op_at(walk, at)))
+      step_run(walk, &queues, at);
+    if (!ends_half(walk, at))
+      continue;
+    const double inputs_ns = LADE_MAX(queues.now_ns[0], queues.now_ns[1]);
+    if (walk->steps[at].is_backward)
+      unit->unhidden_ns = LADE_MAX(inputs_ns - (unit->backward_ns - unit->weights_ns), 0);
+    queues = (struct queue_pair){{0, 0}};
+    memset(walk->ready_ns, 0, (size_t)walk->graph->n_tensors * sizeof(*walk->ready_ns));
   }
 }
 
@@ -294,6 +323,8 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
   int status = walk->ready_ns && walk->made_at && walk->last_use && is_rerun ? 0 : -ENOMEM;
   if (!status) {
     times_fill(walk, units);
+    memset(walk->ready_ns, 0, n_tensors * sizeof(*walk->ready_ns));
+    unhidden_fill(walk, units);
     if (recipe == LADE_RECIPE_FULL)
       rerun_add(walk, is_rerun, units);
     uses_find(walk);
@@ -361,7 +392,7 @@ int share_basis_init(const struct lade_layout_job *job, const struct lade_share_
     status = lade_model_graph_create(&how, error, &ret_basis->graph);
   if (status)
     return status;
-  lade_cluster_links_make(job->cluster, &ret_basis->mesh, key->is_sequence, &ret_basis->links);
+  lade_cluster_links_make(job->cluster, &ret_basis->mesh, &ret_basis->links);
   lade_cost_init(&ret_basis->cost, &job->cluster->device);
   ret_basis->cost.links = &ret_basis->links;
   status = lade_cost_prices(&ret_basis->cost, ret_basis->graph, &ret_basis->prices);
