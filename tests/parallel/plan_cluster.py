@@ -81,6 +81,22 @@ def later_attention_is_fused():
     require(rates["llama3-70b", 0] == rates["llama3-70b", 1], "Llama attends over scores", rates)
 
 
+def collectives_beside_products_are_priced():
+    """They hide most of what tensor parallel ranks expose, and ask for cut rows."""
+    base = ["--cluster", "dgx-h100", "--model", "llama3-70b", "--seq", "4096", "--tp", "4", "--pp", "8", "--dp", "2",
+            "--batch", "64", "--micro-batch", "1", "--recompute", "none", "--zero", "1"]
+    found = {}
+    for how in ((), ("--sequence-parallel",), ("--overlap-tensor",), ("--sequence-parallel", "--overlap-tensor")):
+        found[how] = plan_json(*base, *how)
+    plain, cut, whole, both = found.values()
+    require(whole["all_ranks_step_seconds"] == plain["all_ranks_step_seconds"] and not whole["overlap_tensor"],
+            "whole rows overlap", found)
+    require(both["overlap_tensor"] and both["all_ranks_step_seconds"] < 0.97 * cut["all_ranks_step_seconds"] and
+            0 < both["exposed_communication"] < 0.6 * cut["exposed_communication"], "nothing overlaps", found)
+    require(both["planned_peak_bytes"] == cut["planned_peak_bytes"], "overlap takes memory", found)
+    require(plain["scattered_sends"] and not cut["scattered_sends"], "sends between nodes", found)
+
+
 def context_parallel_has_a_price():
     base = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "2", "--batch", "128", "--micro-batch", "1", "--seq",
             "8192", "--recompute", "none", "--zero", "1"]
@@ -412,6 +428,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     published_steps_are_predicted(scratch)
     recompute_is_predicted(scratch)
     later_attention_is_fused()
+    collectives_beside_products_are_priced()
     context_parallel_has_a_price()
     context_parallel_is_searched_explained_and_exported()
     experts_have_a_price()

@@ -151,7 +151,7 @@ static int job_make(struct cluster_planning *planning)
       .cluster = &planning->cluster, .model = &planning->model, .kernels = &planning->kernels, .batch = session->batch,
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
-      .master = session->master, .dropout = session->dropout};
+      .master = session->master, .dropout = session->dropout, .overlaps_tensor = planning->options->overlaps_tensor};
   if (planning->has_experts) {
     planning->job.experts = &planning->experts;
     planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
@@ -265,6 +265,9 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
   json_object_set_new(object, "virtual_stages", json_integer(layout->virtual_stages));
   json_object_set_new(object, "micro_batch", json_integer((json_int_t)plan->micro_batch));
   json_object_set_new(object, "sequence_parallel", json_boolean(layout->is_sequence));
+  json_object_set_new(object, "overlap_tensor", json_boolean(layout->is_sequence && plan->job->overlaps_tensor));
+  json_object_set_new(object, "scattered_sends",
+                      json_boolean(lade_layout_sends_scattered(plan->job, layout, plan->micro_batch)));
   json_object_set_new(object, "recompute", json_string(recipe_name(plan->share.residency.recipe)));
   json_object_set_new(object, "optimizer", json_string(plan->state_tier == LADE_TIER_DEVICE ? "device" : "host"));
   if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
@@ -400,6 +403,8 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
   else
     fprintf(file, "memory        %s of %s, estimated: context and expert parallel ranks are priced by formula, not "
             "proved\n", text, more);
+  if (plan->layout.is_sequence && plan->job->overlaps_tensor)
+    fprintf(file, "overlap       collectives beside products are a price: no program of Lade has them\n");
   residency_print(plan, file);
   if (plan->options->n_train_tokens > 0) {
     const double tokens = (double)plan->batch * (double)plan->seq_len;
