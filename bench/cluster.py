@@ -162,6 +162,15 @@ MPT = [("dgx-h100", "70b", 2048, 64, 8, 4, "full", 421.3), ("dgx-h100", "70b", 2
        ("dgx-a100-80g", "1b", 2048, 8, 14, 4, "none", 186.8), ("dgx-a100-80g", "760m", 2048, 8, 24, 2, "none", 177.4)]
 
 
+SOURCES = """
+Sources: Narayanan et al. 2021 (arXiv 2104.04473); Korthikanti et al. 2022 (2205.05198); Llama 3 (2407.21783); GPT-NeoX-20B
+(2204.06745); Megatron-Turing NLG (2201.11990), section 2.4; BLOOM (2211.05100): 150 TFLOP/s of a device, recompute counted,
+are 104.5 s; its nodes have four ports of 100 Gb/s. In repositories: NVIDIA/dgxc-benchmarking, llama3.1/README_405b.md,
+README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09, BF16); pytorch/torchtitan, benchmarks/
+llama3_h100_202412_torchtitan.md; foundation-model-stack/fms-fsdp, README.md; mosaicml/llm-foundry,
+scripts/train/benchmarking/README.md."""
+
+
 # ---- running ----
 
 class Planner:
@@ -373,6 +382,7 @@ def main():
         others_report(planner, out)
         for report in (dgxc_report, titan_report, fms_report, deepspeed_report, mpt_report):
             report(planner, out)
+    out.append(SOURCES)
     publish(out, args.out)
     return 0 if is_good else 1
 
