@@ -420,6 +420,12 @@ bool lade_op_is_stage_boundary(enum lade_op_kind kind);
  */
 bool lade_tensor_is_repeatable(const struct lade_model_graph *graph, int tensor);
 
+/*
+ * Return the number of tensor parallel ranks nearest to @tp that can share @model: it divides the heads and the hidden
+ * width, and the KV heads, or is a multiple of these, and no rank is without a token. At equal distance the smaller.
+ */
+int64_t lade_share_nearest_tp(const struct lade_model *model, int64_t tp);
+
 /* Return the parts in which a value goes to another stage, one from each tensor parallel rank; 1: it goes whole. */
 static inline int lade_share_n_sent_parts(const struct lade_model_graph *graph)
 {

@@ -86,11 +86,10 @@ def collectives_beside_products_are_priced():
     base = ["--cluster", "dgx-h100", "--model", "llama3-70b", "--seq", "4096", "--tp", "4", "--pp", "8", "--dp", "2",
             "--batch", "64", "--micro-batch", "1", "--recompute", "none", "--zero", "1"]
     found = {}
-    for how in ((), ("--sequence-parallel",), ("--overlap-tensor",), ("--sequence-parallel", "--overlap-tensor")):
+    for how in ((), ("--sequence-parallel",), ("--sequence-parallel", "--overlap-tensor")):
         found[how] = plan_json(*base, *how)
-    plain, cut, whole, both = found.values()
-    require(whole["all_ranks_step_seconds"] == plain["all_ranks_step_seconds"] and not whole["overlap_tensor"],
-            "whole rows overlap", found)
+    plain, cut, both = found.values()
+    require(not plain["overlap_tensor"] and not cut["overlap_tensor"], "collectives overlap unasked", found)
     require(both["overlap_tensor"] and both["all_ranks_step_seconds"] < 0.97 * cut["all_ranks_step_seconds"] and
             0 < both["exposed_communication"] < 0.6 * cut["exposed_communication"], "nothing overlaps", found)
     require(both["planned_peak_bytes"] == cut["planned_peak_bytes"], "overlap takes memory", found)
@@ -400,14 +399,20 @@ def wrong_questions_are_refused(directory):
             ("nodes", ["--cluster", "rtx4090x4", "--model", "nano", "--tp", "2", "--dp", "4", "--batch", "8"], 2),
             ("these", [*SMALL, "--dp", "8", "--batch", "64", "--micro-batch", "3"], 2),
             ("divide", [*SMALL, "--dp", "7", "--batch", "64"], 2),
-            ("nearest", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
+            ("nearest number is 8", ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "7", "--batch", "8"], 2),
+            ("nearest number is 5", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
+            ("nearest number is 15", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--tp", "5", "--dp", "3"], 2),
+            ("50 stages at most", [*SMALL, "--ranks", "60", "--batch", "60", "--search", "--pp", "60"], 2),
+            ("change --pp", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--dp", "16", "--micro-batch", "8"], 2),
+            ("a plain layout has is 64", [*SMALL, "--ranks", "67", "--batch", "64", "--search"], 2),
+            ("give --sequence-parallel", [*SMALL, "--tp", "5", "--batch", "64", "--overlap-tensor"], 2),
             ("exclude", [*SMALL, "--machine", "a100-80g"], 2),
-            ("two for each rank", [*SMALL, "--cp", "3", "--batch", "64"], 2),
+            ("nearest number of ranks is 2", [*SMALL, "--cp", "3", "--batch", "64"], 2),
             ("does not divide", [*SMALL, "--ranks", "6", "--tp", "1", "--cp", "4", "--batch", "64"], 2),
             ("needs --cluster", ["--cp", "2"], 2),
             ("needs --cluster", ["--ep", "2"], 2),
             ("is none", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
-            ("8 experts", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
+            ("nearest number is 2", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
             ("--ep 8 does not divide", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "4", "--ep", "8",
                                         "--batch", "64"], 2),
             ("latent attention", ["--cluster", "dgx-h100", "--model", "deepseek-v3", "--ep", "2", "--dp", "2"], 2),

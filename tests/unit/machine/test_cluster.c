@@ -88,6 +88,10 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
        "\"latency_ns\": 1}]}", "levels[0].devices"},
       {"{\"preset\": \"dgx-h100\", \"device\": {\"device_bytes_per_s\": 0}}", "device_bytes_per_s"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 7, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": 1}, {\"name\": \"b\", \"devices\": 14, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
+       "levels[0].devices is 7: neither whole nodes"},
+      {"{\"preset\": \"dgx-h100\", \"name\": \"red\\u001b[31m\"}", "printable"},
       {"{\"name\": \"x\"}", "nodes"},
   };
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
