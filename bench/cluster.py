@@ -102,20 +102,47 @@ OTHERS = [
     ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --cp 16 --dp 8 --batch 128 --micro-batch 1 --seq 131072 "
      "--sequence-parallel --zero 1 --schedule interleaved --virtual-stages 8 --recompute none", 380,
      "Llama 3 (2024), table 4"),
-    ("dgx-h100", "llama3-8b", "--dp 8 --batch 16 --micro-batch 2 --seq 8192 --zero 3 --recompute selective", 386,
-     "torchtitan, compiled: 6,667 tokens/s (500 W, HBM2e)"),
-    ("dgx-h100", "llama3-70b", "--dp 256 --batch 512 --micro-batch 2 --seq 8192 --zero 3 --recompute full", 399,
-     "torchtitan, compiled: 829 tokens/s (500 W, HBM2e)"),
     ("dgx-h100", "mixtral-8x7b", "--ep 8 --pp 4 --dp 32 --batch 256 --micro-batch 1 --seq 4096 --zero 1 --schedule "
      "interleaved --virtual-stages 8 --recompute none", 468,
      "Megatron-Core 0.9, README of its experts; the layout is not stated there"),
     ("dgx-a100-80g", None, "--tp 2 --pp 4 --dp 12 --batch 1536 --micro-batch 4 --seq 2048 --zero 1 --recompute full",
      117, "GPT-NeoX-20B (2022)"),
-    ("dgx-a100-80g", "llama3-8b", "--dp 64 --batch 64 --micro-batch 1 --seq 8192 --zero 3 --recompute selective", 172,
-     "torchtitan, not compiled: 2,973 tokens/s"),
     ("dgx-a100-80g", "llama3-70b", "--dp 64 --batch 64 --micro-batch 1 --seq 8192 --zero 3 --recompute full", 159,
      "torchtitan, not compiled: 331 tokens/s"),
 ]
+
+
+# torchtitan's selective recompute, Llama 3 8B: all but attention and every second product runs again, which is this share
+# of the products. The step is between those without and with full recompute. Cluster, devices, rows of a device, tokens
+# a second of a device, source.
+TITAN_AGAIN = (1 / 4 + 1 + 3.5) / (2 + 2 / 4 + 3 * 3.5)
+TITAN = [("dgx-h100", 8, 2, 6667, "compiled; 500 W, HBM2e"), ("dgx-h100", 128, 2, 6514, "compiled; 500 W, HBM2e"),
+         ("dgx-a100-80g", 64, 1, 2973, "not compiled")]
+
+# Llama 2 of IBM's fms-fsdp on 128 A100, gradients summed in BF16: model, rows of a device, options, tokens a second of a
+# device. Sizes are width, hidden width, layers, heads, KV heads.
+LLAMA2 = {"7b": (4096, 11008, 32, 32, 32), "13b": (5120, 13824, 40, 40, 40), "34b": (8192, 22016, 48, 64, 8),
+          "70b": (8192, 28672, 80, 64, 8)}
+FMS = [("7b", 2, "--shard 8 --recompute none", 3760), ("13b", 1, "--shard 8 --recompute none", 1700),
+       ("34b", 8, "--recompute full", 772), ("70b", 6, "--recompute full", 380)]
+
+# Recipes of NVIDIA's dgxc-benchmarking on H100 in BF16, microbatches of 1: model, options, seconds of a step. With
+# tensor parallel ranks, collectives run beside products (--tp-comm-overlap).
+DGXC = [("llama3-405b", "--tp 8 --pp 9 --cp 2 --dp 4 --batch 252 --seq 8192 --virtual-stages 7", 17.20),
+        ("llama3-405b", "--tp 8 --pp 9 --cp 2 --dp 16 --batch 1008 --seq 8192 --virtual-stages 7", 17.62),
+        ("llama3-70b", "--tp 4 --pp 4 --cp 2 --dp 2 --batch 128 --seq 8192 --virtual-stages 5", 14.72),
+        ("llama3-70b", "--tp 4 --pp 4 --cp 2 --dp 64 --batch 4096 --seq 8192 --virtual-stages 5", 14.98),
+        ("gpt3-175b", "--tp 4 --pp 8 --dp 4 --batch 256 --seq 2048 --virtual-stages 12", 8.309),
+        ("gpt3-175b", "--tp 4 --pp 8 --dp 64 --batch 4096 --seq 2048 --virtual-stages 12", 8.49),
+        ("llama3-8b", "--cp 2 --dp 4 --batch 128 --seq 8192", 12.91),
+        ("llama3-8b", "--cp 2 --dp 64 --batch 2048 --seq 8192", 13.10)]
+
+# Runs of Megatron-DeepSpeed on A100, whose pipeline is its own: heads, width, layers, vocabulary; options; seconds, or
+# TFLOP/s of a device with recompute; network: bytes a second of a device's port, 0 for the preset's.
+DEEPSPEED = [("Megatron-Turing NLG 530B (2022)", (128, 20480, 105), 50272, f"--tp 8 --pp 35 --dp {dp} --batch 1920 "
+              "--micro-batch 1 --zero 0", seconds, 0) for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))]
+DEEPSPEED.append(("BLOOM 176B (2022)", (112, 14336, 70), 250880, "--tp 4 --pp 12 --dp 8 --batch 2048 --micro-batch 2 "
+                  "--zero 1", 104.5, 6.25e9))
 
 
 # MPT of MosaicML's llm-foundry, fully sharded and not compiled, attention fused (scripts/train/benchmarking/README.md):
@@ -135,6 +162,15 @@ MPT = [("dgx-h100", "70b", 2048, 64, 8, 4, "full", 421.3), ("dgx-h100", "70b", 2
        ("dgx-a100-80g", "1b", 2048, 8, 14, 4, "none", 186.8), ("dgx-a100-80g", "760m", 2048, 8, 24, 2, "none", 177.4)]
 
 
+SOURCES = """
+Sources: Narayanan et al. 2021 (arXiv 2104.04473); Korthikanti et al. 2022 (2205.05198); Llama 3 (2407.21783); GPT-NeoX-20B
+(2204.06745); Megatron-Turing NLG (2201.11990), section 2.4; BLOOM (2211.05100): 150 TFLOP/s of a device, recompute counted,
+are 104.5 s; its nodes have four ports of 100 Gb/s. In repositories: NVIDIA/dgxc-benchmarking, llama3.1/README_405b.md,
+README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09, BF16); pytorch/torchtitan, benchmarks/
+llama3_h100_202412_torchtitan.md; foundation-model-stack/fms-fsdp, README.md; mosaicml/llm-foundry,
+scripts/train/benchmarking/README.md."""
+
+
 # ---- running ----
 
 class Planner:
@@ -149,6 +185,25 @@ class Planner:
                 json.dump({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers,
                            "n_head": heads, "n_embd": width, "n_positions": context, "vocab_size": vocabulary,
                            "layer_norm_epsilon": 1e-5}, file)
+        return path
+
+    def llama_file(self, size):
+        width, hidden, layers, heads, n_kv_heads = LLAMA2[size]
+        path = os.path.join(self.directory, f"llama2-{size}.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width,
+                       "intermediate_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+                       "num_key_value_heads": n_kv_heads, "max_position_embeddings": 4096, "vocab_size": 32000,
+                       "rms_norm_eps": 1e-5, "tie_word_embeddings": False}, file)
+        return path
+
+    def with_ports(self, bytes_per_s):
+        """Return the file of dgx-a100-80g with other ports, of which sums sustain the same share."""
+        cluster = json.loads(json.dumps(BASE))
+        cluster["levels"][1]["bytes_per_s"] *= bytes_per_s / 25e9
+        path = os.path.join(self.directory, "ports.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(cluster, file)
         return path
 
     def plan(self, cluster, model, options):
@@ -262,6 +317,58 @@ def mpt_report(planner, out):
                    f"{100 * summary(some)[1]:.1f} % |")
 
 
+def seconds_row(out, cluster, run, published, predicted):
+    out.append(f"| {cluster} | {run} | {published:.2f} s | {predicted:.2f} s | {percent(math.log(predicted / published))} |")
+    return math.log(predicted / published)
+
+
+def titan_report(planner, out):
+    for cluster, ranks, rows, tokens, source in TITAN:
+        options = ["--dp", str(ranks), "--batch", str(ranks * rows), "--micro-batch", str(rows), "--seq", "8192", "--zero",
+                   "3", "--recompute"]
+        none, full = (planner.plan(cluster, "llama3-8b", [*options, how])["all_ranks_step_seconds"]
+                      for how in ("none", "full"))
+        seconds_row(out, cluster, f"llama3-8b --dp {ranks}, selective; torchtitan, {source}", rows * 8192 / tokens,
+                    none + TITAN_AGAIN * (full - none))
+
+
+def fms_report(planner, out):
+    for size, rows, how, tokens in FMS:
+        found = planner.plan("dgx-a100-80g", planner.llama_file(size), [
+            "--dp", "128", "--batch", str(128 * rows), "--micro-batch", str(rows), "--seq", "4096", "--zero", "3",
+            "--grad-reduce", "bf16", *how.split()])
+        seconds_row(out, "dgx-a100-80g", f"Llama 2 {size}, dp 128, micro-batch {rows}, {how[2:]}; fms-fsdp",
+                    rows * 4096 / tokens, found["all_ranks_step_seconds"])
+
+
+def dgxc_report(planner, out):
+    errors = {False: [], True: []}
+    for model, options, seconds in DGXC:
+        how = [*options.split(), "--micro-batch", "1", "--zero", "1", "--recompute", "none", "--fused-attention"]
+        has_tensor = "--tp" in how
+        how += ["--sequence-parallel", "--schedule", "interleaved"] if has_tensor else []
+        for overlap in (False, True):
+            found = planner.plan("dgx-h100", model, how + ["--overlap-tensor"] * (overlap and has_tensor))
+            if overlap and not has_tensor:
+                errors[True].append(errors[False][-1])
+                continue
+            name = f"{model} {options.split(' --batch')[0]}{', overlap' if overlap else ''}; dgxc-benchmarking"
+            errors[overlap].append(seconds_row(out, "dgx-h100", name, seconds, found["all_ranks_step_seconds"]))
+    for overlap, some in errors.items():
+        mean, most = summary(some)
+        out.append(f"| dgx-h100 | dgxc-benchmarking{', overlap' if overlap else ''}: mean, largest | | | "
+                   f"{100 * mean:.1f} %, {100 * most:.1f} % |")
+
+
+def deepspeed_report(planner, out):
+    for name, model, vocabulary, options, seconds, ports in DEEPSPEED:
+        found = planner.plan(planner.with_ports(ports) if ports else "dgx-a100-80g",
+                             planner.model_file(model, 2048, vocabulary),
+                             [*options.split(), "--seq", "2048", "--recompute", "full"])
+        seconds_row(out, "dgx-a100-80g", f"{name}, {options.split(' --batch')[0]}", seconds,
+                    found["all_ranks_step_seconds"])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lade", default="build/lade")
@@ -273,7 +380,9 @@ def main():
         planner = Planner(args.lade, directory)
         is_good = fitted_report(planner, out)
         others_report(planner, out)
-        mpt_report(planner, out)
+        for report in (dgxc_report, titan_report, fms_report, deepspeed_report, mpt_report):
+            report(planner, out)
+    out.append(SOURCES)
     publish(out, args.out)
     return 0 if is_good else 1
 

@@ -354,12 +354,28 @@ void lade_reduce_scatter_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_ALL_GATHER, forward, &dy, &dx);
 }
 
+/* Make the tensor for the rows of the gradient of @x that this rank receives in the scattered form. */
+static int gradient_rows_make(struct lade_build *build, int x)
+{
+  const struct lade_tensor like = build->graph->tensors[x];
+  const int64_t dims[] = {like.dims[0] / lade_share_n_sent_parts(build->graph), like.dims[1]};
+  char name[LADE_NAME_BYTES + 7];
+  snprintf(name, sizeof(name), "d.%s.rows", like.name);
+  return lade_build_tensor(build, LADE_TENSOR_ACTIVATION, like.dtype, 2, dims, name);
+}
+
 /* Receive the gradient of the activation that was sent to the next piece; recv's rule sends it. */
 void lade_send_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
   int dx = gradient_make(build, op.in[0]);
-  lade_build_backward_op(build, LADE_OP_RECV, forward, NULL, &dx);
+  if (lade_share_n_sent_parts(build->graph) == 1) {
+    lade_build_backward_op(build, LADE_OP_RECV, forward, NULL, &dx);
+    return;
+  }
+  const int rows = gradient_rows_make(build, op.in[0]);
+  lade_build_backward_op(build, LADE_OP_RECV, forward, NULL, &rows);
+  lade_build_backward_op(build, LADE_OP_ALL_GATHER, forward, &rows, &dx);
 }
 
 void lade_recv_backward(struct lade_build *build, int forward)

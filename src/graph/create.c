@@ -149,6 +149,8 @@ int lade_model_graph_create(const struct lade_model_graph_params *params, struct
   graph->share.pp = LADE_MAX(params->share.pp, 1);
   graph->share.n_chunks = LADE_MAX(params->share.n_chunks, 1);
   graph->share.n_shards = LADE_MAX(params->share.n_shards, 1);
+  graph->share.is_scattered = params->share.is_scattered && graph->share.tp > 1 && graph->share.pp > 1 &&
+                              !graph->share.is_sequence && params->batch * params->seq_len % graph->share.tp == 0;
   graph->dtype = params->dtype;
   graph->accumulator = params->dtype == LADE_F64 ? LADE_F64 : LADE_F32;
   graph->moments = params->moments;

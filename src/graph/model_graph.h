@@ -159,6 +159,12 @@ struct lade_share {
   bool is_sequence; /* then norms, residual and dropout work on 1/tp of the rows */
   int pp, pp_rank;  /* pipeline stages, 0 meaning 1, and this one among them */
   int n_chunks;     /* of layers per stage, 0 meaning 1 */
+  /*
+   * Scattered sends: each tensor parallel rank sends 1/tp of the rows to the next stage, whose ranks gather them. In a
+   * graph it is true only if there are stages and tensor parallel ranks, whose number divides the rows, and whole rows
+   * to send: sequence parallel ranks hold 1/tp of them already.
+   */
+  bool is_scattered;
   int n_shards;     /* ranks that gather a parameter for each use and drop it afterwards (ZeRO-3), 0 meaning 1:
                        table.c */
 };
@@ -283,7 +289,8 @@ enum lade_op_kind {
   LADE_OP_ALL_REDUCE, /* over the ranks of attr.axis */
   LADE_OP_ALL_GATHER,
   LADE_OP_REDUCE_SCATTER,
-  LADE_OP_SEND, /* an activation, or backward its gradient, to the stage that has the next piece */
+  LADE_OP_SEND, /* an activation, or backward its gradient, to the stage that has the next piece; whole, or this rank's
+                   rows of it (lade_share.is_scattered) */
   LADE_OP_RECV,
   LADE_N_OP_KINDS
 };
@@ -305,7 +312,7 @@ struct lade_op_attr {
   float alibi_max;
   bool is_alibi_rounded;
   int peer; /* of SEND and RECV: position on the pipeline's axis */
-  enum lade_axis axis; /* of collectives, and of the collective after is_dx_partial */
+  enum lade_axis axis; /* of collectives, of the collective after is_dx_partial, and of that after a scattered RECV */
   bool is_dx_partial;  /* this rank's gradient of x is a part: the sum over the axis is the whole gradient */
   /*
    * The order of sums that tensor parallel ranks may cut, such that every number of ranks gives the same bits. It is a
@@ -328,7 +335,7 @@ struct lade_op {
   int8_t alias[LADE_OP_MAX_OUT]; /* out[i] may be in[alias[i]]'s memory if that value's live range ends here; -1 */
   struct lade_op_attr attr;
   double flops; /* executed by the kernel */
-  double bytes; /* least bytes read and written; of a collective: sent by this rank in a ring */
+  double bytes; /* least bytes read and written; of a collective: sent by this rank in a ring; of SEND: sent */
   uint64_t workspace_bytes;
   int optional; /* tensor: an operand that may be absent; -1 */
   int lean;     /* number of the op without it, behind the others in the graph's ops; -1 */
@@ -413,6 +420,18 @@ bool lade_op_is_stage_boundary(enum lade_op_kind kind);
  * True for forward values that can be recomputed: all outputs of forward kernels, but none received from another stage.
  */
 bool lade_tensor_is_repeatable(const struct lade_model_graph *graph, int tensor);
+
+/*
+ * Return the number of tensor parallel ranks nearest to @tp that can share @model: it divides the heads and the hidden
+ * width, and the KV heads, or is a multiple of these, and no rank is without a token. At equal distance the smaller.
+ */
+int64_t lade_share_nearest_tp(const struct lade_model *model, int64_t tp);
+
+/* Return the parts in which a value goes to another stage, one from each tensor parallel rank; 1: it goes whole. */
+static inline int lade_share_n_sent_parts(const struct lade_model_graph *graph)
+{
+  return graph->share.is_scattered ? graph->share.tp : 1;
+}
 
 /* True if a table is several parameters (lade_param.n_parts). */
 bool lade_model_graph_has_parts(const struct lade_model_graph *graph);

@@ -540,10 +540,15 @@ static double collective_bytes(const struct lade_model_graph *graph, const struc
 
 /* ---- boundaries between stages ---- */
 
-/* Describe the received residual stream. There is no kernel; an instruction of its own moves it. */
+/* Describe the received residual stream, or this rank's part of it. An instruction moves it, no kernel. */
 static void recv_outputs(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
-  ret_out[0] = activation_2d(lade_share_rows(graph), graph->model.width);
+  ret_out[0] = activation_2d(lade_share_rows(graph) / lade_share_n_sent_parts(graph), graph->model.width);
+}
+
+static double send_bytes(const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  return (double)tensor_in(graph, op, 0)->bytes / lade_share_n_sent_parts(graph);
 }
 
 static void no_outputs(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
@@ -631,7 +636,7 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_REDUCE_SCATTER] = {"reduce_scatter", LADE_N_KERNELS, 1, 1, -1, reduce_scatter_outputs,
                               .flops = boundary_flops, .bytes = collective_bytes,
                               .backward = lade_reduce_scatter_backward},
-  [LADE_OP_SEND] = {"send", LADE_N_KERNELS, 1, 0, -1, no_outputs, .flops = boundary_flops,
+  [LADE_OP_SEND] = {"send", LADE_N_KERNELS, 1, 0, -1, no_outputs, .flops = boundary_flops, .bytes = send_bytes,
                     .backward = lade_send_backward},
   [LADE_OP_RECV] = {"recv", LADE_N_KERNELS, 0, 1, -1, recv_outputs, .flops = boundary_flops,
                     .backward = lade_recv_backward},

@@ -28,6 +28,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/base.h"
 #include "graph/build.h"
@@ -93,6 +94,27 @@ int64_t lade_share_rows(const struct lade_model_graph *graph)
   return graph->batch * graph->seq_len / (graph->share.is_sequence ? graph->share.tp : 1);
 }
 
+static bool divides_model(const struct lade_model *model, int64_t tp)
+{
+  return model->heads % tp == 0 && model->hidden % tp == 0 &&
+         (model->n_kv_heads % tp == 0 || tp % model->n_kv_heads == 0);
+}
+
+static bool leaves_tokens(const struct lade_model *model, int64_t tp)
+{
+  return (tp - 1) * vocabulary_rows(model, (int)tp) < model->vocabulary;
+}
+
+int64_t lade_share_nearest_tp(const struct lade_model *model, int64_t tp)
+{
+  int64_t best = 1; /* always possible */
+  for (int64_t size = 2; size <= model->heads; size++) {
+    if (divides_model(model, size) && leaves_tokens(model, size) && llabs(size - tp) < llabs(best - tp))
+      best = size;
+  }
+  return best;
+}
+
 int lade_share_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   const struct lade_model *model = params->model;
@@ -101,16 +123,17 @@ int lade_share_check(const struct lade_model_graph_params *params, struct lade_e
   if (share->tp_rank < 0 || share->tp_rank >= tp)
     return lade_error_set(error, -EINVAL, "model %s: tensor parallel rank %d: must be from 0 to %lld", model->name,
                           share->tp_rank, (long long)tp - 1);
-  if (model->heads % tp || model->hidden % tp || (model->n_kv_heads % tp && tp % model->n_kv_heads))
+  if (!divides_model(model, tp))
     return lade_error_set(error, -EINVAL,
                           "model %s: %lld tensor parallel ranks must divide %lld heads and hidden width %lld, and "
-                          "divide %lld KV heads or be a multiple of them",
+                          "divide %lld KV heads or be a multiple of them: the nearest number is %lld",
                           model->name, (long long)tp, (long long)model->heads, (long long)model->hidden,
-                          (long long)model->n_kv_heads);
-  if ((tp - 1) * vocabulary_rows(model, (int)tp) >= model->vocabulary)
+                          (long long)model->n_kv_heads, (long long)lade_share_nearest_tp(model, tp));
+  if (!leaves_tokens(model, tp))
     return lade_error_set(error, -EINVAL, "model %s: a vocabulary of %lld leaves one of %lld tensor parallel ranks "
-                          "without a token",
-                          model->name, (long long)model->vocabulary, (long long)tp);
+                          "without a token: the nearest number is %lld",
+                          model->name, (long long)model->vocabulary, (long long)tp,
+                          (long long)lade_share_nearest_tp(model, tp));
   if (share->is_sequence && params->batch * params->seq_len % tp)
     return lade_error_set(error, -EINVAL, "model %s: %lld tokens of a microbatch are no multiple of the %lld ranks "
                           "of sequence parallelism",

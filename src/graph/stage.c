@@ -10,7 +10,10 @@
  * embedding. O(layers).
  *
  * The graph. A piece without the embedding begins with a RECV, and a piece without the head ends with a SEND. Each is
- * in a unit of its own, so that blocks keep one shape. Parameters are numbered and random draws are counted as in the
+ * in a unit of its own, so that blocks keep one shape. In the scattered form (Narayanan et al. 2021, section 4.1) a
+ * rank receives its rows alone, and gathers the others from its tensor parallel group; the backward half does the same
+ * with the gradient. The gather belongs to the slot that reads the rows, behind the collectives of slots before it, so
+ * all ranks gather in one order. Parameters are numbered and random draws are counted as in the
  * whole model: both counts skip the parameters and ops of other stages before a piece, and stage boundaries do not
  * count. The last stage of a tied model has copies of the table's parts under the owner's number, as its last
  * parameters.
@@ -85,14 +88,23 @@ int lade_pieces_cut(const struct lade_model *model, int64_t seq_len, int n_piece
   return status;
 }
 
-static int boundary_build(struct lade_build *build, enum lade_op_kind kind, int piece, const int *in)
+/* Build the beginning of @piece: its input, gathered if it comes in parts. Return the input. */
+static int recv_build(struct lade_build *build, int piece)
 {
-  struct lade_op_attr attr = {.peer = (kind == LADE_OP_RECV ? piece - 1 : piece) % build->graph->share.pp};
-  if (kind == LADE_OP_RECV)
-    lade_build_unit(build, LADE_CLASS_RECV, "recv.%d", piece);
-  else
-    lade_build_unit(build, LADE_CLASS_SEND, "send.%d", piece);
-  return lade_build_op(build, kind, "x", &attr, in);
+  const struct lade_op_attr attr = {.peer = (piece - 1) % build->graph->share.pp};
+  const struct lade_op_attr gather = {.axis = LADE_AXIS_TP};
+  const bool is_scattered = build->graph->share.is_scattered;
+  lade_build_unit(build, LADE_CLASS_RECV, "recv.%d", piece);
+  const int x = lade_build_out(build, lade_build_op(build, LADE_OP_RECV, is_scattered ? "part" : "x", &attr, NULL), 0);
+  return is_scattered ? lade_build_out(build, lade_build_op(build, LADE_OP_ALL_GATHER, "x", &gather, &x), 0) : x;
+}
+
+/* Build the end of the piece before @piece, which receives @x. */
+static void send_build(struct lade_build *build, int piece, int x)
+{
+  const struct lade_op_attr attr = {.peer = piece % build->graph->share.pp, .axis = LADE_AXIS_TP};
+  lade_build_unit(build, LADE_CLASS_SEND, "send.%d", piece);
+  lade_build_op(build, LADE_OP_SEND, "x", &attr, &x);
 }
 
 /* Advance both counts as if the pieces before this one, which begins with layer @first, were in this graph. */
@@ -125,13 +137,13 @@ static void piece_build(struct lade_build *build, int piece, int *table)
     if (graph->model.is_tied && n_pieces > 1)
       lade_build_table_tie(build, *table, false);
   } else {
-    x = lade_build_out(build, boundary_build(build, LADE_OP_RECV, piece, NULL), 0);
+    x = recv_build(build, piece);
   }
   piece_skip(build, span.first);
   for (int64_t i = 0; i < span.n; i++)
     x = lade_build_block(build, span.first + i, x);
   if (piece + 1 < n_pieces)
-    boundary_build(build, LADE_OP_SEND, piece + 1, &x);
+    send_build(build, piece + 1, x);
   else
     lade_build_head(build, x, *table);
 }

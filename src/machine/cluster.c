@@ -142,11 +142,16 @@ static int unknown_refuse(const char *where, const char *prefix, const json_t *o
 }
 
 /* Copy the text @value into @ret_text. False: no text, or too long. */
+/* Read a name, which reports print as it stands: it has no control characters. */
 static bool text_read(const json_t *value, char *ret_text, size_t text_bytes)
 {
   const char *text = json_string_value(value);
   if (!text || !*text || strlen(text) >= text_bytes)
     return false;
+  for (const char *at = text; *at; at++) {
+    if ((unsigned char)*at < ' ' || *at == 0x7f)
+      return false;
+  }
   memcpy(ret_text, text, strlen(text) + 1);
   return true;
 }
@@ -161,7 +166,7 @@ static int level_read(const char *where, int at, const json_t *object, struct la
     return lade_error_set(error, -EINVAL, "%s: levels[%d] is no object", where, at);
   int status = unknown_refuse(where, prefix, object, level_fields, LADE_COUNT(level_fields), others, error);
   if (!status && !text_read(json_object_get(object, "name"), ret_level->name, sizeof(ret_level->name)))
-    status = lade_error_set(error, -EINVAL, "%s: %sname: expected a text of 1 to %d bytes", where, prefix,
+    status = lade_error_set(error, -EINVAL, "%s: %sname: expected 1 to %d printable bytes", where, prefix,
                             LADE_LEVEL_NAME_BYTES - 1);
   return status ? status : fields_read(where, prefix, level_fields, LADE_COUNT(level_fields), object, false, ret_level,
                                        error);
@@ -218,7 +223,7 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
     return lade_error_set(error, -EINVAL, "%s: preset: %s", where,
                           json_is_string(preset) ? why.text : "expected a cluster's name");
   if (!status && (name || !preset) && !text_read(name, cluster.name, sizeof(cluster.name)))
-    return lade_error_set(error, -EINVAL, "%s: name: expected a text of 1 to %d bytes", where,
+    return lade_error_set(error, -EINVAL, "%s: name: expected 1 to %d printable bytes", where,
                           LADE_MACHINE_NAME_BYTES - 1);
   if (!status)
     status = fields_read(where, "", cluster_fields, LADE_COUNT(cluster_fields), object, preset != NULL, &cluster,
@@ -245,6 +250,10 @@ static int levels_check(const struct lade_cluster *cluster, const char *where, s
     if (level->n_devices % inner || level->n_devices < inner)
       return lade_error_set(error, -EINVAL, "%s: levels[%d].devices is %lld: levels nest, so expected a multiple of "
                             "the %lld of the level below", where, i, (long long)level->n_devices, (long long)inner);
+    if (level->n_devices % cluster->n_node_devices && cluster->n_node_devices % level->n_devices)
+      return lade_error_set(error, -EINVAL, "%s: levels[%d].devices is %lld: neither whole nodes of "
+                            "devices_per_node %lld nor an even part of one", where, i, (long long)level->n_devices,
+                            (long long)cluster->n_node_devices);
     inner = level->n_devices;
   }
   if (inner < n_devices)

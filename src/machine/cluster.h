@@ -66,13 +66,19 @@ struct lade_cluster_links {
   struct lade_transfer_price boundary;            /* a send between neighbouring stages */
 };
 
-/* Compute the links of @mesh, whose ranks are placed on devices in order. @is_sequence: boundary tensors hold 1/tp. */
-void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+/* Compute the links of @mesh, whose ranks are placed on devices in order. */
+void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh,
                              struct lade_cluster_links *ret_links);
 
-/* Price a send to the next pipeline stage: the boundary of the links alone. */
-void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+/* Price a send to the next pipeline stage, per byte that a rank sends: the boundary of the links alone. */
+void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struct lade_mesh *mesh,
                                  struct lade_transfer_price *ret_price);
+
+/*
+ * True if a boundary value of @bytes reaches the next stage sooner in the scattered form, where each tensor parallel
+ * rank sends 1/tp and the others' parts are gathered. Its price is that send's and that gather's (lade_share).
+ */
+bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const struct lade_mesh *mesh, double bytes);
 
 /* Price collectives of a group of @size ranks with @stride between neighbours. */
 void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,

@@ -16,9 +16,9 @@
  * latencies. Gathers and scatters go round the ring. (NCCL 2.23 has trees for those of one rank a node, PAT; they are
  * left out, because groups of many ranks mostly have several a node.)
  *
- * A send between stages is in the scattered form (Narayanan et al. 2021): each of t tensor parallel ranks sends 1/t
- * over its own link, and the node gathers the parts over level 0. Sequence parallel ranks hold 1/t and gather in the
- * layer.
+ * A send to the next stage goes over the outermost level that joins the stages, where the slowest of them are. In the
+ * scattered form (Narayanan et al. 2021, section 4.1) each of t tensor parallel ranks sends 1/t over its own link, and
+ * the receivers gather the parts over the levels of their group. It is taken if both together are faster.
  */
 #include <math.h>
 
@@ -78,34 +78,31 @@ void lade_cluster_exchange_price(const struct lade_cluster *cluster, int size, i
   *ret_price = (struct lade_transfer_price){(int64_t)latency_ns, ns_per_byte};
 }
 
-/* Price a send to the next stage, @distance devices away. */
-static struct lade_transfer_price boundary_price(const struct lade_cluster *cluster, int64_t distance, int tp,
-                                                 bool is_sequence)
-{
-  int at = 0;
-  while (at < cluster->n_levels - 1 && distance >= cluster->levels[at].n_devices)
-    at++;
-  const struct lade_cluster_level *level = &cluster->levels[at];
-  const double parts = at > 0 && !is_sequence ? tp : 1;
-  double ns_per_byte = 1e9 / level_rate(level) / parts, latency_ns = level->latency_ns;
-  if (parts > 1) {
-    ns_per_byte += (parts - 1) / parts * 1e9 / level_rate(&cluster->levels[0]);
-    latency_ns += cluster->levels[0].latency_ns;
-  }
-  return (struct lade_transfer_price){(int64_t)latency_ns, ns_per_byte};
-}
-
-void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struct lade_mesh *mesh,
                                  struct lade_transfer_price *ret_price)
 {
-  *ret_price = boundary_price(cluster, mesh->axes[LADE_AXIS_PP].stride, mesh->axes[LADE_AXIS_TP].size, is_sequence);
+  int at = 0;
+  while (at < cluster->n_levels - 1 && mesh->world > cluster->levels[at].n_devices) /* stages are the outermost axis */
+    at++;
+  const struct lade_cluster_level *level = &cluster->levels[at];
+  *ret_price = (struct lade_transfer_price){(int64_t)level->latency_ns, 1e9 / level_rate(level)};
 }
 
-void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh, bool is_sequence,
+bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const struct lade_mesh *mesh, double bytes)
+{
+  const int tp = mesh->axes[LADE_AXIS_TP].size;
+  const double others = bytes / tp * (tp - 1);
+  struct lade_transfer_price send, gather, unused;
+  lade_cluster_boundary_price(cluster, mesh, &send);
+  lade_cluster_group_price(cluster, tp, mesh->axes[LADE_AXIS_TP].stride, &gather, &unused);
+  return others * send.ns_per_byte > (double)gather.latency_ns + others * gather.ns_per_byte;
+}
+
+void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh,
                              struct lade_cluster_links *ret_links)
 {
   for (int axis = 0; axis < LADE_N_AXES; axis++)
     lade_cluster_group_price(cluster, mesh->axes[axis].size, mesh->axes[axis].stride, &ret_links->gather[axis],
                              &ret_links->sum[axis]);
-  lade_cluster_boundary_price(cluster, mesh, is_sequence, &ret_links->boundary);
+  lade_cluster_boundary_price(cluster, mesh, &ret_links->boundary);
 }

@@ -29,6 +29,7 @@ struct lade_layout_job {
   enum lade_moments moments;
   enum lade_master master;
   double dropout;
+  bool overlaps_tensor; /* gathers and scatters of sequence parallel ranks run beside their products (share_cost.c) */
   int n_context; /* context parallel ranks, each with seq_len tokens of a sequence; 0: 1 */
   const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
   int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
@@ -43,6 +44,7 @@ struct lade_unit_cost {
   double skipped_ns;              /* of backward, under full recompute: ops that frameworks run again and a program
                                      of Lade does not, because no backward op reads their results */
   double weights_ns;              /* of backward: gradients of parameters alone */
+  double unhidden_ns;             /* of collectives that these hide, and do not where they are a slot of their own */
   double attention_ns[2];         /* of forward and of backward, recompute included: attention alone */
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
@@ -165,6 +167,7 @@ struct lade_layout_core {
   double span_ns, busy_ns;         /* of the pipeline, and of its busiest stage */
   double n_layers;                 /* of the first stage */
   double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
+  double gather_ns;                /* of both halves of a microbatch: gathers of a middle stage's scattered inputs */
   double params[2];                /* of a rank of the first stage and of the last */
   double expert_share;             /* part of them that are of experts */
   int n_sizes;
@@ -192,6 +195,10 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
 void lade_layout_core_memory(const struct lade_layout_job *job, const struct lade_layout_core *core,
                              const struct lade_layout *layout, enum lade_tier state_tier,
                              struct lade_layout_cost *ret_cost);
+
+/* True if the layout's stages send in the scattered form (lade_share), because it is the faster one. */
+bool lade_layout_sends_scattered(const struct lade_layout_job *job, const struct lade_layout *layout,
+                                 int64_t micro_batch);
 
 /* Return the floating point operations of a step, by Korthikanti et al. 2022, equations 7 and 8: attention's whole
  * square counts. @recipe NONE and AUTO: the model's own. */

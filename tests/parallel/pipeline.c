@@ -9,7 +9,9 @@
  * many, each of two data parallel ranks that hold shards of its state. Programs whose calls do not match are reported
  * before they run.
  *
- * Usage: pipeline [shards]
+ * With two tensor parallel ranks a stage, scattered sends give the bits of whole ones and move half of their bytes.
+ *
+ * Usage: pipeline [shards|scattered]
  */
 #include <errno.h>
 #include <math.h>
@@ -37,16 +39,18 @@ static const struct {
   bool optimizer_in_backward, is_tied, is_clipped;
   enum lade_dtype grad_dtype; /* 0: F32 */
   int n_bare; /* pieces that hold no layer; 0: LAYERS layers */
-} cases[] = {{"gpt2, 1f1b", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 5, 1, false},
-             {"llama, gpipe", LADE_LLAMA, LADE_SCHEDULE_GPIPE, LADE_F32, 3, 1, false},
+  bool has_parts; /* runs with scattered sends too */
+} cases[] = {{"gpt2, 1f1b", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 5, 1, false, .has_parts = true},
+             {"llama, gpipe", LADE_LLAMA, LADE_SCHEDULE_GPIPE, LADE_F32, 3, 1, false, .has_parts = true},
              {"llama, interleaved", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 8, 2, false},
-             {"gpt2, interleaved in bf16", LADE_GPT2, LADE_SCHEDULE_INTERLEAVED, LADE_BF16, 4, 2, false},
+             {"gpt2, interleaved in bf16", LADE_GPT2, LADE_SCHEDULE_INTERLEAVED, LADE_BF16, 4, 2, false,
+              .has_parts = true},
              {"llama, ends without layers", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 4, 2, false, .n_bare = 2},
              {"gpt2, a head alone", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 4, 1, false, .n_bare = 1},
              {"llama, zbh1", LADE_LLAMA, LADE_SCHEDULE_ZBH1, LADE_F32, 6, 1, false},
-             {"llama, zbh2", LADE_LLAMA, LADE_SCHEDULE_ZBH2, LADE_F32, 6, 1, false},
+             {"llama, zbh2", LADE_LLAMA, LADE_SCHEDULE_ZBH2, LADE_F32, 6, 1, false, .has_parts = true},
              {"gpt2, zbh1 in bf16, early updates", LADE_GPT2, LADE_SCHEDULE_ZBH1, LADE_BF16, 4, 1, true,
-              .grad_dtype = LADE_BF16},
+              .grad_dtype = LADE_BF16, .has_parts = true},
              {"gpt2, tied", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 1, 1, false, true, .grad_dtype = LADE_BF16},
              {"gpt2, tied, early updates", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 4, 1, true, true},
              {"gpt2, tied, clipped", LADE_GPT2, LADE_SCHEDULE_GPIPE, LADE_F32, 2, 1, false, true, true}};
@@ -343,6 +347,89 @@ static void case_agrees(struct world *world, size_t i, int dp)
   world_unite(world);
 }
 
+/* ---- scattered sends ---- */
+
+#define TP 2
+
+static void scattered_rig_init(struct world *world, const struct lade_layout *layout, size_t i, bool is_scattered,
+                               struct run_fixture *ret_rig)
+{
+  struct run_fixture_model model = run_fixture_tiny(cases[i].family);
+  const int pp = lade_layout_size(layout, LADE_AXIS_PP);
+  model.layers = cases[i].n_bare ? pp * cases[i].n_chunks - cases[i].n_bare : LAYERS;
+  model.batch = 2;
+  model.dtype = cases[i].dtype;
+  model.grad_dtype = cases[i].grad_dtype;
+  model.n_microbatches = cases[i].n_microbatches;
+  model.is_untied = !cases[i].is_tied;
+  model.share = (struct lade_share){.tp = TP, .tp_rank = lade_layout_position(layout, LADE_AXIS_TP), .pp = pp,
+                                    .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
+                                    .n_chunks = layout->virtual_stages, .is_scattered = is_scattered};
+  run_fixture_init(ret_rig, &model);
+  ret_rig->optimizer_in_backward = cases[i].optimizer_in_backward;
+  ret_rig->is_unclipped = !cases[i].is_clipped;
+  ret_rig->layout = layout;
+  ret_rig->comms = world->axes;
+}
+
+static void scattered_bytes_agree(const struct run *whole, const struct run *parts, const char *what)
+{
+  uint64_t of_whole[LADE_N_AXES], of_parts[LADE_N_AXES], sent = 0, received = 0;
+  const struct lade_model_graph *graph = whole->run_fixture->graph;
+  const uint64_t n_microbatches = (uint64_t)whole->run_fixture->model.n_microbatches;
+  lade_program_comm_traffic(whole->plan->train, of_whole);
+  lade_program_comm_traffic(parts->plan->train, of_parts);
+  for (int op = 0; op < graph->n_ops; op++) {
+    sent += graph->ops[op].kind == LADE_OP_SEND ? (uint64_t)graph->ops[op].bytes : 0;
+    received += graph->ops[op].kind == LADE_OP_RECV ? (uint64_t)graph->ops[op].bytes : 0;
+  }
+  demand(sent && received && of_whole[LADE_AXIS_PP] - of_parts[LADE_AXIS_PP] == n_microbatches * sent / TP * (TP - 1),
+         "%s: %llu bytes go to other stages in parts, %llu whole", what, (unsigned long long)of_parts[LADE_AXIS_PP],
+         (unsigned long long)of_whole[LADE_AXIS_PP]);
+  demand(of_parts[LADE_AXIS_TP] - of_whole[LADE_AXIS_TP] == n_microbatches * received / TP * (TP - 1),
+         "%s: gathers of %llu bytes", what, (unsigned long long)of_parts[LADE_AXIS_TP]);
+}
+
+static void parts_give_the_bits_of_wholes(struct world *world, size_t i)
+{
+  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP,
+                                               .optimizer_in_backward = cases[i].optimizer_in_backward};
+  const struct program_fixture_setting mixed = {.manner = FIXTURE_MIXED, .state_tiers = LADE_TIER_HOST,
+                                                .optimizer_in_backward = cases[i].optimizer_in_backward,
+                                                .prefetch_bytes = 100000, .seed = 77};
+  struct lade_layout layout;
+  struct lade_error error = {0};
+  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank, .tp = TP,
+                                   .pp = world->size / TP, .schedule = cases[i].schedule,
+                                   .virtual_stages = cases[i].n_chunks, .grad_reduce = LADE_F32};
+  struct run_fixture rigs[2];
+  struct run whole, parts, again;
+  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  world_split(world, &layout);
+  scattered_rig_init(world, &layout, i, false, &rigs[0]);
+  scattered_rig_init(world, &layout, i, true, &rigs[1]);
+  run_open(&whole, &rigs[0], &keep);
+  run_open(&parts, &rigs[1], &keep);
+  same_numbers(&whole, &parts, cases[i].name, "sending in parts");
+  scattered_bytes_agree(&whole, &parts, cases[i].name);
+  for (int param = 0; param < rigs[0].graph->n_params; param++)
+    value_agrees(&parts, rigs[1].graph->params[param].tensor, &whole, rigs[0].graph->params[param].tensor,
+                 cases[i].name);
+  run_close(&whole);
+  run_close(&parts);
+  run_open(&again, &rigs[1], &mixed);
+  same_numbers(&whole, &again, cases[i].name, "another residency of parts");
+  run_close(&again);
+  if (cases[i].schedule == LADE_SCHEDULE_INTERLEAVED) {
+    run_smallest(&again, &rigs[1]);
+    same_numbers(&whole, &again, cases[i].name, "the smallest budget of parts");
+    run_close(&again);
+  }
+  run_fixture_finish(&rigs[0]);
+  run_fixture_finish(&rigs[1]);
+  world_unite(world);
+}
+
 int main(int argc, char **argv)
 {
   struct world world;
@@ -350,7 +437,9 @@ int main(int argc, char **argv)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     if (argc == 1)
       case_agrees(&world, i, 1);
-    else if (cases[i].dtype == LADE_F32)
+    else if (strcmp(argv[1], "scattered") == 0 && cases[i].has_parts)
+      parts_give_the_bits_of_wholes(&world, i);
+    else if (strcmp(argv[1], "shards") == 0 && cases[i].dtype == LADE_F32)
       case_agrees(&world, i, 2);
   }
   printf("DONE\n");

@@ -81,6 +81,21 @@ def later_attention_is_fused():
     require(rates["llama3-70b", 0] == rates["llama3-70b", 1], "Llama attends over scores", rates)
 
 
+def collectives_beside_products_are_priced():
+    """They hide most of what tensor parallel ranks expose, and ask for cut rows."""
+    base = ["--cluster", "dgx-h100", "--model", "llama3-70b", "--seq", "4096", "--tp", "4", "--pp", "8", "--dp", "2",
+            "--batch", "64", "--micro-batch", "1", "--recompute", "none", "--zero", "1"]
+    found = {}
+    for how in ((), ("--sequence-parallel",), ("--sequence-parallel", "--overlap-tensor")):
+        found[how] = plan_json(*base, *how)
+    plain, cut, both = found.values()
+    require(not plain["overlap_tensor"] and not cut["overlap_tensor"], "collectives overlap unasked", found)
+    require(both["overlap_tensor"] and both["all_ranks_step_seconds"] < 0.97 * cut["all_ranks_step_seconds"] and
+            0 < both["exposed_communication"] < 0.6 * cut["exposed_communication"], "nothing overlaps", found)
+    require(both["planned_peak_bytes"] == cut["planned_peak_bytes"], "overlap takes memory", found)
+    require(plain["scattered_sends"] and not cut["scattered_sends"], "sends between nodes", found)
+
+
 def context_parallel_has_a_price():
     base = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "2", "--batch", "128", "--micro-batch", "1", "--seq",
             "8192", "--recompute", "none", "--zero", "1"]
@@ -384,14 +399,20 @@ def wrong_questions_are_refused(directory):
             ("nodes", ["--cluster", "rtx4090x4", "--model", "nano", "--tp", "2", "--dp", "4", "--batch", "8"], 2),
             ("these", [*SMALL, "--dp", "8", "--batch", "64", "--micro-batch", "3"], 2),
             ("divide", [*SMALL, "--dp", "7", "--batch", "64"], 2),
-            ("nearest", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
+            ("nearest number is 8", ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "7", "--batch", "8"], 2),
+            ("nearest number is 5", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
+            ("nearest number is 15", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--tp", "5", "--dp", "3"], 2),
+            ("50 stages at most", [*SMALL, "--ranks", "60", "--batch", "60", "--search", "--pp", "60"], 2),
+            ("change --pp", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--dp", "16", "--micro-batch", "8"], 2),
+            ("a plain layout has is 64", [*SMALL, "--ranks", "67", "--batch", "64", "--search"], 2),
+            ("give --sequence-parallel", [*SMALL, "--tp", "5", "--batch", "64", "--overlap-tensor"], 2),
             ("exclude", [*SMALL, "--machine", "a100-80g"], 2),
-            ("two for each rank", [*SMALL, "--cp", "3", "--batch", "64"], 2),
+            ("nearest number of ranks is 2", [*SMALL, "--cp", "3", "--batch", "64"], 2),
             ("does not divide", [*SMALL, "--ranks", "6", "--tp", "1", "--cp", "4", "--batch", "64"], 2),
             ("needs --cluster", ["--cp", "2"], 2),
             ("needs --cluster", ["--ep", "2"], 2),
             ("is none", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
-            ("8 experts", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
+            ("nearest number is 2", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
             ("--ep 8 does not divide", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "4", "--ep", "8",
                                         "--batch", "64"], 2),
             ("latent attention", ["--cluster", "dgx-h100", "--model", "deepseek-v3", "--ep", "2", "--dp", "2"], 2),
@@ -412,6 +433,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     published_steps_are_predicted(scratch)
     recompute_is_predicted(scratch)
     later_attention_is_fused()
+    collectives_beside_products_are_priced()
     context_parallel_has_a_price()
     context_parallel_is_searched_explained_and_exported()
     experts_have_a_price()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks on a GPU each, over the fakes for the driver and for NCCL.
 ranks: shards, parts of layers and stages have the losses of one rank on a host, and the same bits at any budget; NCCL's
-errors are reported, and all its memory is taken before a budget is made.
+errors are reported, and all its memory is taken before a budget is made. Stages on two nodes send in parts.
 layouts: the same in more layouts of four ranks; every schedule of a pipeline.
 Streams share the driver's hardware channels, of which the command asks for as many as there can be.
 dtypes: some of them with BF16 and FP16, of both families.
@@ -101,6 +101,22 @@ def layout_verify(layout, one, model=MODEL, bound=1e-5):
     require(least < most, f"a budget saves nothing in {layout}", runs)
 
 
+def nodes_verify(schedule):
+    """Stages that are told to be on two nodes send half of the bytes, for the same bits."""
+    args = [*GPUS, "--tp", "2", "--pp", "2", "--schedule", *schedule.split()]
+    train = " ".join([LADE, "train", *SHORT, *LLAMA, *args])
+    near = summary(command(4, *args, model=LLAMA))
+    apart = summary([LADE, "launch", "-n", "4", "--", "sh", "-c", "export CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_RANK "
+                     "OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=$((OMPI_COMM_WORLD_RANK % 2)); "
+                     f"exec {train}"])
+    require(near["params_digest"] == apart["params_digest"] and near["losses"] == apart["losses"],
+            f"two nodes change bits of {schedule}", (near, apart))
+    norms = 8  # bytes of the stage's sum of squares
+    require(apart["comm_bytes"]["pp"] - norms == (near["comm_bytes"]["pp"] - norms) / 2 and
+            apart["comm_bytes"]["tp"] > near["comm_bytes"]["tp"] and apart["outside_grown_bytes"] == 0,
+            f"{schedule} is not sent in parts", (near["comm_bytes"], apart["comm_bytes"]))
+
+
 if sys.argv[5] == "dtypes":
     for model, bound in DTYPES:
         alone = summary(command(0, "--device", "host", model=model))
@@ -113,6 +129,8 @@ if sys.argv[5] != "seats":
     require(len(alone["losses"]) == 2, "steps are missing", alone)
     for layout in MORE if sys.argv[5] == "layouts" else SOME:
         layout_verify(layout, alone)
+    for schedule in SCHEDULES if sys.argv[5] == "layouts" else ["interleaved --virtual-stages 2"]:
+        nodes_verify(schedule)
     for schedule in SCHEDULES if sys.argv[5] == "layouts" else []:
         line = command(2, *GPUS, "--pp", "2", "--schedule", *schedule.split(), model=LLAMA)
         require(len(summary(line, dict(ENVIRONMENT, CUDA_DEVICE_MAX_CONNECTIONS="16"))["losses"]) == 2,

@@ -44,7 +44,8 @@ static uint64_t n_cells(const struct lade_operand *operand)
 
 /*
  * Return where in its value an operand's range begins. Sums of squares are one parameter's, or a whole of pieces. An
- * update of shards, or the copy for it, reads its block of a whole working copy, which begins with its buffer.
+ * update of shards, or the copy for it, reads its block of a whole working copy, which begins with its buffer. A
+ * scattered send reads its rows of a value, too.
  */
 static uint64_t first_cell(const struct machine *m, const struct lade_instr *instr, const struct lade_operand *operand,
                            struct lade_value value)
@@ -54,6 +55,8 @@ static uint64_t first_cell(const struct machine *m, const struct lade_instr *ins
                   graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM;
   if (is_param && ((instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT) ||
                    instr->kind == LADE_INSTR_COPY))
+    return operand->offset / CELL;
+  if (instr->kind == LADE_INSTR_SEND)
     return operand->offset / CELL;
   if (instr->param < 0 || value.tensor != lade_value_scalar(graph, LADE_SCALAR_PARTIALS))
     return 0;

@@ -63,6 +63,10 @@ const struct program_fixture_setting program_fixture_settings[FIXTURE_N_SETTINGS
      .has_resident_weights = true, .optimizer_in_backward = true, .dp = 2, .zero = 3},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = FIXTURE_STORE,
      .prefetch_bytes = UINT64_MAX / 2, .dp = 2, .zero = 2},
+    {.family = LADE_LLAMA, .dtype = LADE_BF16, .n_microbatches = 4, .manner = FIXTURE_RECOMPUTE, .seed = 3, .tp = 2,
+     .pp = 2, .stage = 1, .n_chunks = 2, .schedule = LADE_SCHEDULE_INTERLEAVED},
+    {.family = LADE_GPT2, .dtype = LADE_F32, .n_microbatches = 3, .manner = FIXTURE_MIXED,
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 8, .tp = 2, .pp = 3, .stage = 1, .schedule = LADE_SCHEDULE_ZBH1},
 };
 
 uint32_t program_fixture_draw(uint32_t *seed, uint32_t below)
@@ -179,10 +183,13 @@ struct lade_program *program_fixture_build(const struct program_fixture *fixture
 
 void program_fixture_init(struct program_fixture *fixture, const struct program_fixture_setting *how)
 {
-  const struct lade_share share = {.pp = how->pp, .pp_rank = how->stage, .n_chunks = how->n_chunks};
+  const int tp = LADE_MAX(how->tp, 1), tp_rank = tp > 1;
+  const struct lade_share share = {.tp = tp, .tp_rank = tp_rank, .pp = how->pp, .pp_rank = how->stage,
+                                   .n_chunks = how->n_chunks, .is_scattered = true};
   *fixture = (struct program_fixture){.graph = share_graph(how, &share)};
   struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(how->dp, 1),
-                                      .pp = LADE_MAX(how->pp, 1), .rank = how->pp ? how->stage : how->dp > 1,
+                                      .tp = tp, .pp = LADE_MAX(how->pp, 1),
+                                      .rank = how->pp ? how->stage * tp + tp_rank : how->dp > 1,
                                       .schedule = how->schedule, .virtual_stages = how->n_chunks,
                                       .grad_reduce = how->is_narrow ? LADE_BF16 : LADE_F32, .zero = how->zero,
                                       .shard = how->shard};

@@ -38,12 +38,13 @@ struct program_fixture_setting {
   float dropout;
   int dp; /* data parallel ranks, this one being the second; 0: one rank */
   int pp, stage, n_chunks; /* pipeline stages, this stage, and its chunks; 0: one stage */
+  int tp;                  /* of each stage, this rank being the second, with scattered sends; 0: one rank */
   enum lade_schedule schedule;
   int zero, shard; /* as in the layout */
   bool is_narrow; /* gradients are summed in BF16 */
 };
 
-#define FIXTURE_N_SETTINGS 18
+#define FIXTURE_N_SETTINGS 20
 /* Every kind of instruction and residency occurs in one of these. */
 extern const struct program_fixture_setting program_fixture_settings[FIXTURE_N_SETTINGS];
 

@@ -30,7 +30,8 @@ static const char *const needs[][3] = {
     {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
     {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
     {"cp", "cluster", ", which prices context parallel ranks by formula"},
-    {"ep", "cluster", ", which prices expert parallel ranks by formula"}, {"fused-attention", "cluster"}};
+    {"ep", "cluster", ", which prices expert parallel ranks by formula"}, {"fused-attention", "cluster"},
+    {"overlap-tensor", "cluster"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {

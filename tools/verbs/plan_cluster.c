@@ -44,6 +44,18 @@ struct cluster_planning {
 
 /* ---- the job ---- */
 
+/* Return the divisor of @n that is nearest to @to; at equal distance the smaller. */
+static int64_t nearest_divisor(int64_t n, int64_t to)
+{
+  for (int64_t distance = 0; distance < to; distance++) {
+    if (n % (to - distance) == 0)
+      return to - distance;
+    if (to + distance <= n && n % (to + distance) == 0)
+      return to + distance;
+  }
+  return 1;
+}
+
 /* Get a mixture of experts, with the dense model from which its cost begins. -ENOENT: the model is none. */
 static int experts_get(struct cluster_planning *planning)
 {
@@ -55,9 +67,10 @@ static int experts_get(struct cluster_planning *planning)
     planning->experts.layers = options->session.layers;
   planning->has_experts = true;
   if (planning->experts.n_experts % options->n_expert_ranks)
-    return lade_error_set(&planning->error, -EINVAL, "--ep %lld does not divide the %lld experts of a layer of %s",
-                          (long long)options->n_expert_ranks, (long long)planning->experts.n_experts,
-                          planning->experts.name);
+    return lade_error_set(&planning->error, -EINVAL, "--ep %lld does not divide the %lld experts of a layer of %s: "
+                          "the nearest number is %lld", (long long)options->n_expert_ranks,
+                          (long long)planning->experts.n_experts, planning->experts.name,
+                          (long long)nearest_divisor(planning->experts.n_experts, options->n_expert_ranks));
   return lade_experts_dense_model(&planning->experts, &planning->error, &planning->model);
 }
 
@@ -127,8 +140,9 @@ static int context_cut(struct cluster_planning *planning)
   const int64_t n = planning->options->n_context;
   if (n > 1 && planning->job.seq_len % (2 * n))
     return lade_error_set(&planning->error, -EINVAL, "--cp %lld cuts --seq %lld into %lld pieces, two for each rank: "
-                          "their number does not divide it", (long long)n, (long long)planning->job.seq_len,
-                          (long long)(2 * n));
+                          "their number does not divide it; the nearest number of ranks is %lld", (long long)n,
+                          (long long)planning->job.seq_len, (long long)(2 * n),
+                          (long long)(planning->job.seq_len % 2 ? 1 : nearest_divisor(planning->job.seq_len / 2, n)));
   planning->job.seq_len /= n;
   planning->job.batch *= n;
   planning->job.n_context = (int)n;
@@ -151,7 +165,7 @@ static int job_make(struct cluster_planning *planning)
       .cluster = &planning->cluster, .model = &planning->model, .kernels = &planning->kernels, .batch = session->batch,
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
-      .master = session->master, .dropout = session->dropout};
+      .master = session->master, .dropout = session->dropout, .overlaps_tensor = planning->options->overlaps_tensor};
   if (planning->has_experts) {
     planning->job.experts = &planning->experts;
     planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
@@ -265,6 +279,9 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
   json_object_set_new(object, "virtual_stages", json_integer(layout->virtual_stages));
   json_object_set_new(object, "micro_batch", json_integer((json_int_t)plan->micro_batch));
   json_object_set_new(object, "sequence_parallel", json_boolean(layout->is_sequence));
+  json_object_set_new(object, "overlap_tensor", json_boolean(layout->is_sequence && plan->job->overlaps_tensor));
+  json_object_set_new(object, "scattered_sends",
+                      json_boolean(lade_layout_sends_scattered(plan->job, layout, plan->micro_batch)));
   json_object_set_new(object, "recompute", json_string(recipe_name(plan->share.residency.recipe)));
   json_object_set_new(object, "optimizer", json_string(plan->state_tier == LADE_TIER_DEVICE ? "device" : "host"));
   if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
@@ -400,6 +417,8 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
   else
     fprintf(file, "memory        %s of %s, estimated: context and expert parallel ranks are priced by formula, not "
             "proved\n", text, more);
+  if (plan->layout.is_sequence && plan->job->overlaps_tensor)
+    fprintf(file, "overlap       collectives beside products are a price: no program of Lade has them\n");
   residency_print(plan, file);
   if (plan->options->n_train_tokens > 0) {
     const double tokens = (double)plan->batch * (double)plan->seq_len;
@@ -446,6 +465,9 @@ static int residencies_make(const struct cluster_plan *plan, enum lade_recipe re
 static int given_layout(struct cluster_planning *planning, struct cluster_plan *plan)
 {
   struct options *options = planning->options;
+  if (options->overlaps_tensor && !options->is_sequence)
+    return lade_error_set(&planning->error, -EINVAL, "--overlap-tensor prices the collectives of cut rows: give "
+                          "--sequence-parallel, or --search");
   plan->params = options->session.layout;
   plan->params.struct_size = sizeof(plan->params);
   plan->params.rank = 0;
@@ -460,12 +482,15 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   if (!status)
     status = lade_layout_share_batch(&plan->layout, planning->job.batch, options->session.micro_batch,
                                      &planning->error, &plan->micro_batch, &n_microbatches);
-  if (!status && lade_layout_size(&plan->layout, LADE_AXIS_DP) % plan->n_context)
-    status = lade_error_set(&planning->error, -EINVAL, "--cp %d does not divide the %d ranks beside --tp and --pp",
-                            plan->n_context, lade_layout_size(&plan->layout, LADE_AXIS_DP));
-  if (!status && lade_layout_size(&plan->layout, LADE_AXIS_DP) % LADE_MAX(planning->job.n_expert_ranks, 1))
-    status = lade_error_set(&planning->error, -EINVAL, "--ep %d does not divide the %d ranks beside --tp and --pp",
-                            planning->job.n_expert_ranks, lade_layout_size(&plan->layout, LADE_AXIS_DP));
+  const int n_replicas = status ? 1 : lade_layout_size(&plan->layout, LADE_AXIS_DP);
+  if (!status && n_replicas % plan->n_context)
+    status = lade_error_set(&planning->error, -EINVAL, "--cp %d does not divide the %d ranks beside --tp and --pp: "
+                            "the nearest number is %lld", plan->n_context, n_replicas,
+                            (long long)nearest_divisor(n_replicas, plan->n_context));
+  if (!status && n_replicas % LADE_MAX(planning->job.n_expert_ranks, 1))
+    status = lade_error_set(&planning->error, -EINVAL, "--ep %d does not divide the %d ranks beside --tp and --pp: "
+                            "the nearest number is %lld", planning->job.n_expert_ranks, n_replicas,
+                            (long long)nearest_divisor(n_replicas, planning->job.n_expert_ranks));
   return status;
 }
 

@@ -301,6 +301,14 @@ static struct lade_instr *op_begin(struct builder *b, const struct lade_op *op)
   return instr;
 }
 
+/* Read @bytes of a value to be sent: all, or in the scattered form this rank's rows. */
+static void sent_read(struct builder *b, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  const int n_parts = lade_share_n_sent_parts(b->graph), part = n_parts > 1 ? b->graph->share.tp_rank : 0;
+  const uint64_t part_bytes = bytes / (uint64_t)n_parts;
+  operand_add(b, 0, buffer, LADE_READS, value, (struct lade_value){-1, 0, 0}, (uint64_t)part * part_bytes, part_bytes);
+}
+
 static void step_emit(struct builder *b, int pos)
 {
   const struct plan_step *step = &b->steps[pos];
@@ -315,7 +323,10 @@ static void step_emit(struct builder *b, int pos)
     if (op->in[i] < 0)
       continue;
     int value = plan_value_number(b->graph, op->in[i], step->microbatch);
-    operand_read(b, i, value_buffer(b, value, pos), value_now(b, value), value_bytes(b, op->in[i]));
+    if (op->kind == LADE_OP_SEND)
+      sent_read(b, value_buffer(b, value, pos), value_now(b, value), value_bytes(b, op->in[i]));
+    else
+      operand_read(b, i, value_buffer(b, value, pos), value_now(b, value), value_bytes(b, op->in[i]));
   }
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0)

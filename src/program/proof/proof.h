@@ -157,6 +157,12 @@ static inline enum lade_block block_kind(const struct lade_model_graph *graph, i
   return (enum lade_block)((tensor - lade_value_block(graph, 0, (enum lade_block)0)) % LADE_N_BLOCKS);
 }
 
+/* True if @instr sends this rank's rows of a value to another stage, and its peers the others. */
+static inline bool proof_sends_part(const struct proof *proof, const struct lade_instr *instr)
+{
+  return instr->kind == LADE_INSTR_SEND && proof->graph->share.is_scattered;
+}
+
 /* True if @instr copies this rank's block of a working copy, whole on the device, to the host for its update. */
 static inline bool proof_is_block_out(const struct proof *proof, const struct lade_instr *instr)
 {

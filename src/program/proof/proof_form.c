@@ -65,6 +65,8 @@ static int op_expect(const struct proof *proof, int at, struct expectation *e)
       continue;
     bool is_param = proof->graph->tensors[op->in[i]].kind == LADE_TENSOR_PARAM;
     expect_read(proof, e, i, ON(LADE_DEVICE), op->in[i], is_param ? 0 : instr->microbatch, 0);
+    if (proof_sends_part(proof, instr))
+      e->operands[e->n - 1].bytes /= (uint64_t)proof->graph->share.tp;
   }
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] < 0)

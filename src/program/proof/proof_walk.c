@@ -19,7 +19,8 @@
  * buffers that given and kept storages end in, and program->starts those that given ones begin in.
  *
  * Pieces begin only at the ends of operands, so they are numbered by a sorted list of those ends, and the row is a
- * bitset over it. A write removes the marks that it covers and adds at most three, so all pieces ever visited are
+ * bitset over it. A write removes the marks that it covers and adds at most three, and a read of a part of a piece cuts
+ * it, which adds at most two: writers of the rest need not wait for that reader. So all pieces ever visited are
  * O(operands). The partial sums, which one instruction reads all of, come on top.
  */
 #include <stdlib.h>
@@ -261,7 +262,7 @@ static int found_fail(const struct value_walk *walk, int at, int i, const struct
 /*
  * Return the address of the first byte of the whole value whose range @operand names. Partial sums are made in pieces
  * of one value, and those of one parameter may be read alone. An update of shards reads its block of a whole working
- * copy, or a copy of the block.
+ * copy, or a copy of the block. A scattered send reads the rows at this rank's position.
  */
 static uint64_t value_origin(const struct value_walk *walk, const struct lade_instr *instr,
                              const struct lade_operand *operand, struct lade_value value)
@@ -276,6 +277,8 @@ static uint64_t value_origin(const struct value_walk *walk, const struct lade_in
   bool is_whole = value.tensor >= 0 && value.tensor < graph->n_tensors && is_sharded(walk->proof) &&
                   ((instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT) ||
                    proof_is_block_out(walk->proof, instr));
+  if (proof_sends_part(walk->proof, instr))
+    return start - operand->bytes * (uint64_t)lade_layout_position(walk->proof->program->layout, LADE_AXIS_TP);
   if (is_whole)
     return start - operand->bytes * (uint64_t)lade_layout_position(walk->proof->program->layout, LADE_AXIS_SHARD);
   return is_part ? start - (uint64_t)walk->proof->partial_at[instr->param] * sizeof(double) : start;
@@ -287,7 +290,9 @@ static int operand_read(struct value_walk *walk, int at, int i)
   const struct lade_operand *operand = &walk->proof->program->operands[instr->first_operand + i];
   const struct cut_span *span = operand_span(walk, operand);
   struct row *row = &walk->rows[operand_buffer(walk->proof, operand)->space];
-  for (int32_t cut = ordered_bitset_prev(&row->starts, span->from); cut < span->to; cut = row_next(row, cut)) {
+  row_cut(row, span->from);
+  row_cut(row, span->to);
+  for (int32_t cut = span->from; cut < span->to; cut = row_next(row, cut)) {
     struct value_piece *piece = &row->pieces[cut];
     if (!value_is_equal(piece->value, operand->reads) || piece->buffer != operand->buffer ||
         piece->origin != value_origin(walk, instr, operand, operand->reads))

@@ -36,7 +36,9 @@ struct layout_sum {
   const struct lade_layout *layout;
   const struct lade_share_cost *share;
   struct lade_pipeline pipeline;
-  double boundary_bytes, boundary_ns;
+  double boundary_bytes, boundary_ns; /* that a rank sends to the next stage */
+  double gather_ns;                   /* of a boundary value's parts; 0: it comes whole */
+  double held_bytes;                  /* that a rank holds of a boundary value */
   const int64_t *layers; /* by piece */
   int64_t *own_layers;   /* of @layers, unless the job has them */
 };
@@ -67,15 +69,19 @@ static struct lade_piece_time piece_time(const struct layout_sum *sum, int piece
   const struct lade_unit_cost *layer = &sum->share->layer;
   const double n = (double)sum->layers[piece];
   struct lade_piece_time time = {n * layer->forward_ns, n * layer->backward_ns, n * layer->weights_ns};
+  double unhidden_ns = n * layer->unhidden_ns;
   const struct lade_unit_cost *ends[] = {piece == 0 ? &sum->share->embed : NULL,
                                          is_last_piece(sum, piece) ? &sum->share->head : NULL};
   for (size_t i = 0; i < LADE_COUNT(ends); i++) {
     time.forward_ns += ends[i] ? ends[i]->forward_ns : 0;
     time.backward_ns += ends[i] ? ends[i]->backward_ns : 0;
     time.weights_ns += ends[i] ? ends[i]->weights_ns : 0;
+    unhidden_ns += ends[i] ? ends[i]->unhidden_ns : 0;
   }
+  time.forward_ns += piece > 0 ? sum->gather_ns : 0;
+  time.backward_ns += is_last_piece(sum, piece) ? 0 : sum->gather_ns;
   if (lade_schedule_is_split(&sum->pipeline))
-    time.backward_ns = LADE_MAX(time.backward_ns - time.weights_ns, 0);
+    time.backward_ns = LADE_MAX(time.backward_ns - time.weights_ns, 0) + unhidden_ns;
   else
     time.weights_ns = 0;
   return time;
@@ -335,7 +341,7 @@ static double stage_host_bytes(const struct layout_sum *sum, int stage)
 static double stage_values_bytes(const struct layout_sum *sum, int stage)
 {
   /* A stage saves its input and not its output, which the next one saves; layers are counted with their outputs. */
-  const double sent = sum->pipeline.n_stages > 1 ? sum->boundary_bytes : 0;
+  const double sent = sum->pipeline.n_stages > 1 ? sum->held_bytes : 0;
   const struct lade_share_cost *share = sum->share;
   const int n_stages = sum->pipeline.n_stages, n_chunks = sum->pipeline.n_chunks;
   double n_layers = 0;
@@ -425,6 +431,30 @@ static int layers_get(struct layout_sum *sum, struct lade_error *error)
   return status;
 }
 
+bool lade_layout_sends_scattered(const struct lade_layout_job *job, const struct lade_layout *layout,
+                                 int64_t micro_batch)
+{
+  const int64_t rows = micro_batch * job->seq_len;
+  const double bytes = (double)rows * (double)job->model->width * (double)lade_dtype_bytes(job->dtype);
+  return !layout->is_sequence && lade_layout_size(layout, LADE_AXIS_PP) > 1 &&
+         rows % lade_layout_size(layout, LADE_AXIS_TP) == 0 &&
+         lade_cluster_sends_scattered(job->cluster, &layout->mesh, bytes);
+}
+
+/* Fill the price of a boundary value of @bytes: sent whole, in parts, or by ranks that hold a part each. */
+static void boundary_fill(struct layout_sum *sum, int64_t micro_batch, double bytes)
+{
+  const int tp = lade_layout_size(sum->layout, LADE_AXIS_TP);
+  const bool is_scattered = lade_layout_sends_scattered(sum->job, sum->layout, micro_batch);
+  struct lade_transfer_price boundary, gather, unused;
+  lade_cluster_boundary_price(sum->job->cluster, &sum->layout->mesh, &boundary);
+  axis_price(sum->job, sum->layout, LADE_AXIS_TP, &gather, &unused);
+  sum->held_bytes = sum->layout->is_sequence ? bytes / tp : bytes;
+  sum->boundary_bytes = is_scattered ? bytes / tp : sum->held_bytes;
+  sum->boundary_ns = ring_ns(&boundary, sum->boundary_bytes);
+  sum->gather_ns = is_scattered ? ring_ns(&gather, bytes * ring_share(tp)) : 0;
+}
+
 int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                           const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
                           struct lade_layout_core *ret_core)
@@ -443,10 +473,8 @@ int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_l
   if (!status) {
     const double value = (double)rows * (double)job->seq_len * (double)job->model->width *
                          (double)lade_dtype_bytes(job->dtype);
-    struct lade_transfer_price boundary;
-    lade_cluster_boundary_price(job->cluster, &layout->mesh, layout->is_sequence, &boundary);
-    sum.boundary_bytes = layout->is_sequence ? value / lade_layout_size(layout, LADE_AXIS_TP) : value;
-    sum.boundary_ns = ring_ns(&boundary, sum.boundary_bytes);
+    boundary_fill(&sum, rows, value);
+    core.gather_ns = core.pipeline.n_chunks * 2 * sum.gather_ns;
     status = times_fill(&sum, is_bound, &core);
     sizes_fill(&sum, &core);
   }
@@ -474,7 +502,10 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns;
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
-  cost.exposed = (cost.grad_ns + halves * core->share->layer.exposed_ns) / cost.step_ns;
+  const struct lade_unit_cost *layer = &core->share->layer;
+  const double unhidden_ns = lade_schedule_is_split(&core->pipeline) ? layer->unhidden_ns : 0;
+  cost.exposed = (cost.grad_ns + halves * (layer->exposed_ns + unhidden_ns) +
+                  core->pipeline.n_microbatches * core->gather_ns) / cost.step_ns;
   memory_fill(job, core, layout, state_tier, &cost);
   *ret_cost = cost;
 }

@@ -380,17 +380,42 @@ static int best_find(struct layout_searcher *s)
   return status;
 }
 
-/* Explain that no layout is possible, with the sizes to change. */
+/* Return the number of ranks nearest below those asked for that a layout without tensor parallel ranks has. */
+static int64_t plain_ranks(const struct layout_searcher *s)
+{
+  int64_t ranks = s->params->n_ranks;
+  while (ranks > 1 && s->job->batch % ranks && s->job->model->heads % ranks)
+    ranks--;
+  return ranks;
+}
+
+/* Explain that no layout is possible, with the size to change. */
 static int nothing_tell(const struct layout_searcher *s, struct lade_error *error)
 {
   const struct lade_layout_search_params *given = s->params;
-  int64_t ranks = given->n_ranks;
-  while (ranks > 1 && s->job->batch % ranks && s->job->model->heads % ranks)
-    ranks--;
-  return lade_error_set(error, -EINVAL, "no layout of %d ranks divides model %s (%lld layers, %lld heads) and --batch "
-                        "%lld under the sizes given; the nearest number of ranks that a plain layout has is %lld",
-                        given->n_ranks, s->job->model->name, (long long)s->job->model->layers,
-                        (long long)s->job->model->heads, (long long)s->job->batch, (long long)ranks);
+  const struct lade_model *model = s->job->model;
+  const int64_t tp = LADE_MAX(given->tp, 1), nearest = lade_share_nearest_tp(model, tp), ranks = plain_ranks(s);
+  const int64_t sizes = tp * LADE_MAX(given->pp, 1) * LADE_MAX(given->dp, 1);
+  if (nearest != tp)
+    return lade_error_set(error, -EINVAL, "no layout: %lld tensor parallel ranks do not divide model %s (%lld heads, "
+                          "%lld KV heads): the nearest number is %lld", (long long)tp, model->name,
+                          (long long)model->heads, (long long)model->n_kv_heads, (long long)nearest);
+  if (given->pp > lade_pieces_most(model))
+    return lade_error_set(error, -EINVAL, "no layout: model %s has %lld layers, which make %lld stages at most",
+                          model->name, (long long)model->layers, (long long)lade_pieces_most(model));
+  if (given->n_ranks % sizes)
+    return lade_error_set(error, -EINVAL, "no layout: %d ranks are no multiple of the %lld of the sizes given: the "
+                          "nearest number is %lld", given->n_ranks, (long long)sizes,
+                          (long long)LADE_MAX(given->n_ranks / sizes, 1) * (long long)sizes);
+  if (ranks != given->n_ranks)
+    return lade_error_set(error, -EINVAL, "no layout of %d ranks divides model %s (%lld layers, %lld heads) and "
+                          "--batch %lld; the nearest number of ranks that a plain layout has is %lld", given->n_ranks,
+                          model->name, (long long)model->layers, (long long)model->heads, (long long)s->job->batch,
+                          (long long)ranks);
+  return lade_error_set(error, -EINVAL, "no layout of %d ranks divides model %s (%lld layers, %lld heads) and "
+                        "--batch %lld under the options given: change --pp, --dp, --micro-batch, --schedule, "
+                        "--virtual-stages, --zero or --shard", given->n_ranks, model->name, (long long)model->layers,
+                        (long long)model->heads, (long long)s->job->batch);
 }
 
 static int search_finish(struct layout_searcher *s, struct lade_error *error)

@@ -7,6 +7,11 @@
  * unit's halves, because layers pass one value on and the next layer begins with it. So a unit's halves have times that
  * add up over layers.
  *
+ * A job may overlap tensor parallel collectives, as no program of Lade does and Megatron-LM's --tp-comm-overlap does. A
+ * gather, and the product that reads it, are cut into one piece for each rank, as are a product and the scatter behind
+ * it. The collective of one piece runs beside the product of another: of C and P for t ranks, C - P (t - 1)/t of the
+ * collective remain, and at least one piece.
+ *
  * Memory. A forward value that a backward step reads before it is made again is saved. The peak of the backward half
  * counts all values from the step that makes them to the last one that reads them.
  *
@@ -39,6 +44,7 @@ struct share_walk {
   int32_t *last_use; /* by step and output: the last step that reads this making of the value */
   bool *is_saved;    /* by tensor, to be filled; NULL: unasked */
   double host_ns_per_byte; /* of host memory */
+  int n_overlapping; /* ranks whose collectives run beside products; 0: they do not */
 };
 
 /* Return the op of step @at, without optional operands. */
@@ -67,6 +73,37 @@ struct queue_pair {
   double now_ns[2]; /* kernels, collectives */
 };
 
+static bool is_product(enum lade_op_kind kind)
+{
+  return kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_DW;
+}
+
+/* Return the step of the product that reads the gather, or makes the input of the scatter, of step @at; -1: none. */
+static int partner_find(const struct share_walk *walk, int at)
+{
+  const struct lade_op *op = op_at(walk, at);
+  const bool is_gather = op->kind == LADE_OP_ALL_GATHER;
+  if (!is_gather && op->kind != LADE_OP_REDUCE_SCATTER)
+    return -1;
+  for (int near = is_gather ? at + 1 : at - 1; near >= 0 && near < walk->n_steps; near += is_gather ? 1 : -1) {
+    const struct lade_op *other = op_at(walk, near);
+    bool is_partner = false;
+    for (int i = 0; i < (is_gather ? other->n_in : other->n_out); i++)
+      is_partner |= is_gather ? other->in[i] == op->out[0] : other->out[i] == op->in[0];
+    if (is_partner)
+      return is_product(other->kind) ? near : -1;
+  }
+  return -1;
+}
+
+/* Return the time of step @at: of a collective, the part that does not run beside its product. */
+static double step_ns(const struct share_walk *walk, int at)
+{
+  const double ns = op_ns_at(walk, at);
+  const int t = walk->n_overlapping, partner = t ? partner_find(walk, at) : -1;
+  return partner < 0 ? ns : LADE_MAX(ns - op_ns_at(walk, partner) * (t - 1) / t, ns / t);
+}
+
 /* Run step @at on its queue, after its inputs. Return the time that its queue waited for collectives. */
 static double step_run(struct share_walk *walk, struct queue_pair *queues, int at)
 {
@@ -78,12 +115,20 @@ static double step_run(struct share_walk *walk, struct queue_pair *queues, int a
       start_ns = LADE_MAX(start_ns, walk->ready_ns[op->in[i]]);
   }
   const double waited_ns = queue == 0 ? start_ns - queues->now_ns[0] : 0;
-  queues->now_ns[queue] = start_ns + op_ns_at(walk, at);
+  queues->now_ns[queue] = start_ns + step_ns(walk, at);
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0)
       walk->ready_ns[op->out[i]] = queues->now_ns[queue];
   }
   return waited_ns;
+}
+
+/* True if step @at is the last one of a half of its unit. */
+static bool ends_half(const struct share_walk *walk, int at)
+{
+  const struct plan_step *step = &walk->steps[at], *next = at + 1 < walk->n_steps ? step + 1 : NULL;
+  return !next || walk->graph->ops[next->op].unit != walk->graph->ops[step->op].unit ||
+         next->is_backward != step->is_backward;
 }
 
 /* Fill the times of all units. */
@@ -92,7 +137,7 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
   struct queue_pair queues = {{0, 0}};
   double begin_ns = 0;
   for (int at = 0; at < walk->n_steps; at++) {
-    const struct plan_step *step = &walk->steps[at], *next = at + 1 < walk->n_steps ? step + 1 : NULL;
+    const struct plan_step *step = &walk->steps[at];
     const struct lade_op *op = op_at(walk, at);
     struct lade_unit_cost *unit = &units[op->unit];
     unit->exposed_ns += step_run(walk, &queues, at);
@@ -100,13 +145,34 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
       unit->attention_ns[step->is_backward] += (double)walk->prices->op_ns[step->op];
     if (is_weights_step(walk->graph, op))
       unit->weights_ns += op_ns_at(walk, at);
-    if (next && walk->graph->ops[next->op].unit == op->unit && next->is_backward == step->is_backward)
+    if (!ends_half(walk, at))
       continue;
     const double end_ns = LADE_MAX(queues.now_ns[0], queues.now_ns[1]);
     unit->exposed_ns += end_ns - queues.now_ns[0];
     *(step->is_backward ? &unit->backward_ns : &unit->forward_ns) += end_ns - begin_ns;
     queues = (struct queue_pair){{end_ns, end_ns}};
     begin_ns = end_ns;
+  }
+}
+
+/*
+ * Fill the times by which the backward halves without weights' gradients exceed the difference: collectives run beside
+ * those gradients, and beside nothing where a schedule gives them a slot of their own.
+ */
+static void unhidden_fill(struct share_walk *walk, struct lade_unit_cost *units)
+{
+  struct queue_pair queues = {{0, 0}};
+  for (int at = 0; at < walk->n_steps; at++) {
+    struct lade_unit_cost *unit = &units[op_at(walk, at)->unit];
+    if (!is_weights_step(walk->graph, op_at(walk, at)))
+      step_run(walk, &queues, at);
+    if (!ends_half(walk, at))
+      continue;
+    const double inputs_ns = LADE_MAX(queues.now_ns[0], queues.now_ns[1]);
+    if (walk->steps[at].is_backward)
+      unit->unhidden_ns = LADE_MAX(inputs_ns - (unit->backward_ns - unit->weights_ns), 0);
+    queues = (struct queue_pair){{0, 0}};
+    memset(walk->ready_ns, 0, (size_t)walk->graph->n_tensors * sizeof(*walk->ready_ns));
   }
 }
 
@@ -294,6 +360,8 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
   int status = walk->ready_ns && walk->made_at && walk->last_use && is_rerun ? 0 : -ENOMEM;
   if (!status) {
     times_fill(walk, units);
+    memset(walk->ready_ns, 0, n_tensors * sizeof(*walk->ready_ns));
+    unhidden_fill(walk, units);
     if (recipe == LADE_RECIPE_FULL)
       rerun_add(walk, is_rerun, units);
     uses_find(walk);
@@ -314,7 +382,8 @@ int share_walk_cost(const struct share_basis *basis, const struct lade_residency
 {
   struct share_walk walk = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
                             .is_saved = is_saved,
-                            .host_ns_per_byte = 1e9 / basis->cost.machine.host_bytes_per_s};
+                            .host_ns_per_byte = 1e9 / basis->cost.machine.host_bytes_per_s,
+                            .n_overlapping = basis->n_overlapping};
   struct lade_unit_cost units[N_SHARE_UNITS] = {{0}};
   struct plan_step *steps = NULL;
   const struct lade_build_params how = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
@@ -361,7 +430,8 @@ int share_basis_init(const struct lade_layout_job *job, const struct lade_share_
     status = lade_model_graph_create(&how, error, &ret_basis->graph);
   if (status)
     return status;
-  lade_cluster_links_make(job->cluster, &ret_basis->mesh, key->is_sequence, &ret_basis->links);
+  ret_basis->n_overlapping = job->overlaps_tensor && key->is_sequence ? key->tp : 0;
+  lade_cluster_links_make(job->cluster, &ret_basis->mesh, &ret_basis->links);
   lade_cost_init(&ret_basis->cost, &job->cluster->device);
   ret_basis->cost.links = &ret_basis->links;
   status = lade_cost_prices(&ret_basis->cost, ret_basis->graph, &ret_basis->prices);

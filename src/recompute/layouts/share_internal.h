@@ -17,6 +17,7 @@ struct share_basis {
   struct lade_cost cost;
   struct lade_cluster_links links;
   struct lade_mesh mesh;
+  int n_overlapping; /* tensor parallel ranks whose collectives run beside products; 0: they do not */
 };
 
 /* Make the basis of @key, whatever its recipe. Errors as lade_share_cost_make's; finish in any case. */

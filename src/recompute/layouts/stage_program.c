@@ -41,6 +41,7 @@ static int graph_make(const struct lade_layout_job *job, const struct lade_layou
       .share = {.tp = lade_layout_size(layout, LADE_AXIS_TP), .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
                 .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
                 .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages,
+                .is_scattered = lade_layout_sends_scattered(job, layout, micro_batch),
                 .n_shards = layout->zero == LADE_ZERO_MOST ? lade_shard_count(layout) : 1}};
   return lade_model_graph_create(&how, error, ret_graph);
 }
@@ -180,7 +181,7 @@ int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_l
     status = graph_make(job, layout, rows, error, &build->graph);
   if (status)
     return status;
-  lade_cluster_links_make(job->cluster, &layout->mesh, layout->is_sequence, &build->links);
+  lade_cluster_links_make(job->cluster, &layout->mesh, &build->links);
   lade_cost_init(&build->cost, &job->cluster->device);
   build->cost.links = &build->links;
   status = lade_cost_prices(&build->cost, build->graph, &build->prices);

@@ -380,16 +380,61 @@ int session_agree_decision(lade_session *s, void *own, uint64_t own_bytes, void 
   return status;
 }
 
+/* A rank's node: the machine, and the place there of @n_node_ranks neighbours, if the caller stated their number. */
+struct rank_node {
+  uint64_t host;
+  int64_t place;
+};
+
+static struct rank_node node_of(const lade_session *s, uint64_t host, int rank)
+{
+  return (struct rank_node){host, s->params.n_node_ranks > 0 ? rank / s->params.n_node_ranks : 0};
+}
+
+static bool is_one_node(const struct rank_node *a, const struct rank_node *b)
+{
+  return a->host == b->host && a->place == b->place;
+}
+
+/*
+ * True if every tensor parallel group is within a node and some stages are not within that of their neighbours, by the
+ * nodes of all ranks. All ranks find the same.
+ */
+static bool nodes_ask_for_parts(const struct lade_mesh *mesh, const struct rank_node *nodes)
+{
+  const int tp = mesh->axes[LADE_AXIS_TP].size, next = mesh->axes[LADE_AXIS_PP].stride;
+  bool has_boundary = false;
+  for (int rank = 0; rank < mesh->world; rank++) {
+    if (!is_one_node(&nodes[rank], &nodes[rank - rank % tp]))
+      return false;
+    has_boundary |= rank + next < mesh->world && !is_one_node(&nodes[rank], &nodes[rank + next]);
+  }
+  return has_boundary;
+}
+
+/* Find the nodes of all ranks, those of a plan by their numbers alone. */
+static int nodes_collect(lade_session *s, struct lade_error *error, struct rank_node **ret_nodes)
+{
+  const int world = s->group.layout.mesh.world;
+  const struct rank_node own = node_of(s, lade_host_id(), s->group.layout.rank);
+  if (s->group.world)
+    return lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)ret_nodes);
+  struct rank_node *nodes = calloc((size_t)world, sizeof(*nodes));
+  for (int rank = 0; nodes && rank < world; rank++)
+    nodes[rank] = node_of(s, own.host, rank);
+  *ret_nodes = nodes;
+  return nodes ? 0 : lade_error_set(error, -ENOMEM, "no memory for the nodes of %d ranks", world);
+}
+
 int session_count_node_ranks(lade_session *s, struct lade_error *error)
 {
   const uint64_t own = lade_host_id();
-  uint64_t *keys = NULL;
-  int n = 0, status = 0;
-  if (s->group.world)
-    status = lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)&keys);
-  for (int rank = 0; keys && rank < s->group.layout.mesh.world; rank++)
-    n += keys[rank] == own;
-  free(keys);
+  struct rank_node *nodes = NULL;
+  int n = 0, status = nodes_collect(s, error, &nodes);
+  for (int rank = 0; nodes && s->group.world && rank < s->group.layout.mesh.world; rank++)
+    n += nodes[rank].host == own;
+  s->is_scattered = nodes && nodes_ask_for_parts(&s->group.layout.mesh, nodes);
+  free(nodes);
   if (!s->group.world && !session_is_described(s)) /* a plan for the ranks that `lade launch` would start here */
     n = s->group.layout.mesh.world;
   if (session_is_described(s) && (s->params.host_budget_bytes || s->params.store_budget_bytes))

@@ -20,6 +20,7 @@ struct session_saver;
 struct lade_session {
   struct lade_session_params params;
   struct lade_rank_group group;
+  bool is_scattered;   /* stages are on several nodes, each with whole tensor parallel groups: scattered sends */
   int32_t *spare_rows; /* rows for tokens or targets that this stage does not read; NULL until needed */
   struct lade_model model;
   lade_data *data; /* NULL when only planned without data */
@@ -190,7 +191,8 @@ static inline bool session_is_described(const lade_session *s)
 /*
  * Set n_node_ranks, the ranks that share this machine, if the caller has not: those that run here, or for a plan all
  * that are planned for. A described machine is one rank's, unless a budget of its node is stated: then up to eight
- * ranks share that. Collective.
+ * ranks share that. Set is_scattered by the nodes of all ranks: neighbours share one if the caller has set the number.
+ * Collective.
  */
 int session_count_node_ranks(lade_session *session, struct lade_error *error);
 /*

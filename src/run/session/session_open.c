@@ -154,13 +154,14 @@ static int data_read(lade_session *s, struct lade_error *error)
 }
 
 /* Return this rank's share of the model. */
-static struct lade_share share_make(const struct lade_layout *layout)
+static struct lade_share share_make(const lade_session *s)
 {
+  const struct lade_layout *layout = &s->group.layout;
   return (struct lade_share){.tp = lade_layout_size(layout, LADE_AXIS_TP),
                              .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
                              .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
                              .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
-                             .n_chunks = layout->virtual_stages,
+                             .n_chunks = layout->virtual_stages, .is_scattered = s->is_scattered,
                              .n_shards = layout->zero == LADE_ZERO_MOST ? lade_shard_count(layout) : 1};
 }
 
@@ -247,7 +248,7 @@ static int overrides_check(const lade_session *s, struct lade_error *error)
 /* Make the graph of this rank's share, and read the residency overrides. */
 static int graph_make(lade_session *s, struct lade_error *error)
 {
-  const struct lade_share share = share_make(&s->group.layout);
+  const struct lade_share share = share_make(s);
   int status = share_graph(s, &share, error, &s->graph);
   if (!status)
     status = lade_plan_units_check(s->graph, error); /* before the machine is measured for it */
@@ -282,7 +283,7 @@ static int cost_probe(lade_session *s, struct lade_error *error)
 {
   struct lade_store_params store = store_params(s);
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
-  struct lade_share share = share_make(&s->group.layout);
+  struct lade_share share = share_make(s);
   struct lade_model_graph *whole = NULL;
   const bool is_piped = share.pp > 1;
   const bool is_quick = s->params.is_gpu || step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST;

@@ -88,6 +88,10 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
        "\"latency_ns\": 1}]}", "levels[0].devices"},
       {"{\"preset\": \"dgx-h100\", \"device\": {\"device_bytes_per_s\": 0}}", "device_bytes_per_s"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 7, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": 1}, {\"name\": \"b\", \"devices\": 14, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
+       "levels[0].devices is 7: neither whole nodes"},
+      {"{\"preset\": \"dgx-h100\", \"name\": \"red\\u001b[31m\"}", "printable"},
       {"{\"name\": \"x\"}", "nodes"},
   };
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
@@ -164,18 +168,30 @@ static void an_exchange_crosses_levels_by_the_members_behind_them(void **state)
   assert_true(fabs(price.ns_per_byte - rail * 3 / 4) < 1e-12);
 }
 
-static void a_stage_boundary_is_sent_in_parts(void **state)
+/* Ranks of one node share no rail: parts over eight of them and a gather within the node beat the whole over one. */
+static void stages_on_other_nodes_get_parts(void **state)
 {
   const struct lade_cluster cluster = preset_get("dgx-a100-80g");
-  const struct lade_mesh_params wide = {.struct_size = sizeof(wide), .tp = 8, .pp = 4};
-  const struct lade_mesh_params thin = {.struct_size = sizeof(thin), .tp = 1, .pp = 4, .dp = 8};
-  struct lade_mesh mesh;
-  struct lade_cluster_links scattered, whole;
-  assert_int_equal(lade_mesh_init(&wide, NULL, &mesh), 0);
-  lade_cluster_links_make(&cluster, &mesh, false, &scattered);
-  assert_int_equal(lade_mesh_init(&thin, NULL, &mesh), 0);
-  lade_cluster_links_make(&cluster, &mesh, false, &whole);
-  assert_true(scattered.boundary.ns_per_byte < 0.2 * whole.boundary.ns_per_byte);
+  static const struct {
+    int tp, pp, dp, level;
+    double bytes;
+    bool is_scattered;
+  } cases[] = {
+      {8, 4, 1, 1, 1e8, true},  {8, 4, 1, 1, 1e3, false}, /* the gather's latency is more than the send */
+      {2, 4, 1, 0, 1e8, false},                           /* all stages in one node */
+      {4, 4, 1, 1, 1e8, true},                            /* every second boundary leaves the node */
+      {1, 4, 8, 1, 1e8, false}, {16, 2, 1, 1, 1e8, true},
+  };
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    const struct lade_mesh_params sizes = {.struct_size = sizeof(sizes), .tp = cases[i].tp, .pp = cases[i].pp,
+                                           .dp = cases[i].dp};
+    struct lade_mesh mesh;
+    struct lade_cluster_links links;
+    assert_int_equal(lade_mesh_init(&sizes, NULL, &mesh), 0);
+    lade_cluster_links_make(&cluster, &mesh, &links);
+    assert_true(links.boundary.ns_per_byte == 1e9 / cluster.levels[cases[i].level].bytes_per_s);
+    assert_true(lade_cluster_sends_scattered(&cluster, &mesh, cases[i].bytes) == cases[i].is_scattered);
+  }
 }
 
 int main(void)
@@ -189,7 +205,7 @@ int main(void)
       cmocka_unit_test(sums_over_many_nodes_go_along_trees),
       cmocka_unit_test(sums_in_the_switch_help_inside_it_alone),
       cmocka_unit_test(an_exchange_crosses_levels_by_the_members_behind_them),
-      cmocka_unit_test(a_stage_boundary_is_sent_in_parts),
+      cmocka_unit_test(stages_on_other_nodes_get_parts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

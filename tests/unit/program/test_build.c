@@ -215,6 +215,35 @@ static void sends_are_calls_of_their_axis(void **state)
   program_fixture_finish(&s);
 }
 
+static struct lade_operand *first_sent(const struct lade_program *program)
+{
+  int at = 0;
+  while (at < program->n_instrs && program->instrs[at].kind != LADE_INSTR_SEND)
+    at++;
+  assert_in_range(at, 0, program->n_instrs - 1);
+  return &program->operands[program->instrs[at].first_operand];
+}
+
+/* A rank sends the rows at its own position, no others and not all. */
+static void scattered_sends_send_the_ranks_own_rows(void **state)
+{
+  for (int k = FIXTURE_N_SETTINGS - 2; k < FIXTURE_N_SETTINGS; k++) {
+    struct program_fixture s;
+    program_fixture_init(&s, &program_fixture_settings[k]);
+    struct lade_operand *operand = first_sent(s.program), right = *operand;
+    assert_true(s.graph->share.is_scattered);
+    assert_int_equal(operand->offset, operand->bytes); /* the second rank's of two */
+    assert_int_equal(2 * operand->bytes, s.graph->tensors[operand->reads.tensor].bytes);
+    operand->offset = 0;
+    assert_refused(s.program, "begins elsewhere");
+    operand->bytes *= 2;
+    assert_refused(s.program, "bytes: expected");
+    *operand = right;
+    assert_int_equal(lade_program_prove(s.program, no_limit, NULL), 0);
+    program_fixture_finish(&s);
+  }
+}
+
 /* Check that pieces of a parameter's state are contiguous, in whole pages, within the granules of its parts. */
 static void state_is_laid_out(const struct lade_model_graph *graph, int64_t n)
 {
@@ -464,6 +493,7 @@ int main(void)
       cmocka_unit_test(state_lies_side_by_side_in_its_parts_room),
       cmocka_unit_test(groups_move_the_same_bytes),
       cmocka_unit_test(sends_are_calls_of_their_axis),
+      cmocka_unit_test(scattered_sends_send_the_ranks_own_rows),
       cmocka_unit_test(captures_end_only_at_a_wait),
       cmocka_unit_test(blocks_wait_elsewhere_between_microbatches),
       cmocka_unit_test(blocks_come_back_ahead_where_there_is_room),

@@ -50,6 +50,7 @@ struct one_layout {
   struct lade_layout_params params;
   int64_t batch, micro_batch;
   enum lade_recipe recipe;
+  bool is_scattered;
 };
 
 static void costs_make(const struct one_layout *one, const struct lade_layout_job *job, struct lade_layout *ret_layout,
@@ -135,9 +136,10 @@ static void stage_build(const struct one_layout *one, const struct lade_layout_j
       .struct_size = sizeof(how), .model = job->model, .dtype = job->dtype, .batch = one->micro_batch,
       .seq_len = job->seq_len, .kernels = &kernels, .n_threads = 1, .grad_dtype = job->grad_dtype,
       .share = {.tp = tp, .is_sequence = layout->is_sequence, .pp = pp, .pp_rank = stage,
-                .n_chunks = layout->virtual_stages}};
+                .n_chunks = layout->virtual_stages,
+                .is_scattered = lade_layout_sends_scattered(job, layout, one->micro_batch)}};
   assert_int_equal(lade_model_graph_create(&how, &error, &built->graph), 0);
-  lade_cluster_links_make(job->cluster, &layout->mesh, layout->is_sequence, &links);
+  lade_cluster_links_make(job->cluster, &layout->mesh, &links);
   lade_cost_init(&cost, &job->cluster->device);
   cost.links = &links;
   assert_int_equal(lade_cost_prices(&cost, built->graph, &built->prices), 0);
@@ -157,6 +159,12 @@ static const struct one_layout pipelines[] = {
                                        .virtual_stages = 4), 8, 1, LADE_RECIPE_NONE},
     {"pp4 zbh1", &llama, LAYOUT(.tp = 2, .pp = 4, .schedule = LADE_SCHEDULE_ZBH1), 12, 1, LADE_RECIPE_NONE},
     {"pp4 zbh2", &llama, LAYOUT(.tp = 2, .pp = 4, .schedule = LADE_SCHEDULE_ZBH2), 12, 1, LADE_RECIPE_NONE},
+    {"tp4 pp4 scattered", &gpt2, LAYOUT(.tp = 4, .pp = 4), 12, 2, LADE_RECIPE_NONE, .is_scattered = true},
+    {"pp2 interleaved, scattered", &llama, LAYOUT(.tp = 8, .pp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED,
+                                                  .virtual_stages = 4), 8, 1, LADE_RECIPE_NONE, .is_scattered = true},
+    {"pp4 1f1b, wide, scattered", &llama, LAYOUT(.tp = 8, .pp = 4), 12, 1, LADE_RECIPE_NONE, .is_scattered = true},
+    {"pp4 zbh1, scattered", &llama, LAYOUT(.tp = 8, .pp = 4, .schedule = LADE_SCHEDULE_ZBH1), 12, 1,
+     LADE_RECIPE_NONE, .is_scattered = true},
 };
 
 /* The simulator runs all instructions of all stages; the layout knows units and a schedule alone. */
@@ -176,6 +184,7 @@ static void a_pipelines_step_is_that_of_its_programs_together(void **state)
     struct lade_error error;
     costs_make(one, &job, &layout, &cost);
     const int pp = lade_layout_size(&layout, LADE_AXIS_PP);
+    assert_true(lade_layout_sends_scattered(&job, &layout, one->micro_batch) == one->is_scattered);
     for (int stage = 0; stage < pp; stage++) {
       stage_build(one, &job, &layout, stage, packer, &built[stage]);
       programs[stage] = built[stage].program;
