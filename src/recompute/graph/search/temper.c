@@ -110,6 +110,19 @@ static int sweep(struct remat_state *search, struct replica *replica)
   return status;
 }
 
+/* Let one replica take a window of another one, both drawn. */
+static int recombine(struct remat_state *search, struct replica *replicas)
+{
+  const int at = remat_random_below(search, REPLICAS), other = remat_random_below(search, REPLICAS);
+  int status = 0;
+  if (at == other)
+    return 0;
+  replica_swap(search, &replicas[at]);
+  status = remat_recombine(search, &replicas[other].schedule);
+  replica_swap(search, &replicas[at]);
+  return status;
+}
+
 /* Return the energy over the temperature that @schedule has at the place of @replica. */
 static double energy_at(const struct replica *replica, const struct remat_schedule *schedule)
 {
@@ -165,6 +178,8 @@ static int replicas_run(struct tempering *tempering)
     for (int i = 0; i < REPLICAS && !status && !search->is_over; i++)
       status = sweep(search, &replicas[i]);
     exchange(search, replicas, k);
+    if (!status && !search->is_over)
+      status = recombine(search, replicas);
     search->is_over = search->is_over || search->best_ns <= tempering->proved_ns;
     if (status || search->is_over || search->n_moves < LADE_MIN(next_moves, last_moves))
       continue;
