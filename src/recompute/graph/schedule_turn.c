@@ -109,8 +109,8 @@ static void starts_call(struct remat_schedule *schedule, int turn)
 }
 
 /*
- * Sort the row in the order of a turn: short ones by insertion, long ones through a set. Ops are called for behind their
- * readers, so the row is nearly in descending order, and insertion begins from its reverse.
+ * Sort the row in the order of a turn: short ones by insertion, long ones through a set. Ops are called for behind
+ * their readers, so the row is nearly in descending order, and insertion begins from its reverse.
  */
 static void row_sort(struct remat_schedule *schedule)
 {

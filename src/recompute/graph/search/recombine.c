@@ -24,19 +24,19 @@
 #define WINDOW_SHARE_MOST 2 /* a window has at most one op in so many */
 
 /* Ops or boundaries from .. to, both included. */
-struct window {
+struct recombine_window {
   int from, to;
   bool is_births;
 };
 
 /* Draw a window whose length has a logarithm of even chance. */
-static struct window window_draw(struct remat_state *search)
+static struct recombine_window window_draw(struct remat_state *search)
 {
   const int n_ops = search->problem->n_ops, most = LADE_MAX(n_ops / WINDOW_SHARE_MOST, WINDOW_OPS_LEAST);
   const double growth = pow((double)most / WINDOW_OPS_LEAST, remat_random_unit(search));
   const int length = (int)(WINDOW_OPS_LEAST * growth);
   const int from = remat_random_below(search, LADE_MAX(n_ops - length, 0) + 1);
-  return (struct window){from, from + length - 1, remat_random_below(search, 2)};
+  return (struct recombine_window){from, from + length - 1, remat_random_below(search, 2)};
 }
 
 /* Append the part of @span within from .. to, joined with the value's last span if they touch. -ENOMEM. */
@@ -64,7 +64,7 @@ static int spans_append(struct remat_choices *child, int value, const struct rem
 
 /* Make the decisions of the child. -ENOMEM. */
 static int child_make(const struct remat_schedule *first, const struct remat_schedule *second,
-                      const struct window *window, struct remat_choices *child)
+                      const struct recombine_window *window, struct remat_choices *child)
 {
   const struct remat_problem *problem = first->problem;
   int status = 0;
@@ -123,7 +123,7 @@ static bool child_load(struct remat_state *search, const struct remat_choices *c
 
 int remat_recombine(struct remat_state *search, const struct remat_schedule *second)
 {
-  const struct window window = window_draw(search);
+  const struct recombine_window window = window_draw(search);
   const double before = remat_energy_get(search);
   struct remat_choices child = {0};
   int status = child_make(&search->schedule, second, &window, &child);
