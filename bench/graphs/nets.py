@@ -7,11 +7,12 @@ Usage: bench/graphs/nets.py NAME [--batch N] [--size HxW] [--layers N] [--seed N
        bench/graphs/nets.py --all DIR
        bench/graphs/nets.py --small DIR
 
-NAME is one of unet, vgg16, vgg19, resnet50, mobilenetv2, googlenet, densenet121, chain, transformer, and the small
-ones: unet-small, vgg-small, resnet-small. --layers: stages of a chain, layers of a transformer, depth of a unet-small,
-blocks of a resnet-small. --split: two ops for the gradients of a layer with weights. --updates: SGD's updates consume
-the gradients of weights, which are results of the step otherwise. --classes: storages of equal layers name a class. --state: where a
-transformer's optimizer state lives.
+NAME is one of unet, vgg16, vgg19, resnet18, resnet34, resnet50, resnet101, mobilenetv1, mobilenetv2, googlenet,
+densenet121, the networks of zoo.py, chain, transformer, and the small ones: unet-small, vgg-small, resnet-small.
+--layers: stages of a chain, layers of a transformer, depth of a unet-small, blocks of a resnet-small. --split: two ops
+for the gradients of a layer with weights. --updates: SGD's updates consume the gradients of weights, which are results
+of the step otherwise. --classes: storages of equal layers name a class. --state: where a transformer's optimizer state
+lives.
 Files are equal on every machine. Dropout and the running statistics of batch norms are left out.
 """
 import argparse
@@ -86,13 +87,37 @@ def bottleneck(net, name, x, width, stride):
     return net.relu(f"{name}.relu", net.add(f"{name}.add", y, x))
 
 
-def resnet50(net, size, _):
+def basic(net, name, x, width, stride):
+    y = block(net, f"{name}.a", x, width, 3, stride)
+    y = block(net, f"{name}.b", y, width, 3, has_relu=False)
+    if stride != 1 or x.channels != width:
+        x = block(net, f"{name}.skip", x, width, 1, stride, has_relu=False)
+    return net.relu(f"{name}.relu", net.add(f"{name}.add", y, x))
+
+
+def resnet(net, size, blocks, unit):
     x = block(net, "stem", net.input(3, *size), 64, 7, 2)
     x = net.maxpool("pool", x, 3, 2, 1)
-    for stage, (n, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+    for stage, (n, width) in enumerate(zip(blocks, (64, 128, 256, 512))):
         for i in range(n):
-            x = bottleneck(net, f"s{stage}.{i}", x, width, 2 if stage and not i else 1)
+            x = unit(net, f"s{stage}.{i}", x, width, 2 if stage and not i else 1)
     net.loss(net.linear("head", net.resample("average", x, 1, 1), 1000))
+
+
+def resnet18(net, size, _):
+    resnet(net, size, (2, 2, 2, 2), basic)
+
+
+def resnet34(net, size, _):
+    resnet(net, size, (3, 4, 6, 3), basic)
+
+
+def resnet50(net, size, _):
+    resnet(net, size, (3, 4, 6, 3), bottleneck)
+
+
+def resnet101(net, size, _):
+    resnet(net, size, (3, 4, 23, 3), bottleneck)
 
 
 def resnet_small(net, size, layers):
@@ -120,6 +145,15 @@ def mobilenetv2(net, size, _):
             y = block(net, f"{name}.project", y, channels, 1, has_relu=False)
             x = net.add(f"{name}.add", x, y) if stride == 1 and x.channels == channels else y
     x = block(net, "last", x, 1280, 1)
+    net.loss(net.linear("head", net.resample("average", x, 1, 1), 1000))
+
+
+def mobilenetv1(net, size, _):
+    x = block(net, "stem", net.input(3, *size), 32, 3, 2)
+    plan = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+    for i, (channels, stride) in enumerate(plan):
+        x = block(net, f"b{i}.depth", x, x.channels, 3, stride, x.channels)
+        x = block(net, f"b{i}.point", x, channels, 1)
     net.loss(net.linear("head", net.resample("average", x, 1, 1), 1000))
 
 
@@ -191,7 +225,9 @@ def chain(stages, seed):
 
 NETS = {  # name: builder, batch, size
     "unet": (unet, 11, (416, 608)), "vgg16": (vgg16, 176, (224, 224)), "vgg19": (vgg19, 160, (224, 224)),
-    "resnet50": (resnet50, 184, (224, 224)), "mobilenetv2": (mobilenetv2, 272, (224, 224)),
+    "resnet18": (resnet18, 448, (224, 224)), "resnet34": (resnet34, 320, (224, 224)),
+    "resnet50": (resnet50, 184, (224, 224)), "resnet101": (resnet101, 112, (224, 224)),
+    "mobilenetv1": (mobilenetv1, 320, (224, 224)), "mobilenetv2": (mobilenetv2, 272, (224, 224)),
     "googlenet": (googlenet, 320, (224, 224)), "densenet121": (densenet121, 96, (224, 224)),
     "unet-small": (unet_small, 16, (128, 128)), "vgg-small": (vgg_small, 64, (64, 64)),
     "resnet-small": (resnet_small, 32, (64, 64)), **ZOO}

@@ -37,7 +37,7 @@ static struct lade_graph_plan_params params_share(const struct graph_request *re
   if (params.time_limit_ns)
     params.time_limit_ns = LADE_MAX(params.time_limit_ns / FRONTIER_POINTS_MOST, 1);
   else if (!params.iterations)
-    params.iterations = LADE_GRAPH_ITERATIONS; /* a plan of one budget may take twice as many */
+    params.iterations = LADE_GRAPH_ITERATIONS; /* a plan of one budget may take more */
   return params;
 }
 

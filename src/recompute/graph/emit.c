@@ -28,18 +28,17 @@ static bool is_held_behind(const struct remat_schedule *schedule, int value, int
   return turn == problem->n_ops ? problem->values[value].last_use == turn : remat_is_held(schedule, value, turn + 1);
 }
 
-/* Add the drops behind the op at @place. @last_place: of each value in this turn. */
-static int drops_add(const struct remat_schedule *schedule, int turn, int place, int32_t *last_place,
-                     struct remat_list *list)
+/* Add the drops behind the op at @place. pre: the last places of values in this turn are noted. */
+static int drops_add(const struct remat_schedule *schedule, int turn, int place, struct remat_list *list)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_op *op = &problem->ops[turn_op(schedule, turn, place)];
   int status = 0;
   for (int i = 0; i < op->n_in + op->n_out && !status; i++) {
     int value = problem->edges[op->first_in + i].value;
-    if (last_place[value] != place || is_held_behind(schedule, value, turn))
+    if (schedule->in_turn[value].last_place != place || is_held_behind(schedule, value, turn))
       continue;
-    last_place[value] = -1; /* once, though the op may both read and change it */
+    schedule->in_turn[value].last_place = -1; /* once, though the op may both read and change it */
     bool waits = schedule->sources[value] != LADE_DEVICE && remat_put_turn(schedule, value, turn) == turn;
     status = instr_add(list, waits ? LADE_GRAPH_INSTR_PUT : LADE_GRAPH_INSTR_DROP, problem->values[value].storage,
                        waits ? schedule->sources[value] : LADE_DEVICE);
@@ -70,20 +69,20 @@ static int beginning_emit(const struct remat_schedule *schedule, struct remat_li
   return status;
 }
 
-static int turn_emit(const struct remat_schedule *schedule, int turn, int32_t *last_place, struct remat_list *list)
+static int turn_emit(const struct remat_schedule *schedule, int turn, struct remat_list *list)
 {
   const struct remat_problem *problem = schedule->problem;
   const int n_redos = schedule->turns[turn].redos.n, n = n_redos + (turn < problem->n_ops);
   for (int place = 0; place < n; place++) {
     const struct remat_op *op = &problem->ops[turn_op(schedule, turn, place)];
     for (int i = 0; i < op->n_in + op->n_out; i++)
-      last_place[problem->edges[op->first_in + i].value] = place;
+      schedule->in_turn[problem->edges[op->first_in + i].value].last_place = place;
   }
   int status = 0;
   for (int place = 0; place < n && !status; place++) {
     status = op_emit(schedule, turn, place, list);
     if (!status)
-      status = drops_add(schedule, turn, place, last_place, list);
+      status = drops_add(schedule, turn, place, list);
   }
   return status;
 }
@@ -93,6 +92,6 @@ int remat_emit(struct remat_schedule *schedule, struct remat_list *list)
   list->instrs.n = 0;
   int status = beginning_emit(schedule, list);
   for (int turn = 0; turn <= schedule->problem->n_ops && !status; turn++)
-    status = turn_emit(schedule, turn, schedule->last_place, list);
+    status = turn_emit(schedule, turn, list);
   return status;
 }

@@ -25,7 +25,10 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
-#define MOVES_PER_OP 4000 /* by default */
+#define MOVES_PER_OP 4000 /* by default, up to MOVES_MOST */
+#define MOVES_MOST 800000
+#define OP_MOVES_MOST 400000000 /* ops times moves: moves of longer graphs take longer */
+#define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers */
 #define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
@@ -43,7 +46,17 @@ struct graph_planning {
   struct remat_list list;
   struct list_time links;
   int64_t start_ns;
+  bool is_alone; /* by recompute alone, though there are other tiers */
 };
+
+static void planning_finish(struct graph_planning *planning)
+{
+  remat_choices_free(&planning->least);
+  remat_choices_free(&planning->choices);
+  list_time_finish(&planning->links);
+  LADE_ARRAY_FREE(&planning->list.instrs);
+  remat_problem_finish(&planning->problem);
+}
 
 /* Return the limit of a turn within the budget, without the problem's fixed bytes. */
 static uint64_t limit_of(const struct remat_problem *problem, uint64_t budget_bytes)
@@ -98,18 +111,21 @@ static enum lade_space tier_get(const struct lade_graph_plan_params *params)
   return has_host ? LADE_HOST : has_store ? LADE_STORE : LADE_DEVICE;
 }
 
-/* True if storages may wait on another tier, or live there. */
+/* True if storages may wait on another tier, or live there, and the plan may use it. */
 static bool has_tiers(const struct graph_planning *planning)
 {
   bool lives_there = false;
+  if (planning->is_alone)
+    return false;
   for (int s = 0; s < planning->graph->storages.n && !lives_there; s++)
     lives_there = planning->graph->storages.items[s].is_given && planning->graph->storages.items[s].tier != LADE_DEVICE;
   return lives_there || tier_get(&planning->params) != LADE_DEVICE;
 }
 
 /*
- * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets more moves the more
- * ops it has, because its longer searches find better schedules, and a move takes microseconds.
+ * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take less
+ * than ten seconds, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT differ by more than
+ * 0.1 % of the step, with 800,000 they do not.
  */
 static int64_t moves_of(const struct graph_planning *planning)
 {
@@ -120,7 +136,8 @@ static int64_t moves_of(const struct graph_planning *planning)
     return INT64_MAX;
   if (n_ops > SHORT_OPS_MOST || has_tiers(planning))
     return LADE_GRAPH_ITERATIONS;
-  return LADE_MIN(LADE_MAX(n_ops * MOVES_PER_OP, LADE_GRAPH_ITERATIONS), 2 * LADE_GRAPH_ITERATIONS);
+  const int64_t most = LADE_MIN(OP_MOVES_MOST / LADE_MAX(n_ops, 1), MOVES_MOST);
+  return LADE_MAX(LADE_MIN(n_ops * MOVES_PER_OP, most), LADE_GRAPH_ITERATIONS);
 }
 
 /* Let the search of @how use the tiers, if there are any. */
@@ -234,31 +251,40 @@ static int choices_widen(const struct graph_planning *planning, const struct rem
   return 0;
 }
 
-/*
- * Search by recompute alone, as if there were no other tiers. The effort is that of a search without them, so that a
- * plan with tiers is not slower than one without. -ENOSPC: nothing was found.
- */
+/* Plan by recompute alone: in short graphs by tempering, from the best persistent plan if the graph is a chain. */
 static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  struct remat_search_params how = search_params(planning, budget_bytes, moves, has_tiers(planning) ? 0.4 : 1);
-  struct remat_problem plain;
-  struct remat_choices found = {0};
-  if (planning->info.min_budget_bytes <= budget_bytes || has_tiers(planning)) {
+  struct remat_search_params how = search_params(planning, budget_bytes, moves, 1);
+  if (planning->info.min_budget_bytes <= budget_bytes) {
     how.fit_moves = moves / 4;
     how.fit_deadline_ns = deadline_of(planning, 0.4);
   }
   how.tries_chain = true;
-  int status = remat_problem_init(&plain, planning->graph, LADE_DEVICE);
-  if (status)
-    return status;
-  how.problem = &plain;
-  how.limit_bytes = limit_of(&plain, budget_bytes);
-  status = remat_search(&how, &found);
+  return remat_search(&how, choices);
+}
+
+static int plan_search(struct graph_planning *planning, uint64_t budget_bytes);
+
+/*
+ * Plan as if there were no other tiers, with the effort of such a plan, so that a plan with tiers is not slower than
+ * one without. @choices become those of the problem with tiers. -ENOSPC: nothing was found.
+ */
+static int alone_plan(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
+{
+  struct graph_planning alone = {.graph = planning->graph, .params = planning->params, .error = planning->error,
+                                 .start_ns = lade_now_ns(), .is_alone = true};
+  alone.params.budget_bytes = budget_bytes;
+  if (alone.params.time_limit_ns)
+    alone.params.time_limit_ns = LADE_MAX(deadline_of(planning, ALONE_SHARE) - alone.start_ns, 1);
+  int status = remat_problem_init(&alone.problem, planning->graph, LADE_DEVICE);
   if (!status)
-    status = choices_widen(planning, &plain, &found, choices);
-  remat_choices_free(&found);
-  remat_problem_finish(&plain);
+    status = list_time_init(&alone.links, &alone.problem, &alone.params);
+  if (!status)
+    status = plan_search(&alone, budget_bytes);
+  if (!status)
+    status = choices_widen(planning, &alone.problem, &alone.choices, choices);
+  planning_finish(&alone);
   return status;
 }
 
@@ -313,7 +339,7 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   planning->choices.is_saved = false;
   int status = descents_take(planning, budget_bytes, &best_ns);
   if (!status)
-    status = alone_search(planning, budget_bytes, &alone);
+    status = alone_plan(planning, budget_bytes, &alone);
   if (!status)
     status = choices_take(planning, budget_bytes, &alone, &best_ns);
   remat_choices_free(&alone);
@@ -359,6 +385,23 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
   if (!status)
     status = peak_get(planning, &planning->choices, &peak);
   return status ? status : peak <= budget_bytes ? 0 : -ENOSPC;
+}
+
+/* Find the smallest budget, and then choices within @budget_bytes; without the list. -ENOSPC: none were found. */
+static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  struct lade_graph_plan_info *info = &planning->info;
+  int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
+  info->floor_bytes = planning->problem.floor_bytes;
+  info->base_ns = planning->problem.base_ns;
+  if (!status)
+    status = least_find(planning);
+  if (status)
+    return status;
+  if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
+    budget_bytes = info->min_budget_bytes;
+  status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
+  return status == -ENOSPC ? smallest_search(planning, budget_bytes) : status;
 }
 
 /* Make the list of the schedule that was found, replay it, and fill in its figures. */
@@ -415,18 +458,9 @@ static int plan_run(struct graph_planning *planning)
 {
   struct lade_graph_plan_info *info = &planning->info;
   uint64_t budget_bytes = planning->params.budget_bytes;
-  int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
-  info->floor_bytes = planning->problem.floor_bytes;
-  info->base_ns = planning->problem.base_ns;
-  if (!status)
-    status = least_find(planning);
-  if (status)
-    return status;
+  int status = plan_search(planning, budget_bytes);
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
     budget_bytes = info->min_budget_bytes;
-  status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
-  if (status == -ENOSPC)
-    status = smallest_search(planning, budget_bytes);
   if (!status)
     status = list_make(planning, budget_bytes);
   if (!status)
@@ -470,15 +504,6 @@ static int params_check(const struct lade_graph_plan_params *params, struct lade
     return lade_error_set(error, -EINVAL, "iterations are %lld and time_limit_ns is %lld: expected 0 or more",
                           (long long)params->iterations, (long long)params->time_limit_ns);
   return 0;
-}
-
-static void planning_finish(struct graph_planning *planning)
-{
-  remat_choices_free(&planning->least);
-  remat_choices_free(&planning->choices);
-  list_time_finish(&planning->links);
-  LADE_ARRAY_FREE(&planning->list.instrs);
-  remat_problem_finish(&planning->problem);
 }
 
 /* Fill @planning's info, and make the plan. */

@@ -54,6 +54,14 @@ struct remat_change {
   uint64_t extra_bytes;
 };
 
+/* A value in the turn under evaluation. The fields behind @mark are valid if it is the schedule's. */
+struct remat_value_turn {
+  int32_t mark;
+  int32_t last_place;     /* of its last use within the turn */
+  bool is_held, is_held_behind; /* at the boundaries before and behind the turn */
+  bool is_present;        /* on the device, at a place within the turn */
+};
+
 struct remat_schedule {
   const struct remat_problem *problem; /* borrowed */
   struct remat_turn *turns;            /* n_ops + 1 */
@@ -78,8 +86,8 @@ struct remat_schedule {
   bool *is_queued;           /* by turn */
   LADE_ARRAY(int32_t) row;   /* redos of the turn under evaluation */
   struct ordered_bitset row_set; /* empty between evaluations */
-  int32_t *op_mark, *value_mark, *last_place; /* by op; by value; by value: its last use within the turn */
-  bool *presence;                             /* by value: on the device, at a place within the turn */
+  int32_t *op_mark;                /* by op */
+  struct remat_value_turn *in_turn; /* by value */
   int32_t mark;
 };
 

@@ -17,12 +17,9 @@ static int arrays_allocate(struct remat_schedule *schedule)
   schedule->is_queued = calloc(n_turns, sizeof(*schedule->is_queued));
   schedule->op_mark = calloc(n_turns + n_values, sizeof(*schedule->op_mark));
   schedule->sources = calloc(n_values, sizeof(*schedule->sources));
-  schedule->value_mark = calloc(n_values, sizeof(*schedule->value_mark));
-  schedule->last_place = calloc(n_values, sizeof(*schedule->last_place));
-  schedule->presence = calloc(n_values, sizeof(*schedule->presence));
+  schedule->in_turn = calloc(n_values, sizeof(*schedule->in_turn));
   bool is_whole = schedule->turns && schedule->holdings && schedule->is_queued &&
-                  schedule->op_mark && schedule->value_mark && schedule->last_place && schedule->presence &&
-                  schedule->sources;
+                  schedule->op_mark && schedule->in_turn && schedule->sources;
   int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)(n_turns + n_values)) : -ENOMEM;
   for (int tier = 0; tier < LADE_N_SPACES && !status; tier++)
     status = turn_bytes_init(&schedule->waiting[tier], (int)n_turns);
@@ -206,9 +203,7 @@ void remat_schedule_finish(struct remat_schedule *schedule)
     turn_bytes_finish(&schedule->waiting[tier]);
   free(schedule->is_queued);
   free(schedule->op_mark);
-  free(schedule->value_mark);
-  free(schedule->last_place);
-  free(schedule->presence);
+  free(schedule->in_turn);
   free(schedule->sources);
   ordered_bitset_finish(&schedule->row_set);
   LADE_ARRAY_FREE(&schedule->journal);

@@ -15,6 +15,28 @@
 
 #define ROW_LONG 48 /* redos up to which insertion is faster */
 
+/* Return @value in @turn, and find out where it is held when it is met for the first time. */
+static struct remat_value_turn *value_see(struct remat_schedule *schedule, int value, int turn)
+{
+  struct remat_value_turn *seen = &schedule->in_turn[value];
+  if (seen->mark == schedule->mark)
+    return seen;
+  const struct remat_holding *holding = &schedule->holdings[value];
+  *seen = (struct remat_value_turn){.mark = schedule->mark};
+  for (int i = 0; i < holding->spans.n; i++) {
+    const struct remat_span *span = &holding->spans.items[i];
+    if (span->to < turn)
+      continue;
+    seen->is_held = span->from <= turn;
+    seen->is_held_behind = span->from <= turn + 1 && span->to > turn; /* spans do not touch each other */
+    break;
+  }
+  if (turn == schedule->problem->n_ops)
+    seen->is_held_behind = schedule->problem->values[value].last_use == turn;
+  seen->is_present = seen->is_held;
+  return seen;
+}
+
 static void op_call(struct remat_schedule *schedule, int op)
 {
   if (schedule->op_mark[op] == schedule->mark)
@@ -52,7 +74,7 @@ static void inputs_call(struct remat_schedule *schedule, int op, int turn)
                   edge->version < remat_makers_before(problem, edge->value, turn);
     if (is_old && schedule->sources[edge->value] != LADE_DEVICE)
       schedule->is_broken = true; /* the tier has the new version */
-    if (is_old || !remat_is_held(schedule, edge->value, turn))
+    if (is_old || !value_see(schedule, edge->value, turn)->is_held)
       makers_call(schedule, edge->value, turn);
   }
 }
@@ -86,7 +108,10 @@ static void starts_call(struct remat_schedule *schedule, int turn)
   }
 }
 
-/* Sort the row in the order of a turn: short ones by insertion, long ones through a set. */
+/*
+ * Sort the row in the order of a turn: short ones by insertion, long ones through a set. Ops are called for behind
+ * their readers, so the row is nearly in descending order, and insertion begins from its reverse.
+ */
 static void row_sort(struct remat_schedule *schedule)
 {
   const struct remat_problem *problem = schedule->problem;
@@ -100,6 +125,11 @@ static void row_sort(struct remat_schedule *schedule)
       op = ordered_bitset_next(&schedule->row_set, 0);
     row[i] = op;
     ordered_bitset_clear(&schedule->row_set, op);
+  }
+  for (int i = 0; i < n / 2 && n <= ROW_LONG; i++) {
+    const int32_t op = row[i];
+    row[i] = row[n - 1 - i];
+    row[n - 1 - i] = op;
   }
   for (int i = 1; i < n && n <= ROW_LONG; i++) {
     int32_t op = row[i];
@@ -132,43 +162,33 @@ static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
   return !schedule->is_broken;
 }
 
-/* Note at which place of the turn each value is used last, and whether it is there before the turn. */
+/* Note at which place of the turn each value is used last. */
 static void places_note(struct remat_schedule *schedule, int op, int place, int turn)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_op *o = &problem->ops[op];
-  for (int i = 0; i < o->n_in + o->n_out; i++) { /* outputs lie behind inputs */
-    int value = problem->edges[o->first_in + i].value;
-    if (schedule->value_mark[value] != schedule->mark) {
-      schedule->value_mark[value] = schedule->mark;
-      schedule->presence[value] = remat_is_held(schedule, value, turn);
-    }
-    schedule->last_place[value] = place;
-  }
-}
-
-static bool is_held_behind(const struct remat_schedule *schedule, int value, int turn)
-{
-  const struct remat_problem *problem = schedule->problem;
-  return turn == problem->n_ops ? problem->values[value].last_use == turn : remat_is_held(schedule, value, turn + 1);
+  for (int i = 0; i < o->n_in + o->n_out; i++) /* outputs lie behind inputs */
+    value_see(schedule, problem->edges[o->first_in + i].value, turn)->last_place = place;
 }
 
 /* Run @op at @place of the turn: return the most bytes while it runs, and change the @live ones. */
-static int64_t op_run(struct remat_schedule *schedule, int op, int place, int turn, int64_t *live)
+static int64_t op_run(struct remat_schedule *schedule, int op, int place, int64_t *live)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_op *o = &problem->ops[op];
   for (int i = 0; i < o->n_out; i++) {
-    int value = problem->edges[o->first_out + i].value;
-    *live += schedule->presence[value] ? 0 : (int64_t)problem->values[value].bytes;
-    schedule->presence[value] = true;
+    const int value = problem->edges[o->first_out + i].value;
+    struct remat_value_turn *seen = &schedule->in_turn[value];
+    *live += seen->is_present ? 0 : (int64_t)problem->values[value].bytes;
+    seen->is_present = true;
   }
-  int64_t most = *live + (int64_t)o->scratch_bytes;
+  const int64_t most = *live + (int64_t)o->scratch_bytes;
   for (int i = 0; i < o->n_in + o->n_out; i++) {
-    int value = problem->edges[o->first_in + i].value;
-    if (schedule->presence[value] && schedule->last_place[value] == place && !is_held_behind(schedule, value, turn)) {
+    const int value = problem->edges[o->first_in + i].value;
+    struct remat_value_turn *seen = &schedule->in_turn[value];
+    if (seen->is_present && seen->last_place == place && !seen->is_held_behind) {
       *live -= (int64_t)problem->values[value].bytes;
-      schedule->presence[value] = false;
+      seen->is_present = false;
     }
   }
   return most;
@@ -187,7 +207,7 @@ struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, in
     places_note(schedule, turn, n, turn);
   int64_t live = 0, most = 0;
   for (int place = 0; place < n + has_op; place++) {
-    int64_t bytes = op_run(schedule, place < n ? schedule->row.items[place] : turn, place, turn, &live);
+    int64_t bytes = op_run(schedule, place < n ? schedule->row.items[place] : turn, place, &live);
     most = LADE_MAX(most, bytes);
   }
   result.extra_bytes = (uint64_t)most;

@@ -88,6 +88,33 @@ static void drawn_graphs_replay_within_the_budgets_of_all_tiers(void **state)
   assert_true(n_moved > GRAPHS / 4);
 }
 
+/* Rates from useless to fast: the search with tiers begins from the plan of recompute alone, if nothing is better. */
+static void no_tier_makes_a_plan_slower(void **state)
+{
+  int n_faster = 0, n_equal = 0;
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    const struct random_graph_params how = {.seed = seed, .n_layers = 4 + (int)(seed % 15), .is_soup = seed % 3 == 2};
+    lade_graph *graph = random_graph_make(&how);
+    uint64_t unconstrained_bytes = 0;
+    assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, NULL), 0);
+    for (uint64_t percent = 50; percent <= 80; percent += 15) {
+      struct lade_graph_plan_info alone, with_tiers;
+      struct lade_graph_plan_params params = tiers_params(LADE_MAX(unconstrained_bytes * percent / 100, 1), 1e9);
+      if (plan_check(graph, &params, &alone))
+        continue;
+      static const double rates[] = {1e3, 1e8, 1e12};
+      params = tiers_params(params.budget_bytes, rates[(seed + percent / 5) % LADE_COUNT(rates)]);
+      params.host_budget_bytes = params.store_budget_bytes = 4096;
+      assert_int_equal(plan_check(graph, &params, &with_tiers), 0);
+      assert_true(with_tiers.predicted_step_ns <= alone.predicted_step_ns);
+      n_faster += with_tiers.predicted_step_ns < alone.predicted_step_ns;
+      n_equal += with_tiers.predicted_step_ns == alone.predicted_step_ns;
+    }
+    lade_graph_destroy(graph);
+  }
+  assert_true(n_faster > 10 && n_equal > 10);
+}
+
 /* Make a chain: each layer saves its output for its backward op. */
 static lade_graph *chain_make(void)
 {
@@ -118,7 +145,6 @@ static lade_graph *chain_make(void)
   return graph;
 }
 
-/* A link that moves a layer in half the time of its op hides transfers that recompute would pay for. */
 /* To let a held value wait on a tier may release it. The search then released it where it was not held any more. */
 static void a_value_that_its_new_source_releases_is_released_once(void **state)
 {
@@ -135,6 +161,7 @@ static void a_value_that_its_new_source_releases_is_released_once(void **state)
   lade_graph_destroy(graph);
 }
 
+/* A link that moves a layer in half the time of its op hides transfers that recompute would pay for. */
 static void a_fast_link_is_used_and_a_slow_one_is_not(void **state)
 {
   lade_graph *graph = chain_make();
@@ -293,6 +320,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(drawn_graphs_replay_within_the_budgets_of_all_tiers),
       cmocka_unit_test(a_value_that_its_new_source_releases_is_released_once),
+      cmocka_unit_test(no_tier_makes_a_plan_slower),
       cmocka_unit_test(a_fast_link_is_used_and_a_slow_one_is_not),
       cmocka_unit_test(given_storages_of_other_tiers_are_moved),
       cmocka_unit_test(given_storages_of_the_device_wait_while_they_are_not_used),

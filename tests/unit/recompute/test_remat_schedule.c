@@ -2,7 +2,7 @@
 /*
  * Schedules of recompute under changes. After any sequence of holds and releases a schedule equals one that is
  * evaluated from its decisions alone. A rollback restores the schedule before the changes. The list of a schedule
- * replays with the bytes and the time that the schedule states.
+ * replays with the bytes and the time that the schedule states. A recombination of two schedules is a schedule, too.
  */
 #include <errno.h>
 #include <math.h>
@@ -16,6 +16,7 @@
 
 #include "base/base.h"
 #include "recompute/graph/emit.h"
+#include "recompute/graph/search/search_state.h"
 #include "tests/support/heap/allocations.h"
 #include "tests/support/graph/random_graph.h"
 
@@ -362,6 +363,106 @@ static void allocations_that_fail_are_rolled_back(void **state)
   bench_close(&bench);
 }
 
+/* ---- recombination ---- */
+
+/* Two schedules of a drawn graph without other tiers, and a search whose schedule is the first one. */
+struct bench_parents {
+  struct bench_schedule bench; /* the second one */
+  struct remat_search_params params;
+  struct remat_choices best;
+  struct remat_state search;
+};
+
+static void parent_change(struct bench_schedule *bench)
+{
+  for (int i = 0; i < CHANGES; i++) {
+    change_make(bench);
+    if (bench->schedule.is_broken)
+      remat_rollback(&bench->schedule);
+    remat_commit(&bench->schedule);
+  }
+}
+
+static bool parents_open(struct bench_parents *parents, uint64_t seed)
+{
+  struct remat_choices first = {0};
+  if (seed % 2 || seed % 3 == 1 || seed % 7 == 5) /* values wait on tiers */
+    return false;
+  *parents = (struct bench_parents){0};
+  bench_open(&parents->bench, seed);
+  parent_change(&parents->bench);
+  assert_int_equal(remat_schedule_save(&parents->bench.schedule, &first), 0);
+  parent_change(&parents->bench);
+  parents->params = (struct remat_search_params){.problem = &parents->bench.problem,
+                                                 .limit_bytes = (uint64_t)parents->bench.schedule.bytes.limit_bytes,
+                                                 .deadline_ns = INT64_MAX, .fit_deadline_ns = INT64_MAX};
+  parents->search = (struct remat_state){.params = &parents->params, .problem = &parents->bench.problem,
+                                         .best = &parents->best, .best_ns = INT64_MAX, .best_over = INFINITY,
+                                         .price = 1, .random = seed, .temperature = INFINITY};
+  assert_int_equal(remat_search_restart(&parents->search, &first), 0);
+  remat_choices_free(&first);
+  return true;
+}
+
+static void parents_close(struct bench_parents *parents)
+{
+  remat_schedule_finish(&parents->search.schedule);
+  remat_choices_free(&parents->best);
+  bench_close(&parents->bench);
+}
+
+static void a_recombined_schedule_is_whole_and_takes_the_place_of_a_better_one_by_temperature_alone(void **state)
+{
+  int n_changed = 0, n_kept = 0;
+  for (uint64_t seed = 0; seed < 2 * GRAPHS; seed++) {
+    struct bench_parents parents;
+    if (!parents_open(&parents, seed))
+      continue;
+    struct remat_state *search = &parents.search;
+    for (int i = 0; i < 8; i++) {
+      search->temperature = i & 1 ? INFINITY : 1e-300;
+      const double before = remat_energy_get(search);
+      assert_int_equal(remat_recombine(search, &parents.bench.schedule), 0);
+      const double after = remat_energy_get(search);
+      n_changed += after != before;
+      n_kept += after == before;
+      assert_true(after <= before || i & 1);
+      assert_false(search->schedule.is_broken);
+      assert_true(remat_schedule_is_valid(&search->schedule));
+      for (int v = 0; v < parents.bench.problem.n_values && after != before; v++) {
+        const struct remat_holding *holding = &search->schedule.holdings[v];
+        for (int k = 0; k < holding->spans.n; k++) /* no bytes are held that no op uses */
+          assert_int_equal(remat_touch_from(&search->schedule, v, holding->spans.items[k].to),
+                           holding->spans.items[k].to);
+      }
+    }
+    parents_close(&parents);
+  }
+  assert_true(n_changed > 100 && n_kept > 100);
+}
+
+static void a_recombination_without_memory_leaves_the_schedule(void **state)
+{
+  struct bench_parents parents;
+  int n_failed = 0;
+  assert_true(parents_open(&parents, 36));
+  for (int n = 0; n < 400; n++) {
+    struct schedule_copy before = copy_make(&parents.search.schedule);
+    allocations_left = n % 40;
+    const int status = remat_recombine(&parents.search, &parents.bench.schedule);
+    allocations_left = -1;
+    if (status) {
+      assert_int_equal(status, -ENOMEM);
+      assert_as_copied(&parents.search.schedule, &before);
+      n_failed++;
+    }
+    assert_true(remat_schedule_is_valid(&parents.search.schedule));
+    copy_finish(&before);
+  }
+  assert_true(n_failed > 100);
+  parents_close(&parents);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -371,6 +472,8 @@ int main(void)
       cmocka_unit_test(bytes_of_turns_are_those_of_a_plain_array),
       cmocka_unit_test(a_saved_schedule_is_made_again),
       cmocka_unit_test(allocations_that_fail_are_rolled_back),
+      cmocka_unit_test(a_recombined_schedule_is_whole_and_takes_the_place_of_a_better_one_by_temperature_alone),
+      cmocka_unit_test(a_recombination_without_memory_leaves_the_schedule),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

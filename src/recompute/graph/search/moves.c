@@ -59,7 +59,7 @@ double remat_cost_get(struct remat_state *search)
   return list_time_get(search->params->links, schedule) - (double)search->problem->base_ns;
 }
 
-static double energy(struct remat_state *search)
+double remat_energy_get(struct remat_state *search)
 {
   return remat_cost_get(search) + search->price * remat_over(&search->schedule) +
          search->guidance * search->schedule.priced_ns;
@@ -342,14 +342,14 @@ static int64_t detour_most(const struct remat_state *search)
 
 int remat_move_try(struct remat_state *search)
 {
-  const double before = energy(search);
+  const double before = remat_energy_get(search);
   const int mark = remat_mark(&search->schedule);
   search->schedule.redo_most_ns = detour_most(search);
   bool is_made = move_make(search);
   search->schedule.redo_most_ns = INT64_MAX;
   if (search->schedule.status)
     return search->schedule.status;
-  double rise = is_made && remat_is_sound(search) ? energy(search) - before : INFINITY;
+  double rise = is_made && remat_is_sound(search) ? remat_energy_get(search) - before : INFINITY;
   if (rise > 0 && remat_random_unit(search) >= exp(-rise / search->temperature))
     remat_rollback_to(&search->schedule, mark);
   return search->schedule.status;

@@ -70,25 +70,6 @@ static int round_begin(struct remat_state *search, int round)
 
 /* ---- chains ---- */
 
-/* Release each value that is held up to a turn that does not use it. */
-static void waste_release(struct remat_schedule *schedule)
-{
-  for (bool is_changed = true; is_changed && !schedule->is_broken && !schedule->status;) {
-    is_changed = false;
-    for (int v = 0; v < schedule->problem->n_values; v++) {
-      const struct remat_holding *holding = &schedule->holdings[v];
-      for (int i = 0; i < holding->spans.n; i++) {
-        const struct remat_span span = holding->spans.items[i];
-        if (remat_touch_from(schedule, v, span.to) == span.to)
-          continue;
-        remat_release(schedule, v, LADE_MAX(remat_touch_before(schedule, v, span.to) + 1, span.from), span.to);
-        is_changed = true;
-        break;
-      }
-    }
-  }
-}
-
 /* Let the schedule be the plan of @chain within @share of the limit, and descend from it if it is a little larger. */
 static int chain_load(struct remat_state *search, const struct remat_chain *chain, double share)
 {
@@ -99,7 +80,7 @@ static int chain_load(struct remat_state *search, const struct remat_chain *chai
   remat_choices_free(&choices);
   if (status)
     return status;
-  waste_release(&search->schedule);
+  remat_waste_release(&search->schedule);
   if (search->schedule.status || search->schedule.is_broken)
     return search->schedule.status ? search->schedule.status : -ENOSPC;
   remat_commit(&search->schedule);

@@ -34,6 +34,9 @@ double remat_random_unit(struct remat_state *search);      /* 0 .. 1, without 1 
 /* Return the time of the step beyond that of all ops once. */
 double remat_cost_get(struct remat_state *search);
 
+/* Return the energy of the schedule: its time, and the bytes above the limit and of all turns at their prices. */
+double remat_energy_get(struct remat_state *search);
+
 /* True if the schedule can be made, and waits within the budgets of tiers. */
 bool remat_is_sound(const struct remat_state *search);
 
@@ -72,6 +75,17 @@ int remat_anneal(struct remat_state *search, int64_t n, double hot_ns, double co
 
 /* Improve the schedule, which fits, window by window, until nothing is gained for some time. -ENOMEM. */
 int remat_windows_anneal(struct remat_state *search);
+
+/* ---- recombine.c ---- */
+
+/* Release each value that is held up to a turn that does not use it. Check is_broken and status afterwards. */
+void remat_waste_release(struct remat_schedule *schedule);
+
+/*
+ * Take a window of @second into the schedule, and keep the result if the energy allows at the temperature. pre: nothing
+ * is journalled. -ENOMEM.
+ */
+int remat_recombine(struct remat_state *search, const struct remat_schedule *second);
 
 /* ---- temper.c ---- */
 

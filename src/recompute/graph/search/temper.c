@@ -5,10 +5,15 @@
  * Annealing freezes into one structure, and beginning again from it keeps that structure. Here the hot schedules go on
  * finding others, and the cold ones refine those that reach them; no length of a cooling has to be known beforehand.
  *
- * Temperatures are geometric, from the time of a typical op down to COLDEST of it. Each has a price of bytes above the
- * limit, which follows its schedules. Two neighbours exchange their schedules with the probability that keeps both
+ * Temperatures are geometric, down to COLDEST of the time of a typical op. The hottest one falls from HOTTEST_FIRST to
+ * HOTTEST_LAST of that time as the search goes on. Networks differ in how high their barriers are: HRNet needs three
+ * typical ops, where U-ViT does not settle. Each temperature has a price of bytes above the limit, which follows its
+ * schedules. Two neighbours exchange their schedules with the probability that keeps both
  * distributions: exp of the gain in energy over temperature. A third of the schedules begins from the best, a third
  * from descents by chance, and a third from the one that holds least.
+ *
+ * After each exchange some schedules of the colder half take windows of others (recombine.c). The hotter half does not,
+ * because it has to stay different.
  *
  * From time to time the best schedule, if it is new, is improved window by window, and takes the coldest place.
  *
@@ -27,8 +32,12 @@
 #include "recompute/graph/search/search_state.h"
 
 #define REPLICAS 8
-#define COLDEST 0.03      /* of the hottest temperature */
+#define HOTTEST_FIRST 3.0 /* temperatures, of the time of a typical op */
+#define HOTTEST_LAST 0.3
+#define COLDEST 0.03
 #define SWEEP_MOVES 50    /* moves of each schedule between two exchanges, and between two changes of its price */
+#define MOVE_WORK 300     /* ops of turns that a usual move evaluates at most; a sweep of more counts as more moves */
+#define RECOMBINATIONS 2  /* between two exchanges; with more the replicas become alike, and seeds differ by more */
 #define POLISH_MOVES 400  /* for each op, between two looks for a new best */
 #define POLISH_SHARE 0.95 /* part of the moves after which the best is improved for the last time */
 #define PROVED_SHARE 1e-5 /* of the unconstrained step */
@@ -44,6 +53,7 @@ struct tempering {
   struct replica replicas[REPLICAS];
   double *prices;    /* remat_prices_set */
   int64_t proved_ns; /* time of redos at which the search ends */
+  int64_t begin_moves, begin_ns;
 };
 
 /* Exchange the schedule and the price of the search with those of @replica. */
@@ -78,12 +88,20 @@ static int replica_begin(struct remat_state *search, struct replica *replica, in
   return status;
 }
 
+/* Set the temperatures to those at @part, 0 to 1, of the search. */
+static void temperatures_set(const struct remat_state *search, struct replica *replicas, double part)
+{
+  const double hottest = HOTTEST_FIRST * pow(HOTTEST_LAST / HOTTEST_FIRST, part);
+  for (int i = 0; i < REPLICAS; i++)
+    replicas[i].temperature = search->typical_ns * hottest * pow(COLDEST / hottest, (double)i / (REPLICAS - 1));
+}
+
 static int replicas_begin(struct remat_state *search, struct replica *replicas)
 {
   const double price = search->price;
   int status = 0;
+  temperatures_set(search, replicas, 0);
   for (int i = 0; i < REPLICAS && !status; i++) {
-    replicas[i].temperature = search->typical_ns * pow(COLDEST, (double)i / (REPLICAS - 1));
     replicas[i].price = price;
     replicas[i].guidance = i & 1;
     status = replica_begin(search, &replicas[i], i);
@@ -95,6 +113,7 @@ static int sweep(struct remat_state *search, struct replica *replica)
 {
   int status = 0;
   replica_swap(search, replica);
+  const int64_t work = search->schedule.work;
   for (int i = 0; i < SWEEP_MOVES && !status && !search->is_over; i++) {
     status = remat_move_try(search);
     remat_commit(&search->schedule);
@@ -103,10 +122,24 @@ static int sweep(struct remat_state *search, struct replica *replica)
   }
   remat_price_follow(search);
   remat_clock_look(search);
-  search->n_moves += SWEEP_MOVES;
-  LADE_ASSERT(!LADE_CHECK_FULL || status || search->n_moves % 65536 >= SWEEP_MOVES ||
+  const int64_t n_moves = LADE_MAX(SWEEP_MOVES, (search->schedule.work - work) / MOVE_WORK);
+  search->n_moves += n_moves;
+  LADE_ASSERT(!LADE_CHECK_FULL || status || search->n_moves % 65536 >= n_moves ||
               remat_schedule_is_valid(&search->schedule));
   replica_swap(search, replica);
+  return status;
+}
+
+/* Let a replica of the colder half take a window of any other one, both drawn. */
+static int recombine(struct remat_state *search, struct replica *replicas)
+{
+  const int at = REPLICAS - 1 - remat_random_below(search, REPLICAS / 2), other = remat_random_below(search, REPLICAS);
+  int status = 0;
+  if (at == other)
+    return 0;
+  replica_swap(search, &replicas[at]);
+  status = remat_recombine(search, &replicas[other].schedule);
+  replica_swap(search, &replicas[at]);
   return status;
 }
 
@@ -153,6 +186,18 @@ static int64_t moves_most(const struct remat_state *search)
   return search->best_ns < INT64_MAX ? search->params->n_moves : search->params->fit_moves;
 }
 
+/* Return the part of the moves or of the time, whichever is larger, that has passed since tempering began, 0 to 1. */
+static double passed_part(const struct tempering *tempering)
+{
+  const struct remat_state *search = tempering->search;
+  const int64_t end_ns = search->best_ns < INT64_MAX ? search->params->deadline_ns : search->params->fit_deadline_ns;
+  const double moves = (double)(search->n_moves - tempering->begin_moves) /
+                       (double)LADE_MAX(moves_most(search) - tempering->begin_moves, 1);
+  const double time = end_ns == INT64_MAX ? 0 : (double)(lade_now_ns() - tempering->begin_ns) /
+                                                    (double)LADE_MAX(end_ns - tempering->begin_ns, 1);
+  return LADE_MIN(LADE_MAX(moves, time), 1);
+}
+
 static int replicas_run(struct tempering *tempering)
 {
   struct remat_state *search = tempering->search;
@@ -162,9 +207,12 @@ static int replicas_run(struct tempering *tempering)
   int64_t polished_ns = search->best_ns, next_moves = search->n_moves + between;
   int status = 0;
   for (int k = 0; !status && !search->is_over && search->n_moves < moves_most(search); k ^= 1) {
+    temperatures_set(search, replicas, passed_part(tempering));
     for (int i = 0; i < REPLICAS && !status && !search->is_over; i++)
       status = sweep(search, &replicas[i]);
     exchange(search, replicas, k);
+    for (int i = 0; i < RECOMBINATIONS && !status && !search->is_over; i++)
+      status = recombine(search, replicas);
     search->is_over = search->is_over || search->best_ns <= tempering->proved_ns;
     if (status || search->is_over || search->n_moves < LADE_MIN(next_moves, last_moves))
       continue;
@@ -199,7 +247,7 @@ static int prices_make(struct tempering *tempering)
 
 int remat_temper(struct remat_state *search)
 {
-  struct tempering tempering = {.search = search};
+  struct tempering tempering = {.search = search, .begin_moves = search->n_moves, .begin_ns = lade_now_ns()};
   int status = prices_make(&tempering);
   search->is_over = search->is_over || search->best_ns <= tempering.proved_ns;
   if (!status && !search->is_over)
