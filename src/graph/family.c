@@ -3,7 +3,7 @@
  * The table of families, and the facts that follow from a row and a model.
  *
  * Sources: the configuration and modeling files of HuggingFace's transformers 4 and 5, which define the names and the
- * arithmetic. A new family whose ops exist is a row here, its reader in config_families.c, and its test.
+ * arithmetic. A new family whose ops exist is a row here, a row of fields in config/table.c, and its test.
  */
 #include "graph/family.h"
 
@@ -11,12 +11,16 @@
 
 #include "base/base.h"
 
-#define LLAMA_NAMES \
+#define LLAMA_NAMES_BUT_WIDE \
   .prefix = "model.", .layers = "layers.", .table = "embed_tokens", .final_norm = "norm", .head = "lm_head", \
   .qkv = "self_attn.qkv_proj", .query = "self_attn.q_proj", .key = "self_attn.k_proj", .value = "self_attn.v_proj", \
-  .out = "self_attn.o_proj", .wide = "mlp.gate_up_proj", .gate = "mlp.gate_proj", .up = "mlp.up_proj", \
-  .down = "mlp.down_proj", .table_name = "tokens", .norm_op = "input_norm", .final_op = "norm", .has_pad = true
+  .out = "self_attn.o_proj", .down = "mlp.down_proj", .table_name = "tokens", .norm_op = "input_norm", \
+  .final_op = "norm", .has_pad = true
+#define LLAMA_NAMES \
+  LLAMA_NAMES_BUT_WIDE, .wide = "mlp.gate_up_proj", .gate = "mlp.gate_proj", .up = "mlp.up_proj"
+#define UNGATED_NAMES LLAMA_NAMES_BUT_WIDE, .wide = "mlp.up_proj"
 #define LLAMA_NORMS .norm_1 = "input_layernorm", .norm_2 = "post_attention_layernorm"
+#define POST_NORMS .post_1 = "post_attention_layernorm", .post_2 = "post_feedforward_layernorm"
 #define QK_NORMS .query_norm = "self_attn.q_norm", .key_norm = "self_attn.k_norm"
 #define GEMMA_NORMS \
   .norm_1 = "input_layernorm", .post_1 = "post_attention_layernorm", .norm_2 = "pre_feedforward_layernorm", \
@@ -52,8 +56,7 @@ static const struct lade_family_row rows[LADE_N_FAMILIES] = {
                    .wide = "mlp.gate_up_proj", .down = "mlp.down_proj", .table_name = "tokens",
                    .norm_op = "input_norm", .final_op = "norm"},
     [LADE_OLMO2] = {.model_type = "olmo2", .architecture = "Olmo2ForCausalLM", SWIGLU, LLAMA_NAMES, QK_NORMS,
-                    .place = LADE_NORMS_AFTER, .qk_norm = LADE_QK_NORM_WIDTH, .post_1 = "post_attention_layernorm",
-                    .post_2 = "post_feedforward_layernorm"},
+                    .place = LADE_NORMS_AFTER, .qk_norm = LADE_QK_NORM_WIDTH, POST_NORMS},
     [LADE_SMOLLM3] = {.model_type = "smollm3", .architecture = "SmolLM3ForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS},
     [LADE_STARCODER2] = {.model_type = "starcoder2", .architecture = "Starcoder2ForCausalLM", .norm = LADE_NORM_LAYER,
                          .biases = LADE_BIAS_NORM, .activation = LADE_GELU_TANH, LLAMA_NORMS, .has_pad = true,
@@ -88,6 +91,22 @@ static const struct lade_family_row rows[LADE_N_FAMILIES] = {
                     .norm_op = "input_norm", .final_op = "norm"},
     [LADE_MINISTRAL3] = {.model_type = "ministral3", .architecture = "Ministral3ForCausalLM", SWIGLU, LLAMA_NAMES,
                          LLAMA_NORMS},
+    [LADE_OLMO3] = {.model_type = "olmo3", .architecture = "Olmo3ForCausalLM", SWIGLU, LLAMA_NAMES, QK_NORMS,
+                    .place = LADE_NORMS_AFTER, .qk_norm = LADE_QK_NORM_WIDTH, POST_NORMS},
+    [LADE_SEED_OSS] = {.model_type = "seed_oss", .architecture = "SeedOssForCausalLM", SWIGLU, LLAMA_NAMES,
+                       LLAMA_NORMS},
+    [LADE_ARCEE] = {.model_type = "arcee", .architecture = "ArceeForCausalLM", .norm = LADE_NORM_RMS,
+                    .activation = LADE_RELU_SQUARED, UNGATED_NAMES, LLAMA_NORMS},
+    [LADE_EXAONE4] = {.model_type = "exaone4", .architecture = "Exaone4ForCausalLM", SWIGLU, LLAMA_NAMES, QK_NORMS,
+                      .place = LADE_NORMS_AFTER, .qk_norm = LADE_QK_NORM_HEAD, POST_NORMS},
+    [LADE_STABLELM] = {.model_type = "stablelm", .architecture = "StableLmForCausalLM", .norm = LADE_NORM_LAYER,
+                       .is_gated = true, .activation = LADE_SILU, .biases = LADE_BIAS_NORM, LLAMA_NAMES, LLAMA_NORMS},
+    [LADE_NEMOTRON] = {.model_type = "nemotron", .architecture = "NemotronForCausalLM", .norm = LADE_NORM_LAYER,
+                       .norm_offset = 1, .activation = LADE_RELU_SQUARED, .biases = LADE_BIAS_NORM, UNGATED_NAMES,
+                       LLAMA_NORMS},
+    [LADE_VAULTGEMMA] = {.model_type = "vaultgemma", .architecture = "VaultGemmaForCausalLM", .norm = LADE_NORM_RMS,
+                         .is_gated = true, .activation = LADE_GELU_TANH, .norm_offset = 1, LLAMA_NAMES,
+                         .norm_1 = "input_layernorm", .norm_2 = "pre_feedforward_layernorm"},
 };
 
 const struct lade_family_row *lade_family_get(enum lade_family family)

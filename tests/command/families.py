@@ -43,6 +43,13 @@ FAMILIES = {
     "ministral3": ({**BASE, "head_dim": 12, "rope_parameters": {
         **YARN, "original_max_position_embeddings": 7, "mscale": 1, "mscale_all_dim": 1,
         "llama_4_scaling_beta": 0.3}}, 4.527623),
+    "olmo3": ({**BASE, **CUT, "rope_scaling": {key: YARN[key] for key in YARN if key != "rope_theta"}}, 4.354341),
+    "seed_oss": ({**BASE, "head_dim": 14, "attention_out_bias": True}, 4.582830),
+    "arcee": ({**BASE, "mlp_bias": True}, 4.320521),
+    "exaone4": ({**BASE, **CUT}, 4.451626),
+    "stablelm": ({**BASE, "hidden_size": 64, "use_qkv_bias": True, "use_parallel_residual": True}, 3.974125),
+    "nemotron": ({**BASE, "head_dim": 20, "attention_bias": True}, 4.300821),
+    "vaultgemma": ({**BASE, "head_dim": 14, "sliding_window": 7, "final_logit_softcapping": 2.0}, 4.139659),
 }
 STEPS, TOLERANCE = 4, 2e-5
 TEXT = "".join(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine'} on the wall, {i}\n" for i in range(400))

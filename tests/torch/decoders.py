@@ -101,6 +101,19 @@ CASES = {
     "ministral3-plain": ("Ministral3Config", dict(BASE, head_dim=12, tie_word_embeddings=True, rope_parameters={
         "rope_type": "default", "rope_theta": 5000.0, "llama_4_scaling_beta": 0.1,
         "original_max_position_embeddings": 16})),
+    "olmo3": ("Olmo3Config", dict(BASE, pad_token_id=1, sliding_window=7, layer_types=SLIDING, rope_parameters={
+        "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}})),
+    "seed_oss": ("SeedOssConfig", dict(BASE, head_dim=14, attention_out_bias=True, mlp_bias=True, attention_dropout=0.0,
+                                       residual_dropout=0.0)),
+    "arcee": ("ArceeConfig", dict(BASE, attention_bias=True, mlp_bias=True, rope_parameters=YARN)),
+    "exaone4": ("Exaone4Config", dict(BASE, sliding_window=7, layer_types=SLIDING, tie_word_embeddings=True)),
+    "exaone4-whole": ("Exaone4Config", dict(BASE, sliding_window=None, layer_types=["full_attention"] * 3)),
+    "stablelm": ("StableLmConfig", dict(BASE, hidden_size=64, use_qkv_bias=True)),
+    "stablelm-parallel": ("StableLmConfig", dict(BASE, hidden_size=64, use_parallel_residual=True,
+                                                 partial_rotary_factor=0.5)),
+    "nemotron": ("NemotronConfig", dict(BASE, head_dim=20, attention_bias=True, mlp_bias=True)),
+    "vaultgemma": ("VaultGemmaConfig", dict(BASE, head_dim=14, query_pre_attn_scalar=20, sliding_window=8, pad_token_id=0,
+                                            final_logit_softcapping=2.0, tie_word_embeddings=True)),
     "falcon-sequential": ("FalconConfig", dict(FALCON, multi_query=False, parallel_attn=False, bias=True)),
 }
 DEFAULT = ["qwen3", "gemma2", "gpt_neox"]

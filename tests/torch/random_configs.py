@@ -3,7 +3,8 @@
 import random
 
 FAMILIES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "SmolLM3",
-            "Starcoder2", "GPTNeoX", "Falcon", "Mpt", "Bloom", "Ministral3"]
+            "Starcoder2", "GPTNeoX", "Falcon", "Mpt", "Bloom", "Ministral3", "Olmo3", "SeedOss", "Arcee", "Exaone4",
+            "StableLm", "Nemotron", "VaultGemma"]
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2"]
 
 
@@ -33,17 +34,24 @@ def base(r, n_heads, n_kv_heads, head_dim, vocabulary):
 
 
 def llama_change(r, family, c, head_dim):
-    if family in ("Llama", "SmolLM3"):
+    if family in ("Llama", "SmolLM3", "Arcee", "SeedOss", "Nemotron"):
         c.update(attention_bias=r.random() < 0.4, mlp_bias=r.random() < 0.4)
-    if family in ("Qwen3", "Olmo2") or family.startswith("Gemma"):
+    if family in ("Qwen3", "Olmo2", "Olmo3", "VaultGemma") or family.startswith("Gemma"):
         c["attention_bias"] = r.random() < 0.4
-    if family in ("Mistral", "Ministral", "Qwen2", "Qwen3", "SmolLM3"):
+    if family in ("Mistral", "Ministral", "Qwen2", "Qwen3", "SmolLM3", "Olmo3", "Exaone4"):
         c["sliding_window"] = r.choice([1, 5, 16, 100])
+    if family in ("Ministral", "Olmo3", "Exaone4", "VaultGemma"):
+        c["layer_types"] = [r.choice(["sliding_attention", "full_attention"]) for _ in range(c["num_hidden_layers"])]
+    if family == "SeedOss":
+        c.update(attention_out_bias=r.random() < 0.5, attention_dropout=0.0, residual_dropout=0.0)
+    if family == "Olmo3":
+        c["rope_parameters"] = {"full_attention": c["rope_parameters"],
+                                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}
     if family in ("Qwen2", "Qwen3", "SmolLM3"):
         c.update(use_sliding_window=r.random() < 0.5, max_window_layers=r.choice([0, 1, 28]))
     if family == "SmolLM3":
         c["no_rope_layers"] = [r.randint(0, 1) for _ in range(c["num_hidden_layers"])]
-    if family in ("Qwen3", "Mistral", "Ministral", "Gemma", "Gemma2", "Gemma3Text"):
+    if family in ("Qwen3", "Mistral", "Ministral", "Gemma", "Gemma2", "Gemma3Text", "SeedOss", "VaultGemma", "Nemotron"):
         c.update(head_dim=head_dim, hidden_size=c["num_attention_heads"] * r.choice([6, 10]))
 
 
@@ -53,7 +61,7 @@ def gemma_change(r, family, c, head_dim):
         return
     c.update(query_pre_attn_scalar=r.choice([head_dim, 24, 100]), sliding_window=r.choice([1, 5, 39]),
              final_logit_softcapping=r.choice([None, 2.0, 30.0]))
-    if family == "Gemma2":
+    if family in ("Gemma2", "VaultGemma"):
         c["attn_logit_softcapping"] = r.choice([None, 1.5, 50.0])
     if family == "Gemma3Text":
         c["rope_parameters"] = {"full_attention": c["rope_parameters"],
@@ -96,7 +104,7 @@ def make(seed, vocabulary):
     if family in ("Mpt", "Bloom"):
         return family + "Config", alibi_make(r, family, n_kv_heads * r.choice([1, 2, 3]), head_dim, vocabulary)
     c = base(r, n_kv_heads * r.choice([1, 2, 3]), n_kv_heads, head_dim, vocabulary)
-    if family.startswith("Gemma"):
+    if family.startswith("Gemma") or family == "VaultGemma":
         gemma_change(r, family, c, head_dim)
     if family in ("Phi3", "GPTNeoX", "Falcon"):
         fused_change(r, family, c, head_dim)
@@ -106,6 +114,13 @@ def make(seed, vocabulary):
         c.update(head_dim=head_dim, sliding_window=r.choice([None, 9]), rope_parameters=dict(
             rope(r, head_dim // 2, ("default", "yarn")), original_max_position_embeddings=r.choice([3, 8, 32]),
             llama_4_scaling_beta=r.choice([0.0, 0.1, 0.7])))
+    if family in ("StableLm", "Nemotron"):
+        part = r.choice([1.0, 0.5]) if head_dim % 4 == 0 else 1.0
+        c.update(partial_rotary_factor=part, rope_parameters=dict(rope(r, 0, ("default", "linear")),
+                                                                  partial_rotary_factor=part))
+        c["norm_eps" if family == "Nemotron" else "layer_norm_eps"] = c.pop("rms_norm_eps")
+    if family == "StableLm":
+        c.update(use_qkv_bias=r.random() < 0.5, use_parallel_residual=r.random() < 0.5)
     if family == "Starcoder2":
         c.update(use_bias=r.random() < 0.6, sliding_window=r.choice([None, 9]), norm_epsilon=c.pop("rms_norm_eps"))
         del c["pad_token_id"]

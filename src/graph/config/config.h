@@ -21,6 +21,9 @@ struct config {
   struct lade_error *error;
 };
 
+/* Which layers of a family may have a window: none, all, or those of the list layer_types. */
+enum config_windows { CONFIG_WINDOWS_NONE, CONFIG_WINDOWS_ALL, CONFIG_WINDOWS_BY_TYPE };
+
 /*
  * A family's fields: their names, and the values that transformers gives absent ones. A NULL name: the family has no
  * such field. null and an absent field are the same except where a comment says otherwise.
@@ -35,9 +38,19 @@ struct config_fields {
   bool is_hidden_fixed;    /* hidden_of_width alone gives it: no field does */
   bool has_head_dim;       /* the field head_dim */
   float norm_eps, rope_theta;
+  float local_theta;       /* of layers with the window; 0: as in other layers */
   bool is_tied;
   int64_t pad_token;   /* if absent; null: none; -1: also if absent */
   int64_t window;      /* if absent; null: none; 0: also if absent */
+  enum config_windows windows;
+  int64_t window_period;  /* without a list of types, each layer but every so-many-th has the window; 0: all layers */
+  bool has_window_pattern; /* the field sliding_window_pattern states the period */
+  bool has_window_switch; /* use_sliding_window, off if absent, and max_window_layers */
+  bool turns_windowed;    /* layers without the window have no rotary positions */
+  float partial_rotary;   /* the part of a head that turns if no field states it; 0: heads turn whole */
+  unsigned attention_biases; /* parts with a bias if attention_bias is true; bits of enum lade_bias */
+  bool has_attention_bias;   /* attention_bias if absent */
+  bool has_mlp_bias;         /* the field mlp_bias, false if absent */
 };
 
 /* Return the fields of @family; GPT-2 included. */

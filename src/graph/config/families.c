@@ -128,59 +128,53 @@ static int layer_types_read(const struct config *config, struct lade_model *mode
 /* Return true if layer @i_layer has the window where the config has no layer_types. */
 static bool is_windowed(const struct lade_model *model, int64_t i_layer, int64_t period, int64_t first)
 {
-  switch (model->family) {
-  case LADE_GEMMA2: return i_layer % 2 == 0;
-  case LADE_GEMMA3: return (i_layer + 1) % period != 0;
-  case LADE_SMOLLM3: return lade_layer_set_has(&model->unrotated, i_layer);
-  case LADE_QWEN2:
-  case LADE_QWEN3: return i_layer >= first;
-  default: return true;
-  }
+  if (model->family == LADE_SMOLLM3)
+    return lade_layer_set_has(&model->unrotated, i_layer);
+  return i_layer >= first && (period == 0 || (i_layer + 1) % period != 0);
 }
 
-static bool has_layer_types(const struct lade_model *model)
+/* Read the layers that have the window: from layer_types, or by the family's pattern. */
+static int windowed_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
 {
-  return model->family == LADE_MINISTRAL || model->family == LADE_QWEN2 || model->family == LADE_QWEN3 ||
-         model->family == LADE_GEMMA2 || model->family == LADE_GEMMA3 || model->family == LADE_SMOLLM3;
+  int64_t period = fields->window_period, first = fields->has_window_switch ? 28 : 0;
+  int rc = 0;
+  if (fields->windows == CONFIG_WINDOWS_BY_TYPE && field_find(config, "layer_types"))
+    return layer_types_read(config, model);
+  if (fields->has_window_switch)
+    rc = field_integer(config, "max_window_layers", first, &first);
+  if (rc == 0 && fields->has_window_pattern)
+    rc = field_integer(config, "sliding_window_pattern", period, &period);
+  if (rc == 0 && fields->has_window_pattern && period < 1)
+    rc = field_refuse(config, "sliding_window_pattern", "a whole number from 1, or the list layer_types");
+  for (int64_t i = 0; i < model->layers && rc == 0; i++)
+    if (is_windowed(model, i, period, first))
+      lade_layer_set_add(&model->windowed, i);
+  return rc;
 }
 
-static bool has_window(const struct lade_model *model)
-{
-  return has_layer_types(model) || model->family == LADE_MISTRAL || model->family == LADE_PHI3 ||
-         model->family == LADE_STARCODER2 || model->family == LADE_MINISTRAL3;
-}
-
-/* Read the window and its layers. pre: layers without rotary positions are known. */
+/* Read the window and its layers. pre: layers without rotary positions are known, except by their lack of a window. */
 static int window_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
 {
-  const bool has_switch = model->family == LADE_QWEN2 || model->family == LADE_QWEN3 || model->family == LADE_SMOLLM3;
-  bool is_used = !has_switch;
-  int64_t window = 0, period = 6, first = 28;
-  if (!has_window(model))
+  bool is_used = !fields->has_window_switch;
+  int64_t window = 0;
+  if (fields->windows == CONFIG_WINDOWS_NONE)
     return 0;
-  int rc = has_switch ? field_boolean(config, "use_sliding_window", false, &is_used) : 0;
+  int rc = fields->has_window_switch ? field_boolean(config, "use_sliding_window", false, &is_used) : 0;
   if (rc == 0)
     rc = field_integer(config, "sliding_window", field_is_absent(config, "sliding_window") ? fields->window : 0,
                        &window);
-  if (rc == 0 && has_switch)
-    rc = field_integer(config, "max_window_layers", 28, &first);
-  if (rc == 0 && model->family == LADE_GEMMA3)
-    rc = field_integer(config, "sliding_window_pattern", 6, &period);
   if (rc < 0)
     return rc;
   if (field_find(config, "sliding_window") && window < 1)
     return field_refuse(config, "sliding_window", "a whole number from 1, or null");
-  if (period < 1)
-    return field_refuse(config, "sliding_window_pattern", "a whole number from 1");
   if (!is_used || window == 0 || model->layers > LADE_MODEL_MOST_LAYERS)
     return 0;
   model->window = window;
-  if (has_layer_types(model) && field_find(config, "layer_types"))
-    return layer_types_read(config, model);
-  for (int64_t i = 0; i < model->layers; i++)
-    if (is_windowed(model, i, period, first))
-      lade_layer_set_add(&model->windowed, i);
-  return 0;
+  rc = windowed_read(config, fields, model);
+  for (int64_t i = 0; i < model->layers && fields->turns_windowed && rc == 0; i++)
+    if (!lade_layer_set_has(&model->windowed, i))
+      lade_layer_set_add(&model->unrotated, i);
+  return rc;
 }
 
 /* ---- facts of single families ---- */
@@ -203,20 +197,30 @@ static int gpt2_read(const struct config *config, struct lade_model *model)
   return rc < 0 ? rc : field_fixed(config, "add_cross_attention", false);
 }
 
-static int llama_read(const struct config *config, struct lade_model *model)
+/* Read the switches of biases that many families share. */
+static int biases_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
 {
-  int rc = bias_read(config, "attention_bias", false, LADE_BIAS_QKV | LADE_BIAS_OUT, model);
-  return rc < 0 ? rc : bias_read(config, "mlp_bias", false, LADE_BIAS_MLP, model);
+  int rc = 0;
+  if (fields->attention_biases)
+    rc = bias_read(config, "attention_bias", fields->has_attention_bias, fields->attention_biases, model);
+  if (rc == 0 && fields->has_mlp_bias)
+    rc = bias_read(config, "mlp_bias", false, LADE_BIAS_MLP, model);
+  return rc;
 }
 
-static int attention_bias_read(const struct config *config, struct lade_model *model)
+static int seed_oss_read(const struct config *config, struct lade_model *model)
 {
-  return bias_read(config, "attention_bias", false, LADE_BIAS_QKV | LADE_BIAS_OUT, model);
+  return bias_read(config, "attention_out_bias", false, LADE_BIAS_OUT, model);
 }
 
-static int nothing_read(const struct config *config, struct lade_model *model)
+static int stablelm_read(const struct config *config, struct lade_model *model)
 {
-  return 0;
+  bool is_parallel = false;
+  int rc = bias_read(config, "use_qkv_bias", false, LADE_BIAS_QKV, model);
+  if (rc == 0)
+    rc = field_boolean(config, "use_parallel_residual", false, &is_parallel);
+  model->n_parallel_norms = is_parallel ? 1 : 0;
+  return rc;
 }
 
 /* Read a cap: null or 0 is none. */
@@ -228,10 +232,8 @@ static int cap_read(const struct config *config, const char *name, float fallbac
 static int gemma_read(const struct config *config, struct lade_model *model)
 {
   int64_t scalar = 256;
-  int rc = attention_bias_read(config, model);
+  int rc = field_fixed(config, "use_bidirectional_attention", false);
   model->embedding_scale = (float)sqrt((double)LADE_MAX(model->width, 1));
-  if (rc == 0)
-    rc = field_fixed(config, "use_bidirectional_attention", false);
   if (rc < 0 || model->family == LADE_GEMMA)
     return rc;
   rc = field_integer(config, "query_pre_attn_scalar", 256, &scalar);
@@ -239,8 +241,8 @@ static int gemma_read(const struct config *config, struct lade_model *model)
     rc = field_refuse(config, "query_pre_attn_scalar", "a whole number from 1");
   model->attention_scale = scalar == lade_model_head_dim(model) ? 0 : (float)(1 / sqrt((double)LADE_MAX(scalar, 1)));
   if (rc == 0)
-    rc = cap_read(config, "final_logit_softcapping", model->family == LADE_GEMMA2 ? 30 : 0, &model->logit_softcap);
-  if (rc == 0 && model->family == LADE_GEMMA2)
+    rc = cap_read(config, "final_logit_softcapping", model->family == LADE_GEMMA3 ? 0 : 30, &model->logit_softcap);
+  if (rc == 0 && model->family != LADE_GEMMA3)
     rc = cap_read(config, "attn_logit_softcapping", 50, &model->attention_softcap);
   return rc;
 }
@@ -250,8 +252,8 @@ static int smollm3_read(const struct config *config, struct lade_model *model)
 {
   const json_t *list = field_find(config, "no_rope_layers");
   int64_t interval = 4;
-  int rc = llama_read(config, model);
-  if (rc == 0 && list && (!json_is_array(list) || (int64_t)json_array_size(list) != model->layers))
+  int rc = 0;
+  if (list && (!json_is_array(list) || (int64_t)json_array_size(list) != model->layers))
     rc = field_refuse(config, "no_rope_layers", "a list with 0 or 1 for each layer");
   if (rc == 0)
     rc = field_integer(config, "no_rope_layer_interval", 4, &interval);
@@ -273,9 +275,7 @@ static int starcoder2_read(const struct config *config, struct lade_model *model
 static int gpt_neox_read(const struct config *config, struct lade_model *model)
 {
   bool is_parallel = true;
-  int rc = bias_read(config, "attention_bias", true, LADE_BIAS_QKV | LADE_BIAS_OUT, model);
-  if (rc == 0)
-    rc = field_boolean(config, "use_parallel_residual", true, &is_parallel);
+  int rc = field_boolean(config, "use_parallel_residual", true, &is_parallel);
   model->n_parallel_norms = is_parallel ? 2 : 0;
   model->n_kv_heads = model->heads;
   return rc;
@@ -389,14 +389,16 @@ static bool is_known(const struct lade_model *model, const char *name)
                {LADE_SMOLLM3, "no_rope_layers"}, {LADE_GEMMA2, "query_pre_attn_scalar"},
                {LADE_GEMMA3, "query_pre_attn_scalar"}, {LADE_GEMMA2, "attn_logit_softcapping"},
                {LADE_GEMMA2, "final_logit_softcapping"}, {LADE_GEMMA3, "final_logit_softcapping"},
-               {LADE_QWEN2, "qkv_bias"}, {LADE_FALCON, "bias"}, {LADE_FALCON, "alibi"},
-               {LADE_GPT_NEOX, "attention_bias"},
-               {LADE_OLMO2, "attention_bias"}, {LADE_QWEN3, "attention_bias"}, {LADE_LLAMA, "attention_bias"},
-               {LADE_LLAMA, "mlp_bias"}, {LADE_SMOLLM3, "attention_bias"}, {LADE_SMOLLM3, "mlp_bias"},
-               {LADE_GEMMA, "attention_bias"}, {LADE_GEMMA2, "attention_bias"}, {LADE_GEMMA3, "attention_bias"},
-               {LADE_QWEN3, "use_qk_norm"}};
+               {LADE_QWEN2, "qkv_bias"}, {LADE_FALCON, "bias"}, {LADE_FALCON, "alibi"}, {LADE_QWEN3, "use_qk_norm"},
+               {LADE_STABLELM, "use_parallel_residual"}, {LADE_VAULTGEMMA, "query_pre_attn_scalar"},
+               {LADE_VAULTGEMMA, "attn_logit_softcapping"}, {LADE_VAULTGEMMA, "final_logit_softcapping"}};
+  const struct config_fields *fields = config_fields_get(model->family);
   if (strcmp(name, "sliding_window") == 0)
-    return has_window(model);
+    return fields->windows != CONFIG_WINDOWS_NONE;
+  if (strcmp(name, "attention_bias") == 0)
+    return fields->attention_biases != 0;
+  if (strcmp(name, "mlp_bias") == 0)
+    return fields->has_mlp_bias;
   if (strcmp(name, "partial_rotary_factor") == 0)
     return lade_model_has_rope(model); /* rope.c checks it */
   for (size_t i = 0; i < LADE_COUNT(known); i++)
@@ -465,13 +467,13 @@ static int names_unite(const struct config *config, enum lade_family family)
 
 int config_family_read(const struct config *config, enum lade_family family, struct lade_model *model)
 {
+  /* Facts of single families; NULL: the fields say all. */
   static int (*const readers[LADE_N_FAMILIES])(const struct config *config, struct lade_model *model) = {
-      [LADE_GPT2] = gpt2_read,           [LADE_LLAMA] = llama_read,           [LADE_MISTRAL] = nothing_read,
-      [LADE_MINISTRAL] = nothing_read,   [LADE_QWEN2] = nothing_read,         [LADE_QWEN3] = attention_bias_read,
-      [LADE_GEMMA] = gemma_read,         [LADE_GEMMA2] = gemma_read,          [LADE_GEMMA3] = gemma_read,
-      [LADE_PHI3] = nothing_read,        [LADE_OLMO2] = attention_bias_read,  [LADE_SMOLLM3] = smollm3_read,
-      [LADE_STARCODER2] = starcoder2_read, [LADE_GPT_NEOX] = gpt_neox_read,   [LADE_FALCON] = falcon_read,
-      [LADE_MPT] = mpt_read,             [LADE_BLOOM] = bloom_read,           [LADE_MINISTRAL3] = nothing_read};
+      [LADE_GPT2] = gpt2_read,         [LADE_GEMMA] = gemma_read,           [LADE_GEMMA2] = gemma_read,
+      [LADE_GEMMA3] = gemma_read,      [LADE_SMOLLM3] = smollm3_read,       [LADE_STARCODER2] = starcoder2_read,
+      [LADE_GPT_NEOX] = gpt_neox_read, [LADE_FALCON] = falcon_read,         [LADE_MPT] = mpt_read,
+      [LADE_BLOOM] = bloom_read,       [LADE_SEED_OSS] = seed_oss_read,     [LADE_STABLELM] = stablelm_read,
+      [LADE_VAULTGEMMA] = gemma_read};
   const struct config_fields *fields = config_fields_get(family);
   model->family = family;
   int rc = names_unite(config, family);
@@ -480,13 +482,15 @@ int config_family_read(const struct config *config, enum lade_family family, str
   struct lade_model sizes = *model;
   sizes.rope_base = 10000;
   sizes.alibi_max = family == LADE_MPT || family == LADE_BLOOM ? ALIBI_MAX : 0;
-  if (family == LADE_PHI3 || family == LADE_GPT_NEOX) /* partial rotary: its share is read later */
+  if (fields->partial_rotary > 0) /* partial rotary: its share is read later */
     sizes.rotary_dim = 2;
   if (rc == 0 && family == LADE_FALCON) /* old files state a number that the family's switches overrule */
     sizes.n_kv_heads = sizes.heads;
   if (rc == 0)
     rc = lade_model_check_as(&sizes, config->path, &fields->sizes, config->error);
   if (rc == 0)
+    rc = biases_read(config, fields, model);
+  if (rc == 0 && readers[family])
     rc = readers[family](config, model);
   if (rc == 0)
     rc = activation_read(config, model);

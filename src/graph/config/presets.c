@@ -41,6 +41,14 @@ static const struct lade_model presets[] = {
   "{\"model_type\":\"gpt2\",\"activation_function\":\"gelu\",\"n_layer\":" #layers_ ",\"n_head\":" #heads_ \
   ",\"n_embd\":" #width_ ",\"n_positions\":2048,\"vocab_size\":50257}"
 
+#define OLMO3_FORM \
+  "\"max_position_embeddings\":65536,\"rms_norm_eps\":1e-6,\"pad_token_id\":100277," \
+  "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8,\"original_max_position_embeddings\":8192," \
+  "\"beta_fast\":32,\"beta_slow\":1,\"attention_factor\":1.2079441541679836}"
+#define EXAONE4_SCALING \
+  "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":16,\"low_freq_factor\":1,\"high_freq_factor\":4," \
+  "\"original_max_position_embeddings\":8192}"
+
 /* Presets of other families, as the fields of a config.json besides those of the usual sizes. */
 static const struct {
   const char *name, *text;
@@ -212,6 +220,31 @@ static const struct {
      "\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":1e9,\"factor\":16,"
      "\"original_max_position_embeddings\":16384,\"mscale\":1,\"mscale_all_dim\":1,"
      "\"llama_4_scaling_beta\":0.1}}"},
+    {"olmo3-7b", "{\"model_type\":\"olmo3\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":32,\"hidden_size\":4096,\"intermediate_size\":11008,\"vocab_size\":100278,"
+     OLMO3_FORM "}"},
+    {"olmo3-32b", "{\"model_type\":\"olmo3\",\"num_hidden_layers\":64,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":27648,\"vocab_size\":100278,"
+     OLMO3_FORM "}"},
+    {"seed-oss-36b", "{\"model_type\":\"seed_oss\",\"num_hidden_layers\":64,\"num_attention_heads\":80,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":27648,\"vocab_size\":155136,"
+     "\"rope_theta\":1e7}"},
+    {"exaone4-1.2b", "{\"model_type\":\"exaone4\",\"num_hidden_layers\":30,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":2048,\"intermediate_size\":4096,\"vocab_size\":102400,"
+     "\"max_position_embeddings\":65536,\"head_dim\":64,\"sliding_window\":null,\"rope_theta\":1e6,"
+     "\"tie_word_embeddings\":true," EXAONE4_SCALING "}"},
+    {"exaone4-32b", "{\"model_type\":\"exaone4\",\"num_hidden_layers\":64,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":27392,\"vocab_size\":102400,"
+     "\"max_position_embeddings\":131072,\"head_dim\":128,\"rope_theta\":1e6," EXAONE4_SCALING "}"},
+    {"stablelm-3b", "{\"model_type\":\"stablelm\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":32,\"hidden_size\":2560,\"intermediate_size\":6912,\"vocab_size\":50304,"
+     "\"max_position_embeddings\":4096}"},
+    {"minitron-4b", "{\"model_type\":\"nemotron\",\"num_hidden_layers\":32,\"num_attention_heads\":24,"
+     "\"num_key_value_heads\":8,\"head_dim\":128,\"hidden_size\":3072,\"intermediate_size\":9216,"
+     "\"vocab_size\":256000,\"max_position_embeddings\":4096}"},
+    {"vaultgemma-1b", "{\"model_type\":\"vaultgemma\",\"num_hidden_layers\":26,\"num_attention_heads\":4,"
+     "\"num_key_value_heads\":4,\"hidden_size\":1152,\"intermediate_size\":6912,\"vocab_size\":256000,"
+     "\"max_position_embeddings\":1024,\"sliding_window\":512}"},
     {"cerebras-gpt-111m", CEREBRAS(10, 12, 768)},   {"cerebras-gpt-256m", CEREBRAS(14, 17, 1088)},
     {"cerebras-gpt-590m", CEREBRAS(18, 12, 1536)},  {"cerebras-gpt-1.3b", CEREBRAS(24, 16, 2048)},
     {"cerebras-gpt-2.7b", CEREBRAS(32, 32, 2560)},  {"cerebras-gpt-6.7b", CEREBRAS(32, 32, 4096)},
@@ -243,7 +276,7 @@ static bool is_of_family(const char *a, const char *b)
 /* Set @error to the names of the family that @name begins with, or else to the names of families. -ENOENT. */
 static int name_refuse(const char *name, struct lade_error *error)
 {
-  char names[400] = "";
+  char names[450] = "";
   bool is_known = false;
   const char *one, *before = "";
   for (int i = 0; (one = any_name(i)) != NULL; i++)

@@ -163,12 +163,6 @@ static int form_read(const struct config *outer, const struct config *config, st
   return field_refuse(config, type_field, "\"default\", \"linear\", \"dynamic\", \"yarn\", \"llama3\" or \"longrope\"");
 }
 
-/* True if the family's attention turns a part of each head. */
-static bool has_partial(const struct lade_model *model)
-{
-  return model->family == LADE_PHI3 || model->family == LADE_GPT_NEOX;
-}
-
 /* Read the part of a head that turns: int(head_dim * factor), in double as Python has it. */
 static int partial_read(const struct config *config, const char *name, struct lade_model *model)
 {
@@ -179,7 +173,7 @@ static int partial_read(const struct config *config, const char *name, struct la
   const int64_t head_dim = lade_model_head_dim(model);
   if (!json_is_number(value) || !(factor > 0 && factor <= 1))
     return field_refuse(config, name, "a number above 0, up to 1");
-  if (factor != 1 && !has_partial(model))
+  if (factor != 1 && config_fields_get(model->family)->partial_rotary == 0)
     return field_refuse(config, name, "1, or null in a model of this type");
   const int64_t rotary_dim = (int64_t)((double)head_dim * factor);
   if (rotary_dim < 2 || rotary_dim % 2)
@@ -277,12 +271,16 @@ int config_rope_read(const struct config *config, struct lade_model *model)
   const bool is_neox = model->family == LADE_GPT_NEOX;
   const struct config_fields *fields = config_fields_get(model->family);
   int rc = field_number(config, is_neox ? "rotary_emb_base" : "rope_theta", fields->rope_theta, &model->rope_base);
+  model->rope_local_base = fields->local_theta;
   if (model->family == LADE_GEMMA3 && rc == 0)
-    rc = field_number(config, "rope_local_base_freq", 10000, &model->rope_local_base);
-  if (is_neox && rc == 0 && !field_find(config, "rotary_pct"))
-    model->rotary_dim = lade_model_head_dim(model) / 4; /* transformers' default */
+    rc = field_number(config, "rope_local_base_freq", fields->local_theta, &model->rope_local_base);
+  if (model->family == LADE_OLMO3 && rc == 0 && model->rope_base != fields->rope_theta)
+    rc = field_refuse(config, "rope_theta", "500000, or rope_parameters with a base for each type of layer");
+  const char *partial = is_neox ? "rotary_pct" : "partial_rotary_factor";
+  if (fields->partial_rotary > 0 && rc == 0 && !field_find(config, partial))
+    model->rotary_dim = (int64_t)((double)lade_model_head_dim(model) * (double)fields->partial_rotary);
   if (rc == 0)
-    rc = partial_read(config, is_neox ? "rotary_pct" : "partial_rotary_factor", model);
+    rc = partial_read(config, partial, model);
   if (rc == 0 && json_is_object(field_find(config, "rope_scaling")) && field_find(config, "rope_parameters"))
     rc = field_refuse(config, "rope_parameters", "null beside rope_scaling");
   if (model->family == LADE_MINISTRAL3 && !field_find(config, "rope_scaling") && !field_find(config, "rope_parameters"))

@@ -101,17 +101,36 @@ static void rope_form_put(struct root *root, const struct lade_model *model)
   put(root, model->family == LADE_MINISTRAL3 ? "rope_parameters" : "rope_scaling", form);
 }
 
+/* Put the angles of layers of both types (OLMo 3). */
+static void rope_types_put(struct root *root, const struct lade_model *model)
+{
+  json_t *form = rope_json(model);
+  struct root full = {.json = json_is_object(form) ? form : json_pack("{s:s}", "rope_type", "default")};
+  if (full.json != form)
+    json_decref(form);
+  put(&full, "rope_theta", number_json(model->rope_base));
+  root->is_bad |= full.is_bad;
+  put(root, "rope_parameters",
+      json_pack("{s:o,s:{s:s,s:o}}", "full_attention", full.json, "sliding_attention", "rope_type", "default",
+                "rope_theta", number_json(model->rope_local_base)));
+}
+
 static void rope_put(struct root *root, const struct lade_model *model)
 {
   const double factor = (double)lade_model_rotary_dim(model) / (double)lade_model_head_dim(model);
+  if (model->family == LADE_OLMO3) {
+    rope_types_put(root, model);
+    return;
+  }
   if (model->family == LADE_GPT_NEOX) {
     put(root, "rotary_emb_base", number_json(model->rope_base));
     put(root, "rotary_pct", json_real(factor));
   } else {
     put(root, "rope_theta", number_json(model->rope_base));
   }
-  if (model->family == LADE_PHI3) {
+  if (config_fields_get(model->family)->partial_rotary > 0 && model->family != LADE_GPT_NEOX)
     put(root, "partial_rotary_factor", json_real(factor));
+  if (model->family == LADE_PHI3) {
     put_integer(root, "original_max_position_embeddings",
                 model->rope_original_context ? model->rope_original_context : model->context);
   }
@@ -122,17 +141,17 @@ static void rope_put(struct root *root, const struct lade_model *model)
 
 static void windows_put(struct root *root, const struct lade_model *model)
 {
+  const struct config_fields *fields = config_fields_get(model->family);
   json_t *types = json_array();
   put(root, "sliding_window", model->window ? json_integer(model->window) : json_null());
-  if (model->family == LADE_QWEN2 || model->family == LADE_QWEN3 || model->family == LADE_SMOLLM3)
+  if (fields->has_window_switch)
     put(root, "use_sliding_window", json_boolean(model->window > 0));
   for (int64_t i = 0; i < model->layers && types; i++) {
     const bool is_windowed = model->window && lade_layer_set_has(&model->windowed, i);
     if (json_array_append_new(types, json_string(is_windowed ? "sliding_attention" : "full_attention")))
       root->is_bad = true;
   }
-  if (model->family == LADE_MISTRAL || model->family == LADE_PHI3 || model->family == LADE_STARCODER2 ||
-      model->family == LADE_MINISTRAL3)
+  if (fields->windows == CONFIG_WINDOWS_ALL)
     json_decref(types);
   else
     put(root, "layer_types", types);
@@ -141,20 +160,17 @@ static void windows_put(struct root *root, const struct lade_model *model)
 static void biases_put(struct root *root, const struct lade_model *model)
 {
   const bool has_out = lade_model_has_bias(model, LADE_BIAS_OUT), has_mlp = lade_model_has_bias(model, LADE_BIAS_MLP);
-  switch (model->family) {
-  case LADE_LLAMA:
-  case LADE_SMOLLM3:
-    put(root, "attention_bias", json_boolean(has_out));
+  const bool has_qkv = lade_model_has_bias(model, LADE_BIAS_QKV);
+  const struct config_fields *fields = config_fields_get(model->family);
+  if (fields->attention_biases)
+    put(root, "attention_bias", json_boolean(has_qkv));
+  if (fields->has_mlp_bias)
     put(root, "mlp_bias", json_boolean(has_mlp));
-    break;
+  switch (model->family) {
   case LADE_STARCODER2: put(root, "use_bias", json_boolean(has_out)); break;
   case LADE_FALCON: put(root, "bias", json_boolean(has_out)); break;
-  case LADE_QWEN3:
-  case LADE_GEMMA:
-  case LADE_GEMMA2:
-  case LADE_GEMMA3:
-  case LADE_OLMO2:
-  case LADE_GPT_NEOX: put(root, "attention_bias", json_boolean(has_out)); break;
+  case LADE_SEED_OSS: put(root, "attention_out_bias", json_boolean(has_out)); break;
+  case LADE_STABLELM: put(root, "use_qkv_bias", json_boolean(has_qkv)); break;
   default: break;
   }
 }
@@ -220,7 +236,7 @@ static void sizes_put(struct root *root, const struct lade_model *model, const s
 
 static void family_put(struct root *root, const struct lade_model *model)
 {
-  if (model->family == LADE_GEMMA2 || model->family == LADE_GEMMA3)
+  if (model->family == LADE_GEMMA2 || model->family == LADE_GEMMA3 || model->family == LADE_VAULTGEMMA)
     gemma_put(root, model);
   if (model->family == LADE_SMOLLM3)
     unrotated_put(root, model);
@@ -228,11 +244,9 @@ static void family_put(struct root *root, const struct lade_model *model)
     falcon_put(root, model);
   if (model->family == LADE_MPT)
     mpt_put(root, model);
-  if (model->family == LADE_GPT_NEOX)
+  if (model->family == LADE_GPT_NEOX || model->family == LADE_STABLELM)
     put(root, "use_parallel_residual", json_boolean(model->n_parallel_norms > 0));
-  if (model->family != LADE_LLAMA && model->family != LADE_GEMMA && model->family != LADE_OLMO2 &&
-      model->family != LADE_GPT_NEOX && model->family != LADE_FALCON && model->family != LADE_MPT &&
-      model->family != LADE_BLOOM)
+  if (config_fields_get(model->family)->windows != CONFIG_WINDOWS_NONE)
     windows_put(root, model);
 }
 

@@ -164,6 +164,51 @@ static void models_with_alibi_are_read_and_their_other_forms_refused(void **stat
                 "\"vocab_size\":160,\"alibi\":1}", "alibi is 1", "true or false", NULL);
 }
 
+#define SMALL_FIELDS(type) \
+  "\"model_type\":\"" type "\",\"hidden_size\":48,\"intermediate_size\":80,\"num_hidden_layers\":4," \
+  "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64,\"vocab_size\":160"
+
+/* Fields of which a family takes what transformers takes, absent ones included, and refuses the rest by name. */
+static void families_of_known_ops_are_read_and_their_other_forms_refused(void **state)
+{
+  struct lade_model model;
+  config_accept("{" SMALL_FIELDS("olmo3") ",\"pad_token_id\":1,\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}}",
+                &model);
+  assert_true(model.windowed.bits[0] == 7 && model.window == 4096); /* each layer but every fourth */
+  assert_true(model.rope_kind == LADE_ROPE_YARN && model.rope_base == 500000 && model.rope_local_base == 500000);
+  config_accept("{" SMALL_FIELDS("olmo3") ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":100},"
+                "\"sliding_attention\":{\"rope_theta\":50}}}", &model);
+  assert_true(model.rope_base == 100 && model.rope_local_base == 50);
+  config_refuse("{" SMALL_FIELDS("olmo3") ",\"rope_theta\":10000}", "rope_theta is 10000", "rope_parameters", NULL);
+  config_accept("{" SMALL_FIELDS("seed_oss") ",\"attention_out_bias\":true}", &model);
+  assert_true(model.biases == (LADE_BIAS_QKV | LADE_BIAS_OUT) && model.head_dim == 128 && model.pad_token == 1);
+  config_refuse("{" SMALL_FIELDS("seed_oss") ",\"attention_out_bias\":1}", "attention_out_bias is 1", "true or false",
+                NULL);
+  config_accept("{" SMALL_FIELDS("exaone4") ",\"sliding_window_pattern\":2}", &model);
+  assert_true(model.windowed.bits[0] == 5 && model.unrotated.bits[0] == 10); /* whole attention does not turn */
+  config_accept("{" SMALL_FIELDS("exaone4") ",\"sliding_window\":null,\"sliding_window_pattern\":\"LLLG\"}", &model);
+  assert_true(model.window == 0 && model.unrotated.bits[0] == 0);
+  config_refuse("{" SMALL_FIELDS("exaone4") ",\"sliding_window_pattern\":\"LLLG\"}",
+                "sliding_window_pattern is \"LLLG\"", "whole number", NULL);
+  config_refuse("{" SMALL_FIELDS("exaone4") ",\"sliding_window_pattern\":0}", "sliding_window_pattern is 0",
+                "layer_types", NULL);
+  config_accept("{" SMALL_FIELDS("stablelm") ",\"use_parallel_residual\":true,\"partial_rotary_factor\":0.5}", &model);
+  assert_true(model.n_parallel_norms == 1 && model.rotary_dim == 6 && model.biases == 0);
+  config_refuse("{" SMALL_FIELDS("stablelm") "}", "3 numbers of a head of 12 turn", "even", NULL);
+  config_refuse("{" SMALL_FIELDS("stablelm") ",\"head_dim\":16,\"partial_rotary_factor\":0.5}", "head_dim is 16", NULL,
+                NULL);
+  config_refuse("{" SMALL_FIELDS("stablelm") ",\"partial_rotary_factor\":0.5,\"qk_layernorm\":true}",
+                "qk_layernorm is true", NULL, NULL);
+  config_accept("{" SMALL_FIELDS("nemotron") ",\"attention_bias\":true}", &model);
+  assert_true(model.rotary_dim == 6 && model.biases == (LADE_BIAS_QKV | LADE_BIAS_OUT));
+  config_accept("{" SMALL_FIELDS("arcee") ",\"mlp_bias\":true}", &model);
+  assert_true(model.biases == LADE_BIAS_MLP && model.activation == LADE_ACTIVATION_USUAL);
+  config_accept("{" SMALL_FIELDS("vaultgemma") "}", &model);
+  assert_true(model.windowed.bits[0] == 5 && model.attention_softcap == 50 && model.logit_softcap == 30);
+  config_refuse("{" SMALL_FIELDS("vaultgemma") ",\"use_bidirectional_attention\":true}", "use_bidirectional_attention",
+                "false", NULL);
+}
+
 static void absurd_configs_are_refused_naming_the_field(void **state)
 {
   config_refuse("{\"model_type\":\"gpt2\"}", "vocab_size is missing", "whole number", NULL);
@@ -376,6 +421,7 @@ int main(void)
       cmocka_unit_test(configs_of_both_families_give_the_published_models),
       cmocka_unit_test(configs_of_images_and_text_give_the_model_of_the_text),
       cmocka_unit_test(models_with_alibi_are_read_and_their_other_forms_refused),
+      cmocka_unit_test(families_of_known_ops_are_read_and_their_other_forms_refused),
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
       cmocka_unit_test(what_other_families_compute_is_refused_unless_it_is_off),
