@@ -13,6 +13,7 @@ the library's line; its code is the negative errno.
 import ctypes as c
 import errno
 import os
+import threading
 
 from .errors import Error
 from .library import ErrorText, check, library
@@ -77,26 +78,40 @@ def _encoded(name):
 
 
 class Request:
-    """A put or a get that has begun. wait() ends it; the store holds its data until then."""
+    """A put or a get that has begun. wait() ends it; the store holds its data until then. Any thread."""
 
     def __init__(self, store, ticket, data):
         self._store, self._ticket, self._data = store, ticket, data
+        self._lock, self._ended, self._fault = threading.Lock(), threading.Event(), None
 
     def is_done(self):
         """True if wait() would not block."""
-        return self._ticket is None or check(self._store._call("is_done", self._ticket), None, "is_done") == 1
+        with self._lock:  # wait() in another thread ends the ticket
+            if self._ticket is None:
+                return self._ended.is_set()
+            return check(self._store._call("is_done", self._ticket), None, "is_done") == 1
 
     def wait(self):
-        """Wait for the request. Error if it failed. A second call does nothing."""
-        ticket, self._ticket = self._ticket, None
+        """Wait for the request. Error if it failed, in all threads that wait. A later call does nothing."""
+        if self._ended.is_set():
+            return
+        with self._lock:
+            ticket, self._ticket = self._ticket, None
         if ticket is None:
+            self._ended.wait()
+            if self._fault is not None:
+                raise self._fault
             return
         error = ErrorText()
         self._store._requests.discard(self)
         try:
             check(self._store._call("wait", ticket, c.byref(error)), error, "wait")
+        except Error as fault:
+            self._fault = fault
+            raise
         finally:
             self._data.release()
+            self._ended.set()
 
 
 class Store:

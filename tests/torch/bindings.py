@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "python"))
@@ -146,6 +148,43 @@ def bytes_wait_in_a_store():
     raises(ValueError, lambda: lade.Store(scratch.name, "5 apples"), "size")
 
 
+def requests_end_once_for_all_threads():
+    """While one thread waits, is_done() is false in others, and their wait() returns with the first one's end."""
+    with tempfile.TemporaryDirectory(prefix="lade-store-", dir=os.getcwd()) as scratch, lade.Store(scratch, "1MiB") as store:
+        for code in (0, -errno.EIO):
+            request, call, begun, go_on, ends = store.submit_put("a", b"x" * 100), store._call, threading.Event(), \
+                threading.Event(), []
+
+            def slow(name, *args):
+                done = call(name, *args)
+                if name != "wait":
+                    return done
+                begun.set()
+                go_on.wait(10)
+                return code
+
+            def waits():
+                try:
+                    request.wait()
+                    ends.append(0)
+                except lade.Error as fault:
+                    ends.append(fault.code)
+            with mock.patch.object(store, "_call", slow):
+                threads = [threading.Thread(target=waits) for _ in range(3)]
+                threads[0].start()
+                assert begun.wait(10)
+                threads[1].start()
+                threads[2].start()
+                assert not request.is_done() and not ends
+                threads[2].join(0.05)
+                assert threads[1].is_alive() and threads[2].is_alive(), "a thread went on before the request ended"
+                go_on.set()
+                for thread in threads:
+                    thread.join(10)
+            assert ends == [code] * 3 and request.is_done(), ends
+            request.wait()
+
+
 def a_dropped_store_ends_its_requests():
     """A request without wait() is part of a cycle with its store; both go, and its data is whole and free again."""
     with tempfile.TemporaryDirectory(dir=os.getcwd()) as scratch:
@@ -180,6 +219,6 @@ def published_bytes_outlive_the_store():
 
 
 for check in (sizes_are_the_commands, plans_fit_and_replay, errors_name_their_place, graphs_are_saved,
-              the_library_is_named_when_absent, bytes_wait_in_a_store, a_dropped_store_ends_its_requests,
-              published_bytes_outlive_the_store):
+              the_library_is_named_when_absent, bytes_wait_in_a_store, requests_end_once_for_all_threads,
+              a_dropped_store_ends_its_requests, published_bytes_outlive_the_store):
     check()
