@@ -201,7 +201,7 @@ static int linked_copy(lade_executor *ex, enum lade_queue_id q, void *dst, const
   lade_queue_copy(ex->queues[q], &copy, &count);
   int status = lade_queue_sync(ex->queues[q], count);
   return status ? lade_error_set(error, status, "copying from or to the device failed (%s)",
-                                 executor_device_words(ex, status, &why)) : 0;
+                                 lade_device_reason(ex->device, status, &why)) : 0;
 }
 
 static int memory_move(lade_executor *ex, const struct resident *what, const struct window_piece *piece, char *host,
