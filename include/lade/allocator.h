@@ -16,10 +16,10 @@
  * Replay. Call lade_allocator_step at the end of each training step. When two steps made the same allocations (sizes
  * and streams, in order), allocations that end inside the step are packed by lade/pack.h. From then on allocation k of
  * a step gets its planned offset in an arena, and no search. An allocation of another size or stream ends replay until
- * the next step; a planned place that is still in use ends it for this allocation. Both are served by the cache, and
- * counted. An allocation that finds no memory drops the plan and tries again without its arenas. Two equal steps in a
- * row that differ from the plan replace it. Blocks that other streams use, and blocks
- * that outlive their step, are always the cache's. Addresses of one stream's arena are reused in the stream's order
+ * the next step; a planned place that is still in use ends it for this allocation. The cache serves both kinds of
+ * allocations, and statistics count them. An allocation that finds no memory drops the plan and tries again without its
+ * arenas. Two equal steps in a row that differ from the plan replace it. The cache always serves blocks that other
+ * streams use, and blocks that outlive their step. Addresses of one stream's arena are reused in the stream's order
  * only.
  *
  * Any thread may call every function, except create and destroy. Calls for one device are serialised by a lock. A child
@@ -58,7 +58,7 @@ LADE_API int lade_allocator_create(const struct lade_allocator_params *params, s
 
 /*
  * Wait for the streams, return all memory, and close the devices that the allocator opened. NULL is allowed. pre: no
- * other call is in progress, and destroyed streams were forgotten. A child of fork frees its copy of the books alone.
+ * other call is in progress, and destroyed streams were forgotten. A child of fork frees only its copy of the records.
  * Blocks.
  */
 LADE_API void lade_allocator_destroy(lade_allocator *allocator);
@@ -172,6 +172,7 @@ LADE_PLUGGED void *lade_plugged_alloc_or_throw(ssize_t size, int device, void *s
 /* Free a block; @size is not used. A failure changes nothing, and lade_plugged_error describes it. */
 LADE_PLUGGED void lade_plugged_free(void *address, ssize_t size, int device, void *stream);
 
+/* Record that work of @stream uses the block, as lade_allocator_record. A failure is that of lade_plugged_error. */
 LADE_PLUGGED void lade_plugged_record_stream(void *address, void *stream);
 
 /* Return idle memory to the devices: PyTorch's reset function, behind torch.cuda.empty_cache. */

@@ -72,7 +72,7 @@ struct lade_graph_op {
   uint64_t scratch_bytes; /* more memory while it runs */
   int64_t ns;             /* predicted time of one run */
   bool is_once;           /* may not run again */
-  bool draws;             /* draws random numbers: a second run is told to draw the same */
+  bool draws;             /* draws random numbers; a second run draws the same (lade_op_call.draw) */
   enum lade_pass pass;
   enum lade_op_queue queue;
 };
@@ -120,12 +120,13 @@ LADE_API int lade_graph_parse(const char *text, size_t n_bytes, struct lade_erro
  */
 LADE_API int lade_graph_save(const lade_graph *graph, const char *path, struct lade_error *error);
 
+/* Return the number of storages, and of ops; 0 for NULL. */
 LADE_API int lade_graph_n_storages(const lade_graph *graph);
 LADE_API int lade_graph_n_ops(const lade_graph *graph);
 /* Return a name, "" past the end; it lives as long as the graph. */
 LADE_API const char *lade_graph_storage_name(const lade_graph *graph, int storage);
 LADE_API const char *lade_graph_op_name(const lade_graph *graph, int op);
-/* False if the graph asks for live bytes alone, without addresses ("addresses": false in JSON). */
+/* False if plans of the graph have live bytes alone, without addresses ("addresses": false in JSON). */
 LADE_API bool lade_graph_has_addresses(const lade_graph *graph);
 /* Let plans have addresses, the default, or live bytes alone, for callers whose framework places memory. -EINVAL. */
 LADE_API int lade_graph_set_addresses(lade_graph *graph, bool has_addresses);

@@ -114,6 +114,7 @@ LADE_API int lade_graph_bounds(const lade_graph *graph, struct lade_error *error
 LADE_API int lade_graph_plan_find(const lade_graph *graph, const struct lade_graph_plan_params *params,
                                   struct lade_error *error, struct lade_graph_plan_info *ret_info,
                                   lade_graph_plan **ret_plan);
+/* Free a plan. NULL is allowed. Any thread. */
 LADE_API void lade_graph_plan_destroy(lade_graph_plan *plan);
 /* Return the list; it lives as long as the plan. */
 LADE_API const struct lade_graph_instr *lade_graph_plan_instrs(const lade_graph_plan *plan, int *ret_n_instrs);

@@ -34,8 +34,8 @@ struct lade_pack_item {
 };
 
 /*
- * Items of one group lie one behind another in the order of their indices. The first is at a multiple of the largest
- * alignment in the group. Each other one is at the next multiple of its own alignment behind its predecessor. A fixed
+ * Items of one group lie one after another in the order of their indices. The first is at a multiple of the largest
+ * alignment in the group. Each further item is at the next multiple of its own alignment after its predecessor. A fixed
  * item fixes the whole group. The packer reserves the group's bytes and gaps from the first lower to the last upper, so
  * another packing may waste less if lifetimes differ.
  */

@@ -32,9 +32,9 @@
  * also within publish, leaves the tensors of the last publish, or those of the one in progress, whole. Files that were
  * damaged meanwhile are -EBADMSG, at open or at the get of the tensor that they damage.
  *
- * Several threads may call any function at once, except open and close. Requests for different tensors run side by
- * side. A child made by fork gets -EPERM from functions that return a status, and its close does nothing, because files
- * and ring are the parent's.
+ * Several threads may call any function at once, except open and close. Requests for different tensors run at the same
+ * time. A publish excludes all other calls but note and take_notice: they wait until it ends. A child made by fork gets
+ * -EPERM from functions that return a status, and its close does nothing, because files and ring are the parent's.
  */
 #ifndef LADE_TENSOR_STORE_H
 #define LADE_TENSOR_STORE_H
@@ -148,7 +148,7 @@ LADE_API int lade_tensor_store_get(lade_tensor_store *store, const char *name, v
 LADE_API int lade_tensor_store_submit(lade_tensor_store *store, const struct lade_tensor_request *request,
                                       struct lade_error *error, lade_tensor_ticket **ret_ticket);
 
-/* Return 1 if the request of @ticket is finished, else 0. Never blocks. */
+/* Return 1 if the request of @ticket is finished, else 0. Waits for a publish alone. */
 LADE_API int lade_tensor_store_is_done(lade_tensor_store *store, const lade_tensor_ticket *ticket);
 
 /*
@@ -171,18 +171,18 @@ LADE_API int lade_tensor_store_publish(lade_tensor_store *store, struct lade_err
 
 /*
  * Write the name that follows @after (NULL: the first) in the order of bytes into @ret_name of @name_bytes, and its
- * size. -ENOENT behind the last one; -EOVERFLOW if @name_bytes is too small. Never blocks.
+ * size. -ENOENT after the last name; -EOVERFLOW if @name_bytes is too small. Waits for a publish alone. O(tensors).
  */
 LADE_API int lade_tensor_store_find_next(lade_tensor_store *store, const char *after, char *ret_name, size_t name_bytes,
                                          uint64_t *ret_bytes);
 
-/* Return the bytes of @name, or -ENOENT. Never blocks. */
+/* Write the size of @name into @ret_bytes. -ENOENT. Waits for a publish alone. */
 LADE_API int lade_tensor_store_find(lade_tensor_store *store, const char *name, uint64_t *ret_bytes);
 
-/* Drop @name and free its room. -ENOENT, -EBUSY. Never blocks. */
+/* Drop @name and free its room. -ENOENT; -EBUSY if a request moves it. Waits for a publish alone. */
 LADE_API int lade_tensor_store_drop(lade_tensor_store *store, const char *name);
 
-/* Return sizes and counts. -EINVAL for a wrong struct_size. Never blocks. */
+/* Return sizes and counts. -EINVAL for a wrong struct_size. Waits for a publish alone. */
 LADE_API int lade_tensor_store_get_info(lade_tensor_store *store, struct lade_tensor_store_info *ret_info);
 
 /*

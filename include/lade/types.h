@@ -3,12 +3,12 @@
  * lade/types.h - shared by all public headers: element types, visibility, errors.
  *
  * Every function that can fail returns 0 or a negative errno. Out-parameters are named
- * ret_... and stay untouched on failure. Functions that read input of a person (options,
+ * ret_... and stay untouched on failure. Functions that read a person's input (options,
  * files, directories) also take a struct lade_error and write one line into it: the fault,
  * its place, and the remedy. The library never prints and never exits.
  *
- * NULL for an object, parameters or an out-parameter that a call needs is -EINVAL. Functions without a code do nothing
- * then, and return 0, "" or true.
+ * NULL for an object, parameters or an out-parameter that a call needs is -EINVAL. Functions that return no error code
+ * then do nothing and return 0, "" or true.
  */
 #ifndef LADE_TYPES_H
 #define LADE_TYPES_H

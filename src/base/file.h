@@ -30,8 +30,9 @@ int lade_stream_load(int fd, const char *name, size_t max_bytes, struct lade_err
  * Make @path hold exactly @bytes of @data: write a temporary file beside it, fsync it, rename it, fsync the directory.
  * A link stays, and its target is replaced (-ENOENT if the target does not exist). The file keeps its permissions; a
  * new file gets the process's default ones (umask). -EINVAL for a device or a pipe, -EISDIR. -EPERM for a file of
- * another user, and for a link that belongs neither to this user nor to root. On failure @path is unchanged and the
- * temporary file is removed. Any thread. Blocks.
+ * another user, and for a link that belongs neither to this user nor to root. On failure the temporary file is removed
+ * and @path is unchanged, with one exception: if the sync of the directory fails, as the line says, @path has the new
+ * contents, and a power cut may bring the old ones back. Any thread. Blocks.
  */
 int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error);
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The identity of this machine, by which processes find out if they share memory, drives and process numbers. */
 #ifndef LADE_HOST_ID_H
 #define LADE_HOST_ID_H
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A set of small integers that finds the next member at or after a number, and the last at or before it. Level 0 has
- * one bit per number. In the level above, one bit tells if a word of 64 bits is not empty. Every call reads one word
- * per level. A million numbers take four levels, so the cost is nearly constant. Rejected: a balanced tree, which needs
- * pointers. Here the numbers are positions in a sorted array that never changes.
+ * one bit per number. A bit of each higher level is set if a 64-bit word of the level below is not 0. Every call reads
+ * at most two words per level. A million numbers take four levels, so the cost is nearly constant. Rejected: a balanced
+ * tree, which needs pointers. Here the numbers are positions in a sorted array that never changes.
  */
 #ifndef LADE_ORDERED_BITSET_H
 #define LADE_ORDERED_BITSET_H

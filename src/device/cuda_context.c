@@ -4,13 +4,13 @@
  *
  * Each call that needs the context pushes it and pops it again, so that the calling thread keeps its current context.
  *
- * Errors. After a kernel faulted or the hardware failed, every call of a context fails with the same result for ever.
- * The first result of all is remembered with the name of its call, because the later ones say less; the device's
- * status is its errno.
+ * Errors. After a kernel faults or the hardware fails, every later call in the context fails with the same result. The
+ * device keeps the first result with the name of its call, because later ones carry less information. Its errno is the
+ * device's status.
  *
- * The clock. Events are timed against an anchor, an event of which the monotonic time is known. A difference of events
- * is a float of milliseconds: exact to 60 ns over a second, useless over hours. So the anchor moves on every
- * second, by the device's clock and not by the host's, so that times of one device never run backwards.
+ * The clock. Events are timed against an anchor, an event with a known monotonic time. The driver returns a difference
+ * of events as a float of milliseconds, which is exact to 60 ns over a second and useless over hours. So a new anchor
+ * is taken every second, by the device's clock and not by the host's, so that times of one device never run backwards.
  */
 #include <errno.h>
 #include <stdlib.h>

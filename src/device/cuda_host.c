@@ -4,10 +4,10 @@
  * device's own chunks.
  *
  * The device, its copies and the processor access it at one address. It is on the requested node, or the request fails.
- * Its pages need not be found and pinned one by one, unlike the process's own memory.
+ * Its pages are not found and pinned one by one, as those of the process's own memory are.
  *
  * Drivers have provided such memory since CUDA 12.2, and have reported since 12.9 if a device has it. Drivers that do
- * not report it are not asked, because some of them crash if the node has no memory. A failed request is undone, and
+ * not report it get no request, because some of them crash if the node has no memory. A failed request is undone, and
  * the caller then uses other memory. So a failure does not become the device's status, unless the undo fails.
  *
  * The driver does not promise zeroed memory. The device clears it, because the device writes over its link faster than

@@ -77,6 +77,12 @@ int lade_device_limit(lade_device *device, uint64_t bytes);
 /* Reset the measured peak to the chunks that exist now. Any thread. */
 void lade_device_peak_reset(lade_device *device);
 
+/*
+ * Return the reason why a call to @device, or work on it, failed with @status: the driver's text, which @why then
+ * holds, or the system's if the driver gave none. Any thread.
+ */
+const char *lade_device_reason(lade_device *device, int status, struct lade_error *why);
+
 /* ---- memory; any thread; blocks for the system calls that it makes ---- */
 
 /* Reserve @bytes of addresses, aligned to a chunk. -EINVAL if @bytes are not whole chunks, -ENOMEM. */

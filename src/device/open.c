@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Devices by name, for programs that link the library.
+ * Devices by name, for programs that link the library, and the operations that differ for a GPU alone.
  *
  * The public parameters are few. Other parameters of devices (a shared pool of threads, throttled links, faults) belong
  * to this library's own runtime. A host device opened here populates its chunks on the calling thread. A dry one gets
@@ -48,6 +48,14 @@ int lade_device_open(const struct lade_device_params *params, struct lade_error 
   if (cuda.ordinal >= 0)
     return lade_device_open_cuda(&cuda, error, ret_device);
   return lade_error_set(error, -EINVAL, "device: there is none called '%.40s'; host, dry and cuda:0 are known", name);
+}
+
+const char *lade_device_reason(lade_device *device, int status, struct lade_error *why)
+{
+  *why = (struct lade_error){0};
+  if (lade_cuda_is(device))
+    lade_cuda_get_refusal(device, status, why);
+  return *why->text ? why->text : strerror(-status);
 }
 
 int lade_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue)

@@ -2,10 +2,9 @@
 /*
  * Recounts: that live ranges and programs are whole, derived from their own lists alone.
  *
- * They are asserted at the end of the passes that make them, in builds with -Dchecks=full. So a pass that breaks a list
- * is found where it did, and not by the proof, which sees only the finished program. Each recount is one pass over its
- * lists without memory of its own. Whether the list computes the step is not asked here: that is the proof's question,
- * which needs the graph.
+ * They are asserted at the end of the passes that make them, in builds with -Dchecks=full. So a broken list is found in
+ * the pass that broke it. The proof would find it only in the finished program. Each recount is one pass over its lists
+ * without memory of its own. The proof shows that the list computes the step; for that it needs the graph.
  */
 #include "program/build.h"
 

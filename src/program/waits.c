@@ -3,9 +3,9 @@
  * Derive waits between queues, from addresses alone.
  *
  * Each space is cut at every operand's ends into segments; a segment remembers its last writer and, per queue, its last
- * reader. An instruction that reads a segment depends on the writer. One that writes it depends on the writer and on
- * all readers since. This one rule covers values not yet made, values still being read, and addresses that another
- * buffer had before. Dependencies within a queue cost nothing.
+ * reader. An instruction that reads a segment depends on the writer. An instruction that writes it depends on the
+ * writer and on all readers since. This one rule covers values not yet made, values still being read, and addresses
+ * that another buffer had before. Dependencies within a queue cost nothing.
  *
  * Reduction: each instruction carries a vector clock, per queue the last instruction known to be done before it starts.
  * At most one dependency per queue matters: the latest. Those already implied by the queue's previous instruction or by

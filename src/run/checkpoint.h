@@ -143,12 +143,15 @@ int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, stru
  */
 int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error);
 
+/* Receive elements [first, first + n) of a parameter. Return 0 to go on, another number to end the stream. */
+typedef int lade_elements_fn(void *user, int64_t first, const float *elements, int64_t n);
+
 /*
  * Stream the FP32 master of parameter @param: join working copy and residual (or read the separate master), window by
- * window in ascending order, and call @use with elements [first, first + n) until it returns other than 0. Return that.
+ * window in ascending order, and call @use with each. Return the first result of @use other than 0, a negative errno
+ * with one line in @error, or 0. Blocks.
  */
-int lade_checkpoint_master(const struct lade_values *values, int param,
-                           int (*use)(void *user, int64_t first, const float *elements, int64_t n), void *user,
+int lade_checkpoint_master(const struct lade_values *values, int param, lade_elements_fn *use, void *user,
                            struct lade_error *error);
 
 #endif

@@ -2,11 +2,14 @@
 /*
  * Training data: files of tokens or of text, cut into batches by a pure function of the step.
  *
- * Three kinds of files are recognised by their first bytes and their name: token files of llm.c (a header with a magic
- * number; 16-bit GPT-2 tokens or 32-bit Llama 3 tokens), of which those of `lade data` also name their tokenizer
- * (session/data_header.h), token files of nanoGPT (named *.bin, 16-bit, no header), and
- * text for anything else, read as bytes with a vocabulary of 256. Several files are one stream, in the order given;
- * kinds may not be mixed.
+ * Three kinds of files are recognised by their first bytes and their name:
+ *
+ *   llm.c     a header with a magic number, then 16-bit GPT-2 tokens or 32-bit Llama 3 tokens; the header of a file of
+ *             `lade data` also names its tokenizer (session/data_header.h)
+ *   nanoGPT   16-bit tokens without a header; the file is named *.bin
+ *   text      any other file, read as bytes, with a vocabulary of 256
+ *
+ * Several files are one stream, in the order given, and have one kind.
  *
  * A batch has B rows of T tokens; the target of a token is its successor in the stream. In sequential order batch k is
  * tokens k B T to (k+1) B T. When fewer than B T + 1 tokens are left, the next batch starts over (llm.c's order). In
@@ -91,15 +94,11 @@ int lade_tokenizer_load_beside(const char *data_path, const struct lade_tokenize
 int lade_tokenizer_hash_file(const char *path, struct lade_tokenizer_hash *ret_hash, struct lade_error *error);
 
 /*
- * Read rows [first_row, first_row + n_rows) of the batch of step @step (from 0) into @ret_tokens and @ret_targets, each
- * [n_rows, T]; on failure their contents are undefined. -EIO when a file has changed, -EINVAL for a token outside of
- * the vocabulary. Allocates nothing. Any threads at once. Blocks.
+ * Fill tokens and targets of the rows of @batch (lade/train.h); on failure their contents are undefined. Validation
+ * batches are in sequential order, and start over likewise. -EIO when a file has changed, -EINVAL for a token outside
+ * of the vocabulary. Allocates nothing. Any threads at once. Blocks. pre: the rows are within B, seq is T, and there is
+ * validation data if is_valid.
  */
-int lade_data_batch(const lade_data *data, uint64_t step, int64_t first_row, int64_t n_rows, int32_t *ret_tokens,
-                    int32_t *ret_targets, struct lade_error *error);
-
-/* Read the same rows of validation batch @i, sequential, wrapping like training data. Not without validation data. */
-int lade_data_valid_batch(const lade_data *data, uint64_t i, int64_t first_row, int64_t n_rows, int32_t *ret_tokens,
-                          int32_t *ret_targets, struct lade_error *error);
+int lade_data_read(const lade_data *data, const struct lade_batch *batch, struct lade_error *error);
 
 #endif

@@ -20,12 +20,12 @@ struct lade_rank_group {
   lade_comm *gpu_axes[LADE_N_AXES]; /* the same over GPU memory, if ranks compute on GPUs */
   /* Of all ranks, for the thread that saves concurrently with the steps; NULL: not needed. */
   lade_comm *async_comm;
-  int64_t *words, *async_words; /* one of each rank, for agreements over world and async_comm */
+  int64_t *words, *async_words; /* memory of agreements over world and async_comm: a word from each rank */
 };
 
 /*
  * Join the ranks of @world (NULL: one rank) before there is a layout: from here on they can agree and vote. The caller
- * closes @ret_group. -ENOMEM at this rank alone; the others are not told.
+ * closes @ret_group. -ENOMEM at this rank alone; the others do not learn of it.
  */
 int lade_rank_group_join(lade_comm *world, struct lade_error *error, struct lade_rank_group *ret_group);
 
@@ -81,6 +81,12 @@ int lade_rank_group_broadcast(struct lade_rank_group *group, int from, void *dat
 /* Gather each rank's @bytes at @own, in rank order, into @ret_all, which has room for all of them; collective. */
 int lade_rank_group_gather(struct lade_rank_group *group, const void *own, uint64_t bytes, void *ret_all,
                            struct lade_error *error);
+
+/*
+ * Replace @number by that of rank @from, which may differ at each rank that calls; collective. As lade_comm_run.
+ * Allocates nothing.
+ */
+int lade_rank_group_take(struct lade_rank_group *group, int from, double *number, struct lade_error *error);
 
 /*
  * Gather into new memory, which the caller frees; @faults may be NULL. If a rank lacks memory: -ENOMEM at all ranks,

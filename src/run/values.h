@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A model's values between steps, in any tier: checkpoints read and write them.
+ * A model's values between steps, in any tier, as checkpoints read and write them.
  *
  * Parameters' working copies and the parts of their optimizer state are numbered by lade_value_part
  * (program/program.h). An executor provides them from its arena, its host slab and its store (lade_executor_values); a
@@ -19,8 +19,7 @@
 struct lade_values {
   const struct lade_model_graph *graph; /* of the values; borrowed, as are all fields */
   const struct lade_model_graph *whole; /* the whole model, of which @graph is one share; NULL: @graph */
-  struct lade_rank_group *group;       /* ranks that hold the rest, shards by their layout; NULL: this rank holds all of
-                                     @graph */
+  struct lade_rank_group *group; /* ranks that hold the other shards, by its layout; NULL: there are none */
   /*
    * Copy @bytes at @offset of value @tensor to or from host memory. Windows of one tensor are got in any order
    * and set in ascending order, all of them; windows of different tensors may interleave. Both block.

@@ -596,7 +596,7 @@ static void a_broken_communicator_is_seen_by_the_recount(void **state)
   IS_SEEN(comm_is_valid(comm), comm->params.kernels, NULL);
   IS_SEEN(comm_is_valid(comm), comm->params.timeout_ms, 0);
   IS_SEEN(comm_is_valid(comm), comm->params.staging_bytes, 1);
-  IS_SEEN(comm_is_valid(comm), comm->error.code, -EIO);
+  IS_SEEN(comm_is_valid(comm), comm->failure.line.code, -EIO);
   comm->ops = &ops;
   IS_SEEN(comm_is_valid(comm), ops.run, NULL);
   IS_SEEN(comm_is_valid(comm), ops.close, NULL);

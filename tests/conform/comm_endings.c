@@ -116,8 +116,10 @@ int ending_run(const char *ending)
     end_await();
   if (is_busy)
     status = status ? status : busy_run(&c, world.rank == bad, &error);
-  if (world.rank == bad && strcmp(ending, "abort") == 0)
+  if (world.rank == bad && strcmp(ending, "abort") == 0) {
     lade_comm_abort(world.comm, "no memory left");
+    lade_comm_abort(world.comm, "a consequence of that"); /* the others read the first reason, however late */
+  }
   if (world.rank == bad && strcmp(ending, "mismatch") == 0)
     c.n = 49999;
   if (world.rank == bad && strcmp(ending, "order") == 0)

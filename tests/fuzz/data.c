@@ -9,8 +9,10 @@
 static void batches_check(const lade_data *data, const struct lade_data_info *info)
 {
   int32_t tokens[BATCH * SEQ_LEN], targets[BATCH * SEQ_LEN];
-  for (uint64_t step = 0; step < 8; step++) {
-    if (lade_data_batch(data, step, 0, BATCH, tokens, targets, NULL))
+  for (int64_t step = 0; step < 8; step++) {
+    const struct lade_batch batch = {.number = step, .n_rows = BATCH, .seq = SEQ_LEN, .tokens = tokens,
+                                     .targets = targets};
+    if (lade_data_read(data, &batch, NULL))
       abort();
     for (int i = 0; i < BATCH * SEQ_LEN; i++) {
       if (tokens[i] < 0 || tokens[i] >= info->vocabulary || targets[i] < 0 || targets[i] >= info->vocabulary)

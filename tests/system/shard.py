@@ -13,7 +13,7 @@ import sys
 import jobs
 from jobs import require
 
-EPIPE, ECANCELED, EINVAL = -32, -125, -22
+EPIPE, ECANCELED, EINVAL, ENOMEM = -32, -125, -22, -12
 LADE, PROGRAM = sys.argv[1:3]
 ENVIRONMENT = jobs.environment(sys.argv[3])
 
@@ -25,13 +25,16 @@ def ranks_run(n, *arguments):
     return result.returncode, result.stdout
 
 
-def ending(what, ranks, status, words):
-    """Check that every rank in @ranks gets @status with @words."""
+def ending(what, ranks, status, words, own=None):
+    """Check that every rank in @ranks gets @status with @words; the last rank @own, if it is another status."""
     code, output = ranks_run(4, *([what] if isinstance(what, str) else what))
     ends = re.findall(r"^END rank (\d+): (-?\d+): (.*)$", output, re.MULTILINE)
     require(code != 0, f"{what}: the job ends with 0", output)
     require(sorted(int(end[0]) for end in ends) == ranks, f"{what}: other ranks report than {ranks}", output)
     for rank, found, text in ends:
+        if own and int(rank) == ranks[-1]:
+            require(int(found) == own, f"{what}: rank {rank} is told {found}: {text}", output)
+            continue
         require(int(found) == status and words in text, f"{what}: rank {rank} is told {found}: {text}", output)
 
 
@@ -59,5 +62,6 @@ if sys.argv[4:]:
 ranks_pass((2, 4))
 ending("kill", [0, 1, 2], EPIPE, "rank 3 (process ")
 ending("abort", [0, 1, 2, 3], ECANCELED, "rank 3 gave up: no data left")
+ending("memory", [0, 1, 2, 3], ECANCELED, "rank 3 gave up: no memory for a shard", ENOMEM)
 ending("sizes", [0, 1, 2, 3], EINVAL, "rank 3 cuts 1001 elements and rank 0 1000")
 others_are_told()

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x in bytes that will not be read soon, such as a collective's result. */
+/* Copy bytes that will not be read soon, such as a collective's result. */
 #include <string.h>
 
 #include "kernels/host/host.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * FP32 products by 256-bit fused multiply-add; BF16 and FP16 are widened while packing. The micro-tile
- * is 6 x 16: 12 accumulators, two vectors of b and a broadcast, 15 of 16 registers.
+ * FP32 products by 256-bit fused multiply-add; BF16 and FP16 are widened while packing. The micro-tile is 6 x 16: 12
+ * accumulators, two vectors of b and a broadcast, 15 of 16 registers.
  */
 #include <immintrin.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The iteration of matmul_k_tree.h: parts of all spans, leaf after leaf, none of them empty. */
+/* The iteration of matmul_k_tree.h. It visits the leaves in order and cuts each into pieces, none of them empty. */
 #include "kernels/host/matmul/matmul_k_tree.h"
 
 #include "base/base.h"

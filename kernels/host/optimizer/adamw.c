@@ -18,8 +18,8 @@
  * In a compact form (base/moments.h) m, v and w are read as F32 and rounded when they are stored, in blocks of
  * LADE_MOMENT_BLOCK elements: eight-bit moments share an exponent that is known once all moments of a block are.
  *
- * fmaf is a library call where the compiler may not assume the instruction: this variant is right on every CPU, and
- * slow on old ones.
+ * This variant is correct on every CPU. It is slow where the compiler may not assume an instruction for fma, because
+ * fmaf is a library call there.
  */
 #include <math.h>
 

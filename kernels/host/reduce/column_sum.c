@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Column sums of x[m,n], the gradient of a bias. A task sums one block of rows into its partial
- * row, which stays in L1 while rows stream past; row_sums.c adds the partials. Reads x once: the
- * bound is memory bandwidth.
+ * Column sums of x[m,n], the gradient of a bias. A task sums one block of rows into its partial row, which stays in L1
+ * while rows stream past; row_sums.c adds the partials. x is read once, so memory bandwidth is the bound.
  */
 #include "kernels/host/ref.h"
 

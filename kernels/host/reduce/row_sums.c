@@ -5,7 +5,8 @@
  * number of rows alone, so the bits do not depend on threads. The partials are at most 64 rows, so this half is a
  * percent of the work; tasks are ranges of columns.
  *
- * Rejected: a tree over blocks (64 terms do not need it), and atomics (their order is the threads').
+ * Rejected: a tree over blocks (64 terms do not need it), and atomics, because the order of the threads would then be
+ * the order of the sum.
  */
 #include "kernels/host/host.h"
 

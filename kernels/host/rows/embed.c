@@ -9,7 +9,7 @@
  * batch in order.
  *
  * Rejected: scattering straight into the gradient, because its sum would then depend on the earlier contents. Rejected:
- * a table per thread (V*d each), and atomics, because their order is the threads'.
+ * a table per thread (V*d each), and atomics, because the order of the threads would then be the order of the sums.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * residual.c in vectors: the same tasks and blocks. Dropout's random words are drawn for a run of
- * elements at a time into a buffer in L1.
+ * residual.c in vectors: the same tasks and blocks. Dropout's random words are drawn for a run of elements at a time
+ * into a buffer in L1.
  */
 #include <assert.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Find this process's control group. /proc/self/mountinfo tells where a hierarchy is mounted, and which of its groups
- * is the root of the mount. /proc/self/cgroup tells which group of the hierarchy is this process's. A container often
- * has only its own part mounted; then the mount's root is cut off the front of the group's path. If the group lies
+ * Find this process's control group. /proc/self/mountinfo has the mount point of a hierarchy, and the group that is the
+ * root of the mount. /proc/self/cgroup has this process's group in the hierarchy. A container often has only its own
+ * part mounted; then the mount's root is cut off the front of the group's path. If the group lies
  * outside the mount, the search starts at the mount point, because no other group is visible.
  *
  * Rejected: fixed paths below /sys/fs/cgroup alone. They miss version 2 beside version 1 (/sys/fs/cgroup/unified), and
@@ -63,7 +63,7 @@ static bool mount_find(const char *root, const char *controller, struct mount *r
   return is_found;
 }
 
-/* Write this process's group in the hierarchy of @controller into @group, or "/" if /proc does not tell it. */
+/* Write this process's group in the hierarchy of @controller into @group; "/" if /proc does not have it. */
 static void group_find(const char *root, const char *controller, char *group, size_t group_bytes)
 {
   char path[LADE_CGROUP_PATH_BYTES + 32], line[LADE_CGROUP_PATH_BYTES];

@@ -27,6 +27,8 @@
 #define ASK_PERMISSION 0x1023
 #define STATE_TILES 18
 
+#define CPUS_MOST (16 * CPU_SETSIZE) /* 16,384; Linux supports 8,192 on x86 and up to 4,096 elsewhere */
+
 /* Read the first line of @path into @line; false if there is none. */
 static bool line_read(const char *path, char *line, int line_bytes)
 {
@@ -134,10 +136,16 @@ bool lade_cpu_has_steady_ticks(void)
 #endif
 }
 
+/* Return the CPUs of the affinity mask. The kernel refuses a mask with less room than CPUs that it could have. */
+static int affinity_count(void)
+{
+  cpu_set_t sets[CPUS_MOST / CPU_SETSIZE];
+  return sched_getaffinity(0, sizeof(sets), sets) == 0 ? CPU_COUNT_S(sizeof(sets), sets) : 1;
+}
+
 int lade_cpu_count(void)
 {
-  cpu_set_t set;
-  int count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  int count = affinity_count();
   double quota = quota_get("", quota_v2);
   if (quota < 0)
     quota = quota_get("cpu", quota_v1);

@@ -3,8 +3,8 @@
  * The contended path of the lock: three states in one word, as in Drepper's "Futexes Are Tricky", with one difference.
  *
  * A thread that is about to sleep sets the state to "awaited". The thread that unlocks in that state wakes one sleeper.
- * That sleeper locks it as "awaited" again, because other threads may still be asleep. The kernel does not let a thread
- * sleep if the state has changed meanwhile.
+ * The woken thread takes the lock as "awaited" again, because other threads may still be asleep. The kernel puts a
+ * thread to sleep only if the state is still "awaited".
  *
  * An unlock is a load and then a store, not one exchange, because the exchange is a third of the lock's cost without
  * contention. A thread that sets "awaited" between the two is missed, and the store overwrites its mark. No other

@@ -18,7 +18,7 @@ uint64_t store_runs_bytes(const store_runs *runs)
   return bytes;
 }
 
-/* Return how many free runs, from the first on, hold @bytes; their number + 1 if all together do not. */
+/* Return how many of the first free runs hold @bytes together; free->n + 1 if all of them hold less. */
 static int runs_needed(const store_runs *free, uint64_t bytes)
 {
   int n = 0;

@@ -3,10 +3,10 @@
  * Space of a store for tensors that are put and removed: free runs of granules. A tensor takes as many runs as it
  * needs, so that the last free granule can be used after any sequence of puts. Adjacent free runs are merged. No lock.
  *
- * A run that published state refers to is held: given back, it waits until that state counts no more.
+ * A run that published state refers to is held. If it is given back, it is free only when that state no longer counts.
  */
-#ifndef LADE_OFFLOAD_RUNS_H
-#define LADE_OFFLOAD_RUNS_H
+#ifndef LADE_OFFLOAD_FREE_EXTENTS_H
+#define LADE_OFFLOAD_FREE_EXTENTS_H
 
 #include "base/base.h"
 
@@ -39,11 +39,12 @@ void store_room_give(struct store_room *room, store_runs *taken);
 void store_room_release(struct store_room *room);
 
 /*
- * Split a run of @taken so that one begins at byte @at of all their bytes; return its index, which is taken->n at their
- * end. -ENOMEM.
+ * Split a run of @taken so that a run begins at byte @at of the concatenated runs. Return its index, which is taken->n
+ * if @at is their end. -ENOMEM.
  */
 int store_room_split(struct store_room *room, store_runs *taken, uint64_t at);
 
+/* Return the bytes of all runs together. */
 uint64_t store_runs_bytes(const store_runs *runs);
 
 #endif

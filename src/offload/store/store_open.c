@@ -103,6 +103,20 @@ static int numa_node_find(const struct lade_store *store, const char *sysfs)
   return lade_numa_count() > 1 ? node : -1;
 }
 
+/* Return the device number and the free bytes of the file system of @dir. */
+static int dir_measure(const char *dir, dev_t *ret_device, uint64_t *ret_free_bytes, struct lade_error *error)
+{
+  struct stat of_dir;
+  int code = stat(dir, &of_dir) ? -errno : lade_free_space_get(dir, ret_free_bytes);
+  if (code)
+    return lade_error_set(error, store_code_of_open(code), "store directory %s: %s; create it or name another", dir,
+                          strerror(-code));
+  if (!S_ISDIR(of_dir.st_mode))
+    return lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", dir);
+  *ret_device = of_dir.st_dev;
+  return 0;
+}
+
 int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives, struct lade_error *error)
 {
   struct lade_store store = {0};
@@ -110,25 +124,15 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives,
   uint64_t bytes = 0, drives = lade_host_id(); /* device numbers are the same in all containers of a machine */
   int code = dirs_split(&store, dirs, error);
   for (int i = 0; i < store.n_drives && !code; i++) {
-    struct stat of_dir;
-    uint64_t free_bytes;
-    bool is_known = false;
-    code = stat(store.drives[i].dir, &of_dir) ? -errno : lade_free_space_get(store.drives[i].dir, &free_bytes);
-    if (code) {
-      code = lade_error_set(error, store_code_of_open(code), "store directory %s: %s; create it or name another",
-                            store.drives[i].dir, strerror(-code));
-      break;
-    }
-    if (!S_ISDIR(of_dir.st_mode)) {
-      code = lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", store.drives[i].dir);
-      break;
-    }
-    devices[i] = of_dir.st_dev;
-    for (int k = 0; k < i; k++)
-      is_known |= devices[k] == devices[i];
-    bytes += is_known ? 0 : LADE_MIN(free_bytes, LADE_FREE_SPACE_UNKNOWN - bytes);
-    drives += is_known ? 0 : store_hash_plain(&devices[i], sizeof(devices[i]), 0); /* a sum, so that the order does
-                                                                                      not matter */
+    uint64_t free_bytes = 0;
+    bool is_counted = false;
+    code = dir_measure(store.drives[i].dir, &devices[i], &free_bytes, error);
+    for (int k = 0; k < i && !code; k++)
+      is_counted |= devices[k] == devices[i];
+    if (code || is_counted)
+      continue;
+    bytes += LADE_MIN(free_bytes, LADE_FREE_SPACE_UNKNOWN - bytes);
+    drives += store_hash_plain(&devices[i], sizeof(devices[i]), 0); /* a sum, so that the order does not matter */
   }
   for (int i = 0; i < store.n_drives; i++)
     free(store.drives[i].dir);

@@ -7,12 +7,12 @@
  *
  * A publish writes the catalog of the present tensors to the slot that does not count, and lets durable.c make it
  * count: sync, record, sync. Since the last publish, puts have written to room that the published catalog does not
- * refer to, so the former state stays whole until the new one counts. Behind it, the runs of the new catalog are held,
+ * refer to, so the former state stays whole until the new one counts. Afterwards the runs of the new catalog are held,
  * and runs that only the former one held are free. If the record's write or sync fails, either catalog may count, so
  * the runs of both stay held, and the store publishes no more.
  *
- * The catalog's own granules have checksums in the slot's table, so an entry is trusted once it is read. It is checked
- * nevertheless against its bounds, because a wrong run would give bytes of one tensor to another.
+ * The catalog's own granules have checksums in the slot's table, so an entry that was read is what a publish wrote. Its
+ * fields are checked nevertheless, because a wrong run would give bytes of one tensor to another.
  *
  * A slot is 1/256 of the budget: for each granule 8 bytes of checksum, 16 of a run, and 232 of entry and name.
  */
@@ -185,17 +185,33 @@ int lade_tensor_store_publish(struct lade_tensor_store *s, struct lade_error *er
 
 /* ---- opening ---- */
 
-static int damage(const struct lade_tensor_store *s, const char *at, const char *data, const char *fault,
-                  struct lade_error *error)
+/* An entry that cannot be taken: a fault of its bytes, or no memory for it. */
+struct entry_fault {
+  int code;         /* -EBADMSG or -ENOMEM; 0: none */
+  const char *text; /* of -EBADMSG: follows "the entry" */
+};
+
+static const struct entry_fault fault_none = {0}, fault_memory = {.code = -ENOMEM};
+
+static struct entry_fault fault_damage(const char *text)
 {
-  return lade_error_set(error, -EBADMSG, "the catalog of the durable store is damaged: the entry at byte %llu %s",
-                        (unsigned long long)(at - data + (ptrdiff_t)lade_durable_slot(s->durable,
-                                             lade_durable_generation(s->durable)).offset), fault);
+  return (struct entry_fault){-EBADMSG, text};
 }
 
-/* Take the runs and checksums of an entry, which begin at @at. NULL: done; else the fault. */
-static const char *runs_read(struct lade_tensor_store *s, struct tensor *tensor, const struct catalog_entry *entry,
-                             const char *at)
+/* Report @fault of the entry that begins @offset bytes into the catalog. */
+static int fault_report(const struct lade_tensor_store *s, const struct entry_fault *fault, uint64_t offset,
+                        struct lade_error *error)
+{
+  const struct lade_extent slot = lade_durable_slot(s->durable, lade_durable_generation(s->durable));
+  if (fault->code == -ENOMEM)
+    return lade_error_set(error, -ENOMEM, "no memory for the tensors of the durable store");
+  return lade_error_set(error, fault->code, "the catalog of the durable store is damaged: the entry at byte %llu %s",
+                        (unsigned long long)(slot.offset + offset), fault->text);
+}
+
+/* Take the runs and checksums of an entry, which begin at @at. */
+static struct entry_fault runs_read(struct lade_tensor_store *s, struct tensor *tensor,
+                                    const struct catalog_entry *entry, const char *at)
 {
   const char *sums = at + (uint64_t)entry->n_runs * sizeof(struct catalog_run);
   uint64_t left = granules(entry->bytes) * LADE_STORE_GRANULE_BYTES;
@@ -204,43 +220,43 @@ static const char *runs_read(struct lade_tensor_store *s, struct tensor *tensor,
     memcpy(&place, at + i * sizeof(place), sizeof(place));
     const struct store_run run = {.offset = place.offset, .bytes = place.bytes, .is_held = true};
     if (place.offset % LADE_STORE_GRANULE_BYTES || place.bytes % LADE_STORE_GRANULE_BYTES || place.bytes > left)
-      return "has a run out of range";
+      return fault_damage("has a run out of range");
     int code = store_room_claim(&s->room, &tensor->runs, run);
     if (code)
-      return code == -ENOMEM ? "finds no memory" : "has a run that another tensor has, too";
+      return code == -ENOMEM ? fault_memory : fault_damage("has a run that another tensor has, too");
     const uint64_t bytes = place.bytes / LADE_STORE_GRANULE_BYTES * sizeof(uint64_t);
     memcpy(run_sums(s, &run), sums, bytes);
     sums += bytes;
     left -= place.bytes;
   }
-  return left ? "has too few runs" : NULL;
+  return left ? fault_damage("has too few runs") : fault_none;
 }
 
-/* Read one entry at *@at, which ends before @end, and go behind it. NULL: done; else the fault. */
-static const char *entry_read(struct lade_tensor_store *s, const char **at, const char *end)
+/* Read the entry at *@at, in a catalog that ends at @end, and advance *@at past it. */
+static struct entry_fault entry_read(struct lade_tensor_store *s, const char **at, const char *end)
 {
   struct catalog_entry entry;
   const uint64_t left = (uint64_t)(end - *at);
   if (left < sizeof(entry))
-    return "is cut";
+    return fault_damage("is cut");
   memcpy(&entry, *at, sizeof(entry));
   if (!entry.bytes || entry.bytes > s->budget_bytes + LADE_STORE_GRANULE_BYTES ||
       entry.n_runs > granules(entry.bytes) || entry.name_bytes < 8 || entry.name_bytes % 8 || entry.name_bytes > left)
-    return "has a size out of range";
+    return fault_damage("has a size out of range");
   const uint64_t before_name = sizeof(entry) + (uint64_t)entry.n_runs * sizeof(struct catalog_run) +
                                granules(entry.bytes) * sizeof(uint64_t);
   if (before_name + entry.name_bytes > left)
-    return "is cut";
+    return fault_damage("is cut");
   const char *name = *at + before_name;
   if (name[entry.name_bytes - 1] || !*name || tensor_find(s, name))
-    return "has no name of its own";
+    return fault_damage("has no name of its own");
   struct tensor *tensor = tensor_make(s, name);
   if (!tensor)
-    return "finds no memory";
+    return fault_memory;
   tensor->number = entry.number;
   tensor->bytes = entry.bytes;
   tensor->generation = entry.generation;
-  const char *fault = runs_read(s, tensor, &entry, *at + sizeof(entry));
+  const struct entry_fault fault = runs_read(s, tensor, &entry, *at + sizeof(entry));
   *at += before_name + entry.name_bytes;
   return fault;
 }
@@ -251,23 +267,24 @@ static int catalog_read(struct lade_tensor_store *s, const struct catalog_memo *
   char *data = room ? aligned_alloc(LADE_STORE_BLOCK_BYTES, room) : NULL;
   if (room && !data)
     return lade_error_set(error, -ENOMEM, "no memory for a catalog of %llu bytes", (unsigned long long)bytes);
-  const char *fault = NULL, *at = data, *begin = data;
+  const char *at = data, *begin = data;
+  struct entry_fault fault = fault_none;
   int code = room ? catalog_move(s, LADE_STORE_READ, lade_durable_generation(s->durable), data, bytes, error) : 0;
-  for (uint64_t i = 0; i < memo->n_tensors && !code && !fault; i++) {
+  for (uint64_t i = 0; i < memo->n_tensors && !code && !fault.code; i++) {
     begin = at;
     fault = entry_read(s, &at, data + bytes);
   }
-  if (!code && !fault && at != data + bytes)
-    fault = "is not the last one";
-  if (fault)
-    code = damage(s, begin, data, fault, error);
+  if (!code && !fault.code && at != data + bytes)
+    fault = fault_damage("is not the last one");
+  if (fault.code)
+    code = fault_report(s, &fault, (uint64_t)(begin - data), error);
   free(data);
   s->n_puts = memo->n_puts;
   s->n_numbers = memo->n_numbers;
   return code;
 }
 
-/* Check the memo of the publish that counts against the caller's budget, and take its budget if he states none. */
+/* Check the memo of the publish that counts, and its budget against the caller's; 0: the caller takes the memo's. */
 static int memo_read(struct lade_tensor_store *s, const char *dir, struct catalog_memo *ret_memo,
                      struct lade_error *error)
 {

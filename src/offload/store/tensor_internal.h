@@ -28,19 +28,20 @@ struct tensor {
   uint32_t number;
   uint64_t bytes, generation;
   store_runs runs;
-  lade_tensor_ticket *requests; /* that move it */
+  lade_tensor_ticket *requests; /* in flight */
   bool is_lost;                 /* a put failed: no new request finds it, and its last request removes it */
   struct tensor *previous, *next; /* of all tensors, in no order */
 };
 
-/* A request. */
+/* An admitted request. The mutex guards is_done, result and the links. */
 struct lade_tensor_ticket {
   struct tensor *tensor; /* NULL once it is finished */
   enum lade_tensor_op op;
   char *data;
   uint64_t offset, bytes; /* of the tensor */
   store_runs runs;        /* that hold this range */
-  bool is_async, is_done; /* a thread of the store moves it; the result is there */
+  bool is_async;          /* a thread of the store moves it */
+  bool is_done;           /* result and why are set */
   int result;
   struct lade_error why;
   lade_tensor_ticket *next_of_tensor, *next;       /* next: in the queue of requests that have not begun */
@@ -49,7 +50,7 @@ struct lade_tensor_ticket {
 
 struct lade_tensor_store {
   _Atomic int *is_alive; /* 0 in a child of fork, which must not use the ring that it shares with its parent */
-  lade_durable *durable; /* NULL: the files end with the process */
+  lade_durable *durable; /* NULL: the files are deleted when the process ends */
   lade_store *store;     /* the durable's, or its own */
   struct lade_extent extent;
   uint64_t budget_bytes;
@@ -69,7 +70,7 @@ struct lade_tensor_store {
   lade_tensor_ticket *head, *tail, *open;
   uint64_t in_flight_bytes, in_flight_peak_bytes;
   bool is_closing;
-  int publish_code; /* of a publish that may or may not count; 0: there was none */
+  int publish_code; /* error of a publish that may or may not count; 0: no publish failed so */
 };
 
 /* ---- tensor_names.c; mutex held ---- */
@@ -97,7 +98,7 @@ int tensor_request_run(struct lade_tensor_store *s, enum lade_tensor_op op, cons
 /* Start the threads that move submitted requests. -EAGAIN. */
 int tensor_movers_start(struct lade_tensor_store *s, struct lade_error *error);
 
-/* Give up requests that have not begun, finish the others, join the threads and end all tickets. */
+/* End requests that have not begun with -ECANCELED, finish the others, join the threads and free all tickets. */
 void tensor_movers_stop(struct lade_tensor_store *s);
 
 /* ---- tensor_catalog.c ---- */

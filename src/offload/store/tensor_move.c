@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moving the bytes of a request. They move in windows, a few of them in flight. A window in aligned memory of whole
- * blocks moves directly. Any other goes through a window of the slab, which all requests share: a request without a
- * transfer in flight waits for one, and a request with some goes on with its own transfers, so no cycle of waits forms.
+ * Move the bytes of a request, in windows, several of them in flight. A window of whole blocks in aligned memory moves
+ * directly. Every other window goes through a bounce window of a slab that all requests share. If no bounce window is
+ * free, a request with transfers in flight completes one of these first, and only a request without any sleeps. So a
+ * sleeper never holds a bounce window, and no cycle of waits forms.
  */
 #include <string.h>
 
@@ -13,7 +14,7 @@
 struct move_window {
   struct lade_transfer transfer;
   char *data; /* caller's memory of a bounced window */
-  int bounce; /* window of the slab; NO_BOUNCE: moved directly */
+  int bounce; /* its bounce window; NO_BOUNCE: the drive accesses the caller's memory */
 };
 
 /* State of one call that moves a request. */
@@ -25,7 +26,7 @@ struct mover {
   struct move_window windows[TENSOR_N_WINDOWS];
 };
 
-/* Take a window of the slab; wait for one if @may_wait. NO_BOUNCE: there is none. */
+/* Take a bounce window; sleep until one is free if @may_wait. NO_BOUNCE: none is free. */
 static int bounce_take(struct lade_tensor_store *s, bool may_wait)
 {
   int found = NO_BOUNCE;
@@ -52,7 +53,7 @@ static void bounce_give(struct lade_tensor_store *s, int bounce)
   pthread_mutex_unlock(&s->mutex);
 }
 
-/* Go @bytes on in the request. */
+/* Advance by @bytes in the request and in its runs. */
 static void mover_advance(struct mover *m, uint64_t bytes)
 {
   m->at += bytes;
@@ -63,7 +64,7 @@ static void mover_advance(struct mover *m, uint64_t bytes)
   }
 }
 
-/* Begin the next part of the request in @window. False if it needs a window of the slab, and none is free. */
+/* Begin the next part of the request in @window. False if it needs a bounce window, and none is free. */
 static bool window_begin(struct mover *m, struct move_window *window, bool may_wait)
 {
   const lade_tensor_ticket *request = m->request;

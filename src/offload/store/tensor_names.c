@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of a store by name: a tree finds them, and a list has all of them. */
+/* The tensors of a store: a tree finds one by its name, and a list enumerates all. Both have every tensor. */
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,10 +3,11 @@
  * Requests: admission, room for puts, and the threads that move submitted ones.
  *
  * A request is admitted under the mutex: its name, its range, its overlap with requests in flight, and for a put its
- * room are checked, so that a refused request has changed nothing. Then the calling thread moves it, or one of a few
- * movers, which take the oldest of the queue. A mover runs one request at a time; several of them keep the drive busy
- * with short requests. Rejected: transfers that continue one another in completion callbacks, because bytes are copied
- * and hashed there, in whichever thread waits.
+ * room are checked, so that a refused request has changed nothing. (Exception: if memory is out, a put may drop its
+ * tensor.) Then the calling thread moves the bytes, or a mover, a thread of the store that takes the oldest request of
+ * the queue. A mover runs one request at a time; several movers keep the drive busy with short requests. Rejected:
+ * transfers that continue one another in completion callbacks, because bytes are copied and hashed there, in whichever
+ * thread waits.
  *
  * A put over published runs takes fresh room, for the runs of its range alone. The old runs are held until the next
  * publish (free_extents.h). Checksums of a tensor's parts share the generation of the tensor's first put; a stale part
@@ -19,12 +20,13 @@
 #include "base/thread.h"
 #include "offload/store/tensor_internal.h"
 
-/* A request as a caller states it. */
-struct wish {
+/* The parameters of a request, checked as far as possible without the store. */
+struct request_params {
   enum lade_tensor_op op;
   const char *name;
   void *data;
-  uint64_t bytes, tensor_bytes, offset; /* tensor_bytes is never 0 here */
+  uint64_t offset, bytes; /* range of the tensor */
+  uint64_t tensor_bytes;  /* size of the tensor; never 0 */
 };
 
 /* ---- room; mutex held ---- */
@@ -54,7 +56,7 @@ static bool has_held(const store_runs *runs, int from, int to)
 /* Give @tensor room for @bytes; keep its present room if that fits and is not published. */
 static int room_resize(struct lade_tensor_store *s, struct tensor *tensor, uint64_t bytes, struct lade_error *error)
 {
-  /* A size near UINT64_MAX rounds to 0. */
+  /* Rounding a size near 2^64 wraps to 0. */
   const uint64_t rounded = LADE_MAX(bytes, lade_align_up(bytes, LADE_STORE_GRANULE_BYTES));
   uint64_t usable = store_runs_bytes(&s->room.free);
   const bool is_held = has_held(&tensor->runs, 0, tensor->runs.n);
@@ -121,62 +123,65 @@ static int busy_error(const struct tensor *tensor, struct lade_error *error)
   return lade_error_set(error, -EBUSY, "'%.*s' is being moved by another request", TENSOR_NAME_SHOWN, tensor->name);
 }
 
-static int size_error(const struct tensor *tensor, const struct wish *wish, struct lade_error *error)
+static int size_error(const struct tensor *tensor, const struct request_params *params, struct lade_error *error)
 {
   return lade_error_set(error, -EINVAL, "'%.*s' has %llu bytes, and %llu were asked for", TENSOR_NAME_SHOWN,
-                        tensor->name, (unsigned long long)tensor->bytes, (unsigned long long)wish->tensor_bytes);
+                        tensor->name, (unsigned long long)tensor->bytes, (unsigned long long)params->tensor_bytes);
 }
 
-/* True if @wish may not run beside the requests of @tensor. A whole put changes the size, so it runs alone. */
-static bool is_busy(const struct tensor *tensor, const struct wish *wish)
+/*
+ * True if a request of @params must not run at the same time as the requests of @tensor. A put of the whole tensor may
+ * change its size, so it runs alone.
+ */
+static bool is_busy(const struct tensor *tensor, const struct request_params *params)
 {
-  const bool is_whole_put = wish->op == LADE_TENSOR_PUT && wish->bytes == wish->tensor_bytes;
+  const bool is_whole_put = params->op == LADE_TENSOR_PUT && params->bytes == params->tensor_bytes;
   for (const lade_tensor_ticket *r = tensor->requests; r; r = r->next_of_tensor) {
-    const bool overlaps = r->offset < wish->offset + wish->bytes && wish->offset < r->offset + r->bytes;
-    if (is_whole_put || (overlaps && (r->op == LADE_TENSOR_PUT || wish->op == LADE_TENSOR_PUT)))
+    const bool overlaps = r->offset < params->offset + params->bytes && params->offset < r->offset + r->bytes;
+    if (is_whole_put || (overlaps && (r->op == LADE_TENSOR_PUT || params->op == LADE_TENSOR_PUT)))
       return true;
   }
   return tensor->is_lost;
 }
 
 /* Find or create the tensor of a put, with room for it. */
-static int put_admit(struct lade_tensor_store *s, const struct wish *wish, struct tensor **ret_tensor,
+static int put_admit(struct lade_tensor_store *s, const struct request_params *params, struct tensor **ret_tensor,
                      struct lade_error *error)
 {
-  const bool is_whole = wish->bytes == wish->tensor_bytes;
-  struct tensor *tensor = tensor_find(s, wish->name);
+  const bool is_whole = params->bytes == params->tensor_bytes;
+  struct tensor *tensor = tensor_find(s, params->name);
   const bool is_new = !tensor;
-  if (tensor && is_busy(tensor, wish))
+  if (tensor && is_busy(tensor, params))
     return busy_error(tensor, error);
-  if (tensor && !is_whole && tensor->bytes != wish->tensor_bytes)
-    return size_error(tensor, wish, error);
-  if (is_new && !(tensor = tensor_make(s, wish->name)))
-    return memory_error(wish->name, error);
-  int code = is_new || is_whole ? room_resize(s, tensor, wish->tensor_bytes, error)
-                                : room_unshare(s, tensor, wish->offset, wish->bytes, error);
+  if (tensor && !is_whole && tensor->bytes != params->tensor_bytes)
+    return size_error(tensor, params, error);
+  if (is_new && !(tensor = tensor_make(s, params->name)))
+    return memory_error(params->name, error);
+  int code = is_new || is_whole ? room_resize(s, tensor, params->tensor_bytes, error)
+                                : room_unshare(s, tensor, params->offset, params->bytes, error);
   if (code) {
     if (!tensor->runs.n) /* a new tensor, or one whose old room was given back */
       tensor_remove(s, tensor);
     return code;
   }
   if (is_new || is_whole) {
-    tensor->bytes = wish->tensor_bytes;
+    tensor->bytes = params->tensor_bytes;
     tensor->generation = ++s->n_puts;
   }
   *ret_tensor = tensor;
   return 0;
 }
 
-static int get_admit(struct lade_tensor_store *s, const struct wish *wish, struct tensor **ret_tensor,
+static int get_admit(struct lade_tensor_store *s, const struct request_params *params, struct tensor **ret_tensor,
                      struct lade_error *error)
 {
-  struct tensor *tensor = tensor_find(s, wish->name);
+  struct tensor *tensor = tensor_find(s, params->name);
   if (!tensor || tensor->is_lost)
-    return lade_error_set(error, -ENOENT, "there is no '%.*s' in the store", TENSOR_NAME_SHOWN, wish->name);
-  if (is_busy(tensor, wish))
+    return lade_error_set(error, -ENOENT, "there is no '%.*s' in the store", TENSOR_NAME_SHOWN, params->name);
+  if (is_busy(tensor, params))
     return busy_error(tensor, error);
-  if (tensor->bytes != wish->tensor_bytes)
-    return size_error(tensor, wish, error);
+  if (tensor->bytes != params->tensor_bytes)
+    return size_error(tensor, params, error);
   *ret_tensor = tensor;
   return 0;
 }
@@ -201,22 +206,26 @@ static int runs_copy(const struct tensor *tensor, lade_tensor_ticket *request)
   return 0;
 }
 
-/* Admit @wish as @request, which is zeroed. On failure nothing has begun. */
-static int request_admit(struct lade_tensor_store *s, const struct wish *wish, lade_tensor_ticket *request,
+/*
+ * Admit a request of @params and fill @request, which is zeroed. On failure nothing has begun. -ENOMEM also drops the
+ * tensor of a put, whose former bytes may have lost their room.
+ */
+static int request_admit(struct lade_tensor_store *s, const struct request_params *params, lade_tensor_ticket *request,
                          struct lade_error *error)
 {
   struct tensor *tensor = NULL;
-  int code = wish->op == LADE_TENSOR_PUT ? put_admit(s, wish, &tensor, error) : get_admit(s, wish, &tensor, error);
+  int code = params->op == LADE_TENSOR_PUT ? put_admit(s, params, &tensor, error)
+                                           : get_admit(s, params, &tensor, error);
   if (code)
     return code;
-  *request = (lade_tensor_ticket){.tensor = tensor, .op = wish->op, .data = wish->data, .offset = wish->offset,
-                                  .bytes = wish->bytes, .next_of_tensor = tensor->requests};
+  *request = (lade_tensor_ticket){.tensor = tensor, .op = params->op, .data = params->data, .offset = params->offset,
+                                  .bytes = params->bytes, .next_of_tensor = tensor->requests};
   if (runs_copy(tensor, request)) {
     LADE_ARRAY_FREE(&request->runs);
-    tensor->is_lost |= wish->op == LADE_TENSOR_PUT; /* its old bytes may have no room any more */
+    tensor->is_lost |= params->op == LADE_TENSOR_PUT;
     if (tensor->is_lost && !tensor->requests)
       tensor_remove(s, tensor);
-    return memory_error(wish->name, error);
+    return memory_error(params->name, error);
   }
   tensor->requests = request;
   return 0;
@@ -253,12 +262,12 @@ static int child_error(struct lade_error *error)
 int tensor_request_run(struct lade_tensor_store *s, enum lade_tensor_op op, const char *name, void *data,
                        uint64_t bytes, struct lade_error *error)
 {
-  const struct wish wish = {.op = op, .name = name, .data = data, .bytes = bytes, .tensor_bytes = bytes};
+  const struct request_params params = {.op = op, .name = name, .data = data, .bytes = bytes, .tensor_bytes = bytes};
   lade_tensor_ticket request = {0};
   if (!*s->is_alive)
     return child_error(error);
   pthread_mutex_lock(&s->mutex);
-  int code = request_admit(s, &wish, &request, error);
+  int code = request_admit(s, &params, &request, error);
   pthread_mutex_unlock(&s->mutex);
   if (code)
     return code;
@@ -302,7 +311,7 @@ int tensor_movers_start(struct lade_tensor_store *s, struct lade_error *error)
   while (s->n_movers < TENSOR_N_MOVERS) {
     int code = lade_thread_start(&s->movers[s->n_movers], "lade-tensors", mover_main, s);
     if (code)
-      return lade_error_set(error, code, "a store's thread was refused");
+      return lade_error_set(error, code, "the machine refused a thread for requests of a store (%s)", strerror(-code));
     s->n_movers++;
   }
   return 0;
@@ -335,8 +344,9 @@ void tensor_movers_stop(struct lade_tensor_store *s)
 
 /* ---- submit and wait ---- */
 
-/* Check everything of @request that needs no look at the store. */
-static int wish_read(const struct lade_tensor_request *request, struct wish *ret_wish, struct lade_error *error)
+/* Read @request and check all that does not depend on the store's contents. */
+static int params_read(const struct lade_tensor_request *request, struct request_params *ret_params,
+                       struct lade_error *error)
 {
   struct lade_tensor_request given;
   int code = lade_struct_read("lade_tensor_request", request, &given, sizeof(given), error);
@@ -356,8 +366,8 @@ static int wish_read(const struct lade_tensor_request *request, struct wish *ret
     return lade_error_set(error, -EINVAL, "'%.*s': a part begins and ends at multiples of %d bytes or at the tensor's "
                           "end, not at %llu to %llu", TENSOR_NAME_SHOWN, given.name, LADE_STORE_GRANULE_BYTES,
                           (unsigned long long)given.offset, (unsigned long long)(given.offset + given.bytes));
-  *ret_wish = (struct wish){.op = given.op, .name = given.name, .data = given.data, .bytes = given.bytes,
-                            .tensor_bytes = whole, .offset = given.offset};
+  *ret_params = (struct request_params){.op = given.op, .name = given.name, .data = given.data,
+                                        .offset = given.offset, .bytes = given.bytes, .tensor_bytes = whole};
   return 0;
 }
 
@@ -379,25 +389,30 @@ static void request_queue(struct lade_tensor_store *s, lade_tensor_ticket *reque
   pthread_cond_broadcast(&s->changed);
 }
 
+/* Return the bytes that may still be submitted within the bound. Mutex held. */
+static uint64_t in_flight_left(const struct lade_tensor_store *s)
+{
+  return s->in_flight_limit_bytes - LADE_MIN(s->in_flight_bytes, s->in_flight_limit_bytes);
+}
+
 int lade_tensor_store_submit(struct lade_tensor_store *s, const struct lade_tensor_request *request,
                              struct lade_error *error, lade_tensor_ticket **ret_ticket)
 {
   if (!s || !ret_ticket)
     return lade_error_set(error, -EINVAL, "lade_tensor_store_submit: store or ret_ticket is NULL");
-  struct wish wish;
-  int code = wish_read(request, &wish, error);
+  struct request_params params;
+  int code = params_read(request, &params, error);
   if (code)
     return code;
   if (!*s->is_alive)
     return child_error(error);
   lade_tensor_ticket *ticket = calloc(1, sizeof(*ticket));
   if (!ticket)
-    return memory_error(wish.name, error);
+    return memory_error(params.name, error);
   pthread_mutex_lock(&s->mutex);
-  while (s->in_flight_bytes && wish.bytes > s->in_flight_limit_bytes - LADE_MIN(s->in_flight_bytes,
-                                                                                 s->in_flight_limit_bytes))
+  while (s->in_flight_bytes && in_flight_left(s) < params.bytes)
     pthread_cond_wait(&s->changed, &s->mutex);
-  code = request_admit(s, &wish, ticket, error);
+  code = request_admit(s, &params, ticket, error);
   if (!code)
     request_queue(s, ticket);
   pthread_mutex_unlock(&s->mutex);

@@ -2,12 +2,12 @@
 /*
  * The common half of every engine: arguments, the first error, work for queues.
  *
- * Arguments are checked before an engine sees them, against a table that says per kind how many blocks its two
- * buffers have: sizes that overflow, buffers that are missing, overlap other than in place, peers that do not
- * exist, sums of types that have none.
+ * Arguments are checked before an engine sees them, against a table of the blocks that each kind's two buffers have.
+ * Refused are sizes that overflow, missing buffers, overlap other than in place, ranks that do not exist, and sums of
+ * types without a sum.
  *
- * An engine's error is final because its ranks no longer agree where they stand. It is kept here, first come first
- * kept, so that work that a queue runs later does nothing, and says why when it is asked.
+ * An engine's error is final, because its ranks no longer agree which collectives have run. The first error is kept
+ * here. Work that a queue runs later does nothing, and lade_comm_status returns that error.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -48,12 +48,12 @@ void lade_comm_init(lade_comm *comm, const struct lade_comm_ops *ops, const stru
   comm->size = size;
   comm->params = *params;
   comm->params.launch = NULL;
-  pthread_mutex_init(&comm->mutex, NULL);
+  lade_first_error_init(&comm->failure);
 }
 
 void lade_comm_finish(lade_comm *comm)
 {
-  pthread_mutex_destroy(&comm->mutex);
+  lade_first_error_finish(&comm->failure);
 }
 
 /* True if @ops has what every engine has, and optional operations only in the sets that are called together. */
@@ -68,14 +68,14 @@ static bool ops_are_valid(const struct lade_comm_ops *ops)
 bool comm_is_valid(const lade_comm *comm)
 {
   const struct lade_comm_params *params = &comm->params;
-  const int status = atomic_load(&comm->status);
+  const int status = lade_first_error_code(&comm->failure);
   return comm->ops && ops_are_valid(comm->ops) && comm->rank >= 0 && comm->rank < comm->size && !params->launch &&
          params->kernels && params->timeout_ms > 0 && params->staging_bytes && params->staging_bytes % 4096 == 0 &&
-         status <= 0 && comm->error.code == status;
+         status <= 0 && comm->failure.line.code == status;
 }
 
-/* Return @status, with a copy of @found in @error if the caller passed one. Engines always write a line. */
-int comm_error_hand_on(int status, const struct lade_error *found, struct lade_error *error)
+/* An engine always writes a line; the caller's @error may be NULL. */
+int comm_error_pass(int status, const struct lade_error *found, struct lade_error *error)
 {
   if (status && error)
     *error = *found;
@@ -106,26 +106,14 @@ void lade_comm_get_info(const lade_comm *comm, struct lade_comm_info *ret_info)
 
 int lade_comm_status(lade_comm *comm, struct lade_error *error)
 {
-  int status = atomic_load(&comm->status);
-  if (!status || !error)
-    return status;
-  pthread_mutex_lock(&comm->mutex);
-  *error = comm->error;
-  pthread_mutex_unlock(&comm->mutex);
-  return status;
+  return lade_first_error_get(&comm->failure, error);
 }
 
 int lade_comm_keep(lade_comm *comm, int status, const struct lade_error *found, struct lade_error *error)
 {
   if (!status)
     return 0;
-  pthread_mutex_lock(&comm->mutex);
-  if (!atomic_load(&comm->status)) {
-    comm->error = *found;
-    comm->error.code = status;
-    atomic_store(&comm->status, status);
-  }
-  pthread_mutex_unlock(&comm->mutex);
+  lade_first_error_set(&comm->failure, status, found);
   return lade_comm_status(comm, error);
 }
 
@@ -280,7 +268,7 @@ int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, v
   struct lade_error found = {0};
   status = comm->ops->alloc(comm, bytes, &found, ret_data);
   if (status == -ENOMEM) /* agreed by all members: the communicator is unchanged */
-    return comm_error_hand_on(status, &found, error);
+    return comm_error_pass(status, &found, error);
   return lade_comm_keep(comm, status, &found, error);
 }
 

@@ -98,9 +98,9 @@ static int members_look(const struct comm_group *group, const struct lade_mpi_tr
     if (member == group->rank || (is_pair && member != transfer->peer))
       continue;
     if (comm_member_is_dead(group, member))
-      return comm_member_tell_dead(group, member, error);
+      return comm_member_report_dead(group, member, error);
     if (comm_member_is_stopped(group, member))
-      return comm_member_tell_stopped(group, member, error);
+      return comm_member_report_stopped(group, member, error);
     *ret_is_busy |= comm_member_is_busy(group, member);
   }
   return 0;
@@ -124,7 +124,7 @@ static int pause_look(struct pause *pause, const struct comm_group *group, const
   if (pause->patience.waited_ns <= group->params->timeout_ms * INT64_C(1000000))
     return 0;
   if (transfer->kind == LADE_MPI_SEND || transfer->kind == LADE_MPI_RECV)
-    return comm_member_tell_late(group, transfer->peer, error);
+    return comm_member_report_late(group, transfer->peer, error);
   return lade_error_set(error, -ETIMEDOUT, "the other ranks of a transfer did not come within %g s",
                         group->params->timeout_ms / 1e3);
 }

@@ -94,11 +94,11 @@ bool comm_patience_is_due(const struct comm_patience *patience);
 void comm_patience_count(struct comm_patience *patience, bool is_excused);
 
 /* Return -ETIMEDOUT with the line about @member, which is stopped or late. */
-int comm_member_tell_stopped(const struct comm_group *group, int member, struct lade_error *error);
-int comm_member_tell_late(const struct comm_group *group, int member, struct lade_error *error);
+int comm_member_report_stopped(const struct comm_group *group, int member, struct lade_error *error);
+int comm_member_report_late(const struct comm_group *group, int member, struct lade_error *error);
 
 /* Return -EPIPE with the line about @member. */
-int comm_member_tell_dead(const struct comm_group *group, int member, struct lade_error *error);
+int comm_member_report_dead(const struct comm_group *group, int member, struct lade_error *error);
 
 /* Transfer and wait. At most LADE_MPI_TRANSFER_MOST bytes to or from each member. */
 int comm_group_transfer(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error);

@@ -8,11 +8,11 @@
 #ifndef LADE_COMM_INTERNAL_H
 #define LADE_COMM_INTERNAL_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/base.h"
 #include "base/faults.h"
+#include "base/first_error.h"
 #include "parallel/comm.h"
 
 struct lade_comm_ops {
@@ -55,9 +55,7 @@ struct lade_comm {
   const struct lade_comm_ops *ops;
   int rank, size;
   struct lade_comm_params params; /* with defaults filled in; launch is not kept */
-  atomic_int status;              /* the first error */
-  pthread_mutex_t mutex;          /* guards error */
-  struct lade_error error;
+  struct lade_first_error failure;
 };
 
 /* Initialise and finish the common part. The caller gives ops, rank and size. */
@@ -86,7 +84,7 @@ int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error
 int lade_comm_open_host(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
 
 /* Copy @found to @error (may be NULL) if @status is a failure. Return @status. */
-int comm_error_hand_on(int status, const struct lade_error *found, struct lade_error *error);
+int comm_error_pass(int status, const struct lade_error *found, struct lade_error *error);
 
 /* Return the elements of all blocks of a list, laid end to end. */
 static inline uint64_t comm_list_elements(const struct lade_comm_list *list)

@@ -43,7 +43,7 @@ bool comm_member_is_dead(const struct comm_group *group, int member)
   return poll(&poll_fd, 1, 0) > 0;
 }
 
-int comm_member_tell_dead(const struct comm_group *group, int member, struct lade_error *error)
+int comm_member_report_dead(const struct comm_group *group, int member, struct lade_error *error)
 {
   int rank = group->members[member];
   return lade_error_set(error, -EPIPE, "rank %d (process %d) has ended; the other ranks cannot go on without it", rank,
@@ -86,14 +86,14 @@ bool comm_member_is_busy(const struct comm_group *group, int member)
   return control && atomic_load(&control->members[group->members[member]].n_busy) > 0;
 }
 
-int comm_member_tell_stopped(const struct comm_group *group, int member, struct lade_error *error)
+int comm_member_report_stopped(const struct comm_group *group, int member, struct lade_error *error)
 {
   int rank = group->members[member];
   return lade_error_set(error, -ETIMEDOUT, "rank %d (process %d) is stopped; the other ranks cannot go on without it",
                         rank, (int)group->job->processes[rank].pid);
 }
 
-int comm_member_tell_late(const struct comm_group *group, int member, struct lade_error *error)
+int comm_member_report_late(const struct comm_group *group, int member, struct lade_error *error)
 {
   int rank = group->members[member];
   return lade_error_set(error, -ETIMEDOUT, "rank %d (process %d) did not come within %g s; it is stuck or elsewhere",
@@ -150,12 +150,12 @@ int comm_node_status(struct comm_node *node, struct lade_error *error)
   atomic_store(&node->group->job->has_failed, true);
   int member = (int)(failure & ~(uint32_t)FAILED_MASK) - 1, rank = node->group->members[member];
   switch (failure & FAILED_MASK) {
-  case FAILED_DEAD: return comm_member_tell_dead(node->group, member, error);
+  case FAILED_DEAD: return comm_member_report_dead(node->group, member, error);
   case FAILED_ABORT:
     return lade_error_set(error, -ECANCELED, "rank %d gave up: %.*s", rank, COMM_WORDS_BYTES,
                           node->control->members[member].words);
-  case FAILED_STOPPED: return comm_member_tell_stopped(node->group, member, error);
-  default: return comm_member_tell_late(node->group, member, error);
+  case FAILED_STOPPED: return comm_member_report_stopped(node->group, member, error);
+  default: return comm_member_report_late(node->group, member, error);
   }
 }
 
@@ -233,6 +233,8 @@ int comm_node_meet(struct comm_node *node, struct lade_error *error)
 void comm_node_abort(struct comm_node *node, const char *words)
 {
   struct comm_member *own = &node->control->members[node->group->rank];
+  if (atomic_exchange(&node->has_aborted, true))
+    return;
   snprintf(own->words, sizeof(own->words), "%s", words);
   failure_set(node, FAILED_ABORT, node->group->rank);
 }

@@ -54,7 +54,7 @@ static int intents_check(struct mpi_comm *comm, const struct lade_comm_list *lis
     if (memcmp(other, first, sizeof(*other)) == 0)
       continue;
     atomic_store(&comm->group.job->has_failed, true);
-    status = comm_intents_tell(&comm->group, member, other, first, error);
+    status = comm_intents_report(&comm->group, member, other, first, error);
   }
   return status;
 }
@@ -167,9 +167,9 @@ static int chunk_broadcast(struct mpi_comm *comm, const struct list_chunk *chunk
   const int root = chunk->list->items->peer;
   if (root == comm->group.rank)
     chunk_pack(comm, chunk, 0, chunk_whole(chunk), comm->outgoing);
-  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = comm->outgoing, .peer = root,
-                                   .bytes = (int)(chunk->n * chunk->item_bytes)};
-  int status = comm_group_transfer(&comm->group, &tell, error);
+  struct lade_mpi_transfer broadcast = {.kind = LADE_MPI_BROADCAST, .dst = comm->outgoing, .peer = root,
+                                        .bytes = (int)(chunk->n * chunk->item_bytes)};
+  int status = comm_group_transfer(&comm->group, &broadcast, error);
   if (!status)
     chunk_unpack(comm, chunk, 0, chunk_whole(chunk), comm->outgoing);
   return status;
@@ -334,7 +334,7 @@ static int mpi_look(lade_comm *base, struct lade_error *error)
     return comm_node_look(&comm->node, error);
   for (int member = 0; member < comm->group.size; member++)
     if (comm_member_is_dead(&comm->group, member))
-      return comm_member_tell_dead(&comm->group, member, error);
+      return comm_member_report_dead(&comm->group, member, error);
   return 0;
 }
 
@@ -400,7 +400,7 @@ static int staging_create(struct mpi_comm *comm, struct lade_error *error)
 }
 
 /* Report once, at rank 0 of the job, that shared memory is unavailable. */
-static void way_log(const struct mpi_comm *comm, const struct lade_error *why)
+static void fallback_log(const struct mpi_comm *comm, const struct lade_error *why)
 {
   char line[sizeof(why->text) + 96];
   if (!comm->base.params.log || !why->text[0] || comm->group.members[comm->group.rank] != 0)
@@ -438,7 +438,7 @@ static int comm_create(const struct lade_comm_params *params, struct comm_group 
   comm->group.node = comm->is_shared ? &comm->node : NULL;
   if (comm->is_shared && !group->job->control && group->size == group->job->world)
     group->job->control = comm->node.control;
-  way_log(comm, &why);
+  fallback_log(comm, &why);
   if (why.text[0]) /* its parts need neither try again nor report it */
     comm->base.params.backing = LADE_COMM_BACKING_NONE;
   LADE_ASSERT(!LADE_CHECK_FULL || comm_is_valid(&comm->base));

@@ -30,12 +30,13 @@ _Static_assert(sizeof(MPI_Request) <= sizeof(void *), "a request fits the transf
 static bool is_ours; /* open has started MPI */
 static atomic_int n_open;
 
-static int error_put(struct lade_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static int error_fill(struct lade_error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /*
  * Fill @error as the core's lade_error_set does. The plug-in uses no symbol of the core, which may be linked anywhere.
  */
-static int error_put(struct lade_error *error, int code, const char *format, ...)
+static int error_fill(struct lade_error *error, int code, const char *format, ...)
 {
   va_list args;
   va_start(args, format);
@@ -45,14 +46,14 @@ static int error_put(struct lade_error *error, int code, const char *format, ...
   return code;
 }
 
-static int failure_tell(struct lade_error *error, const char *what, int code)
+static int failure_report(struct lade_error *error, const char *what, int code)
 {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0, class = MPI_ERR_OTHER;
   MPI_Error_string(code, text, &length);
   MPI_Error_class(code, &class);
   int status = class == MPI_ERR_TRUNCATE ? -EPROTO : class == MPI_ERR_NO_MEM ? -ENOMEM : -EIO;
-  return error_put(error, status, "%s: MPI says: %.*s", what, length, text);
+  return error_fill(error, status, "%s: MPI says: %.*s", what, length, text);
 }
 
 static MPI_Comm comm_of(void *group)
@@ -75,18 +76,18 @@ static int plugin_open(struct lade_error *error, void **ret_group, bool *ret_is_
   atomic_fetch_add(&n_open, 1); /* the caller calls close, also if this fails */
   MPI_Finalized(&is_over);
   if (is_over)
-    return error_put(error, -ENOTSUP, "MPI has ended in this process and cannot start again");
+    return error_fill(error, -ENOTSUP, "MPI has ended in this process and cannot start again");
   MPI_Initialized(&is_running);
   int code = is_running ? MPI_Query_thread(&level) : MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
   if (code != MPI_SUCCESS)
-    return error_put(error, -EIO, "MPI did not start; is this process started by mpirun?");
+    return error_fill(error, -EIO, "MPI did not start; is this process started by mpirun?");
   is_ours |= !is_running;
   if (level < MPI_THREAD_SERIALIZED)
-    return error_put(error, -ENOTSUP, "MPI was started for one thread; start it with MPI_THREAD_MULTIPLE");
+    return error_fill(error, -ENOTSUP, "MPI was started for one thread; start it with MPI_THREAD_MULTIPLE");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   code = MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   if (code != MPI_SUCCESS)
-    return failure_tell(error, "the group of all ranks", code);
+    return failure_report(error, "the group of all ranks", code);
   *ret_is_serial = level < MPI_THREAD_MULTIPLE;
   *ret_group = group_wrap(comm);
   return 0;
@@ -112,7 +113,7 @@ static int group_split(void *group, int colour, int key, struct lade_error *erro
   MPI_Comm comm;
   int code = MPI_Comm_split(comm_of(group), colour < 0 ? MPI_UNDEFINED : colour, key, &comm);
   if (code != MPI_SUCCESS)
-    return failure_tell(error, "split", code);
+    return failure_report(error, "split", code);
   *ret_group = comm == MPI_COMM_NULL ? NULL : group_wrap(comm);
   return 0;
 }
@@ -139,7 +140,7 @@ static int transfer_begin(void *group, struct lade_mpi_transfer *t, struct lade_
   case LADE_MPI_SEND: code = MPI_Issend(t->src, t->bytes, MPI_BYTE, t->peer, 0, comm, request); break;
   case LADE_MPI_RECV: code = MPI_Irecv(t->dst, t->bytes, MPI_BYTE, t->peer, 0, comm, request); break;
   }
-  return code == MPI_SUCCESS ? 0 : failure_tell(error, "a transfer", code);
+  return code == MPI_SUCCESS ? 0 : failure_report(error, "a transfer", code);
 }
 
 static int transfer_test(struct lade_mpi_transfer *t, bool *ret_is_done, struct lade_error *error)
@@ -148,7 +149,7 @@ static int transfer_test(struct lade_mpi_transfer *t, bool *ret_is_done, struct 
   MPI_Status status;
   int code = MPI_Test((MPI_Request *)t->request, &is_done, &status);
   if (code != MPI_SUCCESS)
-    return failure_tell(error, "a transfer", code);
+    return failure_report(error, "a transfer", code);
   if (is_done && t->kind == LADE_MPI_RECV)
     MPI_Get_count(&status, MPI_BYTE, &t->received_bytes);
   *ret_is_done = is_done;

@@ -379,9 +379,9 @@ static void boards_close(struct nccl_comm *comm)
 static int boards_open(struct nccl_comm *comm, int rank_in_world, struct lade_error *error)
 {
   void *own = NULL;
-  const struct lade_collective tell = {.kind = LADE_ALL_GATHER, .dtype = LADE_I32, .n = 1, .src = &rank_in_world,
-                                       .dst = comm->ranks};
-  int status = lade_comm_run(comm->control, &tell, error);
+  const struct lade_collective gather = {.kind = LADE_ALL_GATHER, .dtype = LADE_I32, .n = 1, .src = &rank_in_world,
+                                         .dst = comm->ranks};
+  int status = lade_comm_run(comm->control, &gather, error);
   if (!status)
     status = lade_comm_alloc(comm->control, sizeof(struct nccl_board), error, &own);
   if (status)
@@ -612,9 +612,9 @@ static int id_meet(struct nccl_comm *comm, struct nccl_id *ret_id, struct lade_e
   nccl_result result = comm->base.rank == 0 ? nccl->ncclGetUniqueId(ret_id) : NCCL_DONE;
   int status = result ? lade_nccl_error_set(nccl, NULL, "ncclGetUniqueId", result, error) : 0;
   status = comm_nccl_outcomes_meet(comm->control, status, error);
-  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = sizeof(*ret_id), .src = ret_id,
-                                       .dst = ret_id};
-  return status ? status : lade_comm_run(comm->control, &tell, error);
+  const struct lade_collective broadcast = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = sizeof(*ret_id),
+                                            .src = ret_id, .dst = ret_id};
+  return status ? status : lade_comm_run(comm->control, &broadcast, error);
 }
 
 /* Complete a communicator that has its other parts: its handles, and the connections of its neighbours. */

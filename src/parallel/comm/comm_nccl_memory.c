@@ -137,13 +137,13 @@ void comm_nccl_unregister(lade_comm *base, const void *data)
 }
 
 /* Report once per job, at its first rank, why collectives use NCCL's own buffers; @own is this rank's result. */
-static void refusal_tell(struct nccl_comm *comm, int own, const struct lade_error *why)
+static void refusal_report(struct nccl_comm *comm, int own, const struct lade_error *why)
 {
   const struct lade_comm_params *params = &comm->base.params;
   struct lade_error line;
-  if (comm->job->has_told || !params->log || comm->ranks[comm->base.rank] != 0)
+  if (comm->job->has_reported || !params->log || comm->ranks[comm->base.rank] != 0)
     return;
-  comm->job->has_told = true;
+  comm->job->has_reported = true;
   lade_error_set(&line, why->code, "NCCL moves through buffers of its own what it could have moved from ours: %.300s",
                  own ? why->text : "it was refused at another rank");
   params->log(params->log_user, line.text);
@@ -161,7 +161,7 @@ int comm_nccl_register(lade_comm *base, const struct lade_comm_range *range, str
   if (!status)
     status = lade_comm_status(comm->control, error);
   if (!status && met)
-    refusal_tell(comm, own, &why);
+    refusal_report(comm, own, &why);
   *ret_is_registered = !met;
   return status;
 }

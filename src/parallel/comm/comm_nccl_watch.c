@@ -59,7 +59,7 @@ static uint64_t cut_of(const struct lade_comm_list *list)
 }
 
 /* Write "all_reduce of 5 f32 with peer 0", "all_reduce of 5 f32 in 2 with peer 0" into @text. */
-static const char *intent_tell(uint64_t what, uint64_t n, uint64_t cut, char text[128])
+static const char *intent_describe(uint64_t what, uint64_t n, uint64_t cut, char text[128])
 {
   char items[24] = "";
   unsigned n_items = (unsigned)(cut & ((1u << CUT_HASH_SHIFT) - 1));
@@ -86,8 +86,8 @@ static int intent_compare(const struct nccl_comm *comm, uint32_t sequence, int m
     return 0;
   char text[128], own_text[128];
   return lade_error_set(error, -EPROTO, "rank %d runs %s, rank %d runs %s; all ranks of a group must run the same",
-                        comm->ranks[member], intent_tell(what, n, cut, text), comm->ranks[comm->base.rank],
-                        intent_tell(own_what, own_n, own_cut, own_text));
+                        comm->ranks[member], intent_describe(what, n, cut, text), comm->ranks[comm->base.rank],
+                        intent_describe(own_what, own_n, own_cut, own_text));
 }
 
 /* Compare the last @n_back launches with those of all others. */
@@ -140,7 +140,7 @@ static int late_find(const struct nccl_comm *comm)
 }
 
 /* Return the timeout error. It names the late member, the same at all members, if that is known. */
-static int late_tell(struct nccl_comm *comm, struct lade_error *error)
+static int late_report(struct nccl_comm *comm, struct lade_error *error)
 {
   int late = late_find(comm);
   if (late >= 0 && comm->control->ops->late) {
@@ -209,7 +209,7 @@ static bool is_under_way(struct nccl_comm *comm)
 /* ---- failing ---- */
 
 /* True if the other ranks detect this failure themselves. */
-static bool is_everybodys(int status)
+static bool is_seen_by_all(int status)
 {
   return status == -EPIPE || status == -ECANCELED || status == -ETIMEDOUT || status == -EPROTO;
 }
@@ -239,7 +239,7 @@ static int root_abort(void *arg)
 static void call_end(struct nccl_comm *comm, int status, const struct lade_error *error)
 {
   lade_comm_keep(&comm->base, status, error, NULL);
-  if (!is_everybodys(status))
+  if (!is_seen_by_all(status))
     lade_comm_abort(comm->control, error->text);
   if (comm->control->ops->spoil)
     comm->control->ops->spoil(comm->control);
@@ -257,7 +257,7 @@ static void comm_watch(struct nccl_comm *comm)
   if (!status)
     status = handle_look(comm, &error);
   for (int lane = 0; lane < NCCL_LANES && !status; lane++)
-    status = piece_is_late(comm, lane) ? late_tell(comm, &error) : 0;
+    status = piece_is_late(comm, lane) ? late_report(comm, &error) : 0;
   if (status)
     comm_nccl_fail(comm, status, &error);
 }
@@ -273,7 +273,7 @@ static void call_watch(struct nccl_comm *comm)
   if (is_excused(comm))
     comm->excused_ns = now_ns;
   if (!status && now_ns - LADE_MAX(since_ns, comm->excused_ns) > comm->base.params.timeout_ms * INT64_C(1000000))
-    status = late_tell(comm, &error);
+    status = late_report(comm, &error);
   if (status)
     call_end(comm, status, &error);
 }
@@ -363,7 +363,7 @@ int comm_nccl_settle(struct nccl_comm *comm, nccl_handle handle, const char *cal
     int status = comm_nccl_look(comm, error);
     begin_ns = is_excused(comm) ? now_ns : begin_ns;
     if (!status && now_ns - begin_ns > comm->base.params.timeout_ms * INT64_C(1000000))
-      status = late_tell(comm, error);
+      status = late_report(comm, error);
     if (status)
       return status;
   }

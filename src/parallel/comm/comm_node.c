@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Collectives of the ranks of one node: what they agree on before they move anything.
+ * Collectives of the ranks of one node: their agreement before any byte moves.
  *
- * Before a collective moves anything the members meet and compare their intents, which costs one meeting of
- * a few microseconds and turns a program that went astray into an error with names. Intents alternate between two
- * places: a member writes the third one only when all have come to the second, hence have read the first.
+ * Each member writes its intent: the kind, dtype, peer and sizes of its next collective. The members meet and compare
+ * all intents. This costs one meeting of a few microseconds. If ranks run different collectives, the result is an error
+ * that names them instead of wrong memory. Intents alternate between two places. A member writes its third intent over
+ * the first only after the second meeting, at which all members have read the first.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -44,7 +45,7 @@ static const char *intent_describe(const struct comm_intent *intent, uint64_t at
   return text;
 }
 
-int comm_intents_tell(const struct comm_group *group, int member, const struct comm_intent *other,
+int comm_intents_report(const struct comm_group *group, int member, const struct comm_intent *other,
                       const struct comm_intent *first, struct lade_error *error)
 {
   char text[INTENT_TEXT_BYTES], first_text[INTENT_TEXT_BYTES];
@@ -83,7 +84,7 @@ static int intents_compare(struct comm_node *node, struct comm_agreement *ret, s
   for (int member = 0; member < node->group->size; member++) {
     if (memcmp(&members[member].intents[parity], first, bytes) != 0) {
       atomic_store(&node->group->job->has_failed, true);
-      return comm_intents_tell(node->group, member, &members[member].intents[parity], first, error);
+      return comm_intents_report(node->group, member, &members[member].intents[parity], first, error);
     }
     whereabouts_compare(first, members[member].whereabouts[parity], members[0].whereabouts[parity], ret);
   }

@@ -48,6 +48,7 @@ struct comm_node {
   uint32_t n_meetings, n_sequences; /* of this member */
   const void **terms;               /* scratch, one per member */
   _Atomic uint64_t n_direct;        /* lists moved without staging */
+  atomic_bool has_aborted;          /* this member: its words are written, and no later abort changes them */
   int n_spins;
 };
 
@@ -65,16 +66,16 @@ bool comm_node_is_valid(const struct comm_node *node);
 /* Run a list; send and recv are not supported. */
 int comm_node_run(struct comm_node *node, const struct lade_comm_list *list, struct lade_error *error);
 
-/* Write the intent of a list. */
+/* Fill @intent with the kind and sizes of @list; @sequence counts the collectives of this member. */
 void comm_intent_fill(struct comm_intent *intent, const struct lade_comm_list *list, uint32_t sequence);
 /* Return -EPROTO with the line about two intents that differ. */
-int comm_intents_tell(const struct comm_group *group, int member, const struct comm_intent *other,
+int comm_intents_report(const struct comm_group *group, int member, const struct comm_intent *other,
                       const struct comm_intent *first, struct lade_error *error);
 
 /* Wait until all members have arrived. If it returns 0, all members see all earlier writes. */
 int comm_node_meet(struct comm_node *node, struct lade_error *error);
 
-/* End every member's waits. */
+/* End every member's waits with the reason @words. Later calls have no effect: the first reason counts. Any thread. */
 void comm_node_abort(struct comm_node *node, const char *words);
 /* Return 0, or the error if a member has failed or aborted. Never blocks. */
 int comm_node_status(struct comm_node *node, struct lade_error *error);

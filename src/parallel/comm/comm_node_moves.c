@@ -164,7 +164,7 @@ bool comm_move_is_direct(const struct lade_comm_list *list, const struct comm_ag
   }
 }
 
-static void items_each(struct comm_node *node, const struct lade_comm_list *list, int parity,
+static void items_move(struct comm_node *node, const struct lade_comm_list *list, int parity,
                        void (*move)(const struct direct *))
 {
   for (int i = 0; i < list->n; i++) {
@@ -177,12 +177,12 @@ static void items_each(struct comm_node *node, const struct lade_comm_list *list
 int comm_move_direct(struct comm_node *node, const struct lade_comm_list *list, const struct comm_agreement *agreement,
                      struct lade_error *error)
 {
-  const bool is_twofold = list->items->kind == LADE_ALL_REDUCE || list->items->kind == LADE_BROADCAST;
-  items_each(node, list, agreement->parity, item_begin);
+  const bool has_second_half = list->items->kind == LADE_ALL_REDUCE || list->items->kind == LADE_BROADCAST;
+  items_move(node, list, agreement->parity, item_begin);
   int status = comm_node_meet(node, error);
-  if (status || !is_twofold)
+  if (status || !has_second_half)
     return status;
-  items_each(node, list, agreement->parity, item_end);
+  items_move(node, list, agreement->parity, item_end);
   return comm_node_meet(node, error);
 }
 

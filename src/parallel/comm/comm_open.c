@@ -27,6 +27,6 @@ int lade_comm_open(const struct lade_comm_params *params, struct lade_error *err
   own.timeout_ms = own.timeout_ms > 0 ? own.timeout_ms : LADE_COMM_TIMEOUT_MS;
   own.is_checked = own.is_checked || LADE_CHECK_FULL;
   if (own.engine == LADE_COMM_NCCL)
-    return comm_error_hand_on(lade_comm_open_nccl(&own, &found, ret_comm), &found, error);
+    return comm_error_pass(lade_comm_open_nccl(&own, &found, ret_comm), &found, error);
   return lade_comm_open_host(&own, error, ret_comm);
 }

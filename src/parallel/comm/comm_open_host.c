@@ -13,7 +13,7 @@ int lade_comm_open_host(const struct lade_comm_params *params, struct lade_error
   if (params->engine == LADE_COMM_SELF || (params->engine == LADE_COMM_AUTO && is_alone)) {
     if (!is_alone)
       return lade_error_set(error, -EINVAL, "%d ranks cannot be a world of one", params->launch->world);
-    return comm_error_hand_on(lade_comm_open_self(params, &found, ret_comm), &found, error);
+    return comm_error_pass(lade_comm_open_self(params, &found, ret_comm), &found, error);
   }
-  return comm_error_hand_on(lade_comm_open_mpi(params, &found, ret_comm), &found, error);
+  return comm_error_pass(lade_comm_open_mpi(params, &found, ret_comm), &found, error);
 }

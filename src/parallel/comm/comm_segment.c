@@ -95,8 +95,8 @@ static int backing_try(struct comm_group *group, enum lade_comm_backing backing,
     fd = backing == LADE_COMM_BACKING_MEMFD ? memfd_make(segment->bytes, &offer) : file_make(segment->bytes, &offer);
     offer.status = LADE_MIN(fd, 0);
   }
-  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = &offer, .bytes = sizeof(offer)};
-  int failed = comm_group_transfer(group, &tell, error);
+  struct lade_mpi_transfer broadcast = {.kind = LADE_MPI_BROADCAST, .dst = &offer, .bytes = sizeof(offer)};
+  int failed = comm_group_transfer(group, &broadcast, error);
   int status = failed || offer.status ? offer.status : offer_map(&offer, fd, segment->bytes, &segment->data);
   int member = -1;
   if (!failed)

@@ -329,9 +329,9 @@ int lade_ranks_broadcast(lade_ranks *ranks, int root, void *data, uint64_t bytes
 {
   if (!ranks)
     return lade_error_set(error, -EINVAL, "lade_ranks_broadcast: ranks is NULL");
-  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .peer = root, .n = bytes, .src = data,
-                                       .dst = data};
-  return host_run(ranks, &tell, error);
+  const struct lade_collective broadcast = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .peer = root, .n = bytes,
+                                            .src = data, .dst = data};
+  return host_run(ranks, &broadcast, error);
 }
 
 void lade_ranks_abort(lade_ranks *ranks, const char *words)
@@ -344,18 +344,12 @@ void lade_ranks_abort(lade_ranks *ranks, const char *words)
 /* ---- the shards ---- */
 
 /*
- * Check that the vectors of all ranks have the same length. Every rank receives the same numbers, so all return the
- * same result.
+ * Check that the vectors of all ranks have the same length, with @all as memory for a number of each rank. Every rank
+ * receives the same numbers, so all return the same result.
  */
-static int sizes_compare(lade_comm *comm, uint64_t n_elements, struct lade_error *error)
+static int sizes_compare(lade_comm *comm, uint64_t n_elements, uint64_t *all, struct lade_error *error)
 {
-  int size = lade_comm_size(comm);
-  uint64_t *all = calloc((size_t)size, sizeof(*all));
-  if (!all) {
-    lade_comm_abort(comm, "no memory to compare the sizes of a vector"); /* otherwise the other ranks wait until the
-                                                                            timeout */
-    return lade_error_set(error, -ENOMEM, "lade_shard_create: out of memory");
-  }
+  const int size = lade_comm_size(comm);
   const struct lade_collective gather = {.kind = LADE_ALL_GATHER, .dtype = LADE_U8, .n = sizeof(*all),
                                          .src = &n_elements, .dst = all};
   int status = lade_comm_run(comm, &gather, error);
@@ -367,7 +361,29 @@ static int sizes_compare(lade_comm *comm, uint64_t n_elements, struct lade_error
   if (!status && (n_elements == 0 || n_elements > ELEMENTS_MOST))
     status = lade_error_set(error, -EINVAL, "lade_shard_create: %llu elements cannot be cut",
                             (unsigned long long)n_elements);
+  return status;
+}
+
+/*
+ * Compare the lengths of all ranks. All memory is allocated first, so that every rank passes the comparison or none
+ * does. A rank without memory ends the calls of the others, which would wait for it until the timeout.
+ */
+static int shard_make(lade_ranks *ranks, uint64_t n_elements, struct lade_error *error, lade_shard **ret_shard)
+{
+  uint64_t *all = calloc((size_t)lade_comm_size(ranks->host), sizeof(*all));
+  lade_shard *shard = calloc(1, sizeof(*shard));
+  int status = 0;
+  if (!all || !shard) {
+    status = lade_error_set(error, -ENOMEM, "lade_shard_create: out of memory");
+    lade_comm_abort(ranks->host, "no memory for a shard");
+  }
+  if (!status)
+    status = sizes_compare(ranks->host, n_elements, all, error);
   free(all);
+  if (status)
+    free(shard);
+  else
+    *ret_shard = shard;
   return status;
 }
 
@@ -377,12 +393,10 @@ int lade_shard_create(lade_ranks *ranks, uint64_t n_elements, struct lade_error 
     return lade_error_set(error, -EINVAL, "lade_shard_create: ranks or ret_shard is NULL");
   if (ranks->host == ranks->comm)
     calls_wait(ranks, 0);
-  int status = sizes_compare(ranks->host, n_elements, error);
+  lade_shard *shard = NULL;
+  int status = shard_make(ranks, n_elements, error, &shard);
   if (status)
     return status;
-  lade_shard *shard = calloc(1, sizeof(*shard));
-  if (!shard)
-    return lade_error_set(error, -ENOMEM, "lade_shard_create: out of memory");
   uint64_t size = (uint64_t)lade_comm_size(ranks->comm);
   ranks->is_used = true;
   shard->ranks = ranks;

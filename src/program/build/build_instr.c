@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the list is made of: buffers, instructions, operands, collectives and copies, appended one by one.
+ * Append to the list: buffers, instructions, operands, collectives and copies, one by one.
  *
- * A buffer's lifetime grows with every instruction that names it. An instruction is begun, then given its operands.
- * Neither knows why it is made: that is decided by slots (build.c), gradients (build_grads.c) and updates
- * (build_state.c). Errors of memory stick in the builder and are looked at once, at the end.
+ * A buffer's lifetime grows with every instruction that names it. An instruction is begun, then given its operands. The
+ * decisions are made elsewhere: by slots (build.c), gradients (build_grads.c) and updates (build_state.c). If memory is
+ * out, the builder keeps the error, and its user checks for it once, at the end.
  */
 #include <errno.h>
 #include <stdlib.h>

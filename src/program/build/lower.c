@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lowering follows the list once, and knows for each storage its buffer in each space and its version on the
+ * The lowering follows the list once. It keeps, for each storage, its buffer in each space and its version on the
  * device. Given storages have one resident buffer in their tier, kept ones a buffer that lives to the end of the list.
  * A given storage of the device that waits elsewhere for a while has a buffer at the start of the list and another one
  * at its end, which share an offset (offsets.c).

@@ -12,8 +12,8 @@
  * Values recomputed for the first part stay for the second, so each microbatch between the two parts has its own record
  * of the present values.
  *
- * Stage boundaries stand where the schedule wants them. Behind the ops of a slot come first the inputs of the next
- * slots, as many as the schedule takes ahead, then the slot's sends.
+ * The schedule places the stage boundaries. After the ops of a slot come first the inputs of the next slots, as many as
+ * the schedule takes ahead, then the slot's sends.
  */
 #include <errno.h>
 #include <stdlib.h>

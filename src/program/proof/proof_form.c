@@ -2,7 +2,7 @@
 /*
  * The proof's first part: form. For each instruction the required operands are written down from the graph
  * (expectation), then compared with the actual ones, one by one. So the builder chooses only the buffer of an operand,
- * and later parts need not ask for an instruction's meaning.
+ * and later parts need no knowledge of kinds and ops.
  *
  * Versions of gradients are checked here too. The k-th addition to a parameter's gradient, counted over microbatches
  * and within each in the graph's order, adds to version k and makes version k + 1. The walk shows that version k is

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The terms of the proof: which values a program may name, and how a refusal names an instruction and a value.
+ * The terms of the proof: the values that a program may name, and the text by which a refusal names an instruction and
+ * a value.
  *
- * Every part of the proof (form, space, walk, captures) refuses through proof_fail, so that all are worded alike
- * and end in one error: -EINVAL with the instruction's number, its operation and the operand.
+ * Every part of the proof (form, space, walk, captures) refuses through proof_fail. So all refusals have one form:
+ * -EINVAL with the instruction's number, its operation and the operand.
  */
 #include "program/proof/proof.h"
 

@@ -5,18 +5,18 @@
  * its whole range, the value that it names and no other. A write replaces the pieces that it covers, and cuts those at
  * its ends.
  *
- * Order between queues: instruction x is done before y begins if y's vector clock says so. The clock of y has for each
+ * Order between queues: instruction x is done before y begins if y's vector clock covers x. The clock of y has for each
  * queue the last instruction known to be done. It joins the clock of the queue's previous instruction, that instruction
  * itself, and the same for each wait. Queues are first-in first-out, so one number per queue is enough, and so is the
  * last reader per queue of a piece. A read must come after the piece's writer, a write after its writer and readers.
  * Waits are used for nothing but the clocks.
  *
  * The start of a step: a resident buffer that is read before it is written brings a value with it. Only parameters,
- * their state and data may come from before the step; all other buffers begin empty. At the end each such
- * buffer must hold the beginning of the next step: parameters and state are updated in training and untouched in
- * evaluation. A value that this program does not read may still matter to another program over the same arena: in an
- * evaluation a resident buffer of optimizer state is never written. In a caller's own step program->homes names the
- * buffers that given and kept storages end in, and program->starts those that given ones begin in.
+ * their state and data may come from before the step; all other buffers begin empty. At the end each such buffer must
+ * hold the beginning of the next step: parameters and state are updated in training and untouched in evaluation. A
+ * value that this program does not read may still matter to another program over the same arena: in an evaluation a
+ * resident buffer of optimizer state is never written. In a caller's own step program->homes names the buffers that
+ * given and kept storages end in, and program->starts those that given ones begin in.
  *
  * Pieces begin only at the ends of operands, so they are numbered by a sorted list of those ends, and the row is a
  * bitset over it. A write removes the marks that it covers and adds at most three, and a read of a part of a piece cuts

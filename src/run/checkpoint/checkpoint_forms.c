@@ -155,29 +155,9 @@ static uint8_t block_code(const float *src, bool is_v, uint8_t *code, int64_t n)
   return (uint8_t)scale;
 }
 
-static int codes_get(struct chunk_buffer *chunk, int tensor, int64_t total, int64_t first, bool is_v, float *dst,
-                     int64_t n, struct lade_error *error)
-{
-  uint8_t *code;
-  int rc = bytes_get(chunk, tensor, total, first, n, &code, error);
-  for (int64_t i = 0; i < n && rc == 0; i += LADE_MOMENT_BLOCK)
-    block_decode(code + i, chunk->scales[(first + i) / LADE_MOMENT_BLOCK], is_v, dst + i,
-                 LADE_MIN(n - i, LADE_MOMENT_BLOCK));
-  return rc;
-}
-
-static int codes_set(struct chunk_buffer *chunk, int tensor, int64_t total, int64_t first, bool is_v, const float *src,
-                     int64_t n, struct lade_error *error)
-{
-  uint8_t *code = bytes_room(chunk, first);
-  for (int64_t i = 0; i < n; i += LADE_MOMENT_BLOCK)
-    chunk->scales[(first + i) / LADE_MOMENT_BLOCK] = block_code(src + i, is_v, code + i,
-                                                                LADE_MIN(n - i, LADE_MOMENT_BLOCK));
-  return bytes_set(chunk, tensor, total, first + n, error);
-}
-
 /* ---- moments and masters ---- */
 
+/* A moment's values. */
 struct moment {
   int tensor, scales;
   int64_t n_elements;
@@ -194,6 +174,29 @@ static struct moment moment_find(const struct chunk_buffer *chunk, int param, en
                          .is_bf16 = graph->moments == LADE_MOMENTS_BF16};
 }
 
+/* Decode a block of codes after another. pre: the scales are in the chunk. */
+static int codes_get(struct chunk_buffer *chunk, const struct moment *m, int64_t first, float *dst, int64_t n,
+                     struct lade_error *error)
+{
+  uint8_t *code;
+  int rc = bytes_get(chunk, m->tensor, m->n_elements, first, n, &code, error);
+  for (int64_t i = 0; i < n && rc == 0; i += LADE_MOMENT_BLOCK)
+    block_decode(code + i, chunk->scales[(first + i) / LADE_MOMENT_BLOCK], m->is_v, dst + i,
+                 LADE_MIN(n - i, LADE_MOMENT_BLOCK));
+  return rc;
+}
+
+/* Code blocks, and set their scales in the chunk. */
+static int codes_set(struct chunk_buffer *chunk, const struct moment *m, int64_t first, const float *src, int64_t n,
+                     struct lade_error *error)
+{
+  uint8_t *code = bytes_room(chunk, first);
+  for (int64_t i = 0; i < n; i += LADE_MOMENT_BLOCK)
+    chunk->scales[(first + i) / LADE_MOMENT_BLOCK] = block_code(src + i, m->is_v, code + i,
+                                                                LADE_MIN(n - i, LADE_MOMENT_BLOCK));
+  return bytes_set(chunk, m->tensor, m->n_elements, first + n, error);
+}
+
 int moments_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64_t first, float *dst, int64_t n,
                 struct lade_error *error)
 {
@@ -202,7 +205,7 @@ int moments_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int
   for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
     int64_t part = LADE_MIN(n - at, CHUNK_BLOCK_ELEMENTS);
     if (!m.is_bf16) {
-      rc = codes_get(chunk, m.tensor, m.n_elements, first + at, m.is_v, dst + at, part, error);
+      rc = codes_get(chunk, &m, first + at, dst + at, part, error);
       continue;
     }
     rc = words_get(chunk, m.tensor, first + at, part, error);
@@ -221,7 +224,7 @@ int moments_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int
   for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
     int64_t part = LADE_MIN(n - at, CHUNK_BLOCK_ELEMENTS);
     if (!m.is_bf16) {
-      rc = codes_set(chunk, m.tensor, m.n_elements, first + at, m.is_v, src + at, part, error);
+      rc = codes_set(chunk, &m, first + at, src + at, part, error);
       continue;
     }
     for (int64_t i = 0; i < part; i++)

@@ -411,11 +411,19 @@ static struct elements_range range_wanted(const struct chunk_buffer *chunk, int 
                           : range_read(chunk->values, param, kind);
 }
 
+/* Memory that all parameters of a load share. */
+struct load_scratch {
+  struct chunk_buffer *chunk;
+  struct scatter scatter;
+  XXH3_state_t *hash;
+};
+
 /* Read the spans of one chunk of a parameter. Elements in no slice, or outside @range, are 0. */
-static int chunk_read(struct chunk_buffer *chunk, int param, int64_t first, int64_t n, struct elements_range range,
-                      const struct slice_source *sources, struct scatter *scatter, XXH3_state_t *hash,
-                      struct lade_error *error)
+static int chunk_read(struct load_scratch *load, int param, int64_t first, int64_t n, struct elements_range range,
+                      const struct slice_source *sources, struct lade_error *error)
 {
+  struct chunk_buffer *chunk = load->chunk;
+  struct scatter *scatter = &load->scatter;
   struct slice_span span;
   int rc = 0;
   memset(chunk->elements, 0, (size_t)n * sizeof(*chunk->elements));
@@ -428,20 +436,21 @@ static int chunk_read(struct chunk_buffer *chunk, int param, int64_t first, int6
     if (rc == 0 && sources[i].tally)
       span_tally(&span, sources[i].tally, sources[i].tally_weight);
     if (rc == 0)
-      rc = source_verify(&sources[i], &span, hash, error);
+      rc = source_verify(&sources[i], &span, load->hash, error);
   }
   return rc;
 }
 
-static int param_load(struct chunk_buffer *chunk, int param, enum chunk_kind kind, const struct slice_source *sources,
-                      struct scatter *scatter, XXH3_state_t *hash, struct lade_error *error)
+static int param_load(struct load_scratch *load, int param, enum chunk_kind kind, const struct slice_source *sources,
+                      struct lade_error *error)
 {
+  struct chunk_buffer *chunk = load->chunk;
   const struct elements_range range = range_wanted(chunk, param, kind, sources);
   int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
-    rc = chunk_read(chunk, param, first, n, range, sources, scatter, hash, error);
+    rc = chunk_read(load, param, first, n, range, sources, error);
     if (rc == 0)
       rc = chunk_set(chunk, param, kind, first, n, error);
   }
@@ -452,16 +461,16 @@ int slices_load(struct chunk_buffer *chunk, enum chunk_kind kind, const struct s
                 struct lade_faults *faults, struct lade_error *error)
 {
   const struct lade_model_graph *graph = chunk->values->graph;
-  struct scatter scatter = {.n_max = STAGING_BYTES / sizeof(float)};
-  XXH3_state_t *hash = XXH3_createState();
-  scatter.staging = hash ? lade_fault_calloc(faults, 1, STAGING_BYTES) : NULL;
-  int rc = scatter.staging ? 0 : lade_error_set(error, -ENOMEM, "out of memory for loading tensors");
+  struct load_scratch load = {.chunk = chunk, .scatter.n_max = STAGING_BYTES / sizeof(float),
+                              .hash = XXH3_createState()};
+  load.scatter.staging = load.hash ? lade_fault_calloc(faults, 1, STAGING_BYTES) : NULL;
+  int rc = load.scatter.staging ? 0 : lade_error_set(error, -ENOMEM, "out of memory for loading tensors");
   for (int param = 0; param < graph->n_params && rc == 0; param++) {
-    rc = param_load(chunk, param, kind, sources, &scatter, hash, error);
+    rc = param_load(&load, param, kind, sources, error);
     sources += graph->params[param].n_slices;
   }
-  free(scatter.staging);
-  XXH3_freeState(hash);
+  free(load.scatter.staging);
+  XXH3_freeState(load.hash);
   return rc;
 }
 

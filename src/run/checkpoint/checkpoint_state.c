@@ -2,17 +2,17 @@
 /*
  * The JSON files of a checkpoint.
  *
- * state.json is what makes a directory a checkpoint: what a run must know beside its tensors, and for every other
- * file its size, for every tensor its shape and checksum. It vouches for itself by "checksum", the XXH3 of the
- * object without that key, dumped compact with sorted keys; so it may be reformatted, but no value of it changed.
- * 64-bit patterns are hexadecimal strings, because JSON's numbers are doubles to many readers.
+ * A directory with a state.json is a checkpoint. The file has the state of a run beside its tensors, the size of every
+ * other file, and the shape and checksum of every tensor. Its own checksum, "checksum", is the XXH3 of the object
+ * without that key, dumped compact with sorted keys. So the file may be reformatted, but a changed value is found.
+ * 64-bit patterns are hexadecimal strings, because many readers turn JSON's numbers into doubles.
  *
- * The version is looked at before the checksum: a later version may well compute that differently, and is to be
- * refused as what it is. Past the checksum a field that is absent or of the wrong type is damage all the same. Version
- * 1 had XXH3 sums of tensors; version 2 has sums that ranks can add up (checkpoint_tally.c).
+ * The version is checked before the checksum, because a later version may compute it differently, and the refusal names
+ * the version. After the checksum, a field that is absent or of a wrong type is damage. Version 1 had XXH3 sums of
+ * tensors; version 2 has sums that ranks can add up (checkpoint_tally.c).
  *
- * config.json is the model in the words of HuggingFace's GPT2Config and LlamaConfig. Numbers that the graph holds as
- * FP32 are written with the fewest digits that read back as the same FP32.
+ * config.json has the model in the terms of HuggingFace's configurations. Numbers that the graph holds as FP32 are
+ * written with the fewest digits that read back as the same FP32.
  */
 #include <errno.h>
 #include <inttypes.h>

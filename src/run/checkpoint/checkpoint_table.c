@@ -3,10 +3,11 @@
  * The tensors of a checkpoint: those of the whole model, whatever share of it a rank has, and the files they are in.
  *
  * Every rank makes the same table from the whole model's graph, and finds its own slices in it: a parameter knows its
- * number in the whole model, and a slice its tensor's name. So ranks agree on every byte's place without a word.
+ * number in the whole model, and a slice its tensor's name. So all ranks compute the same place of every byte, without
+ * communication.
  *
  * A file takes tensors in their order until the next one would make it longer than it may be, as HuggingFace's
- * save_pretrained cuts them; a single tensor is never cut. Masters and moments are in files apart.
+ * save_pretrained does; a single tensor is never cut. Masters and moments are in separate files.
  *
  * Its checksums are sums that add up over ranks (checkpoint_tally.c).
  */

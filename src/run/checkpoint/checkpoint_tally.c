@@ -2,15 +2,16 @@
 /*
  * Sums of a tensor's elements that add up over ranks.
  *
- * A tensor is written by several ranks, each a rectangle or a run of it, and read by others that cut it
- * elsewhere. So its sum is one that adds up: over all elements, modulo 2^64, of a hash of (place, bits). The hash is
- * the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") of bits
- * + place * 2^64/phi. It is one to one for a given place, so that any one changed element changes the sum;
- * exchanged, shifted or several changed elements go unnoticed once in 2^64. To add hashes up is how multisets are
- * hashed (Clarke et al. 2003, "Incremental multiset hash functions"); as theirs against an adversary it is not meant.
+ * Several ranks write a tensor, each a rectangle or a run of it, and the ranks that read it may cut it elsewhere. So
+ * its checksum is a sum, modulo 2^64, over all elements, of a hash of (place, bits). The hash is the finalizer of
+ * SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") of bits + place * 2^64/phi.
+ * For one place it is a bijection, so one changed element always changes the sum. Several changes, for instance
+ * exchanged or shifted elements, leave the sum as it is with a probability of 2^-64. Sums of hashes are a known hash of
+ * multisets (Clarke et al. 2003, "Incremental multiset hash functions"). Unlike theirs, this one does not protect
+ * against an adversary.
  *
  * Each rank counts the elements that it reads. Each element of a tensor counts c times over all ranks, replicas and
- * copies included, so all counts must add up to c times the tensor's sum: one addition over the ranks verifies the
+ * copies included, so all counts must add up to c times the tensor's sum. One addition over the ranks thus verifies the
  * elements of every rank. If n tensor parallel ranks share each KV head, they all read its rows, but only one of them
  * reads a row of queries. One tensor may contain both (Falcon), so a row of queries counts n times.
  */

@@ -293,8 +293,7 @@ int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, stru
 
 /* ---- reading ---- */
 
-static int param_stream(struct chunk_buffer *chunk, int param,
-                        int (*use)(void *user, int64_t first, const float *elements, int64_t n), void *user,
+static int param_stream(struct chunk_buffer *chunk, int param, lade_elements_fn *use, void *user,
                         struct lade_error *error)
 {
   int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
@@ -308,8 +307,7 @@ static int param_stream(struct chunk_buffer *chunk, int param,
   return rc;
 }
 
-int lade_checkpoint_master(const struct lade_values *values, int param,
-                           int (*use)(void *user, int64_t first, const float *elements, int64_t n), void *user,
+int lade_checkpoint_master(const struct lade_values *values, int param, lade_elements_fn *use, void *user,
                            struct lade_error *error)
 {
   LADE_ASSERT(param >= 0 && param < values->graph->n_params);

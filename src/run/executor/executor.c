@@ -74,7 +74,7 @@ static void comms_check(lade_executor *ex, const struct bound_program *bound)
   for (int axis = 0; ex->params.comms && axis < LADE_N_AXES; axis++) {
     struct lade_error line;
     int status = ex->params.comms[axis] ? lade_comm_status(ex->params.comms[axis], &line) : 0;
-    if (status && status != -ECANCELED && !atomic_load(&ex->failure))
+    if (status && status != -ECANCELED && !lade_first_error_code(&ex->failure))
       place_put(ex, bound, axis, &line);
     if (status)
       executor_fail(ex, status, &line);
@@ -85,7 +85,7 @@ static void call_run(void *arg)
 {
   struct kernel_call *call = arg;
   const lade_executor *ex = call->executor;
-  if (call->kernel != CALL_NOTHING && !atomic_load_explicit(&ex->failure, memory_order_relaxed))
+  if (call->kernel != CALL_NOTHING && !lade_first_error_code(&ex->failure))
     ex->params.kernels->fn[call->kernel](&ex->ctx, call->args);
 }
 
@@ -178,7 +178,7 @@ static void device_fail(lade_executor *ex, int status)
 {
   struct lade_error why, line;
   lade_error_set(&line, status, "the device reports a failure (%s) while running",
-                 executor_device_words(ex, status, &why));
+                 lade_device_reason(ex->device, status, &why));
   executor_fail(ex, status, &line);
 }
 
@@ -430,13 +430,13 @@ static int device_take(lade_executor *ex, struct lade_error *error)
   if (status) {
     ex->reserved_bytes = 0;
     return lade_error_set(error, status, "the device refused %llu bytes of addresses (%s)",
-                          (unsigned long long)ex->arena_bytes, executor_device_words(ex, status, &why));
+                          (unsigned long long)ex->arena_bytes, lade_device_reason(ex->device, status, &why));
   }
   status = arena_create(ex);
   if (!status)
     status = lade_device_map(ex->device, ex->arena, ex->chunk);
   return status ? lade_error_set(error, status, "the device refused %llu bytes of memory (%s), of %llu that it has%s",
-                                 (unsigned long long)ex->arena_bytes, executor_device_words(ex, status, &why),
+                                 (unsigned long long)ex->arena_bytes, lade_device_reason(ex->device, status, &why),
                                  (unsigned long long)info.capacity_bytes,
                                  status == -ENOMEM ? "; others may have taken it" : "")
                 : 0;
@@ -513,7 +513,8 @@ static int queues_take(lade_executor *ex, struct lade_error *error)
       continue;
     int status = lade_queue_create(ex->device, queue_roles[q], &ex->queues[q]);
     if (status)
-      return lade_error_set(error, status, "the device refused a queue (%s)", executor_device_words(ex, status, &why));
+      return lade_error_set(error, status, "the device refused a queue (%s)",
+                            lade_device_reason(ex->device, status, &why));
   }
   return 0;
 }
@@ -624,7 +625,7 @@ int lade_executor_create(const struct lade_executor_params *params, struct lade_
   ex->device = params->device;
   ex->graph = params->plan->train->graph;
   ex->ctx = (struct lade_kernel_ctx){.pool = params->pool, .step = &ex->step};
-  pthread_mutex_init(&ex->failure_mutex, NULL);
+  lade_first_error_init(&ex->failure);
   int status = executor_init(ex, error);
   if (status) {
     lade_executor_destroy(ex);
@@ -657,6 +658,6 @@ void lade_executor_destroy(lade_executor *ex)
   lade_device_chunk_release(ex->device, ex->chunk); /* mapped or not: unmapping may fail, releasing may not */
   if (ex->reserved_bytes)
     lade_device_release(ex->device, ex->arena, ex->reserved_bytes);
-  pthread_mutex_destroy(&ex->failure_mutex);
+  lade_first_error_finish(&ex->failure);
   free(ex);
 }

@@ -23,14 +23,6 @@
 
 #include "run/executor/executor_internal.h"
 
-const char *executor_device_words(const lade_executor *ex, int status, struct lade_error *why)
-{
-  *why = (struct lade_error){0};
-  if (ex->params.cuda_kernels)
-    lade_cuda_get_refusal(ex->device, status, why);
-  return *why->text ? why->text : strerror(-status);
-}
-
 void executor_step_block_submit(lade_executor *ex, const struct bound_program *bound)
 {
   const struct lade_program *program = bound->program;
@@ -166,7 +158,7 @@ void executor_kernel_submit(lade_executor *ex, struct bound_program *bound, int 
   const struct kernel_call *call = &bound->calls[at];
   lade_queue *queue = ex->queues[LADE_Q_COMPUTE];
   lade_cuda_graph *graph = bound->graphs ? bound->graphs[at] : NULL;
-  const bool is_failed = atomic_load_explicit(&ex->failure, memory_order_relaxed) != 0;
+  const bool is_failed = lade_first_error_code(&ex->failure) != 0;
   if (bound->graphs && bound->program->instrs[at].is_graph_member) /* launched with the first of its chain */
     bound->counts[at] = bound->counts[bound->before[at]];
   else if (is_failed || (call->kernel == CALL_NOTHING && !graph)) /* an event without work */

@@ -6,10 +6,10 @@
 #ifndef LADE_EXECUTOR_INTERNAL_H
 #define LADE_EXECUTOR_INTERNAL_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "base/first_error.h"
 #include "offload/pinned.h"
 #include "run/executor.h"
 
@@ -113,8 +113,8 @@ struct stream_run {
   char *scratch;
   uint64_t scratch_bytes;
   struct stream_slot *slots; /* STREAM_SLOTS, shared by all runs: one run ends before the next begins */
-  /* Lots of the running step: reads begun, reads complete, writes begun, writes complete. */
-  int n_begun, n_come, n_computed, n_settled;
+  /* Lots of the running step, in order: each count is a lot's index + 1, and none exceeds the one before it. */
+  int n_reads_begun, n_reads_done, n_writes_begun, n_writes_done;
   uint64_t reading_bytes; /* of lots whose reads have begun and are not complete */
 };
 
@@ -162,9 +162,7 @@ struct lade_executor {
   int32_t clip_result;
   uint64_t n_steps, n_runs;
   bool has_step; /* durable: a step was run and is not yet published */
-  atomic_int failure; /* the first error of an instruction; later contents are undefined */
-  pthread_mutex_t failure_mutex;
-  struct lade_error failure_text;
+  struct lade_first_error failure; /* of an instruction; later contents are undefined */
 };
 
 /*
@@ -242,9 +240,6 @@ bool bound_program_is_valid(const lade_executor *executor, const struct bound_pr
  * the run that began at @start_ns has ended.
  */
 void executor_stalls_count(const struct bound_program *bound, int64_t start_ns, int64_t *ret_stall_ns);
-
-/* Return the driver's words for @status, held in @why, or the system's text if the driver gave none. */
-const char *executor_device_words(const lade_executor *executor, int status, struct lade_error *why);
 
 /* Copy the step block to its place in device memory, before all kernels of the step. pre: a CUDA device. */
 void executor_step_block_submit(lade_executor *executor, const struct bound_program *bound);

@@ -94,14 +94,14 @@ int executor_states_place(lade_executor *ex)
 }
 
 /* Return the place of byte @offset of a value, and in @ret_bytes the length of the contiguous range from there. */
-static uint64_t stored_place(const lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t *ret_bytes)
+static uint64_t stored_place(const lade_executor *ex, const struct resident *held, uint64_t offset, uint64_t *ret_bytes)
 {
   const struct lade_model_graph *graph = ex->graph;
-  *ret_bytes = what->bytes - offset;
-  if (!is_part(graph, what->value))
-    return what->buffer->offset + offset;
-  const int param = (what->value - graph->n_tensors) / LADE_N_PARTS;
-  const enum lade_part part = (enum lade_part)((what->value - graph->n_tensors) % LADE_N_PARTS);
+  *ret_bytes = held->bytes - offset;
+  if (!is_part(graph, held->value))
+    return held->buffer->offset + offset;
+  const int param = (held->value - graph->n_tensors) / LADE_N_PARTS;
+  const enum lade_part part = (enum lade_part)((held->value - graph->n_tensors) % LADE_N_PARTS);
   const int64_t n_held = lade_param_shard(graph, ex->train.program->layout, param).n_padded;
   if (lade_part_is_scales(part))
     return ex->state_places[param] + lade_state_offset(graph, n_held, part, 0) + offset;
@@ -112,18 +112,18 @@ static uint64_t stored_place(const lade_executor *ex, const struct resident *wha
 }
 
 /* Begin to move @bytes at @offset, a multiple of the granule, to or from the bounce buffer. */
-static int pieces_begin(lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t bytes,
+static int pieces_begin(lade_executor *ex, const struct resident *held, uint64_t offset, uint64_t bytes,
                         enum lade_store_op op, struct lade_transfer *pieces, int *ret_n, struct lade_error *error)
 {
   int status = 0, n = 0;
   for (uint64_t at = 0, here; at < bytes && !status; at += here) {
-    const uint64_t place = stored_place(ex, what, offset + at, &here);
+    const uint64_t place = stored_place(ex, held, offset + at, &here);
     here = LADE_MIN(here, bytes - at);
     LADE_ASSERT(n < PIECES_MOST);
     struct lade_transfer *piece = &pieces[n];
     *piece = (struct lade_transfer){
         .op = op, .check = LADE_CHECK_CALLER, .bytes = here, .data = (char *)ex->bounce + at};
-    executor_address_state(ex, (struct lade_value){what->value, 0, 0}, place, what->buffer->offset + offset + at,
+    executor_address_state(ex, (struct lade_value){held->value, 0, 0}, place, held->buffer->offset + offset + at,
                            piece);
     if (op == LADE_STORE_WRITE)
       executor_transfer_seal(ex, piece);
@@ -134,11 +134,11 @@ static int pieces_begin(lade_executor *ex, const struct resident *what, uint64_t
   return status;
 }
 
-static int stored_move(lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t bytes,
+static int stored_move(lade_executor *ex, const struct resident *held, uint64_t offset, uint64_t bytes,
                        enum lade_store_op op, struct lade_error *error)
 {
   struct lade_transfer pieces[PIECES_MOST];
-  int n, status = pieces_begin(ex, what, offset, bytes, op, pieces, &n, error);
+  int n, status = pieces_begin(ex, held, offset, bytes, op, pieces, &n, error);
   for (int i = 0; i < n; i++) {
     int one = executor_transfer_wait(ex, &pieces[i], status ? NULL : error);
     if (!one && op == LADE_STORE_READ && !status)
@@ -149,19 +149,19 @@ static int stored_move(lade_executor *ex, const struct resident *what, uint64_t 
 }
 
 /* Return the end of the granule that @end is in, or the end of the value. */
-static uint64_t granules_end(const struct resident *what, uint64_t end)
+static uint64_t granules_end(const struct resident *held, uint64_t end)
 {
-  return LADE_MIN(lade_align_up(end, GRANULE_BYTES), what->bytes);
+  return LADE_MIN(lade_align_up(end, GRANULE_BYTES), held->bytes);
 }
 
-static int stored_get(lade_executor *ex, const struct resident *what, const struct window_piece *piece, char *host,
+static int stored_get(lade_executor *ex, const struct resident *held, const struct window_piece *piece, char *host,
                       struct lade_error *error)
 {
-  const uint64_t end = piece->offset + piece->bytes, read_end = granules_end(what, end);
+  const uint64_t end = piece->offset + piece->bytes, read_end = granules_end(held, end);
   int status = 0;
   for (uint64_t at = piece->offset / GRANULE_BYTES * GRANULE_BYTES, next; at < end && !status; at = next) {
     next = LADE_MIN(at + LADE_EXECUTOR_WINDOW_BYTES, read_end);
-    status = stored_move(ex, what, at, next - at, LADE_STORE_READ, error);
+    status = stored_move(ex, held, at, next - at, LADE_STORE_READ, error);
     const uint64_t from = LADE_MAX(at, piece->offset), to = LADE_MIN(next, end);
     if (!status)
       memcpy(host + (from - piece->offset), (char *)ex->bounce + (from - at), to - from);
@@ -169,22 +169,22 @@ static int stored_get(lade_executor *ex, const struct resident *what, const stru
   return status;
 }
 
-static int stored_set(lade_executor *ex, const struct resident *what, const struct window_piece *piece,
+static int stored_set(lade_executor *ex, const struct resident *held, const struct window_piece *piece,
                       const char *host, struct lade_error *error)
 {
-  const uint64_t end = piece->offset + piece->bytes, write_end = piece->is_end ? what->bytes : granules_end(what, end);
+  const uint64_t end = piece->offset + piece->bytes, write_end = piece->is_end ? held->bytes : granules_end(held, end);
   int status = 0;
   for (uint64_t at = piece->offset / GRANULE_BYTES * GRANULE_BYTES, next; at < write_end && !status; at = next) {
     next = LADE_MIN(at + LADE_EXECUTOR_WINDOW_BYTES, write_end);
     if (at < piece->offset)
-      status = stored_move(ex, what, at, granules_end(what, at + 1) - at, LADE_STORE_READ, error);
+      status = stored_move(ex, held, at, granules_end(held, at + 1) - at, LADE_STORE_READ, error);
     const uint64_t from = LADE_MAX(at, piece->offset), to = LADE_MAX(LADE_MIN(next, end), from);
     const uint64_t blocks_end = lade_align_up(next, LADE_STORE_BLOCK_BYTES); /* the drive writes whole blocks */
     memset((char *)ex->bounce + (from - at), 0, blocks_end - from);
     if (to > from)
       memcpy((char *)ex->bounce + (from - at), host + (from - piece->offset), to - from);
     if (!status)
-      status = stored_move(ex, what, at, next - at, LADE_STORE_WRITE, error);
+      status = stored_move(ex, held, at, next - at, LADE_STORE_WRITE, error);
   }
   return status;
 }
@@ -201,15 +201,15 @@ static int linked_copy(lade_executor *ex, enum lade_queue_id q, void *dst, const
   lade_queue_copy(ex->queues[q], &copy, &count);
   int status = lade_queue_sync(ex->queues[q], count);
   return status ? lade_error_set(error, status, "copying from or to the device failed (%s)",
-                                 executor_device_words(ex, status, &why)) : 0;
+                                 lade_device_reason(ex->device, status, &why)) : 0;
 }
 
-static int memory_move(lade_executor *ex, const struct resident *what, const struct window_piece *piece, char *host,
+static int memory_move(lade_executor *ex, const struct resident *held, const struct window_piece *piece, char *host,
                        bool is_get, struct lade_error *error)
 {
   const struct lade_program *program = ex->train.program;
-  char *at = executor_address(ex, program, (int32_t)(what->buffer - program->buffers), piece->offset);
-  if (what->buffer->space == LADE_HOST) {
+  char *at = executor_address(ex, program, (int32_t)(held->buffer - program->buffers), piece->offset);
+  if (held->buffer->space == LADE_HOST) {
     memcpy(is_get ? host : at, is_get ? at : host, piece->bytes);
     return 0;
   }
@@ -240,10 +240,10 @@ static struct resident resident_get(const lade_executor *ex, int tensor)
 
 uint64_t executor_place_stored(const lade_executor *ex, int tensor)
 {
-  const struct resident what = resident_get(ex, tensor);
+  const struct resident held = resident_get(ex, tensor);
   uint64_t bytes;
-  LADE_ASSERT(what.buffer->space == LADE_STORE);
-  return stored_place(ex, &what, 0, &bytes);
+  LADE_ASSERT(held.buffer->space == LADE_STORE);
+  return stored_place(ex, &held, 0, &bytes);
 }
 
 void lade_executor_share(const lade_executor *ex, int tensor, uint64_t *ret_offset, uint64_t *ret_bytes)
@@ -281,15 +281,15 @@ static int value_move(lade_executor *ex, int tensor, uint64_t offset, void *host
   if (status || ex->is_dry)
     return status;
   LADE_ASSERT(offset % LADE_EXECUTOR_WINDOW_BYTES == 0 && offset + bytes <= lade_value_bytes(ex->graph, tensor));
-  const struct resident what = resident_get(ex, tensor);
+  const struct resident held = resident_get(ex, tensor);
   const struct window_piece piece = piece_find(ex, tensor, offset, bytes);
   char *at = (char *)host + piece.skipped_bytes;
-  const bool is_stored = what.buffer->space == LADE_STORE;
+  const bool is_stored = held.buffer->space == LADE_STORE;
   if (!piece.bytes && !(is_stored && !is_get && piece.is_end))
     return 0;
   if (!is_stored)
-    return memory_move(ex, &what, &piece, at, is_get, error);
-  return is_get ? stored_get(ex, &what, &piece, at, error) : stored_set(ex, &what, &piece, at, error);
+    return memory_move(ex, &held, &piece, at, is_get, error);
+  return is_get ? stored_get(ex, &held, &piece, at, error) : stored_set(ex, &held, &piece, at, error);
 }
 
 int lade_executor_get(lade_executor *ex, int tensor, uint64_t offset, void *dst, uint64_t bytes,

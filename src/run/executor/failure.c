@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The executor's first failure: kept until the end of the step, and told to the other ranks.
+ * The first failure of an instruction. A step returns its line, and so does every later call.
  *
- * Any thread of a queue may fail. The first one counts: its words are what the step returns, and the communicators are
- * aborted with them, so that no rank waits for this one. Later ones are mostly its consequences and are dropped.
+ * Any thread of a queue may fail. The first failure also aborts the communicators with its line, so that no other rank
+ * waits for this one.
  */
 #include "run/executor/executor_internal.h"
 
@@ -18,25 +18,11 @@ static void comms_abort(lade_executor *ex, const char *words)
 
 void executor_fail(lade_executor *ex, int code, const struct lade_error *error)
 {
-  pthread_mutex_lock(&ex->failure_mutex);
-  bool is_first = !atomic_load(&ex->failure);
-  if (is_first) {
-    ex->failure_text = *error;
-    atomic_store(&ex->failure, code);
-  }
-  pthread_mutex_unlock(&ex->failure_mutex);
-  if (is_first)
+  if (lade_first_error_set(&ex->failure, code, error))
     comms_abort(ex, error->text);
 }
 
 int executor_failure(lade_executor *ex, struct lade_error *error)
 {
-  int code = atomic_load(&ex->failure);
-  if (!code)
-    return 0;
-  pthread_mutex_lock(&ex->failure_mutex);
-  if (error)
-    *error = ex->failure_text;
-  pthread_mutex_unlock(&ex->failure_mutex);
-  return code;
+  return lade_first_error_get(&ex->failure, error);
 }

@@ -38,7 +38,7 @@
  * in each of its grains. Then it begins to write lots whose last grain is computed, and to read the next lots that have
  * room.
  *
- * An error of a lot is attributed to one of its parameters (grains_settle).
+ * An error of a lot is attributed to one of its parameters (grains_wait).
  *
  * A shard's padding is in the store and moves too, so that checksums hold for a reader of the whole block.
  *
@@ -60,8 +60,8 @@
 _Static_assert(LADE_STREAM_GRAIN % LADE_MOMENT_BLOCK == 0 && LADE_STREAM_GRAIN % LADE_STORE_GRANULE_BYTES == 0,
                "a grain is whole blocks of scales and whole granules of any part");
 
-#define LOOK_ELEMENTS (16 * 1024) /* elements computed between two polls of the drive: some tens of microseconds */
-_Static_assert(LADE_STREAM_GRAIN % LOOK_ELEMENTS == 0 && LOOK_ELEMENTS % LADE_DRAW_RUN == 0,
+#define SLICE_ELEMENTS (16 * 1024) /* elements computed between two polls of the drive: some tens of microseconds */
+_Static_assert(LADE_STREAM_GRAIN % SLICE_ELEMENTS == 0 && SLICE_ELEMENTS % LADE_DRAW_RUN == 0,
                "random words are those of the whole");
 
 /* ---- places, found once ---- */
@@ -360,8 +360,9 @@ static struct lade_transfer transfer_make(const struct stream_call *call, enum l
   return transfer;
 }
 
-/* Make the transfer of the weight or the gradient, if it streams. */
-static void beside_make(const struct stream_item *item, int role, enum lade_store_op op, struct lade_transfer *transfer)
+/* Make the transfer of the weight or the gradient, which lie apart from the state; none if it is in memory. */
+static void separate_make(const struct stream_item *item, int role, enum lade_store_op op,
+                          struct lade_transfer *transfer)
 {
   const int i = item->call->part_of_role[role];
   if (i < 0 || (op == LADE_STORE_WRITE && role == LADE_ROLE_GRAD))
@@ -402,8 +403,8 @@ static void transfers_make(const struct stream_run *run, int at, enum lade_store
     transfers[STREAM_SCALES] = transfer_make(call, op, call->scales[0].value,
                                              call->state_offset + lade_state_bytes(graph_of(call), call->n_held),
                                              scales_data(call, 0), call->scales_bytes);
-  beside_make(item, LADE_ROLE_WEIGHT, op, &transfers[STREAM_WEIGHT]);
-  beside_make(item, LADE_ROLE_GRAD, op, &transfers[STREAM_GRAD]);
+  separate_make(item, LADE_ROLE_WEIGHT, op, &transfers[STREAM_WEIGHT]);
+  separate_make(item, LADE_ROLE_GRAD, op, &transfers[STREAM_GRAD]);
 }
 
 static struct lade_transfer *transfers_of(const struct stream_run *run, int at, enum lade_store_op op)
@@ -412,7 +413,7 @@ static struct lade_transfer *transfers_of(const struct stream_run *run, int at, 
   return op == LADE_STORE_READ ? slot->reads : slot->writes;
 }
 
-/* Begin the transfers of lot @at. Bytes 0 marks a transfer that has not begun, or whose end is settled. */
+/* Begin the transfers of lot @at. Bytes 0 marks a transfer that has not begun, or has been waited for. */
 static int lot_begin(const struct stream_run *run, lade_executor *ex, int at, enum lade_store_op op)
 {
   struct lade_transfer *transfers = transfers_of(run, at, op);
@@ -427,7 +428,7 @@ static int lot_begin(const struct stream_run *run, lade_executor *ex, int at, en
   return status;
 }
 
-/* True if all transfers of lot @at in one direction that have begun are complete. */
+/* True if every begun transfer of lot @at in one direction has completed. */
 static bool lot_is_done(const struct stream_run *run, int at, enum lade_store_op op)
 {
   const struct lade_transfer *transfers = transfers_of(run, at, op);
@@ -443,7 +444,7 @@ static bool lot_is_done(const struct stream_run *run, int at, enum lade_store_op
  * several items each is transferred again alone, and the error names the first that fails again. If none does, it names
  * the lot's first.
  */
-static int grains_settle(const struct stream_run *run, lade_executor *ex, int at, struct lade_transfer *grains)
+static int grains_wait(const struct stream_run *run, lade_executor *ex, int at, struct lade_transfer *grains)
 {
   const struct stream_lot *lot = &run->lots[at];
   const bool is_shared = lot->end_item - lot->first_item > 1;
@@ -458,10 +459,10 @@ static int grains_settle(const struct stream_run *run, lade_executor *ex, int at
 }
 
 /* Wait for the transfers of lot @at in one direction that have begun. */
-static int lot_settle(const struct stream_run *run, lade_executor *ex, int at, enum lade_store_op op)
+static int lot_wait(const struct stream_run *run, lade_executor *ex, int at, enum lade_store_op op)
 {
   struct lade_transfer *transfers = transfers_of(run, at, op);
-  int status = transfers[STREAM_GRAINS].bytes ? grains_settle(run, ex, at, &transfers[STREAM_GRAINS]) : 0;
+  int status = transfers[STREAM_GRAINS].bytes ? grains_wait(run, ex, at, &transfers[STREAM_GRAINS]) : 0;
   for (int i = STREAM_GRAINS + 1; i < STREAM_N_TRANSFERS; i++) {
     int one = transfers[i].bytes ? io_transfer_wait(ex, &transfers[i]) : 0;
     status = status ? status : one;
@@ -471,16 +472,16 @@ static int lot_settle(const struct stream_run *run, lade_executor *ex, int at, e
   return status;
 }
 
-/* Set @ret_are_settled to true if all writes up to lot @last are complete. With @may_block wait for them. */
-static int writes_settle(struct stream_run *run, lade_executor *ex, int last, bool may_block, bool *ret_are_settled)
+/* Collect completed writes up to lot @last, or with @may_block wait for them. @ret_are_done: all are complete. */
+static int writes_collect(struct stream_run *run, lade_executor *ex, int last, bool may_block, bool *ret_are_done)
 {
   int status = 0;
-  while (run->n_settled <= last && !status) {
-    if (!may_block && !lot_is_done(run, run->n_settled, LADE_STORE_WRITE))
+  while (run->n_writes_done <= last && !status) {
+    if (!may_block && !lot_is_done(run, run->n_writes_done, LADE_STORE_WRITE))
       break;
-    status = lot_settle(run, ex, run->n_settled++, LADE_STORE_WRITE);
+    status = lot_wait(run, ex, run->n_writes_done++, LADE_STORE_WRITE);
   }
-  *ret_are_settled = run->n_settled > last;
+  *ret_are_done = run->n_writes_done > last;
   return status;
 }
 
@@ -490,32 +491,34 @@ static int writes_settle(struct stream_run *run, lade_executor *ex, int last, bo
 static int reads_begin(struct stream_run *run, lade_executor *ex, int must)
 {
   int status = 0;
-  while (run->n_begun < run->n_lots && run->lots[run->n_begun].after < run->n_computed && !status) {
-    const int at = run->n_begun;
+  while (run->n_reads_begun < run->n_lots && !status) {
+    const int at = run->n_reads_begun;
     struct stream_lot *lot = &run->lots[at];
     const uint64_t reading_bytes = run->reading_bytes + lot_end(run, lot) - lot_offset(run, lot);
     bool has_room = false;
+    if (lot->after >= run->n_writes_begun) /* the lot in its place is not even being written */
+      break;
     if (run->reading_bytes && reading_bytes > run->reading_most)
       break;
-    status = writes_settle(run, ex, lot->after, at <= must, &has_room);
+    status = writes_collect(run, ex, lot->after, at <= must, &has_room);
     if (status || !has_room)
       break;
     atomic_store(&lot->n_left, lot->n_grains);
     status = lot_begin(run, ex, at, LADE_STORE_READ);
     run->reading_bytes = reading_bytes;
-    run->n_begun++;
+    run->n_reads_begun++;
   }
   return status;
 }
 
-/* Settle the lots that have been read; wait until lot @must is. */
-static int reads_settle(struct stream_run *run, lade_executor *ex, int must)
+/* Collect the lots whose reads are complete. Wait for all lots up to @must; -1: wait for none. */
+static int reads_collect(struct stream_run *run, lade_executor *ex, int must)
 {
   int status = 0;
-  while (!status && run->n_come < run->n_begun &&
-         (run->n_come <= must || lot_is_done(run, run->n_come, LADE_STORE_READ))) {
-    const struct stream_lot *lot = &run->lots[run->n_come];
-    status = lot_settle(run, ex, run->n_come++, LADE_STORE_READ);
+  while (!status && run->n_reads_done < run->n_reads_begun &&
+         (run->n_reads_done <= must || lot_is_done(run, run->n_reads_done, LADE_STORE_READ))) {
+    const struct stream_lot *lot = &run->lots[run->n_reads_done];
+    status = lot_wait(run, ex, run->n_reads_done++, LADE_STORE_READ);
     run->reading_bytes -= lot_end(run, lot) - lot_offset(run, lot);
   }
   return status;
@@ -587,14 +590,14 @@ static void *role_data(const struct stream_item *item, int role, const void *who
 }
 
 /*
- * Return the arguments for up to LOOK_ELEMENTS elements from @first of the item on; no elements if only padding is
+ * Return the arguments for up to SLICE_ELEMENTS elements from @first of the item on, or for none if only padding is
  * left.
  */
-static struct lade_adamw_args look_args(const struct stream_item *item, int64_t first)
+static struct lade_adamw_args slice_args(const struct stream_item *item, int64_t first)
 {
   const struct lade_adamw_args *whole = &item->call->args;
   struct lade_adamw_args args = *whole;
-  args.n_elements = LADE_MIN(whole->n_elements - item->first - first, LOOK_ELEMENTS);
+  args.n_elements = LADE_MIN(whole->n_elements - item->first - first, SLICE_ELEMENTS);
   args.weight = role_data(item, LADE_ROLE_WEIGHT, whole->weight, lade_dtype_bytes(whole->dtype), first);
   args.grad = role_data(item, LADE_ROLE_GRAD, whole->grad, lade_dtype_bytes(whole->grad_dtype), first);
   args.residual = role_data(item, LADE_ROLE_RESIDUAL, NULL, 0, first);
@@ -612,8 +615,8 @@ static struct lade_adamw_args look_args(const struct stream_item *item, int64_t 
 static int writes_begin(struct stream_run *run, lade_executor *ex)
 {
   int status = 0;
-  while (run->n_computed < run->n_come && !atomic_load(&run->lots[run->n_computed].n_left) && !status) {
-    const int at = run->n_computed++;
+  while (run->n_writes_begun < run->n_reads_done && !atomic_load(&run->lots[run->n_writes_begun].n_left) && !status) {
+    const int at = run->n_writes_begun++;
     for (int i = run->lots[at].first_item; i < run->lots[at].end_item; i++) {
       if (i == run->items[i].call->end_item - 1)
         scales_check(run->items[i].call, LADE_STORE_WRITE);
@@ -623,11 +626,11 @@ static int writes_begin(struct stream_run *run, lade_executor *ex)
   return status;
 }
 
-/* Poll the drive, settle its completions, and begin all writes and reads that can begin. */
+/* Poll the drive, collect its completions, and begin all writes and reads that can begin. */
 static int drive_feed(struct stream_run *run, lade_executor *ex, int must)
 {
   io_poll(ex);
-  int status = reads_settle(run, ex, -1);
+  int status = reads_collect(run, ex, -1);
   if (!status)
     status = writes_begin(run, ex);
   return status ? status : reads_begin(run, ex, must);
@@ -650,9 +653,9 @@ static void grain_run(void *arg, int i_task, int i_thread)
   const int64_t from = (int64_t)i_grain * LADE_STREAM_GRAIN, end = LADE_MIN(item->n, from + LADE_STREAM_GRAIN);
   if (!grain_verify(item, i_grain))
     return;
-  for (int64_t first = from; first < end; first += LOOK_ELEMENTS) {
-    const struct lade_adamw_args args = look_args(item, first);
-    if (i_thread == 0) /* thread 0 is the one that waits for the drive; an error here already is the step's failure */
+  for (int64_t first = from; first < end; first += SLICE_ELEMENTS) {
+    const struct lade_adamw_args args = slice_args(item, first);
+    if (i_thread == 0) /* the thread that waits for the drive; an error is already the step's failure */
       drive_feed(run, ex, -1);
     if (args.n_elements > 0)
       ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
@@ -672,16 +675,16 @@ static int items_run(struct stream_run *run, lade_executor *ex, int first, int e
     return status;
   lade_pool_run(ex->params.pool, grain_run, &pass,
                 (end - 1 - first) * pass.item_grains + item_n_grains(&run->items[end - 1]));
-  status = atomic_load(&ex->failure);
+  status = lade_first_error_code(&ex->failure);
   return status ? status : drive_feed(run, ex, -1);
 }
 
 /* Wait for all transfers in flight and ignore their results. */
 static void run_drain(struct stream_run *run, lade_executor *ex)
 {
-  for (int at = run->n_settled; at < run->n_begun; at++) {
-    lot_settle(run, ex, at, LADE_STORE_READ);
-    lot_settle(run, ex, at, LADE_STORE_WRITE);
+  for (int at = run->n_writes_done; at < run->n_reads_begun; at++) {
+    lot_wait(run, ex, at, LADE_STORE_READ);
+    lot_wait(run, ex, at, LADE_STORE_WRITE);
   }
 }
 
@@ -691,22 +694,22 @@ void stream_call_run(void *arg)
   struct stream_run *run = call->run;
   lade_executor *ex = call->executor;
   if (call == run->calls[0]) {
-    run->n_begun = run->n_come = run->n_computed = run->n_settled = 0;
+    run->n_reads_begun = run->n_reads_done = run->n_writes_begun = run->n_writes_done = 0;
     run->reading_bytes = 0;
   }
-  int status = atomic_load(&ex->failure);
+  int status = lade_first_error_code(&ex->failure);
   for (int at = call->first_item, end; at < call->end_item && !status; at = end) {
     const int lot = run->items[at].lot;
     end = at;
     status = drive_feed(run, ex, lot);
     if (!status)
-      status = reads_settle(run, ex, lot);
+      status = reads_collect(run, ex, lot);
     if (!status)
       status = reads_begin(run, ex, -1); /* before the arrived items are computed */
     if (status)
       break;
-    LADE_ASSERT(run->n_come > lot);
-    end = LADE_MIN(call->end_item, run->lots[run->n_come - 1].end_item);
+    LADE_ASSERT(run->n_reads_done > lot);
+    end = LADE_MIN(call->end_item, run->lots[run->n_reads_done - 1].end_item);
     status = items_run(run, ex, at, end);
   }
   if (status || call == run->calls[run->n_calls - 1])

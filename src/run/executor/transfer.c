@@ -123,7 +123,7 @@ void io_call_run(void *arg)
 {
   struct io_call *call = arg;
   lade_executor *ex = call->executor;
-  if (atomic_load(&ex->failure))
+  if (lade_first_error_code(&ex->failure))
     return;
   executor_address_stored(ex, call->value, call->store_offset, &call->transfer);
   if (!io_transfer_begin(ex, &call->transfer))

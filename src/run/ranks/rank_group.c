@@ -4,13 +4,13 @@
  * communicator; the queues of its programs use the axes' communicators. So a step's collectives never meet an
  * agreement.
  *
- * Agreements take a few bytes, once before step 0 or once per step: whether any rank was told to stop. The maximum is
- * computed from a gather, because communicators sum only floating-point numbers. Sums of many integers are made in the
- * two halves of a ring's all-reduce. Each rank receives its block of numbers from every rank and adds these up; then
- * all blocks are gathered. So memory is twice the numbers, whatever the number of ranks.
+ * Agreements exchange a few bytes, before step 0 and once per step, for instance whether any rank received a signal to
+ * stop. The maximum is computed from a gather, because communicators sum only floating-point numbers. Sums of many
+ * integers are made in the two halves of a ring's all-reduce. Each rank receives its block of numbers from every rank
+ * and adds these up; then all blocks are gathered. So memory is twice the numbers, whatever the number of ranks.
  *
- * A rank that returns without taking part leaves the others waiting. So the words of agreements are allocated at the
- * start, for each of the two threads that agree. The memory of a sum is voted on first.
+ * A rank that returns without taking part leaves the others waiting. So the memory of agreements, a word from each
+ * rank, is allocated at the start, for each of the two threads that agree. The memory of a sum is voted on first.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -179,6 +179,18 @@ int lade_rank_group_gather(struct lade_rank_group *group, const void *own, uint6
   return lade_comm_run(group->world, &collective, error);
 }
 
+int lade_rank_group_take(struct lade_rank_group *group, int from, double *number, struct lade_error *error)
+{
+  _Static_assert(sizeof(*number) == sizeof(*group->words), "a number of each rank fits the words");
+  if (!group || !group->world)
+    return 0;
+  LADE_ASSERT(from >= 0 && from < lade_comm_size(group->world));
+  int status = lade_rank_group_gather(group, number, sizeof(*number), group->words, error);
+  if (!status)
+    memcpy(number, &group->words[from], sizeof(*number));
+  return status;
+}
+
 int lade_rank_group_max(struct lade_rank_group *group, int64_t value, int64_t *ret_max, struct lade_error *error)
 {
   if (!group || !group->world) {
@@ -227,20 +239,20 @@ int lade_rank_group_sum(struct lade_rank_group *group, uint64_t *numbers, size_t
   return status;
 }
 
-/* Send the status and line of @rank, which failed, to all ranks. */
-static int words_share(struct lade_rank_group *group, int rank, int status, struct lade_error *error)
+/* Broadcast the line of @rank, which failed with @status. pre: group->words has the status of each rank. */
+static int failure_broadcast(struct lade_rank_group *group, int rank, int status, struct lade_error *error)
 {
-  struct lade_error words = {.code = status};
-  bool is_everybodys = true;
+  struct lade_error line = {.code = status};
+  bool is_unanimous = true;
   for (int i = 0; i < lade_comm_size(group->world); i++)
-    is_everybodys &= group->words[i] == status;
+    is_unanimous &= group->words[i] == status;
   if (error && rank == group->layout.rank)
-    words = *error;
-  int told = lade_rank_group_broadcast(group, rank, &words, sizeof(words), error);
-  if (told)
-    return told;
-  return is_everybodys ? lade_error_set(error, status, "%s", words.text)
-                       : lade_error_set(error, status, "rank %d: %.440s", rank, words.text);
+    line = *error;
+  const int failed = lade_rank_group_broadcast(group, rank, &line, sizeof(line), error);
+  if (failed)
+    return failed;
+  return is_unanimous ? lade_error_set(error, status, "%s", line.text)
+                      : lade_error_set(error, status, "rank %d: %.440s", rank, line.text);
 }
 
 int lade_rank_group_vote(struct lade_rank_group *group, int status, struct lade_error *error)
@@ -249,10 +261,10 @@ int lade_rank_group_vote(struct lade_rank_group *group, int status, struct lade_
     return status;
   const int n_ranks = lade_comm_size(group->world);
   const int64_t word = status;
-  int rank = 0, told = lade_rank_group_gather(group, &word, sizeof(word), group->words, error);
-  while (!told && rank < n_ranks && !group->words[rank])
+  int rank = 0, failed = lade_rank_group_gather(group, &word, sizeof(word), group->words, error);
+  while (!failed && rank < n_ranks && !group->words[rank])
     rank++;
-  return told || rank == n_ranks ? told : words_share(group, rank, (int)group->words[rank], error);
+  return failed || rank == n_ranks ? failed : failure_broadcast(group, rank, (int)group->words[rank], error);
 }
 
 int lade_rank_group_collect(struct lade_rank_group *group, const void *own, uint64_t bytes, struct lade_faults *faults,

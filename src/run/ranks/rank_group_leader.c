@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Work that some ranks do while the other ranks wait for its result. A search for a plan, for instance, may take longer
- * than the timeout after which a silent rank counts as dead.
+ * Work that some ranks do while the other ranks wait for its result, for instance a search for a plan. It may take
+ * longer than the timeout after which a silent rank counts as dead.
  *
- * A dead process of this machine is detected directly; a rank on another machine can only be judged by its silence. So
- * a working rank has a thread that meets the others meanwhile, four times per timeout, and reports that work goes on. A
- * rank without work, or with its work done, meets at once and sleeps until the others come. All ranks meet again until
- * no rank works. So a live rank is waited for however long its work takes. A dead rank is found within the timeout of
- * any other collective. Short work costs one meeting.
+ * The death of a process of this machine is detected directly. A rank on another machine is judged by its silence
+ * alone. So while a rank works, a thread of it meets the other ranks four times per timeout and reports that the work
+ * continues. A rank that does not work meets at once, and sleeps until the others arrive. All ranks meet again until no
+ * rank works. So a working rank has no timeout while it lives, and a dead rank is found within the usual timeout. Short
+ * work costs one meeting.
  *
  * The work stays on the caller's thread, because kernel libraries may keep worker threads for it.
  */

@@ -149,7 +149,7 @@ static int calls_fetch(const struct axis_members *members, int from, struct lade
 }
 
 /* Broadcast the text of @call, as its owner, member @from, describes it. */
-static int call_tell(const struct axis_members *members, int from, const struct lade_call *call, char *text,
+static int call_text_broadcast(const struct axis_members *members, int from, const struct lade_call *call, char *text,
                      struct lade_error *error)
 {
   memset(text, 0, LADE_CALL_TEXT_BYTES);
@@ -159,7 +159,8 @@ static int call_tell(const struct axis_members *members, int from, const struct 
 }
 
 /* Set @error, at all members, to the two calls in which members @a and @b disagree. */
-static int mismatch_tell(const struct axis_members *members, const struct mismatch *mismatch, struct lade_error *error)
+static int mismatch_report(const struct axis_members *members, const struct mismatch *mismatch,
+                           struct lade_error *error)
 {
   char text_a[LADE_CALL_TEXT_BYTES], text_b[LADE_CALL_TEXT_BYTES];
   const struct lade_call *call_a = NULL, *call_b = NULL;
@@ -170,9 +171,9 @@ static int mismatch_tell(const struct axis_members *members, const struct mismat
   if (!status)
     lade_calls_differ(&a, mismatch->lane_a, &b, mismatch->lane_b, &call_a, &call_b);
   if (!status)
-    status = call_tell(members, mismatch->a, call_a, text_a, error);
+    status = call_text_broadcast(members, mismatch->a, call_a, text_a, error);
   if (!status)
-    status = call_tell(members, mismatch->b, call_b, text_b, error);
+    status = call_text_broadcast(members, mismatch->b, call_b, text_b, error);
   free(a.items);
   free(b.items);
   if (status)
@@ -191,7 +192,7 @@ static int group_prove(const struct axis_members *members, struct lade_error *er
   const size_t n = (size_t)members->n_lanes;
   int status = bytes_gather(members, members->digests + (size_t)members->size * n, n * sizeof(*members->digests),
                             members->digests, error);
-  return !status && mismatch_find(members, &mismatch) ? mismatch_tell(members, &mismatch, error) : status;
+  return !status && mismatch_find(members, &mismatch) ? mismatch_report(members, &mismatch, error) : status;
 }
 
 /* True if all members of an axis return @status, so that none of them waits there. */

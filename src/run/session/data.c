@@ -207,32 +207,22 @@ static int row_read(const lade_data *data, const struct token_range *part, int64
   return rc;
 }
 
-static int rows_read(const lade_data *data, const struct token_range *part, enum lade_data_order order, uint64_t batch,
-                     int64_t first_row, int64_t n_rows, int32_t *ret_tokens, int32_t *ret_targets,
-                     struct lade_error *error)
+int lade_data_read(const lade_data *data, const struct lade_batch *batch, struct lade_error *error)
 {
-  LADE_ASSERT(first_row >= 0 && n_rows >= 0 && first_row + n_rows <= data->batch);
-  for (int64_t i = 0; i < n_rows; i++) {
-    int64_t offset = order == LADE_ORDER_RANDOM ? random_offset(data, part, batch, first_row + i)
-                                                : sequential_offset(data, part, batch, first_row + i);
-    int rc = row_read(data, part, offset, ret_tokens + i * data->seq_len, ret_targets + i * data->seq_len, error);
+  const struct token_range *part = batch->is_valid ? &data->valid : &data->train;
+  const bool is_random = data->order == LADE_ORDER_RANDOM && !batch->is_valid;
+  const uint64_t number = (uint64_t)batch->number;
+  LADE_ASSERT(batch->number >= 0 && batch->first_row >= 0 && batch->first_row + batch->n_rows <= data->batch);
+  LADE_ASSERT(batch->seq == data->seq_len && part->n_tokens > 0);
+  for (int64_t i = 0; i < batch->n_rows; i++) {
+    const int64_t row = batch->first_row + i;
+    const int64_t offset = is_random ? random_offset(data, part, number, row)
+                                     : sequential_offset(data, part, number, row);
+    int rc = row_read(data, part, offset, batch->tokens + i * batch->seq, batch->targets + i * batch->seq, error);
     if (rc)
       return rc;
   }
   return 0;
-}
-
-int lade_data_batch(const lade_data *data, uint64_t step, int64_t first_row, int64_t n_rows, int32_t *ret_tokens,
-                    int32_t *ret_targets, struct lade_error *error)
-{
-  return rows_read(data, &data->train, data->order, step, first_row, n_rows, ret_tokens, ret_targets, error);
-}
-
-int lade_data_valid_batch(const lade_data *data, uint64_t i, int64_t first_row, int64_t n_rows, int32_t *ret_tokens,
-                          int32_t *ret_targets, struct lade_error *error)
-{
-  LADE_ASSERT(data->valid.n_tokens > 0);
-  return rows_read(data, &data->valid, LADE_ORDER_SEQUENTIAL, i, first_row, n_rows, ret_tokens, ret_targets, error);
 }
 
 /* ---- opening ---- */
@@ -251,6 +241,44 @@ static int source_header_read(const lade_data *data, struct data_source *source,
   return rc ? rc : data_header_read(header, source->path, kinds[source->kind].token_bytes, error, &source->tokenizer);
 }
 
+/* Set kind and number of tokens of a file of @bytes without a known magic in @header: text, or tokens alone. */
+static int headless_identify(struct data_source *source, const int32_t header[3], int64_t bytes,
+                             struct lade_error *error)
+{
+  source->kind = name_ends_in(source->path, ".bin") ? KIND_BARE : KIND_TEXT;
+  source->n_tokens = bytes / kinds[source->kind].token_bytes;
+  /* A third word that matches the file's size exactly is a count after another magic, not two tokens by chance. */
+  const int64_t stated = header[2], tokens_bytes = bytes - HEADER_BYTES;
+  if (source->kind == KIND_BARE && stated > 0 && (tokens_bytes == 2 * stated || tokens_bytes == 4 * stated))
+    return lade_error_set(error, -EINVAL, "%s: its header is of llm.c's form with the magic %" PRId32 ": %d or %d is "
+                          "expected", source->path, header[0], MAGIC_GPT2, MAGIC_LLAMA3);
+  if (bytes % kinds[source->kind].token_bytes)
+    return lade_error_set(error, -EBADMSG, "%s: %" PRId64 " bytes are no whole number of 16-bit tokens: cut short?",
+                          source->path, bytes);
+  return 0;
+}
+
+/* Do the same for a file with a magic of llm.c. */
+static int headed_identify(const lade_data *data, struct data_source *source, const int32_t header[3], int64_t bytes,
+                           struct lade_error *error)
+{
+  const bool is_gpt2 = header[0] == MAGIC_GPT2;
+  const int version = is_gpt2 ? VERSION_GPT2 : VERSION_LLAMA3;
+  source->kind = is_gpt2 ? KIND_GPT2 : KIND_LLAMA3;
+  if (header[1] != version)
+    return lade_error_set(error, -EINVAL, "%s: %s of version %" PRId32 ": version %d is expected", source->path,
+                          kinds[source->kind].name, header[1], version);
+  source->n_tokens = header[2];
+  int64_t expected = HEADER_BYTES + source->n_tokens * kinds[source->kind].token_bytes;
+  if (header[2] <= 0)
+    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens: one at least is expected",
+                          source->path, header[2]);
+  if (expected != bytes)
+    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file "
+                          "has %" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
+  return source_header_read(data, source, error);
+}
+
 /* Set kind and number of tokens from the size and, if there is one, the header. */
 static int source_identify(const lade_data *data, struct data_source *source, int64_t bytes, struct lade_error *error)
 {
@@ -264,36 +292,9 @@ static int source_identify(const lade_data *data, struct data_source *source, in
   }
   if (data_header_is_unfinished(header, (size_t)LADE_MIN(bytes, (int64_t)sizeof(header))))
     return lade_error_set(error, -EBADMSG, "%s: was not finished: lade data was stopped before its end", source->path);
-  bool is_gpt2 = header[0] == MAGIC_GPT2, is_llama3 = header[0] == MAGIC_LLAMA3;
-  if (!is_gpt2 && !is_llama3) {
-    source->kind = name_ends_in(source->path, ".bin") ? KIND_BARE : KIND_TEXT;
-    source->n_tokens = bytes / kinds[source->kind].token_bytes;
-    /*
-     * If the third word matches the file's size exactly, it is a count behind another magic, not two tokens by chance.
-     */
-    int64_t stated = header[2], behind = bytes - HEADER_BYTES;
-    if (source->kind == KIND_BARE && stated > 0 && (behind == 2 * stated || behind == 4 * stated))
-      return lade_error_set(error, -EINVAL, "%s: its header is of llm.c's form with the magic %" PRId32 ": %d or %d is "
-                            "expected", source->path, header[0], MAGIC_GPT2, MAGIC_LLAMA3);
-    if (bytes % kinds[source->kind].token_bytes)
-      return lade_error_set(error, -EBADMSG, "%s: %" PRId64 " bytes are no whole number of 16-bit tokens: cut short?",
-                            source->path, bytes);
-    return 0;
-  }
-  source->kind = is_gpt2 ? KIND_GPT2 : KIND_LLAMA3;
-  int version = is_gpt2 ? VERSION_GPT2 : VERSION_LLAMA3;
-  if (header[1] != version)
-    return lade_error_set(error, -EINVAL, "%s: %s of version %" PRId32 ": version %d is expected", source->path,
-                          kinds[source->kind].name, header[1], version);
-  source->n_tokens = header[2];
-  int64_t expected = HEADER_BYTES + source->n_tokens * kinds[source->kind].token_bytes;
-  if (header[2] <= 0)
-    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens: one at least is expected",
-                          source->path, header[2]);
-  if (expected != bytes)
-    return lade_error_set(error, -EBADMSG, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file "
-                          "has %" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
-  return source_header_read(data, source, error);
+  const bool has_magic = header[0] == MAGIC_GPT2 || header[0] == MAGIC_LLAMA3;
+  return has_magic ? headed_identify(data, source, header, bytes, error)
+                   : headless_identify(source, header, bytes, error);
 }
 
 static int source_open(const lade_data *data, struct data_source *source, const char *path, struct lade_error *error)

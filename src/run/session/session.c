@@ -60,8 +60,8 @@ static int tokens_check(const lade_session *s, const struct lade_batch *batch, s
   return 0;
 }
 
-/* Fill rows of a batch by the caller's function. */
-static int rows_ask(lade_session *s, const struct lade_batch *batch, struct lade_error *error)
+/* Fill rows of a batch by the caller's function, and check its tokens. */
+static int rows_request(lade_session *s, const struct lade_batch *batch, struct lade_error *error)
 {
   struct lade_error own = {0};
   int status = s->params.batch_fn(s->params.batch_user, batch, &own);
@@ -95,11 +95,7 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
       return lade_error_set(error, -ENOMEM, "no memory for a microbatch");
     const struct lade_batch batch = {.is_valid = is_valid, .number = (int64_t)number, .first_row = first + m * rows,
                                      .n_rows = rows, .seq = s->params.seq_len, .tokens = tokens, .targets = targets};
-    if (s->params.batch_fn)
-      status = rows_ask(s, &batch, error);
-    else
-      status = is_valid ? lade_data_valid_batch(s->data, number, first + m * rows, rows, tokens, targets, error)
-                        : lade_data_batch(s->data, number, first + m * rows, rows, tokens, targets, error);
+    status = s->params.batch_fn ? rows_request(s, &batch, error) : lade_data_read(s->data, &batch, error);
     if (!status && first_keys)
       session_documents_fill(s, &batch, first_keys);
   }
@@ -107,8 +103,8 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
 }
 
 /*
- * Return the name of the gradient that holds the first partial that is not finite. Sums of several ranks do not locate
- * it.
+ * Return the name of the gradient whose sum of squares @first_bad, the first that is not finite, belongs to. Sums over
+ * several ranks do not locate it.
  */
 static const char *bad_tensor(const lade_session *s, uint32_t first_bad)
 {
@@ -155,9 +151,9 @@ static int not_finite(const lade_session *s, const struct lade_step_result *resu
                           "overflowed, and the update was made; go on from the newest save, with a smaller --lr", step,
                           loss);
   const char *bad = bad_tensor(s, result->clip_result.first_bad);
-  const char *updated = s->plan->train->optimizer_in_backward ?
-      "others were updated before it; go on from the newest save"
-                                                : "nothing was updated";
+  const char *updated = s->plan->train->optimizer_in_backward
+                            ? "others were updated before it; go on from the newest save"
+                            : "nothing was updated";
   if (isfinite(result->loss))
     return lade_error_set(error, -EDOM, "step %lld: %s is not finite, though the loss is (%f); %s", step, bad, loss,
                           updated);
@@ -166,8 +162,8 @@ static int not_finite(const lade_session *s, const struct lade_step_result *resu
 }
 
 /*
- * Return the same as not_finite, after meeting all ranks. If a rank died or aborted, its numbers are no fault of the
- * run, and the meeting's error is returned instead. Otherwise all ranks have found the same numbers, and all come here.
+ * Return the error of not_finite after a meeting of all ranks, which all call this, because all have the same loss and
+ * norm. If a rank died or aborted, the bad numbers are its consequence, and the meeting's error is returned instead.
  */
 static int not_finite_together(lade_session *s, const struct lade_step_result *result, struct lade_error *error)
 {
@@ -212,15 +208,8 @@ static int loss_share(lade_session *s, double *loss, struct lade_error *error)
   const int n_stages = mesh->axes[LADE_AXIS_PP].size;
   if (n_stages == 1)
     return 0;
-  double *all = calloc((size_t)mesh->world, sizeof(*all));
-  if (!all)
-    return lade_error_set(error, -ENOMEM, "no memory for the losses of %d ranks", mesh->world);
-  int status = session_place(s, "at the end of", lade_rank_group_gather(&s->group, loss, sizeof(*loss), all, error),
-                             error);
-  if (!status)
-    *loss = all[lade_mesh_member(mesh, LADE_AXIS_PP, s->group.layout.rank, n_stages - 1)];
-  free(all);
-  return status;
+  const int last = lade_mesh_member(mesh, LADE_AXIS_PP, s->group.layout.rank, n_stages - 1);
+  return session_place(s, "at the end of", lade_rank_group_take(&s->group, last, loss, error), error);
 }
 
 static int step_run(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
@@ -232,8 +221,8 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
     status = lade_executor_step(s->executor, &block, &result, error);
   store_notices(s);
   if (!status || status == -ERANGE) {
-    int told = loss_share(s, &result.loss, error);
-    status = told ? told : status;
+    const int failed = loss_share(s, &result.loss, error);
+    status = failed ? failed : status;
   }
   bool is_skipped = status == -ERANGE;
   if (status && !is_skipped)
@@ -248,9 +237,9 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
   memcpy(report.stall_ns, result.stall_ns, sizeof(report.stall_ns));
   status = isfinite(result.loss) ? 0 : not_finite_together(s, &result, error);
   step_count(s, &result);
-  int published = step_publish(s, &report, error);
-  if (published)
-    return published;
+  const int failed = step_publish(s, &report, error);
+  if (failed)
+    return failed;
   if (!status)
     *ret_report = report;
   return status;
@@ -337,15 +326,12 @@ int lade_session_agree(lade_session *s, int value, int *ret_value, struct lade_e
 
 int lade_session_most(lade_session *s, double value, double *ret_most, struct lade_error *error)
 {
-  const int n = s->group.layout.mesh.world;
-  double *all = calloc((size_t)n, sizeof(*all)), most = value;
-  int status = all ? lade_rank_group_gather(&s->group, &value, sizeof(value), all, error)
-                   : lade_error_set(error, -ENOMEM, "no memory for numbers of %d ranks", n);
-  for (int rank = 0; rank < n && !status; rank++)
-    most = LADE_MAX(most, all[rank]);
-  free(all);
+  int64_t bits, most;
+  LADE_ASSERT(!(value < 0));
+  memcpy(&bits, &value, sizeof(bits)); /* bits of numbers from 0 on are ordered as the numbers are */
+  int status = lade_rank_group_max(&s->group, bits, &most, error);
   if (!status)
-    *ret_most = most;
+    memcpy(ret_most, &most, sizeof(*ret_most));
   return session_fail(s, status, error);
 }
 

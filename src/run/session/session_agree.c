@@ -2,17 +2,16 @@
 /*
  * Agreements of several ranks of one run before step 0.
  *
- * Same request: the first rank's options, model and data are broadcast. A rank that differs reports the difference and
- * ends the job. With another learning rate or another file it would train another model, and no later check would find
- * it.
+ * Options, model and data. The first rank broadcasts its own. A rank that differs reports the difference and ends the
+ * job. With another learning rate or another file it would train another model, and no later check would find that.
  *
- * Same measurements: plans follow from prices and from the free memory of a machine. Ranks that share a collective must
- * have the same plan. So the first rank measures, while the others wait, and its measurements are broadcast; of free
- * memory all ranks take the least.
+ * Measurements. A plan depends on prices and on the free memory of a machine, and ranks that share a collective must
+ * have the same plan. So the first rank measures while the others wait, and broadcasts its measurements. Of their free
+ * bytes of memory all ranks take the least.
  *
- * Same decision: ranks with equal inputs leave the decision to the first of them (session_plan.c).
+ * Decisions. Of ranks with equal inputs the first one decides (session_plan.c).
  *
- * The memory for a broadcast or a gather is voted on before it, so a rank without memory ends all ranks with its line.
+ * Before a broadcast or a gather the ranks vote on its memory, so a rank without memory ends all ranks with its line.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -27,7 +26,7 @@
 
 #define NODE_RANKS 8 /* ranks of a described node whose budgets are stated: the GPUs of a common server */
 
-/* Compared numbers of the run, one per line of the table below. A number that is unset at a rank is 0 there. */
+/* The compared numbers of a run. A number without a meaning at a rank is 0 there. */
 enum choice {
   CHOICE_FAMILY,
   CHOICE_LAYERS,
@@ -46,7 +45,7 @@ enum choice {
   CHOICE_VALID,
   CHOICE_UPDATE,
   CHOICE_RECIPE,
-  CHOICE_PINS,
+  CHOICE_RESIDENCY,
   CHOICE_MACHINE,
   CHOICE_BUDGET,
   CHOICE_HOST_BUDGET,
@@ -62,7 +61,7 @@ enum choice {
 
 static const struct choice_line {
   const char *name;
-  bool is_number; /* its value is worth printing */
+  bool is_number; /* the message has both values; else the name states the difference */
 } choice_lines[N_CHOICES] = {
     [CHOICE_FAMILY] = {"a model of another family"},
     [CHOICE_LAYERS] = {"the model's layers", true},
@@ -81,7 +80,7 @@ static const struct choice_line {
     [CHOICE_VALID] = {"the validation data is another"},
     [CHOICE_UPDATE] = {"--optimizer-in-backward at one of them only"},
     [CHOICE_RECIPE] = {"another --recompute"},
-    [CHOICE_PINS] = {"the file of --residency is another"},
+    [CHOICE_RESIDENCY] = {"the file of --residency is another"},
     [CHOICE_MACHINE] = {"a --machine at one of them only"},
     [CHOICE_BUDGET] = {"another kind of --budget"},
     [CHOICE_HOST_BUDGET] = {"--host-budget at one of them only"},
@@ -110,7 +109,7 @@ static uint64_t model_key(const struct lade_model *m)
   return XXH3_64bits_withSeed(numbers, sizeof(numbers), lade_model_key(m));
 }
 
-static void model_choose(const struct lade_model *m, int64_t *choices)
+static void model_add(const struct lade_model *m, int64_t *choices)
 {
   choices[CHOICE_FAMILY] = m->family;
   choices[CHOICE_LAYERS] = m->layers;
@@ -132,7 +131,7 @@ static struct request request_make(const lade_session *s)
   if (s->data)
     lade_data_get_info(s->data, &data);
   int64_t *choices = request.choices;
-  model_choose(&s->model, choices);
+  model_add(&s->model, choices);
   choices[CHOICE_SEED] = (int64_t)p->seed;
   choices[CHOICE_STEP] = s->state.step;
   choices[CHOICE_HISTORY] = (int64_t)s->state.loss_digest;
@@ -157,8 +156,8 @@ static struct request request_make(const lade_session *s)
   return request;
 }
 
-/* Hash the file or directory @path of --@option into @ret_choice; 0 if @path is NULL. */
-static int file_choose(const char *option, const char *path, int64_t *ret_choice, struct lade_error *error)
+/* Write a hash of the file or directory @path of --@option into @ret_choice; 0 if @path is NULL. */
+static int file_hash(const char *option, const char *path, int64_t *ret_choice, struct lade_error *error)
 {
   uint64_t key = 0;
   int status = path ? lade_file_key(path, &key) : 0;
@@ -166,10 +165,10 @@ static int file_choose(const char *option, const char *path, int64_t *ret_choice
   return status ? lade_error_set(error, status, "--%s %s: %s", option, path, strerror(-status)) : 0;
 }
 
-static int files_choose(const lade_session *s, int64_t *choices, struct lade_error *error)
+static int files_hash(const lade_session *s, int64_t *choices, struct lade_error *error)
 {
-  int status = file_choose("residency", s->params.residency_file, &choices[CHOICE_PINS], error);
-  return status ? status : file_choose("init", s->params.init, &choices[CHOICE_INIT], error);
+  int status = file_hash("residency", s->params.residency_file, &choices[CHOICE_RESIDENCY], error);
+  return status ? status : file_hash("init", s->params.init, &choices[CHOICE_INIT], error);
 }
 
 static void difference_write(const char *name, int64_t own, int64_t first, char *text, size_t text_bytes)
@@ -192,9 +191,9 @@ static bool choices_differ(const struct request *own, const struct request *firs
   return true;
 }
 
-/* Do the same for the caller's choices. */
-static bool loops_differ(const lade_session *s, const struct request *own, const struct request *first, char *text,
-                         size_t text_bytes)
+/* As choices_differ, for the numbers of the caller's loop. */
+static bool caller_choices_differ(const lade_session *s, const struct request *own, const struct request *first,
+                                  char *text, size_t text_bytes)
 {
   const struct lade_session_params *p = &s->params;
   int i = 0;
@@ -211,7 +210,7 @@ static int request_compare(const lade_session *s, const struct request *own, con
 {
   char differences[300] = "";
   if (!choices_differ(own, first, differences, sizeof(differences)) &&
-      !loops_differ(s, own, first, differences, sizeof(differences)) &&
+      !caller_choices_differ(s, own, first, differences, sizeof(differences)) &&
       !lade_checkpoint_run_compare(&first->run, &own->run, differences, sizeof(differences)))
     return 0;
   return lade_error_set(error, -EINVAL, "does not do what the first rank does: %s; all ranks take the same options and "
@@ -223,7 +222,7 @@ int session_agree_run(lade_session *s, struct lade_error *error)
   struct request own = request_make(s);
   if (!s->group.world)
     return 0;
-  int status = lade_rank_group_vote(&s->group, files_choose(s, own.choices, error), error);
+  int status = lade_rank_group_vote(&s->group, files_hash(s, own.choices, error), error);
   struct request first = own;
   if (!status)
     status = lade_rank_group_broadcast(&s->group, 0, &first, sizeof(first), error);

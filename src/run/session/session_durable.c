@@ -42,10 +42,8 @@ _Static_assert(sizeof(struct memo) <= LADE_DURABLE_MEMO_BYTES, "a memo has room 
 
 /* ---- the state that is found ---- */
 
-/*
- * Refuse a checkpoint of a later step than the found state: neither ignore it, nor overwrite it from an earlier step.
- */
-static int resume_weigh(lade_session *s, struct lade_error *error)
+/* Refuse a checkpoint of a later step than the found state: the user decides which of both continues. */
+static int resume_compare(lade_session *s, struct lade_error *error)
 {
   struct lade_checkpoint_state saved;
   int status = lade_checkpoint_find(s->params.resume, s->resume_path, sizeof(s->resume_path), error);
@@ -185,10 +183,10 @@ static int histories_compare(const lade_session *s, const struct memo_found *all
 }
 
 /*
- * Find the newest generation that all @n ranks have. -EBADMSG if some rank lost more than one unfinished step, or has
- * another run's state.
+ * Find the newest generation that all @n ranks have. -EBADMSG: a rank lacks more than one generation that another has,
+ * or has the state of another run.
  */
-static int found_weigh(const lade_session *s, const struct memo_found *all, int n, int64_t *ret_least,
+static int found_compare(const lade_session *s, const struct memo_found *all, int n, int64_t *ret_least,
                        struct lade_error *error)
 {
   int first = 0, last = 0;
@@ -223,7 +221,7 @@ static int found_agree(lade_session *s, int64_t *ret_least, struct lade_error *e
   struct memo_found *all = NULL;
   int status = lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status)
-    status = found_weigh(s, all, n, ret_least, error);
+    status = found_compare(s, all, n, ret_least, error);
   free(all);
   return status;
 }
@@ -255,7 +253,7 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
     status = lade_rank_group_vote(&s->group, found_limit(s, least, error), error);
   if (status || !s->is_recovered)
     return status;
-  status = lade_rank_group_vote(&s->group, s->params.resume ? resume_weigh(s, error) : 0, error);
+  status = lade_rank_group_vote(&s->group, s->params.resume ? resume_compare(s, error) : 0, error);
   if (!status && !s->params.resume)
     session_notice(s, "going on from step %lld in --store %s%s", (long long)s->state.step, s->params.store,
                    s->params.init ? "; --init was for its beginning" : "");
@@ -305,18 +303,18 @@ int session_durable_check_room(const lade_session *s, struct lade_error *error)
                         "there; free more or name another directory", need, each, s->params.store, have);
 }
 
-int session_durable_pin(lade_session *s, struct lade_error *error)
+int session_durable_fix_tiers(lade_session *s, struct lade_error *error)
 {
   if (!s->params.is_durable)
     return 0;
   for (int i = 0; i < s->n_overrides; i++) {
-    const struct lade_change *pin = &s->overrides[i];
-    if (!lade_change_is_tier(pin) || pin->to == LADE_TIER_STORE)
+    const struct lade_change *override = &s->overrides[i];
+    if (!lade_change_is_tier(override) || override->to == LADE_TIER_STORE)
       continue;
     return lade_error_set(error, -EINVAL, "--residency %s has %s at home on the %s: with --durable all state is in the "
                           "store", s->params.residency_file,
-                          s->graph->tensors[s->graph->params[pin->id].tensor].name,
-                          pin->to == LADE_TIER_HOST ? "host" : "device");
+                          s->graph->tensors[s->graph->params[override->id].tensor].name,
+                          override->to == LADE_TIER_HOST ? "host" : "device");
   }
   struct lade_change *overrides = realloc(s->overrides, (size_t)(s->n_overrides + s->graph->n_params +
                                                                  1) * sizeof(*overrides));

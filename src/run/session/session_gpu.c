@@ -28,34 +28,36 @@
 #define WINDOW_SHARE 4     /* of a GPU's free memory, the most for buffers to warm up NCCL */
 #define STAGE_CHANNELS 16 /* streams of a stage: compute, copies, and two for each axis */
 
-/* The GPUs that a rank may take, in a form that other ranks can compare. */
-struct seat {
-  uint64_t node; /* the machine of the GPUs */
-  int rank, first, taken; /* ordinals: the first that it may take; the one it takes, or -1: none */
-  struct lade_cuda_seen seen;
+/* The GPUs that a rank sees, in a form that other ranks can compare. */
+struct rank_gpus {
+  uint64_t node;              /* the machine of rank and GPUs */
+  int rank;
+  int first;                  /* ordinal of the first GPU that the rank may take */
+  int taken;                  /* ordinal of the GPU that it takes; -1: none is left */
+  struct lade_cuda_seen seen; /* by ordinal of the rank */
 };
 
-/* Return the index of the seat of @seats[0..i) that took @name; -1: none. */
-static int holder_find(const struct seat *seats, int i, const struct lade_cuda_name *name)
+/* Return the index among @ranks[0..i) of the rank that takes GPU @name; -1: none. */
+static int holder_find(const struct rank_gpus *ranks, int i, const struct lade_cuda_name *name)
 {
   for (int other = 0; other < i; other++)
-    if (seats[other].taken >= 0 && !memcmp(&seats[other].seen.names[seats[other].taken], name, sizeof(*name)))
+    if (ranks[other].taken >= 0 && !memcmp(&ranks[other].seen.names[ranks[other].taken], name, sizeof(*name)))
       return other;
   return -1;
 }
 
 /* Assign GPUs to the ranks of one machine, in order: each takes the first that it sees and that no earlier rank has. */
-static void seats_take(struct seat *seats, int n)
+static void gpus_assign(struct rank_gpus *ranks, int n)
 {
   for (int i = 0; i < n; i++) {
-    seats[i].taken = -1;
-    for (int at = seats[i].first; at < seats[i].seen.n && seats[i].taken < 0; at++)
-      seats[i].taken = holder_find(seats, i, &seats[i].seen.names[at]) < 0 ? at : -1;
+    ranks[i].taken = -1;
+    for (int at = ranks[i].first; at < ranks[i].seen.n && ranks[i].taken < 0; at++)
+      ranks[i].taken = holder_find(ranks, i, &ranks[i].seen.names[at]) < 0 ? at : -1;
   }
 }
 
-/* Write the UUID into @text as nvidia-smi does: "57ad0000-0000-0000-0000-000000000002". Return @text. */
-static const char *name_tell(const struct lade_cuda_name *name, char text[40])
+/* Write the UUID into @text in the form of nvidia-smi: "57ad0000-0000-0000-0000-000000000002". Return @text. */
+static const char *uuid_write(const struct lade_cuda_name *name, char text[40])
 {
   size_t at = 0;
   for (size_t i = 0; i < sizeof(name->uuid); i++) {
@@ -66,7 +68,7 @@ static const char *name_tell(const struct lade_cuda_name *name, char text[40])
 }
 
 /* Choose this rank's GPU, an ordinal of this process, from the GPUs that all ranks see. */
-static int seat_choose(struct seat *all, int world, int rank, int *ret_ordinal, struct lade_error *error)
+static int gpu_choose(struct rank_gpus *all, int world, int rank, int *ret_ordinal, struct lade_error *error)
 {
   char text[40];
   const uint64_t node = all[rank].node;
@@ -76,15 +78,15 @@ static int seat_choose(struct seat *all, int world, int rank, int *ret_ordinal, 
     if (all[i].node == node)
       all[n++] = all[i]; /* other machines have other GPUs */
   }
-  seats_take(all, n);
-  const struct seat *seat = &all[own];
-  *ret_ordinal = LADE_MAX(seat->taken, seat->first);
-  if (seat->taken >= 0 || seat->first >= seat->seen.n) /* if the ordinal does not exist, opening reports it */
+  gpus_assign(all, n);
+  const struct rank_gpus *own_gpus = &all[own];
+  *ret_ordinal = LADE_MAX(own_gpus->taken, own_gpus->first);
+  if (own_gpus->taken >= 0 || own_gpus->first >= own_gpus->seen.n) /* opening reports an ordinal that does not exist */
     return 0;
-  const struct lade_cuda_name *name = &seat->seen.names[seat->first];
+  const struct lade_cuda_name *name = &own_gpus->seen.names[own_gpus->first];
   return lade_error_set(error, -ENODEV, "ranks %d and %d would share the GPU %s; each needs one of its own: start as "
                         "many ranks as there are GPUs, and let each see all of them, or those of its own",
-                        all[holder_find(all, own, name)].rank, rank, name_tell(name, text));
+                        all[holder_find(all, own, name)].rank, rank, uuid_write(name, text));
 }
 
 /*
@@ -103,10 +105,10 @@ static int channels_check(const lade_session *s, struct lade_error *error)
 }
 
 /* Find the ordinal of the GPU that this rank takes; collective. */
-static int seat_find(lade_session *s, int *ret_ordinal, struct lade_error *error)
+static int gpu_find(lade_session *s, int *ret_ordinal, struct lade_error *error)
 {
-  struct seat own = {.node = lade_host_id(), .rank = s->group.layout.rank, .first = s->params.gpu};
-  struct seat *all = NULL;
+  struct rank_gpus own = {.node = lade_host_id(), .rank = s->group.layout.rank, .first = s->params.gpu};
+  struct rank_gpus *all = NULL;
   *ret_ordinal = s->params.gpu;
   if (!s->group.world)
     return 0;
@@ -114,10 +116,10 @@ static int seat_find(lade_session *s, int *ret_ordinal, struct lade_error *error
   status = lade_rank_group_vote(&s->group, status ? status : lade_cuda_list(error, &own.seen), error);
   if (!status)
     status = lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)&all);
-  if (!status)
-    status = lade_rank_group_vote(&s->group, seat_choose(all, lade_comm_size(s->group.world), own.rank, ret_ordinal,
-                                                         error),
-                             error);
+  if (!status) {
+    status = gpu_choose(all, lade_comm_size(s->group.world), own.rank, ret_ordinal, error);
+    status = lade_rank_group_vote(&s->group, status, error);
+  }
   free(all);
   return status;
 }
@@ -174,7 +176,7 @@ static int gpu_take(lade_session *s, struct lade_error *error)
                             "own");
   status = lade_rank_group_vote(&s->group, status, error);
   if (!status)
-    status = seat_find(s, &ordinal, error);
+    status = gpu_find(s, &ordinal, error);
   if (!status)
     status = lade_rank_group_vote(&s->group, gpu_open(s, ordinal, error), error);
   if (!status && s->group.world)

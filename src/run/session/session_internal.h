@@ -47,7 +47,7 @@ struct lade_session {
   struct lade_change *overrides;
   int n_overrides;
   lade_planner *planner; /* of a plan leader */
-  int leader;            /* the plan leader: the rank that decided the plan */
+  int leader;            /* rank of this rank's plan leader, which decides the plan */
   int n_followers;       /* ranks after this one that follow its decision, if it is the plan leader */
   int n_plan_leaders;        /* in the job */
   struct lade_plan_bounds bounds;
@@ -60,7 +60,7 @@ struct lade_session {
   struct session_saver *saver; /* NULL: saves block steps */
   double matmul_flops_per_s; /* the best ever seen on this machine; 0: not measured */
   uint64_t read_bytes, written_bytes; /* of the last step, by the stores' own counts */
-  bool is_rate_raised;       /* by a step of this run, which the cache does not know yet */
+  bool is_rate_raised;       /* a step of this run raised the rate above that in the cache of measurements */
   struct lade_checkpoint_state state;
   char resume_path[PATH_MAX]; /* the checkpoint that this run resumes */
   bool has_sought_tokenizer;
@@ -68,9 +68,9 @@ struct lade_session {
   size_t tokenizer_bytes;
 };
 
-/* Raise the matmul rate if this rank's part of a step in @wall_ns needed a higher one. */
+/* Raise the matmul rate if a step of @wall_ns did its products at a higher one. */
 void session_rate_raise(lade_session *session, int64_t wall_ns);
-/* Keep a rate that was raised for other runs. */
+/* Write a raised rate to the cache of measurements, for later runs. */
 void session_rate_keep(const lade_session *session);
 
 struct lade_values lade_session_values(lade_session *session);
@@ -98,20 +98,22 @@ int session_resume(lade_session *session, const struct lade_values *values, stru
 /* Take the seed of the recovered state, found in @where, and report if it replaces another seed. */
 void session_seed_take(lade_session *session, const char *where);
 
-/* Report differences from the run that left the state in @where, then record this run's settings in the state. */
-void session_go_on(lade_session *session, const char *where);
+/* Report differences from the run that left the state in @where, and replace that run's settings by this run's. */
+void session_run_replace(lade_session *session, const char *where);
 
 /*
- * Durable state (session_durable.c). Without is_durable all calls but begin do nothing. begin, prepare and publish are
- * collective. begin, before the data is opened: lock the files and take the state that all ranks find. pin, with the
- * graph: fix every parameter's home tier. extra: bytes of the two slots beyond the plan's one. check_room: check that
- * both slots fit. prepare, with the plan: open the slots. publish: publish the current values and state. Errors as
- * lade_durable's.
+ * Durable state (session_durable.c). Without is_durable all calls but begin do nothing. Errors as lade_durable's.
+ *
+ *   begin        before the data is opened: lock the files and take the state that all ranks find; collective
+ *   fix_tiers    with the graph: make the store the tier of every parameter and its state
+ *   check_room   with the bounds: check that both slots fit
+ *   prepare      with the plan: open the slots; collective
+ *   publish      publish the current values and state; collective
  */
 int session_durable_begin(lade_session *session, struct lade_error *error);
-int session_durable_pin(lade_session *session, struct lade_error *error);
-uint64_t session_durable_slot(const lade_session *session); /* bytes of one slot: all state that this rank keeps */
-uint64_t session_durable_extra(const lade_session *session);
+int session_durable_fix_tiers(lade_session *session, struct lade_error *error);
+uint64_t session_durable_slot(const lade_session *session);  /* bytes of one slot: all state that this rank keeps */
+uint64_t session_durable_extra(const lade_session *session); /* bytes of both slots beyond the one in the plan */
 uint64_t session_durable_held(const lade_session *session); /* bytes that an earlier run's state has there already */
 uint64_t session_durable_published(const lade_session *session); /* bytes a step writes beside the state */
 int session_durable_check_room(const lade_session *session, struct lade_error *error);

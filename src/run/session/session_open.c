@@ -233,12 +233,12 @@ static int overrides_check(const lade_session *s, struct lade_error *error)
 {
   const bool is_hostless = s->params.has_host_budget && s->params.host_budget_bytes == 0;
   for (int i = 0; i < s->n_overrides; i++) {
-    const struct lade_change *pin = &s->overrides[i];
-    const bool is_tier = lade_change_is_tier(pin);
-    if (!s->params.store && pin->to == (is_tier ? (int)LADE_TIER_STORE : (int)LADE_RESIDENCY_STORE))
+    const struct lade_change *override = &s->overrides[i];
+    const bool is_tier = lade_change_is_tier(override);
+    if (!s->params.store && override->to == (is_tier ? (int)LADE_TIER_STORE : (int)LADE_RESIDENCY_STORE))
       return lade_error_set(error, -EINVAL, "--residency %s puts values into the store, and there is none: give "
                             "--store DIR", s->params.residency_file);
-    if (is_hostless && pin->to == (is_tier ? (int)LADE_TIER_HOST : (int)LADE_RESIDENCY_HOST))
+    if (is_hostless && override->to == (is_tier ? (int)LADE_TIER_HOST : (int)LADE_RESIDENCY_HOST))
       return lade_error_set(error, -EINVAL, "--residency %s puts values into host memory, and --host-budget is 0",
                             s->params.residency_file);
   }
@@ -261,7 +261,7 @@ static int graph_make(lade_session *s, struct lade_error *error)
                                            &s->n_overrides);
   if (!status)
     status = overrides_check(s, error);
-  return status ? status : session_durable_pin(s, error);
+  return status ? status : session_durable_fix_tiers(s, error);
 }
 
 /* Return the parameters of the store. Before the drive is measured, request size and depth are the store's defaults. */
@@ -335,7 +335,7 @@ static int rate_measure(lade_session *s, struct lade_error *error)
   return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
 }
 
-/* Replace the rate of this moment by the best that was ever seen, which it may raise. */
+/* Replace the rate just measured by the best in the cache of measurements, which it may raise. */
 static void rate_settle(lade_session *s)
 {
   const struct lade_probe_params how = cache_params(s, NULL);
@@ -381,12 +381,12 @@ static int cost_work(void *user, struct lade_error *error)
 
 static int cost_take(lade_session *s, struct lade_error *error)
 {
-  const bool is_told = !lade_rank_group_is_first(&s->group) && s->group.world;
-  if (is_told) {
+  const bool is_waiting = s->group.world && !lade_rank_group_is_first(&s->group); /* the first rank measures */
+  if (is_waiting) {
     lade_cost_init(&s->cost, &(struct lade_machine){.n_cores = 1}); /* replaced by the first rank's */
     s->has_cost = true;
   }
-  int status = lade_rank_group_work(&s->group, is_told ? NULL : cost_work, s, error);
+  int status = lade_rank_group_work(&s->group, is_waiting ? NULL : cost_work, s, error);
   if (status)
     return status;
   if (s->params.is_gpu && !s->params.machine && !s->params.is_plan_only)
@@ -505,7 +505,7 @@ static int values_begin(lade_session *s, struct lade_error *error)
 static int values_fill(lade_session *s, struct lade_error *error)
 {
   if (s->is_recovered) {
-    session_go_on(s, s->params.store);
+    session_run_replace(s, s->params.store);
     return 0;
   }
   int status = values_begin(s, error);

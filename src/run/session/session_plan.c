@@ -120,7 +120,7 @@ static uint64_t share(uint64_t bytes, double of)
   return part >= 0x1p64 ? UINT64_MAX : (uint64_t)part;
 }
 
-/* Return the budget, as far as it is known before the smallest one is. */
+/* Return the budget that the parameters and the bounds of this host tier give. */
 static uint64_t budget_resolve(const lade_session *s)
 {
   const struct lade_budget *b = &s->params.budget;
@@ -247,8 +247,8 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
 
 /* ---- the plan ---- */
 
-/* Put a percentage budget, as the user stated it, before the line. */
-static void refusal_word(const struct lade_budget *budget, struct lade_error *error)
+/* Put the percentage that the user stated before the line of a refusal, which has bytes alone. */
+static void refusal_add_budget(const struct lade_budget *budget, struct lade_error *error)
 {
   if (!error || (budget->kind != LADE_BUDGET_PERCENT && budget->kind != LADE_BUDGET_PERCENT_DEVICE))
     return;
@@ -258,10 +258,10 @@ static void refusal_word(const struct lade_budget *budget, struct lade_error *er
 }
 
 /*
- * Explain that --host-budget took the bytes that the device lacks, where both share memory: a larger one would not
- * help.
+ * Replace the line of a refusal if --host-budget took the bytes that the device lacks: where both share memory, a
+ * larger one would not help.
  */
-static void host_budget_word(const lade_session *s, struct lade_error *error)
+static void refusal_name_host_budget(const lade_session *s, struct lade_error *error)
 {
   char host[LADE_SIZE_TEXT], left[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
   const uint64_t min_bytes = s->bounds.min_bytes;
@@ -290,8 +290,8 @@ static int capacity_check(const lade_session *s, struct lade_error *error)
                           : session_memory_refuse(s, words, s->budget_bytes, error);
 }
 
-/* Name the limit if this machine's memory is short, where a larger budget would not help. */
-static void memory_word(const lade_session *s, struct lade_error *error)
+/* Replace the line of a refusal if the smallest budget is more than this machine's memory: no budget would fit. */
+static void refusal_name_memory(const lade_session *s, struct lade_error *error)
 {
   char words[200], least[LADE_SIZE_TEXT];
   if (!error || !is_one_memory(s) || s->bounds.min_bytes == UINT64_MAX || s->bounds.min_bytes <= s->left_bytes)
@@ -404,12 +404,12 @@ static int plan_work(void *user, struct lade_error *error)
     if (!status) /* a plan within the budget is one without it, too */
       s->bounds.unconstrained_ns = LADE_MIN(s->bounds.unconstrained_ns, s->plan->predicted_ns);
     if (status == -EOVERFLOW) {
-      host_budget_word(s, error);
-      memory_word(s, error);
+      refusal_name_host_budget(s, error);
+      refusal_name_memory(s, error);
     }
   }
   if (status == -EOVERFLOW)
-    refusal_word(&s->params.budget, error);
+    refusal_add_budget(&s->params.budget, error);
   return status;
 }
 

@@ -56,7 +56,7 @@ static void scale_take(lade_session *s, const struct lade_checkpoint_run *saved)
   s->state.good_steps = 0;
 }
 
-void session_go_on(lade_session *s, const char *where)
+void session_run_replace(lade_session *s, const char *where)
 {
   char differences[400];
   const struct lade_checkpoint_run saved = s->state.run, now = session_run(s);
@@ -73,6 +73,6 @@ int session_resume(lade_session *s, const struct lade_values *values, struct lad
 {
   int status = lade_checkpoint_load(values, s->resume_path, s->params.faults, &s->state, error);
   if (!status)
-    session_go_on(s, s->resume_path);
+    session_run_replace(s, s->resume_path);
   return status;
 }

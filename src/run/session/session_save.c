@@ -91,7 +91,7 @@ static int thread_join(struct session_saver *saver, struct lade_error *error)
 /* ---- opening ---- */
 
 /* Set @ret_has_room to true if every rank has room for its copy; else report the lack. */
-static int room_agree(lade_session *s, uint64_t bytes, bool *ret_has_room, struct lade_error *error)
+static int save_room_agree(lade_session *s, uint64_t bytes, bool *ret_has_room, struct lade_error *error)
 {
   const uint64_t used = session_host_bytes(s), left = s->host_bytes > used ? s->host_bytes - used : 0;
   char need[32], have[32];
@@ -125,7 +125,7 @@ int session_saver_open(lade_session *s, struct lade_error *error)
   bool has_room = false;
   if (!s->params.async_save || s->params.is_dry)
     return 0;
-  int status = room_agree(s, bytes, &has_room, error);
+  int status = save_room_agree(s, bytes, &has_room, error);
   if (status || !has_room)
     return status;
   s->saver = lade_fault_calloc(s->params.faults, 1, sizeof(*s->saver));
@@ -171,7 +171,7 @@ static int save_begin(lade_session *s, const struct lade_checkpoint_place *place
   return thread_start(saver, error);
 }
 
-/* Load the tokenizer of the data once, on the rank that writes it. Without it saves have none, and a notice says so. */
+/* Load the tokenizer of the data once, on the rank that writes it. After a failure, and a notice, saves have none. */
 static void tokenizer_load(lade_session *s)
 {
   struct lade_data_info info;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What all parts of a session read of it: its values, the run that it is, the bytes of a durable slot and of host
- * memory; and how they speak and fail.
+ * State and services that all parts of a session use: its values, the settings of its run, the bytes of a durable slot
+ * and of host memory, notices, and failures.
  *
- * A notice goes to the caller's function. A failure names the step where this rank stands (session_place), and one that
- * other ranks cannot have seen aborts the communicators, so that none of them waits for this rank (session_fail).
+ * A notice goes to the caller's function. The line of a lost rank gets this rank's step in front (session_place). A
+ * failure that other ranks cannot detect aborts the communicators, so that no rank waits for this one (session_fail).
  */
 #include <errno.h>
 #include <stdarg.h>

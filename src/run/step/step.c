@@ -23,8 +23,8 @@ static void device_fail(lade_stepper *stepper, int status)
 {
   struct lade_error why, line;
   lade_error_set(&line, status, "the device reports a failure (%s) while running",
-                 step_device_words(stepper, status, &why));
-  step_fail(stepper, status, &line);
+                 lade_device_reason(stepper->device, status, &why));
+  lade_first_error_set(&stepper->failure, status, &line);
 }
 
 /* ---- instructions ---- */
@@ -32,7 +32,7 @@ static void device_fail(lade_stepper *stepper, int status)
 static void op_run(struct step_call *bound, void *stream)
 {
   lade_stepper *stepper = bound->stepper;
-  if (atomic_load_explicit(&stepper->failure, memory_order_relaxed))
+  if (lade_first_error_code(&stepper->failure))
     return;
   bound->call.step = stepper->n_steps;
   bound->call.draw = stepper->n_steps * (uint64_t)stepper->graph->ops.n + (uint64_t)bound->call.op;
@@ -49,7 +49,7 @@ static void op_run(struct step_call *bound, void *stream)
                  lade_echo(lade_graph_op_name(stepper->graph, bound->call.op)).text,
                  (unsigned long long)stepper->n_steps, bound->call.is_redo ? ", running again" : "",
                  strerror(-status));
-  step_fail(stepper, status, &line);
+  lade_first_error_set(&stepper->failure, status, &line);
 }
 
 static void call_run(void *arg)
@@ -69,7 +69,7 @@ static void transfer_run(void *arg)
   struct step_transfer *bound = arg;
   lade_stepper *stepper = bound->stepper;
   struct lade_error why = {0}, line;
-  if (atomic_load(&stepper->failure))
+  if (lade_first_error_code(&stepper->failure))
     return;
   step_identity_set(stepper, bound->value, &bound->transfer);
   int status = lade_store_submit(stepper->store, &bound->transfer);
@@ -84,7 +84,7 @@ static void transfer_run(void *arg)
   lade_error_set(&line, status, "%s storage %d \"%s\" failed: %s",
                  bound->transfer.op == LADE_STORE_READ ? "getting" : "putting", bound->value.tensor,
                  lade_echo(lade_graph_storage_name(stepper->graph, bound->value.tensor)).text, why.text);
-  step_fail(stepper, status, &line);
+  lade_first_error_set(&stepper->failure, status, &line);
 }
 
 static void instr_submit(lade_stepper *stepper, int at)
@@ -163,7 +163,7 @@ static int program_run(lade_stepper *stepper, struct lade_error *error)
     clocks_join(stepper, last);
   if (status)
     device_fail(stepper, status);
-  return step_failure(stepper, error);
+  return lade_first_error_get(&stepper->failure, error);
 }
 
 static void measures_begin(lade_stepper *stepper, struct lade_step_measures *measures)
@@ -198,7 +198,7 @@ int lade_step_run(lade_stepper *stepper, struct lade_step_measures *ret_measures
     return lade_error_set(error, -EINVAL, "lade_step_run: stepper is NULL");
   int status = ret_measures ? lade_struct_check("lade_step_measures", ret_measures, error) : 0;
   if (!status)
-    status = step_failure(stepper, error);
+    status = lade_first_error_get(&stepper->failure, error);
   if (status)
     return status;
   measures_begin(stepper, &measures);
@@ -317,7 +317,7 @@ int step_create(const lade_graph *graph, const struct lade_step_params *params, 
   stepper->params.plan = NULL;
   stepper->device = own.device;
   stepper->faults = faults;
-  pthread_mutex_init(&stepper->failure_mutex, NULL);
+  lade_first_error_init(&stepper->failure);
   status = stepper_init(stepper, &search, error, ret_info);
   if (status) {
     lade_step_destroy(stepper);
@@ -340,6 +340,6 @@ void lade_step_destroy(lade_stepper *stepper)
   step_memory_release(stepper);
   step_unbind(stepper);
   lade_program_destroy(stepper->plan.program);
-  pthread_mutex_destroy(&stepper->failure_mutex);
+  lade_first_error_finish(&stepper->failure);
   free(stepper);
 }

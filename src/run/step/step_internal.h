@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Inside of lade/step.h: step_plan.c finds a plan with addresses, step_memory.c takes its memory and binds instructions
- * to it, step.c runs them, step_failure.c keeps the first failure, step_values.c reaches storages between runs.
+ * to it, step.c runs them, step_values.c reads and writes storages between runs.
  */
 #ifndef LADE_STEP_INTERNAL_H
 #define LADE_STEP_INTERNAL_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "base/first_error.h"
 #include "device/device.h"
 #include "graph/graph.h"
 #include "lade/step.h"
@@ -84,9 +84,7 @@ struct lade_stepper {
   uint64_t n_steps, n_runs;
   _Atomic uint64_t moved_bytes;
   atomic_int n_ops, n_redone; /* called in the running step */
-  atomic_int failure;         /* the first error of a step: contents are undefined */
-  pthread_mutex_t failure_mutex;
-  struct lade_error failure_text;
+  struct lade_first_error failure; /* of a step: a run returns its line, and so does every later call */
 };
 
 #define STEP_WINDOW_BYTES ((uint64_t)16 * LADE_STORE_GRANULE_BYTES)
@@ -94,13 +92,6 @@ struct lade_stepper {
 /* Create a stepper whose own requests can fail by @faults, which may be NULL; as lade_step_create. */
 int step_create(const lade_graph *graph, const struct lade_step_params *params, struct lade_faults *faults,
                 struct lade_error *error, struct lade_step_info *ret_info, lade_stepper **ret_stepper);
-
-/* ---- step_failure.c ---- */
-
-/* Record the first failure of a step. Any thread. */
-void step_fail(lade_stepper *stepper, int code, const struct lade_error *error);
-/* Return the first failure and its line; 0: none. Any thread. */
-int step_failure(lade_stepper *stepper, struct lade_error *error);
 
 /* ---- step_memory.c ---- */
 
@@ -120,8 +111,5 @@ void *step_address(const lade_stepper *stepper, int32_t buffer, uint64_t offset)
 int step_store_clear(lade_stepper *stepper, struct lade_error *error);
 /* Set the identity of @value's bytes in the running step. */
 void step_identity_set(const lade_stepper *stepper, struct lade_value value, struct lade_transfer *transfer);
-
-/* Return the driver's words for @status, held in @why, or the system's text. */
-const char *step_device_words(const lade_stepper *stepper, int status, struct lade_error *why);
 
 #endif

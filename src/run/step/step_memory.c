@@ -20,14 +20,6 @@ static const enum lade_queue_role queue_roles[LADE_N_QUEUES] = {
     [LADE_Q_COMPUTE] = LADE_QUEUE_COMPUTE, [LADE_Q_TO_HOST] = LADE_QUEUE_TO_HOST,
     [LADE_Q_TO_DEVICE] = LADE_QUEUE_TO_DEVICE, [LADE_Q_IO] = LADE_QUEUE_IO, [LADE_Q_HOST] = LADE_QUEUE_HOST};
 
-const char *step_device_words(const lade_stepper *stepper, int status, struct lade_error *why)
-{
-  *why = (struct lade_error){0};
-  if (stepper->is_cuda)
-    lade_cuda_get_refusal(stepper->device, status, why);
-  return *why->text ? why->text : strerror(-status);
-}
-
 /* ---- memory ---- */
 
 static int arena_take(lade_stepper *stepper, struct lade_error *error)
@@ -41,7 +33,8 @@ static int arena_take(lade_stepper *stepper, struct lade_error *error)
   int status = lade_device_reserve(stepper->device, reserved_bytes, &stepper->arena);
   if (status)
     return lade_error_set(error, status, "the device refused %llu bytes of addresses (%s)",
-                          (unsigned long long)reserved_bytes, step_device_words(stepper, status, &why));
+                          (unsigned long long)reserved_bytes,
+                          lade_device_reason(stepper->device, status, &why));
   stepper->reserved_bytes = reserved_bytes;
   if (!stepper->arena_bytes)
     return 0;
@@ -49,7 +42,8 @@ static int arena_take(lade_stepper *stepper, struct lade_error *error)
   if (!status)
     status = lade_device_map(stepper->device, stepper->arena, stepper->chunk);
   return status ? lade_error_set(error, status, "the device refused %llu bytes of memory (%s), of %llu that it has",
-                                 (unsigned long long)stepper->arena_bytes, step_device_words(stepper, status, &why),
+                                 (unsigned long long)stepper->arena_bytes,
+                                 lade_device_reason(stepper->device, status, &why),
                                  (unsigned long long)info.capacity_bytes)
                 : 0;
 }
@@ -119,7 +113,7 @@ static int queues_take(lade_stepper *stepper, struct lade_error *error)
                      : lade_queue_create(stepper->device, queue_roles[q], &stepper->queues[q]);
     if (status)
       return lade_error_set(error, status, "the device refused a queue (%s)",
-                            step_device_words(stepper, status, &why));
+                            lade_device_reason(stepper->device, status, &why));
   }
   return 0;
 }

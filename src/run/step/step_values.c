@@ -103,7 +103,7 @@ static int device_move(lade_stepper *stepper, void *dst, const void *src, uint64
   lade_queue_copy(queue, &copy, &count);
   const int status = lade_queue_sync(queue, count);
   return status ? lade_error_set(error, status, "the device reports a failure (%s) while copying",
-                                 step_device_words(stepper, status, &why))
+                                 lade_device_reason(stepper->device, status, &why))
                 : 0;
 }
 
@@ -131,7 +131,7 @@ static int range_check(lade_stepper *stepper, int storage, uint64_t offset, cons
                           (unsigned long long)s->bytes);
   if (stepper->is_dry)
     return lade_error_set(error, -ENOTSUP, "a dry device has no bytes");
-  return step_failure(stepper, error);
+  return lade_first_error_get(&stepper->failure, error);
 }
 
 /* Copy to @dst, or from @src. pre: the range is right. */

@@ -20,6 +20,7 @@
 
 #include "base/base.h"
 #include "lade/store.h"
+#include "tests/support/heap/allocations.h"
 #include "tests/support/scratch.h"
 #include "tests/support/store/tensor_fixture.h"
 
@@ -338,6 +339,31 @@ static void a_removed_file_fails_the_publish(void **state)
   lade_tensor_store_close(store);
 }
 
+/* Memory that runs out while a store opens is -ENOMEM wherever it does, and never reported as damage. */
+static void a_store_without_memory_is_not_damaged(void **state)
+{
+  char data[8] = "seven77", name[16];
+  struct lade_error error = {0};
+  lade_tensor_store *store = store_open(BUDGET);
+  for (int i = 0; i < 20; i++) { /* more than the first capacity of the list of runs */
+    snprintf(name, sizeof(name), "t%02d", i);
+    assert_int_equal(lade_tensor_store_put(store, name, data, sizeof(data), &error), 0);
+  }
+  publish(store);
+  lade_tensor_store_close(store);
+  int status = -ENOMEM, n = 0;
+  while (status) {
+    allocations_left = ++n;
+    status = store_try(scratch, 0, &error, &store);
+    allocations_left = -1;
+    if (status && status != -ENOMEM)
+      fail_msg("allocation %d: %d, %s", n, status, error.text);
+  }
+  assert_true(n > 40); /* each tensor allocates */
+  assert_int_equal(lade_tensor_store_get(store, "t19", data, sizeof(data), &error), 0);
+  lade_tensor_store_close(store);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -348,6 +374,7 @@ int main(void)
       cmocka_unit_test_setup_teardown(every_damaged_granule_is_found, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(children_leave_the_store_alone, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_removed_file_fails_the_publish, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_store_without_memory_is_not_damaged, scratch_setup_in_memory, scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

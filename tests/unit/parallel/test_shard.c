@@ -2,8 +2,8 @@
 /*
  * lade/shard.h on the ranks that it is started on: one here, several through tests/system/shard.py.
  *
- * Usage: test-shard [kill|abort|sizes]. Without an ending all properties are tested. With one, the last rank dies,
- * aborts, or cuts a vector of another size, and each rank prints the status of its call.
+ * Usage: test-shard [kill|abort|sizes|memory]. Without an ending all properties are tested. With one, the last rank
+ * dies, aborts, cuts a vector of another size, or has no memory for a shard. Each rank prints the status of its call.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -22,6 +22,7 @@
 #include "base/float.h"
 #include "lade/adam.h"
 #include "lade/shard.h"
+#include "tests/support/heap/allocations.h"
 #include "tests/support/names.h"
 
 #define N 70001 /* no multiple of a block, for any number of ranks */
@@ -393,8 +394,14 @@ static int ending_run(const char *ending)
     lade_ranks_abort(ranks, "no data left");
   if (strcmp(ending, "sizes") == 0)
     status = lade_shard_create(ranks, is_bad ? 1001 : 1000, &error, &shard);
+  if (strcmp(ending, "memory") == 0) {
+    allocations_left = is_bad ? 2 : -1; /* the second allocation of the call fails */
+    status = lade_shard_create(ranks, 1000, &error, &shard);
+    allocations_left = -1;
+  }
   while (!status)
     status = lade_ranks_sum(ranks, &value, 1, &error);
+  lade_shard_destroy(shard);
   printf("END rank %d: %d: %s\n", rank, status, error.text);
   fflush(stdout);
   lade_ranks_close(ranks);

@@ -46,8 +46,17 @@ static const char *tokens_make(const char *name, int magic, int version, int n, 
                            : file_make(name, header, header_bytes, half, (size_t)n * 2);
 }
 
+static int64_t seq_len_of_params;
+
+static int batch_read(const lade_data *data, struct lade_batch batch, struct lade_error *error)
+{
+  batch.seq = seq_len_of_params;
+  return lade_data_read(data, &batch, error);
+}
+
 static struct lade_data_params params_make(const char *const *files, int n_files, int64_t batch, int64_t seq_len)
 {
+  seq_len_of_params = seq_len;
   return (struct lade_data_params){.struct_size = sizeof(struct lade_data_params), .files = files, .n_files = n_files,
                                    .batch = batch, .seq_len = seq_len, .seed = 7};
 }
@@ -64,7 +73,8 @@ static void sequential_batches_follow_the_stream_and_start_over(void **state)
   assert_int_equal(info.n_train_batches, 4); /* (100 - 1) / 24 */
   assert_int_equal(info.vocabulary, 50257);
   for (uint64_t step = 0; step < 10; step++) {
-    assert_int_equal(lade_data_batch(data, step, 0, 3, tokens, targets, NULL), 0);
+    assert_int_equal(batch_read(data, (struct lade_batch){.number = (int64_t)step, .n_rows = 3,
+                                                          .tokens = tokens, .targets = targets}, NULL), 0);
     for (int i = 0; i < 24; i++) {
       assert_int_equal(tokens[i], (step % 4) * 24 + (uint64_t)i);
       assert_int_equal(targets[i], tokens[i] + 1);
@@ -85,9 +95,11 @@ static void random_rows_depend_on_seed_step_and_row_alone(void **state)
   int n_seen = 0;
   assert_int_equal(lade_data_open(&params, NULL, &data), 0);
   for (uint64_t step = 0; step < 500; step++) {
-    assert_int_equal(lade_data_batch(data, step, 0, 4, whole, whole_targets, NULL), 0);
+    assert_int_equal(batch_read(data, (struct lade_batch){.number = (int64_t)step, .n_rows = 4,
+                                                          .tokens = whole, .targets = whole_targets}, NULL), 0);
     for (int r = 3; r >= 0; r--) { /* microbatches of one row, in any order, are the same rows */
-      assert_int_equal(lade_data_batch(data, step, r, 1, row, row_targets, NULL), 0);
+      assert_int_equal(batch_read(data, (struct lade_batch){.number = (int64_t)step, .first_row = r, .n_rows = 1,
+                                                            .tokens = row, .targets = row_targets}, NULL), 0);
       assert_memory_equal(row, whole + r * 16, sizeof(row));
       assert_memory_equal(row_targets, whole_targets + r * 16, sizeof(row));
       assert_int_equal(row_targets[15], row[0] + 16);
@@ -101,7 +113,8 @@ static void random_rows_depend_on_seed_step_and_row_alone(void **state)
   params.seed = 8;
   assert_int_equal(lade_data_open(&params, NULL, &data), 0);
   int32_t other[64], other_targets[64];
-  assert_int_equal(lade_data_batch(data, 499, 0, 4, other, other_targets, NULL), 0);
+  assert_int_equal(batch_read(data, (struct lade_batch){.number = 499, .n_rows = 4,
+                                                        .tokens = other, .targets = other_targets}, NULL), 0);
   assert_memory_not_equal(other, whole, sizeof(whole));
   lade_data_close(data);
 }
@@ -121,7 +134,8 @@ static void text_is_bytes_and_the_last_part_validates(void **state)
   assert_int_equal(info.n_train_tokens, 900); /* int(1001 * 0.9), as nanoGPT splits */
   assert_int_equal(info.n_valid_tokens, 101);
   assert_int_equal(info.n_valid_batches, 5);
-  assert_int_equal(lade_data_valid_batch(data, 1, 0, 2, tokens, targets, NULL), 0);
+  assert_int_equal(batch_read(data, (struct lade_batch){.is_valid = true, .number = 1, .n_rows = 2,
+                                                        .tokens = tokens, .targets = targets}, NULL), 0);
   for (int i = 0; i < 20; i++) {
     int at = 900 + 20 + i;
     assert_int_equal(tokens[i], (uint8_t)(at * 7 + at / 256));
@@ -141,13 +155,15 @@ static void several_files_are_one_stream(void **state)
   lade_data *data;
   int32_t tokens[9], targets[9];
   assert_int_equal(lade_data_open(&params, NULL, &data), 0);
-  assert_int_equal(lade_data_batch(data, 0, 0, 1, tokens, targets, NULL), 0);
+  assert_int_equal(batch_read(data, (struct lade_batch){.number = 0, .n_rows = 1,
+                                                        .tokens = tokens, .targets = targets}, NULL), 0);
   static const int expected[] = {0, 7, 14, 21, 28, 35, 42, 0, 0, 7};
   for (int i = 0; i < 9; i++) {
     assert_int_equal(tokens[i], expected[i]);
     assert_int_equal(targets[i], expected[i + 1]);
   }
-  assert_int_equal(lade_data_valid_batch(data, 0, 0, 1, tokens, targets, NULL), 0);
+  assert_int_equal(batch_read(data, (struct lade_batch){.is_valid = true, .number = 0, .n_rows = 1,
+                                                        .tokens = tokens, .targets = targets}, NULL), 0);
   assert_int_equal(tokens[0], 0);
   assert_int_equal(targets[8], 63);
   struct lade_data_info info;
@@ -168,7 +184,8 @@ static void llama_tokens_have_32_bits_and_bare_ones_say_their_vocabulary(void **
   assert_int_equal(lade_data_open(&params, NULL, &data), 0);
   lade_data_get_info(data, &info);
   assert_int_equal(info.vocabulary, 128256);
-  assert_int_equal(lade_data_batch(data, 2, 0, 1, tokens, targets, NULL), 0);
+  assert_int_equal(batch_read(data, (struct lade_batch){.number = 2, .n_rows = 1,
+                                                        .tokens = tokens, .targets = targets}, NULL), 0);
   assert_int_equal(tokens[3], 11);
   lade_data_close(data);
   params = params_make(bare, 1, 1, 4);
@@ -232,8 +249,10 @@ static void a_file_that_shrinks_is_an_error(void **state)
   int32_t tokens[32], targets[32];
   assert_int_equal(lade_data_open(&params, NULL, &data), 0);
   assert_int_equal(truncate(files[0], 40), 0);
-  assert_int_equal(lade_data_batch(data, 0, 0, 2, tokens, targets, &error), 0);
-  assert_int_equal(lade_data_batch(data, 1, 0, 2, tokens, targets, &error), -EIO);
+  assert_int_equal(batch_read(data, (struct lade_batch){.number = 0, .n_rows = 2,
+                                                        .tokens = tokens, .targets = targets}, &error), 0);
+  assert_int_equal(batch_read(data, (struct lade_batch){.number = 1, .n_rows = 2,
+                                                        .tokens = tokens, .targets = targets}, &error), -EIO);
   assert_non_null(strstr(error.text, "shorter"));
   lade_data_close(data);
 }
@@ -249,7 +268,8 @@ static void every_refused_call_is_reported(void **state)
   lade_data *data;
   int32_t tokens[32], targets[32];
   assert_int_equal(lade_data_open(&params, NULL, &data), 0);
-  assert_int_equal(lade_data_batch(data, 0, 0, 2, tokens, targets, NULL), 0);
+  assert_int_equal(batch_read(data, (struct lade_batch){.number = 0, .n_rows = 2,
+                                                        .tokens = tokens, .targets = targets}, NULL), 0);
   lade_data_close(data);
   uint64_t n_calls = lade_faults_count(&faults, LADE_FAULT_ANY);
   assert_true(n_calls > 5);
@@ -258,7 +278,8 @@ static void every_refused_call_is_reported(void **state)
     lade_faults_arm(&faults, LADE_FAULT_ANY, nth, false, -EIO);
     int rc = lade_data_open(&params, &error, &data);
     if (!rc) {
-      rc = lade_data_batch(data, 0, 0, 2, tokens, targets, &error);
+      rc = batch_read(data, (struct lade_batch){.number = 0, .n_rows = 2,
+                                                .tokens = tokens, .targets = targets}, &error);
       lade_data_close(data);
     }
     assert_true(rc == -EIO || rc == -ENOMEM);
