@@ -173,11 +173,13 @@ for name, data, words in (("cut.bin", header + b"\1\0" * 10, "cut short"), ("odd
 # A snapshot without segments has no recorded figure, and says so.
 events = [{"action": "alloc", "addr": 0, "size": 4096, "stream": 0, "time_us": 1, "frames": []},
           {"action": "free_completed", "addr": 0, "size": 4096, "stream": 0, "time_us": 2, "frames": []}]
-write("bare.pickle", pickle.dumps({"segments": [], "device_traces": [events]}))
-code, out, err = run("replay", "bare.pickle")
-assert code == 0 and "recorded      unknown: the snapshot lists no segments" in out and "-100" not in out, (out, err)
-assert all("recorded_reserved_bytes" not in policy for policy in
-           json.loads(run("replay", "bare.pickle", "--json")[1])["policies"])
+took = {"action": "segment_alloc", "addr": 0, "size": 2 << 20, "stream": 0, "time_us": 0, "frames": []}
+for before in ([], [took]):  # a history that took segments, of a snapshot from which they were dropped, as well
+    write("bare.pickle", pickle.dumps({"segments": [], "device_traces": [before + events]}))
+    code, out, err = run("replay", "bare.pickle")
+    assert code == 0 and "recorded      unknown: the snapshot lists no segments" in out and "-100" not in out, (out, err)
+    assert all("recorded_reserved_bytes" not in policy for policy in
+               json.loads(run("replay", "bare.pickle", "--json")[1])["policies"])
 
 SWEPT = [*SHORT, "--layers", "1", "--steps", "2", "--machine", "laptop-8c"]  # described: little is measured
 

@@ -480,9 +480,15 @@ static int sites_read(struct torch *torch)
   return code;
 }
 
+/*
+ * Set the bytes that were reserved at the most, from the segments that the snapshot lists at its end and the history
+ * before it. They are unknown if it lists none, even if the history took some: a script may have dropped the list.
+ */
 static int reserved_set(struct torch *torch)
 {
   int64_t start_bytes = torch->end_bytes - torch->added_bytes;
+  if (!torch->end_bytes && start_bytes + torch->least_added_bytes < 0)
+    return 0;
   if (start_bytes + torch->least_added_bytes < 0)
     return lade_error_set(torch->error, -EBADMSG, "%s: the history gives back more segments than there were",
                           torch->name);
