@@ -78,6 +78,7 @@ assert ledger["saved_activations"] > 100 * ledger["transient_activations"], ledg
 
 # A budget that can only have lost its unit.
 refused(2, ["--budget 40", "unit", "40MiB", "40%"], "plan", "--budget", "40")
+refused(2, ["--budget 40", "unit", "40% of the device"], "run", "--budget", "40", "--", "true")
 refused(2, ["--budgets 40", "unit"], "sweep", "--data", "text.txt", "--budgets", "100%,40")
 assert run(*PLAN, "--budget", "40B")[0] == 3 and run(*PLAN, "--budget", str(16 << 20))[0] == 0
 assert run("replay", "one.csv", "--budget", "100", "--policy", "packed")[0] == 0  # traces may be of small units

@@ -130,7 +130,7 @@ if run("doctor", "--store", "drive")[0] == 0:
     code, out, err = run("train", *[word for word in SHORT if word != "--quiet"], "--data", "text.txt", "--steps", "2", *DRIVE)
     assert code == 0 and re.search("^drive: .* reserved; a step moves .*/s that it does$", err, re.M), err
     for words in (out, run("plan", *SHORT, "--data", "text.txt", *DRIVE)[1]):
-        assert re.search("^drive .* read and .* written by a step; a drive rated for 600 TB.*\n +.* of room, and .*/s of "
+        assert re.search("^drive .* read and .* written by a step; 600 TB are written in .* days\n +.* of room, and .*/s of "
                          "the .*/s that it does$", words, re.M), words
     # Gradients of two microbatches wait between them in the tier that a residency file names, also in part, and change
     # no number.

@@ -400,7 +400,7 @@ void store_traffic_print(const struct lade_session_info *info, double step_secon
           lade_size_format(info->store_written_bytes, b, sizeof(b)));
   if (info->store_written_bytes && step_seconds > 0) {
     double days = RATED_BYTES / (double)info->store_written_bytes * step_seconds / 86400;
-    fprintf(file, "; a drive rated for 600 TB is written through in %.3g days", days);
+    fprintf(file, "; 600 TB are written in %.3g days", days);
   }
   fputc('\n', file);
   if (step_seconds <= 0)
