@@ -26,6 +26,9 @@ PLANS = (["--model", "nano", "--machine", "laptop-8c"],
          ["--model", "llama3-70b", "--layers", "8", "--batch", "1", "--seq", "512", *H100, "--budget", "8GiB"],
          ["--model", "gpt3-175b", "--layers", "8", "--batch", "1", "--seq", "512", *H100, "--host-budget", "0"],
          ["--model", "gpt-1t", "--batch", "1", *H100])
+CLUSTERED = (["--cluster", "dgx-h100", "--ranks", "64", "--model", "llama3-8b", "--batch", "64", "--seq", "4096", "--search"],
+             ["--cluster", "dgx-h100", "--ranks", "16", "--model", "llama3-8b", "--layers", "4", "--tp", "2", "--dp", "8",
+              "--batch", "16", "--seq", "2048"])
 # Those whose advice is followed, with the words that it must hold at the least.
 ADVISED = (([*SMALL, "--batch", "4", *H100, "--budget", "30%"], "--budget 100%"),
            ([*SMALL, "--batch", "4", *H100, "--budget", "100MiB", "--host-budget", "0"], "--moments 8bit"),
@@ -46,6 +49,10 @@ for words in PLANS:
     assert "data sheet, not measured" in out and "smallest budget" in out, (words, out)
     assert ("proved" in out) == ("slowdown" in out) == ("tokens/s" in out) == ("--detail" in out), (words, out)
     assert "memory at the peak" not in out, out
+for words in CLUSTERED:
+    lines = plan(*words).splitlines()
+    assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, (words, lines)
+    assert any(line.endswith(" %") and "TFLOP/s" in line for line in lines), (words, lines)
 detail = plan(*PLANS[0], "--detail")
 assert "memory at the peak" in detail and "where values wait" in detail, detail
 

@@ -111,6 +111,16 @@ def versions_check(pc, folder, compiler, flags, command):
         f"lade.pc is of version {stated}, the library of {version}, the command says {said}"]
 
 
+def command_build_check(build, installed):
+    """`scripts/build --command` makes the command and every plug-in that is installed, and leaves out tests and the rest."""
+    made = run([sys.executable, os.path.join(tree.ROOT, "scripts", "suite-targets"), build, "--command"]).split()
+    missing = [path for path in made if not os.path.exists(os.path.join(build, path))]
+    plugins = {os.path.basename(path) for path in installed if re.search(r"/(lade-run|liblade-mpi|liblade-onednn)\.so$", path)}
+    other = {os.path.basename(path) for path in made} ^ (plugins | {"lade"})
+    return [f"scripts/build --command: {', '.join(sorted([*missing, *other]))}: made and not installed, or the reverse"
+            ] if missing or other else []
+
+
 def main(build, compiler):
     if not shutil.which("meson"):
         print("SKIP: meson is not on PATH, so nothing could be installed")
@@ -121,7 +131,7 @@ def main(build, compiler):
         pc = next(path for path in installed if path.endswith("/pkgconfig/lade.pc"))
         command = next(path for path in installed if path.endswith("/bin/lade"))
         flags = pkg_config(pc, "--cflags", "--libs")
-        problems = versions_check(pc, folder, compiler, flags, command)
+        problems = versions_check(pc, folder, compiler, flags, command) + command_build_check(build, installed)
         program = os.path.join(folder, "a.out")
         for source in (path for path in tree.files() if path.startswith("examples/") and path.endswith(".c")):
             run(compiler + ["-Wall", "-Wextra", "-Werror", os.path.join(tree.ROOT, source), "-o", program] + flags)

@@ -365,7 +365,8 @@ static json_t *given_json(const struct cluster_plan *plan)
 
 /* ---- text ---- */
 
-static void layout_line(const struct cluster_plan *plan, FILE *file)
+/* Print a layout and, below it, its figures: both in one line would be wider than a screen. */
+static void cluster_layout_print(const struct cluster_plan *plan, FILE *file)
 {
   char name[LADE_LAYOUT_NAME_BYTES], peak[32], step[32];
   const double step_s = plan->cost.step_ns / 1e9, ranks = plan->layout.mesh.world;
@@ -374,12 +375,12 @@ static void layout_line(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "of dp, cp %d; ", plan->n_context);
   if (plan->job->experts)
     fprintf(file, "of dp, ep %d; ", plan->job->n_expert_ranks);
-  fprintf(file, "%-52s micro-batch %-3lld recompute %-9s %9s %10s %6.1f TFLOP/s %5.1f %%%s%s\n", name,
-          (long long)plan->micro_batch, recipe_name(plan->share.residency.recipe),
-          seconds_format(step_s, step, sizeof(step)),
+  fprintf(file, "%s, micro-batch %lld, recompute %s%s%s\n", name, (long long)plan->micro_batch,
+          recipe_name(plan->share.residency.recipe),
+          plan->state_tier == LADE_TIER_DEVICE ? "" : ", state on the host", plan->fits ? "" : ", does not fit");
+  fprintf(file, "  %9s %10s %6.1f TFLOP/s %5.1f %%\n", seconds_format(step_s, step, sizeof(step)),
           lade_size_format(plan->peak_bytes, peak, sizeof(peak)), plan->cost.model_flops / step_s / ranks / 1e12,
-          100 * plan->cost.model_flops / step_s / ranks / plan->job->cluster->peak_flops_per_s,
-          plan->state_tier == LADE_TIER_DEVICE ? "" : "  state on the host", plan->fits ? "" : "  does not fit");
+          100 * plan->cost.model_flops / step_s / ranks / plan->job->cluster->peak_flops_per_s);
 }
 
 /* Print the values of a layer that are recomputed and those that are copied to the host. */
@@ -403,12 +404,13 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
   char text[32], more[32];
   fprintf(file, "cluster       %s, %d ranks; model %s, batch %lld of %lld tokens\n", plan->job->cluster->name,
           plan->layout.mesh.world, plan->job->model->name, (long long)plan->batch, (long long)plan->seq_len);
-  layout_line(plan, file);
-  fprintf(file, "step          %s, within %.0f %%; bubble %.1f %%, exposed communication %.1f %%; gradients %s, "
-          "update %s\n",
+  cluster_layout_print(plan, file);
+  fprintf(file, "step          %s, within %.0f %%; bubble %.1f %%, exposed communication %.1f %%\n",
           seconds_format(step_s, text, sizeof(text)), 100 * plan->job->cluster->error_share, 100 * plan->cost.bubble,
-          100 * plan->cost.exposed, seconds_format(plan->cost.grad_ns / 1e9, more, sizeof(more)),
-          seconds_format(plan->cost.update_ns / 1e9, (char[32]){0}, 32));
+          100 * plan->cost.exposed);
+  fprintf(file, "              gradients %s, update %s\n",
+          seconds_format(plan->cost.grad_ns / 1e9, text, sizeof(text)),
+          seconds_format(plan->cost.update_ns / 1e9, more, sizeof(more)));
   lade_size_format(plan->peak_bytes, text, sizeof(text));
   lade_size_format(plan->budget_bytes, more, sizeof(more));
   if (plan->is_proved)
@@ -737,14 +739,14 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
                              result->proof_seconds, "layouts", layouts)))
       return exit_fail("plan", -ENOMEM, NULL);
   } else {
-    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp), ",
+    printf("%lld layouts of %lld ranks of %s in %.2f s; the fastest of each (tp, pp, dp),\n",
            (long long)result->search.n_evaluated, (long long)options->n_ranks, planning->cluster.name, result->seconds);
     if (result->plans[0].is_proved)
       printf("built, proved and executed dry in %.2f s:\n", result->proof_seconds);
     else
       printf("with context and expert parallel ranks by formula, not proved:\n");
     for (int i = 0; i < n; i++)
-      layout_line(&result->plans[i], stdout);
+      cluster_layout_print(&result->plans[i], stdout);
     residency_print(&result->plans[0], stdout);
     if (options->has_explain)
       cluster_explain(&result->plans[0], stdout);
