@@ -27,8 +27,8 @@
 #define MIN_ROUNDS 12
 #define MOVES_PER_OP 4000 /* by default, up to MOVES_MOST */
 #define MOVES_MOST 800000
-#define OP_MOVES_MOST 400000000 /* ops times moves: moves of longer graphs take longer */
-#define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers */
+#define OP_MOVES_MOST 500000000 /* ops times moves: moves of longer graphs take longer */
+#define ALONE_SHARE 0.5 /* of a limit of time, after which a plan with tiers goes on with transfers */
 #define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
