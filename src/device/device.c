@@ -364,7 +364,7 @@ int lade_device_map(lade_device *device, uint64_t address, lade_chunk *chunk)
 static int chunks_unmap(lade_device *device, struct lade_range *range, int first, int end)
 {
   int error = 0, i = first;
-  for (; i < end && !error; i++) {
+  for (; i < end; i++) {
     error = device->ops->unmap(device, range->chunks.items[i]);
     if (error)
       break;

@@ -361,7 +361,10 @@ static int comm_fill(struct nccl_comm *comm, struct lade_error *error)
     status = lade_queue_create(job->device, LADE_QUEUE_COMM, &comm->queue);
   if (!status)
     status = comm_nccl_watch_add(comm);
-  return status ? lade_error_set(error, status, "no queue for a communicator (%s)", strerror(-status)) : 0;
+  if (status)
+    return lade_error_set(error, status, "no progress page, queue or watcher for a communicator (%s)",
+                          strerror(-status));
+  return 0;
 }
 
 static void boards_close(struct nccl_comm *comm)
