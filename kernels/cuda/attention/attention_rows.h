@@ -38,13 +38,14 @@ static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float v
 {
   if (past + (KEYS_ARE_ROWS ? 16 * M : 8 * N) <= 1)
     return; /* all keys are before all queries */
+  const int lane = ptx_thread_get() % 32, lane_ahead = 2 * (lane % 4) - lane / 4; /* no register before this branch */
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        int ahead = fragment_column(n, e) - fragment_row(m, e);
+        const int ahead = lane_ahead + 8 * n + e % 2 - 16 * m - 8 * (e / 2); /* fragment_column less fragment_row */
         if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
           c[m][n][e] = value;
       }
@@ -308,11 +309,17 @@ static __device__ inline void queries_put(const struct queries<D, M> &q, const s
                                       s.seq_len);
 }
 
-/* ---- both sizes of heads in both types ---- */
+/* ---- kernels by size of head and type ---- */
 
-#define KERNEL(name, D, suffix, T, args_type) \
-  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
+/* THREADS: of a block; BLOCKS: those of them for which a multiprocessor must have registers. */
+#define KERNEL_SIZED(name, D, suffix, T, args_type, THREADS, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+    name##_##D##_##suffix(const __grid_constant__ struct args_type a, const struct lade_step *step) \
+  { \
+    name<T, D>(a, step); \
+  } \
   LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
+#define KERNEL(name, D, suffix, T, args_type) KERNEL_SIZED(name, D, suffix, T, args_type, LADE_CUDA_THREADS, 1)
 #define KERNELS(name, args_type) \
   KERNEL(name, 64, bf16, bf16, args_type) \
   KERNEL(name, 64, f16, f16, args_type) \
