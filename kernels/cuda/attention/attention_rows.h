@@ -31,21 +31,22 @@ static __device__ inline float row_max(float value)
 
 /*
  * Set scores of pairs that the diagonal excludes to @value: -inf, or for probabilities 0. Keys are c's columns, or its
- * rows if KEYS_ARE_ROWS; @past is how far its first key is past its first query.
+ * rows if KEYS_ARE_ROWS; @past is how far its first key is past its first query. A caller whose loop has no register
+ * for what the compiler derives from the lane reads @lane at each tile.
  */
 template <bool KEYS_ARE_ROWS, int M, int N>
-static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float value = -INFINITY)
+static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float value = -INFINITY,
+                                          int lane = lane_get())
 {
   if (past + (KEYS_ARE_ROWS ? 16 * M : 8 * N) <= 1)
     return; /* all keys are before all queries */
-  const int lane = ptx_thread_get() % 32, lane_ahead = 2 * (lane % 4) - lane / 4; /* no register before this branch */
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        const int ahead = lane_ahead + 8 * n + e % 2 - 16 * m - 8 * (e / 2); /* fragment_column less fragment_row */
+        const int ahead = 8 * n + 2 * (lane % 4) + e % 2 - (16 * m + lane / 4 + 8 * (e / 2)); /* column less row */
         if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
           c[m][n][e] = value;
       }

@@ -293,7 +293,7 @@ static __device__ inline void queries_meet(const struct keys_block<T, D> &b, con
   pairs_begin<D, DKV_ROWS>(p, group_first, b.keys, queries, b.values, douts);
   queries_copy(b, a, tile_next(b, tile)); /* behind the products, which do not wait for its addresses */
   ptx_products_wait<1>(p.scores[0]);
-  scores_mask<true>(p.scores, own - tile.first);
+  scores_mask<true>(p.scores, own - tile.first, -INFINITY, ptx_thread_get() % 32);
   float weights[1][N][4];
 #pragma unroll
   for (int at = 0; at < 4 * N; at++) {
