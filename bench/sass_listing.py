@@ -13,11 +13,15 @@ FLAGS = ['-std=c++17', '-fmad=false', '-include', 'kernels/cuda/gpu.h', '-I', '.
 
 @dataclass
 class Resources:
-    """Needs of one function: registers of a thread, bytes of static shared memory, bytes of spill stores, threads."""
+    """
+    Needs of one function: registers of a thread, bytes of static shared memory, bytes of spill stores, threads. ptxas
+    serializes products of warpgroups if registers are too few, and says so.
+    """
     registers: int
     shared_bytes: int
     spill_bytes: int
     threads: int
+    is_serialized: bool = False
 
 
 @dataclass
@@ -58,13 +62,15 @@ def kernel_compile(nvcc, root, name, arch, folder):
 def resources_read(told, bodies):
     """Read the Resources of each function from ptxas -v's text and the PTX of its body."""
     found = {}
+    serialized = set(re.findall(r"wgmma\.mma_async instructions are serialized .*?'(\w+)'", told))
     for name, text in re.findall(r"entry function '(\w+)'(.*?)(?=Compiling entry|\Z)", told, re.S):
         def number(pattern, text=text):
             match = re.search(pattern, text)
             return int(match.group(1)) if match else 0
         threads = re.search(r'\.maxntid (\d+)', bodies.get(name, ''))
         found[name] = Resources(number(r'Used (\d+) registers'), number(r'(\d+) bytes smem'),
-                                number(r'(\d+) bytes spill stores'), int(threads.group(1)) if threads else 1024)
+                                number(r'(\d+) bytes spill stores'), int(threads.group(1)) if threads else 1024,
+                                name in serialized)
     return found
 
 

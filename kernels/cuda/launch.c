@@ -50,8 +50,8 @@ static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kern
 /* Inputs of the order of sums, besides shapes. */
 static const int32_t cuts[] = {LADE_CUDA_REVISION,      LADE_CUDA_THREADS,     LADE_CUDA_ROW_PACKS,
                                LADE_CUDA_SUM_COLUMNS,   LADE_CUDA_SUM_LANES,   LADE_CUDA_ROPE_RUN,
-                               LADE_CUDA_HEAD_CHUNK,    LADE_CUDA_WGMMA_DKV_ENOUGH,
-                               LADE_CUDA_MMA_DKV_ENOUGH,
+                               LADE_CUDA_HEAD_CHUNK,    LADE_CUDA_WGMMA_DKV_ENOUGH(64),
+                               LADE_CUDA_WGMMA_DKV_ENOUGH(128), LADE_CUDA_MMA_DKV_ENOUGH,
                                LADE_CUDA_EMBED_PIECE};
 
 void lade_cuda_kernels_init(struct lade_kernels *kernels)

@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 4
+#define LADE_CUDA_REVISION 5
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -125,18 +125,28 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_MMA_DKV_PARTS(dim) ((dim) <= 128 ? 1 : 2)
 
 /*
- * By warpgroups: two of them, each with 64 of a block's rows, over tiles of the other side. Shared memory holds those
- * rows, and tiles in PLACES places. For heads of 128 forward has 160 KiB: queries, and two places for keys and for
- * values. The gradients of queries have 224 KiB: queries and those of out, three places for keys and two for values.
- * Those of keys and values have 161.5 KiB: three places for queries and their companions. Alignment to 1024 bytes comes
- * on top.
+ * By warpgroups, which have 64 rows each of a block's, over tiles of the other side. Shared memory holds those rows,
+ * and tiles in PLACES places. BLOCKS are those of a multiprocessor, for which registers and shared memory must do.
+ *
+ * Heads of 128 have one block of two warpgroups: no fewer than 200 registers of a thread hold their sums and scores.
+ * Forward has 160 KiB: queries, and two places for keys and for values. The gradients of queries have 224 KiB: queries
+ * and those of out, three places for keys and two for values. Those of keys and values have 161.5 KiB: three places for
+ * queries and their companions. Alignment to 1024 bytes comes on top.
+ *
+ * Heads of 64 have half the sums, and smaller tiles. So a multiprocessor has several blocks: one's products run beside
+ * the other's exponentials, its first copies, and its results. With short sequences those are a large part of a block.
  */
-#define LADE_CUDA_WGMMA_THREADS 256
+#define LADE_CUDA_WGMMA_THREADS(dim) 256
 #define LADE_CUDA_WGMMA_ROWS 128
-#define LADE_CUDA_WGMMA_TILE 128
-#define LADE_CUDA_WGMMA_DQ_TILE 128
+#define LADE_CUDA_WGMMA_BLOCKS(dim) ((dim) == 64 ? 2 : 1)
+#define LADE_CUDA_WGMMA_TILE(dim) ((dim) == 64 ? 64 : 128)
+#define LADE_CUDA_WGMMA_DQ_TILE(dim) ((dim) == 64 ? 64 : 128)
+#define LADE_CUDA_WGMMA_DKV_ROWS(dim) ((dim) == 64 ? 64 : 128)
+#define LADE_CUDA_WGMMA_DKV_THREADS(dim) (2 * LADE_CUDA_WGMMA_DKV_ROWS(dim))
+#define LADE_CUDA_WGMMA_DKV_BLOCKS(dim) ((dim) == 64 ? 3 : 1)
 #define LADE_CUDA_WGMMA_DKV_TILE 64
 #define LADE_CUDA_WGMMA_PLACES 3
+#define LADE_CUDA_WGMMA_BWD_PLACES(dim) ((dim) == 64 ? 2 : 3)
 #define LADE_CUDA_WGMMA_ALIGN 1024 /* eight rows of 128 bytes, after which swizzling begins anew */
 
 /*
@@ -146,7 +156,7 @@ struct lade_cuda_row_sums {
  * is twice the multiprocessors of an H100, for each block that one of them has room for. Parts are FP32 rows of dk and
  * dv in the workspace behind delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
  */
-#define LADE_CUDA_WGMMA_DKV_ENOUGH 256
+#define LADE_CUDA_WGMMA_DKV_ENOUGH(dim) (256 * LADE_CUDA_WGMMA_DKV_BLOCKS(dim))
 #define LADE_CUDA_MMA_DKV_ENOUGH 512
 
 LADE_INLINE int64_t lade_cuda_dkv_parts(int64_t n_blocks, int64_t group, int64_t enough)

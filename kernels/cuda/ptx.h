@@ -44,6 +44,12 @@ static __device__ inline void ptx_store_16(void *to, const uint32_t (&x)[4])
                "r"(x[2]), "r"(x[3]) : "memory");
 }
 
+/* Begin to bring the 32 bytes around @at, in global memory, into L2, for a later load. No register waits for them. */
+static __device__ inline void ptx_prefetch(const void *at)
+{
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+}
+
 /* Treat words from here on as just loaded: values derived from them before are derived again. */
 static __device__ inline void ptx_words_forget(uint32_t (&x)[4])
 {

@@ -14,6 +14,16 @@
 
 #define LADE_CUDA_PANEL 64 /* columns: 128 bytes */
 
+/*
+ * Return this thread's warpgroup in the block. A whole warp. The shuffle makes the number one that the compiler knows
+ * to be equal in a warp. So descriptors that depend on it are in uniform registers, and not in two registers of each
+ * thread.
+ */
+static __device__ inline int warpgroup_get(void)
+{
+  return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+}
+
 /* Return the first aligned place for a tile from @room on, less than LADE_CUDA_WGMMA_ALIGN bytes behind it. */
 template <class T> static __device__ inline T *tiles_begin(T *room)
 {
@@ -124,5 +134,12 @@ static __device__ inline void rows_weigh_begin(float (&sums)[D / 8][4], const ui
     weigh(T(), sums, weights[k], panels_describe<16 * K>(y + 16 * k * LADE_CUDA_PANEL));
   ptx_products_commit();
 }
+
+/* Both sizes of heads in both types. THREADS and BLOCKS of KERNEL_SIZED are macros of the size. */
+#define WARPGROUP_KERNELS(name, args_type, THREADS, BLOCKS) \
+  KERNEL_SIZED(name, 64, bf16, bf16, args_type, THREADS(64), BLOCKS(64)) \
+  KERNEL_SIZED(name, 64, f16, f16, args_type, THREADS(64), BLOCKS(64)) \
+  KERNEL_SIZED(name, 128, bf16, bf16, args_type, THREADS(128), BLOCKS(128)) \
+  KERNEL_SIZED(name, 128, f16, f16, args_type, THREADS(128), BLOCKS(128))
 
 #endif

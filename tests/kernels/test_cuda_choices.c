@@ -92,6 +92,26 @@ static void a_file_gives_its_algorithms_and_a_name_of_its_own(void **state)
   assert_string_not_equal(other, first);
 }
 
+/* A comment may be of any length, and the line behind it still has its number. */
+static void a_long_comment_is_skipped(void **state)
+{
+  char text[3000], name[192];
+  memset(text, 'x', sizeof(text));
+  text[0] = '#';
+  strcpy(text + sizeof(text) - 2, "\n");
+  file_make(text);
+  choice_append(1);
+  assert_int_equal(scratch_get(name), 0);
+  strcpy(text + sizeof(text) - 8, "\nno key");
+  file_make(text);
+  struct lade_error error = {0};
+  lade_device *device = device_open();
+  lade_cublaslt *lt = NULL;
+  assert_int_equal(lade_cublaslt_open(device, &error, &lt), -EINVAL);
+  assert_non_null(strstr(error.text, "line 2"));
+  lade_device_close(device);
+}
+
 static void what_a_run_cannot_obey_is_an_error(void **state)
 {
   static const char *const texts[] = {"#\ncuBLASLt: NT bf16 bf16 16 24 4096 bias\n",
@@ -142,6 +162,7 @@ int main(void)
   snprintf(path, sizeof(path), "/tmp/lade-choices-%d", (int)getpid());
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_file_gives_its_algorithms_and_a_name_of_its_own),
+      cmocka_unit_test(a_long_comment_is_skipped),
       cmocka_unit_test(what_a_run_cannot_obey_is_an_error),
       cmocka_unit_test(a_number_that_is_not_offered_fails_the_product),
   };

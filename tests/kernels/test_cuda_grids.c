@@ -81,7 +81,8 @@ static void few_key_heads_are_divided(void **state)
                {LADE_CUDA_BY_WGMMA, 1, 1024, 32, 8, 128, 256, 64, 4},
                {LADE_CUDA_BY_WGMMA, 1, 512, 32, 8, 128, 128, 32, 4},
                {LADE_CUDA_BY_WGMMA, 1, 4096, 32, 8, 128, 256, 256, 1},
-               {LADE_CUDA_BY_WGMMA, 1, 1024, 25, 25, 64, 200, 200, 1}, /* gpt2-1.5b */
+               {LADE_CUDA_BY_WGMMA, 1, 1024, 25, 25, 64, 400, 400, 1}, /* gpt2-1.5b: blocks have 64 keys, */
+               {LADE_CUDA_BY_WGMMA, 1, 2048, 32, 8, 64, 1024, 256, 4}, /* and three fill a multiprocessor */
                {LADE_CUDA_BY_WGMMA, 1, 2000, 28, 4, 128, 64 * 7, 64, 7},
                {LADE_CUDA_BY_WGMMA, 2, 2048, 28, 4, 128, 128 * 3, 128, 3},
                {LADE_CUDA_BY_MMA, 1, 2048, 32, 8, 128, 512, 256, 2},

@@ -61,6 +61,8 @@ def main():
         for name in WARPGROUPS:
             bodies, resources, _ = sass_listing.kernel_compile(nvcc, root, name, 'sm_90a', folder)
             faults += spill_faults(resources)
+            faults += [f'{function}: its products are serialized' for function, found in resources.items()
+                       if found.is_serialized]
             faults += [fault for function, body in bodies.items() for fault in warpgroup_faults(function, body)]
     print('\n'.join(faults) or 'all move 16 bytes at a time')
     sys.exit(bool(faults))

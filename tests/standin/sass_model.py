@@ -13,11 +13,13 @@ import sass # noqa: E402
 import sass_listing # noqa: E402
 
 GPU = sass.GPUS['sm_90a']
-MODEL_ATTENTION = 9 * 1024 / (6 * 12 * 1600) # flops of attention executed, over those of products, in a layer
+# Flops of attention executed, over those of products, in a layer: blocks of 128 rows, and of 64 for dk and dv.
+MODEL_ATTENTION = ((2 + 3) * (1024 + 128) + 4 * (1024 + 64)) / (6 * 12 * 1600)
 TOLD = """ptxas info    : Compiling entry function 'copy_bf16' for 'sm_90a'
 ptxas info    : Function properties for copy_bf16
     8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
 ptxas info    : Used 33 registers, used 1 barriers, 1024 bytes smem
+ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the function 'multiply_bf16'
 ptxas info    : Compiling entry function 'multiply_bf16' for 'sm_90a'
 ptxas info    : Used 128 registers, used 0 barriers
 """
@@ -84,7 +86,7 @@ class Model(unittest.TestCase):
         bodies = {'copy_bf16': '.maxntid 256\n.minnctapersm 1', 'multiply_bf16': '.maxntid 128, 1, 1'}
         found = sass_listing.resources_read(TOLD, bodies)
         self.assertEqual(found['copy_bf16'], sass_listing.Resources(33, 1024, 4, 256))
-        self.assertEqual(found['multiply_bf16'], sass_listing.Resources(128, 0, 0, 128))
+        self.assertEqual(found['multiply_bf16'], sass_listing.Resources(128, 0, 0, 128, True))
 
     def test_occupancy_by_each_limit(self):
         def warps(registers, shared, threads):
@@ -110,12 +112,26 @@ class Model(unittest.TestCase):
         self.assertEqual(most, 0.5)
         self.assertLess(expected, most)
 
-    def test_turns_hide_what_meeting_by_chance_does_not(self):
-        found = {'limit': 'tensor', 'waits': 0,
-                 'clocks': {'issue': 400, 'pipe': 300, 'memory': 0, 'tensor': 400, 'fma': 0}}
-        self.assertAlmostEqual(sass.shares_get(found, 8, GPU)[0], 2 / 3)
-        self.assertEqual(sass.shares_get(found, 8, GPU, True), (1, 1))
-        self.assertAlmostEqual(sass.shares_get(found, 4, GPU, True)[0], 1 / 2)
+    def test_blocks_of_warpgroups_hide_each_other(self):
+        found = {'clocks': {'issue': 400, 'pipe': 300, 'tensor': 400, 'in step': 600}}
+        def share(n_warps, turns=1e9, is_in_turns=False):
+            return sass.warpgroups_share(found, n_warps, 8, turns, is_in_turns)[0]
+        self.assertAlmostEqual(share(8), 400 / (400 + 600)) # one block hides nothing
+        self.assertAlmostEqual(share(16), 2 * 800 / (2 * 1000 + 800))
+        self.assertAlmostEqual(share(8, is_in_turns=True), 2 * 400 / (1000 + 400)) # two warpgroups, as if two blocks
+        self.assertAlmostEqual(share(8, turns=10), 800 / (2 * 1000 + sass.BLOCK_CLOCKS / 10))
+        self.assertGreater(share(1000), 0.98)
+
+    def test_turns_of_a_block_follow_the_cuts(self):
+        self.assertEqual(sass.block_turns('attention_wgmma_fwd_128_bf16'), (4096 + 128) / 2 / 128)
+        self.assertEqual(sass.block_turns('attention_wgmma_turns_fwd_64_bf16'), (1024 + 128) / 2 / 64)
+        self.assertEqual(sass.block_turns('attention_wgmma_dkv_64_bf16'), (1024 + 64) / 2 / 64)
+        self.assertEqual(sass.diagonal_get('attention_wgmma_dkv_64_bf16'), 1 + 64 / 1024)
+
+    def test_attention_at_its_limit_takes_the_time_of_its_products(self):
+        flops = 48 * 1600 * 1024 * 16384 * 2 * (1 + 128 / 1024)
+        self.assertAlmostEqual(sass.attention_ms(lambda kernel: 0.5, GPU, ['forward']),
+                               1e3 * flops / (0.5 * 4096 * 132 * 1.83e9))
 
     def test_a_step_at_all_limits_has_the_products_share(self):
         def share(n_head_products, products=1.0):

@@ -140,6 +140,10 @@ if sys.argv[5] != "seats":
     refused(5, "unhandled cuda error", command(2, *GPUS, "--dp", "2"), LADE_FAKE_NCCL="connect=1048576,rank=1")
     refused(2, "CUDA_DEVICE_MAX_CONNECTIONS gives streams 1 hardware channels", command(2, *GPUS, "--pp", "2"),
             CUDA_DEVICE_MAX_CONNECTIONS="1")
+    train = " ".join([LADE, "train", *SHORT, *MODEL, *GPUS, "--dp", "2"])
+    refused(2, "other matrix products (another library or GPU, another LADE_MATMUL, or another file of "
+            "LADE_MATMUL_CHOICES)", [LADE, "launch", "-n", "2", "--", "sh", "-c",
+            f"[ $OMPI_COMM_WORLD_LOCAL_RANK = 0 ] || export LADE_MATMUL=plain; exec {train}"])
     sys.exit(0)
 
 

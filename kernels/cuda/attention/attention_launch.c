@@ -109,10 +109,10 @@ static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 /* Make a launch by warpgroups, whose shared memory begins at a multiple of LADE_CUDA_WGMMA_ALIGN bytes. */
 static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int64_t seq_len, int64_t n_heads,
-                                            size_t shared_bytes)
+                                            int n_rows, size_t shared_bytes)
 {
-  struct lade_cuda_launch launch = heads_launch(args, batch, seq_len, n_heads, LADE_CUDA_WGMMA_ROWS, 0);
-  launch.n_threads = LADE_CUDA_WGMMA_THREADS;
+  struct lade_cuda_launch launch = heads_launch(args, batch, seq_len, n_heads, n_rows, 0);
+  launch.n_threads = (unsigned)(2 * n_rows); /* 128 of them have 64 rows */
   launch.shared_bytes = (unsigned)shared_bytes + LADE_CUDA_WGMMA_ALIGN;
   LADE_ASSERT(launch.shared_bytes <= MOST_SHARED_BYTES_90);
   return launch;
@@ -129,9 +129,11 @@ static void wgmma_fwd_of(const struct lade_kernel_ctx *ctx, const struct lade_at
   static const enum lade_cuda_function functions[2][2] = {
       {LADE_CUDA_ATTENTION_WGMMA_FWD_64, LADE_CUDA_ATTENTION_WGMMA_FWD_128},
       {LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_64, LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_128}};
-  const int n_rows = LADE_CUDA_WGMMA_ROWS + 2 * (in_turns ? LADE_CUDA_WGMMA_PLACES : 2) * LADE_CUDA_WGMMA_TILE;
+  const int n_places = in_turns ? LADE_CUDA_WGMMA_PLACES : 2;
+  const int n_rows = LADE_CUDA_WGMMA_ROWS + 2 * n_places * LADE_CUDA_WGMMA_TILE(a->head_dim);
   lade_cuda_launch_grid(ctx, functions[in_turns][a->head_dim == 128], a->dtype,
-                        wgmma_launch(a, a->batch, a->seq_len, a->heads, mma_bytes(a->seq_len, a->head_dim, n_rows)));
+                        wgmma_launch(a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS,
+                                     mma_bytes(a->seq_len, a->head_dim, n_rows)));
 }
 
 static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -176,13 +178,12 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 /* ---- parts of query heads ---- */
 
-#define WHOLE 1 /* enough blocks in any shape: a key head is never divided */
-
 /* Return the number of parts of a key head's query heads in the gradients by @who, mma.sync or wgmma. */
-static int64_t dkv_parts(enum lade_cuda_attention who, const struct lade_attention_bwd_args *a, int64_t enough)
+static int64_t dkv_parts(enum lade_cuda_attention who, const struct lade_attention_bwd_args *a)
 {
   const bool is_wgmma = who == LADE_CUDA_BY_WGMMA;
-  const int64_t rows = is_wgmma ? LADE_CUDA_WGMMA_ROWS : LADE_CUDA_MMA_DKV_ROWS(a->head_dim);
+  const int64_t enough = is_wgmma ? LADE_CUDA_WGMMA_DKV_ENOUGH(a->head_dim) : LADE_CUDA_MMA_DKV_ENOUGH;
+  const int64_t rows = is_wgmma ? LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim) : LADE_CUDA_MMA_DKV_ROWS(a->head_dim);
   const int64_t columns = is_wgmma ? 1 : LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
   const int64_t n_blocks = a->batch * a->n_kv_heads * lade_div_up(a->seq_len, rows) * columns;
   return lade_cuda_dkv_parts(n_blocks, a->heads / a->n_kv_heads, enough);
@@ -197,7 +198,7 @@ static void parts_sum(const struct lade_kernel_ctx *ctx, const struct lade_atten
     lade_cuda_launch_items(ctx, LADE_CUDA_ATTENTION_DKV_SUM, a->dtype, n_elements / 8, &sum);
 }
 
-static void mma_bwd_divide(const struct lade_kernel_ctx *ctx, const void *args, int64_t enough)
+static void mma_bwd_divide(const struct lade_kernel_ctx *ctx, const void *args, bool is_whole)
 {
   const struct lade_attention_bwd_args *a = args;
   if (!lade_cuda_attention_has(LADE_CUDA_BY_MMA, a->dtype, a->head_dim)) {
@@ -208,7 +209,7 @@ static void mma_bwd_divide(const struct lade_kernel_ctx *ctx, const void *args, 
   int q_rows = LADE_CUDA_MMA_DQ_ROWS(a->head_dim), q_tile = LADE_CUDA_MMA_DQ_TILE(a->head_dim);
   int k_rows = LADE_CUDA_MMA_DKV_ROWS(a->head_dim), k_tile = LADE_CUDA_MMA_DKV_TILE(a->head_dim);
   const int pitch = LADE_CUDA_MMA_PITCH(a->head_dim), n_columns = LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
-  const int64_t n_parts = dkv_parts(LADE_CUDA_BY_MMA, a, enough);
+  const int64_t n_parts = is_whole ? 1 : dkv_parts(LADE_CUDA_BY_MMA, a);
   size_t q_bytes = mma_bytes(a->seq_len, pitch, 2 * q_rows + 4 * q_tile);
   size_t k_bytes = mma_bytes(a->seq_len, pitch, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
   delta_launch(ctx, a);
@@ -222,12 +223,12 @@ static void mma_bwd_divide(const struct lade_kernel_ctx *ctx, const void *args, 
 
 static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  mma_bwd_divide(ctx, args, LADE_CUDA_MMA_DKV_ENOUGH);
+  mma_bwd_divide(ctx, args, false);
 }
 
 static void mma_bwd_whole(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  mma_bwd_divide(ctx, args, WHOLE);
+  mma_bwd_divide(ctx, args, true);
 }
 
 /* True if wgmma computes this backward and no other attention takes its place. */
@@ -238,28 +239,29 @@ static bool has_wgmma(const struct lade_attention_bwd_args *a)
 
 /* Launch the gradients by wgmma. pre: has_wgmma. */
 static void wgmma_bwd_divide(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a,
-                             int64_t enough)
+                             bool is_whole)
 {
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv | (uintptr_t)a->workspace) % 16 == 0);
   bool is_64 = a->head_dim == 64;
-  const int64_t n_parts = dkv_parts(LADE_CUDA_BY_WGMMA, a, enough);
-  int q_rows = 2 * LADE_CUDA_WGMMA_ROWS + (LADE_CUDA_WGMMA_PLACES + 2) * LADE_CUDA_WGMMA_DQ_TILE;
-  int k_rows = 2 * LADE_CUDA_WGMMA_ROWS + 2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_DKV_TILE;
+  const int64_t n_parts = is_whole ? 1 : dkv_parts(LADE_CUDA_BY_WGMMA, a);
+  const int n_places = LADE_CUDA_WGMMA_BWD_PLACES(a->head_dim), block_rows = LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim);
+  int q_rows = 2 * LADE_CUDA_WGMMA_ROWS + (n_places + 2) * LADE_CUDA_WGMMA_DQ_TILE(a->head_dim);
+  int k_rows = 2 * block_rows + 2 * n_places * LADE_CUDA_WGMMA_DKV_TILE;
   size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, q_rows);
   size_t k_bytes = mma_bytes(a->seq_len, a->head_dim, k_rows) +
-                   2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float);
+                   2 * (size_t)n_places * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float);
   delta_launch(ctx, a);
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DQ_64 : LADE_CUDA_ATTENTION_WGMMA_DQ_128, a->dtype,
-                        wgmma_launch(a, a->batch, a->seq_len, a->heads, q_bytes));
+                        wgmma_launch(a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS, q_bytes));
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DKV_64 : LADE_CUDA_ATTENTION_WGMMA_DKV_128, a->dtype,
-                        wgmma_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts, k_bytes));
+                        wgmma_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts, block_rows, k_bytes));
   parts_sum(ctx, a, n_parts);
 }
 
 static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   if (has_wgmma(args))
-    wgmma_bwd_divide(ctx, args, LADE_CUDA_WGMMA_DKV_ENOUGH);
+    wgmma_bwd_divide(ctx, args, false);
   else
     mma_bwd(ctx, args);
 }
@@ -267,7 +269,7 @@ static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 static void wgmma_bwd_whole(const struct lade_kernel_ctx *ctx, const void *args)
 {
   if (has_wgmma(args))
-    wgmma_bwd_divide(ctx, args, WHOLE);
+    wgmma_bwd_divide(ctx, args, true);
   else
     mma_bwd_whole(ctx, args);
 }
@@ -277,8 +279,7 @@ size_t lade_cuda_attention_bwd_bytes(const struct lade_kernels *kernels, const s
   lade_kernel_fn *fn = kernels->fn[LADE_K_ATTENTION_BWD];
   int64_t n_parts = 1;
   if ((fn == mma_bwd || fn == wgmma_bwd) && lade_cuda_attention_has(LADE_CUDA_BY_MMA, a->dtype, a->head_dim))
-    n_parts = fn == wgmma_bwd && has_wgmma(a) ? dkv_parts(LADE_CUDA_BY_WGMMA, a, LADE_CUDA_WGMMA_DKV_ENOUGH)
-                                              : dkv_parts(LADE_CUDA_BY_MMA, a, LADE_CUDA_MMA_DKV_ENOUGH);
+    n_parts = fn == wgmma_bwd && has_wgmma(a) ? dkv_parts(LADE_CUDA_BY_WGMMA, a) : dkv_parts(LADE_CUDA_BY_MMA, a);
   const int64_t part_floats = a->batch * a->seq_len * a->n_kv_heads * 2 * a->head_dim;
   return (size_t)(lade_cuda_dkv_parts_begin(a) + (n_parts > 1 ? n_parts * part_floats : 0)) * sizeof(float);
 }

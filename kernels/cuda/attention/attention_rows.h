@@ -31,10 +31,12 @@ static __device__ inline float row_max(float value)
 
 /*
  * Set scores of pairs that the diagonal excludes to @value: -inf, or for probabilities 0. Keys are c's columns, or its
- * rows if KEYS_ARE_ROWS; @past is how far its first key is past its first query.
+ * rows if KEYS_ARE_ROWS; @past is how far its first key is past its first query. A caller whose loop has no register
+ * for what the compiler derives from the lane reads @lane at each tile.
  */
 template <bool KEYS_ARE_ROWS, int M, int N>
-static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float value = -INFINITY)
+static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float value = -INFINITY,
+                                          int lane = lane_get())
 {
   if (past + (KEYS_ARE_ROWS ? 16 * M : 8 * N) <= 1)
     return; /* all keys are before all queries */
@@ -44,7 +46,7 @@ static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float v
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        int ahead = fragment_column(n, e) - fragment_row(m, e);
+        const int ahead = 8 * n + 2 * (lane % 4) + e % 2 - (16 * m + lane / 4 + 8 * (e / 2)); /* column less row */
         if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
           c[m][n][e] = value;
       }
@@ -308,11 +310,17 @@ static __device__ inline void queries_put(const struct queries<D, M> &q, const s
                                       s.seq_len);
 }
 
-/* ---- both sizes of heads in both types ---- */
+/* ---- kernels by size of head and type ---- */
 
-#define KERNEL(name, D, suffix, T, args_type) \
-  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
+/* THREADS: of a block; BLOCKS: those of them for which a multiprocessor must have registers. */
+#define KERNEL_SIZED(name, D, suffix, T, args_type, THREADS, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+    name##_##D##_##suffix(const __grid_constant__ struct args_type a, const struct lade_step *step) \
+  { \
+    name<T, D>(a, step); \
+  } \
   LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
+#define KERNEL(name, D, suffix, T, args_type) KERNEL_SIZED(name, D, suffix, T, args_type, LADE_CUDA_THREADS, 1)
 #define KERNELS(name, args_type) \
   KERNEL(name, 64, bf16, bf16, args_type) \
   KERNEL(name, 64, f16, f16, args_type) \

@@ -6,11 +6,13 @@
  * except for the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the natural
  * logarithm.
  *
- * A block is two warpgroups with 64 queries each, which go over tiles of 128 keys. The products read queries, keys and
- * values in place in shared memory; probabilities come from registers. While a warpgroup makes probabilities of tile
- * j, its own product of the probabilities of tile j - 1 with their values runs, and so do the other warpgroup's
- * products. Tiles to come are copied meanwhile, each into the place that an earlier tile has left. The copies are
- * issued behind the products, so that tensor cores do not wait for their addresses.
+ * A block is two warpgroups with 64 queries each, which go over tiles of keys: 128 for heads of 128, 64 for heads of
+ * 64, of which a multiprocessor then has two blocks. A last tile of 64 keys is past all queries of the first warpgroup,
+ * which only copies its part of it. The products read queries, keys and values in place in shared memory; probabilities
+ * come from registers. While a warpgroup makes probabilities of tile j, its own product of the probabilities of tile j
+ * - 1 with their values runs, and so do the other warpgroup's products. Tiles to come are copied meanwhile, each into
+ * the place that an earlier tile has left. The copies are issued behind the products, so that tensor cores do not wait
+ * for their addresses.
  *
  * There are two schedules, with the same bits. Together (attention_wgmma_fwd): both warpgroups meet at one barrier of
  * the block for each tile, and each tile has two places. Both issue their products at one time, and both make
@@ -29,21 +31,26 @@
  *
  * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries. Operations: 2 T^2 D a head, and as many
  * unused ones in the diagonal's tile. Bound: tensor cores. An exponential for 4 D operations takes half their time at D
- * = 128, all of it at D = 64. It is hidden as far as scores of one tile and values of another overlap.
+ * = 128, all of it at D = 64. It is hidden as far as scores of one tile and values of another overlap. At T = 1024 a
+ * block of heads of 64 has 4.5 times 128 keys on average, and a tenth to a fifth of its time goes into its first copies
+ * and its results: only another block's products overlap them.
  */
 #include "kernels/cuda/attention/attention_rows.h"
 #include "kernels/cuda/wgmma.h"
 
-#define THREADS LADE_CUDA_WGMMA_THREADS
+#define THREADS LADE_CUDA_WGMMA_THREADS(0)
 #define ROWS LADE_CUDA_WGMMA_ROWS
-#define TILE LADE_CUDA_WGMMA_TILE
+#define GROUP_ROWS 64 /* of a warpgroup */
+#define TILE LADE_CUDA_WGMMA_TILE(D)
 
 /* A block's data: its queries, and places for tiles of keys and values. */
 template <class T, int D> struct forward_block {
   struct block_shape s;
   const T *k, *v; /* of its head's first row */
   T *queries, *keys, *values;
+  int group; /* this thread's warpgroup */
   int first, n_tiles;
+  int n_seen; /* tiles of which this thread's warpgroup sees a key: one less, if the last is past its queries */
 };
 
 template <bool TURNS> struct places {
@@ -57,6 +64,9 @@ static __device__ inline struct forward_block<T, D> block_get(const struct lade_
   b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
   b.first = (int)b.s.first;
   b.n_tiles = ((b.first + ROWS < b.s.seq_len ? b.first + ROWS : (int)b.s.seq_len) + TILE - 1) / TILE;
+  b.group = warpgroup_get();
+  const int n_own = (b.first + (b.group + 1) * GROUP_ROWS + TILE - 1) / TILE;
+  b.n_seen = TILE < ROWS && n_own < b.n_tiles ? n_own : b.n_tiles;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
   b.queries = tiles_begin(shared);
@@ -80,16 +90,11 @@ static __device__ inline void tile_begin(const struct forward_block<T, D> &b, co
 
 /* ---- turns ---- */
 
-static __device__ inline int group_get(void)
-{
-  return warp_get() / 4;
-}
-
 /* Begin to copy the tiles that this thread's warpgroup copies behind the products of tile @j. */
 template <bool TURNS, class T, int D>
 static __device__ inline void tiles_begin_next(const struct forward_block<T, D> &b, int j)
 {
-  const int ahead = TURNS ? group_get() : 0;
+  const int ahead = TURNS ? b.group : 0;
   tile_begin<TURNS>(b, b.k, j + 1 + ahead, b.keys);
   tile_begin<TURNS>(b, b.v, j + ahead, b.values);
 }
@@ -100,7 +105,7 @@ static __device__ inline void turn_give(int group)
 }
 
 /* Wait until products may read the tiles of a turn: for all copies of the block, or for the other warpgroup's turn. */
-template <bool TURNS> static __device__ inline void tiles_wait(void)
+template <bool TURNS> static __device__ inline void tiles_wait(int group)
 {
   if (!TURNS) {
     panels_wait();
@@ -108,7 +113,7 @@ template <bool TURNS> static __device__ inline void tiles_wait(void)
   }
   ptx_copies_wait();
   ptx_copies_publish();
-  ptx_barrier_wait(1 + group_get(), THREADS);
+  ptx_barrier_wait(1 + group, THREADS);
 }
 
 /* A warp's 16 queries, and the current tile: its scores, then as probabilities the left operand for its values. */
@@ -127,14 +132,14 @@ template <bool TURNS, class T, int D>
 static __device__ inline void scores_begin(const struct forward_block<T, D> &b, const struct lade_drop &drop,
                                            const struct lade_step *step, int j, struct warp<D> &w)
 {
-  const int own = b.first + warp_get() * 16, group = group_get() * 64;
+  const int own = b.first + warp_get() * 16;
   if (drop.drop_below)
     w.kept = kept_get<false, 1, TILE / 8>(b.s, step, drop, b.s.h, own, j * TILE);
-  tiles_wait<TURNS>();
+  tiles_wait<TURNS>(b.group);
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();
-  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, group, place_get<TURNS, T, D>(b.keys, j));
+  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, b.group * GROUP_ROWS, place_get<TURNS, T, D>(b.keys, j));
 }
 
 /*
@@ -162,7 +167,7 @@ static __device__ inline void values_weigh_begin(const struct forward_block<T, D
 template <bool TURNS, class T, int D> static __device__ inline void turn_end(const struct forward_block<T, D> &b, int j)
 {
   if (TURNS)
-    turn_give(1 - group_get());
+    turn_give(1 - b.group);
   tiles_begin_next<TURNS>(b, j);
 }
 
@@ -176,13 +181,13 @@ static __device__ inline void tiles_begin_first(const struct lade_attention_fwd_
   panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
                                 b.s.seq_len);
   tile_begin<TURNS>(b, b.k, 0, b.keys);
-  if (TURNS && group_get() == 1) {
+  if (TURNS && b.group == 1) {
     tile_begin<TURNS>(b, b.k, 1, b.keys);
     tile_begin<TURNS>(b, b.v, 0, b.values);
   }
   if (TURNS) {
     panels_wait();
-    if (group_get() == 1)
+    if (b.group == 1)
       turn_give(0);
   }
 }
@@ -201,7 +206,7 @@ static __device__ inline void wgmma_fwd(const struct lade_attention_fwd_args &a,
   ptx_products_wait<0>(w.scores[0]);
   scores_meet(b, a.drop, 0, w);
   weights_make<T>(w.weights, w.scores[0]);
-  for (int j = 1; j < b.n_tiles; j++) {
+  for (int j = 1; j < b.n_seen; j++) {
     scores_begin<TURNS>(b, a.drop, step, j, w);
     values_weigh_begin<TURNS>(b, j - 1, w);
     turn_end<TURNS>(b, j);
@@ -211,13 +216,17 @@ static __device__ inline void wgmma_fwd(const struct lade_attention_fwd_args &a,
     queries_correct(w.q, w.corrections);
     weights_make<T>(w.weights, w.scores[0]);
   }
-  tiles_wait<TURNS>();
-  if (TURNS && group_get() == 0)
+  if (TILE < ROWS && b.n_seen < b.n_tiles) {
+    tiles_wait<TURNS>(b.group);
+    turn_end<TURNS>(b, b.n_seen);
+  }
+  tiles_wait<TURNS>(b.group);
+  if (TURNS && b.group == 0)
     turn_give(1);
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();
-  values_weigh_begin<TURNS>(b, b.n_tiles - 1, w);
+  values_weigh_begin<TURNS>(b, b.n_seen - 1, w);
   ptx_products_wait<0>(w.q.out[0]);
   queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* its warpgroup reads the queries no longer */
 }
@@ -235,5 +244,5 @@ static __device__ inline void attention_wgmma_turns_fwd(const struct lade_attent
   wgmma_fwd<true, T, D>(a, step);
 }
 
-KERNELS(attention_wgmma_fwd, lade_attention_fwd_args)
-KERNELS(attention_wgmma_turns_fwd, lade_attention_fwd_args)
+WARPGROUP_KERNELS(attention_wgmma_fwd, lade_attention_fwd_args, LADE_CUDA_WGMMA_THREADS, LADE_CUDA_WGMMA_BLOCKS)
+WARPGROUP_KERNELS(attention_wgmma_turns_fwd, lade_attention_fwd_args, LADE_CUDA_WGMMA_THREADS, LADE_CUDA_WGMMA_BLOCKS)

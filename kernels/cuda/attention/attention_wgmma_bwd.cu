@@ -4,16 +4,21 @@
  * into two kernels, and numbers except for the order of sums, are attention_mma.cu's. The instructions and copies are
  * attention_wgmma.cu's, whose essay gives the reason for cp.async copies under one barrier a tile.
  *
- * A block is two warpgroups with 64 rows each: queries for dq, keys for dk and dv. It goes over tiles of the other
- * side: for dq of 128 keys, else of 64 queries (and over the heads of a group). Registers hold the scores and slopes of
- * no more. Products of its rows with the tile's make both, read from shared memory. The second products take them from
- * registers, as the first left them, because the rows are keys where a transposed operand is needed. So no computed
- * value passes through shared memory, and warpgroups share no sum.
+ * A warpgroup has 64 rows: queries for dq, keys for dk and dv. A block is two of them, or one for dk and dv of heads of
+ * 64. It goes over tiles of the other side: for dq of as many keys as a head has elements, else of 64 queries (and over
+ * the heads of a group). Registers hold the scores and slopes of no more. Products of its rows with the tile's make
+ * both, read from shared memory. The second products take them from registers, as the first left them, because the rows
+ * are keys where a transposed operand is needed. So no computed value passes through shared memory, and warpgroups
+ * share no sum.
  *
- * Overlap: slopes run while scores become probabilities, dv while slopes become the gradients of scores, and dq or dk
- * while the next tile's first products are issued behind it. The other warpgroup's products overlap all of these. A
- * tile must stay while such a product reads it. So there are three places for the tiles of the second products' right
- * operands, and two for values in dq's kernel, which only slopes read.
+ * Overlap within a block, for heads of 128: slopes run while scores become probabilities, dv while slopes become the
+ * gradients of scores, and dq or dk while the next tile's first products are issued behind it. The other warpgroup's
+ * products overlap all of these. A tile must stay while such a product reads it. So there are three places for the
+ * tiles of the second products' right operands, and two for values in dq's kernel, which only slopes read.
+ *
+ * Overlap between blocks, for heads of 64: a multiprocessor has two blocks of dq, or three of dk and dv, each in a
+ * phase of its own. Their registers suffice because no product is in flight when a tile ends, and for dk and dv both
+ * second products are issued together, once their operands have replaced scores and slopes. So two places are enough.
  *
  * dq has a kernel of its own, which makes scores and slopes again: 7 products instead of the necessary 5. The
  * alternative is to add to dq in turns from the blocks of keys, one after the other so that bits are the same. It would
@@ -32,17 +37,14 @@
 #include "kernels/cuda/attention/attention_rows.h"
 #include "kernels/cuda/wgmma.h"
 
-#define THREADS LADE_CUDA_WGMMA_THREADS
-#define ROWS LADE_CUDA_WGMMA_ROWS
-#define DQ_TILE LADE_CUDA_WGMMA_DQ_TILE
+#define GROUP_ROWS 64 /* of a warpgroup */
+#define DQ_THREADS LADE_CUDA_WGMMA_THREADS(D)
+#define DQ_ROWS LADE_CUDA_WGMMA_ROWS
+#define DQ_TILE LADE_CUDA_WGMMA_DQ_TILE(D)
+#define DKV_THREADS LADE_CUDA_WGMMA_DKV_THREADS(D)
+#define DKV_ROWS LADE_CUDA_WGMMA_DKV_ROWS(D)
 #define DKV_TILE LADE_CUDA_WGMMA_DKV_TILE
-#define PLACES LADE_CUDA_WGMMA_PLACES
-
-/* Return this warpgroup's first row of ROWS rows of shared memory: it has 64, and each warp 16. */
-static __device__ inline int group_get(void)
-{
-  return warp_get() / 4 * 64;
-}
+#define PLACES LADE_CUDA_WGMMA_BWD_PLACES(D)
 
 static __device__ inline int own_get(void)
 {
@@ -67,13 +69,14 @@ template <int N> struct score_pairs {
   uint64_t kept;
 };
 
-/* Begin scores and slopes, a group each: X1 Y1^T and X2 Y2^T, of this warpgroup's rows and the tile's. */
-template <int D, int N, class T>
-static __device__ inline void pairs_begin(struct score_pairs<N> &p, const T *x1, const T *y1, const T *x2, const T *y2)
+/* Begin scores and slopes, a group each: X1 Y1^T and X2 Y2^T, of 64 rows from @first on and the tile's. */
+template <int D, int ROWS, int N, class T>
+static __device__ inline void pairs_begin(struct score_pairs<N> &p, int first, const T *x1, const T *y1, const T *x2,
+                                          const T *y2)
 {
   ptx_products_fence();
-  rows_multiply_begin<D, ROWS>(p.scores[0], x1, group_get(), y1);
-  rows_multiply_begin<D, ROWS>(p.slopes[0], x2, group_get(), y2);
+  rows_multiply_begin<D, ROWS>(p.scores[0], x1, first, y1);
+  rows_multiply_begin<D, ROWS>(p.slopes[0], x2, first, y2);
 }
 
 /* ---- queries ---- */
@@ -83,7 +86,9 @@ template <class T, int D> struct queries_block {
   struct block_shape s;
   const T *k, *v; /* of its head's first row */
   T *queries, *douts, *keys, *values;
+  int group_first; /* row of this thread's warpgroup in the block */
   int first, n_tiles;
+  int n_seen; /* tiles of which this thread's warpgroup sees a key: one less, if the last is past its queries */
   float lse[2], delta[2]; /* of this thread's rows; lse times log2 e */
 };
 
@@ -92,14 +97,17 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
                                                                       T *shared)
 {
   struct queries_block<T, D> b;
-  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
+  b.s = shape_get(a, DQ_ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
   b.first = (int)b.s.first;
-  b.n_tiles = ((b.first + ROWS < b.s.seq_len ? b.first + ROWS : (int)b.s.seq_len) + DQ_TILE - 1) / DQ_TILE;
+  b.n_tiles = ((b.first + DQ_ROWS < b.s.seq_len ? b.first + DQ_ROWS : (int)b.s.seq_len) + DQ_TILE - 1) / DQ_TILE;
+  b.group_first = warpgroup_get() * GROUP_ROWS;
+  const int n_own = (b.first + b.group_first + GROUP_ROWS + DQ_TILE - 1) / DQ_TILE;
+  b.n_seen = DQ_TILE < DQ_ROWS && n_own < b.n_tiles ? n_own : b.n_tiles;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
   b.queries = tiles_begin(shared);
-  b.douts = b.queries + ROWS * D;
-  b.keys = b.douts + ROWS * D;
+  b.douts = b.queries + DQ_ROWS * D;
+  b.keys = b.douts + DQ_ROWS * D;
   b.values = b.keys + PLACES * DQ_TILE * D;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -114,12 +122,13 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
 template <class T, int D> static __device__ inline void keys_copy(const struct queries_block<T, D> &b, int j)
 {
   const int64_t n_rows = j < b.n_tiles ? b.s.seq_len : 0;
-  panels_copy<D, DQ_TILE, THREADS>(place_get<PLACES, DQ_TILE * D>(b.keys, j), b.k, b.s.row_elements, j * DQ_TILE,
-                                   n_rows);
-  panels_copy<D, DQ_TILE, THREADS>(place_get<2, DQ_TILE * D>(b.values, j), b.v, b.s.row_elements, j * DQ_TILE, n_rows);
+  panels_copy<D, DQ_TILE, DQ_THREADS>(place_get<PLACES, DQ_TILE * D>(b.keys, j), b.k, b.s.row_elements, j * DQ_TILE,
+                                      n_rows);
+  panels_copy<D, DQ_TILE, DQ_THREADS>(place_get<2, DQ_TILE * D>(b.values, j), b.v, b.s.row_elements, j * DQ_TILE,
+                                      n_rows);
 }
 
-/* Add tile @j's part of dq; its product with the keys is in flight when this returns. */
+/* Add tile @j's part of dq; its product with the keys is in flight when this returns, except for heads of 64. */
 template <bool HAS_DROP, class T, int D>
 static __device__ inline void keys_meet(const struct queries_block<T, D> &b, const struct lade_drop &drop,
                                         const struct lade_step *step, int j, struct score_pairs<DQ_TILE / 8> &p,
@@ -134,7 +143,7 @@ static __device__ inline void keys_meet(const struct queries_block<T, D> &b, con
   panels_wait();
   if (D > 64)
     keys_copy(b, j + 1); /* behind the products there are no registers left for its addresses */
-  pairs_begin<D>(p, b.queries, keys, b.douts, values);
+  pairs_begin<D, DQ_ROWS>(p, b.group_first, b.queries, keys, b.douts, values);
   if (D == 64)
     keys_copy(b, j + 1); /* the products do not wait for its addresses */
   ptx_products_wait<1>(p.scores[0]);
@@ -158,6 +167,8 @@ static __device__ inline void keys_meet(const struct queries_block<T, D> &b, con
   ptx_registers_settle(p.gradients);
   ptx_products_fence();
   rows_weigh_begin<D>(dq, p.gradients, keys);
+  if (D == 64)
+    ptx_products_wait<0>(dq); /* registers of the gradients of scores become the next tile's */
 }
 
 template <class T, int D>
@@ -168,19 +179,23 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
   const float factors[1][2] = {{b.s.scale, b.s.scale}};
   float dq[1][D / 8][4] = {};
   struct score_pairs<DQ_TILE / 8> p;
-  panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
-                                b.s.seq_len);
-  panels_copy<D, ROWS, THREADS>(b.douts, (const T *)a.d_out + out_at(b.s, b.s.h, 0), b.s.heads * D, b.first,
-                                b.s.seq_len);
+  panels_copy<D, DQ_ROWS, DQ_THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
+                                      b.s.seq_len);
+  panels_copy<D, DQ_ROWS, DQ_THREADS>(b.douts, (const T *)a.d_out + out_at(b.s, b.s.h, 0), b.s.heads * D, b.first,
+                                      b.s.seq_len);
   keys_copy(b, 0);
   ptx_registers_settle(dq[0]);
   if (a.drop.drop_below)
-    for (int j = 0; j < b.n_tiles; j++)
+    for (int j = 0; j < b.n_seen; j++)
       keys_meet<true>(b, a.drop, step, j, p, dq[0]);
   else
-    for (int j = 0; j < b.n_tiles; j++)
+    for (int j = 0; j < b.n_seen; j++)
       keys_meet<false>(b, a.drop, step, j, p, dq[0]);
   ptx_products_wait<0>(dq[0]);
+  if (DQ_TILE < DQ_ROWS && b.n_seen < b.n_tiles) {
+    panels_wait();
+    keys_copy(b, b.n_seen + 1);
+  }
   ptx_copies_wait(); /* the zeros past the last tile */
   __syncthreads(); /* no warp uses the queries any more */
   sums_put<D>(dq, factors, b.queries + own_get() * D, (T *)a.d_qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements,
@@ -203,11 +218,11 @@ static __device__ inline struct keys_block<T, D> keys_block_get(const struct lad
 {
   struct keys_block<T, D> b;
   b.part = heads_part_get(a, blockIdx.x, gridDim.x, D);
-  b.s = shape_get(a, ROWS, blockIdx.x / (unsigned)b.part.n_parts, blockIdx.y, D);
+  b.s = shape_get(a, DKV_ROWS, blockIdx.x / (unsigned)b.part.n_parts, blockIdx.y, D);
   b.first = (int)b.s.first;
   b.keys = tiles_begin(shared);
-  b.values = b.keys + ROWS * D;
-  b.places = b.values + ROWS * D;
+  b.values = b.keys + DKV_ROWS * D;
+  b.places = b.values + DKV_ROWS * D;
   b.numbers = (float *)(b.places + PLACES * 2 * DKV_TILE * D);
   return b;
 }
@@ -233,10 +248,10 @@ static __device__ inline void queries_copy(const struct keys_block<T, D> &b, con
 {
   const int64_t n_rows = tile.h < b.part.end ? b.s.seq_len : 0;
   T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j);
-  panels_copy<D, DKV_TILE, THREADS>(queries, (const T *)a.qkv + qkv_at(b.s, tile.h, 0), b.s.row_elements, tile.first,
-                                    n_rows);
-  panels_copy<D, DKV_TILE, THREADS>(queries + DKV_TILE * D, (const T *)a.d_out + out_at(b.s, tile.h, 0),
-                                    b.s.heads * D, tile.first, n_rows);
+  panels_copy<D, DKV_TILE, DKV_THREADS>(queries, (const T *)a.qkv + qkv_at(b.s, tile.h, 0), b.s.row_elements,
+                                        tile.first, n_rows);
+  panels_copy<D, DKV_TILE, DKV_THREADS>(queries + DKV_TILE * D, (const T *)a.d_out + out_at(b.s, tile.h, 0),
+                                        b.s.heads * D, tile.first, n_rows);
 }
 
 /* Begin to copy lse and delta of a tile, if there is one. */
@@ -257,14 +272,17 @@ template <int D> struct key_sums {
   float dk[1][D / 8][4], dv[1][D / 8][4];
 };
 
-/* Add @tile's part of them; its products with queries and their gradients are in flight when this returns. */
+/*
+ * Add @tile's part of them; its products with queries and their gradients are in flight when this returns, except for
+ * heads of 64.
+ */
 template <bool HAS_DROP, class T, int D>
 static __device__ inline void queries_meet(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
                                            const struct lade_step *step, const struct queries_tile &tile,
                                            struct score_pairs<DKV_TILE / 8> &p, struct key_sums<D> &sums)
 {
   constexpr int N = DKV_TILE / 8;
-  const int own = b.first + own_get();
+  const int own = b.first + own_get(), group_first = DKV_ROWS > GROUP_ROWS ? warp_get() / 4 * GROUP_ROWS : 0;
   T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j), *const douts = queries + DKV_TILE * D;
   const float *const lse = place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j), *const delta = lse + DKV_TILE;
   const float factor = b.s.scale * LOG2_E;
@@ -272,10 +290,10 @@ static __device__ inline void queries_meet(const struct keys_block<T, D> &b, con
     p.kept = kept_get<true, 1, N>(b.s, step, a.drop, tile.h, own, tile.first);
   panels_wait();
   numbers_copy(b, a, tile_next(b, tile));
-  pairs_begin<D>(p, b.keys, queries, b.values, douts);
+  pairs_begin<D, DKV_ROWS>(p, group_first, b.keys, queries, b.values, douts);
   queries_copy(b, a, tile_next(b, tile)); /* behind the products, which do not wait for its addresses */
   ptx_products_wait<1>(p.scores[0]);
-  scores_mask<true>(p.scores, own - tile.first);
+  scores_mask<true>(p.scores, own - tile.first, -INFINITY, ptx_thread_get() % 32);
   float weights[1][N][4];
 #pragma unroll
   for (int at = 0; at < 4 * N; at++) {
@@ -286,10 +304,14 @@ static __device__ inline void queries_meet(const struct keys_block<T, D> &b, con
   if (HAS_DROP)
     drop_apply(weights, p.kept, 1.0f);
   weights_make<T>(p.weights, weights[0]);
-  ptx_registers_settle(p.weights);
-  ptx_products_fence();
-  rows_weigh_begin<D>(sums.dv[0], p.weights, douts);
-  ptx_products_wait<1>(p.slopes[0]);
+  if (D > 64) {
+    ptx_registers_settle(p.weights);
+    ptx_products_fence();
+    rows_weigh_begin<D>(sums.dv[0], p.weights, douts);
+    ptx_products_wait<1>(p.slopes[0]);
+  } else {
+    ptx_products_wait<0>(p.slopes[0]);
+  }
   if (HAS_DROP)
     drop_apply(p.slopes, p.kept, a.drop.scale);
 #pragma unroll
@@ -298,9 +320,17 @@ static __device__ inline void queries_meet(const struct keys_block<T, D> &b, con
     slope = p.scores[0][at / 4][at % 4] * (slope - delta[fragment_column(at / 4, at % 4)]);
   }
   weights_make<T>(p.gradients, p.slopes[0]);
+  if (D == 64)
+    ptx_registers_settle(p.weights);
   ptx_registers_settle(p.gradients);
   ptx_products_fence();
+  if (D == 64)
+    rows_weigh_begin<D>(sums.dv[0], p.weights, douts);
   rows_weigh_begin<D>(sums.dk[0], p.gradients, queries);
+  if (D == 64) {
+    ptx_products_wait<0>(sums.dv[0]);
+    ptx_registers_settle(sums.dk[0]);
+  }
 }
 
 template <class T, int D>
@@ -309,14 +339,11 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
   LADE_SHARED(T, shared);
   const struct keys_block<T, D> b = keys_block_get<T, D>(a, shared);
   const T *const k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h, 0);
-  T *const dk = (T *)a.d_qkv + qkv_at(b.s, b.s.heads + b.s.h, 0);
-  const float key_factors[1][2] = {{b.s.scale, b.s.scale}};
-  const float value_factors[1][2] = {{drop_scale(a.drop), drop_scale(a.drop)}};
   struct queries_tile tile = {b.part.first, b.first, 0};
   struct key_sums<D> sums = {};
   struct score_pairs<DKV_TILE / 8> p;
-  panels_copy<D, ROWS, THREADS>(b.keys, k, b.s.row_elements, b.first, b.s.seq_len);
-  panels_copy<D, ROWS, THREADS>(b.values, k + b.s.n_kv_heads * D, b.s.row_elements, b.first, b.s.seq_len);
+  panels_copy<D, DKV_ROWS, DKV_THREADS>(b.keys, k, b.s.row_elements, b.first, b.s.seq_len);
+  panels_copy<D, DKV_ROWS, DKV_THREADS>(b.values, k + b.s.n_kv_heads * D, b.s.row_elements, b.first, b.s.seq_len);
   queries_copy(b, a, tile);
   numbers_copy(b, a, tile);
   ptx_registers_settle(sums.dk[0]);
@@ -336,11 +363,14 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
     part_put<D>(sums.dv, to + D, 2 * D, b.first + own_get(), b.s.seq_len);
     return;
   }
+  const float key_factors[1][2] = {{b.s.scale, b.s.scale}};
+  const float value_factors[1][2] = {{drop_scale(a.drop), drop_scale(a.drop)}};
+  T *const dk = (T *)a.d_qkv + qkv_at(b.s, b.s.heads + b.s.h, 0);
   __syncthreads(); /* no warp uses keys and values any more */
   sums_put<D>(sums.dk, key_factors, b.keys + own_get() * D, dk, b.s.row_elements, b.first + own_get(), b.s.seq_len);
   sums_put<D>(sums.dv, value_factors, b.values + own_get() * D, dk + b.s.n_kv_heads * D, b.s.row_elements,
               b.first + own_get(), b.s.seq_len);
 }
 
-KERNELS(attention_wgmma_dq, lade_attention_bwd_args)
-KERNELS(attention_wgmma_dkv, lade_attention_bwd_args)
+WARPGROUP_KERNELS(attention_wgmma_dq, lade_attention_bwd_args, LADE_CUDA_WGMMA_THREADS, LADE_CUDA_WGMMA_BLOCKS)
+WARPGROUP_KERNELS(attention_wgmma_dkv, lade_attention_bwd_args, LADE_CUDA_WGMMA_DKV_THREADS, LADE_CUDA_WGMMA_DKV_BLOCKS)

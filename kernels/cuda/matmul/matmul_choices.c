@@ -25,7 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINE_BYTES 512
+#define CHOICE_BYTES 160 /* of a line behind its key */
 #define MOST_NUMBER 99
 
 static const char *const layouts[] = {[LADE_NT] = "NT", [LADE_NN] = "NN", [LADE_TN] = "TN"};
@@ -72,10 +72,10 @@ static uint32_t hash_add(uint32_t hash, const char *text)
   return hash;
 }
 
-static void choice_print(const struct lade_product_choice *choice, char ret_text[LINE_BYTES])
+static void choice_print(const struct lade_product_choice *choice, char ret_text[CHOICE_BYTES])
 {
   const struct lade_product_kind *kind = &choice->kind;
-  snprintf(ret_text, LINE_BYTES, "%s %s %s %lld %lld %lld %s %d", layouts[kind->layout], lade_dtype_name(kind->dtype),
+  snprintf(ret_text, CHOICE_BYTES, "%s %s %s %lld %lld %lld %s %d", layouts[kind->layout], lade_dtype_name(kind->dtype),
            lade_dtype_name(kind->out), (long long)kind->m, (long long)kind->n, (long long)kind->k,
            kind->has_bias ? "bias" : "-", choice->number);
 }
@@ -84,7 +84,7 @@ static void choice_print(const struct lade_product_choice *choice, char ret_text
 static int line_take(char *line, const char *key, struct lade_product_choices *choices)
 {
   struct lade_product_choice choice;
-  char text[LINE_BYTES];
+  char text[CHOICE_BYTES];
   line[strcspn(line, "#\r\n")] = 0;
   if (!line[strspn(line, " \t")])
     return 0;
@@ -102,16 +102,21 @@ static int line_take(char *line, const char *key, struct lade_product_choices *c
 int lade_product_choices_read(const char *path, const char *key, struct lade_error *error,
                               struct lade_product_choices *ret)
 {
-  char line[LINE_BYTES];
+  char *line = NULL;
+  size_t line_bytes = 0;
   int status = 0, n = 0;
   *ret = (struct lade_product_choices){.hash = 2166136261u};
   FILE *file = fopen(path, "r");
   if (!file)
     return lade_error_set(error, -EINVAL, "LADE_MATMUL_CHOICES: %s: %s", path, strerror(errno));
-  while (!status && fgets(line, sizeof(line), file)) {
+  errno = 0;
+  while (!status && getline(&line, &line_bytes, file) >= 0) {
     n++;
     status = line_take(line, key, ret);
   }
+  if (!status && errno == ENOMEM)
+    status = -ENOMEM;
+  free(line);
   if (!status && ferror(file)) {
     lade_error_set(error, -EINVAL, "LADE_MATMUL_CHOICES: %s: %s", path, strerror(errno));
     status = -EINVAL;
@@ -140,7 +145,7 @@ int lade_product_choices_find(const struct lade_product_choices *choices, const 
 
 int lade_product_choice_write(FILE *file, const char *key, const struct lade_product_choice *choice)
 {
-  char text[LINE_BYTES];
+  char text[CHOICE_BYTES];
   choice_print(choice, text);
   return fprintf(file, "%s: %s\n", key, text) < 0 || fflush(file) ? -EIO : 0;
 }

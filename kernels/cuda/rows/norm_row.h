@@ -2,6 +2,10 @@
 /*
  * Rows of LayerNorm or RMSNorm, and their backward, by one block of threads, for norm.cu and residual.cu.
  *
+ * A block has rows one after another, or some at a time. Between the loads of two of them are two reductions over the
+ * block and the results, in which memory would idle. So in backward a thread asks for its packs of the next rows first,
+ * which come to L2 meanwhile and cost no register.
+ *
  * Thread t has the packs t, t + threads, ... of a row, some of them at a time: with the other threads' packs, a span of
  * the row. It loads all its packs of a span before it waits for one. If one span is the row, up to 16 KiB of it, it
  * keeps them in registers for later passes; else they are read again. Only this thread reads and writes its packs, so
@@ -169,6 +173,31 @@ static __device__ inline void rows_load(struct rows<T, N, P> &rows, const struct
   }
 }
 
+/*
+ * Begin to bring this thread's packs of the first span of the rows behind the current ones into L2, if there are as
+ * many before @end. A loop, because the addresses would take registers that rows have.
+ */
+template <class T, int N, int P>
+static __device__ inline void rows_prefetch(const struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
+                                            int64_t end)
+{
+  if (rows.first + 2 * ROWS(P) > end)
+    return;
+#pragma unroll 1
+  for (int i = 0; i < PACKS; i++) {
+    const int column = (i % P * (int)blockDim.x + ptx_thread_get()) * N;
+    const int64_t at = (rows.first + ROWS(P) + i / P) * a.d + column;
+    if (column >= (int)a.d)
+      continue;
+    if (a.kind != LADE_NORM_NONE) {
+      ptx_prefetch((const T *)a.sum + at);
+      ptx_prefetch((const T *)a.dy + at);
+    }
+    if (a.d_sum)
+      ptx_prefetch((const T *)a.d_sum + at);
+  }
+}
+
 template <class T, int N, int P> static __device__ inline void rows_keep(struct rows<T, N, P> &rows)
 {
 #pragma unroll
@@ -320,12 +349,13 @@ static __device__ inline void averages_get(struct rows<T, N, P> &rows, const str
   }
 }
 
-/* Process the current rows, from first to last. */
+/* Process the current rows; the block's are before @end. */
 template <bool HAS_DX, class T, int N, int P>
 static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
-                                       const struct lade_step *step, float *partials, float *room)
+                                       const struct lade_step *step, int64_t end, float *partials, float *room)
 {
   const int span = span_get<N, P>();
+  rows_prefetch(rows, a, end);
   if (a.kind != LADE_NORM_NONE)
     averages_get(rows, a, partials, room);
 #pragma unroll 1
@@ -348,7 +378,7 @@ static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, 
     struct rows<T, N, P> rows;
     rows.first = at;
     rows.n = end - at < ROWS(P) ? (int)(end - at) : ROWS(P);
-    rows_run<HAS_DX>(rows, a, step, partials, room);
+    rows_run<HAS_DX>(rows, a, step, end, partials, room);
   }
 }
 

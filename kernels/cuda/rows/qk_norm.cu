@@ -119,7 +119,7 @@ static __device__ inline void group_fwd(const struct lade_qk_norm_fwd_args &a, c
   }
 }
 
-template <class T, int N, int TURNS> static __device__ inline void qk_norm_fwd_by(const struct lade_qk_norm_fwd_args &a)
+template <class T, int N, int TURNS> static __device__ inline void qk_norm_by(const struct lade_qk_norm_fwd_args &a)
 {
   const int64_t row = blockIdx.x, n_groups = a.is_by_head ? a.heads + a.n_kv_heads : 2;
   for (int64_t i = threadIdx.x / 32; i < n_groups; i += blockDim.x / 32) {
@@ -134,18 +134,6 @@ template <class T, int N, int TURNS> static __device__ inline void qk_norm_fwd_b
   }
   values_copy<T, N>(a, a.x, a.y);
 }
-
-template <class T>
-static __device__ void qk_norm_fwd_of(const struct lade_qk_norm_fwd_args &a, const struct lade_step *step)
-{
-  if (a.head_dim % LANE_PACK)
-    qk_norm_fwd_by<T, 1, 1>(a);
-  else if (a.is_by_head)
-    qk_norm_fwd_by<T, LANE_PACK, 1>(a);
-  else
-    qk_norm_fwd_by<T, LANE_PACK, LANE_TURNS>(a);
-}
-LADE_KERNEL_OF_DTYPES(qk_norm_fwd, lade_qk_norm_fwd_args)
 
 /* Set a group's dx = rstd (dy (weight + offset) - h dot / total), h = x rstd; @share: dot / total. */
 template <class T, int N, int TURNS>
@@ -169,7 +157,7 @@ static __device__ inline void group_bwd(const struct lade_qk_norm_bwd_args &a, c
   }
 }
 
-template <class T, int N, int TURNS> static __device__ inline void qk_norm_bwd_by(const struct lade_qk_norm_bwd_args &a)
+template <class T, int N, int TURNS> static __device__ inline void qk_norm_by(const struct lade_qk_norm_bwd_args &a)
 {
   const int64_t row = blockIdx.x, n_groups = a.is_by_head ? a.heads + a.n_kv_heads : 2;
   for (int64_t i = threadIdx.x / 32; i < n_groups; i += blockDim.x / 32) {
@@ -182,15 +170,28 @@ template <class T, int N, int TURNS> static __device__ inline void qk_norm_bwd_b
   values_copy<T, N>(a, a.dy, a.dx);
 }
 
+/* Run a row forward or backward: by packs if heads consist of them, and over all heads by several packs at a time. */
+template <class T, class Args> static __device__ inline void row_run(const Args &a)
+{
+  if (a.head_dim % LANE_PACK)
+    qk_norm_by<T, 1, 1>(a);
+  else if (a.is_by_head)
+    qk_norm_by<T, LANE_PACK, 1>(a);
+  else
+    qk_norm_by<T, LANE_PACK, LANE_TURNS>(a);
+}
+
+template <class T>
+static __device__ void qk_norm_fwd_of(const struct lade_qk_norm_fwd_args &a, const struct lade_step *step)
+{
+  row_run<T>(a);
+}
+LADE_KERNEL_OF_DTYPES(qk_norm_fwd, lade_qk_norm_fwd_args)
+
 template <class T>
 static __device__ void qk_norm_bwd_of(const struct lade_qk_norm_bwd_args &a, const struct lade_step *step)
 {
-  if (a.head_dim % LANE_PACK)
-    qk_norm_bwd_by<T, 1, 1>(a);
-  else if (a.is_by_head)
-    qk_norm_bwd_by<T, LANE_PACK, 1>(a);
-  else
-    qk_norm_bwd_by<T, LANE_PACK, LANE_TURNS>(a);
+  row_run<T>(a);
 }
 LADE_KERNEL_OF_DTYPES(qk_norm_bwd, lade_qk_norm_bwd_args)
 

@@ -39,6 +39,7 @@ enum choice {
   CHOICE_SEED,
   CHOICE_STEP,
   CHOICE_HISTORY,
+  CHOICE_PRODUCTS,
   CHOICE_NUMERICS,
   CHOICE_STEPS,
   CHOICE_EVAL_ITERS,
@@ -74,7 +75,9 @@ static const struct choice_line {
     [CHOICE_SEED] = {"--seed", true},
     [CHOICE_STEP] = {"the checkpoint's step", true},
     [CHOICE_HISTORY] = {"another checkpoint of the same step"},
-    [CHOICE_NUMERICS] = {"a processor with other kernels (LADE_CPU can hold all to one kind)"},
+    [CHOICE_PRODUCTS] = {"other matrix products (another library or GPU, another LADE_MATMUL, or another file of "
+                         "LADE_MATMUL_CHOICES)"},
+    [CHOICE_NUMERICS] = {"other kernels (LADE_CPU can hold all processors to one kind, LADE_ATTENTION all GPUs)"},
     [CHOICE_STEPS] = {"--steps", true},
     [CHOICE_EVAL_ITERS] = {"--eval-iters", true},
     [CHOICE_VALID] = {"the validation data is another"},
@@ -135,6 +138,8 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_SEED] = (int64_t)p->seed;
   choices[CHOICE_STEP] = s->state.step;
   choices[CHOICE_HISTORY] = (int64_t)s->state.loss_digest;
+  choices[CHOICE_PRODUCTS] =
+      s->kernels.library ? (int64_t)XXH3_64bits(s->kernels.library, strlen(s->kernels.library)) : 0;
   choices[CHOICE_NUMERICS] = (int64_t)lade_kernels_key(&s->kernels);
   choices[CHOICE_STEPS] = p->steps;
   choices[CHOICE_EVAL_ITERS] = p->eval_iters;

@@ -27,6 +27,12 @@ static inline void ptx_load_16(uint32_t (&x)[4], const void *from)
   memcpy(x, from, sizeof(x));
 }
 
+/* Read a byte, because an address outside of tensors is wrong. */
+static inline void ptx_prefetch(const void *at)
+{
+  (void)*(const volatile unsigned char *)at;
+}
+
 static inline void ptx_store_16(void *to, const uint32_t (&x)[4])
 {
   LADE_ASSERT((uintptr_t)to % 16 == 0);
