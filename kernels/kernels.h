@@ -279,7 +279,8 @@ enum lade_rope_kind {
 /*
  * Rotary embedding (Su et al. 2021), HuggingFace's half-split form, on the query and key heads of
  * qkv[B*T, (H + 2 Hk) * D], in place allowed; is_inverse is the backward, the transpose. Value heads are copied
- * when y is not x. Of each head the first rotary_dim numbers turn, and the others are copied.
+ * when y is not x. Of each head the first rotary_dim numbers turn, and the others are copied. With is_interleaved,
+ * pairs are neighbours: numbers 2 j and 2 j + 1 of a head in place of j and j + rotary_dim / 2.
  */
 struct lade_rope_args {
   enum lade_dtype dtype;
@@ -293,7 +294,7 @@ struct lade_rope_args {
   float temperature_beta;
   int64_t original_context;
   const float *factors; /* [rotary_dim / 2] of LONGROPE, in host memory on every device; read before the call returns */
-  bool is_inverse;
+  bool is_inverse, is_interleaved;
   const void *x;
   void *y;
   void *workspace;
@@ -379,8 +380,8 @@ struct lade_swiglu_bwd_args {
 };
 
 /*
- * Activations of an MLP besides the two above, and the clamp of queries, keys and values. Slopes are those of autograd:
- * 0 at 0 for the RELUs, 1 at the clamp's limits.
+ * Activations of an MLP besides the two above, the clamp of queries, keys and values, and products with a constant.
+ * Slopes are those of autograd: 0 at 0 for the RELUs, 1 at the clamp's limits.
  */
 enum lade_activation {
   LADE_ACTIVATION_USUAL, /* of models: their family's; no kernel's */
@@ -391,6 +392,7 @@ enum lade_activation {
   LADE_RELU,
   LADE_RELU_SQUARED,
   LADE_CLAMP, /* to +-limit; never with a gate */
+  LADE_SCALE, /* the product with limit; never with a gate */
   LADE_N_ACTIVATIONS
 };
 
@@ -398,7 +400,7 @@ enum lade_activation {
 struct lade_activation_fwd_args {
   enum lade_dtype dtype;
   enum lade_activation activation;
-  float limit; /* above 0, of CLAMP */
+  float limit; /* of CLAMP, above 0; SCALE's factor */
   int64_t n_elements;
   const void *x;
   void *y;

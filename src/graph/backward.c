@@ -240,6 +240,13 @@ void lade_gated_backward(struct lade_build *build, int forward)
   activation_backward(build, forward, LADE_OP_GATED_BWD);
 }
 
+void lade_scale_backward(struct lade_build *build, int forward)
+{
+  struct lade_op op = forward_get(build, forward);
+  int dy = gradient_get(build, op.out[0]), dx = gradient_make(build, op.in[0]);
+  lade_build_backward_op(build, LADE_OP_SCALE_BWD, forward, &dy, &dx);
+}
+
 /* Push the sums that the backward of a norm needs over the heads of all ranks. Return them. */
 static int qk_dots_make(struct lade_build *build, int forward, const struct lade_op *op, int dy)
 {

@@ -8,9 +8,9 @@
  * in place if the planner allows it; its backward needs no saved value, so attention keeps only the rotated qkv.
  *
  * A branch's last product has no bias op of its own if a residual follows: the fused residual op adds the bias, draws
- * the dropout, adds the residual and makes the next norm in one pass over the row. If a norm follows (OLMo 2), the
- * product adds the bias. A block takes and returns only the residual stream (its first norm is its own), so only one
- * tensor crosses between units.
+ * the dropout, adds the residual and makes the next norm in one pass over the row. If a norm follows (OLMo 2), or a
+ * product with a constant (Granite), the product adds the bias. A block takes and returns only the residual stream (its
+ * first norm is its own), so only one tensor crosses between units.
  *
  * Positions are a learned table, rotations of queries and keys, or ALiBi in the scores. Queries, keys and values may be
  * clamped after their product (MPT). The table may have a norm of its own (BLOOM).
@@ -330,13 +330,21 @@ struct branch {
   int x, bias;
 };
 
-/* Build a branch's last product, of @x, and the norm after it. */
+/* Build the product of @x with a constant. */
+static int scale_build(struct lade_build *build, const char *name, int x, float factor)
+{
+  const struct lade_op_attr attr = {.activation = LADE_SCALE, .limit = factor};
+  return lade_build_out(build, lade_build_op(build, LADE_OP_SCALE, name, &attr, &x), 0);
+}
+
+/* Build a branch's last product, of @x, the norm after it, and the product with the residual's scale. */
 static struct branch branch_finish(struct lade_build *build, int64_t i_layer, const char *op_name,
                                    const char *reduce_name,
                                    int x, int weight, int64_t n_in, const char *name, enum lade_bias bias_part,
                                    const char *post)
 {
-  const bool is_in_product = has_post_norms(build);
+  const float scale = build->graph->model.residual_scale;
+  const bool is_in_product = has_post_norms(build) || scale > 0;
   struct lade_op_attr row = lade_attr_row(build, n_in);
   struct branch branch = {-1, -1};
   int bias = is_in_product ? out_bias_param(build, i_layer, name, bias_part, true) : -1;
@@ -347,9 +355,13 @@ static struct branch branch_finish(struct lade_build *build, int64_t i_layer, co
     branch.bias = out_bias_param(build, i_layer, name, bias_part, false);
     return branch;
   }
-  char norm_name[LADE_NAME_BYTES];
-  snprintf(norm_name, sizeof(norm_name), "%.8s.norm", reduce_name);
-  branch.x = norm_build(build, norm_name, branch.x, norm_param(build, i_layer, post));
+  char next_name[LADE_NAME_BYTES];
+  snprintf(next_name, sizeof(next_name), "%.8s.norm", reduce_name);
+  if (has_post_norms(build))
+    branch.x = norm_build(build, next_name, branch.x, norm_param(build, i_layer, post));
+  snprintf(next_name, sizeof(next_name), "%.8s.scale", reduce_name);
+  if (scale > 0)
+    branch.x = scale_build(build, next_name, branch.x, scale);
   return branch;
 }
 
@@ -552,5 +564,7 @@ void lade_build_head(struct lade_build *build, int x, int table)
   struct norm norm = norm_param(build, -1, row->final_norm);
   int weight = head_weight(build, table);
   int h = norm_build(build, row->final_op, x, norm);
+  if (lade_model_logit_factor(&build->graph->model) != 1) /* logits are linear in it */
+    h = scale_build(build, "logit_scale", h, lade_model_logit_factor(&build->graph->model));
   build->graph->loss = lade_build_head_loss(build, h, weight);
 }

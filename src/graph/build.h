@@ -212,6 +212,7 @@ void lade_gelu_backward(struct lade_build *build, int forward);
 void lade_swiglu_backward(struct lade_build *build, int forward);
 void lade_activation_backward(struct lade_build *build, int forward);
 void lade_gated_backward(struct lade_build *build, int forward);
+void lade_scale_backward(struct lade_build *build, int forward);
 void lade_qk_sums_backward(struct lade_build *build, int forward);
 void lade_qk_norm_backward(struct lade_build *build, int forward);
 void lade_head_loss_backward(struct lade_build *build, int forward);

@@ -20,6 +20,10 @@
   LLAMA_NAMES_BUT_WIDE, .wide = "mlp.gate_up_proj", .gate = "mlp.gate_proj", .up = "mlp.up_proj"
 #define UNGATED_NAMES LLAMA_NAMES_BUT_WIDE, .wide = "mlp.up_proj"
 #define LLAMA_NORMS .norm_1 = "input_layernorm", .norm_2 = "post_attention_layernorm"
+#define FUSED_NAMES LLAMA_NAMES_BUT_WIDE, .wide = "mlp.gate_up_proj"
+#define COHERE \
+  .norm = LADE_NORM_LAYER, .is_gated = true, .activation = LADE_SILU, .is_rope_interleaved = true, LLAMA_NAMES, \
+  .norm_1 = "input_layernorm"
 #define POST_NORMS .post_1 = "post_attention_layernorm", .post_2 = "post_feedforward_layernorm"
 #define QK_NORMS .query_norm = "self_attn.q_norm", .key_norm = "self_attn.k_norm"
 #define GEMMA_NORMS \
@@ -107,6 +111,19 @@ static const struct lade_family_row rows[LADE_N_FAMILIES] = {
     [LADE_VAULTGEMMA] = {.model_type = "vaultgemma", .architecture = "VaultGemmaForCausalLM", .norm = LADE_NORM_RMS,
                          .is_gated = true, .activation = LADE_GELU_TANH, .norm_offset = 1, LLAMA_NAMES,
                          .norm_1 = "input_layernorm", .norm_2 = "pre_feedforward_layernorm"},
+    [LADE_GRANITE] = {.model_type = "granite", .architecture = "GraniteForCausalLM", SWIGLU, LLAMA_NAMES,
+                      LLAMA_NORMS},
+    [LADE_HELIUM] = {.model_type = "helium", .architecture = "HeliumForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS,
+                     .is_rope_interleaved = true},
+    [LADE_ERNIE4_5] = {.model_type = "ernie4_5", .architecture = "Ernie4_5ForCausalLM", SWIGLU, LLAMA_NAMES,
+                       LLAMA_NORMS, .is_rope_interleaved = true},
+    [LADE_GLM] = {.model_type = "glm", .architecture = "GlmForCausalLM", SWIGLU, FUSED_NAMES, LLAMA_NORMS,
+                  .is_rope_interleaved = true},
+    [LADE_GLM4] = {.model_type = "glm4", .architecture = "Glm4ForCausalLM", SWIGLU, FUSED_NAMES, LLAMA_NORMS,
+                   .is_rope_interleaved = true, .place = LADE_NORMS_AROUND, .post_1 = "post_self_attn_layernorm",
+                   .post_2 = "post_mlp_layernorm"},
+    [LADE_COHERE] = {.model_type = "cohere", .architecture = "CohereForCausalLM", COHERE},
+    [LADE_COHERE2] = {.model_type = "cohere2", .architecture = "Cohere2ForCausalLM", COHERE},
 };
 
 const struct lade_family_row *lade_family_get(enum lade_family family)
@@ -148,6 +165,13 @@ int64_t lade_model_rotary_dim(const struct lade_model *model)
   return model->rotary_dim ? model->rotary_dim : lade_model_head_dim(model);
 }
 
+float lade_model_logit_factor(const struct lade_model *model)
+{
+  if (!(model->logit_scale > 0))
+    return 1;
+  return model->family == LADE_GRANITE ? 1 / model->logit_scale : model->logit_scale;
+}
+
 int lade_model_layer_n_norms(const struct lade_model *model)
 {
   if (model->n_parallel_norms)
@@ -172,5 +196,5 @@ int lade_model_layer_n_ops(const struct lade_model *model, int64_t i_layer)
   const struct lade_family_row *row = lade_family_get(model->family);
   bool is_fused = !model->n_parallel_norms && row->place != LADE_NORMS_AFTER;
   return BRANCH_OPS + lade_model_layer_n_norms(model) - is_fused + (row->qk_norm != LADE_QK_NORM_NONE) +
-         lade_model_layer_has_rope(model, i_layer) + (model->qkv_clip > 0);
+         lade_model_layer_has_rope(model, i_layer) + (model->qkv_clip > 0) + (model->residual_scale > 0 ? 2 : 0);
 }

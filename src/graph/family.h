@@ -30,6 +30,7 @@ struct lade_family_row {
   unsigned biases;    /* bits of enum lade_bias that all its models have */
   enum lade_activation activation; /* the usual one */
   bool is_transposed;     /* products are stored [in, out] (GPT-2's Conv1D) */
+  bool is_rope_interleaved; /* rotations pair neighbours of a head */
   bool is_qkv_by_group;   /* the file has the rows of qkv by KV head: its queries, its key, its value */
   bool has_pad;           /* lookups of the token pad_token_id give no gradient */
   const char *prefix, *layers; /* of all names but the head's, and of layers: "model.", "layers." */
@@ -60,6 +61,9 @@ bool lade_model_layer_has_rope(const struct lade_model *model, int64_t i_layer);
 
 /* Return the numbers of a head that turn. */
 int64_t lade_model_rotary_dim(const struct lade_model *model);
+
+/* Return the factor of the logits; 1: none. */
+float lade_model_logit_factor(const struct lade_model *model);
 
 /* Return the number of norms of a layer, without those of queries and keys. */
 int lade_model_layer_n_norms(const struct lade_model *model);

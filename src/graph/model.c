@@ -183,6 +183,12 @@ static int form_check(const struct lade_model *model, const char *where, struct 
   if (!(isfinite(model->embedding_scale) && model->embedding_scale >= 0))
     return lade_error_set(error, -EINVAL, "%s: embedding_scale is %g: expected a number above 0, or 0 for none", where,
                           (double)model->embedding_scale);
+  if (!(isfinite(model->residual_scale) && model->residual_scale >= 0))
+    return lade_error_set(error, -EINVAL, "%s: residual_scale is %g: expected a number above 0, or 0 for none", where,
+                          (double)model->residual_scale);
+  if (!(isfinite(model->logit_scale) && model->logit_scale >= 0))
+    return lade_error_set(error, -EINVAL, "%s: logit_scale is %g: expected a number above 0, or 0 for none", where,
+                          (double)model->logit_scale);
   if (!(isfinite(model->logit_softcap) && model->logit_softcap >= 0))
     return lade_error_set(error, -EINVAL, "%s: logit_softcap is %g: expected a number above 0, or 0 for none", where,
                           (double)model->logit_softcap);

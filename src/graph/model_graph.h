@@ -64,6 +64,13 @@ enum lade_family {
   LADE_STABLELM,
   LADE_NEMOTRON,
   LADE_VAULTGEMMA,
+  LADE_GRANITE,
+  LADE_HELIUM,
+  LADE_ERNIE4_5,
+  LADE_GLM,
+  LADE_GLM4,
+  LADE_COHERE,
+  LADE_COHERE2,
   LADE_N_FAMILIES
 };
 
@@ -119,6 +126,8 @@ struct lade_model {
   int n_parallel_norms;             /* norms of a block whose branches both read its input; 0: one after the other */
   bool is_grouped;                  /* Falcon: new_decoder_architecture */
   float embedding_scale;            /* of token rows, rounded to D; 0: 1 */
+  float residual_scale;             /* of branches before they are added to the residual stream; 0: 1 */
+  float logit_scale;                /* of logits, or their divisor in Granite; 0: 1 (lade_model_logit_factor) */
   float logit_softcap;              /* c: logits become c tanh(logit / c); 0: none */
   bool has_pad_token;               /* lookups of pad_token give no gradient */
   int64_t pad_token;
@@ -288,6 +297,8 @@ enum lade_op_kind {
   LADE_OP_QK_NORM,
   LADE_OP_QK_DOTS, /* such sums of its backward */
   LADE_OP_QK_NORM_BWD,
+  LADE_OP_SCALE, /* a product with attr.limit */
+  LADE_OP_SCALE_BWD,
   LADE_OP_ADD, /* backward: two gradients of one value */
   LADE_OP_HEAD_LOSS,
   LADE_OP_HEAD_LOSS_BWD, /* also of a part of the vocabulary */
@@ -309,7 +320,7 @@ struct lade_op_attr {
   enum lade_activation activation;
   bool is_by_head;     /* QK_NORM */
   float rope_base;     /* ROPE: this layer's; 0: the model's form */
-  float limit;         /* ACTIVATION: of LADE_CLAMP */
+  float limit;         /* ACTIVATION: of LADE_CLAMP; SCALE: its factor */
   bool is_bias_shared; /* MATMUL cut by its inputs: the bias is added once, by the first rank */
   float dropout;   /* probability; 0 for none */
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */

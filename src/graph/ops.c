@@ -17,6 +17,7 @@
  *   residual_bwd   d_sum?, dy, sum, weight, mean?, rstd           -> d_residual, dx?, d_bias?, d_weight, d_norm_bias?
  *   dropout        x                                              -> y
  *   dropout_bwd    dy                                             -> dx
+ *   scale, scale_bwd  x                                           -> y
  *   matmul         x, weight, bias?                               -> y
  *   matmul_dx      dy, weight                                     -> dx
  *   matmul_dw      dy, x                                          -> d_weight
@@ -617,6 +618,10 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
                        .bind = lade_op_qk_dots_bind},
   [LADE_OP_QK_NORM_BWD] = {"qk_norm_bwd", LADE_K_QK_NORM_BWD, 6, 3, 0, .flops_per_element = 12,
                            .bind = lade_op_qk_norm_bwd_bind},
+  [LADE_OP_SCALE] = {"scale", LADE_K_ACTIVATION_FWD, 1, 1, 0, same_outputs, .flops_per_element = 1,
+                     .bind = lade_op_activation_bind, .backward = lade_scale_backward},
+  [LADE_OP_SCALE_BWD] = {"scale_bwd", LADE_K_ACTIVATION_FWD, 1, 1, 0, .flops_per_element = 1,
+                         .bind = lade_op_activation_bind},
   [LADE_OP_ADD] = {"add", LADE_K_RESIDUAL_FWD, 2, 1, 0, .flops_per_element = 1, .bind = add_bind},
   [LADE_OP_HEAD_LOSS] = {"head_loss", LADE_K_HEAD_LOSS_FWD, 3, 4, -1, lade_op_head_loss_outputs,
                          .flops = lade_op_head_loss_flops,

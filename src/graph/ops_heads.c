@@ -124,6 +124,7 @@ void lade_op_rope_bind(const struct lade_model_graph *graph, const struct lade_o
                                .rotary_dim = model->rotary_dim,
                                .base = op->attr.rope_base != 0 ? op->attr.rope_base : model->rope_base,
                                .is_inverse = op->kind == LADE_OP_ROPE_BWD,
+                               .is_interleaved = lade_family_get(graph->model.family)->is_rope_interleaved,
                                .x = in_at(bind, 0),
                                .y = out_at(bind, 0),
                                .workspace = (void *)bind->workspace};

@@ -49,6 +49,14 @@ FAMILIES = {
     "exaone4": ({**BASE, **CUT}, 4.451626),
     "stablelm": ({**BASE, "hidden_size": 64, "use_qkv_bias": True, "use_parallel_residual": True}, 3.974125),
     "nemotron": ({**BASE, "head_dim": 20, "attention_bias": True}, 4.300821),
+    "granite": ({**BASE, "embedding_multiplier": 3, "residual_multiplier": 0.4, "logits_scaling": 2,
+                 "attention_multiplier": 0.2, "mlp_bias": True}, 4.926748),
+    "helium": ({**BASE, "head_dim": 12}, 4.509627),
+    "ernie4_5": ({**BASE, "head_dim": 20, "use_bias": True}, 4.196800),
+    "glm": ({**BASE, "head_dim": 16}, 4.391102),
+    "glm4": ({**BASE, "head_dim": 20, "partial_rotary_factor": 0.4}, 4.275992),
+    "cohere": ({**BASE, "logit_scale": 0.25}, 5.184867),
+    "cohere2": ({**BASE, **CUT}, 5.454818),
     "vaultgemma": ({**BASE, "head_dim": 14, "sliding_window": 7, "final_logit_softcapping": 2.0}, 4.139659),
 }
 STEPS, TOLERANCE = 4, 2e-5

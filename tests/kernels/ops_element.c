@@ -56,7 +56,7 @@ static bool gelu_fwd_build(struct call *call, int i_shape)
 
 static const enum lade_activation activations[] = {LADE_SILU,       LADE_GELU_TANH, LADE_GELU_ERF,
                                                    LADE_GELU_QUICK, LADE_RELU,      LADE_RELU_SQUARED,
-                                                   LADE_CLAMP};
+                                                   LADE_CLAMP,      LADE_SCALE};
 
 /* Every activation over each size, in place and not. */
 static bool activation_fwd_build(struct call *call, int i_shape)

@@ -285,12 +285,14 @@ static bool rope_build(struct call *call, int i_shape)
   static const struct {
     int64_t batch, seq_len, heads, n_kv_heads, head_dim;
   } sizes[] = {{1, 1, 1, 1, 2}, {2, 37, 3, 1, 6}, {1, 70, 4, 2, 32}, {3, 5, 2, 2, 34}, {2, 33, 6, 2, 64}},
-    bench_sizes[] = {{16, 256, 6, 6, 64}, {2, 2048, 32, 8, 128}};
+    bench_sizes[] = {{16, 256, 6, 6, 64}, {2, 2048, 32, 8, 128}, {2, 2048, 32, 8, 128}};
   struct lade_rope_args *a = (void *)&call->args;
-  int i = call->is_bench ? i_shape : i_shape / 4;
+  int i = call->is_bench ? i_shape : i_shape / 8;
   if (i >= (int)(call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes)))
     return false;
-  *a = (struct lade_rope_args){.dtype = call->dtype, .base = 10000, .is_inverse = i_shape & 1};
+  const bool is_interleaved = call->is_bench ? i_shape == 2 : i_shape / 4 % 2;
+  *a = (struct lade_rope_args){.dtype = call->dtype, .base = 10000, .is_inverse = i_shape & 1,
+                               .is_interleaved = is_interleaved};
   a->batch = call->is_bench ? bench_sizes[i].batch : sizes[i].batch;
   a->seq_len = call->is_bench ? bench_sizes[i].seq_len : sizes[i].seq_len;
   a->heads = call->is_bench ? bench_sizes[i].heads : sizes[i].heads;

@@ -114,6 +114,14 @@ CASES = {
     "nemotron": ("NemotronConfig", dict(BASE, head_dim=20, attention_bias=True, mlp_bias=True)),
     "vaultgemma": ("VaultGemmaConfig", dict(BASE, head_dim=14, query_pre_attn_scalar=20, sliding_window=8, pad_token_id=0,
                                             final_logit_softcapping=2.0, tie_word_embeddings=True)),
+    "granite": ("GraniteConfig", dict(BASE, embedding_multiplier=3.0, residual_multiplier=0.4, logits_scaling=2.0,
+                                      attention_multiplier=0.2, attention_bias=True, tie_word_embeddings=True)),
+    "helium": ("HeliumConfig", dict(BASE, head_dim=12, attention_bias=True, pad_token_id=3)),
+    "ernie4_5": ("Ernie4_5Config", dict(BASE, head_dim=20, use_bias=True, tie_word_embeddings=True, pad_token_id=0)),
+    "glm": ("GlmConfig", dict(BASE, head_dim=16)),
+    "glm4": ("Glm4Config", dict(BASE, head_dim=20, partial_rotary_factor=0.4)),
+    "cohere": ("CohereConfig", dict(BASE, logit_scale=0.25, attention_bias=True, tie_word_embeddings=True)),
+    "cohere2": ("Cohere2Config", dict(BASE, sliding_window=7, layer_types=SLIDING, pad_token_id=0)),
     "falcon-sequential": ("FalconConfig", dict(FALCON, multi_query=False, parallel_attn=False, bias=True)),
 }
 DEFAULT = ["qwen3", "gemma2", "gpt_neox"]

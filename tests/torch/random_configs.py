@@ -4,7 +4,7 @@ import random
 
 FAMILIES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "SmolLM3",
             "Starcoder2", "GPTNeoX", "Falcon", "Mpt", "Bloom", "Ministral3", "Olmo3", "SeedOss", "Arcee", "Exaone4",
-            "StableLm", "Nemotron", "VaultGemma"]
+            "StableLm", "Nemotron", "VaultGemma", "Granite", "Helium", "Ernie4_5", "Glm", "Glm4", "Cohere", "Cohere2"]
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2"]
 
 
@@ -34,14 +34,23 @@ def base(r, n_heads, n_kv_heads, head_dim, vocabulary):
 
 
 def llama_change(r, family, c, head_dim):
-    if family in ("Llama", "SmolLM3", "Arcee", "SeedOss", "Nemotron"):
+    if family in ("Llama", "SmolLM3", "Arcee", "SeedOss", "Nemotron", "Granite"):
         c.update(attention_bias=r.random() < 0.4, mlp_bias=r.random() < 0.4)
-    if family in ("Qwen3", "Olmo2", "Olmo3", "VaultGemma") or family.startswith("Gemma"):
+    if family in ("Qwen3", "Olmo2", "Olmo3", "VaultGemma", "Helium", "Glm", "Glm4", "Cohere", "Cohere2") or family.startswith("Gemma"):
         c["attention_bias"] = r.random() < 0.4
-    if family in ("Mistral", "Ministral", "Qwen2", "Qwen3", "SmolLM3", "Olmo3", "Exaone4"):
+    if family in ("Mistral", "Ministral", "Qwen2", "Qwen3", "SmolLM3", "Olmo3", "Exaone4", "Cohere2"):
         c["sliding_window"] = r.choice([1, 5, 16, 100])
-    if family in ("Ministral", "Olmo3", "Exaone4", "VaultGemma"):
+    if family in ("Ministral", "Olmo3", "Exaone4", "VaultGemma", "Cohere2"):
         c["layer_types"] = [r.choice(["sliding_attention", "full_attention"]) for _ in range(c["num_hidden_layers"])]
+    if family == "Granite":
+        c.update(embedding_multiplier=r.choice([1.0, 3.0]), residual_multiplier=r.choice([1.0, 0.22]),
+                 logits_scaling=r.choice([1.0, 3.0]), attention_multiplier=r.choice([1.0, 0.1]))
+    if family == "Ernie4_5":
+        c["use_bias"] = r.random() < 0.5
+    if family in ("Cohere", "Cohere2"):
+        c.update(logit_scale=r.choice([1.0, 0.25, 0.3]), layer_norm_eps=c.pop("rms_norm_eps"))
+    if family == "Helium":
+        c["head_dim"] = head_dim
     if family == "SeedOss":
         c.update(attention_out_bias=r.random() < 0.5, attention_dropout=0.0, residual_dropout=0.0)
     if family == "Olmo3":
@@ -51,7 +60,8 @@ def llama_change(r, family, c, head_dim):
         c.update(use_sliding_window=r.random() < 0.5, max_window_layers=r.choice([0, 1, 28]))
     if family == "SmolLM3":
         c["no_rope_layers"] = [r.randint(0, 1) for _ in range(c["num_hidden_layers"])]
-    if family in ("Qwen3", "Mistral", "Ministral", "Gemma", "Gemma2", "Gemma3Text", "SeedOss", "VaultGemma", "Nemotron"):
+    if family in ("Qwen3", "Mistral", "Ministral", "Gemma", "Gemma2", "Gemma3Text", "SeedOss", "VaultGemma", "Nemotron",
+                  "Ernie4_5", "Glm", "Glm4"):
         c.update(head_dim=head_dim, hidden_size=c["num_attention_heads"] * r.choice([6, 10]))
 
 
@@ -114,10 +124,11 @@ def make(seed, vocabulary):
         c.update(head_dim=head_dim, sliding_window=r.choice([None, 9]), rope_parameters=dict(
             rope(r, head_dim // 2, ("default", "yarn")), original_max_position_embeddings=r.choice([3, 8, 32]),
             llama_4_scaling_beta=r.choice([0.0, 0.1, 0.7])))
-    if family in ("StableLm", "Nemotron"):
+    if family in ("StableLm", "Nemotron", "Glm", "Glm4"):
         part = r.choice([1.0, 0.5]) if head_dim % 4 == 0 else 1.0
         c.update(partial_rotary_factor=part, rope_parameters=dict(rope(r, 0, ("default", "linear")),
                                                                   partial_rotary_factor=part))
+    if family in ("StableLm", "Nemotron"):
         c["norm_eps" if family == "Nemotron" else "layer_norm_eps"] = c.pop("rms_norm_eps")
     if family == "StableLm":
         c.update(use_qkv_bias=r.random() < 0.5, use_parallel_residual=r.random() < 0.5)

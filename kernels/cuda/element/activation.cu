@@ -27,7 +27,7 @@ template <class T> static __device__ inline curve_point sigmoid_curve(float x, f
   return result;
 }
 
-/* @limit: of CLAMP, which has no gate. */
+/* @limit: of CLAMP, and the factor of SCALE; neither has a gate. */
 template <class T>
 static __device__ inline curve_point curve_get(enum lade_activation activation, float x, float limit = 0)
 {
@@ -47,6 +47,10 @@ static __device__ inline curve_point curve_get(enum lade_activation activation, 
   case LADE_CLAMP:
     result.y = x < -limit ? -limit : x > limit ? limit : x;
     result.slope = fabsf(x) <= limit ? 1.0f : 0.0f;
+    return result;
+  case LADE_SCALE:
+    result.y = x * limit;
+    result.slope = limit;
     return result;
   case LADE_RELU_SQUARED:
     result.slope = 2 * result.y;

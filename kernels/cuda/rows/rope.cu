@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rotary embedding, half-split, over a table of cosines and sines [T, D/2] that a first kernel makes in double, as
- * kernels/host/rows/rope.c does; the formula of Llama 3.1's frequencies stands there.
+ * Rotary embedding, half-split or of neighbours, over a table of cosines and sines [T, D/2] that a first kernel makes
+ * in double, as kernels/host/rows/rope.c does; the formula of Llama 3.1's frequencies stands there.
  *
  * A thread makes a run of the table's rows: it starts at the run's first angle and turns on by the frequency, in
  * double. A sine and a cosine per row would cost some hundred operations, as long as the rest of the kernel.
@@ -62,19 +62,27 @@ LADE_KERNEL(rope_table, lade_cuda_rope_table)
 }
 LADE_CUDA_EXPORT(rope_table, lade_cuda_rope_table)
 
-/* N neighbouring pairs of a head: the first numbers are at @x, the second ones half a head behind. */
+/* N consecutive pairs of a head. Half-split: the first numbers are at @x, the second ones half a head behind. */
 template <class T, int N> struct rope_pairs {
   pack<T, N> x0, x1;
   float c[N], s[N];
 };
 
-template <class T, int N>
+template <class T, int N, bool IS_INTERLEAVED>
 static __device__ inline void pairs_load(struct rope_pairs<T, N> &p, const T *x, const float *cosines,
                                          const float *sines, int half)
 {
   constexpr int WIDTH = N < 4 ? N : 4;
   p.x0 = pack_load<T, N>(x);
-  p.x1 = pack_load<T, N>(x + half);
+  p.x1 = pack_load<T, N>(x + (IS_INTERLEAVED ? N : half));
+  if (IS_INTERLEAVED) {
+    const pack<T, N> low = p.x0, high = p.x1;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      p.x0.x[j] = 2 * j < N ? low.x[2 * j % N] : high.x[2 * j % N];
+      p.x1.x[j] = 2 * j + 1 < N ? low.x[(2 * j + 1) % N] : high.x[(2 * j + 1) % N];
+    }
+  }
 #pragma unroll
   for (int j = 0; j < N; j++) {
     p.c[j] = pack_load<float, WIDTH>(cosines + j / WIDTH * WIDTH).x[j % WIDTH];
@@ -82,7 +90,7 @@ static __device__ inline void pairs_load(struct rope_pairs<T, N> &p, const T *x,
   }
 }
 
-template <class T, int N>
+template <class T, int N, bool IS_INTERLEAVED>
 static __device__ inline void pairs_turn(const struct rope_pairs<T, N> &p, T *y, int half, float factor)
 {
   float y0[N], y1[N];
@@ -91,6 +99,17 @@ static __device__ inline void pairs_turn(const struct rope_pairs<T, N> &p, T *y,
     const float x0 = get(p.x0.x[j]), x1 = get(p.x1.x[j]);
     y0[j] = factor * (x0 * p.c[j] - x1 * p.s[j]);
     y1[j] = factor * (x1 * p.c[j] + x0 * p.s[j]);
+  }
+  if (IS_INTERLEAVED) {
+    float low[N], high[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      low[j] = j % 2 ? y1[j / 2] : y0[j / 2];
+      high[j] = (N + j) % 2 ? y1[(N + j) / 2] : y0[(N + j) / 2];
+    }
+    numbers_put(y, low);
+    numbers_put(y + N, high);
+    return;
   }
   numbers_put(y, y0);
   numbers_put(y + half, y1);
@@ -103,7 +122,7 @@ static __device__ inline float temperature_get(const struct lade_rope_args &a, i
 }
 
 /* A block has a row; its pairs are numbered over the query and key heads, and values are copied unless in place. */
-template <class T, int N> static __device__ inline void row_turn(const struct lade_rope_args &a)
+template <class T, int N, bool IS_INTERLEAVED> static __device__ inline void row_turn(const struct lade_rope_args &a)
 {
   const int half = (int)half_get(a), n_each = half / N, n_packs = (int)(a.heads + a.n_kv_heads) * n_each;
   const int64_t row_elements = (a.heads + 2 * a.n_kv_heads) * a.head_dim, row = blockIdx.x;
@@ -118,13 +137,13 @@ template <class T, int N> static __device__ inline void row_turn(const struct la
 #pragma unroll
     for (int turn = 0; turn < LADE_CUDA_ROPE_TURNS; turn++) {
       const int own = i + turn * (int)blockDim.x < n_packs ? i + turn * (int)blockDim.x : i, j = own % n_each * N;
-      at[turn] = own / n_each * (int)a.head_dim + j;
-      pairs_load(p[turn], x + at[turn], cosines + j, sines + j, half);
+      at[turn] = own / n_each * (int)a.head_dim + (IS_INTERLEAVED ? 2 * j : j);
+      pairs_load<T, N, IS_INTERLEAVED>(p[turn], x + at[turn], cosines + j, sines + j, half);
     }
 #pragma unroll
     for (int turn = 0; turn < LADE_CUDA_ROPE_TURNS; turn++)
       if (i + turn * (int)blockDim.x < n_packs)
-        pairs_turn(p[turn], y + at[turn], half, at[turn] < a.heads * a.head_dim ? factor : 1.0f);
+        pairs_turn<T, N, IS_INTERLEAVED>(p[turn], y + at[turn], half, at[turn] < a.heads * a.head_dim ? factor : 1.0f);
   }
   const int rest = (int)a.head_dim - 2 * half, n_heads = (int)(a.heads + a.n_kv_heads);
   for (int i = (int)threadIdx.x; i < n_heads * rest && x != y; i += (int)blockDim.x) {
@@ -137,9 +156,14 @@ template <class T, int N> static __device__ inline void row_turn(const struct la
 
 template <class T> static __device__ void rope_of(const struct lade_rope_args &a, const struct lade_step *step)
 {
-  if (half_get(a) % LADE_PACK(T) == 0 && a.head_dim % LADE_PACK(T) == 0)
-    row_turn<T, LADE_PACK(T)>(a);
+  const bool is_whole = half_get(a) % LADE_PACK(T) == 0 && a.head_dim % LADE_PACK(T) == 0;
+  if (is_whole && a.is_interleaved)
+    row_turn<T, LADE_PACK(T), true>(a);
+  else if (is_whole)
+    row_turn<T, LADE_PACK(T), false>(a);
+  else if (a.is_interleaved)
+    row_turn<T, 1, true>(a);
   else
-    row_turn<T, 1>(a);
+    row_turn<T, 1, false>(a);
 }
 LADE_KERNEL_OF_DTYPES_BLOCKS(rope, lade_rope_args, 3)

@@ -9,7 +9,7 @@
  * GELU_ERF: x Phi(x) with the normal distribution's Phi, from erfc, which does not cancel for negative x. The slope is
  * Phi(x) + x phi(x).
  *
- * CLAMP has no gate. Its slope at the limits is 1, as autograd's.
+ * CLAMP and SCALE have no gate. CLAMP's slope at the limits is 1, as autograd's.
  *
  * With a gate a row is [gate | up], as one product makes it: y = f(gate) up. dx may be x's memory: an element pair is
  * read before it is written.
@@ -47,6 +47,7 @@ REF_INLINE struct curve curve_get(enum lade_activation activation, double limit,
   case LADE_GELU_QUICK: return sigmoid_curve(x, QUICK * inner, QUICK);
   case LADE_RELU: return (struct curve){x < 0 ? 0 : x, x > 0}; /* NaN stays */
   case LADE_CLAMP: return (struct curve){x < -limit ? -limit : x > limit ? limit : x, fabs(x) <= limit};
+  case LADE_SCALE: return (struct curve){x * limit, limit};
   case LADE_RELU_SQUARED: return (struct curve){x < 0 ? 0 : x * x, x > 0 ? 2 * x : 0};
   default: return sigmoid_curve(x, inner, 1);
   }

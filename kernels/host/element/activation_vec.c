@@ -49,6 +49,11 @@ VEC_INLINE void vec_curve(enum lade_activation activation, float limit, const vf
     VEC_EACH(k, count) slope[k] = vf_where_negative(s[k], vf_set(0), vf_set(1));
     return;
   }
+  if (activation == LADE_SCALE) {
+    VEC_EACH(k, count) y[k] = vf_mul(x[k], vf_set(limit));
+    VEC_EACH(k, count) slope[k] = vf_set(limit);
+    return;
+  }
   if (activation == LADE_RELU || activation == LADE_RELU_SQUARED) {
     VEC_EACH(k, count) s[k] = vec_is_positive(x[k]);
     VEC_EACH(k, count) z[k] = vf_max(vf_set(0), x[k]);
@@ -131,6 +136,7 @@ VEC_INLINE void gated_bwd_step(int64_t j, int count, int n, const struct lade_ga
   case LADE_GELU_QUICK: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_GELU_QUICK, dtype); break; \
   case LADE_RELU: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_RELU, dtype); break; \
   case LADE_RELU_SQUARED: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_RELU_SQUARED, dtype); break; \
+  case LADE_SCALE: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_SCALE, dtype); break; \
   case LADE_CLAMP: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_CLAMP, dtype); break; \
   default: VEC_GROUP_STEPS(step, from, end, __VA_ARGS__, LADE_SILU, dtype); break; \
   }

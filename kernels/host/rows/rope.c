@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rotary embedding (Su et al. 2021), half-split: elements j and j + D/2 of a head turn by the angle t * base^(-2j/D).
+ * Rotary embedding (Su et al. 2021), half-split: elements j and j + D/2 of a head turn by the angle t * base^(-2j/D);
+ * interleaved, as in the paper: elements 2j and 2j + 1.
  * The angles' cosines and sines are made once per call as a table [T, D/2] in the workspace, in double, and rounded to
  * A: T*D/2 of them serve every head of every sequence. Within a run of positions the next angle comes from the last by
  * one complex product instead of a sine and a cosine. Runs of 32 keep the product's error near 32 * 2^-53, far below
@@ -109,9 +110,10 @@ REF_INLINE void turn_row(const struct lade_rope_args *a, int64_t row, enum lade_
     for (int64_t j = 0; j < half; j++) {
       double c = factor * ref_get(accumulator, a->workspace, t * half + j);
       double s = factor * ref_get(accumulator, a->workspace, (a->seq_len + t) * half + j);
-      double x0 = ref_get(dtype, a->x, at + j), x1 = ref_get(dtype, a->x, at + half + j);
-      ref_put(dtype, a->y, at + j, x0 * c - x1 * s);
-      ref_put(dtype, a->y, at + half + j, x1 * c + x0 * s);
+      const int64_t i0 = at + (a->is_interleaved ? 2 * j : j), i1 = i0 + (a->is_interleaved ? 1 : half);
+      double x0 = ref_get(dtype, a->x, i0), x1 = ref_get(dtype, a->x, i1);
+      ref_put(dtype, a->y, i0, x0 * c - x1 * s);
+      ref_put(dtype, a->y, i1, x1 * c + x0 * s);
     }
     for (int64_t j = 2 * half; j < a->head_dim && a->y != a->x; j++)
       ref_put(dtype, a->y, at + j, ref_get(dtype, a->x, at + j));

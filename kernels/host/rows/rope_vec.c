@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rope.c in vectors, over the same table of angles. */
+/*
+ * rope.c in vectors, over the same table of angles. Interleaved pairs are converted to FP32 in vectors, and turned one
+ * by one in a buffer.
+ */
 #include <string.h>
 
 #include "kernels/host/lanes.h"
@@ -17,6 +20,37 @@ VEC_INLINE void turn_step(int64_t j, int n, const struct lade_rope_args *a, int6
   vec_store(dtype, a->y, at + half + j, n, vf_fma(x0, sine, vf_mul(x1, cosine)));
 }
 
+#define BUFFER_PAIRS 64
+
+VEC_INLINE void numbers_load_step(int64_t i, int n, const struct lade_rope_args *a, int64_t at, float *x,
+                                  enum lade_dtype dtype)
+{
+  vec_store(LADE_F32, x, i, n, vec_load(dtype, a->x, at + i, n));
+}
+
+VEC_INLINE void numbers_store_step(int64_t i, int n, const struct lade_rope_args *a, int64_t at, const float *x,
+                                   enum lade_dtype dtype)
+{
+  vec_store(dtype, a->y, at + i, n, vec_load(LADE_F32, x, i, n));
+}
+
+/* Turn the @half interleaved pairs of a head from @at on. */
+VEC_INLINE void pairs_turn(const struct lade_rope_args *a, int64_t at, const float *c, const float *s, int64_t half,
+                           float factor, enum lade_dtype dtype)
+{
+  float x[2 * BUFFER_PAIRS];
+  for (int64_t from = 0; from < half; from += BUFFER_PAIRS) {
+    const int64_t n_pairs = LADE_MIN(BUFFER_PAIRS, half - from);
+    VEC_STEPS(numbers_load_step, 0, 2 * n_pairs, a, at + 2 * from, x, dtype);
+    for (int64_t j = 0; j < n_pairs; j++) {
+      const float cosine = c[from + j] * factor, sine = s[from + j] * factor, x0 = x[2 * j], x1 = x[2 * j + 1];
+      x[2 * j] = x0 * cosine - x1 * sine;
+      x[2 * j + 1] = x1 * cosine + x0 * sine;
+    }
+    VEC_STEPS(numbers_store_step, 0, 2 * n_pairs, a, at + 2 * from, x, dtype);
+  }
+}
+
 VEC_INLINE void turn_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   VEC_COPY(lade_rope_args, a, arg);
@@ -29,7 +63,10 @@ VEC_INLINE void turn_rows(const void *arg, int64_t i_task, enum lade_dtype dtype
     const float factor = (float)lade_rope_temperature(a, row % a->seq_len);
     for (int64_t head = 0; head < a->heads + a->n_kv_heads; head++) {
       int64_t at = row * row_elements + head * a->head_dim;
-      VEC_STEPS(turn_step, 0, half, a, at, c, s, half, head < a->heads ? factor : 1, dtype);
+      if (a->is_interleaved)
+        pairs_turn(a, at, c, s, half, head < a->heads ? factor : 1, dtype);
+      else
+        VEC_STEPS(turn_step, 0, half, a, at, c, s, half, head < a->heads ? factor : 1, dtype);
       if (a->y != a->x && 2 * half < a->head_dim)
         memcpy((char *)a->y + (size_t)(at + 2 * half) * element_bytes,
                (const char *)a->x + (size_t)(at + 2 * half) * element_bytes,

@@ -372,6 +372,52 @@ static int bloom_read(const struct config *config, struct lade_model *model)
   return rc < 0 ? rc : field_fixed(config, "slow_but_exact", false);
 }
 
+/* Read a factor, 1 if absent; 0 stands for 1 in the model. */
+static int factor_read(const struct config *config, const char *name, float fallback, float *ret_factor)
+{
+  int rc = field_number(config, name, fallback, ret_factor);
+  if (rc == 0 && !(*ret_factor > 0))
+    rc = field_refuse(config, name, "a number above 0");
+  if (rc == 0 && *ret_factor == 1)
+    *ret_factor = 0;
+  return rc;
+}
+
+static int granite_read(const struct config *config, struct lade_model *model)
+{
+  int rc = factor_read(config, "embedding_multiplier", 1, &model->embedding_scale);
+  if (rc == 0)
+    rc = factor_read(config, "residual_multiplier", 1, &model->residual_scale);
+  if (rc == 0)
+    rc = factor_read(config, "logits_scaling", 1, &model->logit_scale);
+  if (rc == 0)
+    rc = factor_read(config, "attention_multiplier", 1, &model->attention_scale);
+  if (rc == 0 && model->attention_scale == 0) /* 1 is not the scale of the model's 0 */
+    model->attention_scale = 1;
+  return rc;
+}
+
+static int ernie4_5_read(const struct config *config, struct lade_model *model)
+{
+  return bias_read(config, "use_bias", false, LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP, model);
+}
+
+/* Check that all heads together are as wide as the model: transformers computes these families in no other way. */
+static int whole_heads_read(const struct config *config, struct lade_model *model)
+{
+  if (model->heads * lade_model_head_dim(model) != model->width)
+    return field_refuse(config, "head_dim", "hidden_size / num_attention_heads");
+  return 0;
+}
+
+/* Read Cohere's blocks, whose branches are parallel with one norm, and the factor of the logits. */
+static int cohere_read(const struct config *config, struct lade_model *model)
+{
+  model->n_parallel_norms = 1;
+  int rc = factor_read(config, "logit_scale", 0.0625f, &model->logit_scale);
+  return rc < 0 || model->family == LADE_COHERE ? rc : whole_heads_read(config, model);
+}
+
 /* ---- fields of other families ---- */
 
 struct foreign_field {
@@ -390,6 +436,9 @@ static bool is_known(const struct lade_model *model, const char *name)
                {LADE_GEMMA3, "query_pre_attn_scalar"}, {LADE_GEMMA2, "attn_logit_softcapping"},
                {LADE_GEMMA2, "final_logit_softcapping"}, {LADE_GEMMA3, "final_logit_softcapping"},
                {LADE_QWEN2, "qkv_bias"}, {LADE_FALCON, "bias"}, {LADE_FALCON, "alibi"}, {LADE_QWEN3, "use_qk_norm"},
+               {LADE_GRANITE, "embedding_multiplier"}, {LADE_GRANITE, "residual_multiplier"},
+               {LADE_GRANITE, "logits_scaling"}, {LADE_GRANITE, "attention_multiplier"}, {LADE_COHERE, "logit_scale"},
+               {LADE_COHERE2, "logit_scale"},
                {LADE_STABLELM, "use_parallel_residual"}, {LADE_VAULTGEMMA, "query_pre_attn_scalar"},
                {LADE_VAULTGEMMA, "attn_logit_softcapping"}, {LADE_VAULTGEMMA, "final_logit_softcapping"}};
   const struct config_fields *fields = config_fields_get(model->family);
@@ -473,7 +522,8 @@ int config_family_read(const struct config *config, enum lade_family family, str
       [LADE_GEMMA3] = gemma_read,      [LADE_SMOLLM3] = smollm3_read,       [LADE_STARCODER2] = starcoder2_read,
       [LADE_GPT_NEOX] = gpt_neox_read, [LADE_FALCON] = falcon_read,         [LADE_MPT] = mpt_read,
       [LADE_BLOOM] = bloom_read,       [LADE_SEED_OSS] = seed_oss_read,     [LADE_STABLELM] = stablelm_read,
-      [LADE_VAULTGEMMA] = gemma_read};
+      [LADE_VAULTGEMMA] = gemma_read,  [LADE_GRANITE] = granite_read,       [LADE_HELIUM] = whole_heads_read,
+      [LADE_ERNIE4_5] = ernie4_5_read, [LADE_COHERE] = cohere_read,         [LADE_COHERE2] = cohere_read};
   const struct config_fields *fields = config_fields_get(family);
   model->family = family;
   int rc = names_unite(config, family);

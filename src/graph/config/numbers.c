@@ -40,6 +40,8 @@ static const struct {
     NUMBER(alibi_max, "ALiBi's slopes"),
     NUMBER(is_alibi_rounded, "a form of ALiBi"),
     NUMBER(qkv_clip, "a clamp of queries, keys and values"),
+    NUMBER(residual_scale, "a scale of the residual branches"),
+    NUMBER(logit_scale, "a scale of the logits"),
     NUMBER(attention_temperature_beta, "an attention temperature that grows with the position"),
 #undef NUMBER
 };

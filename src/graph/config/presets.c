@@ -41,6 +41,10 @@ static const struct lade_model presets[] = {
   "{\"model_type\":\"gpt2\",\"activation_function\":\"gelu\",\"n_layer\":" #layers_ ",\"n_head\":" #heads_ \
   ",\"n_embd\":" #width_ ",\"n_positions\":2048,\"vocab_size\":50257}"
 
+#define GRANITE3_FORM \
+  "\"vocab_size\":49155,\"max_position_embeddings\":131072,\"rope_theta\":5e6,\"rms_norm_eps\":1e-5," \
+  "\"tie_word_embeddings\":true,\"embedding_multiplier\":12,\"residual_multiplier\":0.22"
+#define GLM4_SIZES "\"hidden_size\":4096,\"intermediate_size\":13696,\"vocab_size\":151552"
 #define OLMO3_FORM \
   "\"max_position_embeddings\":65536,\"rms_norm_eps\":1e-6,\"pad_token_id\":100277," \
   "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8,\"original_max_position_embeddings\":8192," \
@@ -245,6 +249,23 @@ static const struct {
     {"vaultgemma-1b", "{\"model_type\":\"vaultgemma\",\"num_hidden_layers\":26,\"num_attention_heads\":4,"
      "\"num_key_value_heads\":4,\"hidden_size\":1152,\"intermediate_size\":6912,\"vocab_size\":256000,"
      "\"max_position_embeddings\":1024,\"sliding_window\":512}"},
+    {"granite3-2b", "{\"model_type\":\"granite\",\"num_hidden_layers\":40,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":2048,\"intermediate_size\":8192,\"attention_multiplier\":0.015625,"
+     "\"logits_scaling\":8," GRANITE3_FORM "}"},
+    {"granite3-8b", "{\"model_type\":\"granite\",\"num_hidden_layers\":40,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":4096,\"intermediate_size\":12800,"
+     "\"attention_multiplier\":0.0078125,\"logits_scaling\":16," GRANITE3_FORM "}"},
+    {"ernie4.5-0.3b", "{\"model_type\":\"ernie4_5\",\"num_hidden_layers\":18,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":2,\"hidden_size\":1024,\"intermediate_size\":3072,\"vocab_size\":103424}"},
+    {"glm4-9b", "{\"model_type\":\"glm\",\"num_hidden_layers\":40,\"num_attention_heads\":32," GLM4_SIZES "}"},
+    {"glm4-9b-0414", "{\"model_type\":\"glm4\",\"num_hidden_layers\":40,\"num_attention_heads\":32," GLM4_SIZES
+     ",\"max_position_embeddings\":32768}"},
+    {"command-r-35b", "{\"model_type\":\"cohere\",\"num_hidden_layers\":40,\"num_attention_heads\":64,"
+     "\"num_key_value_heads\":64,\"hidden_size\":8192,\"intermediate_size\":22528,\"vocab_size\":256000,"
+     "\"max_position_embeddings\":131072,\"rope_theta\":8e6}"},
+    {"command-r7b", "{\"model_type\":\"cohere2\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":8,\"hidden_size\":4096,\"intermediate_size\":14336,\"vocab_size\":256000,"
+     "\"max_position_embeddings\":132096,\"rope_theta\":50000,\"logit_scale\":0.25}"},
     {"cerebras-gpt-111m", CEREBRAS(10, 12, 768)},   {"cerebras-gpt-256m", CEREBRAS(14, 17, 1088)},
     {"cerebras-gpt-590m", CEREBRAS(18, 12, 1536)},  {"cerebras-gpt-1.3b", CEREBRAS(24, 16, 2048)},
     {"cerebras-gpt-2.7b", CEREBRAS(32, 32, 2560)},  {"cerebras-gpt-6.7b", CEREBRAS(32, 32, 4096)},
@@ -285,7 +306,7 @@ static int name_refuse(const char *name, struct lade_error *error)
     const size_t used = strlen(names), length = strcspn(one, "-");
     if (is_known ? is_of_family(name, one) : !is_of_family(before, one))
       snprintf(names + used, sizeof(names) - used, "%s%.*s%s", used ? ", " : "", (int)(is_known ? strlen(one) : length),
-               one, !is_known && one[length] ? "-..." : "");
+               one, !is_known && one[length] ? "-*" : "");
   }
   return lade_error_set(error, -ENOENT, "no model named '%.64s': expected the path of a config.json, or one of %s",
                         name, names);

@@ -15,6 +15,9 @@
 #define WHOLE_SIZES(eps) USUAL_LABELS(eps), .activation = "hidden_act" /* heads share the width */
 #define SIZES(eps) WHOLE_SIZES(eps), .has_head_dim = true
 #define ATTENTION_BIAS .attention_biases = LADE_BIAS_QKV | LADE_BIAS_OUT
+#define GLM \
+  SIZES("rms_norm_eps"), .attention_biases = LADE_BIAS_QKV, .has_attention_bias = true, .norm_eps = 1.5625e-7f, \
+  .rope_theta = 10000, .pad_token = 151329, .n_kv_heads = 2, .head_dim = 128, .context = 131072, .partial_rotary = 0.5f
 #define GEMMA2 \
   USUAL_LABELS("rms_norm_eps"), .activation = "hidden_activation", .has_head_dim = true, ATTENTION_BIAS, \
   .norm_eps = 1e-6f, .is_tied = true, .n_kv_heads = 4, .head_dim = 256, .window = 4096, \
@@ -80,6 +83,18 @@ static const struct config_fields families[LADE_N_FAMILIES] = {
     [LADE_NEMOTRON] = {SIZES("norm_eps"), ATTENTION_BIAS, .has_mlp_bias = true, .norm_eps = 1e-5f, .rope_theta = 10000,
                        .pad_token = -1, .partial_rotary = 0.5f},
     [LADE_VAULTGEMMA] = {GEMMA2, .rope_theta = 10000, .window_period = 2},
+    [LADE_GRANITE] = {SIZES("rms_norm_eps"), ATTENTION_BIAS, .has_mlp_bias = true, .norm_eps = 1e-6f,
+                      .rope_theta = 10000, .pad_token = -1},
+    [LADE_HELIUM] = {SIZES("rms_norm_eps"), .attention_biases = LADE_BIAS_QKV, .has_mlp_bias = true, .norm_eps = 1e-8f,
+                     .rope_theta = 100000, .pad_token = 3, .n_kv_heads = 20, .head_dim = 128},
+    [LADE_ERNIE4_5] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 500000, .is_tied = true,
+                       .n_kv_heads = 2, .head_dim = 128, .context = 131072},
+    [LADE_GLM] = {GLM},
+    [LADE_GLM4] = {GLM},
+    [LADE_COHERE] = {SIZES("layer_norm_eps"), ATTENTION_BIAS, .norm_eps = 1e-5f, .rope_theta = 500000, .is_tied = true},
+    [LADE_COHERE2] = {SIZES("layer_norm_eps"), ATTENTION_BIAS, .norm_eps = 1e-5f, .rope_theta = 10000,
+                      .is_tied = true, .window = 4096, .windows = CONFIG_WINDOWS_BY_TYPE, .window_period = 4,
+                      .has_window_pattern = true, .turns_windowed = true},
 };
 
 const struct config_fields *config_fields_get(enum lade_family family)

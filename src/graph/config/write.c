@@ -167,7 +167,8 @@ static void biases_put(struct root *root, const struct lade_model *model)
   if (fields->has_mlp_bias)
     put(root, "mlp_bias", json_boolean(has_mlp));
   switch (model->family) {
-  case LADE_STARCODER2: put(root, "use_bias", json_boolean(has_out)); break;
+  case LADE_STARCODER2:
+  case LADE_ERNIE4_5: put(root, "use_bias", json_boolean(has_out)); break;
   case LADE_FALCON: put(root, "bias", json_boolean(has_out)); break;
   case LADE_SEED_OSS: put(root, "attention_out_bias", json_boolean(has_out)); break;
   case LADE_STABLELM: put(root, "use_qkv_bias", json_boolean(has_qkv)); break;
@@ -208,6 +209,20 @@ static void falcon_put(struct root *root, const struct lade_model *model)
   put(root, "alibi", json_boolean(model->alibi_max > 0));
 }
 
+/* Return a factor of which 0 stands for 1. */
+static json_t *factor_json(float factor)
+{
+  return number_json(factor > 0 ? factor : 1);
+}
+
+static void granite_put(struct root *root, const struct lade_model *model)
+{
+  put(root, "embedding_multiplier", factor_json(model->embedding_scale));
+  put(root, "residual_multiplier", factor_json(model->residual_scale));
+  put(root, "logits_scaling", factor_json(model->logit_scale));
+  put(root, "attention_multiplier", number_json(model->attention_scale));
+}
+
 static void unrotated_put(struct root *root, const struct lade_model *model)
 {
   json_t *list = json_array();
@@ -242,6 +257,10 @@ static void family_put(struct root *root, const struct lade_model *model)
     unrotated_put(root, model);
   if (model->family == LADE_FALCON)
     falcon_put(root, model);
+  if (model->family == LADE_GRANITE)
+    granite_put(root, model);
+  if (model->family == LADE_COHERE || model->family == LADE_COHERE2)
+    put(root, "logit_scale", factor_json(model->logit_scale));
   if (model->family == LADE_MPT)
     mpt_put(root, model);
   if (model->family == LADE_GPT_NEOX || model->family == LADE_STABLELM)

@@ -203,6 +203,25 @@ static void families_of_known_ops_are_read_and_their_other_forms_refused(void **
   assert_true(model.rotary_dim == 6 && model.biases == (LADE_BIAS_QKV | LADE_BIAS_OUT));
   config_accept("{" SMALL_FIELDS("arcee") ",\"mlp_bias\":true}", &model);
   assert_true(model.biases == LADE_BIAS_MLP && model.activation == LADE_ACTIVATION_USUAL);
+  config_accept("{" SMALL_FIELDS("granite") ",\"embedding_multiplier\":12,\"residual_multiplier\":0.5,"
+                "\"logits_scaling\":8}", &model);
+  assert_true(model.embedding_scale == 12 && model.residual_scale == 0.5f && model.logit_scale == 8);
+  assert_true(model.attention_scale == 1); /* transformers' default, not 1 / sqrt(head_dim) */
+  config_refuse("{" SMALL_FIELDS("granite") ",\"logits_scaling\":0}", "logits_scaling is 0", "above 0", NULL);
+  config_refuse("{" SMALL_FIELDS("granite") ",\"residual_multiplier\":-1}", "residual_multiplier is -1", "above 0",
+                NULL);
+  config_refuse("{" SMALL_FIELDS("helium") "}", "head_dim is missing", "hidden_size / num_attention_heads", NULL);
+  config_accept("{" SMALL_FIELDS("ernie4_5") ",\"use_bias\":true}", &model);
+  assert_true(model.biases == (LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP) && model.is_tied && model.pad_token == 0);
+  config_accept("{" SMALL_FIELDS("glm4") ",\"head_dim\":20,\"partial_rotary_factor\":0.4,\"pad_token_id\":null}",
+                &model);
+  assert_true(model.rotary_dim == 8 && model.biases == LADE_BIAS_QKV && !model.has_pad_token);
+  config_accept("{" SMALL_FIELDS("cohere") "}", &model);
+  assert_true(model.n_parallel_norms == 1 && model.logit_scale == 0.0625f && model.is_tied);
+  config_refuse("{" SMALL_FIELDS("cohere") ",\"use_qk_norm\":true}", "use_qk_norm is true", NULL, NULL);
+  config_accept("{" SMALL_FIELDS("cohere2") ",\"sliding_window_pattern\":2,\"logit_scale\":1}", &model);
+  assert_true(model.windowed.bits[0] == 5 && model.unrotated.bits[0] == 10 && model.logit_scale == 0);
+  config_refuse("{" SMALL_FIELDS("cohere2") ",\"head_dim\":16}", "head_dim is 16", "hidden_size", NULL);
   config_accept("{" SMALL_FIELDS("vaultgemma") "}", &model);
   assert_true(model.windowed.bits[0] == 5 && model.attention_softcap == 50 && model.logit_softcap == 30);
   config_refuse("{" SMALL_FIELDS("vaultgemma") ",\"use_bidirectional_attention\":true}", "use_bidirectional_attention",

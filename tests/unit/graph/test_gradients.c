@@ -62,6 +62,18 @@ static const struct lade_model tiny_models[] = {
     {.name = "tiny-ministral3", .family = LADE_MINISTRAL3, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 24,
      .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100,
      .attention_temperature_beta = 0.5f, .rope_original_context = 5},
+    {.name = "tiny-granite", .family = LADE_GRANITE, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 24,
+     .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .embedding_scale = 3,
+     .residual_scale = 0.4f, .logit_scale = 0.5f, .attention_scale = 0.7f, .is_tied = true,
+     .biases = LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP},
+    {.name = "tiny-cohere", .family = LADE_COHERE2, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 32,
+     .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .n_parallel_norms = 1,
+     .is_tied = true, .logit_scale = 2, .window = 5, .windowed = {.bits = {1}}, .unrotated = {.bits = {2}}},
+    {.name = "tiny-glm4", .family = LADE_GLM4, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 32, .hidden = 37,
+     .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .rotary_dim = 4, .biases = LADE_BIAS_QKV},
+    {.name = "tiny-nemotron", .family = LADE_NEMOTRON, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 24,
+     .hidden = 37, .context = 17, .vocabulary = 29, .norm_eps = 1e-5f, .rope_base = 100, .rotary_dim = 4,
+     .activation = LADE_GELU_TANH /* differences do not see a slope past a kink */},
 };
 
 /* Wider than the kernels' blocks, with ragged ends. */
