@@ -126,6 +126,8 @@ class Audit:
         for i, p in enumerate(ready.planned.trace.given.opt_params):
             for key, value in optimizers.state_items(step.optimizer.state.get(p, {})):
                 found[f"state {i}.{key}"] = bits(value) if isinstance(value, torch.Tensor) else repr(value)
+        for place in ready.planned.trace.places:
+            found.update((f"place {place.name}.{i}", bits(t)) for i, t in enumerate(place.tensors()))
         found["generator"] = repr(generators.states(step.device))
         return found
 
@@ -155,6 +157,8 @@ class Snapshot:
         self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
         self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
                        for group in step.optimizer.param_groups] if step.optimizer else []
+        self.places = [(place, place.get(), [(t, t.detach().clone()) for t in place.tensors()])
+                       for place in ready.planned.trace.places]
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
         self.generators = generators.states(step.device)
 
@@ -162,6 +166,10 @@ class Snapshot:
         with torch.no_grad():
             for tensor, held in self.copies:
                 tensor.detach().copy_(held)
+            for place, value, tensors in self.places:
+                place.put(value)
+                for tensor, held in tensors:
+                    tensor.detach().copy_(held)
         for param, grad in self.grads:
             param.grad = grad
         if self.inner is not None:

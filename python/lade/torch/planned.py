@@ -233,8 +233,13 @@ class Planned:
         """Return (kind, name, tensor) of all given tensors, in the order of the graph's inputs."""
         found = []
         for kind, name, where, _ in self.trace.inputs:
-            if kind in ("param", "buffer"):
+            if kind == "param":
                 tensor = where
+            elif kind == "buffer":
+                own, key = self.trace.given.places_of[id(where)]
+                tensor = own[key]
+            elif kind == "place":
+                tensor = where.get()
             elif kind == "state":
                 tensor = self.trace.given.optimizer.state[where[0]][where[1]]
             elif kind == "grad":

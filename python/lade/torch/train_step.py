@@ -21,6 +21,7 @@ from .meter import events_of
 from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
 from .runtime import Runtime
+from .places import refuse_change
 from .trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
@@ -56,8 +57,11 @@ class Step:
     def __init__(self, fn, model, optimizer, limits, audit):
         self.fn, self.model, self.optimizer = fn, model, optimizers.unwrapped(optimizer) if optimizer else None
         self.limits, self.audit = limits, audit
-        self.ready, self.last, self.broken, self.given = {}, None, None, None
+        self.ready = {}  # what a plan is for -> plans, one for each set of answers about the arguments
+        self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
+        self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
+        self.places = {}  # by their ids: where the step leaves tensors in Python
         self.measured, self.at_work, self.is_hooked = {}, None, False
         self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
         self.device = self._device()
@@ -90,21 +94,36 @@ class Step:
 
     def _find(self, args, kwargs):
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if self.given is None or not self.given.is_current():
+        if self.given is None or not self.given.is_current(self.places):
             self.given, self.ready = Given(self.model, self.optimizer), {}
-        key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
-        ready = self.ready.get(key)
-        if ready is None:
-            ready = self._prepare(args, kwargs)
-            key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
-            self.ready[key] = ready
+        for ready in self.ready.get(self._key(spec, leaves), ()):
+            if ready.planned.trace.answers.hold(leaves):
+                return leaves, ready
+        ready = self._prepare(args, kwargs)
+        self.ready.setdefault(self._key(spec, leaves), []).append(ready)
         return leaves, ready
+
+    def _key(self, spec, leaves):
+        """Return what a plan is for."""
+        same = tuple(self.given.places_of.get(id(leaf), (None, ""))[1] and id(leaf) for leaf in leaves)
+        return (repr(spec), tuple(map(_leaf_key, leaves)), same, self.given.signature(),
+                tuple(place.signature() for place in self.places.values()), self._fields())
+
+    def _fields(self):
+        """Return the values of the optimizer's fields that the step reads in Python."""
+        groups = self.optimizer.param_groups if self.optimizer else []
+        return tuple(repr(groups[i].get(key)) for i, key in sorted(self.fields) if i < len(groups))
 
     def _prepare(self, args, kwargs):
         _refuse_wrapped(self.model)
         self.sync()
         planned, seconds = self._plan(args, kwargs)
         self._create_state(planned.trace)
+        new = {place.id: place for place in planned.trace.places if place.id not in self.places}
+        if new or not planned.trace.fields <= self.fields:  # other plans hold these values as constants
+            self.places.update(new)
+            self.fields |= planned.trace.fields
+            self.ready = {}
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
         if planned.living and not self.is_hooked:
@@ -117,13 +136,31 @@ class Step:
         seconds = 0.0
         for _ in range(CAPTURES_MOST):
             start = time.perf_counter()
-            captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts)
+            captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts,
+                             self.places.values())
+            self._refuse_counters(captured.places, args, kwargs)
             seconds += time.perf_counter() - start
             try:
                 return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
             except Relayout:
                 continue
         raise CannotCapture("its kernels return strides that no description gives", "capture")
+
+    def _refuse_counters(self, places, args, kwargs):
+        """Refuse numbers and texts that a second step would change again; one that changes once is put behind the step."""
+        changed = [place for place in places if place.is_plain]
+        if not changed:
+            return
+        try:
+            for place in changed:
+                place.put(place.leaves[0])
+            again = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts, self.places.values())
+            for place in again.places:
+                if place.is_plain:
+                    refuse_change(place.name)
+        finally:
+            for place in changed:
+                place.put(place.before)
 
     def _create_state(self, captured):
         """Create the optimizer's state that its first step would create; the plan was accepted with it."""
@@ -174,15 +211,18 @@ class Step:
         if with_late:
             for scheduler, args, kwargs in trace_.late:
                 scheduler.step(*args, **kwargs)
+        made = iter(results[trace_.n_out:trace_.n_tensors])
+        for place in trace_.places:
+            place.put_results(made)
         interrupts.deliver()
-        made = iter(results[:trace_.n_tensors])
+        made = iter(results[:trace_.n_out])
         return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
                                      trace_.out_spec)
 
     def _settle(self, ready, exact):
         """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
         if not ready.planned.settle(exact):
-            self.ready = {key: other for key, other in self.ready.items() if other is not ready}
+            self.ready = {key: [other for other in found if other is not ready] for key, found in self.ready.items()}
 
     def settle(self, ready):
         """Run the calls whose scratch has a bound, on made-up operands."""
@@ -279,10 +319,15 @@ def _refuse_wrapped(model):
         if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
             raise CannotCapture(f"fully_shard's hooks on {name or 'the model'!r} run outside of the graph; {saved}", kind,
                                 calling_line())
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CannotCapture(f"torch.jit's module {name!r} is not captured; give the plain module", kind, calling_line())
         if kind == "OptimizedModule":
             raise CannotCapture("torch.compile inside of the step is not captured; give the plain model", kind,
                                 calling_line())
         for key, param in module._parameters.items():
+            if torch.nn.parameter.is_lazy(param):
+                raise CannotCapture(f"{name}.{key} has no shape yet; call the model once before".lstrip("."), kind,
+                                    calling_line())
             if type(param).__name__ == "DTensor" or type(getattr(param, "data", None)).__name__ == "DTensor":
                 raise CannotCapture(f"{name}.{key} is a DTensor, whose collectives are not captured; {saved}".lstrip("."),
                                     "DTensor", calling_line())
