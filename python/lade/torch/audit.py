@@ -62,11 +62,17 @@ class Audit:
     def _whole(self, ready, args, kwargs, leaves, meter):
         self.step.sync()
         before = Snapshot(self.step, ready, leaves)
-        self.step._run(ready, leaves, meter, with_late=False)
-        self.step.sync()
-        captured = self._digest(ready)
-        before.restore()
-        result = self.step.fn(*args, **kwargs)
+        try:
+            self.step._run(ready, leaves, meter, with_late=False)
+            self.step.sync()
+            captured = self._digest(ready)
+            before.restore()
+            result = self.step.fn(*args, **kwargs)
+        except BaseException:  # a fault, or Ctrl-C: no step was taken
+            self.step.sync()
+            before.restore()
+            self.step.broken = None
+            raise
         eager = self._digest(ready)
         if captured != eager:
             before.restore()

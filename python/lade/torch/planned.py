@@ -24,7 +24,10 @@ class Tiers:
         if unknown:
             raise ValueError(f"ways has {sorted(unknown)[0]!r}: expected \"recompute\", \"host\", \"store\"")
         if not isinstance(budget, (int, str)):
-            raise ValueError(f"{budget!r} is no budget")
+            raise ValueError(f"{budget!r} is no budget: expected bytes, \"8GiB\", \"60%\" or \"min\"")
+        budget_bytes(budget, 1)
+        if store is not None and not isinstance(store, (str, os.PathLike)):
+            raise ValueError(f"store is {store!r}; expected a directory")
         self.budget, self.store, self.ways = budget, store, tuple(ways)
         self.host_bytes, self.host_exact = 0, host != "auto"
         if host is not None and "host" in ways:

@@ -7,6 +7,7 @@ once under make_fx, and everything is put back. Nothing is computed and nothing 
 import contextlib
 import functools
 import gc
+import operator
 import os
 import traceback
 import types
@@ -62,14 +63,20 @@ class Given:
                                 "give every module as model=[...]", "optimizer")
 
     def is_current(self, changing=()):
-        """True if all slots but those of @changing, (id of a dict, name) of each, hold the tensors of the capture."""
-        return all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots)
+        """True if all slots but those of @changing, (id of a dict, name) of each, hold the tensors of the capture, and the
+        optimizer has the same parameters."""
+        params = optimizers.params_of(self.optimizer) if self.optimizer else []
+        return len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots)
 
     def signature(self):
         """Return the modes and flags that a captured graph depends on."""
+        state = self.optimizer.state if self.optimizer else {}
         return (tuple(module.training for _, module in self.modules),
-                tuple(p.requires_grad for _, p in self.params), tuple(p.grad is None for _, p in self.params),
-                tuple(len(self.optimizer.state.get(p, ())) for p in self.opt_params) if self.optimizer else (),
+                tuple((p.requires_grad, p.grad is None, p.dtype, p.shape, p.device) for _, p in self.params),
+                tuple((t.dtype, t.shape, t.device) for _, t in self.buffers),
+                tuple(tuple((key, getattr(value, "dtype", None)) for key, value in state.get(p, {}).items())
+                      for p in self.opt_params),
+                tuple(len(group["params"]) for group in self.optimizer.param_groups) if self.optimizer else (),
                 torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"),
                 torch.is_autocast_enabled("cuda"), torch.get_default_dtype())
 

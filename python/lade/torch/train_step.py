@@ -7,11 +7,13 @@ eager step.
 """
 import contextlib
 import hashlib
+import os
 import signal
 import threading
 import time
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
@@ -63,6 +65,7 @@ class Step:
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
         self.places = {}  # by their ids: where the step leaves tensors in Python
         self.measured, self.at_work, self.is_hooked = {}, None, False
+        self.pid = os.getpid()
         self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
         self.device = self._device()
         _refuse_wrapped(model)
@@ -79,6 +82,10 @@ class Step:
         return self._call(args, kwargs, None)
 
     def _call(self, args, kwargs, meter):
+        if self.pid != os.getpid():
+            raise Error("this step belongs to the process that forked this one; make a step here")
+        if self.is_running:
+            raise Error("this step is running: it is called inside of itself, or by another thread")
         if self.broken:
             raise Error(f"a step failed, and the model is between two steps or lacks bytes: {self.broken}")
         leaves, ready = self._find(args, kwargs)
@@ -94,6 +101,8 @@ class Step:
 
     def _find(self, args, kwargs):
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
             self.given, self.ready = Given(self.model, self.optimizer), {}
         for ready in self.ready.get(self._key(spec, leaves), ()):
@@ -246,6 +255,8 @@ class Step:
         """
         if self.at_work is None or self.is_running:
             return
+        if self.pid != os.getpid():  # the threads of its tiers are in the other process
+            raise Error("bytes of this model wait in the process that forked this one; call train.sync() there before")
         held = self._unpark()
         if not self.at_work.bring_back():
             self._park(held)
@@ -267,6 +278,12 @@ class Step:
     def __del__(self):
         with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
             self.sync()
+
+    def __deepcopy__(self, _memo):
+        raise Error("a step is not copied: copy the model and its optimizer, and make a step of the copies")
+
+    def __reduce_ex__(self, _protocol):
+        raise Error("a step is not pickled: save the state_dict of the model and of its optimizer")
 
     def report(self):
         """Return planned and measured figures of the last call's plan."""
@@ -371,6 +388,19 @@ def _without_autocast():
         yield
 
 
+def _check_arguments(fn, model, optimizer, ways):
+    """Raise a ValueError that names the argument which is of another kind than step() takes."""
+    if not callable(fn):
+        raise ValueError(f"fn is a {type(fn).__name__}; expected the function of the training step")
+    for one in _models(model):
+        if not isinstance(one, torch.nn.Module):
+            raise ValueError(f"model is a {type(one).__name__}; expected a torch.nn.Module, or a list of them")
+    if optimizer is not None and not isinstance(optimizers.unwrapped(optimizer), torch.optim.Optimizer):
+        raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer, or None")
+    if isinstance(ways, str):
+        raise ValueError(f"ways is the text {ways!r}; expected a tuple of \"recompute\", \"host\", \"store\"")
+
+
 def step(fn, model, optimizer, budget, host=None, store=None, store_budget=None, ways=WAYS, audit=True):
     """Return a callable like @fn, the whole training step, that runs inside @budget bytes with the bits of @fn.
 
@@ -379,6 +409,7 @@ def step(fn, model, optimizer, budget, host=None, store=None, store_budget=None,
     may leave the device. @audit: compare the first step with the uncaptured one. The first call raises DoesNotFit or
     CannotCapture before anything was changed.
     """
+    _check_arguments(fn, model, optimizer, ways)
     return Step(fn, model, optimizer, Tiers(budget, host, store, store_budget, ways), audit)
 
 
