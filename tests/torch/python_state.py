@@ -161,6 +161,26 @@ def numbers_that_change_once():
     same_bits(named("once", lambda: of_model(Shift, lambda model: [torch.tensor(model.shift)])))
 
 
+class Watched(nn.Module):
+    """Registers a hook in its first step and says so in a flag, as transformers does for hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.n_seen = nn.Linear(16, 5), []
+
+    def forward(self, x):
+        if not hasattr(self, "is_watched"):
+            self.net.register_forward_hook(lambda _module, _args, out: out * 2)
+            self.is_watched = True
+        return self.net(x)
+
+
+def hooks_are_registered_once():
+    for options in (dict(audit=False), {}):
+        step = same_bits(named("hooks", lambda: of_model(Watched, lambda model: [])), **options)
+        assert len(step.model.net._forward_hooks) == 1 and step.model.is_watched, step.model.net._forward_hooks
+
+
 def rates_that_the_step_reads():
     """A learning rate that the step reads is a constant of its graph, so another rate gets a plan."""
     def make():
@@ -296,6 +316,6 @@ def variables_are_renewed():
 
 
 for case in (tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
-             rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments, refusals):
+             hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments, refusals):
     case()
     print(case.__name__, flush=True)

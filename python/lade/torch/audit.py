@@ -165,6 +165,7 @@ class Snapshot:
                        for group in step.optimizer.param_groups] if step.optimizer else []
         self.places = [(place, place.get(), [(t, t.detach().clone()) for t in place.tensors()])
                        for place in ready.planned.trace.places]
+        self.hooks = ready.planned.trace.hooks
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
         self.generators = generators.states(step.device)
 
@@ -176,6 +177,9 @@ class Snapshot:
                 place.put(value)
                 for tensor, held in tensors:
                     tensor.detach().copy_(held)
+        for own, hooks in self.hooks:
+            for key in hooks:
+                own.pop(key, None)
         for param, grad in self.grads:
             param.grad = grad
         if self.inner is not None:

@@ -114,6 +114,7 @@ class Recorder:
     def __init__(self, optimizer, fakes, states):
         self.optimizer, self.fakes, self.states = optimizer, fakes, states
         self.late, self.n_steps, self.fields = [], 0, set()  # fields: (group, key) of those that the step reads
+        self.hooks = []  # (dict of a module, {key: hook}) of those that the step registers and leaves
         self.pairs = {id(p): fakes[id(p)] for p in optimizers.params_of(optimizer)} if optimizer else {}
 
     def after_step(self, scheduler, args, kwargs):
@@ -213,6 +214,8 @@ def _swapped(given, fakes, optimizer, recorder):
     fields = [_plain_fields(group) for group in all_groups]
     state, own = (optimizer.state, optimizer.__dict__.get("step")) if optimizer else (None, None)
     flat = [(m, m._flat_weights) for _, m in given.modules if hasattr(m, "_flat_weights")]
+    hooks = [(own, dict(own)) for _, module in given.modules for name, own in vars(module).items()
+             if "hooks" in name and isinstance(own, dict)]
     try:
         for slots, name, tensor in given.slots:
             slots[name] = fakes[id(tensor)]
@@ -228,6 +231,12 @@ def _swapped(given, fakes, optimizer, recorder):
         yield
     finally:
         _restore(held_dicts, flat)
+        for table, old in hooks:
+            added = {key: hook for key, hook in table.items() if key not in old}
+            if added:
+                recorder.hooks.append((table, added))
+                for key in added:
+                    del table[key]
         changed = None
         if optimizer:
             noted, optimizer.param_groups = optimizer.param_groups, all_groups
@@ -448,5 +457,5 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
     result.late, result.n_steps, result.mode, result.fields = recorder.late, recorder.n_steps, mode, recorder.fields
-    result.answers = watch.answers
+    result.answers, result.hooks = watch.answers, recorder.hooks
     return result

@@ -223,6 +223,8 @@ class Step:
         made = iter(results[trace_.n_out:trace_.n_tensors])
         for place in trace_.places:
             place.put_results(made)
+        for own, hooks in trace_.hooks:
+            own.update(hooks)
         interrupts.deliver()
         made = iter(results[:trace_.n_out])
         return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
