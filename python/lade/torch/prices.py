@@ -219,11 +219,12 @@ class Pricer:
         del mark
 
     def _note_odd(self, values, op, value, out):
-        """Keep the form of a result whose description does not say it: a kernel's scratch, a seed on the CPU."""
+        """Keep the form of a result whose description does not say it: a kernel's scratch, a seed on the CPU, another dtype."""
         i = value[1]
         if i is None or not isinstance(out[i], torch.Tensor):
             return
-        if kernels.is_opaque(op.node, i) or out[i].device.type != values.metas[value].device.type:
+        meta = values.metas[value]
+        if kernels.is_opaque(op.node, i) or (out[i].device.type, out[i].dtype) != (meta.device.type, meta.dtype):
             self.odd[call_key(values, op), i] = out[i].shape, out[i].dtype, out[i].device
 
     def _is_declared(self, values, op, position):
