@@ -385,6 +385,20 @@ def classes_of_their_own_stay_on_the_device():
     step(*batch())
     assert type(model.head.weight) is Own and not is_parked(model.head.weight) and is_parked(model.tokens.weight)
 
+    class OwnState(torch.Tensor):
+        pass
+    step.sync()
+    twin, other = copy.deepcopy(model), None
+    other = adamw(twin)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    state = optimizer.state[model.tokens.weight]
+    state["exp_avg"] = state["exp_avg"].as_subclass(OwnState)
+    step = lade.torch.step(plain(model, optimizer), model, optimizer, "min", audit=False, host="64MiB")
+    for call in (step, plain(twin, other)):
+        call(*batch())
+    assert not is_parked(state["exp_avg"]) and is_parked(state["exp_avg_sq"]), "a class of its own cannot be parked"
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+
 
 def living_reads(step, model, optimizer, twin, other):
     """Read and load what lives elsewhere, each time after a step; steps behind it have the same bits."""

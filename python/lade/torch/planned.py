@@ -147,10 +147,17 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _unparkable(self):
-        """Return the storages of parameters whose class has no parked one (parked.py): they stay on the device."""
-        return {self.values.storage((node, None)) for node, (kind, _, where, _) in zip(self.values.inputs,
-                                                                                     self.trace.inputs)
-                if kind == "param" and not parked.can_park(where)}
+        """Return the storages of parameters and state whose class has no parked one (parked.py): they stay on the device.
+
+        State that does not exist yet is taken to be of its parameter's kind.
+        """
+        state = self.trace.given.optimizer.state if self.trace.given.optimizer else {}
+        found = set()
+        for node, (kind, _, where, _) in zip(self.values.inputs, self.trace.inputs):
+            tensor = where if kind == "param" else state.get(where[0], {}).get(where[1], where[0]) if kind == "state" else None
+            if tensor is not None and not parked.can_park(tensor):
+                found.add(self.values.storage((node, None)))
+        return found
 
     def _plan(self, seconds, is_last=True):
         paths, limits = self.limits.measure(self.device), self.limits
