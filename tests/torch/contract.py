@@ -18,7 +18,7 @@ from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
 
-from lade.torch import audit, operands, parts, plan_cache, prices, runtime, train_step
+from lade.torch import audit, meter, operands, parts, plan_cache, prices, runtime, train_step
 
 
 def made(budget="100%", dropout=0.1, **options):
@@ -385,6 +385,20 @@ def classes_of_their_own_stay_on_the_device():
     step(*batch())
     assert type(model.head.weight) is Own and not is_parked(model.head.weight) and is_parked(model.tokens.weight)
 
+    class OwnState(torch.Tensor):
+        pass
+    step.sync()
+    twin, other = copy.deepcopy(model), None
+    other = adamw(twin)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    state = optimizer.state[model.tokens.weight]
+    state["exp_avg"] = state["exp_avg"].as_subclass(OwnState)
+    step = lade.torch.step(plain(model, optimizer), model, optimizer, "min", audit=False, host="64MiB")
+    for call in (step, plain(twin, other)):
+        call(*batch())
+    assert not is_parked(state["exp_avg"]) and is_parked(state["exp_avg_sq"]), "a class of its own cannot be parked"
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+
 
 def living_reads(step, model, optimizer, twin, other):
     """Read and load what lives elsewhere, each time after a step; steps behind it have the same bits."""
@@ -508,6 +522,50 @@ def scratch_of_long_calls_is_exact_behind_the_first_step():
         assert lade.torch.measure(step, x, y)["peak_bytes"] == report["planned_peak_bytes"] <= report["budget_bytes"]
 
 
+class Allocator:
+    """A stand-in for the CUDA allocator's history: its recording, its entries, and the calls that History makes."""
+
+    def __init__(self, is_recorded, most=1 << 20):
+        self.is_recorded, self.most, self.trace, self.turns = is_recorded, most, [], []
+
+    def empty(self, n_bytes, **_options):
+        for action in ("alloc", "free_requested", "free_completed"):
+            self.trace.append(dict(action=action, size=n_bytes))
+
+    def record(self, enabled="all", **_options):
+        self.is_recorded, self.trace = enabled is not None, self.trace if enabled else []
+        self.turns.append(enabled)
+
+    def patches(self):
+        cuda = torch.cuda
+        snapshot = lambda: dict(device_traces=[self.trace[-self.most:] if self.most else []])
+        return [mock.patch.object(cuda, "get_allocator_backend", lambda: "native"),
+                mock.patch.object(cuda, "synchronize", lambda device: None),
+                mock.patch.object(torch._C, "_cuda_isHistoryEnabled", lambda: self.is_recorded, create=True),
+                mock.patch.object(cuda.memory, "_record_memory_history", self.record),
+                mock.patch.object(cuda.memory, "_snapshot", snapshot), mock.patch.object(torch, "empty", self.empty)]
+
+
+def a_memory_history_of_the_user_goes_on():
+    """The events of a step are those behind its mark, and a history that was on before is on behind it, with all entries."""
+    for is_recorded in (False, True):
+        device = Allocator(is_recorded)
+        with contextlib.ExitStack() as stack:
+            for patch in device.patches():
+                stack.enter_context(patch)
+            device.empty(4096)
+            with meter.History(torch.device("cuda", 0)) as history:
+                device.empty(700)
+                device.empty(meter.MARK_BYTES)
+            assert history.sizes == [1024, -1024, meter.MARK_BYTES, -meter.MARK_BYTES], history.sizes
+            assert history.peak() == (meter.MARK_BYTES, 0)
+            assert device.is_recorded == is_recorded and device.turns == ([] if is_recorded else ["all", None])
+            device.is_recorded, device.most = True, 3
+            history = meter.History(torch.device("cuda", 0)).__enter__()
+            device.empty(700)
+            refused(lade.Error, lambda: history.__exit__(None, None, None), "memory history", "max_entries")
+
+
 def operands_have_no_byte_in_common():
     """Also where they are slices of one buffer, as on a CUDA device."""
     def sliced(_arena, buffer, first, _n_bytes):
@@ -587,7 +645,8 @@ if __name__ == "__main__":
                  given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
                  memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, plans_share_the_host_budget,
                  living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0,
-                 scratch_of_long_calls_is_exact_behind_the_first_step, operands_have_no_byte_in_common, wrappers_are_refused,
+                 scratch_of_long_calls_is_exact_behind_the_first_step,
+                 a_memory_history_of_the_user_goes_on, operands_have_no_byte_in_common, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()
         print(case.__name__, flush=True)

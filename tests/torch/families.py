@@ -30,6 +30,20 @@ def _speech():
                 labels=torch.randint(0, VOCAB, (2, 32), generator=generator))
 
 
+def _whole():
+    """A mask without zeros, as a tokenizer gives it: models go without one then."""
+    batch = _tokens()
+    return dict(batch, attention_mask=torch.ones_like(batch["input_ids"]))
+
+
+def _captions():
+    """Texts with an image of four patches in their first tokens."""
+    batch = _tokens(2, 32)
+    batch["input_ids"] = torch.where(batch["input_ids"] == 5, 6, batch["input_ids"])
+    batch["input_ids"][:, 1:5] = 5
+    return dict(batch, pixel_values=_images(16, rows=2)["pixel_values"])
+
+
 def _masked():
     batch = _tokens()
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
@@ -39,7 +53,7 @@ def _masked():
 
 # name: (kind, model class, config class, fields, batch)
 FAMILIES = {
-    "llama": ("decoder", "LlamaForCausalLM", "LlamaConfig", {**_DECODER, **_KEYS}, _tokens),
+    "llama": ("decoder", "LlamaForCausalLM", "LlamaConfig", {**_DECODER, **_KEYS}, _whole),
     "gpt2": ("decoder", "GPT2LMHeadModel", "GPT2Config",
              dict(n_embd=128, n_layer=3, n_head=4, vocab_size=VOCAB, n_positions=256), _tokens),
     "qwen3": ("decoder", "Qwen3ForCausalLM", "Qwen3Config", {**_DECODER, **_KEYS, "head_dim": 32}, _tokens),
@@ -85,7 +99,7 @@ FAMILIES = {
     "convnext": ("convolution", "ConvNextForImageClassification", "ConvNextConfig",
                  dict(hidden_sizes=[16, 32], depths=[1, 1], num_stages=2), _images),
     "swin": ("vision", "SwinForImageClassification", "SwinConfig",
-             dict(embed_dim=32, depths=[1, 1], num_heads=[2, 2], image_size=64, window_size=4), _images),
+             dict(embed_dim=32, depths=[1, 2], num_heads=[2, 2], image_size=32, window_size=4), lambda: _images(32)),
     "mamba2": ("state space", "Mamba2ForCausalLM", "Mamba2Config",
                dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, state_size=16, num_heads=8, head_dim=16,
                     expand=2, n_groups=2, chunk_size=16), lambda: _tokens(2, 32)),
@@ -138,6 +152,10 @@ FAMILIES = {
                  dict(num_input_channels=2, context_length=32, patch_length=8, patch_stride=8, prediction_length=4,
                       d_model=16, num_hidden_layers=1, ffn_dim=32),
                  lambda: dict(past_values=torch.rand(2, 32, 2), future_values=torch.rand(2, 4, 2))),
+    "llava": ("vision and text", "LlavaForConditionalGeneration", "LlavaConfig",
+              dict(text_config=dict(_SMALL, model_type="llama"), image_token_id=5, vision_feature_layer=-1,
+                   vision_config=dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+                                      image_size=16, patch_size=8, model_type="clip_vision_model")), _captions),
     "perceiver": ("cross attention", "PerceiverForMaskedLM", "PerceiverConfig",
                   dict(vocab_size=VOCAB, d_model=32, d_latents=64, num_latents=8, num_self_attends_per_block=1,
                        num_self_attention_heads=2, num_cross_attention_heads=2, max_position_embeddings=64,

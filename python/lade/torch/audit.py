@@ -62,11 +62,17 @@ class Audit:
     def _whole(self, ready, args, kwargs, leaves, meter):
         self.step.sync()
         before = Snapshot(self.step, ready, leaves)
-        self.step._run(ready, leaves, meter, with_late=False)
-        self.step.sync()
-        captured = self._digest(ready)
-        before.restore()
-        result = self.step.fn(*args, **kwargs)
+        try:
+            self.step._run(ready, leaves, meter, with_late=False)
+            self.step.sync()
+            captured = self._digest(ready)
+            before.restore()
+            result = self.step.fn(*args, **kwargs)
+        except BaseException:  # a fault, or Ctrl-C: no step was taken
+            self.step.sync()
+            before.restore()
+            self.step.broken = None
+            raise
         eager = self._digest(ready)
         if captured != eager:
             before.restore()
@@ -126,6 +132,8 @@ class Audit:
         for i, p in enumerate(ready.planned.trace.given.opt_params):
             for key, value in optimizers.state_items(step.optimizer.state.get(p, {})):
                 found[f"state {i}.{key}"] = bits(value) if isinstance(value, torch.Tensor) else repr(value)
+        for place in ready.planned.trace.places:
+            found.update((f"place {place.name}.{i}", bits(t)) for i, t in enumerate(place.tensors()))
         found["generator"] = repr(generators.states(step.device))
         return found
 
@@ -155,6 +163,9 @@ class Snapshot:
         self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
         self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
                        for group in step.optimizer.param_groups] if step.optimizer else []
+        self.places = [(place, place.get(), [(t, t.detach().clone()) for t in place.tensors()])
+                       for place in ready.planned.trace.places]
+        self.hooks = ready.planned.trace.hooks
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
         self.generators = generators.states(step.device)
 
@@ -162,6 +173,13 @@ class Snapshot:
         with torch.no_grad():
             for tensor, held in self.copies:
                 tensor.detach().copy_(held)
+            for place, value, tensors in self.places:
+                place.put(value)
+                for tensor, held in tensors:
+                    tensor.detach().copy_(held)
+        for own, hooks in self.hooks:
+            for key in hooks:
+                own.pop(key, None)
         for param, grad in self.grads:
             param.grad = grad
         if self.inner is not None:

@@ -14,6 +14,7 @@ from ..errors import Error
 
 
 TOLD_BYTES = 2345671  # the size of a mark in the events, which stands for a free that was told
+START_BYTES = 1357913 # the size of a mark before the first event
 MARK_BYTES = 1234577  # the size of a mark between two calls that are priced; no power of two, no page
 _CUDA_UNIT = 512      # bytes; CUDA's allocator hands out multiples
 _SIGNS = {"alloc": 1, "free_completed": -1}
@@ -44,10 +45,10 @@ def peak_of(sizes):
 
 
 class History:
-    """The events of a CUDA device, by the allocator's history."""
+    """The events of a CUDA device, by the allocator's history. A history that the user records goes on."""
 
     def __init__(self, device):
-        self.device, self.sizes = device, []
+        self.device, self.sizes, self.is_own = device, [], True
 
     def __enter__(self):
         backend = torch.cuda.get_allocator_backend()
@@ -55,17 +56,27 @@ class History:
             raise Error(f"PyTorch's CUDA allocator is {backend!r}, which reports no allocations; lade.torch.step needs the "
                         "native one, without lade.torch.limit")
         torch.cuda.synchronize(self.device)
-        torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+        self.is_own = not torch._C._cuda_isHistoryEnabled()
+        if self.is_own:
+            torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+        start = torch.empty(START_BYTES, dtype=torch.uint8, device=self.device)
+        del start
         return self
 
     def __exit__(self, *fault):
         torch.cuda.synchronize(self.device)
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         events = torch.cuda.memory._snapshot()["device_traces"][index]
-        torch.cuda.memory._record_memory_history(None)
-        self.sizes = [_SIGNS[event["action"]] * (event["size"] if event["size"] == MARK_BYTES
-                                                 else counted(event["size"], self.device))
-                      for event in events if event["action"] in _SIGNS]
+        if self.is_own:
+            torch.cuda.memory._record_memory_history(None)
+        events = [(event["action"], event["size"]) for event in events if event["action"] in _SIGNS]
+        starts = [i for i, event in enumerate(events) if event == ("free_completed", START_BYTES)]
+        if not starts and not any(fault):
+            raise Error("the CUDA memory history that this program records has lost the step's events: record it with "
+                        "enabled=\"all\" and more max_entries, or call _record_memory_history(None) before")
+        own = events[starts[-1] + 1:] if starts else []
+        self.sizes = [_SIGNS[action] * (n_bytes if n_bytes == MARK_BYTES else counted(n_bytes, self.device))
+                      for action, n_bytes in own]
 
     def peak(self):
         """Return (largest sum since the start, sum at the end)."""

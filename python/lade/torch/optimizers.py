@@ -125,15 +125,16 @@ def _gradients(params, grads):
 class Updater:
     """The update of some parameters of one group at run time."""
 
-    def __init__(self, optimizer, group, params):
-        self.optimizer, self.group, self.params = optimizer, group, params
-        self.slim = narrowed(optimizer, self.group, params, optimizer.state)
+    def __init__(self, optimizer, index, params):
+        """@index: of the group; loading a state exchanges the groups themselves."""
+        self.optimizer, self.index, self.params = optimizer, index, params
+        self.slim = narrowed(optimizer, optimizer.param_groups[index], params, optimizer.state)
         self.own = self.slim.param_groups[0]
         self.step = type(optimizer).step
 
     def __call__(self, grads):
         own = self.own
-        for key, value in self.group.items():
+        for key, value in self.optimizer.param_groups[self.index].items():
             if key != "params":
                 own[key] = value
         self.slim.state = self.optimizer.state

@@ -19,6 +19,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CannotCapture
+from . import generators
 
 # A checkpoint's generator in one torch release and the other.
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
@@ -78,6 +79,45 @@ def _schedulers(recorder):
         yield mock.patch.object(kind, "step", later)
 
 
+def _last_rates(recorder):
+    """Return a patch that notes that a step reads its learning rates."""
+    from torch.optim.lr_scheduler import LRScheduler
+    read = LRScheduler.get_last_lr
+
+    def noted(scheduler):
+        if scheduler.optimizer is recorder.optimizer:
+            recorder.read((i, "lr") for i in range(len(scheduler.optimizer.param_groups)))
+        return read(scheduler)
+    return mock.patch.object(LRScheduler, "get_last_lr", noted)
+
+
+def _applied():
+    """Return a patch of module.to() and the like, which cannot exchange fake parameters: one that changes none is left out."""
+    apply = torch.nn.Module._apply
+
+    def applied(module, fn, *args, **kwargs):
+        own = [t for t in (*module.parameters(), *module.buffers())]
+        with torch.no_grad():
+            is_same = all(fn(t) is t for t in own)
+        return module if is_same else apply(module, fn, *args, **kwargs)
+    return mock.patch.object(torch.nn.Module, "_apply", applied)
+
+
+def _checks(recorder):
+    """Return a patch that lets checks of tensors' values run in each step."""
+    check = torch._check_tensor_all_with
+
+    def checked(error_type, cond, message=None):
+        if id(cond) in recorder.watch.known or not isinstance(cond, FakeTensor):
+            check(error_type, cond, message)
+            return
+        text = "a check of the step failed"
+        with contextlib.suppress(Exception):  # a text of values that a capture has not
+            text = str(message() if callable(message) else message or text)
+        torch.ops.aten._assert_async.msg(cond.all(), f"{error_type.__name__}: {text}")
+    return mock.patch.object(torch, "_check_tensor_all_with", checked)
+
+
 def _scalers(recorder):
     """Yield patches of GradScaler: its tensors are real and live, its decision becomes an operand of the update."""
     from torch.amp.grad_scaler import GradScaler
@@ -96,7 +136,7 @@ def _scalers(recorder):
 def _generators_state():
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state(legacy=False)["state"] if numpy else None
-    return random.getstate(), repr(drawn)
+    return random.getstate(), repr(drawn), generators.states(torch.device("cpu"))
 
 
 def _whole_kernels():
@@ -150,6 +190,7 @@ def capturing(recorder):
     """Hold all stand-ins during a capture."""
     checkpoint = sys.modules["torch.utils.checkpoint"] if "torch.utils.checkpoint" in sys.modules else None
     seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
+    state = _refusing("torch.set_rng_state", "a step that sets the generator's state is not captured")
     before = _generators_state()
     other = _refusing("optimizer.step", "the step drives another optimizer than the one given")
     with contextlib.ExitStack() as stack:
@@ -159,11 +200,14 @@ def capturing(recorder):
                 if hasattr(checkpoint, name):
                     stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
-        for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder)):
+        for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
+                      _last_rates(recorder)):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))
         stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
+        for module in (torch, torch.random):
+            stack.enter_context(mock.patch.object(module, "set_rng_state", state))
         if recorder.is_cuda:  # foreach kernels have other bits than their parts, and a capture has fake tensors
             kinds = [torch.Tensor, FakeTensor]
             stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", kinds))
@@ -171,5 +215,9 @@ def capturing(recorder):
         _module_names(recorder, stack)
         stack.enter_context(Draws())
         yield
-    if _generators_state() != before:
+    after = _generators_state()
+    if after[2] != before[2]:
+        generators.set_states(torch.device("cpu"), before[2])
+        raise CannotCapture("a step that seeds torch's generator is not captured; seed it outside of the step", "manual_seed")
+    if after != before:
         raise CannotCapture("the step draws from Python's or NumPy's generator, so each step is another graph", "random")

@@ -24,7 +24,10 @@ class Tiers:
         if unknown:
             raise ValueError(f"ways has {sorted(unknown)[0]!r}: expected \"recompute\", \"host\", \"store\"")
         if not isinstance(budget, (int, str)):
-            raise ValueError(f"{budget!r} is no budget")
+            raise ValueError(f"{budget!r} is no budget: expected bytes, \"8GiB\", \"60%\" or \"min\"")
+        budget_bytes(budget, 1)
+        if store is not None and not isinstance(store, (str, os.PathLike)):
+            raise ValueError(f"store is {store!r}; expected a directory")
         self.budget, self.store, self.ways = budget, store, tuple(ways)
         self.host_bytes, self.host_exact = 0, host != "auto"
         if host is not None and "host" in ways:
@@ -144,10 +147,17 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _unparkable(self):
-        """Return the storages of parameters whose class has no parked one (parked.py): they stay on the device."""
-        return {self.values.storage((node, None)) for node, (kind, _, where, _) in zip(self.values.inputs,
-                                                                                     self.trace.inputs)
-                if kind == "param" and not parked.can_park(where)}
+        """Return the storages of parameters and state whose class has no parked one (parked.py): they stay on the device.
+
+        State that does not exist yet is taken to be of its parameter's kind.
+        """
+        state = self.trace.given.optimizer.state if self.trace.given.optimizer else {}
+        found = set()
+        for node, (kind, _, where, _) in zip(self.values.inputs, self.trace.inputs):
+            tensor = where if kind == "param" else state.get(where[0], {}).get(where[1], where[0]) if kind == "state" else None
+            if tensor is not None and not parked.can_park(tensor):
+                found.add(self.values.storage((node, None)))
+        return found
 
     def _plan(self, seconds, is_last=True):
         paths, limits = self.limits.measure(self.device), self.limits
@@ -233,8 +243,13 @@ class Planned:
         """Return (kind, name, tensor) of all given tensors, in the order of the graph's inputs."""
         found = []
         for kind, name, where, _ in self.trace.inputs:
-            if kind in ("param", "buffer"):
+            if kind == "param":
                 tensor = where
+            elif kind == "buffer":
+                own, key = self.trace.given.places_of[id(where)]
+                tensor = own[key]
+            elif kind == "place":
+                tensor = where.get()
             elif kind == "state":
                 tensor = self.trace.given.optimizer.state[where[0]][where[1]]
             elif kind == "grad":

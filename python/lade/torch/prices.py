@@ -5,6 +5,7 @@ Equal layers have equal calls, so few calls run. Operands come from one arena fo
 memory of the largest op and not of the step. Between two marks in the allocator's events lie the events of one call.
 """
 import time
+import weakref
 
 import torch
 from torch.fx.node import map_arg
@@ -218,11 +219,12 @@ class Pricer:
         del mark
 
     def _note_odd(self, values, op, value, out):
-        """Keep the form of a result whose description does not say it: a kernel's scratch, a seed on the CPU."""
+        """Keep the form of a result whose description does not say it: a kernel's scratch, a seed on the CPU, another dtype."""
         i = value[1]
         if i is None or not isinstance(out[i], torch.Tensor):
             return
-        if kernels.is_opaque(op.node, i) or out[i].device.type != values.metas[value].device.type:
+        meta = values.metas[value]
+        if kernels.is_opaque(op.node, i) or (out[i].device.type, out[i].dtype) != (meta.device.type, meta.dtype):
             self.odd[call_key(values, op), i] = out[i].shape, out[i].dtype, out[i].device
 
     def _is_declared(self, values, op, position):
@@ -276,7 +278,7 @@ class Pricer:
             optimizers.create_state(slim, {id(param): param}, slim.state)
         else:
             step(slim)  # its first step creates state
-        return (lambda *_args, **_kwargs: step(slim)), (), {}, []
+        return (lambda *_args, **_kwargs: _stepped(slim, step)), (), {}, []
 
     @staticmethod
     def _like(values, param, grad, n_rows=None):
@@ -297,6 +299,8 @@ class Pricer:
         for value in op.outputs:
             tensor, storage = out[value[1] or 0], values.storage(value)
             sizes.append(_size(values, op, value, tensor, () if storage in storages else held))
+            if tensor is None:
+                continue
             if sizes[-1] and not _is_laid_out(tensor, values.metas[value]) and not kernels.is_opaque(op.node, value[1]):
                 self.layouts.setdefault(call_key(values, op), {})[value[1]] = tensor.stride()
             if sizes[-1] and storage in op.writes:
@@ -309,6 +313,8 @@ def _size(values, op, value, tensor, held):
     """Return the bytes of the storage of one result of an op; see Pricer._sizes."""
     if kernels.is_opaque(op.node, value[1]):
         return 0 if tensor is None else storage_bytes(tensor, values.device)
+    if tensor is None and not any(user.args[1] == value[1] and user.users for user in op.node.users):
+        return 0  # a result that the description makes and the kernel leaves out, such as an unwanted gradient
     if not isinstance(tensor, torch.Tensor):
         raise CannotCapture(f"has no result {value[1]}", str(op.node.target))
     meta, is_new = values.metas[value], values.storage(value) in op.writes
@@ -324,6 +330,16 @@ def _size(values, op, value, tensor, held):
 def _is_laid_out(tensor, meta):
     """True if a tensor has the strides of its description, where they matter."""
     return tensor.numel() == 0 or all(a == b for a, b, n in zip(tensor.stride(), meta.stride(), tensor.shape) if n > 1)
+
+
+def _stepped(optimizer, step):
+    """Call the step of an optimizer. CannotCapture if it exchanges tensors of its state, whose bytes no price has then."""
+    own = [weakref.ref(t) for p in optimizers.params_of(optimizer) for _, t in
+           optimizers.state_tensors(optimizer.state.get(p, {}))]
+    step(optimizer)
+    if any(one() is None for one in own):
+        raise CannotCapture("it makes new tensors for its state in each step; update them in place",
+                            type(optimizer).__name__ + ".step")
 
 
 def position_node(node, position):

@@ -42,8 +42,8 @@ class Runtime:
         if not optimizers.is_per_param(optimizer):
             node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
             return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
-        for group in optimizer.param_groups:
-            found += [optimizers.Updater(optimizer, group, [param]) for param in group["params"]]
+        for i, group in enumerate(optimizer.param_groups):
+            found += [optimizers.Updater(optimizer, i, [param]) for param in group["params"]]
         return found
 
     def _opaque_params(self, node):
@@ -97,11 +97,11 @@ class Runtime:
         """Return [(updater, positions in @indices)], one of each group."""
         groups = {}
         for position, index in enumerate(indices):
-            groups.setdefault(id(self.updaters[index].group), []).append(position)
+            groups.setdefault(self.updaters[index].index, []).append(position)
         found = []
         for positions in groups.values():
             each = [self.updaters[indices[i]] for i in positions]
-            found.append((optimizers.Updater(each[0].optimizer, each[0].group, [u.params[0] for u in each]), positions))
+            found.append((optimizers.Updater(each[0].optimizer, each[0].index, [u.params[0] for u in each]), positions))
         return found
 
     def update_all(self, grads, found_inf):

@@ -7,8 +7,10 @@ once under make_fx, and everything is put back. Nothing is computed and nothing 
 import contextlib
 import functools
 import gc
+import operator
 import os
 import traceback
+import types
 
 import torch
 import torch.utils.checkpoint  # noqa: F401 patches.py replaces its body
@@ -19,12 +21,12 @@ from torch.utils import _pytree as pytree
 from ..errors import CannotCapture
 from . import optimizers, patches
 from .layouts import Mode
+from .places import Found, Places, keeps_fakes
 from .watch import Watch
 
 _TORCH = os.path.dirname(torch.__file__)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PLAIN = (int, float, bool, str)
-_MODULE_FIELDS = frozenset(vars(torch.nn.Module()))
 
 
 def modules_of(model):
@@ -42,7 +44,7 @@ class Given:
 
     def __init__(self, model, optimizer):
         self.modules, self.optimizer = modules_of(model), optimizer
-        self.params, self.buffers, self.slots = [], [], []
+        self.params, self.buffers, self.slots, self.places_of = [], [], [], {}
         seen = set()
         for module_name, module in self.modules:
             for kind, own in ((self.params, module._parameters), (self.buffers, module._buffers)):
@@ -52,6 +54,7 @@ class Given:
                     self.slots.append((own, name, tensor))
                     if id(tensor) not in seen:
                         seen.add(id(tensor))
+                        self.places_of[id(tensor)] = own, name
                         kind.append((f"{module_name}.{name}".lstrip("."), tensor))
         self.opt_params = optimizers.params_of(optimizer) if optimizer else []
         lost = [p for p in self.opt_params if id(p) not in seen]
@@ -59,17 +62,50 @@ class Given:
             raise CannotCapture(f"a parameter of shape {tuple(lost[0].shape)} is in the optimizer and not in the model; "
                                 "give every module as model=[...]", "optimizer")
 
-    def is_current(self):
-        """True if all slots still hold the tensors of the capture."""
-        return all(own.get(name) is tensor for own, name, tensor in self.slots)
+    def is_current(self, changing=()):
+        """True if all slots but those of @changing, (id of a dict, name) of each, hold the tensors of the capture, and the
+        optimizer has the same parameters."""
+        params = optimizers.params_of(self.optimizer) if self.optimizer else []
+        return len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots)
 
     def signature(self):
         """Return the modes and flags that a captured graph depends on."""
+        state = self.optimizer.state if self.optimizer else {}
         return (tuple(module.training for _, module in self.modules),
-                tuple(p.requires_grad for _, p in self.params), tuple(p.grad is None for _, p in self.params),
-                tuple(len(self.optimizer.state.get(p, ())) for p in self.opt_params) if self.optimizer else (),
+                tuple((p.requires_grad, p.grad is None, p.dtype, p.shape, p.device) for _, p in self.params),
+                tuple((t.dtype, t.shape, t.device) for _, t in self.buffers),
+                tuple(tuple((key, getattr(value, "dtype", None)) for key, value in state.get(p, {}).items())
+                      for p in self.opt_params),
+                tuple(len(group["params"]) for group in self.optimizer.param_groups) if self.optimizer else (),
                 torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"),
                 torch.is_autocast_enabled("cuda"), torch.get_default_dtype())
+
+
+class _Noted(dict):
+    """A parameter group in a capture, which notes the fields that the step reads: they are constants of the graph."""
+
+    def __init__(self, group, index, recorder):
+        super().__init__(group)
+        self.index, self.recorder = index, recorder
+
+    def _note(self, keys):
+        self.recorder.read((self.index, key) for key in keys if key != "params")
+
+    def __getitem__(self, key):
+        self._note([key])
+        return super().__getitem__(key)
+
+    def get(self, key, default=None):
+        self._note([key] if key in self else [])
+        return super().get(key, default)
+
+    def values(self):
+        self._note(self)
+        return super().values()
+
+    def items(self):
+        self._note(self)
+        return super().items()
 
 
 class Recorder:
@@ -77,7 +113,8 @@ class Recorder:
 
     def __init__(self, optimizer, fakes, states):
         self.optimizer, self.fakes, self.states = optimizer, fakes, states
-        self.late, self.n_steps = [], 0
+        self.late, self.n_steps, self.fields = [], 0, set()  # fields: (group, key) of those that the step reads
+        self.hooks = []  # (dict of a module, {key: hook}) of those that the step registers and leaves
         self.pairs = {id(p): fakes[id(p)] for p in optimizers.params_of(optimizer)} if optimizer else {}
 
     def after_step(self, scheduler, args, kwargs):
@@ -86,6 +123,14 @@ class Recorder:
         if not self.n_steps and scheduler.optimizer is self.optimizer:
             raise CannotCapture("the scheduler is stepped before the optimizer", "LRScheduler.step")
         self.late.append((scheduler, args, kwargs))
+
+    def read(self, fields):
+        """Note that the step reads @fields, (group, key) of each."""
+        fields = set(fields)
+        if fields and self.late:
+            raise CannotCapture(f"the step reads the optimizer's {sorted(fields)[0][1]} behind scheduler.step(), which runs "
+                                "when the step has ended; read it outside", "LRScheduler.step")
+        self.fields |= fields
 
     def step(self, closure=None, **kwargs):
         if closure is not None or kwargs:
@@ -126,12 +171,13 @@ class Trace:
     def __init__(self, gm, given, inputs, fakes):
         self.gm, self.given, self.inputs, self.fakes = gm, given, inputs, fakes
         self.out_spec, self.out_leaves, self.grads, self.late = None, [], [], []
+        self.places = []  # where the step leaves tensors in Python
 
 
 def user_line(fault):
     """Return "file:line: source" of the user's innermost frame in a traceback, or None."""
     frames = [f for f in traceback.extract_tb(fault.__traceback__)
-              if not f.filename.startswith((_TORCH, _OWN, "<"))]
+              if not f.filename.startswith((_TORCH, _OWN, contextlib.__file__, "<"))]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
@@ -151,6 +197,8 @@ def _refusal(fault):
              "call .item() behind the step",
              "DynamicOutputShapeException": "a shape depends on the values of a tensor"}
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
+    if "FakeTensor.__format__" in text or ".numpy() is not supported" in text:
+        text = "the step reads the value of a tensor; return the tensor, and read it behind the step"
     if "dynamo" in type(fault).__module__ or "dynamo" in text.lower():
         text = "torch.compile inside of the step is not captured; give the plain model: " + text
     return CannotCapture(text, op, user_line(fault))
@@ -159,12 +207,15 @@ def _refusal(fault):
 @contextlib.contextmanager
 def _swapped(given, fakes, optimizer, recorder):
     """Put fakes in the place of all given tensors, and back."""
-    held_dicts = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers), _containers(module))
+    held_dicts = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers))
                   for _, module in given.modules]
     groups = [group["params"] for group in optimizer.param_groups] if optimizer else []
-    fields = [_plain_fields(group) for group in optimizer.param_groups] if optimizer else []
+    all_groups = optimizer.param_groups if optimizer else []
+    fields = [_plain_fields(group) for group in all_groups]
     state, own = (optimizer.state, optimizer.__dict__.get("step")) if optimizer else (None, None)
     flat = [(m, m._flat_weights) for _, m in given.modules if hasattr(m, "_flat_weights")]
+    hooks = [(own, dict(own)) for _, module in given.modules for name, own in vars(module).items()
+             if "hooks" in name and isinstance(own, dict)]
     try:
         for slots, name, tensor in given.slots:
             slots[name] = fakes[id(tensor)]
@@ -174,13 +225,24 @@ def _swapped(given, fakes, optimizer, recorder):
             recorder.real_params = [p for params in groups for p in params]
             for group, params in zip(optimizer.param_groups, groups):
                 group["params"] = [fakes[id(p)] for p in params]
+            optimizer.param_groups = [_Noted(group, i, recorder) for i, group in enumerate(all_groups)]
             optimizer.state = optimizers.empty_state()
             optimizer.step = recorder.step
         yield
     finally:
-        changed = _restore(held_dicts, flat)
+        _restore(held_dicts, flat)
+        for table, old in hooks:
+            added = {key: hook for key, hook in table.items() if key not in old}
+            if added:
+                recorder.hooks.append((table, added))
+                for key in added:
+                    del table[key]
+        changed = None
         if optimizer:
-            for group, old in zip(optimizer.param_groups, fields):
+            noted, optimizer.param_groups = optimizer.param_groups, all_groups
+            if len(noted) != len(groups):
+                changed = "the number of the optimizer's groups"
+            for group, old in (*zip(noted, fields), *zip(all_groups, fields)):
                 lost = [key for key, value in _plain_fields(group).items() if old.get(key, value) != value]
                 changed = f"the optimizer's {lost[0]}" if lost else changed
                 group.update(old)
@@ -194,28 +256,13 @@ def _swapped(given, fakes, optimizer, recorder):
         raise CannotCapture(f"the step changes {changed} in Python, so each step may be another graph", "Python state")
 
 
-def _containers(module):
-    """Return copies of a module's own lists and dicts, those of torch.nn.Module apart."""
-    return {name: value.copy() for name, value in vars(module).items()
-            if type(value) in (list, dict) and name not in _MODULE_FIELDS}
-
-
 def _plain_fields(group):
-    return {key: value for key, value in group.items() if isinstance(value, _PLAIN) or isinstance(value, tuple)}
+    return {key: value for key, value in dict.items(group) if isinstance(value, _PLAIN) or isinstance(value, tuple)}
 
 
 def _restore(held_dicts, flat):
-    """Put the modules' attributes back; return the name of a plain one that the step changed, or of a list that grew."""
-    changed = None
-    for module, attributes, params, buffers, lists in held_dicts:
-        for name, value in module.__dict__.items():
-            if isinstance(value, (int, float)) and attributes.get(name, value) != value:
-                changed = f"{type(module).__name__}.{name}"
-        for name, items in lists.items():
-            if len(attributes[name]) != len(items):
-                changed = f"{type(module).__name__}.{name}" if isinstance(items, list) else changed
-                attributes[name].clear()
-                (attributes[name].extend if isinstance(items, list) else attributes[name].update)(items)
+    """Put the modules' attributes, parameters and buffers back."""
+    for module, attributes, params, buffers in held_dicts:
         module.__dict__.clear()
         module.__dict__.update(attributes)
         for own, old in ((module._parameters, params), (module._buffers, buffers)):
@@ -223,7 +270,6 @@ def _restore(held_dicts, flat):
             own.update(old)
     for module, weights in flat:
         module._flat_weights = weights
-    return changed
 
 
 def _copy_hooks(param, fake):
@@ -234,34 +280,6 @@ def _copy_hooks(param, fake):
         fake.register_hook(hook)
     for hook in (param._post_accumulate_grad_hooks or {}).values():
         fake.register_post_accumulate_grad_hook(hook)
-
-
-def _cells(fn):
-    """Return plain Python values that the function can change: its closure, its globals, its object."""
-    values = {}
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    owner, function = getattr(fn, "__self__", None), getattr(fn, "__func__", fn)
-    code = getattr(function, "__code__", None)
-    if owner is not None and not isinstance(owner, torch.nn.Module):
-        values.update((f"self.{name}", value) for name, value in getattr(owner, "__dict__", {}).items()
-                      if isinstance(value, _PLAIN))
-    if code is None:
-        return values
-    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-        with contextlib.suppress(ValueError):
-            value = cell.cell_contents
-            if isinstance(value, _PLAIN):
-                values[name] = value
-            elif isinstance(value, (list, dict)):
-                values[f"len({name})"] = len(value)
-    for name in code.co_names:
-        value = function.__globals__.get(name)
-        if isinstance(value, _PLAIN):
-            values[name] = value
-        elif isinstance(value, (list, dict)):
-            values[f"len({name})"] = len(value)
-    return values
 
 
 def _mode_of(tensors, layouts):
@@ -311,6 +329,37 @@ def _drop_unused_state(result, optimizer):
     result.inputs = kept
 
 
+def _refuse_kept(watch, known):
+    """Refuse a step whose tensors are held by objects that places.py does not reach, such as those of an extension."""
+    kept = watch.held(known)
+    if kept is None:
+        return
+    holders = {type(thing).__name__ for thing in gc.get_referrers(kept) if not isinstance(thing, types.FrameType)}
+    raise CannotCapture(f"the step keeps a tensor of shape {tuple(kept.shape)} in Python ({', '.join(sorted(holders))}), "
+                        "which a captured step would not renew; return it, or keep it in an attribute, a dict or a list",
+                        "Python state")
+
+
+def _look_up(result, places, mode):
+    """Make inputs of the constants that were in @places: each step looks them up there."""
+    found, graph = {}, result.gm.graph
+    for place in places:
+        for i, tensor in enumerate(place.tensors()):
+            found.setdefault(id(tensor), Found(place, i))
+    made, first = {}, next(node for node in graph.nodes if node.op != "placeholder")
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        real = functools.reduce(getattr, node.target.split("."), result.gm)
+        if id(real) not in found:
+            continue
+        if id(real) not in made:
+            with graph.inserting_before(first):
+                made[id(real)] = graph.placeholder(f"place_{len(made)}")
+            made[id(real)].meta = {"val": _described(mode, real), **node.meta}
+            result.inputs.append(("place", found[id(real)].place.name, found[id(real)], made[id(real)].meta["val"]))
+        node.replace_all_uses_with(made[id(real)])
+        graph.erase_node(node)
+
+
 @contextlib.contextmanager
 def without_collections():
     """Within this context Python's collector of cycles rests: a capture makes many objects and few of them end."""
@@ -324,8 +373,10 @@ def without_collections():
 
 
 @without_collections()
-def trace(fn, model, optimizer, args, kwargs, layouts=None):
-    """Capture fn(*args, **kwargs), with strides by @layouts (layouts.py). CannotCapture names the op and the user's line; nothing has changed then."""
+def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
+    """Capture fn(*args, **kwargs), with strides by @layouts (layouts.py). CannotCapture names the op and the user's line;
+    nothing has changed then. @known: places where other graphs of the step leave tensors.
+    """
     given = Given(model, optimizer)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     mode = _mode_of([t for _, t in given.params], layouts or {})
@@ -334,7 +385,8 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
         fakes = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
         states, state_names = _fake_state(given, mode, fakes, optimizer)
         grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
-        batch = [fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        batch = [fakes.get(id(leaf)) if id(leaf) in fakes else fake(leaf) if isinstance(leaf, torch.Tensor) else leaf
+                 for leaf in leaves]
     inputs = [("param", name, t, fakes[id(t)]) for name, t in given.params]
     inputs += [("buffer", name, t, fakes[id(t)]) for name, t in given.buffers]
     param_names = {id(t): name for name, t in given.params}
@@ -342,7 +394,8 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
         for key, t in zip(state_names[id(p)], states[id(p)]):
             inputs.append(("state", f"{param_names[id(p)]}.{key}", (p, key), t))
     inputs += [("grad", f"{name}.grad", t, grads[id(t)]) for name, t in given.params if id(t) in grads]
-    inputs += [("batch", f"batch.{i}", i, f) for i, f in enumerate(batch) if isinstance(f, torch.Tensor)]
+    inputs += [("batch", f"batch.{i}", i, f) for i, f in enumerate(batch)
+               if isinstance(f, torch.Tensor) and id(leaves[i]) not in fakes]
     recorder = Recorder(optimizer, fakes, states)
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
     result = Trace(None, given, inputs, fakes)
@@ -352,20 +405,40 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
             fakes[id(t)].requires_grad_(t.requires_grad)
             fakes[id(t)].grad = grads.get(id(t))
             _copy_hooks(t, fakes[id(t)])
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                batch[i].requires_grad_()
+        own = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+               and id(leaf) not in fakes]
+        for i, _ in own:
+            batch[i].requires_grad_()
+        storages = {name: fakes[id(t)].untyped_storage()._cdata for name, t in (*given.params, *given.buffers)}
         own_args, own_kwargs = pytree.tree_unflatten(batch, spec)
+        watch.argue(leaves, batch)
         with watch:
             out = fn(*own_args, **own_kwargs)
+        for name, t in (*given.params, *given.buffers):
+            if fakes[id(t)].untyped_storage()._cdata != storages[name]:
+                raise CannotCapture(f"the step assigns the data of {name} anew; write it in place, by .data.copy_()", "data")
+        if any(batch[i].grad is not None for i, _ in own):
+            raise CannotCapture("the step leaves a gradient in a tensor of its arguments; return the gradient, and set "
+                                "that of the argument to None", "backward")
         result.out_leaves, result.out_spec = pytree.tree_flatten(out)
+        for leaf in result.out_leaves:
+            if not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf):
+                raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
+                                    "dicts", "return")
         tensors = [leaf for leaf in result.out_leaves if isinstance(leaf, torch.Tensor)]
+        result.n_out = len(tensors)
+        result.places = places.changed(fakes)
+        before = {id(t) for place in result.places for t in pytree.tree_leaves(place.before)
+                  if isinstance(t, torch.Tensor)}
+        for place in result.places:
+            tensors += place.take(reals, before)
         result.grads = [t for _, t in given.params if fakes[id(t)].grad is not None]
         tensors += [fakes[id(t)].grad for t in result.grads]
         result.n_tensors = len(tensors) - len(result.grads)
         return [t.detach() if isinstance(t, FakeTensor) else t for t in tensors]
 
-    before, watch = _cells(fn), Watch()
+    reals = {id(fakes[id(t)]): t for _, t in (*given.params, *given.buffers)}
+    places, watch = Places(fn, given.modules), Watch()
     recorder.watch = watch
     try:
         with patches.capturing(recorder), _swapped(given, fakes, optimizer, recorder), torch.enable_grad(), mode:
@@ -375,14 +448,14 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None):
     except Exception as fault:
         raise _refusal(fault) from fault
     finally:
+        places.restore()
         watch.restore()
         for t in fakes.values():
             t.grad = None
-    after = _cells(fn)
-    for name, value in after.items():
-        if name in before and before[name] != value:
-            raise CannotCapture(f"the step changes {name} in Python, so each step may be another graph", "Python state")
     result.out_leaves = [leaf if not isinstance(leaf, torch.Tensor) else torch.Tensor for leaf in result.out_leaves]
+    _refuse_kept(watch, [*fakes.values(), *batch, *grads.values(), *(t for own in states.values() for t in own)])
     _drop_unused_state(result, optimizer)
-    result.late, result.n_steps, result.mode = recorder.late, recorder.n_steps, mode
+    _look_up(result, [*result.places, *known], mode)
+    result.late, result.n_steps, result.mode, result.fields = recorder.late, recorder.n_steps, mode, recorder.fields
+    result.answers, result.hooks = watch.answers, recorder.hooks
     return result

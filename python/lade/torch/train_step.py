@@ -7,11 +7,13 @@ eager step.
 """
 import contextlib
 import hashlib
+import os
 import signal
 import threading
 import time
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
@@ -21,6 +23,7 @@ from .meter import events_of
 from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
 from .runtime import Runtime
+from .places import refuse_change
 from .trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
@@ -56,9 +59,13 @@ class Step:
     def __init__(self, fn, model, optimizer, limits, audit):
         self.fn, self.model, self.optimizer = fn, model, optimizers.unwrapped(optimizer) if optimizer else None
         self.limits, self.audit = limits, audit
-        self.ready, self.last, self.broken, self.given = {}, None, None, None
+        self.ready = {}  # what a plan is for -> plans, one for each set of answers about the arguments
+        self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
+        self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
+        self.places = {}  # by their ids: where the step leaves tensors in Python
         self.measured, self.at_work, self.is_hooked = {}, None, False
+        self.pid = os.getpid()
         self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
         self.device = self._device()
         _refuse_wrapped(model)
@@ -75,6 +82,10 @@ class Step:
         return self._call(args, kwargs, None)
 
     def _call(self, args, kwargs, meter):
+        if self.pid != os.getpid():
+            raise Error("this step belongs to the process that forked this one; make a step here")
+        if self.is_running:
+            raise Error("this step is running: it is called inside of itself, or by another thread")
         if self.broken:
             raise Error(f"a step failed, and the model is between two steps or lacks bytes: {self.broken}")
         leaves, ready = self._find(args, kwargs)
@@ -90,21 +101,38 @@ class Step:
 
     def _find(self, args, kwargs):
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if self.given is None or not self.given.is_current():
+        if any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
+        if self.given is None or not self.given.is_current(self.places):
             self.given, self.ready = Given(self.model, self.optimizer), {}
-        key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
-        ready = self.ready.get(key)
-        if ready is None:
-            ready = self._prepare(args, kwargs)
-            key = (repr(spec), tuple(map(_leaf_key, leaves)), self.given.signature())
-            self.ready[key] = ready
+        for ready in self.ready.get(self._key(spec, leaves), ()):
+            if ready.planned.trace.answers.hold(leaves):
+                return leaves, ready
+        ready = self._prepare(args, kwargs)
+        self.ready.setdefault(self._key(spec, leaves), []).append(ready)
         return leaves, ready
+
+    def _key(self, spec, leaves):
+        """Return what a plan is for."""
+        same = tuple(self.given.places_of.get(id(leaf), (None, ""))[1] and id(leaf) for leaf in leaves)
+        return (repr(spec), tuple(map(_leaf_key, leaves)), same, self.given.signature(),
+                tuple(place.signature() for place in self.places.values()), self._fields())
+
+    def _fields(self):
+        """Return the values of the optimizer's fields that the step reads in Python."""
+        groups = self.optimizer.param_groups if self.optimizer else []
+        return tuple(repr(groups[i].get(key)) for i, key in sorted(self.fields) if i < len(groups))
 
     def _prepare(self, args, kwargs):
         _refuse_wrapped(self.model)
         self.sync()
         planned, seconds = self._plan(args, kwargs)
         self._create_state(planned.trace)
+        new = {place.id: place for place in planned.trace.places if place.id not in self.places}
+        if new or not planned.trace.fields <= self.fields:  # other plans hold these values as constants
+            self.places.update(new)
+            self.fields |= planned.trace.fields
+            self.ready = {}
         ready = _Ready(planned, seconds)
         ready.runtime = Runtime(planned)
         if planned.living and not self.is_hooked:
@@ -117,13 +145,31 @@ class Step:
         seconds = 0.0
         for _ in range(CAPTURES_MOST):
             start = time.perf_counter()
-            captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts)
+            captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts,
+                             self.places.values())
+            self._refuse_counters(captured.places, args, kwargs)
             seconds += time.perf_counter() - start
             try:
                 return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
             except Relayout:
                 continue
         raise CannotCapture("its kernels return strides that no description gives", "capture")
+
+    def _refuse_counters(self, places, args, kwargs):
+        """Refuse numbers and texts that a second step would change again; one that changes once is put behind the step."""
+        changed = [place for place in places if place.is_plain]
+        if not changed:
+            return
+        try:
+            for place in changed:
+                place.put(place.leaves[0])
+            again = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts, self.places.values())
+            for place in again.places:
+                if place.is_plain:
+                    refuse_change(place.name)
+        finally:
+            for place in changed:
+                place.put(place.before)
 
     def _create_state(self, captured):
         """Create the optimizer's state that its first step would create; the plan was accepted with it."""
@@ -174,15 +220,20 @@ class Step:
         if with_late:
             for scheduler, args, kwargs in trace_.late:
                 scheduler.step(*args, **kwargs)
+        made = iter(results[trace_.n_out:trace_.n_tensors])
+        for place in trace_.places:
+            place.put_results(made)
+        for own, hooks in trace_.hooks:
+            own.update(hooks)
         interrupts.deliver()
-        made = iter(results[:trace_.n_tensors])
+        made = iter(results[:trace_.n_out])
         return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
                                      trace_.out_spec)
 
     def _settle(self, ready, exact):
         """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
         if not ready.planned.settle(exact):
-            self.ready = {key: other for key, other in self.ready.items() if other is not ready}
+            self.ready = {key: [other for other in found if other is not ready] for key, found in self.ready.items()}
 
     def settle(self, ready):
         """Run the calls whose scratch has a bound, on made-up operands."""
@@ -206,6 +257,8 @@ class Step:
         """
         if self.at_work is None or self.is_running:
             return
+        if self.pid != os.getpid():  # the threads of its tiers are in the other process
+            raise Error("bytes of this model wait in the process that forked this one; call train.sync() there before")
         held = self._unpark()
         if not self.at_work.bring_back():
             self._park(held)
@@ -227,6 +280,12 @@ class Step:
     def __del__(self):
         with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
             self.sync()
+
+    def __deepcopy__(self, _memo):
+        raise Error("a step is not copied: copy the model and its optimizer, and make a step of the copies")
+
+    def __reduce_ex__(self, _protocol):
+        raise Error("a step is not pickled: save the state_dict of the model and of its optimizer")
 
     def report(self):
         """Return planned and measured figures of the last call's plan."""
@@ -279,10 +338,15 @@ def _refuse_wrapped(model):
         if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
             raise CannotCapture(f"fully_shard's hooks on {name or 'the model'!r} run outside of the graph; {saved}", kind,
                                 calling_line())
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CannotCapture(f"torch.jit's module {name!r} is not captured; give the plain module", kind, calling_line())
         if kind == "OptimizedModule":
             raise CannotCapture("torch.compile inside of the step is not captured; give the plain model", kind,
                                 calling_line())
         for key, param in module._parameters.items():
+            if torch.nn.parameter.is_lazy(param):
+                raise CannotCapture(f"{name}.{key} has no shape yet; call the model once before".lstrip("."), kind,
+                                    calling_line())
             if type(param).__name__ == "DTensor" or type(getattr(param, "data", None)).__name__ == "DTensor":
                 raise CannotCapture(f"{name}.{key} is a DTensor, whose collectives are not captured; {saved}".lstrip("."),
                                     "DTensor", calling_line())
@@ -326,6 +390,19 @@ def _without_autocast():
         yield
 
 
+def _check_arguments(fn, model, optimizer, ways):
+    """Raise a ValueError that names the argument which is of another kind than step() takes."""
+    if not callable(fn):
+        raise ValueError(f"fn is a {type(fn).__name__}; expected the function of the training step")
+    for one in _models(model):
+        if not isinstance(one, torch.nn.Module):
+            raise ValueError(f"model is a {type(one).__name__}; expected a torch.nn.Module, or a list of them")
+    if optimizer is not None and not isinstance(optimizers.unwrapped(optimizer), torch.optim.Optimizer):
+        raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer, or None")
+    if isinstance(ways, str):
+        raise ValueError(f"ways is the text {ways!r}; expected a tuple of \"recompute\", \"host\", \"store\"")
+
+
 def step(fn, model, optimizer, budget, host=None, store=None, store_budget=None, ways=WAYS, audit=True):
     """Return a callable like @fn, the whole training step, that runs inside @budget bytes with the bits of @fn.
 
@@ -334,6 +411,7 @@ def step(fn, model, optimizer, budget, host=None, store=None, store_budget=None,
     may leave the device. @audit: compare the first step with the uncaptured one. The first call raises DoesNotFit or
     CannotCapture before anything was changed.
     """
+    _check_arguments(fn, model, optimizer, ways)
     return Step(fn, model, optimizer, Tiers(budget, host, store, store_budget, ways), audit)
 
 

@@ -120,6 +120,8 @@ class Values:
             text = "a generator of your own is not captured; draw from torch's default one" \
                 if isinstance(real, torch.Generator) else "higher-order ops are not captured"
             raise CannotCapture(text, node.target)
+        if real.layout is not torch.strided:
+            raise CannotCapture("sparse tensors are not captured", "constant")
         self.constants[node] = real
         self.metas[(node, None)] = node.meta.get("val", real)
         self.union.join(self._key((node, None)), ("real", real.untyped_storage()._cdata))
@@ -133,6 +135,8 @@ class Values:
         if schema_name(node) in _REFUSED:
             raise CannotCapture("an op that changes a tensor's storage is not captured", str(target))
         outputs = self._outputs(node)
+        if any(meta.layout is not torch.strided for _, meta in outputs):
+            raise CannotCapture("sparse tensors are not captured", str(target))
         written = self._written(node)
         before = {self.union.find(self._key(self.value(a))) for a in flat_args(node) if self.value(a) in self.metas}
         for value, meta in outputs:

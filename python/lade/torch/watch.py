@@ -2,19 +2,64 @@
 """Watches the ops of a capture: small constants that the step computes, and tensors that belong to no model.
 
 Some code asks for the value of a tensor that no input decides, such as a causal mask that it just made. The ops that made
-the tensor run for real beside the capture, so the question has an answer, the same one in every step. Tensors of the
+the tensor run for real beside the capture, so the question has an answer, the same one in every step. Other code asks
+whether something is true of its arguments, such as that a mask has no zero. Each answer decides which graph it is: the ops
+that lead to it are kept, run again for the arguments of each call, and a plan serves the calls with its answers. Tensors of the
 user that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and
-restored behind the capture.
+restored behind the capture. A result that is still held behind the capture is in a place that the step does not renew.
 """
+import gc
+import weakref
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _FOLLOWED_MOST = 1 << 16  # elements of a followed constant
+_ARGUMENT_MOST = 1 << 22  # elements of a followed argument, and of results that it decides
 _ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 _DEVICE = torch.ops.prim.device.default
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
+
+
+class _Ref:
+    """In the operands of a kept op: argument @op of the step if it is an int, or result @output of another kept op."""
+
+    def __init__(self, op, output=0):
+        self.op, self.output = op, output
+
+
+class _Kept:
+    """An op that arguments decide: its function and operands, tensors of arguments and of kept ops as _Ref."""
+
+    def __init__(self, func, args, kwargs):
+        self.func, self.args, self.kwargs = func, args, kwargs
+
+    def run(self, leaves, done):
+        """Return the flat results for the arguments @leaves; @done has those of ops that ran."""
+        if self not in done:
+            def value(ref):
+                return leaves[ref.op] if isinstance(ref.op, int) else ref.op.run(leaves, done)[ref.output]
+            args, kwargs = pytree.tree_map_only(_Ref, value, (self.args, self.kwargs))
+            done[self] = pytree.tree_leaves(self.func(*args, **kwargs))
+        return done[self]
+
+
+class Answers:
+    """Questions of a step about its arguments, with the answers that its graph has."""
+
+    def __init__(self):
+        self.asked = []
+
+    def note(self, kept, answer):
+        self.asked.append((kept, answer))
+
+    def hold(self, leaves):
+        """True if the answers are those for the arguments @leaves."""
+        done = {}
+        with torch.no_grad():
+            return all(kept.run(leaves, done)[0] == answer for kept, answer in self.asked)
 
 
 class Watch(TorchDispatchMode):
@@ -22,8 +67,17 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.known = {}     # id of a fake tensor -> (itself, its values)
+        self.known = {}     # id of a fake tensor -> (itself, its values, a _Ref if arguments decide them, or None)
+        self.answers = Answers()
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
+        self.made = []      # weak references to the results of all ops
+
+    def argue(self, leaves, fakes):
+        """Follow the arguments of the step; @fakes stand for @leaves in the capture."""
+        for i, (leaf, fake) in enumerate(zip(leaves, fakes)):
+            if isinstance(leaf, torch.Tensor) and type(leaf) is torch.Tensor and not leaf.requires_grad \
+                    and leaf.numel() <= _ARGUMENT_MOST and leaf.layout is torch.strided and not leaf.is_meta:
+                self.known[id(fake)] = fake, leaf, _Ref(i)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
@@ -32,7 +86,12 @@ class Watch(TorchDispatchMode):
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         reals = self._reals(func, tensors)
         if func in _ASKED and reals is not None:
-            return self._run(func, args, kwargs)
+            answer = self._run(func, args, kwargs)
+            if not any(self._ref(t) for t in tensors):
+                return answer
+            if isinstance(answer, bool):  # a number may be another one in each step
+                self.answers.note(self._keep_op(func, args, kwargs), answer)
+                return answer
         if func._schema.is_mutable:
             self._keep(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -41,7 +100,7 @@ class Watch(TorchDispatchMode):
 
     def _reals(self, func, tensors):
         """Return the values of all operands, or None if an input or a draw decides one of them."""
-        found = [t if func in _LIFTS else self.known.get(id(t), (None, None))[1] for t in tensors]
+        found = [t if func in _LIFTS else self.known.get(id(t), (None, None, None))[1] for t in tensors]
         return None if any(t is None for t in found) or torch.Tag.nondeterministic_seeded in func.tags else found
 
     def _run(self, func, args, kwargs):
@@ -53,19 +112,33 @@ class Watch(TorchDispatchMode):
 
     def _follow(self, func, args, kwargs, tensors, reals, result):
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        is_small = all(t.numel() <= _FOLLOWED_MOST for t in made) and made
-        if reals is None or not is_small or not all(isinstance(t, FakeTensor) for t in made):
+        self.made += map(weakref.ref, made)
+        is_argued = any(self._ref(t) for t in tensors)
+        most = _ARGUMENT_MOST if is_argued else _FOLLOWED_MOST
+        is_small = all(t.numel() <= most for t in made) and made
+        if reals is None or not is_small or not all(isinstance(t, FakeTensor) for t in made) \
+                or is_argued and func._schema.is_mutable:
             if func._schema.is_mutable:
                 self._forget(tensors)
             return
+        kept = self._keep_op(func, args, kwargs) if is_argued else None
         values = [t for t in pytree.tree_leaves(self._run(func, args, kwargs)) if isinstance(t, torch.Tensor)]
-        for fake, real in zip(made, values):
-            self.known[id(fake)] = fake, real
+        for i, (fake, real) in enumerate(zip(made, values)):
+            self.known[id(fake)] = fake, real, _Ref(kept, i) if kept is not None else None
+
+    def _ref(self, tensor):
+        return self.known.get(id(tensor), (None, None, None))[2]
+
+    def _keep_op(self, func, args, kwargs):
+        """Return the op to run again: constants are its operands as they are."""
+        def operand(t):
+            return self._ref(t) or (self.known[id(t)][1].clone() if id(t) in self.known else t)
+        return _Kept(func, *pytree.tree_map_only(torch.Tensor, operand, (tuple(args), dict(kwargs))))
 
     def _forget(self, tensors):
         """Forget all constants that share memory with @tensors: another value may be in them."""
         lost = {self.known[id(t)][1].untyped_storage()._cdata for t in tensors if id(t) in self.known}
-        for key in [k for k, (_, real) in self.known.items() if real.untyped_storage()._cdata in lost]:
+        for key in [k for k, (_, real, _) in self.known.items() if real.untyped_storage()._cdata in lost]:
             del self.known[key]
 
     def _keep(self, func, args, kwargs):
@@ -84,3 +157,14 @@ class Watch(TorchDispatchMode):
                 if not torch.equal(tensor, copy):
                     tensor.detach().copy_(copy)
         self.known, self.written = {}, {}
+
+    def held(self, known):
+        """Return a result of an op, @known ones apart, that Python still holds behind the capture, or None."""
+        own = set(map(id, known))
+        for is_last in (False, True):
+            left = [t for t in (one() for one in self.made) if t is not None and id(t) not in own]
+            if not left or is_last:
+                return left[0] if left else None
+            del left
+            gc.collect()  # cycles of the step hold tensors too
+        return None

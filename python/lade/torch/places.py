@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that a step keeps in Python between its calls.
+
+A step may assign a buffer or an attribute anew, an entry of a dict or a list, or a variable of its closure. Each such
+container and key is a place. A tensor that the step finds in a place is an input of the graph, looked up in each step. A
+tensor that it leaves there is a result of the graph, and put there behind each step. Which places a step changes is
+found by comparing everything that its code reaches before and behind the capture; the capture leaves all as it was.
+Numbers and texts that change, lists that grow, iterators that advance and generators of random numbers that draw make each
+step another graph: they are refused by name.
+"""
+import collections
+import contextlib
+import functools
+import random
+import types
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from ..errors import CannotCapture
+
+_PLAIN = (int, float, complex, bool, str, bytes)
+_MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
+_FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multiprocessing", "weakref", "importlib",
+            "concurrent", "tokenizers")  # packages whose objects no step changes, or which have stand-ins (patches.py)
+_ENTRIES_MOST = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
+_VISITED_MOST = 200_000  # containers
+_LISTS = (list, collections.deque)
+_SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
+
+
+def _get(container, key):
+    if isinstance(container, types.CellType):
+        try:
+            return container.cell_contents
+        except ValueError:
+            return ABSENT
+    if isinstance(container, dict):
+        return container.get(key, ABSENT)
+    return container[key] if key < len(container) else ABSENT
+
+
+def _set(container, key, value):
+    if isinstance(container, types.CellType):
+        if value is ABSENT:
+            del container.cell_contents
+        else:
+            container.cell_contents = value
+    elif value is ABSENT:
+        container.pop(key, None)
+    else:
+        container[key] = value
+
+
+def _tensors(value):
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+class Place:
+    """A container and a key, where a step leaves tensors."""
+
+    def __init__(self, name, container, key, before):
+        self.name, self.container, self.key, self.before = name, container, key, before
+        self.leaves = self.spec = None  # of the value that the step leaves; torch.Tensor stands for a result
+
+    @property
+    def id(self):
+        return id(self.container), self.key
+
+    def get(self):
+        return _get(self.container, self.key)
+
+    def take(self, fakes, inputs):
+        """Note the value that the step left in the capture; return the tensors of it that the graph makes.
+
+        @fakes: id of a stand-in -> the tensor of the model. @inputs: ids of tensors that other places held before.
+        """
+        self.leaves, self.spec = pytree.tree_flatten(self.get())
+        found = []
+        for i, leaf in enumerate(self.leaves):
+            if id(fakes.get(id(leaf), leaf)) in inputs:
+                raise CannotCapture(f"the step moves a tensor to {self.name} from another place; keep a clone",
+                                    "Python state")
+            if id(leaf) in fakes:
+                self.leaves[i] = fakes[id(leaf)]
+            elif isinstance(leaf, FakeTensor):
+                found.append(leaf)
+                self.leaves[i] = torch.Tensor
+        return found
+
+    def put(self, value):
+        _set(self.container, self.key, value)
+
+    def put_results(self, results):
+        """Put the value of a step there; @results yields its tensors."""
+        self.put(pytree.tree_unflatten([next(results) if leaf is torch.Tensor else leaf for leaf in self.leaves],
+                                       self.spec))
+
+    def tensors(self):
+        """Return the tensors that are there now."""
+        return _tensors(self.get())
+
+    @property
+    def is_plain(self):
+        """True if a number or a text was there, and the step leaves another one."""
+        return isinstance(self.before, _PLAIN)
+
+    def signature(self):
+        """Return what a graph depends on: the form of the value that is there now."""
+        value = self.get()
+        if value is None or value is ABSENT or isinstance(value, _PLAIN):
+            return repr(value)
+        return repr(pytree.tree_structure(value)), tuple(
+            (tuple(t.shape), t.stride(), t.dtype, t.device) for t in _tensors(value))
+
+
+class Found:
+    """One tensor of a place, as an input that each step looks up."""
+
+    def __init__(self, place, index):
+        self.place, self.index = place, index
+
+    def get(self):
+        return self.place.tensors()[self.index]
+
+
+class Places:
+    """All containers that the code of a step reaches, as they were before the capture."""
+
+    def __init__(self, fn, modules):
+        self.held = {}  # id of a container -> (name, container, its entries before)
+        self.moving = []  # (name, iterator or generator, its state before)
+        self.globals, self.met, self.parameters = None, set(), set()
+        self._queue = [("", fn)] + [(type(module).__name__, module) for _, module in modules]
+        while self._queue and len(self.met) < _VISITED_MOST:
+            name, thing = self._queue.pop()
+            if id(thing) not in self.met:
+                self.met.add(id(thing))
+                self._visit(name, thing)
+        del self._queue
+
+    # what code reaches
+
+    def _visit(self, name, thing):
+        if thing is None or isinstance(thing, (*_PLAIN, *_SKIPPED)):
+            return
+        state = _state(thing)
+        if state is not None:
+            self.moving.append((name, thing, state))
+        if isinstance(thing, torch.nn.Module):
+            self._module(thing)
+        elif isinstance(thing, (dict, *_LISTS)):
+            self._hold(name, thing)
+        elif isinstance(thing, tuple):
+            self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:_ENTRIES_MOST])]
+        elif isinstance(thing, functools.partial):
+            self._queue += [(name, part) for part in (thing.func, *thing.args, *thing.keywords.values())]
+        elif isinstance(thing, types.MethodType):
+            self._queue += [("self", thing.__self__), (name, thing.__func__)]
+        elif isinstance(thing, types.FunctionType):
+            self._function(thing)
+        elif isinstance(thing, types.CellType):
+            self._cell(name, thing)
+        elif not type(thing).__module__.split(".")[0] in _FOREIGN and type(getattr(thing, "__dict__", None)) is dict:
+            self._hold(name + ".", thing.__dict__)
+
+    def _module(self, module):
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        kind, own = type(module).__name__ + ".", vars(module)
+        self._hold(kind, own, lambda key: key not in _MODULE_FIELDS)
+        self._hold(kind, module._buffers)
+        self._hold(kind, module._parameters)
+        self.parameters.add(id(module._parameters))
+        self._queue += [(kind + key, own[key]) for key in own if key.endswith("_hooks") and own[key]]
+        self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
+        forward = getattr(type(module), "forward", None)
+        if isinstance(forward, types.FunctionType) and forward.__globals__ is self.globals:
+            self._queue.append((kind + "forward", forward))
+
+    def _function(self, function):
+        """The variables of a function's closure; its globals if it is the step or of the step's file."""
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+            self._queue.append((name, cell))
+        if self.globals is None:
+            self.globals = function.__globals__
+        if function.__globals__ is not self.globals:
+            return
+        names = {name for one in _codes(code) for name in one.co_names if name in self.globals}
+        if names:
+            self._hold("", self.globals, names.__contains__)
+
+    def _cell(self, name, cell):
+        value = _get(cell, None)
+        self.held[id(cell)] = name, cell, value
+        self._queue.append((name, value))
+
+    def _hold(self, name, container, wanted=None):
+        is_dict = isinstance(container, dict)
+        if len(container) > _ENTRIES_MOST:
+            self.held[id(container)] = name, container, len(container)
+            return
+        before = self.held.get(id(container), (None, None, {} if is_dict else []))[2]
+        if is_dict:
+            before = {**before, **{k: v for k, v in list(container.items()) if wanted is None or wanted(k)}}
+            self._queue += [(_named(name, key), value) for key, value in before.items()]
+        else:
+            before = list(container)
+            self._queue += [(f"{name}[{i}]", value) for i, value in enumerate(before)]
+        self.held[id(container)] = name, container, before
+
+    # what a capture changed
+
+    def changed(self, fakes):
+        """Return the places that hold other tensors than before. CannotCapture for changes that a graph does not have.
+
+        @fakes: id of a tensor of the model -> the one that stands for it in the capture.
+        """
+        for name, thing, before in self.moving:
+            if _state(thing) != before:
+                raise CannotCapture(f"the step takes from {name}, a {type(thing).__name__}, so each step is another graph: "
+                                    "take from it outside, and give the step what it gave", "Python state")
+        found = []
+        for name, container, before in self.held.values():
+            if isinstance(container, types.CellType):
+                found += self._compared(name, container, None, before, fakes)
+            elif isinstance(before, int):
+                if len(container) != before:
+                    refuse_change(f"len({name})")
+            elif isinstance(container, dict):
+                is_all = container is not self.globals
+                for key in {**before, **(container if is_all else {})}:
+                    if key not in before and key in _MODULE_FIELDS:
+                        continue
+                    found += self._compared(_named(name, key), container, key, before.get(key, ABSENT), fakes)
+                    if found and id(container) in self.parameters and found[-1].container is container:
+                        refuse_change(f"the parameter {_named(name, key)}")
+            elif len(container) != len(before) or _has_rolled(container, before):
+                refuse_change(f"len({name})")
+            else:
+                for i, value in enumerate(before):
+                    found += self._compared(f"{name}[{i}]", container, i, value, fakes)
+        return found
+
+    @staticmethod
+    def _compared(name, container, key, before, fakes):
+        """Return [Place] if a value is another one that holds tensors, or is a number or a text, or []."""
+        now = _get(container, key)
+        if now is before or now is fakes.get(id(before), before):
+            return []
+        if isinstance(now, _PLAIN) and type(now) is type(before) and now == before:
+            return []
+        if isinstance(now, _PLAIN) and not isinstance(before, (*_PLAIN, type(None))) and before is not ABSENT:
+            refuse_change(name)
+        if now is None or now is ABSENT:
+            if _tensors(before):
+                refuse_change(name)
+            return []
+        leaves = pytree.tree_leaves(now)
+        if any(not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf) for leaf in leaves):
+            raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
+                                "return them", "Python state")
+        n_before = len(_tensors(before))
+        if not _tensors(now) and not isinstance(now, _PLAIN):
+            return []
+        if n_before and n_before != len(_tensors(now)):
+            refuse_change(f"the number of tensors in {name}")
+        return [Place(name, container, key, before)]
+
+    def restore(self):
+        """Put all entries back; iterators stay where they are."""
+        for _, container, before in self.held.values():
+            if isinstance(container, types.CellType):
+                if _get(container, None) is not before:
+                    _set(container, None, before)
+            elif isinstance(before, int):
+                continue
+            elif container is self.globals:
+                container.update(before)
+            elif isinstance(container, dict):
+                lost = [key for key in container if key not in before and key not in _MODULE_FIELDS]
+                for key in lost:
+                    del container[key]
+                container.update(before)
+            elif len(container) != len(before) or any(a is not b for a, b in zip(container, before)):
+                container.clear()
+                container.extend(before)
+
+
+def _has_rolled(container, before):
+    """True if a full deque has taken entries."""
+    return isinstance(container, collections.deque) and len(before) == container.maxlen \
+        and any(a is not b for a, b in zip(container, before))
+
+
+def _state(thing):
+    """Return the state of an iterator or a generator of random numbers, or None for other things."""
+    if isinstance(thing, random.Random):
+        return thing.getstate()
+    if hasattr(type(thing), "bit_generator"):  # NumPy's
+        return repr(thing.bit_generator.state)
+    if isinstance(thing, types.GeneratorType):
+        frame = thing.gi_frame
+        return frame and (frame.f_lasti, {name: id(value) for name, value in frame.f_locals.items()})
+    if not hasattr(type(thing), "__next__"):
+        return None
+    own = getattr(thing, "__dict__", None)
+    if type(own) is dict:
+        return {name: value for name, value in own.items() if isinstance(value, _PLAIN)}
+    with contextlib.suppress(TypeError):
+        return _counts(thing.__reduce__())
+    return None
+
+
+def _counts(thing):
+    """Return the numbers of a pickled iterator, those of its iterators included; data that it goes through left out."""
+    if isinstance(thing, tuple):
+        return [_counts(item) for item in thing]
+    if isinstance(thing, int):
+        return thing
+    return _state(thing) if hasattr(type(thing), "__next__") else None
+
+
+def _named(name, key):
+    return f"{name}{key}" if not name or name.endswith(".") else f"{name}[{key!r}]"
+
+
+def _codes(code):
+    """Yield a code object and those of the functions inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def keeps_fakes(thing):
+    """True if an object has tensors of a capture as attributes."""
+    own = getattr(thing, "__dict__", None)
+    return type(own) is dict and any(isinstance(t, FakeTensor) for t in pytree.tree_leaves(list(own.values())))
+
+
+def refuse_change(name):
+    raise CannotCapture(f"the step changes {name} in Python, so each step may be another graph", "Python state")

@@ -1,0 +1,321 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a step keeps in Python, and what its arguments decide: eager's bits, or a refusal that names the place.
+
+Usage: python_state.py LIBLADE
+"""
+import collections
+import copy
+import dataclasses
+import functools
+import itertools
+import types
+
+from fixture import F, SEED, lade, nn, refused, torch
+
+TOTAL = torch.zeros(())
+
+
+def batches():
+    return [(torch.randn(8, 16, generator=torch.Generator().manual_seed(s)),
+             torch.randint(0, 5, (8,), generator=torch.Generator().manual_seed(s))) for s in range(4)]
+
+
+def updated(loss, optimizer):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def same_bits(make, data=None, **options):
+    """Assert that captured steps have eager's results, bits, and values in Python; return the captured step.
+
+    @make returns (train, model, optimizer, observe), where observe() returns tensors that the step keeps.
+    """
+    runs = []
+    for budget in (None, "100%", "min"):
+        torch.manual_seed(0)
+        train, model, optimizer, observe = make()
+        call = train if budget is None else lade.torch.step(train, model, optimizer, budget, **options)
+        torch.manual_seed(SEED)
+        seen = []
+        for one in data or batches():
+            results = call(*one)
+            seen.append([t.tolist() for t in (results, *observe())])
+        runs.append((seen, lade.torch.digest(model, optimizer), torch.get_rng_state().tolist()))
+        assert runs[-1] == runs[0], (make.__name__, budget, runs[-1][0], runs[0][0])
+        if budget:
+            peak = lade.torch.measure(call, *(data or batches())[0])["peak_bytes"]
+            assert peak == call.report()["planned_peak_bytes"], (make.__name__, budget, peak)
+    return call
+
+
+def net():
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 5))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+class Centred(nn.Module):
+    """Assigns a buffer, or an attribute, anew in each step; the first step finds @first there."""
+
+    def __init__(self, is_buffer, first):
+        super().__init__()
+        self.net = nn.Linear(16, 5)
+        if is_buffer:
+            self.register_buffer("mean", first)
+        else:
+            self.mean = first
+
+    def forward(self, x):
+        new = x.mean(0)
+        self.mean = new if self.mean is None else 0.9 * self.mean + 0.1 * new
+        return self.net(x - self.mean)
+
+
+class Stateful(nn.Module):
+    """Keeps the state of its LSTM, a tuple, from step to step."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.head, self.state = nn.LSTM(16, 8), nn.Linear(8, 5), None
+
+    def forward(self, x):
+        out, state = self.net(x[None], self.state)
+        self.state = tuple(t.detach() for t in state)
+        return self.head(out[0])
+
+
+def of_model(build, observe):
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return lambda x, y: updated(F.cross_entropy(model(x), y), optimizer), model, optimizer, lambda: observe(model)
+
+
+def tensors_in_modules_are_renewed():
+    for is_buffer, first in itertools.product((True, False), (None, torch.zeros(16))):
+        build = functools.partial(Centred, is_buffer, first)
+        same_bits(named(f"centred {is_buffer} {first is None}", lambda: of_model(build, lambda model: [model.mean])),
+                  audit=False)
+    step = same_bits(named("stateful", lambda: of_model(Stateful, lambda model: model.state)))
+    assert sorted(len(plans) for plans in step.ready.values()) == [1, 1] and step.report()["is_audited"]
+
+
+def named(name, make):
+    make.__name__ = name
+    return make
+
+
+def helped(stats, loss):
+    stats["helped"] = stats["helped"] * 0.5 + loss
+
+
+def variables():
+    """A variable of the closure, a global, entries of a dict and of an object, and what a hook keeps."""
+    global TOTAL
+    TOTAL = torch.zeros(())
+    (model, optimizer), average = net(), torch.zeros(())
+    stats, owner, kept = {"helped": torch.zeros(()), "last": None}, types.SimpleNamespace(best=[torch.zeros(())]), {}
+    model[0].register_forward_hook(lambda _module, _args, out: kept.update(out=out))
+
+    def train(x, y):
+        nonlocal average
+        global TOTAL
+        loss = updated(F.cross_entropy(model(x), y) + kept["out"].pow(2).mean() * 0.01, optimizer)
+        average = 0.9 * average + loss
+        TOTAL = TOTAL + loss
+        stats["last"], owner.best[0] = loss, torch.maximum(owner.best[0], loss)
+        helped(stats, loss)
+        return loss
+    return train, model, optimizer, lambda: [average, TOTAL, stats["last"], stats["helped"], owner.best[0],
+                                             kept["out"]]
+
+
+def metrics_are_kept_apart():
+    """A tensor that a step left in Python is not written by later steps."""
+    model, optimizer = net()
+    stats = {"loss": torch.zeros(())}
+
+    def train(x, y):
+        stats["loss"] = updated(F.cross_entropy(model(x), y), optimizer)
+    step, seen = lade.torch.step(train, model, optimizer, "100%"), []
+    for one in batches():
+        step(*one)
+        seen.append(stats["loss"])
+    assert len({t.item() for t in seen}) == 4, seen
+
+
+class Shift(nn.Module):
+    """Sets a number once, in its first step, as models do that learn the size of their input."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.shift, self.kind = nn.Linear(16, 5), 3, None
+
+    def forward(self, x):
+        self.shift, self.kind = 0, "labels"
+        return self.net(x.roll(self.shift, 1))
+
+
+def numbers_that_change_once():
+    same_bits(named("once", lambda: of_model(Shift, lambda model: [torch.tensor(model.shift)])))
+
+
+class Watched(nn.Module):
+    """Registers a hook in its first step and says so in a flag, as transformers does for hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.n_seen = nn.Linear(16, 5), []
+
+    def forward(self, x):
+        if not hasattr(self, "is_watched"):
+            self.net.register_forward_hook(lambda _module, _args, out: out * 2)
+            self.is_watched = True
+        return self.net(x)
+
+
+def hooks_are_registered_once():
+    for options in (dict(audit=False), {}):
+        step = same_bits(named("hooks", lambda: of_model(Watched, lambda model: [])), **options)
+        assert len(step.model.net._forward_hooks) == 1 and step.model.is_watched, step.model.net._forward_hooks
+
+
+def rates_that_the_step_reads():
+    """A learning rate that the step reads is a constant of its graph, so another rate gets a plan."""
+    def make():
+        model, optimizer = net()
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def train(x, y):
+            loss = updated(F.cross_entropy(model(x), y) * (1 + optimizer.param_groups[0]["lr"]), optimizer)
+            scheduler.step()
+            return loss
+        return train, model, optimizer, lambda: []
+    same_bits(make)
+
+
+def arguments_that_are_parameters():
+    results = []
+    for is_planned in (False, True):
+        torch.manual_seed(0)
+        model, optimizer = net()
+
+        def train(x, y, weight):
+            return updated(F.cross_entropy(model(x), y) + weight.pow(2).sum() * 0.1, optimizer)
+        call = lade.torch.step(train, model, optimizer, "min", audit=False) if is_planned else train
+        torch.manual_seed(SEED)
+        losses = [call(x, y, model[0].weight).item() for x, y in batches()]
+        losses.append(call(*batches()[0], torch.ones(32, 16)).item())  # another tensor of its form has another graph
+        results.append((losses, lade.torch.digest(model, optimizer)))
+    assert results[0] == results[1], results
+
+
+def answers_about_arguments():
+    """A branch on a mask's values gets a plan for each answer; the answers of a batch choose."""
+    def make():
+        model, optimizer = net()
+
+        def train(x, y, mask):
+            if not mask.to(torch.bool).all():
+                x = x.masked_fill(mask[:, None] == 0, 0.5)
+            torch._check_tensor_all_with(ValueError, y >= 0, lambda: "a label is below 0")
+            torch._check_tensor_all_with(ValueError, model[0].weight < 9, lambda: "a weight is large")
+            return updated(F.cross_entropy(model(x), y), optimizer)
+        return train, model, optimizer, lambda: []
+    holes = torch.tensor([1, 1, 1, 1, 1, 0, 0, 1])
+    data = [(*one, mask) for one, mask in zip(batches(), (torch.ones(8), holes, torch.ones(8), holes.flip(0)))]
+    step = same_bits(make, [(x, y, mask.long()) for x, y, mask in data])
+    assert sorted(len(plans) for plans in step.ready.values())[-1] == 2, step.ready
+    x, y, mask = data[0]
+    refused(lade.CannotCapture, lambda: step(x, y - 100, mask.long()), "ValueError", "a label is below 0")
+    with torch.no_grad():
+        step.model[0].weight[3, 4] = 10.0
+    refused(RuntimeError, lambda: step(x, y, mask.long()), "ValueError: a weight is large")
+
+
+def counted(model, optimizer, places):
+    def train(x, y):
+        places["n"] += 1
+        return updated(F.cross_entropy(model(x), y) / places["n"], optimizer)
+    return train
+
+
+@dataclasses.dataclass
+class Result:
+    loss: torch.Tensor
+
+
+class Replacing(torch.optim.Optimizer):
+    """Makes new tensors for its state in each step."""
+
+    def __init__(self, params):
+        super().__init__(params, dict(lr=1e-2))
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["v"] = 0.9 * state.get("v", torch.zeros_like(p)) + p.grad
+            p.sub_(state["v"], alpha=1e-2)
+
+
+def refusals():
+    """Each is refused by name before step 0, and the step's own things are as they were."""
+    model, optimizer = net()
+    rng = __import__("numpy").random.default_rng(0)
+    places = {"n": 0, "nested": {"losses": []}, "set": set(), "deque": collections.deque([None] * 2, maxlen=2), "x": None}
+    data, sparse, scheduler = iter(batches()), torch.eye(8).to_sparse(), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    loss_of = lambda x, y: F.cross_entropy(model(x), y)
+
+    def fork(x, y):
+        with torch.random.fork_rng():
+            return updated(loss_of(x + torch.randn(16), y), optimizer)
+
+    def data_anew(x, y):
+        loss_of(x, y).backward()
+        for p in model.parameters():
+            p.data = p.data - 0.1 * p.grad
+
+    def replaced(x, y):
+        model[0].weight = nn.Parameter(model[0].weight.detach() * 0.5)
+        return loss_of(x, y)
+    cases = [
+        (counted(model, optimizer, places), "places['n']"),
+        (lambda x, y: places["nested"]["losses"].append(updated(loss_of(x, y), optimizer)), "len(places['nested']['losses'])"),
+        (lambda x, y: places["set"].add(updated(loss_of(x, y), optimizer)), "(set)"),
+        (lambda x, y: places["deque"].append(updated(loss_of(x, y), optimizer)), "len(places['deque'])"),
+        (lambda x, y: places.update(x=Result(loss_of(x, y))), "Result", "places['x']"),
+        (lambda x, y: Result(updated(loss_of(x, y), optimizer)), "return", "Result"),
+        (lambda x, y: updated(loss_of(*next(data)), optimizer), "list_iterator", "data"),
+        (lambda x, y: updated(loss_of(x, y) * rng.random(), optimizer), "rng", "Generator"),
+        (lambda x, y: (torch.default_generator.manual_seed(3), loss_of(x, y))[1], "manual_seed"),
+        (fork, "torch.set_rng_state", "fork_rng()"), (data_anew, "0.weight", ".data.copy_()"),
+        (replaced, "the parameter Linear.weight"),
+        (lambda x, y: (updated(loss_of(x, y), optimizer), scheduler.step(), scheduler.get_last_lr())[0], "lr behind"),
+        (lambda x, y: (sparse @ model(x)).sum(), "sparse")]
+    held, before = copy.deepcopy(places), lade.torch.digest(model, optimizer)
+    drawn = torch.get_rng_state()
+    for train, *words in cases:
+        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*batches()[0]), *words)
+        assert lade.torch.digest(model, optimizer) == before and torch.equal(torch.get_rng_state(), drawn), words
+        places["set"].clear()
+        assert places == held, (words, places)
+    x, y = batches()[0]
+    refused(lade.CannotCapture, lambda: lade.torch.step(lambda x, y: updated(loss_of(x, y), optimizer), model, optimizer,
+                                                        "100%")(x.requires_grad_(), y), "gradient in a tensor of its arg")
+    own = Replacing(model.parameters())
+    refused(lade.CannotCapture, lambda: lade.torch.step(lambda x, y: updated(loss_of(x, y), own), model, own, "100%")(
+        x.detach(), y), "Replacing.step", "new tensors for its state")
+    for other, word in ((nn.LazyLinear(5), "no shape yet"), (torch.jit.script(nn.Linear(16, 5)), "torch.jit")):
+        refused(lade.CannotCapture, lambda: lade.torch.step(loss_of, nn.Sequential(other), None, "100%"), word)
+
+
+def variables_are_renewed():
+    same_bits(variables)
+
+
+for case in (tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
+             hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments, refusals):
+    case()
+    print(case.__name__, flush=True)
