@@ -28,7 +28,9 @@ PLANS = (["--model", "nano", "--machine", "laptop-8c"],
          ["--model", "gpt-1t", "--batch", "1", *H100])
 CLUSTERED = (["--cluster", "dgx-h100", "--ranks", "64", "--model", "llama3-8b", "--batch", "64", "--seq", "4096", "--search"],
              ["--cluster", "dgx-h100", "--ranks", "16", "--model", "llama3-8b", "--layers", "4", "--tp", "2", "--dp", "8",
-              "--batch", "16", "--seq", "2048"])
+              "--batch", "16", "--seq", "2048"],
+             ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "2", "--dp", "2", "--cp", "2", "--batch", "128",
+              "--micro-batch", "1", "--seq", "8192"])
 # Those whose advice is followed, with the words that it must hold at the least.
 ADVISED = (([*SMALL, "--batch", "4", *H100, "--budget", "30%"], "--budget 100%"),
            ([*SMALL, "--batch", "4", *H100, "--budget", "100MiB", "--host-budget", "0"], "--moments 8bit"),

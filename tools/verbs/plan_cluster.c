@@ -417,8 +417,7 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs, proved and executed dry\n", text, more,
             plan->ranks[plan->fullest], plan->n_stages_proved);
   else
-    fprintf(file, "memory        %s of %s, estimated: context and expert parallel ranks are priced by formula, not "
-            "proved\n", text, more);
+    fprintf(file, "memory        %s of %s, not proved: a formula for context and expert parallel ranks\n", text, more);
   if (plan->layout.is_sequence && plan->job->overlaps_tensor)
     fprintf(file, "overlap       collectives beside products are a price: no program of Lade has them\n");
   residency_print(plan, file);
