@@ -393,6 +393,9 @@ def wrong_questions_are_refused(directory):
     with open(path, "w", encoding="ascii") as file:
         json.dump({"preset": "dgx-h100", "nodes": 2, "levels": [{"name": "x", "devices": 8, "bytes_per_s": 0,
                                                                  "latency_ns": 1}]}, file)
+    node = os.path.join(directory, "node.json")
+    with open(node, "w", encoding="ascii") as file:
+        json.dump({"preset": "dgx-h100", "nodes": 1}, file)
     for words, arguments, code in (
             ("levels[0].bytes_per_s", ["--cluster", path, "--model", "nano"], 2),
             ("dgx-h200", ["--cluster", "no-such", "--model", "nano"], 2),
@@ -402,6 +405,9 @@ def wrong_questions_are_refused(directory):
             ("nearest number is 8", ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "7", "--batch", "8"], 2),
             ("nearest number is 5", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
             ("nearest number is 15", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--tp", "5", "--dp", "3"], 2),
+            ("nearest number is 20", [*SMALL, "--ranks", "17", "--batch", "64", "--search", "--tp", "5", "--dp", "2"], 2),
+            ("nearest number is 5", ["--cluster", node, *SMALL[2:], "--ranks", "8", "--batch", "64", "--search", "--tp",
+                                     "5"], 2),
             ("50 stages at most", [*SMALL, "--ranks", "60", "--batch", "60", "--search", "--pp", "60"], 2),
             ("change --pp", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--dp", "16", "--micro-batch", "8"], 2),
             ("a plain layout has is 64", [*SMALL, "--ranks", "67", "--batch", "64", "--search"], 2),
