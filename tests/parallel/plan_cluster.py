@@ -333,6 +333,9 @@ MEGATRON = {
             ["--position-embedding-type none", "--disable-bias-linear"], ["ALiBi", "LayerNorm without biases"]),
     "bloom": ({"vocab_size": 512, "n_embed": 64, "n_layer": 4, "n_head": 4}, ["--position-embedding-type none"],
               ["ALiBi", "the norm of embedded tokens"]),
+    "ernie4_5": ({**LLAMA_LIKE}, ["--swiglu", "--rotary-interleaved --no-rope-fusion"], []),
+    "granite": ({**LLAMA_LIKE, "residual_multiplier": 0.5, "logits_scaling": 8, "embedding_multiplier": 12}, ["--swiglu"],
+                ["scaled embeddings", "scaled branches", "scaled logits"]),
     "gpt2": ({"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 256, "vocab_size": 512,
               "layer_norm_epsilon": 1e-5}, ["--normalization LayerNorm", "--position-embedding-type learned_absolute"], []),
 }
@@ -349,6 +352,7 @@ def families_go_to_megatron(directory):
         text = "\n".join(line for line in lines if not line.startswith("#"))
         require(all(option in text for option in options), f"{family}'s options", lines)
         require(("--swiglu" in text) == ("--swiglu" in options), f"{family}'s gate", lines)
+        require(("--rotary-interleaved" in text) == (family == "ernie4_5"), f"{family}'s pairs", lines)
         require(("--position-embedding-type rope" in text) == ("ALiBi" not in lacks and family != "gpt2"),
                 f"{family}'s positions", lines)
         comments = [line for line in lines if "has no option for: " in line]
