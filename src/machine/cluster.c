@@ -141,8 +141,9 @@ static int unknown_refuse(const char *where, const char *prefix, const json_t *o
   return 0;
 }
 
-/* Copy the text @value into @ret_text. False: no text, or too long. */
-/* Read a name, which reports print as it stands: it has no control characters. */
+/*
+ * Copy the name @value into @ret_text. False: no text, too long, or with control characters, which reports would print.
+ */
 static bool text_read(const json_t *value, char *ret_text, size_t text_bytes)
 {
   const char *text = json_string_value(value);

@@ -122,8 +122,8 @@ static double middle_mean(int64_t *values, int n)
 
 /*
  * Measure the time of one transfer alone beyond that of its bytes at the rates of @measured, over writes and reads in
- * pairs. Every other pair comes after a pause, because an io queue waits for the computation before about as many of
- * its transfers: its thread and the drive's host have then slept, and wake up within the transfer's time.
+ * pairs. Each transfer of every other pair follows a pause, because an io queue waits for the computation before about
+ * as many of its transfers: its thread and the drive's host have then slept, and wake up within the transfer's time.
  */
 static int drive_latency(struct drive *drive, const struct lade_machine_store *measured, struct lade_error *error,
                          double *ret_ns)

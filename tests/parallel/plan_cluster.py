@@ -333,6 +333,9 @@ MEGATRON = {
             ["--position-embedding-type none", "--disable-bias-linear"], ["ALiBi", "LayerNorm without biases"]),
     "bloom": ({"vocab_size": 512, "n_embed": 64, "n_layer": 4, "n_head": 4}, ["--position-embedding-type none"],
               ["ALiBi", "the norm of embedded tokens"]),
+    "ernie4_5": ({**LLAMA_LIKE}, ["--swiglu", "--rotary-interleaved --no-rope-fusion"], []),
+    "granite": ({**LLAMA_LIKE, "residual_multiplier": 0.5, "logits_scaling": 8, "embedding_multiplier": 12}, ["--swiglu"],
+                ["scaled embeddings", "scaled branches", "scaled logits"]),
     "gpt2": ({"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 256, "vocab_size": 512,
               "layer_norm_epsilon": 1e-5}, ["--normalization LayerNorm", "--position-embedding-type learned_absolute"], []),
 }
@@ -349,6 +352,7 @@ def families_go_to_megatron(directory):
         text = "\n".join(line for line in lines if not line.startswith("#"))
         require(all(option in text for option in options), f"{family}'s options", lines)
         require(("--swiglu" in text) == ("--swiglu" in options), f"{family}'s gate", lines)
+        require(("--rotary-interleaved" in text) == (family == "ernie4_5"), f"{family}'s pairs", lines)
         require(("--position-embedding-type rope" in text) == ("ALiBi" not in lacks and family != "gpt2"),
                 f"{family}'s positions", lines)
         comments = [line for line in lines if "has no option for: " in line]
@@ -393,6 +397,9 @@ def wrong_questions_are_refused(directory):
     with open(path, "w", encoding="ascii") as file:
         json.dump({"preset": "dgx-h100", "nodes": 2, "levels": [{"name": "x", "devices": 8, "bytes_per_s": 0,
                                                                  "latency_ns": 1}]}, file)
+    node = os.path.join(directory, "node.json")
+    with open(node, "w", encoding="ascii") as file:
+        json.dump({"preset": "dgx-h100", "nodes": 1}, file)
     for words, arguments, code in (
             ("levels[0].bytes_per_s", ["--cluster", path, "--model", "nano"], 2),
             ("dgx-h200", ["--cluster", "no-such", "--model", "nano"], 2),
@@ -402,6 +409,9 @@ def wrong_questions_are_refused(directory):
             ("nearest number is 8", ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "7", "--batch", "8"], 2),
             ("nearest number is 5", [*SMALL, "--ranks", "7", "--batch", "64", "--search", "--tp", "7"], 2),
             ("nearest number is 15", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--tp", "5", "--dp", "3"], 2),
+            ("nearest number is 20", [*SMALL, "--ranks", "17", "--batch", "64", "--search", "--tp", "5", "--dp", "2"], 2),
+            ("nearest number is 5", ["--cluster", node, *SMALL[2:], "--ranks", "8", "--batch", "64", "--search", "--tp",
+                                     "5"], 2),
             ("50 stages at most", [*SMALL, "--ranks", "60", "--batch", "60", "--search", "--pp", "60"], 2),
             ("change --pp", [*SMALL, "--ranks", "16", "--batch", "64", "--search", "--dp", "16", "--micro-batch", "8"], 2),
             ("a plain layout has is 64", [*SMALL, "--ranks", "67", "--batch", "64", "--search"], 2),

@@ -100,6 +100,8 @@ static void rope_print(const struct megatron *megatron, FILE *file)
     fprintf(file, " --rotary-base %.0f", (double)model->rope_base);
   if (rotary_dim != head_dim)
     fprintf(file, " --rotary-percent %g", (double)rotary_dim / (double)head_dim);
+  if (megatron->row->is_rope_interleaved)
+    fprintf(file, " --rotary-interleaved --no-rope-fusion"); /* the fused form has halves in older versions */
   if (model->rope_scale_factor > 0 && is_llama3_scaling(model))
     fprintf(file, " --use-rope-scaling --rope-scaling-factor %g", (double)model->rope_scale_factor);
   if (is_linear_scaling(model))
@@ -211,6 +213,8 @@ static void lacks_print(const struct megatron *megatron, FILE *file)
       {model->attention_softcap != 0, "capped scores"},
       {model->logit_softcap != 0, "capped logits"},
       {model->embedding_scale != 0, "scaled embeddings"},
+      {model->residual_scale != 0, "scaled branches"},
+      {lade_model_logit_factor(model) != 1, "scaled logits"},
       {model->qkv_clip != 0, "clamped queries, keys and values"},
       {model->has_pad_token, "a padding token without gradient"},
       {megatron->experts && megatron->experts->has_shared_gate, "the gate of shared experts"},

@@ -43,10 +43,11 @@ struct config_fields {
   int64_t pad_token;   /* if absent; null: none; -1: also if absent */
   int64_t window;      /* if absent; null: none; 0: also if absent */
   enum config_windows windows;
-  int64_t window_period;  /* without a list of types, each layer but every so-many-th has the window; 0: all layers */
+  int64_t window_period;  /* without a list of types, one layer in this many, the last, lacks the window; 0: none */
   bool has_window_pattern; /* the field sliding_window_pattern states the period */
   bool has_window_switch; /* use_sliding_window, off if absent, and max_window_layers */
   bool turns_windowed;    /* layers without the window have no rotary positions */
+  bool turns_unwindowed;  /* of turns_windowed: if no window is stated, all layers have them */
   float partial_rotary;   /* the part of a head that turns if no field states it; 0: heads turn whole */
   unsigned attention_biases; /* parts with a bias if attention_bias is true; bits of enum lade_bias */
   bool has_attention_bias;   /* attention_bias if absent */

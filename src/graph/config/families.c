@@ -152,6 +152,12 @@ static int windowed_read(const struct config *config, const struct config_fields
   return rc;
 }
 
+/* True if only layers with the window of @window keys have rotary positions; without a window (0) none has. */
+static bool turns_by_window(const struct config_fields *fields, int64_t window)
+{
+  return fields->turns_windowed && (window > 0 || !fields->turns_unwindowed);
+}
+
 /* Read the window and its layers. pre: layers without rotary positions are known, except by their lack of a window. */
 static int window_read(const struct config *config, const struct config_fields *fields, struct lade_model *model)
 {
@@ -167,11 +173,11 @@ static int window_read(const struct config *config, const struct config_fields *
     return rc;
   if (field_find(config, "sliding_window") && window < 1)
     return field_refuse(config, "sliding_window", "a whole number from 1, or null");
-  if (!is_used || window == 0 || model->layers > LADE_MODEL_MOST_LAYERS)
+  if (!is_used || model->layers > LADE_MODEL_MOST_LAYERS || (window == 0 && !turns_by_window(fields, window)))
     return 0;
   model->window = window;
-  rc = windowed_read(config, fields, model);
-  for (int64_t i = 0; i < model->layers && fields->turns_windowed && rc == 0; i++)
+  rc = window ? windowed_read(config, fields, model) : 0;
+  for (int64_t i = 0; i < model->layers && turns_by_window(fields, window) && rc == 0; i++)
     if (!lade_layer_set_has(&model->windowed, i))
       lade_layer_set_add(&model->unrotated, i);
   return rc;

@@ -77,7 +77,7 @@ static const struct config_fields families[LADE_N_FAMILIES] = {
                     .rope_theta = 10000, .pad_token = -1},
     [LADE_EXAONE4] = {SIZES("rms_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = -1, .n_kv_heads = 32,
                       .window = 4096, .windows = CONFIG_WINDOWS_BY_TYPE, .window_period = 4, .has_window_pattern = true,
-                      .turns_windowed = true},
+                      .turns_windowed = true, .turns_unwindowed = true},
     [LADE_STABLELM] = {WHOLE_SIZES("layer_norm_eps"), .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = -1,
                        .n_kv_heads = 32, .partial_rotary = 0.25f},
     [LADE_NEMOTRON] = {SIZES("norm_eps"), ATTENTION_BIAS, .has_mlp_bias = true, .norm_eps = 1e-5f, .rope_theta = 10000,

@@ -389,6 +389,16 @@ static int64_t plain_ranks(const struct layout_searcher *s)
   return ranks;
 }
 
+/* Return the multiple of @size nearest to the ranks asked for that the cluster has; at equal distance the smaller. */
+static int64_t nearest_multiple(const struct layout_searcher *s, int64_t size)
+{
+  const struct lade_cluster *cluster = s->job->cluster;
+  const int64_t asked = s->params->n_ranks, below = asked / size * size, above = below + size;
+  if (below > 0 && (asked - below <= above - asked || above > cluster->n_nodes * cluster->n_node_devices))
+    return below;
+  return above;
+}
+
 /* Explain that no layout is possible, with the size to change. */
 static int nothing_tell(const struct layout_searcher *s, struct lade_error *error)
 {
@@ -406,7 +416,7 @@ static int nothing_tell(const struct layout_searcher *s, struct lade_error *erro
   if (given->n_ranks % sizes)
     return lade_error_set(error, -EINVAL, "no layout: %d ranks are no multiple of the %lld of the sizes given: the "
                           "nearest number is %lld", given->n_ranks, (long long)sizes,
-                          (long long)LADE_MAX(given->n_ranks / sizes, 1) * (long long)sizes);
+                          (long long)nearest_multiple(s, sizes));
   if (ranks != given->n_ranks)
     return lade_error_set(error, -EINVAL, "no layout of %d ranks divides model %s (%lld layers, %lld heads) and "
                           "--batch %lld; the nearest number of ranks that a plain layout has is %lld", given->n_ranks,

@@ -221,6 +221,8 @@ static void families_of_known_ops_are_read_and_their_other_forms_refused(void **
   config_refuse("{" SMALL_FIELDS("cohere") ",\"use_qk_norm\":true}", "use_qk_norm is true", NULL, NULL);
   config_accept("{" SMALL_FIELDS("cohere2") ",\"sliding_window_pattern\":2,\"logit_scale\":1}", &model);
   assert_true(model.windowed.bits[0] == 5 && model.unrotated.bits[0] == 10 && model.logit_scale == 0);
+  config_accept("{" SMALL_FIELDS("cohere2") ",\"sliding_window\":null}", &model);
+  assert_true(model.window == 0 && model.windowed.bits[0] == 0 && model.unrotated.bits[0] == 15); /* none turns */
   config_refuse("{" SMALL_FIELDS("cohere2") ",\"head_dim\":16}", "head_dim is 16", "hidden_size", NULL);
   config_accept("{" SMALL_FIELDS("vaultgemma") "}", &model);
   assert_true(model.windowed.bits[0] == 5 && model.attention_softcap == 50 && model.logit_softcap == 30);
