@@ -103,7 +103,8 @@ typedef struct lade_trainer lade_trainer;
  * @params is copied. Any thread. Blocks: seconds if this machine is measured.
  *   -EOVERFLOW                           the budget is too small; @error names the smallest that fits; nothing is taken
  *   -EINVAL, -ENOENT, -EBADMSG and such  wrong or damaged input; also several ranks of a job without params->ranks: the
- *                                     first rank returns it at once, the others after 2 s, in which launchers end them
+ *                                        first rank returns it at once, and the others after 2 s, because launchers
+ *                                        end these first
  *   -ENOMEM, -ENOSPC, -EIO               the machine refused a resource
  */
 LADE_API int lade_trainer_open(const struct lade_trainer_params *params, struct lade_error *error,

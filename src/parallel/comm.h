@@ -254,9 +254,9 @@ void lade_comm_set_busy(lade_comm *comm, bool is_busy);
 
 /*
  * End all members' present and future waits, with -ECANCELED, the reason @words and this rank. The first reason of a
- * rank counts. This requires that ranks
- * share memory. Otherwise it ends only this rank's waits, and MPI ends the job when this rank closes the last of its
- * communicators; the rank must have reported the reason by then. Any thread, also while a collective runs.
+ * rank counts. This requires that ranks share memory. Otherwise it ends only this rank's waits, and MPI ends the job
+ * when this rank closes the last of its communicators; the rank must have reported the reason by then. Any thread, also
+ * while a collective runs.
  */
 void lade_comm_abort(lade_comm *comm, const char *words);
 

@@ -23,7 +23,7 @@ struct nccl_job {
   atomic_uint n_made; /* communicators created so far */
   pthread_t watcher;
   bool is_watched; /* the watcher runs */
-  bool has_reported;   /* it has reported that NCCL registers nothing; used by the one registering thread */
+  bool has_reported; /* it has reported that NCCL registers nothing; used by the one registering thread */
   pthread_mutex_t mutex; /* guards the following fields */
   pthread_cond_t changed;
   bool is_ending;

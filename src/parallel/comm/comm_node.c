@@ -46,7 +46,7 @@ static const char *intent_describe(const struct comm_intent *intent, uint64_t at
 }
 
 int comm_intents_report(const struct comm_group *group, int member, const struct comm_intent *other,
-                      const struct comm_intent *first, struct lade_error *error)
+                        const struct comm_intent *first, struct lade_error *error)
 {
   char text[INTENT_TEXT_BYTES], first_text[INTENT_TEXT_BYTES];
   uint64_t at = 0;

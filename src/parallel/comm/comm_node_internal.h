@@ -70,7 +70,7 @@ int comm_node_run(struct comm_node *node, const struct lade_comm_list *list, str
 void comm_intent_fill(struct comm_intent *intent, const struct lade_comm_list *list, uint32_t sequence);
 /* Return -EPROTO with the line about two intents that differ. */
 int comm_intents_report(const struct comm_group *group, int member, const struct comm_intent *other,
-                      const struct comm_intent *first, struct lade_error *error);
+                        const struct comm_intent *first, struct lade_error *error);
 
 /* Wait until all members have arrived. If it returns 0, all members see all earlier writes. */
 int comm_node_meet(struct comm_node *node, struct lade_error *error);

@@ -157,7 +157,7 @@ static uint8_t block_code(const float *src, bool is_v, uint8_t *code, int64_t n)
 
 /* ---- moments and masters ---- */
 
-/* A moment's values. */
+/* The tensor of a parameter's moment, and the form of its values. */
 struct moment {
   int tensor, scales;
   int64_t n_elements;
@@ -174,7 +174,7 @@ static struct moment moment_find(const struct chunk_buffer *chunk, int param, en
                          .is_bf16 = graph->moments == LADE_MOMENTS_BF16};
 }
 
-/* Decode a block of codes after another. pre: the scales are in the chunk. */
+/* Decode codes block by block. pre: the scales are in the chunk. */
 static int codes_get(struct chunk_buffer *chunk, const struct moment *m, int64_t first, float *dst, int64_t n,
                      struct lade_error *error)
 {
@@ -186,7 +186,7 @@ static int codes_get(struct chunk_buffer *chunk, const struct moment *m, int64_t
   return rc;
 }
 
-/* Code blocks, and set their scales in the chunk. */
+/* Encode elements block by block, and set the scales of the blocks in the chunk. */
 static int codes_set(struct chunk_buffer *chunk, const struct moment *m, int64_t first, const float *src, int64_t n,
                      struct lade_error *error)
 {

@@ -149,8 +149,8 @@ static int calls_fetch(const struct axis_members *members, int from, struct lade
 }
 
 /* Broadcast the text of @call, as its owner, member @from, describes it. */
-static int call_text_broadcast(const struct axis_members *members, int from, const struct lade_call *call, char *text,
-                     struct lade_error *error)
+static int call_text_broadcast(const struct axis_members *members, int from, const struct lade_call *call,
+                               char *text, struct lade_error *error)
 {
   memset(text, 0, LADE_CALL_TEXT_BYTES);
   if (from == members->position)

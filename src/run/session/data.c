@@ -258,7 +258,7 @@ static int headless_identify(struct data_source *source, const int32_t header[3]
   return 0;
 }
 
-/* Do the same for a file with a magic of llm.c. */
+/* Set kind and number of tokens of a file of @bytes with a magic of llm.c in @header. */
 static int headed_identify(const lade_data *data, struct data_source *source, const int32_t header[3], int64_t bytes,
                            struct lade_error *error)
 {

@@ -384,7 +384,7 @@ int session_agree_decision(lade_session *s, void *own, uint64_t own_bytes, void 
   return status;
 }
 
-/* A rank's node: the machine, and the place there of @n_node_ranks neighbours, if the caller stated their number. */
+/* A rank's node: the machine, and the index of its run of n_node_ranks ranks; 0 if the caller stated no number. */
 struct rank_node {
   uint64_t host;
   int64_t place;
@@ -401,10 +401,10 @@ static bool is_one_node(const struct rank_node *a, const struct rank_node *b)
 }
 
 /*
- * True if every tensor parallel group is within a node and some stages are not within that of their neighbours, by the
- * nodes of all ranks. All ranks find the same.
+ * True if every tensor parallel group is within one node, and some stage and the next one are on different nodes.
+ * @nodes are those of all ranks, so all ranks return the same.
  */
-static bool nodes_ask_for_parts(const struct lade_mesh *mesh, const struct rank_node *nodes)
+static bool has_split_pipeline(const struct lade_mesh *mesh, const struct rank_node *nodes)
 {
   const int tp = mesh->axes[LADE_AXIS_TP].size, next = mesh->axes[LADE_AXIS_PP].stride;
   bool has_boundary = false;
@@ -416,7 +416,7 @@ static bool nodes_ask_for_parts(const struct lade_mesh *mesh, const struct rank_
   return has_boundary;
 }
 
-/* Find the nodes of all ranks, those of a plan by their numbers alone. */
+/* Find the nodes of all ranks. Without other processes, as for a plan, they follow from the ranks' numbers. */
 static int nodes_collect(lade_session *s, struct lade_error *error, struct rank_node **ret_nodes)
 {
   const int world = s->group.layout.mesh.world;
@@ -437,7 +437,7 @@ int session_count_node_ranks(lade_session *s, struct lade_error *error)
   int n = 0, status = nodes_collect(s, error, &nodes);
   for (int rank = 0; nodes && s->group.world && rank < s->group.layout.mesh.world; rank++)
     n += nodes[rank].host == own;
-  s->is_scattered = nodes && nodes_ask_for_parts(&s->group.layout.mesh, nodes);
+  s->is_scattered = nodes && has_split_pipeline(&s->group.layout.mesh, nodes);
   free(nodes);
   if (!s->group.world && !session_is_described(s)) /* a plan for the ranks that `lade launch` would start here */
     n = s->group.layout.mesh.world;

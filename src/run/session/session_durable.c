@@ -187,7 +187,7 @@ static int histories_compare(const lade_session *s, const struct memo_found *all
  * or has the state of another run.
  */
 static int found_compare(const lade_session *s, const struct memo_found *all, int n, int64_t *ret_least,
-                       struct lade_error *error)
+                         struct lade_error *error)
 {
   int first = 0, last = 0;
   for (int rank = 1; rank < n; rank++) {
