@@ -110,7 +110,7 @@ class Graph:
         return index.value
 
     def keep(self, storage):
-        """Let the caller have a made storage behind the step."""
+        """Let the caller have a made storage after the step."""
         self._call("lade_graph_keep", storage, c.byref(self._error))
 
     def set_addresses(self, has_addresses):

@@ -95,23 +95,26 @@ class Request:
         """Wait for the request. Error if it failed, in all threads that wait. A later call does nothing."""
         if self._ended.is_set():
             return
-        with self._lock:
-            ticket, self._ticket = self._ticket, None
-        if ticket is None:
-            self._ended.wait()
-            if self._fault is not None:
-                raise self._fault
-            return
-        error = ErrorText()
-        self._store._requests.discard(self)
+        ticket = None
         try:
-            check(self._store._call("wait", ticket, c.byref(error)), error, "wait")
-        except Error as fault:
-            self._fault = fault
+            with self._lock:
+                ticket, self._ticket = self._ticket, None
+            if ticket is not None:
+                error = ErrorText()
+                self._store._requests.discard(self)
+                check(self._store._call("wait", ticket, c.byref(error)), error, "wait")
+        except BaseException as fault:  # an Error, or Ctrl-C, whose handler runs when the call has returned
+            if ticket is not None:
+                text = str(fault) if isinstance(fault, Error) else "the thread that waited for the request was interrupted"
+                self._fault = text, getattr(fault, "code", -errno.EINTR)
             raise
         finally:
-            self._data.release()
-            self._ended.set()
+            if ticket is not None:
+                self._data.release()
+                self._ended.set()
+        self._ended.wait()
+        if self._fault is not None:
+            raise Error(*self._fault)
 
 
 class Store:

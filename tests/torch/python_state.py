@@ -292,7 +292,7 @@ def refusals():
         (lambda x, y: (torch.default_generator.manual_seed(3), loss_of(x, y))[1], "manual_seed"),
         (fork, "torch.set_rng_state", "fork_rng()"), (data_anew, "0.weight", ".data.copy_()"),
         (replaced, "the parameter Linear.weight"),
-        (lambda x, y: (updated(loss_of(x, y), optimizer), scheduler.step(), scheduler.get_last_lr())[0], "lr behind"),
+        (lambda x, y: (updated(loss_of(x, y), optimizer), scheduler.step(), scheduler.get_last_lr())[0], "lr after"),
         (lambda x, y: (sparse @ model(x)).sum(), "sparse")]
     held, before = copy.deepcopy(places), lade.torch.digest(model, optimizer)
     drawn = torch.get_rng_state()
@@ -301,6 +301,12 @@ def refusals():
         assert lade.torch.digest(model, optimizer) == before and torch.equal(torch.get_rng_state(), drawn), words
         places["set"].clear()
         assert places == held, (words, places)
+
+    def failing(x, y):
+        torch.default_generator.manual_seed(3)
+        raise ValueError("a fault of it")
+    refused(lade.CannotCapture, lambda: lade.torch.step(failing, model, optimizer, "100%")(*batches()[0]), "a fault of it")
+    assert torch.equal(torch.get_rng_state(), drawn)
     x, y = batches()[0]
     refused(lade.CannotCapture, lambda: lade.torch.step(lambda x, y: updated(loss_of(x, y), optimizer), model, optimizer,
                                                         "100%")(x.requires_grad_(), y), "gradient in a tensor of its arg")

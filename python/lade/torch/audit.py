@@ -69,8 +69,10 @@ class Audit:
             before.restore()
             result = self.step.fn(*args, **kwargs)
         except BaseException:  # a fault, or Ctrl-C: no step was taken
-            self.step.sync()
-            before.restore()
+            try:
+                self.step.sync()
+            finally:
+                before.restore()
             self.step.broken = None
             raise
         eager = self._digest(ready)

@@ -14,7 +14,7 @@ from ..errors import Error
 
 
 TOLD_BYTES = 2345671  # the size of a mark in the events, which stands for a free that was told
-START_BYTES = 1357913 # the size of a mark before the first event
+START_BYTES = 1357913  # the size of a mark before the first event
 MARK_BYTES = 1234577  # the size of a mark between two calls that are priced; no power of two, no page
 _CUDA_UNIT = 512      # bytes; CUDA's allocator hands out multiples
 _SIGNS = {"alloc": 1, "free_completed": -1}

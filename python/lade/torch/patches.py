@@ -139,6 +139,17 @@ def _generators_state():
     return random.getstate(), repr(drawn), generators.states(torch.device("cpu"))
 
 
+@contextlib.contextmanager
+def _seed_kept():
+    """Put torch's generator back if what runs inside fails: a step may have seeded it by a way that has no stand-in."""
+    before = generators.states(torch.device("cpu"))
+    try:
+        yield
+    except BaseException:
+        generators.set_states(torch.device("cpu"), before)
+        raise
+
+
 def _whole_kernels():
     """Return a patch that keeps ops which have a kernel of their own, such as silu_backward, beside a composite form.
 
@@ -194,6 +205,7 @@ def capturing(recorder):
     before = _generators_state()
     other = _refusing("optimizer.step", "the step drives another optimizer than the one given")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_seed_kept())
         stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:
             for name in _GENERATORS:

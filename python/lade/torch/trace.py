@@ -66,7 +66,8 @@ class Given:
         """True if all slots but those of @changing, (id of a dict, name) of each, hold the tensors of the capture, and the
         optimizer has the same parameters."""
         params = optimizers.params_of(self.optimizer) if self.optimizer else []
-        return len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots)
+        return (len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and
+                all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots))
 
     def signature(self):
         """Return the modes and flags that a captured graph depends on."""
@@ -109,7 +110,7 @@ class _Noted(dict):
 
 
 class Recorder:
-    """Collects the acts of a capture that are Python's: updates, and schedulers that run behind the step."""
+    """Collects the acts of a capture that are Python's: updates, and schedulers that run after the step."""
 
     def __init__(self, optimizer, fakes, states):
         self.optimizer, self.fakes, self.states = optimizer, fakes, states
@@ -128,7 +129,7 @@ class Recorder:
         """Note that the step reads @fields, (group, key) of each."""
         fields = set(fields)
         if fields and self.late:
-            raise CannotCapture(f"the step reads the optimizer's {sorted(fields)[0][1]} behind scheduler.step(), which runs "
+            raise CannotCapture(f"the step reads the optimizer's {sorted(fields)[0][1]} after scheduler.step(), which runs "
                                 "when the step has ended; read it outside", "LRScheduler.step")
         self.fields |= fields
 
@@ -194,11 +195,11 @@ def _refusal(fault):
     func = getattr(fault, "func", None)
     op = str(func) if func is not None else type(fault).__name__
     texts = {"DataDependentOutputException": "the value of a tensor decides what the step does; return the tensor, and "
-             "call .item() behind the step",
+             "call .item() after the step",
              "DynamicOutputShapeException": "a shape depends on the values of a tensor"}
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
     if "FakeTensor.__format__" in text or ".numpy() is not supported" in text:
-        text = "the step reads the value of a tensor; return the tensor, and read it behind the step"
+        text = "the step reads the value of a tensor; return the tensor, and read it after the step"
     if "dynamo" in type(fault).__module__ or "dynamo" in text.lower():
         text = "torch.compile inside of the step is not captured; give the plain model: " + text
     return CannotCapture(text, op, user_line(fault))

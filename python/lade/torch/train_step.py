@@ -156,7 +156,7 @@ class Step:
         raise CannotCapture("its kernels return strides that no description gives", "capture")
 
     def _refuse_counters(self, places, args, kwargs):
-        """Refuse numbers and texts that a second step would change again; one that changes once is put behind the step."""
+        """Refuse numbers and texts that a second step would change again; one that changes once is put after the step."""
         changed = [place for place in places if place.is_plain]
         if not changed:
             return

@@ -6,7 +6,7 @@ the tensor run for real beside the capture, so the question has an answer, the s
 whether something is true of its arguments, such as that a mask has no zero. Each answer decides which graph it is: the ops
 that lead to it are kept, run again for the arguments of each call, and a plan serves the calls with its answers. Tensors of the
 user that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and
-restored behind the capture. A result that is still held behind the capture is in a place that the step does not renew.
+restored after the capture. A result that is still held after the capture is in a place that the step does not renew.
 """
 import gc
 import weakref
@@ -159,7 +159,7 @@ class Watch(TorchDispatchMode):
         self.known, self.written = {}, {}
 
     def held(self, known):
-        """Return a result of an op, @known ones apart, that Python still holds behind the capture, or None."""
+        """Return a result of an op, @known ones apart, that Python still holds after the capture, or None."""
         own = set(map(id, known))
         for is_last in (False, True):
             left = [t for t in (one() for one in self.made) if t is not None and id(t) not in own]
