@@ -54,9 +54,9 @@ struct remat_change {
   uint64_t extra_bytes;
 };
 
-/* A value in the turn under evaluation. The fields behind @mark are valid if it is the schedule's. */
+/* A value in the turn under evaluation. The fields after @mark are valid if it is the schedule's. */
 struct remat_value_turn {
-  int32_t mark;
+  int64_t mark;
   int32_t last_place;     /* of its last use within the turn */
   bool is_held, is_held_behind; /* at the boundaries before and behind the turn */
   bool is_present;        /* on the device, at a place within the turn */
@@ -86,9 +86,9 @@ struct remat_schedule {
   bool *is_queued;           /* by turn */
   LADE_ARRAY(int32_t) row;   /* redos of the turn under evaluation */
   struct ordered_bitset row_set; /* empty between evaluations */
-  int32_t *op_mark;                /* by op */
+  int64_t *op_mark;                /* by op */
   struct remat_value_turn *in_turn; /* by value */
-  int32_t mark;
+  int64_t mark;                     /* of the turn under evaluation, which counts them */
 };
 
 /* A value and one of its spans: the decisions of a schedule, saved. */
