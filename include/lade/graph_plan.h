@@ -57,7 +57,11 @@ struct lade_graph_plan_params {
   uint64_t host_budget_bytes; /* of storages that wait on the host at one time, and do not live there; 0: none */
   uint64_t store_budget_bytes;
   struct lade_graph_path to_host, from_host, to_store, from_store;
-  int64_t iterations; /* of the search; 0: LADE_GRAPH_ITERATIONS, and up to 800,000 for 75 to 1,666 ops */
+  /*
+   * Of the search; 0: LADE_GRAPH_ITERATIONS, but up to 800,000 for 75 to 1,666 ops without other tiers, and
+   * 200,000,000 / ops for more than 666 ops with them.
+   */
+  int64_t iterations;
   int64_t time_limit_ns; /* end the search after this time; 0: no limit */
   uint64_t seed;
 };
