@@ -99,14 +99,19 @@ static int ns_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-int64_t probe_median(int64_t *values, int n)
+void probe_sort(int64_t *values, int n)
 {
   qsort(values, (size_t)n, sizeof(*values), ns_compare);
+}
+
+int64_t probe_median(int64_t *values, int n)
+{
+  probe_sort(values, n);
   return values[n / 2];
 }
 
 int64_t probe_quartile(int64_t *values, int n)
 {
-  qsort(values, (size_t)n, sizeof(*values), ns_compare);
+  probe_sort(values, n);
   return values[n / 4];
 }

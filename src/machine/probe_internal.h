@@ -29,7 +29,8 @@ void probe_fill(lade_pool *pool, void *at, enum lade_dtype dtype, uint64_t bytes
 /* Write the processor's name, after that of the GPU if there is one: the subject of the measurements. */
 void probe_machine_name(const struct lade_probe_params *params, char ret_name[LADE_MACHINE_NAME_BYTES]);
 
-/* Return the median or the lower quartile of @n values, which they sort. */
+/* Sort @n values; return their median or lower quartile, sorting them. */
+void probe_sort(int64_t *values, int n);
 int64_t probe_median(int64_t *values, int n);
 int64_t probe_quartile(int64_t *values, int n);
 
