@@ -308,13 +308,23 @@ static void programs_meet(struct world *world, const struct lade_layout *layout,
   free(group.words);
 }
 
+/* Return how case @i runs with everything kept, and with values that are recomputed or wait on the host. */
+static struct program_fixture_setting setting_kept(size_t i)
+{
+  return (struct program_fixture_setting){.manner = FIXTURE_KEEP,
+                                          .optimizer_in_backward = cases[i].optimizer_in_backward};
+}
+
+static struct program_fixture_setting setting_mixed(size_t i)
+{
+  return (struct program_fixture_setting){.manner = FIXTURE_MIXED, .state_tiers = LADE_TIER_HOST,
+                                          .optimizer_in_backward = cases[i].optimizer_in_backward,
+                                          .prefetch_bytes = 100000, .seed = 77};
+}
+
 static void case_agrees(struct world *world, size_t i, int dp)
 {
-  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP,
-                                               .optimizer_in_backward = cases[i].optimizer_in_backward};
-  const struct program_fixture_setting mixed = {.manner = FIXTURE_MIXED, .state_tiers = LADE_TIER_HOST,
-                                                .optimizer_in_backward = cases[i].optimizer_in_backward,
-                                      .prefetch_bytes = 100000, .seed = 77};
+  const struct program_fixture_setting keep = setting_kept(i), mixed = setting_mixed(i);
   struct lade_layout layout;
   struct lade_error error = {0};
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank,
@@ -392,11 +402,7 @@ static void scattered_bytes_agree(const struct run *whole, const struct run *par
 
 static void parts_give_the_bits_of_wholes(struct world *world, size_t i)
 {
-  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP,
-                                               .optimizer_in_backward = cases[i].optimizer_in_backward};
-  const struct program_fixture_setting mixed = {.manner = FIXTURE_MIXED, .state_tiers = LADE_TIER_HOST,
-                                                .optimizer_in_backward = cases[i].optimizer_in_backward,
-                                                .prefetch_bytes = 100000, .seed = 77};
+  const struct program_fixture_setting keep = setting_kept(i), mixed = setting_mixed(i);
   struct lade_layout layout;
   struct lade_error error = {0};
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank, .tp = TP,
