@@ -31,8 +31,8 @@ static __device__ inline float row_max(float value)
 
 /*
  * Set scores of pairs that the diagonal excludes to @value: -inf, or for probabilities 0. Keys are c's columns, or its
- * rows if KEYS_ARE_ROWS; @past is how far its first key is past its first query. A caller whose loop has no register
- * for what the compiler derives from the lane reads @lane at each tile.
+ * rows if KEYS_ARE_ROWS; @past is how far its first key is past its first query. The compiler keeps values that it
+ * derives from @lane in registers for a whole loop. A caller without registers for them reads the lane at each tile.
  */
 template <bool KEYS_ARE_ROWS, int M, int N>
 static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float value = -INFINITY,

@@ -141,7 +141,7 @@ class Places:
                 self._visit(name, thing)
         del self._queue
 
-    # what code reaches
+    # containers that the code reaches
 
     def _visit(self, name, thing):
         if thing is None or isinstance(thing, (*_PLAIN, *_SKIPPED)):
@@ -212,7 +212,7 @@ class Places:
             self._queue += [(f"{name}[{i}]", value) for i, value in enumerate(before)]
         self.held[id(container)] = name, container, before
 
-    # what a capture changed
+    # changes of a capture
 
     def changed(self, fakes):
         """Return the places that hold other tensors than before. CannotCapture for changes that a graph does not have.

@@ -11,7 +11,7 @@
  * and runs that only the former one held are free. If the record's write or sync fails, either catalog may count, so
  * the runs of both stay held, and the store publishes no more.
  *
- * The catalog's own granules have checksums in the slot's table, so an entry that was read is what a publish wrote. Its
+ * The slot's table has the checksums of the catalog's own granules, so an entry has the bytes that a publish wrote. Its
  * fields are checked nevertheless, because a wrong run would give bytes of one tensor to another.
  *
  * A slot is 1/256 of the budget: for each granule 8 bytes of checksum, 16 of a run, and 232 of entry and name.

@@ -168,7 +168,7 @@ static void models_with_alibi_are_read_and_their_other_forms_refused(void **stat
   "\"model_type\":\"" type "\",\"hidden_size\":48,\"intermediate_size\":80,\"num_hidden_layers\":4," \
   "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64,\"vocab_size\":160"
 
-/* Fields of which a family takes what transformers takes, absent ones included, and refuses the rest by name. */
+/* Each family takes the values of fields that transformers takes, also absent ones, and refuses others by name. */
 static void families_of_known_ops_are_read_and_their_other_forms_refused(void **state)
 {
   struct lade_model model;
