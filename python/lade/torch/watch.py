@@ -56,7 +56,10 @@ class Answers:
         self.asked.append((kept, answer))
 
     def hold(self, leaves):
-        """True if the answers are those for the arguments @leaves."""
+        """True if the answers are those for the arguments @leaves.
+
+        The ops that lead to them run in each call, and on CUDA each answer waits for the device.
+        """
         done = {}
         with torch.no_grad():
             return all(kept.run(leaves, done)[0] == answer for kept, answer in self.asked)
