@@ -115,6 +115,23 @@ GRAPHS = {"chain": layers(20, draw_all), "skips": layers(25, draw_all, skips=Tru
 for name, graph in GRAPHS.items():
     write(name + ".json", graph)
 
+# A step of our own models is a graph, too. Its plan keeps all on the device, or no graph is written.
+OWN = ["--model", "nano", "--layers", "2", "--batch", "4", "--micro-batch", "2", "--machine", "h100-80g", "--dropout", "0.1",
+       "--host-budget", "0", "--recompute", "none", "--graph-out", "own.json"]
+code, out, err = run(*OWN, "--json")
+assert code == 0 and not err, (code, err)
+model_plan = json.loads(out)
+with open("own.json", encoding="utf-8") as file:
+    own = json.load(file)
+whole_bytes = json.loads(run("--graph", "own.json", "--json", *QUICK)[1])["unconstrained_bytes"]
+assert abs(whole_bytes - model_plan["planned_peak_bytes"]) < 4 << 20, (whole_bytes, model_plan)  # chunks and offsets
+assert any(op.get("draws") for op in own["ops"]) and own["keep"]
+os.remove("own.json")
+refused(2, ["keeps all values on the device", "computes a value again"], *OWN[:-4], "--recompute", "full", *OWN[-2:])
+refused(2, ["--graph-out", "--frontier"], *OWN, "--frontier")
+refused(2, ["no-such-folder"], *OWN[:-1], "no-such-folder/own.json")
+write("own.json", own)
+
 
 # ---- a replay ----
 
@@ -250,6 +267,10 @@ def plans_check(name, graph):
 
 for name, graph in GRAPHS.items():
     plans_check(name, graph)
+for budget in ("100%", "95%", "min"):
+    plan = planned("--graph", "own.json", "--budget", budget, "--instructions", "list.json")
+    assert plan["fits"] and (plan["n_redone"] > 0) == (budget != "100%"), plan
+    replay(own, "list.json", plan)
 
 # With the host: given storages are moved, too, and come back. The plan is not slower than one without the host.
 HOST = ["--machine", "laptop-8c", "--host-budget", "1MiB"]

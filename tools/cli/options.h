@@ -101,7 +101,7 @@ struct options {
   bool has_special_tokens;
   double data_valid_fraction;
   int64_t n_processes; /* 0: all CPUs */
-  const char *graph, *instructions, *svg;
+  const char *graph, *graph_out, *instructions, *svg;
   const char *cluster, *links_file;
   int64_t n_ranks, n_top, n_context, n_expert_ranks;
   double n_train_tokens, noise_scale_tokens, expert_capacity;

@@ -230,6 +230,7 @@ static const struct {
              {"model", ROLE_INPUT}, {"machine", ROLE_INPUT}, {"residency", ROLE_INPUT}, {"init", ROLE_FOLDER},
              {"resume", ROLE_FOLDER}, {"checkpoint", ROLE_FOLDER}, {"store", ROLE_STORE}, {"save", ROLE_SAVE},
              {"graph", ROLE_INPUT}, {"log", ROLE_OUTPUT}, {"timeline", ROLE_OUTPUT}, {"html", ROLE_OUTPUT},
+             {"graph-out", ROLE_OUTPUT},
              {"report", ROLE_OUTPUT}, {"instructions", ROLE_OUTPUT}, {"svg", ROLE_OUTPUT}};
 
 /* True if @text names a file: false for a preset's name or another keyword of the option. */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "program/export.h"
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/placement_report.h"
@@ -319,6 +320,17 @@ static const struct stage_plan *refused_find(const struct ranks_plan *ranks)
   return NULL;
 }
 
+/* Write the planned step as a graph. */
+static int graph_out_write(struct planning *planning)
+{
+  lade_graph *graph = NULL;
+  int status = lade_program_export(planning->info.plan->train, &planning->error, &graph);
+  if (!status)
+    status = lade_graph_save(graph, planning->options.graph_out, &planning->error);
+  lade_graph_destroy(graph);
+  return status;
+}
+
 static int plan_run(struct planning *planning)
 {
   struct options *options = &planning->options;
@@ -342,6 +354,8 @@ static int plan_run(struct planning *planning)
                        &planning->places);
   if (!status && options->timeline)
     status = timeline_write(options->timeline, &planning->info, &planning->error);
+  if (!status && options->graph_out)
+    status = graph_out_write(planning);
   return status;
 }
 

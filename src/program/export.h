@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Describe a model's step as the graph of a step of anybody's (lade/graph.h). The planner of such graphs, and other
+ * people's planners, can then plan it. Our own planner's plans can be compared with theirs.
+ *
+ * The graph has the ops, bytes and times of the program. An op is an instruction that computes, in the program's order.
+ * A storage is a buffer. Resident buffers (parameters, optimizer state, gradients' sums, the batch) are given. An op
+ * that works in place updates its storage. An op's workspace is its scratch. Ops with dropout draw. A copy of the batch
+ * to the device is an op that makes it from nothing; what the step copies to the host as a result is kept.
+ */
+#ifndef LADE_EXPORT_H
+#define LADE_EXPORT_H
+
+#include "lade/graph.h"
+#include "program/program.h"
+
+/*
+ * Make the closed graph of @program, which keeps all values on the device; the caller destroys it. -EINVAL for a
+ * program of several ranks, or one that moves or recomputes values, with the first such instruction in @error; codes of
+ * lade_graph_add_op; -ENOMEM. O(operands).
+ */
+int lade_program_export(const struct lade_program *program, struct lade_error *error, lade_graph **ret_graph);
+
+#endif
