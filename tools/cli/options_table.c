@@ -245,8 +245,8 @@ const struct option option_table[] = {
     {OPTION_TEXT, "timeline", "FILE", ALL, AT(timeline), .unset = "none",
      .help = "write a step, predicted and measured, as a Perfetto trace; a sweep appends the budget to the name"},
     {OPTION_TEXT, "graph-out", "FILE", VERB_PLAN, AT(graph_out), .unset = "none",
-     .help = "write the step of one rank as a graph, which lade plan --graph reads; the plan must keep all values on the "
-             "device"},
+     .help = "write the step of one rank as a graph, which lade plan --graph reads; the plan must keep all values on "
+             "the device"},
     {OPTION_CHOICE, "max", "micro-batch|seq|layers", VERB_PLAN, AT(max), .choices = max_choices, .unset = "no search",
      .help = "search the largest --micro-batch, --seq or --layers that fits; one more exits 3"},
 

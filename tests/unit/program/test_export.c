@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A model's step as a graph. The graph has the program's instructions, times and bytes, its plan without a limit needs
- * the bytes of the program, and a plan inside a smaller budget exists. Programs that move or recompute values, and those
- * of several ranks, are refused with the instruction.
+ * the bytes of the program, and a plan inside a smaller budget exists. Programs that move or recompute values, and
+ * those of several ranks, are refused with the instruction.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -102,9 +102,11 @@ static void programs_that_are_no_plain_step_are_refused(void **state)
   } refused[] = {
       {{.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 1, .manner = FIXTURE_RECOMPUTE},
        "' computes a value again, "},
-      {{.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = FIXTURE_SPILL_HOST}, "' moves a value, "},
+      {{.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = FIXTURE_SPILL_HOST},
+       "' moves a value, "},
       {{.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = FIXTURE_KEEP,
-        .state_tiers = LADE_TIER_STORE, .has_resident_weights = true, .is_unified = true, .optimizer_in_backward = true},
+        .state_tiers = LADE_TIER_STORE, .has_resident_weights = true, .is_unified = true,
+        .optimizer_in_backward = true},
        "' uses a value outside the device, "},
       {{.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 2, .manner = FIXTURE_KEEP, .dp = 2},
        "' is of several ranks, "}};
