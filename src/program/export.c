@@ -79,8 +79,8 @@ static bool instr_is_result(const struct exporter *e, const struct lade_instr *i
 static const char *instr_fault(const struct lade_program *program, const struct lade_instr *instr)
 {
   switch ((enum lade_instr_kind)instr->kind) {
-  case LADE_INSTR_COMPUTE: case LADE_INSTR_GRAD_SUMSQ: case LADE_INSTR_CLIP: case LADE_INSTR_UPDATE: case LADE_INSTR_ADD:
-  case LADE_INSTR_ROUND: case LADE_INSTR_CAST: case LADE_INSTR_SUM:
+  case LADE_INSTR_COMPUTE: case LADE_INSTR_GRAD_SUMSQ: case LADE_INSTR_CLIP: case LADE_INSTR_UPDATE:
+  case LADE_INSTR_ADD: case LADE_INSTR_ROUND: case LADE_INSTR_CAST: case LADE_INSTR_SUM:
     break;
   case LADE_INSTR_COPY: case LADE_INSTR_READ: case LADE_INSTR_WRITE:
     return "moves a value";
