@@ -46,6 +46,7 @@ struct lade_planner {
   struct lade_plan_bounds bounds;
   struct plan_candidate least; /* the state behind bounds.min_bytes */
   int64_t ample_ns;           /* everything kept, in all the device memory that it can use; 0: ranks gather no copies */
+  double ladder_parts;        /* of each step of the ladder: more than 1 if the smallest budget is near the largest */
   bool has_bounds;
 };
 

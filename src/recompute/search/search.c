@@ -3,13 +3,15 @@
  * Choose from the trajectories.
  *
  * A state of a trajectory is a candidate just in time, and with copies prefetched as far as a budget step allows.
- * Budget steps are a fixed ladder of sizes. On each budget step a few states are tried: those with the least bound that
- * leave none of the budget step, or some per cent of it, to prefetched copies. The bound is the busiest queue, which no
- * schedule can beat. A budget is answered by the best of all budget steps that it reaches. The search goes from the
- * highest downwards, until no state that fits a budget step has a bound below the best time found. Budget steps and
- * states do not depend on the budget, so the answer is the fastest of a set that grows with it: a larger budget is
- * never slower. The last budget step is the smallest budget. For large programs (descent_is_large) the ladder is coarse
- * and the first budget step that yields a plan ends it, to answer within a second or a few.
+ * Budget steps are a fixed ladder of sizes. Where most bytes are state, the smallest budget is near the unconstrained
+ * peak, and the ladder's steps are cut into smaller ones. On each budget step a few states are tried: those with the
+ * least bound that leave none of the budget step, or some per cent of it, to prefetched copies. The bound is the
+ * busiest queue, which no schedule can beat. A budget is answered by the best of all budget steps that it reaches. The
+ * search goes from the highest downwards, until no state that fits a budget step has a bound below the best time
+ * found. Budget steps and states do not depend on the budget, so the answer is the fastest of a set that grows with
+ * it: a larger budget is never slower. The last budget step is the smallest budget. For large programs
+ * (descent_is_large) the ladder is coarse and the first budget step that yields a plan ends it, to answer within a
+ * second or a few.
  *
  * The unconstrained peak is one just in time. Where data parallel ranks gather copies and sum gradients, more memory
  * than that is useful: prefetched copies and gradients that wait for their bucket come on top, and each group saves
@@ -38,8 +40,11 @@
 #define MIN_STATES 12 /* states packed hard, those with the smallest live peaks */
 #define MIN_STATES_LARGE 2
 
-#define RUNGS_PER_OCTAVE 24 /* sizes of the ladder: 3 % apart */
+#define RUNGS_PER_OCTAVE 24 /* sizes of the ladder: 3 % apart, or a whole part of that */
 #define RUNGS_PER_OCTAVE_LARGE 6
+#define RUNGS_LEAST 20 /* from the unconstrained peak to the smallest budget, near it if most bytes are state */
+#define RUNGS_LEAST_LARGE 6
+#define RUNG_PARTS_MOST 64
 #define RUNG_SLACK 32 /* a 32nd of a budget_step is left to fragmentation */
 #define RUNGS_ABOVE 6 /* the unconstrained peak, twice it, and down to a 32nd more, each with half the excess of the
                          one above */
@@ -210,10 +215,10 @@ static int budget_step_first(const lade_planner *planner)
 static uint64_t budget_step_bytes(const lade_planner *planner, int budget_step)
 {
   const uint64_t unconstrained_bytes = planner->bounds.unconstrained_bytes;
-  int per_octave = is_large(planner) ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE;
+  const double per_octave = is_large(planner) ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE;
   if (budget_step < 0)
     return unconstrained_bytes + (unconstrained_bytes >> (RUNGS_ABOVE + budget_step));
-  return (uint64_t)((double)unconstrained_bytes * exp2(-(double)budget_step / per_octave));
+  return (uint64_t)((double)unconstrained_bytes * exp2(-budget_step / (per_octave * planner->ladder_parts)));
 }
 
 /* Return the bytes of this budget step that prefetched values may occupy. */
@@ -513,6 +518,18 @@ static int unconstrained_find(lade_planner *planner)
   return is_gathering ? ample_find(planner) : 0;
 }
 
+/* Return the parts into which each step of the ladder is cut, so that it has its least number of steps. */
+static double ladder_parts_find(const lade_planner *planner)
+{
+  const struct lade_plan_bounds *bounds = &planner->bounds;
+  if (bounds->min_bytes >= bounds->unconstrained_bytes)
+    return 1;
+  const double octaves = log2((double)bounds->unconstrained_bytes / (double)bounds->min_bytes);
+  const bool has_few = is_large(planner);
+  const double n_steps = octaves * (has_few ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE);
+  return LADE_MIN(LADE_MAX(ceil((has_few ? RUNGS_LEAST_LARGE : RUNGS_LEAST) / n_steps), 1), RUNG_PARTS_MOST);
+}
+
 int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds)
 {
   if (!planner->has_bounds) {
@@ -523,6 +540,7 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
     if (status)
       return status;
     planner->least.least_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
+    planner->ladder_parts = ladder_parts_find(planner);
     planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
     for (int w = 0; w < planner->n_stated; w++)
       planner->bounds.n_states += planner->trajectories[w].states.n;
