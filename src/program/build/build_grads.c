@@ -34,8 +34,6 @@
 
 #include "program/build/build_internal.h"
 
-static const struct lade_value nothing = {-1, 0, 0};
-
 /* True if gradients are summed over data parallel ranks in BF16. */
 static bool is_narrow(const struct builder *b)
 {
@@ -48,10 +46,11 @@ static bool is_narrow(const struct builder *b)
 static void sum_emit(struct builder *b, enum lade_axis axis, int param, struct value_place at, struct lade_value value,
                      uint64_t bytes)
 {
-  struct lade_value sum = value;
-  sum.version++;
+  struct lade_operand operand = {.buffer = at.buffer, .offset = at.offset, .bytes = value_bytes(b, value.tensor),
+                                 .role = LADE_ROLE_SRC, .access = LADE_READS_AND_MAKES, .reads = value, .makes = value};
+  operand.makes.version++;
   collective_begin(b, LADE_ALL_REDUCE, axis, param, value.microbatch, bytes);
-  operand_add(b, LADE_ROLE_SRC, at.buffer, LADE_READS_AND_MAKES, value, sum, at.offset, value_bytes(b, value.tensor));
+  operand_add(b, &operand);
 }
 
 static void all_reduce_emit(struct builder *b, enum lade_axis axis, int param, struct value_place at,
@@ -120,7 +119,7 @@ static void round_emit(struct builder *b, int param)
   instr->microbatch = (int16_t)(b->params->n_microbatches - 1);
   instr->predicted_ns =
       moves_ns(b, param, lade_dtype_bytes(b->graph->accumulator) + lade_dtype_bytes(b->graph->grad_dtype));
-  operand_add(b, LADE_ROLE_SRC, place.buffer, LADE_READS, value, nothing, place.offset, value_bytes(b, value.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, place, value, value_bytes(b, value.tensor));
   uint64_t bytes = value_bytes(b, rounded.tensor);
   b->block_buffers[param] = buffer_make(b, LADE_DEVICE, LADE_OWNER_GRADIENTS, bytes, false);
   operand_make(b, LADE_ROLE_DST, b->block_buffers[param], rounded, bytes);
@@ -139,10 +138,10 @@ static void norm_emit(struct builder *b, int param)
   instr->param = param;
   instr->microbatch = (int16_t)(b->params->n_microbatches - 1);
   instr->predicted_ns = share_ns(b, b->params->prices->grad_sumsq_ns[param]);
-  operand_add(b, LADE_ROLE_SRC, place.buffer, LADE_READS, value, nothing, place.offset, value_bytes(b, value.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, place, value, value_bytes(b, value.tensor));
   struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, 0};
-  operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, nothing, partials, (uint64_t)first * sizeof(double),
-              (uint64_t)(end - first) * sizeof(double));
+  operand_make_at(b, LADE_ROLE_DST, (struct value_place){b->partials, (uint64_t)first * sizeof(double)}, partials,
+                  (uint64_t)(end - first) * sizeof(double));
 }
 
 /* Return this rank's part of the sum of a gradient: all of it, or its block. */
@@ -177,10 +176,8 @@ static void cast_emit(struct builder *b, int param, int microbatch, struct held 
   instr->param = param;
   instr->microbatch = (int16_t)microbatch;
   instr->predicted_ns = n_blocks * moves_ns(b, param, both);
-  operand_add(b, LADE_ROLE_SRC, from.at.buffer, LADE_READS, from.value, nothing, from.at.offset,
-              value_bytes(b, from.value.tensor));
-  operand_add(b, LADE_ROLE_DST, to.at.buffer, LADE_MAKES, nothing, to.value, to.at.offset,
-              value_bytes(b, to.value.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, from.at, from.value, value_bytes(b, from.value.tensor));
+  operand_make_at(b, LADE_ROLE_DST, to.at, to.value, value_bytes(b, to.value.tensor));
 }
 
 /* Copy @from, as @narrow, into a buffer of its own. */
@@ -409,8 +406,7 @@ static void reduce_scatter_emit(struct builder *b, int param, int microbatch, st
   uint64_t bytes = value_bytes(b, whole.value.tensor);
   collective_begin(b, LADE_REDUCE_SCATTER, LADE_AXIS_SHARD, param, microbatch, bytes);
   operand_read(b, LADE_ROLE_SRC, whole.at.buffer, whole.value, bytes);
-  operand_add(b, LADE_ROLE_DST, block.at.buffer, LADE_MAKES, nothing, block.value, block.at.offset,
-              value_bytes(b, block.value.tensor));
+  operand_make_at(b, LADE_ROLE_DST, block.at, block.value, value_bytes(b, block.value.tensor));
 }
 
 /* A gradient in flight: this rank's addend, and the place of its block of the sum. */

@@ -9,6 +9,9 @@
 
 #include "program/build.h"
 
+/* The absence of a value, for the side of an operand that has none. */
+static const struct lade_value nothing = {-1, 0, 0};
+
 /* The place where a value begins. */
 struct value_place {
   int32_t buffer;
@@ -95,18 +98,23 @@ int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner ow
 
 /* Begin the next instruction; its operands follow. Never NULL. */
 struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue);
-void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
-                 struct lade_value makes, uint64_t offset, uint64_t bytes);
+
+/* Give the instruction its next operand, and let the operand's buffer live through the instruction. */
+void operand_add(struct builder *b, const struct lade_operand *operand);
+/* Add an operand that reads, or makes, @bytes of @value: at @at, or at the beginning of @buffer. */
+void operand_read_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes);
+void operand_make_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes);
 void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+/* Add an operand that consumes @value and makes its next version, in place. */
+void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+
 /*
  * Begin a collective; @bytes: of the whole vector; @param -1: of no parameter. A collective of a parameter joins the
  * one before it if that has its kind and axis and is of a parameter too: all those of one axis have one type.
  */
 void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
                       int microbatch, uint64_t bytes);
-/* Add an operand that consumes @value and makes its next version, in place. */
-void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 
 /* Return this rank's current gradient of @param: all, its block, or either rounded; and its place on the device. */
 struct lade_value grad_now(const struct builder *b, int param);
