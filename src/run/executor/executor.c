@@ -282,22 +282,26 @@ int lade_executor_publish(lade_executor *ex, const void *memo, size_t memo_bytes
 
 /* ---- between steps ---- */
 
+/* Return the memory of a microbatch's data, of which @buffers has the buffers; NULL: no instruction reads it here. */
+static int32_t *data_address(const lade_executor *ex, const int32_t *buffers, int microbatch)
+{
+  const int32_t buffer = buffers[microbatch];
+  return ex->is_dry || buffer < 0 ? NULL : executor_address(ex, ex->train.program, buffer, 0);
+}
+
 int32_t *lade_executor_tokens(lade_executor *ex, int microbatch)
 {
-  bool is_here = !ex->is_dry && ex->graph->tokens >= 0;
-  return is_here ? executor_address(ex, ex->train.program, ex->tokens[microbatch], 0) : NULL;
+  return data_address(ex, ex->tokens, microbatch);
 }
 
 int32_t *lade_executor_targets(lade_executor *ex, int microbatch)
 {
-  bool is_here = !ex->is_dry && ex->graph->targets >= 0;
-  return is_here ? executor_address(ex, ex->train.program, ex->targets[microbatch], 0) : NULL;
+  return data_address(ex, ex->targets, microbatch);
 }
 
 int32_t *lade_executor_first_keys(lade_executor *ex, int microbatch)
 {
-  bool is_here = !ex->is_dry && ex->graph->first_keys >= 0;
-  return is_here ? executor_address(ex, ex->train.program, ex->first_keys[microbatch], 0) : NULL;
+  return data_address(ex, ex->first_keys, microbatch);
 }
 
 const char *lade_executor_note(const lade_executor *ex)
@@ -322,20 +326,31 @@ const struct lade_span *lade_executor_spans(const lade_executor *ex)
 
 /* ---- start and end ---- */
 
-/* Fill the table of resident buffers by value, from the operands that name both. */
+/* Allocate a table of @n buffers, all of them absent (-1). NULL: out of memory. */
+static int32_t *buffers_make(size_t n)
+{
+  int32_t *buffers = malloc((n + 1) * sizeof(*buffers));
+  if (buffers)
+    memset(buffers, -1, (n + 1) * sizeof(*buffers));
+  return buffers;
+}
+
+/*
+ * Fill the table of resident buffers by value, from the operands that name both. A value that no instruction of this
+ * stage reads or makes stays absent: a stage without layers has the graph's first keys, but no attention to read them.
+ */
 static int residents_find(lade_executor *ex)
 {
   const struct lade_program *program = ex->params.plan->train;
   const struct lade_model_graph *graph = ex->graph;
-  size_t n_values = (size_t)lade_value_count(graph), n = (size_t)program->n_microbatches;
-  ex->resident = malloc(n_values * sizeof(*ex->resident));
-  ex->tokens = calloc(n, sizeof(*ex->tokens));
-  ex->targets = calloc(n, sizeof(*ex->targets));
-  ex->first_keys = calloc(n, sizeof(*ex->first_keys));
-  ex->losses = calloc(n, sizeof(*ex->losses));
+  const size_t n = (size_t)program->n_microbatches;
+  ex->resident = buffers_make((size_t)lade_value_count(graph));
+  ex->tokens = buffers_make(n);
+  ex->targets = buffers_make(n);
+  ex->first_keys = buffers_make(n);
+  ex->losses = buffers_make(n);
   if (!ex->resident || !ex->tokens || !ex->targets || !ex->first_keys || !ex->losses)
     return -ENOMEM;
-  memset(ex->resident, -1, n_values * sizeof(*ex->resident));
   for (int i = 0; i < program->n_operands; i++) {
     const struct lade_operand *operand = &program->operands[i];
     if (!program->buffers[operand->buffer].is_resident)
