@@ -2,30 +2,30 @@
 /*
  * Emission: from a complete gradient to its sums of squares.
  *
- * On one rank the sums of squares come at once, while the gradient is on the device. Among several ranks it is first
- * summed over them, on a queue of its own, while the backward half goes on. The compute queue uses the sum as late as
- * possible: sums of squares come when the gradient leaves the device, when its parameter is updated within the backward
- * half, or after all steps.
+ * On one rank the sums of squares follow at once, while the gradient is on the device. On several ranks the gradient is
+ * first summed over them, on a queue of its own, beside the rest of the backward half. The compute queue uses the sum
+ * as late as possible: sums of squares follow when the gradient leaves the device, when its parameter is updated within
+ * the backward half, or after all steps.
  *
- * Where state is in shards (ZeRO), a reduce-scatter leaves each rank its block of the sum. Stage 1 reduces the gradient
- * of all microbatches, in place. Stages 2 and 3 reduce each microbatch's gradient and add it to the block, so no whole
- * gradient outlives its microbatch. The block may wait outside the device for the next microbatch's, as liveness.c
- * says, and is copied in for the addition. With replicas of shards (hybrid sharding) complete blocks are summed over
- * the replicas, too.
+ * If state is in shards (ZeRO), a reduce-scatter leaves each rank its block of the sum. Stage 1 reduces the gradient of
+ * all microbatches, in place. Stages 2 and 3 reduce each microbatch's gradient and add it to the block, so no whole
+ * gradient outlives its microbatch. Until the next microbatch the block may wait outside the device (liveness.c decides
+ * it); it is copied in for the addition. With replicas of shards (hybrid sharding) complete blocks are also summed over
+ * the replicas.
  *
  * With sums in BF16 a gradient is narrowed before it goes to other ranks, and the sum is widened to the place of an F32
  * sum. Tensor parallel ranks and both ends of a pipeline still sum in F32.
  *
- * Gradients are reduced in batches, as liveness.c says: their collectives stand together and form groups. The compute
- * queue's work on a reduction in flight (add it, widen it, round it, copy it home) comes REDUCTIONS_IN_FLIGHT batches
- * later.
+ * liveness.c divides reductions into batches. The collectives of a batch are adjacent in the list and form groups. The
+ * compute queue's work on a reduction in flight (add it, widen it, round it, copy it to its tier) follows
+ * REDUCTIONS_IN_FLIGHT batches later.
  *
- * A table that is tied over the ends of a pipeline is then summed over the first and the last stage, behind all steps.
- * The last stage completes it long before the first, and waiting there for the first stage would deadlock. So its
- * gradient leaves last, with optimizer_in_backward too.
+ * The gradient of a table that both ends of a pipeline hold is then summed over the first and the last stage, after all
+ * steps. The last stage completes it long before the first, and would deadlock if it waited for the first stage there.
+ * So this gradient is reduced last, with optimizer_in_backward too.
  *
- * Where the update takes gradients in another type than the accumulator's, a gradient is rounded once, when it is
- * complete over all ranks. Sums of squares, copies and the update use the rounded gradient, and the memory of the other
+ * If the update takes gradients in another type than the accumulator's, a gradient is rounded once, when it is complete
+ * over all ranks. Sums of squares, copies and the update use the rounded gradient, and the memory of the unrounded one
  * is free.
  *
  * A microbatch's loss is summed over ranks before it goes to the host, where the mean is taken.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of emission: build_instr.c has what the list is made of, build.c writes the list, build_grads.c the
- * instructions that complete gradients, build_state.c those that update parameters. Errors of memory stick in the
- * builder.
+ * Internals of emission: build_instr.c appends buffers, instructions and operands; build.c writes the list,
+ * build_grads.c the instructions that complete gradients, build_state.c those that update parameters. The builder keeps
+ * a failure of memory, and its user checks for it once.
  */
 #ifndef LADE_BUILD_INTERNAL_H
 #define LADE_BUILD_INTERNAL_H
@@ -60,7 +60,7 @@ struct builder {
   const int32_t *update_ends; /* by parameter: steps that come before its update */
   const struct live_ranges *live;
   int status;
-  struct lade_instr spare; /* where fields go once memory is out; never read */
+  struct lade_instr spare; /* receives the fields of instructions once memory is out; never read */
   LADE_ARRAY(struct lade_instr) instrs;
   LADE_ARRAY(struct lade_operand) operands;
   LADE_ARRAY(struct lade_buffer) buffers;
@@ -122,7 +122,7 @@ struct value_place grad_place(const struct builder *b, int param);
 
 /* Return the bytes that this rank gives value @tensor. */
 uint64_t value_bytes(const struct builder *b, int tensor);
-/* Return the value as it is now: gradients have had so many additions. */
+/* Return the value at this point of the list: the version of a gradient is the number of its additions. */
 struct lade_value value_now(const struct builder *b, int value);
 /* Emit one copy, read or write: @makes is @reads, or this rank's block of it. */
 void move_emit(struct builder *b, struct value_place src, struct lade_value reads, struct value_place dst,

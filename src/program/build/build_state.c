@@ -2,16 +2,16 @@
 /*
  * Emission: working copies in shards, and the end of a step.
  *
- * When all gradients are complete (build_grads.c) come the clip result over their sums of squares, and then the
- * updates, each at its parameter's home tier. Where state is in shards the update is of this rank's block, and the
- * working copy is gathered again: at once where it lives whole on the device, else before each use (weight_gather_emit,
- * at the slots of liveness.c). Gathers of one slot, or of consecutive updates, stand together and form a group.
+ * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed, and then the
+ * updates run, each at its parameter's home tier. If state is in shards, this rank updates its block, and the working
+ * copy is gathered again: at once if it is whole on the device, else before each use (at the slots of liveness.c).
+ * Gathers of one slot, or of consecutive updates, are adjacent in the list and form a group.
  *
- * A working copy on a device that the update does not reach is copied to the host before it and back after it. The copy
- * of the next parameter overlaps the update.
+ * If the update does not reach the device, a working copy there is copied to the host before its update and back after
+ * it. The copies of the next parameter overlap the update.
  *
  * With optimizer_in_backward a parameter has its own clip result and is updated inside the backward half. Only a table
- * that is tied over the ends of a pipeline is updated behind all steps, because its gradient is complete there.
+ * that both ends of a pipeline hold is updated after all steps, because its gradient is complete there.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -124,7 +124,7 @@ static int files_open(lade_session *s, struct lade_error *error)
   if (!s->params.is_durable)
     return 0;
   if (!s->params.store)
-    return lade_error_set(error, -EINVAL, "--durable means nothing without --store");
+    return lade_error_set(error, -EINVAL, "--durable has no effect without --store");
   if (s->params.is_dry || s->params.is_plan_only)
     return 0;
   const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = s->params.store,
@@ -192,8 +192,8 @@ static int found_compare(const lade_session *s, const struct memo_found *all, in
   int first = 0, last = 0;
   for (int rank = 1; rank < n; rank++) {
     if (all[rank].is_durable != all[0].is_durable)
-      return lade_error_set(error, -EINVAL, "rank %d does not do what the first rank does: --durable at one of them "
-                            "only; all ranks take the same options and files", rank);
+      return lade_error_set(error, -EINVAL, "rank %d differs from the first rank: --durable at one of them only; give "
+                            "all ranks the same options and files", rank);
     first = all[rank].generation < all[first].generation ? rank : first;
     last = all[rank].generation > all[last].generation ? rank : last;
   }
