@@ -150,10 +150,10 @@ LADE_API void lade_allocator_get_error(lade_allocator *allocator, struct lade_er
 /* ---- liblade-allocator.so ---- */
 
 /*
- * The same with one allocator for the process, which its first call creates and which lives as long as the process, in
- * the signatures of PyTorch's CUDAPluggableAllocator. Link with `pkg-config --libs lade-allocator`, or open it with
- * dlopen; it needs liblade.so and no library of CUDA. The variable LADE_ALLOCATOR_LIMIT ("20GiB", or bytes) is the
- * limit of each device, unless lade_plugged_limit sets it first.
+ * One allocator for the process, with the signatures of PyTorch's CUDAPluggableAllocator. The first call creates it,
+ * and it lives as long as the process. Link with `pkg-config --libs lade-allocator`, or open the library with dlopen;
+ * it needs liblade.so and no library of CUDA. The variable LADE_ALLOCATOR_LIMIT ("20GiB", or bytes) is the limit of
+ * each device, unless lade_plugged_limit sets another one first. Any thread.
  */
 #define LADE_PLUGGED __attribute__((visibility("default")))
 
@@ -172,7 +172,7 @@ LADE_PLUGGED void *lade_plugged_alloc_or_throw(ssize_t size, int device, void *s
 /* Free a block; @size is not used. A failure changes nothing, and lade_plugged_error describes it. */
 LADE_PLUGGED void lade_plugged_free(void *address, ssize_t size, int device, void *stream);
 
-/* Record that work of @stream uses the block, as lade_allocator_record. A failure is that of lade_plugged_error. */
+/* Record that work of @stream uses the block, as lade_allocator_record. lade_plugged_error describes a failure. */
 LADE_PLUGGED void lade_plugged_record_stream(void *address, void *stream);
 
 /* Return idle memory to the devices: PyTorch's reset function, behind torch.cuda.empty_cache. */

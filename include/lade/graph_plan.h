@@ -2,30 +2,29 @@
 /*
  * lade/graph_plan.h - plan a step of your own (lade/graph.h) inside a byte budget.
  *
- * Between two uses of a storage its bytes can stay on the device; a made storage can be dropped, and ops run again to
- * make it for the next use; any storage can be put to the host or to a store and got back. A plan is the list of
- * instructions that does so: every op once, in the given order, and between them ops that run again, drops and moves.
+ * Between two uses a storage can stay on the device. A made storage can also be dropped: then ops run again to make it
+ * for the next use. Any storage can be put to the host or to a store, and got back. A plan is the list of instructions
+ * that does so: every op once, in the given order, and between the ops the redos, drops, puts and gets.
  *
- * The peak of a list: while an op runs, the storages that it reads, writes and updates and its scratch are on the
- * device, beside everything else that is live. A made storage is live from the first instruction that writes it, or
- * that gets it, to its drop or its put. Every list states all drops. A given storage is live throughout, unless it is
- * moved; one of another tier is got for its uses, and put back if an op changed it. The peak counts live bytes, for
- * callers whose framework places memory. lade/step.h finds lists whose addresses fit, and runs them.
+ * The peak of a list counts live bytes. While an op runs, its scratch and the storages that it reads, writes or updates
+ * are live, beside all other live storages. A made storage is live from the first instruction that writes or gets it to
+ * its drop or its put. Every list states all drops. A given storage of the device is live throughout, unless the list
+ * moves it. A given storage of another tier is got for its uses, and put back if an op changed it. lade/step.h finds
+ * lists whose addresses fit a budget, and runs them; callers whose framework places memory use live bytes.
  *
  * With a budget on another tier a given storage of the device may wait there while no op uses it, also before its first
- * use and behind its last; it is back at the end. So the peak is at least the bytes of all of the device's given
- * storages.
+ * use and after its last. It is back on the device at the end of the step, so the peak is at least the bytes of all
+ * given storages of the device.
  *
- * Transfers run beside ops. A put stands where its bytes are not needed any more: the copy begins there, and the bytes
- * are free when it ends. A get stands where the copy may begin, often some ops before the first that needs it. The
- * predicted time knows one path out and one in for each tier; ops wait for operands that are still under way, and for
- * puts whose bytes they need.
+ * Transfers run beside ops. A put stands after the last use of its bytes: the copy begins there, and the bytes are free
+ * when the copy ends. A get stands where its copy may begin, often some ops before its use. The predicted time has one
+ * path out and one path in for each tier. Ops wait for gets of their operands, and for puts whose bytes they need.
  *
  * The search can stop at any time: it starts from a list that fits and improves it until its iterations or seconds end.
  * Without a time limit the result depends on graph, parameters and seed alone. Before a list is returned, code that
  * shares nothing with the search replays it.
  *
- * The library never prints. Nothing of the arguments but the graph is kept.
+ * The library never prints. A plan borrows its graph and keeps no other argument.
  */
 #ifndef LADE_GRAPH_PLAN_H
 #define LADE_GRAPH_PLAN_H
@@ -54,7 +53,7 @@ struct lade_graph_path {
 struct lade_graph_plan_params {
   size_t struct_size;         /* sizeof(struct lade_graph_plan_params) */
   uint64_t budget_bytes;      /* of the device, or one of the constants above */
-  uint64_t host_budget_bytes; /* of storages that wait on the host at one time, and do not live there; 0: none */
+  uint64_t host_budget_bytes; /* of storages that wait there at one time; given ones of that tier do not count */
   uint64_t store_budget_bytes;
   struct lade_graph_path to_host, from_host, to_store, from_store;
   /*
@@ -88,7 +87,7 @@ struct lade_graph_plan_info {
   uint64_t unconstrained_bytes; /* peak of the list without redos and moves */
   uint64_t min_budget_bytes;   /* the smallest budget that a search found; not a proof that a smaller one fails */
   uint64_t floor_bytes;        /* lower bound on any list's peak: the largest need of one op, or the given storages */
-  uint64_t host_bytes, store_bytes; /* most bytes that are there at once */
+  uint64_t host_bytes, store_bytes; /* most bytes in these tiers at one time */
   int64_t base_ns;             /* sum over all ops, once each */
   int64_t compute_ns;          /* sum over all ops that run, redos included */
   int64_t bound_ns;            /* no list within the budget has a smaller predicted_step_ns */
@@ -132,12 +131,13 @@ struct lade_graph_totals {
   uint64_t moved_bytes;
 };
 /*
- * Replay a list, yours or a plan's, with code that shares nothing with the search: every op once and in order, every
- * operand on the device and at its version, every drop and move of what is there, results and given storages as they
- * must be at the end. -EINVAL with the first instruction that is wrong in @error; -ENOMEM. O(operands). Any thread.
+ * Replay a list, yours or a plan's, with code that shares nothing with the search, and count its totals. The replay
+ * checks that every op runs once and in order, that every operand is on the device and at its version, that drops and
+ * moves name storages that are present, and that results and given storages are in their tiers at the end. -EINVAL with
+ * the first wrong instruction in @error; -ENOMEM. O(operands). Any thread.
  */
 LADE_API int lade_graph_replay(const lade_graph *graph, const struct lade_graph_instr *instrs, int n_instrs,
-                               struct lade_error *error, struct lade_graph_totals *ret_replay);
+                               struct lade_error *error, struct lade_graph_totals *ret_totals);
 
 #ifdef __cplusplus
 }

@@ -131,7 +131,7 @@ typedef struct lade_stepper lade_stepper;
  */
 LADE_API int lade_step_create(const lade_graph *graph, const struct lade_step_params *params, struct lade_error *error,
                               struct lade_step_info *ret_info, lade_stepper **ret_stepper);
-/* Free a stepper. NULL is allowed. pre: no run is in progress. */
+/* Free a stepper and its memory on all tiers. NULL is allowed. pre: no run is in progress. Blocks. */
 LADE_API void lade_step_destroy(lade_stepper *stepper);
 
 /*
@@ -142,7 +142,7 @@ LADE_API void lade_step_destroy(lade_stepper *stepper);
  */
 LADE_API int lade_step_run(lade_stepper *stepper, struct lade_step_measures *ret_measures, struct lade_error *error);
 
-/* Fill the planned figures. -EINVAL for a wrong struct_size. Never blocks. */
+/* Return the planned figures. -EINVAL for a wrong struct_size. Never blocks. */
 LADE_API int lade_step_get_info(const lade_stepper *stepper, struct lade_step_info *ret_info);
 
 /*

@@ -68,8 +68,8 @@ enum lade_axis {
   LADE_AXIS_EXPERT_DP, /* replicas of the same experts: dp / ep */
   LADE_AXIS_SHARD,     /* holders of one sharded copy of the state: inside dp */
   LADE_AXIS_REPLICATE, /* holders of the same shard: dp / shard */
-  LADE_AXIS_EMBED,     /* the first and the last stage, where a token table is tied; stages between are alone */
-  LADE_AXIS_KV,        /* holders of the same key head, where tp is more than there are: inside tp */
+  LADE_AXIS_EMBED,     /* the first and the last stage, which share a tied token table; other stages are alone */
+  LADE_AXIS_KV,        /* holders of the same KV head, if tp is larger than the number of KV heads: inside tp */
   LADE_N_AXES
 };
 
@@ -97,9 +97,9 @@ struct lade_error {
 };
 
 /*
- * Fill @error (may be NULL) from a printf format and return @code. A failing path
- * reads `return lade_error_set(error, -EINVAL, "...")`. A @code of 0 or more counts as -EINVAL. Any thread. Never
- * blocks.
+ * Fill @error (may be NULL) from a printf format and return @code. A failing path reads
+ * `return lade_error_set(error, -EINVAL, "...")`. A @code of 0 or more counts as -EINVAL.
+ * Any thread. Never blocks.
  */
 LADE_API int lade_error_set(struct lade_error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -337,31 +337,40 @@ static int scale_build(struct lade_build *build, const char *name, int x, float 
   return lade_build_out(build, lade_build_op(build, LADE_OP_SCALE, name, &attr, &x), 0);
 }
 
-/* Build a branch's last product, of @x, the norm after it, and the product with the residual's scale. */
-static struct branch branch_finish(struct lade_build *build, int64_t i_layer, const char *op_name,
-                                   const char *reduce_name,
-                                   int x, int weight, int64_t n_in, const char *name, enum lade_bias bias_part,
-                                   const char *post)
+/* The last product of a branch, and the names of the ops after it. */
+struct branch_end {
+  const char *prefix;       /* of the names of its ops: "attn", "mlp" */
+  const char *product_name; /* "attn.proj", "mlp.down" */
+  int x, weight;
+  int64_t n_in;             /* columns of the weight */
+  const char *param_name;   /* of the weight, for the bias's name */
+  enum lade_bias bias_part;
+  const char *post_norm;    /* name of the parameters of the norm after it, if the family has such norms */
+};
+
+/* Build a branch's last product, its sum over ranks, the norm after it, and the product with the residual's scale. */
+static struct branch branch_finish(struct lade_build *build, int64_t i_layer, const struct branch_end *end)
 {
   const float scale = build->graph->model.residual_scale;
   const bool is_in_product = has_post_norms(build) || scale > 0;
-  struct lade_op_attr row = lade_attr_row(build, n_in);
+  struct lade_op_attr row = lade_attr_row(build, end->n_in);
   struct branch branch = {-1, -1};
-  int bias = is_in_product ? out_bias_param(build, i_layer, name, bias_part, true) : -1;
+  char name[LADE_NAME_BYTES];
+  int bias = is_in_product ? out_bias_param(build, i_layer, end->param_name, end->bias_part, true) : -1;
   row.is_bias_shared = is_in_product;
-  int product = lade_build_op(build, LADE_OP_MATMUL, op_name, &row, (int[]){x, weight, bias});
-  branch.x = lade_build_leave(build, reduce_name, lade_build_out(build, product, 0));
+  int product = lade_build_op(build, LADE_OP_MATMUL, end->product_name, &row, (int[]){end->x, end->weight, bias});
+  snprintf(name, sizeof(name), "%s.reduce", end->prefix);
+  branch.x = lade_build_leave(build, name, lade_build_out(build, product, 0));
   if (!is_in_product) {
-    branch.bias = out_bias_param(build, i_layer, name, bias_part, false);
+    branch.bias = out_bias_param(build, i_layer, end->param_name, end->bias_part, false);
     return branch;
   }
-  char next_name[LADE_NAME_BYTES];
-  snprintf(next_name, sizeof(next_name), "%.8s.norm", reduce_name);
+  snprintf(name, sizeof(name), "%s.post_norm", end->prefix);
   if (has_post_norms(build))
-    branch.x = norm_build(build, next_name, branch.x, norm_param(build, i_layer, post));
-  snprintf(next_name, sizeof(next_name), "%.8s.scale", reduce_name);
+    branch.x = norm_build(build, name, branch.x, norm_param(build, i_layer, end->post_norm));
+  snprintf(name, sizeof(name), "%s.scale", end->prefix);
   if (scale > 0)
-    branch.x = scale_build(build, next_name, branch.x, scale);
+    branch.x = scale_build(build, name, branch.x, scale);
   return branch;
 }
 
@@ -389,8 +398,10 @@ static struct branch attention_build(struct lade_build *build, int64_t i_layer, 
   *ret_h = x = lade_build_enter(build, "attn.gather", x);
   int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", &column, (int[]){x, qkv_weight, qkv_bias});
   int out = heads_build(build, i_layer, lade_build_out(build, qkv, 0), sinks);
-  return branch_finish(build, i_layer, "attn.proj", "attn.reduce", out, out_weight, n_in, row->out, LADE_BIAS_OUT,
-                       row->post_1);
+  const struct branch_end end = {.prefix = "attn", .product_name = "attn.proj", .x = out, .weight = out_weight,
+                                 .n_in = n_in, .param_name = row->out, .bias_part = LADE_BIAS_OUT,
+                                 .post_norm = row->post_1};
+  return branch_finish(build, i_layer, &end);
 }
 
 /* Return the op of the MLP's activation, with its name. */
@@ -424,8 +435,10 @@ static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h,
   int wide = lade_build_op(build, LADE_OP_MATMUL, row->is_gated ? "mlp.gate_up" : "mlp.fc", &column,
                            (int[]){h, weight, bias});
   int act = lade_build_op(build, kind, name, &attr, (int[]){lade_build_out(build, wide, 0)});
-  return branch_finish(build, i_layer, row->is_gated ? "mlp.down" : "mlp.proj", "mlp.reduce",
-                       lade_build_out(build, act, 0), down, model->hidden, row->down, LADE_BIAS_MLP, row->post_2);
+  const struct branch_end end = {.prefix = "mlp", .product_name = row->is_gated ? "mlp.down" : "mlp.proj",
+                                 .x = lade_build_out(build, act, 0), .weight = down, .n_in = model->hidden,
+                                 .param_name = row->down, .bias_part = LADE_BIAS_MLP, .post_norm = row->post_2};
+  return branch_finish(build, i_layer, &end);
 }
 
 /* Build the sum of @residual and a branch, and with @norm the next norm. Return the op. */

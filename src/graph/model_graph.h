@@ -151,8 +151,8 @@ int lade_model_preset(const char *name, struct lade_model *ret_model, struct lad
 /* Return the name of preset @i, NULL past the end. */
 const char *lade_model_preset_name(int i);
 /*
- * Load a HuggingFace config.json of either family; @path is the file, or the directory that has it. -ENOENT; -EBADMSG
- * if it is not JSON; -EINVAL with field, value and expected value.
+ * Load a HuggingFace config.json of any family (enum lade_family); @path is the file, or the directory that has it.
+ * -ENOENT; -EBADMSG if it is not JSON; -EINVAL with field, value and expected value.
  */
 int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error);
 /* Check that every field is in range and divides as it must. -EINVAL. */

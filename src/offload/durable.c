@@ -99,25 +99,33 @@ static int refused(const struct lade_durable *d, int code, const char *name, con
 
 /* ---- files ---- */
 
-/* Read or write @bytes; @point selects the direction. A transfer of 0 bytes returns @code_of_none. */
-static int bytes_move(const struct lade_durable *d, enum lade_fault_point point, int fd, char *at, uint64_t bytes,
-                      uint64_t offset, int code_of_none)
+/* Bytes in memory and their place in a file. */
+struct file_range {
+  int fd;
+  char *data;
+  uint64_t bytes, offset;
+};
+
+/* Read or write @rest; @point selects the direction. A system call that moves 0 bytes ends it with @code_of_none. */
+static int bytes_move(const struct lade_durable *d, enum lade_fault_point point, struct file_range rest,
+                      int code_of_none)
 {
   const bool is_write = point == LADE_FAULT_FILE_WRITE;
   int n_tries = 0;
-  while (bytes) {
+  while (rest.bytes) {
     const int fault = lade_fault(d->params.faults, point);
     ssize_t n = fault;
     if (!fault)
-      n = is_write ? pwrite(fd, at, bytes, (off_t)offset) : pread(fd, at, bytes, (off_t)offset);
+      n = is_write ? pwrite(rest.fd, rest.data, rest.bytes, (off_t)rest.offset)
+                   : pread(rest.fd, rest.data, rest.bytes, (off_t)rest.offset);
     const int code = fault ? fault : n < 0 ? -errno : n ? 0 : code_of_none;
     if (lade_retry(code, &n_tries))
       continue;
     if (code)
       return code;
-    at += n;
-    bytes -= (uint64_t)n;
-    offset += (uint64_t)n;
+    rest.data += n;
+    rest.bytes -= (uint64_t)n;
+    rest.offset += (uint64_t)n;
     n_tries = 0;
   }
   return 0;
@@ -125,13 +133,15 @@ static int bytes_move(const struct lade_durable *d, enum lade_fault_point point,
 
 static int bytes_write(const struct lade_durable *d, int fd, const void *data, uint64_t bytes, uint64_t offset)
 {
-  return bytes_move(d, LADE_FAULT_FILE_WRITE, fd, (char *)(uintptr_t)data, bytes, offset, -EIO);
+  const struct file_range range = {fd, (char *)(uintptr_t)data, bytes, offset};
+  return bytes_move(d, LADE_FAULT_FILE_WRITE, range, -EIO);
 }
 
 /* Read @bytes at @offset. -EBADMSG: the file ends before. */
 static int bytes_read(const struct lade_durable *d, int fd, void *data, uint64_t bytes, uint64_t offset)
 {
-  return bytes_move(d, LADE_FAULT_FILE_READ, fd, data, bytes, offset, -EBADMSG);
+  const struct file_range range = {fd, data, bytes, offset};
+  return bytes_move(d, LADE_FAULT_FILE_READ, range, -EBADMSG);
 }
 
 static int data_sync(const struct lade_durable *d, int fd)

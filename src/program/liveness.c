@@ -6,18 +6,18 @@
  * behind each gap in which the residency moves or drops it. Then the copies of each range get a slot, a position
  * between two steps.
  *
- * Just in time, a copy out stands right behind the last use and a copy in right before the first. With prefetch, slots
- * follow a timeline of the compute queue alone. Copies out are laid one after another on their link, each from the time
- * when its value is ready; the memory is held until the copy's predicted end. Copies in are laid backwards from the
- * time of first use. Both move only as far as live bytes stay within the prefetch limit. The position of a copy in the
- * list does not delay it, because its queue runs ahead as far as its waits allow. The position decides which memory is
- * taken while the copy runs. O(uses + ranges log ranges + positions that copies are moved over).
+ * Without prefetch, a copy out stands right after the last use and a copy in right before the first. With prefetch,
+ * slots follow a timeline of the compute queue alone. Copies out are laid one after another on their link, each from
+ * the time when its value is ready; the memory is held until the copy's predicted end. Copies in are laid backwards
+ * from the time of first use. Both move only as far as live bytes stay within the prefetch limit. The position of a
+ * copy in the list does not delay it, because its queue runs ahead as far as its waits allow. The position decides
+ * which memory is taken while the copy runs. O(uses + ranges log ranges + positions that copies are moved over).
  *
  * A collective costs its latency even for few bytes, and a transformer block has a dozen tensors. So working copies
  * that are gathered for one unit are prefetched together, to the slot of the first. A complete gradient may wait for
  * the next ones and be reduced together with them: a bucket, of plan_bucket_bytes at most, of one microbatch. A
  * gradient that waits for its update on the device anyway costs no extra memory. Others wait only if their bytes stay
- * within the prefetch limit. Gradients do not wait just in time (no prefetch), nor with optimizer_in_backward.
+ * within the prefetch limit. Without prefetch, and with optimizer_in_backward, no gradient waits.
  *
  * Where each microbatch's gradient is summed over ranks, this rank's block of the sum waits for the next microbatch.
  * The gap between two reductions is a gap of the gradient like any other, and its copies are placed with the

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lower the list of instructions of a plan of a caller's own step (lade/graph_plan.h) to a program (program.h): the
- * same instructions, buffers with lifetimes and operands with values that a model's builder makes, so that packer,
- * waits, simulation and proof serve both.
+ * Lower the plan of a caller's own step (lade/graph_plan.h) to a program (program.h). The program has the instructions,
+ * buffers with lifetimes, and operands with values that the builder of models makes too. So packer, waits, simulation
+ * and proof serve both.
  *
  *   op, redo   a compute instruction on the queue that the graph names, with one operand for each storage that the op
  *              uses and one for its scratch
@@ -10,8 +10,8 @@
  *              device's memory
  *   drop       no instruction: the buffer's lifetime ends with its last operand
  *
- * A storage is one value at a time, whole: (storage, 0, version), with the versions of the graph (graph/graph.h). A
- * write of a part, except of a storage that no op wrote before, consumes the version before and makes the next.
+ * A storage holds one value at a time: (storage, 0, version), with the versions of the graph (graph/graph.h). A write
+ * of a part of a storage consumes its version and makes the next, unless no op has written the storage before.
  */
 #ifndef LADE_LOWER_H
 #define LADE_LOWER_H

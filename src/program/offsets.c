@@ -2,14 +2,15 @@
 /*
  * Placement: offsets for a program's buffers, the resulting peaks, and bytes by owner.
  *
- * Each space is packed by itself: a buffer is a rectangle, its lifetime in list positions wide and its bytes high.
- * Buffers that another program over the same arena has already placed keep their offsets: residents of training, when
- * the evaluation is placed. Resident buffers in the store stand first, one after another. They overlap every other
- * lifetime, so this costs no bytes, and the graph alone tells where durable state lies.
+ * Each space is packed by itself: a buffer is a rectangle, as wide as its lifetime in list positions and as high as its
+ * bytes. Buffers that another program over the same arena has already placed keep their offsets: the evaluation keeps
+ * the residents of training. Resident buffers in the store come first, one after another. Their lifetimes overlap every
+ * other one, so this costs no bytes, and the offsets of durable state depend on the graph alone.
  *
- * In a caller's own step given storages stand first in every space. All of them are there at the start of a step, so
- * this costs no bytes then. Those that leave the device for a while come behind those that do not, so that their room
- * is one range meanwhile. The buffers of such a storage at the start and at the end of the list get one offset.
+ * In a caller's own step given storages come first in every space. All of them are present at the start of a step, so
+ * this costs no bytes there. Given storages that leave the device for a while follow those that stay, so that the bytes
+ * that they free are one range. Such a storage has one buffer at the start of the list and one at its end; both get one
+ * offset.
  *
  * Effort beyond the fast pass is spent on the device alone, because its bytes are the scarce ones.
  *

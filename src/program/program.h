@@ -221,14 +221,14 @@ struct lade_program {
 };
 
 /*
- * Return the bytes that element-for-element hold value @tensor (any microbatch) of the whole graph, as checkpoints have
- * it.
+ * Return the bytes of value @tensor (any microbatch) of the graph without padding and without shards, the length that
+ * checkpoints use.
  */
 uint64_t lade_value_bytes(const struct lade_model_graph *graph, int tensor);
 /*
- * Return the bytes of the store for all parameters with their state if the store is their home tier, in whole granules:
- * as a rank of @layout has them, whole or in blocks; NULL: whole. They stand first in the store: parameter by
- * parameter, the working copy and then the parts.
+ * Return the bytes in the store of all parameters with their state if the store is their home tier, in whole granules.
+ * A rank of @layout holds them whole or in blocks; NULL: whole. They are the first bytes of the store, parameter by
+ * parameter: the working copy, then the parts of its state.
  */
 uint64_t lade_state_store_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout);
 
@@ -285,14 +285,14 @@ enum lade_dtype lade_value_dtype(const struct lade_model_graph *graph, int tenso
 /* Return the bytes of @n_elements of @part. */
 uint64_t lade_part_bytes(const struct lade_model_graph *graph, enum lade_part part, int64_t n_elements);
 /*
- * Layout of the state of a parameter at home in the store. It begins at the first of its parts' buffers, which are
- * contiguous. It lies grain by grain, of each the residual, m and v; the scales of m and of v follow the last grain.
- * Consecutive grains are therefore one range (state_layout.c has a picture). All offsets are multiples of
- * LADE_BUFFER_ALIGN. A part's checksums are those of its own buffer's granules, as if it lay there. States of
- * parameters with contiguous buffers are contiguous too, from the first buffer on, so none lies behind its own buffer.
+ * Layout of the state of a parameter whose home tier is the store. The buffers of its parts are contiguous, and the
+ * state begins at the first of them. Each grain has its residual, its m and its v; the scales of m and of v follow the
+ * last grain. Consecutive grains are therefore one range (state_layout.c has a picture). All offsets are multiples of
+ * LADE_BUFFER_ALIGN. A part's checksums are stored under the granules of its own buffer, wherever the bytes are. States
+ * of parameters with contiguous buffers are contiguous too.
  *
- * lade_state_bytes: bytes of the grains of the first @n_elements. The others: bytes of all their scales; and the place
- * where @part, of @n_held elements, has its piece of the grain from @first on. Scales are one piece (@first 0).
+ * Return the bytes of the grains of the first @n_elements; the bytes of all scales of @n_elements; the offset of @part,
+ * of @n_held elements, in the grain that begins at element @first. Scales are one piece, at @first 0.
  */
 uint64_t lade_state_bytes(const struct lade_model_graph *graph, int64_t n_elements);
 uint64_t lade_state_scales_bytes(const struct lade_model_graph *graph, int64_t n_elements);

@@ -8,11 +8,11 @@
  * budgets need.
  *
  * A parameter has two home tiers: that of its optimizer state, where AdamW runs, and that of its working copy, which is
- * the same or nearer to the device. (State is larger, and used once a step: where there is room for it there is room
- * for the working copy.) A working copy at home on the device is resident there. At home elsewhere it is fetched before
- * use. Between its uses the fetched copy is dropped by the same choices as an activation's; nothing is written back,
- * because the copy at home is valid. An update reads and writes it at its home, or in a copy on the host if the
- * processor cannot reach that.
+ * the same or nearer to the device. (State is larger and is used once a step, so a tier with room for the state has
+ * room for the working copy.) A working copy whose home is the device is resident there. From another home tier it is
+ * fetched before each use. Between uses the fetched copy is dropped by the same choices as an activation; no bytes are
+ * written back, because the copy in the home tier is valid. An update reads and writes the working copy in its home
+ * tier, or a copy on the host if the processor cannot reach that tier.
  *
  * A gradient is made on the device and travels to its update. Its saved gap is the one between two microbatches, and
  * the wait for the update if that streams from the store. If each microbatch's gradient is summed over ranks, it is the
@@ -21,9 +21,9 @@
  * Updates come after all steps, or in the backward half: each as soon as no step adds to the gradient or reads the
  * parameter any more, so that its gradient waits for no other.
  *
- * An optional value (lade_op.optional) that is to be recomputed is not made at all: its reader makes it piece by piece.
+ * An optional value (lade_op.optional) that is to be recomputed is never made: its reader computes it piece by piece.
  *
- * Choices are the same for all microbatches: they are the same value at different times.
+ * All microbatches of a tensor have one choice.
  */
 #ifndef LADE_RESIDENCY_H
 #define LADE_RESIDENCY_H

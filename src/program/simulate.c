@@ -245,7 +245,7 @@ static double stages_start(struct fluid *stages, int n_stages)
  * Return 0 if all lists have ended, else -EDEADLK with the first stage boundary that waits for a peer. pre: no
  * instruction runs.
  */
-static int standstill_tell(const struct fluid *stages, int n_stages, struct lade_error *error)
+static int standstill_report(const struct fluid *stages, int n_stages, struct lade_error *error)
 {
   for (int i = 0; i < n_stages; i++) {
     for (int q = LADE_Q_SEND; q <= LADE_Q_RECV; q++) {
@@ -287,7 +287,7 @@ int lade_stages_simulate(const struct lade_program *const *programs, const struc
       time_pass(&stages[i], ns, NULL);
   }
   if (!status)
-    status = standstill_tell(stages, n_stages, error);
+    status = standstill_report(stages, n_stages, error);
   else
     lade_error_set(error, status, "out of memory simulating %d stages", n_stages);
   if (!status)

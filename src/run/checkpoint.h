@@ -3,9 +3,9 @@
  * Checkpoints: directories step-NNNNNNNN of safetensors and a state.json, written under a temporary name and renamed
  * into place, so that a directory of that name is always whole.
  *
- *   model.safetensors      exact FP32 masters under HuggingFace names, GPT-2's weights as its Conv1D has them; where
- *                          that is past the largest file, model-00001-of-0000N.safetensors and so on, with
- *                          HuggingFace's model.safetensors.index.json
+ *   model.safetensors      exact FP32 masters under HuggingFace names, GPT-2's weights transposed as its Conv1D has
+ *                          them; a model longer than file_bytes is in model-00001-of-0000N.safetensors and so on,
+ *                          with HuggingFace's model.safetensors.index.json
  *   config.json            the model; with model.safetensors it loads in transformers, and in lade_model_load
  *   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME, FP32, shaped as NAME; in several files likewise
  *   tokenizer.json         the tokenizer's file, if the data names one
@@ -60,16 +60,17 @@ int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const s
 struct lade_checkpoint_place {
   const char *dir;
   int keep;            /* checkpoints that stay in it, the new one included; 0: all */
-  uint64_t file_bytes; /* a file of tensors is not longer, but for one with a single tensor; 0: 4 GiB */
-  const char *tokenizer; /* contents of tokenizer.json, borrowed; NULL: none. Of the first rank */
+  uint64_t file_bytes; /* most bytes of a file of several tensors; 0: 4 GiB */
+  const char *tokenizer; /* contents of tokenizer.json, borrowed; read at the first rank; NULL: none */
   size_t tokenizer_bytes;
 };
 
 /*
- * Save as step-NNNNNNNN in the place's directory, replacing one of the same step. The directory is made if its parent
- * exists. Leftovers of interrupted saves are removed first. Once the new one is durable all but the newest are removed;
- * the one just saved always stays. -ENOSPC, -EFBIG, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new exists and nothing is
- * gone. A failure to remove old ones is an error too, with the new one in place; the line says so.
+ * Save as step-NNNNNNNN in the place's directory, replacing a checkpoint of the same step. The directory is created if
+ * its parent exists. Leftovers of interrupted saves are removed first. Once the new checkpoint is durable, all but the
+ * newest @keep are removed; the new one always stays. -ENOSPC, -EFBIG, -EIO, -EACCES, -EBUSY, -ENOMEM: the directory
+ * has the same checkpoints as before. If old checkpoints cannot be removed, that is an error too, although the new one
+ * is in place; the line says so.
  *
  * Collective over the values' ranks: the first rank makes and names files, each writes its values, and the save counts
  * when all have synced. All ranks return the same, and a line of another rank begins with its number. -ENOENT also
@@ -79,26 +80,27 @@ int lade_checkpoint_save(const struct lade_values *values, const struct lade_che
                          const struct lade_checkpoint_place *place, struct lade_faults *faults,
                          struct lade_error *error);
 
-/* Return where the checkpoint of @step in @dir is, or would be. -ENAMETOOLONG. */
+/* Write the path of the checkpoint of @step in @dir, whether or not it exists. -ENAMETOOLONG. */
 int lade_checkpoint_path(const char *dir, int64_t step, char path[PATH_MAX], struct lade_error *error);
 
-/* Check that paths of all files which a save writes in @dir fit the system's limit. -ENAMETOOLONG. */
+/* Check that the paths of all files of a checkpoint in @dir are within PATH_MAX. -ENAMETOOLONG. */
 int lade_checkpoint_check_dir(const char *dir, struct lade_error *error);
 
 /*
  * Check that the place's directory has room for one more checkpoint now, and that this process may write files of its
- * length: before the steps whose work would be lost. Leftovers of interrupted saves are removed, as by a save. An
- * absent directory is made and, being empty, removed again. For one rank, the first: not collective. -ENOSPC, -EFBIG
- * (the file size limit), -EBUSY, -EACCES, -EPERM (a leftover of another user), -ENOMEM, -ENAMETOOLONG.
+ * length. Callers do so before the first step, because a refused save at the end would lose the steps. Leftovers of
+ * interrupted saves are removed, as by a save. An absent directory is created and removed again. Not collective: the
+ * first rank alone calls it. -ENOSPC, -EFBIG (the file size limit), -EBUSY, -EACCES, -EPERM (a leftover of another
+ * user), -ENOMEM, -ENAMETOOLONG.
  */
 int lade_checkpoint_check_room(const struct lade_values *values, const struct lade_checkpoint_place *place,
                                struct lade_faults *faults, struct lade_error *error);
 
 /*
- * Find the newest checkpoint in @dir, or @dir itself if it is one, into @path. Its state.json and the sizes of its
- * files are checked; contents are by lade_checkpoint_load. -ENOENT: none. -EBADMSG: the newest is damaged; the line
- * names the next older one, which the caller may name instead: nothing falls back silently. -EINVAL: of an unknown
- * format version.
+ * Find the newest checkpoint in @dir, or @dir itself if it is one, and write its path into @path. Its state.json and
+ * the sizes of its files are checked here, and their contents by lade_checkpoint_load. -ENOENT: none. -EBADMSG: the
+ * newest is damaged; no older one is taken in its place, but the line names the next older one. -EINVAL: its format
+ * version is unknown.
  */
 int lade_checkpoint_find(const char *dir, char *path, size_t path_bytes, struct lade_error *error);
 
@@ -132,8 +134,8 @@ int lade_checkpoint_init(const struct lade_values *values, const char *path, str
 
 /*
  * Fill parameters by their init rule, drawing normals from Philox on (@seed, parameter, element) in double precision;
- * moments 0. A function of @seed and the whole model's parameters alone, never of their place or of this graph's share
- * of them.
+ * moments are 0. The values depend on @seed and the whole model's parameters alone, and not on their place or on this
+ * graph's share of them.
  */
 int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, struct lade_error *error);
 

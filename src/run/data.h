@@ -56,13 +56,13 @@ struct lade_tokenizer_hash {
 
 struct lade_data_info {
   int64_t n_train_tokens, n_valid_tokens;
-  int64_t vocabulary;      /* that every token is below: 256 for text, the model's where it was stated */
+  int64_t vocabulary;      /* every token is below it: 256 for text, else the model's if it was stated */
   int64_t n_train_batches; /* of one sequential pass */
   int64_t n_valid_batches; /* sequential; 0 without validation data */
   bool is_text;
   int32_t separator;       /* the token that ends a document; -1: the files name none */
-  uint64_t key;            /* of the training tokens, sampled: another key, other tokens; never 0 */
-  uint64_t valid_key;      /* of the validation tokens, the same way; none have one as well */
+  uint64_t key;            /* of sampled training tokens: files with different keys have different tokens; never 0 */
+  uint64_t valid_key;      /* of sampled validation tokens; never 0, also without validation data */
   const char *tokenizer;   /* name of its file, of the data; NULL: the files name none */
 };
 

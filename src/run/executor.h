@@ -64,7 +64,7 @@ void lade_executor_destroy(lade_executor *executor);
 /*
  * Return the memory for the tokens, targets and first keys [B,T] of a microbatch, which the caller fills before a step.
  * Valid until destroy. NULL on a dry device, and on a stage that does not read them: the first stage reads tokens, the
- * last one targets, and all stages read first keys if the graph has them.
+ * last one targets, and stages with layers read first keys if documents are masked.
  */
 int32_t *lade_executor_tokens(lade_executor *executor, int microbatch);
 int32_t *lade_executor_targets(lade_executor *executor, int microbatch);

@@ -82,9 +82,9 @@ struct lade_session_params {
   int n_choices;
   bool is_plan_only;                   /* stop before memory is allocated and data is needed */
   /*
-   * A session with a plan, of another rank of this one's stage and otherwise with the same parameters, planned only or
-   * dry as this one: its prices and budgets hold here, and its decision is built for this rank. It outlives this one.
-   * NULL: decide.
+   * A session that has a plan and outlives this one, or NULL: search for a plan. Its parameters are equal to these but
+   * for the rank, which is of the same stage; both are planned only, or both are dry. This session takes its prices,
+   * its budgets and its decision, and builds the programs of its own rank.
    */
   const lade_session *template_session;
   struct lade_faults *faults;
@@ -92,7 +92,7 @@ struct lade_session_params {
   void *user;
 };
 
-/* Fill in every default. */
+/* Set every field to its default. */
 void lade_session_defaults(struct lade_session_params *params);
 
 /*
@@ -123,7 +123,7 @@ struct lade_session_info {
   lade_executor *executor;           /* NULL if only planned */
   uint64_t measured_peak_bytes;      /* high-water mark of mapped chunks so far */
   uint64_t outside_bytes;            /* of a GPU, in use outside the arena: at the run's begin, or now for a plan */
-  uint64_t grown_bytes;              /* in a run: more of that, by now; of NCCL, the driver or other processes */
+  uint64_t grown_bytes;              /* in a run: growth of that since; of NCCL, the driver or other processes */
   uint64_t taken_bytes[LADE_CUDA_N_TAKERS]; /* lade_cuda_mark_memory; of outside_bytes, all but later growth */
   uint64_t host_bytes, store_bytes;  /* taken; host bytes include the copy for async saves */
   bool is_unified;                   /* the device is memory of the host */
@@ -164,8 +164,8 @@ int lade_session_step(lade_session *session, struct lade_step_report *ret_report
 int lade_session_eval(lade_session *session, double *ret_loss, struct lade_error *error);
 
 /*
- * Return the largest @value of all ranks, at all of them. A caller learns by it if any rank passed a value other than
- * 0.
+ * Return the largest @value of all ranks, at all of them. Callers vote by it: the result is not 0 if any rank passed
+ * another value than 0.
  */
 int lade_session_agree(lade_session *session, int value, int *ret_value, struct lade_error *error);
 

@@ -96,7 +96,7 @@ def live(prefix=(), seconds=None):
         except subprocess.TimeoutExpired:
             child.kill()
             out, err = child.communicate()
-    found = re.search(r"going on from step (\d+)", err)
+    found = re.search(r"continuing from step (\d+)", err)
     if found:
         assert known <= int(found[1]) <= known + 1, (known, found[1], err)
         known = int(found[1])
@@ -178,7 +178,7 @@ def refusals():
     assert code == 0 and digests(out) == whole, err
     assert os.stat(data).st_mode & 0o7777 == os.stat(journal).st_mode & 0o7777 == 0o600
     code, out, err = run(DURABLE)  # no step is left, and the state is unchanged
-    assert code == 0 and digests(out) == whole and f"going on from step {N_STEPS}" in err, (code, err)
+    assert code == 0 and digests(out) == whole and f"continuing from step {N_STEPS}" in err, (code, err)
     # Another process, another model, another form, another place.
     with subprocess.Popen(durable(100000), stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True) as other:
@@ -204,12 +204,12 @@ def refusals():
     refused(5, ["drive", "ulimit -f"],
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20)))
     assert not os.listdir("drive")
-    # Checkpoints and durable state: one to begin with, one that is not further, and one that is further, which is not
+    # Checkpoints and durable state: one to begin with, one that is not newer, and one that is newer, which is not
     # ignored.
     for n_steps, directory in ((3, "saves"), (N_STEPS + 1, "further")):
         code, out, err = run(RUN[:-1] + [str(n_steps), "--save", directory])
         assert code == 0, err
-    for word in ("", "is not further"):
+    for word in ("", "is not newer"):
         code, out, err = run(DURABLE + ["--resume", "saves"])
         assert code == 0 and word in err and json.loads(out)["params_digest"] == digest_from_saves(), (code, err)
     refused(2, ["further/step-00000007 is of step 7", "of step 6"], durable(N_STEPS + 1) + ["--resume", "further"])

@@ -18,7 +18,7 @@ from jobs import losses, require
 LADE = os.path.abspath(sys.argv[1])
 TOKENS = 16  # of a document, its separator included
 MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
-         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
          "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False}
 STEADY = ["--data", "text.txt", "--model", "model/config.json", "--order", "sequential", "--valid-fraction", "0",
           "--dtype", "fp32", "--steps", "4", "--lr", "1e-3", "--warmup", "0", "--quiet", "--machine", "a100-40g"]
@@ -66,9 +66,10 @@ def as_if_alone():
 
 
 def in_every_layout(packed):
+    """With three stages the second one reads neither tokens nor targets; with four the last one has the head alone."""
     environment = jobs.environment(sys.argv[2])
     for n, layout in ((2, ["--tp", "2"]), (2, ["--tp", "2", "--sequence-parallel"]), (2, ["--pp", "2"]),
-                      (2, ["--dp", "2", "--zero", "3"])):
+                      (3, ["--pp", "3"]), (4, ["--pp", "4"]), (2, ["--dp", "2", "--zero", "3"])):
         run(jobs.command(LADE, n, *STEADY, *PACKED, *layout, "--log", "ranks.log"), environment)
         require(is_near(losses("ranks.log"), packed), f"{layout} has other losses", f"{losses('ranks.log')} {packed}")
 

@@ -9,6 +9,7 @@
 #include "base/faults.h"
 #include "machine/cost.h"
 #include "run/executor.h"
+#include "run/session.h"
 
 #define RIG_MAX_STEPS 8
 
@@ -111,5 +112,23 @@ const char *run_fixture_directory(void);
 
 /* Return NULL if a store with direct I/O can be opened in the current directory, else the reason why not. */
 const char *run_fixture_store_refusal(enum lade_store_engine engine);
+
+/*
+ * Return the parameters of a session that opens in milliseconds: a model of two layers on a described machine, on one
+ * thread. The caller adds data (data or batch_fn), or makes the session dry or planned only.
+ */
+static inline struct lade_session_params run_fixture_session_params(void)
+{
+  struct lade_session_params how;
+  lade_session_defaults(&how);
+  how.layers = 2;
+  how.vocabulary = 64;
+  how.batch = 4;
+  how.micro_batch = 2;
+  how.seq_len = 16;
+  how.machine = "laptop-8c"; /* described: nothing is measured */
+  how.n_threads = 1;
+  return how;
+}
 
 #endif

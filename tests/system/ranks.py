@@ -310,13 +310,13 @@ def disagreement():
         file.seek(-1, os.SEEK_END)
         file.write(b"\x3c")
     for i, (arguments, words) in enumerate((
-            ("--zero 3 --residency pins$R", "the file of --residency is another"),
-            ("--init init$R", "what --init names is another"),
+            ("--zero 3 --residency pins$R", "another file of --residency"),
+            ("--init init$R", "other weights of --init"),
             ("--lr 1e-$((3 + R))", "--lr was 0.001 and is 0.0001"),
             ("--eval-iters $((2 + R))", "--eval-iters 3 instead of 2"),
             ("$([ $R = 0 ] || echo --evl-every 2)", "the options of rank 1 are refused: there is no option --evl-"),
             ("--eval-every $((2 + R))", "--eval-every 3 instead of 2"),
-            ("--data data$R", "the validation data is another"),
+            ("--data data$R", "other validation data"),
             ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
             ("--device $([ $R = 0 ] && echo cuda:0 || echo host)", "on the host, and the first rank on a GPU"),
             ("$([ $R = 0 ] || echo --optimizer-in-backward) --clip 0", "--optimizer-in-backward at one of them only"))):

@@ -130,21 +130,13 @@ static void a_step_asks_for_no_memory(void **state)
   }
 }
 
-/* Stages pass the loss of the last one around; a dry stage alone takes the same way. */
+/* The last stage gives its loss to the others; a dry stage alone takes the same path. */
 static void a_step_of_a_stage_uses_no_heap(void **state)
 {
-  struct lade_session_params how;
+  struct lade_session_params how = run_fixture_session_params();
   struct lade_step_report report;
   struct lade_error error = {0};
   lade_session *session = NULL;
-  lade_session_defaults(&how);
-  how.layers = 2;
-  how.vocabulary = 64;
-  how.batch = 4;
-  how.micro_batch = 2;
-  how.seq_len = 16;
-  how.machine = "laptop-8c"; /* described: nothing is measured */
-  how.n_threads = 1;
   how.is_dry = true;
   how.layout.pp = 2;
   if (lade_session_open(&how, &error, &session) || lade_session_step(session, &report, &error))

@@ -594,32 +594,44 @@ void lade_head_loss_init(struct lade_kernels *kernels)
   lade_kernels_set(kernels, LADE_K_HEAD_JOIN, head_join_plain, "plain");
 }
 
-/* Return the largest workspace of all products of either direction. */
-static size_t products_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary,
-                             const struct leaves *leaves, bool is_bwd, int n_threads)
+/* Sizes of a head: rows [N,d] and a vocabulary. */
+struct head_sizes {
+  enum lade_dtype dtype;
+  int64_t n, d, vocabulary;
+};
+
+/* Return the workspace of the product that makes a block of logits. */
+static size_t logits_product_bytes(const struct head_sizes *head, int n_threads)
 {
-  int64_t columns = chunk_columns(vocabulary);
-  enum lade_dtype sum = lade_accumulator(dtype);
-  struct lade_matmul_args logits = {.layout = LADE_NT, .dtype = dtype, .out = sum,
-                                    .m = block_rows(n, vocabulary), .n = columns, .k = d};
-  struct lade_matmul_args dx = {.layout = LADE_NN, .dtype = dtype, .out = sum, .m = n, .n = d, .k = columns};
-  struct lade_matmul_args dw = {.layout = LADE_TN, .dtype = dtype, .out = sum, .m = columns, .n = d, .k = n};
-  size_t bytes = lade_matmul_workspace_bytes(&logits, n_threads);
+  const struct lade_matmul_args logits = {
+      .layout = LADE_NT, .dtype = head->dtype, .out = lade_accumulator(head->dtype),
+      .m = block_rows(head->n, head->vocabulary), .n = chunk_columns(head->vocabulary), .k = head->d};
+  return lade_matmul_workspace_bytes(&logits, n_threads);
+}
+
+/* Return the largest workspace of backward's products: logits, dx and dW of a chunk. */
+static size_t bwd_products_bytes(const struct head_sizes *head, const struct leaves *leaves, int n_threads)
+{
+  const int64_t columns = chunk_columns(head->vocabulary);
+  const enum lade_dtype sum = lade_accumulator(head->dtype);
+  struct lade_matmul_args dx = {.layout = LADE_NN, .dtype = head->dtype, .out = sum, .m = head->n, .n = head->d,
+                                .k = columns};
+  const struct lade_matmul_args dw = {.layout = LADE_TN, .dtype = head->dtype, .out = sum, .m = columns, .n = head->d,
+                                      .k = head->n};
   if (leaves->n_together > 1)
     dx.tree = (struct lade_k_tree){.n_leaves = (int)leaves->n_together, .n_spans = 1, .span = {columns},
                                    .part = {lade_div_up(columns, leaves->n_together)}};
-  if (is_bwd) {
-    bytes = LADE_MAX(bytes, lade_matmul_workspace_bytes(&dx, n_threads));
-    bytes = LADE_MAX(bytes, lade_matmul_workspace_bytes(&dw, n_threads));
-  }
-  return bytes;
+  const size_t bytes = LADE_MAX(lade_matmul_workspace_bytes(&dx, n_threads),
+                                lade_matmul_workspace_bytes(&dw, n_threads));
+  return LADE_MAX(bytes, logits_product_bytes(head, n_threads));
 }
 
 size_t lade_head_loss_fwd_workspace_bytes(const struct lade_head_loss_fwd_args *args, int n_threads)
 {
-  struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
+  const struct head_sizes head = {args->dtype, args->n, args->d, args->vocabulary};
+  const struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
   return logits_bytes(args->dtype, args->n, args->vocabulary, args->logits) + rows_bytes(args->n, leaves.n) +
-         products_bytes(args->dtype, args->n, args->d, args->vocabulary, &leaves, false, n_threads);
+         logits_product_bytes(&head, n_threads);
 }
 
 size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, int n_threads)
@@ -632,10 +644,11 @@ size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, 
 
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads)
 {
-  struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
+  const struct head_sizes head = {args->dtype, args->n, args->d, args->vocabulary};
+  const struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
   int64_t columns = chunk_columns(args->vocabulary);
   return logits_bytes(args->dtype, args->n, args->vocabulary, args->logits) +
          round_up((size_t)(args->n * columns) * lade_dtype_bytes(args->dtype)) +
          dx_sums_bytes(args) +
-         products_bytes(args->dtype, args->n, args->d, args->vocabulary, &leaves, true, n_threads);
+         bwd_products_bytes(&head, &leaves, n_threads);
 }

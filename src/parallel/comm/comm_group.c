@@ -268,7 +268,7 @@ static int world_agree(struct comm_group *world, bool has_memory, struct lade_er
   if (world->size > COMM_FIRST_VOTES) /* this rank's own error; the others wait until the timeout */
     return has_memory ? 0 : lade_error_set(error, -ENOMEM, "no memory for %d ranks", world->size);
   int status = comm_group_gather(world, &own, votes, sizeof(own), error);
-  const char *lacking = status ? NULL : memchr(votes, true, (size_t)world->size);
+  const char *lacking = status ? NULL : memchr(votes, 1, (size_t)world->size);
   if (lacking)
     status = lade_error_set(error, -ENOMEM, "rank %d has no memory for a job of %d ranks", (int)(lacking - votes),
                             world->size);

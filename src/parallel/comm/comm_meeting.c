@@ -114,13 +114,13 @@ void comm_patience_count(struct comm_patience *patience, bool is_excused)
 
 /* ---- meetings ---- */
 
-/* The failure word: the cause in the upper byte, the member plus 1 in the lower bits. */
+/* The failure word: the cause in bits 24 to 30, the member plus 1 in the lower bits. */
 enum {
   FAILED_DEAD = 1 << 24,
   FAILED_ABORT = 2 << 24,
   FAILED_LATE = 3 << 24,
   FAILED_STOPPED = 4 << 24,
-  FAILED_MASK = 0xff << 24
+  FAILED_MASK = 0x7f << 24
 };
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value)

@@ -2,8 +2,8 @@
 /*
  * Opening a communicator: defaults are filled in, and the engine is chosen.
  *
- * NCCL stands on a communicator of the host, its control (comm_nccl.c), so the engines of the host are opened by
- * themselves (comm_open_host.c). An engine's line about a failure is handed on only if it failed.
+ * NCCL needs a communicator of the host, its control (comm_nccl.c). So the engines of the host are opened by a function
+ * of their own (comm_open_host.c), which opens the control too.
  */
 #include <errno.h>
 

@@ -108,7 +108,7 @@ static void axis_set(struct lade_mesh *mesh, enum lade_axis axis, int size, int 
 }
 
 /* Return the number of tensor parallel ranks that hold the same KV head. */
-static int key_ranks(const struct lade_mesh_params *sizes)
+static int kv_ranks(const struct lade_mesh_params *sizes)
 {
   const bool is_shared = sizes->n_kv_heads > 0 && sizes->tp % sizes->n_kv_heads == 0;
   return is_shared ? (int)(sizes->tp / sizes->n_kv_heads) : 1;
@@ -127,7 +127,7 @@ static void axes_fill(struct lade_mesh *mesh, const struct lade_mesh_params *siz
   axis_set(mesh, LADE_AXIS_SHARD, sizes->shard, data);
   axis_set(mesh, LADE_AXIS_REPLICATE, sizes->dp / sizes->shard, data * sizes->shard);
   axis_set(mesh, LADE_AXIS_EMBED, LADE_MIN(sizes->pp, 2), LADE_MAX(sizes->pp - 1, 1) * data * sizes->dp);
-  axis_set(mesh, LADE_AXIS_KV, key_ranks(sizes), 1);
+  axis_set(mesh, LADE_AXIS_KV, kv_ranks(sizes), 1);
 }
 
 int lade_mesh_init(const struct lade_mesh_params *params, struct lade_error *error, struct lade_mesh *ret_mesh)

@@ -2,15 +2,16 @@
 /*
  * The time of a schedule whose halves have known times.
  *
- * A stage takes its slots in order, each as soon as its input is there: a forward half that of the piece before, a
- * backward half that of the piece behind, a transfer later. The last piece's backward half needs its own forward half.
- * Stages are visited in turns; each goes on until it meets a slot whose input is not made yet. A round in which no
- * stage goes on, before all ends, is a circle. Each slot is visited once and each stage at most once a slot of another
- * stage in vain: O(slots * stages) at worst, near O(slots) for the schedules here.
+ * A stage runs its slots in order. A slot begins when the slot before it has ended and its input has arrived: the
+ * result of the previous piece for a forward half, of the next piece for a backward half, one transfer after it was
+ * computed. The last piece's backward half needs its own forward half. Stages are visited in turns, and each runs slots
+ * until an input is missing. If a round runs no slot before all stages have ended, the stages wait for one another in a
+ * circle. Each slot is run once, and between two slots of one stage each other stage is visited at most once: O(slots *
+ * stages) at worst, near O(slots) for the schedules here.
  *
- * A full pipeline repeats itself. Of very many microbatches only some are run, twice: the second time with a few more,
- * as many as stages or a multiple. Each further such group adds the difference of the two. So the time to compute a
- * schedule does not grow with the batch.
+ * A full pipeline is periodic. So of very many microbatches only some are simulated, twice: the second time with a few
+ * more, a multiple of the number of stages. Each further such group adds the difference of the two times. So the time
+ * to compute a schedule does not grow with the batch.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 #include "base/base.h"
 #include "parallel/schedule.h"
 
-#define RUN_IN_FULL 16 /* microbatches for each stage that are run; a pipeline is in its period after four or so */
+#define RUN_IN_FULL 16 /* microbatches simulated for each stage; a pipeline is periodic after about four */
 #define PERIOD 4       /* microbatches for each stage in the difference */
 
 struct stage_clock {

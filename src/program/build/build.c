@@ -306,7 +306,7 @@ static void sent_read(struct builder *b, int32_t buffer, struct lade_value value
 {
   const int n_parts = lade_share_n_sent_parts(b->graph), part = n_parts > 1 ? b->graph->share.tp_rank : 0;
   const uint64_t part_bytes = bytes / (uint64_t)n_parts;
-  operand_add(b, 0, buffer, LADE_READS, value, (struct lade_value){-1, 0, 0}, (uint64_t)part * part_bytes, part_bytes);
+  operand_read_at(b, 0, (struct value_place){buffer, (uint64_t)part * part_bytes}, value, part_bytes);
 }
 
 static void step_emit(struct builder *b, int pos)

@@ -2,30 +2,30 @@
 /*
  * Emission: from a complete gradient to its sums of squares.
  *
- * On one rank the sums of squares come at once, while the gradient is on the device. Among several ranks it is first
- * summed over them, on a queue of its own, while the backward half goes on. The compute queue uses the sum as late as
- * possible: sums of squares come when the gradient leaves the device, when its parameter is updated within the backward
- * half, or after all steps.
+ * On one rank the sums of squares follow at once, while the gradient is on the device. On several ranks the gradient is
+ * first summed over them, on a queue of its own, beside the rest of the backward half. The compute queue uses the sum
+ * as late as possible: sums of squares follow when the gradient leaves the device, when its parameter is updated within
+ * the backward half, or after all steps.
  *
- * Where state is in shards (ZeRO), a reduce-scatter leaves each rank its block of the sum. Stage 1 reduces the gradient
- * of all microbatches, in place. Stages 2 and 3 reduce each microbatch's gradient and add it to the block, so no whole
- * gradient outlives its microbatch. The block may wait outside the device for the next microbatch's, as liveness.c
- * says, and is copied in for the addition. With replicas of shards (hybrid sharding) complete blocks are summed over
- * the replicas, too.
+ * If state is in shards (ZeRO), a reduce-scatter leaves each rank its block of the sum. Stage 1 reduces the gradient of
+ * all microbatches, in place. Stages 2 and 3 reduce each microbatch's gradient and add it to the block, so no whole
+ * gradient outlives its microbatch. Until the next microbatch the block may wait outside the device (liveness.c decides
+ * it); it is copied in for the addition. With replicas of shards (hybrid sharding) complete blocks are also summed over
+ * the replicas.
  *
  * With sums in BF16 a gradient is narrowed before it goes to other ranks, and the sum is widened to the place of an F32
  * sum. Tensor parallel ranks and both ends of a pipeline still sum in F32.
  *
- * Gradients are reduced in batches, as liveness.c says: their collectives stand together and form groups. The compute
- * queue's work on a reduction in flight (add it, widen it, round it, copy it home) comes REDUCTIONS_IN_FLIGHT batches
- * later.
+ * liveness.c divides reductions into batches. The collectives of a batch are adjacent in the list and form groups. The
+ * compute queue's work on a reduction in flight (add it, widen it, round it, copy it to its tier) follows
+ * REDUCTIONS_IN_FLIGHT batches later.
  *
- * A table that is tied over the ends of a pipeline is then summed over the first and the last stage, behind all steps.
- * The last stage completes it long before the first, and waiting there for the first stage would deadlock. So its
- * gradient leaves last, with optimizer_in_backward too.
+ * The gradient of a table that both ends of a pipeline hold is then summed over the first and the last stage, after all
+ * steps. The last stage completes it long before the first, and would deadlock if it waited for the first stage there.
+ * So this gradient is reduced last, with optimizer_in_backward too.
  *
- * Where the update takes gradients in another type than the accumulator's, a gradient is rounded once, when it is
- * complete over all ranks. Sums of squares, copies and the update use the rounded gradient, and the memory of the other
+ * If the update takes gradients in another type than the accumulator's, a gradient is rounded once, when it is complete
+ * over all ranks. Sums of squares, copies and the update use the rounded gradient, and the memory of the unrounded one
  * is free.
  *
  * A microbatch's loss is summed over ranks before it goes to the host, where the mean is taken.
@@ -33,8 +33,6 @@
 #include <errno.h>
 
 #include "program/build/build_internal.h"
-
-static const struct lade_value nothing = {-1, 0, 0};
 
 /* True if gradients are summed over data parallel ranks in BF16. */
 static bool is_narrow(const struct builder *b)
@@ -48,10 +46,11 @@ static bool is_narrow(const struct builder *b)
 static void sum_emit(struct builder *b, enum lade_axis axis, int param, struct value_place at, struct lade_value value,
                      uint64_t bytes)
 {
-  struct lade_value sum = value;
-  sum.version++;
+  struct lade_operand operand = {.buffer = at.buffer, .offset = at.offset, .bytes = value_bytes(b, value.tensor),
+                                 .role = LADE_ROLE_SRC, .access = LADE_READS_AND_MAKES, .reads = value, .makes = value};
+  operand.makes.version++;
   collective_begin(b, LADE_ALL_REDUCE, axis, param, value.microbatch, bytes);
-  operand_add(b, LADE_ROLE_SRC, at.buffer, LADE_READS_AND_MAKES, value, sum, at.offset, value_bytes(b, value.tensor));
+  operand_add(b, &operand);
 }
 
 static void all_reduce_emit(struct builder *b, enum lade_axis axis, int param, struct value_place at,
@@ -120,7 +119,7 @@ static void round_emit(struct builder *b, int param)
   instr->microbatch = (int16_t)(b->params->n_microbatches - 1);
   instr->predicted_ns =
       moves_ns(b, param, lade_dtype_bytes(b->graph->accumulator) + lade_dtype_bytes(b->graph->grad_dtype));
-  operand_add(b, LADE_ROLE_SRC, place.buffer, LADE_READS, value, nothing, place.offset, value_bytes(b, value.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, place, value, value_bytes(b, value.tensor));
   uint64_t bytes = value_bytes(b, rounded.tensor);
   b->block_buffers[param] = buffer_make(b, LADE_DEVICE, LADE_OWNER_GRADIENTS, bytes, false);
   operand_make(b, LADE_ROLE_DST, b->block_buffers[param], rounded, bytes);
@@ -139,10 +138,10 @@ static void norm_emit(struct builder *b, int param)
   instr->param = param;
   instr->microbatch = (int16_t)(b->params->n_microbatches - 1);
   instr->predicted_ns = share_ns(b, b->params->prices->grad_sumsq_ns[param]);
-  operand_add(b, LADE_ROLE_SRC, place.buffer, LADE_READS, value, nothing, place.offset, value_bytes(b, value.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, place, value, value_bytes(b, value.tensor));
   struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, 0};
-  operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, nothing, partials, (uint64_t)first * sizeof(double),
-              (uint64_t)(end - first) * sizeof(double));
+  operand_make_at(b, LADE_ROLE_DST, (struct value_place){b->partials, (uint64_t)first * sizeof(double)}, partials,
+                  (uint64_t)(end - first) * sizeof(double));
 }
 
 /* Return this rank's part of the sum of a gradient: all of it, or its block. */
@@ -177,10 +176,8 @@ static void cast_emit(struct builder *b, int param, int microbatch, struct held 
   instr->param = param;
   instr->microbatch = (int16_t)microbatch;
   instr->predicted_ns = n_blocks * moves_ns(b, param, both);
-  operand_add(b, LADE_ROLE_SRC, from.at.buffer, LADE_READS, from.value, nothing, from.at.offset,
-              value_bytes(b, from.value.tensor));
-  operand_add(b, LADE_ROLE_DST, to.at.buffer, LADE_MAKES, nothing, to.value, to.at.offset,
-              value_bytes(b, to.value.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, from.at, from.value, value_bytes(b, from.value.tensor));
+  operand_make_at(b, LADE_ROLE_DST, to.at, to.value, value_bytes(b, to.value.tensor));
 }
 
 /* Copy @from, as @narrow, into a buffer of its own. */
@@ -409,8 +406,7 @@ static void reduce_scatter_emit(struct builder *b, int param, int microbatch, st
   uint64_t bytes = value_bytes(b, whole.value.tensor);
   collective_begin(b, LADE_REDUCE_SCATTER, LADE_AXIS_SHARD, param, microbatch, bytes);
   operand_read(b, LADE_ROLE_SRC, whole.at.buffer, whole.value, bytes);
-  operand_add(b, LADE_ROLE_DST, block.at.buffer, LADE_MAKES, nothing, block.value, block.at.offset,
-              value_bytes(b, block.value.tensor));
+  operand_make_at(b, LADE_ROLE_DST, block.at, block.value, value_bytes(b, block.value.tensor));
 }
 
 /* A gradient in flight: this rank's addend, and the place of its block of the sum. */

@@ -38,36 +38,47 @@ struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enu
   return &b->instrs.items[b->instrs.n - 1];
 }
 
-void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
-                 struct lade_value makes, uint64_t offset, uint64_t bytes)
+void operand_add(struct builder *b, const struct lade_operand *operand)
 {
-  struct lade_operand operand = {buffer, (uint8_t)access, (uint8_t)role, offset, bytes, reads, makes};
-  if (b->status || !LADE_PUSH(&b->operands, operand)) {
+  if (b->status || !LADE_PUSH(&b->operands, *operand)) {
     b->status = -ENOMEM;
     return;
   }
-  int32_t at = b->instrs.n - 1;
-  struct lade_buffer *what = &b->buffers.items[buffer];
-  what->first = LADE_MIN(what->first, at);
-  what->last = LADE_MAX(what->last, at);
+  const int32_t at = b->instrs.n - 1;
+  struct lade_buffer *buffer = &b->buffers.items[operand->buffer];
+  buffer->first = LADE_MIN(buffer->first, at);
+  buffer->last = LADE_MAX(buffer->last, at);
   b->instrs.items[at].n_operands++;
+}
+
+void operand_read_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes)
+{
+  operand_add(b, &(struct lade_operand){.buffer = at.buffer, .offset = at.offset, .bytes = bytes,
+                                        .role = (uint8_t)role, .access = LADE_READS, .reads = value, .makes = nothing});
+}
+
+void operand_make_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes)
+{
+  operand_add(b, &(struct lade_operand){.buffer = at.buffer, .offset = at.offset, .bytes = bytes,
+                                        .role = (uint8_t)role, .access = LADE_MAKES, .reads = nothing, .makes = value});
 }
 
 void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
 {
-  operand_add(b, role, buffer, LADE_READS, value, (struct lade_value){-1, 0, 0}, 0, bytes);
+  operand_read_at(b, role, (struct value_place){buffer, 0}, value, bytes);
 }
 
 void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
 {
-  operand_add(b, role, buffer, LADE_MAKES, (struct lade_value){-1, 0, 0}, value, 0, bytes);
+  operand_make_at(b, role, (struct value_place){buffer, 0}, value, bytes);
 }
 
 void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
 {
-  struct lade_value next = value;
-  next.version++;
-  operand_add(b, role, buffer, LADE_READS_AND_MAKES, value, next, 0, bytes);
+  struct lade_operand operand = {.buffer = buffer, .bytes = bytes, .role = (uint8_t)role,
+                                 .access = LADE_READS_AND_MAKES, .reads = value, .makes = value};
+  operand.makes.version++;
+  operand_add(b, &operand);
 }
 
 /*
@@ -110,19 +121,17 @@ void collective_begin(struct builder *b, enum lade_collective_kind kind, enum la
                                                       : plan_collective_ns(b->params, kind, axis, bytes);
 }
 
-/* Return the bytes of a value of this rank. */
 uint64_t value_bytes(const struct builder *b, int tensor)
 {
   return lade_held_bytes(b->graph, b->params->layout, tensor);
 }
 
-/* Return the value at this point of the list: a gradient's version is the number of its additions. */
 struct lade_value value_now(const struct builder *b, int value)
 {
   const int n = b->graph->n_tensors, tensor = value % n;
-  const struct lade_tensor *what = &b->graph->tensors[tensor];
+  const struct lade_tensor *t = &b->graph->tensors[tensor];
   return (struct lade_value){tensor, (int16_t)(value / n),
-                             what->kind == LADE_TENSOR_GRAD ? b->grad_versions[what->param] : (int16_t)0};
+                             t->kind == LADE_TENSOR_GRAD ? b->grad_versions[t->param] : (int16_t)0};
 }
 
 void move_emit(struct builder *b, struct value_place src, struct lade_value reads, struct value_place dst,
@@ -140,15 +149,14 @@ void move_emit(struct builder *b, struct value_place src, struct lade_value read
   struct lade_instr *instr = instr_begin(b, kind, queue);
   instr->microbatch = makes.microbatch;
   instr->predicted_ns = plan_transfer_ns(b->params->prices, from, to, bytes);
-  const struct lade_value nothing = {-1, 0, 0};
-  operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, reads, nothing, src.offset, bytes);
-  operand_add(b, LADE_ROLE_DST, dst.buffer, LADE_MAKES, nothing, makes, dst.offset, bytes);
+  operand_read_at(b, LADE_ROLE_SRC, src, reads, bytes);
+  operand_make_at(b, LADE_ROLE_DST, dst, makes, bytes);
 }
 
 void transfer_emit(struct builder *b, struct value_place src, struct value_place dst, struct lade_value value)
 {
   if (b->status)
-    return; /* the same */
+    return; /* out of memory: a buffer may be missing */
   enum lade_space from = b->buffers.items[src.buffer].space, to = b->buffers.items[dst.buffer].space;
   bool is_store = from == LADE_STORE || to == LADE_STORE;
   if (is_store && !b->params->is_unified && (from == LADE_DEVICE || to == LADE_DEVICE)) {

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of emission: build_instr.c has what the list is made of, build.c writes the list, build_grads.c the
- * instructions that complete gradients, build_state.c those that update parameters. Errors of memory stick in the
- * builder.
+ * Internals of emission: build_instr.c appends buffers, instructions and operands; build.c writes the list,
+ * build_grads.c the instructions that complete gradients, build_state.c those that update parameters. The builder keeps
+ * a failure of memory, and its user checks for it once.
  */
 #ifndef LADE_BUILD_INTERNAL_H
 #define LADE_BUILD_INTERNAL_H
 
 #include "program/build.h"
+
+/* The absence of a value, for the side of an operand that has none. */
+static const struct lade_value nothing = {-1, 0, 0};
 
 /* The place where a value begins. */
 struct value_place {
@@ -57,7 +60,7 @@ struct builder {
   const int32_t *update_ends; /* by parameter: steps that come before its update */
   const struct live_ranges *live;
   int status;
-  struct lade_instr spare; /* where fields go once memory is out; never read */
+  struct lade_instr spare; /* receives the fields of instructions once memory is out; never read */
   LADE_ARRAY(struct lade_instr) instrs;
   LADE_ARRAY(struct lade_operand) operands;
   LADE_ARRAY(struct lade_buffer) buffers;
@@ -95,18 +98,23 @@ int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner ow
 
 /* Begin the next instruction; its operands follow. Never NULL. */
 struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue);
-void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
-                 struct lade_value makes, uint64_t offset, uint64_t bytes);
+
+/* Give the instruction its next operand, and let the operand's buffer live through the instruction. */
+void operand_add(struct builder *b, const struct lade_operand *operand);
+/* Add an operand that reads, or makes, @bytes of @value: at @at, or at the beginning of @buffer. */
+void operand_read_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes);
+void operand_make_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes);
 void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+/* Add an operand that consumes @value and makes its next version, in place. */
+void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+
 /*
  * Begin a collective; @bytes: of the whole vector; @param -1: of no parameter. A collective of a parameter joins the
  * one before it if that has its kind and axis and is of a parameter too: all those of one axis have one type.
  */
 void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
                       int microbatch, uint64_t bytes);
-/* Add an operand that consumes @value and makes its next version, in place. */
-void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 
 /* Return this rank's current gradient of @param: all, its block, or either rounded; and its place on the device. */
 struct lade_value grad_now(const struct builder *b, int param);
@@ -114,7 +122,7 @@ struct value_place grad_place(const struct builder *b, int param);
 
 /* Return the bytes that this rank gives value @tensor. */
 uint64_t value_bytes(const struct builder *b, int tensor);
-/* Return the value as it is now: gradients have had so many additions. */
+/* Return the value at this point of the list: the version of a gradient is the number of its additions. */
 struct lade_value value_now(const struct builder *b, int value);
 /* Emit one copy, read or write: @makes is @reads, or this rank's block of it. */
 void move_emit(struct builder *b, struct value_place src, struct lade_value reads, struct value_place dst,

@@ -2,23 +2,21 @@
 /*
  * Emission: working copies in shards, and the end of a step.
  *
- * When all gradients are complete (build_grads.c) come the clip result over their sums of squares, and then the
- * updates, each at its parameter's home tier. Where state is in shards the update is of this rank's block, and the
- * working copy is gathered again: at once where it lives whole on the device, else before each use (weight_gather_emit,
- * at the slots of liveness.c). Gathers of one slot, or of consecutive updates, stand together and form a group.
+ * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed, and then the
+ * updates run, each at its parameter's home tier. If state is in shards, this rank updates its block, and the working
+ * copy is gathered again: at once if it is whole on the device, else before each use (at the slots of liveness.c).
+ * Gathers of one slot, or of consecutive updates, are adjacent in the list and form a group.
  *
- * A working copy on a device that the update does not reach is copied to the host before it and back after it. The copy
- * of the next parameter overlaps the update.
+ * If the update does not reach the device, a working copy there is copied to the host before its update and back after
+ * it. The copies of the next parameter overlap the update.
  *
  * With optimizer_in_backward a parameter has its own clip result and is updated inside the backward half. Only a table
- * that is tied over the ends of a pipeline is updated behind all steps, because its gradient is complete there.
+ * that both ends of a pipeline hold is updated after all steps, because its gradient is complete there.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "program/build/build_internal.h"
-
-static const struct lade_value nothing = {-1, 0, 0};
 
 /* ---- working copies in shards ---- */
 
@@ -28,7 +26,7 @@ static void all_gather_emit(struct builder *b, enum lade_axis axis, int param, s
 {
   uint64_t bytes = value_bytes(b, whole.tensor);
   collective_begin(b, LADE_ALL_GATHER, axis, param, 0, bytes);
-  operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, block, nothing, src.offset, value_bytes(b, block.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, src, block, value_bytes(b, block.tensor));
   operand_make(b, LADE_ROLE_DST, dst, whole, bytes);
 }
 
@@ -57,7 +55,7 @@ void weight_gather_emit(struct builder *b, int param, struct value_place block, 
 /* ---- the end of a step ---- */
 
 /* The clip result that an update reads: the value, and its buffers. */
-struct ruling {
+struct clip_place {
   struct lade_value value;
   int32_t on_device, on_host; /* on_host -1: the update reaches device memory */
 };
@@ -81,7 +79,7 @@ static void level_emit(struct builder *b, int level, struct summed *now)
   instr->axis = (uint8_t)axis;
   instr->predicted_ns = b->params->prices->clip_ns;
   operand_read(b, LADE_ROLE_SRC, now->buffer, (struct lade_value){now->tensor, 0, 0}, now->bytes);
-  operand_add(b, LADE_ROLE_DST, own.buffer, LADE_MAKES, nothing, sum, own.offset, sizeof(double));
+  operand_make_at(b, LADE_ROLE_DST, own, sum, sizeof(double));
   all_gather_emit(b, axis, -1, own, sum, buffer, sums);
   *now = (struct summed){sums.tensor, buffer, value_bytes(b, sums.tensor)};
 }
@@ -98,7 +96,7 @@ static struct summed sums_emit(struct builder *b)
   return now;
 }
 
-static void clip_emit(struct builder *b, int param, const struct ruling *ruling)
+static void clip_emit(struct builder *b, int param, const struct clip_place *clip)
 {
   struct summed now = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), b->partials, 0};
   uint64_t offset = param < 0 ? 0 : (uint64_t)b->first_partials[param] * sizeof(double);
@@ -109,12 +107,12 @@ static void clip_emit(struct builder *b, int param, const struct ruling *ruling)
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_CLIP, LADE_Q_COMPUTE);
   instr->param = param;
   instr->predicted_ns = b->params->prices->clip_ns;
-  operand_add(b, LADE_ROLE_SRC, now.buffer, LADE_READS, (struct lade_value){now.tensor, 0, 0}, nothing, offset,
-              now.bytes);
-  operand_make(b, LADE_ROLE_DST, ruling->on_device, ruling->value, sizeof(struct lade_clip_result));
-  if (ruling->on_host >= 0)
-    transfer_emit(b, (struct value_place){ruling->on_device, 0}, (struct value_place){ruling->on_host, 0},
-                  ruling->value);
+  operand_read_at(b, LADE_ROLE_SRC, (struct value_place){now.buffer, offset}, (struct lade_value){now.tensor, 0, 0},
+                  now.bytes);
+  operand_make(b, LADE_ROLE_DST, clip->on_device, clip->value, sizeof(struct lade_clip_result));
+  if (clip->on_host >= 0)
+    transfer_emit(b, (struct value_place){clip->on_device, 0}, (struct value_place){clip->on_host, 0},
+                  clip->value);
 }
 
 /* Return the tensor whose next version an update makes: the working copy, or this rank's block of it. */
@@ -154,13 +152,14 @@ static void update_weight_add(struct builder *b, int param, int32_t copy)
   const struct lade_value value = {updated_tensor(b, param), 0, 0}, next = {value.tensor, 0, 1};
   const struct lade_value whole = {b->graph->params[param].tensor, 0, 0};
   const struct value_place place = copy < 0 ? weight_place(b, param) : (struct value_place){copy, 0};
-  operand_add(b, LADE_ROLE_WEIGHT, place.buffer, LADE_READS_AND_MAKES,
-              copy < 0 && is_block_of_whole(b, param) ? whole : value, next, place.offset,
-              value_bytes(b, value.tensor));
+  operand_add(b, &(struct lade_operand){.buffer = place.buffer, .offset = place.offset,
+                                        .bytes = value_bytes(b, value.tensor), .role = LADE_ROLE_WEIGHT,
+                                        .access = LADE_READS_AND_MAKES, .makes = next,
+                                        .reads = copy < 0 && is_block_of_whole(b, param) ? whole : value});
 }
 
 /* Gather the updated working copies of [first, end) where each rank has them whole. */
-static void weights_tell_emit(struct builder *b, int first, int end)
+static void weights_gather_emit(struct builder *b, int first, int end)
 {
   for (int param = first; param < end && !b->status; param++) {
     const struct lade_value value = {updated_tensor(b, param), 0, 1};
@@ -209,7 +208,7 @@ static int32_t shared_scratch_make(struct builder *b)
 }
 
 /* True if the next streamed update begins a run of them. Those within the backward half stand alone. */
-static bool is_row_begun(const struct builder *b)
+static bool is_run_begun(const struct builder *b)
 {
   return b->backward_updates || b->stream < 0;
 }
@@ -227,7 +226,7 @@ static void update_scratch_add(struct builder *b, int param)
 }
 
 /* Emit an update. @copy: the working copy's buffer from weight_out_emit; the updated copy goes back home. */
-static void update_emit(struct builder *b, int param, const struct ruling *ruling, int32_t copy)
+static void update_emit(struct builder *b, int param, const struct clip_place *clip, int32_t copy)
 {
   static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
   const struct lade_model_graph *graph = b->graph;
@@ -236,21 +235,20 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
   instr->param = param;
   instr->is_streamed = tier == LADE_TIER_STORE;
   int64_t ns = plan_update_ns(b->params, param);
-  if (instr->is_streamed && is_row_begun(b))
+  if (instr->is_streamed && is_run_begun(b))
     ns += b->params->prices->stream_edge_ns[param];
   instr->predicted_ns = share_ns(b, ns);
   update_weight_add(b, param, copy);
   const struct held grad = update_grad(b, param);
-  operand_add(b, LADE_ROLE_GRAD, grad.at.buffer, LADE_READS, grad.value, nothing, grad.at.offset,
-              value_bytes(b, grad.value.tensor));
+  operand_read_at(b, LADE_ROLE_GRAD, grad.at, grad.value, value_bytes(b, grad.value.tensor));
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, param, (enum lade_part)part);
     if (tensor >= 0)
       operand_change(b, LADE_ROLE_RESIDUAL + part, b->part_buffers[param * LADE_N_PARTS + part],
                      (struct lade_value){tensor, 0, 0}, value_bytes(b, tensor));
   }
-  bool is_on_device = tier == LADE_TIER_DEVICE || ruling->on_host < 0;
-  operand_read(b, LADE_ROLE_CLIP_RESULT, is_on_device ? ruling->on_device : ruling->on_host, ruling->value,
+  bool is_on_device = tier == LADE_TIER_DEVICE || clip->on_host < 0;
+  operand_read(b, LADE_ROLE_CLIP_RESULT, is_on_device ? clip->on_device : clip->on_host, clip->value,
                sizeof(struct lade_clip_result));
   if (tier == LADE_TIER_STORE)
     update_scratch_add(b, param);
@@ -264,16 +262,16 @@ void backward_update_emit(struct builder *b, int param)
 {
   const uint64_t bytes = sizeof(struct lade_clip_result);
   const int clip_result = lade_value_scalar(b->graph, LADE_SCALAR_CLIP_RESULT);
-  struct ruling ruling = {{clip_result, 0, (int16_t)(param + 1)}, -1, -1};
-  ruling.on_device = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, bytes, false);
+  struct clip_place clip = {{clip_result, 0, (int16_t)(param + 1)}, -1, -1};
+  clip.on_device = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, bytes, false);
   const int tier = b->params->residency->state_tiers[param];
   if (tier == LADE_TIER_HOST || (tier == LADE_TIER_STORE && !b->params->is_unified))
-    ruling.on_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, false);
+    clip.on_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, false);
   grads_settle(b, b->graph->params[param].is_at_both_ends);
   norm_settle(b, param);
-  clip_emit(b, param, &ruling);
-  update_emit(b, param, &ruling, weight_out_emit(b, param));
-  weights_tell_emit(b, param, param + 1);
+  clip_emit(b, param, &clip);
+  update_emit(b, param, &clip, weight_out_emit(b, param));
+  weights_gather_emit(b, param, param + 1);
 }
 
 static int backward_update_compare(const void *x, const void *y)
@@ -304,7 +302,7 @@ int backward_updates_order(struct builder *b)
 void end_emit(struct builder *b)
 {
   const struct lade_model_graph *graph = b->graph;
-  const struct ruling whole = {{lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT), 0, 0}, b->clip_result,
+  const struct clip_place whole = {{lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT), 0, 0}, b->clip_result,
                                b->clip_result_host};
   grads_settle(b, true);
   for (int param = graph->n_params - 1; param >= 0; param--) /* roughly in the order in which they were summed */
@@ -322,7 +320,7 @@ void end_emit(struct builder *b)
     untold_bytes += value_bytes(b, graph->params[param].tensor);
     if (untold_bytes < b->bucket_bytes[LADE_AXIS_SHARD] && param + 1 < graph->n_params)
       continue;
-    weights_tell_emit(b, first_untold, param + 1);
+    weights_gather_emit(b, first_untold, param + 1);
     first_untold = param + 1;
     untold_bytes = 0;
   }

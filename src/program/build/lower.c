@@ -21,8 +21,6 @@
 /* Operands of one instruction end here: lade_instr.n_operands has 16 bits. */
 #define OPERANDS_MOST UINT16_MAX
 
-static const struct lade_value nothing = {-1, 0, 0};
-
 struct lowered_storage {
   int32_t buffers[LADE_N_SPACES]; /* where it is; -1: it is not there */
   int32_t version;                /* on the device */
@@ -119,8 +117,8 @@ static struct lade_operand *operand_of(struct lowering *l, int storage)
   if (state->instr != at) {
     if (state->buffers[LADE_DEVICE] < 0)
       state->buffers[LADE_DEVICE] = storage_buffer(l, storage, LADE_DEVICE, false);
-    operand_add(&l->b, 0, state->buffers[LADE_DEVICE], 0, nothing, nothing, 0,
-                l->graph->storages.items[storage].bytes);
+    operand_add(&l->b, &(struct lade_operand){.buffer = state->buffers[LADE_DEVICE], .reads = nothing,
+                                              .makes = nothing, .bytes = l->graph->storages.items[storage].bytes});
     state->instr = at;
     state->operand = l->b.operands.n - 1;
   }
@@ -182,7 +180,7 @@ static int op_lower(struct lowering *l, int op, bool is_redo)
   }
   if (!status && o->scratch_bytes) {
     const int32_t scratch = buffer_make(&l->b, LADE_DEVICE, LADE_OWNER_WORKSPACE, o->scratch_bytes, false);
-    operand_add(&l->b, LADE_ROLE_SCRATCH, scratch, LADE_MAKES, nothing, nothing, 0, o->scratch_bytes);
+    operand_make(&l->b, LADE_ROLE_SCRATCH, scratch, nothing, o->scratch_bytes);
   }
   return status ? status : l->b.status;
 }

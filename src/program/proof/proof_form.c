@@ -29,7 +29,7 @@ struct form_tally {
 /* ---- values ---- */
 
 /* Return the clip result's version by which @param is updated. */
-static int ruling_version(const struct proof *proof, int param)
+static int clip_version(const struct proof *proof, int param)
 {
   return proof->program->optimizer_in_backward ? param + 1 : 0;
 }
@@ -215,7 +215,7 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
       expect_change(proof, e, LADE_ROLE_RESIDUAL + part, at_home, tensor, 0);
   }
   expect_read(proof, e, LADE_ROLE_CLIP_RESULT, instr->is_streamed ? memory : at_home,
-              lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT), 0, ruling_version(proof, instr->param));
+              lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT), 0, clip_version(proof, instr->param));
   if (instr->is_streamed)
     scratch_expect(proof, instr, e);
 }
@@ -427,7 +427,7 @@ static int collective_check(const struct proof *proof, int at)
 }
 
 /* True if two collectives may be in one group by kind, axis and type. Their operands must be disjoint too. */
-static bool is_alike(const struct proof *proof, const struct lade_instr *instr, const struct lade_instr *other)
+static bool may_share_group(const struct proof *proof, const struct lade_instr *instr, const struct lade_instr *other)
 {
   const struct lade_operand *operands = proof->program->operands;
   return other->kind == LADE_INSTR_COLLECTIVE && !proof_is_of_op(other) && other->n_operands && instr->n_operands &&
@@ -437,7 +437,7 @@ static bool is_alike(const struct proof *proof, const struct lade_instr *instr, 
 }
 
 /* True if @instr writes a range that @other reads or writes, or the reverse. */
-static bool are_in_touch(const struct proof *proof, const struct lade_instr *instr, const struct lade_instr *other)
+static bool operands_conflict(const struct proof *proof, const struct lade_instr *instr, const struct lade_instr *other)
 {
   for (int i = 0; i < instr->n_operands * other->n_operands; i++) {
     const struct lade_operand *a = &proof->program->operands[instr->first_operand + i / other->n_operands];
@@ -450,7 +450,8 @@ static bool are_in_touch(const struct proof *proof, const struct lade_instr *ins
 }
 
 /*
- * Check a group: its members are alike and disjoint, and its first member has the waits of all. At most 63 precede @at.
+ * Check a group: its members have one kind, axis and type and are disjoint, and its first member has the waits of all.
+ * At most 63 precede @at.
  */
 static int grouped_check(const struct proof *proof, int at)
 {
@@ -458,7 +459,7 @@ static int grouped_check(const struct proof *proof, int at)
   if (!instr->is_grouped)
     return 0;
   if (at == 0 || instr->kind != LADE_INSTR_COLLECTIVE || proof_is_of_op(instr) ||
-      !is_alike(proof, instr, &instrs[at - 1]))
+      !may_share_group(proof, instr, &instrs[at - 1]))
     return proof_fail(proof, at, -1, "is grouped with an instruction that is not like it");
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     if (instr->waits[q] != -1)
@@ -466,7 +467,7 @@ static int grouped_check(const struct proof *proof, int at)
   }
   int other = at;
   do {
-    if (are_in_touch(proof, instr, &instrs[--other]))
+    if (operands_conflict(proof, instr, &instrs[--other]))
       return proof_fail(proof, at, -1, "lies on instruction %d, with which it is grouped", other);
   } while (instrs[other].is_grouped && other > 0);
   if (at - other >= LADE_COMM_LIST_MOST)

@@ -345,9 +345,9 @@ static int size_check(const char *path, const char *name, const json_t *entry, s
   const json_t *bytes = json_object_get(entry, "bytes");
   if (!table_is_file_name(name) && strcmp(name, CHECKPOINT_CONFIG) != 0 && strcmp(name, CHECKPOINT_INDEX) != 0 &&
       strcmp(name, CHECKPOINT_TOKENIZER) != 0)
-    return state_damaged(path, "a file has a name that none has", error);
+    return state_damaged(path, "a file has a name that no save writes", error);
   if (!json_is_integer(bytes))
-    return state_damaged(path, "a file's size is no number", error);
+    return state_damaged(path, "a file's size is not a number", error);
   int rc = checkpoint_path_join(file_path, path, name, error);
   if (rc < 0)
     return rc;
@@ -449,7 +449,7 @@ static int files_list(const struct saved_state *file, const char *path, struct c
     if (!tensors)
       continue;
     if (!table_is_file_name(name) || strlen(name) >= sizeof(listed.name))
-      return state_damaged(path, "a file has a name that none has", error);
+      return state_damaged(path, "a file has a name that no save writes", error);
     strcpy(listed.name, name);
     *ret_n_tensors += (int)json_object_size(tensors);
     if (!LADE_PUSH(&table->files, listed))

@@ -15,12 +15,7 @@
 
 #include "offload/numa.h"
 #include "run/executor/executor_internal.h"
-
-static const enum lade_queue_role queue_roles[LADE_N_QUEUES] = {
-    [LADE_Q_COMPUTE] = LADE_QUEUE_COMPUTE, [LADE_Q_TO_HOST] = LADE_QUEUE_TO_HOST,
-    [LADE_Q_TO_DEVICE] = LADE_QUEUE_TO_DEVICE, [LADE_Q_IO] = LADE_QUEUE_IO, [LADE_Q_HOST] = LADE_QUEUE_HOST,
-    [LADE_Q_COMM_TP] = LADE_QUEUE_COMM, [LADE_Q_COMM_DP] = LADE_QUEUE_COMM, [LADE_Q_SEND] = LADE_QUEUE_COMM,
-    [LADE_Q_RECV] = LADE_QUEUE_COMM};
+#include "run/program_resources.h"
 
 lade_comm *executor_comm(const lade_executor *ex, const struct lade_instr *instr)
 {
@@ -287,22 +282,26 @@ int lade_executor_publish(lade_executor *ex, const void *memo, size_t memo_bytes
 
 /* ---- between steps ---- */
 
+/* Return the memory of a microbatch's data, of which @buffers has the buffers; NULL: no instruction reads it here. */
+static int32_t *data_address(const lade_executor *ex, const int32_t *buffers, int microbatch)
+{
+  const int32_t buffer = buffers[microbatch];
+  return ex->is_dry || buffer < 0 ? NULL : executor_address(ex, ex->train.program, buffer, 0);
+}
+
 int32_t *lade_executor_tokens(lade_executor *ex, int microbatch)
 {
-  bool is_here = !ex->is_dry && ex->graph->tokens >= 0;
-  return is_here ? executor_address(ex, ex->train.program, ex->tokens[microbatch], 0) : NULL;
+  return data_address(ex, ex->tokens, microbatch);
 }
 
 int32_t *lade_executor_targets(lade_executor *ex, int microbatch)
 {
-  bool is_here = !ex->is_dry && ex->graph->targets >= 0;
-  return is_here ? executor_address(ex, ex->train.program, ex->targets[microbatch], 0) : NULL;
+  return data_address(ex, ex->targets, microbatch);
 }
 
 int32_t *lade_executor_first_keys(lade_executor *ex, int microbatch)
 {
-  bool is_here = !ex->is_dry && ex->graph->first_keys >= 0;
-  return is_here ? executor_address(ex, ex->train.program, ex->first_keys[microbatch], 0) : NULL;
+  return data_address(ex, ex->first_keys, microbatch);
 }
 
 const char *lade_executor_note(const lade_executor *ex)
@@ -327,20 +326,31 @@ const struct lade_span *lade_executor_spans(const lade_executor *ex)
 
 /* ---- start and end ---- */
 
-/* Fill the table of resident buffers by value, from the operands that name both. */
+/* Allocate a table of @n buffers, all of them absent (-1). NULL: out of memory. */
+static int32_t *buffers_make(size_t n)
+{
+  int32_t *buffers = malloc((n + 1) * sizeof(*buffers));
+  if (buffers)
+    memset(buffers, -1, (n + 1) * sizeof(*buffers));
+  return buffers;
+}
+
+/*
+ * Fill the table of resident buffers by value, from the operands that name both. A value that no instruction of this
+ * stage reads or makes stays absent: a stage without layers has the graph's first keys, but no attention to read them.
+ */
 static int residents_find(lade_executor *ex)
 {
   const struct lade_program *program = ex->params.plan->train;
   const struct lade_model_graph *graph = ex->graph;
-  size_t n_values = (size_t)lade_value_count(graph), n = (size_t)program->n_microbatches;
-  ex->resident = malloc(n_values * sizeof(*ex->resident));
-  ex->tokens = calloc(n, sizeof(*ex->tokens));
-  ex->targets = calloc(n, sizeof(*ex->targets));
-  ex->first_keys = calloc(n, sizeof(*ex->first_keys));
-  ex->losses = calloc(n, sizeof(*ex->losses));
+  const size_t n = (size_t)program->n_microbatches;
+  ex->resident = buffers_make((size_t)lade_value_count(graph));
+  ex->tokens = buffers_make(n);
+  ex->targets = buffers_make(n);
+  ex->first_keys = buffers_make(n);
+  ex->losses = buffers_make(n);
   if (!ex->resident || !ex->tokens || !ex->targets || !ex->first_keys || !ex->losses)
     return -ENOMEM;
-  memset(ex->resident, -1, n_values * sizeof(*ex->resident));
   for (int i = 0; i < program->n_operands; i++) {
     const struct lade_operand *operand = &program->operands[i];
     if (!program->buffers[operand->buffer].is_resident)
@@ -511,7 +521,7 @@ static int queues_take(lade_executor *ex, struct lade_error *error)
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     if (!queue_is_used(ex, q))
       continue;
-    int status = lade_queue_create(ex->device, queue_roles[q], &ex->queues[q]);
+    int status = lade_queue_create(ex->device, lade_program_queue_role((enum lade_queue_id)q), &ex->queues[q]);
     if (status)
       return lade_error_set(error, status, "the device refused a queue (%s)",
                             lade_device_reason(ex->device, status, &why));
@@ -548,36 +558,37 @@ static bool is_all_stored(const lade_executor *ex)
   return true;
 }
 
-/*
- * Pin the memory of transfers with @store, or unpin it: the host tier, and the arena if the host reaches it. pre: both
- * are allocated.
- */
-static void memory_pin(const lade_executor *ex, lade_store *store, bool is_pinned)
+/* Return the memory of the io queue's transfers: the host tier, and the arena if the host reaches it. */
+static struct lade_transfer_memory transfer_memory(const lade_executor *ex)
 {
-  const bool is_unified = ex->params.plan->train->is_unified;
-  const struct {
-    void *at;
-    uint64_t bytes;
-  } parts[] = {{(void *)(uintptr_t)ex->arena, is_unified ? ex->arena_bytes : 0}, {ex->host.data, ex->host.bytes}};
-  for (size_t i = 0; i < LADE_COUNT(parts) && store; i++) {
-    if (is_pinned && parts[i].bytes)
-      lade_store_pin(store, parts[i].at, parts[i].bytes); /* if this is refused, transfers work unpinned */
-    else if (parts[i].bytes)
-      lade_store_unpin(store, parts[i].at, parts[i].bytes);
+  struct lade_transfer_memory memory = {.host = {ex->host.data, ex->host.bytes}};
+  if (ex->params.plan->train->is_unified) {
+    memory.arena.at = (void *)(uintptr_t)ex->arena;
+    memory.arena.bytes = ex->arena_bytes;
   }
+  return memory;
 }
 
-/*
- * Pin or unpin for both stores. Unpins only after a pin, because a partly created executor may lack arena and host
- * tier.
- */
-static void memories_pin(lade_executor *ex, bool is_pinned)
+/* Pin that memory for both stores. pre: arena and host tier are allocated. */
+static void memory_pin(lade_executor *ex)
 {
-  if (ex->is_dry || !ex->params.plan->peak_bytes[LADE_STORE] || ex->has_pinned == is_pinned)
+  const struct lade_transfer_memory memory = transfer_memory(ex);
+  if (ex->is_dry || !ex->params.plan->peak_bytes[LADE_STORE])
     return;
-  ex->has_pinned = is_pinned;
-  memory_pin(ex, ex->params.store, is_pinned);
-  memory_pin(ex, ex->params.durable ? lade_durable_store(ex->params.durable) : NULL, is_pinned);
+  lade_transfer_memory_pin(&memory, ex->params.store);
+  lade_transfer_memory_pin(&memory, ex->params.durable ? lade_durable_store(ex->params.durable) : NULL);
+  ex->has_pinned = true;
+}
+
+/* Unpin it. Does nothing before memory_pin, because a partly created executor may lack arena and host tier. */
+static void memory_unpin(lade_executor *ex)
+{
+  const struct lade_transfer_memory memory = transfer_memory(ex);
+  if (!ex->has_pinned)
+    return;
+  lade_transfer_memory_unpin(&memory, ex->params.store);
+  lade_transfer_memory_unpin(&memory, ex->params.durable ? lade_durable_store(ex->params.durable) : NULL);
+  ex->has_pinned = false;
 }
 
 static int executor_init(lade_executor *ex, struct lade_error *error)
@@ -610,7 +621,7 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
   if (status)
     return lade_error_set(error, status, "no memory to bind the plan");
   executor_graphs_init(ex);
-  memories_pin(ex, true);
+  memory_pin(ex);
   return 0;
 }
 
@@ -641,7 +652,7 @@ void lade_executor_destroy(lade_executor *ex)
     return;
   for (int q = LADE_N_QUEUES - 1; q >= 0; q--)
     lade_queue_destroy(ex->queues[q]);
-  memories_pin(ex, false);
+  memory_unpin(ex);
   arena_unregister(ex);
   executor_graphs_finish(&ex->eval);
   executor_graphs_finish(&ex->train);

@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The executor's parts: executor.c walks, bind.c prepares, executor_gpu.c has a GPU's kernels, transfer.c talks to the
- * store, stream.c updates from it, failure.c keeps the first failure, bound_validity.c recounts.
+ * The executor's parts:
+ *
+ *   bind.c              gives every instruction its kernel, transfer or collective, with addresses
+ *   executor.c          takes the memory, and submits a step's instructions to the queues
+ *   executor_gpu.c      submits kernels to a GPU, and captures chains of them as graphs
+ *   transfer.c          moves a value between memory and the store
+ *   stream.c            updates parameters whose optimizer state streams from the store
+ *   executor_values.c   reads and writes parameters and their state between steps
+ *   stalls.c            attributes the idle time of the compute queue to the other queues
+ *   failure.c           keeps the first failure of an instruction
+ *   bound_validity.c    recounts that a bound program is whole
  */
 #ifndef LADE_EXECUTOR_INTERNAL_H
 #define LADE_EXECUTOR_INTERNAL_H
@@ -158,7 +167,7 @@ struct lade_executor {
   struct lade_error note; /* reason why there are no graphs */
   int32_t *resident;       /* by value number: its resident buffer, or -1 */
   uint64_t *state_places;  /* by parameter with state at home in the store: start of its state in the plan's store */
-  int32_t *tokens, *targets, *first_keys, *losses; /* by microbatch: resident host buffers */
+  int32_t *tokens, *targets, *first_keys, *losses; /* by microbatch: resident host buffers; -1: none */
   int32_t clip_result;
   uint64_t n_steps, n_runs;
   bool has_step; /* durable: a step was run and is not yet published */

@@ -111,38 +111,47 @@ static uint64_t stored_place(const lade_executor *ex, const struct resident *hel
   return ex->state_places[param] + lade_state_offset(graph, n_held, part, first) + offset % grain_bytes;
 }
 
-/* Begin to move @bytes at @offset, a multiple of the granule, to or from the bounce buffer. */
-static int pieces_begin(lade_executor *ex, const struct resident *held, uint64_t offset, uint64_t bytes,
-                        enum lade_store_op op, struct lade_transfer *pieces, int *ret_n, struct lade_error *error)
+/* A range of a value in the store, and the transfers of its pieces, which are in flight together. */
+struct stored_range {
+  const struct resident *held;
+  uint64_t offset, bytes; /* offset: a multiple of the granule */
+  enum lade_store_op op;
+  struct lade_transfer pieces[PIECES_MOST];
+  int n_pieces; /* that have begun */
+};
+
+/* Begin to move all pieces of @range to or from the bounce buffer. After an error the pieces before it have begun. */
+static int pieces_begin(lade_executor *ex, struct stored_range *range, struct lade_error *error)
 {
-  int status = 0, n = 0;
-  for (uint64_t at = 0, here; at < bytes && !status; at += here) {
-    const uint64_t place = stored_place(ex, held, offset + at, &here);
-    here = LADE_MIN(here, bytes - at);
-    LADE_ASSERT(n < PIECES_MOST);
-    struct lade_transfer *piece = &pieces[n];
+  const struct resident *held = range->held;
+  int status = 0;
+  for (uint64_t at = 0, here; at < range->bytes && !status; at += here) {
+    const uint64_t place = stored_place(ex, held, range->offset + at, &here);
+    here = LADE_MIN(here, range->bytes - at);
+    LADE_ASSERT(range->n_pieces < PIECES_MOST);
+    struct lade_transfer *piece = &range->pieces[range->n_pieces];
     *piece = (struct lade_transfer){
-        .op = op, .check = LADE_CHECK_CALLER, .bytes = here, .data = (char *)ex->bounce + at};
-    executor_address_state(ex, (struct lade_value){held->value, 0, 0}, place, held->buffer->offset + offset + at,
-                           piece);
-    if (op == LADE_STORE_WRITE)
+        .op = range->op, .check = LADE_CHECK_CALLER, .bytes = here, .data = (char *)ex->bounce + at};
+    executor_address_state(ex, (struct lade_value){held->value, 0, 0}, place,
+                           held->buffer->offset + range->offset + at, piece);
+    if (range->op == LADE_STORE_WRITE)
       executor_transfer_seal(ex, piece);
     status = executor_transfer_begin(ex, piece, error);
-    n += !status;
+    range->n_pieces += !status;
   }
-  *ret_n = n;
   return status;
 }
 
+/* Move @bytes at @offset of a value to or from the bounce buffer, and verify the bytes that were read. */
 static int stored_move(lade_executor *ex, const struct resident *held, uint64_t offset, uint64_t bytes,
                        enum lade_store_op op, struct lade_error *error)
 {
-  struct lade_transfer pieces[PIECES_MOST];
-  int n, status = pieces_begin(ex, held, offset, bytes, op, pieces, &n, error);
-  for (int i = 0; i < n; i++) {
-    int one = executor_transfer_wait(ex, &pieces[i], status ? NULL : error);
+  struct stored_range range = {.held = held, .offset = offset, .bytes = bytes, .op = op};
+  int status = pieces_begin(ex, &range, error);
+  for (int i = 0; i < range.n_pieces; i++) {
+    int one = executor_transfer_wait(ex, &range.pieces[i], status ? NULL : error);
     if (!one && op == LADE_STORE_READ && !status)
-      one = executor_transfer_verify(ex, &pieces[i], error);
+      one = executor_transfer_verify(ex, &range.pieces[i], error);
     status = status ? status : one;
   }
   return status;

@@ -45,7 +45,7 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
     return lade_error_set(error, -EINVAL, "lade_run_params: dtype is %d: LADE_F32, LADE_BF16 or LADE_F16 is trained",
                           (int)run->dtype);
   if ((unsigned)run->moments >= LADE_N_MOMENTS || (unsigned)run->master >= LADE_N_MASTERS)
-    return lade_error_set(error, -EINVAL, "lade_run_params: moments %d with master %d is no form of state",
+    return lade_error_set(error, -EINVAL, "lade_run_params: no form of state has moments %d and master %d",
                           (int)run->moments, (int)run->master);
   if (run->grad_dtype != LADE_F32 && run->grad_dtype != LADE_BF16)
     return lade_error_set(error, -EINVAL, "lade_run_params: grad_dtype is %d: LADE_F32 or LADE_BF16 is taken",
@@ -53,10 +53,10 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
   if (!(run->dropout >= 0 && run->dropout < 1))
     return lade_error_set(error, -EINVAL, "lade_run_params: dropout is %g: at least 0, below 1", run->dropout);
   if ((unsigned)budget->kind > LADE_BUDGET_MIN || !isfinite(budget->percent) || budget->percent < 0)
-    return lade_error_set(error, -EINVAL, "lade_run_params: budget of kind %d with %g percent is none",
+    return lade_error_set(error, -EINVAL, "lade_run_params: no budget has kind %d and %g percent",
                           (int)budget->kind, budget->percent);
   if ((unsigned)run->recipe >= LADE_N_RECIPES)
-    return lade_error_set(error, -EINVAL, "lade_run_params: recipe %d is none", (int)run->recipe);
+    return lade_error_set(error, -EINVAL, "lade_run_params: there is no recipe %d", (int)run->recipe);
   if (device && strcmp(device, "host") != 0 && strcmp(device, "dry") != 0 && strcmp(device, "auto") != 0 &&
       lade_cuda_ordinal(device) < 0)
     return lade_error_set(error, -EINVAL, "lade_run_params: no device is called '%.40s'; host, dry, cuda:0 and auto "

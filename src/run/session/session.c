@@ -73,14 +73,7 @@ static int rows_request(lade_session *s, const struct lade_batch *batch, struct 
                         (long long)batch->number, *own.text ? own.text : strerror(-status));
 }
 
-/* Return the rows into which tokens or targets that this stage does not read are written; NULL: no memory. */
-static int32_t *rows_spare(lade_session *s)
-{
-  if (!s->spare_rows)
-    s->spare_rows = calloc((size_t)(s->params.micro_batch * s->params.seq_len), sizeof(*s->spare_rows));
-  return s->spare_rows;
-}
-
+/* Fill all microbatches of this rank. A stage without tokens or targets still reads whole rows, into spare ones. */
 static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct lade_error *error)
 {
   int status = 0;
@@ -89,12 +82,10 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
   for (int m = 0; m < s->n_microbatches && !status; m++) {
     int32_t *tokens = lade_executor_tokens(s->executor, m), *targets = lade_executor_targets(s->executor, m);
     int32_t *first_keys = lade_executor_first_keys(s->executor, m);
-    tokens = tokens ? tokens : rows_spare(s);
-    targets = targets ? targets : rows_spare(s);
-    if (!tokens || !targets)
-      return lade_error_set(error, -ENOMEM, "no memory for a microbatch");
     const struct lade_batch batch = {.is_valid = is_valid, .number = (int64_t)number, .first_row = first + m * rows,
-                                     .n_rows = rows, .seq = s->params.seq_len, .tokens = tokens, .targets = targets};
+                                     .n_rows = rows, .seq = s->params.seq_len,
+                                     .tokens = tokens ? tokens : s->spare_tokens,
+                                     .targets = targets ? targets : s->spare_targets};
     status = s->params.batch_fn ? rows_request(s, &batch, error) : lade_data_read(s->data, &batch, error);
     if (!status && first_keys)
       session_documents_fill(s, &batch, first_keys);

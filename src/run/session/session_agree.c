@@ -80,19 +80,19 @@ static const struct choice_line {
     [CHOICE_NUMERICS] = {"other kernels (LADE_CPU can hold all processors to one kind, LADE_ATTENTION all GPUs)"},
     [CHOICE_STEPS] = {"--steps", true},
     [CHOICE_EVAL_ITERS] = {"--eval-iters", true},
-    [CHOICE_VALID] = {"the validation data is another"},
+    [CHOICE_VALID] = {"other validation data"},
     [CHOICE_UPDATE] = {"--optimizer-in-backward at one of them only"},
     [CHOICE_RECIPE] = {"another --recompute"},
-    [CHOICE_RESIDENCY] = {"the file of --residency is another"},
+    [CHOICE_RESIDENCY] = {"another file of --residency"},
     [CHOICE_MACHINE] = {"a --machine at one of them only"},
     [CHOICE_BUDGET] = {"another kind of --budget"},
     [CHOICE_HOST_BUDGET] = {"--host-budget at one of them only"},
     [CHOICE_STORE] = {"a --store at one of them only"},
-    [CHOICE_INIT] = {"what --init names is another"},
+    [CHOICE_INIT] = {"other weights of --init"},
     [CHOICE_SAVES] = {"--save-every at one of them only"},
     [CHOICE_LINK_RATE] = {"--link-rate", true},
     [CHOICE_LINK_LATENCY] = {"--link-latency", true},
-    [CHOICE_SEPARATOR] = {"the token that ends masked documents is", true},
+    [CHOICE_SEPARATOR] = {"the separator of masked documents", true},
     [CHOICE_SAVE_FILE] = {"the bytes of a checkpoint's file", true},
 };
 
@@ -218,8 +218,8 @@ static int request_compare(const lade_session *s, const struct request *own, con
       !caller_choices_differ(s, own, first, differences, sizeof(differences)) &&
       !lade_checkpoint_run_compare(&first->run, &own->run, differences, sizeof(differences)))
     return 0;
-  return lade_error_set(error, -EINVAL, "does not do what the first rank does: %s; all ranks take the same options and "
-                        "files", differences);
+  return lade_error_set(error, -EINVAL, "differs from the first rank: %s; give all ranks the same options and files",
+                        differences);
 }
 
 int session_agree_run(lade_session *s, struct lade_error *error)

@@ -55,7 +55,7 @@ static int resume_compare(lade_session *s, struct lade_error *error)
     return lade_error_set(error, -EINVAL, "%s is of step %lld, and the state in --store %s of step %lld: remove " FILES
                           " there to go on from the checkpoint, or leave --resume away", s->resume_path,
                           (long long)saved.step, s->params.store, (long long)s->state.step);
-  session_notice(s, "going on from step %lld in --store %s; %s is not further", (long long)s->state.step,
+  session_notice(s, "continuing from step %lld in --store %s; %s is not newer", (long long)s->state.step,
                  s->params.store, s->resume_path);
   return 0;
 }
@@ -124,7 +124,7 @@ static int files_open(lade_session *s, struct lade_error *error)
   if (!s->params.is_durable)
     return 0;
   if (!s->params.store)
-    return lade_error_set(error, -EINVAL, "--durable means nothing without --store");
+    return lade_error_set(error, -EINVAL, "--durable has no effect without --store");
   if (s->params.is_dry || s->params.is_plan_only)
     return 0;
   const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = s->params.store,
@@ -176,7 +176,7 @@ static int histories_compare(const lade_session *s, const struct memo_found *all
     const uint64_t own = all[rank].generation == least ? all[rank].history : all[rank].before;
     if (own && first && own != first)
       return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds generation %lld of another run than rank 0: "
-                            "put back what was there, or remove " FILES " at all ranks to begin anew",
+                            "restore the files of one run, or remove " FILES " at all ranks to begin anew",
                             s->params.store, rank, (long long)all[rank].generation);
   }
   return 0;
@@ -192,8 +192,8 @@ static int found_compare(const lade_session *s, const struct memo_found *all, in
   int first = 0, last = 0;
   for (int rank = 1; rank < n; rank++) {
     if (all[rank].is_durable != all[0].is_durable)
-      return lade_error_set(error, -EINVAL, "rank %d does not do what the first rank does: --durable at one of them "
-                            "only; all ranks take the same options and files", rank);
+      return lade_error_set(error, -EINVAL, "rank %d differs from the first rank: --durable at one of them only; give "
+                            "all ranks the same options and files", rank);
     first = all[rank].generation < all[first].generation ? rank : first;
     last = all[rank].generation > all[last].generation ? rank : last;
   }
@@ -202,10 +202,10 @@ static int found_compare(const lade_session *s, const struct memo_found *all, in
     return histories_compare(s, all, n, *ret_least, error);
   if (all[first].generation < 0)
     return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds no durable state, and rank %d finds generation "
-                          "%lld: put back what was there, or remove " FILES " at all ranks to begin anew",
+                          "%lld: restore the missing files, or remove " FILES " at all ranks to begin anew",
                           s->params.store, first, last, (long long)all[last].generation);
   return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds generation %lld and rank %d finds %lld, which are "
-                        "no parts of one state: put back what was there, or remove " FILES " at all ranks to begin "
+                        "not of one state: restore the files of one state, or remove " FILES " at all ranks to begin "
                         "anew", s->params.store, first, (long long)all[first].generation, last,
                         (long long)all[last].generation);
 }
@@ -255,8 +255,8 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
     return status;
   status = lade_rank_group_vote(&s->group, s->params.resume ? resume_compare(s, error) : 0, error);
   if (!status && !s->params.resume)
-    session_notice(s, "going on from step %lld in --store %s%s", (long long)s->state.step, s->params.store,
-                   s->params.init ? "; --init was for its beginning" : "");
+    session_notice(s, "continuing from step %lld in --store %s%s", (long long)s->state.step, s->params.store,
+                   s->params.init ? "; --init applies to a new run only" : "");
   if (status)
     return status;
   session_seed_take(s, s->params.store);
@@ -299,7 +299,7 @@ int session_durable_check_room(const lade_session *s, struct lade_error *error)
   if (s->params.store_budget_bytes)
     return lade_error_set(error, -EOVERFLOW, "--durable needs %s%s in --store, two slots of all state, and "
                           "--store-budget is %s", need, each, have);
-  return lade_error_set(error, -ENOSPC, "--durable needs %s%s in --store %s, two slots of all state, and %s can be had "
+  return lade_error_set(error, -ENOSPC, "--durable needs %s%s in --store %s, two slots of all state, and %s are free "
                         "there; free more or name another directory", need, each, s->params.store, have);
 }
 

@@ -21,7 +21,7 @@ struct lade_session {
   struct lade_session_params params;
   struct lade_rank_group group;
   bool is_scattered;   /* stages are on several nodes, each with whole tensor parallel groups: scattered sends */
-  int32_t *spare_rows; /* rows for tokens or targets that this stage does not read; NULL until needed */
+  int32_t *spare_tokens, *spare_targets; /* [micro_batch, seq_len], of a stage that does not read them; else NULL */
   struct lade_model model;
   lade_data *data; /* NULL when only planned without data */
   int64_t separator; /* token that ends a document whose successors do not see it; -1: documents are not masked */

@@ -451,6 +451,23 @@ static int store_open(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/*
+ * Allocate rows for the tokens and the targets that this stage does not read. Its checks and its first keys need the
+ * tokens of whole rows, so tokens and targets have rows of their own.
+ */
+static int spare_rows_take(lade_session *s, struct lade_error *error)
+{
+  const size_t n = (size_t)(s->params.micro_batch * s->params.seq_len);
+  if (s->params.is_dry)
+    return 0;
+  const bool needs_tokens = !lade_executor_tokens(s->executor, 0);
+  const bool needs_targets = !lade_executor_targets(s->executor, 0);
+  s->spare_tokens = needs_tokens ? lade_fault_calloc(s->params.faults, n, sizeof(*s->spare_tokens)) : NULL;
+  s->spare_targets = needs_targets ? lade_fault_calloc(s->params.faults, n, sizeof(*s->spare_targets)) : NULL;
+  const bool has_all = (s->spare_tokens || !needs_tokens) && (s->spare_targets || !needs_targets);
+  return has_all ? 0 : lade_error_set(error, -ENOMEM, "no memory for the rows of a microbatch");
+}
+
 static int executor_make(lade_session *s, struct lade_error *error)
 {
   int status = store_open(s, error);
@@ -466,7 +483,7 @@ static int executor_make(lade_session *s, struct lade_error *error)
   s->outside_bytes = session_gpu_outside(s);
   if (!status && *lade_executor_note(s->executor))
     session_notice(s, "%s", lade_executor_note(s->executor));
-  return status;
+  return status ? status : spare_rows_take(s, error);
 }
 
 /*
@@ -611,6 +628,7 @@ void lade_session_close(lade_session *s)
   lade_pool_destroy(s->pool);
   free(s->tokenizer);
   lade_data_close(s->data);
-  free(s->spare_rows);
+  free(s->spare_targets);
+  free(s->spare_tokens);
   free(s);
 }

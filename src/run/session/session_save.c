@@ -101,7 +101,7 @@ static int save_room_agree(lade_session *s, uint64_t bytes, bool *ret_has_room, 
     return status;
   *ret_has_room = !is_lacking;
   if (is_lacking)
-    session_notice(s, "saves hold up steps: beside them they need %s of host memory for a copy of the state, and "
+    session_notice(s, "saves block steps: an async save needs %s of host memory for a copy of the state, and "
                    "--host-budget leaves %s%s", lade_size_format(bytes, need, sizeof(need)),
                    lade_size_format(left, have, sizeof(have)), bytes > left ? "" : ", but less at another rank");
   return 0;

@@ -14,11 +14,8 @@
 #include "base/echo.h"
 #include "device/cuda.h"
 #include "offload/numa.h"
+#include "run/program_resources.h"
 #include "run/step/step_internal.h"
-
-static const enum lade_queue_role queue_roles[LADE_N_QUEUES] = {
-    [LADE_Q_COMPUTE] = LADE_QUEUE_COMPUTE, [LADE_Q_TO_HOST] = LADE_QUEUE_TO_HOST,
-    [LADE_Q_TO_DEVICE] = LADE_QUEUE_TO_DEVICE, [LADE_Q_IO] = LADE_QUEUE_IO, [LADE_Q_HOST] = LADE_QUEUE_HOST};
 
 /* ---- memory ---- */
 
@@ -107,10 +104,10 @@ static int queues_take(lade_stepper *stepper, struct lade_error *error)
     const bool is_copy = q == LADE_Q_TO_HOST || q == LADE_Q_TO_DEVICE;
     if (!queue_is_used(stepper, q) && !(is_copy && !stepper->is_unified))
       continue;
+    const enum lade_queue_role role = lade_program_queue_role((enum lade_queue_id)q);
     int status = q == LADE_Q_COMPUTE && stepper->params.stream
-                     ? lade_cuda_queue_adopt(stepper->device, LADE_QUEUE_COMPUTE, stepper->params.stream,
-                                             &stepper->queues[q])
-                     : lade_queue_create(stepper->device, queue_roles[q], &stepper->queues[q]);
+                     ? lade_cuda_queue_adopt(stepper->device, role, stepper->params.stream, &stepper->queues[q])
+                     : lade_queue_create(stepper->device, role, &stepper->queues[q]);
     if (status)
       return lade_error_set(error, status, "the device refused a queue (%s)",
                             lade_device_reason(stepper->device, status, &why));
@@ -118,23 +115,15 @@ static int queues_take(lade_stepper *stepper, struct lade_error *error)
   return 0;
 }
 
-/* Pin the memory of transfers of the store, or unpin it. If pinning is refused, transfers work unpinned. */
-static void memory_pin(lade_stepper *stepper, bool is_pinned)
+/* Return the memory of the store's transfers: the host's slab, and the arena if the host reaches it. */
+static struct lade_transfer_memory transfer_memory(const lade_stepper *stepper)
 {
-  if (!stepper->store || stepper->is_pinned == is_pinned)
-    return;
-  const struct {
-    void *at;
-    uint64_t bytes;
-  } parts[] = {{(void *)(uintptr_t)stepper->arena, stepper->is_unified ? stepper->arena_bytes : 0},
-               {stepper->host.data, stepper->host.bytes}};
-  for (size_t i = 0; i < LADE_COUNT(parts); i++) {
-    if (parts[i].bytes && is_pinned)
-      lade_store_pin(stepper->store, parts[i].at, parts[i].bytes);
-    else if (parts[i].bytes)
-      lade_store_unpin(stepper->store, parts[i].at, parts[i].bytes);
+  struct lade_transfer_memory memory = {.host = {stepper->host.data, stepper->host.bytes}};
+  if (stepper->is_unified) {
+    memory.arena.at = (void *)(uintptr_t)stepper->arena;
+    memory.arena.bytes = stepper->arena_bytes;
   }
-  stepper->is_pinned = is_pinned;
+  return memory;
 }
 
 int step_memory_take(lade_stepper *stepper, struct lade_error *error)
@@ -146,16 +135,21 @@ int step_memory_take(lade_stepper *stepper, struct lade_error *error)
     status = host_take(stepper, error);
   if (!status)
     status = queues_take(stepper, error);
-  if (!status)
-    memory_pin(stepper, true);
-  return status;
+  if (status)
+    return status;
+  const struct lade_transfer_memory memory = transfer_memory(stepper);
+  lade_transfer_memory_pin(&memory, stepper->store);
+  stepper->is_pinned = true;
+  return 0;
 }
 
 void step_memory_release(lade_stepper *stepper)
 {
   for (int q = LADE_N_QUEUES - 1; q >= 0; q--)
     lade_queue_destroy(stepper->queues[q]);
-  memory_pin(stepper, false);
+  const struct lade_transfer_memory memory = transfer_memory(stepper);
+  if (stepper->is_pinned) /* not after a failed take, which may have left the memory or the store incomplete */
+    lade_transfer_memory_unpin(&memory, stepper->store);
   lade_store_close(stepper->store);
   free(stepper->bounce);
   lade_pinned_finish(&stepper->host);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Storages between runs, in any tier. Those of the device and the host have an address. Those of the store move through
- * windows of STEP_WINDOW_BYTES, which begin at granules: a window that is set in part is read before.
+ * Storages between runs, in any tier. Storages of the device and the host have an address. Storages of the store move
+ * through windows of STEP_WINDOW_BYTES, which begin at granules. A window that is set in part is first read.
  *
- * Identities of bytes in the store: a given storage belongs to (storage, number of versions so far), and any other copy
- * to (storage, run, version). A block that was left from another step, or from another storage, fails verification.
+ * Identities of bytes in the store: those of a given storage are (storage, number of versions so far), those of any
+ * other copy (storage, run, version). A block of another step or another storage therefore fails verification.
  */
 #include <errno.h>
 #include <string.h>
@@ -61,26 +61,32 @@ int step_store_clear(lade_stepper *stepper, struct lade_error *error)
   return status;
 }
 
-/* Copy @bytes at @offset of a storage in the store to @dst, or from @src. */
-static int stored_move(lade_stepper *stepper, int storage, uint64_t offset, void *dst, const void *src, uint64_t bytes,
-                       struct lade_error *error)
+/* A range of a storage, and the caller's memory: @dst of a get, @src of a set; the other one is NULL. */
+struct storage_range {
+  int storage;
+  uint64_t offset, bytes;
+  void *dst;
+  const void *src;
+};
+
+static int stored_move(lade_stepper *stepper, const struct storage_range *range, struct lade_error *error)
 {
-  const uint64_t all = stepper->graph->storages.items[storage].bytes, end = offset + bytes;
+  const uint64_t all = stepper->graph->storages.items[range->storage].bytes, end = range->offset + range->bytes;
   int status = 0;
-  for (uint64_t at = offset / STEP_WINDOW_BYTES * STEP_WINDOW_BYTES; at < end && !status; at += STEP_WINDOW_BYTES) {
-    const uint64_t from = LADE_MAX(at, offset), to = LADE_MIN(at + STEP_WINDOW_BYTES, end);
+  for (uint64_t at = range->offset / STEP_WINDOW_BYTES * STEP_WINDOW_BYTES; at < end; at += STEP_WINDOW_BYTES) {
+    const uint64_t from = LADE_MAX(at, range->offset), to = LADE_MIN(at + STEP_WINDOW_BYTES, end);
     bool is_whole = from == at && to == LADE_MIN(at + STEP_WINDOW_BYTES, all);
     char *here = (char *)stepper->bounce + (from - at);
-    if (dst || !is_whole)
-      status = window_move(stepper, storage, LADE_STORE_READ, at, error);
+    if (range->dst || !is_whole)
+      status = window_move(stepper, range->storage, LADE_STORE_READ, at, error);
+    if (!status && range->dst)
+      memcpy((char *)range->dst + (from - range->offset), here, to - from);
+    if (!status && range->src) {
+      memcpy(here, (const char *)range->src + (from - range->offset), to - from);
+      status = window_move(stepper, range->storage, LADE_STORE_WRITE, at, error);
+    }
     if (status)
       break;
-    if (dst) {
-      memcpy((char *)dst + (from - offset), here, to - from);
-      continue;
-    }
-    memcpy(here, (const char *)src + (from - offset), to - from);
-    status = window_move(stepper, storage, LADE_STORE_WRITE, at, error);
   }
   return status;
 }
@@ -115,51 +121,61 @@ void *lade_step_address(lade_stepper *stepper, int storage)
   return step_address(stepper, stepper->program->homes[storage], 0);
 }
 
-static int range_check(lade_stepper *stepper, int storage, uint64_t offset, const void *memory, uint64_t bytes,
-                       bool is_set, struct lade_error *error)
+static int range_check(lade_stepper *stepper, const struct storage_range *range, bool is_set, struct lade_error *error)
 {
-  if (!stepper || storage < 0 || storage >= stepper->graph->storages.n || (!memory && bytes))
-    return lade_error_set(error, -EINVAL, "storage %d does not exist, or its bytes have no memory", storage);
+  const char *call = is_set ? "lade_step_set" : "lade_step_get";
+  const int storage = range->storage;
+  if (!stepper)
+    return lade_error_set(error, -EINVAL, "%s: stepper is NULL", call);
+  if (storage < 0 || storage >= stepper->graph->storages.n)
+    return lade_error_set(error, -EINVAL, "%s: there is no storage %d: the graph has %d", call, storage,
+                          stepper->graph->storages.n);
+  if (!range->dst && !range->src && range->bytes)
+    return lade_error_set(error, -EINVAL, "%s: the memory for %llu bytes of storage %d is NULL", call,
+                          (unsigned long long)range->bytes, storage);
   const struct graph_storage *s = &stepper->graph->storages.items[storage];
   const char *name = graph_name(stepper->graph, s->name);
   if (!s->is_given && (is_set || !s->is_kept))
     return lade_error_set(error, -EINVAL, "storage %d \"%s\" is not given%s", storage, lade_echo(name).text,
                           is_set ? "" : ", and not kept");
-  if (offset > s->bytes || bytes > s->bytes - offset)
-    return lade_error_set(error, -EINVAL, "storage %d \"%s\": %llu bytes at %llu leave its %llu", storage,
-                          lade_echo(name).text, (unsigned long long)bytes, (unsigned long long)offset,
+  if (range->offset > s->bytes || range->bytes > s->bytes - range->offset)
+    return lade_error_set(error, -EINVAL, "storage %d \"%s\": %llu bytes at %llu end past its %llu bytes", storage,
+                          lade_echo(name).text, (unsigned long long)range->bytes, (unsigned long long)range->offset,
                           (unsigned long long)s->bytes);
   if (stepper->is_dry)
     return lade_error_set(error, -ENOTSUP, "a dry device has no bytes");
   return lade_first_error_get(&stepper->failure, error);
 }
 
-/* Copy to @dst, or from @src. pre: the range is right. */
-static int range_move(lade_stepper *stepper, int storage, uint64_t offset, void *dst, const void *src, uint64_t bytes,
-                      struct lade_error *error)
+/* Copy the range to or from the caller's memory. pre: the range is checked. */
+static int range_move(lade_stepper *stepper, const struct storage_range *range, struct lade_error *error)
 {
-  if (!bytes)
+  if (!range->bytes)
     return 0;
-  const enum lade_space space = home_space(stepper, storage);
+  const enum lade_space space = home_space(stepper, range->storage);
   if (space == LADE_STORE)
-    return stored_move(stepper, storage, offset, dst, src, bytes, error);
-  char *here = step_address(stepper, stepper->program->homes[storage], offset);
+    return stored_move(stepper, range, error);
+  char *here = step_address(stepper, stepper->program->homes[range->storage], range->offset);
+  void *dst = range->dst ? range->dst : here;
+  const void *src = range->dst ? here : range->src;
   if (space == LADE_DEVICE && !stepper->is_unified)
-    return device_move(stepper, dst ? dst : here, dst ? here : src, bytes, dst != NULL, error);
-  memcpy(dst ? dst : here, dst ? here : src, bytes);
+    return device_move(stepper, dst, src, range->bytes, range->dst != NULL, error);
+  memcpy(dst, src, range->bytes);
   return 0;
 }
 
 int lade_step_get(lade_stepper *stepper, int storage, uint64_t offset, void *dst, uint64_t bytes,
                   struct lade_error *error)
 {
-  const int status = range_check(stepper, storage, offset, dst, bytes, false, error);
-  return status ? status : range_move(stepper, storage, offset, dst, NULL, bytes, error);
+  const struct storage_range range = {.storage = storage, .offset = offset, .bytes = bytes, .dst = dst};
+  const int status = range_check(stepper, &range, false, error);
+  return status ? status : range_move(stepper, &range, error);
 }
 
 int lade_step_set(lade_stepper *stepper, int storage, uint64_t offset, const void *src, uint64_t bytes,
                   struct lade_error *error)
 {
-  const int status = range_check(stepper, storage, offset, src, bytes, true, error);
-  return status ? status : range_move(stepper, storage, offset, NULL, src, bytes, error);
+  const struct storage_range range = {.storage = storage, .offset = offset, .bytes = bytes, .src = src};
+  const int status = range_check(stepper, &range, true, error);
+  return status ? status : range_move(stepper, &range, error);
 }

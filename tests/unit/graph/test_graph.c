@@ -435,6 +435,28 @@ static void saved_values_of_a_block_are_the_expected_ones(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/* Residency files and reports name values, so a value after a branch is named for the branch. */
+static void values_after_a_branch_are_named_for_it(void **state)
+{
+  static const struct {
+    const char *preset, *names[2];
+  } cases[] = {{"gemma2-2b", {"h.0.attn.post_norm", "h.0.mlp.post_norm"}},
+               {"granite3-2b", {"h.0.attn.scale", "h.0.mlp.scale"}}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct lade_model model;
+    assert_int_equal(lade_model_preset(cases[i].preset, &model, NULL), 0);
+    model.layers = 1;
+    struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 1, 16, 0);
+    for (size_t k = 0; k < LADE_COUNT(cases[i].names); k++) {
+      int n_found = 0;
+      for (int t = 0; t < graph->n_tensors; t++)
+        n_found += strcmp(graph->tensors[t].name, cases[i].names[k]) == 0;
+      assert_int_equal(n_found, 1);
+    }
+    lade_model_graph_destroy(graph);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -443,6 +465,7 @@ int main(void)
       cmocka_unit_test(without_dropout_the_branch_shares_the_residual_gradient),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
+      cmocka_unit_test(values_after_a_branch_are_named_for_it),
       cmocka_unit_test(shapes_are_checked_before_anything_is_built),
       cmocka_unit_test(what_a_device_does_not_attend_over_is_refused),
       cmocka_unit_test(every_failed_allocation_is_an_error_without_a_leak),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decisions that go from one rank to the others of its stage. The others build the same programs that their own search
- * would give. Bytes that are not a decision for them are refused. Ranks that would decide otherwise are told apart.
- * Also the decision that a recipe states.
+ * would give. Bytes that are not a decision for them are refused. Ranks whose search would decide otherwise have
+ * different keys. A recipe states a decision, too.
  */
 #include <errno.h>
 #include <setjmp.h>

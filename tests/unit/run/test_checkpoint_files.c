@@ -318,7 +318,7 @@ static void a_file_outside_of_the_checkpoint_is_not_of_it(void **state)
     json_object_set_new(json_object_get(root, "files"), names[i], json_pack("{s:I}", "bytes", (json_int_t)st.st_size));
     state_write(root);
     assert_int_equal(load(graph, "step-00000001", &memory, &error), -EBADMSG);
-    assert_non_null(strstr(error.text, "name that none has"));
+    assert_non_null(strstr(error.text, "name that no save writes"));
     root = json_load_file(in_scratch(STATE), 0, NULL);
     json_object_del(json_object_get(root, "files"), names[i]);
     state_write(root);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A session's steps. FP16's loss scale: an overflow is skipped, changes no parameter and halves the scale; many steps
- * without one double it. Async saves hold the values of the step that requested them, however slow files are. An error
- * of a save is returned by the next call, or between steps by a query.
+ * without one double it. Async saves hold the values of the step that requested them, however slow files are. The next
+ * call returns the error of a save, and so does a query between steps. Stages on several nodes send in the scattered
+ * form.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +21,7 @@
 #include <cmocka.h>
 
 #include "run/session/session_internal.h"
+#include "tests/support/run_fixture.h"
 #include "tests/support/scratch.h"
 
 static int batch_fill(void *user, const struct lade_batch *batch, struct lade_error *error)
@@ -33,15 +35,7 @@ static int batch_fill(void *user, const struct lade_batch *batch, struct lade_er
 
 static struct lade_session_params params_make(void)
 {
-  struct lade_session_params how;
-  lade_session_defaults(&how);
-  how.layers = 2;
-  how.vocabulary = 64;
-  how.batch = 4;
-  how.micro_batch = 2;
-  how.seq_len = 16;
-  how.machine = "laptop-8c"; /* described: nothing is measured */
-  how.n_threads = 1;
+  struct lade_session_params how = run_fixture_session_params();
   how.batch_fn = batch_fill;
   return how;
 }
@@ -195,7 +189,7 @@ static void steps_go_on_while_a_save_is_written(void **state)
   }
 }
 
-static void a_save_that_fails_beside_steps_is_told_by_the_next_call(void **state)
+static void a_failed_async_save_is_returned_by_the_next_call(void **state)
 {
   struct lade_session_params how = params_make();
   struct lade_error error = {0};
@@ -284,14 +278,47 @@ static void no_step_is_faster_than_light(void **state)
   lade_session_close(session);
 }
 
+/* ---- nodes ---- */
+
+/*
+ * Stages send in the scattered form where a boundary lies between two nodes and no tensor parallel group does. Ranks
+ * 0 and 1 are the first stage, 2 and 3 the second.
+ */
+static void stages_on_several_nodes_send_scattered(void **state)
+{
+  static const struct {
+    int n_node_ranks;
+    bool is_scattered;
+  } cases[] = {{1, false}, {2, true}, {3, false}, {4, false}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    uint64_t sent_bytes[2]; /* without scattered sends, and with them if the nodes allow it */
+    for (int is_divided = 0; is_divided <= 1; is_divided++) {
+      struct lade_session_params how = run_fixture_session_params();
+      struct lade_session_info info;
+      how.is_plan_only = true;
+      how.layout = (struct lade_layout_params){.struct_size = sizeof(how.layout), .tp = 2, .pp = 2, .dp = 1};
+      how.n_node_ranks = is_divided ? cases[i].n_node_ranks : 4;
+      lade_session *session = session_open(&how);
+      lade_session_get_info(session, &info);
+      assert_true(session->is_scattered == (is_divided && cases[i].is_scattered));
+      sent_bytes[is_divided] = info.comm_bytes[LADE_AXIS_PP];
+      lade_session_close(session);
+    }
+    const uint64_t sum_bytes = sizeof(double); /* of squares, for the norm over stages */
+    assert_true(sent_bytes[0] > sum_bytes);
+    assert_int_equal(sent_bytes[1] - sum_bytes, (sent_bytes[0] - sum_bytes) / (cases[i].is_scattered ? 2 : 1));
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_step_is_faster_than_light),
       cmocka_unit_test(an_overflow_is_skipped_and_halves_the_scale),
       cmocka_unit_test(many_good_steps_double_the_scale),
+      cmocka_unit_test(stages_on_several_nodes_send_scattered),
       cmocka_unit_test_setup_teardown(steps_go_on_while_a_save_is_written, scratch_setup_in_memory, scratch_teardown),
-      cmocka_unit_test_setup_teardown(a_save_that_fails_beside_steps_is_told_by_the_next_call, scratch_setup_in_memory,
+      cmocka_unit_test_setup_teardown(a_failed_async_save_is_returned_by_the_next_call, scratch_setup_in_memory,
                                       scratch_teardown),
       cmocka_unit_test_setup_teardown(a_failed_save_is_seen_between_steps_and_another_is_made, scratch_setup_in_memory,
                                       scratch_teardown),

@@ -246,7 +246,7 @@ static void wrong_ranges_and_storages_are_named(void **state)
   assert_non_null(strstr(error.text, "\"h\" is not given, and not kept"));
   assert_int_equal(lade_step_set(stepper, scene.chain.loss, 0, &byte, 1, &error), -EINVAL);
   assert_int_equal(lade_step_get(stepper, scene.chain.x, LAYER_BYTES, &byte, 1, &error), -EINVAL);
-  assert_non_null(strstr(error.text, "1 bytes at 1572864 leave its 1572864"));
+  assert_non_null(strstr(error.text, "1 bytes at 1572864 end past its 1572864"));
   assert_int_equal(lade_step_set(stepper, scene.chain.x, UINT64_MAX, &byte, 2, &error), -EINVAL);
   assert_int_equal(lade_step_get(stepper, scene.chain.x, 0, NULL, 1, &error), -EINVAL);
   assert_int_equal(lade_step_get(stepper, scene.chain.x, LAYER_BYTES, NULL, 0, &error), 0);
