@@ -88,6 +88,9 @@ class Step:
             raise Error("this step is running: it is called inside of itself, or by another thread")
         if self.broken:
             raise Error(f"a step failed, and the model is between two steps or lacks bytes: {self.broken}")
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise Error("a CUDA graph is being captured, and a planned step plans, draws and moves bytes outside of graphs: "
+                        "call the step without one")
         leaves, ready = self._find(args, kwargs)
         self.last = ready
         if self.audit and not ready.is_audited:
