@@ -22,12 +22,14 @@ _THREADS = {}
 class Runtime:
     """R of the generated functions: moves, draws and updates of a running step."""
 
-    def __init__(self, planned):
+    def __init__(self, planned, store):
+        """@store: of all plans of the step, where nothing waits."""
         self.planned, values = planned, planned.values
         self.bytes = [s["bytes"] for s in values.storages]
         self.is_cuda = planned.device.type == "cuda"
         self.host = tiers.Host(planned.host_bytes, planned.device if self.is_cuda else None)
-        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
+        self.store = store
+        store.grow(planned.store_need)
         self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
         self.moving, self.away = {}, {}  # copies under way, storages elsewhere
         self.joined = {}  # numbers of parameters -> updaters that update them together
@@ -56,9 +58,15 @@ class Runtime:
                    if kind == "param"}
         return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
 
+    def rest(self):
+        """Give the host's memory and the store's room to another plan. pre: nothing waits there."""
+        self.host.rest()
+        self.store.rest()
+
     def begin(self, meter, tensors):
         """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
         self.is_updated, self.moving, self.meter, self.is_metered = False, {}, None, meter is not None
+        self.store.grow(self.planned.store_need)  # another plan that failed to grow it may have lost it
         self._follow_stream()
         self._send_out(tensors)
         self.meter = meter if not self.is_cuda else None

@@ -141,6 +141,43 @@ class Host:
             self._unlock()
 
 
+class SharedStore:
+    """The store of a step's plans, which take turns: one reservation, as large as the largest plan's need."""
+
+    def __init__(self, directory):
+        self.directory, self.n_bytes, self.store = directory, 0, None
+
+    def grow(self, n_bytes):
+        """Reserve @n_bytes, if fewer are. pre: nothing waits in it then. Error if the drive lacks them; it has the old ones
+        again then, or none until the next call."""
+        if n_bytes <= self.n_bytes:
+            return
+        before = self.n_bytes
+        try:
+            self._open(n_bytes)
+        except BaseException:
+            if before:
+                self._open(before)
+            raise
+
+    def _open(self, n_bytes):
+        if self.store is not None:
+            self.store.close()
+        self.store, self.n_bytes = None, 0
+        self.store, self.n_bytes = Store(self.directory, n_bytes), n_bytes
+
+    def rest(self):
+        """Forget what waits, so that another plan has the room."""
+        for name in self.store.names() if self.store is not None else ():
+            self.store.drop(name)
+
+    def put(self, name, data):
+        self.store.put(name, data)
+
+    def get(self, name, out):
+        self.store.get(name, out)
+
+
 class Bounced:
     """A store for tensors of a CUDA device: they pass through locked host memory, one at a time. One thread calls move."""
 
