@@ -3,16 +3,20 @@
 """lade.torch on a CUDA device: planned beside measured bytes, digests beside uncaptured steps, times beside eager.
 
 Usage: cuda_check.py [--device cuda|cpu] [--seconds N] [--small] [CASE ...]
-Cases: step (each precision and budget), variants (of BF16), audit, store, large (GPT-2 124M), adamw, saved, limit; all by
-default.
+Cases: bf16 and fp32 (each budget), large (GPT-2 124M), limit, streams, saved, adamw, store, variants (of BF16), audit; all
+by default, in the order given.
 liblade is the file in LADE_LIBRARY, or the one that the package finds. Each case prints one line of JSON and, if it
-fails, its traceback; a table follows. A case that would begin behind the time limit is left out and said so. Exits 1 if
-a case failed, or if bits or bytes differ. --device cpu runs the same cases over a small model, to check this script.
+fails, its traceback; a table follows. host_s is the time until a step's call returns, before its device is done; python
+has the functions of most time of their own in one call. A case that would begin behind the time limit is left out and
+said so. Exits 1 if a case failed, or if bits or bytes differ. --device cpu runs the same cases over a small model, to
+check this script.
 """
 import argparse
 import contextlib
+import cProfile
 import json
 import os
+import pstats
 import statistics
 import subprocess
 import sys
@@ -21,12 +25,11 @@ import time
 import traceback
 
 START = time.perf_counter()
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "python"))
-os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-cuda-check-")
 os.environ["XDG_CACHE_HOME"] = SCRATCH.name  # plans of earlier runs are not taken
+
+from gpt2_step import ids_of, model_of, trainer
 
 import torch
 import transformers
@@ -37,7 +40,7 @@ from lade.torch import audit, meter
 SEED, STEPS = 5, 3
 SIZES = {"small": (2, 64, 256, 4, 32), "middle": (6, 512, 8192, 8, 256), "large": (12, 768, 50257, 4, 512)}
 FIELDS = ("case", "planned", "measured", "torch_peak", "is_equal", "is_same", "ratio", "redone", "moved", "capture_s",
-          "price_s", "plan_s", "predicted_s", "step_s", "error")
+          "price_s", "plan_s", "predicted_s", "host_s", "step_s", "error")
 
 
 class Check:
@@ -49,6 +52,7 @@ class Check:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.size = "small" if options.small or options.device == "cpu" else "middle"
         self.eager_of, self.dropout = {}, 0.1
+        self.n_timed = 10 if self.device.type == "cuda" else 3
 
     # models
 
@@ -56,23 +60,11 @@ class Check:
         """Return (model, optimizer, train, ids)."""
         layers, width, vocab, rows, columns = SIZES[size]
         torch.manual_seed(SEED)
-        config = transformers.GPT2Config(n_layer=layers, n_embd=width, n_head=max(2, width // 64), vocab_size=vocab,
-                                         n_positions=columns, use_cache=False, resid_pdrop=self.dropout,
-                                         embd_pdrop=self.dropout, attn_pdrop=self.dropout)
-        model = transformers.GPT2LMHeadModel(config).train().to(self.device)
+        model = model_of(layers, width, vocab, columns, self.dropout, self.device)
         optimizer = (make or (lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)))(model.parameters())
-        ids = torch.randint(0, vocab, (rows, columns), generator=torch.Generator().manual_seed(1)).to(self.device)
-
-        def train(ids):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16):
-                loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
+        ids = ids_of(rows, columns, vocab, self.device)
         torch.manual_seed(SEED + 1)
-        return model, optimizer, train, ids
+        return model, optimizer, trainer(model, optimizer, is_bf16), ids
 
     def eager(self, size, is_bf16, make=None, key=None):
         """Return (losses, digest, weights, train, ids) of uncaptured steps, kept for the next case."""
@@ -90,11 +82,22 @@ class Check:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, call, ids):
+        """Return the time of a call with its device's work, and the time until it returned."""
         self.wait()
         start = time.perf_counter()
         call(ids)
+        returned = time.perf_counter()
         self.wait()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, returned - start
+
+    def python(self, step, ids, n=12):
+        """Return the functions of most time of their own in one call: "file:function calls milliseconds"."""
+        profile = cProfile.Profile()
+        self.wait()
+        profile.runcall(step, ids)
+        found = sorted(pstats.Stats(profile).stats.items(), key=lambda item: -item[1][2])[:n]
+        return [f"{os.path.basename(file)}:{name} {n_calls} {own * 1e3:.1f}"
+                for (file, _, name), (_, n_calls, own, _, _) in found]
 
     # cases
 
@@ -127,8 +130,11 @@ class Check:
             line["at"] = where_of_peak(step, ids)
         line["torch_peak"] = self.torch_peak(step, ids)
         pairs = [(self.seconds(eager, ids), self.seconds(step, ids)) for _ in range(n_timed)]
-        line["eager_s"], line["step_s"] = (statistics.median(times) for times in zip(*pairs))
-        line["ratio"] = statistics.median(b / a for a, b in pairs)
+        for name, i, j in (("eager_s", 0, 0), ("eager_host_s", 0, 1), ("step_s", 1, 0), ("host_s", 1, 1)):
+            line[name] = statistics.median(pair[i][j] for pair in pairs)
+        line["ratio"] = statistics.median(b / a for (a, _), (b, _) in pairs)
+        if n_timed > 2:
+            line["python"] = self.python(step, ids)
         del self.eager_of[size, is_bf16, key]  # it has trained on
         return line
 
@@ -140,6 +146,28 @@ class Check:
                 return self.step(size, True, "100%", key=("variant", dropout, str(backend)), n_timed=1)
         finally:
             self.dropout = 0.1
+
+    def streams(self):
+        """Compare the bits of steps on another stream, with a host tier, with eager's; a step in a CUDA graph is refused."""
+        if self.device.type != "cuda":
+            return dict(skipped_on="cpu")
+        losses, digest, *_ = self.eager(self.size, True)
+        model, optimizer, train, ids = self.made(self.size, True)
+        step = lade.torch.step(train, model, optimizer, "40%", host="4GiB", audit=False)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = [step(ids).item() for _ in range(STEPS)]
+        torch.cuda.current_stream().wait_stream(side)
+        line = dict(is_same=found == losses and lade.torch.digest(model, optimizer) == digest)
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                step(ids)
+            line["error"] = "a step inside of a CUDA graph must be refused"
+        except lade.Error as fault:
+            line["refused"] = str(fault)
+        step(ids)  # it can be called behind the refusal
+        return line
 
     def torch_peak(self, step, ids):
         """Return the peak of torch's own statistics in a step, without tensors of others."""
@@ -301,6 +329,55 @@ def limit_alone():
         key: stats[key] for key in ("peak_bytes", "reserved_peak_bytes", "n_allocs", "n_served", "n_mismatches")})))
 
 
+HOST = dict(host="4GiB")
+
+
+def run_budgets(check, is_bf16):
+    name = "bf16" if is_bf16 else "fp32"
+    check.run(f"{name} uncaptured twice", check.reproducible, check.size, is_bf16)
+    for budget, more in (("100%", {}), ("40%", HOST), ("60%", {}), ("min", HOST)):
+        check.run(f"{name} {budget}{' host' if more else ''}", check.step, check.size, is_bf16, budget,
+                  n_timed=check.n_timed, **more)
+
+
+def run_variants(check):
+    for dropout in (0.1, 0.0) if check.device.type == "cuda" else ():
+        for backend in (torch.nn.attention.SDPBackend.MATH, torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            check.run(f"bf16 100% dropout {dropout} {backend.name}", check.variant, check.size, dropout, backend)
+
+
+def run_audit(check):
+    check.run("audit, torch's foreach AdamW", check.step, check.size, True, "60%",
+              lambda p: torch.optim.AdamW(p, lr=1e-3), "foreach", n_timed=check.n_timed, audit=True, **HOST)
+
+
+def run_adamw(check):
+    for state in ("fp32", "8bit"):
+        check.run(f"adamw {state}", check.adamw, state, False)
+
+
+def run_saved(check):
+    check.run("saved host", check.saved, HOST)
+    check.run("saved store", check.saved, dict(store=SCRATCH.name, store_bytes="256MiB"))
+
+
+def run_store(check):
+    check.run("fp32 min store", check.step, check.size, False, "min", n_timed=2, store=SCRATCH.name, store_budget="256MiB")
+
+
+def run_large(check):
+    cases = (True, "100%", {}), (True, "40%", HOST), (False, "100%", {}), (True, "60%", {})
+    for is_bf16, budget, more in cases if check.device.type == "cuda" and not check.options.small else ():
+        check.run(f"124M {'bf16' if is_bf16 else 'fp32'} {budget}{' host' if more else ''}", check.step, "large", is_bf16,
+                  budget, **more)
+
+
+CASES = {"bf16": lambda check: run_budgets(check, True), "large": run_large,
+         "limit": lambda check: check.run("limit", check.limit), "streams": lambda check: check.run("streams", check.streams),
+         "saved": run_saved, "adamw": run_adamw, "store": run_store, "fp32": lambda check: run_budgets(check, False),
+         "variants": run_variants, "audit": run_audit}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE")
@@ -309,9 +386,9 @@ def main():
     parser.add_argument("--small", action="store_true", help="a model of 2 layers")
     parser.add_argument("--limit-alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    unknown = set(options.cases) - {"step", "variants", "audit", "store", "large", "adamw", "saved", "limit"}
+    unknown = set(options.cases) - set(CASES)
     if unknown:
-        parser.error(f"no case is called {sorted(unknown)[0]}")
+        parser.error(f"no case is called {sorted(unknown)[0]}; expected {', '.join(CASES)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("this PyTorch finds no CUDA device; --device cpu checks the script")
     if options.limit_alone:
@@ -323,39 +400,11 @@ def main():
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     check = Check(options)
-    chosen = lambda name: not options.cases or name in options.cases
     is_cuda = check.device.type == "cuda"
     print(json.dumps(dict(torch=torch.__version__, cuda=torch.version.cuda, transformers=transformers.__version__,
                           lade=lade.version(), device=torch.cuda.get_device_name() if is_cuda else "cpu")), flush=True)
-    size, host, small = check.size, dict(host="4GiB"), 10 if is_cuda else 2
-    if chosen("step"):
-        for is_bf16 in (False, True):
-            name = "bf16" if is_bf16 else "fp32"
-            check.run(f"{name} uncaptured twice", check.reproducible, size, is_bf16)
-            for budget, more in (("100%", {}), ("60%", {}), ("40%", host), ("min", host)):
-                check.run(f"{name} {budget}{' host' if more else ''}", check.step, size, is_bf16, budget, n_timed=small,
-                          **more)
-    if chosen("variants") and is_cuda:
-        for dropout in (0.1, 0.0):
-            for backend in (torch.nn.attention.SDPBackend.MATH, torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-                check.run(f"bf16 100% dropout {dropout} {backend.name}", check.variant, size, dropout, backend)
-    if chosen("audit"):
-        check.run("audit, torch's foreach AdamW", check.step, size, True, "60%",
-                  lambda p: torch.optim.AdamW(p, lr=1e-3), "foreach", n_timed=small, audit=True, **host)
-    if chosen("adamw"):
-        for state in ("fp32", "8bit"):
-            check.run(f"adamw {state}", check.adamw, state, False)
-    if chosen("saved"):
-        check.run("saved host", check.saved, dict(host="4GiB"))
-        check.run("saved store", check.saved, dict(store=SCRATCH.name, store_bytes="256MiB"))
-    if chosen("store"):
-        check.run("fp32 min store", check.step, size, False, "min", n_timed=2, store=SCRATCH.name, store_budget="256MiB")
-    if chosen("limit"):
-        check.run("limit", check.limit)
-    if chosen("large") and is_cuda and not options.small:
-        for is_bf16, budget, more in ((True, "100%", {}), (True, "40%", host), (False, "100%", {}), (True, "60%", {})):
-            check.run(f"124M {'bf16' if is_bf16 else 'fp32'} {budget}{' host' if more else ''}", check.step, "large",
-                      is_bf16, budget, **more)
+    for name in options.cases or CASES:
+        CASES[name](check)
     check.table()
     return 0 if check.is_good() else 1
 

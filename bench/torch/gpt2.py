@@ -7,35 +7,21 @@ Each round runs one eager step and one planned step. The table has medians of th
 process, which other processes of a shared machine change less than the clock.
 """
 import argparse
-import os
 import statistics
-import sys
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "python"))
+from gpt2_step import fused_adamw, ids_of, model_of, trainer
 
 import torch
-import transformers
 
 import lade.torch
 
 
 def made(options):
     torch.manual_seed(0)
-    config = transformers.GPT2Config(n_layer=options.layers, use_cache=False)
-    model = transformers.GPT2LMHeadModel(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-    def train(ids):
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-    return model, optimizer, train
+    model = model_of(options.layers)
+    optimizer = fused_adamw(model.parameters())
+    return model, optimizer, trainer(model, optimizer, options.bf16)
 
 
 def timed(call, *args):
@@ -52,7 +38,7 @@ def main():
     parser.add_argument("--cases", default="100%,60%,40%+host")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    ids = torch.randint(0, 50257, (options.rows, options.columns), generator=torch.Generator().manual_seed(1))
+    ids = ids_of(options.rows, options.columns)
     _, _, eager = made(options)
     eager(ids)
     print(f"torch {torch.__version__}, {options.threads} threads, {options.rows} x {options.columns}, "

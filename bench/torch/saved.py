@@ -9,34 +9,20 @@ two more steps before teach the order of use. The limit is a share of the bytes 
 """
 import argparse
 import copy
-import os
 import statistics
-import sys
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "python"))
+import gpt2_step
+from gpt2_step import fused_adamw, ids_of, model_of
 
 import torch
-import transformers
 
 import lade.torch
 
 
 def trainer(model, held=None):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-    def train(ids):
-        if held is None:
-            loss = model(input_ids=ids, labels=ids).loss
-        else:
-            with held:
-                loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return train, optimizer
+    optimizer = fused_adamw(model.parameters())
+    return gpt2_step.trainer(model, optimizer, held=held), optimizer
 
 
 def timed(call, *args):
@@ -91,9 +77,8 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    config = transformers.GPT2Config(n_layer=options.layers, vocab_size=options.vocab, use_cache=False)
-    model = transformers.GPT2LMHeadModel(config).train()
-    ids = torch.randint(0, options.vocab, (options.rows, options.columns), generator=torch.Generator().manual_seed(1))
+    model = model_of(options.layers, vocab=options.vocab)
+    ids = ids_of(options.rows, options.columns, options.vocab)
     total = saved_bytes(model, ids)
     print(f"torch {torch.__version__}, {options.threads} threads, {options.layers} layers, {options.rows} x "
           f"{options.columns}, {total / 1e6:.0f} MB saved\n")

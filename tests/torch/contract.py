@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of lade.torch.step: plans for each shape and mode, the audit, reports, resuming, failures.
+"""The contract of lade.torch.step: plans for each shape and mode, the audit, reports, resuming.
 
 Usage: contract.py LIBLADE
 """
@@ -12,20 +12,12 @@ import gc
 import io
 import os
 import pickle
-import signal
 import tempfile
 from unittest import mock
 
-from fixture import GPT, adamw, batch, lade, nn, plain, refused, torch
+from fixture import GPT, adamw, batch, lade, made, nn, plain, refused, torch
 
-from lade.torch import audit, meter, operands, parts, plan_cache, prices, runtime, train_step
-
-
-def made(budget="100%", dropout=0.1, **options):
-    torch.manual_seed(0)
-    model = GPT(dropout=dropout)
-    optimizer = adamw(model)
-    return model, optimizer, lade.torch.step(plain(model, optimizer), model, optimizer, budget, **options)
+from lade.torch import audit, meter, operands, parts, plan_cache, prices, train_step
 
 
 def each_shape_and_mode_has_a_plan():
@@ -157,69 +149,6 @@ def the_audit_names_the_op_with_other_bits():
     name = next(name for name, call in scope.items() if call is gelu)
     scope[name] = lambda x: gelu(x, approximate="tanh")
     refused(lade.Error, lambda: step(*batch()), "other bits", "made by aten.gelu.default result 0 in blocks.0")
-
-
-def interrupts_wait_for_the_end():
-    model, optimizer, step = made()
-    step(*batch())
-    held = step.last.planned.function
-
-    def interrupting(runtime, *tensors):
-        os.kill(os.getpid(), signal.SIGINT)
-        return held(runtime, *tensors)
-    step.last.planned.function = interrupting
-    before = lade.torch.digest(model, optimizer)
-    with contextlib.suppress(KeyboardInterrupt):
-        step(*batch())
-        raise AssertionError("the interrupt was lost")
-    assert step.broken is None and lade.torch.digest(model, optimizer) != before
-
-
-def failures_behind_an_update_end_training():
-    _, _, step = made()
-    step(*batch())
-    runtime = step.last.runtime
-    held, runtime.update = runtime.update, None
-
-    def failing(index, grad, found):
-        if index == 1:
-            raise OSError("the drive is gone")
-        held(index, grad, found)
-    runtime.update = failing
-    refused(OSError, lambda: step(*batch()), "the drive is gone")
-    refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
-
-
-def drives_fail():
-    """A failure before the first write is undone. A failure behind it ends training, and says so."""
-    model, optimizer, step = made("min", audit=False, host="64MiB", ways=("host",))
-    twin, other, _ = made()
-    for own, call in ((optimizer, step), (other, plain(twin, other))):
-        torch.manual_seed(8)
-        call(*batch())
-    tier, before, seeds = step.last.runtime.host, lade.torch.digest(model, optimizer), torch.get_rng_state()
-
-    def failing(held, n_good):
-        def call(*args):
-            nonlocal n_good
-            n_good -= 1
-            if n_good < 0:
-                raise lade.Error("the drive is gone")
-            held(*args)
-        return call
-    with mock.patch.object(tier, "put", failing(tier.put, 3)):
-        refused(lade.Error, lambda: step(*batch()), "the drive is gone")
-    step.sync()
-    assert not step.broken and lade.torch.digest(model, optimizer) == before
-    torch.set_rng_state(seeds)
-    step(*batch())
-    torch.set_rng_state(seeds)
-    plain(twin, other)(*batch())
-    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
-    n_gets = sum(kind == lade.graph.GET for kind, _, _ in step.last.planned.plan.instrs)
-    with mock.patch.object(tier, "get", failing(tier.get, n_gets - 1)):
-        refused(lade.Error, lambda: step(*batch()), "the drive is gone")
-    refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
 
 
 def the_audit_takes_fewer_rows():
@@ -435,46 +364,6 @@ def living_reads(step, model, optimizer, twin, other):
     assert all(hook() is None for hook in stale.values())
 
 
-def plans_share_the_host_budget():
-    """The host memory of a plan is given back while a plan of another shape is at work."""
-    _, _, step = made("min", audit=False, host="64MiB")
-    step(*batch(8))
-    first = step.last.runtime.host
-    assert any(first.map[:first.n_bytes])
-    step(*batch(5))
-    assert not any(first.map[:first.n_bytes])
-    step(*batch(8))
-
-
-def living_bytes_that_do_not_return_are_an_error():
-    _, _, step = made("min", audit=False, host="64MiB")
-    step(*batch())
-
-    def gone(*_args):
-        raise lade.Error("the drive is gone")
-    with mock.patch.object(step.last.runtime.host, "get", gone):
-        refused(lade.Error, step.sync, "cannot be fetched")
-    step.sync()
-
-
-def the_store_is_taken_before_step_0():
-    with tempfile.TemporaryDirectory(prefix="lade-taken-", dir=os.getcwd()) as scratch:
-        model, optimizer, step = made("min", store=scratch, store_budget="64MiB", ways=("store",))
-        before = lade.torch.digest(model, optimizer)
-        step.prepare(*batch())
-        taken = sum(os.stat(f"/proc/self/fd/{fd}").st_blocks * 512 for fd in os.listdir("/proc/self/fd")
-                    if scratch in os.path.realpath(f"/proc/self/fd/{fd}"))
-        assert taken >= step.last.planned.store_need > 0, (taken, step.last.planned.store_need)
-        model, optimizer, step = made("min", store=scratch, store_budget="64MiB", ways=("store",))
-        with mock.patch.object(runtime.tiers, "Store", no_space):
-            refused(lade.Error, lambda: step(*batch()), "no space")
-        assert lade.torch.digest(model, optimizer) == before
-
-
-def no_space(*_args):
-    raise lade.Error("no space left on the drive")
-
-
 def scratch_of_long_calls_is_exact_behind_the_first_step():
     """A call that is too long to be priced whole has a bound for its scratch until the first step, or measure()."""
     x, y = batch(8)
@@ -640,12 +529,9 @@ if __name__ == "__main__":
     for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk,
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, the_audit_names_the_op_with_other_bits,
-                 interrupts_wait_for_the_end,
-                 failures_behind_an_update_end_training, drives_fail, the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
+                 the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
                  given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
-                 memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, plans_share_the_host_budget,
-                 living_bytes_that_do_not_return_are_an_error, the_store_is_taken_before_step_0,
-                 scratch_of_long_calls_is_exact_behind_the_first_step,
+                 memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, scratch_of_long_calls_is_exact_behind_the_first_step,
                  a_memory_history_of_the_user_goes_on, operands_have_no_byte_in_common, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()

@@ -98,6 +98,14 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
+def made(budget="100%", dropout=0.1, layers=2, **options):
+    """Return (model, optimizer, step) of a small GPT."""
+    torch.manual_seed(0)
+    model = GPT(layers=layers, dropout=dropout)
+    optimizer = adamw(model)
+    return model, optimizer, lade.torch.step(plain(model, optimizer), model, optimizer, budget, **options)
+
+
 def run_eager(model, make_optimizer, make_train, data, n_steps=3):
     """Return (losses, digest, generator) of uncaptured steps of a copy of @model."""
     model = copy.deepcopy(model)

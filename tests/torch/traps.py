@@ -25,7 +25,7 @@ generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
 | kernels allocate past torch | every case with GELU: planned = measured |
 | only the innermost hooks run | saved_tensors.py, checkpoints_inside |
 """
-from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, refused, torch
+from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, plain, refused, torch
 
 import contextlib
 import sys
@@ -362,6 +362,32 @@ def updates_in_a_row_are_one_call():
     assert sorted(calls) == [1, len(list(model.parameters())) - 1], calls
 
 
+class Rotated(nn.Module):
+    """Rotates by the exponential of its argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(2, 1)
+
+    def forward(self, x, y):
+        return F.mse_loss(self.out(torch.linalg.matrix_exp(x)).flatten(), y)
+
+
+def scratch_by_values_counts_the_most():
+    """matrix_exp takes scratch by the norm of its operand: the plan is an upper bound, which a large norm reaches."""
+    torch.manual_seed(0)
+    model, peaks = Rotated(), []
+    optimizer = adamw(model)
+    step = lade.torch.step(plain(model, optimizer), model, optimizer, "100%")
+    for scale in (1e-5, 50.0):
+        x, y = torch.full((2, 2), scale), torch.randn(2)
+        step(x, y)
+        peaks.append(lade.torch.measure(step, x, y)["peak_bytes"])
+    report = step.report()
+    assert len(step.ready) == 1 and report["is_upper_bound"], report
+    assert peaks[0] < peaks[1] == report["planned_peak_bytes"], (peaks, report["planned_peak_bytes"])
+
+
 def updates_come_between():
     """A value of a parameter's old bits is not computed again behind the update."""
     for options in (dict(), dict(host="64MiB")):
@@ -515,7 +541,7 @@ for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes
              weights_are_cast_once, masks_are_those_of_eager_steps,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
              kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model,
-             updates_come_between, updates_in_a_row_are_one_call,
+             updates_come_between, updates_in_a_row_are_one_call, scratch_by_values_counts_the_most,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

@@ -17,3 +17,25 @@ def set_states(device, saved):
     torch.set_rng_state(cpu)
     for state in cuda:
         torch.cuda.set_rng_state(state, device)
+
+
+class Offset:
+    """The place of a CUDA device's generator in its stream of numbers, whose seed no step changes."""
+
+    def __init__(self, device):
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        self.generator = torch.cuda.default_generators[index]
+        self.offset = self.generator.get_offset()
+
+    def restore(self):
+        self.generator.set_offset(self.offset)
+
+
+class States:
+    """The states of all generators that ops of a step on @device draw from."""
+
+    def __init__(self, device):
+        self.device, self.held = device, states(device)
+
+    def restore(self):
+        set_states(self.device, self.held)

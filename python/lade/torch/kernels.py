@@ -6,6 +6,9 @@ import torch
 HIDDEN_WRITES = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4),
                  "aten::batch_norm_update_stats": (1, 2), "aten::batch_norm_gather_stats": (3, 4),
                  "aten::batch_norm_gather_stats_with_counts": (3, 4)}
+# Ops whose scratch depends on values: the one of all their operands' elements that takes the most. A larger norm takes a
+# longer series for matrix_exp.
+SCRATCH_BY_VALUES = {"aten::linalg_matrix_exp": 64.0}
 # oneDNN's LSTM returns its workspace only where gradients are recorded.
 _WORKSPACE = {"aten::mkldnn_rnn_layer": 3}
 
@@ -16,6 +19,12 @@ def _recording(op):
         with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
             return op(*args, **kwargs)
     return call
+
+
+def most_scratch_value(node):
+    """Return the value of made-up operands with which a call takes the most scratch, or None if none differs."""
+    schema = getattr(node.target, "_schema", None)
+    return SCRATCH_BY_VALUES.get(schema.name) if schema is not None else None
 
 
 def callable_of(node):

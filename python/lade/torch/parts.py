@@ -8,12 +8,12 @@ by element, so their scratch grows with the elements.
 """
 import torch
 
-_WHOLE_FLOPS, _WHOLE_BYTES = 1e9, 64 << 20  # calls up to here run whole
+_WHOLE_FLOPS, _WHOLE_BYTES = 5e8, 32 << 20  # calls up to here run whole
 _LEAST = 128                                # of a sliced dimension of a product
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
-_ROWS = (_aten._log_softmax.default, _aten._softmax.default)
+_ROWS = (_aten._log_softmax.default, _aten._softmax.default, _aten._safe_softmax.default)
 _LOSS_BACKWARD = (_aten.nll_loss_backward.default,)
 _ROWS_BACKWARD = (_aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default)
 

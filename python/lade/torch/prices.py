@@ -157,10 +157,14 @@ class Pricer:
 
     def _run(self, values, op, device, in_part):
         """Return (price, its last run's mark). Some ops refuse made-up operands: they get fresh ones, ones, zeros."""
-        for fill in (None, None, 1, 0):
+        most = kernels.most_scratch_value(op.node)
+        for fill in (None, None, 1, 0) if most is None else (most,):
             self.arena.fill = fill
             try:
-                return self._run_filled(values, op, device, in_part)
+                found = self._run_filled(values, op, device, in_part)
+                if most is not None:
+                    self.arena.forget()
+                return found
             except (RuntimeError, ValueError, IndexError) as fault:
                 why = " ".join(str(fault).split())[:200]
                 self.arena.forget()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports of a plan: bytes by owner and by module at the peak, and which values are computed again or moved."""
 from .. import graph as g
-from . import optimizers
+from . import kernels, optimizers
 
 
 def report(planned):
@@ -21,6 +21,7 @@ def report(planned):
             "given_bytes": sum(s["bytes"] for s in planned.values.storages if s["is_given"]),
             "resident_bytes": sum(values.storages[k]["bytes"] for k in values.at_start()),
             "largest_op_bytes": max((_need(planned.values, op) for op in planned.values.ops), default=0),
+            "is_upper_bound": any(kernels.most_scratch_value(op.node) is not None for op in values.ops),
             "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"],
             "n_moves": sum(k == g.PUT for k, _, _ in instrs),
             "n_ops": planned.n_ops, "is_from_disk": planned.is_from_disk, "host_bytes": planned.host_bytes,

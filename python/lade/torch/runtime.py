@@ -9,6 +9,7 @@ import torch
 from .. import graph as g
 from ..errors import Error
 from . import generators, optimizers, parked, tiers
+from .cuda_copies import copies_of
 from .meter import events_of
 
 _FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
@@ -21,18 +22,23 @@ _THREADS = {}
 class Runtime:
     """R of the generated functions: moves, draws and updates of a running step."""
 
-    def __init__(self, planned):
+    def __init__(self, planned, store):
+        """@store: of all plans of the step, where nothing waits."""
         self.planned, values = planned, planned.values
         self.bytes = [s["bytes"] for s in values.storages]
         self.is_cuda = planned.device.type == "cuda"
         self.host = tiers.Host(planned.host_bytes, planned.device if self.is_cuda else None)
-        self.store = tiers.Store(planned.limits.store, planned.store_need) if planned.store_need else None
+        self.store = store
+        store.grow(planned.store_need)
         self.states, self.is_updated, self.sizes = {}, False, {}  # sizes: bytes of storages that were put
         self.moving, self.away = {}, {}  # copies under way, storages elsewhere
         self.joined = {}  # numbers of parameters -> updaters that update them together
         self.meter, self.older, self.is_metered = None, set(), False
         self.watching, self.exact = None, {}  # the op that is being recorded; scratch of ops by their number
         self.bounced = tiers.Bounced(self.store, planned.device) if self.is_cuda else None
+        self.stream, self.reading = None, {}  # of CUDA: the ops' stream; (first, last, event) of copies from the host
+        self.on_cuda = {i for i, op in enumerate(values.ops) if op.draws and op.outputs
+                        and all(values.metas[value].device.type == "cuda" for value in op.outputs)}
         self.updaters = self._updaters()
 
     def _updaters(self):
@@ -52,12 +58,25 @@ class Runtime:
                    if kind == "param"}
         return [by_node[planned.values.value(p)[0]] for p in node.args[0]]
 
+    def rest(self):
+        """Give the host's memory and the store's room to another plan. pre: nothing waits there."""
+        self.host.rest()
+        self.store.rest()
+
     def begin(self, meter, tensors):
         """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
         self.is_updated, self.moving, self.meter, self.is_metered = False, {}, None, meter is not None
+        self.store.grow(self.planned.store_need)  # another plan that failed to grow it may have lost it
+        self._follow_stream()
         self._send_out(tensors)
         self.meter = meter if not self.is_cuda else None
         self.older = self.planned.values.at_start() if self.meter else set()
+
+    def _follow_stream(self):
+        """Note the stream that torch's ops run on: none of a step changes it."""
+        self.reading = {}
+        if self.is_cuda:
+            self.stream = tiers.current_stream(self.planned.device)
 
     def _send_out(self, tensors):
         """Put the storages that live on a tier there, where an earlier step has not."""
@@ -147,11 +166,14 @@ class Runtime:
         copy before the block is freed (wait), so the allocator needs no record of the copy's stream.
         """
         if tier == g.HOST:
-            behind = [work.event for work, where, other, _, storage, out in self.moving.values()
-                      if is_out and not out and where == g.HOST
-                      and other < place + n and place < other + storage.nbytes()]
-            return _OnStream(self.host.begin(place, tensor, n, is_out, behind), self.planned.device)
-        ready = torch.cuda.current_stream(self.planned.device).record_event()
+            behind = [event for first, last, event in self.reading.values() if first < place + n and place < last] \
+                if is_out and self.reading else ()
+            event = self.host.begin(place, tensor, n, is_out, self.stream, behind)
+            if not is_out:
+                self.reading[index] = place, place + n, event
+            return _OnStream(event, self)
+        with copies_of(tiers.device_index(self.planned.device)) as copies:
+            ready = copies.record(self.stream)
         return self._submit(tier, self.bounced.move, b"%d" % index, tensor, n, is_out, ready)
 
     def wait(self, index):
@@ -166,6 +188,7 @@ class Runtime:
             self._empty(index, storage)
         else:
             self.away.pop(index, None)
+            self.reading.pop(index, None)
 
     def _empty(self, index, storage):
         is_older = self.meter is not None and index in self.older
@@ -182,6 +205,7 @@ class Runtime:
         PyTorch's faults count too: a device that has no memory for a storage leaves its bytes on the tier.
         """
         self.watched()
+        self._follow_stream()
         is_whole = True
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
@@ -221,21 +245,26 @@ class Runtime:
 
     def draw(self, index):
         """Keep the generators' states of an op that draws again; outside of torch's allocator."""
-        self.states[index] = generators.states(self.planned.device)
+        self.states[index] = self._state(index)
 
     def redraw(self, index):
-        self.states["now"] = generators.states(self.planned.device)
-        generators.set_states(self.planned.device, self.states[index])
+        self.states["now"] = self._state(index)
+        self.states[index].restore()
 
     def redrawn(self):
-        generators.set_states(self.planned.device, self.states.pop("now"))
+        self.states.pop("now").restore()
+
+    def _state(self, index):
+        """Return the state of the generator of op @index; an op on a CUDA device moves the offset of that one alone."""
+        kind = generators.Offset if index in self.on_cuda else generators.States
+        return kind(self.planned.device)
 
 
 class _OnStream:
-    """A copy on another stream; the current stream waits for it, and the host does not."""
+    """A copy on another stream; the ops' stream waits for it, and the host does not."""
 
-    def __init__(self, event, device):
-        self.event, self.device = event, device
+    def __init__(self, event, runtime):
+        self.event, self.runtime = event, runtime
 
     def result(self):
-        torch.cuda.current_stream(self.device).wait_event(self.event)
+        self.event.hold(self.runtime.stream)

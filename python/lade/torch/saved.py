@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..errors import DoesNotFit, Error
 from ..size import size_bytes
 from . import tiers
+from .cuda_copies import copies_of
 from .planned import disk_free
 from .trace import modules_of
 
@@ -44,7 +45,7 @@ class _Entry:
 
 
 class _ThreadCopy:
-    """A copy in a thread; the store's requests and CUDA's events have the same two functions."""
+    """A copy in a thread; the store's requests and the events of CUDA's copies have the same two functions."""
 
     def __init__(self, thread, call, *args):
         self.future = thread.submit(call, *args)
@@ -54,19 +55,6 @@ class _ThreadCopy:
 
     def wait(self):
         self.future.result()
-
-
-class _EventCopy:
-    """A copy on a stream of the host tier."""
-
-    def __init__(self, event):
-        self.event = event
-
-    def is_done(self):
-        return self.event.query()
-
-    def wait(self):
-        self.event.synchronize()
 
 
 class _Handle:
@@ -344,8 +332,9 @@ class saved:
         """Begin to copy a storage out, or in. On CUDA the copy is behind the current stream's work."""
         if self.device.type == "cuda":
             if entry.where == "host":
-                return _EventCopy(entry.copy.begin(0, entry.tensor, entry.n_bytes, is_out))
-            ready = torch.cuda.current_stream(self.device).record_event()
+                return entry.copy.begin(0, entry.tensor, entry.n_bytes, is_out, tiers.current_stream(self.device))
+            with copies_of(tiers.device_index(self.device)) as copies:
+                ready = copies.record(tiers.current_stream(self.device))
             return _ThreadCopy(self.thread, self.bounced.move, entry.copy, entry.tensor, entry.n_bytes, is_out, ready)
         if entry.where == "host":
             return _ThreadCopy(self.thread, entry.copy.put if is_out else entry.copy.get, 0, entry.tensor, entry.n_bytes)

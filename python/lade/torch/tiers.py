@@ -3,7 +3,7 @@
 
 The host tier is one anonymous mapping. The packer of liblade gives each waiting storage its place before the step, so
 the mapping is as large as the most bytes that wait at once, and no step allocates. For a CUDA device its pages are
-locked, and copies run on two streams of their own. The store is lade/store.h: taken in full before step 0, every 64 KiB
+locked, and copies run on streams of their own (cuda_copies.py). The store is lade/store.h: taken in full before step 0, every 64 KiB
 with a checksum.
 """
 import contextlib
@@ -17,10 +17,11 @@ from ..errors import Error
 from ..graph import GET, HOST, PUT, STORE, Path
 from ..library import ErrorText, check, library
 from ..store import Store
+from .cuda_copies import copies_of
 
 
 _HUGE_BYTES = 2 << 20    # of a huge page
-_CUDA_MOVE_NS = 50_000   # of a move, however small: events, streams and Python
+_CUDA_MOVE_NS = 20_000   # of a move, however small: events, streams and Python
 
 
 class _PackItem(c.Structure):
@@ -72,6 +73,16 @@ def waits(instrs, storages, tier):
     return found
 
 
+def device_index(device):
+    """Return the number of a CUDA device."""
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
+def current_stream(device):
+    """Return the handle of the stream that torch's ops run on now."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 class Host:
     """The mapping of waiting bytes on the host."""
 
@@ -83,8 +94,8 @@ class Host:
                 self.map.madvise(mmap.MADV_HUGEPAGE)
         self.address = c.addressof(c.c_char.from_buffer(self.map)) if n_bytes else 0
         self.n_bytes, self.device, self.is_locked = n_bytes, device, False
+        self.copies = copies_of(device_index(device)) if device is not None else None
         if device is not None:
-            self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)  # in, out
             self._lock()
 
     def rest(self):
@@ -101,40 +112,70 @@ class Host:
 
     # CUDA
 
-    def begin(self, offset, tensor, n_bytes, is_out, behind=()):
-        """Begin a copy behind the work of the current stream and the events @behind; return its event."""
+    def begin(self, offset, tensor, n_bytes, is_out, stream, behind=()):
+        """Begin a copy behind the work of @stream, if it is no None, and the events @behind; return its event."""
         self._lock()
-        stream = self.streams[is_out]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        for event in behind:
-            stream.wait_event(event)
-        there = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        there.set_(tensor.untyped_storage(), 0, (n_bytes,), (1,))
-        here = torch.frombuffer(self.map, dtype=torch.uint8, count=n_bytes, offset=offset)
-        with torch.no_grad(), torch.cuda.stream(stream):
-            if is_out:
-                here.copy_(there, non_blocking=True)
-            else:
-                there.copy_(here, non_blocking=True)
-            return stream.record_event()
+        here, there = self.address + offset, tensor.untyped_storage().data_ptr()
+        with self.copies as copies:
+            if stream is not None:
+                behind = (copies.record(stream), *behind)
+            return copies.begin(here, there, n_bytes, True, behind) if is_out else \
+                copies.begin(there, here, n_bytes, False, behind)
 
     def _lock(self):
-        """Lock the pages in memory: only then does a copy run beside kernels."""
         if self.n_bytes and not self.is_locked:
-            code = int(torch.cuda.cudart().cudaHostRegister(self.address, self.n_bytes, 0))
-            if code:
-                raise Error(f"{self.n_bytes} bytes of host memory cannot be locked (CUDA error {code}); host must be smaller")
+            try:
+                self.copies.lock(self.address, self.n_bytes)
+            except Error as fault:
+                raise Error(f"{self.n_bytes} bytes of host memory cannot be locked ({fault}); host must be smaller") from fault
             self.is_locked = True
 
     def _unlock(self):
         if self.is_locked:
             torch.cuda.synchronize(self.device)
-            torch.cuda.cudart().cudaHostUnregister(self.address)
+            self.copies.unlock(self.address)
             self.is_locked = False
 
     def __del__(self):
         with contextlib.suppress(Exception):  # the process may be ending
             self._unlock()
+
+
+class SharedStore:
+    """The store of a step's plans, which take turns: one reservation, as large as the largest plan's need."""
+
+    def __init__(self, directory):
+        self.directory, self.n_bytes, self.store = directory, 0, None
+
+    def grow(self, n_bytes):
+        """Reserve @n_bytes, if fewer are. pre: nothing waits in it then. Error if the drive lacks them; it has the old ones
+        again then, or none until the next call."""
+        if n_bytes <= self.n_bytes:
+            return
+        before = self.n_bytes
+        try:
+            self._open(n_bytes)
+        except BaseException:
+            if before:
+                self._open(before)
+            raise
+
+    def _open(self, n_bytes):
+        if self.store is not None:
+            self.store.close()
+        self.store, self.n_bytes = None, 0
+        self.store, self.n_bytes = Store(self.directory, n_bytes), n_bytes
+
+    def rest(self):
+        """Forget what waits, so that another plan has the room."""
+        for name in self.store.names() if self.store is not None else ():
+            self.store.drop(name)
+
+    def put(self, name, data):
+        self.store.put(name, data)
+
+    def get(self, name, out):
+        self.store.get(name, out)
 
 
 class Bounced:
@@ -144,15 +185,15 @@ class Bounced:
         self.store, self.device, self.room = store, device, None
 
     def move(self, name, tensor, n_bytes, is_out, ready):
-        """Copy a storage to or from the store, behind the event @ready."""
+        """Copy a storage to or from the store, behind the event @ready of cuda_copies.py."""
         if self.room is None or self.room.n_bytes < n_bytes:
             self.room = Host(n_bytes, self.device)
         if is_out:
-            self.room.begin(0, tensor, n_bytes, True, [ready]).synchronize()
+            self.room.begin(0, tensor, n_bytes, True, None, [ready]).wait()
             self.store.put(name, (self.room.address, n_bytes))
         else:
             self.store.get(name, (self.room.address, n_bytes))
-            self.room.begin(0, tensor, n_bytes, False, [ready]).synchronize()
+            self.room.begin(0, tensor, n_bytes, False, None, [ready]).wait()
 
 
 def _cuda_paths(n, device):
@@ -163,7 +204,7 @@ def _cuda_paths(n, device):
         for _ in range(3):
             torch.cuda.synchronize(device)
             start = time.perf_counter()
-            room.begin(0, tensor, n, is_out).synchronize()
+            room.begin(0, tensor, n, is_out, None).wait()
             seconds.append(time.perf_counter() - start)
         paths.append(Path(n / max(min(seconds), 1e-6), _CUDA_MOVE_NS))
     return tuple(paths)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
-from . import optimizers, parked, residents
+from . import optimizers, parked, residents, tiers
 from .audit import Audit, bits
 from .meter import events_of
 from .planned import Planned, Tiers
@@ -65,7 +65,7 @@ class Step:
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
         self.places = {}  # by their ids: where the step leaves tensors in Python
         self.measured, self.at_work, self.is_hooked = {}, None, False
-        self.pid = os.getpid()
+        self.store, self.pid = tiers.SharedStore(limits.store), os.getpid()
         self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
         self.device = self._device()
         _refuse_wrapped(model)
@@ -88,6 +88,9 @@ class Step:
             raise Error("this step is running: it is called inside of itself, or by another thread")
         if self.broken:
             raise Error(f"a step failed, and the model is between two steps or lacks bytes: {self.broken}")
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise Error("a CUDA graph is being captured, and a planned step plans, draws and moves bytes outside of graphs: "
+                        "call the step without one")
         leaves, ready = self._find(args, kwargs)
         self.last = ready
         if self.audit and not ready.is_audited:
@@ -108,9 +111,7 @@ class Step:
         for ready in self.ready.get(self._key(spec, leaves), ()):
             if ready.planned.trace.answers.hold(leaves):
                 return leaves, ready
-        ready = self._prepare(args, kwargs)
-        self.ready.setdefault(self._key(spec, leaves), []).append(ready)
-        return leaves, ready
+        return leaves, self._prepare(args, kwargs, leaves, spec)
 
     def _key(self, spec, leaves):
         """Return what a plan is for."""
@@ -123,18 +124,26 @@ class Step:
         groups = self.optimizer.param_groups if self.optimizer else []
         return tuple(repr(groups[i].get(key)) for i, key in sorted(self.fields) if i < len(groups))
 
-    def _prepare(self, args, kwargs):
+    def _prepare(self, args, kwargs, leaves, spec):
         _refuse_wrapped(self.model)
         self.sync()
         planned, seconds = self._plan(args, kwargs)
+        with _Interrupts() as interrupts:  # a state that exists in part would fail an eager step
+            ready = self._made_ready(planned, seconds)
+            self.ready.setdefault(self._key(spec, leaves), []).append(ready)
+        interrupts.deliver()
+        return ready
+
+    def _made_ready(self, planned, seconds):
+        """Take the bytes of a plan's tiers, and create the state of its optimizer. Error changes nothing."""
+        ready = _Ready(planned, seconds)
+        ready.runtime = Runtime(planned, self.store)
         self._create_state(planned.trace)
         new = {place.id: place for place in planned.trace.places if place.id not in self.places}
         if new or not planned.trace.fields <= self.fields:  # other plans hold these values as constants
             self.places.update(new)
             self.fields |= planned.trace.fields
             self.ready = {}
-        ready = _Ready(planned, seconds)
-        ready.runtime = Runtime(planned)
         if planned.living and not self.is_hooked:
             residents.install(self, _models(self.model))
             self.is_hooked = True
@@ -175,7 +184,13 @@ class Step:
         """Create the optimizer's state that its first step would create; the plan was accepted with it."""
         if self.optimizer and optimizers.is_per_param(self.optimizer):
             updated = {id(where[0]): where[0] for kind, _, where, _ in captured.inputs if kind == "state"}
-            optimizers.create_state(self.optimizer, updated, self.optimizer.state)
+            new = [p for p in updated.values() if not self.optimizer.state.get(p)]
+            try:
+                optimizers.create_state(self.optimizer, updated, self.optimizer.state)
+            except BaseException:
+                for p in new:
+                    self.optimizer.state.pop(p, None)
+                raise
 
     # one step
 
@@ -183,7 +198,7 @@ class Step:
         planned, runtime = ready.planned, ready.runtime
         if self.at_work not in (None, runtime):
             self.sync()
-            self.at_work.host.rest()  # plans of several shapes take the host budget one at a time
+            self.at_work.rest()  # plans of several shapes take the host's and the store's budget one at a time
         self._unpark()
         tensors = [t for _, _, t in planned.tensors(leaves)]
         planned.make_resizable(tensors)

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Interrupts and failures of tiers: before the first update nothing is lost, behind it training ends and says so.
+
+Usage: failures.py LIBLADE
+"""
+import contextlib
+import os
+import signal
+import tempfile
+from unittest import mock
+
+from fixture import SEED, batch, lade, made, plain, refused, torch
+
+from lade.torch import optimizers, plan_cache, prices, runtime, tiers, train_step
+
+SMALL = batch(4, 8)
+STORED = dict(audit=False, ways=("store",), store_budget="64MiB")
+
+
+def interrupts_wait_for_the_end():
+    model, optimizer, step = made()
+    step(*batch())
+    held = step.last.planned.function
+
+    def interrupting(runtime, *tensors):
+        os.kill(os.getpid(), signal.SIGINT)
+        return held(runtime, *tensors)
+    step.last.planned.function = interrupting
+    before = lade.torch.digest(model, optimizer)
+    with contextlib.suppress(KeyboardInterrupt):
+        step(*batch())
+        raise AssertionError("the interrupt was lost")
+    assert step.broken is None and lade.torch.digest(model, optimizer) != before
+
+
+def failures_behind_an_update_end_training():
+    _, _, step = made()
+    step(*batch())
+    runtime = step.last.runtime
+    held, runtime.update = runtime.update, None
+
+    def failing(index, grad, found):
+        if index == 1:
+            raise OSError("the drive is gone")
+        held(index, grad, found)
+    runtime.update = failing
+    refused(OSError, lambda: step(*batch()), "the drive is gone")
+    refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
+
+
+def drives_fail():
+    """A failure before the first write is undone. A failure behind it ends training, and says so."""
+    model, optimizer, step = made("min", audit=False, host="64MiB", ways=("host",))
+    twin, other, _ = made()
+    for own, call in ((optimizer, step), (other, plain(twin, other))):
+        torch.manual_seed(8)
+        call(*batch())
+    tier, before, seeds = step.last.runtime.host, lade.torch.digest(model, optimizer), torch.get_rng_state()
+
+    def failing(held, n_good):
+        def call(*args):
+            nonlocal n_good
+            n_good -= 1
+            if n_good < 0:
+                raise lade.Error("the drive is gone")
+            held(*args)
+        return call
+    with mock.patch.object(tier, "put", failing(tier.put, 3)):
+        refused(lade.Error, lambda: step(*batch()), "the drive is gone")
+    step.sync()
+    assert not step.broken and lade.torch.digest(model, optimizer) == before
+    torch.set_rng_state(seeds)
+    step(*batch())
+    torch.set_rng_state(seeds)
+    plain(twin, other)(*batch())
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+    n_gets = sum(kind == lade.graph.GET for kind, _, _ in step.last.planned.plan.instrs)
+    with mock.patch.object(tier, "get", failing(tier.get, n_gets - 1)):
+        refused(lade.Error, lambda: step(*batch()), "the drive is gone")
+    refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
+
+
+def living_bytes_that_do_not_return_are_an_error():
+    _, _, step = made("min", audit=False, host="64MiB")
+    step(*batch())
+
+    def gone(*_args):
+        raise lade.Error("the drive is gone")
+    with mock.patch.object(step.last.runtime.host, "get", gone):
+        refused(lade.Error, step.sync, "cannot be fetched")
+    step.sync()
+
+
+def plans_share_the_host_budget():
+    """The host memory of a plan is given back while a plan of another shape is at work."""
+    _, _, step = made("min", audit=False, host="64MiB")
+    step(*batch(8))
+    first = step.last.runtime.host
+    assert any(first.map[:first.n_bytes])
+    step(*batch(5))
+    assert not any(first.map[:first.n_bytes])
+    step(*batch(8))
+
+
+def plans_share_the_store(scratch):
+    """The plans of a step take one reservation, as large as the largest need, and have eager's bits in any order."""
+    model, optimizer, step = made("min", layers=1, store=scratch, **STORED)
+    twin, other, _ = made(layers=1)
+    needs = []
+    for rows in (4, 8, 4, 6):
+        for call in (step, plain(twin, other)):
+            torch.manual_seed(SEED + rows)
+            call(*batch(rows, 8))
+        needs.append(step.last.planned.store_need)
+        assert step.store.n_bytes == step.store.store.info()["budget_bytes"] == max(needs), needs
+        assert step.store.store.info()["used_bytes"] <= needs[-1], "bytes of another plan wait"
+    assert needs[1] > needs[0] and lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+    before = lade.torch.digest(model, optimizer)
+    with mock.patch.object(tiers, "Store", no_space):
+        refused(lade.Error, lambda: step.prepare(*batch(64, 32)), "no space")
+        refused(lade.Error, lambda: step(*SMALL), "no space")
+    for call in (step, plain(twin, other)):
+        torch.manual_seed(SEED)
+        call(*SMALL)
+    before = lade.torch.digest(twin, other)
+    assert lade.torch.digest(model, optimizer) == before and not step.broken
+
+
+def interrupts_of_a_plan_change_nothing():
+    """Ctrl-C in a capture, a price, a search, and in the creation of state: the next call works."""
+    def interrupt(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    def on_its_way(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        return held(*args, **kwargs)
+    model, optimizer, step = made("min", layers=1, audit=False)
+    twin, other, _ = made(layers=1)
+    torch.manual_seed(SEED)
+    before = lade.torch.digest(model, optimizer), torch.get_rng_state().tolist()
+    for place, name, how in ((torch.nn.functional, "gelu", interrupt), (prices.Pricer, "_once", interrupt),
+                             (prices.Pricer, "_once", on_its_way), (prices.Pricer, "_read", interrupt),
+                             (lade.Graph, "plan", interrupt), (lade.Graph, "plan", on_its_way),
+                             (plan_cache, "save", interrupt), (optimizers, "_init_lazily", interrupt)):
+        held = getattr(place, name)
+        with mock.patch.object(place, name, how), contextlib.suppress(KeyboardInterrupt):
+            step.prepare(*SMALL)
+            raise AssertionError(f"the interrupt in {name} was lost")
+        assert (lade.torch.digest(model, optimizer), torch.get_rng_state().tolist()) == before, name
+        assert not step.ready and not optimizer.state and "step" not in vars(optimizer), name
+    held = optimizers._init_lazily
+    with mock.patch.object(optimizers, "_init_lazily", on_its_way), contextlib.suppress(KeyboardInterrupt):
+        step.prepare(*SMALL)
+        raise AssertionError("the interrupt was lost")
+    assert all(len(state) == 3 for state in optimizer.state.values()), "no state exists in part"
+    for call in (step, plain(twin, other)):
+        torch.manual_seed(SEED)
+        call(*SMALL)
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+
+
+def stores_fail_in_a_step(scratch):
+    """A store that becomes full or read-only at any write of a step."""
+    model, optimizer, step = made("min", layers=1, store=scratch, **STORED)
+    twin, other, _ = made(layers=1)
+    eager = plain(twin, other)
+    for call in (step, eager):
+        torch.manual_seed(SEED)
+        call(*SMALL)
+    put, n_undone, is_broken = step.store.put, 0, False
+    n_puts = sum(kind == lade.graph.PUT for kind, _, _ in step.last.planned.plan.instrs) + len(step.last.planned.living)
+    for n_good in range(0, n_puts, 6):
+        left = [n_good]
+
+        def limited(*args):
+            left[0] -= 1
+            if left[0] < 0:
+                raise lade.Error("write: Read-only file system")
+            put(*args)
+        state = lade.torch.digest(model, optimizer), torch.get_rng_state()
+        for call in (step, eager):
+            torch.set_rng_state(state[1])
+            call(*SMALL)  # parameters and state wait in the store again
+        state = lade.torch.digest(twin, other), torch.get_rng_state()
+        with mock.patch.object(step.store, "put", limited):
+            refused(lade.Error, lambda: step(*SMALL), "Read-only")
+        if step.broken:
+            is_broken = True
+            refused(lade.Error, lambda: step(*SMALL), "Read-only", "between two steps or lacks bytes")
+            break
+        n_undone += 1
+        assert lade.torch.digest(model, optimizer) == state[0], (n_good, "bytes are lost")
+        torch.set_rng_state(state[1])
+    assert n_undone > 2 and is_broken, (n_undone, is_broken)
+
+
+def bytes_lost_by_a_drive_are_named(scratch):
+    """The store's file ends while parameters and state wait in it."""
+    _, _, step = made("min", layers=1, store=scratch, **STORED)
+    step(*SMALL)
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if scratch in os.readlink(f"/proc/self/fd/{fd}"):
+                os.truncate(f"/proc/self/fd/{fd}", 0)
+    refused(lade.Error, lambda: step(*SMALL))
+    assert step.broken
+    refused(lade.Error, lambda: step(*SMALL), "lacks bytes")
+
+
+def the_store_is_taken_before_step_0():
+    with tempfile.TemporaryDirectory(prefix="lade-taken-", dir=os.getcwd()) as scratch:
+        model, optimizer, step = made("min", store=scratch, store_budget="64MiB", ways=("store",))
+        before = lade.torch.digest(model, optimizer)
+        step.prepare(*batch())
+        taken = sum(os.stat(f"/proc/self/fd/{fd}").st_blocks * 512 for fd in os.listdir("/proc/self/fd")
+                    if scratch in os.path.realpath(f"/proc/self/fd/{fd}"))
+        assert taken >= step.last.planned.store_need > 0, (taken, step.last.planned.store_need)
+        model, optimizer, step = made("min", store=scratch, store_budget="64MiB", ways=("store",))
+        with mock.patch.object(runtime.tiers, "Store", no_space):
+            refused(lade.Error, lambda: step(*batch()), "no space")
+        assert lade.torch.digest(model, optimizer) == before
+
+
+def no_space(*_args):
+    raise lade.Error("no space left on the drive")
+
+
+if __name__ == "__main__":
+    train_step.PLAN_SECONDS = 0.3, 0.3
+    for case in (interrupts_wait_for_the_end, failures_behind_an_update_end_training, drives_fail,
+                 living_bytes_that_do_not_return_are_an_error, plans_share_the_host_budget,
+                 interrupts_of_a_plan_change_nothing, the_store_is_taken_before_step_0):
+        case()
+        print(case.__name__, flush=True)
+    for case in (plans_share_the_store, stores_fail_in_a_step, bytes_lost_by_a_drive_are_named):
+        with tempfile.TemporaryDirectory(prefix="lade-failures-", dir=os.getcwd()) as folder:
+            case(folder)
+        print(case.__name__, flush=True)
