@@ -363,6 +363,8 @@ const struct option option_table[] = {
     {OPTION_COUNT, "rounds", "N", VERB_BENCH_STORE, AT(n_rounds), .preset = "5", .least = 1, .most = 99,
      .help = "rounds of measurement; results are medians"},
 
+    {OPTION_DEVICE, "device", "host|cuda:N", VERB_BENCH_LINKS, AT(device), .preset = "host",
+     .help = "links to measure: of ranks on hosts, or of their GPUs from GPU N on, one each, through NCCL"},
     {OPTION_TEXT, "write", "FILE", VERB_BENCH_LINKS, AT(links_file), .unset = "none",
      .help = "write the measured cluster, for lade plan --cluster FILE"},
 
@@ -448,9 +450,11 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade launch -n 4 -- bench links                        rates and latencies between four ranks\n"
      "  lade launch -n 4 -- bench links --write cluster.json   the same, and a file for lade plan --cluster\n"
+     "  lade launch -n 8 -- bench links --device cuda:0        of eight GPUs, through NCCL\n"
      "\nUsage: lade launch -n N -- bench links [OPTION...]\n"
-     "Measures collectives of ranks on host memory, within a node and between nodes; mpirun and srun start it too.\n"
-     "The first rank probes the machine, unless an earlier run has kept its rates.\n"},
+     "Measures collectives of ranks within a node and between nodes; mpirun and srun start it too. The links are kept\n"
+     "for the predictions of later jobs with as many ranks. The first rank probes the machine, unless an earlier run\n"
+     "has kept its rates.\n"},
     {VERB_DATA, "data",
      "Examples:\n"
      "  lade data books/*.txt --tokenizer tokenizer.json -o books.tokens\n"
