@@ -173,6 +173,7 @@ static int level_read(const char *where, int at, const json_t *object, struct la
                                        error);
 }
 
+/* Read a list of levels. Ranges are checked; that levels nest, lade_cluster_check finds. */
 static int levels_read(const char *where, const json_t *list, struct lade_cluster *cluster, struct lade_error *error)
 {
   const size_t n = json_array_size(list);
@@ -298,16 +299,29 @@ static json_t *table_json(const struct cluster_field *fields, size_t n, const vo
   return object;
 }
 
-json_t *lade_cluster_to_json(const struct lade_cluster *cluster)
+json_t *lade_cluster_levels_to_json(const struct lade_cluster *cluster)
 {
-  json_t *object = table_json(cluster_fields, LADE_COUNT(cluster_fields), cluster), *levels = json_array();
+  json_t *levels = json_array();
   for (int i = 0; i < cluster->n_levels; i++) {
     json_t *level = table_json(level_fields, LADE_COUNT(level_fields), &cluster->levels[i]);
     json_object_set_new(level, "name", json_string(cluster->levels[i].name));
     json_array_append_new(levels, level);
   }
+  return levels;
+}
+
+int lade_cluster_levels_from_json(const json_t *list, const char *where, struct lade_error *error,
+                                  struct lade_cluster *cluster)
+{
+  int status = levels_read(where, list, cluster, error);
+  return status ? status : levels_check(cluster, where, error);
+}
+
+json_t *lade_cluster_to_json(const struct lade_cluster *cluster)
+{
+  json_t *object = table_json(cluster_fields, LADE_COUNT(cluster_fields), cluster);
   json_object_set_new(object, "name", json_string(cluster->name));
-  json_object_set_new(object, "levels", levels);
+  json_object_set_new(object, "levels", lade_cluster_levels_to_json(cluster));
   if (json_object_set_new(object, "device", lade_machine_to_json(&cluster->device))) {
     json_decref(object);
     return NULL;

@@ -54,6 +54,11 @@ int lade_cluster_from_json(const struct json_t *object, const char *where, struc
 /* Return the JSON object of @cluster, which lade_cluster_from_json reads back. NULL: out of memory. */
 struct json_t *lade_cluster_to_json(const struct lade_cluster *cluster);
 
+/* The same for the levels alone. pre, to read: @cluster has its nodes and devices per node, which levels must join. */
+int lade_cluster_levels_from_json(const struct json_t *list, const char *where, struct lade_error *error,
+                                  struct lade_cluster *cluster);
+struct json_t *lade_cluster_levels_to_json(const struct lade_cluster *cluster);
+
 /* Check ranges, that levels nest, and that the last level joins all devices: -EINVAL with the field. */
 int lade_cluster_check(const struct lade_cluster *cluster, const char *where, struct lade_error *error);
 

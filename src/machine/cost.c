@@ -249,17 +249,66 @@ static double attention_ns(const struct lade_cost *cost, const struct lade_model
   return products_ns + bytes / cost->machine.device_bytes_per_s * 1e9;
 }
 
+/*
+ * Bytes that PyTorch's ops move without a compiler, over those of the one kernel here: each op reads and writes memory.
+ * Per value of 16 bits, and 32 where a norm computes, by the formulas of transformers and of Llama's own code:
+ *
+ *   RMS norm          cast, square, mean, product with the root, cast, weight: 36, of 4 fused; backward 68 of 6
+ *   layer norm        one kernel: 4 of 4; backward with a pass for the weights 10 of 6
+ *   residual, norm    a sum, 6, and the norm: 42 or 10 of 8; backward, with the sum of both gradients, 74 or 16 of 8
+ *   rotation          cast, complex product, cast: 20 of 4
+ *   SwiGLU            SiLU, product: 10 of 6; backward 18 of 10
+ *
+ * GELU is one kernel. A factor of 0 is 1.
+ */
+static const double eager_factors[LADE_N_OP_KINDS][2] = { /* of layer norms, of RMS norms */
+    [LADE_OP_NORM] = {1, 9},
+    [LADE_OP_NORM_BWD] = {10.0 / 6, 68.0 / 6},
+    [LADE_OP_RESIDUAL] = {10.0 / 8, 42.0 / 8},
+    [LADE_OP_RESIDUAL_BWD] = {16.0 / 8, 74.0 / 8},
+    [LADE_OP_ROPE] = {5, 5},
+    [LADE_OP_ROPE_BWD] = {5, 5},
+    [LADE_OP_SWIGLU] = {10.0 / 6, 10.0 / 6},
+    [LADE_OP_SWIGLU_BWD] = {18.0 / 10, 18.0 / 10},
+};
+/*
+ * Bytes of a logit beside the head's products: written, cast and normalised (2, 6, 8); backward, gradients in 32 bits
+ * and in 16, which two products read (8, 6, 4).
+ */
+#define EAGER_LOGIT_BYTES 16
+#define EAGER_LOGIT_BYTES_BACKWARD 18
+
+/* Return the bytes of @op, as PyTorch moves them without a compiler if @cost says so. */
+static double op_bytes(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  const bool is_rms = lade_family_get(graph->model.family)->norm == LADE_NORM_RMS;
+  const double factor = cost->is_eager ? eager_factors[op->kind][is_rms] : 0;
+  return op->bytes * (factor > 0 ? factor : 1);
+}
+
+/* Return the time that logits in memory add to the head. */
+static double logits_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  const bool is_backward = op->kind == LADE_OP_HEAD_LOSS_BWD;
+  const struct lade_tensor *weight = weight_find(graph, op);
+  if (!cost->is_eager || !weight || (op->kind != LADE_OP_HEAD_LOSS && !is_backward))
+    return 0;
+  const double logits = (double)(graph->batch * graph->seq_len) * (double)weight->dims[0];
+  return logits * (is_backward ? EAGER_LOGIT_BYTES_BACKWARD : EAGER_LOGIT_BYTES) / cost->machine.device_bytes_per_s *
+         1e9;
+}
+
 /* Price an op by its shape. pre: the machine has a kernel model. */
 static int64_t shaped_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
-  double ns = op->bytes / cost->machine.device_bytes_per_s * 1e9;
+  double ns = op_bytes(cost, graph, op) / cost->machine.device_bytes_per_s * 1e9;
   if (op->kind == LADE_OP_ATTENTION || op->kind == LADE_OP_ATTENTION_BWD)
     ns = fmax(ns, attention_ns(cost, graph, op));
   else if (product_factors[op->kind] > 0)
     ns = fmax(ns, shaped_product_ns(cost, graph, op));
   else if (op->kind == LADE_OP_HEAD_STATS)
     ns = fmax(ns, shaped_product_ns(cost, graph, op));
-  return whole_ns(ns);
+  return whole_ns(ns + logits_ns(cost, graph, op));
 }
 
 /* True if prices by shape hold for @dtype: the kernel model is of 16-bit types. */

@@ -65,6 +65,7 @@ struct lade_cluster_links; /* cluster.h */
 struct lade_cost {
   struct lade_machine machine;
   const struct lade_cluster_links *links; /* borrowed: between the ranks of a mesh; NULL: as copies to the host */
+  bool is_eager; /* price elementwise ops by shape as PyTorch runs them without a compiler: an op, a kernel */
   double sum_squares_bytes_per_s; /* of gradients read; 0: predicted by the device's bandwidth */
   int n_ops, capacity;
   struct lade_cost_op *ops;       /* ascending by key */

@@ -75,27 +75,33 @@ static bool is_foreign_link(const char *dir)
   return lstat(dir, &status) == 0 && S_ISLNK(status.st_mode) && status.st_uid != geteuid() && status.st_uid != 0;
 }
 
+bool probe_cache_dir(const struct lade_probe_params *params, bool is_written, char ret_dir[PATH_MAX])
+{
+  const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+  int length;
+  if (params->cache_dir)
+    length = snprintf(ret_dir, PATH_MAX, "%s", params->cache_dir);
+  else if (cache && cache[0] == '/')
+    length = snprintf(ret_dir, PATH_MAX, "%s/lade", cache);
+  else if (home && home[0] == '/')
+    length = snprintf(ret_dir, PATH_MAX, "%s/.cache/lade", home);
+  else
+    return false;
+  if (length <= 0 || length >= PATH_MAX || is_foreign_link(ret_dir))
+    return false;
+  if (is_written)
+    directories_make(ret_dir);
+  return true;
+}
+
 /* Return the cache file of @identity in @ret_path. False if it has no place. */
 static bool path_get(const struct lade_probe_params *params, const struct identity *identity, bool is_written,
                      char ret_path[PATH_MAX])
 {
   char dir[PATH_MAX];
-  const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-  int length;
-  if (params->cache_dir)
-    length = snprintf(dir, sizeof(dir), "%s", params->cache_dir);
-  else if (cache && cache[0] == '/')
-    length = snprintf(dir, sizeof(dir), "%s/lade", cache);
-  else if (home && home[0] == '/')
-    length = snprintf(dir, sizeof(dir), "%s/.cache/lade", home);
-  else
-    return false;
-  if (length <= 0 || length >= (int)sizeof(dir) || is_foreign_link(dir))
-    return false;
-  if (is_written)
-    directories_make(dir);
-  uint64_t hash = XXH3_64bits_withSeed(identity, sizeof(*identity), FORMAT);
-  return snprintf(ret_path, PATH_MAX, "%s/probe-%016" PRIx64 ".json", dir, hash) < PATH_MAX;
+  const uint64_t hash = XXH3_64bits_withSeed(identity, sizeof(*identity), FORMAT);
+  return probe_cache_dir(params, is_written, dir) &&
+         snprintf(ret_path, PATH_MAX, "%s/probe-%016" PRIx64 ".json", dir, hash) < PATH_MAX;
 }
 
 /*
@@ -278,8 +284,7 @@ static json_t *stores_json(const struct lade_probe_params *params, const struct 
   return stores;
 }
 
-/* Write @root, NULL if there was no memory for it, as the file. */
-static void root_save(const char *path, const json_t *root)
+void probe_file_save(const char *path, const json_t *root)
 {
   char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
   if (text) {
@@ -303,7 +308,7 @@ void probe_cache_save(const struct lade_probe_params *params, const struct lade_
                            identity.n_threads, "kernels_key", identity.kernels_key, "machine",
                            lade_machine_to_json(&machine), "sum_squares_bytes_per_s", cost->sum_squares_bytes_per_s,
                            "stores", stores_json(params, cost, old), "ops", ops_json(cost));
-  root_save(path, root);
+  probe_file_save(path, root);
   json_decref(root);
   json_decref(old);
 }
@@ -320,7 +325,7 @@ double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dt
   if (json_is_object(rates) && flops_per_s > best && flops_per_s <= MOST_NS &&
       json_object_set_new(rates, names[dtype], json_real(flops_per_s)) == 0) {
     best = flops_per_s;
-    root_save(path, root);
+    probe_file_save(path, root);
   }
   json_decref(root);
   return best;

@@ -3,7 +3,11 @@
 #ifndef LADE_PROBE_INTERNAL_H
 #define LADE_PROBE_INTERNAL_H
 
+#include <limits.h>
+
 #include "machine/probe.h"
+
+struct json_t;
 
 /* Return the bytes that a measurement may take now within this machine's memory limits; 0: unknown. */
 uint64_t probe_room_bytes(void);
@@ -97,5 +101,10 @@ int probe_gpu_queues(const struct lade_probe_params *params, struct lade_machine
  */
 bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost);
 void probe_cache_save(const struct lade_probe_params *params, const struct lade_cost *cost);
+
+/* Get the directory of kept measurements; made if @is_written. False: there is none, or a foreign link leads to it. */
+bool probe_cache_dir(const struct lade_probe_params *params, bool is_written, char ret_dir[PATH_MAX]);
+/* Write @root, NULL if there was no memory for it, as the whole file @path. Ignores failures. */
+void probe_file_save(const char *path, const struct json_t *root);
 
 #endif

@@ -147,6 +147,7 @@ struct lade_comm_info {
   bool is_ordered;           /* sums have the bits defined above */
   bool can_register;         /* lade_comm_register may have an effect: ranks share memory, or NCCL registers it */
   int timeout_ms;            /* longest wait for a member */
+  int version;               /* of the library: NCCL's number; 0: another engine */
   uint64_t n_direct;         /* collectives and lists that moved each byte once, without staging; 0 with NCCL */
 };
 

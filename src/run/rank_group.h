@@ -38,6 +38,13 @@ int lade_rank_group_open(const struct lade_layout_params *params, struct lade_er
                          struct lade_rank_group *group);
 
 /*
+ * Find the ordinal, @first or later, of the GPU that this rank takes; collective (rank_group_gpus.c). One rank alone
+ * takes @first. -ENODEV, with two ranks and the GPU, if there are fewer GPUs than ranks; errors of the driver.
+ */
+int lade_rank_group_find_gpu(struct lade_rank_group *group, int first, struct lade_faults *faults,
+                             struct lade_error *error, int *ret_ordinal);
+
+/*
  * Make @group->gpu_axes on @device, and run a barrier over each; collective. Close them (lade_rank_group_close) before
  * the device. As lade_comm_open.
  */

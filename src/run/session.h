@@ -78,6 +78,7 @@ struct lade_session_params {
   struct lade_layout_params layout;    /* world and rank are taken from @world if there is one */
   /* Ranks that share this node's memory and drives; 0: count them. Described: 1, or up to 8 if a budget is stated. */
   int n_node_ranks;
+  int64_t links_after_ns;              /* a run of this length keeps its links; 0: a minute */
   const struct lade_session_choice *choices; /* of the caller; all ranks give the same names */
   int n_choices;
   bool is_plan_only;                   /* stop before memory is allocated and data is needed */
@@ -140,6 +141,13 @@ struct lade_session_info {
   double roofline_step_ns;           /* time of a step's necessary flops at the measured matmul rate; 0: unknown */
 };
 void lade_session_get_info(lade_session *session, struct lade_session_info *ret_info);
+
+/*
+ * After the last step: measure the links between the ranks, and keep them for the predictions of later runs, if the run
+ * took @run_ns long enough and none are kept (session_links.c); collective. No step may follow. The executor may have
+ * been released, so the info of lade_session_get_info has none. As lade_links_measure; a caller may ignore its errors.
+ */
+int lade_session_keep_links(lade_session *session, int64_t run_ns, struct lade_error *error);
 
 struct lade_step_report {
   int64_t step;      /* its number, from 0 */

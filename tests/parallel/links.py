@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""lade bench links: ranks measure their links, and the file that they write is a cluster that plans.
+"""lade bench links: ranks measure their links, and the file that they write is a cluster that plans. The links are kept
+for later jobs.
 
-Usage: links.py LADE
+Usage: links.py LADE [STANDIN KERNELS]: links of hosts, or of GPUs over the fakes for the driver and for NCCL
 """
+import glob
 import json
 import os
 import shutil
@@ -12,10 +14,16 @@ import sys
 import tempfile
 
 LADE = sys.argv[1]
+ENVIRONMENT = dict(os.environ)
+DEVICE, ENGINE = [], "hosts"
+if sys.argv[2:]:
+    DEVICE, ENGINE = ["--device", "cuda:0"], "nccl"
+    ENVIRONMENT.update(LD_LIBRARY_PATH=os.path.abspath(sys.argv[2]), LADE_FAKE_KERNELS=os.path.abspath(sys.argv[3]),
+                       LADE_FAKE="devices=2,channels=8", LADE_ATTENTION="mma")
 
 
 def run(*args):
-    return subprocess.run([LADE, *args], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([LADE, *args], capture_output=True, text=True, check=False, timeout=120, env=ENVIRONMENT)
 
 
 def refused(words, *args):
@@ -30,13 +38,19 @@ if not shutil.which("mpirun"):
     sys.exit(77)
 with tempfile.TemporaryDirectory(prefix="lade-links-") as directory:
     path = os.path.join(directory, "cluster.json")
-    result = run("launch", "-n", "2", "--", "bench", "links", "--json", "--write", path)
+    ENVIRONMENT["XDG_CACHE_HOME"] = directory
+    failed = run("launch", "-n", "2", "--", "bench", "links", "--device", "dry")
+    assert failed.returncode == 2 and "are measured" in failed.stderr, failed
+    result = run("launch", "-n", "2", "--", "bench", "links", *DEVICE, "--json", "--write", path)
     assert result.returncode == 0, result
+    kept, = (json.load(open(name, encoding="utf-8")) for name in glob.glob(os.path.join(directory, "lade", "links-*")))
+    assert kept["engine"] == ENGINE and (kept["version"] > 0) == bool(DEVICE) and kept["devices_per_node"] == 2, kept
     printed = json.loads(result.stdout)
     with open(path, encoding="utf-8") as file:
         written = json.load(file)
     assert (printed["nodes"], printed["devices_per_node"]) == (1, 2), printed
     level, = printed["levels"]
+    assert abs(kept["levels"][0]["bytes_per_s"] / level["bytes_per_s"] - 1) < 1e-3, (kept, level)
     assert level["name"] == "node" and level["devices"] == 2, level
     assert level["bytes_per_s"] > 1e6 and 0 < level["latency_ns"] < 1e9 and 1 <= level["sum_gain"] <= 4, level
     assert written["levels"][0]["devices"] == 2 and written["device"]["name"] == printed["device"]["name"], written
@@ -49,5 +63,8 @@ with tempfile.TemporaryDirectory(prefix="lade-links-") as directory:
     slower = run("plan", "--cluster", path, "--model", "nano", "--dp", "2", "--batch", "8", "--json")
     assert (json.loads(slower.stdout)["all_ranks_step_seconds"] >
             json.loads(planned.stdout)["all_ranks_step_seconds"]), (planned, slower)
-    failed = run("launch", "-n", "2", "--", "bench", "links", "--write", os.path.join(directory, "none", "x"))
+    if DEVICE:
+        failed = run("launch", "-n", "3", "--", "bench", "links", *DEVICE)
+        assert failed.returncode == 7 and "would share the GPU" in failed.stderr, failed
+    failed = run("launch", "-n", "2", "--", "bench", "links", *DEVICE, "--write", os.path.join(directory, "none", "x"))
     assert failed.returncode == 5 and "cannot be written" in failed.stderr, failed

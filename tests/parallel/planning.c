@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Jobs in which one rank plans for a long time, is lost while it plans, or is refused a call by its machine before the
- * first step. Further, how the ranks of a machine share its memory. ranks.py starts it.
+ * first step. Further, how the ranks of a machine share its memory, and which run measures their links. ranks.py starts
+ * it.
  *
- * Usage: planning slow|sharing | abort lost|follower|votes
+ * Usage: planning slow|sharing|links | abort lost|follower|votes
  */
 #include <errno.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 
 #include "base/base.h"
 #include "base/faults.h"
+#include "machine/cluster.h"
 #include "run/session.h"
 #include "tests/parallel/world.h"
 
@@ -154,6 +156,58 @@ static void a_follower_that_fails_is_told(void)
   demand(world.rank == 0 || lade_faults_injected(&faults) == 1, "nothing failed");
 }
 
+/* ---- links ---- */
+
+/* Take a directory for measurements, the same at all ranks. */
+static void cache_take(const struct world *world)
+{
+  static char dir[] = "lade-links-XXXXXX";
+  struct lade_error error = {0};
+  demand(world->rank || mkdtemp(dir), "no directory");
+  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = sizeof(dir), .src = dir,
+                                       .dst = dir};
+  char *whole = NULL;
+  demand(!lade_comm_run(world->comm, &tell, &error), "%s", error.text);
+  whole = realpath(dir, NULL);
+  demand(whole && !setenv("XDG_CACHE_HOME", whole, 1), "no place for measurements");
+  free(whole);
+}
+
+/*
+ * Open a session, end it as a run of @run_ns does, and return if links priced it. Their price is of a rank's node, not
+ * of the copies to the host.
+ */
+static bool run_with_links(const struct world *world, int64_t run_ns)
+{
+  struct lade_session_params params = params_make(world->comm);
+  struct lade_session_info info;
+  struct lade_error error = {0};
+  lade_session *session = NULL;
+  params.machine = NULL;
+  demand(!lade_session_open(&params, &error, &session), "rank %d: %s", world->rank, error.text);
+  lade_session_get_info(session, &info);
+  const struct lade_cluster_links *links = info.cost->links;
+  const double ns_per_byte = info.prices->comm[LADE_AXIS_DP].ns_per_byte;
+  demand(!links || links->gather[LADE_AXIS_DP].ns_per_byte == ns_per_byte, "rank %d has another price", world->rank);
+  demand(!lade_session_keep_links(session, run_ns, &error), "rank %d: %s", world->rank, error.text);
+  lade_session_close(session);
+  return links != NULL;
+}
+
+/* A run of a minute measures the links between its ranks after its end, once, and the next run is priced by them. */
+static void a_long_run_keeps_its_links(void)
+{
+  const int64_t minute_ns = INT64_C(60000000000);
+  struct world world;
+  world_open(&world);
+  cache_take(&world);
+  demand(!run_with_links(&world, minute_ns - 1), "links that nobody measured");
+  demand(!run_with_links(&world, minute_ns), "a short run has measured");
+  demand(run_with_links(&world, minute_ns), "a long run has kept no links");
+  demand(run_with_links(&world, 0), "kept links are lost");
+  world_close(&world);
+}
+
 /*
  * Fail call @nth of a session to the machine at rank 1. Check that all ranks end with its error and message, or, if the
  * call is repeated or optional, with success. True if there was such a call.
@@ -225,6 +279,8 @@ int main(int argc, char **argv)
     a_slow_search_is_waited_for();
   else if (strcmp(what, "sharing") == 0)
     ranks_of_a_machine_share_it();
+  else if (strcmp(what, "links") == 0)
+    a_long_run_keeps_its_links();
   else if (strcmp(what, "lost") == 0)
     a_lost_planner_is_found_out();
   else if (strcmp(what, "follower") == 0)

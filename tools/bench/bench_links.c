@@ -1,36 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `lade bench links`: measures the links between the ranks of a job and describes them as a cluster (docs/cluster.md).
+ * `lade bench links`: measures the links between the ranks of a job (machine/measured_links.h), describes them as a
+ * cluster (docs/cluster.md), and keeps them for later jobs.
  *
- * Two levels. Ranks of a node are joined by its memory: the level "node". One rank of each node forms a group with
- * those at the same place on other nodes, and all such groups work at once: the level "network". A level is measured by
- * collectives over a group of n ranks, on host memory that ranks of a node share, as a step's buffers are:
- *
- *   latency   an all-gather of a few bytes, over n - 1 hops
- *   rate      an all-gather of B bytes from each rank: (n - 1) B over the time beyond the latency
- *   sum gain  two such all-gathers beside an all-reduce of n B bytes, which sends as much
- *
- * Each time is the least of N_ROUNDS rounds, because other work only adds to it, averaged over all ranks. The devices
- * are this machine's cores, measured by the probe once and kept; ranks of a node have equal shares of its memory.
+ * On hosts the devices are this machine's cores, and ranks of a node have equal shares of its memory. On GPUs each rank
+ * takes a GPU of its own, and NCCL moves the bytes. The machine is measured by its probe, once, and kept.
  */
 #include <errno.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "device/cuda.h"
+#include "kernels/cuda.h"
 #include "machine/cluster.h"
+#include "machine/measured_links.h"
 #include "machine/probe.h"
+#include "run/rank_group.h"
 #include "tools/cli/verbs.h"
 #include "tools/job/job.h"
 #include "tools/report/report.h"
 
-#define N_ROUNDS 7
-#define GATHERED_BYTES (UINT64_C(16) << 20) /* of all ranks of a group together: beyond caches, and short */
-#define SMALL_WORDS 16
 #define WAIT_S 60
 
 struct links_bench {
@@ -38,98 +30,10 @@ struct links_bench {
   struct options options;
   struct lade_error error;
   struct lade_cluster cluster;
+  struct lade_rank_group group;
+  lade_device *gpu; /* NULL: links of hosts */
+  lade_cuda_kernels *gpu_kernels;
 };
-
-/* ---- one level ---- */
-
-struct level_bench {
-  lade_comm *group; /* borrowed */
-  lade_comm *world; /* borrowed: times are averaged over it */
-  float *src, *dst;
-};
-
-static double now_ns(void)
-{
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
-}
-
-/* Replace *@ns by its average over all ranks, so that they agree. */
-static int average(lade_comm *world, double *ns, struct lade_error *error)
-{
-  float value = (float)(*ns / lade_comm_size(world)), sum = 0;
-  const struct lade_collective all = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 1, .src = &value, .dst = &sum};
-  int status = lade_comm_run(world, &all, error);
-  *ns = sum;
-  return status;
-}
-
-/* Measure a collective of @n words of each rank: gathered, or (all-reduce) summed. */
-static int collective_measure(const struct level_bench *bench, enum lade_collective_kind kind, uint64_t n,
-                              struct lade_error *error, double *ret_ns)
-{
-  const struct lade_collective work = {.kind = kind, .dtype = LADE_F32, .n = n, .src = bench->src, .dst = bench->dst};
-  const struct lade_collective meeting = {.kind = LADE_BARRIER};
-  double least_ns = INFINITY;
-  int status = lade_comm_run(bench->group, &work, error); /* connects, and touches the buffers */
-  for (int round = 0; round < N_ROUNDS && !status; round++) {
-    status = lade_comm_run(bench->group, &meeting, error);
-    const double begin_ns = now_ns();
-    if (!status)
-      status = lade_comm_run(bench->group, &work, error);
-    least_ns = LADE_MIN(least_ns, now_ns() - begin_ns);
-  }
-  if (!status)
-    status = average(bench->world, &least_ns, error);
-  *ret_ns = least_ns;
-  return status;
-}
-
-static int level_measure(const struct level_bench *bench, struct lade_error *error, struct lade_cluster_level *level)
-{
-  const uint64_t size = (uint64_t)lade_comm_size(bench->group);
-  const uint64_t block = GATHERED_BYTES / sizeof(float) / size;
-  double small_ns = 0, large_ns = 0, sum_ns = 0;
-  int status = collective_measure(bench, LADE_ALL_GATHER, SMALL_WORDS, error, &small_ns);
-  if (!status)
-    status = collective_measure(bench, LADE_ALL_GATHER, block, error, &large_ns);
-  if (!status)
-    status = collective_measure(bench, LADE_ALL_REDUCE, block * size, error, &sum_ns);
-  if (status)
-    return status;
-  const double moved = (double)((size - 1) * block * sizeof(float));
-  level->latency_ns = small_ns / (double)(size - 1);
-  level->bytes_per_s = moved / LADE_MAX(large_ns - small_ns, large_ns / 10) * 1e9;
-  level->sum_gain = LADE_MIN(LADE_MAX(2 * large_ns / sum_ns, 1), 4);
-  level->oversubscription = 1;
-  return 0;
-}
-
-/* Measure the level @name over the group of @colour, unless every group is a rank alone. */
-static int level_add(struct links_bench *bench, const char *name, int colour, int key, int64_t n_devices)
-{
-  lade_comm *world = bench->job.world;
-  struct level_bench level = {.world = world};
-  struct lade_cluster *cluster = &bench->cluster;
-  struct lade_cluster_level *found = &cluster->levels[cluster->n_levels];
-  int status = lade_comm_split(world, colour, key, &bench->error, &level.group);
-  if (status)
-    return status;
-  void *buffers = NULL;
-  status = lade_comm_alloc(world, 2 * GATHERED_BYTES, &bench->error, &buffers); /* as steps exchange: without staging */
-  if (!status) {
-    level.src = buffers;
-    level.dst = level.src + GATHERED_BYTES / sizeof(float);
-    snprintf(found->name, sizeof(found->name), "%s", name);
-    found->n_devices = n_devices;
-    status = level_measure(&level, &bench->error, found);
-    cluster->n_levels += !status;
-    lade_comm_free(world, buffers);
-  }
-  lade_comm_close(level.group);
-  return status;
-}
 
 /* ---- the cluster ---- */
 
@@ -143,47 +47,80 @@ static int node_ranks(struct links_bench *bench)
                         "on all nodes are measured", launch->local_world, launch->world);
 }
 
-/* Fill the devices from the probe of this machine, at the first rank. Others wait for it at the next collective. */
-static int device_fill(struct links_bench *bench, int n_node)
+/* Open the GPU of this rank, if links of GPUs are measured; collective. */
+static int gpu_open(struct links_bench *bench)
 {
-  const struct lade_cpu cpu = lade_cpu_get();
-  const struct lade_probe_params how = {.struct_size = sizeof(how), .kernels = &bench->job.kernels};
-  struct lade_cluster *cluster = &bench->cluster;
-  struct lade_cost cost;
-  lade_kernels_init(&bench->job.kernels, &cpu);
-  int status = lade_probe(&how, &bench->error, &cost);
+  struct lade_error *error = &bench->error;
+  struct lade_cuda_device_params how = {.struct_size = sizeof(how)};
+  if (bench->options.device < DEVICE_CUDA)
+    return 0;
+  int status = lade_rank_group_find_gpu(&bench->group, bench->options.device - DEVICE_CUDA, NULL, error, &how.ordinal);
   if (status)
     return status;
+  status = lade_device_open_cuda(&how, error, &bench->gpu);
+  if (!status)
+    status = lade_cuda_kernels_open(bench->gpu, NULL, error, &bench->gpu_kernels);
+  return lade_rank_group_vote(&bench->group, status, error);
+}
+
+/* Fill the devices from the probe of this machine, at the first rank. Others wait for it at the next collective. */
+static int device_fill(struct links_bench *bench, const struct lade_probe_params *probe)
+{
+  struct lade_cluster *cluster = &bench->cluster;
+  struct lade_cost cost;
+  int status = lade_probe(probe, &bench->error, &cost);
+  if (status)
+    return status;
+  const uint64_t n_node = (uint64_t)cluster->n_node_devices;
   cluster->device = cost.machine;
   lade_cost_finish(&cost);
   cluster->node_host_bytes = cluster->device.host_bytes;
-  cluster->device.host_bytes /= (uint64_t)n_node;
-  cluster->device.device_bytes /= (uint64_t)n_node;
+  cluster->device.host_bytes /= n_node;
+  cluster->device.device_bytes /= bench->gpu ? 1 : n_node;
   cluster->usable_device_bytes = cluster->device.device_bytes;
   for (int dtype = 0; dtype < LADE_N_DTYPES; dtype++)
     cluster->peak_flops_per_s = LADE_MAX(cluster->peak_flops_per_s, cluster->device.matmul_flops_per_s[dtype]);
   return 0;
 }
 
-/* Measure all levels, and describe the cluster at the first rank. */
+/* Make the key of the measured links; collective. */
+static int key_make(struct links_bench *bench, struct lade_links_key *ret_key)
+{
+  const int n_node = (int)bench->cluster.n_node_devices;
+  const uint64_t own = lade_links_host();
+  uint64_t *hosts = NULL;
+  int status = lade_rank_group_collect(&bench->group, &own, sizeof(own), NULL, &bench->error, (void **)&hosts);
+  *ret_key = (struct lade_links_key){.n_node_ranks = n_node};
+  for (int rank = 0; rank < bench->job.launch.world && !status; rank += n_node)
+    lade_links_key_add_node(ret_key, hosts[0], hosts[rank]);
+  free(hosts);
+  return status;
+}
+
+/* Measure all levels, keep them, and describe the cluster at the first rank. */
 static int cluster_measure(struct links_bench *bench)
 {
-  const struct lade_launch *launch = &bench->job.launch;
   struct lade_cluster *cluster = &bench->cluster;
   const int n_node = node_ranks(bench);
+  int version = 0;
   if (n_node < 0)
     return n_node;
-  const int n_nodes = launch->world / n_node;
-  int status = 0;
-  *cluster = (struct lade_cluster){.name = "measured", .n_nodes = n_nodes, .n_node_devices = n_node,
-                                   .error_share = 0.3};
-  if (n_node > 1)
-    status = level_add(bench, "node", launch->rank / n_node, launch->local_rank, n_node);
-  if (!status && n_nodes > 1)
-    status = level_add(bench, "network", launch->local_rank, launch->rank, launch->world);
+  const struct lade_links_params how = {.struct_size = sizeof(how), .world = bench->job.world, .n_node_ranks = n_node,
+                                        .kernels = &bench->job.kernels, .gpu = bench->gpu};
+  struct lade_links_key key = {0};
+  int status = lade_links_measure(&how, &bench->error, cluster, &version);
+  if (!status)
+    status = key_make(bench, &key);
   if (status || !job_is_first(&bench->job))
     return status;
-  status = device_fill(bench, n_node);
+  const struct lade_probe_gpu gpu = {bench->gpu, bench->gpu_kernels};
+  const struct lade_probe_params probe = {.struct_size = sizeof(probe), .kernels = &bench->job.kernels,
+                                          .gpu = bench->gpu ? &gpu : NULL};
+  key.version = version;
+  lade_links_keep(&probe, &key, cluster);
+  snprintf(cluster->name, sizeof(cluster->name), "measured");
+  cluster->error_share = 0.3;
+  status = device_fill(bench, &probe);
   return status ? status : lade_cluster_check(cluster, "the measured cluster", &bench->error);
 }
 
@@ -211,8 +148,8 @@ static int results_print(struct links_bench *bench)
     return status;
   }
   json_decref(object);
-  printf("%d ranks on %lld nodes; best of %d rounds\n", bench->job.launch.world, (long long)cluster->n_nodes,
-         N_ROUNDS);
+  printf("%d ranks on %lld nodes, %s\n", bench->job.launch.world, (long long)cluster->n_nodes,
+         bench->gpu ? "GPUs over NCCL" : "hosts over MPI");
   for (int i = 0; i < cluster->n_levels; i++)
     printf("%-8s %4lld ranks  %8.2f GB/s of a rank in collectives  %8.1f us a hop  sums %.2f times as fast\n",
            cluster->levels[i].name, (long long)cluster->levels[i].n_devices, cluster->levels[i].bytes_per_s / 1e9,
@@ -222,12 +159,29 @@ static int results_print(struct links_bench *bench)
 
 static int bench_run(struct links_bench *bench)
 {
+  const struct lade_cpu cpu = lade_cpu_get();
+  lade_kernels_init(&bench->job.kernels, &cpu);
   if (bench->job.launch.world == 1)
     return lade_error_set(&bench->error, -EINVAL, "one rank has no links: lade launch -n N -- bench links");
+  if (bench->options.device == DEVICE_DRY || bench->options.device == DEVICE_AUTO)
+    return lade_error_set(&bench->error, -EINVAL, "--device: links of host or of cuda:N are measured");
   int status = job_join(&bench->job, WAIT_S, &bench->error);
+  if (!status)
+    status = lade_rank_group_join(bench->job.world, &bench->error, &bench->group);
+  if (!status)
+    status = gpu_open(bench);
   if (!status)
     status = cluster_measure(bench);
   return status || !job_is_first(&bench->job) ? status : results_print(bench);
+}
+
+/* Release everything after @status, and leave the job. Return the exit code. */
+static int bench_finish(struct links_bench *bench, int status)
+{
+  lade_cuda_kernels_close(bench->gpu_kernels);
+  lade_device_close(bench->gpu);
+  lade_rank_group_close(&bench->group);
+  return job_leave(&bench->job, "bench links", status, &bench->error);
 }
 
 int bench_links_main(int argc, char **argv)
@@ -237,7 +191,7 @@ int bench_links_main(int argc, char **argv)
   int code = status ? exit_fail("bench links", status, &bench.error)
                     : job_options_read(&bench.job, VERB_BENCH_LINKS, argc, argv, &bench.options);
   if (code == OPTIONS_GO)
-    code = job_leave(&bench.job, "bench links", bench_run(&bench), &bench.error);
+    code = bench_finish(&bench, bench_run(&bench));
   options_finish(&bench.options);
   return code;
 }

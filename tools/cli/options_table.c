@@ -265,6 +265,8 @@ const struct option option_table[] = {
     {OPTION_FLAG, "fused-attention", NULL, VERB_PLAN, AT(has_fused_attention),
      .help = "price attention as fused at any length; otherwise A100 presets price that of models with learned "
              "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},
+    {OPTION_FLAG, "eager", NULL, VERB_PLAN, AT(is_eager),
+     .help = "price elementwise ops as PyTorch runs them without torch.compile, a kernel each; in no program of Lade"},
     {OPTION_FLAG, "overlap-tensor", NULL, VERB_PLAN, AT(overlaps_tensor),
      .help = "price the collectives of --sequence-parallel as run beside products, as Megatron-LM's --tp-comm-overlap "
              "does and no program of Lade"},
@@ -366,6 +368,8 @@ const struct option option_table[] = {
     {OPTION_COUNT, "rounds", "N", VERB_BENCH_STORE, AT(n_rounds), .preset = "5", .least = 1, .most = 99,
      .help = "rounds of measurement; results are medians"},
 
+    {OPTION_DEVICE, "device", "host|cuda:N", VERB_BENCH_LINKS, AT(device), .preset = "host",
+     .help = "links to measure: of ranks on hosts, or of their GPUs from GPU N on, one each, through NCCL"},
     {OPTION_TEXT, "write", "FILE", VERB_BENCH_LINKS, AT(links_file), .unset = "none",
      .help = "write the measured cluster, for lade plan --cluster FILE"},
 
@@ -451,9 +455,11 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade launch -n 4 -- bench links                        rates and latencies between four ranks\n"
      "  lade launch -n 4 -- bench links --write cluster.json   the same, and a file for lade plan --cluster\n"
+     "  lade launch -n 8 -- bench links --device cuda:0        of eight GPUs, through NCCL\n"
      "\nUsage: lade launch -n N -- bench links [OPTION...]\n"
-     "Measures collectives of ranks on host memory, within a node and between nodes; mpirun and srun start it too.\n"
-     "The first rank probes the machine, unless an earlier run has kept its rates.\n"},
+     "Measures collectives of ranks within a node and between nodes; mpirun and srun start it too. The links are kept\n"
+     "for the predictions of later jobs with as many ranks. The first rank probes the machine, unless an earlier run\n"
+     "has kept its rates.\n"},
     {VERB_DATA, "data",
      "Examples:\n"
      "  lade data books/*.txt --tokenizer tokenizer.json -o books.tokens\n"

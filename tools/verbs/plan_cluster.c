@@ -165,7 +165,8 @@ static int job_make(struct cluster_planning *planning)
       .cluster = &planning->cluster, .model = &planning->model, .kernels = &planning->kernels, .batch = session->batch,
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
-      .master = session->master, .dropout = session->dropout, .overlaps_tensor = planning->options->overlaps_tensor};
+      .master = session->master, .dropout = session->dropout, .overlaps_tensor = planning->options->overlaps_tensor,
+      .is_eager = planning->options->is_eager};
   if (planning->has_experts) {
     planning->job.experts = &planning->experts;
     planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;

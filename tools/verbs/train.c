@@ -689,6 +689,7 @@ static int begin(struct train_run *run)
 
 static int run_all(struct train_run *run)
 {
+  const int64_t begun_ns = lade_now_ns();
   int status = begin(run);
   if (status)
     return status;
@@ -706,6 +707,8 @@ static int run_all(struct train_run *run)
     status = timeline_write(run->options.timeline, &run->info, &run->error);
   if (!status && run->options.html && job_is_first(&run->job))
     status = run_page_write(run->options.html, &run->info, &run->error);
+  if (!status && !run->stop_signal && run->job.world) /* a cache's defects are no errors of a run that is done */
+    (void)lade_session_keep_links(run->session, lade_now_ns() - begun_ns, NULL);
   return status;
 }
 

@@ -489,7 +489,7 @@ static void nccl_get_info(const lade_comm *base, struct lade_comm_info *ret_info
   struct lade_comm_info control;
   lade_comm_get_info(comm->control, &control);
   *ret_info = (struct lade_comm_info){.engine = "nccl", .path = "NCCL's collectives",
-                                      .staging_bytes = control.staging_bytes,
+                                      .staging_bytes = control.staging_bytes, .version = comm->job->nccl.version,
                                       .can_register = comm->job->nccl.ncclCommRegister != NULL};
 }
 

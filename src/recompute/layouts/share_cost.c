@@ -434,6 +434,7 @@ int share_basis_init(const struct lade_layout_job *job, const struct lade_share_
   lade_cluster_links_make(job->cluster, &ret_basis->mesh, &ret_basis->links);
   lade_cost_init(&ret_basis->cost, &job->cluster->device);
   ret_basis->cost.links = &ret_basis->links;
+  ret_basis->cost.is_eager = job->is_eager;
   status = lade_cost_prices(&ret_basis->cost, ret_basis->graph, &ret_basis->prices);
   return status ? lade_error_set(error, status, "no memory for the prices of a layer") : 0;
 }

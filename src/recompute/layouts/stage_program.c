@@ -184,6 +184,7 @@ int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_l
   lade_cluster_links_make(job->cluster, &layout->mesh, &build->links);
   lade_cost_init(&build->cost, &job->cluster->device);
   build->cost.links = &build->links;
+  build->cost.is_eager = job->is_eager;
   status = lade_cost_prices(&build->cost, build->graph, &build->prices);
   if (!status)
     status = lade_packer_create(&build->packer);

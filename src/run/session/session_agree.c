@@ -388,11 +388,13 @@ int session_agree_decision(lade_session *s, void *own, uint64_t own_bytes, void 
 struct rank_node {
   uint64_t host;
   int64_t place;
+  uint64_t name; /* hash of the host name, which the next boot keeps */
 };
 
 static struct rank_node node_of(const lade_session *s, uint64_t host, int rank)
 {
-  return (struct rank_node){host, s->params.n_node_ranks > 0 ? rank / s->params.n_node_ranks : 0};
+  return (struct rank_node){host, s->params.n_node_ranks > 0 ? rank / s->params.n_node_ranks : 0,
+                            lade_links_host()};
 }
 
 static bool is_one_node(const struct rank_node *a, const struct rank_node *b)
@@ -430,6 +432,27 @@ static int nodes_collect(lade_session *s, struct lade_error *error, struct rank_
   return nodes ? 0 : lade_error_set(error, -ENOMEM, "no memory for the nodes of %d ranks", world);
 }
 
+/*
+ * Make the key of the links between ranks. The links of nodes with different numbers of ranks, or whose ranks are not
+ * neighbours, are not described: n_nodes 0.
+ */
+static struct lade_links_key links_key_make(const struct rank_node *nodes, int world)
+{
+  struct lade_links_key key = {0};
+  int n_node = 1;
+  while (n_node < world && is_one_node(&nodes[n_node], &nodes[0]))
+    n_node++;
+  for (int rank = 0; rank < world; rank++) {
+    const bool begins = rank % n_node == 0;
+    if (world % n_node || (rank && begins == is_one_node(&nodes[rank], &nodes[rank - 1])))
+      return (struct lade_links_key){0};
+    if (begins)
+      lade_links_key_add_node(&key, nodes[0].name, nodes[rank].name);
+  }
+  key.n_node_ranks = n_node;
+  return key;
+}
+
 int session_count_node_ranks(lade_session *s, struct lade_error *error)
 {
   const uint64_t own = lade_host_id();
@@ -438,6 +461,8 @@ int session_count_node_ranks(lade_session *s, struct lade_error *error)
   for (int rank = 0; nodes && s->group.world && rank < s->group.layout.mesh.world; rank++)
     n += nodes[rank].host == own;
   s->is_scattered = nodes && has_split_pipeline(&s->group.layout.mesh, nodes);
+  if (nodes)
+    s->links_key = links_key_make(nodes, s->group.layout.mesh.world);
   free(nodes);
   if (!s->group.world && !session_is_described(s)) /* a plan for the ranks that `lade launch` would start here */
     n = s->group.layout.mesh.world;

@@ -11,6 +11,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/memory.h"
+#include "machine/measured_links.h"
 #include "machine/probe.h"
 #include "run/checkpoint.h"
 #include "run/session.h"
@@ -20,7 +21,10 @@ struct session_saver;
 struct lade_session {
   struct lade_session_params params;
   struct lade_rank_group group;
-  bool is_scattered;   /* stages are on several nodes, each with whole tensor parallel groups: scattered sends */
+  bool is_scattered;   /* boundary values are sent in the scattered form (session_links.c) */
+  struct lade_links_key links_key; /* of all ranks of the layout; n_nodes 0: nodes have different numbers of ranks */
+  struct lade_cluster_links links;
+  bool has_links;      /* links of these ranks were measured by an earlier job */
   int32_t *spare_tokens, *spare_targets; /* [micro_batch, seq_len], of a stage that does not read them; else NULL */
   struct lade_model model;
   lade_data *data; /* NULL when only planned without data */
@@ -193,10 +197,15 @@ static inline bool session_is_described(const lade_session *s)
 /*
  * Set n_node_ranks, the ranks that share this machine, if the caller has not: those that run here, or for a plan all
  * that are planned for. A described machine is one rank's, unless a budget of its node is stated: then up to eight
- * ranks share that. Set is_scattered by the nodes of all ranks: neighbours share one if the caller has set the number.
- * Collective.
+ * ranks share that. Set links_key, and is_scattered, by the nodes of all ranks: neighbours share one if the caller has
+ * set the number. Collective.
  */
 int session_count_node_ranks(lade_session *session, struct lade_error *error);
+/*
+ * Take the kept links of these ranks, if there are any and the machine is not described, for prices; and decide by them
+ * if sends are scattered (session_links.c). pre: the device is open. Collective.
+ */
+int session_links_take(lade_session *session, struct lade_error *error);
 /*
  * Check, with the plan, that one drive has room for the stores of all its ranks. -ENOSPC at every one of them if not.
  */

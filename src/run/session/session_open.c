@@ -404,6 +404,7 @@ static int cost_take(lade_session *s, struct lade_error *error)
   if (s->params.is_gpu)
     s->cost.machine.is_unified = false; /* also if a description states otherwise */
   s->is_unified = s->cost.machine.is_unified || !(s->params.is_dry || s->params.is_plan_only || s->params.is_gpu);
+  s->cost.links = s->has_links ? &s->links : NULL;
   status = lade_cost_prices(&s->cost, s->graph, &s->prices);
   s->has_prices = !status;
   s->prices.copy_cores = LADE_MIN(copy_cores, 1);
@@ -558,6 +559,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   int status = run_read(s, error);
   if (!status)
     status = kernels_open(s, error);
+  if (!status)
+    status = session_links_take(s, error);
   if (!status)
     status = lade_rank_group_vote(&s->group, graph_make(s, error), error);
   if (!status)

@@ -10,6 +10,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "machine/cluster.h"
 #include "machine/cost.h"
 
 static struct lade_model_graph *graph_make(const char *preset, enum lade_dtype dtype, int64_t batch, float dropout)
@@ -152,6 +153,33 @@ static void a_roofline_is_bound_by_flops_or_by_bytes(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/* Return the summed prices of ops @kind of a model on a device with prices by shape. */
+static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager)
+{
+  struct lade_model_graph *graph = graph_make(preset, LADE_BF16, 1, 0);
+  struct lade_cluster cluster;
+  struct lade_cost cost;
+  int64_t ns = 0;
+  assert_int_equal(lade_cluster_preset("dgx-h100", NULL, &cluster), 0);
+  cluster.device.launch_ns = 0;
+  lade_cost_init(&cost, &cluster.device);
+  cost.is_eager = is_eager;
+  for (int op = 0; op < graph->n_ops; op++)
+    ns += graph->ops[op].kind == kind ? lade_cost_op_ns(&cost, graph, op) : 0;
+  lade_model_graph_destroy(graph);
+  return ns;
+}
+
+/* Without a compiler norms of Llama make nine passes, layer norms one; products cost the same. */
+static void eager_ops_cost_their_own_passes(void **state)
+{
+  const int64_t fused = kind_ns("llama3-8b", LADE_OP_NORM, false), eager = kind_ns("llama3-8b", LADE_OP_NORM, true);
+  assert_true(fused > 0 && llabs(eager - 9 * fused) <= 9 * 64); /* prices of an op are whole nanoseconds */
+  assert_int_equal(kind_ns("nano", LADE_OP_NORM, true), kind_ns("nano", LADE_OP_NORM, false));
+  assert_int_equal(kind_ns("llama3-8b", LADE_OP_MATMUL, true), kind_ns("llama3-8b", LADE_OP_MATMUL, false));
+  assert_true(kind_ns("llama3-8b", LADE_OP_HEAD_LOSS, true) > kind_ns("llama3-8b", LADE_OP_HEAD_LOSS, false));
+}
+
 static void copies_take_latency_and_bytes(void **state)
 {
   struct lade_cost cost;
@@ -286,6 +314,7 @@ int main(void)
       cmocka_unit_test(a_window_or_a_cap_is_another_key),
       cmocka_unit_test(a_measured_op_costs_what_was_measured),
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
+      cmocka_unit_test(eager_ops_cost_their_own_passes),
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
       cmocka_unit_test(adamw_moves_what_its_types_say),
