@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "recompute/graph/descent.h"
+#include "recompute/graph/prefetch.h"
 #include "recompute/graph/search/search_state.h"
 
 #define CANDIDATES 48 /* values that a descent by chance compares for one release */
@@ -136,7 +137,8 @@ int remat_search_descend(struct remat_state *search, bool is_drawn)
   if (n_tries < 0)
     return (int)n_tries;
   search->n_moves += n_tries;
-  int status = params->links ? remat_prefetch(&search->schedule, params->links) : 0;
+  bool is_timed = params->links && !params->stops_at_fit;
+  int status = is_timed ? remat_prefetch(&search->schedule, params->links) : 0;
   remat_clock_look(search);
   return status ? status : remat_best_take(search);
 }
