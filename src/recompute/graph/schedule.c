@@ -270,6 +270,7 @@ static void bytes_add(struct remat_schedule *schedule, int from, int to, int64_t
 static void range_set(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
 {
   const int last = LADE_MIN(to, last_touch(schedule, value));
+  schedule->state = ++schedule->n_states;
   if (is_held) {
     remat_waiting_add(schedule, value, from, last, -1);
     span_join(schedule, value, from, to);
@@ -376,6 +377,7 @@ static bool redos_assign(struct remat_turn *t, const int32_t *redos, int n)
 static void costs_set(struct remat_schedule *schedule, int turn, int64_t redo_ns, uint64_t extra_bytes)
 {
   struct remat_turn *t = &schedule->turns[turn];
+  schedule->state = ++schedule->n_states;
   schedule->redo_ns += redo_ns - t->redo_ns;
   if (extra_bytes != t->extra_bytes)
     bytes_add(schedule, turn, turn, (int64_t)(extra_bytes - t->extra_bytes));
@@ -476,6 +478,7 @@ void remat_release(struct remat_schedule *schedule, int value, int from, int to)
 static void source_put(struct remat_schedule *schedule, int value, enum lade_space tier)
 {
   const int last = last_touch(schedule, value);
+  schedule->state = ++schedule->n_states;
   remat_waiting_add(schedule, value, 0, last, -1);
   schedule->sources[value] = (uint8_t)tier;
   remat_waiting_add(schedule, value, 0, last, 1);

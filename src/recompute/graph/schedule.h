@@ -79,6 +79,7 @@ struct remat_schedule {
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
   int64_t work;   /* ops of all turns that were evaluated so far */
+  int64_t state, n_states; /* number of the present state; each change makes another one */
   LADE_ARRAY(struct remat_change) journal;
   LADE_ARRAY(int32_t) old_redos;
   /* scratch */

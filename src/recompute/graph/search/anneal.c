@@ -57,6 +57,7 @@ static int schedule_load(struct remat_state *search, const struct remat_choices 
 int remat_search_restart(struct remat_state *search, const struct remat_choices *choices)
 {
   remat_schedule_finish(&search->schedule);
+  search->timed_state = -1;
   return schedule_load(search, choices);
 }
 
