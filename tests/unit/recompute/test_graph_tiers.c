@@ -55,6 +55,7 @@ static int plan_check(const lade_graph *graph, const struct lade_graph_plan_para
     assert_int_equal(totals.host_peak_bytes, ret_info->host_bytes);
     assert_int_equal(totals.store_peak_bytes, ret_info->store_bytes);
     assert_true(ret_info->predicted_step_ns >= ret_info->compute_ns && ret_info->compute_ns >= ret_info->base_ns);
+    assert_true(ret_info->predicted_step_ns >= ret_info->bound_ns && ret_info->bound_ns >= ret_info->base_ns);
     if (params->budget_bytes != LADE_GRAPH_BUDGET_MIN)
       assert_true(totals.peak_bytes <= params->budget_bytes);
   } else
@@ -308,6 +309,8 @@ static void given_storages_of_other_tiers_are_moved(void **state)
   assert_int_equal(plan_check(graph, &params, &info), 0);
   assert_int_equal(info.planned_peak_bytes, 1100); /* one of the two at a time */
   assert_int_equal(info.moved_bytes, 3000);        /* the table is read only, and dropped */
+  /* The state comes, both ops run, and the state goes back. The bound is rounded down. */
+  assert_in_range(info.bound_ns, 2000 + 10 + 10 + 2000 - 1, 2000 + 10 + 10 + 2000);
   params.to_store.bytes_per_s = 0;
   assert_int_equal(lade_graph_plan_find(graph, &params, &error, NULL, &plan), -EINVAL);
   assert_true(strstr(error.text, "\"table\"") && !plan);
