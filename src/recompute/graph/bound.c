@@ -9,6 +9,8 @@
  * looked at: those with the most bytes when everything is held. It says nothing of inputs that are not there any more,
  * so the true optimum may lie far above it. The ascent of relax.c begins from it, and looks at all turns together.
  *
+ * With other tiers the order of ops and of transfers that every step has is another bound (residents_bound).
+ *
  * O(TURNS_MOST * n_ops + n_ops log n_ops).
  */
 #include "recompute/graph/bound.h"
@@ -158,6 +160,56 @@ static double bound_run(struct bound_search *search, uint64_t limit_bytes, struc
   return most;
 }
 
+/*
+ * Sum the times of transfers that every step has, by tier and op: into the device by the first use of a value, and out
+ * of it by its last change or a later one.
+ */
+static void residents_sum(const struct remat_bound_params *params, double *in_ns, double *out_ns)
+{
+  const struct remat_problem *problem = params->problem;
+  const size_t n = (size_t)problem->n_ops + 1;
+  for (int v = 0; v < problem->n_values; v++) {
+    const struct remat_value *value = &problem->values[v];
+    const size_t row = value->home * n;
+    if (remat_is_guest(problem, v))
+      continue;
+    const int use = problem->graph->storages.items[value->storage].first_use;
+    in_ns[row + (size_t)problem->graph->uses[use].op] += list_time_move(&params->links->in[value->home], value->bytes);
+    if (value->n_makers)
+      out_ns[row + (size_t)problem->makers[value->first_maker + value->n_makers - 1]] +=
+          list_time_move(&params->links->out[value->home], value->bytes);
+  }
+  for (size_t i = LADE_N_SPACES * n - 1; i > 0; i--)
+    out_ns[i - 1] += i % n ? out_ns[i] : 0;
+}
+
+/*
+ * Find the least time of a step that the values which live on tiers allow. An op waits until all values have come that
+ * it or an earlier op uses. Values that it or a later op changes go back behind it. Each link moves one at a time.
+ */
+static int residents_bound(const struct remat_bound_params *params, double *ret_ns)
+{
+  const size_t n = (size_t)params->problem->n_ops + 1;
+  double *in_ns = calloc(2 * LADE_N_SPACES * n, sizeof(*in_ns));
+  double now_ns = 0, come_ns[LADE_N_SPACES] = {0};
+  if (!in_ns)
+    return -ENOMEM;
+  const double *out_ns = in_ns + LADE_N_SPACES * n;
+  residents_sum(params, in_ns, in_ns + LADE_N_SPACES * n);
+  *ret_ns = 0;
+  for (size_t t = 0; t + 1 < n; t++) {
+    for (size_t tier = 0; tier < LADE_N_SPACES; tier++) {
+      come_ns[tier] += in_ns[tier * n + t];
+      now_ns = LADE_MAX(now_ns, come_ns[tier]);
+    }
+    now_ns += (double)params->problem->ops[t].ns;
+    for (size_t tier = 0; tier < LADE_N_SPACES; tier++)
+      *ret_ns = LADE_MAX(*ret_ns, now_ns + out_ns[tier * n + t]);
+  }
+  free(in_ns);
+  return 0;
+}
+
 static int search_allocate(struct bound_search *search)
 {
   const size_t n = (size_t)search->problem->n_ops + 1;
@@ -181,7 +233,7 @@ int remat_bound_find(const struct remat_bound_params *params, int64_t *ret_bound
   struct remat_relax_params how = {.problem = problem, .limit_bytes = params->limit_bytes, .links = params->links,
                                    .ret_prices = params->ret_prices};
   bool can_wait = params->may_wait[LADE_HOST] || params->may_wait[LADE_STORE];
-  double redo_ns = 0, relaxed_ns = 0;
+  double redo_ns = 0, relaxed_ns = 0, moved_ns = 0;
   *ret_bound_ns = INT64_MAX;
   if (problem->floor_bytes - problem->fixed_bytes > params->limit_bytes)
     return 0;
@@ -197,6 +249,9 @@ int remat_bound_find(const struct remat_bound_params *params, int64_t *ret_bound
     return status;
   how.upper_ns = params->known_ns ? params->known_ns : problem->base_ns + (int64_t)(2 * redo_ns);
   status = remat_relax(&how, &relaxed_ns);
-  *ret_bound_ns = LADE_MAX(problem->base_ns + (int64_t)redo_ns, (int64_t)(relaxed_ns * (1 - ROUNDING)));
+  if (!status && params->links)
+    status = residents_bound(params, &moved_ns);
+  *ret_bound_ns = LADE_MAX(problem->base_ns + (int64_t)redo_ns,
+                           (int64_t)(LADE_MAX(relaxed_ns, moved_ns) * (1 - ROUNDING)));
   return status;
 }

@@ -20,12 +20,6 @@ struct remat_descent_params {
 int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descent_params *params);
 
 /*
- * Let transfers from tiers begin so early that they end in time, as far as links and bytes allow: hold values that wait
- * from a turn before the one that needs them. Nothing of the schedule becomes larger than its limit. -ENOMEM.
- */
-int remat_prefetch(struct remat_schedule *schedule, const struct list_time *links);
-
-/*
  * Release @value around @boundary: up to its next touch, or to the last turn in which its makers may run again. Return
  * false, with nothing changed, if that lies before the boundary, or if the value is not held there.
  */

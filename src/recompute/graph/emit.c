@@ -46,13 +46,10 @@ static int drops_add(const struct remat_schedule *schedule, int turn, int place,
   return status;
 }
 
-/* Add the op at @place: a get, a redo, or the turn's own. */
+/* Add the op at @place: a redo, or the turn's own. */
 static int op_emit(const struct remat_schedule *schedule, int turn, int place, struct remat_list *list)
 {
-  const struct remat_problem *problem = schedule->problem;
-  const int op = turn_op(schedule, turn, place), value = op - problem->n_ops;
-  if (op >= problem->n_ops)
-    return instr_add(list, LADE_GRAPH_INSTR_GET, problem->values[value].storage, schedule->sources[value]);
+  const int op = turn_op(schedule, turn, place);
   bool is_redo = place < schedule->turns[turn].redos.n;
   return instr_add(list, is_redo ? LADE_GRAPH_INSTR_REDO : LADE_GRAPH_INSTR_OP, op, LADE_DEVICE);
 }
@@ -69,7 +66,7 @@ static int beginning_emit(const struct remat_schedule *schedule, struct remat_li
   return status;
 }
 
-static int turn_emit(const struct remat_schedule *schedule, int turn, struct remat_list *list)
+static int turn_emit(const struct remat_schedule *schedule, int turn, struct remat_get *gets, struct remat_list *list)
 {
   const struct remat_problem *problem = schedule->problem;
   const int n_redos = schedule->turns[turn].redos.n, n = n_redos + (turn < problem->n_ops);
@@ -78,8 +75,12 @@ static int turn_emit(const struct remat_schedule *schedule, int turn, struct rem
     for (int i = 0; i < op->n_in + op->n_out; i++)
       schedule->in_turn[problem->edges[op->first_in + i].value].last_place = place;
   }
+  const int n_gets = remat_gets_list(schedule, turn, gets);
   int status = 0;
-  for (int place = 0; place < n && !status; place++) {
+  for (int i = 0; i < n_gets && !status; i++)
+    status = instr_add(list, LADE_GRAPH_INSTR_GET, problem->values[gets[i].value].storage,
+                       schedule->sources[gets[i].value]);
+  for (int place = n_gets; place < n && !status; place++) {
     status = op_emit(schedule, turn, place, list);
     if (!status)
       status = drops_add(schedule, turn, place, list);
@@ -90,8 +91,10 @@ static int turn_emit(const struct remat_schedule *schedule, int turn, struct rem
 int remat_emit(struct remat_schedule *schedule, struct remat_list *list)
 {
   list->instrs.n = 0;
-  int status = beginning_emit(schedule, list);
+  struct remat_get *gets = malloc(((size_t)schedule->problem->n_values + 1) * sizeof(*gets));
+  int status = gets ? beginning_emit(schedule, list) : -ENOMEM;
   for (int turn = 0; turn <= schedule->problem->n_ops && !status; turn++)
-    status = turn_emit(schedule, turn, list);
+    status = turn_emit(schedule, turn, gets, list);
+  free(gets);
   return status;
 }

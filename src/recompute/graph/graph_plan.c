@@ -125,10 +125,11 @@ static bool has_tiers(const struct graph_planning *planning)
 }
 
 /*
- * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take less
- * than ten seconds, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT differ by more than
- * 0.1 % of the step, with 800,000 they do not. With tiers a long graph gets fewer, for about the same time: a plan of a
- * decoder of 9,957 ops at 40 % of its peak takes 12 s of CPU instead of 100, and its step is 3.7 % longer.
+ * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
+ * less than ten seconds, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT differ by
+ * more than 0.1 % of the step, with 800,000 they do not. With tiers a long graph gets fewer, for about the same
+ * time: a decoder of 9,957 ops takes 7 s of CPU at 25 % of its peak. At 40 % and above its plan is proved before the
+ * first move.
  */
 static int64_t moves_of(const struct graph_planning *planning)
 {
@@ -332,9 +333,33 @@ static int descents_take(struct graph_planning *planning, uint64_t budget_bytes,
   return status ? status : tiers_search(planning, budget_bytes, how, best_ns);
 }
 
+/* Bound the time of every step within the budget from below. @known_ns: the time of one; 0: none is known. */
+static int bound_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t known_ns)
+{
+  struct remat_search_params tiers = {.problem = &planning->problem};
+  tiers_allow(planning, &tiers);
+  struct remat_bound_params how = {.problem = &planning->problem,
+                                   .limit_bytes = limit_of(&planning->problem, budget_bytes),
+                                   .links = tiers.links, .known_ns = known_ns};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    how.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);
+  return remat_bound_find(&how, &planning->info.bound_ns);
+}
+
+/* Set *@is_proved if the bound shows that no step within the budget is faster than one of @best_ns. */
+static int proof_find(struct graph_planning *planning, uint64_t budget_bytes, double best_ns, bool *is_proved)
+{
+  int status = 0;
+  if (!isinf(best_ns))
+    status = bound_find(planning, budget_bytes, (int64_t)best_ns);
+  *is_proved = !status && best_ns <= (double)planning->info.bound_ns;
+  return status;
+}
+
 /*
  * Plan with other tiers. Candidates are descents, the best plans of recompute alone and of transfers alone, and the
- * smallest schedule. The search goes on from the best of them.
+ * smallest schedule. The search goes on from the best of them, and its gets are placed once more. Nothing follows a
+ * descent that takes no longer than the bound.
  */
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
@@ -342,7 +367,12 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   struct remat_choices alone = {0};
   double best_ns = INFINITY;
   planning->choices.is_saved = false;
+  bool is_proved = false;
   int status = descents_take(planning, budget_bytes, &best_ns);
+  if (!status)
+    status = proof_find(planning, budget_bytes, best_ns, &is_proved);
+  if (is_proved)
+    return 0;
   if (!status)
     status = alone_plan(planning, budget_bytes, &alone);
   if (!status)
@@ -359,7 +389,9 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
     return status;
   how = search_params(planning, budget_bytes, moves - moves / 2, 1);
   tiers_allow(planning, &how);
-  return remat_search(&how, &planning->choices);
+  status = remat_search(&how, &planning->choices);
+  how.n_moves = 0;
+  return status ? status : remat_search(&how, &planning->choices);
 }
 
 /* Plan within the budget. If nothing is found, but the smallest schedule fits, take that one. */
@@ -436,19 +468,6 @@ static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
   return 0;
 }
 
-/* Bound the time of every step within the budget. */
-static int bound_find(struct graph_planning *planning, uint64_t budget_bytes)
-{
-  struct remat_search_params tiers = {.problem = &planning->problem};
-  tiers_allow(planning, &tiers);
-  struct remat_bound_params how = {.problem = &planning->problem,
-                                   .limit_bytes = limit_of(&planning->problem, budget_bytes),
-                                   .links = tiers.links, .known_ns = planning->info.predicted_step_ns};
-  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    how.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);
-  return remat_bound_find(&how, &planning->info.bound_ns);
-}
-
 static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
 {
   char budget[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
@@ -472,7 +491,7 @@ static int plan_run(struct graph_planning *planning)
     info->min_budget_bytes = LADE_MIN(info->min_budget_bytes, info->planned_peak_bytes);
   if (status && status != -ENOSPC)
     return status;
-  const int bound_status = bound_find(planning, budget_bytes);
+  const int bound_status = bound_find(planning, budget_bytes, info->predicted_step_ns);
   return bound_status ? bound_status : status ? refuse(planning, budget_bytes) : 0;
 }
 

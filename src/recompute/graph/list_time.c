@@ -2,11 +2,12 @@
 /*
  * The time of a schedule with transfers: ops on the device, and for each tier a link out and a link in.
  *
- * Ops run in the order of the list. A get begins when its turn does and the link is free; an op waits until the last
- * get of each of its operands has ended. A put begins behind the turn that uses its value last; its bytes are free when
- * it has ended. A turn whose bytes, with those of puts under way, are above the limit waits for the earliest puts. All
- * links run beside the device and beside each other. Given values that leave at boundary 0 are put as the step begins,
- * and it ends when all transfers have ended, because the next step finds given values where they live.
+ * Ops run in the order of the list. A get begins when its turn does and the link is free; those of one turn begin in
+ * the order of the turns that use their values. An op waits until the last get of each of its operands has ended. A
+ * put begins behind the turn that uses its value last; its bytes are free when it has ended. A turn whose bytes,
+ * with those of puts under way, are above the limit waits for the earliest puts. All links run beside the device and
+ * beside each other. Given values that leave at boundary 0 are put as the step begins, and it ends when all
+ * transfers have ended, because the next step finds given values where they live.
  */
 #include "recompute/graph/list_time.h"
 
@@ -15,13 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PUTS_MOST 64 /* puts under way whose bytes are counted; the oldest one of more is waited for */
-
-/* Puts under way, in the order in which they end on each link. */
+/* Puts under way, in the order in which they began. */
 struct put_ring {
-  double end_ns[PUTS_MOST];
-  uint64_t bytes[PUTS_MOST];
-  int first, n;
+  struct list_time_put *items; /* of the list_time, with room for one put of each value */
+  int most, first, n;
   uint64_t total_bytes;
 };
 
@@ -43,7 +41,10 @@ int list_time_init(struct list_time *time, const struct remat_problem *problem,
   time->arrival_ns = calloc((size_t)problem->n_values + 1, sizeof(*time->arrival_ns));
   time->first_put = calloc((size_t)problem->n_ops + 1, sizeof(*time->first_put));
   time->next_put = calloc((size_t)problem->n_values + 1, sizeof(*time->next_put));
-  if (time->arrival_ns && time->first_put && time->next_put)
+  time->puts = malloc(((size_t)problem->n_values + 1) * sizeof(*time->puts));
+  time->gets = malloc(((size_t)problem->n_values + 1) * sizeof(*time->gets));
+  time->begin_ns = calloc((size_t)problem->n_ops + 1, sizeof(*time->begin_ns));
+  if (time->arrival_ns && time->first_put && time->next_put && time->puts && time->gets && time->begin_ns)
     return 0;
   list_time_finish(time);
   return -ENOMEM;
@@ -54,6 +55,9 @@ void list_time_finish(struct list_time *time)
   free(time->arrival_ns);
   free(time->first_put);
   free(time->next_put);
+  free(time->puts);
+  free(time->gets);
+  free(time->begin_ns);
   *time = (struct list_time){0};
 }
 
@@ -63,21 +67,20 @@ static void put_end(struct time_walk *walk, bool is_awaited)
 {
   struct put_ring *puts = &walk->puts;
   if (is_awaited)
-    walk->now_ns = LADE_MAX(walk->now_ns, puts->end_ns[puts->first]);
-  puts->total_bytes -= puts->bytes[puts->first];
-  puts->first = (puts->first + 1) % PUTS_MOST;
+    walk->now_ns = LADE_MAX(walk->now_ns, puts->items[puts->first].end_ns);
+  puts->total_bytes -= puts->items[puts->first].bytes;
+  puts->first = puts->first + 1 < puts->most ? puts->first + 1 : 0;
   puts->n--;
 }
 
 static void put_begin(struct time_walk *walk, enum lade_space tier, uint64_t bytes)
 {
   struct put_ring *puts = &walk->puts;
-  if (puts->n == PUTS_MOST)
+  if (puts->n == puts->most)
     put_end(walk, true);
   walk->out_ns[tier] = LADE_MAX(walk->out_ns[tier], walk->now_ns) + list_time_move(&walk->time->out[tier], bytes);
-  const int at = (puts->first + puts->n++) % PUTS_MOST;
-  puts->end_ns[at] = walk->out_ns[tier];
-  puts->bytes[at] = bytes;
+  const int at = puts->first + puts->n++;
+  puts->items[at < puts->most ? at : at - puts->most] = (struct list_time_put){walk->out_ns[tier], bytes};
   puts->total_bytes += bytes;
 }
 
@@ -86,7 +89,7 @@ static void room_await(struct time_walk *walk, int turn)
 {
   struct put_ring *puts = &walk->puts;
   const int64_t bytes = turn_bytes_get(&walk->schedule->bytes, turn);
-  while (puts->n && puts->end_ns[puts->first] <= walk->now_ns)
+  while (puts->n && puts->items[puts->first].end_ns <= walk->now_ns)
     put_end(walk, false);
   while (puts->n && bytes + (int64_t)puts->total_bytes > walk->schedule->bytes.limit_bytes)
     put_end(walk, true);
@@ -141,11 +144,11 @@ static void turn_run(struct time_walk *walk, int turn)
 {
   const struct remat_problem *problem = walk->time->problem;
   const struct remat_turn *t = &walk->schedule->turns[turn];
-  int i = 0;
   room_await(walk, turn);
-  for (; i < t->redos.n && t->redos.items[i] >= problem->n_ops; i++)
-    get_begin(walk, t->redos.items[i] - problem->n_ops);
-  for (; i < t->redos.n; i++) {
+  const int n_gets = remat_gets_list(walk->schedule, turn, walk->time->gets);
+  for (int i = 0; i < n_gets; i++)
+    get_begin(walk, walk->time->gets[i].value);
+  for (int i = n_gets; i < t->redos.n; i++) {
     operands_await(walk, t->redos.items[i]);
     walk->now_ns += (double)problem->ops[t->redos.items[i]].ns;
   }
@@ -173,11 +176,14 @@ static void beginning_run(struct time_walk *walk)
 
 double list_time_get(struct list_time *time, const struct remat_schedule *schedule)
 {
-  struct time_walk walk = {.time = time, .schedule = schedule};
+  struct time_walk walk = {.time = time, .schedule = schedule,
+                           .puts = {.items = time->puts, .most = time->problem->n_values + 1}};
   puts_list(&walk);
   beginning_run(&walk);
-  for (int turn = 0; turn <= time->problem->n_ops; turn++)
+  for (int turn = 0; turn <= time->problem->n_ops; turn++) {
+    time->begin_ns[turn] = walk.now_ns;
     turn_run(&walk, turn);
+  }
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     walk.now_ns = LADE_MAX(walk.now_ns, LADE_MAX(walk.in_ns[tier], walk.out_ns[tier]));
   return walk.now_ns;

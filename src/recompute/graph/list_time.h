@@ -6,10 +6,19 @@
 #include "lade/graph_plan.h"
 #include "recompute/graph/schedule.h"
 
+/* A put under way, whose bytes are free at its end. */
+struct list_time_put {
+  double end_ns;
+  uint64_t bytes;
+};
+
 struct list_time {
   const struct remat_problem *problem; /* borrowed */
   struct lade_graph_path out[LADE_N_SPACES], in[LADE_N_SPACES]; /* paths, by tier; rate 0: no path */
+  double *begin_ns; /* by turn: when it begins in the list that was timed last, before its waits */
   /* scratch */
+  struct list_time_put *puts;
+  struct remat_get *gets;
   double *arrival_ns; /* by value: time at which its last get ends */
   int32_t *first_put, *next_put; /* by turn, by value: list of the values put after the turn; -1: end */
 };

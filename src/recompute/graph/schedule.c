@@ -44,6 +44,33 @@ int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int t
   return at < holding->touches.n ? holding->touches.items[at].turn : INT32_MAX;
 }
 
+int remat_touch_edges(const struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  const int at = touch_index(holding, turn);
+  return at < holding->touches.n && holding->touches.items[at].turn == turn ? holding->touches.items[at].n_edges : 0;
+}
+
+static int get_compare(const void *x, const void *y)
+{
+  const struct remat_get *a = x, *b = y;
+  return a->turn != b->turn ? (a->turn > b->turn) - (a->turn < b->turn) : a->value - b->value;
+}
+
+int remat_gets_list(const struct remat_schedule *schedule, int turn, struct remat_get *gets)
+{
+  const struct remat_turn *t = &schedule->turns[turn];
+  int n = 0;
+  for (; n < t->redos.n && t->redos.items[n] >= schedule->problem->n_ops; n++) {
+    const int value = t->redos.items[n] - schedule->problem->n_ops;
+    bool is_used = remat_touch_edges(schedule, value, turn) > 1; /* the get is one edge */
+    gets[n] = (struct remat_get){is_used ? turn : remat_touch_from(schedule, value, turn + 1), value};
+  }
+  if (n > 1)
+    qsort(gets, (size_t)n, sizeof(*gets), get_compare);
+  return n;
+}
+
 /* True if @turn gets @value back. Gets come first among its redos. */
 static bool is_got_in(const struct remat_schedule *schedule, int value, int turn)
 {
@@ -243,6 +270,7 @@ static void bytes_add(struct remat_schedule *schedule, int from, int to, int64_t
 static void range_set(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
 {
   const int last = LADE_MIN(to, last_touch(schedule, value));
+  schedule->state = ++schedule->n_states;
   if (is_held) {
     remat_waiting_add(schedule, value, from, last, -1);
     span_join(schedule, value, from, to);
@@ -349,6 +377,7 @@ static bool redos_assign(struct remat_turn *t, const int32_t *redos, int n)
 static void costs_set(struct remat_schedule *schedule, int turn, int64_t redo_ns, uint64_t extra_bytes)
 {
   struct remat_turn *t = &schedule->turns[turn];
+  schedule->state = ++schedule->n_states;
   schedule->redo_ns += redo_ns - t->redo_ns;
   if (extra_bytes != t->extra_bytes)
     bytes_add(schedule, turn, turn, (int64_t)(extra_bytes - t->extra_bytes));
@@ -411,8 +440,7 @@ static void turn_renew(struct remat_schedule *schedule, int turn)
   schedule->is_broken = schedule->redo_ns > schedule->redo_most_ns;
 }
 
-/* Evaluate queued turns until none is left. */
-static void queue_run(struct remat_schedule *schedule)
+void remat_settle(struct remat_schedule *schedule)
 {
   while (schedule->queue.n > 0) {
     int turn = schedule->queue.items[--schedule->queue.n];
@@ -422,26 +450,35 @@ static void queue_run(struct remat_schedule *schedule)
   }
 }
 
+void remat_hold_unsettled(struct remat_schedule *schedule, int value, int from, int to)
+{
+  if (!schedule->is_broken && !schedule->status)
+    range_change(schedule, value, from, to, true);
+}
+
+void remat_release_unsettled(struct remat_schedule *schedule, int value, int from, int to)
+{
+  if (!schedule->is_broken && !schedule->status)
+    range_change(schedule, value, from, to, false);
+}
+
 void remat_hold(struct remat_schedule *schedule, int value, int from, int to)
 {
-  if (schedule->is_broken || schedule->status)
-    return;
-  range_change(schedule, value, from, to, true);
-  queue_run(schedule);
+  remat_hold_unsettled(schedule, value, from, to);
+  remat_settle(schedule);
 }
 
 void remat_release(struct remat_schedule *schedule, int value, int from, int to)
 {
-  if (schedule->is_broken || schedule->status)
-    return;
-  range_change(schedule, value, from, to, false);
-  queue_run(schedule);
+  remat_release_unsettled(schedule, value, from, to);
+  remat_settle(schedule);
 }
 
 /* Replace the source of @value, without what follows. */
 static void source_put(struct remat_schedule *schedule, int value, enum lade_space tier)
 {
   const int last = last_touch(schedule, value);
+  schedule->state = ++schedule->n_states;
   remat_waiting_add(schedule, value, 0, last, -1);
   schedule->sources[value] = (uint8_t)tier;
   remat_waiting_add(schedule, value, 0, last, 1);
@@ -460,7 +497,7 @@ void remat_source_set(struct remat_schedule *schedule, int value, enum lade_spac
   source_put(schedule, value, tier);
   for (int i = 1; i < holding->touches.n; i++)
     turn_queue(schedule, holding->touches.items[i].turn);
-  queue_run(schedule);
+  remat_settle(schedule);
 }
 
 void remat_commit(struct remat_schedule *schedule)

@@ -79,6 +79,7 @@ struct remat_schedule {
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
   int64_t work;   /* ops of all turns that were evaluated so far */
+  int64_t state, n_states; /* number of the present state; each change makes another one */
   LADE_ARRAY(struct remat_change) journal;
   LADE_ARRAY(int32_t) old_redos;
   /* scratch */
@@ -151,6 +152,14 @@ static inline bool remat_is_held(const struct remat_schedule *schedule, int valu
 void remat_hold(struct remat_schedule *schedule, int value, int from, int to);
 void remat_release(struct remat_schedule *schedule, int value, int from, int to);
 
+/*
+ * The same for many changes at once: nothing follows before remat_settle, which evaluates each turn that depends on
+ * one of them once. Touches, redos and the bytes of single turns are old in between.
+ */
+void remat_hold_unsettled(struct remat_schedule *schedule, int value, int from, int to);
+void remat_release_unsettled(struct remat_schedule *schedule, int value, int from, int to);
+void remat_settle(struct remat_schedule *schedule);
+
 /* Let @value be got back from @tier where it is not held, or be made again (LADE_DEVICE), which no given one can be. */
 void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier);
 
@@ -167,6 +176,19 @@ void remat_rollback_to(struct remat_schedule *schedule, int mark);
  */
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn);
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn);
+
+/* Return the number of edges of @value in @turn; 0: the turn does not touch it. */
+int remat_touch_edges(const struct remat_schedule *schedule, int value, int turn);
+
+/* A value that is got back, and the first turn that uses it. */
+struct remat_get {
+  int32_t turn, value;
+};
+/*
+ * List the values that @turn gets back in @gets, which has room for all values, in the order in which they begin: by
+ * the turns that use them. Return their number.
+ */
+int remat_gets_list(const struct remat_schedule *schedule, int turn, struct remat_get *gets);
 
 /*
  * Return the first turn from @turn on behind which @value, which waits on a tier, is put there: it is on the device in

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base.h"
 
@@ -30,6 +31,19 @@ void turn_bytes_finish(struct turn_bytes *turns)
   free(turns->added);
   free(turns->top);
   *turns = (struct turn_bytes){0};
+}
+
+int turn_bytes_copy(struct turn_bytes *copy, const struct turn_bytes *turns)
+{
+  const int status = turn_bytes_init(copy, turns->n);
+  if (status)
+    return status;
+  copy->limit_bytes = turns->limit_bytes;
+  copy->over_blocks = turns->over_blocks;
+  memcpy(copy->bytes, turns->bytes, (size_t)turns->n * sizeof(*turns->bytes));
+  memcpy(copy->added, turns->added, (size_t)turns->n_blocks * sizeof(*turns->added));
+  memcpy(copy->top, turns->top, (size_t)turns->n_blocks * sizeof(*turns->top));
+  return 0;
 }
 
 static int block_end(const struct turn_bytes *turns, int block)
@@ -99,6 +113,19 @@ bool turn_bytes_are_over(const struct turn_bytes *turns, int from, int to)
     }
   }
   return false;
+}
+
+int turn_bytes_last_above(const struct turn_bytes *turns, int from, int to, int64_t bytes)
+{
+  for (int block = to >> turns->shift; from <= to && block >= from >> turns->shift; block--) {
+    if (turns->top[block] <= bytes)
+      continue;
+    for (int t = LADE_MIN(to, block_end(turns, block) - 1); t >= LADE_MAX(from, block << turns->shift); t--) {
+      if (turn_bytes_get(turns, t) > bytes)
+        return t;
+    }
+  }
+  return -1;
 }
 
 int turn_bytes_peak(const struct turn_bytes *turns, int64_t *ret_bytes)

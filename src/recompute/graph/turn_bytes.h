@@ -24,12 +24,18 @@ struct turn_bytes {
 int turn_bytes_init(struct turn_bytes *turns, int n);
 void turn_bytes_finish(struct turn_bytes *turns);
 
+/* Make @copy, which is not made yet, equal to @turns. -ENOMEM. */
+int turn_bytes_copy(struct turn_bytes *copy, const struct turn_bytes *turns);
+
 /* Add @bytes, which may be negative, to turns @from .. @to. */
 void turn_bytes_add(struct turn_bytes *turns, int from, int to, int64_t bytes);
 void turn_bytes_limit(struct turn_bytes *turns, int64_t limit_bytes);
 
 /* True if a turn of from .. to is above the limit. */
 bool turn_bytes_are_over(const struct turn_bytes *turns, int from, int to);
+
+/* Return the last turn of from .. to with more than @bytes; -1: none. */
+int turn_bytes_last_above(const struct turn_bytes *turns, int from, int to, int64_t bytes);
 
 /* Find the first turn with the most bytes. */
 int turn_bytes_peak(const struct turn_bytes *turns, int64_t *ret_bytes);

@@ -15,10 +15,13 @@
 
 #include "base/base.h"
 #include "lade/graph_plan.h"
+#include "recompute/graph/descent.h"
+#include "recompute/graph/prefetch.h"
 #include "tests/support/graph/random_graph.h"
 
 #define GRAPHS 60
 #define LAYERS 24
+#define LAYERS_MOST 4000
 #define LAYER_BYTES 1000000
 #define LAYER_NS 100000
 
@@ -52,6 +55,7 @@ static int plan_check(const lade_graph *graph, const struct lade_graph_plan_para
     assert_int_equal(totals.host_peak_bytes, ret_info->host_bytes);
     assert_int_equal(totals.store_peak_bytes, ret_info->store_bytes);
     assert_true(ret_info->predicted_step_ns >= ret_info->compute_ns && ret_info->compute_ns >= ret_info->base_ns);
+    assert_true(ret_info->predicted_step_ns >= ret_info->bound_ns && ret_info->bound_ns >= ret_info->base_ns);
     if (params->budget_bytes != LADE_GRAPH_BUDGET_MIN)
       assert_true(totals.peak_bytes <= params->budget_bytes);
   } else
@@ -115,29 +119,33 @@ static void no_tier_makes_a_plan_slower(void **state)
   assert_true(n_faster > 10 && n_equal > 10);
 }
 
-/* Make a chain: each layer saves its output for its backward op. */
-static lade_graph *chain_make(void)
+/*
+ * Make a chain of up to LAYERS_MOST layers: each saves its output for its backward op, the first of which has the bytes
+ * of @peak_layers layers as scratch.
+ */
+static lade_graph *chain_make(int n_layers, uint64_t peak_layers)
 {
   lade_graph *graph;
-  int saved[LAYERS + 1], gradient;
+  int saved[LAYERS_MOST + 1], gradient;
   struct lade_storage storage = {.struct_size = sizeof(storage), .name = "x", .bytes = LAYER_BYTES, .is_given = true};
   assert_int_equal(lade_graph_create(&graph), 0);
   assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &saved[0]), 0);
   storage.is_given = false;
-  for (int i = 0; i < LAYERS; i++) {
+  for (int i = 0; i < n_layers; i++) {
     assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &saved[i + 1]), 0);
     const struct lade_operand_range read = {.storage = saved[i]}, write = {.storage = saved[i + 1]};
     const struct lade_graph_op op = {.struct_size = sizeof(op), .name = "f", .reads = &read, .n_reads = 1,
                                      .writes = &write, .n_writes = 1, .ns = LAYER_NS};
     assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
   }
-  gradient = saved[LAYERS];
-  for (int i = LAYERS - 1; i >= 0; i--) {
+  gradient = saved[n_layers];
+  for (int i = n_layers - 1; i >= 0; i--) {
     const struct lade_operand_range reads[] = {{.storage = saved[i]}, {.storage = gradient}};
     assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &gradient), 0);
     const struct lade_operand_range write = {.storage = gradient};
     const struct lade_graph_op op = {.struct_size = sizeof(op), .name = "b", .reads = reads, .n_reads = 2,
-                                     .writes = &write, .n_writes = 1, .ns = 2 * LAYER_NS};
+                                     .writes = &write, .n_writes = 1, .ns = 2 * LAYER_NS,
+                                     .scratch_bytes = i == n_layers - 1 ? peak_layers * LAYER_BYTES : 0};
     assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
   }
   assert_int_equal(lade_graph_keep(graph, gradient, NULL), 0);
@@ -164,7 +172,7 @@ static void a_value_that_its_new_source_releases_is_released_once(void **state)
 /* A link that moves a layer in half the time of its op hides transfers that recompute would pay for. */
 static void a_fast_link_is_used_and_a_slow_one_is_not(void **state)
 {
-  lade_graph *graph = chain_make();
+  lade_graph *graph = chain_make(LAYERS, 0);
   const double fast = LAYER_BYTES / (LAYER_NS * 0.5e-9);
   struct lade_graph_plan_params params = tiers_params(LAYERS * LAYER_BYTES / 2, fast);
   struct lade_graph_plan_info alone, moved, slow;
@@ -184,6 +192,90 @@ static void a_fast_link_is_used_and_a_slow_one_is_not(void **state)
   assert_int_equal(plan_check(graph, &params, &slow), 0);
   assert_true(slow.moved_bytes == 0 && slow.predicted_step_ns == slow.compute_ns);
   lade_graph_destroy(graph);
+}
+
+struct chain_bench {
+  lade_graph *graph;
+  struct remat_problem problem;
+  struct list_time links;
+  struct remat_schedule schedule;
+};
+
+/* Make the schedule of a chain that holds everything. A link moves a layer in @pace times the time of its op. */
+static void chain_open(struct chain_bench *bench, int n_layers, uint64_t peak_layers, double pace)
+{
+  const struct lade_graph_plan_params params = tiers_params(0, LAYER_BYTES / (LAYER_NS * pace * 1e-9));
+  bench->graph = chain_make(n_layers, peak_layers);
+  assert_int_equal(remat_problem_init(&bench->problem, bench->graph, LADE_HOST), 0);
+  assert_int_equal(list_time_init(&bench->links, &bench->problem, &params), 0);
+  assert_int_equal(remat_schedule_init(&bench->schedule, &bench->problem, UINT64_MAX, NULL, 0), 0);
+  remat_waiting_limit(&bench->schedule, LADE_HOST, UINT64_MAX);
+}
+
+static void chain_close(struct chain_bench *bench)
+{
+  remat_schedule_finish(&bench->schedule);
+  list_time_finish(&bench->links);
+  remat_problem_finish(&bench->problem);
+  lade_graph_destroy(bench->graph);
+}
+
+/* Let the outputs of the first @n layers wait on the host from their last use forward to their use backward. */
+static void layers_put(struct chain_bench *bench, int n)
+{
+  for (int v = 0; v < bench->problem.n_values; v++) {
+    const int birth = bench->problem.values[v].birth;
+    if (birth < 0 || birth >= n)
+      continue;
+    remat_source_set(&bench->schedule, v, LADE_HOST);
+    assert_true(remat_release_around(&bench->schedule, v, birth + 2));
+  }
+  assert_true(!bench->schedule.is_broken && !bench->schedule.status);
+}
+
+/*
+ * The first 60 % of the layers leave one after the other, while memory is not full yet. The link takes 1.5 times as
+ * long as the ops, so it is behind by 80 layers, and no op has to wait for it.
+ */
+static void puts_under_way_are_waited_for_when_their_bytes_are_needed(void **state)
+{
+  const int n_layers = 400, n_put = n_layers * 3 / 5;
+  struct chain_bench bench;
+  chain_open(&bench, n_layers, 0, 1.5);
+  layers_put(&bench, n_put);
+  turn_bytes_limit(&bench.schedule.bytes, (n_layers - n_put + 5) * LAYER_BYTES);
+  assert_int_equal(remat_prefetch(&bench.schedule, &bench.links), 0);
+  assert_true(list_time_get(&bench.links, &bench.schedule) <= 1.001 * (double)bench.problem.base_ns);
+  turn_bytes_limit(&bench.schedule.bytes, (n_layers - n_put + 5) * LAYER_BYTES / 2); /* now ops wait for bytes */
+  assert_true(list_time_get(&bench.links, &bench.schedule) >= 1.01 * (double)bench.problem.base_ns);
+  chain_close(&bench);
+}
+
+/*
+ * Return the ops of turns that a prefetch evaluates. All layers wait, the links are too slow for them, and there is no
+ * room for a layer in the turn of the peak, so that many gets begin right behind it.
+ */
+static int64_t prefetch_work(int n_layers)
+{
+  const uint64_t n_room = (uint64_t)n_layers / 2;
+  struct chain_bench bench;
+  chain_open(&bench, n_layers, n_room - 5, 5);
+  layers_put(&bench, n_layers - 2);
+  turn_bytes_limit(&bench.schedule.bytes, (int64_t)n_room * LAYER_BYTES);
+  const double late_ns = list_time_get(&bench.links, &bench.schedule);
+  const int64_t before = bench.schedule.work;
+  assert_int_equal(remat_prefetch(&bench.schedule, &bench.links), 0);
+  assert_true(remat_over(&bench.schedule) == 0 && list_time_get(&bench.links, &bench.schedule) < late_ns);
+  assert_true(remat_schedule_is_valid(&bench.schedule));
+  const int64_t work = bench.schedule.work - before;
+  chain_close(&bench);
+  return work;
+}
+
+static void a_prefetch_evaluates_turns_in_proportion_to_the_gets(void **state)
+{
+  const int64_t few = prefetch_work(LAYERS_MOST / 4), many = prefetch_work(LAYERS_MOST);
+  assert_true(many < 6 * few);
 }
 
 /* Optimizer state on the host is on the device for its update alone. */
@@ -217,6 +309,8 @@ static void given_storages_of_other_tiers_are_moved(void **state)
   assert_int_equal(plan_check(graph, &params, &info), 0);
   assert_int_equal(info.planned_peak_bytes, 1100); /* one of the two at a time */
   assert_int_equal(info.moved_bytes, 3000);        /* the table is read only, and dropped */
+  /* The state comes, both ops run, and the state goes back. The bound is rounded down. */
+  assert_in_range(info.bound_ns, 2000 + 10 + 10 + 2000 - 1, 2000 + 10 + 10 + 2000);
   params.to_store.bytes_per_s = 0;
   assert_int_equal(lade_graph_plan_find(graph, &params, &error, NULL, &plan), -EINVAL);
   assert_true(strstr(error.text, "\"table\"") && !plan);
@@ -322,6 +416,8 @@ int main(void)
       cmocka_unit_test(a_value_that_its_new_source_releases_is_released_once),
       cmocka_unit_test(no_tier_makes_a_plan_slower),
       cmocka_unit_test(a_fast_link_is_used_and_a_slow_one_is_not),
+      cmocka_unit_test(puts_under_way_are_waited_for_when_their_bytes_are_needed),
+      cmocka_unit_test(a_prefetch_evaluates_turns_in_proportion_to_the_gets),
       cmocka_unit_test(given_storages_of_other_tiers_are_moved),
       cmocka_unit_test(given_storages_of_the_device_wait_while_they_are_not_used),
       cmocka_unit_test(bytes_on_a_tier_count_while_they_are_there),

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "recompute/graph/descent.h"
+#include "recompute/graph/prefetch.h"
 #include "recompute/graph/search/search_state.h"
 
 #define CANDIDATES 48 /* values that a descent by chance compares for one release */
@@ -56,6 +57,7 @@ static int schedule_load(struct remat_state *search, const struct remat_choices 
 int remat_search_restart(struct remat_state *search, const struct remat_choices *choices)
 {
   remat_schedule_finish(&search->schedule);
+  search->timed_state = -1;
   return schedule_load(search, choices);
 }
 
@@ -136,7 +138,8 @@ int remat_search_descend(struct remat_state *search, bool is_drawn)
   if (n_tries < 0)
     return (int)n_tries;
   search->n_moves += n_tries;
-  int status = params->links ? remat_prefetch(&search->schedule, params->links) : 0;
+  bool is_timed = params->links && !params->stops_at_fit;
+  int status = is_timed ? remat_prefetch(&search->schedule, params->links) : 0;
   remat_clock_look(search);
   return status ? status : remat_best_take(search);
 }

@@ -56,7 +56,12 @@ double remat_cost_get(struct remat_state *search)
   const struct remat_schedule *schedule = &search->schedule;
   if (!schedule->n_waits || !search->params->links)
     return (double)schedule->redo_ns;
-  return list_time_get(search->params->links, schedule) - (double)search->problem->base_ns;
+  if (search->timed_state != schedule->state) {
+    search->timed_ns = list_time_get(search->params->links, schedule);
+    search->timed_state = schedule->state;
+  }
+  LADE_ASSERT(!LADE_CHECK_FULL || search->timed_ns == list_time_get(search->params->links, schedule));
+  return search->timed_ns - (double)search->problem->base_ns;
 }
 
 double remat_energy_get(struct remat_state *search)
@@ -342,7 +347,8 @@ static int64_t detour_most(const struct remat_state *search)
 
 int remat_move_try(struct remat_state *search)
 {
-  const double before = remat_energy_get(search);
+  const double before = remat_energy_get(search), timed_ns = search->timed_ns;
+  const int64_t state = search->schedule.state;
   const int mark = remat_mark(&search->schedule);
   search->schedule.redo_most_ns = detour_most(search);
   bool is_made = move_make(search);
@@ -350,8 +356,11 @@ int remat_move_try(struct remat_state *search)
   if (search->schedule.status)
     return search->schedule.status;
   double rise = is_made && remat_is_sound(search) ? remat_energy_get(search) - before : INFINITY;
-  if (rise > 0 && remat_random_unit(search) >= exp(-rise / search->temperature))
+  if (rise > 0 && remat_random_unit(search) >= exp(-rise / search->temperature)) {
     remat_rollback_to(&search->schedule, mark);
+    search->schedule.state = search->timed_state = state; /* it is the schedule before the move again */
+    search->timed_ns = timed_ns;
+  }
   return search->schedule.status;
 }
 

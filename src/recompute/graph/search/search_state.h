@@ -9,6 +9,8 @@ struct remat_state {
   const struct remat_search_params *params;
   const struct remat_problem *problem;
   struct remat_schedule schedule;
+  int64_t timed_state;        /* of the schedule, which was timed last; -1: none */
+  double timed_ns;            /* its time */
   struct remat_choices *best; /* the caller's */
   int64_t best_ns;            /* of redos; INT64_MAX: nothing fits so far */
   double best_over;           /* least excess so far, while nothing fits */
