@@ -137,8 +137,10 @@ LADE_API int lade_tensor_store_get(lade_tensor_store *store, const char *name, v
 
 /*
  * Begin @request and return its ticket, which the caller gives to lade_tensor_store_wait once. A part to put of an
- * unknown name creates the tensor; a part of it that was never put is -EBADMSG when it is got. A put that fails drops
- * the name. Any thread. Blocks while the bytes in flight would pass the bound, and not for the drive otherwise.
+ * unknown name creates the tensor; a part of it that was never put is -EBADMSG when it is got. A put of a whole tensor
+ * that fails drops the name. A put of a part that fails leaves the other parts; this part is -EBADMSG, and the tensor
+ * cannot be published, until it is put again. Any thread. Blocks while the bytes in flight would pass the bound, and
+ * not for the drive otherwise.
  *   -EINVAL     a wrong name, size or range
  *   -ENOENT     no such name to get
  *   -EBUSY      a request in flight overlaps this one, and one of them is a put
@@ -162,6 +164,7 @@ LADE_API int lade_tensor_store_wait(lade_tensor_store *store, lade_tensor_ticket
  * until the drive reports all bytes as written.
  *   -EINVAL     the store is not durable
  *   -EBUSY      a request is in flight; nothing was done
+ *   -EBADMSG    the put of a part failed, and the part was not put again; nothing was done
  *   -EOVERFLOW  the names are too long for the room of the catalog, 192 bytes for every 64 KiB of the budget; nothing
  *               was done
  *   -EIO and others of the drive, -ENOMEM: the former publish is whole. If the line says so, the new one may count too,
@@ -171,7 +174,7 @@ LADE_API int lade_tensor_store_publish(lade_tensor_store *store, struct lade_err
 
 /*
  * Write the name that follows @after (NULL: the first) in the order of bytes into @ret_name of @name_bytes, and its
- * size. -ENOENT after the last name; -EOVERFLOW if @name_bytes is too small. Waits for a publish alone. O(tensors).
+ * size. -ENOENT after the last name; -EOVERFLOW if @name_bytes is too small. Waits for a publish alone. O(log tensors).
  */
 LADE_API int lade_tensor_store_find_next(lade_tensor_store *store, const char *after, char *ret_name, size_t name_bytes,
                                          uint64_t *ret_bytes);

@@ -158,10 +158,13 @@ char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes)
     value /= 1024;
     unit++;
   }
-  if (unit == 0)
+  if (unit == 0) {
     snprintf(text, text_bytes, "%" PRIu64 " B", bytes);
-  else
-    snprintf(text, text_bytes, "%.1f %s", value, suffixes[unit]);
+  } else {
+    /* In integers, because a locale may have another decimal point. */
+    const uint64_t tenths = (uint64_t)llrint(value * 10);
+    snprintf(text, text_bytes, "%" PRIu64 ".%" PRIu64 " %s", tenths / 10, tenths % 10, suffixes[unit]);
+  }
   return text;
 }
 

@@ -29,6 +29,7 @@ static const char *const fault_names[] = {
     [LADE_FAULT_RING_SETUP] = "ring_setup",
     [LADE_FAULT_RING_SUBMIT] = "ring_submit",
     [LADE_FAULT_RING_COMPLETE] = "ring_complete",
+    [LADE_FAULT_RING_WAIT] = "ring_wait",
     [LADE_FAULT_PLAN] = "plan",
     [LADE_FAULT_ANY] = "any",
 };

@@ -35,6 +35,7 @@ enum lade_fault_point {
   LADE_FAULT_RING_SETUP,
   LADE_FAULT_RING_SUBMIT,
   LADE_FAULT_RING_COMPLETE,
+  LADE_FAULT_RING_WAIT,    /* for a completion */
   LADE_FAULT_PLAN, /* memory of a search, or of programs built from another rank's decision */
   LADE_N_FAULT_POINTS,
   LADE_FAULT_ANY = LADE_N_FAULT_POINTS /* for arming and counting: all points together */

@@ -6,6 +6,10 @@
  * from the starting thread. Faults of the thread itself (SIGSEGV and similar) are still delivered.
  *
  * A thread has a name, which ps, gdb and /proc show.
+ *
+ * A thread that feeds a drive or a link sleeps most of the time and must run as soon as its transfer ends. Linux gives
+ * a core to a woken thread only after the time slice of the running thread, up to a tick of 4 ms, unless the woken
+ * thread has asked for a shorter slice. So such threads ask for the shortest one (lade_thread_be_prompt).
  */
 #ifndef LADE_THREAD_H
 #define LADE_THREAD_H
@@ -19,5 +23,11 @@
  * if the machine refuses a thread. The thread runs without its name if the machine refuses the name. Any thread.
  */
 int lade_thread_start(pthread_t *ret_thread, const char *name, void *(*main)(void *), void *arg);
+
+/*
+ * Ask for the shortest time slice for the calling thread, so that its wake-ups preempt threads that compute. Its share
+ * of the processor and its priority stay. No effect before Linux 6.12 and under real-time policies.
+ */
+void lade_thread_be_prompt(void);
 
 #endif

@@ -166,6 +166,8 @@ static void entry_run(struct host_queue *queue, const struct entry *entry)
 static void *queue_main(void *arg)
 {
   struct host_queue *queue = arg;
+  if (queue->base.role != LADE_QUEUE_COMPUTE && queue->base.role != LADE_QUEUE_HOST)
+    lade_thread_be_prompt();
   if (queue->link)
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* nanoseconds; the default adds 50 us to every copy */
   for (uint64_t i = 0;; i++) {

@@ -116,7 +116,7 @@ static void refusals_that_pass_are_tried_again(void **state)
 {
   const int codes[] = {-EINTR, -EAGAIN, -EBUSY};
   const enum lade_fault_point points[] = {LADE_FAULT_FILE_READ, LADE_FAULT_FILE_WRITE, LADE_FAULT_RING_SUBMIT,
-                                          LADE_FAULT_RING_COMPLETE};
+                                          LADE_FAULT_RING_COMPLETE, LADE_FAULT_RING_WAIT};
   for (size_t i = 0; i < LADE_COUNT(codes); i++) {
     for (size_t j = 0; j < LADE_COUNT(points); j++)
       assert_int_equal(every_nth(points[j], false, codes[i]), 0);
@@ -194,6 +194,30 @@ static void a_refused_submission_concerns_one_transfer(void **state)
   lade_store_close(store);
   free(data);
   free(back);
+}
+
+/* A ring that delivers no completion ends every transfer in it and every later one, and the store can be closed. */
+static void a_ring_that_breaks_is_an_error(void **state)
+{
+  struct lade_faults faults;
+  struct lade_extent extent;
+  struct lade_error error = {0};
+  if (engine != LADE_STORE_URING)
+    return;
+  lade_faults_init(&faults);
+  lade_store *store = store_make(&faults, BYTES, &extent);
+  char *data = data_make(BYTES);
+  data_fill(data, BYTES, 1);
+  struct lade_transfer first = transfer_of(LADE_STORE_WRITE, extent, data, 1), second = first;
+  lade_faults_arm(&faults, LADE_FAULT_RING_WAIT, 1, true, -EBADF);
+  assert_int_equal(lade_store_submit(store, &first), 0);
+  assert_int_equal(lade_store_submit(store, &second), 0);
+  assert_int_equal(lade_store_wait(store, &first, &error), -EIO);
+  assert_non_null(strstr(error.text, strerror(EBADF)));
+  assert_int_equal(lade_store_wait(store, &second, &error), -EIO);
+  assert_int_equal(transfer_run(store, &first, &error), -EIO);
+  lade_store_close(store);
+  free(data);
 }
 
 static void a_refused_ring_falls_back_and_says_so(void **state)
@@ -713,6 +737,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(refusals_that_stay_are_an_error_in_the_end),
       cmocka_unit_test(a_failed_transfer_names_its_tensor_and_leaves_the_store_usable),
       cmocka_unit_test(a_refused_submission_concerns_one_transfer),
+      cmocka_unit_test(a_ring_that_breaks_is_an_error),
       cmocka_unit_test(a_refused_ring_falls_back_and_says_so),
       cmocka_unit_test(a_sandbox_without_io_uring_is_served_by_threads),
       cmocka_unit_test(a_file_system_without_o_direct_is_refused_unless_allowed),

@@ -248,7 +248,8 @@ static void any_call_may_fail(void **state)
   static const int codes[LADE_N_FAULT_POINTS] = {
       [LADE_FAULT_THREAD] = -EAGAIN,        [LADE_FAULT_COPY] = -EIO,       [LADE_FAULT_FILE_OPEN] = -EACCES,
       [LADE_FAULT_FILE_READ] = -EIO,        [LADE_FAULT_FILE_WRITE] = -EIO, [LADE_FAULT_FILE_SYNC] = -EIO,
-      [LADE_FAULT_RING_SETUP] = -EPERM,     [LADE_FAULT_RING_SUBMIT] = -EIO, [LADE_FAULT_RING_COMPLETE] = -EIO};
+      [LADE_FAULT_RING_SETUP] = -EPERM,     [LADE_FAULT_RING_SUBMIT] = -EIO, [LADE_FAULT_RING_COMPLETE] = -EIO,
+      [LADE_FAULT_RING_WAIT] = -EBADF};
   for (int manner = 0; manner < N_MANNERS; manner++) {
     struct calls_fixture fixture;
     if (!manner_begin(&fixture, (enum manner)manner))
@@ -273,6 +274,7 @@ static void a_call_that_is_tried_again_changes_nothing(void **state)
       continue;
     point_fails(&fixture, LADE_FAULT_RING_SUBMIT, -EAGAIN, false, true);
     point_fails(&fixture, LADE_FAULT_RING_COMPLETE, -EINTR, false, true);
+    point_fails(&fixture, LADE_FAULT_RING_WAIT, -EINTR, false, true);
     program_fixture_end(&fixture);
   }
 }

@@ -38,8 +38,8 @@ struct store_engine_ops {
   /* Begin @io. A negative errno if it has not begun. The caller serialises the calls. */
   int (*submit)(void *engine, const struct store_io *io);
   /*
-   * Return up to @n completions; with @may_block at least one. pre of @may_block: a piece is in flight. One thread at a
-   * time, concurrently with one that submits.
+   * Return up to @n completions; with @may_block at least one, or a negative errno if the engine can deliver none any
+   * more. pre of @may_block: a piece is in flight. One thread at a time, concurrently with one that submits.
    */
   int (*reap)(void *engine, struct store_completion *completions, int n, bool may_block);
   /*

@@ -13,7 +13,8 @@
  *
  * Bounds. A piece that makes progress is continued, at most piece_bytes / block times. A piece that makes none is tried
  * RETRIES_MAX times with growing pauses, some 50 ms in all. The first failure of a transfer stops it: no further piece
- * is started, and it ends when the pieces in flight have come back.
+ * is started, and it ends when the pieces in flight have come back. If the engine itself fails, all pieces in flight
+ * and all later ones fail with its error.
  *
  * Rejected: a reaper thread of the store (two switches per completion, and the caller has waiting threads anyway);
  * polling the ring in the kernel (it occupies a core, and some machines have only two).
@@ -158,6 +159,7 @@ static void piece_submit(struct lade_store *store, int slot, struct lade_transfe
   struct lade_transfer *transfer = piece->transfer;
   uint64_t at = piece->from + piece->moved_bytes;
   int code = transfer->result ? transfer->result : piece->refusal; /* result: another piece has failed meanwhile */
+  code = code ? code : store->engine_code;
   if (!code) {
     struct store_io io = {
         .slot = slot,
@@ -171,6 +173,7 @@ static void piece_submit(struct lade_store *store, int slot, struct lade_transfe
     code = store->ops->submit(store->engine, &io);
   }
   if (!code) {
+    piece->is_in_engine = true;
     store->n_in_engine++;
     drives_begin(store, piece);
     return;
@@ -224,6 +227,7 @@ static void completion_settle(struct lade_store *store, const struct store_compl
   struct store_piece *piece = &store->pieces[completion->slot];
   struct lade_transfer *transfer = piece->transfer;
   int result = piece->fault ? piece->fault : completion->result;
+  piece->is_in_engine = false;
   store->n_in_engine--;
   if (result == 0)
     result = -EIO; /* the file ends here, or the drive accepts nothing: neither changes with a retry */
@@ -242,7 +246,7 @@ static void completion_settle(struct lade_store *store, const struct store_compl
     return;
   }
   int code = result < 0 ? result : -EIO;
-  if (is_whole ? drives_follow(store, piece) : drives_replace(store, piece, code)) {
+  if (!store->engine_code && (is_whole ? drives_follow(store, piece) : drives_replace(store, piece, code))) {
     store->again[store->n_again++] = completion->slot;
     return;
   }
@@ -311,6 +315,22 @@ static int store_deliver(struct lade_store *store, struct lade_transfer *finishe
   return n;
 }
 
+/*
+ * Record that the engine has failed with @code, and make completions of all pieces in it; return their number. Mutex
+ * held.
+ */
+static int engine_fail(struct lade_store *store, int code)
+{
+  int n = 0;
+  store->engine_code = is_worth_a_retry(code) ? -EIO : code;
+  for (int slot = 0; slot < store->depth; slot++) {
+    if (store->pieces[slot].is_in_engine)
+      store->completions[n++] = (struct store_completion){slot, store->engine_code};
+  }
+  LADE_ASSERT(n == store->n_in_engine);
+  return n;
+}
+
 /* Run one round of the reaper; return how many transfers were delivered. Mutex held; dropped in between. */
 static int store_reap(struct lade_store *store, bool may_block)
 {
@@ -322,6 +342,8 @@ static int store_reap(struct lade_store *store, bool may_block)
   int n = store->ops->reap(store->engine, store->completions, store->depth, may_block);
 
   pthread_mutex_lock(&store->mutex);
+  if (n < 0)
+    n = engine_fail(store, n);
   for (int i = 0; i < n; i++)
     completion_settle(store, &store->completions[i], &finished);
   pieces_start(store, &finished);

@@ -40,6 +40,7 @@ struct store_piece {
   int n_retries;
   int fault;   /* reported instead of the engine's result */
   int refusal; /* error of a piece that cannot begin */
+  bool is_in_engine;
   int64_t begun_ns;
 };
 
@@ -66,6 +67,7 @@ struct lade_store {
   struct lade_transfer *head, *tail; /* queue of those with unassigned bytes */
   int n_open;      /* transfers not yet delivered */
   int n_in_engine; /* pieces */
+  int engine_code; /* error of an engine that delivers no completion any more; 0: it works */
   bool is_reaping;
   uint64_t read_bytes, written_bytes, pinned_bytes;
   struct store_piece *pieces; /* by slot */

@@ -137,6 +137,10 @@ static int publish_check(const struct lade_tensor_store *s, uint64_t bytes, stru
     if (t->requests)
       return lade_error_set(error, -EBUSY, "'%.*s' is being moved; wait for all requests before a publish",
                             TENSOR_NAME_SHOWN, t->name);
+    if (t->unwritten.n)
+      return lade_error_set(error, -EBADMSG, "the put of bytes %llu to %llu of '%.*s' failed; put them again or drop "
+                            "the tensor before a publish", (unsigned long long)t->unwritten.items[0].from,
+                            (unsigned long long)t->unwritten.items[0].end, TENSOR_NAME_SHOWN, t->name);
   }
   if (bytes > slot_bytes(s->budget_bytes))
     return lade_error_set(error, -EOVERFLOW, "the catalog of %llu tensors needs %llu bytes and has %llu: use shorter "

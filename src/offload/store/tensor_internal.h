@@ -23,13 +23,22 @@
 #define TENSOR_N_MOVERS 4     /* requests that move at once; short ones leave the drive idle between them */
 #define TENSOR_NAME_SHOWN 200 /* of a name in messages */
 
+struct byte_range {
+  uint64_t from, end; /* of a tensor */
+};
+
+typedef LADE_ARRAY(struct byte_range) byte_ranges;
+
 struct tensor {
   char *name;
   uint32_t number;
   uint64_t bytes, generation;
   store_runs runs;
   lade_tensor_ticket *requests; /* in flight */
-  bool is_lost;                 /* a put failed: no new request finds it, and its last request removes it */
+  bool is_lost;                 /* a put of all of it failed: no new request finds it, its last request removes it */
+  byte_ranges unwritten;          /* parts whose puts failed and that were not put since: no get may have them */
+  uint32_t rank;                  /* in the tree; the tensor above has a rank as high at least */
+  struct tensor *sides[2];        /* the trees of the names before and behind */
   struct tensor *previous, *next; /* of all tensors, in no order */
 };
 
@@ -61,7 +70,7 @@ struct lade_tensor_store {
 
   pthread_mutex_t mutex; /* guards the fields below */
   pthread_cond_t changed; /* a request was queued or has finished, or a window of the slab is free */
-  void *tree;
+  struct tensor *tree;
   struct tensor *tensors;
   struct store_room room;
   uint64_t n_tensors, n_puts;
@@ -76,6 +85,9 @@ struct lade_tensor_store {
 /* ---- tensor_names.c; mutex held ---- */
 
 struct tensor *tensor_find(struct lade_tensor_store *s, const char *name);
+
+/* Return the tensor whose name follows @after in the order of bytes; @after NULL: the first. O(log tensors). */
+struct tensor *tensor_find_next(struct lade_tensor_store *s, const char *after);
 
 /* Create a tensor called @name, without room. NULL if memory is out. */
 struct tensor *tensor_make(struct lade_tensor_store *s, const char *name);

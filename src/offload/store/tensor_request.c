@@ -182,6 +182,13 @@ static int get_admit(struct lade_tensor_store *s, const struct request_params *p
     return busy_error(tensor, error);
   if (tensor->bytes != params->tensor_bytes)
     return size_error(tensor, params, error);
+  for (int i = 0; i < tensor->unwritten.n; i++) {
+    const struct byte_range *part = &tensor->unwritten.items[i];
+    if (part->from < params->offset + params->bytes && params->offset < part->end)
+      return lade_error_set(error, -EBADMSG, "the put of bytes %llu to %llu of '%.*s' failed; put them again",
+                            (unsigned long long)part->from, (unsigned long long)part->end, TENSOR_NAME_SHOWN,
+                            tensor->name);
+  }
   *ret_tensor = tensor;
   return 0;
 }
@@ -231,7 +238,39 @@ static int request_admit(struct lade_tensor_store *s, const struct request_param
   return 0;
 }
 
-/* Finish @request with @result. A put that failed drops the tensor. */
+/* Record in the list of unwritten parts whether the put of [@from, @end) succeeded. -ENOMEM with the list unchanged. */
+static int unwritten_record(struct tensor *tensor, uint64_t from, uint64_t end, bool is_written)
+{
+  byte_ranges *old = &tensor->unwritten, now = {0};
+  if (!old->n && is_written)
+    return 0;
+  if (!lade_array_reserve((void **)&now.items, &now.capacity, 2 * old->n + 1, sizeof(*now.items)))
+    return -ENOMEM;
+  for (int i = 0; i < old->n; i++) {
+    const struct byte_range part = old->items[i];
+    if (part.from < from)
+      now.items[now.n++] = (struct byte_range){part.from, LADE_MIN(part.end, from)};
+    if (part.end > end)
+      now.items[now.n++] = (struct byte_range){LADE_MAX(part.from, end), part.end};
+  }
+  if (!is_written)
+    now.items[now.n++] = (struct byte_range){from, end};
+  LADE_ARRAY_FREE(old);
+  *old = now;
+  return 0;
+}
+
+/* Account for the end of a put: a whole one that failed drops the tensor, one of a part leaves the other parts. */
+static void put_finish(struct tensor *tensor, const lade_tensor_ticket *request, bool is_written)
+{
+  const bool is_whole = request->bytes == tensor->bytes;
+  if (is_whole && !is_written)
+    tensor->is_lost = true;
+  else if (unwritten_record(tensor, request->offset, request->offset + request->bytes, is_written))
+    tensor->is_lost |= !is_written; /* a part that cannot be recorded; one that is kept too long is put again */
+}
+
+/* Finish @request with @result. */
 static void request_finish(struct lade_tensor_store *s, lade_tensor_ticket *request, int result)
 {
   struct tensor *tensor = request->tensor;
@@ -240,7 +279,8 @@ static void request_finish(struct lade_tensor_store *s, lade_tensor_ticket *requ
     at = &(*at)->next_of_tensor;
   *at = request->next_of_tensor;
   LADE_ARRAY_FREE(&request->runs);
-  tensor->is_lost |= result && request->op == LADE_TENSOR_PUT;
+  if (request->op == LADE_TENSOR_PUT)
+    put_finish(tensor, request, !result);
   if (tensor->is_lost && !tensor->requests)
     tensor_remove(s, tensor);
   request->tensor = NULL;

@@ -60,12 +60,7 @@ int lade_tensor_store_find_next(struct lade_tensor_store *s, const char *after, 
   if (!*s->is_alive)
     return -EPERM;
   pthread_mutex_lock(&s->mutex);
-  const struct tensor *best = NULL;
-  for (const struct tensor *t = s->tensors; t; t = t->next) {
-    const bool is_behind = !t->is_lost && (!after || strcmp(t->name, after) > 0);
-    if (is_behind && (!best || strcmp(t->name, best->name) < 0))
-      best = t;
-  }
+  const struct tensor *best = tensor_find_next(s, after);
   int code = !best ? -ENOENT : strlen(best->name) >= name_bytes ? -EOVERFLOW : 0;
   if (!code) {
     memcpy(ret_name, best->name, strlen(best->name) + 1);

@@ -177,14 +177,25 @@ static int uring_submit(void *arg, const struct store_io *io)
   return 0;
 }
 
+/* Wait for the first completion. A ring whose wait is refused for good (lade_retry) delivers none any more. */
+static int ring_wait(struct uring_engine *engine, struct io_uring_cqe **ret_cqe)
+{
+  int code, n_tries = 0;
+  do {
+    code = lade_fault(engine->faults, LADE_FAULT_RING_WAIT);
+    code = code ? code : io_uring_wait_cqe(&engine->ring, ret_cqe);
+  } while (code == -EINTR || (code && lade_retry(code, &n_tries)));
+  return code;
+}
+
 static int uring_reap(void *arg, struct store_completion *completions, int n, bool may_block)
 {
   struct uring_engine *engine = arg;
   struct io_uring_cqe *cqe;
-  int n_reaped = 0, code;
-  do {
-    code = may_block ? io_uring_wait_cqe(&engine->ring, &cqe) : io_uring_peek_cqe(&engine->ring, &cqe);
-  } while (may_block && code);
+  int n_reaped = 0;
+  int code = may_block ? ring_wait(engine, &cqe) : io_uring_peek_cqe(&engine->ring, &cqe);
+  if (may_block && code)
+    return code;
   while (!code && n_reaped < n) {
     int fault = lade_fault(engine->faults, LADE_FAULT_RING_COMPLETE);
     completions[n_reaped++] = (struct store_completion){

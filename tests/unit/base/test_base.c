@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes, arrays, 16-bit conversions and the exact split of a master weight. */
 #include <errno.h>
+#include <locale.h>
 #include <math.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -22,6 +23,7 @@
 #include "base/host_id.h"
 #include "base/philox.h"
 #include "kernels/kernels.h"
+#include "tests/support/scratch.h"
 
 static void exact_sizes_say_bytes_once(void **state)
 {
@@ -83,6 +85,25 @@ static void size_parses_what_people_write(void **state)
     assert_int_equal(lade_size_parse(lade_size_format(UINT64_C(1) << bit, text, sizeof(text)), &bytes), 0);
     assert_true(bytes == UINT64_C(1) << bit);
   }
+}
+
+/* Sizes have a point in every locale. The test makes a locale with a comma, where the machine can. */
+static void sizes_have_a_point(void **state)
+{
+  char text[32], made[300], command[400];
+  assert_string_equal(lade_size_format(3u << 19, text, sizeof(text)), "1.5 MiB");
+  assert_string_equal(lade_size_format((1u << 20) - 1, text, sizeof(text)), "1024.0 KiB");
+  snprintf(made, sizeof(made), "%s/de", scratch);
+  snprintf(command, sizeof(command), "localedef -i de_DE -f UTF-8 '%s' >/dev/null 2>&1", made);
+  if (system(command) != 0)
+    return;
+  assert_int_equal(setenv("LOCPATH", scratch, 1), 0);
+  assert_non_null(setlocale(LC_NUMERIC, "de"));
+  snprintf(text, sizeof(text), "%.1f", 1.5);
+  assert_string_equal(text, "1,5");
+  assert_string_equal(lade_size_format(3u << 19, text, sizeof(text)), "1.5 MiB");
+  setlocale(LC_NUMERIC, "C");
+  unsetenv("LOCPATH");
 }
 
 static void size_refuses_what_is_none(void **state)
@@ -384,6 +405,7 @@ int main(void)
       cmocka_unit_test(echoes_of_names_are_short_and_on_one_line),
       cmocka_unit_test(echoes_of_json_are_those_of_its_encoder_cut_short),
       cmocka_unit_test(size_parses_what_people_write),
+      cmocka_unit_test_setup_teardown(sizes_have_a_point, scratch_setup, scratch_teardown),
       cmocka_unit_test(size_refuses_what_is_none),
       cmocka_unit_test(a_long_error_keeps_its_ends),
       cmocka_unit_test(what_may_pass_is_tried_again_and_not_for_ever),

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -147,12 +148,54 @@ static void threads_have_names(void **state)
   lades_close(&lades);
 }
 
+/* The kernel's struct sched_attr in its first version. */
+struct sched_answer {
+  uint32_t size, policy;
+  uint64_t flags;
+  int32_t nice;
+  uint32_t priority;
+  uint64_t runtime_ns, deadline_ns, period_ns;
+};
+
+static void slice_read(void *arg)
+{
+  struct sched_answer answer = {.size = sizeof(answer)};
+  if (!syscall(SYS_sched_getattr, 0, &answer, sizeof(answer), 0))
+    *(uint64_t *)arg = answer.runtime_ns;
+}
+
+/* Return the time slice of @queue's thread; 0 where the kernel does not know slices. */
+static uint64_t slice_get(lade_queue *queue)
+{
+  uint64_t slice_ns = 0, count = 0;
+  struct lade_work work = {.fn = slice_read, .args = &slice_ns};
+  lade_queue_launch(queue, &work, &count);
+  assert_int_equal(lade_queue_sync(queue, count), 0);
+  return slice_ns;
+}
+
+/* The threads that feed drives and links wake up in the middle of a kernel's slice (lade_thread_be_prompt). */
+static void feeding_threads_have_a_short_slice(void **state)
+{
+  struct lades lades = {0};
+  lades_open(&lades);
+  const uint64_t usual_ns = slice_get(lades.queues[LADE_QUEUE_COMPUTE]);
+  assert_true(slice_get(lades.queues[LADE_QUEUE_HOST]) == usual_ns);
+  for (int role = 0; usual_ns && role < LADE_N_QUEUE_ROLES; role++) {
+    if (role == LADE_QUEUE_COMPUTE || role == LADE_QUEUE_HOST || role == LADE_QUEUE_SIGNAL)
+      continue;
+    assert_int_equal(slice_get(lades.queues[role]), 100000);
+  }
+  lades_close(&lades);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(signals_are_the_programs),
       cmocka_unit_test(a_start_keeps_the_mask),
       cmocka_unit_test(threads_have_names),
+      cmocka_unit_test(feeding_threads_have_a_short_slice),
   };
   return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -7,12 +7,14 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -318,6 +320,53 @@ static void damage_comes_with_wait(void **state)
   lade_tensor_store_close(store);
 }
 
+/* Set the longest file that this process may write; return the limit before. */
+static rlim_t file_limit_set(rlim_t bytes)
+{
+  struct rlimit limit;
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = bytes;
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  return before;
+}
+
+/* A put of a part that fails costs that part alone, until it is put again; a failed put of a whole tensor drops it. */
+static void a_failed_part_leaves_the_others(void **state)
+{
+  static unsigned char data[5 * GRANULE], back[5 * GRANULE];
+  struct lade_error error = {0};
+  uint64_t bytes = 0;
+  lade_tensor_store *store = tensor_fixture_open((struct lade_tensor_store_params){
+      .dirs = scratch, .budget_bytes = 32 * GRANULE, .allow_tmpfs = true, .allow_buffered = true, .is_durable = true});
+  tensor_fixture_fill(data, sizeof(data), 3);
+  signal(SIGXFSZ, SIG_IGN);
+  end(store, begin(store, part(LADE_TENSOR_PUT, "p", data, 0, sizeof(data), 0)));
+  rlim_t before = file_limit_set(0);
+  lade_tensor_ticket *ticket = begin(store, part(LADE_TENSOR_PUT, "p", data, GRANULE, 2 * GRANULE, sizeof(data)));
+  assert_int_equal(lade_tensor_store_wait(store, ticket, &error), -EFBIG);
+  file_limit_set(before);
+  assert_int_equal(lade_tensor_store_find(store, "p", &bytes), 0);
+  assert_int_equal(bytes, sizeof(data));
+  end(store, begin(store, part(LADE_TENSOR_GET, "p", back, 3 * GRANULE, 2 * GRANULE, sizeof(data))));
+  assert_memory_equal(back, data + 3 * GRANULE, 2 * GRANULE);
+  refused(store, -EBADMSG, part(LADE_TENSOR_GET, "p", back, 2 * GRANULE, GRANULE, sizeof(data)), "65536 to 196608");
+  assert_int_equal(lade_tensor_store_publish(store, &error), -EBADMSG);
+  assert_non_null(strstr(error.text, "'p'"));
+  end(store, begin(store, part(LADE_TENSOR_PUT, "p", data + 2 * GRANULE, 2 * GRANULE, GRANULE, sizeof(data))));
+  refused(store, -EBADMSG, part(LADE_TENSOR_GET, "p", back, 0, sizeof(data), 0), "65536 to 131072");
+  end(store, begin(store, part(LADE_TENSOR_PUT, "p", data + GRANULE, GRANULE, GRANULE, sizeof(data))));
+  end(store, begin(store, part(LADE_TENSOR_GET, "p", back, 0, sizeof(data), 0)));
+  assert_memory_equal(back, data, sizeof(data));
+  assert_int_equal(lade_tensor_store_publish(store, &error), 0);
+  before = file_limit_set(0);
+  assert_int_equal(lade_tensor_store_put(store, "p", data, sizeof(data), &error), -EFBIG);
+  file_limit_set(before);
+  assert_int_equal(lade_tensor_store_find(store, "p", &bytes), -ENOENT);
+  lade_tensor_store_close(store);
+  signal(SIGXFSZ, SIG_DFL);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -329,6 +378,7 @@ int main(void)
       cmocka_unit_test_setup_teardown(closing_ends_all_tickets, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(threads_move_parts_of_one_tensor, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(damage_comes_with_wait, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_failed_part_leaves_the_others, scratch_setup, scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

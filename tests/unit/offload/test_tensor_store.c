@@ -338,6 +338,43 @@ static void several_directories_are_one_store(void **state)
   lade_tensor_store_close(store);
 }
 
+static int names_compare(const void *a, const void *b)
+{
+  return strcmp(a, b);
+}
+
+/* Names come in the order of bytes, whatever the order of puts and drops, and while the names behind are dropped. */
+static void names_come_in_order(void **state)
+{
+  enum { N = 600 };
+  static char names[N][16];
+  char name[16] = "", byte = 1;
+  uint64_t bytes = 0;
+  int at = 0;
+  lade_tensor_store *store = store_make(40 * MIB, false);
+  for (int i = 0; i < N; i++) {
+    snprintf(names[i], sizeof(names[i]), "%x", i < N / 2 ? (unsigned)i : (unsigned)i * 2654435761u);
+    assert_int_equal(lade_tensor_store_put(store, names[i], &byte, 1, NULL), 0);
+    if (i % 3 == 0)
+      assert_int_equal(lade_tensor_store_drop(store, names[i]), 0);
+    if (i % 6 == 0)
+      assert_int_equal(lade_tensor_store_put(store, names[i], &byte, 1, NULL), 0);
+    else if (i % 3 == 0)
+      names[i][0] = '~'; /* behind all others */
+  }
+  qsort(names, N, sizeof(names[0]), names_compare);
+  while (!lade_tensor_store_find_next(store, at ? name : NULL, name, sizeof(name), &bytes)) {
+    assert_string_equal(name, names[at]);
+    at++;
+    if (at % 2)
+      assert_int_equal(lade_tensor_store_drop(store, name), 0);
+  }
+  assert_int_equal(at, N - N / 6);
+  for (int i = 0; i < at; i++)
+    assert_int_equal(lade_tensor_store_find(store, names[i], &bytes), i % 2 ? 0 : -ENOENT);
+  lade_tensor_store_close(store);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -350,6 +387,7 @@ int main(void)
       cmocka_unit_test(children_leave_the_store_alone),
       cmocka_unit_test(threads_move_their_own_tensors),
       cmocka_unit_test(several_directories_are_one_store),
+      cmocka_unit_test(names_come_in_order),
   };
   static struct lade_error error;
   struct lade_tensor_store_params trial = {.struct_size = sizeof(trial), .dirs = ".", .budget_bytes = GRANULE};
