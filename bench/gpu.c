@@ -436,15 +436,6 @@ static void products_bench(struct bench *bench)
 
 /* ---- attention ---- */
 
-/* Return the attention that LADE_ATTENTION names in this section. */
-static enum lade_cuda_attention attention_find(const char *who)
-{
-  int i = 0;
-  while (i < LADE_CUDA_N_ATTENTIONS - 1 && strcmp(who, lade_cuda_attention_name((enum lade_cuda_attention)i)) != 0)
-    i++;
-  return (enum lade_cuda_attention)i;
-}
-
 struct variant {
   lade_kernel_fn *fn;
   const void *args;
@@ -530,8 +521,6 @@ static void attention_rows(struct bench *bench, const struct attention_shape *sh
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
   printf("| %sforward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, forward * 1e6, flops / forward / 1e12,
          100 * flops / forward / *bench->best_flops_per_s);
-  if (attention_find(who) == LADE_CUDA_BY_WGMMA_TURNS)
-    return; /* its backward is wgmma's */
   double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
   printf("| %sbackward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, backward * 1e6,
          2.5 * flops / backward / 1e12, 100 * 2.5 * flops / backward / *bench->best_flops_per_s);
@@ -543,7 +532,7 @@ static void attention_rows(struct bench *bench, const struct attention_shape *sh
  */
 static void attention_bench(struct bench *bench)
 {
-  enum { N_SHAPES = 5, N_OF_TURNS = 2 }; /* wgmma-turns has whole attention alone, the rest is wgmma's */
+  enum { N_SHAPES = 5 };
   const struct lade_drop none = {.scale = 1}, shared = {1u << 29, 1, 8.0f / 7, 0}, within = {1u << 29, 1, 8.0f / 7, 1};
   const struct attention_shape shapes[2][N_SHAPES] = {
       {{"", 1, 4096, 16, 128, 0, none}, {"heads of 64, 1024 tokens, ", 16, 1024, 25, 64, 0, none},
@@ -554,11 +543,9 @@ static void attention_bench(struct bench *bench)
        {"dropout, words shared, ", 1, 32, 1, 64, 0, shared},
        {"dropout, rows that begin within a draw, ", 1, 32, 1, 64, 0, within},
        {"window of an eighth, ", 1, 32, 1, 64, 4, none}}};
-  const bool has_turns = attention_find(getenv("LADE_ATTENTION")) == LADE_CUDA_BY_WGMMA_TURNS;
-  for (int i = 0; i < (has_turns ? N_OF_TURNS : N_SHAPES); i++)
+  for (int i = 0; i < N_SHAPES; i++)
     attention_rows(bench, &shapes[bench->is_small][i]);
-  if (!has_turns)
-    grouped_rows(bench);
+  grouped_rows(bench);
 }
 
 /* ---- the device ---- */
@@ -646,7 +633,6 @@ static const struct section {
      products_bench},
     {"attention by wgmma", "wgmma", "\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n",
      attention_bench},
-    {"attention by wgmma in turns", "wgmma-turns", "", attention_bench},
     {"attention by mma", "mma", "", attention_bench},
     {"attention by plain kernels", "plain", "", attention_bench},
 };

@@ -21,7 +21,7 @@ waited for. W warps that pass LIMIT, run and LAT in turn are a closed network of
   expected share = LIMIT * min(1 / max(LIMIT, run), that bound)
   most           = LIMIT / max(LIMIT, run): all of the smaller one is hidden.
 Warpgroups (attention_wgmma_*) are in step: a block issues its products, and then its other instructions, one pipe after
-the other. So the customers of the network are blocks, or warpgroups that take turns (turns_fwd). Alone, a customer's turn
+the other. So the customers of the network are blocks, or in forward warpgroups, which take turns. Alone, a customer's turn
 takes LIMIT + the sum of its pipes and of instructions without one + BLOCK_CLOCKS / turns of a block. BLOCK_CLOCKS is a
 block's time for its start, its first copies and its results. It was fitted to forward on an H200, at the lengths of
 SEQ_LEN: 194 TFLOP/s for heads of 64, 378 for heads of 128. Backward was not fitted. Reckoned by the same constant it had
@@ -205,9 +205,9 @@ def launch_shared_bytes(name):
         part = match.group(1).upper()
         rows, tile = get(f'MMA_{part}_ROWS', dim), get(f'MMA_{part}_TILE', dim)
         return ((1 if part == 'FWD' else 2) * rows + 4 * tile) * get('MMA_PITCH', dim) * 2 + (16 * tile if part == 'DKV' else 0)
-    if match := re.match(r'attention_wgmma_(turns_fwd|fwd|dq|dkv)_', name):
+    if match := re.match(r'attention_wgmma_(fwd|dq|dkv)_', name):
         places, rows, tile = get('WGMMA_BWD_PLACES', dim), get('WGMMA_ROWS'), get('WGMMA_TILE', dim)
-        n = {'fwd': rows + 4 * tile, 'turns_fwd': rows + 2 * get('WGMMA_PLACES') * tile,
+        n = {'fwd': rows + 2 * get('WGMMA_PLACES') * tile,
              'dq': 2 * rows + (places + 2) * get('WGMMA_DQ_TILE', dim),
              'dkv': 2 * get('WGMMA_DKV_ROWS', dim) + 2 * places * get('WGMMA_DKV_TILE')}[match.group(1)]
         extra = 8 * places * get('WGMMA_DKV_TILE') if match.group(1) == 'dkv' else 0
@@ -236,7 +236,7 @@ def warps_resident(resources, shared_bytes, gpu):
 
 def block_turns(name):
     """Return the turns of an average causal block of warpgroups: the rows of the other side that it meets, by tiles."""
-    part, dim = re.match(r'attention_wgmma_(?:turns_)?(fwd|dq|dkv)_(\d+)', name).groups()
+    part, dim = re.match(r'attention_wgmma_(fwd|dq|dkv)_(\d+)', name).groups()
     get, dim = constants_read(), int(dim)
     tile = {'fwd': lambda: get('WGMMA_TILE', dim), 'dq': lambda: get('WGMMA_DQ_TILE', dim), 'dkv': lambda: get('WGMMA_DKV_TILE')}
     rows = get('WGMMA_DKV_ROWS', dim) if part == 'dkv' else get('WGMMA_ROWS')
@@ -273,7 +273,7 @@ def row_make(function, resources, gpu):
     n_warps = warps_resident(resources, shared, gpu)
     if '_wgmma_' in function.name:
         expected, most = warpgroups_share(found, n_warps, -(-resources.threads // LANES), block_turns(function.name),
-                                          '_turns_' in function.name)
+                                          '_fwd_' in function.name)
     else:
         expected, most = shares_get(found, n_warps, gpu)
     clocks = found['clocks']

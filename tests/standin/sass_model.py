@@ -124,7 +124,7 @@ class Model(unittest.TestCase):
 
     def test_turns_of_a_block_follow_the_cuts(self):
         self.assertEqual(sass.block_turns('attention_wgmma_fwd_128_bf16'), (4096 + 128) / 2 / 128)
-        self.assertEqual(sass.block_turns('attention_wgmma_turns_fwd_64_bf16'), (1024 + 128) / 2 / 64)
+        self.assertEqual(sass.block_turns('attention_wgmma_fwd_64_bf16'), (1024 + 128) / 2 / 64)
         self.assertEqual(sass.block_turns('attention_wgmma_dkv_64_bf16'), (1024 + 64) / 2 / 64)
         self.assertEqual(sass.diagonal_get('attention_wgmma_dkv_64_bf16'), 1 + 64 / 1024)
 
@@ -144,8 +144,7 @@ class Model(unittest.TestCase):
         self.assertAlmostEqual(share(3, 0.5)[0]['products of layers'], 2 * parts['products of layers'])
 
     def test_shared_memory_follows_the_launches(self):
-        self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 161 << 10)
-        self.assertEqual(sass.launch_shared_bytes('attention_wgmma_turns_fwd_128_bf16'), 225 << 10)
+        self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 225 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_dq_128_bf16'), 225 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_mma_dkv_64_bf16'), 49 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_mma_more_fwd_256_bf16'), 64 << 10)
