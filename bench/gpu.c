@@ -225,6 +225,39 @@ static void adamw_bench(struct bench *b, int64_t n)
   places_fill(b, 0, N_PLACES, 0xffff);
 }
 
+/* Measure the backward kernels that make a bias's gradient too, on rows of @d. */
+static void bias_bench(struct bench *b, int64_t n, int64_t d)
+{
+  const int64_t rows = n / d;
+  const double elements = (double)(rows * d);
+  float *statistics = place(b, 6);
+  char form[64];
+  snprintf(form, sizeof(form), ", with a bias, rows of %lld", (long long)d);
+  form_row(b, LADE_K_GELU_BWD, form,
+           &(struct lade_gelu_bwd_args){.dtype = LADE_BF16, .n_elements = rows * d, .f = d, .x = place(b, 0),
+                                        .dy = place(b, 1), .dx = place(b, 2), .d_bias = place(b, 3),
+                                        .workspace = place(b, WORKSPACE)},
+           6 * elements);
+  form_row(b, LADE_K_RESIDUAL_BWD, form,
+           &(struct lade_residual_bwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d,
+                                            .drop = {.scale = 1}, .d_sum = place(b, 0), .dy = place(b, 1),
+                                            .sum = place(b, 2), .weight = place(b, 4), .mean = statistics,
+                                            .rstd = statistics + rows, .d_residual = place(b, 3),
+                                            .d_x_bias = statistics + 2 * rows, .d_weight = place(b, 5),
+                                            .d_norm_bias = statistics + 2 * rows + d, .workspace = place(b, WORKSPACE)},
+           8 * elements);
+  snprintf(form, sizeof(form), ", rows of %lld", (long long)d);
+  form_row(b, LADE_K_COLUMN_SUM, form,
+           &(struct lade_column_sum_args){.dtype = LADE_BF16, .m = rows, .n = d, .x = place(b, 0), .sum = place(b, 1),
+                                          .workspace = place(b, WORKSPACE)},
+           2 * elements);
+  form_row(b, LADE_K_NORM_FWD, form,
+           &(struct lade_norm_fwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d, .eps = 1e-5f,
+                                        .x = place(b, 0), .weight = place(b, 4), .bias = place(b, 5),
+                                        .y = place(b, 1), .mean = statistics, .rstd = statistics + rows},
+           4 * elements);
+}
+
 /* Measure kernels on rows of @d, as many as make @n elements. */
 static void rows_bench(struct bench *b, int64_t n, int64_t d)
 {
@@ -292,6 +325,8 @@ static void memory_bench(struct bench *bench)
   elements_bench(bench, n);
   adamw_bench(bench, n / 2);
   rows_bench(bench, n, bench->is_small ? 64 : 4096);
+  bias_bench(bench, n, bench->is_small ? 16 : 1600); /* gpt2-1.5b */
+  bias_bench(bench, n, bench->is_small ? 64 : 6400);
 }
 
 /* ---- gradients of the token table ---- */

@@ -71,6 +71,7 @@
   X(embed, EMBED_POSITIONS, embed_positions, 3) \
   X(gelu, GELU_FWD, gelu_fwd, 3) \
   X(gelu, GELU_BWD, gelu_bwd, 3) \
+  X(gelu, GELU_BWD_COLUMNS, gelu_bwd_columns, 3) \
   X(head_loss, HEAD_CAP, head_cap, 1) \
   X(head_loss, HEAD_REDUCE, head_reduce, 1) \
   X(head_loss, HEAD_FINISH, head_finish, 1) \
