@@ -225,6 +225,39 @@ static void adamw_bench(struct bench *b, int64_t n)
   places_fill(b, 0, N_PLACES, 0xffff);
 }
 
+/* Measure the backward kernels that make a bias's gradient too, on rows of @d. */
+static void bias_bench(struct bench *b, int64_t n, int64_t d)
+{
+  const int64_t rows = n / d;
+  const double elements = (double)(rows * d);
+  float *statistics = place(b, 6);
+  char form[64];
+  snprintf(form, sizeof(form), ", with a bias, rows of %lld", (long long)d);
+  form_row(b, LADE_K_GELU_BWD, form,
+           &(struct lade_gelu_bwd_args){.dtype = LADE_BF16, .n_elements = rows * d, .f = d, .x = place(b, 0),
+                                        .dy = place(b, 1), .dx = place(b, 2), .d_bias = place(b, 3),
+                                        .workspace = place(b, WORKSPACE)},
+           6 * elements);
+  form_row(b, LADE_K_RESIDUAL_BWD, form,
+           &(struct lade_residual_bwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d,
+                                            .drop = {.scale = 1}, .d_sum = place(b, 0), .dy = place(b, 1),
+                                            .sum = place(b, 2), .weight = place(b, 4), .mean = statistics,
+                                            .rstd = statistics + rows, .d_residual = place(b, 3),
+                                            .d_x_bias = statistics + 2 * rows, .d_weight = place(b, 5),
+                                            .d_norm_bias = statistics + 2 * rows + d, .workspace = place(b, WORKSPACE)},
+           8 * elements);
+  snprintf(form, sizeof(form), ", rows of %lld", (long long)d);
+  form_row(b, LADE_K_COLUMN_SUM, form,
+           &(struct lade_column_sum_args){.dtype = LADE_BF16, .m = rows, .n = d, .x = place(b, 0), .sum = place(b, 1),
+                                          .workspace = place(b, WORKSPACE)},
+           2 * elements);
+  form_row(b, LADE_K_NORM_FWD, form,
+           &(struct lade_norm_fwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d, .eps = 1e-5f,
+                                        .x = place(b, 0), .weight = place(b, 4), .bias = place(b, 5),
+                                        .y = place(b, 1), .mean = statistics, .rstd = statistics + rows},
+           4 * elements);
+}
+
 /* Measure kernels on rows of @d, as many as make @n elements. */
 static void rows_bench(struct bench *b, int64_t n, int64_t d)
 {
@@ -292,6 +325,8 @@ static void memory_bench(struct bench *bench)
   elements_bench(bench, n);
   adamw_bench(bench, n / 2);
   rows_bench(bench, n, bench->is_small ? 64 : 4096);
+  bias_bench(bench, n, bench->is_small ? 16 : 1600); /* gpt2-1.5b */
+  bias_bench(bench, n, bench->is_small ? 64 : 6400);
 }
 
 /* ---- gradients of the token table ---- */
@@ -436,15 +471,6 @@ static void products_bench(struct bench *bench)
 
 /* ---- attention ---- */
 
-/* Return the attention that LADE_ATTENTION names in this section. */
-static enum lade_cuda_attention attention_find(const char *who)
-{
-  int i = 0;
-  while (i < LADE_CUDA_N_ATTENTIONS - 1 && strcmp(who, lade_cuda_attention_name((enum lade_cuda_attention)i)) != 0)
-    i++;
-  return (enum lade_cuda_attention)i;
-}
-
 struct variant {
   lade_kernel_fn *fn;
   const void *args;
@@ -530,8 +556,6 @@ static void attention_rows(struct bench *bench, const struct attention_shape *sh
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
   printf("| %sforward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, forward * 1e6, flops / forward / 1e12,
          100 * flops / forward / *bench->best_flops_per_s);
-  if (attention_find(who) == LADE_CUDA_BY_WGMMA_TURNS)
-    return; /* its backward is wgmma's */
   double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
   printf("| %sbackward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, backward * 1e6,
          2.5 * flops / backward / 1e12, 100 * 2.5 * flops / backward / *bench->best_flops_per_s);
@@ -543,7 +567,7 @@ static void attention_rows(struct bench *bench, const struct attention_shape *sh
  */
 static void attention_bench(struct bench *bench)
 {
-  enum { N_SHAPES = 5, N_OF_TURNS = 2 }; /* wgmma-turns has whole attention alone, the rest is wgmma's */
+  enum { N_SHAPES = 5 };
   const struct lade_drop none = {.scale = 1}, shared = {1u << 29, 1, 8.0f / 7, 0}, within = {1u << 29, 1, 8.0f / 7, 1};
   const struct attention_shape shapes[2][N_SHAPES] = {
       {{"", 1, 4096, 16, 128, 0, none}, {"heads of 64, 1024 tokens, ", 16, 1024, 25, 64, 0, none},
@@ -554,11 +578,9 @@ static void attention_bench(struct bench *bench)
        {"dropout, words shared, ", 1, 32, 1, 64, 0, shared},
        {"dropout, rows that begin within a draw, ", 1, 32, 1, 64, 0, within},
        {"window of an eighth, ", 1, 32, 1, 64, 4, none}}};
-  const bool has_turns = attention_find(getenv("LADE_ATTENTION")) == LADE_CUDA_BY_WGMMA_TURNS;
-  for (int i = 0; i < (has_turns ? N_OF_TURNS : N_SHAPES); i++)
+  for (int i = 0; i < N_SHAPES; i++)
     attention_rows(bench, &shapes[bench->is_small][i]);
-  if (!has_turns)
-    grouped_rows(bench);
+  grouped_rows(bench);
 }
 
 /* ---- the device ---- */
@@ -646,7 +668,6 @@ static const struct section {
      products_bench},
     {"attention by wgmma", "wgmma", "\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n",
      attention_bench},
-    {"attention by wgmma in turns", "wgmma-turns", "", attention_bench},
     {"attention by mma", "mma", "", attention_bench},
     {"attention by plain kernels", "plain", "", attention_bench},
 };

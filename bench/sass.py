@@ -21,10 +21,10 @@ waited for. W warps that pass LIMIT, run and LAT in turn are a closed network of
   expected share = LIMIT * min(1 / max(LIMIT, run), that bound)
   most           = LIMIT / max(LIMIT, run): all of the smaller one is hidden.
 Warpgroups (attention_wgmma_*) are in step: a block issues its products, and then its other instructions, one pipe after
-the other. So the customers of the network are blocks, or warpgroups that take turns (turns_fwd). Alone, a customer's turn
+the other. So the customers of the network are blocks, or in forward warpgroups, which take turns. Alone, a customer's turn
 takes LIMIT + the sum of its pipes and of instructions without one + BLOCK_CLOCKS / turns of a block. BLOCK_CLOCKS is a
-block's time for its start, its first copies and its results. It was fitted to forward on an H200, at the lengths of
-SEQ_LEN: 194 TFLOP/s for heads of 64, 378 for heads of 128. Backward was not fitted. Reckoned by the same constant it had
+block's time for its start, its first copies and its results. It was fitted to forward without turns on an H200, at the
+lengths of SEQ_LEN: 194 TFLOP/s for heads of 64, 378 for heads of 128. Backward was not fitted. Reckoned by the same constant it had
 175 and 315; measured were 167 and 393.
 Instructions are those of the fast path; "slow" is the count with slow cases, masks and dropout. Not in the model: bank
 conflicts, L2 and its bandwidth, prologues, tails of grids, barriers.
@@ -205,9 +205,9 @@ def launch_shared_bytes(name):
         part = match.group(1).upper()
         rows, tile = get(f'MMA_{part}_ROWS', dim), get(f'MMA_{part}_TILE', dim)
         return ((1 if part == 'FWD' else 2) * rows + 4 * tile) * get('MMA_PITCH', dim) * 2 + (16 * tile if part == 'DKV' else 0)
-    if match := re.match(r'attention_wgmma_(turns_fwd|fwd|dq|dkv)_', name):
+    if match := re.match(r'attention_wgmma_(fwd|dq|dkv)_', name):
         places, rows, tile = get('WGMMA_BWD_PLACES', dim), get('WGMMA_ROWS'), get('WGMMA_TILE', dim)
-        n = {'fwd': rows + 4 * tile, 'turns_fwd': rows + 2 * get('WGMMA_PLACES') * tile,
+        n = {'fwd': rows + 2 * get('WGMMA_PLACES') * tile,
              'dq': 2 * rows + (places + 2) * get('WGMMA_DQ_TILE', dim),
              'dkv': 2 * get('WGMMA_DKV_ROWS', dim) + 2 * places * get('WGMMA_DKV_TILE')}[match.group(1)]
         extra = 8 * places * get('WGMMA_DKV_TILE') if match.group(1) == 'dkv' else 0
@@ -222,6 +222,8 @@ def launch_shared_bytes(name):
         return 4 * (get('ROOM_FLOATS') + 1600 * (2 if name.startswith('norm') else 3))
     if name.startswith('sum_squares'):
         return 8 * get('SUM_SPAN')
+    if re.match(r'(column_sum|gelu_bwd_columns)', name):
+        return 4 * get('THREADS') * (4 if name.endswith('f32') else 8)
     return 4 * get('ROOM_FLOATS')
 
 
@@ -236,7 +238,7 @@ def warps_resident(resources, shared_bytes, gpu):
 
 def block_turns(name):
     """Return the turns of an average causal block of warpgroups: the rows of the other side that it meets, by tiles."""
-    part, dim = re.match(r'attention_wgmma_(?:turns_)?(fwd|dq|dkv)_(\d+)', name).groups()
+    part, dim = re.match(r'attention_wgmma_(fwd|dq|dkv)_(\d+)', name).groups()
     get, dim = constants_read(), int(dim)
     tile = {'fwd': lambda: get('WGMMA_TILE', dim), 'dq': lambda: get('WGMMA_DQ_TILE', dim), 'dkv': lambda: get('WGMMA_DKV_TILE')}
     rows = get('WGMMA_DKV_ROWS', dim) if part == 'dkv' else get('WGMMA_ROWS')
@@ -273,7 +275,7 @@ def row_make(function, resources, gpu):
     n_warps = warps_resident(resources, shared, gpu)
     if '_wgmma_' in function.name:
         expected, most = warpgroups_share(found, n_warps, -(-resources.threads // LANES), block_turns(function.name),
-                                          '_turns_' in function.name)
+                                          '_fwd_' in function.name)
     else:
         expected, most = shares_get(found, n_warps, gpu)
     clocks = found['clocks']
@@ -291,8 +293,8 @@ MODEL = {'layers': 48, 'width': 1600, 'heads': 25, 'seq_len': 1024, 'vocabulary'
 PRODUCTS = 0.70
 COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
-LAYER_BYTES = {'residual_fwd_bf16': 2 * 8, 'residual_bwd_bf16': 2 * 10, 'gelu_fwd_bf16': 16, 'gelu_bwd_bf16': 24,
-               'column_sum_bf16': 2 * (3 + 1 + 4 + 1)}
+LAYER_BYTES = {'residual_fwd_bf16': 2 * 8, 'residual_bwd_bf16': 2 * 10, 'gelu_fwd_bf16': 16, 'gelu_bwd_columns_bf16': 24,
+               'column_sum_bf16': 2 * (3 + 1)}
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
 OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16 and the norm
 # Products of attention's kernels, each of T d operations of a token, and the rows of their blocks.
@@ -327,47 +329,38 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
     return {name: 1e9 * seconds for name, seconds in parts.items()}, least / sum(parts.values())
 
 
-# Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-first.md): those of parts, and of a whole one in a
-# step of 32, with its share of the speed of light.
-MEASURED_MS = {'attention forward': 13.3, 'attention backward': 38.5, 'residual and norm': 18.0,
-               'gradients of biases': 8.3, 'products of layers': 199.8}
-MEASURED_STEP = (320.2, 0.508)
-ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * 18} # of a token, in units of the width
+# Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-first.md, the second lease): those of parts, and of
+# a whole one in a step of 32, with its share of the speed of light.
+MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'products of layers': 207.4}
+MEASURED_STEP = (311.5, 0.522)
+ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * 8} # of a token, in units of the width
 MEASURED_COPY = 4.055e12
-
-
-def attention_ms(share_of, gpu, parts, tokens=16384):
-    peak = gpu['tensor_flops'] * gpu['multiprocessors'] * gpu['clock_hz']
-    flops = MODEL['layers'] * MODEL['width'] * MODEL['seq_len'] * tokens
-    delta = MODEL['layers'] * MODEL['width'] * tokens * 4 / MEASURED_COPY if 'dq' in parts else 0
-    return 1e3 * (delta + sum(ATTENTION[part][1] * flops * diagonal_get(ATTENTION[part][0]) /
-                              (share_of(ATTENTION[part][0]) * peak) for part in parts))
 
 
 def copy_ms(part, share, tokens=16384):
     return 1e3 * ROWS_BYTES[part] * MODEL['width'] * tokens / (share * MEASURED_COPY)
 
 
-def measured_print(share_of, gpu):
+def measured_print():
     """Print the measured step, and its reckoned share of the speed of light after changes, each on top of the others."""
     total, share = MEASURED_STEP
-    changes = [('attention forward', 'two blocks to a multiprocessor', attention_ms(share_of, gpu, ['forward'])),
-               ('attention backward', 'two blocks of dq, three of dk and dv', attention_ms(share_of, gpu, ['dq', 'dk, dv'])),
-               ('residual and norm', 'rows are prefetched; 85 % of a copy is the target, not reckoned', copy_ms('residual and norm', 0.85)),
-               ('gradients of biases', 'made by the kernels that make dy', 0),
+    changes = [('residual and norm', 'rows are loaded ahead; 85 % of a copy is the target, not reckoned',
+                copy_ms('residual and norm', 0.85)),
+               ('gradients of biases', "the MLP's first one by gelu's backward; 85 % of a copy for the others is the target",
+                copy_ms('gradients of biases', 0.85)),
                ('products of layers', 'the best of measured algorithms: 1 %', 0.99 * MEASURED_MS['products of layers'])]
     print('\n## GPT-2 1.5B on an H200, from measured parts\n')
     print(f'A microbatch of 16 sequences in a step of 32 took {total} ms: {share:.1%} of 989 TFLOP/s. Each row replaces a '
-          'measured\npart by a reckoned one, on top of the rows above. The first three are built, and no GPU has run '
+          'measured\npart by a reckoned one, on top of the rows above. The first two are built, and no GPU has run '
           'them.\n')
     print('|part|change|measured ms|reckoned ms|share of the speed of light|\n|---|---|---:|---:|---:|')
     after = total
     for part, change, ms in changes:
         after -= MEASURED_MS[part] - ms
         print(f'|{part}|{change}|{MEASURED_MS[part]:.1f}|{ms:.1f}|{share * total / after:.1%}|')
-    print(f'\n60 % needs {share * total / 0.6:.0f} ms. {after:.0f} are left. Of them the products of layers are '
-          f'{changes[-1][2]:.0f}, head and loss with three products 17, gelu at\n95 % of a copy 13, and launches, gaps and '
-          'small ops 13.')
+    print(f'\n60 % needs {share * total / 0.6:.0f} ms. {after:.0f} are left, of which the products of layers are '
+          f'{changes[-1][2]:.0f}. The card\'s power limits\nits clock to 1,644 MHz there, at which tensor cores have 889 '
+          'TFLOP/s at most.')
 
 
 def step_print(rows, gpu):
@@ -381,7 +374,7 @@ def step_print(rows, gpu):
     for name in four[0]:
         print(f'|{name}|{four[0][name]:.0f}|{three[0][name]:.0f}|')
     print(f'|share of the speed of light|{four[1]:.1%}|{three[1]:.1%}|')
-    measured_print(shares.get, gpu)
+    measured_print()
 
 
 HEADS = ['kernel', 'registers', 'spill B', 'shared KiB', 'warps / SM', 'B / thread', 'kflop / warp', 'issue', 'slow',

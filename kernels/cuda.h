@@ -14,14 +14,12 @@ void lade_cuda_kernels_init(struct lade_kernels *kernels);
 
 /*
  * Kernels of attention: plain ones, for any shape; or tensor cores by mma.sync, or by wgmma (sm_90), for heads of 64
- * and 128 in 16 bits, with plain kernels for all others. WGMMA_TURNS is wgmma whose forward has another schedule: equal
- * bits, the same backward, and one name in the key of the numbers.
+ * and 128 in 16 bits, with plain kernels for all others.
  */
 enum lade_cuda_attention {
   LADE_CUDA_BY_PLAIN,
   LADE_CUDA_BY_MMA,
   LADE_CUDA_BY_WGMMA,
-  LADE_CUDA_BY_WGMMA_TURNS,
   LADE_CUDA_N_ATTENTIONS
 };
 
@@ -41,7 +39,7 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
  * Load all kernels for @device from the files <op>.fatbin of @folder. NULL: the folder of the environment's
  * LADE_CUDA_KERNELS, or that of the build or the installation. Matrix products are cuBLASLt's if the machine has one,
  * unless LADE_MATMUL in the environment is "plain", by the algorithms that the file of LADE_MATMUL_CHOICES names.
- * LADE_ATTENTION chooses attention: "plain", "mma", "wgmma" or "wgmma-turns". Unset it is the first of wgmma, mma.sync
+ * LADE_ATTENTION chooses attention: "plain", "mma" or "wgmma". Unset it is the first of wgmma, mma.sync
  * and plain that the GPU has and that agrees with the plain kernels on a small problem, which runs here; forward and
  * backward are chosen separately. The caller closes, before the device. Errors of lade_cuda_functions_open; -ENODEV
  * when the GPU lacks the named attention. Any thread; blocks while the driver loads and the problem runs, some ten

@@ -351,7 +351,10 @@ struct lade_attention_bwd_args {
   void *workspace;
 };
 
-/* y = gelu(x), the tanh form (GPT-2's gelu_new). y may be x's memory; dx may be dy's. */
+/*
+ * y = gelu(x), the tanh form (GPT-2's gelu_new). y may be x's memory; dx may be dy's. d_bias[f] (+)= the column sums of
+ * dx[n_elements / f, f] in A, as LADE_K_COLUMN_SUM makes them; NULL without.
+ */
 struct lade_gelu_fwd_args {
   enum lade_dtype dtype;
   int64_t n_elements;
@@ -360,9 +363,11 @@ struct lade_gelu_fwd_args {
 };
 struct lade_gelu_bwd_args {
   enum lade_dtype dtype;
-  int64_t n_elements;
+  int64_t n_elements, f; /* f: with d_bias */
   const void *x, *dy;
-  void *dx;
+  void *dx, *d_bias;
+  bool accumulate;
+  void *workspace; /* with d_bias */
 };
 
 /* y[n,f] = silu(gate) * up with x[n,2f] = [gate | up] (Shazeer 2020); dx has x's shape and may be x's memory. */

@@ -55,8 +55,6 @@
   X(attention_mma_more, ATTENTION_MMA_MORE_DKV_256, attention_mma_more_dkv_256, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_64, attention_wgmma_fwd_64, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_128, attention_wgmma_fwd_128, 16) \
-  X(attention_wgmma, ATTENTION_WGMMA_TURNS_FWD_64, attention_wgmma_turns_fwd_64, 16) \
-  X(attention_wgmma, ATTENTION_WGMMA_TURNS_FWD_128, attention_wgmma_turns_fwd_128, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_64, attention_wgmma_dq_64, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_128, attention_wgmma_dq_128, 16) \
   X(attention_wgmma_bwd, ATTENTION_WGMMA_DKV_64, attention_wgmma_dkv_64, 16) \
@@ -73,6 +71,7 @@
   X(embed, EMBED_POSITIONS, embed_positions, 3) \
   X(gelu, GELU_FWD, gelu_fwd, 3) \
   X(gelu, GELU_BWD, gelu_bwd, 3) \
+  X(gelu, GELU_BWD_COLUMNS, gelu_bwd_columns, 3) \
   X(head_loss, HEAD_CAP, head_cap, 1) \
   X(head_loss, HEAD_REDUCE, head_reduce, 1) \
   X(head_loss, HEAD_FINISH, head_finish, 1) \

@@ -29,6 +29,13 @@ void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_fu
 int64_t lade_cuda_row_packs(enum lade_dtype dtype, int64_t d);
 
 /*
+ * Launch @function, which makes @sum's partial column sums in its workspace (reduce/columns.h), and then add them to
+ * the sum.
+ */
+void lade_cuda_columns_launch(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, const void *args,
+                              const struct lade_column_sum_args *sum);
+
+/*
  * For ops that multiply matrices inside. The scratch of a product must be requested first, with or without a bias as it
  * runs.
  */
@@ -78,6 +85,7 @@ size_t lade_cuda_head_stats_bytes(const struct lade_kernels *kernels, const stru
 size_t lade_cuda_head_loss_fwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_fwd_args *args);
 size_t lade_cuda_head_loss_bwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_bwd_args *args);
 size_t lade_cuda_column_sum_bytes(const struct lade_column_sum_args *args);
+size_t lade_cuda_gelu_bwd_bytes(const struct lade_gelu_bwd_args *args);
 size_t lade_cuda_embed_bwd_bytes(const struct lade_embed_bwd_args *args);
 size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *args);
 size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *args);

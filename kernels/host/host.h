@@ -66,6 +66,14 @@ void lade_row_sums_add(lade_pool *pool, const struct lade_row_sums *sums);
 /* Return the scratch bytes for @n_outputs sums over @n_rows rows. */
 size_t lade_row_sums_bytes(enum lade_dtype dtype, int64_t n_rows, int64_t d, int n_outputs);
 
+/* Return the sum that is the bias's gradient in @a, if there is one. */
+static inline struct lade_column_sum_args lade_gelu_bias_sum(const struct lade_gelu_bwd_args *a)
+{
+  return (struct lade_column_sum_args){.dtype = a->dtype, .m = a->d_bias ? a->n_elements / a->f : 0, .n = a->f,
+                                       .x = a->dx, .sum = a->d_bias, .accumulate = a->accumulate,
+                                       .workspace = a->workspace};
+}
+
 /* Return the place of block @block's partial of output @output. */
 static inline void *lade_row_sums_at(enum lade_dtype dtype, void *partials, int64_t d, int n_outputs, int64_t block,
                                      int output)
@@ -98,8 +106,9 @@ lade_kernel_fn lade_attention_fwd_plain, lade_attention_fwd_avx2, lade_attention
     lade_attention_fwd_avx512_bf16, lade_attention_fwd_amx;
 lade_kernel_fn lade_attention_bwd_plain, lade_attention_bwd_avx2, lade_attention_bwd_avx512,
     lade_attention_bwd_avx512_bf16, lade_attention_bwd_amx;
+/* For ops that also make a bias's gradient. */
+lade_kernel_fn lade_column_sum_plain, lade_column_sum_avx2, lade_column_sum_avx512;
 /* The plain functions, for F64 inside a level. */
-lade_kernel_fn lade_column_sum_plain;
 lade_kernel_fn lade_embed_fwd_plain;
 lade_kernel_fn lade_embed_bwd_plain;
 lade_kernel_fn lade_norm_fwd_plain;
@@ -204,6 +213,7 @@ size_t lade_head_loss_fwd_workspace_bytes(const struct lade_head_loss_fwd_args *
 size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, int n_threads);
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads);
 size_t lade_column_sum_workspace_bytes(const struct lade_column_sum_args *args);
+size_t lade_gelu_bwd_workspace_bytes(const struct lade_gelu_bwd_args *args);
 size_t lade_embed_bwd_workspace_bytes(const struct lade_embed_bwd_args *args);
 size_t lade_norm_bwd_workspace_bytes(const struct lade_norm_bwd_args *args);
 size_t lade_residual_bwd_workspace_bytes(const struct lade_residual_bwd_args *args);

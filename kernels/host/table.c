@@ -92,6 +92,7 @@ size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade
   switch (kernel) {
   case LADE_K_MATMUL: return lade_matmul_workspace_bytes(args, n_threads);
   case LADE_K_COLUMN_SUM: return lade_column_sum_workspace_bytes(args);
+  case LADE_K_GELU_BWD: return lade_gelu_bwd_workspace_bytes(args);
   case LADE_K_EMBED_BWD: return lade_embed_bwd_workspace_bytes(args);
   case LADE_K_NORM_BWD: return lade_norm_bwd_workspace_bytes(args);
   case LADE_K_RESIDUAL_BWD: return lade_residual_bwd_workspace_bytes(args);

@@ -13,6 +13,9 @@
  * + bias) gives the residual the same tensor, and without dropout x gets it too. Only the bias's column sum and the
  * dropout's draw are ops then.
  *
+ * The gradient of a bias is the column sums of dy. The op that makes dy makes them too, if it can (the table's
+ * bias_out): dy is then not read again for them.
+ *
  * Order inside of a layer y = x W^T + b: weight gradient, bias gradient, then dx. At the MLP's second product x is the
  * 4d wide gelu output, whose last use is the weight gradient. With that first, x ends before dx (4d wide too) begins,
  * and the peak of the block is one wide value lower than in the other order. At the first product both orders hold the
@@ -178,8 +181,7 @@ static void matmul_params_backward(struct lade_build *build, int forward, const 
   lade_build_backward_op(build, LADE_OP_MATMUL_DW, forward, (int[]){dy, op->in[0]}, &d_weight);
   if (op->in[2] < 0)
     return;
-  int d_bias = accumulator_get(build, op->in[2]);
-  lade_build_backward_op(build, LADE_OP_BIAS_GRAD, forward, &dy, &d_bias);
+  lade_build_bias_grad(build, forward, dy, accumulator_get(build, op->in[2]));
 }
 
 void lade_matmul_backward(struct lade_build *build, int forward)
@@ -211,13 +213,13 @@ void lade_attention_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_ATTENTION_BWD, forward, in, out);
 }
 
-/* Push the backward op of an activation: x, dy -> dx. */
+/* Push the backward op of an activation: x, dy -> dx, and for some kinds a bias's gradient, which joins later. */
 static void activation_backward(struct lade_build *build, int forward, enum lade_op_kind kind)
 {
   struct lade_op op = forward_get(build, forward);
   int in[] = {op.in[0], gradient_get(build, op.out[0])};
-  int dx = gradient_make(build, op.in[0]);
-  lade_build_backward_op(build, kind, forward, in, &dx);
+  int out[] = {gradient_make(build, op.in[0]), -1};
+  lade_build_backward_op(build, kind, forward, in, out);
 }
 
 void lade_gelu_backward(struct lade_build *build, int forward)

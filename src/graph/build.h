@@ -59,6 +59,7 @@ struct lade_op_entry {
                void *args);
   /* Forward ops: push the ops that compute the inputs' gradients from the outputs' gradients. */
   void (*backward)(struct lade_build *build, int forward);
+  int bias_out; /* backward ops: the optional output that is out[0]'s column sums, a bias's gradient; 0: none */
 };
 
 /* By enum lade_op_kind. */
@@ -95,6 +96,12 @@ int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *
 /* Add a backward op of @forward with the given operands. */
 int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int forward, const int *in,
                            const int *out);
+
+/*
+ * Make @d_bias the column sums of @dy: by the op that makes @dy, if it can and is of the same unit as @forward, because
+ * then @dy is not read again; else by an op of its own.
+ */
+void lade_build_bias_grad(struct lade_build *build, int forward, int dy, int d_bias);
 
 /* Add the lean forms of all ops with an optional operand, once both halves are there. */
 void lade_build_lean_ops(struct lade_build *build);

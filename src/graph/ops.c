@@ -26,7 +26,7 @@
  *   attention      qkv, sinks?, first keys?                       -> out, lse
  *   attention_bwd  qkv, out, lse, d_out, sinks?, first keys?      -> d_qkv, d_sinks?
  *   gelu, swiglu, activation, gated  x                            -> y
- *   their _bwd     x, dy                                          -> dx
+ *   their _bwd     x, dy                                          -> dx, d_bias of what made x? (gelu)
  *   qk_sums        qkv                                            -> sums
  *   qk_norm        qkv, q weight, k weight, sums of all ranks?    -> y, rstd
  *   qk_dots        dy, qkv, q weight, k weight, rstd              -> dots
@@ -60,6 +60,7 @@
 #define ARGS_FIT(type) _Static_assert(sizeof(struct type) <= LADE_OP_ARGS_BYTES, "LADE_OP_ARGS_BYTES is too small")
 ARGS_FIT(lade_matmul_args);
 ARGS_FIT(lade_column_sum_args);
+ARGS_FIT(lade_gelu_bwd_args);
 ARGS_FIT(lade_embed_bwd_args);
 ARGS_FIT(lade_norm_bwd_args);
 ARGS_FIT(lade_residual_fwd_args);
@@ -597,7 +598,8 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
                              .bind = attention_bwd_bind},
   [LADE_OP_GELU] = {"gelu", LADE_K_GELU_FWD, 1, 1, 0, same_outputs, .flops_per_element = 16, .bind = lade_op_gelu_bind,
                     .backward = lade_gelu_backward},
-  [LADE_OP_GELU_BWD] = {"gelu_bwd", LADE_K_GELU_BWD, 2, 1, 1, .flops_per_element = 24, .bind = lade_op_gelu_bwd_bind},
+  [LADE_OP_GELU_BWD] = {"gelu_bwd", LADE_K_GELU_BWD, 2, 2, 1, .bias_out = 1, .flops_per_element = 24,
+                        .bind = lade_op_gelu_bwd_bind},
   [LADE_OP_SWIGLU] = {"swiglu", LADE_K_SWIGLU_FWD, 1, 1, -1, lade_op_swiglu_outputs, .flops_per_element = 14,
                       .bind = lade_op_swiglu_bind, .backward = lade_swiglu_backward},
   [LADE_OP_SWIGLU_BWD] = {"swiglu_bwd", LADE_K_SWIGLU_BWD, 2, 1, 0, .flops_per_element = 10,

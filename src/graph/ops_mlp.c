@@ -18,9 +18,13 @@ void lade_op_gelu_bwd_bind(const struct lade_model_graph *graph, const struct la
   *(struct lade_gelu_bwd_args *)args =
       (struct lade_gelu_bwd_args){.dtype = graph->dtype,
                                   .n_elements = tensor_elements(tensor_in(graph, op, 0)),
+                                  .f = tensor_in(graph, op, 0)->dims[1],
                                   .x = in_at(bind, 0),
                                   .dy = in_at(bind, 1),
-                                  .dx = out_at(bind, 0)};
+                                  .dx = out_at(bind, 0),
+                                  .d_bias = out_at(bind, 1),
+                                  .accumulate = accumulate_get(op, bind, 2),
+                                  .workspace = (void *)bind->workspace};
 }
 
 void lade_op_swiglu_outputs(const struct lade_model_graph *graph, const struct lade_op *op,

@@ -244,9 +244,7 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args)
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
-  const bool is_wgmma = is_attention &&
-                        (kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA) ||
-                         kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA_TURNS));
+  const bool is_wgmma = is_attention && kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA);
   if (is_cuda && is_attention && kernels->fn[kernel] != lade_cuda_attention_fn(kernel, LADE_CUDA_BY_PLAIN))
     return lade_cuda_attention_has(is_wgmma ? LADE_CUDA_BY_WGMMA : LADE_CUDA_BY_MMA, dtype,
                                    ((const struct lade_attention_fwd_args *)args)->head_dim) &&

@@ -42,6 +42,7 @@ static int check_all(void)
     }
   }
   tests[n_tests++] = (struct CMUnitTest)cmocka_unit_test(fused_equals_parts);
+  tests[n_tests++] = (struct CMUnitTest)cmocka_unit_test(bias_gradients_are_equal);
   return _cmocka_run_group_tests("variants equal the plain reference", tests, (size_t)n_tests, NULL, NULL);
 }
 

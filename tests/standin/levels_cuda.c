@@ -59,7 +59,7 @@ bool level_get(const char *level, struct lade_kernels *ret_kernels)
   return true;
 }
 
-/* Attention has two more variants on Hopper. */
+/* Attention has one more variant on Hopper. */
 int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 {
   level_get("plain", &levels[0]);
@@ -77,8 +77,7 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args)
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
-  if (is_attention && (kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA) ||
-                       kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA_TURNS)))
+  if (is_attention && kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA))
     return lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, dtype,
                                    ((const struct lade_attention_fwd_args *)args)->head_dim) &&
            !lade_cuda_attention_has_form(&((const struct lade_attention_fwd_args *)args)->form);

@@ -611,7 +611,6 @@ static void attention_is_the_best_that_is_right(void **state)
        {"the driver answers 701): plain", "backward for heads of 128 in bf16"}},
       {"sm=80", "", "attention_mma_more_dq_256_f16", {"cuda_mma", "cuda"},
        {"attention by mma is wrong", "backward for heads of 256 in f16"}},
-      {"sm=90", "wgmma-turns", "", {"cuda_wgmma", "cuda_wgmma"}, {"", ""}},
       {"sm=90", "", "attention_mma_form_dq_64_bf16", {"cuda_wgmma", "cuda"},
        {"attention by mma is wrong", "backward for heads of 64 in bf16 with a window"}},
   };

@@ -121,7 +121,7 @@ static bool choices_are_known(void)
     const char *variable, *choices[6], *words; /* ends with NULL */
   } table[] = {{"LADE_CPU", {"", "plain", "avx2", "avx512", "avx512_bf16"}, "plain, avx2, avx512 or avx512_bf16"},
                {"LADE_MATMUL", {"", "plain", "onednn"}, "plain or onednn"},
-               {"LADE_ATTENTION", {"", "plain", "mma", "wgmma", "wgmma-turns"}, "plain, mma, wgmma or wgmma-turns"},
+               {"LADE_ATTENTION", {"", "plain", "mma", "wgmma"}, "plain, mma or wgmma"},
                {"LADE_CUDA_GRAPHS", {"", "0", "1"}, "0 or 1"},
                {"LADE_CUDA_HOST_CHUNKS", {"", "0", "1"}, "0 or 1"}};
   for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {

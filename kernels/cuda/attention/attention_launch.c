@@ -118,32 +118,19 @@ static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int
   return launch;
 }
 
-/* Launch forward by wgmma, together or in turns, or by the attention that takes its place. */
-static void wgmma_fwd_of(const struct lade_kernel_ctx *ctx, const struct lade_attention_fwd_args *a, bool in_turns)
+/* Launch forward by wgmma, or by the attention that takes its place. */
+static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
+  const struct lade_attention_fwd_args *a = args;
   if (!lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, a->dtype, a->head_dim) || lade_cuda_attention_has_form(&a->form)) {
     mma_fwd(ctx, a);
     return;
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
-  static const enum lade_cuda_function functions[2][2] = {
-      {LADE_CUDA_ATTENTION_WGMMA_FWD_64, LADE_CUDA_ATTENTION_WGMMA_FWD_128},
-      {LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_64, LADE_CUDA_ATTENTION_WGMMA_TURNS_FWD_128}};
-  const int n_places = in_turns ? LADE_CUDA_WGMMA_PLACES : 2;
-  const int n_rows = LADE_CUDA_WGMMA_ROWS + 2 * n_places * LADE_CUDA_WGMMA_TILE(a->head_dim);
-  lade_cuda_launch_grid(ctx, functions[in_turns][a->head_dim == 128], a->dtype,
-                        wgmma_launch(a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS,
-                                     mma_bytes(a->seq_len, a->head_dim, n_rows)));
-}
-
-static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
-{
-  wgmma_fwd_of(ctx, args, false);
-}
-
-static void wgmma_turns_fwd(const struct lade_kernel_ctx *ctx, const void *args)
-{
-  wgmma_fwd_of(ctx, args, true);
+  const int n_rows = LADE_CUDA_WGMMA_ROWS + 2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_TILE(a->head_dim);
+  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
+                        a->dtype, wgmma_launch(a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS,
+                                               mma_bytes(a->seq_len, a->head_dim, n_rows)));
 }
 
 /* Launch delta, the first kernel of every backward. */
@@ -286,8 +273,8 @@ size_t lade_cuda_attention_bwd_bytes(const struct lade_kernels *kernels, const s
 
 lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd, wgmma_turns_fwd};
-  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd, wgmma_bwd};
+  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd};
+  static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd};
   LADE_ASSERT(kernel == LADE_K_ATTENTION_FWD || kernel == LADE_K_ATTENTION_BWD);
   return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
 }
@@ -299,13 +286,13 @@ lade_kernel_fn *lade_cuda_attention_whole_fn(lade_kernel_fn *bwd)
 
 const char *lade_cuda_attention_name(enum lade_cuda_attention who)
 {
-  static const char *const names[] = {"plain", "mma", "wgmma", "wgmma-turns"};
+  static const char *const names[] = {"plain", "mma", "wgmma"};
   return who < LADE_CUDA_N_ATTENTIONS ? names[who] : NULL;
 }
 
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma", "cuda_wgmma"};
+  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
   kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
   kernels->variant[kernel] = variants[who];
 }
@@ -314,7 +301,6 @@ const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, en
                                           const struct lade_score_form *form)
 {
   const bool is_wgmma = kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_fwd ||
-                        kernels->fn[LADE_K_ATTENTION_FWD] == wgmma_turns_fwd ||
                         kernels->fn[LADE_K_ATTENTION_BWD] == wgmma_bwd;
   const bool is_plain = kernels->fn[LADE_K_ATTENTION_FWD] == plain_fwd &&
                         kernels->fn[LADE_K_ATTENTION_BWD] == plain_bwd;

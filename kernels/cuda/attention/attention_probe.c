@@ -7,9 +7,9 @@
  * than places, the diagonal, and heads that share keys, for both types and all sizes of heads that it has. mma.sync
  * also runs a window with a soft cap. Where it stands in for wgmma it runs these and the sizes that wgmma lacks. The
  * result is compared with the plain kernels' own, within the bound that tests demand of every level. A candidate that
- * is further off, or whose launch the driver refuses, is replaced by the next: wgmma, mma.sync, plain. The schedule of
- * wgmma in turns is no candidate: LADE_ATTENTION alone selects it. Forward and backward are chosen separately. If the
- * launch of a plain kernel is refused no candidate is at fault, and kernels are not opened.
+ * is further off, or whose launch the driver refuses, is replaced by the next: wgmma, mma.sync, plain. Forward
+ * and backward are chosen separately. If the launch of a plain kernel is refused no candidate is at fault, and kernels
+ * are not opened.
  *
  * Tensors are in a chunk of the device's memory that is released at once, two megabytes. An error that sticks to the
  * context is the device's status, and no kernel is left to fall back to. A kernel that LADE_ATTENTION names is used
@@ -343,9 +343,7 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
                              struct lade_error *note, struct lade_error *error)
 {
   const int capability = lade_cuda_get_capability(device);
-  const enum lade_cuda_attention best = capability == 90 ? LADE_CUDA_BY_WGMMA_TURNS : LADE_CUDA_BY_MMA;
-  /* No GPU has run the schedule in turns, and a missing turn would hang the kernel: LADE_ATTENTION alone selects it. */
-  const enum lade_cuda_attention first = LADE_MIN(best, LADE_CUDA_BY_WGMMA);
+  const enum lade_cuda_attention best = capability == 90 ? LADE_CUDA_BY_WGMMA : LADE_CUDA_BY_MMA;
   enum lade_cuda_attention wish;
   struct probe probe = {.kernels = kernels, .device = device};
   if (wish_get(&wish)) {
@@ -360,9 +358,9 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
   if (status)
     lade_error_set(error, status, "attention on the GPU cannot be tried: %s", strerror(-status));
   else
-    status = kernel_choose(&probe, LADE_K_ATTENTION_FWD, first, table, note);
+    status = kernel_choose(&probe, LADE_K_ATTENTION_FWD, best, table, note);
   if (!status)
-    status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, first, table, note);
+    status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, best, table, note);
   probe_close(&probe);
   if (probe.refusal.code)
     *error = probe.refusal;

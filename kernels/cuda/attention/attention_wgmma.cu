@@ -14,16 +14,15 @@
  * the place that an earlier tile has left. The copies are issued behind the products, so that tensor cores do not wait
  * for their addresses.
  *
- * There are two schedules, with the same bits. Together (attention_wgmma_fwd): both warpgroups meet at one barrier of
- * the block for each tile, and each tile has two places. Both issue their products at one time, and both make
- * probabilities at one time, while tensor cores are idle unless products are left. In turns
- * (attention_wgmma_turns_fwd): a warpgroup issues a tile's products when it has the turn, gives the turn to the other,
- * and makes probabilities while the other's products run. Each warpgroup has a named barrier for its turns: the owner
- * waits there, and the other warpgroup arrives and goes on. A warpgroup gives the turn after its copies have arrived
- * and its products of the tile before are complete. Turn j has the scores of tile j and the values of tile j - 1. In
- * it the first warpgroup copies its half of keys j + 1 and values j. The second warpgroup has the last turn before the
- * first one's next, so it is a tile ahead: it copies keys j + 2 and values j + 1. With three places the copies
- * overwrite keys of tile j - 2 or j - 1, whose readers have given turns since.
+ * The warpgroups take turns: one issues a tile's products when it has the turn, gives the turn to the other, and makes
+ * probabilities while the other's products run. If both issued at one time, both would make probabilities at one time,
+ * while tensor cores idle: that schedule had 344 TFLOP/s on an H200 with heads of 128 where turns have 480. Each
+ * warpgroup has a named barrier for its turns: the owner waits there, and the other warpgroup arrives and goes on. A
+ * warpgroup gives the turn after its copies have arrived and its products of the tile before are complete. Turn j has
+ * the scores of tile j and the values of tile j - 1. In it the first warpgroup copies its half of keys j + 1 and values
+ * j. The second warpgroup has the last turn before the first one's next, so it is a tile ahead: it copies keys j + 2
+ * and values j + 1. With three places the copies overwrite keys of tile j - 2 or j - 1, whose readers have given turns
+ * since.
  *
  * Copies are cp.async by all threads. No thread waits for a flag in memory, so a wrong copy gives wrong numbers and
  * never an endless wait. Bulk copies by a warp of their own would save the threads 16 instructions of a tile, and need
@@ -53,11 +52,7 @@ template <class T, int D> struct forward_block {
   int n_seen; /* tiles of which this thread's warpgroup sees a key: one less, if the last is past its queries */
 };
 
-template <bool TURNS> struct places {
-  static constexpr int N = TURNS ? LADE_CUDA_WGMMA_PLACES : 2;
-};
-
-template <bool TURNS, class T, int D>
+template <class T, int D>
 static __device__ inline struct forward_block<T, D> block_get(const struct lade_attention_fwd_args &a, T *shared)
 {
   struct forward_block<T, D> b;
@@ -71,32 +66,31 @@ static __device__ inline struct forward_block<T, D> block_get(const struct lade_
   b.v = b.k + b.s.n_kv_heads * D;
   b.queries = tiles_begin(shared);
   b.keys = b.queries + ROWS * D;
-  b.values = b.keys + places<TURNS>::N * TILE * D;
+  b.values = b.keys + LADE_CUDA_WGMMA_PLACES * TILE * D;
   return b;
 }
 
-template <bool TURNS, class T, int D> static __device__ inline T *place_get(T *tiles, int j)
+template <class T, int D> static __device__ inline T *place_get(T *tiles, int j)
 {
-  return tiles + j % places<TURNS>::N * (TILE * D);
+  return tiles + j % LADE_CUDA_WGMMA_PLACES * (TILE * D);
 }
 
 /* Begin to copy tile @j; past the last one, write zeros: a branch would wait for the products in flight. */
-template <bool TURNS, class T, int D>
+template <class T, int D>
 static __device__ inline void tile_begin(const struct forward_block<T, D> &b, const T *from, int j, T *tiles)
 {
-  panels_copy<D, TILE, THREADS>(place_get<TURNS, T, D>(tiles, j), from, b.s.row_elements, j * TILE,
+  panels_copy<D, TILE, THREADS>(place_get<T, D>(tiles, j), from, b.s.row_elements, j * TILE,
                                 j < b.n_tiles ? b.s.seq_len : 0);
 }
 
 /* ---- turns ---- */
 
 /* Begin to copy the tiles that this thread's warpgroup copies behind the products of tile @j. */
-template <bool TURNS, class T, int D>
+template <class T, int D>
 static __device__ inline void tiles_begin_next(const struct forward_block<T, D> &b, int j)
 {
-  const int ahead = TURNS ? b.group : 0;
-  tile_begin<TURNS>(b, b.k, j + 1 + ahead, b.keys);
-  tile_begin<TURNS>(b, b.v, j + ahead, b.values);
+  tile_begin(b, b.k, j + 1 + b.group, b.keys);
+  tile_begin(b, b.v, j + b.group, b.values);
 }
 
 static __device__ inline void turn_give(int group)
@@ -104,13 +98,9 @@ static __device__ inline void turn_give(int group)
   ptx_barrier_arrive(1 + group, THREADS);
 }
 
-/* Wait until products may read the tiles of a turn: for all copies of the block, or for the other warpgroup's turn. */
-template <bool TURNS> static __device__ inline void tiles_wait(int group)
+/* Wait for the turn, in which products may read the tiles that both warpgroups have copied. */
+static __device__ inline void turn_wait(int group)
 {
-  if (!TURNS) {
-    panels_wait();
-    return;
-  }
   ptx_copies_wait();
   ptx_copies_publish();
   ptx_barrier_wait(1 + group, THREADS);
@@ -128,18 +118,18 @@ template <int D> struct warp {
  * Wait for the keys of tile @j and the values of the one before, and begin to make its scores. The caller then gives
  * the turn and begins to copy tiles. Earlier register accesses complete before the products that begin here.
  */
-template <bool TURNS, class T, int D>
+template <class T, int D>
 static __device__ inline void scores_begin(const struct forward_block<T, D> &b, const struct lade_drop &drop,
                                            const struct lade_step *step, int j, struct warp<D> &w)
 {
   const int own = b.first + warp_get() * 16;
   if (drop.drop_below)
     w.kept = kept_get<false, 1, TILE / 8>(b.s, step, drop, b.s.h, own, j * TILE);
-  tiles_wait<TURNS>(b.group);
+  turn_wait(b.group);
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();
-  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, b.group * GROUP_ROWS, place_get<TURNS, T, D>(b.keys, j));
+  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, b.group * GROUP_ROWS, place_get<T, D>(b.keys, j));
 }
 
 /*
@@ -157,59 +147,56 @@ static __device__ inline void scores_meet(const struct forward_block<T, D> &b, c
   ptx_registers_settle(w.scores[0]);
 }
 
-template <bool TURNS, class T, int D>
+template <class T, int D>
 static __device__ inline void values_weigh_begin(const struct forward_block<T, D> &b, int j, struct warp<D> &w)
 {
-  rows_weigh_begin<D>(w.q.out[0], w.weights, place_get<TURNS, T, D>(b.values, j));
+  rows_weigh_begin<D>(w.q.out[0], w.weights, place_get<T, D>(b.values, j));
 }
 
 /* Give the turn behind this one's products, and begin to copy. */
-template <bool TURNS, class T, int D> static __device__ inline void turn_end(const struct forward_block<T, D> &b, int j)
+template <class T, int D> static __device__ inline void turn_end(const struct forward_block<T, D> &b, int j)
 {
-  if (TURNS)
-    turn_give(1 - b.group);
-  tiles_begin_next<TURNS>(b, j);
+  turn_give(1 - b.group);
+  tiles_begin_next(b, j);
 }
 
 /*
- * Begin to copy the queries and the first tiles: of keys, and for turns those by which the second warpgroup is ahead.
+ * Begin to copy the queries and the first tiles: of keys, and those by which the second warpgroup is ahead.
  */
-template <bool TURNS, class T, int D>
+template <class T, int D>
 static __device__ inline void tiles_begin_first(const struct lade_attention_fwd_args &a,
                                                 const struct forward_block<T, D> &b)
 {
   panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
                                 b.s.seq_len);
-  tile_begin<TURNS>(b, b.k, 0, b.keys);
-  if (TURNS && b.group == 1) {
-    tile_begin<TURNS>(b, b.k, 1, b.keys);
-    tile_begin<TURNS>(b, b.v, 0, b.values);
+  tile_begin(b, b.k, 0, b.keys);
+  if (b.group == 1) {
+    tile_begin(b, b.k, 1, b.keys);
+    tile_begin(b, b.v, 0, b.values);
   }
-  if (TURNS) {
-    panels_wait();
-    if (b.group == 1)
-      turn_give(0);
-  }
+  panels_wait();
+  if (b.group == 1)
+    turn_give(0);
 }
 
-template <bool TURNS, class T, int D>
-static __device__ inline void wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+template <class T, int D>
+static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(T, shared);
-  const struct forward_block<T, D> b = block_get<TURNS, T, D>(a, shared);
+  const struct forward_block<T, D> b = block_get<T, D>(a, shared);
   const int own = warp_get() * 16;
   struct warp<D> w = {};
   queries_begin(w.q);
-  tiles_begin_first<TURNS>(a, b);
-  scores_begin<TURNS>(b, a.drop, step, 0, w);
-  turn_end<TURNS>(b, 0);
+  tiles_begin_first(a, b);
+  scores_begin(b, a.drop, step, 0, w);
+  turn_end(b, 0);
   ptx_products_wait<0>(w.scores[0]);
   scores_meet(b, a.drop, 0, w);
   weights_make<T>(w.weights, w.scores[0]);
   for (int j = 1; j < b.n_seen; j++) {
-    scores_begin<TURNS>(b, a.drop, step, j, w);
-    values_weigh_begin<TURNS>(b, j - 1, w);
-    turn_end<TURNS>(b, j);
+    scores_begin(b, a.drop, step, j, w);
+    values_weigh_begin(b, j - 1, w);
+    turn_end(b, j);
     ptx_products_wait<1>(w.scores[0]);
     scores_meet(b, a.drop, j, w);
     ptx_products_wait<0>(w.q.out[0]);
@@ -217,32 +204,18 @@ static __device__ inline void wgmma_fwd(const struct lade_attention_fwd_args &a,
     weights_make<T>(w.weights, w.scores[0]);
   }
   if (TILE < ROWS && b.n_seen < b.n_tiles) {
-    tiles_wait<TURNS>(b.group);
-    turn_end<TURNS>(b, b.n_seen);
+    turn_wait(b.group);
+    turn_end(b, b.n_seen);
   }
-  tiles_wait<TURNS>(b.group);
-  if (TURNS && b.group == 0)
+  turn_wait(b.group);
+  if (b.group == 0)
     turn_give(1);
   ptx_registers_settle(w.q.out[0]);
   ptx_registers_settle(w.weights);
   ptx_products_fence();
-  values_weigh_begin<TURNS>(b, b.n_seen - 1, w);
+  values_weigh_begin(b, b.n_seen - 1, w);
   ptx_products_wait<0>(w.q.out[0]);
   queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* its warpgroup reads the queries no longer */
 }
 
-template <class T, int D>
-static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
-{
-  wgmma_fwd<false, T, D>(a, step);
-}
-
-template <class T, int D>
-static __device__ inline void attention_wgmma_turns_fwd(const struct lade_attention_fwd_args &a,
-                                                        const struct lade_step *step)
-{
-  wgmma_fwd<true, T, D>(a, step);
-}
-
 WARPGROUP_KERNELS(attention_wgmma_fwd, lade_attention_fwd_args, LADE_CUDA_WGMMA_THREADS, LADE_CUDA_WGMMA_BLOCKS)
-WARPGROUP_KERNELS(attention_wgmma_turns_fwd, lade_attention_fwd_args, LADE_CUDA_WGMMA_THREADS, LADE_CUDA_WGMMA_BLOCKS)

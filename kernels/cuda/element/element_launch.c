@@ -40,10 +40,28 @@ static void gelu_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   elements_launch(ctx, LADE_CUDA_GELU_FWD, a->dtype, packs(a->dtype, a->n_elements), a);
 }
 
+/* Return the sum that is the bias's gradient. pre: there is one. */
+static struct lade_column_sum_args gelu_bias_sum(const struct lade_gelu_bwd_args *a)
+{
+  return (struct lade_column_sum_args){.dtype = a->dtype, .m = a->n_elements / a->f, .n = a->f, .x = a->dx,
+                                       .sum = a->d_bias, .accumulate = a->accumulate, .workspace = a->workspace};
+}
+
 static void gelu_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_gelu_bwd_args *a = args;
-  elements_launch(ctx, LADE_CUDA_GELU_BWD, a->dtype, packs(a->dtype, a->n_elements), a);
+  if (!a->d_bias) {
+    elements_launch(ctx, LADE_CUDA_GELU_BWD, a->dtype, packs(a->dtype, a->n_elements), a);
+    return;
+  }
+  const struct lade_column_sum_args sum = gelu_bias_sum(a);
+  lade_cuda_columns_launch(ctx, LADE_CUDA_GELU_BWD_COLUMNS, a, &sum);
+}
+
+size_t lade_cuda_gelu_bwd_bytes(const struct lade_gelu_bwd_args *a)
+{
+  const struct lade_column_sum_args sum = a->d_bias ? gelu_bias_sum(a) : (struct lade_column_sum_args){0};
+  return a->d_bias ? lade_cuda_column_sum_bytes(&sum) : 0;
 }
 
 /* Launch a block for a row of @f columns, or for a part of a long row; whole warps, all parts of about equal length. */

@@ -2,45 +2,38 @@
 /*
  * Column sums of x[m,n], a bias's gradient: partial sums per block of rows here, row_sums.cu adds the blocks.
  *
- * Moves m n elements. Bound: memory. A thread has a pack of columns of a block of rows, and loads those of eight rows
- * before it adds them in their order. First it asks for the next eight, which come to L2 meanwhile.
+ * Moves m n elements. Bound: memory. A thread loads a pack of each of eight rows before it adds them.
  */
-#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/reduce/columns.h"
 
 #define ROWS 8 /* at a time */
 
-template <class T, int N> static __device__ inline void columns_sum(const struct lade_column_sum_args &a)
+template <class T, int N> static __device__ inline void columns_sum(const struct lade_column_sum_args &a, float *room)
 {
-  int64_t j = thread_get() * N, rows = lade_cuda_row_block(a.m), first = blockIdx.y * rows;
-  int64_t end = first + rows < a.m ? first + rows : a.m;
+  const struct columns c = columns_get<N>(a.m, a.n);
   float sums[N] = {};
-  if (j >= a.n)
-    return;
 #pragma unroll 1
-  for (int64_t row = first; row < end; row += ROWS) {
+  for (int64_t row = c.row; row < c.end && c.has_columns; row += ROWS * COLUMN_WARPS) {
     pack<T, N> x[ROWS];
 #pragma unroll
-    for (int r = ROWS; r < 2 * ROWS; r++)
-      if (row + r < end)
-        ptx_prefetch((const T *)a.x + (row + r) * a.n + j);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-      x[r] = pack_load<T, N>((const T *)a.x + (row + r < end ? row + r : row) * a.n + j);
+    for (int r = 0; r < ROWS; r++) {
+      const int64_t at = row + r * COLUMN_WARPS;
+      x[r] = pack_load<T, N>((const T *)a.x + (at < c.end ? at : row) * a.n + c.column);
+    }
 #pragma unroll
     for (int at = 0; at < ROWS * N; at++)
-      sums[at % N] += row + at / N < end ? get(x[at / N].x[at % N]) : 0.0f;
+      sums[at % N] += row + at / N * COLUMN_WARPS < c.end ? get(x[at / N].x[at % N]) : 0.0f;
   }
-#pragma unroll
-  for (int at = 0; at < N; at++)
-    ((float *)a.workspace)[blockIdx.y * a.n + j + at] = sums[at];
+  columns_put(sums, room, (float *)a.workspace, a.n);
 }
 
 template <class T>
 static __device__ void column_sum_of(const struct lade_column_sum_args &a, const struct lade_step *step)
 {
+  LADE_SHARED(float, room);
   if (a.n % LADE_PACK(T) == 0)
-    columns_sum<T, LADE_PACK(T)>(a);
+    columns_sum<T, LADE_PACK(T)>(a, room);
   else
-    columns_sum<T, 1>(a);
+    columns_sum<T, 1>(a, room);
 }
 LADE_KERNEL_OF_DTYPES_BLOCKS(column_sum, lade_column_sum_args, 3)

@@ -2,10 +2,6 @@
 /*
  * Rows of LayerNorm or RMSNorm, and their backward, by one block of threads, for norm.cu and residual.cu.
  *
- * A block has rows one after another, or some at a time. Between the loads of two of them are two reductions over the
- * block and the results, in which memory would idle. So in backward a thread asks for its packs of the next rows first,
- * which come to L2 meanwhile and cost no register.
- *
  * Thread t has the packs t, t + threads, ... of a row, some of them at a time: with the other threads' packs, a span of
  * the row. It loads all its packs of a span before it waits for one. If one span is the row, up to 16 KiB of it, it
  * keeps them in registers for later passes; else they are read again. Only this thread reads and writes its packs, so
@@ -138,64 +134,60 @@ static __device__ inline void norm_row(const struct lade_norm_fwd_args &a, int64
 
 /* ---- backward ---- */
 
-#define ROWS(P) (PACKS / (P))
-
 /*
- * Rows that a block has at a time, ROWS(P): as many as make PACKS packs a thread. For each row: a norm's input and
- * gradient, and the addend of the gradient of the input.
+ * A block has ROWS(P) rows at a time: as many as make half of PACKS packs a thread, because the next rows' packs are
+ * loaded while the current ones are worked on (AHEAD). Dropout's words take the registers of that. With one pack a
+ * thread, its columns' partial sums are in registers too.
  */
+#define ROWS(P) ((P) < PACKS ? PACKS / 2 / (P) : 1)
+#define IS_HELD(P) ((P) == 1)
+
+/* Rows of a norm's input and gradient, and of the addend of the gradient of the input. */
 template <class T, int N, int P> struct rows {
   pack<T, N> x[ROWS(P)][P], dy[ROWS(P)][P], d_sum[ROWS(P)][P];
-  float mean[ROWS(P)], rstd[ROWS(P)], avg_g[ROWS(P)], avg_gh[ROWS(P)];
-  float sums[2 * ROWS(P)]; /* of g and g h of each */
-  int64_t first;
-  int n;
 };
 
-/* Return row @r of the current rows; past their end the first. */
-template <class T, int N, int P> static __device__ inline int64_t row_get(const struct rows<T, N, P> &rows, int r)
-{
-  return rows.first + (r < rows.n ? r : 0);
-}
+/* Their statistics. */
+template <int P> struct rows_statistics {
+  float mean[ROWS(P)], rstd[ROWS(P)];
+};
 
+/*
+ * Partial sums of a thread's columns, over the block's rows: of dy h and dy. Those of dx would take too many registers.
+ */
+template <int N> struct held_sums {
+  float d_weight[N], d_bias[N];
+};
+
+/* Load the span from @at on of the rows from @first on; rows past @end read the first again. */
 template <class T, int N, int P>
-static __device__ inline void rows_load(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a, int at)
+static __device__ inline void rows_load(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
+                                        int64_t first, int64_t end, int at)
 {
 #pragma unroll
   for (int r = 0; r < ROWS(P); r++) {
-    const int64_t row = rows.first * a.d + (r < rows.n ? r * (int)a.d : 0);
+    const int64_t i = (first + r < end ? first + r : first) * a.d;
     if (a.kind != LADE_NORM_NONE) {
-      span_load(rows.x[r], (const T *)a.sum + row, at, (int)a.d);
-      span_load(rows.dy[r], (const T *)a.dy + row, at, (int)a.d);
+      span_load(rows.x[r], (const T *)a.sum + i, at, (int)a.d);
+      span_load(rows.dy[r], (const T *)a.dy + i, at, (int)a.d);
     }
     if (a.d_sum)
-      span_load(rows.d_sum[r], (const T *)a.d_sum + row, at, (int)a.d);
+      span_load(rows.d_sum[r], (const T *)a.d_sum + i, at, (int)a.d);
   }
 }
 
-/*
- * Begin to bring this thread's packs of the first span of the rows behind the current ones into L2, if there are as
- * many before @end. A loop, because the addresses would take registers that rows have.
- */
-template <class T, int N, int P>
-static __device__ inline void rows_prefetch(const struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
-                                            int64_t end)
+template <int P>
+static __device__ inline struct rows_statistics<P> statistics_load(const struct lade_residual_bwd_args &a,
+                                                                   int64_t first, int64_t end)
 {
-  if (rows.first + 2 * ROWS(P) > end)
-    return;
-#pragma unroll 1
-  for (int i = 0; i < PACKS; i++) {
-    const int column = (i % P * (int)blockDim.x + ptx_thread_get()) * N;
-    const int64_t at = (rows.first + ROWS(P) + i / P) * a.d + column;
-    if (column >= (int)a.d)
-      continue;
-    if (a.kind != LADE_NORM_NONE) {
-      ptx_prefetch((const T *)a.sum + at);
-      ptx_prefetch((const T *)a.dy + at);
-    }
-    if (a.d_sum)
-      ptx_prefetch((const T *)a.d_sum + at);
+  struct rows_statistics<P> statistics;
+#pragma unroll
+  for (int r = 0; r < ROWS(P); r++) {
+    const int64_t row = first + r < end ? first + r : first;
+    statistics.mean[r] = a.kind == LADE_NORM_LAYER ? ((const float *)a.mean)[row] : 0.0f;
+    statistics.rstd[r] = a.kind != LADE_NORM_NONE ? ((const float *)a.rstd)[row] : 0.0f;
   }
+  return statistics;
 }
 
 template <class T, int N, int P> static __device__ inline void rows_keep(struct rows<T, N, P> &rows)
@@ -223,31 +215,37 @@ template <int N> static __device__ inline void partials_add(float *to, const flo
 }
 
 /*
- * With h = (x-mean) rstd and g = dy weight: add the loaded span to each row's sums, and, over the rows, to the partial
- * sums of dy h and dy.
+ * With h = (x-mean) rstd and g = dy weight: add the loaded span of @n rows to @sums, of g and g h of each row, and to
+ * the partial sums of dy h and dy.
  */
 template <class T, int N, int P>
-static __device__ inline void gradients_add(struct rows<T, N, P> &rows, const T *weights, float offset, int at,
-                                            int d, float *partials)
+static __device__ inline void gradients_add(const struct rows<T, N, P> &rows,
+                                            const struct rows_statistics<P> &statistics, int n,
+                                            const struct lade_residual_bwd_args &a, int at,
+                                            float (&sums)[2 * ROWS(P)], struct held_sums<N> &held, float *partials)
 {
 #pragma unroll
   for (int p = 0; p < P; p++) {
     float d_weight[N] = {}, d_bias[N] = {};
-    if (column_get<N>(at, p) >= d)
+    const int column = column_get<N>(at, p);
+    if (column >= (int)a.d)
       continue;
-    const pack<T, N> weight = pack_load<T, N>(weights + column_get<N>(at, p));
+    const pack<T, N> weight = pack_load<T, N>((const T *)a.weight + column);
 #pragma unroll
     for (int at_r = 0; at_r < ROWS(P) * N; at_r++) {
       const int r = at_r / N, j = at_r % N;
-      float dy = r < rows.n ? get(rows.dy[r][p].x[j]) : 0.0f;
-      float h = (get(rows.x[r][p].x[j]) - rows.mean[r]) * rows.rstd[r], g = dy * (get(weight.x[j]) + offset);
-      rows.sums[2 * r] += g;
-      rows.sums[2 * r + 1] += g * h;
-      d_weight[j] += dy * h;
-      d_bias[j] += dy;
+      const float dy = r < n ? get(rows.dy[r][p].x[j]) : 0.0f;
+      const float h = (get(rows.x[r][p].x[j]) - statistics.mean[r]) * statistics.rstd[r];
+      const float g = dy * (get(weight.x[j]) + a.weight_offset);
+      sums[2 * r] += g;
+      sums[2 * r + 1] = fmaf(g, h, sums[2 * r + 1]);
+      (IS_HELD(P) ? held.d_weight[j] : d_weight[j]) = fmaf(dy, h, IS_HELD(P) ? held.d_weight[j] : d_weight[j]);
+      (IS_HELD(P) ? held.d_bias[j] : d_bias[j]) += dy;
     }
-    partials_add(partials + column_get<N>(at, p), d_weight);
-    partials_add(partials + d + column_get<N>(at, p), d_bias);
+    if (IS_HELD(P))
+      continue;
+    partials_add(partials + column, d_weight);
+    partials_add(partials + a.d + column, d_bias);
   }
 }
 
@@ -255,8 +253,10 @@ static __device__ inline void gradients_add(struct rows<T, N, P> &rows, const T 
  * Compute d_residual = rstd (g - avg(g) - h avg(g h)) + d_sum, without avg(g) for RMS, of a pack; d_sum without a norm.
  */
 template <class T, int N, int P>
-static __device__ inline void residual_put(const struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
-                                           int r, int p, const pack<T, N> &weight, T *to,
+static __device__ inline void residual_put(const struct rows<T, N, P> &rows,
+                                           const struct rows_statistics<P> &statistics,
+                                           const struct lade_residual_bwd_args &a,
+                                           int r, int p, const pack<T, N> &weight, float avg_g, float avg_gh, T *to,
                                            pack<T, N> &d_residual)
 {
   float dx[N];
@@ -264,9 +264,9 @@ static __device__ inline void residual_put(const struct rows<T, N, P> &rows, con
   for (int j = 0; j < N; j++) {
     dx[j] = a.d_sum ? get(rows.d_sum[r][p].x[j]) : 0.0f;
     if (a.kind != LADE_NORM_NONE) {
-      float h = (get(rows.x[r][p].x[j]) - rows.mean[r]) * rows.rstd[r];
-      float g = get(rows.dy[r][p].x[j]) * (get(weight.x[j]) + a.weight_offset);
-      dx[j] = rows.rstd[r] * (g - rows.avg_g[r] - h * rows.avg_gh[r]) + dx[j];
+      const float h = (get(rows.x[r][p].x[j]) - statistics.mean[r]) * statistics.rstd[r];
+      const float g = get(rows.dy[r][p].x[j]) * (get(weight.x[j]) + a.weight_offset);
+      dx[j] = fmaf(statistics.rstd[r], fmaf(-h, avg_gh, g - avg_g), dx[j]);
     }
   }
   pack_put(d_residual, dx);
@@ -276,7 +276,7 @@ static __device__ inline void residual_put(const struct rows<T, N, P> &rows, con
 /*
  * Compute dx of a pack of d_residual, dropped and rounded if it is a tensor; add it to @sums, of the bias's gradient.
  */
-template <class T, int N>
+template <bool HAS_DROP, class T, int N>
 static __device__ inline void dx_put(const struct lade_residual_bwd_args &a, const struct lade_step *step, int64_t i,
                                      pack<T, N> d_residual, float (&sums)[N])
 {
@@ -285,7 +285,8 @@ static __device__ inline void dx_put(const struct lade_residual_bwd_args &a, con
 #pragma unroll
     for (int j = 0; j < N; j++)
       dx[j] = get(d_residual.x[j]);
-    drop_numbers(dx, step, a.drop, i);
+    if (HAS_DROP)
+      drop_numbers(dx, step, a.drop, i);
     pack_put(d_residual, dx);
     pack_store((T *)a.dx + i, d_residual);
   }
@@ -294,10 +295,15 @@ static __device__ inline void dx_put(const struct lade_residual_bwd_args &a, con
     sums[j] += get(d_residual.x[j]);
 }
 
-/* Store the results for the loaded span. HAS_DX: also dx and its column sums, the third of the partial sums. */
-template <bool HAS_DX, class T, int N, int P>
-static __device__ inline void span_put(const struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
-                                       const struct lade_step *step, int at, float *partials)
+/*
+ * Store the results for the loaded span of the rows from @first on. HAS_DX: also dx and its column sums, the third of
+ * the partial sums. @sums: of the whole rows.
+ */
+template <bool HAS_DX, bool AHEAD, class T, int N, int P>
+static __device__ inline void span_put(const struct rows<T, N, P> &rows,
+                                       const struct rows_statistics<P> &statistics, int n,
+                                       const struct lade_residual_bwd_args &a, const struct lade_step *step,
+                                       int64_t first, int at, const float (&sums)[2 * ROWS(P)], float *partials)
 {
 #pragma unroll
   for (int p = 0; p < P; p++) {
@@ -310,88 +316,95 @@ static __device__ inline void span_put(const struct rows<T, N, P> &rows, const s
       weight = pack_load<T, N>((const T *)a.weight + column);
 #pragma unroll
     for (int r = 0; r < ROWS(P); r++) {
-      const int64_t i = (rows.first + r) * a.d + column;
+      const int64_t i = (first + r) * a.d + column;
       pack<T, N> d_residual;
-      if (r >= rows.n)
+      if (r >= n)
         continue;
-      residual_put(rows, a, r, p, weight, (T *)a.d_residual + i, d_residual);
+      residual_put(rows, statistics, a, r, p, weight, a.kind == LADE_NORM_LAYER ? sums[2 * r] / (float)a.d : 0.0f,
+                   sums[2 * r + 1] / (float)a.d, (T *)a.d_residual + i, d_residual);
       if (HAS_DX)
-        dx_put(a, step, i, d_residual, d_x_bias);
+        dx_put<!AHEAD>(a, step, i, d_residual, d_x_bias);
     }
     if (HAS_DX)
       partials_add(partials + 2 * a.d + column, d_x_bias);
   }
 }
 
-/* Compute the averages over each current row that its gradient needs, and add the rows' parts to partial sums. */
-template <class T, int N, int P>
-static __device__ inline void averages_get(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
-                                           float *partials, float *room)
-{
-  const bool has_mean = a.kind == LADE_NORM_LAYER;
-#pragma unroll
-  for (int r = 0; r < ROWS(P); r++) {
-    rows.sums[2 * r] = rows.sums[2 * r + 1] = 0;
-    rows.mean[r] = has_mean ? ((const float *)a.mean)[row_get(rows, r)] : 0.0f;
-    rows.rstd[r] = ((const float *)a.rstd)[row_get(rows, r)];
-  }
-#pragma unroll 1
-  for (int at = 0; at < (int)a.d; at += span_get<N, P>()) {
-    rows_load(rows, a, at);
-    gradients_add(rows, (const T *)a.weight, a.weight_offset, at, (int)a.d, partials);
-    rows_keep(rows);
-  }
-  block_sums(rows.sums, room);
-#pragma unroll
-  for (int r = 0; r < ROWS(P); r++) {
-    rows.avg_g[r] = has_mean ? rows.sums[2 * r] / (float)a.d : 0.0f;
-    rows.avg_gh[r] = rows.sums[2 * r + 1] / (float)a.d;
-  }
-}
-
-/* Process the current rows; the block's are before @end. */
-template <bool HAS_DX, class T, int N, int P>
+/* Process the rows from @first on, whose first span is loaded; the block's are before @end. */
+template <bool HAS_DX, bool AHEAD, class T, int N, int P>
 static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
-                                       const struct lade_step *step, int64_t end, float *partials, float *room)
+                                       const struct lade_step *step, int64_t first, int64_t end,
+                                       struct held_sums<N> &held, float *partials, float *room)
 {
-  const int span = span_get<N, P>();
-  rows_prefetch(rows, a, end);
-  if (a.kind != LADE_NORM_NONE)
-    averages_get(rows, a, partials, room);
+  const int span = span_get<N, P>(), n = end - first < ROWS(P) ? (int)(end - first) : ROWS(P);
+  const struct rows_statistics<P> statistics = statistics_load<P>(a, first, end);
+  float sums[2 * ROWS(P)] = {};
+  if (a.kind != LADE_NORM_NONE) {
+#pragma unroll 1
+    for (int at = 0; at < (int)a.d; at += span) {
+      if (at > 0)
+        rows_load(rows, a, first, end, at);
+      gradients_add(rows, statistics, n, a, at, sums, held, partials);
+      rows_keep(rows);
+    }
+    block_sums(sums, room);
+  }
 #pragma unroll 1
   for (int at = 0; at < (int)a.d; at += span) {
-    if (a.kind == LADE_NORM_NONE || a.d > span)
-      rows_load(rows, a, at);
-    span_put<HAS_DX>(rows, a, step, at, partials);
+    if (a.d > span)
+      rows_load(rows, a, first, end, at);
+    span_put<HAS_DX, AHEAD>(rows, statistics, n, a, step, first, at, sums, partials);
   }
 }
 
-/* Process this block of threads' block of rows. */
-template <bool HAS_DX, class T, int N, int P>
+/*
+ * Process this block of threads' block of rows. The next rows' packs are loaded before the current ones are used, so
+ * that memory works during reductions.
+ */
+template <bool HAS_DX, bool AHEAD, class T, int N, int P>
 static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                         float *partials, float *room)
 {
   const int64_t n_rows = lade_cuda_row_block(a.n), first = blockIdx.x * n_rows;
   const int64_t end = first + n_rows < a.n ? first + n_rows : a.n;
+  struct held_sums<N> held = {};
+  struct rows<T, N, P> current;
+  rows_load(current, a, first, end, 0);
 #pragma unroll 1
   for (int64_t at = first; at < end; at += ROWS(P)) {
-    struct rows<T, N, P> rows;
-    rows.first = at;
-    rows.n = end - at < ROWS(P) ? (int)(end - at) : ROWS(P);
-    rows_run<HAS_DX>(rows, a, step, end, partials, room);
+    struct rows<T, N, P> next;
+    const int64_t then = at + ROWS(P) < end ? at + ROWS(P) : at;
+    if (AHEAD)
+      rows_load(next, a, then, end, 0);
+    rows_run<HAS_DX, AHEAD>(current, a, step, at, end, held, partials, room);
+    if (AHEAD)
+      current = next;
+    else
+      rows_load(current, a, then, end, 0);
   }
+  const int column = column_get<N>(0, 0);
+  if (!IS_HELD(P) || column >= (int)a.d)
+    return;
+  partials_add(partials + column, held.d_weight);
+  partials_add(partials + a.d + column, held.d_bias);
 }
 
+/* Process it with as few packs a thread as make a row. */
 template <bool HAS_DX, class T, int N>
-static __device__ inline void rows_walk_held(const struct lade_residual_bwd_args &a, const struct lade_step *step,
+static __device__ inline void rows_walk_sized(const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                              float *partials, float *room)
 {
-  if (a.d <= span_get<N, 1>())
-    rows_walk<HAS_DX, T, N, 1>(a, step, partials, room);
+  const bool has_drop = HAS_DX && a.drop.drop_below;
+  if (a.d <= span_get<N, 1>() && !has_drop)
+    rows_walk<HAS_DX, true, T, N, 1>(a, step, partials, room);
+  else if (a.d <= span_get<N, 2>() && !has_drop)
+    rows_walk<HAS_DX, true, T, N, 2>(a, step, partials, room);
+  else if (a.d <= span_get<N, 1>())
+    rows_walk<HAS_DX, false, T, N, 1>(a, step, partials, room);
   else if (a.d <= span_get<N, 2>())
-    rows_walk<HAS_DX, T, N, 2>(a, step, partials, room);
+    rows_walk<HAS_DX, false, T, N, 2>(a, step, partials, room);
   else
-    rows_walk<HAS_DX, T, N, PACKS>(a, step, partials, room);
+    rows_walk<HAS_DX, false, T, N, PACKS>(a, step, partials, room);
 }
 
 /*
@@ -409,9 +422,9 @@ static __device__ inline void rows_bwd(const struct lade_residual_bwd_args &a, c
     partials[j] = 0;
   __syncthreads();
   if (a.d % LADE_PACK(T) == 0)
-    rows_walk_held<HAS_DX, T, LADE_PACK(T)>(a, step, partials, room);
+    rows_walk_sized<HAS_DX, T, LADE_PACK(T)>(a, step, partials, room);
   else
-    rows_walk_held<HAS_DX, T, 1>(a, step, partials, room);
+    rows_walk_sized<HAS_DX, T, 1>(a, step, partials, room);
   __syncthreads();
   for (int64_t j = threadIdx.x; j < n_partials && partials != to; j += blockDim.x)
     to[j] = partials[j];

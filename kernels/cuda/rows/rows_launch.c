@@ -38,17 +38,22 @@ static size_t row_sums_bytes(int64_t n_rows, int64_t d, int n_outputs)
   return (size_t)(lade_cuda_row_blocks(n_rows) * d * n_outputs) * sizeof(float);
 }
 
+void lade_cuda_columns_launch(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, const void *args,
+                              const struct lade_column_sum_args *sum)
+{
+  const int64_t n_packs = lade_cuda_row_packs(sum->dtype, sum->n), n_each = n_packs == sum->n ? 1 : sum->n / n_packs;
+  lade_cuda_launch_grid(ctx, function, sum->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_packs, 32),
+                                                           (unsigned)lade_cuda_row_blocks(sum->m)},
+                                                  .args = args,
+                                                  .shared_bytes = shared_floats(LADE_CUDA_THREADS * n_each)});
+  row_sums(ctx, sum->m, (struct lade_cuda_row_sums){.d = sum->n, .n_outputs = 1, .partials = sum->workspace,
+                                                    .outputs = {sum->sum}, .accumulate = sum->accumulate});
+}
+
 static void column_sum(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  const struct lade_column_sum_args *a = args;
-  int64_t n_packs = lade_cuda_row_packs(a->dtype, a->n);
-  unsigned n_threads = row_threads(n_packs, 1);
-  lade_cuda_launch_grid(ctx, LADE_CUDA_COLUMN_SUM, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_packs, n_threads),
-                                                           (unsigned)lade_cuda_row_blocks(a->m)},
-                                                  .n_threads = n_threads, .args = a});
-  row_sums(ctx, a->m, (struct lade_cuda_row_sums){.d = a->n, .n_outputs = 1, .partials = a->workspace,
-                                                  .outputs = {a->sum}, .accumulate = a->accumulate});
+  lade_cuda_columns_launch(ctx, LADE_CUDA_COLUMN_SUM, args, args);
 }
 
 size_t lade_cuda_column_sum_bytes(const struct lade_column_sum_args *a)

@@ -49,6 +49,15 @@ void lade_gelu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_gelu_bwd_args *a = args;
   gelu_bwd_span_run(ctx->pool, a->dtype, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
+  const struct lade_column_sum_args sum = lade_gelu_bias_sum(a);
+  if (a->d_bias)
+    lade_column_sum_plain(ctx, &sum);
+}
+
+size_t lade_gelu_bwd_workspace_bytes(const struct lade_gelu_bwd_args *a)
+{
+  const struct lade_column_sum_args sum = lade_gelu_bias_sum(a);
+  return a->d_bias ? lade_column_sum_workspace_bytes(&sum) : 0;
 }
 
 void lade_gelu_init(struct lade_kernels *kernels)

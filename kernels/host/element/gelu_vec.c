@@ -72,6 +72,9 @@ static void gelu_bwd(const struct lade_kernel_ctx *ctx, const void *args)
     lade_gelu_bwd_plain(ctx, args);
   else
     gelu_bwd_span_run(ctx->pool, a->dtype, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
+  const struct lade_column_sum_args sum = lade_gelu_bias_sum(a);
+  if (a->d_bias && a->dtype != LADE_F64)
+    VEC_NAME(lade_column_sum)(ctx, &sum);
 }
 
 void VEC_NAME(lade_gelu_init)(struct lade_kernels *kernels)

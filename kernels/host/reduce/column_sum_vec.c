@@ -33,7 +33,7 @@ VEC_INLINE void block_sum(const void *arg, int64_t block, enum lade_dtype dtype)
 }
 VEC_TASKS(block_sum)
 
-static void column_sum(const struct lade_kernel_ctx *ctx, const void *args)
+void VEC_NAME(lade_column_sum)(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_column_sum_args *a = args;
   int64_t n_blocks = lade_div_up(a->m, lade_row_block(a->m));
@@ -53,5 +53,5 @@ static void column_sum(const struct lade_kernel_ctx *ctx, const void *args)
 
 void VEC_NAME(lade_column_sum_init)(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_COLUMN_SUM, column_sum, VEC_VARIANT);
+  lade_kernels_set(kernels, LADE_K_COLUMN_SUM, VEC_NAME(lade_column_sum), VEC_VARIANT);
 }

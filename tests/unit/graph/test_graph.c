@@ -268,6 +268,21 @@ static void without_dropout_the_branch_shares_the_residual_gradient(void **state
   lade_model_graph_destroy(graph);
 }
 
+static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
+{
+  struct lade_model model = preset_get("nano");
+  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
+  const struct lade_op *gelu = &graph->ops[op_find(graph, LADE_OP_GELU_BWD, 1)];
+  int n_readers = 0;
+  assert_true(gelu->out[1] >= 0 && gelu->workspace_bytes > 0);
+  assert_int_equal(graph->tensors[gelu->out[1]].kind, LADE_TENSOR_GRAD);
+  assert_int_equal(graph->tensors[gelu->out[1]].dims[0], model.hidden);
+  for (int i = 0; i < graph->n_ops; i++)
+    n_readers += graph->ops[i].kind == LADE_OP_BIAS_GRAD && graph->ops[i].in[0] == gelu->out[0];
+  assert_int_equal(n_readers, 0);
+  lade_model_graph_destroy(graph);
+}
+
 static void a_tied_table_gets_the_heads_gradient_then_the_embeddings(void **state)
 {
   struct lade_model model = preset_get("nano");
@@ -463,6 +478,7 @@ int main(void)
       cmocka_unit_test(shares_are_in_ssa_form_too),
       cmocka_unit_test(graphs_are_in_ssa_form_with_every_gradient_written),
       cmocka_unit_test(without_dropout_the_branch_shares_the_residual_gradient),
+      cmocka_unit_test(the_op_that_makes_dy_makes_the_gradient_of_its_bias),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(values_after_a_branch_are_named_for_it),
