@@ -329,7 +329,7 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
     return {name: 1e9 * seconds for name, seconds in parts.items()}, least / sum(parts.values())
 
 
-# Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-first.md, the second lease): those of parts, and of
+# Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-power.md): those of parts, and of
 # a whole one in a step of 32, with its share of the speed of light.
 MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'products of layers': 207.4}
 MEASURED_STEP = (311.5, 0.522)
