@@ -4,6 +4,7 @@
  * shapes and values, accumulation, and the same bits for any number of threads.
  */
 #include "exact.h"
+#include "kernels/host/matmul/matmul_k_tree.h"
 
 /* One product's memory: its operands in D and again in double. */
 struct problem {
@@ -136,6 +137,21 @@ static struct lade_matmul_args tree_product(enum lade_matmul_layout layout, enum
                                    .tree = {.n_leaves = 8, .n_spans = 2, .span = {798, 202}, .part = {100, 26}}};
 }
 
+/* The packed length of k, which scratch is sized by, is that of all its pieces, with and without a tree. */
+static void packed_k_counts_every_piece(void **state)
+{
+  static const int mosts[] = {192, 384, 512}, groups[] = {1, 2, 32};
+  struct lade_matmul_args products[] = {tree_product(LADE_NT, LADE_F32), {.k = 1}, {.k = 511}, {.k = 16385}};
+  for (size_t p = 0; p < sizeof(products) / sizeof(*products); p++) {
+    for (int cut = 0; cut < 3; cut++) {
+      struct lade_k_piece piece = {0};
+      while (lade_k_piece_next(&products[p], mosts[cut], groups[cut], &piece))
+        continue;
+      assert_int_equal(lade_k_packed(&products[p], groups[cut]), piece.packed_k);
+    }
+  }
+}
+
 static void a_tree_of_leaves_is_right(void **state)
 {
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
@@ -232,6 +248,7 @@ int main(void)
       cmocka_unit_test(any_shape_layout_and_dtype_is_right),
       cmocka_unit_test(extreme_values_are_right),
       cmocka_unit_test(a_weight_larger_than_the_shared_room_is_right),
+      cmocka_unit_test(packed_k_counts_every_piece),
       cmocka_unit_test(a_tree_of_leaves_is_right),
       cmocka_unit_test(ranks_that_share_the_leaves_give_the_bits_of_one),
   };

@@ -71,10 +71,8 @@ static bool piece_next(const struct lade_matmul_args *args, const struct lade_ma
 /* Return the bytes of a packed column of op(b) over all of k: pieces one after the other, each in whole groups. */
 static int64_t packed_k_bytes(const struct lade_matmul_args *args, const struct lade_matmul_cut *cut)
 {
-  struct lade_k_piece piece = {0};
-  while (piece_next(args, cut, &piece))
-    continue;
-  return piece.packed_k * cut->element_bytes;
+  LADE_ASSERT(cut->kc % cut->group == 0);
+  return lade_k_packed(args, cut->group) * cut->element_bytes;
 }
 
 static struct plan plan_make(const struct lade_matmul_args *args, const struct lade_matmul_cut *cut)

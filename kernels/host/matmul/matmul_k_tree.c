@@ -45,6 +45,20 @@ bool lade_k_piece_next(const struct lade_matmul_args *args, int64_t most, int gr
   return true;
 }
 
+int64_t lade_k_packed(const struct lade_matmul_args *args, int group)
+{
+  const struct lade_k_tree tree = tree_get(args);
+  int64_t packed_k = 0;
+  for (int leaf = 0; leaf < tree.n_leaves; leaf++) {
+    for (int span = 0; span < tree.n_spans; span++) {
+      int64_t first, end;
+      part_get(&tree, leaf, span, &first, &end);
+      packed_k += lade_div_up(end - first, group) * group;
+    }
+  }
+  return packed_k;
+}
+
 int lade_k_places(const struct lade_matmul_args *args)
 {
   LADE_ASSERT(args->tree.n_leaves <= LADE_LEAVES_MOST && !(args->tree.n_leaves & (args->tree.n_leaves - 1)));

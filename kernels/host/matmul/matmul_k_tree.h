@@ -28,6 +28,9 @@ struct lade_k_piece {
  */
 bool lade_k_piece_next(const struct lade_matmul_args *args, int64_t most, int group, struct lade_k_piece *piece);
 
+/* Return packed_k of all pieces. pre: pieces are of whole groups, so that only the last one of a part is rounded up. */
+int64_t lade_k_packed(const struct lade_matmul_args *args, int group);
+
 /* Return the number of places for sums of the product: 1 for a k that is one leaf. */
 int lade_k_places(const struct lade_matmul_args *args);
 
