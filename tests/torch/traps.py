@@ -28,6 +28,7 @@ generator with eager steps. Usage: traps.py LIBLADE [CASE ...]
 from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, plain, refused, torch
 
 import contextlib
+import copy
 import sys
 from unittest import mock
 
@@ -362,6 +363,69 @@ def updates_in_a_row_are_one_call():
     assert sorted(calls) == [1, len(list(model.parameters())) - 1], calls
 
 
+class Lookahead(torch.optim.SGD):
+    """Keeps slow weights and a counter in attributes, and writes them in its step."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.n_steps, self.slow = 0, [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        self.n_steps += 1
+        if self.n_steps % 2 == 0:
+            for param, slow in zip(self.param_groups[0]["params"], self.slow):
+                slow.lerp_(param, 0.5)
+                param.copy_(slow)
+
+
+def attributes_of_an_optimizer_are_its_own():
+    """Pricing steps a copy of the optimizer, and the audit steps it twice: neither changes its attributes."""
+    torch.manual_seed(0)
+    model, data = nn.Linear(16, 4), (torch.randn(8, 16), torch.randn(8, 4))
+
+    runs = []
+    for is_planned in (False, True):
+        own = copy.deepcopy(model)
+        optimizer = Lookahead(own.parameters())
+
+        def train(x, y, own=own, optimizer=optimizer):
+            loss = F.mse_loss(own(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        call = lade.torch.step(train, own, optimizer, "100%") if is_planned else train
+        losses = [float(call(*data)) for _ in range(4)]
+        runs.append((losses, lade.torch.digest(own, optimizer), optimizer.n_steps, [t.tolist() for t in optimizer.slow]))
+    assert runs[0] == runs[1], runs
+
+
+class Normed(nn.Module):
+    """Group norm returns statistics of another dtype than its description says, in BF16."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 3, 3, padding=1))
+
+    def forward(self, x):
+        return F.mse_loss(self.layers(x).float(), x)
+
+
+def dtypes_are_those_of_kernels():
+    def train_of(model, optimizer):
+        def train(x):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return train
+    check("group norm in BF16", Normed(), (torch.randn(4, 3, 16, 16),), make_train=train_of)
+
+
 class Rotated(nn.Module):
     """Rotates by the exponential of its argument."""
 
@@ -542,6 +606,7 @@ for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
              kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model,
              updates_come_between, updates_in_a_row_are_one_call, scratch_by_values_counts_the_most,
+             attributes_of_an_optimizer_are_its_own, dtypes_are_those_of_kernels,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fake tensors with the strides and storages that the kernels return.
+"""Fake tensors with the strides, dtypes and storages that the kernels return.
 
-Descriptions of some ops give other strides than their kernels. A capture under such a description would ask for views
-that the real tensor does not have. Pricing runs each call and finds the difference; the next capture corrects it.
+Descriptions of some ops give other strides or dtypes than their kernels. A capture under such a description would ask for
+views that the real tensor does not have, and cast what needs no cast. Pricing runs each call and finds the difference; the next capture corrects it.
 """
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -29,7 +29,7 @@ class Described:
 
 
 class Mode(FakeTensorMode):
-    """A mode whose results have the strides of @layouts: key of a call -> {output: strides}."""
+    """A mode whose results have the forms of @layouts: key of a call -> {output: (strides, dtype)}."""
 
     def __init__(self, layouts):
         super().__init__(allow_non_fake_inputs=True)
@@ -39,23 +39,23 @@ class Mode(FakeTensorMode):
         result = super().dispatch(func, types, args, kwargs)
         if func in _APART:
             result = self._apart(result)
-        strides = self._strides(func, args, kwargs or {}) if self.layouts else None
-        if not strides:
+        forms = self._forms(func, args, kwargs or {}) if self.layouts else None
+        if not forms:
             return result
         if isinstance(result, torch.Tensor):
-            return self._like(result, strides[None])
-        return type(result)(self._like(t, strides[i]) if i in strides else t for i, t in enumerate(result))
+            return self._like(result, *forms[None])
+        return type(result)(self._like(t, *forms[i]) if i in forms else t for i, t in enumerate(result))
 
     def _apart(self, tensors):
         made = []
         for t in tensors:
-            made.append(self._like(t, t.stride()) if any(t is other for other in made) else t)
+            made.append(self._like(t, t.stride(), t.dtype) if any(t is other for other in made) else t)
         return type(tensors)(made)
 
-    def _strides(self, func, args, kwargs):
+    def _forms(self, func, args, kwargs):
         key = pytree.tree_map_only(torch.Tensor, Described, (tuple(args), dict(kwargs)))
         return self.layouts.get((str(func), repr(key)))
 
-    def _like(self, tensor, stride):
-        made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="meta")
+    def _like(self, tensor, stride, dtype):
+        made = torch.empty_strided(tensor.shape, stride, dtype=dtype, device="meta")
         return FakeTensor(self, made, tensor.device)

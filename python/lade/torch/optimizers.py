@@ -11,6 +11,7 @@ import copy
 import inspect
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture
 from .residents import Fetch
@@ -18,6 +19,7 @@ from .residents import Fetch
 PER_PARAM = tuple(getattr(torch.optim, name) for name in
                   ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"))
 
+_STANDARD = "param_groups", "state", "defaults", "step"
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _LIBRARY = torch.library.Library("lade", "DEF")
 _LIBRARY.define("update(Tensor(a!) param, Tensor grad, Tensor(b!)[] state, Tensor[] found_inf, int index) -> ()")
@@ -50,6 +52,12 @@ def narrowed(optimizer, group, params, state):
     slim.param_groups = [{**group, "params": params}]
     slim.state = state
     return slim
+
+
+def own_copies(optimizer):
+    """Return {attribute: its value} of a class of its own, tensors in them copied: a step may write them."""
+    return {key: pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), value)
+            for key, value in vars(optimizer).items() if key not in _STANDARD and not key.startswith("_")}
 
 
 def params_of(optimizer):

@@ -42,7 +42,7 @@ def call_key(values, op):
 
 
 class Relayout(Exception):
-    """Kernels return other strides than their descriptions say: the capture is to be done again with Pricer.layouts."""
+    """Kernels return other forms than their descriptions say: the capture is to be done again with Pricer.layouts."""
 
 
 class Pricer:
@@ -50,7 +50,7 @@ class Pricer:
 
     def __init__(self, optimizer):
         self.optimizer, self.table, self.arena = optimizer, {}, None
-        self.layouts = {}  # key of a call -> {output: strides}, where they differ from the description
+        self.layouts = {}  # key of a call -> {output: (strides, dtype)}, where they differ from the description
         self.odd = {}  # (key of a call, output) -> (shape, dtype, device), where another call cannot be priced without
 
     def price(self, values, device):
@@ -60,8 +60,12 @@ class Pricer:
             if key not in self.table and key not in wanted:
                 wanted[key] = op
         n_layouts = len(self.layouts)
-        if wanted:
-            self._run_all(values, wanted, device)
+        try:
+            if wanted:
+                self._run_all(values, wanted, device)
+        except CannotCapture:  # a kernel may refuse operands that another one's description gives
+            if len(self.layouts) == n_layouts:
+                raise
         if len(self.layouts) > n_layouts:
             raise Relayout
         for key, op in zip(keys, values.ops):
@@ -264,6 +268,7 @@ class Pricer:
             nodes = list(zip(op.node.args[0], op.node.args[1]))
             pairs = [self._like(values, p, g) for p, g in nodes]
             slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs, {})
+            slim.__dict__.update(optimizers.own_copies(self.optimizer))
             slim.param_groups = [{**self.optimizer.param_groups[0], "params": pairs}]
             groups, at = [], 0
             for group in self.optimizer.param_groups:
@@ -281,7 +286,11 @@ class Pricer:
         if optimizers.is_per_param(self.optimizer):
             optimizers.create_state(slim, {id(param): param}, slim.state)
         else:
-            step(slim)  # its first step creates state
+            try:
+                step(slim)  # its first step creates state
+            except Exception as fault:
+                raise CannotCapture(f"it fails on parameters of its own, as before a first step: {type(fault).__name__}: {fault}",
+                                    type(self.optimizer).__name__ + ".step") from fault
         return (lambda *_args, **_kwargs: _stepped(slim, step)), (), {}, []
 
     @staticmethod
@@ -305,8 +314,8 @@ class Pricer:
             sizes.append(_size(values, op, value, tensor, () if storage in storages else held))
             if tensor is None:
                 continue
-            if sizes[-1] and not _is_laid_out(tensor, values.metas[value]) and not kernels.is_opaque(op.node, value[1]):
-                self.layouts.setdefault(call_key(values, op), {})[value[1]] = tensor.stride()
+            if sizes[-1] and not _is_as_described(tensor, values.metas[value]) and not kernels.is_opaque(op.node, value[1]):
+                self.layouts.setdefault(call_key(values, op), {})[value[1]] = tensor.stride(), tensor.dtype
             if sizes[-1] and storage in op.writes:
                 held.add(tensor.untyped_storage().data_ptr())
             storages.add(storage)
@@ -331,9 +340,9 @@ def _size(values, op, value, tensor, held):
     return storage_bytes(tensor, values.device)
 
 
-def _is_laid_out(tensor, meta):
-    """True if a tensor has the strides of its description, where they matter."""
-    return tensor.numel() == 0 or all(a == b for a, b, n in zip(tensor.stride(), meta.stride(), tensor.shape) if n > 1)
+def _is_as_described(tensor, meta):
+    """True if a tensor has the dtype of its description, and its strides where they matter."""
+    return tensor.dtype == meta.dtype and (tensor.numel() == 0 or all(a == b for a, b, n in zip(tensor.stride(), meta.stride(), tensor.shape) if n > 1))
 
 
 def _stepped(optimizer, step):

@@ -200,6 +200,10 @@ def _refusal(fault):
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
     if "FakeTensor.__format__" in text or ".numpy() is not supported" in text:
         text = "the step reads the value of a tensor; return the tensor, and read it after the step"
+    if "HigherOrderOperator" in text:
+        text = "higher-order ops, such as torch.cond, are not captured"
+    if "shape_env must not be None" in text:
+        text = "nested tensors are not captured"
     if "dynamo" in type(fault).__module__ or "dynamo" in text.lower():
         text = "torch.compile inside of the step is not captured; give the plain model: " + text
     return CannotCapture(text, op, user_line(fault))

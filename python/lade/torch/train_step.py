@@ -162,7 +162,7 @@ class Step:
                 return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
             except Relayout:
                 continue
-        raise CannotCapture("its kernels return strides that no description gives", "capture")
+        raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
 
     def _refuse_counters(self, places, args, kwargs):
         """Refuse numbers and texts that a second step would change again; one that changes once is put after the step."""
