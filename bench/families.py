@@ -29,13 +29,22 @@ FAMILIES = {
     "gemma3_text": {**BASE, **CUT, "head_dim": 64}, "phi3": {**BASE, "partial_rotary_factor": 0.5}, "olmo2": BASE,
     "smollm3": {**BASE, "no_rope_layers": [1, 1, 1, 0]}, "starcoder2": BASE, "gpt_neox": BASE,
     "falcon": {**BASE, "new_decoder_architecture": True, "num_kv_heads": 4}, "mpt": BASE, "bloom": BASE,
-    "ministral3": {**BASE, "head_dim": 64},
+    "ministral3": {**BASE, "head_dim": 64}, "olmo3": {**BASE, **CUT}, "seed_oss": {**BASE, "head_dim": 64}, "arcee": BASE,
+    "exaone4": {**BASE, **CUT}, "stablelm": BASE, "nemotron": {**BASE, "head_dim": 64},
+    "vaultgemma": {**BASE, "head_dim": 64, "sliding_window": 128}, "granite": BASE, "helium": {**BASE, "head_dim": 64},
+    "ernie4_5": {**BASE, "head_dim": 64}, "glm": {**BASE, "head_dim": 64}, "glm4": {**BASE, "head_dim": 64},
+    "cohere": BASE, "cohere2": {**BASE, **CUT}, "gpt_neo": {**BASE, "window_size": 128},
+    "gpt_bigcode": {**BASE, "n_inner": 1408}, "hunyuan_v1_dense": {**BASE, "head_dim": 64},
+    "cwm": {**BASE, **CUT, "head_dim": 64}, "jais2": BASE, "internlm3": {**BASE, "head_dim": 64},
 }
 
 
 CORE = str(min(os.sched_getaffinity(0)))
-TIED = {"gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2", "falcon", "mpt", "bloom"}  # if the configuration does not say
-N_WINDOWED = {"mistral": 4, "ministral": 2, "gemma2": 2, "gemma3_text": 2}
+TIED = {"gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2", "falcon", "mpt", "bloom", "ernie4_5", "cohere", "cohere2", "vaultgemma",
+        "gpt_neo", "gpt_bigcode"}  # if the configuration does not say
+N_WINDOWED = {"mistral": 4, "ministral": 2, "gemma2": 2, "gemma3_text": 2, "olmo3": 2, "exaone4": 2, "vaultgemma": 2,
+              "cohere2": 2, "gpt_neo": 2, "cwm": 2}
+HAS_POSITIONS = {"gpt_neo", "gpt_bigcode"}  # a table of them
 ROWS, SEQ = 2, 512
 
 
@@ -53,8 +62,10 @@ def run(family, n_steps):
 
 def flops(family, fields, n_parameters):
     """Return the necessary operations of a step, as docs/models.md counts them; norms and biases are next to nothing."""
-    width, n_layers, window = fields["hidden_size"], fields["num_hidden_layers"], fields.get("sliding_window", 0)
+    width, n_layers = fields["hidden_size"], fields["num_hidden_layers"]
+    window = fields.get("sliding_window", fields.get("window_size", 0))
     n_lookups = 0 if fields.get("tie_word_embeddings", family in TIED) else fields["vocab_size"] * width
+    n_lookups += SEQ * width * (family in HAS_POSITIONS)
     n_windowed = N_WINDOWED.get(family, 0)
     keys = (n_layers - n_windowed) * SEQ + n_windowed * window * (2 - window / SEQ)
     return 6 * ROWS * SEQ * (n_parameters - n_lookups + width * keys)

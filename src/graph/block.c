@@ -308,9 +308,13 @@ static int heads_build(struct lade_build *build, int64_t i_layer, int qkv, int s
     const struct lade_op_attr clip = {.activation = LADE_CLAMP, .limit = model->qkv_clip};
     qkv = lade_build_out(build, lade_build_op(build, LADE_OP_ACTIVATION, "attn.clip", &clip, &qkv), 0);
   }
-  qkv = qk_norm_build(build, i_layer, qkv);
+  const bool is_rope_first = row_get(build)->is_rope_first;
+  if (!is_rope_first)
+    qkv = qk_norm_build(build, i_layer, qkv);
   if (lade_model_layer_has_rope(model, i_layer))
     qkv = lade_build_out(build, lade_build_op(build, LADE_OP_ROPE, "attn.rope", &attr, &qkv), 0);
+  if (is_rope_first)
+    qkv = qk_norm_build(build, i_layer, qkv);
   return lade_build_attention(build, "attn.out", i_layer, qkv, sinks);
 }
 

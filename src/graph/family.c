@@ -29,15 +29,16 @@
 #define GEMMA_NORMS \
   .norm_1 = "input_layernorm", .post_1 = "post_attention_layernorm", .norm_2 = "pre_feedforward_layernorm", \
   .post_2 = "post_feedforward_layernorm"
+#define GPT2_NAMES \
+  .norm = LADE_NORM_LAYER, .has_positions = true, .activation = LADE_GELU_TANH, .prefix = "transformer.", \
+  .layers = "h.", .table = "wte", .positions = "wpe", .final_norm = "ln_f", .head = "lm_head", .norm_1 = "ln_1", \
+  .norm_2 = "ln_2", .wide = "mlp.c_fc", .down = "mlp.c_proj", .table_name = "wte", .norm_op = "ln_1", \
+  .final_op = "ln_f"
 #define SWIGLU .norm = LADE_NORM_RMS, .is_gated = true, .activation = LADE_SILU
 
 static const struct lade_family_row rows[LADE_N_FAMILIES] = {
-    [LADE_GPT2] = {.model_type = "gpt2", .architecture = "GPT2LMHeadModel", .norm = LADE_NORM_LAYER,
-                   .has_positions = true, .biases = LADE_BIAS_ALL, .activation = LADE_GELU_TANH, .is_transposed = true,
-                   .prefix = "transformer.", .layers = "h.", .table = "wte", .positions = "wpe", .final_norm = "ln_f",
-                   .head = "lm_head", .norm_1 = "ln_1", .norm_2 = "ln_2", .qkv = "attn.c_attn", .out = "attn.c_proj",
-                   .wide = "mlp.c_fc", .down = "mlp.c_proj", .table_name = "wte", .norm_op = "ln_1",
-                   .final_op = "ln_f"},
+    [LADE_GPT2] = {.model_type = "gpt2", .architecture = "GPT2LMHeadModel", GPT2_NAMES, .biases = LADE_BIAS_ALL,
+                   .is_transposed = true, .qkv = "attn.c_attn", .out = "attn.c_proj"},
     [LADE_LLAMA] = {.model_type = "llama", .architecture = "LlamaForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS},
     [LADE_MISTRAL] = {.model_type = "mistral", .architecture = "MistralForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS},
     [LADE_MINISTRAL] = {.model_type = "ministral", .architecture = "MinistralForCausalLM", SWIGLU, LLAMA_NAMES,
@@ -124,6 +125,21 @@ static const struct lade_family_row rows[LADE_N_FAMILIES] = {
                    .post_2 = "post_mlp_layernorm"},
     [LADE_COHERE] = {.model_type = "cohere", .architecture = "CohereForCausalLM", COHERE},
     [LADE_COHERE2] = {.model_type = "cohere2", .architecture = "Cohere2ForCausalLM", COHERE},
+    [LADE_GPT_NEO] = {.model_type = "gpt_neo", .architecture = "GPTNeoForCausalLM", GPT2_NAMES,
+                      .biases = LADE_BIAS_OUT | LADE_BIAS_MLP | LADE_BIAS_NORM, .qkv = "attn.attention.qkv_proj",
+                      .query = "attn.attention.q_proj", .key = "attn.attention.k_proj",
+                      .value = "attn.attention.v_proj", .out = "attn.attention.out_proj"},
+    [LADE_GPT_BIGCODE] = {.model_type = "gpt_bigcode", .architecture = "GPTBigCodeForCausalLM", GPT2_NAMES,
+                          .biases = LADE_BIAS_ALL, .is_qkv_by_group = true, .qkv = "attn.c_attn",
+                          .out = "attn.c_proj"},
+    [LADE_HUNYUAN] = {.model_type = "hunyuan_v1_dense", .architecture = "HunYuanDenseV1ForCausalLM", SWIGLU,
+                      LLAMA_NAMES, LLAMA_NORMS, .qk_norm = LADE_QK_NORM_HEAD, .is_rope_first = true,
+                      .query_norm = "self_attn.query_layernorm", .key_norm = "self_attn.key_layernorm"},
+    [LADE_CWM] = {.model_type = "cwm", .architecture = "CwmForCausalLM", SWIGLU, LLAMA_NAMES, LLAMA_NORMS},
+    [LADE_JAIS2] = {.model_type = "jais2", .architecture = "Jais2ForCausalLM", .norm = LADE_NORM_LAYER,
+                    .activation = LADE_RELU_SQUARED, .biases = LADE_BIAS_NORM, UNGATED_NAMES, LLAMA_NORMS},
+    [LADE_INTERNLM3] = {.model_type = "internlm3", .architecture = "InternLM3ForCausalLM", SWIGLU, LLAMA_NAMES,
+                        LLAMA_NORMS},
 };
 
 const struct lade_family_row *lade_family_get(enum lade_family family)

@@ -31,6 +31,7 @@ struct lade_family_row {
   enum lade_activation activation; /* the usual one */
   bool is_transposed;     /* products are stored [in, out] (GPT-2's Conv1D) */
   bool is_rope_interleaved; /* rotations pair neighbours of a head */
+  bool is_rope_first;       /* queries and keys turn before their norms */
   bool is_qkv_by_group;   /* the file has the rows of qkv by KV head: its queries, its key, its value */
   bool has_pad;           /* lookups of the token pad_token_id give no gradient */
   const char *prefix, *layers; /* of all names but the head's, and of layers: "model.", "layers." */

@@ -57,6 +57,13 @@ FAMILIES = {
     "glm4": ({**BASE, "head_dim": 20, "partial_rotary_factor": 0.4}, 4.275992),
     "cohere": ({**BASE, "logit_scale": 0.25}, 5.184867),
     "cohere2": ({**BASE, **CUT}, 5.454818),
+    "gpt_neo": ({**BASE, "window_size": 7}, 4.138671),
+    "gpt_bigcode": ({**BASE, "n_inner": 80}, 4.141405),
+    "hunyuan_v1_dense": ({**BASE, "head_dim": 20, "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 50.0}},
+                         4.557375),
+    "cwm": ({**BASE, **CUT, "head_dim": 16}, 4.373048),
+    "jais2": ({**BASE}, 4.402683),
+    "internlm3": ({**BASE, "head_dim": 20, "qkv_bias": True, "bias": True}, 4.231076),
     "vaultgemma": ({**BASE, "head_dim": 14, "sliding_window": 7, "final_logit_softcapping": 2.0}, 4.139659),
 }
 STEPS, TOLERANCE = 4, 2e-5
@@ -85,5 +92,5 @@ for model_type, (fields, expected) in FAMILIES.items():
         print(f"{model_type} {found:.6f}")
         continue
     assert abs(found - expected) < TOLERANCE, (model_type, found, expected)
-    if model_type in ("qwen3", "gemma2", "olmo2", "falcon", "mpt"):
+    if model_type in ("qwen3", "gemma2", "olmo2", "falcon", "mpt", "hunyuan_v1_dense"):
         assert loss_of(model_type, "--budget", "min")[1] == digest, model_type

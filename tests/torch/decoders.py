@@ -44,6 +44,10 @@ NEOX = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_l
 FALCON = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64,
               bos_token_id=1, eos_token_id=2)
 MPT = dict(vocab_size=VOCAB, d_model=64, n_layers=3, n_heads=4, max_seq_len=64, bos_token_id=1, eos_token_id=2)
+GPTNEO = dict(vocab_size=VOCAB, hidden_size=64, num_layers=3, num_heads=4, max_position_embeddings=64, window_size=7,
+              bos_token_id=1, eos_token_id=2)
+BIGCODE = dict(vocab_size=VOCAB, n_embd=64, n_layer=3, n_head=4, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0,
+               resid_pdrop=0.0, bos_token_id=1, eos_token_id=2)
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 9.0], "rope_theta": 10000.0}
 # name: (config class, fields)
@@ -122,6 +126,20 @@ CASES = {
     "glm4": ("Glm4Config", dict(BASE, head_dim=20, partial_rotary_factor=0.4)),
     "cohere": ("CohereConfig", dict(BASE, logit_scale=0.25, attention_bias=True, tie_word_embeddings=True)),
     "cohere2": ("Cohere2Config", dict(BASE, sliding_window=7, layer_types=SLIDING, pad_token_id=0)),
+    "gpt_neo": ("GPTNeoConfig", dict(GPTNEO, attention_types=[[["global", "local"], 1], [["local"], 1]])),
+    "gpt_bigcode": ("GPTBigCodeConfig", dict(BIGCODE)),
+    "gpt_bigcode-heads": ("GPTBigCodeConfig", dict(BIGCODE, multi_query=False, n_inner=80, tie_word_embeddings=False,
+                                                   activation_function="gelu")),
+    "hunyuan": ("HunYuanDenseV1Config", dict(BASE, head_dim=20, attention_bias=True, pad_token_id=0, rope_parameters={
+        "rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 1000.0})),
+    "hunyuan-plain": ("HunYuanDenseV1Config", dict(BASE, head_dim=12, tie_word_embeddings=True)),
+    "cwm": ("CwmConfig", dict(BASE, head_dim=16, sliding_window=7, layer_types=SLIDING, rope_parameters={
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 16})),
+    "jais2": ("Jais2Config", {**{key: BASE[key] for key in BASE if key != "rms_norm_eps"}, "rope_parameters": YARN}),
+    "internlm3": ("InternLM3Config", dict(BASE, head_dim=20, attention_bias=True, mlp_bias=True, pad_token_id=2,
+                                          rope_parameters={"rope_type": "dynamic", "factor": 6.0,
+                                                           "rope_theta": 5000.0})),
     "falcon-sequential": ("FalconConfig", dict(FALCON, multi_query=False, parallel_attn=False, bias=True)),
 }
 DEFAULT = ["qwen3", "gemma2", "gpt_neox"]

@@ -4,7 +4,8 @@ import random
 
 FAMILIES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "SmolLM3",
             "Starcoder2", "GPTNeoX", "Falcon", "Mpt", "Bloom", "Ministral3", "Olmo3", "SeedOss", "Arcee", "Exaone4",
-            "StableLm", "Nemotron", "VaultGemma", "Granite", "Helium", "Ernie4_5", "Glm", "Glm4", "Cohere", "Cohere2"]
+            "StableLm", "Nemotron", "VaultGemma", "Granite", "Helium", "Ernie4_5", "Glm", "Glm4", "Cohere", "Cohere2",
+            "HunYuanDenseV1", "Cwm", "Jais2", "InternLM3", "GPTNeo", "GPTBigCode"]
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2"]
 
 
@@ -34,13 +35,14 @@ def base(r, n_heads, n_kv_heads, head_dim, vocabulary):
 
 
 def llama_change(r, family, c, head_dim):
-    if family in ("Llama", "SmolLM3", "Arcee", "SeedOss", "Nemotron", "Granite"):
+    if family in ("Llama", "SmolLM3", "Arcee", "SeedOss", "Nemotron", "Granite", "Jais2"):
         c.update(attention_bias=r.random() < 0.4, mlp_bias=r.random() < 0.4)
-    if family in ("Qwen3", "Olmo2", "Olmo3", "VaultGemma", "Helium", "Glm", "Glm4", "Cohere", "Cohere2") or family.startswith("Gemma"):
+    if family in ("Qwen3", "Olmo2", "Olmo3", "VaultGemma", "Helium", "Glm", "Glm4", "Cohere", "Cohere2",
+                  "HunYuanDenseV1") or family.startswith("Gemma"):
         c["attention_bias"] = r.random() < 0.4
-    if family in ("Mistral", "Ministral", "Qwen2", "Qwen3", "SmolLM3", "Olmo3", "Exaone4", "Cohere2"):
+    if family in ("Mistral", "Ministral", "Qwen2", "Qwen3", "SmolLM3", "Olmo3", "Exaone4", "Cohere2", "Cwm"):
         c["sliding_window"] = r.choice([1, 5, 16, 100])
-    if family in ("Ministral", "Olmo3", "Exaone4", "VaultGemma", "Cohere2"):
+    if family in ("Ministral", "Olmo3", "Exaone4", "VaultGemma", "Cohere2", "Cwm"):
         c["layer_types"] = [r.choice(["sliding_attention", "full_attention"]) for _ in range(c["num_hidden_layers"])]
     if family == "Granite":
         c.update(embedding_multiplier=r.choice([1.0, 3.0]), residual_multiplier=r.choice([1.0, 0.22]),
@@ -49,6 +51,12 @@ def llama_change(r, family, c, head_dim):
         c["use_bias"] = r.random() < 0.5
     if family in ("Cohere", "Cohere2"):
         c.update(logit_scale=r.choice([1.0, 0.25, 0.3]), layer_norm_eps=c.pop("rms_norm_eps"))
+    if family == "InternLM3":
+        biases = r.random() < 0.5
+        c.update(attention_bias=biases, mlp_bias=biases)
+    if family == "HunYuanDenseV1" and r.random() < 0.5:
+        c["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0,
+                                "alpha": r.choice([2.0, 1000.0])}
     if family == "Helium":
         c["head_dim"] = head_dim
     if family == "SeedOss":
@@ -61,7 +69,7 @@ def llama_change(r, family, c, head_dim):
     if family == "SmolLM3":
         c["no_rope_layers"] = [r.randint(0, 1) for _ in range(c["num_hidden_layers"])]
     if family in ("Qwen3", "Mistral", "Ministral", "Gemma", "Gemma2", "Gemma3Text", "SeedOss", "VaultGemma", "Nemotron",
-                  "Ernie4_5", "Glm", "Glm4"):
+                  "Ernie4_5", "Glm", "Glm4", "HunYuanDenseV1", "Cwm", "InternLM3"):
         c.update(head_dim=head_dim, hidden_size=c["num_attention_heads"] * r.choice([6, 10]))
 
 
@@ -107,12 +115,28 @@ def alibi_make(r, family, n_heads, head_dim, vocabulary):
                 attn_config=dict(clip_qkv=r.choice([None, 0.3, 6.0]), softmax_scale=r.choice([None, 0.2])))
 
 
+def positions_make(r, family, n_heads, head_dim, vocabulary):
+    n_layers = r.choice([1, 2, 3])
+    ends = dict(vocab_size=vocabulary, bos_token_id=1, eos_token_id=2, tie_word_embeddings=r.random() < 0.6,
+                activation_function=r.choice(ACTIVATIONS))
+    if family == "GPTNeo":
+        return dict(ends, hidden_size=n_heads * head_dim, num_layers=n_layers, num_heads=n_heads,
+                    max_position_embeddings=64, window_size=r.choice([1, 5, 16, 100]),
+                    intermediate_size=r.choice([None, 56]),
+                    attention_types=[[[r.choice(["global", "local"])], 1] for _ in range(n_layers)])
+    return dict(ends, n_embd=n_heads * head_dim, n_layer=n_layers, n_head=n_heads, n_positions=64,
+                n_inner=r.choice([None, 56]), multi_query=r.random() < 0.5, attn_pdrop=0.0, embd_pdrop=0.0,
+                resid_pdrop=0.0)
+
+
 def make(seed, vocabulary):
     """Return (config class, fields) of configuration @seed, the same everywhere."""
     r, family = random.Random(seed), FAMILIES[seed % len(FAMILIES)]
     n_kv_heads, head_dim = r.choice([1, 2, 3]), r.choice([8, 10, 12, 20])
     if family in ("Mpt", "Bloom"):
         return family + "Config", alibi_make(r, family, n_kv_heads * r.choice([1, 2, 3]), head_dim, vocabulary)
+    if family in ("GPTNeo", "GPTBigCode"):
+        return family + "Config", positions_make(r, family, n_kv_heads * r.choice([1, 2, 3]), head_dim, vocabulary)
     c = base(r, n_kv_heads * r.choice([1, 2, 3]), n_kv_heads, head_dim, vocabulary)
     if family.startswith("Gemma") or family == "VaultGemma":
         gemma_change(r, family, c, head_dim)
@@ -128,7 +152,7 @@ def make(seed, vocabulary):
         part = r.choice([1.0, 0.5]) if head_dim % 4 == 0 else 1.0
         c.update(partial_rotary_factor=part, rope_parameters=dict(rope(r, 0, ("default", "linear")),
                                                                   partial_rotary_factor=part))
-    if family in ("StableLm", "Nemotron"):
+    if family in ("StableLm", "Nemotron", "Jais2"):
         c["norm_eps" if family == "Nemotron" else "layer_norm_eps"] = c.pop("rms_norm_eps")
     if family == "StableLm":
         c.update(use_qkv_bias=r.random() < 0.5, use_parallel_residual=r.random() < 0.5)

@@ -23,7 +23,7 @@
 /* Refuse a model_type without a row in the table of families, with the list of those that have one. */
 static int type_refuse(const struct config *config)
 {
-  char expected[400] = "one of ";
+  char expected[480] = "one of ";
   for (int i = 0; i < LADE_N_FAMILIES; i++) {
     size_t used = strlen(expected);
     snprintf(expected + used, sizeof(expected) - used, "%s%s", i ? ", " : "", lade_family_get(i)->model_type);

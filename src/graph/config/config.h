@@ -44,6 +44,7 @@ struct config_fields {
   int64_t window;      /* if absent; null: none; 0: also if absent */
   enum config_windows windows;
   int64_t window_period;  /* without a list of types, one layer in this many, the last, lacks the window; 0: none */
+  bool is_unwindowed_first; /* of window_period: the first layer of each period lacks the window, not the last */
   bool has_window_pattern; /* the field sliding_window_pattern states the period */
   bool has_window_switch; /* use_sliding_window, off if absent, and max_window_layers */
   bool turns_windowed;    /* layers without the window have no rotary positions */
@@ -51,7 +52,8 @@ struct config_fields {
   float partial_rotary;   /* the part of a head that turns if no field states it; 0: heads turn whole */
   unsigned attention_biases; /* parts with a bias if attention_bias is true; bits of enum lade_bias */
   bool has_attention_bias;   /* attention_bias if absent */
-  bool has_mlp_bias;         /* the field mlp_bias, false if absent */
+  bool has_mlp_bias;         /* the field mlp_bias */
+  bool is_mlp_biased;        /* mlp_bias if absent */
 };
 
 /* Return the fields of @family; GPT-2 included. */

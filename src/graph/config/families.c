@@ -128,9 +128,10 @@ static int layer_types_read(const struct config *config, struct lade_model *mode
 /* Return true if layer @i_layer has the window where the config has no layer_types. */
 static bool is_windowed(const struct lade_model *model, int64_t i_layer, int64_t period, int64_t first)
 {
+  const bool is_unwindowed_first = config_fields_get(model->family)->is_unwindowed_first;
   if (model->family == LADE_SMOLLM3)
     return lade_layer_set_has(&model->unrotated, i_layer);
-  return i_layer >= first && (period == 0 || (i_layer + 1) % period != 0);
+  return i_layer >= first && (period == 0 || (i_layer + !is_unwindowed_first) % period != 0);
 }
 
 /* Read the layers that have the window: from layer_types, or by the family's pattern. */
@@ -210,7 +211,7 @@ static int biases_read(const struct config *config, const struct config_fields *
   if (fields->attention_biases)
     rc = bias_read(config, "attention_bias", fields->has_attention_bias, fields->attention_biases, model);
   if (rc == 0 && fields->has_mlp_bias)
-    rc = bias_read(config, "mlp_bias", false, LADE_BIAS_MLP, model);
+    rc = bias_read(config, "mlp_bias", fields->is_mlp_biased, LADE_BIAS_MLP, model);
   return rc;
 }
 
@@ -378,6 +379,75 @@ static int bloom_read(const struct config *config, struct lade_model *model)
   return rc < 0 ? rc : field_fixed(config, "slow_but_exact", false);
 }
 
+/* Add the layers of one element of attention_types, [["global", "local"], 12]: its types in turn, so many times. */
+static int neo_types_add(const struct config *config, const json_t *element, struct lade_model *model,
+                         int64_t *n_layers)
+{
+  const char *expected = "a list of [types, repetitions], with \"global\" or \"local\" for each layer";
+  const json_t *types = json_array_get(element, 0), *n_times = json_array_get(element, 1);
+  if (json_array_size(element) != 2 || !json_array_size(types) || !json_is_integer(n_times))
+    return field_refuse(config, "attention_types", expected);
+  for (json_int_t i = 0; i < json_integer_value(n_times); i++)
+    for (size_t j = 0; j < json_array_size(types); j++) {
+      const char *type = json_string_value(json_array_get(types, j));
+      const bool is_local = type && strcmp(type, "local") == 0;
+      if (*n_layers == model->layers || (!is_local && (!type || strcmp(type, "global") != 0)))
+        return field_refuse(config, "attention_types", expected);
+      if (is_local)
+        lade_layer_set_add(&model->windowed, *n_layers);
+      (*n_layers)++;
+    }
+  return 0;
+}
+
+/* Read GPT-Neo's layers, of which each second one has a window if no field says otherwise; scores are not scaled. */
+static int gpt_neo_read(const struct config *config, struct lade_model *model)
+{
+  const json_t *types = field_find(config, "attention_types");
+  int64_t n_layers = 0;
+  model->attention_scale = 1;
+  int rc = field_integer(config, "window_size", 256, &model->window);
+  if (rc == 0 && model->window < 1)
+    rc = field_refuse(config, "window_size", "a whole number from 1");
+  for (int64_t i = 1; i < model->layers && !types; i += 2)
+    lade_layer_set_add(&model->windowed, i);
+  for (size_t i = 0; i < json_array_size(types) && rc == 0; i++)
+    rc = neo_types_add(config, json_array_get(types, i), model, &n_layers);
+  if (rc == 0 && types && n_layers != model->layers)
+    rc = field_refuse(config, "attention_types", "as many types as num_layers");
+  return rc;
+}
+
+static int gpt_bigcode_read(const struct config *config, struct lade_model *model)
+{
+  bool is_multi_query = true;
+  int rc = field_boolean(config, "multi_query", true, &is_multi_query);
+  if (is_multi_query)
+    model->n_kv_heads = 1;
+  if (rc == 0)
+    rc = field_fixed(config, "scale_attn_weights", true);
+  return rc < 0 ? rc : field_fixed(config, "add_cross_attention", false);
+}
+
+static int hunyuan_read(const struct config *config, struct lade_model *model)
+{
+  int64_t n_experts = 1;
+  int rc = field_fixed(config, "use_cla", false);
+  if (rc == 0)
+    rc = field_fixed(config, "use_qk_norm", true);
+  if (rc == 0)
+    rc = field_integer(config, "num_experts", 1, &n_experts);
+  return rc == 0 && n_experts > 1 ? field_refuse(config, "num_experts", "1, or null in a model of this type") : rc;
+}
+
+/* InternLM 3 has the two switches that its own code has, and transformers takes them for one. */
+static int internlm3_read(const struct config *config, struct lade_model *model)
+{
+  if (lade_model_has_bias(model, LADE_BIAS_OUT) != lade_model_has_bias(model, LADE_BIAS_MLP))
+    return field_refuse(config, "attention_bias", "the value of mlp_bias");
+  return 0;
+}
+
 /* Read a factor, 1 if absent; 0 stands for 1 in the model. */
 static int factor_read(const struct config *config, const char *name, float fallback, float *ret_factor)
 {
@@ -445,6 +515,8 @@ static bool is_known(const struct lade_model *model, const char *name)
                {LADE_GRANITE, "embedding_multiplier"}, {LADE_GRANITE, "residual_multiplier"},
                {LADE_GRANITE, "logits_scaling"}, {LADE_GRANITE, "attention_multiplier"}, {LADE_COHERE, "logit_scale"},
                {LADE_COHERE2, "logit_scale"},
+               {LADE_GPT_BIGCODE, "multi_query"}, {LADE_HUNYUAN, "use_qk_norm"}, {LADE_HUNYUAN, "num_experts"},
+               {LADE_INTERNLM3, "qkv_bias"}, {LADE_INTERNLM3, "bias"},
                {LADE_STABLELM, "use_parallel_residual"}, {LADE_VAULTGEMMA, "query_pre_attn_scalar"},
                {LADE_VAULTGEMMA, "attn_logit_softcapping"}, {LADE_VAULTGEMMA, "final_logit_softcapping"}};
   const struct config_fields *fields = config_fields_get(model->family);
@@ -504,7 +576,11 @@ static int names_unite(const struct config *config, enum lade_family family)
   } names[] = {{LADE_MPT, "hidden_size", "d_model"}, {LADE_MPT, "num_attention_heads", "n_heads"},
                {LADE_MPT, "num_hidden_layers", "n_layers"}, {LADE_BLOOM, "n_embed", "hidden_size"},
                {LADE_BLOOM, "num_attention_heads", "n_head"}, {LADE_BLOOM, "num_hidden_layers", "n_layer"},
-               {LADE_FALCON, "n_embed", "hidden_size"}};
+               {LADE_FALCON, "n_embed", "hidden_size"}, {LADE_GPT_NEO, "num_attention_heads", "num_heads"},
+               {LADE_GPT_NEO, "num_hidden_layers", "num_layers"}, {LADE_GPT_BIGCODE, "hidden_size", "n_embd"},
+               {LADE_GPT_BIGCODE, "num_attention_heads", "n_head"}, {LADE_GPT_BIGCODE, "num_hidden_layers", "n_layer"},
+               {LADE_GPT_BIGCODE, "max_position_embeddings", "n_positions"},
+               {LADE_INTERNLM3, "qkv_bias", "attention_bias"}, {LADE_INTERNLM3, "bias", "mlp_bias"}};
   for (size_t i = 0; i < LADE_COUNT(names); i++) {
     json_t *value = json_object_get(config->object, names[i].other);
     const json_t *usual = field_find(config, names[i].usual);
@@ -529,7 +605,9 @@ int config_family_read(const struct config *config, enum lade_family family, str
       [LADE_GPT_NEOX] = gpt_neox_read, [LADE_FALCON] = falcon_read,         [LADE_MPT] = mpt_read,
       [LADE_BLOOM] = bloom_read,       [LADE_SEED_OSS] = seed_oss_read,     [LADE_STABLELM] = stablelm_read,
       [LADE_VAULTGEMMA] = gemma_read,  [LADE_GRANITE] = granite_read,       [LADE_HELIUM] = whole_heads_read,
-      [LADE_ERNIE4_5] = ernie4_5_read, [LADE_COHERE] = cohere_read,         [LADE_COHERE2] = cohere_read};
+      [LADE_ERNIE4_5] = ernie4_5_read, [LADE_COHERE] = cohere_read,         [LADE_COHERE2] = cohere_read,
+      [LADE_GPT_NEO] = gpt_neo_read,   [LADE_GPT_BIGCODE] = gpt_bigcode_read,
+      [LADE_HUNYUAN] = hunyuan_read,   [LADE_INTERNLM3] = internlm3_read};
   const struct config_fields *fields = config_fields_get(family);
   model->family = family;
   int rc = names_unite(config, family);

@@ -195,6 +195,19 @@ static int temperature_read(const struct config *outer, const struct config *con
   return original_read(outer, config, model);
 }
 
+/* Read alpha (Hunyuan), which stretches the base for all lengths: base * alpha^(D / (D - 2)). */
+static int stretch_read(const struct config *config, struct lade_model *model)
+{
+  float alpha = 1;
+  const double dim = (double)lade_model_rotary_dim(model);
+  int rc = field_number(config, "alpha", 1, &alpha);
+  if (rc == 0 && !(alpha > 0 && dim > 2))
+    rc = field_refuse(config, "alpha", "a number above 0, or null");
+  if (rc == 0)
+    model->rope_base = (float)((double)model->rope_base * pow((double)alpha, dim / (dim - 2)));
+  return rc;
+}
+
 static struct config inner_config(const struct config *outer, json_t *object, const char *prefix)
 {
   return (struct config){.path = outer->path, .object = object, .prefix = prefix, .error = outer->error};
@@ -210,6 +223,8 @@ static int object_read(const struct config *outer, const struct config *config, 
     rc = partial_read(config, "partial_rotary_factor", model);
   if (rc == 0)
     rc = form_read(outer, config, model);
+  if (rc == 0 && model->family == LADE_HUNYUAN && model->rope_kind == LADE_ROPE_DYNAMIC)
+    rc = stretch_read(config, model);
   return rc < 0 ? rc : temperature_read(outer, config, model);
 }
 
@@ -266,6 +281,15 @@ static void ministral3_set(struct lade_model *model)
   model->attention_temperature_beta = 0.1f;
 }
 
+/* Set the form of a CWM that states none. */
+static void cwm_set(struct lade_model *model)
+{
+  model->rope_scale_factor = 16;
+  model->rope_low_freq_factor = 1;
+  model->rope_high_freq_factor = 4;
+  model->rope_original_context = 8192;
+}
+
 int config_rope_read(const struct config *config, struct lade_model *model)
 {
   const bool is_neox = model->family == LADE_GPT_NEOX;
@@ -283,8 +307,11 @@ int config_rope_read(const struct config *config, struct lade_model *model)
     rc = partial_read(config, partial, model);
   if (rc == 0 && json_is_object(field_find(config, "rope_scaling")) && field_find(config, "rope_parameters"))
     rc = field_refuse(config, "rope_parameters", "null beside rope_scaling");
-  if (model->family == LADE_MINISTRAL3 && !field_find(config, "rope_scaling") && !field_find(config, "rope_parameters"))
+  const bool has_form = field_find(config, "rope_scaling") || field_find(config, "rope_parameters");
+  if (model->family == LADE_MINISTRAL3 && !has_form)
     ministral3_set(model);
+  if (model->family == LADE_CWM && !has_form)
+    cwm_set(model);
   if (rc == 0)
     rc = named_read(config, "rope_scaling", model);
   if (rc == 0)

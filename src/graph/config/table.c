@@ -95,6 +95,21 @@ static const struct config_fields families[LADE_N_FAMILIES] = {
     [LADE_COHERE2] = {SIZES("layer_norm_eps"), ATTENTION_BIAS, .norm_eps = 1e-5f, .rope_theta = 10000,
                       .is_tied = true, .window = 4096, .windows = CONFIG_WINDOWS_BY_TYPE, .window_period = 4,
                       .has_window_pattern = true, .turns_windowed = true},
+    [LADE_GPT_NEO] = {.sizes = {"num_layers", "num_heads", "num_heads", "hidden_size", "intermediate_size",
+                                "max_position_embeddings", "vocab_size", "layer_norm_epsilon"},
+                      .activation = "activation_function", .hidden_of_width = 4, .norm_eps = 1e-5f, .is_tied = true,
+                      .pad_token = -1, .context = 2048},
+    [LADE_GPT_BIGCODE] = {.sizes = {"n_layer", "n_head", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size",
+                                    "layer_norm_epsilon"}, .activation = "activation_function", .hidden_of_width = 4,
+                          .norm_eps = 1e-5f, .is_tied = true, .pad_token = -1},
+    [LADE_HUNYUAN] = {SIZES("rms_norm_eps"), ATTENTION_BIAS, .norm_eps = 1e-6f, .rope_theta = 10000, .context = 2048},
+    [LADE_CWM] = {SIZES("rms_norm_eps"), .has_mlp_bias = true, .norm_eps = 1e-5f, .rope_theta = 1000000,
+                  .pad_token = -1, .n_kv_heads = 8, .head_dim = 128, .context = 131072, .window = 8192,
+                  .windows = CONFIG_WINDOWS_BY_TYPE, .window_period = 4, .is_unwindowed_first = true},
+    [LADE_JAIS2] = {SIZES("layer_norm_eps"), ATTENTION_BIAS, .has_attention_bias = true, .has_mlp_bias = true,
+                    .is_mlp_biased = true, .norm_eps = 1e-5f, .rope_theta = 10000, .pad_token = -1, .context = 8192},
+    [LADE_INTERNLM3] = {SIZES("rms_norm_eps"), ATTENTION_BIAS, .has_mlp_bias = true, .norm_eps = 1e-5f,
+                        .rope_theta = 10000, .pad_token = 2, .n_kv_heads = 2, .head_dim = 128, .context = 32768},
 };
 
 const struct config_fields *config_fields_get(enum lade_family family)

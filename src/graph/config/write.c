@@ -84,21 +84,27 @@ static json_t *rope_json(const struct lade_model *model)
   }
 }
 
-/* Put the form of the angles. Ministral 3 always has one, with the temperature of attention. */
+/*
+ * Put the form of the angles. A Ministral 3 or a CWM that states none has another than the plain one, so theirs is
+ * always written; Ministral 3 has the temperature of attention there.
+ */
 static void rope_form_put(struct root *root, const struct lade_model *model)
 {
   json_t *form = rope_json(model);
+  if (model->family != LADE_MINISTRAL3 && model->family != LADE_CWM) {
+    put(root, "rope_scaling", form);
+    return;
+  }
+  struct root object = {.json = json_is_object(form) ? form : json_pack("{s:s}", "rope_type", "default")};
+  if (object.json != form)
+    json_decref(form);
+  put(&object, "rope_theta", number_json(model->rope_base));
   if (model->family == LADE_MINISTRAL3) {
-    struct root object = {.json = json_is_object(form) ? form : json_pack("{s:s}", "rope_type", "default")};
-    if (object.json != form)
-      json_decref(form);
-    put(&object, "rope_theta", number_json(model->rope_base));
     put(&object, "llama_4_scaling_beta", number_json(model->attention_temperature_beta));
     put_integer(&object, "original_max_position_embeddings", LADE_MAX(model->rope_original_context, 1));
-    root->is_bad |= object.is_bad;
-    form = object.json;
   }
-  put(root, model->family == LADE_MINISTRAL3 ? "rope_parameters" : "rope_scaling", form);
+  root->is_bad |= object.is_bad;
+  put(root, "rope_parameters", object.json);
 }
 
 /* Put the angles of layers of both types (OLMo 3). */
@@ -249,6 +255,16 @@ static void sizes_put(struct root *root, const struct lade_model *model, const s
   put(root, names->norm_eps, number_json(model->norm_eps));
 }
 
+static void gpt_neo_put(struct root *root, const struct lade_model *model)
+{
+  json_t *types = json_array();
+  for (int64_t i = 0; i < model->layers && types; i++)
+    if (json_array_append_new(types, json_string(lade_layer_set_has(&model->windowed, i) ? "local" : "global")))
+      root->is_bad = true;
+  put(root, "attention_types", json_pack("[[o,i]]", types, 1));
+  put_integer(root, "window_size", model->window);
+}
+
 static void family_put(struct root *root, const struct lade_model *model)
 {
   if (model->family == LADE_GEMMA2 || model->family == LADE_GEMMA3 || model->family == LADE_VAULTGEMMA)
@@ -261,6 +277,10 @@ static void family_put(struct root *root, const struct lade_model *model)
     granite_put(root, model);
   if (model->family == LADE_COHERE || model->family == LADE_COHERE2)
     put(root, "logit_scale", factor_json(model->logit_scale));
+  if (model->family == LADE_GPT_NEO)
+    gpt_neo_put(root, model);
+  if (model->family == LADE_GPT_BIGCODE)
+    put(root, "multi_query", json_boolean(model->n_kv_heads == 1));
   if (model->family == LADE_MPT)
     mpt_put(root, model);
   if (model->family == LADE_GPT_NEOX || model->family == LADE_STABLELM)
@@ -302,7 +322,8 @@ json_t *lade_model_json(const struct lade_model *model)
   family_put(&root, model);
   if (row->has_pad && (model->has_pad_token || model->family != LADE_LLAMA))
     put(&root, "pad_token_id", model->has_pad_token ? json_integer(model->pad_token) : json_null());
-  put(&root, "bos_token_id", json_null());
+  if (model->family != LADE_CWM) /* transformers takes no null there */
+    put(&root, "bos_token_id", json_null());
   put(&root, "eos_token_id", json_null());
   put(&root, "torch_dtype", json_string("float32"));
   if (!root.is_bad)

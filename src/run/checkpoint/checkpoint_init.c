@@ -298,10 +298,10 @@ static bool is_no_weight(const struct lade_model *model, const char *bare)
 {
   if (model->is_tied && (strcmp(bare, "lm_head.weight") == 0 || strcmp(bare, "embed_out.weight") == 0))
     return true;
-  if (model->family == LADE_GPT2)
+  if (model->family == LADE_GPT2 || model->family == LADE_GPT_BIGCODE)
     return name_ends(bare, ".attn.bias") || name_ends(bare, ".attn.masked_bias");
-  if (model->family == LADE_GPT_NEOX && (name_ends(bare, ".attention.bias") || name_ends(bare,
-                                                                                         ".attention.masked_bias")))
+  if ((model->family == LADE_GPT_NEOX || model->family == LADE_GPT_NEO) &&
+      (name_ends(bare, ".attention.bias") || name_ends(bare, ".attention.masked_bias")))
     return true;
   if (strncmp(bare, "vision_tower.", 13) == 0 || strncmp(bare, "multi_modal_projector.", 22) == 0)
     return model->family == LADE_GEMMA3 || model->family == LADE_MISTRAL ||

@@ -230,6 +230,59 @@ static void families_of_known_ops_are_read_and_their_other_forms_refused(void **
                 "false", NULL);
 }
 
+/* Families that are Llama's but for the order of norm and rotation, the windowed layers, the norm, or the biases. */
+static void variants_of_llama_are_read(void **state)
+{
+  struct lade_model model;
+  config_accept("{" SMALL_FIELDS("hunyuan_v1_dense") ",\"head_dim\":20,\"num_experts\":1,\"use_qk_norm\":true,"
+                "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":1.0,\"alpha\":1000.0}}", &model);
+  assert_float_equal(model.rope_base, 21544346.900, 1); /* 10000 * 1000^(20 / 18) */
+  config_refuse("{" SMALL_FIELDS("hunyuan_v1_dense") ",\"use_cla\":true}", "use_cla is true", "false", NULL);
+  config_refuse("{" SMALL_FIELDS("hunyuan_v1_dense") ",\"num_experts\":8}", "num_experts is 8", "1", NULL);
+  config_refuse("{" SMALL_FIELDS("hunyuan_v1_dense") ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":1.0,"
+                "\"alpha\":-1}}", "alpha is -1", "above 0", NULL);
+  config_accept("{" SMALL_FIELDS("cwm") "}", &model);
+  assert_true(model.windowed.bits[0] == 14 && model.window == 8192); /* the first layer of four is whole */
+  assert_true(model.rope_scale_factor == 16 && model.rope_original_context == 8192 && model.rope_base == 1e6f);
+  config_accept("{" SMALL_FIELDS("jais2") "}", &model);
+  assert_true(model.biases == (LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP) && model.norm_eps == 1e-5f);
+  config_accept("{" SMALL_FIELDS("internlm3") ",\"qkv_bias\":true,\"bias\":true}", &model);
+  assert_true(model.biases == (LADE_BIAS_QKV | LADE_BIAS_OUT | LADE_BIAS_MLP) && model.head_dim == 128);
+  config_refuse("{" SMALL_FIELDS("internlm3") ",\"qkv_bias\":true,\"bias\":false}", "attention_bias is true",
+                "mlp_bias", NULL);
+}
+
+#define NEO_FIELDS \
+  "\"model_type\":\"gpt_neo\",\"hidden_size\":48,\"num_layers\":3,\"num_heads\":4,\"vocab_size\":160"
+
+/* GPT-Neo states the types of its layers as repetitions; StarCoder 1 has one head of keys and values, or all. */
+static void families_with_learned_positions_are_read(void **state)
+{
+  struct lade_model model;
+  config_accept("{" NEO_FIELDS "}", &model);
+  assert_true(model.window == 256 && model.windowed.bits[0] == 2 && model.attention_scale == 1 && model.hidden == 192);
+  config_accept("{" NEO_FIELDS ",\"window_size\":5,\"attention_types\":[[[\"local\",\"global\"],1],[[\"local\"],1]]}",
+                &model);
+  assert_true(model.window == 5 && model.windowed.bits[0] == 5);
+  config_refuse("{" NEO_FIELDS ",\"attention_types\":[[[\"global\",\"local\"],12]]}", "attention_types", "each layer",
+                NULL);
+  config_refuse("{" NEO_FIELDS ",\"attention_types\":[[[\"global\"],2]]}", "attention_types", "num_layers", NULL);
+  config_refuse("{" NEO_FIELDS ",\"attention_types\":[[[\"sparse\"],3]]}", "attention_types", "\"local\"", NULL);
+  config_refuse("{" NEO_FIELDS ",\"attention_types\":[7]}", "attention_types", "repetitions", NULL);
+  config_refuse("{" NEO_FIELDS ",\"window_size\":0}", "window_size is 0", "from 1", NULL);
+  const char *const code = "\"model_type\":\"gpt_bigcode\",\"n_positions\":64,\"n_embd\":48,\"n_layer\":2,"
+                           "\"n_head\":4,\"vocab_size\":160";
+  char text[512];
+  snprintf(text, sizeof(text), "{%s}", code);
+  config_accept(text, &model);
+  assert_true(model.n_kv_heads == 1 && model.hidden == 192 && model.is_tied);
+  snprintf(text, sizeof(text), "{%s,\"multi_query\":false,\"n_inner\":80}", code);
+  config_accept(text, &model);
+  assert_true(model.n_kv_heads == 4 && model.hidden == 80);
+  snprintf(text, sizeof(text), "{%s,\"scale_attn_weights\":false}", code);
+  config_refuse(text, "scale_attn_weights is false", "true", NULL);
+}
+
 static void absurd_configs_are_refused_naming_the_field(void **state)
 {
   config_refuse("{\"model_type\":\"gpt2\"}", "vocab_size is missing", "whole number", NULL);
@@ -443,6 +496,8 @@ int main(void)
       cmocka_unit_test(configs_of_images_and_text_give_the_model_of_the_text),
       cmocka_unit_test(models_with_alibi_are_read_and_their_other_forms_refused),
       cmocka_unit_test(families_of_known_ops_are_read_and_their_other_forms_refused),
+      cmocka_unit_test(variants_of_llama_are_read),
+      cmocka_unit_test(families_with_learned_positions_are_read),
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
       cmocka_unit_test(what_other_families_compute_is_refused_unless_it_is_off),
