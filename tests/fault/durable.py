@@ -182,7 +182,7 @@ def refusals():
     # Another process, another model, another form, another place.
     with subprocess.Popen(durable(100000), stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True) as other:
-        while not other.stderr.readline().startswith("lade train: note: going on"):
+        while not other.stderr.readline().startswith("lade train: note: continuing"):
             assert other.poll() is None
         refused(1, ["drive/lade-durable.data", "another run"])
         other.terminate()
