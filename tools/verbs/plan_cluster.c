@@ -173,8 +173,7 @@ static int job_make(struct cluster_planning *planning)
     planning->job.expert_capacity = planning->options->expert_capacity;
   }
   if (planning->job.is_eager && (lade_dtype_bytes(session->dtype) != 2 || !planning->cluster.device.kernels.n_sms))
-    return lade_error_set(&planning->error, -EINVAL, "--eager prices ops by shape: give --dtype bf16 or fp16, and a "
-                          "cluster whose device has kernels (docs/cluster.md)");
+    return lade_error_set(&planning->error, -EINVAL, "--eager needs --dtype bf16 or fp16 and a device with kernels");
   if (planning->options->has_fused_attention || planning->options->n_context > 1)
     planning->cluster.device.kernels.score_forward_bytes = 0;
   if (planning->job.seq_len > planning->model.context)
