@@ -48,20 +48,37 @@
 
 struct level_bench {
   const struct lade_links_params *params;
-  lade_comm *hosts; /* of the group */
-  lade_comm *group; /* the same, or of their GPUs */
+  lade_comm *hosts;   /* of the group */
+  lade_comm *group;   /* the same, or of their GPUs */
   lade_queue *queue; /* of the GPU; NULL: on hosts */
   float *src, *dst;
 };
 
+/* Replace *@value by its sum over all ranks. */
+static int ranks_sum(lade_comm *world, float *value, struct lade_error *error)
+{
+  const float own = *value;
+  const struct lade_collective all = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 1, .src = &own, .dst = value};
+  return lade_comm_run(world, &all, error);
+}
+
 /* Replace *@ns by its average over all ranks, so that they agree. */
 static int average(lade_comm *world, double *ns, struct lade_error *error)
 {
-  float value = (float)(*ns / lade_comm_size(world)), sum = 0;
-  const struct lade_collective all = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 1, .src = &value, .dst = &sum};
-  int status = lade_comm_run(world, &all, error);
+  float sum = (float)(*ns / lade_comm_size(world));
+  const int status = ranks_sum(world, &sum, error);
   *ns = sum;
   return status;
+}
+
+/* Return @status, or -ENOMEM if it is 0 and another rank's is not: no rank then waits for one that has left. */
+static int vote(lade_comm *world, int status, struct lade_error *error)
+{
+  float n_failed = status != 0;
+  const int met = ranks_sum(world, &n_failed, status ? NULL : error);
+  if (status || met || n_failed == 0)
+    return status ? status : met;
+  return lade_error_set(error, -ENOMEM, "links are not measured: another rank has no queue or no memory for it");
 }
 
 /* Run @work @n_pieces times: on the GPU's queue, or once on the calling thread. */
@@ -156,20 +173,26 @@ uint64_t lade_links_bytes(bool is_gpu)
   return 2 * (is_gpu ? GPU_BYTES : HOST_BYTES);
 }
 
-/* Measure a level over the open groups of @bench. */
-static int group_measure(struct level_bench *bench, struct lade_error *error, struct lade_cluster_level *level)
+/* Measure a level over the open groups of @bench, or leave with all ranks if @status of one of them is not 0. */
+static int group_measure(struct level_bench *bench, int status, struct lade_error *error,
+                         struct lade_cluster_level *level)
 {
   const uint64_t bytes = lade_links_bytes(bench->queue != NULL) / 2;
+  lade_comm *world = bench->params->world;
   /* As steps exchange on hosts: in windows of the world, so without staging. */
-  lade_comm *owner = bench->queue ? bench->group : bench->params->world;
+  lade_comm *owner = bench->queue ? bench->group : world;
   void *buffers = NULL;
-  int status = lade_comm_alloc(owner, 2 * bytes, error, &buffers);
+  status = vote(world, status, error);
   if (status)
     return status;
-  bench->src = buffers;
-  bench->dst = bench->src + bytes / sizeof(float);
-  status = level_measure(bench, bytes, error, level);
-  lade_comm_free(owner, buffers);
+  status = vote(world, lade_comm_alloc(owner, 2 * bytes, error, &buffers), error);
+  if (!status) {
+    bench->src = buffers;
+    bench->dst = bench->src + bytes / sizeof(float);
+    status = level_measure(bench, bytes, error, level);
+  }
+  if (buffers)
+    lade_comm_free(owner, buffers);
   return status;
 }
 
@@ -183,12 +206,11 @@ static int level_add(const struct lade_links_params *params, const char *name, i
   int status = lade_comm_split(params->world, colour, lade_comm_rank(params->world), error, &bench.hosts);
   if (status)
     return status;
-  status = group_open(&bench, error);
+  *found = (struct lade_cluster_level){.n_devices = n_devices};
+  snprintf(found->name, sizeof(found->name), "%s", name);
+  status = group_measure(&bench, group_open(&bench, error), error, found);
   if (!status) {
-    *found = (struct lade_cluster_level){.n_devices = n_devices};
-    snprintf(found->name, sizeof(found->name), "%s", name);
-    status = group_measure(&bench, error, found);
-    cluster->n_levels += !status;
+    cluster->n_levels++;
     lade_comm_get_info(bench.group, &info);
     *version = info.version;
   }

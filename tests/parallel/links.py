@@ -22,8 +22,8 @@ if sys.argv[2:]:
                        LADE_FAKE="devices=2,channels=8", LADE_ATTENTION="mma")
 
 
-def run(*args):
-    return subprocess.run([LADE, *args], capture_output=True, text=True, check=False, timeout=120, env=ENVIRONMENT)
+def run(*args, seconds=120):
+    return subprocess.run([LADE, *args], capture_output=True, text=True, check=False, timeout=seconds, env=ENVIRONMENT)
 
 
 def refused(words, *args):
@@ -66,5 +66,10 @@ with tempfile.TemporaryDirectory(prefix="lade-links-") as directory:
     if DEVICE:
         failed = run("launch", "-n", "3", "--", "bench", "links", *DEVICE)
         assert failed.returncode == 7 and "would share the GPU" in failed.stderr, failed
+        # One rank's GPU has no queue: the others do not wait for it.
+        trouble = "fail=cuStreamCreate,nth=3"
+        failed = run("launch", "-n", "2", "--", "sh", "-c", f"[ $OMPI_COMM_WORLD_RANK = 0 ] || LADE_FAKE=$LADE_FAKE,{trouble}; "
+                     f"exec {os.path.abspath(LADE)} bench links --device cuda:0", seconds=45)
+        assert failed.returncode == 4 and "queue" in failed.stderr, failed  # told by one of them
     failed = run("launch", "-n", "2", "--", "bench", "links", *DEVICE, "--write", os.path.join(directory, "none", "x"))
     assert failed.returncode == 5 and "cannot be written" in failed.stderr, failed

@@ -421,6 +421,8 @@ def wrong_questions_are_refused(directory):
             ("does not divide", [*SMALL, "--ranks", "6", "--tp", "1", "--cp", "4", "--batch", "64"], 2),
             ("needs --cluster", ["--cp", "2"], 2),
             ("needs --cluster", ["--ep", "2"], 2),
+            ("--eager needs --cluster", ["--eager"], 2),
+            ("--eager needs --dtype bf16", [*SMALL, "--dp", "8", "--batch", "64", "--dtype", "fp32", "--eager"], 2),
             ("is none", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
             ("nearest number is 2", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
             ("--ep 8 does not divide", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "4", "--ep", "8",

@@ -19,6 +19,7 @@
 #include "machine/cluster.h"
 #include "run/session.h"
 #include "tests/parallel/world.h"
+#include "tests/support/scratch.h"
 
 #define TIMEOUT_MS 1000
 #define CALLS_ONE_BY_ONE 16
@@ -159,12 +160,12 @@ static void a_follower_that_fails_is_told(void)
 /* ---- links ---- */
 
 /* Take a directory for measurements, the same at all ranks. */
-static void cache_take(const struct world *world)
+static void cache_take(const struct world *world, char dir[SCRATCH_BYTES])
 {
-  static char dir[] = "lade-links-XXXXXX";
   struct lade_error error = {0};
-  demand(world->rank || mkdtemp(dir), "no directory");
-  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = sizeof(dir), .src = dir,
+  if (world->rank == 0)
+    scratch_make(dir, false);
+  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = SCRATCH_BYTES, .src = dir,
                                        .dst = dir};
   char *whole = NULL;
   demand(!lade_comm_run(world->comm, &tell, &error), "%s", error.text);
@@ -198,13 +199,16 @@ static bool run_with_links(const struct world *world, int64_t run_ns)
 static void a_long_run_keeps_its_links(void)
 {
   const int64_t minute_ns = INT64_C(60000000000);
+  char dir[SCRATCH_BYTES] = "";
   struct world world;
   world_open(&world);
-  cache_take(&world);
+  cache_take(&world, dir);
   demand(!run_with_links(&world, minute_ns - 1), "links that nobody measured");
   demand(!run_with_links(&world, minute_ns), "a short run has measured");
   demand(run_with_links(&world, minute_ns), "a long run has kept no links");
   demand(run_with_links(&world, 0), "kept links are lost");
+  if (world.rank == 0) /* which alone reads and writes them */
+    scratch_remove(dir);
   world_close(&world);
 }
 

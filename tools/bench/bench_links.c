@@ -37,7 +37,7 @@ struct links_bench {
 
 /* ---- the cluster ---- */
 
-/* Return the ranks of a node, equal at all nodes; 1 without a launcher's word. */
+/* Return the ranks of a node, equal at all nodes. -EINVAL if the launcher does not state them. */
 static int node_ranks(struct links_bench *bench)
 {
   const struct lade_launch *launch = &bench->job.launch;

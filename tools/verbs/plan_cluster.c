@@ -172,6 +172,8 @@ static int job_make(struct cluster_planning *planning)
     planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
     planning->job.expert_capacity = planning->options->expert_capacity;
   }
+  if (planning->job.is_eager && (lade_dtype_bytes(session->dtype) != 2 || !planning->cluster.device.kernels.n_sms))
+    return lade_error_set(&planning->error, -EINVAL, "--eager needs --dtype bf16 or fp16 and a device with kernels");
   if (planning->options->has_fused_attention || planning->options->n_context > 1)
     planning->cluster.device.kernels.score_forward_bytes = 0;
   if (planning->job.seq_len > planning->model.context)

@@ -392,7 +392,7 @@ static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, 
 /* Process it with as few packs a thread as make a row. */
 template <bool HAS_DX, class T, int N>
 static __device__ inline void rows_walk_sized(const struct lade_residual_bwd_args &a, const struct lade_step *step,
-                                             float *partials, float *room)
+                                              float *partials, float *room)
 {
   const bool has_drop = HAS_DX && a.drop.drop_below;
   if (a.d <= span_get<N, 1>() && !has_drop)
