@@ -531,7 +531,8 @@ if __name__ == "__main__":
                  resuming_keeps_the_bits, the_audit_finds_other_bits, the_audit_names_the_op_with_other_bits,
                  the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
                  given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
-                 memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device, scratch_of_long_calls_is_exact_behind_the_first_step,
+                 memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device,
+                 scratch_of_long_calls_is_exact_behind_the_first_step,
                  a_memory_history_of_the_user_goes_on, operands_have_no_byte_in_common, wrappers_are_refused,
                  steps_are_captured_for_planning_elsewhere):
         case()

@@ -120,11 +120,11 @@ def plans_share_the_store(scratch):
     with mock.patch.object(tiers, "Store", no_space):
         refused(lade.Error, lambda: step.prepare(*batch(64, 32)), "no space")
         refused(lade.Error, lambda: step(*SMALL), "no space")
+    assert lade.torch.digest(model, optimizer) == before
     for call in (step, plain(twin, other)):
         torch.manual_seed(SEED)
         call(*SMALL)
-    before = lade.torch.digest(twin, other)
-    assert lade.torch.digest(model, optimizer) == before and not step.broken
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other) and not step.broken
 
 
 def interrupts_of_a_plan_change_nothing():

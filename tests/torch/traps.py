@@ -363,30 +363,47 @@ def updates_in_a_row_are_one_call():
     assert sorted(calls) == [1, len(list(model.parameters())) - 1], calls
 
 
+class Counter:
+    """Counts in a field, which no copy of an attribute reaches."""
+
+    def __init__(self):
+        self.n = 0
+
+
 class Lookahead(torch.optim.SGD):
-    """Keeps slow weights and a counter in attributes, and writes them in its step."""
+    """Keeps slow weights and counters in attributes, and writes them in its step."""
 
     def __init__(self, params):
         super().__init__(params, lr=0.1)
         self.n_steps, self.slow = 0, [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self._n_steps, self._seen, self.counter = {"n": 0}, [], Counter()
 
     @torch.no_grad()
     def step(self, closure=None):
         super().step()
         self.n_steps += 1
+        self._n_steps["n"] += 1
+        self._seen.append(self.n_steps)
+        self.counter.n += 1
         if self.n_steps % 2 == 0:
+            if not hasattr(self, "late"):
+                self.late = [torch.zeros(1)]
+            self.late[0] += 1
             for param, slow in zip(self.param_groups[0]["params"], self.slow):
                 slow.lerp_(param, 0.5)
                 param.copy_(slow)
 
+    def kept(self):
+        return self.n_steps, self._n_steps, self._seen, self.counter.n, self.late, [t.tolist() for t in self.slow]
+
 
 def attributes_of_an_optimizer_are_its_own():
-    """Pricing steps a copy of the optimizer, and the audit steps it twice: neither changes its attributes."""
+    """Pricing steps a copy of the optimizer, and the audit steps it twice: neither changes what its attributes hold."""
     torch.manual_seed(0)
     model, data = nn.Linear(16, 4), (torch.randn(8, 16), torch.randn(8, 4))
 
     runs = []
-    for is_planned in (False, True):
+    for options in (None, dict(audit=True), dict(audit=False)):
         own = copy.deepcopy(model)
         optimizer = Lookahead(own.parameters())
 
@@ -396,10 +413,12 @@ def attributes_of_an_optimizer_are_its_own():
             optimizer.step()
             optimizer.zero_grad()
             return loss.detach()
-        call = lade.torch.step(train, own, optimizer, "100%") if is_planned else train
+        call = train if options is None else lade.torch.step(train, own, optimizer, "100%", **options)
+        slow, seen = optimizer.slow, optimizer._seen
         losses = [float(call(*data)) for _ in range(4)]
-        runs.append((losses, lade.torch.digest(own, optimizer), optimizer.n_steps, [t.tolist() for t in optimizer.slow]))
-    assert runs[0] == runs[1], runs
+        assert optimizer.slow is slow and optimizer._seen is seen, "other names hold the same lists"
+        runs.append((losses, lade.torch.digest(own, optimizer), optimizer.kept()))
+    assert runs[0] == runs[1] == runs[2], runs
 
 
 class Normed(nn.Module):

@@ -163,7 +163,8 @@ class Snapshot:
         self.copies += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
         self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
         self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
-        self.own = self._own()
+        is_own_class = step.optimizer is not None and not optimizers.is_per_param(step.optimizer)
+        self.own = optimizers.Attributes(step.optimizer) if is_own_class else None
         self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
                        for group in step.optimizer.param_groups] if step.optimizer else []
         self.places = [(place, place.get(), [(t, t.detach().clone()) for t in place.tensors()])
@@ -172,20 +173,10 @@ class Snapshot:
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
         self.generators = generators.states(step.device)
 
-    def _own(self):
-        """Return [(attribute, its value, the same with copies of its tensors)] of an optimizer of its own class."""
-        optimizer = self.step.optimizer
-        if optimizer is None or optimizers.is_per_param(optimizer):
-            return []
-        return [(key, vars(optimizer)[key], held) for key, held in optimizers.own_copies(optimizer).items()]
-
     def restore(self):
+        if self.own is not None:
+            self.own.restore()
         with torch.no_grad():
-            for key, value, held in self.own:
-                vars(self.step.optimizer)[key] = value
-                for tensor, copied in zip(pytree.tree_leaves(value), pytree.tree_leaves(held)):
-                    if isinstance(tensor, torch.Tensor):
-                        tensor.detach().copy_(copied)
             for tensor, held in self.copies:
                 tensor.detach().copy_(held)
             for place, value, tensors in self.places:

@@ -2,7 +2,8 @@
 """Fake tensors with the strides, dtypes and storages that the kernels return.
 
 Descriptions of some ops give other strides or dtypes than their kernels. A capture under such a description would ask for
-views that the real tensor does not have, and cast what needs no cast. Pricing runs each call and finds the difference; the next capture corrects it.
+views that the real tensor does not have, and cast a tensor that needs no cast. Pricing runs each call and finds the
+difference; the next capture corrects it.
 """
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -8,10 +8,11 @@ counters and every other field of a group stay live. Any other optimizer is one 
 import collections
 import contextlib
 import copy
+import functools
 import inspect
+import sys
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture
 from .residents import Fetch
@@ -19,7 +20,6 @@ from .residents import Fetch
 PER_PARAM = tuple(getattr(torch.optim, name) for name in
                   ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"))
 
-_STANDARD = "param_groups", "state", "defaults", "step"
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _LIBRARY = torch.library.Library("lade", "DEF")
 _LIBRARY.define("update(Tensor(a!) param, Tensor grad, Tensor(b!)[] state, Tensor[] found_inf, int index) -> ()")
@@ -54,10 +54,63 @@ def narrowed(optimizer, group, params, state):
     return slim
 
 
-def own_copies(optimizer):
-    """Return {attribute: its value} of a class of its own, tensors in them copied: a step may write them."""
-    return {key: pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), value)
-            for key, value in vars(optimizer).items() if key not in _STANDARD and not key.startswith("_")}
+@functools.cache
+def _standard_names():
+    """Return the attributes of every optimizer; "step" is set by schedulers."""
+    return {"step", *vars(torch.optim.Optimizer([torch.zeros(1)], {}))}
+
+
+def _has_fields(value):
+    """True for optimizers, and for objects of classes that are neither torch's nor of Python's library."""
+    room = type(value).__module__.split(".")[0]
+    return isinstance(value, torch.optim.Optimizer) or \
+        hasattr(value, "__dict__") and not callable(value) and room != "torch" and room not in sys.stdlib_module_names
+
+
+def _keep(value, seen):
+    """Return a function that gives @value its present content back, in place, and returns it. @seen: ids that were kept."""
+    if id(value) in seen:
+        return lambda: value
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        held = value.detach().clone()
+        return lambda: (value.detach().copy_(held), value)[1]
+    if isinstance(value, dict):
+        parts = {key: _keep(part, seen) for key, part in value.items()}
+        return lambda: _refill(value, {key: back() for key, back in parts.items()})
+    if isinstance(value, (list, tuple, set, collections.deque)):
+        parts = [_keep(part, seen) for part in value]
+        return lambda: _refill(value, [back() for back in parts])
+    if _has_fields(value):
+        back_of_fields = _keep(vars(value), seen)
+        return lambda: (back_of_fields(), value)[1]
+    return lambda: value
+
+
+def _refill(value, content):
+    if isinstance(value, dict):
+        for key in [key for key in value if key not in content]:
+            del value[key]
+        value.update(content)
+    elif not isinstance(value, tuple):
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(content)
+    return value
+
+
+class Attributes:
+    """Copies of all that an optimizer of its own class keeps beside its groups and state: a step may write it."""
+
+    def __init__(self, optimizer):
+        self.optimizer, seen = optimizer, {id(optimizer)}
+        self.backs = {key: _keep(value, seen) for key, value in vars(optimizer).items() if key not in _standard_names()}
+
+    def restore(self):
+        fields = vars(self.optimizer)
+        for key in [key for key in fields if key not in self.backs and key not in _standard_names()]:
+            del fields[key]
+        with torch.no_grad():
+            fields.update((key, back()) for key, back in self.backs.items())
 
 
 def params_of(optimizer):

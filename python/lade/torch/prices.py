@@ -126,6 +126,8 @@ class Pricer:
         """Run calls, of large products a part if @in_part."""
         self.arena, self.n_marks = Arena(device, self._needs(values, wanted.values())), 0
         states = generators.states(device)
+        is_whole_update = any(op.node.target is optimizers.UPDATE_ALL for op in wanted.values())
+        own = optimizers.Attributes(self.optimizer) if is_whole_update else None
         # oneDNN and others prepare themselves at a call's first run: those events are no price.
         spans = []
         try:
@@ -135,6 +137,8 @@ class Pricer:
         finally:
             generators.set_states(device, states)
             self.arena = None
+            if own is not None:
+                own.restore()
         self._read(spans, events.sizes)
 
     @staticmethod
@@ -268,7 +272,6 @@ class Pricer:
             nodes = list(zip(op.node.args[0], op.node.args[1]))
             pairs = [self._like(values, p, g) for p, g in nodes]
             slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs, {})
-            slim.__dict__.update(optimizers.own_copies(self.optimizer))
             slim.param_groups = [{**self.optimizer.param_groups[0], "params": pairs}]
             groups, at = [], 0
             for group in self.optimizer.param_groups:
@@ -342,7 +345,8 @@ def _size(values, op, value, tensor, held):
 
 def _is_as_described(tensor, meta):
     """True if a tensor has the dtype of its description, and its strides where they matter."""
-    return tensor.dtype == meta.dtype and (tensor.numel() == 0 or all(a == b for a, b, n in zip(tensor.stride(), meta.stride(), tensor.shape) if n > 1))
+    is_laid_out = all(a == b for a, b, n in zip(tensor.stride(), meta.stride(), tensor.shape) if n > 1)
+    return tensor.dtype == meta.dtype and (tensor.numel() == 0 or is_laid_out)
 
 
 def _stepped(optimizer, step):

@@ -42,7 +42,7 @@ static void tree_split(struct tensor *tree, const char *name, struct tensor *ret
   *ends[0] = *ends[1] = NULL;
 }
 
-/* Put the tree of @before and @behind, all names of which are later, at @at. */
+/* Join two trees into one at @at. pre: every name of @behind follows every name of @before. */
 static void trees_join(struct tensor *before, struct tensor *behind, struct tensor **at)
 {
   while (before && behind) {
@@ -70,7 +70,7 @@ struct tensor *tensor_find(struct lade_tensor_store *s, const char *name)
   return *place_find(s, name);
 }
 
-/* Return the tensor with the first name behind @name; NULL as @name: the first of all. NULL: there is none. */
+/* Return the tensor whose name follows @name, lost ones too; @name NULL: the first. NULL if there is none. */
 static struct tensor *successor_find(const struct lade_tensor_store *s, const char *name)
 {
   struct tensor *at = s->tree, *best = NULL;

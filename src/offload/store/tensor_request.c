@@ -266,6 +266,8 @@ static void put_finish(struct tensor *tensor, const lade_tensor_ticket *request,
   const bool is_whole = request->bytes == tensor->bytes;
   if (is_whole && !is_written)
     tensor->is_lost = true;
+  else if (is_whole) /* its former bytes may have been more, so parts past its end are forgotten too */
+    LADE_ARRAY_FREE(&tensor->unwritten);
   else if (unwritten_record(tensor, request->offset, request->offset + request->bytes, is_written))
     tensor->is_lost |= !is_written; /* a part that cannot be recorded; one that is kept too long is put again */
 }

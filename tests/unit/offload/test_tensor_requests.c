@@ -363,6 +363,14 @@ static void a_failed_part_leaves_the_others(void **state)
   assert_int_equal(lade_tensor_store_put(store, "p", data, sizeof(data), &error), -EFBIG);
   file_limit_set(before);
   assert_int_equal(lade_tensor_store_find(store, "p", &bytes), -ENOENT);
+  /* A whole put of fewer bytes leaves no failed part past its end. */
+  end(store, begin(store, part(LADE_TENSOR_PUT, "p", data, 0, sizeof(data), 0)));
+  before = file_limit_set(0);
+  ticket = begin(store, part(LADE_TENSOR_PUT, "p", data, 3 * GRANULE, 2 * GRANULE, sizeof(data)));
+  assert_int_equal(lade_tensor_store_wait(store, ticket, &error), -EFBIG);
+  file_limit_set(before);
+  assert_int_equal(lade_tensor_store_put(store, "p", data, 2 * GRANULE, &error), 0);
+  assert_int_equal(lade_tensor_store_publish(store, &error), 0);
   lade_tensor_store_close(store);
   signal(SIGXFSZ, SIG_DFL);
 }
