@@ -253,7 +253,10 @@ void lade_links_key_add_node(struct lade_links_key *key, uint64_t first_host, ui
     key->hosts = XXH3_64bits_withSeed(pair, sizeof(pair), key->hosts);
 }
 
-/* What a file belongs to, with the version apart, which a plan of ranks that do not run cannot know. */
+/*
+ * The key of a file of links. NCCL's version is not in it but in the file: a plan does not load NCCL and cannot know the
+ * version.
+ */
 struct links_identity {
   char machine[LADE_MACHINE_NAME_BYTES];
   int64_t n_nodes, n_node_ranks;

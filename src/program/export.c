@@ -59,7 +59,7 @@ static void instr_name(const struct lade_program *program, const struct lade_ins
 
 /* ---- ops ---- */
 
-/* True if the instruction copies what the caller gave, such as tokens: no instruction makes its source. */
+/* True if the instruction copies an input of the step, such as tokens: no instruction writes its source. */
 static bool instr_is_input(const struct exporter *e, const struct lade_instr *instr)
 {
   const struct lade_operand *operands = &e->program->operands[instr->first_operand];
@@ -67,7 +67,7 @@ static bool instr_is_input(const struct exporter *e, const struct lade_instr *in
          !(e->accesses[operands[0].buffer] & LADE_MAKES);
 }
 
-/* True if the instruction copies a result to the caller, such as the loss: no instruction reads its destination. */
+/* True if the instruction copies a result of the step, such as the loss: no instruction reads its destination. */
 static bool instr_is_result(const struct exporter *e, const struct lade_instr *instr)
 {
   const struct lade_operand *operands = &e->program->operands[instr->first_operand];

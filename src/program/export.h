@@ -6,7 +6,8 @@
  * The graph has the ops, bytes and times of the program. An op is an instruction that computes, in the program's order.
  * A storage is a buffer. Resident buffers (parameters, optimizer state, gradients' sums, the batch) are given. An op
  * that works in place updates its storage. An op's workspace is its scratch. Ops with dropout draw. A copy of the batch
- * to the device is an op that makes it from nothing; what the step copies to the host as a result is kept.
+ * to the device is an op without reads that writes the batch. Results that the step copies to the host, such as the
+ * loss, are kept storages.
  */
 #ifndef LADE_EXPORT_H
 #define LADE_EXPORT_H
