@@ -26,7 +26,7 @@
  *   attention      qkv, sinks?, first keys?                       -> out, lse
  *   attention_bwd  qkv, out, lse, d_out, sinks?, first keys?      -> d_qkv, d_sinks?
  *   gelu, swiglu, activation, gated  x                            -> y
- *   their _bwd     x, dy                                          -> dx, d_bias? (gelu: the bias of the product that made x)
+ *   their _bwd     x, dy                                          -> dx, d_bias? (gelu: of the product that made x)
  *   qk_sums        qkv                                            -> sums
  *   qk_norm        qkv, q weight, k weight, sums of all ranks?    -> y, rstd
  *   qk_dots        dy, qkv, q weight, k weight, rstd              -> dots

@@ -254,8 +254,8 @@ void lade_links_key_add_node(struct lade_links_key *key, uint64_t first_host, ui
 }
 
 /*
- * The key of a file of links. NCCL's version is not in it but in the file: a plan does not load NCCL and cannot know the
- * version.
+ * The key of a file of links. NCCL's version is in the file, not in its key: a plan does not load NCCL and cannot know
+ * the version.
  */
 struct links_identity {
   char machine[LADE_MACHINE_NAME_BYTES];

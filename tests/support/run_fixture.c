@@ -360,3 +360,13 @@ const char *run_fixture_store_refusal(enum lade_store_engine engine)
   lade_store_close(store);
   return status ? error.text : NULL;
 }
+
+/* ---- sessions ---- */
+
+lade_session *run_fixture_session_open(const struct lade_session_params *how)
+{
+  struct lade_error error = {0};
+  lade_session *session = NULL;
+  demand(lade_session_open(how, &error, &session), &error, "session");
+  return session;
+}

@@ -131,4 +131,7 @@ static inline struct lade_session_params run_fixture_session_params(void)
   return how;
 }
 
+/* Return an open session, which the caller destroys. An error ends the program with its text. */
+lade_session *run_fixture_session_open(const struct lade_session_params *how);
+
 #endif

@@ -15,32 +15,17 @@
 
 #include "machine/measured_links.h"
 #include "run/session/session_internal.h"
+#include "tests/support/run_fixture.h"
 #include "tests/support/scratch.h"
 
 static struct lade_session_params params_make(int n_node_ranks)
 {
-  struct lade_session_params how;
-  lade_session_defaults(&how);
-  how.layers = 2;
-  how.vocabulary = 64;
-  how.batch = 4;
-  how.micro_batch = 2;
-  how.seq_len = 16;
-  how.n_threads = 1;
+  struct lade_session_params how = run_fixture_session_params();
+  how.machine = NULL; /* kept links count for the measured machine alone */
   how.is_plan_only = true;
   how.layout = (struct lade_layout_params){.tp = 2, .pp = 2, .world = 4};
   how.n_node_ranks = n_node_ranks;
   return how;
-}
-
-/* Open the planned session, whose machine is measured unless an earlier one has kept its rates. */
-static lade_session *session_open(const struct lade_session_params *how)
-{
-  struct lade_error error = {0};
-  lade_session *session = NULL;
-  if (lade_session_open(how, &error, &session))
-    fail_msg("%s", error.text);
-  return session;
 }
 
 /* Keep links within nodes of two ranks, and between two nodes, as a job of @n_nodes nodes. */
@@ -62,7 +47,7 @@ static void plan_check(bool has_links, bool is_scattered, uint64_t *ret_sent_byt
 {
   const struct lade_session_params how = params_make(2);
   struct lade_session_info info;
-  lade_session *session = session_open(&how);
+  lade_session *session = run_fixture_session_open(&how);
   lade_session_get_info(session, &info);
   assert_int_equal(info.cost->links != NULL, has_links);
   assert_int_equal(session->is_scattered, is_scattered);
@@ -96,7 +81,7 @@ static void other_links_are_not_taken(void **state)
   struct lade_session_params how = params_make(2);
   how.machine = "laptop-8c"; /* a described machine has no measured links */
   links_keep(2, 1e9, 1e12);
-  lade_session *session = session_open(&how);
+  lade_session *session = run_fixture_session_open(&how);
   assert_false(session->has_links);
   lade_session_close(session);
 }

@@ -40,21 +40,12 @@ static struct lade_session_params params_make(void)
   return how;
 }
 
-static lade_session *session_open(const struct lade_session_params *how)
-{
-  struct lade_error error = {0};
-  lade_session *session = NULL;
-  if (lade_session_open(how, &error, &session))
-    fail_msg("%s", error.text);
-  return session;
-}
-
 static lade_session *fp16_open(enum lade_dtype grad_dtype)
 {
   struct lade_session_params how = params_make();
   how.dtype = LADE_F16;
   how.grad_dtype = grad_dtype;
-  return session_open(&how);
+  return run_fixture_session_open(&how);
 }
 
 static uint64_t digest_of(lade_session *session)
@@ -132,7 +123,7 @@ static void saved_is(const struct lade_session_params *how, const char *name, ui
   struct lade_session_params again = *how;
   again.resume = in_scratch(name);
   again.faults = NULL;
-  lade_session *session = session_open(&again);
+  lade_session *session = run_fixture_session_open(&again);
   assert_true(digest_of(session) == digest);
   step_make(session);
   lade_session_close(session);
@@ -162,7 +153,7 @@ static void steps_go_on_while_a_save_is_written(void **state)
     how.dtype = dtypes[i];
     how.async_save = true;
     how.faults = &faults;
-    lade_session *session = session_open(&how);
+    lade_session *session = run_fixture_session_open(&how);
     struct lade_session_info info;
     lade_session_get_info(session, &info);
     assert_true(info.is_async_saving && info.host_bytes >= session_saver_bytes(session));
@@ -195,7 +186,7 @@ static void a_failed_async_save_is_returned_by_the_next_call(void **state)
   struct lade_error error = {0};
   how.async_save = true;
   for (int is_end = 0; is_end <= 1; is_end++) {
-    lade_session *session = session_open(&how);
+    lade_session *session = run_fixture_session_open(&how);
     int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     assert_int_equal(flock(fd, LOCK_EX), 0); /* as if another process saved there */
     save(session);
@@ -216,7 +207,7 @@ static void a_failed_save_is_seen_between_steps_and_another_is_made(void **state
   struct lade_session_params how = params_make();
   struct lade_error error = {0};
   how.async_save = true;
-  lade_session *session = session_open(&how);
+  lade_session *session = run_fixture_session_open(&how);
   assert_false(lade_session_has_saved(session));
   int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   assert_int_equal(flock(fd, LOCK_EX), 0);
@@ -239,7 +230,7 @@ static void a_session_that_closes_waits_for_its_save(void **state)
 {
   struct lade_session_params how = params_make();
   how.async_save = true;
-  lade_session *session = session_open(&how);
+  lade_session *session = run_fixture_session_open(&how);
   uint64_t digest = digest_of(session);
   save(session);
   lade_session_close(session);
@@ -252,7 +243,7 @@ static void without_room_for_a_copy_saves_hold_up_steps(void **state)
   struct lade_session_info info;
   how.async_save = true;
   how.has_host_budget = true;
-  lade_session *session = session_open(&how);
+  lade_session *session = run_fixture_session_open(&how);
   lade_session_get_info(session, &info);
   assert_false(info.is_async_saving);
   save(session);
@@ -265,7 +256,7 @@ static void no_step_is_faster_than_light(void **state)
 {
   const struct lade_session_params how = params_make();
   struct lade_session_info info;
-  lade_session *session = session_open(&how);
+  lade_session *session = run_fixture_session_open(&how);
   assert_true(session->matmul_flops_per_s > 0 && !session->is_rate_raised);
   session->params.skip_cache = true;
   session->matmul_flops_per_s = 1;
@@ -298,7 +289,7 @@ static void stages_on_several_nodes_send_scattered(void **state)
       how.is_plan_only = true;
       how.layout = (struct lade_layout_params){.struct_size = sizeof(how.layout), .tp = 2, .pp = 2, .dp = 1};
       how.n_node_ranks = is_divided ? cases[i].n_node_ranks : 4;
-      lade_session *session = session_open(&how);
+      lade_session *session = run_fixture_session_open(&how);
       lade_session_get_info(session, &info);
       assert_true(session->is_scattered == (is_divided && cases[i].is_scattered));
       sent_bytes[is_divided] = info.comm_bytes[LADE_AXIS_PP];
