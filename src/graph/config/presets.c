@@ -21,6 +21,8 @@
 #define LLAMA3(layers_, heads_, width_, hidden_, context_) \
   .family = LADE_LLAMA, .layers = layers_, .heads = heads_, .n_kv_heads = 8, .width = width_, .hidden = hidden_, \
   .context = context_, .vocabulary = 128256, .norm_eps = 1e-5f, .rope_base = 500000
+#define LLAMA31_SCALING \
+  .rope_scale_factor = 8, .rope_low_freq_factor = 1, .rope_high_freq_factor = 4, .rope_original_context = 8192
 
 static const struct lade_model presets[] = {
     {.name = "nano", GPT2(4, 4, 128, 64, 256), .takes_vocabulary = true},
@@ -31,8 +33,9 @@ static const struct lade_model presets[] = {
     {.name = "gpt2-1.5b", GPT2(48, 25, 1600, 1024, 50257)},
     {.name = "llama3-8b", LLAMA3(32, 32, 4096, 14336, 8192)},
     {.name = "llama3-70b", LLAMA3(80, 64, 8192, 28672, 8192)},
-    {.name = "llama3-405b", LLAMA3(126, 128, 16384, 53248, 131072), .rope_scale_factor = 8,
-     .rope_low_freq_factor = 1, .rope_high_freq_factor = 4, .rope_original_context = 8192},
+    {.name = "llama3-405b", LLAMA3(126, 128, 16384, 53248, 131072), LLAMA31_SCALING},
+    {.name = "llama3.1-8b", LLAMA3(32, 32, 4096, 14336, 131072), LLAMA31_SCALING},
+    {.name = "llama3.1-70b", LLAMA3(80, 64, 8192, 28672, 131072), LLAMA31_SCALING},
     {.name = "gpt3-175b", GPT2(96, 96, 12288, 2048, 51200)},
     {.name = "gpt-1t", GPT2(128, 160, 25600, 2048, 51200)},
 };
@@ -60,6 +63,9 @@ static const struct {
     {"llama2-7b", "{\"model_type\":\"llama\",\"num_hidden_layers\":32,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":32,\"hidden_size\":4096,\"intermediate_size\":11008,\"vocab_size\":32000,"
      "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}"},
+    {"llama2-13b", "{\"model_type\":\"llama\",\"num_hidden_layers\":40,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":40,\"hidden_size\":5120,\"intermediate_size\":13824,\"vocab_size\":32000,"
+     "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-05}"},
     {"llama2-70b", "{\"model_type\":\"llama\",\"num_hidden_layers\":80,\"num_attention_heads\":64,"
      "\"num_key_value_heads\":8,\"hidden_size\":8192,\"intermediate_size\":28672,\"vocab_size\":32000,"
      "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}"},
@@ -95,37 +101,46 @@ static const struct {
      "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
     {"qwen2.5-1.5b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":28,\"num_attention_heads\":12,"
      "\"num_key_value_heads\":2,\"hidden_size\":1536,\"intermediate_size\":8960,"
-     "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+     "\"vocab_size\":151936,\"max_position_embeddings\":131072,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
     {"qwen2.5-3b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":36,\"num_attention_heads\":16,"
      "\"num_key_value_heads\":2,\"hidden_size\":2048,\"intermediate_size\":11008,\"vocab_size\":151936,"
-     "\"max_position_embeddings\":131072,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+     "\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
     {"qwen2.5-7b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":28,\"num_attention_heads\":28,"
      "\"num_key_value_heads\":4,\"hidden_size\":3584,\"intermediate_size\":18944,"
      "\"vocab_size\":152064,\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
     {"qwen2.5-14b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":48,\"num_attention_heads\":40,"
      "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":13824,\"vocab_size\":152064,"
-     "\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
+     "\"max_position_embeddings\":131072,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5}"},
     {"qwen2.5-32b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":64,\"num_attention_heads\":40,"
      "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":27648,\"vocab_size\":152064,"
-     "\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
+     "\"max_position_embeddings\":131072,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5}"},
     {"qwen2.5-72b", "{\"model_type\":\"qwen2\",\"num_hidden_layers\":80,\"num_attention_heads\":64,"
      "\"num_key_value_heads\":8,\"hidden_size\":8192,\"intermediate_size\":29568,\"vocab_size\":152064,"
-     "\"max_position_embeddings\":131072,\"rope_theta\":1e6}"},
+     "\"max_position_embeddings\":131072,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5}"},
     {"qwen3-0.6b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":28,\"num_attention_heads\":16,"
      "\"num_key_value_heads\":8,\"hidden_size\":1024,\"intermediate_size\":3072,"
-     "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+     "\"vocab_size\":151936,\"max_position_embeddings\":40960,\"rope_theta\":1e6,\"tie_word_embeddings\":true}"},
+    {"qwen3-1.7b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":28,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":8,\"hidden_size\":2048,\"intermediate_size\":6144,\"vocab_size\":151936,"
+     "\"max_position_embeddings\":40960,\"rope_theta\":1000000,\"tie_word_embeddings\":true}"},
     {"qwen3-4b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":36,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":8,\"hidden_size\":2560,\"intermediate_size\":9728,\"vocab_size\":151936,"
      "\"max_position_embeddings\":40960,\"rope_theta\":1e6,\"head_dim\":128,\"tie_word_embeddings\":true}"},
     {"qwen3-8b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":36,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":8,\"hidden_size\":4096,\"intermediate_size\":12288,"
-     "\"vocab_size\":151936,\"max_position_embeddings\":32768,\"rope_theta\":1e6}"},
+     "\"vocab_size\":151936,\"max_position_embeddings\":40960,\"rope_theta\":1e6}"},
     {"qwen3-14b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":40,\"num_attention_heads\":40,"
      "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":17408,\"vocab_size\":151936,"
      "\"max_position_embeddings\":40960,\"rope_theta\":1e6,\"head_dim\":128}"},
     {"qwen3-32b", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":64,\"num_attention_heads\":64,"
      "\"num_key_value_heads\":8,\"hidden_size\":5120,\"intermediate_size\":25600,\"vocab_size\":151936,"
      "\"max_position_embeddings\":40960,\"rope_theta\":1e6,\"head_dim\":128}"},
+    {"gemma-2b", "{\"model_type\":\"gemma\",\"num_hidden_layers\":18,\"num_attention_heads\":8,"
+     "\"num_key_value_heads\":1,\"hidden_size\":2048,\"intermediate_size\":16384,\"vocab_size\":256000,"
+     "\"max_position_embeddings\":8192}"},
+    {"gemma-7b", "{\"model_type\":\"gemma\",\"num_hidden_layers\":28,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":16,\"hidden_size\":3072,\"intermediate_size\":24576,\"vocab_size\":256000,"
+     "\"max_position_embeddings\":8192}"},
     {"gemma2-2b", "{\"model_type\":\"gemma2\",\"num_hidden_layers\":26,\"num_attention_heads\":8,"
      "\"num_key_value_heads\":4,\"hidden_size\":2304,\"intermediate_size\":9216,"
      "\"vocab_size\":256000,\"max_position_embeddings\":8192}"},
@@ -135,6 +150,9 @@ static const struct {
     {"gemma2-27b", "{\"model_type\":\"gemma2\",\"num_hidden_layers\":46,\"num_attention_heads\":32,"
      "\"num_key_value_heads\":16,\"hidden_size\":4608,\"intermediate_size\":36864,\"vocab_size\":256000,"
      "\"max_position_embeddings\":8192,\"head_dim\":128,\"query_pre_attn_scalar\":144}"},
+    {"gemma3-270m", "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":18,\"num_attention_heads\":4,"
+     "\"num_key_value_heads\":1,\"hidden_size\":640,\"intermediate_size\":2048,\"vocab_size\":262144,"
+     "\"max_position_embeddings\":32768,\"sliding_window\":512}"},
     {"gemma3-1b", "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":26,\"num_attention_heads\":4,"
      "\"num_key_value_heads\":1,\"hidden_size\":1152,\"intermediate_size\":6912,"
      "\"vocab_size\":262144,\"max_position_embeddings\":32768,\"sliding_window\":512}"},
@@ -178,9 +196,17 @@ static const struct {
      "\"num_attention_heads\":48,\"num_key_value_heads\":4,\"hidden_size\":6144,"
      "\"intermediate_size\":24576,\"vocab_size\":49152,\"max_position_embeddings\":16384,"
      "\"rope_theta\":100000,\"sliding_window\":4096,\"tie_word_embeddings\":false}"},
+    {"pythia-70m", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":6,\"num_attention_heads\":8,\"hidden_size\":512,"
+     "\"intermediate_size\":2048,\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
     {"pythia-160m", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":12,\"num_attention_heads\":12,"
      "\"hidden_size\":768,\"intermediate_size\":3072,"
      "\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
+    {"pythia-410m", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":24,\"num_attention_heads\":16,"
+     "\"hidden_size\":1024,\"intermediate_size\":4096,\"vocab_size\":50304,"
+     "\"max_position_embeddings\":2048}"},
+    {"pythia-1b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":16,\"num_attention_heads\":8,"
+     "\"hidden_size\":2048,\"intermediate_size\":8192,\"vocab_size\":50304,"
+     "\"max_position_embeddings\":2048}"},
     {"pythia-1.4b", "{\"model_type\":\"gpt_neox\",\"num_hidden_layers\":24,\"num_attention_heads\":16,"
      "\"hidden_size\":2048,\"intermediate_size\":8192,"
      "\"vocab_size\":50304,\"max_position_embeddings\":2048}"},
@@ -259,7 +285,7 @@ static const struct {
      "\"num_key_value_heads\":2,\"hidden_size\":1024,\"intermediate_size\":3072,\"vocab_size\":103424}"},
     {"glm4-9b", "{\"model_type\":\"glm\",\"num_hidden_layers\":40,\"num_attention_heads\":32," GLM4_SIZES "}"},
     {"glm4-9b-0414", "{\"model_type\":\"glm4\",\"num_hidden_layers\":40,\"num_attention_heads\":32," GLM4_SIZES
-     ",\"max_position_embeddings\":32768}"},
+     ",\"max_position_embeddings\":32768,\"rms_norm_eps\":1e-5}"},
     {"command-r-35b", "{\"model_type\":\"cohere\",\"num_hidden_layers\":40,\"num_attention_heads\":64,"
      "\"num_key_value_heads\":64,\"hidden_size\":8192,\"intermediate_size\":22528,\"vocab_size\":256000,"
      "\"max_position_embeddings\":131072,\"rope_theta\":8e6}"},

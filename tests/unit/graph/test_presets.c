@@ -57,6 +57,9 @@ static void parameter_counts_are_the_published_ones(void **state)
       {"minitron-4b", 4190509056}, {"vaultgemma-1b", 1038741120}, {"granite3-2b", 2533531648},
       {"granite3-8b", 8170848256}, {"ernie4.5-0.3b", 360748032}, {"glm4-9b", 9399951360},
       {"glm4-9b-0414", 9400279040}, {"command-r-35b", 34980831232}, {"command-r7b", 8028033024},
+      {"llama3.1-8b", 8030261248}, {"llama3.1-70b", 70553706496}, {"llama2-13b", 13015864320},
+      {"qwen3-1.7b", 1720574976}, {"gemma-2b", 2506172416}, {"gemma-7b", 8537680896}, {"gemma3-270m", 268098176},
+      {"pythia-70m", 70426624}, {"pythia-410m", 405334016}, {"pythia-1b", 1011781632},
   };
   for (size_t i = 0; i < LADE_COUNT(published); i++) {
     struct lade_model model = preset_get(published[i].name);
@@ -64,6 +67,35 @@ static void parameter_counts_are_the_published_ones(void **state)
     struct lade_model_graph *graph = graph_make(&model);
     assert_int_equal(params_count(graph), published[i].n_params);
     lade_model_graph_destroy(graph);
+  }
+}
+
+/* Facts of published configurations that no parameter count shows. */
+static void contexts_norms_and_angles_are_the_published_ones(void **state)
+{
+  const struct {
+    const char *name;
+    int64_t context;
+    float norm_eps, rope_base;
+  } published[] = {
+      {"llama2-13b", 4096, 1e-5f, 1e4f},         {"llama3.1-8b", 131072, 1e-5f, 5e5f},
+      {"llama3.2-3b", 131072, 1e-5f, 5e5f},      {"mistral-7b", 32768, 1e-5f, 1e4f},
+      {"mistral-small-24b", 32768, 1e-5f, 1e8f}, {"qwen2.5-0.5b", 32768, 1e-6f, 1e6f},
+      {"qwen2.5-1.5b", 131072, 1e-6f, 1e6f},     {"qwen2.5-3b", 32768, 1e-6f, 1e6f},
+      {"qwen2.5-7b", 131072, 1e-6f, 1e6f},       {"qwen2.5-14b", 131072, 1e-5f, 1e6f},
+      {"qwen2.5-32b", 131072, 1e-5f, 1e6f},      {"qwen2.5-72b", 131072, 1e-5f, 1e6f},
+      {"qwen3-0.6b", 40960, 1e-6f, 1e6f},        {"qwen3-1.7b", 40960, 1e-6f, 1e6f},
+      {"qwen3-8b", 40960, 1e-6f, 1e6f},          {"qwen3-32b", 40960, 1e-6f, 1e6f},
+      {"gemma-2b", 8192, 1e-6f, 1e4f},           {"gemma2-27b", 8192, 1e-6f, 1e4f},
+      {"gemma3-1b", 32768, 1e-6f, 1e6f},         {"phi3-mini", 4096, 1e-5f, 1e4f},
+      {"phi4", 16384, 1e-5f, 250000},            {"olmo2-7b", 4096, 1e-6f, 5e5f},
+      {"pythia-1b", 2048, 1e-5f, 1e4f},          {"glm4-9b-0414", 32768, 1e-5f, 1e4f},
+  };
+  for (size_t i = 0; i < LADE_COUNT(published); i++) {
+    const struct lade_model model = preset_get(published[i].name);
+    assert_int_equal(model.context, published[i].context);
+    assert_float_equal(model.norm_eps, published[i].norm_eps, 0);
+    assert_float_equal(model.rope_base, published[i].rope_base, 0);
   }
 }
 
@@ -76,13 +108,13 @@ static void presets_pass_their_own_check(void **state)
     assert_int_equal(lade_model_check(&model, NULL), 0);
     assert_int_equal(model.takes_vocabulary, strcmp(name, "nano") == 0 || strcmp(name, "baby") == 0);
   }
-  assert_int_equal(n, 85);
+  assert_int_equal(n, 95);
   assert_null(lade_model_preset_name(-1));
   struct lade_model model;
   struct lade_error error = {0};
   assert_int_equal(lade_model_preset("gpt5", &model, &error), -ENOENT);
   assert_non_null(strstr(error.text, "gpt5"));
-  assert_non_null(strstr(error.text, "gpt2-*, llama3-*, gpt3-*")); /* families, to the last one */
+  assert_non_null(strstr(error.text, "gpt2-*, llama3-*, llama3.1-*, gpt3-*")); /* families, to the last one */
   assert_string_equal(error.text + strlen(error.text) - strlen(", deepseek-*"), ", deepseek-*");
   assert_int_equal(lade_model_preset("qwen3-9b", &model, &error), -ENOENT);
   assert_non_null(strstr(error.text, "qwen3-4b, qwen3-8b")); /* sizes of the one that is meant */
@@ -93,6 +125,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(parameter_counts_are_the_published_ones),
+      cmocka_unit_test(contexts_norms_and_angles_are_the_published_ones),
       cmocka_unit_test(presets_pass_their_own_check),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
