@@ -79,6 +79,11 @@ assert ledger["saved_activations"] > 100 * ledger["transient_activations"], ledg
 # A budget that can only have lost its unit.
 refused(2, ["--budget 40", "unit", "40MiB", "40%"], "plan", "--budget", "40")
 refused(2, ["--budget 40", "unit", "40% of the device"], "run", "--budget", "40", "--", "true")
+for option in ("--host-budget", "--store-budget"):
+    err = refused(2, [f"{option} 16", "unit", "16MiB or 16GiB; 16B"], *PLAN, option, "16", "--store", ".")
+    assert "%" not in err, err
+refused(2, ["--host-budget 16", "unit"], "sweep", "--data", "text.txt", "--host-budget", "16")
+assert run(*PLAN, "--host-budget", "16B")[0] == run(*PLAN, "--host-budget", "0")[0] == 0
 refused(2, ["--budgets 40", "unit"], "sweep", "--data", "text.txt", "--budgets", "100%,40")
 assert run(*PLAN, "--budget", "40B")[0] == 3 and run(*PLAN, "--budget", str(16 << 20))[0] == 0
 assert run("replay", "one.csv", "--budget", "100", "--policy", "packed")[0] == 0  # traces may be of small units

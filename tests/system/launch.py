@@ -150,6 +150,22 @@ assert sorted(ranks.stdout.splitlines()) == [f"{rank} of 5 a b" for rank in rang
 assert run("-n1", "true").returncode == 0
 assert run("-n", "3", "--", "sh", "-c", "test $OMPI_COMM_WORLD_RANK != 1 || exit 6").returncode == 6
 
+# A signal that ends a rank is told, because mpirun is quiet; what other commands end with is theirs to tell. Ranks of
+# Lade that end before they have begun have told nothing. Messages name the verb that the ranks run.
+killed = run("-n", "2", "--", "sh", "-c", "kill -SEGV $$")
+assert killed.returncode == 139 and killed.stderr.count("\n") == 1, killed
+assert "lade launch: mpirun ended with code 139, as for a rank that signal 11 (Segmentation fault) ended" in killed.stderr
+assert not run("-n", "2", "--", "sh", "-c", "exit 3").stderr
+with tempfile.TemporaryDirectory() as quiet:
+    with open(os.path.join(quiet, "mpirun"), "w", encoding="ascii") as script:
+        script.write("#!/bin/sh\nexit 9\n")
+    os.chmod(script.name, 0o755)
+    path = {**os.environ, "PATH": quiet + ":" + os.environ["PATH"]}
+    refused(9, "no rank has begun: mpirun ended with code 9", "-n", "2", "--", "train", "--data", "x", env=path)
+    assert not run("-n", "2", "--", "true", env=path).stderr
+links = run("-n", "2", "--", "bench", "links", "--device", "dry")
+assert links.returncode == 2 and links.stderr.startswith("lade bench links: --device: links of host"), links
+
 
 def lost_output(code, words, script, **more):
     """Standard output of a job of two ranks takes no byte of those that @script writes to it."""

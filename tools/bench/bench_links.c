@@ -181,15 +181,15 @@ static int bench_finish(struct links_bench *bench, int status)
   lade_cuda_kernels_close(bench->gpu_kernels);
   lade_device_close(bench->gpu);
   lade_rank_group_close(&bench->group);
-  return job_leave(&bench->job, "bench links", status, &bench->error);
+  return job_leave(&bench->job, status, &bench->error);
 }
 
 int bench_links_main(int argc, char **argv)
 {
   struct links_bench bench = {.error = {0}};
-  int status = job_read(&bench.job, &bench.error);
+  int status = job_read(&bench.job, VERB_BENCH_LINKS, &bench.error);
   int code = status ? exit_fail("bench links", status, &bench.error)
-                    : job_options_read(&bench.job, VERB_BENCH_LINKS, argc, argv, &bench.options);
+                    : job_options_read(&bench.job, argc, argv, &bench.options);
   if (code == OPTIONS_GO)
     code = bench_finish(&bench, bench_run(&bench));
   options_finish(&bench.options);

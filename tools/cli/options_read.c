@@ -196,32 +196,49 @@ static void divisors_write(int64_t n, char *text, size_t text_bytes)
 
 /*
  * Ask for a unit if @text is a number of bytes that no run fits in: "40" is more likely 40 GiB, or 40 % of @whole.
+ * @whole is NULL for sizes without percentages.
  */
 static int unit_check(const char *name, const char *text, const char *whole, struct lade_error *error)
 {
   uint64_t bytes;
   if (!text || text[strspn(text, "0123456789.")] || lade_size_parse(text, &bytes) || !bytes || bytes >= UNIT_BYTES)
     return 0;
+  if (!whole)
+    return lade_error_set(error, -EINVAL, "--%s %s: a unit is missing: %sMiB or %sGiB; %sB for bytes", name, text, text,
+                          text, text);
   return lade_error_set(error, -EINVAL, "--%s %s: a unit is missing: %sMiB, %sGiB, or %s%% of the %s; %sB for bytes",
                         name, text, text, text, text, whole, text);
 }
 
-/* Check the units of --budget and of each of --budgets. Sizes of graphs and of traces may be small. */
+/* Check the unit of option @name, if the verb has it. */
+static int option_unit_check(const struct options *options, const char *name, const char *whole,
+                             struct lade_error *error)
+{
+  const struct option *option = option_find(options->verb, name, strlen(name));
+  return option ? unit_check(name, options->states[option_index(option)].text, whole, error) : 0;
+}
+
+/*
+ * Check the units of --budget, of each of --budgets, and of the budgets of host and store. Sizes of graphs and of
+ * traces may be small.
+ */
 static int units_check(const struct options *options, struct lade_error *error)
 {
-  const struct option *budget = option_find(options->verb, "budget", strlen("budget"));
-  const bool is_run = options->verb & (VERB_TRAIN | VERB_PLAN | VERB_RUN);
-  const char *whole = options->verb == VERB_RUN ? "device" : "unconstrained peak";
   char word[24];
   int status = 0;
-  if (is_run && !options->graph)
-    return unit_check("budget", options->states[option_index(budget)].text, whole, error);
-  if (options->verb != VERB_SWEEP)
+  if (options->graph || !(options->verb & (VERB_TRAIN | VERB_PLAN | VERB_RUN | VERB_SWEEP)))
     return 0;
+  status = option_unit_check(options, "host-budget", NULL, error);
+  if (!status)
+    status = option_unit_check(options, "store-budget", NULL, error);
+  if (!status && options->verb != VERB_SWEEP)
+    status = option_unit_check(options, "budget", options->verb == VERB_RUN ? "device" : "unconstrained peak", error);
+  if (options->verb != VERB_SWEEP)
+    return status;
   for (const char *at = options->budgets; *at && !status; at += *at == ',') {
     const int n = (int)strcspn(at, ",");
     snprintf(word, sizeof(word), "%.*s", n, at);
-    status = n < (int)sizeof(word) ? unit_check("budgets", word, whole, error) : 0;
+    status = n < (int)sizeof(word) ? unit_check("budgets", word, "unconstrained peak", error) : 0;
     at += n;
   }
   return status;

@@ -31,18 +31,18 @@
 
 extern char **environ;
 
-int job_read(struct job *job, struct lade_error *error)
+int job_read(struct job *job, enum verb_id verb, struct lade_error *error)
 {
   /* The driver reads it when it starts. Its 8 channels are fewer than the streams of a stage; a user's number stays. */
   setenv(LADE_CUDA_CHANNELS_VARIABLE, "32", 0);
-  *job = (struct job){.launch = {.world = 1}};
+  *job = (struct job){.verb = verb, .launch = {.world = 1}};
   int status = lade_launch_read(environ, error, &job->launch);
   if (!status && job->launch.launcher != LADE_LAUNCHER_NONE)
     job->table = job_status_find(job->launch.world);
   if (job->table) { /* in this order, because a rank that has begun and ends without a mark counts as killed */
     signals_init();
     signals_mark(&job->table->ranks[job->launch.rank].signal_number);
-    job_status_begin(job->table, job->launch.rank);
+    job_status_begin(job->table, job->launch.rank, verb_name(verb));
   }
   return status;
 }
@@ -72,12 +72,12 @@ static void stdout_restore(int before)
  * is still alive when the first would have ended the job. srun ends no ranks, and under it the first rank always
  * exists. Return the exit code.
  */
-static int failure_say(const struct job *job, const char *verb, int status, const struct lade_error *error)
+static int failure_say(const struct job *job, int status, const struct lade_error *error)
 {
   if (!job_is_first(job))
     usleep(MPIRUN_US);
   if (job_is_first(job) || (job->launch.launcher != LADE_LAUNCHER_SRUN && !signals_get()))
-    return exit_fail(verb, status, error);
+    return exit_fail(verb_name(job->verb), status, error);
   return exit_code(status);
 }
 
@@ -86,27 +86,27 @@ static int failure_say(const struct job *job, const char *verb, int status, cons
  * for it. The launcher prints the message because mpirun may lose output that a rank writes right before it ends.
  * Return the exit code.
  */
-static int options_fail(const struct job *job, enum verb_id verb, int status, const struct lade_error *error)
+static int options_fail(const struct job *job, int status, const struct lade_error *error)
 {
   struct lade_error own = *error;
   if (!job_is_first(job))
     lade_error_set(&own, status, "the options of rank %d are refused: %s", job->launch.rank, error->text);
   if (!job->table)
-    return failure_say(job, verb_name(verb), status, &own);
+    return failure_say(job, status, &own);
   if (!job_is_first(job))
     job_status_await_first(job->table, HEARSAY_US * INT64_C(1000));
   job_status_leave(job->table, job->launch.rank, status, own.text);
   return exit_code(status);
 }
 
-int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
+int job_options_read(const struct job *job, int argc, char **argv, struct options *options)
 {
   struct lade_error error = {0};
   const int out = job_is_first(job) ? -1 : stdout_drop(); /* help is printed once */
-  const int status = options_parse(verb, argc, argv, options, &error);
+  const int status = options_parse(job->verb, argc, argv, options, &error);
   stdout_restore(out);
   if (status < 0)
-    return options_fail(job, verb, status, &error);
+    return options_fail(job, status, &error);
   if (status == OPTIONS_ANSWERED && job->table)
     job_status_leave(job->table, job->launch.rank, 0, NULL);
   return status == OPTIONS_ANSWERED ? LADE_EXIT_DONE : OPTIONS_GO;
@@ -151,7 +151,7 @@ static void vigil_fail(const struct vigil *vigil)
   if (job->table)
     job_status_leave(job->table, job->launch.rank, -ETIMEDOUT, error.text);
   else
-    failure_say(job, "train", -ETIMEDOUT, &error);
+    failure_say(job, -ETIMEDOUT, &error);
   _exit(LADE_EXIT_FAILED);
 }
 
@@ -211,7 +211,7 @@ int job_join(struct job *job, double timeout_s, struct lade_error *error)
   return world_open(job, &how, timeout_s, error);
 }
 
-int job_leave(struct job *job, const char *verb, int status, const struct lade_error *error)
+int job_leave(struct job *job, int status, const struct lade_error *error)
 {
   int code = exit_code(status);
   if (status) {
@@ -220,9 +220,9 @@ int job_leave(struct job *job, const char *verb, int status, const struct lade_e
     if (status == -ECANCELED && job->world) /* a rank that saw the failure itself has the more specific message */
       usleep(HEARSAY_US);
     if (!job->table && !job->world)
-      code = failure_say(job, verb, status, error);
+      code = failure_say(job, status, error);
     else if (!job->table && lade_comm_is_speaker(job->world))
-      code = exit_fail(verb, status, error);
+      code = exit_fail(verb_name(job->verb), status, error);
     if (job->table)
       job_status_leave(job->table, job->launch.rank, status, error && *error->text ? error->text : strerror(-status));
     if (status == -EPIPE)

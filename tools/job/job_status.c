@@ -143,8 +143,9 @@ struct job_status *job_status_find(int n_ranks)
   return table;
 }
 
-void job_status_begin(struct job_status *table, int rank)
+void job_status_begin(struct job_status *table, int rank, const char *verb)
 {
+  snprintf(table->ranks[rank].verb, sizeof(table->ranks[rank].verb), "%s", verb);
   atomic_store(&table->ranks[rank].pid, getpid());
 }
 
@@ -216,6 +217,7 @@ void job_status_judge(const struct job_status *table, struct job_verdict *ret_ve
       first_unbegun = first_unbegun < 0 ? rank : first_unbegun;
       continue;
     }
+    verdict.verb = verdict.verb ? verdict.verb : other->verb;
     if (!atomic_load(&other->has_left)) {
       const bool is_lost = !other->signal_number && !other->is_survivor;
       verdict.n_lost += is_lost;

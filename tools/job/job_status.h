@@ -18,6 +18,7 @@
 #include "parallel/layout.h"
 
 #define JOB_STATUS_WORDS_BYTES 4096
+#define JOB_STATUS_VERB_BYTES 16
 
 /* Directories of a job's checkpoints: of --save, of --resume. */
 enum { JOB_STATUS_SAVE, JOB_STATUS_RESUME, JOB_STATUS_N_PLACES };
@@ -28,6 +29,7 @@ struct job_status_checkpoint {
 };
 
 struct job_status_rank {
+  char verb[JOB_STATUS_VERB_BYTES];    /* of its command, for messages: "train"; valid once it has begun */
   _Atomic pid_t pid;                   /* 0: it has not begun */
   volatile sig_atomic_t signal_number; /* signal that it received, SIGINT, SIGTERM or SIGHUP; set by its handler */
   atomic_int has_left;                 /* it left by itself: the fields below are valid */
@@ -76,9 +78,10 @@ void job_status_clear(struct job_status *table, int n_ranks);
 struct job_status *job_status_find(int n_ranks);
 
 /*
- * Record that rank @rank, this process, has begun. pre: SIGTERM is marked (signals_mark), to be told apart from a kill.
+ * Record that rank @rank, this process, has begun @verb. pre: SIGTERM is marked (signals_mark), to be told apart from a
+ * kill.
  */
-void job_status_begin(struct job_status *table, int rank);
+void job_status_begin(struct job_status *table, int rank, const char *verb);
 
 /*
  * Wait until all ranks have begun, because MPI's own start waits without bound for a rank that ended before it.
@@ -112,6 +115,7 @@ int64_t job_status_find_save(const struct job_status *table);
  */
 struct job_verdict {
   struct lade_error error; /* code 0: no rank left a message */
+  const char *verb;        /* of the first rank that has begun, in the table; NULL: none has */
   bool is_own;             /* a rank failed by itself: a restart would fail too */
   int n_well;              /* ranks that left by themselves without an error */
   int n_begun;

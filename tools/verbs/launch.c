@@ -75,7 +75,7 @@ struct launch {
   int n_left;  /* ranks not lost; a layout may leave some unused that the next layout uses */
   struct lade_layout_params asked; /* layout of the first start, once the ranks have reported it */
   bool is_asked_known;
-  bool is_train; /* the command is `lade train`, whose ranks report their layout */
+  bool is_lade; /* the command is a verb of this program: ranks of `train` report their layout, and all their errors */
   bool is_elastic;
   char **command;
   int n_command;
@@ -429,12 +429,29 @@ static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_
     const bool is_told = words->code == -EPIPE && *how;
     lade_error_set(&launch->error, words->code, "%.300s%s%s%s", words->text, is_told ? "; " : "", is_told ? how : "",
                    is_told ? " ended it" : "");
-    return lost_tell(launch, "train", is_again, &launch->error);
+    return lost_tell(launch, end->verdict.verb, is_again, &launch->error);
   }
   lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word%s%s", rank,
                  atomic_load(&launch->table->ranks[rank].pid) ? "before the others could see it" : "before it began",
                  *how ? ", by " : "", how);
   return lost_tell(launch, "launch", is_again, &launch->error);
+}
+
+/*
+ * Report a failed start without messages of ranks. mpirun does not print that a signal ended a rank. Other commands
+ * print why they end; ranks of Lade that end before they can are reported here.
+ */
+static int silent_end_tell(const struct launch *launch, const struct end *end)
+{
+  char text[200], how[64];
+  if (*signal_name(end->code, how, sizeof(how)))
+    snprintf(text, sizeof(text), "mpirun ended with code %d, as for a rank that %s ended", end->code, how);
+  else if (launch->is_lade)
+    snprintf(text, sizeof(text), "no rank has begun: mpirun ended with code %d", end->code);
+  else
+    return end->code;
+  message_print("launch", text);
+  return end->code;
 }
 
 /*
@@ -448,13 +465,15 @@ static int end_tell(struct launch *launch, const struct end *end, bool is_again)
                                                                       once */
     return signal_tell(launch, verdict);
   if (verdict->is_own)
-    return exit_fail("train", verdict->error.code, &verdict->error);
+    return exit_fail(verdict->verb, verdict->error.code, &verdict->error);
   if (end->signal_number) {
     lade_error_set(&launch->error, -EPIPE, "mpirun was ended by signal %d (%s), and its ranks with it",
                    end->signal_number, strsignal(end->signal_number));
     return lost_tell(launch, "launch", is_again, &launch->error);
   }
-  return end->is_lost && verdict->n_begun ? rank_lost_tell(launch, end, is_again) : end->code;
+  if (end->is_lost && verdict->n_begun)
+    return rank_lost_tell(launch, end, is_again);
+  return end->code && !verdict->n_begun && !launch->is_mpirun_stuck ? silent_end_tell(launch, end) : end->code;
 }
 
 /* True if the start ended because ranks were lost. Of commands without messages: if a rank was killed. */
@@ -513,7 +532,7 @@ static int ranks_shrink(const struct launch *launch, const struct end *end, stru
                                                                          itself */
   if (left < 1)
     return lade_error_set(error, -EPIPE, "no ranks remain to start again with");
-  if (!launch->is_asked_known && (launch->is_train || end->verdict.n_begun))
+  if (!launch->is_asked_known && (launch->is_lade || end->verdict.n_begun))
     return 0;
   next->n_ranks = next->n_left = left;
   if (!launch->is_asked_known) /* no rank reports a layout: any number will do */
@@ -719,7 +738,7 @@ int launch_main(int argc, char **argv)
     return code;
   if (!subprocess_exists(argv[first]) && verb_find(argv[first], self, sizeof(self))) {
     argv[--first] = self; /* overwrites "--" or the number, which are already read */
-    launch.is_train = true;
+    launch.is_lade = true;
   }
   if (!subprocess_exists(argv[first])) {
     int status = lade_error_set(&launch.error, -ENOENT, "there is no program '%.200s' to run", argv[first]);

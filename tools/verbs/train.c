@@ -699,7 +699,8 @@ static int run_all(struct train_run *run)
   drive_say(run);
   status = loop(run);
   progress_finish(&run->progress);
-  if (!status && !run->stop_signal)
+  const bool is_done = !status && !run->stop_signal; /* of all ranks; a failed output is the first rank's alone */
+  if (is_done)
     status = summarize(run);
   if (!status && run->stop_signal && job_is_first(&run->job))
     interrupted_print(run);
@@ -707,7 +708,7 @@ static int run_all(struct train_run *run)
     status = timeline_write(run->options.timeline, &run->info, &run->error);
   if (!status && run->options.html && job_is_first(&run->job))
     status = run_page_write(run->options.html, &run->info, &run->error);
-  if (!status && !run->stop_signal && run->job.world) /* a cache's defects are no errors of a run that is done */
+  if (is_done && run->job.world) /* a cache's defects are no errors of a run that is done */
     (void)lade_session_keep_links(run->session, lade_now_ns() - begun_ns, NULL);
   return status;
 }
@@ -728,9 +729,9 @@ int train_main(int argc, char **argv)
 {
   struct train_run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .kept_step = -1,
                           .pending_step = -1, .claim_fd = -1, .train_loss = NAN, .val_loss = NAN};
-  int status = job_read(&run.job, &run.error);
+  int status = job_read(&run.job, VERB_TRAIN, &run.error);
   int code = status ? exit_fail("train", status, &run.error)
-                    : job_options_read(&run.job, VERB_TRAIN, argc, argv, &run.options);
+                    : job_options_read(&run.job, argc, argv, &run.options);
   if (code == OPTIONS_GO) {
     signals_init();
     status = run_all(&run);
@@ -746,7 +747,7 @@ int train_main(int argc, char **argv)
     if (is_apart(status) && !run.job.table && *error.text) /* this run's saver has ended and removes no more
                                                               checkpoints */
       newest_tell(&run, &error);
-    code = job_leave(&run.job, "train", status, &error);
+    code = job_leave(&run.job, status, &error);
     code = !status && run.stop_signal ? 128 + run.stop_signal : code;
     history_finish(&run.history);
     if (run.claim_fd >= 0)

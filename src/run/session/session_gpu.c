@@ -12,6 +12,7 @@
  * time behind it. Agreements use the hosts' communicators, as in every session.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "device/cuda.h"
@@ -59,15 +60,25 @@ static int gpu_open(lade_session *s, int ordinal, struct lade_error *error)
   return status == -ENOENT ? -ENODEV : status;
 }
 
+int session_gpu_limit(lade_session *s, uint64_t bytes, struct lade_error *error)
+{
+  struct lade_device_info info;
+  const int status = lade_device_limit(s->device, bytes);
+  if (!status)
+    return 0;
+  lade_device_get_info(s->device, &info);
+  return lade_error_set(error, status, "device %s holds %" PRIu64 " bytes before step 0, and is to hold %" PRIu64
+                        " at most", info.name, info.created_bytes, bytes);
+}
+
 /* Limit the device to its free memory, the capacity of a plan. pre: memory of the first use is taken. */
 static int gpu_limit(lade_session *s, struct lade_error *error)
 {
   struct lade_cuda_memory memory;
   int status = lade_cuda_get_memory(s->device, &memory);
-  if (status)
-    lade_cuda_get_error(s->device, error);
-  else
-    lade_device_limit(s->device, memory.free_bytes);
+  if (!status)
+    return session_gpu_limit(s, memory.free_bytes, error);
+  lade_cuda_get_error(s->device, error);
   return status;
 }
 

@@ -133,6 +133,9 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
  * the host.
  */
 int session_gpu_open(lade_session *session, struct lade_error *error);
+
+/* Limit the session's device to @bytes. -EBUSY with one line if it holds more. */
+int session_gpu_limit(lade_session *session, uint64_t bytes, struct lade_error *error);
 /*
  * Let NCCL take the memory of the graph's collectives, then measure the capacity again; collective, and nothing on one
  * rank or on hosts. pre: all ranks have made the graph. As lade_rank_group_warm_gpus.

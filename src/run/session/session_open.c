@@ -418,9 +418,8 @@ static int device_open(lade_session *s, struct lade_error *error)
 {
   const struct lade_machine *machine = &s->cost.machine;
   if (s->params.is_gpu) {
-    lade_device_limit(s->device, s->budget_bytes); /* it holds nothing yet */
-    lade_device_peak_reset(s->device);             /* drops the peak of measuring */
-    return 0;
+    lade_device_peak_reset(s->device); /* drops the peak of measuring */
+    return session_gpu_limit(s, s->budget_bytes, error);
   }
   if (s->params.is_dry) {
     struct lade_dry_device_params how = {

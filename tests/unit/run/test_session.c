@@ -301,6 +301,23 @@ static void stages_on_several_nodes_send_scattered(void **state)
   }
 }
 
+/* A device that holds more than the run may take is refused with both numbers, and never planned for. */
+static void a_device_that_holds_too_much_is_refused(void **state)
+{
+  const struct lade_device_params how = {.struct_size = sizeof(how), .capacity_bytes = UINT64_C(8) << 20};
+  struct lade_session session = {0};
+  struct lade_error error = {0};
+  lade_chunk *chunk;
+  (void)state;
+  assert_int_equal(lade_device_open(&how, &error, &session.device), 0);
+  assert_int_equal(lade_device_chunk_create(session.device, UINT64_C(4) << 20, &chunk), 0);
+  assert_int_equal(session_gpu_limit(&session, UINT64_C(2) << 20, &error), -EBUSY);
+  assert_non_null(strstr(error.text, "holds 4194304 bytes before step 0, and is to hold 2097152 at most"));
+  assert_int_equal(session_gpu_limit(&session, UINT64_C(4) << 20, &error), 0);
+  lade_device_chunk_release(session.device, chunk);
+  lade_device_close(session.device);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -308,6 +325,7 @@ int main(void)
       cmocka_unit_test(an_overflow_is_skipped_and_halves_the_scale),
       cmocka_unit_test(many_good_steps_double_the_scale),
       cmocka_unit_test(stages_on_several_nodes_send_scattered),
+      cmocka_unit_test(a_device_that_holds_too_much_is_refused),
       cmocka_unit_test_setup_teardown(steps_go_on_while_a_save_is_written, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_failed_async_save_is_returned_by_the_next_call, scratch_setup_in_memory,
                                       scratch_teardown),

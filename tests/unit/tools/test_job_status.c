@@ -97,7 +97,7 @@ static void ranks_that_others_ended_are_not_lost(void **state)
   assert_int_equal(job_status_create(5, &table), 0);
   job_status_clear(table, 5);
   for (int rank = 1; rank < 5; rank++)
-    job_status_begin(table, rank); /* the first has not begun */
+    job_status_begin(table, rank, "train"); /* the first has not begun */
   table->ranks[1].signal_number = SIGTERM;
   table->ranks[2].is_survivor = true;
   job_status_leave(table, 4, -EPIPE, "rank 3 has ended");
