@@ -81,6 +81,7 @@ void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw)
   const int n = LADE_MIN(t->redos.n, ROW_MOST), first = t->redos.n - n;
   for (int i = 0; i < n; i++)
     ops[i] = t->redos.items[first + i];
+  remat_turn_defer(schedule, turn);
   for (int i = n - 1; i >= 0 && !schedule->is_broken && !schedule->status; i--) {
     const struct remat_op *op = &problem->ops[ops[i]];
     for (int k = 0; k < op->n_out && !schedule->is_broken && !schedule->status; k++) {
@@ -92,6 +93,7 @@ void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw)
         remat_hold(schedule, value, turn + 1, next);
     }
   }
+  remat_turn_resume(schedule, turn);
 }
 
 /* ---- the heap ---- */

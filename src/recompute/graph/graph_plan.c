@@ -25,9 +25,9 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
-#define MOVES_PER_OP 4000 /* by default, up to MOVES_MOST */
-#define MOVES_MOST 800000
-#define OP_MOVES_MOST 500000000 /* ops times moves: moves of longer graphs take longer */
+#define MOVES_PER_OP 7000 /* by default, up to MOVES_MOST */
+#define MOVES_MOST 1000000
+#define OP_MOVES_MOST 1000000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MOST 200000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_LEAST 1000
 #define ALONE_SHARE 0.5 /* of a limit of time, after which a plan with tiers goes on with transfers */

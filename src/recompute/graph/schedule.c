@@ -450,6 +450,18 @@ void remat_settle(struct remat_schedule *schedule)
   }
 }
 
+void remat_turn_defer(struct remat_schedule *schedule, int turn)
+{
+  schedule->is_queued[turn] = true; /* changes then do not queue it */
+}
+
+void remat_turn_resume(struct remat_schedule *schedule, int turn)
+{
+  schedule->is_queued[turn] = false;
+  turn_queue(schedule, turn);
+  remat_settle(schedule);
+}
+
 void remat_hold_unsettled(struct remat_schedule *schedule, int value, int from, int to)
 {
   if (!schedule->is_broken && !schedule->status)

@@ -160,6 +160,13 @@ void remat_hold_unsettled(struct remat_schedule *schedule, int value, int from, 
 void remat_release_unsettled(struct remat_schedule *schedule, int value, int from, int to);
 void remat_settle(struct remat_schedule *schedule);
 
+/*
+ * Leave @turn as it is while changes settle, and evaluate it once at the end. For many changes at the boundary behind
+ * one turn with many redos. pre: all is settled, and no other turn is deferred.
+ */
+void remat_turn_defer(struct remat_schedule *schedule, int turn);
+void remat_turn_resume(struct remat_schedule *schedule, int turn);
+
 /* Let @value be got back from @tier where it is not held, or be made again (LADE_DEVICE), which no given one can be. */
 void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier);
 

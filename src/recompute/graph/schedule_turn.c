@@ -140,10 +140,11 @@ static void row_sort(struct remat_schedule *schedule)
   }
 }
 
-/* Make schedule->row. Return false if an op of it cannot run again here. */
+/* Make schedule->row. Return false if an op of it cannot run again here, or if all redos would take too long. */
 static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
 {
   const struct remat_problem *problem = schedule->problem;
+  const int64_t most_ns = schedule->redo_most_ns - (schedule->redo_ns - schedule->turns[turn].redo_ns);
   schedule->row.n = 0;
   schedule->mark++;
   if (turn < problem->n_ops)
@@ -155,6 +156,8 @@ static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
     if (problem->ops[op].redo_until < turn || (schedule->forbids_redo && op < problem->n_ops))
       return false;
     *ret_ns += problem->ops[op].ns;
+    if (*ret_ns > most_ns)
+      return false;
     inputs_call(schedule, op, turn);
     outputs_call(schedule, op, turn);
   }
@@ -197,8 +200,10 @@ static int64_t op_run(struct remat_schedule *schedule, int op, int place, int64_
 struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, int turn)
 {
   struct remat_turn_result result = {0};
-  if (!row_make(schedule, turn, &result.redo_ns) || schedule->status)
+  if (!row_make(schedule, turn, &result.redo_ns) || schedule->status) {
+    schedule->work += schedule->row.n / 2;
     return (struct remat_turn_result){.is_broken = true};
+  }
   const int n = schedule->row.n, has_op = turn < schedule->problem->n_ops;
   schedule->work += n + (has_op ? 1 : 1 + schedule->problem->n_lasting);
   for (int place = 0; place < n; place++)

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "recompute/graph/descent.h"
 #include "recompute/graph/emit.h"
 #include "recompute/graph/search/search_state.h"
 #include "tests/support/heap/allocations.h"
@@ -149,6 +150,13 @@ static bool change_make(struct bench_schedule *bench)
   return true;
 }
 
+/* Hold what the redos of a drawn turn make until it is made again. */
+static void row_change(struct bench_schedule *bench)
+{
+  const int turn = random_draw_below(&bench->draw, bench->problem.n_ops + 1);
+  remat_row_hold(&bench->schedule, turn, random_draw_below(&bench->draw, 2) ? REMAT_ROW_WHOLE : bench->draw.state);
+}
+
 /* Make some changes, and commit them or roll them back. */
 static void changes_make(struct bench_schedule *bench)
 {
@@ -157,6 +165,8 @@ static void changes_make(struct bench_schedule *bench)
   for (int n = 1 + random_draw_below(&bench->draw, 4); n > 0 && !schedule->is_broken; n--) {
     if (bench->problem.n_values && bench->has_sources && random_draw_below(&bench->draw, 4) == 0)
       source_change(bench);
+    else if (random_draw_below(&bench->draw, 4) == 0)
+      row_change(bench);
     else
       change_make(bench);
   }
@@ -185,6 +195,34 @@ static void any_changes_leave_what_an_evaluation_from_nothing_gives(void **state
       changes_make(&bench);
     bench_close(&bench);
   }
+}
+
+static void a_change_is_broken_if_its_redos_take_longer_than_they_may(void **state)
+{
+  int n_broken = 0, n_made = 0;
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    struct bench_schedule bench;
+    bench_open(&bench, seed);
+    struct remat_schedule *schedule = &bench.schedule;
+    for (int i = 0; i < CHANGES; i++) {
+      struct schedule_copy before = copy_make(schedule);
+      schedule->redo_most_ns = schedule->redo_ns + bench.problem.base_ns / 50;
+      const bool is_changed = change_make(&bench);
+      n_broken += schedule->is_broken;
+      n_made += is_changed && !schedule->is_broken;
+      assert_true(schedule->is_broken || schedule->redo_ns <= schedule->redo_most_ns);
+      schedule->redo_most_ns = INT64_MAX;
+      if (schedule->is_broken) {
+        remat_rollback(schedule);
+        assert_as_copied(schedule, &before);
+      }
+      assert_true(remat_schedule_is_valid(schedule));
+      remat_commit(schedule);
+      copy_finish(&before);
+    }
+    bench_close(&bench);
+  }
+  assert_true(n_broken > 100 && n_made > 100);
 }
 
 static void priced_bytes_follow_changes_and_rollbacks(void **state)
@@ -467,6 +505,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_changes_leave_what_an_evaluation_from_nothing_gives),
+      cmocka_unit_test(a_change_is_broken_if_its_redos_take_longer_than_they_may),
       cmocka_unit_test(priced_bytes_follow_changes_and_rollbacks),
       cmocka_unit_test(every_schedule_replays_with_its_bytes_and_time),
       cmocka_unit_test(bytes_of_turns_are_those_of_a_plain_array),

@@ -20,6 +20,7 @@
 #define WINDOWS_LEAST 20    /* windows without a gain that end a round, and more for longer graphs */
 #define WINDOWS_PER_OPS 2
 #define PRICE_MOVES 50      /* between two changes of the price */
+#define MOVE_WORK 60       /* ops of turns that a usual move evaluates at most; more count as more moves */
 #define CLOCK_MOVES 64     /* between two looks at the clock */
 
 /* ---- the best ---- */
@@ -173,11 +174,16 @@ int remat_search_release(struct remat_state *search)
 
 /* ---- annealing ---- */
 
+void remat_moves_count(struct remat_state *search, int64_t n, int64_t work)
+{
+  search->n_moves += LADE_MAX(n, (search->schedule.work - work) / MOVE_WORK);
+}
+
 /* Cool down over @n moves of the whole problem, and take the best on the way. */
 int remat_anneal(struct remat_state *search, int64_t n, double hot_ns, double cold_ns)
 {
   const double cooling = pow(cold_ns / hot_ns, 1.0 / (double)n);
-  const int64_t look_moves = 1 + search->problem->n_values / SAVE_SHARE;
+  const int64_t look_moves = 1 + search->problem->n_values / SAVE_SHARE, work = search->schedule.work;
   search->temperature = hot_ns;
   int status = 0;
   for (int64_t i = 0; i < n && !status && !search->is_over; i++) {
@@ -191,7 +197,7 @@ int remat_anneal(struct remat_state *search, int64_t n, double hot_ns, double co
     if (i % CLOCK_MOVES == 0)
       remat_clock_look(search);
   }
-  search->n_moves += n;
+  remat_moves_count(search, n, work);
   LADE_ASSERT(!LADE_CHECK_FULL || status || remat_schedule_is_valid(&search->schedule));
   return status;
 }
@@ -223,6 +229,7 @@ static int window_anneal(struct remat_state *search)
 {
   int32_t window[WINDOW_VALUES];
   const double before_ns = remat_cost_get(search);
+  const int64_t work = search->schedule.work;
   window_draw(search, window);
   const int n = search->n_window ? WINDOW_MOVES : 0;
   const double hot = search->typical_ns * pow(10, -2.5 * remat_random_unit(search));
@@ -236,7 +243,7 @@ static int window_anneal(struct remat_state *search)
       remat_clock_look(search);
   }
   search->window = NULL;
-  search->n_moves += WINDOW_MOVES;
+  remat_moves_count(search, WINDOW_MOVES, work);
   if (status)
     return status;
   if (remat_over(&search->schedule) > 0) {

@@ -6,13 +6,14 @@
  *   hold      keep a value that a turn makes again, from the turn before that touches it
  *   shift     make a value again earlier, in a turn that has the inputs at hand, and hold it from there
  *   segment   release the values of some ops in a row, and let the chain that makes them again run once
- *   exchange  hold one value or all that a turn makes again, then release others in the fullest turns until it fits
+ *   exchange  hold one value or all that a turn makes again, then release others in the fullest turns until it fits;
+ *             a release that alone raises the energy too far is undone, and another one is drawn
  *   source    let a value wait on another tier, or be made again instead
  *
  * A move releases before it holds, or the other way round, so a schedule may pass through one that is slower than both
- * ends. One that is slower by more than DETOUR_OPS of the largest op, and by more than the temperature would ever
- * accept, is given up before its other turns are evaluated. With half as many, the best plan of VGG-16 at 60 % of its
- * peak is lost.
+ * ends. The rise of the energy up to which a move is kept is drawn before the move. One that is slower by more than
+ * that and DETOUR_OPS of the largest op is given up within the turn where this is seen. With half as many, the best
+ * plan of VGG-16 at 60 % of its peak is lost. A single release has no detour to make, and gets one op.
  */
 #include <math.h>
 
@@ -25,7 +26,6 @@
 #define REDO_TRIES 64
 #define DETOUR_OPS 8
 #define PRICE_STEP 1.02
-#define RISE_MOST 10        /* temperatures; a rise by more is accepted once in 22,000 times */
 
 /* ---- chance ---- */
 
@@ -68,6 +68,25 @@ double remat_energy_get(struct remat_state *search)
 {
   return remat_cost_get(search) + search->price * remat_over(&search->schedule) +
          search->guidance * search->schedule.priced_ns;
+}
+
+/*
+ * Return the time of redos at which a change that may raise the energy by @rise_ns, with a detour of @n_ops, is given
+ * up. With tiers a redo may cost nothing, in a wait.
+ */
+static int64_t detour_most(const struct remat_state *search, double rise_ns, int n_ops)
+{
+  const struct remat_schedule *schedule = &search->schedule;
+  if (search->params->links)
+    return INT64_MAX;
+  return schedule->redo_ns + (int64_t)(search->price * remat_over(schedule) + rise_ns +
+                                       n_ops * search->largest_ns);
+}
+
+/* Draw the rise of the energy up to which a change is kept, as annealing does at the temperature. */
+static double rise_draw(struct remat_state *search)
+{
+  return -log(1 - remat_random_unit(search)) * search->temperature;
 }
 
 /* ---- single changes ---- */
@@ -149,6 +168,7 @@ static bool redo_draw(struct remat_state *search, int *ret_turn, int *ret_value)
 static bool move_release(struct remat_state *search)
 {
   int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
+  search->schedule.redo_most_ns = LADE_MIN(search->schedule.redo_most_ns, detour_most(search, search->rise_most, 1));
   return value >= 0 && remat_release_around(&search->schedule, value, turn);
 }
 
@@ -230,20 +250,44 @@ static bool move_hold_row(struct remat_state *search)
   return true;
 }
 
+/* Return the energy without the waits for transfers, which take long to find. */
+static double energy_untimed(const struct remat_state *search)
+{
+  const struct remat_schedule *schedule = &search->schedule;
+  return (double)schedule->redo_ns + search->price * remat_over(schedule) + search->guidance * schedule->priced_ns;
+}
+
+/*
+ * Release one value in the fullest turn, if the energy is then lower than before, or than @start, where the exchange
+ * began, or higher by no more than the temperature allows.
+ */
+static void exchange_release(struct remat_state *search, double start)
+{
+  struct remat_schedule *schedule = &search->schedule;
+  int64_t most;
+  const int turn = turn_bytes_peak(&schedule->bytes, &most), value = remat_held_draw(search, turn);
+  if (value < 0)
+    return;
+  const int next = remat_touch_from(schedule, value, turn), mark = remat_mark(schedule);
+  const double before = energy_untimed(search), rise_most = rise_draw(search) + LADE_MAX(start - before, 0);
+  const int64_t redo_most_ns = schedule->redo_most_ns;
+  bool is_chain = remat_random_below(search, 2);
+  schedule->redo_most_ns = LADE_MIN(redo_most_ns, detour_most(search, rise_most, is_chain ? DETOUR_OPS : 1));
+  if (remat_release_around(schedule, value, turn) && remat_is_sound(search) && is_chain)
+    remat_row_hold(schedule, next, remat_random_next(search));
+  schedule->redo_most_ns = redo_most_ns;
+  if (!schedule->status && (!remat_is_sound(search) || energy_untimed(search) > before + rise_most))
+    remat_rollback_to(schedule, mark);
+}
+
 static bool move_exchange(struct remat_state *search)
 {
   const int kind = remat_random_below(search, 8);
+  const double start = energy_untimed(search);
   if (!(kind == 0 ? move_hold_row(search) : kind <= 2 ? move_shift(search) : move_hold(search)))
     return false;
-  for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++) {
-    int64_t most;
-    int turn = turn_bytes_peak(&search->schedule.bytes, &most), value = remat_held_draw(search, turn);
-    if (value < 0)
-      continue;
-    int next = remat_touch_from(&search->schedule, value, turn);
-    if (remat_release_around(&search->schedule, value, turn) && remat_is_sound(search) && remat_random_below(search, 2))
-      remat_row_hold(&search->schedule, next, remat_random_next(search));
-  }
+  for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++)
+    exchange_release(search, start);
   return true;
 }
 
@@ -335,28 +379,18 @@ static bool move_make(struct remat_state *search)
 
 /* ---- trials ---- */
 
-/* Return the time of redos at which a move is given up. With tiers a redo may cost nothing, in a wait. */
-static int64_t detour_most(const struct remat_state *search)
-{
-  const struct remat_schedule *schedule = &search->schedule;
-  if (search->params->links)
-    return INT64_MAX;
-  return schedule->redo_ns + (int64_t)(search->price * remat_over(schedule) + RISE_MOST * search->temperature +
-                                       DETOUR_OPS * search->largest_ns);
-}
-
 int remat_move_try(struct remat_state *search)
 {
   const double before = remat_energy_get(search), timed_ns = search->timed_ns;
   const int64_t state = search->schedule.state;
   const int mark = remat_mark(&search->schedule);
-  search->schedule.redo_most_ns = detour_most(search);
+  const double rise_most = search->rise_most = rise_draw(search);
+  search->schedule.redo_most_ns = detour_most(search, rise_most, DETOUR_OPS);
   bool is_made = move_make(search);
   search->schedule.redo_most_ns = INT64_MAX;
   if (search->schedule.status)
     return search->schedule.status;
-  double rise = is_made && remat_is_sound(search) ? remat_energy_get(search) - before : INFINITY;
-  if (rise > 0 && remat_random_unit(search) >= exp(-rise / search->temperature)) {
+  if (!is_made || !remat_is_sound(search) || remat_energy_get(search) - before > rise_most) {
     remat_rollback_to(&search->schedule, mark);
     search->schedule.state = search->timed_state = state; /* it is the schedule before the move again */
     search->timed_ns = timed_ns;

@@ -14,9 +14,9 @@
  * when many windows in a row gained nothing; the next one begins from the best schedule, the second one from the
  * schedule that holds least, since a descent from the one that holds everything may end where no single move goes on.
  *
- * In a graph of up to SHORT_OPS_MOST ops without other tiers, rounds end with the first schedule within the limit, or
- * after ROUNDS_WITHOUT_FIT of them. Parallel tempering (temper.c) follows, because rounds from the best schedule keep
- * its structure and end where they began.
+ * In a graph of up to SHORT_OPS_MOST ops without other tiers, rounds have no windows. They end with the first schedule
+ * within the limit, or after ROUNDS_WITHOUT_FIT of them. Parallel tempering (temper.c) follows, because rounds from the
+ * best schedule keep its structure and end where they began.
  *
  * Everything is a function of problem, limit, seed and number of moves, unless the deadline ends it. Rejected: the
  * integer program itself (Checkmate's), which takes hours at 300 ops.
@@ -158,7 +158,7 @@ static int search_run(struct remat_state *search)
       status = remat_search_descend(search, false);
     const double near_ns = (double)search->best_ns + HOPE * (double)search->problem->base_ns;
     bool is_near = round < 2 || remat_cost_get(search) < near_ns;
-    if (!status && remat_over(&search->schedule) == 0 && is_near)
+    if (!status && remat_over(&search->schedule) == 0 && is_near && !is_tempered(search))
       status = remat_windows_anneal(search);
     moves *= round & 1 && !fits ? ROUND_GROWTH : 1;
     bool is_due = search->best_ns < INT64_MAX || round + 1 >= ROUNDS_WITHOUT_FIT;

@@ -16,6 +16,7 @@ struct remat_state {
   double best_over;           /* least excess so far, while nothing fits */
   double price;               /* of a byte above the limit in one turn, in ns */
   double temperature;         /* in ns */
+  double rise_most;           /* of the energy, with which the move under way is kept */
   const double *prices;       /* of schedules (schedule.h); NULL: none */
   double guidance;            /* part of the priced bytes that counts in the energy */
   double typical_ns;          /* mean time of ops that may run again, at least 1 */
@@ -71,6 +72,9 @@ int remat_search_release(struct remat_state *search);
  * the schedules then differ from one call to the next. -ENOMEM.
  */
 int remat_search_descend(struct remat_state *search, bool is_drawn);
+
+/* Count @n moves since the schedule's work was @work; moves of much work count as more. */
+void remat_moves_count(struct remat_state *search, int64_t n, int64_t work);
 
 /* Cool down over @n moves of the whole problem, and take the best on the way. -ENOMEM. */
 int remat_anneal(struct remat_state *search, int64_t n, double hot_ns, double cold_ns);

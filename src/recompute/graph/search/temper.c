@@ -37,7 +37,6 @@
 #define HOT_PART 0.5      /* of the search, in which the hottest temperature falls */
 #define HOT_MOVES_LEAST 400000 /* a search of fewer moves begins at the time of a typical op: it needs them all there */
 #define SWEEP_MOVES 50    /* moves of each schedule between two exchanges, and between two changes of its price */
-#define MOVE_WORK 300     /* ops of turns that a usual move evaluates at most; a sweep of more counts as more moves */
 #define RECOMBINATIONS 2  /* between two exchanges; with more the replicas become alike, and seeds differ by more */
 #define POLISH_MOVES 400  /* for each op, between two looks for a new best */
 #define POLISH_SHARE 0.95 /* part of the moves after which the best is improved for the last time */
@@ -124,9 +123,9 @@ static int sweep(struct remat_state *search, struct replica *replica)
   }
   remat_price_follow(search);
   remat_clock_look(search);
-  const int64_t n_moves = LADE_MAX(SWEEP_MOVES, (search->schedule.work - work) / MOVE_WORK);
-  search->n_moves += n_moves;
-  LADE_ASSERT(!LADE_CHECK_FULL || status || search->n_moves % 65536 >= n_moves ||
+  const int64_t before = search->n_moves;
+  remat_moves_count(search, SWEEP_MOVES, work);
+  LADE_ASSERT(!LADE_CHECK_FULL || status || search->n_moves % 65536 >= search->n_moves - before ||
               remat_schedule_is_valid(&search->schedule));
   replica_swap(search, replica);
   return status;
