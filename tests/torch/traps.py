@@ -581,7 +581,7 @@ def refusals():
         loss.backward()
         other.step()
         return loss.detach()
-    refused(lade.CannotCapture, lambda: lade.torch.step(two, model, optimizer, "100%")(*batch()), "another optimizer")
+    refused(lade.CannotCapture, lambda: lade.torch.step(two, model, optimizer, "100%")(*batch()), "an optimizer that it was not given")
     listing = Listing()
     refused(lade.CannotCapture, lambda: lade.torch.step(plain_of(listing, None), listing, None, "100%")(*batch()),
             "Listing.losses")

@@ -162,9 +162,10 @@ class Snapshot:
         self.copies = [(t, t.detach().clone()) for kind, _, t in stateful(step, ready) if kind != "gradient"]
         self.copies += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
         self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
-        self.inner = step.optimizer.snapshot() if hasattr(step.optimizer, "snapshot") else None
-        is_own_class = step.optimizer is not None and not optimizers.is_per_param(step.optimizer)
-        self.own = optimizers.Attributes(step.optimizer) if is_own_class else None
+        members = optimizers.members_of(step.optimizer)
+        self.inner = [(one, one.snapshot()) for one in members if hasattr(one, "snapshot")]
+        self.own = [kind(one) for one in members if not optimizers.is_per_param(one)
+                    for kind in (optimizers.Attributes, optimizers.States)]
         self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
                        for group in step.optimizer.param_groups] if step.optimizer else []
         self.places = [(place, place.get(), [(t, t.detach().clone()) for t in place.tensors()])
@@ -174,8 +175,8 @@ class Snapshot:
         self.generators = generators.states(step.device)
 
     def restore(self):
-        if self.own is not None:
-            self.own.restore()
+        for kept in self.own:
+            kept.restore()
         with torch.no_grad():
             for tensor, held in self.copies:
                 tensor.detach().copy_(held)
@@ -188,8 +189,8 @@ class Snapshot:
                 own.pop(key, None)
         for param, grad in self.grads:
             param.grad = grad
-        if self.inner is not None:
-            self.step.optimizer.restore(self.inner)
+        for optimizer, held in self.inner:
+            optimizer.restore(held)
         for scheduler, held in self.schedulers:
             scheduler.load_state_dict(held)
         for group, held in zip(self.step.optimizer.param_groups if self.step.optimizer else (), self.groups):

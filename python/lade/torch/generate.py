@@ -208,8 +208,8 @@ class Generator:
         if op.node.target is optimizers.UPDATE:
             self._update(op.node)
         elif op.node.target is optimizers.UPDATE_ALL:
-            _, grads, _, found = op.node.args
-            self.lines.append(f"R.update_all({self.text(grads)}, {self.text(found)})")
+            _, grads, _, found, _ = op.node.args
+            self.lines.append(f"R.update_all({index}, {self.text(grads)}, {self.text(found)})")
         else:
             self.call(op.node, op.outputs)
         if is_watched:

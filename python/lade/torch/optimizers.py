@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import sys
+import types
 
 import torch
 
@@ -23,7 +24,7 @@ PER_PARAM = tuple(getattr(torch.optim, name) for name in
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _LIBRARY = torch.library.Library("lade", "DEF")
 _LIBRARY.define("update(Tensor(a!) param, Tensor grad, Tensor(b!)[] state, Tensor[] found_inf, int index) -> ()")
-_LIBRARY.define("update_all(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, Tensor[] found_inf) -> ()")
+_LIBRARY.define("update_all(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, Tensor[] found_inf, int member) -> ()")
 _LIBRARY.impl("update", lambda *_args: None, "CompositeExplicitAutograd")
 _LIBRARY.impl("update_all", lambda *_args: None, "CompositeExplicitAutograd")
 UPDATE, UPDATE_ALL = torch.ops.lade.update.default, torch.ops.lade.update_all.default
@@ -33,6 +34,57 @@ def unwrapped(optimizer):
     """Return torch's optimizer below a trainer's wrapper."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+class Joint:
+    """Several optimizers of one step as one: the groups and parameters of each follow those of the one before."""
+
+    def __init__(self, members):
+        self.members = members
+
+    @property
+    def param_groups(self):
+        return [group for member in self.members for group in member.param_groups]
+
+    @property
+    def state(self):
+        return _JointState([member.state for member in self.members])
+
+
+class _JointState:
+    """The state of several optimizers by parameter; each parameter belongs to one of them."""
+
+    def __init__(self, states):
+        self.states = states
+
+    def get(self, param, default=None):
+        return next((state[param] for state in self.states if param in state), default)
+
+    def __getitem__(self, param):
+        return next(state for state in self.states if param in state)[param]
+
+
+def joined(optimizer):
+    """Return torch's optimizer, a Joint of a list of several, or None for none."""
+    if not isinstance(optimizer, (list, tuple)):
+        return unwrapped(optimizer) if optimizer is not None else None
+    members = [unwrapped(one) for one in optimizer]
+    return Joint(members) if len(members) > 1 else members[0] if members else None
+
+
+def members_of(optimizer):
+    """Return the optimizers that @optimizer, a joined() one, stands for."""
+    return optimizer.members if isinstance(optimizer, Joint) else [optimizer] if optimizer is not None else []
+
+
+def owner_of(optimizer, index):
+    """Return the one of joined optimizers that has parameter @index."""
+    for member in members_of(optimizer):
+        n = len(params_of(member))
+        if index < n:
+            return member
+        index -= n
+    raise IndexError(index)
 
 
 def is_per_param(optimizer):
@@ -61,10 +113,16 @@ def _standard_names():
 
 
 def _has_fields(value):
-    """True for optimizers, and for objects of classes that are neither torch's nor of Python's library."""
+    """True for optimizers, namespaces, and objects of classes that are neither torch's nor of Python's library."""
     room = type(value).__module__.split(".")[0]
-    return isinstance(value, torch.optim.Optimizer) or \
+    return isinstance(value, (torch.optim.Optimizer, types.SimpleNamespace)) or \
         hasattr(value, "__dict__") and not callable(value) and room != "torch" and room not in sys.stdlib_module_names
+
+
+def _is_array(value):
+    """True for a NumPy array that can be written."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.flags.writeable
 
 
 def _keep(value, seen):
@@ -75,6 +133,9 @@ def _keep(value, seen):
     if isinstance(value, torch.Tensor):
         held = value.detach().clone()
         return lambda: (value.detach().copy_(held), value)[1]
+    if _is_array(value):
+        held = value.copy()
+        return lambda: (value.__setitem__(..., held), value)[1]
     if isinstance(value, dict):
         parts = {key: _keep(part, seen) for key, part in value.items()}
         return lambda: _refill(value, {key: back() for key, back in parts.items()})
@@ -111,6 +172,23 @@ class Attributes:
             del fields[key]
         with torch.no_grad():
             fields.update((key, back()) for key, back in self.backs.items())
+
+
+class States:
+    """What an optimizer of its own class keeps for each parameter, to go back to; the caller copies the tensors."""
+
+    def __init__(self, optimizer):
+        self.state, seen = optimizer.state, set()
+        self.backs = {param: {key: self._back(value, seen) for key, value in own.items()}
+                      for param, own in optimizer.state.items()}
+
+    @staticmethod
+    def _back(value, seen):
+        return (lambda: value) if isinstance(value, torch.Tensor) else _keep(value, seen)
+
+    def restore(self):
+        """Put back the same tensors and the content of all else; state of later steps goes."""
+        _refill(self.state, {param: {key: back() for key, back in own.items()} for param, own in self.backs.items()})
 
 
 def params_of(optimizer):

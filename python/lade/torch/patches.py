@@ -19,7 +19,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CannotCapture
-from . import generators
+from . import generators, optimizers
 
 # A checkpoint's generator in one torch release and the other.
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
@@ -85,8 +85,12 @@ def _last_rates(recorder):
     read = LRScheduler.get_last_lr
 
     def noted(scheduler):
-        if scheduler.optimizer is recorder.optimizer:
-            recorder.read((i, "lr") for i in range(len(scheduler.optimizer.param_groups)))
+        first = 0
+        for member in optimizers.members_of(recorder.optimizer):
+            n = len(member.param_groups)
+            if scheduler.optimizer is member:
+                recorder.read((i, "lr") for i in range(first, first + n))
+            first += n
         return read(scheduler)
     return mock.patch.object(LRScheduler, "get_last_lr", noted)
 
@@ -203,7 +207,7 @@ def capturing(recorder):
     seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
     state = _refusing("torch.set_rng_state", "a step that sets the generator's state is not captured")
     before = _generators_state()
-    other = _refusing("optimizer.step", "the step drives another optimizer than the one given")
+    other = _refusing("optimizer.step", "the step drives an optimizer that it was not given; give all of them as optimizer=[...]")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_seed_kept())
         stack.callback(register_optimizer_step_pre_hook(other).remove)

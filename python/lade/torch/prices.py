@@ -75,7 +75,8 @@ class Pricer:
         key = call_key(values, op)
         if op.node.target is optimizers.UPDATE:
             group = self._group(op.node.args[4])
-            return (*key, tuple((k, repr(v)) for k, v in group.items() if k != "params" and not _is_live(k, v)))
+            kind = type(optimizers.owner_of(self.optimizer, op.node.args[4]))
+            return (*key, kind, tuple((k, repr(v)) for k, v in group.items() if k != "params" and not _is_live(k, v)))
         return key
 
     def _group(self, index):
@@ -127,7 +128,7 @@ class Pricer:
         self.arena, self.n_marks = Arena(device, self._needs(values, wanted.values())), 0
         states = generators.states(device)
         is_whole_update = any(op.node.target is optimizers.UPDATE_ALL for op in wanted.values())
-        own = optimizers.Attributes(self.optimizer) if is_whole_update else None
+        own = [optimizers.Attributes(one) for one in optimizers.members_of(self.optimizer)] if is_whole_update else ()
         # oneDNN and others prepare themselves at a call's first run: those events are no price.
         spans = []
         try:
@@ -137,8 +138,8 @@ class Pricer:
         finally:
             generators.set_states(device, states)
             self.arena = None
-            if own is not None:
-                own.restore()
+            for attributes in own:
+                attributes.restore()
         self._read(spans, events.sizes)
 
     @staticmethod
@@ -269,12 +270,12 @@ class Pricer:
     def _update(self, values, op, price):
         """Return a call that updates made-up parameters by a copy of the optimizer."""
         if op.node.target is optimizers.UPDATE_ALL:
+            owner = optimizers.members_of(self.optimizer)[op.node.args[4]]
             nodes = list(zip(op.node.args[0], op.node.args[1]))
             pairs = [self._like(values, p, g) for p, g in nodes]
-            slim = optimizers.narrowed(self.optimizer, self.optimizer.param_groups[0], pairs, {})
-            slim.param_groups = [{**self.optimizer.param_groups[0], "params": pairs}]
+            slim = optimizers.narrowed(owner, owner.param_groups[0], pairs, {})
             groups, at = [], 0
-            for group in self.optimizer.param_groups:
+            for group in owner.param_groups:
                 n = len(group["params"])
                 groups.append({**group, "params": pairs[at:at + n]})
                 at += n
@@ -284,16 +285,17 @@ class Pricer:
             n_rows = parts.rows_of_update(meta)
             param = self._like(values, op.node.args[0], op.node.args[1], n_rows)
             price.elements = (param.numel(), meta.numel()) if n_rows else None
-            slim = optimizers.narrowed(self.optimizer, self._group(op.node.args[4]), [param], {})
-        slim.state, step = optimizers.empty_state(), type(self.optimizer).step
-        if optimizers.is_per_param(self.optimizer):
+            owner = optimizers.owner_of(self.optimizer, op.node.args[4])
+            slim = optimizers.narrowed(owner, self._group(op.node.args[4]), [param], {})
+        slim.state, step = optimizers.empty_state(), type(owner).step
+        if optimizers.is_per_param(owner):
             optimizers.create_state(slim, {id(param): param}, slim.state)
         else:
             try:
                 step(slim)  # its first step creates state
             except Exception as fault:
                 raise CannotCapture(f"it fails on parameters of its own, as before a first step: {type(fault).__name__}: {fault}",
-                                    type(self.optimizer).__name__ + ".step") from fault
+                                    type(owner).__name__ + ".step") from fault
         return (lambda *_args, **_kwargs: _stepped(slim, step)), (), {}, []
 
     @staticmethod

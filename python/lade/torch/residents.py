@@ -65,18 +65,18 @@ class Fetch:
         return Fetch, ()
 
 
-def install(step, models):
-    """Let saving, loading and calls of the models, and saving and loading of the optimizer, fetch."""
+def install(step, models, members):
+    """Let saving, loading and calls of the models, and saving and loading of the optimizers @members, fetch."""
     fetch = Fetch(step)
     for model in models:
         model.register_forward_pre_hook(fetch)
         for module in model.modules():
             module.register_state_dict_pre_hook(fetch)
             _on_load(module)(fetch)
-    if step.optimizer is not None:
-        step.optimizer.register_step_pre_hook(fetch)
-        step.optimizer.register_state_dict_pre_hook(fetch)
-        step.optimizer.register_load_state_dict_pre_hook(fetch)
+    for optimizer in members:
+        optimizer.register_step_pre_hook(fetch)
+        optimizer.register_state_dict_pre_hook(fetch)
+        optimizer.register_load_state_dict_pre_hook(fetch)
 
 
 def _on_load(module):

@@ -39,18 +39,16 @@ class Runtime:
         self.stream, self.reading = None, {}  # of CUDA: the ops' stream; (first, last, event) of copies from the host
         self.on_cuda = {i for i, op in enumerate(values.ops) if op.draws and op.outputs
                         and all(values.metas[value].device.type == "cuda" for value in op.outputs)}
-        self.updaters = self._updaters()
+        self.updaters = [optimizers.Updater(optimizer, i, [param])
+                         for optimizer in optimizers.members_of(planned.trace.given.optimizer)
+                         for i, group in enumerate(optimizer.param_groups) for param in group["params"]]
+        self.opaque = self._opaque_updaters()
 
-    def _updaters(self):
-        optimizer, found = self.planned.trace.given.optimizer, []
-        if optimizer is None:
-            return found
-        if not optimizers.is_per_param(optimizer):
-            node = next((op.node for op in self.planned.values.ops if op.node.target is optimizers.UPDATE_ALL), None)
-            return optimizers.OpaqueUpdater(optimizer, self._opaque_params(node)) if node is not None else found
-        for i, group in enumerate(optimizer.param_groups):
-            found += [optimizers.Updater(optimizer, i, [param]) for param in group["params"]]
-        return found
+    def _opaque_updaters(self):
+        """Return {number of an op: updater} of the steps of optimizers that are one op."""
+        members = optimizers.members_of(self.planned.trace.given.optimizer)
+        return {i: optimizers.OpaqueUpdater(members[op.node.args[4]], self._opaque_params(op.node))
+                for i, op in enumerate(self.planned.values.ops) if op.node.target is optimizers.UPDATE_ALL}
 
     def _opaque_params(self, node):
         planned = self.planned
@@ -116,17 +114,18 @@ class Runtime:
         """Return [(updater, positions in @indices)], one of each group."""
         groups = {}
         for position, index in enumerate(indices):
-            groups.setdefault(self.updaters[index].index, []).append(position)
+            updater = self.updaters[index]
+            groups.setdefault((id(updater.optimizer), updater.index), []).append(position)
         found = []
         for positions in groups.values():
             each = [self.updaters[indices[i]] for i in positions]
             found.append((optimizers.Updater(each[0].optimizer, each[0].index, [u.params[0] for u in each]), positions))
         return found
 
-    def update_all(self, grads, found_inf):
+    def update_all(self, index, grads, found_inf):
         self.is_updated = True
         if not any(t.item() for t in found_inf):
-            self.updaters(grads)
+            self.opaque[index](grads)
 
     # moves
 

@@ -57,6 +57,8 @@ class Given:
                         self.places_of[id(tensor)] = own, name
                         kind.append((f"{module_name}.{name}".lstrip("."), tensor))
         self.opt_params = optimizers.params_of(optimizer) if optimizer else []
+        if len(self.opt_params) != len(set(map(id, self.opt_params))):
+            raise CannotCapture("a parameter is in two optimizers, or twice in one", "optimizer")
         lost = [p for p in self.opt_params if id(p) not in seen]
         if lost:
             raise CannotCapture(f"a parameter of shape {tuple(lost[0].shape)} is in the optimizer and not in the model; "
@@ -114,14 +116,15 @@ class Recorder:
 
     def __init__(self, optimizer, fakes, states):
         self.optimizer, self.fakes, self.states = optimizer, fakes, states
-        self.late, self.n_steps, self.fields = [], 0, set()  # fields: (group, key) of those that the step reads
+        self.late, self.stepped, self.fields = [], [], set()  # fields: (group, key) of those that the step reads
         self.hooks = []  # (dict of a module, {key: hook}) of those that the step registers and leaves
         self.pairs = {id(p): fakes[id(p)] for p in optimizers.params_of(optimizer)} if optimizer else {}
 
     def after_step(self, scheduler, args, kwargs):
         if any(isinstance(a, torch.Tensor) for a in (*args, *kwargs.values())):
             raise CannotCapture("a scheduler reads a tensor", "LRScheduler.step")
-        if not self.n_steps and scheduler.optimizer is self.optimizer:
+        is_own = any(scheduler.optimizer is member for member in optimizers.members_of(self.optimizer))
+        if is_own and not any(scheduler.optimizer is one for one in self.stepped):
             raise CannotCapture("the scheduler is stepped before the optimizer", "LRScheduler.step")
         self.late.append((scheduler, args, kwargs))
 
@@ -133,37 +136,43 @@ class Recorder:
                                 "when the step has ended; read it outside", "LRScheduler.step")
         self.fields |= fields
 
-    def step(self, closure=None, **kwargs):
+    def step(self, member, closure=None, **kwargs):
         if closure is not None or kwargs:
             raise CannotCapture("a step with a closure runs the model an unknown number of times", "optimizer.step")
-        self.update(self.optimizer, [])
+        self.update(member, [])
 
     def update(self, optimizer, found_inf):
-        if optimizers.unwrapped(optimizer) is not self.optimizer:
-            raise CannotCapture("the step drives another optimizer than the one given", "optimizer.step")
-        if self.late:
+        """Record the step of one of the optimizers."""
+        inner, first = optimizers.unwrapped(optimizer), 0
+        for i, member in enumerate(optimizers.members_of(self.optimizer)):
+            params = self.real_params[i]
+            if member is inner:
+                break
+            first += len(params)
+        else:
+            raise CannotCapture("the step drives an optimizer that it was not given; give all of them as optimizer=[...]",
+                                "optimizer.step")
+        if any(scheduler.optimizer is inner for scheduler, _, _ in self.late):
             raise CannotCapture("the optimizer is stepped behind its scheduler", "optimizer.step")
-        self.n_steps += 1
+        self.stepped.append(inner)
+        pairs = [(real, self.pairs[id(real)]) for real in params]
         with torch.no_grad():
-            if optimizers.is_per_param(self.optimizer):
-                self._each(found_inf)
+            if optimizers.is_per_param(inner):
+                self._each(pairs, first, found_inf)
             else:
-                self._all(found_inf)
+                self._all(pairs, i, found_inf)
 
-    def _each(self, found_inf):
-        for index, (real, fake) in enumerate(self._params()):
+    def _each(self, pairs, first, found_inf):
+        for index, (real, fake) in enumerate(pairs, first):
             if fake.grad is not None:
                 if fake.grad.is_sparse:
                     raise CannotCapture("sparse gradients are not captured", "optimizer.step")
                 optimizers.UPDATE(fake, fake.grad, self.states.get(id(real), []), found_inf, index)
 
-    def _all(self, found_inf):
-        pairs = [(real, fake) for real, fake in self._params() if fake.grad is not None]
+    def _all(self, pairs, member, found_inf):
+        pairs = [(real, fake) for real, fake in pairs if fake.grad is not None]
         state = [t for real, _ in pairs for t in self.states.get(id(real), [])]
-        optimizers.UPDATE_ALL([fake for _, fake in pairs], [fake.grad for _, fake in pairs], state, found_inf)
-
-    def _params(self):
-        return [(real, self.pairs[id(real)]) for real in self.real_params]
+        optimizers.UPDATE_ALL([fake for _, fake in pairs], [fake.grad for _, fake in pairs], state, found_inf, member)
 
 
 class Trace:
@@ -188,6 +197,16 @@ def calling_line():
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
+# Words of an exception of torch -> (name of the op, meaning) for the user.
+_MEANINGS = (
+    (("FakeTensor.__format__", ".numpy() is not supported"), "value of a tensor",
+     "the step reads the value of a tensor; return the tensor, and read it after the step"),
+    (("HigherOrderOperator",), "torch.cond", "higher-order ops, such as torch.cond, are not captured"),
+    (("shape_env must not be None",), "torch.nested", "nested tensors are not captured"),
+    (("dynamo",), "torch.compile", "torch.compile inside of the step is not captured; give the plain model"),
+)
+
+
 def _refusal(fault):
     """Return CannotCapture for an exception of a capture."""
     if isinstance(fault, CannotCapture):
@@ -198,14 +217,11 @@ def _refusal(fault):
              "call .item() after the step",
              "DynamicOutputShapeException": "a shape depends on the values of a tensor"}
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
-    if "FakeTensor.__format__" in text or ".numpy() is not supported" in text:
-        text = "the step reads the value of a tensor; return the tensor, and read it after the step"
-    if "HigherOrderOperator" in text:
-        text = "higher-order ops, such as torch.cond, are not captured"
-    if "shape_env must not be None" in text:
-        text = "nested tensors are not captured"
     if "dynamo" in type(fault).__module__ or "dynamo" in text.lower():
-        text = "torch.compile inside of the step is not captured; give the plain model: " + text
+        text = "dynamo"
+    for words, name, meaning in _MEANINGS:
+        if any(word in text for word in words):
+            op, text = name, meaning
     return CannotCapture(text, op, user_line(fault))
 
 
@@ -214,10 +230,10 @@ def _swapped(given, fakes, optimizer, recorder):
     """Put fakes in the place of all given tensors, and back."""
     held_dicts = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers))
                   for _, module in given.modules]
-    groups = [group["params"] for group in optimizer.param_groups] if optimizer else []
-    all_groups = optimizer.param_groups if optimizer else []
-    fields = [_plain_fields(group) for group in all_groups]
-    state, own = (optimizer.state, optimizer.__dict__.get("step")) if optimizer else (None, None)
+    held_optimizers, first = [], 0
+    for member in optimizers.members_of(optimizer):
+        held_optimizers.append(_HeldOptimizer(member, first))
+        first += len(member.param_groups)
     flat = [(m, m._flat_weights) for _, m in given.modules if hasattr(m, "_flat_weights")]
     hooks = [(own, dict(own)) for _, module in given.modules for name, own in vars(module).items()
              if "hooks" in name and isinstance(own, dict)]
@@ -226,13 +242,9 @@ def _swapped(given, fakes, optimizer, recorder):
             slots[name] = fakes[id(tensor)]
         for module, weights in flat:
             module._flat_weights = [fakes.get(id(w), w) for w in weights]
-        if optimizer:
-            recorder.real_params = [p for params in groups for p in params]
-            for group, params in zip(optimizer.param_groups, groups):
-                group["params"] = [fakes[id(p)] for p in params]
-            optimizer.param_groups = [_Noted(group, i, recorder) for i, group in enumerate(all_groups)]
-            optimizer.state = optimizers.empty_state()
-            optimizer.step = recorder.step
+        recorder.real_params = [[p for params in held.params for p in params] for held in held_optimizers]
+        for held in held_optimizers:
+            held.swap(fakes, recorder)
         yield
     finally:
         _restore(held_dicts, flat)
@@ -242,23 +254,45 @@ def _swapped(given, fakes, optimizer, recorder):
                 recorder.hooks.append((table, added))
                 for key in added:
                     del table[key]
-        changed = None
-        if optimizer:
-            noted, optimizer.param_groups = optimizer.param_groups, all_groups
-            if len(noted) != len(groups):
-                changed = "the number of the optimizer's groups"
-            for group, old in (*zip(noted, fields), *zip(all_groups, fields)):
-                lost = [key for key, value in _plain_fields(group).items() if old.get(key, value) != value]
-                changed = f"the optimizer's {lost[0]}" if lost else changed
-                group.update(old)
-            for group, params in zip(optimizer.param_groups, groups):
-                group["params"] = params
-            optimizer.state = state
-            del optimizer.step
-            if own is not None:
-                optimizer.step = own
+        changed = [text for held in held_optimizers for text in held.restore()]
     if changed:
-        raise CannotCapture(f"the step changes {changed} in Python, so each step may be another graph", "Python state")
+        raise CannotCapture(f"the step changes {changed[0]} in Python, so each step may be another graph", "Python state")
+
+
+class _HeldOptimizer:
+    """An optimizer whose parameters, state and step a capture exchanges."""
+
+    def __init__(self, optimizer, first):
+        """@first: the number of its first group among those of all optimizers."""
+        self.optimizer, self.first, self.groups, self.state = optimizer, first, optimizer.param_groups, optimizer.state
+        self.params, self.fields = [g["params"] for g in self.groups], [_plain_fields(g) for g in self.groups]
+        self.own, self.is_swapped = optimizer.__dict__.get("step"), False
+
+    def swap(self, fakes, recorder):
+        optimizer, self.is_swapped = self.optimizer, True
+        for group, params in zip(self.groups, self.params):
+            group["params"] = [fakes[id(p)] for p in params]
+        optimizer.param_groups = [_Noted(group, i, recorder) for i, group in enumerate(self.groups, self.first)]
+        optimizer.state, optimizer.step = optimizers.empty_state(), functools.partial(recorder.step, optimizer)
+
+    def restore(self):
+        """Put all back; return what the step changed, as texts."""
+        if not self.is_swapped:
+            return []
+        changed, optimizer = [], self.optimizer
+        noted, optimizer.param_groups = optimizer.param_groups, self.groups
+        if len(noted) != len(self.params):
+            changed.append("the number of the optimizer's groups")
+        for group, old in (*zip(noted, self.fields), *zip(self.groups, self.fields)):
+            changed += [f"the optimizer's {key}" for key, value in _plain_fields(group).items() if old.get(key, value) != value]
+            group.update(old)
+        for group, params in zip(self.groups, self.params):
+            group["params"] = params
+        optimizer.state = self.state
+        del optimizer.step
+        if self.own is not None:
+            optimizer.step = self.own
+        return changed
 
 
 def _plain_fields(group):
@@ -302,13 +336,11 @@ def _described(mode, tensor):
 def _fake_state(given, mode, fakes, optimizer):
     """Return {id(parameter): fake state tensors}; state that does not exist yet is described as it will be."""
     states, names = {}, {}
-    if not optimizer:
-        return states, names
     fresh = optimizers.empty_state()
-    if optimizers.is_per_param(optimizer):
-        missing = {id(p): fakes[id(p)] for p in given.opt_params if not optimizer.state.get(p)}
+    for member in filter(optimizers.is_per_param, optimizers.members_of(optimizer)):
+        missing = {id(p): fakes[id(p)] for p in optimizers.params_of(member) if not member.state.get(p)}
         with mode:
-            optimizers.create_state(optimizer, missing, fresh)
+            optimizers.create_state(member, missing, fresh)
     for p in given.opt_params:
         real = optimizer.state.get(p)
         if real:
@@ -417,6 +449,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
         storages = {name: fakes[id(t)].untyped_storage()._cdata for name, t in (*given.params, *given.buffers)}
         own_args, own_kwargs = pytree.tree_unflatten(batch, spec)
         watch.argue(leaves, batch)
+        watch.give([(fakes[id(t)], t, *given.places_of[id(t)]) for _, t in given.buffers])
         with watch:
             out = fn(*own_args, **own_kwargs)
         for name, t in (*given.params, *given.buffers):
@@ -461,6 +494,6 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
     _refuse_kept(watch, [*fakes.values(), *batch, *grads.values(), *(t for own in states.values() for t in own)])
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
-    result.late, result.n_steps, result.mode, result.fields = recorder.late, recorder.n_steps, mode, recorder.fields
+    result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
     result.answers, result.hooks = watch.answers, recorder.hooks
     return result

@@ -57,7 +57,7 @@ class Step:
     """A callable like the user's function, whose peak stays within a budget."""
 
     def __init__(self, fn, model, optimizer, limits, audit):
-        self.fn, self.model, self.optimizer = fn, model, optimizers.unwrapped(optimizer) if optimizer else None
+        self.fn, self.model, self.optimizer = fn, model, optimizers.joined(optimizer)
         self.limits, self.audit = limits, audit
         self.ready = {}  # what a plan is for -> plans, one for each set of answers about the arguments
         self.last, self.broken, self.given = None, None, None
@@ -145,7 +145,7 @@ class Step:
             self.fields |= planned.trace.fields
             self.ready = {}
         if planned.living and not self.is_hooked:
-            residents.install(self, _models(self.model))
+            residents.install(self, _models(self.model), optimizers.members_of(self.optimizer))
             self.is_hooked = True
         return ready
 
@@ -182,15 +182,16 @@ class Step:
 
     def _create_state(self, captured):
         """Create the optimizer's state that its first step would create; the plan was accepted with it."""
-        if self.optimizer and optimizers.is_per_param(self.optimizer):
-            updated = {id(where[0]): where[0] for kind, _, where, _ in captured.inputs if kind == "state"}
-            new = [p for p in updated.values() if not self.optimizer.state.get(p)]
-            try:
-                optimizers.create_state(self.optimizer, updated, self.optimizer.state)
-            except BaseException:
-                for p in new:
-                    self.optimizer.state.pop(p, None)
-                raise
+        updated, new = {id(where[0]): where[0] for kind, _, where, _ in captured.inputs if kind == "state"}, []
+        try:
+            for member in filter(optimizers.is_per_param, optimizers.members_of(self.optimizer)):
+                own = [p for p in optimizers.params_of(member) if id(p) in updated]
+                new += [(member.state, p) for p in own if not member.state.get(p)]
+                optimizers.create_state(member, updated, member.state)
+        except BaseException:
+            for state, p in new:
+                state.pop(p, None)
+            raise
 
     # one step
 
@@ -230,8 +231,8 @@ class Step:
         trace_ = planned.trace
         for p, grad in zip(trace_.grads, results[trace_.n_tensors:]):
             p.grad = grad
-        if trace_.n_steps:
-            self.optimizer._opt_called = True  # schedulers warn without it
+        for optimizer in trace_.stepped:
+            optimizer._opt_called = True  # schedulers warn without it
         if with_late:
             for scheduler, args, kwargs in trace_.late:
                 scheduler.step(*args, **kwargs)
@@ -412,8 +413,9 @@ def _check_arguments(fn, model, optimizer, ways):
     for one in _models(model):
         if not isinstance(one, torch.nn.Module):
             raise ValueError(f"model is a {type(one).__name__}; expected a torch.nn.Module, or a list of them")
-    if optimizer is not None and not isinstance(optimizers.unwrapped(optimizer), torch.optim.Optimizer):
-        raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer, or None")
+    for one in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer is not None else []:
+        if not isinstance(optimizers.unwrapped(one), torch.optim.Optimizer):
+            raise ValueError(f"optimizer is a {type(one).__name__}; expected a torch.optim.Optimizer, a list of them, or None")
     if isinstance(ways, str):
         raise ValueError(f"ways is the text {ways!r}; expected a tuple of \"recompute\", \"host\", \"store\"")
 
@@ -453,8 +455,8 @@ def digest(model, optimizer=None):
         for name, tensor in root.state_dict(keep_vars=True).items():
             if isinstance(tensor, torch.Tensor):
                 total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {bits(tensor)}".encode())
-    if optimizer is not None:
-        inner = optimizers.unwrapped(optimizer)
+    if optimizers.joined(optimizer) is not None:
+        inner = optimizers.joined(optimizer)
         for i, p in enumerate(optimizers.params_of(inner)):
             for key, value in optimizers.state_items(inner.state.get(p, {})):
                 total.update(f"{i} {key} {bits(value) if isinstance(value, torch.Tensor) else value!r}".encode())

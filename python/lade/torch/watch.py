@@ -3,12 +3,15 @@
 
 Some code asks for the value of a tensor that no input decides, such as a causal mask that it just made. The ops that made
 the tensor run for real beside the capture, so the question has an answer, the same one in every step. Other code asks
-whether something is true of its arguments, such as that a mask has no zero. Each answer decides which graph it is: the ops
-that lead to it are kept, run again for the arguments of each call, and a plan serves the calls with its answers. Tensors of the
-user that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and
+whether something is true of its arguments, such as that a mask has no zero, or of a flag that it keeps in a tensor of few
+elements, such as a buffer that counts. Each answer decides which graph it is: the ops that lead to it are kept, run again
+before each call, and a plan serves the calls with its answers. A check of torch.distributions that its arguments are valid
+becomes an op that fails where they are not. Tensors of the user that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and
 restored after the capture. A result that is still held after the capture is in a place that the step does not renew.
 """
 import gc
+import os
+import sys
 import weakref
 
 import torch
@@ -17,8 +20,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _FOLLOWED_MOST = 1 << 16  # elements of a followed constant
+_FLAG_MOST = 16           # elements of a followed tensor that outlives the step
 _ARGUMENT_MOST = 1 << 22  # elements of a followed argument, and of results that it decides
 _ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+_SCALAR, _ASSERT = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._assert_async.msg
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
+_CHECKS = ("__init__", "_validate_sample", "_all_true_or_runtime_assert")
 _DEVICE = torch.ops.prim.device.default
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
@@ -28,6 +37,32 @@ class _Ref:
 
     def __init__(self, op, output=0):
         self.op, self.output = op, output
+
+    def value(self, leaves, done):
+        return leaves[self.op] if isinstance(self.op, int) else self.op.run(leaves, done)[self.output]
+
+
+class _Slot:
+    """In the operands of a kept op: the tensor that a dict of the model has under a key."""
+
+    def __init__(self, own, key):
+        self.own, self.key = own, key
+
+    def value(self, _leaves, _done):
+        return self.own[self.key]
+
+
+class _Outside:
+    """In the operands of a kept op: a tensor of the user that is in no model."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def value(self, _leaves, _done):
+        return self.tensor
+
+
+_REFS = _Ref, _Slot, _Outside
 
 
 class _Kept:
@@ -39,9 +74,7 @@ class _Kept:
     def run(self, leaves, done):
         """Return the flat results for the arguments @leaves; @done has those of ops that ran."""
         if self not in done:
-            def value(ref):
-                return leaves[ref.op] if isinstance(ref.op, int) else ref.op.run(leaves, done)[ref.output]
-            args, kwargs = pytree.tree_map_only(_Ref, value, (self.args, self.kwargs))
+            args, kwargs = pytree.tree_map_only(_REFS, lambda ref: ref.value(leaves, done), (self.args, self.kwargs))
             done[self] = pytree.tree_leaves(self.func(*args, **kwargs))
         return done[self]
 
@@ -65,12 +98,23 @@ class Answers:
             return all(kept.run(leaves, done)[0] == answer for kept, answer in self.asked)
 
 
+def _checked():
+    """Return the class whose arguments torch.distributions checks now, or None if other code asks."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OWN)):
+        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS) and frame.f_code.co_name in _CHECKS \
+                and "self" in frame.f_locals:
+            return type(frame.f_locals["self"]).__name__
+        frame = frame.f_back
+    return None
+
+
 class Watch(TorchDispatchMode):
     """Within this mode constants are followed, and writes to real tensors are noted."""
 
     def __init__(self):
         super().__init__()
-        self.known = {}     # id of a fake tensor -> (itself, its values, a _Ref if arguments decide them, or None)
+        self.known = {}     # id of a tensor -> (itself, its values, one of _REFS if a call decides them, or None)
         self.answers = Answers()
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
@@ -82,11 +126,24 @@ class Watch(TorchDispatchMode):
                     and leaf.numel() <= _ARGUMENT_MOST and leaf.layout is torch.strided and not leaf.is_meta:
                 self.known[id(fake)] = fake, leaf, _Ref(i)
 
+    def give(self, slots):
+        """Follow flags: @slots are (fake tensor, real tensor, dict, key) of the buffers of the model."""
+        for fake, real, own, key in slots:
+            self._flag(fake, real, _Slot(own, key))
+
+    def _flag(self, tensor, real, ref):
+        if type(real) is torch.Tensor and real.numel() <= _FLAG_MOST and not real.requires_grad \
+                and real.layout is torch.strided and not real.is_meta:
+            self.known.setdefault(id(tensor), (tensor, real, ref))
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # most calls of a capture ask this
         kwargs = kwargs or {}
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        for t in tensors:
+            if not isinstance(t, FakeTensor) and func not in _LIFTS and id(t) not in self.written:
+                self._flag(t, t, _Outside(t))
         reals = self._reals(func, tensors)
         if func in _ASKED and reals is not None:
             answer = self._run(func, args, kwargs)
@@ -95,6 +152,11 @@ class Watch(TorchDispatchMode):
             if isinstance(answer, bool):  # a number may be another one in each step
                 self.answers.note(self._keep_op(func, args, kwargs), answer)
                 return answer
+        if func is _SCALAR and reals is None and args[0].dtype == torch.bool:
+            checked = _checked()
+            if checked is not None:
+                _ASSERT(args[0], f"ValueError: an argument of {checked} is outside of its constraint")
+                return True
         if func._schema.is_mutable:
             self._keep(func, args, kwargs)
         result = func(*args, **kwargs)

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops that many people write: several optimizers in one step, averaged weights, distributions, flags in buffers."""
+import copy
+import types
+
+from fixture import *  # noqa: F403
+
+import numpy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+SAMPLE = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+
+
+def net(n_in=8, n_out=4):
+    return nn.Sequential(nn.Linear(n_in, 64), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(64, 64), nn.SiLU(),
+                         nn.Linear(64, n_out))
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=1e-2, momentum=0.9)
+
+
+def adam(params):
+    return torch.optim.AdamW(params, lr=1e-3)
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer of its own, which creates its state in its first step and keeps more in attributes."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, dict(lr=lr))
+        self.count, self.array = 0, numpy.zeros(2)
+        self.space = types.SimpleNamespace(counts=torch.zeros(1), seen=[])
+
+    @torch.no_grad()
+    def step(self):
+        self.count += 1
+        self.array += 1
+        self.space.counts += 1
+        self.space.seen.append(self.count)
+        scale = 1 + self.array[0] * 0.01 + len(self.space.seen) * 0.1 + self.space.counts
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["mean"], state["steps"] = torch.zeros_like(p), 0
+                state["steps"] += 1
+                update = (state["mean"] * 0.9 + p.grad * 0.1).sign_()
+                p.add_(update * scale.float(), alpha=-group["lr"] / state["steps"])
+                state["mean"].mul_(0.99).add_(p.grad, alpha=0.01)
+
+
+def numbers(results):
+    return [float(t) for t in (results if isinstance(results, (tuple, list)) else [results])]
+
+
+def same(name, model, make, data=(SAMPLE,), n_steps=4):
+    """Assert eager's bits and the planned peak at 100 % and "min", on the device alone and with a host tier, and audited.
+
+    @make(model) returns (optimizer or optimizers, step).
+    """
+    own = copy.deepcopy(model)
+    optimizer, train = make(own)
+    torch.manual_seed(SEED)
+    wanted = [numbers(train(*data)) for _ in range(n_steps)]
+    digest = lade.torch.digest(own, optimizer)
+    for budget, host, audit in (("100%", None, True), ("min", None, False), ("min", "64MiB", False)):
+        own = copy.deepcopy(model)
+        optimizer, train = make(own)
+        step = lade.torch.step(train, own, optimizer, budget, host=host, audit=audit)
+        torch.manual_seed(SEED)
+        found = [numbers(step(*data)) for _ in range(n_steps - 1)]
+        peak = lade.torch.measure(step, *data)["peak_bytes"]
+        assert found == wanted[:-1], (name, budget, host, found, wanted)
+        assert lade.torch.digest(own, optimizer) == digest, (name, budget, host)
+        assert peak == step.report()["planned_peak_bytes"], (name, budget, peak, step.report())
+    print(name, flush=True)
+
+
+def adversaries(make_generator, make_critic):
+    """Return a step of two nets against each other, each with an optimizer and a scheduler."""
+    def make(model):
+        generator, critic = model
+        optimizers = make_generator(generator.parameters()), make_critic(critic.parameters())
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8) for optimizer in optimizers]
+
+        def train(x):
+            made = generator(torch.randn(16, 8))
+            loss = F.softplus(-critic(x)).mean() + F.softplus(critic(made.detach())).mean()
+            optimizers[1].zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+            optimizers[1].step()
+            schedulers[1].step()
+            own = F.softplus(-critic(made)).mean()
+            optimizers[0].zero_grad()
+            own.backward()
+            optimizers[0].step()
+            schedulers[0].step()
+            return loss.detach(), own.detach()
+        return list(optimizers), train
+    return make
+
+
+def two_optimizers_step_in_one_step():
+    model = nn.ModuleList([net(8, 8), net(8, 1)])
+    same("Adam against SGD", model, adversaries(adam, sgd))
+    same("an optimizer of its own against Adam", model, adversaries(Lion, adam))
+    same("two optimizers of their own", model, adversaries(Lion, Lion))
+
+
+def lades_optimizer_steps_beside_another():
+    def make(model):
+        matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+        others = [p for p in model.parameters() if all(p is not q for q in matrices)]
+        first, second = sgd(matrices), lade.torch.AdamW(others, lr=1e-3, where="host")
+
+        def train(x, y):
+            loss = model(x, y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            first.step()
+            second.step()
+            model.zero_grad()
+            return loss.detach()
+        return (first, second), train
+    same("matrices and the rest", GPT(), make, batch())
+
+
+def one_scaler_serves_two_optimizers():
+    def make(model):
+        optimizers = adam(model[0].parameters()), sgd(model[1].parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+        def train(x):
+            loss = model[1](model[0](x)).square().mean()
+            scaler.scale(loss).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            return loss.detach()
+        return optimizers, train
+    same("a scaler", nn.ModuleList([net(8, 8), net(8, 1)]), make)
+
+
+def optimizers_that_are_not_given_are_refused():
+    model = nn.ModuleList([net(8, 8), net(8, 1)])
+    (first, second), train = adversaries(adam, sgd)(model)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, first, "100%")(SAMPLE), "optimizer=[...]", "loops.py")
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, [first, adam(model[0].parameters())], "100%")(SAMPLE),
+            "in two optimizers")
+    refused(ValueError, lambda: lade.torch.step(train, model, [first, "second"], "100%"), "str", "a list of them")
+    before = lade.torch.digest(model, [first, second])
+    step = lade.torch.step(train, model, [first, second], "100%")
+    step(SAMPLE)
+    assert lade.torch.digest(model, [first, second]) != before
+
+
+def plain_step(model, optimizer, loss_of):
+    def train(x):
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    return train
+
+
+def weights_are_averaged_in_the_step():
+    """The average copies the weights at its first step, by a count in a buffer, and mixes them after."""
+    def averaged(is_given, **options):
+        def make(model):
+            optimizer, average = adam(model.parameters()), AveragedModel(model[0], **options)
+            inner = plain_step(model, optimizer, lambda model, x: model[0](x).square().mean())
+
+            def train(x):
+                loss = inner(x)
+                average.update_parameters(model[0])
+                return loss, average.n_averaged, sum(p.sum() for p in average.parameters()).detach()
+            if is_given:
+                model.append(average)
+            return optimizer, train
+        return make
+    same("an average outside of the model", nn.ModuleList([net()]), averaged(False))
+    same("an exponential one in the model", nn.ModuleList([net()]),
+         averaged(True, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True))
+
+
+class ActNorm(nn.Module):
+    """Scales by its first batch, which a flag in a buffer marks."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.net = nn.Parameter(torch.ones(8)), net()
+        self.register_buffer("is_ready", torch.tensor(False))
+
+    def forward(self, x):
+        if not self.is_ready:
+            with torch.no_grad():
+                self.scale.copy_(1 / x.std(0))
+                self.is_ready.fill_(True)
+        return self.net(x * self.scale)
+
+
+def flags_in_buffers_choose_the_plan():
+    def make(model):
+        optimizer = adam(model.parameters())
+        return optimizer, plain_step(model, optimizer, lambda model, x: model(x).square().mean())
+    same("a flag", ActNorm(), make)
+    model = ActNorm()
+    optimizer, train = make(model)
+    step = lade.torch.step(train, model, optimizer, "100%")
+    for _ in range(3):
+        step(SAMPLE)
+    assert sum(map(len, step.ready.values())) == 2, step.ready
+    model.is_ready.fill_(False)  # a user begins anew: the first plan serves again
+    scale = model.scale.detach().clone()
+    step(SAMPLE)
+    assert model.is_ready and not torch.equal(scale, model.scale) and sum(map(len, step.ready.values())) == 2
+
+
+def losses(model, x):
+    d = torch.distributions
+    mean, log_variance = model[0](x).chunk(2, -1)
+    posterior = d.Independent(d.Normal(mean, (0.5 * log_variance).exp()), 1)
+    z = posterior.rsample()
+    prior = d.Independent(d.Normal(torch.zeros(4), torch.ones(4)), 1)
+    loss = d.kl_divergence(posterior, prior).mean() - d.Normal(model[1](z), 1.0).log_prob(x).sum(-1).mean()
+    actions = d.Categorical(logits=model[2](x))
+    loss = loss - (actions.log_prob(actions.sample()) * x[:, 0]).mean() - 0.01 * actions.entropy().mean()
+    squashed = d.TransformedDistribution(d.Normal(mean, 1.0), d.TanhTransform(cache_size=1))
+    return loss + 0.01 * squashed.log_prob(squashed.rsample()).mean() + \
+        d.Dirichlet(F.softplus(mean) + 0.5).rsample().square().mean()
+
+
+def distributions_check_their_arguments():
+    """Checks run in each step: one of a computed value fails there, one of the batch before, and the step goes on."""
+    def make(model):
+        optimizer = adam(model.parameters())
+        return optimizer, plain_step(model, optimizer, losses)
+    model = nn.ModuleList([net(8, 8), net(4, 8), net(8, 5)])
+    same("distributions", model, make)
+    optimizer, train = make(model)
+    step = lade.torch.step(train, model, optimizer, "100%", audit=False)
+    step(SAMPLE)
+    before = lade.torch.digest(model, optimizer)
+    refused(RuntimeError, lambda: step(SAMPLE * 1e38), "ValueError: an argument of", "outside of its constraint")
+    refused(lade.CannotCapture, lambda: step(SAMPLE * float("nan")), "ValueError", "the support (Real())", "loops.py")
+    assert lade.torch.digest(model, optimizer) == before
+    step(SAMPLE)
+
+
+def refusals_name_what_torch_calls_it():
+    def of(loss_of):
+        model = net()
+        optimizer = adam(model.parameters())
+        return lambda: lade.torch.step(plain_step(model, optimizer, loss_of), model, optimizer, "100%")(SAMPLE)
+    fault = refused(lade.CannotCapture, of(lambda m, x: torch.cond(x.sum() > 0, lambda h: h * 2, lambda h: h - 1,
+                                                                   (m(x),)).mean()), "torch.cond: ", "loops.py")
+    assert fault.op == "torch.cond"
+    fault = refused(lade.CannotCapture, of(lambda m, x: m(torch.nested.nested_tensor(
+        [x[:3], x[3:]], layout=torch.jagged)).values().mean()), "torch.nested: ", "loops.py")
+    assert fault.op == "torch.nested"
+
+
+TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, one_scaler_serves_two_optimizers,
+         optimizers_that_are_not_given_are_refused, weights_are_averaged_in_the_step, flags_in_buffers_choose_the_plan,
+         distributions_check_their_arguments, refusals_name_what_torch_calls_it]
+
+if __name__ == "__main__":
+    lade.torch.train_step.PLAN_SECONDS = 0.2, 0.2
+    for test in TESTS:
+        torch.manual_seed(0)
+        test()
