@@ -10,9 +10,9 @@
  *   source    let a value wait on another tier, or be made again instead
  *
  * A move releases before it holds, or the other way round, so a schedule may pass through one that is slower than both
- * ends. One that is slower by more than DETOUR_OPS of the largest op, and by more than the temperature would ever
- * accept, is given up before its other turns are evaluated. With half as many, the best plan of VGG-16 at 60 % of its
- * peak is lost.
+ * ends. A move whose schedule is slower by more than DETOUR_OPS of the largest op, and by more than the temperature
+ * would ever accept, is abandoned before its other turns are evaluated. With half as many, the best plan of VGG-16 at
+ * 60 % of its peak is lost.
  */
 #include <math.h>
 
