@@ -12,8 +12,8 @@
  *
  * Rank 0 prints one JSON object. Bytes are those of rank 0, in use outside of chunks and beyond those before the
  * communicator. Microseconds are medians of N_ROUNDS rounds of N_PIECES pieces: until the thread has submitted a piece,
- * and until the last piece has ended. In the pipeline, of two ranks, rank 0 submits the receive of an answer before its
- * message, so that a receive waits on the GPU for work of the other process. Exits 77 without a GPU or NCCL.
+ * and until the last piece has ended. In the pipeline of two ranks, rank 0 submits the receive of an answer before its
+ * message. So a receive waits on the GPU for work of the other process. Exits 77 without a GPU or NCCL.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -562,8 +562,8 @@ static void attention_rows(struct bench *bench, const struct attention_shape *sh
 }
 
 /*
- * Measure whole attention of long sequences, GPT-2 1.5B's, whose tiles are few, few key heads, dropout by both ways to
- * draw, and a window of an eighth, for which mma.sync takes wgmma's place.
+ * Measure whole attention: of long sequences; GPT-2 1.5B's, whose tiles are few; of few key heads; with dropout by both
+ * ways to draw; and with a window of an eighth, for which mma.sync replaces wgmma.
  */
 static void attention_bench(struct bench *bench)
 {

@@ -3,9 +3,9 @@
  * Every kernel's signature, once; and the one table through which they are called.
  *
  * A kernel is a function of a context (the thread pool and the step block) and of one struct of arguments, declared
- * below beside its definition. lade_kernels_init fills the table with the plain C reference and lets each CPU level
- * (AVX2, AVX-512, AVX-512 with BF16) overwrite its improvements; call sites never test features. Rules for every
- * kernel:
+ * below beside its definition. lade_kernels_init fills the table with the plain C reference. Each CPU level (AVX2,
+ * AVX-512, AVX-512 with BF16) then overwrites the entries that it improves, so call sites never test features.
+ * Rules for every kernel:
  *
  *  - Tensors are dense, row-major, 64-byte aligned; sizes may be anything from 1 up.
  *  - Activations and parameters have the model's dtype D (F32, BF16, F16, or F64). Statistics,

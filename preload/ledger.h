@@ -3,9 +3,9 @@
  * The ledger of a program with an allocator of its own: the bytes that it holds, by kind and device, and a hard budget
  * for each device. The driver shim (preload/) keeps one per process.
  *
- * An allocation is charged before the driver call, so that two threads cannot share the last bytes of a budget, and
- * settled under its address or handle after it. A holding to be freed is taken out before the driver call, because the
- * next allocation may get the same address. Its bytes are dropped only afterwards:
+ * An allocation is charged before the driver call, so that two threads cannot share the last bytes of a budget. After
+ * the call it is settled under its address or handle. A holding to be freed is taken out before the driver call,
+ * because the next allocation may get the same address. Its bytes are dropped only afterwards:
  *
  *   charge -> the driver allocates -> settle          (drop, where it refused)
  *   take   -> the driver gives back -> drop           (keep, where it refused)

@@ -40,7 +40,7 @@ extern "C" {
 #define LADE_GRAPH_OPERANDS_MAX 20000000   /* of all ops together */
 #define LADE_GRAPH_VERSIONS_MAX 32767      /* writes and updates of one storage */
 #define LADE_GRAPH_BYTES_MAX (1ULL << 60)  /* of all storages together, and of all scratch */
-#define LADE_GRAPH_NS_MAX (1LL << 60)      /* of all ops together */
+#define LADE_GRAPH_NS_MAX (1LL << 50)      /* of all ops together: 13 days; redos may take 2^13 times that */
 
 struct lade_storage {
   size_t struct_size;   /* sizeof(struct lade_storage) */

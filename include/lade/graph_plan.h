@@ -10,7 +10,7 @@
  * are live, beside all other live storages. A made storage is live from the first instruction that writes or gets it to
  * its drop or its put. Every list states all drops. A given storage of the device is live throughout, unless the list
  * moves it. A given storage of another tier is got for its uses, and put back if an op changed it. lade/step.h finds
- * lists whose addresses fit a budget, and runs them; callers whose framework places memory use live bytes.
+ * lists whose addresses fit a budget, and runs them. Callers whose framework places memory use live bytes.
  *
  * With a budget on another tier a given storage of the device may wait there while no op uses it, also before its first
  * use and after its last. It is back on the device at the end of the step, so the peak is at least the bytes of all
@@ -132,8 +132,8 @@ struct lade_graph_totals {
 };
 /*
  * Replay a list, yours or a plan's, with code that shares nothing with the search, and count its totals. The replay
- * checks that every op runs once and in order, that every operand is on the device and at its version, that drops and
- * moves name storages that are present, and that results and given storages are in their tiers at the end. -EINVAL with
+ * checks that every op runs once and in order, with every operand on the device and at its version. It checks that
+ * drops and moves name storages that are present, and that results and given storages end in their tiers. -EINVAL with
  * the first wrong instruction in @error; -ENOMEM. O(operands). Any thread.
  */
 LADE_API int lade_graph_replay(const lade_graph *graph, const struct lade_graph_instr *instrs, int n_instrs,

@@ -162,8 +162,8 @@ struct lade_plan_report {
 
 /*
  * Plan @run and fill @ret_report, whose struct_size is set. A budget that is too small is an answer and not an error:
- * the return is 0, has_plan is false, and @error (may be NULL) has the line of a trainer's refusal, with the smallest
- * budget that fits and the ways to make room.
+ * the return is 0 and has_plan is false. @error (may be NULL) then has the line of a trainer's refusal, with the
+ * smallest budget that fits and the ways to make room.
  *
  * -EINVAL, -ENOENT and the like for a wrong model, machine, file or size, with one line in @error; -ENOMEM. Keeps no
  * memory. Any thread, several at once. Blocks: milliseconds for a described machine, seconds for the first measurement

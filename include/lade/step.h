@@ -3,10 +3,10 @@
  * lade/step.h - run a training step of your own inside a byte budget.
  *
  * A step is a graph (lade/graph.h) and a function that runs its ops. lade_step_create plans the graph
- * (lade/graph_plan.h), gives every storage an address, proves the resulting program, and takes its memory: device, host
- * and drive. lade_step_run then calls the function for each op of the plan, again for those that the plan recomputes,
- * and moves storages beside the ops. All budgets give the same bits, if ops compute the same bytes from the same
- * operands.
+ * (lade/graph_plan.h) and gives every storage an address. It proves the resulting program and takes its memory: device,
+ * host and drive. lade_step_run then calls the function for each op of the plan, again for those that the plan
+ * recomputes, and moves storages beside the ops. All budgets give the same bits, if ops compute the same bytes from the
+ * same operands.
  *
  *   int run_op(void *user, const struct lade_op_call *call);     // one op: its operands have addresses
  *
@@ -136,9 +136,9 @@ LADE_API void lade_step_destroy(lade_stepper *stepper);
 
 /*
  * Run one step, and wait for its end. @ret_measures may be NULL. A failed op ends the step: no later op is called, and
- * the code is the op's, with its name in @error. Then, as after an error of the device or the store (-EIO, -EBADMSG and
- * others, with the storage's name), contents are undefined, and every later call but destroy returns the same error. A
- * run allocates nothing. Blocks.
+ * the code is the op's, with its name in @error. An error of the device or the store also ends the step (-EIO, -EBADMSG
+ * and others, with the storage's name). Contents are then undefined, and every later call but destroy returns the same
+ * error. A run allocates nothing. Blocks.
  */
 LADE_API int lade_step_run(lade_stepper *stepper, struct lade_step_measures *ret_measures, struct lade_error *error);
 

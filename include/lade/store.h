@@ -28,9 +28,9 @@
  * Durable stores keep their tensors in named files, which one process at a time has open. lade_tensor_store_publish
  * makes the present tensors the ones that the next open finds. A put, a part of a put and a drop never touch bytes that
  * were published: they take other room, and the old room is free after the next publish. So the budget must hold the
- * published tensors and those that replace them. A process that ends at any moment, also by a kill or a power cut and
- * also within publish, leaves the tensors of the last publish, or those of the one in progress, whole. Files that were
- * damaged meanwhile are -EBADMSG, at open or at the get of the tensor that they damage.
+ * published tensors and those that replace them. A process may end at any moment, also by a kill or a power cut, and
+ * also within publish. It leaves whole the tensors of the last publish, or those of the one in progress. Files that
+ * were damaged meanwhile are -EBADMSG, at open or at the get of the tensor that they damage.
  *
  * Several threads may call any function at once, except open and close. Requests for different tensors run at the same
  * time. A publish excludes all other calls but note and take_notice: they wait until it ends. A child made by fork gets

@@ -152,9 +152,9 @@ struct lade_cuda_row_sums {
 /*
  * Gradients of keys and values: a key head's query heads, @group of them, are divided among parts, a block of threads
  * each, where @n_blocks of whole key heads are fewer than @enough. Then the longest block, that of the first keys, has
- * no more than a multiprocessor's share of the work, because a causal sequence's average block is half as long. ENOUGH
- * is twice the multiprocessors of an H100, for each block that one of them has room for. Parts are FP32 rows of dk and
- * dv in the workspace behind delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
+ * at most a multiprocessor's share of the work: the average block of a causal sequence is half as long. ENOUGH is twice
+ * the multiprocessors of an H100, for each block that one of them has room for. Parts are FP32 rows of dk and dv in the
+ * workspace behind delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
  */
 #define LADE_CUDA_WGMMA_DKV_ENOUGH(dim) (256 * LADE_CUDA_WGMMA_DKV_BLOCKS(dim))
 #define LADE_CUDA_MMA_DKV_ENOUGH 512

@@ -8,8 +8,8 @@
  * A thread has a name, which ps, gdb and /proc show.
  *
  * A thread that feeds a drive or a link sleeps most of the time and must run as soon as its transfer ends. Linux gives
- * a core to a woken thread only after the time slice of the running thread, up to a tick of 4 ms, unless the woken
- * thread has asked for a shorter slice. So such threads ask for the shortest one (lade_thread_be_prompt).
+ * a core to a woken thread only after the time slice of the running thread, up to a tick of 4 ms. A thread that has
+ * asked for a shorter slice gets the core at once. So such threads ask for the shortest one (lade_thread_be_prompt).
  */
 #ifndef LADE_THREAD_H
 #define LADE_THREAD_H

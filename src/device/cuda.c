@@ -5,7 +5,7 @@
  *
  * Chunks have the granularity that the driver recommends, and file descriptors as handles. RDMA can reach them if the
  * device allows it. The driver does not promise that memory is zero, and memory can only be cleared where it has an
- * address, so a fresh chunk is cleared when it is first mapped.
+ * address. So a fresh chunk is cleared when it is first mapped.
  *
  * Memory of others. No call of the driver reports the bytes of a context. The bytes in use before the first chunk are
  * the context's, the driver's and other processes' together. If no capacity is stated, it is the bytes then left.

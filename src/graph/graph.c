@@ -257,7 +257,7 @@ static int op_check(const lade_graph *graph, const struct lade_graph_op *op, str
   if (index >= LADE_GRAPH_OPS_MAX)
     return op_refuse(error, -EOVERFLOW, index, name, "a graph has at most %d ops", LADE_GRAPH_OPS_MAX);
   if (op->ns > LADE_GRAPH_NS_MAX - graph->total_ns)
-    return op_refuse(error, -EOVERFLOW, index, name, "ns is %" PRId64 ": all ops together take more than 2^60 ns",
+    return op_refuse(error, -EOVERFLOW, index, name, "ns is %" PRId64 ": all ops together take more than 2^50 ns",
                      op->ns);
   if (op->scratch_bytes > LADE_GRAPH_BYTES_MAX - graph->total_scratch_bytes)
     return op_refuse(error, -EOVERFLOW, index, name, "scratch_bytes is %" PRIu64 ": all ops together have more than "

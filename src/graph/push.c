@@ -2,10 +2,9 @@
 /*
  * The graph under construction: room for its arrays, and units, tensors, parameters and ops pushed one by one.
  *
- * The arrays are sized from the number of units before anything is pushed (the *_PER_UNIT bounds are
- * asserted at every push), so that building is one pass, linear in the ops, and the only thing that can
- * fail is the allocation at the start. An op is complete once its outputs are known: then its bytes, flops and scratch
- * follow from its entry in the table of ops.
+ * The arrays are sized from the number of units before anything is pushed. Every push asserts the *_PER_UNIT bounds. So
+ * building is one pass, linear in the ops, and only the allocation at the start can fail. An op is complete once its
+ * outputs are known: then its bytes, flops and scratch follow from its entry in the table of ops.
  */
 #include "graph/build.h"
 

@@ -18,8 +18,8 @@
  * The number of parts depends on the model and the layout, not on the budget, so all budgets give the same bits. Tables
  * are not cut if D is A, because D + A is then twice D, or if a rank has its parameters whole.
  *
- * Random draws, numbers and checkpoints do not depend on the cut. A part has the number of its table in the model, the
- * position of its rows in the table, and a slice that gives its rows of the one file tensor.
+ * Random draws, numbers and checkpoints do not depend on the cut. A part has the number of its table in the model, and
+ * the position of its rows in the table. A slice gives its rows of the one file tensor.
  *
  * Rejected: an instruction that computes a piece of an op over a piece of a parameter. Gathers, drops, tiers,
  * reductions and the proof all handle whole values; each would have to handle pieces.

@@ -10,9 +10,9 @@
  *   rate      an all-gather of B bytes from each rank: (n - 1) B over the time beyond the latency
  *   sum gain  two such all-gathers beside an all-reduce of n B bytes, which sends as much
  *
- * On GPUs several collectives follow each other on a queue and their mean counts, because a step's collectives are
- * queued as well, so that their launches cost no time of the device. Each time is the least of N_ROUNDS rounds, because
- * other work only adds to it, averaged over all ranks.
+ * On GPUs several collectives follow each other on a queue, and their mean counts. A step's collectives are queued as
+ * well, so their launches cost no time of the device. Each time is the least of N_ROUNDS rounds, because other work
+ * only adds to it, averaged over all ranks.
  *
  * The file is a cache, as the probe's: any defect of it means that there are no kept links.
  */

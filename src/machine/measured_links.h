@@ -4,8 +4,8 @@
  *
  * A measurement describes the levels of a cluster (cluster.h): "node" joins the ranks of a node, "network" joins nodes.
  * It is kept in one JSON file beside the probe's (probe.h). The file belongs to a machine's name, to the engine of the
- * collectives and its version, to a number of ranks per node and a number of nodes and, if there are several, to their
- * host names.
+ * collectives with its version, and to numbers of nodes and of ranks per node. If there are several nodes, it also
+ * belongs to their host names.
  */
 #ifndef LADE_MEASURED_LINKS_H
 #define LADE_MEASURED_LINKS_H

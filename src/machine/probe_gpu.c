@@ -8,8 +8,8 @@
  *
  * Sizes grow until a quarter of a second is spent, so that a GPU reaches sizes past its caches and a fake device does
  * not delay a test. Matrices hold random numbers, because a GPU's clock depends on how many bits change. An idle GPU
- * raises its clock only after some milliseconds of work (an H200 gave 520 and 722 TFLOP/s in two starts), so the
- * largest product runs for WARM_NS, and its best rate counts.
+ * raises its clock only after some milliseconds of work: an H200 gave 520 and 722 TFLOP/s in two starts. So the largest
+ * product runs for WARM_NS, and its best rate counts.
  */
 #include <errno.h>
 #include <string.h>

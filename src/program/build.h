@@ -139,15 +139,15 @@ int live_ranges_create(const struct lade_build_params *params, const struct plan
 void live_ranges_finish(struct live_ranges *live);
 
 /*
- * True if the ranges of each value follow each other in time, all copies and reductions lie within @n_steps steps, and
- * no copy starts before the memory that it moves exists (validity.c). O(ranges); asserted with -Dchecks=full.
+ * True if the ranges of each value follow each other in time, and all copies and reductions lie within @n_steps steps.
+ * No copy may start before the memory that it moves exists (validity.c). O(ranges); asserted with -Dchecks=full.
  */
 bool live_ranges_are_valid(const struct live_ranges *live, int n_steps);
 
 /*
- * True if @program's lists refer to each other rightly: operands tile the instructions, buffers live where they are
- * named, waits point back to their queue, offsets are aligned and within the peaks, and the owners' bytes sum to the
- * peaks (validity.c). Only of a placed program. O(operands); asserted with -Dchecks=full.
+ * True if the lists of @program agree (validity.c). Operands tile the instructions, buffers live where operands name
+ * them, and waits point back to their queue. Offsets are aligned and within the peaks, and the owners' bytes sum to the
+ * peaks. pre: @program is placed. O(operands); asserted with -Dchecks=full.
  */
 bool program_is_valid(const struct lade_program *program);
 

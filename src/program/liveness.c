@@ -407,8 +407,8 @@ static uint64_t waiting_bytes(struct cutter *c, const struct grad_reduction *red
 {
   const struct live_range *it = grad_range(c, reduction->param, reduction->pos);
   const int grad = c->graph->params[reduction->param].grad;
-  bool is_at_home = c->params->residency->state_tiers[reduction->param] == LADE_TIER_DEVICE;
-  bool is_there = it->leave_slot < 0 && is_at_home && waits_for_update(c, grad);
+  bool is_on_device = c->params->residency->state_tiers[reduction->param] == LADE_TIER_DEVICE;
+  bool is_there = it->leave_slot < 0 && is_on_device && waits_for_update(c, grad);
   return is_there ? 0 : value_bytes(c, grad);
 }
 

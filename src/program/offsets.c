@@ -39,10 +39,10 @@ static void given_stack(const struct lade_program *program, enum lade_space spac
   uint64_t next = 0;
   for (int is_moved = 0; is_moved < 2; is_moved++) {
     for (int s = 0; s < program->step_graph->storages.n; s++) {
-      const int32_t start = program->starts[s], home = program->homes[s];
-      if (start < 0 || program->buffers[start].space != space || (start != home) != is_moved)
+      const int32_t start = program->start_buffers[s], end = program->end_buffers[s];
+      if (start < 0 || program->buffers[start].space != space || (start != end) != is_moved)
         continue;
-      fixed[start] = fixed[home] = stack(program, start, &next);
+      fixed[start] = fixed[end] = stack(program, start, &next);
     }
   }
 }

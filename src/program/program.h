@@ -195,7 +195,7 @@ struct lade_program {
    * its tier, and the one that holds a given storage at the start. These are one buffer, or, of a storage that leaves
    * the device meanwhile, two at one offset. -1: there is none, or it has no bytes.
    */
-  int32_t *homes, *starts;
+  int32_t *end_buffers, *start_buffers;
   const struct lade_layout *layout; /* the same; NULL: one rank */
   int n_microbatches;
   bool is_training; /* else forward only: evaluation */

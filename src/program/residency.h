@@ -9,10 +9,10 @@
  *
  * A parameter has two home tiers: that of its optimizer state, where AdamW runs, and that of its working copy, which is
  * the same or nearer to the device. (State is larger and is used once a step, so a tier with room for the state has
- * room for the working copy.) A working copy whose home is the device is resident there. From another home tier it is
- * fetched before each use. Between uses the fetched copy is dropped by the same choices as an activation; no bytes are
- * written back, because the copy in the home tier is valid. An update reads and writes the working copy in its home
- * tier, or a copy on the host if the processor cannot reach that tier.
+ * room for the working copy.) A working copy in the device tier is resident there. From another home tier it is fetched
+ * before each use. Between uses the fetched copy is dropped by the same choices as an activation; no bytes are written
+ * back, because the copy in the home tier is valid. An update reads and writes the working copy in its home tier, or a
+ * copy on the host if the processor cannot reach that tier.
  *
  * A gradient is made on the device and travels to its update. Its saved gap is the one between two microbatches, and
  * the wait for the update if that streams from the store. If each microbatch's gradient is summed over ranks, it is the
@@ -57,7 +57,7 @@ struct lade_residency {
 };
 
 /*
- * Create a residency with every value kept and every parameter at home on the device. Activations that no backward op
+ * Create a residency with every value kept and every parameter in the device tier. Activations that no backward op
  * reads are set to recompute, which is free until another value is recomputed from them. -ENOMEM.
  */
 int lade_residency_create(const struct lade_model_graph *graph, struct lade_residency **ret_residency);

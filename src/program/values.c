@@ -86,8 +86,8 @@ void lade_program_destroy(struct lade_program *program)
   free(program->instrs);
   free(program->operands);
   free(program->buffers);
-  free(program->homes);
-  free(program->starts);
+  free(program->end_buffers);
+  free(program->start_buffers);
   free(program);
 }
 

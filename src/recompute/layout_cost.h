@@ -3,10 +3,10 @@
  * The cost of a layout on a cluster: its step time and its memory, without a program for each rank.
  *
  * Ranks of a stage are alike, layers are alike, and microbatches are alike. So the graph of one layer between an
- * embedding and a head is built once per share of it, its ops are ordered as the program builder orders them
- * (build/sequence.c, recompute included), and each takes the price that the program's instructions take
- * (lade_cost_prices). Layers make up pieces, pieces a schedule (parallel/schedule.h), and the schedule a step, with the
- * collectives of data parallel ranks and the update. Time does not grow with ranks of a stage.
+ * embedding and a head is built once per share of it. Its ops are ordered as the program builder orders them
+ * (build/sequence.c, recompute included). Each takes the price that the program's instructions take (lade_cost_prices).
+ * Layers make up pieces, pieces a schedule (parallel/schedule.h), and the schedule a step, with the collectives of data
+ * parallel ranks and the update. Time does not grow with ranks of a stage.
  *
  * All functions: any thread; no state is shared.
  */

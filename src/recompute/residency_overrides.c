@@ -130,8 +130,8 @@ struct line_kind {
 };
 
 static const struct line_kind kinds[] = {
-    {"optimizer", LADE_CHANGE_STATE, {"device", "host", "store"}, {0}, "the home must be device, host or store"},
-    {"weights", LADE_CHANGE_WEIGHT, {"device", "host", "store"}, {0}, "the home must be device, host or store"},
+    {"optimizer", LADE_CHANGE_STATE, {"device", "host", "store"}, {0}, "the tier must be device, host or store"},
+    {"weights", LADE_CHANGE_WEIGHT, {"device", "host", "store"}, {0}, "the tier must be device, host or store"},
     {"gradients", LADE_CHANGE_SAVED, {"keep", "host", "store"},
      {LADE_RESIDENCY_KEEP, LADE_RESIDENCY_HOST, LADE_RESIDENCY_STORE},
      "gradients are to keep, or wait in host or store"},

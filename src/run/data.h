@@ -68,10 +68,10 @@ struct lade_data_info {
 
 /*
  * Open and check all files. Tokens are compared with the vocabulary here, in files up to some gigabytes, and again at
- * each read. -EINVAL with file, position and reason: empty, mixed kinds or tokenizers, a tokenizer whose vocabulary is
- * larger than the model's, a token outside of the vocabulary, text for a
- * model whose vocabulary is not 256, fewer tokens than one batch needs; -EBADMSG for a file that is cut short, or whose
- * header and size differ; -ENOENT, -EACCES, -EIO as the system says; -ENOMEM. Blocks.
+ * each read. -EINVAL with file, position and reason: empty; mixed kinds or tokenizers; a tokenizer whose vocabulary is
+ * larger than the model's; a token outside of the vocabulary; text for a model whose vocabulary is not 256; fewer
+ * tokens than one batch needs; -EBADMSG for a file that is cut short, or whose header and size differ; -ENOENT,
+ * -EACCES, -EIO as the system says; -ENOMEM. Blocks.
  */
 int lade_data_open(const struct lade_data_params *params, struct lade_error *error, lade_data **ret_data);
 

@@ -2,15 +2,15 @@
 /*
  * The executor: a plan's two programs, training and evaluation, bound to memory and run step after step.
  *
- * lade_executor_create prepares everything: the device's arena mapped to the planned peak and not a chunk more, the
- * host tier's slab, the store's extents, and for every instruction its kernel with arguments bound to addresses. On a
- * GPU chains of kernels become graphs, unless the environment's LADE_CUDA_GRAPHS is "0". A step then only submits the
- * instructions in list order, each with its waits, to the device's queues, and waits for all of them: it allocates
- * nothing and makes no memory call. The executor does not know recompute or offload.
+ * lade_executor_create prepares everything. It maps the device's arena to the planned peak and not a chunk more, and
+ * takes the host tier's slab and the store's extents. It binds each instruction to its kernel, with arguments as
+ * addresses. On a GPU chains of kernels become graphs, unless the environment's LADE_CUDA_GRAPHS is "0". A step then
+ * only submits the instructions in list order, each with its waits, to the device's queues, and waits for all of them:
+ * it allocates nothing and makes no memory call. The executor does not know recompute or offload.
  *
- * State can be durable: every parameter is then at home in the store, and one place there in the program is two slots
- * of a lade_durable. A step reads the slot of the generation that counts and writes the other. Until
- * lade_executor_publish the step has not happened.
+ * State can be durable: every parameter's tier is then the store, and one place there in the program is two slots of a
+ * lade_durable. A step reads the slot of the generation that counts and writes the other. Until lade_executor_publish
+ * the step has not happened.
  *
  * On a dry device nothing is bound and nothing runs; the same walk drives the device's simulated clock.
  *

@@ -4,7 +4,7 @@
 
 Usage: data.py LADE
 
-A stand-in takes the place of the package tokenizers (tests/fakes/tokenizers). Where LADE_TORCH_PYTHON has the package
+A fake takes the place of the package tokenizers (tests/fakes/tokenizers). Where LADE_TORCH_PYTHON has the package
 itself, its tokenizers are tried too.
 """
 import glob

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every value is verified. Bytes that changed in the store, are in another value's place or are from an older state are
- * found when they are read, and the error names the tensor. A store without enough space is refused before the first
- * step; if io_uring is refused the store works without it.
+ * Every value is verified. Bytes that changed in the store, lie in another value's place or are from an older state are
+ * found when they are read. The error names the tensor. A store without enough space is refused before the first step;
+ * if io_uring is refused the store works without it.
  */
 #include <errno.h>
 #include <fcntl.h>

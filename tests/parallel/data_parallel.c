@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Data parallel ranks train as one rank does. Losses and gradients are those of one rank with the same global batch,
- * replicas stay equal bit for bit, other residencies of the same layout give the same bits, and peaks are as planned.
- * Every rank runs the single-rank reference itself. ranks.py starts it.
+ * and replicas stay equal bit for bit. Other residencies of the same layout give the same bits, and peaks are as
+ * planned. Every rank runs the single-rank reference itself. ranks.py starts it.
  *
  * Sharded state (ZeRO 1 to 3, hybrid) gives the bits of replicas wherever the order of sums is the same. Its bytes held
  * and sent follow the closed forms, in every state tier. Each rank moves its own blocks to and from a store of its own,

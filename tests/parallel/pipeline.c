@@ -362,7 +362,7 @@ static void case_agrees(struct world *world, size_t i, int dp)
 #define TP 2
 
 static void scattered_rig_init(struct world *world, const struct lade_layout *layout, size_t i, bool is_scattered,
-                               struct run_fixture *ret_rig)
+                               struct run_fixture *ret_fixture)
 {
   struct run_fixture_model model = run_fixture_tiny(cases[i].family);
   const int pp = lade_layout_size(layout, LADE_AXIS_PP);
@@ -375,11 +375,11 @@ static void scattered_rig_init(struct world *world, const struct lade_layout *la
   model.share = (struct lade_share){.tp = TP, .tp_rank = lade_layout_position(layout, LADE_AXIS_TP), .pp = pp,
                                     .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
                                     .n_chunks = layout->virtual_stages, .is_scattered = is_scattered};
-  run_fixture_init(ret_rig, &model);
-  ret_rig->optimizer_in_backward = cases[i].optimizer_in_backward;
-  ret_rig->is_unclipped = !cases[i].is_clipped;
-  ret_rig->layout = layout;
-  ret_rig->comms = world->axes;
+  run_fixture_init(ret_fixture, &model);
+  ret_fixture->optimizer_in_backward = cases[i].optimizer_in_backward;
+  ret_fixture->is_unclipped = !cases[i].is_clipped;
+  ret_fixture->layout = layout;
+  ret_fixture->comms = world->axes;
 }
 
 static void scattered_bytes_agree(const struct run *whole, const struct run *parts, const char *what)

@@ -110,7 +110,7 @@ static void what_is_missing_is_said_in_one_line(void **state)
       {"fail=cuInit,code=999", -ENODEV, "cuInit: CUDA_ERROR_UNKNOWN (999): unknown error", 0, 0},
       {"fail=cuInit,code=46", -ENODEV, "an unknown error (46)", 0, 0},
       {"fail=cuGetProcAddress,code=500", -ENODEV, "has no cuInit", 0, 0},
-      {"sm=75", -ENODEV, "Stand-in GPU is of compute capability 7.5 and Lade needs 8.0", 0, 0},
+      {"sm=75", -ENODEV, "Fake GPU is of compute capability 7.5 and Lade needs 8.0", 0, 0},
       {"words=0", -ENODEV, "no streams that wait for 64-bit words", 0, 0},
       {"devices=1", -ENODEV, "no GPU number 3", 3, 0},
       {"memory=64", -EOVERFLOW, "67108864 bytes and 134217728 were asked for", 0, 64 * CHUNK},
@@ -162,7 +162,7 @@ static void the_public_name_opens_the_gpu(void **state)
   assert_int_equal(lade_device_open(&params, NULL, &device), 0);
   struct lade_device_info info;
   lade_device_get_info(device, &info);
-  assert_string_equal(info.name, "cuda:0: Stand-in GPU");
+  assert_string_equal(info.name, "cuda:0: Fake GPU");
   assert_string_equal(info.pci, "0000:c1:01.0");
   assert_int_equal(info.capacity_bytes, 8 * CHUNK);
   assert_false(info.is_unified);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A training session on a CUDA device, over the fake. If a driver call fails, or the device breaks in the middle of a
- * step, the error has a name, no object of the driver or cuBLASLt is left, and the next session has the numbers of an
+ * step, the error has a name. No object of the driver or cuBLASLt is left, and the next session has the numbers of an
  * undisturbed one. A steady step allocates nothing and waits for the driver only at its end.
  */
 #include <errno.h>

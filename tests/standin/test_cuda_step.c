@@ -35,25 +35,25 @@ static struct {
   cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
   cuda_result (*stream_destroy)(cuda_stream stream);
   cuda_result (*host_function)(cuda_stream stream, cuda_host_fn *fn, void *args);
-} standin;
+} driver;
 
 static bool fake_find(void)
 {
   const struct symbol wanted[] = {
-      {"fake_set", &standin.set},
-      {"fake_live", &standin.live},
-      {"cuInit", &standin.init},
-      {"cuCtxCreate_v2", &standin.context_create},
-      {"cuCtxDestroy_v2", &standin.context_destroy},
-      {"cuStreamCreate", &standin.stream_create},
-      {"cuStreamDestroy_v2", &standin.stream_destroy},
-      {"cuLaunchHostFunc", &standin.host_function},
+      {"fake_set", &driver.set},
+      {"fake_live", &driver.live},
+      {"cuInit", &driver.init},
+      {"cuCtxCreate_v2", &driver.context_create},
+      {"cuCtxDestroy_v2", &driver.context_destroy},
+      {"cuStreamCreate", &driver.stream_create},
+      {"cuStreamDestroy_v2", &driver.stream_destroy},
+      {"cuLaunchHostFunc", &driver.host_function},
   };
   return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
 }
 
 /* The caller's context, stream and ops. */
-struct scene {
+struct step_fixture {
   cuda_context context;
   cuda_stream stream;
   lade_device *device;
@@ -76,12 +76,12 @@ static void kernel_run(void *args)
 
 static int op_put(void *user, const struct lade_op_call *call)
 {
-  struct scene *scene = user;
-  const struct graph_op *op = &scene->ops.graph->ops.items[call->op];
+  struct step_fixture *fixture = user;
+  const struct graph_op *op = &fixture->ops.graph->ops.items[call->op];
   struct kernel *kernel = malloc(sizeof(*kernel));
-  if (!kernel || call->stream != scene->stream)
+  if (!kernel || call->stream != fixture->stream)
     return -EINVAL;
-  kernel->ops = &scene->ops;
+  kernel->ops = &fixture->ops;
   kernel->call = *call;
   kernel->call.stream = NULL;
   void **next = kernel->addresses;
@@ -89,104 +89,104 @@ static int op_put(void *user, const struct lade_op_call *call)
   kernel->call.writes = memcpy(next + op->n_reads, call->writes, (size_t)op->n_writes * sizeof(*next));
   kernel->call.updates =
       memcpy(next + op->n_reads + op->n_writes, call->updates, (size_t)op->n_updates * sizeof(*next));
-  return standin.host_function(scene->stream, kernel_run, kernel) ? -EIO : 0;
+  return driver.host_function(fixture->stream, kernel_run, kernel) ? -EIO : 0;
 }
 
-static void scene_init(struct scene *scene)
+static void fixture_init(struct step_fixture *fixture)
 {
-  assert_int_equal(standin.set("version=13000,devices=1,memory=256,fail=none,lose=0"), 0);
-  assert_int_equal(standin.init(0), 0);
-  assert_int_equal(standin.context_create(&scene->context, 0, 0), 0);
-  assert_int_equal(standin.stream_create(&scene->stream, 0), 0);
-  const struct lade_device_params params = {.struct_size = sizeof(params), .context = scene->context};
+  assert_int_equal(driver.set("version=13000,devices=1,memory=256,fail=none,lose=0"), 0);
+  assert_int_equal(driver.init(0), 0);
+  assert_int_equal(driver.context_create(&fixture->context, 0, 0), 0);
+  assert_int_equal(driver.stream_create(&fixture->stream, 0), 0);
+  const struct lade_device_params params = {.struct_size = sizeof(params), .context = fixture->context};
   struct lade_error error = {0};
-  if (lade_device_open(&params, &error, &scene->device))
+  if (lade_device_open(&params, &error, &fixture->device))
     fail_msg("%s", error.text);
 }
 
-static void scene_finish(struct scene *scene)
+static void fixture_finish(struct step_fixture *fixture)
 {
-  lade_device_close(scene->device);
-  assert_int_equal(standin.live(), 2); /* the caller's context and stream */
-  assert_int_equal(standin.stream_destroy(scene->stream), 0);
-  assert_int_equal(standin.context_destroy(scene->context), 0);
+  lade_device_close(fixture->device);
+  assert_int_equal(driver.live(), 2); /* the caller's context and stream */
+  assert_int_equal(driver.stream_destroy(fixture->stream), 0);
+  assert_int_equal(driver.context_destroy(fixture->context), 0);
 }
 
-static void budget_run(struct scene *scene, uint64_t budget_bytes, struct lade_step_info *ret_info)
+static void budget_run(struct step_fixture *fixture, uint64_t budget_bytes, struct lade_step_info *ret_info)
 {
   const struct lade_graph_path path = {1e12, 100};
   const struct lade_graph_plan_params search = {
       .struct_size = sizeof(search), .budget_bytes = budget_bytes, .iterations = 2000, .to_host = path,
       .from_host = path, .to_store = path, .from_store = path, .host_budget_bytes = 8 << 20,
       .store_budget_bytes = 8 << 20};
-  const struct lade_step_params params = {.struct_size = sizeof(params), .op = op_put, .user = scene,
-                                          .device = scene->device, .plan = &search, .store = scratch,
-                                          .allow_tmpfs = true, .stream = scene->stream};
+  const struct lade_step_params params = {.struct_size = sizeof(params), .op = op_put, .user = fixture,
+                                          .device = fixture->device, .plan = &search, .store = scratch,
+                                          .allow_tmpfs = true, .stream = fixture->stream};
   struct lade_error error = {0};
   lade_stepper *stepper = NULL;
   *ret_info = (struct lade_step_info){.struct_size = sizeof(*ret_info)};
-  if (lade_step_create(scene->ops.graph, &params, &error, ret_info, &stepper))
+  if (lade_step_create(fixture->ops.graph, &params, &error, ret_info, &stepper))
     fail_msg("%s", error.text);
-  step_ops_fill(&scene->ops, stepper);
+  step_ops_fill(&fixture->ops, stepper);
   for (uint64_t step = 0; step < 2; step++) {
     struct lade_step_measures measures = {.struct_size = sizeof(measures)};
-    step_ops_begin(&scene->ops, step);
+    step_ops_begin(&fixture->ops, step);
     if (lade_step_run(stepper, &measures, &error))
       fail_msg("%s", error.text);
     assert_int_equal(measures.peak_bytes[LADE_DEVICE], ret_info->peak_bytes[LADE_DEVICE]);
     assert_int_equal(measures.moved_bytes, ret_info->moved_bytes);
     assert_int_equal(measures.n_redone, ret_info->n_redone);
-    assert_int_equal(atomic_load(&scene->ops.n_wrong), 0);
-    step_ops_reference(&scene->ops, step);
+    assert_int_equal(atomic_load(&fixture->ops.n_wrong), 0);
+    step_ops_reference(&fixture->ops, step);
   }
-  step_ops_compare(&scene->ops, stepper);
+  step_ops_compare(&fixture->ops, stepper);
   lade_step_destroy(stepper);
 }
 
 static void drawn_graphs_give_the_bits_of_a_plain_run(void **state)
 {
   int n_moved = 0;
-  struct scene scene = {0};
-  scene_init(&scene);
+  struct step_fixture fixture = {0};
+  fixture_init(&fixture);
   for (uint64_t seed = 0; seed < GRAPHS; seed++) {
     const struct random_graph_params how = {.seed = seed * 4 + 3, .n_layers = 3 + (int)seed, .has_tiers = true};
     lade_graph *small = random_graph_make(&how), *graph = step_ops_scale(small, SCALE);
     struct lade_step_info info;
-    step_ops_init(&scene.ops, graph);
+    step_ops_init(&fixture.ops, graph);
     for (int i = 0; i < 2; i++) {
-      budget_run(&scene, i ? LADE_GRAPH_BUDGET_MIN : LADE_GRAPH_BUDGET_NONE, &info);
+      budget_run(&fixture, i ? LADE_GRAPH_BUDGET_MIN : LADE_GRAPH_BUDGET_NONE, &info);
       n_moved += info.moved_bytes > 0;
     }
-    step_ops_finish(&scene.ops);
+    step_ops_finish(&fixture.ops);
     lade_graph_destroy(graph);
     lade_graph_destroy(small);
   }
   assert_true(n_moved > GRAPHS / 2);
-  scene_finish(&scene);
+  fixture_finish(&fixture);
 }
 
 /* Work that the caller has put on an adopted stream itself is behind an event of the queue. */
 static void a_callers_stream_is_a_queue(void **state)
 {
-  struct scene scene = {0};
+  struct step_fixture fixture = {0};
   lade_queue *queue = NULL, *other = NULL;
   uint64_t count = 0;
-  scene_init(&scene);
-  assert_int_equal(lade_queue_adopt(scene.device, LADE_QUEUE_HOST, scene.stream, &queue), -EINVAL);
-  assert_int_equal(lade_queue_adopt(scene.device, LADE_QUEUE_COMPUTE, NULL, &queue), -EINVAL);
-  assert_int_equal(lade_queue_adopt(NULL, LADE_QUEUE_COMPUTE, scene.stream, &queue), -EINVAL);
-  assert_int_equal(lade_queue_adopt(scene.device, LADE_QUEUE_COMPUTE, scene.stream, &queue), 0);
+  fixture_init(&fixture);
+  assert_int_equal(lade_queue_adopt(fixture.device, LADE_QUEUE_HOST, fixture.stream, &queue), -EINVAL);
+  assert_int_equal(lade_queue_adopt(fixture.device, LADE_QUEUE_COMPUTE, NULL, &queue), -EINVAL);
+  assert_int_equal(lade_queue_adopt(NULL, LADE_QUEUE_COMPUTE, fixture.stream, &queue), -EINVAL);
+  assert_int_equal(lade_queue_adopt(fixture.device, LADE_QUEUE_COMPUTE, fixture.stream, &queue), 0);
   assert_int_equal(lade_queue_record(queue, NULL), -EINVAL);
   assert_int_equal(lade_queue_record(NULL, &count), -EINVAL);
   assert_int_equal(lade_queue_record(queue, &count), 0);
   assert_int_equal(count, 1);
   assert_int_equal(lade_queue_sync(queue, count), 0);
-  assert_int_equal(lade_queue_create(scene.device, LADE_QUEUE_HOST, &other), 0);
+  assert_int_equal(lade_queue_create(fixture.device, LADE_QUEUE_HOST, &other), 0);
   assert_int_equal(lade_queue_record(other, &count), 0);
   assert_int_equal(count, 0); /* nothing was submitted */
   lade_queue_destroy(other);
   lade_queue_destroy(queue);
-  scene_finish(&scene);
+  fixture_finish(&fixture);
 }
 
 static void a_context_is_for_gpus_alone(void **state)

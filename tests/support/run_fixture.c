@@ -23,7 +23,7 @@ static void demand(int status, const struct lade_error *error, const char *what)
 {
   if (!status)
     return;
-  fprintf(stderr, "rig: %s: %s (%d)\n", what, error ? error->text : "", status);
+  fprintf(stderr, "run_fixture: %s: %s (%d)\n", what, error ? error->text : "", status);
   abort();
 }
 
@@ -334,7 +334,7 @@ int run_fixture_run(struct run_fixture *run_fixture, int n_steps, struct run_fix
 
 /* ---- directories for stores ---- */
 
-static char directory[] = "rig-XXXXXX";
+static char directory[] = "run-fixture-XXXXXX";
 static bool has_directory;
 
 static void directory_remove(void)

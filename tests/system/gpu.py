@@ -102,16 +102,16 @@ on_host(["cuda:0", "adamw.fatbin"], driver="devices=2")
 assert finding("--device", "cuda:0", code=7, driver="")["state"] == "missing"
 if KERNELS:
     found = finding("--device", "cuda:0", driver="memory=512", LADE_FAKE_KERNELS=KERNELS)
-    assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
+    assert found["state"] == "ok" and "Fake GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
     # The library that multiplies matrices; if it does not work a note says so, and a line of the run without it.
     found = finding(name="GPU matmul", driver="", LADE_FAKE_KERNELS=KERNELS)
-    assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Stand-in GPU", found
+    assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Fake GPU", found
     found = finding(name="GPU matmul", driver="", LADE_FAKE_KERNELS=KERNELS, LADE_MATMUL="plain")
     assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
     # A file of choices among its algorithms, for this library, GPU and driver, or for others.
     for driver, state, words in ((13000, "ok", ", choices "), (12000, "note", "has no choices for this library")):
         with open(os.path.join(SCRATCH.name, "choices"), "w", encoding="utf-8") as file:
-            file.write(f"cuBLASLt 130100, Stand-in GPU, driver {driver}: TN bf16 f32 64 16 96 - 1\n")
+            file.write(f"cuBLASLt 130100, Fake GPU, driver {driver}: TN bf16 f32 64 16 96 - 1\n")
         found = finding(name="GPU matmul", driver="", LADE_FAKE_KERNELS=KERNELS, LADE_MATMUL_CHOICES=file.name)
         assert found["state"] == state and words in found["text"], found
     # The attention kernel: the one named, if this GPU has it; else the best correct one, with a line on those that are

@@ -412,7 +412,7 @@ def scratch_of_long_calls_is_exact_behind_the_first_step():
 
 
 class Allocator:
-    """A stand-in for the CUDA allocator's history: its recording, its entries, and the calls that History makes."""
+    """A fake of the CUDA allocator's history: its recording, its entries, and the calls that History makes."""
 
     def __init__(self, is_recorded, most=1 << 20):
         self.is_recorded, self.most, self.trace, self.turns = is_recorded, most, [], []

@@ -3,8 +3,8 @@
  * Read a command line: words to options, then check all options together.
  *
  * getopt and argp are not used. They support neither options that take several words (--data a b c) nor a hint at the
- * closest option name, and their abbreviations make scripts break when a longer option is added. option_read below
- * takes their place.
+ * closest option name. Their abbreviations break scripts when a longer option is added. option_read below takes their
+ * place.
  *
  * A word is applied twice at most. The command line is read first into its own states. Then the configuration file
  * fills the options that the command line did not set, so that the position of --config does not matter. A file that

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Relay of a child's standard output. mpirun passes output on and ignores write errors: after a full disk or a closed
- * standard output bytes are lost, and its exit code is 0. mpirun therefore writes into a pipe, and this process, which
+ * standard output bytes are lost, and its exit code is 0. mpirun therefore writes into a pipe. This process, which
  * reports the exit code, writes the bytes to their target.
  *
  * After a failed write the thread reads on and drops the bytes, because a child that waits for room in the pipe would

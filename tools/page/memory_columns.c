@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Columns of a plot. Live bytes are summed over the events, so a column's largest value is that of one event, and the
+ * Columns of a plot. Live bytes are summed over the events. So a column's largest value is that of one event, and the
  * plot can show the owners of the bytes at that event.
  */
 #include "tools/page/memory_columns.h"

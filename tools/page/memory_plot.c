@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A plot of memory as text. The axis is the number of the call, because the clock stands still for thousands of calls
- * and jumps over minutes, and a peak of a microsecond would be too thin to see.
+ * A plot of memory as text. The axis is the number of the call. A clock would stand still for thousands of calls and
+ * jump over minutes, and a peak of a microsecond would be too thin to see.
  */
 #include "tools/page/memory_plot.h"
 

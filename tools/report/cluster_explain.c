@@ -3,8 +3,7 @@
  * Sentences about a layout on a cluster, from the numbers of its plan and from published formulas beside them.
  *
  * Tensor parallelism in more dimensions is priced by the bytes that a rank sends for the three products of a matrix
- * (forward, dX, dW), with X of N by d, W of d by 4d, Y of N by 4d. Broadcasts on a grid of q by q ranks (2D,
-     SUMMA: van de
+     (forward, dX, dW). X is N by d, W is d by 4d, Y is N by 4d. Broadcasts on a grid of q by q ranks (2D, SUMMA: van de
  * Geijn, Watts 1997; Xu et al. 2021) send 3 (q - 1) (X + W) / q^2; with depth e (2.5D: Solomonik, Demmel 2011) a
      rank of
  * e k^2 sends 3 (k - 1) (X / e + W) / k^2; on a cube of l^3 (3D: Agarwal et al. 1995) 3 (l - 1) (X + W + Y) / l^3. One

@@ -4,7 +4,7 @@
  * that were found; a plan of one budget is a plan of every larger one, so between two points the curve is a staircase.
  * The lower bound is dashed: no step lies below it.
  *
- * The axis of time begins at the unconstrained step, and the axis of budgets at the smallest one, because the part of a
+ * The axis of time begins at the unconstrained step, and the axis of budgets at the smallest one. The part of a
  * frontier that a user chooses from is often a tenth of the whole range.
  */
 #include "tools/report/frontier_plot.h"

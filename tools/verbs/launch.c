@@ -7,11 +7,11 @@
  * stop after their step, and may save without a time limit; other commands get them from mpirun. A second signal ends
  * all at once.
  *
- * Messages. Ranks of `lade train` leave their messages on a table (job_status.h), so that the end of a job is reported
- * once, by the most specific message, even if mpirun ended the other ranks before they could report. The job's code is
- * that of this message; for other commands it is mpirun's. Only mpirun knows which signal ended a rank; its exit code
- * tells. If mpirun itself was killed, this process adopts its ranks (reaper.h) and ends them before it reports or
- * restarts. When all have ended, the newest checkpoint is looked up and printed with the command that resumes from it.
+ * Messages. Ranks of `lade train` leave their messages on a table (job_status.h). So the end of a job is reported once,
+ * by the most specific message, even if mpirun ended the other ranks before they could report. The job's code is that
+ * of this message; for other commands it is mpirun's. Only mpirun knows which signal ended a rank; its exit code tells.
+ * If mpirun itself was killed, this process adopts its ranks (reaper.h) and ends them before it reports or restarts.
+ * When all have ended, the newest checkpoint is looked up and printed with the command that resumes from it.
  *
  * End of mpirun. An mpirun that does not end within GRACE_S after its ranks, or after a request to end, is killed. If
  * all ranks reported success, the job succeeds. An mpirun with unread output is waited for. mpirun ignores failed
@@ -28,9 +28,9 @@
  * ranks outnumber the threads, waits inside MPI yield the processor. Libraries that read OMP_NUM_THREADS then take one
  * thread per rank, unless the environment already sets it. Root is permitted, because containers run as root. Ranks are
  * not bound to cores, because Lade's threads place themselves. Bytes between ranks go through shared memory and not by
- * reads of another process's memory, which containers forbid, and which print a line of their own after that process
- * has died. When a rank has ended, mpirun kills the others after 2 s: twice the 1 s that it is given, once before it
- * asks and once after. It takes the 2 s even if no rank is left.
+ * reads of another process's memory. Containers forbid such reads, and Open MPI prints a line about them after that
+ * process has died. When a rank has ended, mpirun kills the others after 2 s: twice the 1 s that it is given, once
+ * before it asks and once after. It takes the 2 s even if no rank is left.
  *
  * A command `train` that is not a program is this very `lade`: `lade launch -n 2 -- train ...`. mpirun's own messages
  * about failed ranks are suppressed, because the rank's error line is more specific.

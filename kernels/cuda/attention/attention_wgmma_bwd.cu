@@ -17,8 +17,8 @@
  * tiles of the second products' right operands, and two for values in dq's kernel, which only slopes read.
  *
  * Overlap between blocks, for heads of 64: a multiprocessor has two blocks of dq, or three of dk and dv, each in a
- * phase of its own. Their registers suffice because no product is in flight when a tile ends, and for dk and dv both
- * second products are issued together, once their operands have replaced scores and slopes. So two places are enough.
+ * phase of its own. Their registers suffice because no product is in flight when a tile ends. For dk and dv both second
+ * products are issued together, once their operands have replaced scores and slopes. So two places are enough.
  *
  * dq has a kernel of its own, which makes scores and slopes again: 7 products instead of the necessary 5. The
  * alternative is to add to dq in turns from the blocks of keys, one after the other so that bits are the same. It would

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins that hold while a step is captured.
+"""Replacements of torch's functions during the capture of a step.
 
 A capture runs the user's function once on fake tensors. Some of the code that it calls acts in Python and leaves no op:
 the optimizer's step, a learning-rate scheduler, a GradScaler's decision, a checkpoint's forked generator. Each has a
-stand-in here, which records the act as an op or for later, or refuses by name. All are taken back after the capture.
+replacement here, which records the act as an op or for later, or refuses by name. After the capture torch's own
+functions are back.
 """
 import contextlib
 import random
@@ -145,7 +146,7 @@ def _generators_state():
 
 @contextlib.contextmanager
 def _seed_kept():
-    """Put torch's generator back if what runs inside fails: a step may have seeded it by a way that has no stand-in."""
+    """Put torch's generator back if the body fails: a step may have seeded it by a function that is not replaced."""
     before = generators.states(torch.device("cpu"))
     try:
         yield
@@ -202,7 +203,7 @@ def _module_names(recorder, stack):
 
 @contextlib.contextmanager
 def capturing(recorder):
-    """Hold all stand-ins during a capture."""
+    """Hold all replacements during a capture."""
     checkpoint = sys.modules["torch.utils.checkpoint"] if "torch.utils.checkpoint" in sys.modules else None
     seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
     state = _refusing("torch.set_rng_state", "a step that sets the generator's state is not captured")

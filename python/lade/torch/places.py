@@ -23,7 +23,7 @@ from ..errors import CannotCapture
 _PLAIN = (int, float, complex, bool, str, bytes)
 _MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
 _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multiprocessing", "weakref", "importlib",
-            "concurrent", "tokenizers")  # packages whose objects no step changes, or which have stand-ins (patches.py)
+            "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
 _ENTRIES_MOST = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
 _VISITED_MOST = 200_000  # containers
 _LISTS = (list, collections.deque)
@@ -75,7 +75,7 @@ class Place:
     def take(self, fakes, inputs):
         """Note the value that the step left in the capture; return the tensors of it that the graph makes.
 
-        @fakes: id of a stand-in -> the tensor of the model. @inputs: ids of tensors that other places held before.
+        @fakes: id of a fake tensor -> the tensor of the model. @inputs: ids of tensors that other places held before.
         """
         self.leaves, self.spec = pytree.tree_flatten(self.get())
         found = []

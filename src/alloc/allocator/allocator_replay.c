@@ -3,7 +3,7 @@
  * Replay: allocation k of a repeating step gets the offset that the packer planned for it.
  *
  * Each step is a list of allocations: size, stream, and the number of allocations made before the free. That number is
- * the time of the free, so the order of frees between two allocations is free, and a garbage collector that frees in
+ * the time of the free. So frees between two allocations may come in any order, and a garbage collector that frees in
  * another order breaks no plan. Steps are equal if sizes and streams are; lifetimes are then merged to the longest.
  *
  * Planned are the allocations that end inside their step and that no other stream uses, for each stream apart: the

@@ -13,9 +13,9 @@
  * belongs to the shard of its segment, whichever queue it is for. A free finds the shard in a map from addresses,
  * without a lock. Private pools have one zone each, in the shard of the host's blocks.
  *
- * An allocation that finds a place in its queue's own zones, and a free of a block that no other queue used, take one
- * shard's lock and write nothing that another shard's calls write. All other calls (the ladder, numbers, reports) take
- * all locks: the cache's own first, then the shards' by number. Fields of the cache (queues, pools, chunks, segments,
+ * An allocation from its queue's own zones takes one shard's lock, and so does a free of a block that no other queue
+ * used. Both write nothing that another shard's calls write. All other calls (the ladder, numbers, reports) take all
+ * locks: the cache's own first, then the shards' by number. Fields of the cache (queues, pools, chunks, segments,
  * waits, the limit) change under all locks and may be read under any one. Threads of different queues therefore run
  * concurrently until a call needs the whole cache. The ladder sees one cache, as if there were no shards: it searches
  * the zones of all, and a shard without free memory borrows there.

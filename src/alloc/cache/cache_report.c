@@ -2,11 +2,11 @@
 /*
  * Out of memory: one line at the refusal, and a page on request.
  *
- * Both state the live part of the limit and its owners, the idle part and the reason why it could not be used, and the
- * change that would have sufficed. This change is computed at the moment of the refusal. The limit is too low by the
- * window that lacks the fewest chunks, less all memory that could be moved to it. The alternative is the smallest live
- * block whose free would leave that many whole chunks, or a gap that is long enough. Both hold once pending work is
- * done.
+ * Both state the live part of the limit with its owners, and the idle part with the reason why it could not be used.
+ * They also state the change that would have sufficed. This change is computed at the moment of the refusal. The limit
+ * is too low by the window that lacks the fewest chunks, less all memory that could be moved to it. The alternative is
+ * the smallest live block whose free would leave that many whole chunks, or a gap that is long enough. Both hold once
+ * pending work is done.
  *
  * Owners are tags first, then places. Their bytes are summed over the live blocks when the page is made. Equal text is
  * one place, at any address of the string.

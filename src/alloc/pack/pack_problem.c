@@ -4,9 +4,9 @@
  *
  * Normal form. Only which items meet in time matters, so time is cut at the maximal sets of items that are
  * live together: going through the ends and starts in order (ends first, lifetimes are half-open), a set is
- * maximal when an end follows a start. There are at most n of them, and they are numbered in order, so an item
- * covers a range of slots and two items meet exactly when their ranges do. Instances lose more than half of
- * their instants this way, and items whose lifetimes differ without a consequence become equal.
+ * maximal when an end follows a start. There are at most n of them, numbered in order. So an item covers a range of
+ * slots, and two items meet exactly when their ranges do. Instances lose more than half of their instants this way, and
+ * items whose lifetimes differ without a consequence become equal.
  *
  * Lower bound: the most bytes live at once; or, where every offset is a multiple of some granule, the same sum
  * over sizes rounded up to it, less the padding of the one item that may lie on top; or the highest end of a

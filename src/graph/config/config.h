@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between the files that read and write config.json: one field at a time (fields.c), the names of fields (table.c), the
- * families (families.c), rotary positions (rope.c), mixtures of experts (experts.c), and the writer (write.c).
+ * Shared by the files that read config.json: one field (fields.c), names of fields (table.c), families (families.c),
+ * rotary positions (rope.c), mixtures of experts (experts.c). write.c writes the file.
  */
 #ifndef LADE_GRAPH_CONFIG_H
 #define LADE_GRAPH_CONFIG_H

@@ -98,8 +98,8 @@ void store_drain(struct lade_store *store);
 /* ---- store_validity.c ---- */
 
 /*
- * True if @store's parts agree: each slot is free or has a piece of an open transfer, the queue and the counts of
- * pieces fit the slots, and on each drive the stripes and the free slots tile the file. Mutex held, or no other thread.
+ * True if @store's parts agree. Each slot is free or has a piece of an open transfer. The queue and the counts of
+ * pieces fit the slots. On each drive the stripes and the free slots tile the file. Mutex held, or no other thread.
  * pre: the engine is open. O(slots squared + stripes); asserted with -Dchecks=full.
  */
 bool store_is_valid(const struct lade_store *store);

@@ -64,8 +64,8 @@ void lade_comm_init(lade_comm *comm, const struct lade_comm_ops *ops, const stru
 void lade_comm_finish(lade_comm *comm);
 
 /*
- * True if @comm is a rank of its size, its engine has all operations that are not optional, its parameters are
- * complete, and its error is that of its status. pre: no other thread uses @comm. Asserted with -Dchecks=full.
+ * True if @comm is a rank of its size, and its engine has all operations that are not optional. Its parameters must be
+ * complete, and its error that of its status. pre: no other thread uses @comm. Asserted with -Dchecks=full.
  */
 bool comm_is_valid(const lade_comm *comm);
 

@@ -24,19 +24,20 @@
  * NCCL connects two ranks at the first send from one to the other. Both then wait for each other, one in its send, one
  * in its receive, and calls on a handle are made one at a time. So two neighbours of a pipeline that both begin with
  * the receive would never reach their sends. Therefore neighbours exchange a byte when a communicator is created for
- * them, in one group that sends and receives both ways, which NCCL connects at once.
+ * them. One group sends and receives both ways, and NCCL connects such a group at once.
  *
- * A receive between stages waits on the device until its send comes, beside the computation of another microbatch, and
- * NCCL gives it up to 32 blocks, each of which takes a multiprocessor. Communicators of neighbours are therefore
- * limited to PAIR_CTAS blocks. NCCL reckons 20 GB/s a block on Ampere and 36.7 on Hopper (perChMaxRingLL128Bws in its
- * tuning model), so a send keeps 80 and 147 GB/s; NCCL_MAX_CTAS in the environment replaces the limit.
+ * A receive between stages waits on the device until its send begins, while another microbatch is computed. NCCL gives
+ * it up to 32 blocks, each of which takes a multiprocessor. Communicators of neighbours are therefore limited to
+ * PAIR_CTAS blocks. NCCL reckons 20 GB/s a block on Ampere and 36.7 on Hopper (perChMaxRingLL128Bws in its tuning
+ * model), so a send keeps 80 and 147 GB/s; NCCL_MAX_CTAS in the environment replaces the limit.
  *
  * lade_comm_run uses a stream of the communicator and waits for its event.
  *
  * Rejected: reductions as exchanges with sums here over the tree of ranks, which would give the bits of the hosts'
  * engine. They send as many bytes and take another pass over memory, and they cannot use NCCL's reductions inside the
- * switches. Collectives captured into CUDA graphs, which also cost no thread: NCCL keeps the buffers and work of each
- * captured collective for as long as its graph, which no warm-up measures, and the host's checks count launches.
+ * switches. Rejected: collectives captured into CUDA graphs, which also cost no thread. NCCL keeps the buffers and work
+ * of each captured collective for as long as its graph. No warm-up measures that memory, and the host's checks count
+ * launches.
  */
 #include <errno.h>
 #include <stdlib.h>

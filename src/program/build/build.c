@@ -2,10 +2,10 @@
 /*
  * Emission: steps and live ranges become instructions over buffers.
  *
- * The list is written slot by slot. A slot holds the sums over ranks that liveness.c placed there, the copies out, then
- * the copies in, then the step itself, so that memory is released before it is taken. A buffer is made where a live
- * range begins, and its lifetime grows with every instruction that names it. An op that may work in place takes over
- * its input's buffer if that input's live range ends there and no copy out reads it. The sums of squares of a gradient
+ * The list is written slot by slot. A slot holds the sums over ranks that liveness.c placed there, the copies out, the
+ * copies in, and then the step itself. So memory is released before it is taken. A buffer is made where a live range
+ * begins, and its lifetime grows with every instruction that names it. An op that may work in place takes over its
+ * input's buffer if that input's live range ends there and no copy out reads it. The sums of squares of a gradient
  * follow its last addition, while it is still on the device. After all steps come the clip result and the updates, each
  * at its parameter's home tier.
  *

@@ -121,7 +121,7 @@ static int updated_tensor(const struct builder *b, int param)
   return is_sharded(b) ? lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT) : b->graph->params[param].tensor;
 }
 
-/* True if the parameter at home is a block, and the working copy is whole on the device. */
+/* True if the parameter's tier holds a block, and the working copy is whole on the device. */
 static bool is_block_of_whole(const struct builder *b, int param)
 {
   return is_sharded(b) && !plan_is_gathered(b->params, param);
@@ -146,7 +146,7 @@ static int32_t weight_out_emit(struct builder *b, int param)
   return copy;
 }
 
-/* Add the weight operand of an update: the working copy at home, or its @copy. */
+/* Add the weight operand of an update: the working copy in its tier, or its @copy. */
 static void update_weight_add(struct builder *b, int param, int32_t copy)
 {
   const struct lade_value value = {updated_tensor(b, param), 0, 0}, next = {value.tensor, 0, 1};
@@ -225,7 +225,7 @@ static void update_scratch_add(struct builder *b, int param)
   operand_make(b, LADE_ROLE_SCRATCH, buffer, nothing, b->status ? 0 : b->buffers.items[buffer].bytes);
 }
 
-/* Emit an update. @copy: the working copy's buffer from weight_out_emit; the updated copy goes back home. */
+/* Emit an update. @copy: the working copy's buffer from weight_out_emit; the updated copy goes back to its tier. */
 static void update_emit(struct builder *b, int param, const struct clip_place *clip, int32_t copy)
 {
   static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};

@@ -2,8 +2,8 @@
 /*
  * The lowering follows the list once. It keeps, for each storage, its buffer in each space and its version on the
  * device. Given storages have one resident buffer in their tier, kept ones a buffer that lives to the end of the list.
- * A given storage of the device that waits elsewhere for a while has a buffer at the start of the list and another one
- * at its end, which share an offset (offsets.c).
+ * A given storage of the device may wait elsewhere for a while. It then has a buffer at the start of the list and
+ * another one at its end, which share an offset (offsets.c).
  *
  * Owners, for the ledger: scratch is workspace. A given storage that update ops alone use is optimizer state, and other
  * given ones are parameters. A made storage that an update op uses is a gradient, one of both passes is saved, and the
@@ -33,7 +33,7 @@ struct lowering {
   struct lade_error *error;
   struct builder b;
   struct lowered_storage *storages;
-  int32_t *homes, *starts;
+  int32_t *end_buffers, *start_buffers;
 };
 
 static const char *name_of(const struct lowering *l, int storage)
@@ -73,11 +73,11 @@ static void storages_init(struct lowering *l)
     const struct graph_storage *storage = &l->graph->storages.items[s];
     struct lowered_storage *state = &l->storages[s];
     *state = (struct lowered_storage){.buffers = {-1, -1, -1}, .instr = -1};
-    l->homes[s] = l->starts[s] = -1;
+    l->end_buffers[s] = l->start_buffers[s] = -1;
     if (!storage->is_given || !storage->bytes)
       continue;
     const enum lade_space space = (enum lade_space)storage->tier;
-    l->homes[s] = l->starts[s] = state->buffers[space] = storage_buffer(l, s, space, true);
+    l->end_buffers[s] = l->start_buffers[s] = state->buffers[space] = storage_buffer(l, s, space, true);
   }
 }
 
@@ -278,15 +278,15 @@ static int lifetimes_close(struct lowering *l)
 {
   for (int s = 0; s < l->graph->storages.n; s++) {
     const struct graph_storage *storage = &l->graph->storages.items[s];
-    const enum lade_space home = storage->is_given ? (enum lade_space)storage->tier : LADE_DEVICE;
+    const enum lade_space tier = storage->is_given ? (enum lade_space)storage->tier : LADE_DEVICE;
     if ((!storage->is_given && !storage->is_kept) || !storage->bytes)
       continue;
-    if (l->storages[s].buffers[home] < 0)
+    if (l->storages[s].buffers[tier] < 0)
       return absent_fail(l, "keeps", s);
-    l->homes[s] = l->storages[s].buffers[home];
-    l->b.buffers.items[l->homes[s]].last = l->b.instrs.n - 1;
-    if (l->starts[s] >= 0)
-      l->b.buffers.items[l->starts[s]].first = 0;
+    l->end_buffers[s] = l->storages[s].buffers[tier];
+    l->b.buffers.items[l->end_buffers[s]].last = l->b.instrs.n - 1;
+    if (l->start_buffers[s] >= 0)
+      l->b.buffers.items[l->start_buffers[s]].first = 0;
   }
   return 0;
 }
@@ -302,15 +302,16 @@ static int list_lower(struct lowering *l)
   return status ? status : lifetimes_close(l);
 }
 
-/* Move the lists and homes of @l into a program. */
+/* Move the lists of @l into a program. */
 static int program_make(struct lowering *l, struct lade_program **ret_program)
 {
   struct lade_program *program = calloc(1, sizeof(*program));
   if (!program)
     return -ENOMEM;
   *program = (struct lade_program){
-      .step_graph = l->graph, .homes = l->homes, .starts = l->starts, .n_microbatches = 1, .is_training = true,
-      .is_unified = l->params->is_unified, .streaming.n_windows = 1, .step_on_host = -1, .step_on_device = -1,
+      .step_graph = l->graph, .end_buffers = l->end_buffers, .start_buffers = l->start_buffers, .n_microbatches = 1,
+      .is_training = true, .is_unified = l->params->is_unified, .streaming.n_windows = 1, .step_on_host = -1,
+      .step_on_device = -1,
       .instrs = l->b.instrs.items, .n_instrs = l->b.instrs.n, .instrs_capacity = l->b.instrs.capacity,
       .operands = l->b.operands.items, .n_operands = l->b.operands.n, .operands_capacity = l->b.operands.capacity,
       .buffers = l->b.buffers.items, .n_buffers = l->b.buffers.n, .buffers_capacity = l->b.buffers.capacity};
@@ -325,16 +326,16 @@ int lade_program_lower(const struct lade_lower_params *params, struct lade_error
   const size_t n = (size_t)params->graph->storages.n + 1;
   LADE_ASSERT(params->graph->is_closed);
   l.storages = calloc(n, sizeof(*l.storages));
-  l.homes = calloc(n, sizeof(*l.homes));
-  l.starts = calloc(n, sizeof(*l.starts));
-  int status = l.storages && l.homes && l.starts ? list_lower(&l) : -ENOMEM;
+  l.end_buffers = calloc(n, sizeof(*l.end_buffers));
+  l.start_buffers = calloc(n, sizeof(*l.start_buffers));
+  int status = l.storages && l.end_buffers && l.start_buffers ? list_lower(&l) : -ENOMEM;
   if (!status)
     status = program_make(&l, ret_program);
   free(l.storages);
   if (!status)
     return 0;
-  free(l.homes);
-  free(l.starts);
+  free(l.end_buffers);
+  free(l.start_buffers);
   LADE_ARRAY_FREE(&l.b.instrs);
   LADE_ARRAY_FREE(&l.b.operands);
   LADE_ARRAY_FREE(&l.b.buffers);

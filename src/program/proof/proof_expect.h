@@ -15,7 +15,7 @@
 struct expected {
   uint8_t role, access;
   uint8_t spaces; /* bit per space in which it may lie */
-  struct lade_value reads, makes;
+  struct lade_value reads, makes; /* tensor -1: it reads, or makes, no value */
   uint64_t bytes;
 };
 
@@ -24,15 +24,16 @@ struct expectation {
   int n;
 };
 
-/* Expect one more operand, of @bytes; a value that it does not read or make has tensor -1. */
-void expect(struct expectation *e, int role, enum lade_access access, unsigned spaces, struct lade_value reads,
-            struct lade_value makes, uint64_t bytes);
-/* Expect an operand that reads, or makes, all of such a value. */
-void expect_read(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
-                 int microbatch, int version);
-void expect_make(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
-                 int microbatch, int version);
-/* Expect an operand that consumes version @version and makes the next. */
+static inline struct lade_value value_of(int tensor, int microbatch, int version)
+{
+  return (struct lade_value){tensor, (int16_t)microbatch, (int16_t)version};
+}
+
+/* Expect one more operand, in one of @spaces: scratch of @bytes, or one that reads, or makes, all of @value. */
+void expect_scratch(struct expectation *e, unsigned spaces, uint64_t bytes);
+void expect_read(const struct proof *proof, struct expectation *e, int role, unsigned spaces, struct lade_value value);
+void expect_make(const struct proof *proof, struct expectation *e, int role, unsigned spaces, struct lade_value value);
+/* Expect an operand that consumes version @version of @tensor, in microbatch 0, and makes the next. */
 void expect_change(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
                    int version);
 

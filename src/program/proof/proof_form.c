@@ -15,8 +15,6 @@
 #define ANYWHERE (ON(LADE_DEVICE) | ON(LADE_HOST) | ON(LADE_STORE))
 #define UPDATE_STATE 2 /* operand of an update: the first part of the state, after weight and gradient */
 
-static const struct lade_value nothing = {-1, 0, 0};
-
 /* Counts of the instructions checked so far. */
 struct form_tally {
   bool *has_run;                 /* by microbatch and op */
@@ -64,7 +62,7 @@ static int op_expect(const struct proof *proof, int at, struct expectation *e)
     if (op->in[i] < 0)
       continue;
     bool is_param = proof->graph->tensors[op->in[i]].kind == LADE_TENSOR_PARAM;
-    expect_read(proof, e, i, ON(LADE_DEVICE), op->in[i], is_param ? 0 : instr->microbatch, 0);
+    expect_read(proof, e, i, ON(LADE_DEVICE), value_of(op->in[i], is_param ? 0 : instr->microbatch, 0));
     if (proof_sends_part(proof, instr))
       e->operands[e->n - 1].bytes /= (uint64_t)proof->graph->share.tp;
   }
@@ -73,20 +71,20 @@ static int op_expect(const struct proof *proof, int at, struct expectation *e)
       continue;
     const struct lade_tensor *tensor = &proof->graph->tensors[op->out[i]];
     if (tensor->kind != LADE_TENSOR_GRAD) {
-      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], instr->microbatch, 0);
+      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), value_of(op->out[i], instr->microbatch, 0));
       continue;
     }
     int k = instr->microbatch * proof->n_adds[tensor->param] + proof->rank[instr->op * LADE_OP_MAX_OUT + i];
     bool is_first = k == 0 || (sums_each(proof) && proof->rank[instr->op * LADE_OP_MAX_OUT + i] == 0);
     if (is_first) {
-      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], 0, k + 1);
+      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), value_of(op->out[i], 0, k + 1));
     } else {
       expect_change(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], k);
       accumulate |= 1u << i;
     }
   }
   if (op->workspace_bytes)
-    expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, ON(LADE_DEVICE), nothing, nothing, op->workspace_bytes);
+    expect_scratch(e, ON(LADE_DEVICE), op->workspace_bytes);
   if (instr->accumulate != accumulate)
     return proof_fail(proof, at, -1, "accumulates into outputs 0x%x: expected 0x%x", (unsigned)instr->accumulate,
                       (unsigned)accumulate);
@@ -98,17 +96,17 @@ static void sum_of_grad_expect(const struct proof *proof, int param, int role, u
 {
   const struct lade_model_graph *graph = proof->graph;
   if (is_sharded(proof))
-    expect_read(proof, e, role, spaces, lade_value_block(graph, param, LADE_BLOCK_GRAD), 0,
-                block_complete(proof, param));
+    expect_read(proof, e, role, spaces,
+                value_of(lade_value_block(graph, param, LADE_BLOCK_GRAD), 0, block_complete(proof, param)));
   else
-    expect_read(proof, e, role, spaces, graph->params[param].grad, 0, grad_complete(proof, param));
+    expect_read(proof, e, role, spaces, value_of(graph->params[param].grad, 0, grad_complete(proof, param)));
 }
 
 /* Expect the complete gradient in the type that the update takes. */
 static void grad_expect(const struct proof *proof, int param, int role, unsigned spaces, struct expectation *e)
 {
   if (rounds(proof))
-    expect_read(proof, e, role, spaces, lade_value_block(proof->graph, param, LADE_BLOCK_ROUNDED), 0, 0);
+    expect_read(proof, e, role, spaces, value_of(lade_value_block(proof->graph, param, LADE_BLOCK_ROUNDED), 0, 0));
   else
     sum_of_grad_expect(proof, param, role, spaces, e);
 }
@@ -117,7 +115,7 @@ static void round_expect(const struct proof *proof, const struct lade_instr *ins
 {
   const int rounded = lade_value_block(proof->graph, instr->param, LADE_BLOCK_ROUNDED);
   sum_of_grad_expect(proof, instr->param, LADE_ROLE_SRC, ON(LADE_DEVICE), e);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), rounded, 0, 0);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), value_of(rounded, 0, 0));
 }
 
 static void norm_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
@@ -125,7 +123,7 @@ static void norm_expect(const struct proof *proof, const struct lade_instr *inst
   const struct lade_model_graph *graph = proof->graph;
   int64_t n_partials = proof->partial_at[instr->param + 1] - proof->partial_at[instr->param];
   grad_expect(proof, instr->param, LADE_ROLE_SRC, ON(LADE_DEVICE), e);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_PARTIALS), 0, 0);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), value_of(lade_value_scalar(graph, LADE_SCALAR_PARTIALS), 0, 0));
   e->operands[1].bytes = (uint64_t)n_partials * sizeof(double);
 }
 
@@ -136,7 +134,7 @@ static void clip_expect(const struct proof *proof, const struct lade_instr *inst
   if (instr->param >= 0)
     e->operands[0].bytes =
         (uint64_t)(proof->partial_at[instr->param + 1] - proof->partial_at[instr->param]) * sizeof(double);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), clip_result, 0, instr->param + 1);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), value_of(clip_result, 0, instr->param + 1));
 }
 
 /* ---- updates and transfers ---- */
@@ -162,7 +160,7 @@ static int state_space(const struct proof *proof, const struct lade_instr *instr
 }
 
 /*
- * Expect the weight: the working copy, this rank's block of it at home, or the block of a copy that is whole on the
+ * Expect the weight: the working copy, this rank's block of it in its tier, or the block of a copy that is whole on the
  * device.
  */
 static void weight_expect(const struct proof *proof, const struct lade_instr *instr, unsigned spaces,
@@ -193,7 +191,7 @@ static void scratch_expect(const struct proof *proof, const struct lade_instr *i
   uint64_t bytes = lade_stream_scratch_bytes(stream_need(proof, instr), false);
   if (!proof->program->optimizer_in_backward && instr->n_operands)
     bytes = proof->program->operands[instr->first_operand + instr->n_operands - 1].bytes;
-  expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, drive_reach(proof), nothing, nothing, bytes);
+  expect_scratch(e, drive_reach(proof), bytes);
 }
 
 /*
@@ -206,16 +204,16 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
   const struct lade_model_graph *graph = proof->graph;
   int tier = state_space(proof, instr);
   const unsigned memory = drive_reach(proof);
-  unsigned at_home = tier >= 0 ? ON(tier) : ANYWHERE;
-  weight_expect(proof, instr, tier == LADE_DEVICE ? at_home : at_home | memory, e);
-  grad_expect(proof, instr->param, LADE_ROLE_GRAD, instr->is_streamed ? memory | ON(LADE_STORE) : at_home, e);
+  unsigned in_tier = tier >= 0 ? ON(tier) : ANYWHERE;
+  weight_expect(proof, instr, tier == LADE_DEVICE ? in_tier : in_tier | memory, e);
+  grad_expect(proof, instr->param, LADE_ROLE_GRAD, instr->is_streamed ? memory | ON(LADE_STORE) : in_tier, e);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, instr->param, (enum lade_part)part);
     if (tensor >= 0)
-      expect_change(proof, e, LADE_ROLE_RESIDUAL + part, at_home, tensor, 0);
+      expect_change(proof, e, LADE_ROLE_RESIDUAL + part, in_tier, tensor, 0);
   }
-  expect_read(proof, e, LADE_ROLE_CLIP_RESULT, instr->is_streamed ? memory : at_home,
-              lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT), 0, clip_version(proof, instr->param));
+  expect_read(proof, e, LADE_ROLE_CLIP_RESULT, instr->is_streamed ? memory : in_tier,
+              value_of(lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT), 0, clip_version(proof, instr->param)));
   if (instr->is_streamed)
     scratch_expect(proof, instr, e);
 }
@@ -224,9 +222,9 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
 static void block_out_expect(const struct proof *proof, struct lade_value whole, struct expectation *e)
 {
   const int block = lade_value_block(proof->graph, proof->graph->tensors[whole.tensor].param, LADE_BLOCK_WEIGHT);
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), whole.tensor, 0, 0);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), value_of(whole.tensor, 0, 0));
   e->operands[0].bytes = proof_value_bytes(proof, block);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_HOST), block, 0, 0);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_HOST), value_of(block, 0, 0));
 }
 
 /* Expect a transfer: it may move any value, and makes the value that it reads. */
@@ -247,8 +245,8 @@ static int transfer_expect(const struct proof *proof, int at, struct expectation
   unsigned memory = instr->kind == LADE_INSTR_COPY ? ON(LADE_DEVICE) | ON(LADE_HOST) : drive_reach(proof);
   unsigned from = instr->kind == LADE_INSTR_READ ? ON(LADE_STORE) : memory;
   unsigned to = instr->kind == LADE_INSTR_WRITE ? ON(LADE_STORE) : memory;
-  expect_read(proof, e, LADE_ROLE_SRC, from, value.tensor, value.microbatch, value.version);
-  expect_make(proof, e, LADE_ROLE_DST, to, value.tensor, value.microbatch, value.version);
+  expect_read(proof, e, LADE_ROLE_SRC, from, value);
+  expect_make(proof, e, LADE_ROLE_DST, to, value);
   if (instr->kind == LADE_INSTR_COPY && operand_space(proof, instr, 0) == operand_space(proof, instr, 1))
     return proof_fail(proof, at, -1, "copies within one space");
   return 0;

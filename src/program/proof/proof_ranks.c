@@ -22,32 +22,34 @@ uint64_t proof_value_bytes(const struct proof *proof, int tensor)
   return lade_held_bytes(proof->graph, proof->program->layout, tensor);
 }
 
-void expect(struct expectation *e, int role, enum lade_access access, unsigned spaces, struct lade_value reads,
-            struct lade_value makes, uint64_t bytes)
+static void expect(struct expectation *e, const struct expected *operand)
 {
   LADE_ASSERT(e->n < MAX_EXPECTED);
-  e->operands[e->n++] = (struct expected){(uint8_t)role, (uint8_t)access, (uint8_t)spaces, reads, makes, bytes};
+  e->operands[e->n++] = *operand;
 }
 
-void expect_read(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
-                 int microbatch, int version)
+void expect_scratch(struct expectation *e, unsigned spaces, uint64_t bytes)
 {
-  struct lade_value value = {tensor, (int16_t)microbatch, (int16_t)version};
-  expect(e, role, LADE_READS, spaces, value, nothing, proof_value_bytes(proof, tensor));
+  expect(e, &(struct expected){LADE_ROLE_SCRATCH, LADE_MAKES, (uint8_t)spaces, nothing, nothing, bytes});
 }
 
-void expect_make(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
-                 int microbatch, int version)
+void expect_read(const struct proof *proof, struct expectation *e, int role, unsigned spaces, struct lade_value value)
 {
-  struct lade_value value = {tensor, (int16_t)microbatch, (int16_t)version};
-  expect(e, role, LADE_MAKES, spaces, nothing, value, proof_value_bytes(proof, tensor));
+  expect(e, &(struct expected){(uint8_t)role, LADE_READS, (uint8_t)spaces, value, nothing,
+                               proof_value_bytes(proof, value.tensor)});
+}
+
+void expect_make(const struct proof *proof, struct expectation *e, int role, unsigned spaces, struct lade_value value)
+{
+  expect(e, &(struct expected){(uint8_t)role, LADE_MAKES, (uint8_t)spaces, nothing, value,
+                               proof_value_bytes(proof, value.tensor)});
 }
 
 void expect_change(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
                    int version)
 {
-  struct lade_value before = {tensor, 0, (int16_t)version}, after = {tensor, 0, (int16_t)(version + 1)};
-  expect(e, role, LADE_READS_AND_MAKES, spaces, before, after, proof_value_bytes(proof, tensor));
+  expect(e, &(struct expected){(uint8_t)role, LADE_READS_AND_MAKES, (uint8_t)spaces, value_of(tensor, 0, version),
+                               value_of(tensor, 0, version + 1), proof_value_bytes(proof, tensor)});
 }
 
 /* ---- existing collectives ---- */
@@ -166,8 +168,8 @@ static void reduce_scatter_expect(const struct proof *proof, const struct lade_i
     src = (struct lade_value){lade_value_block(proof->graph, param, LADE_BLOCK_NARROW_WHOLE), (int16_t)m, 0};
     dst = (struct lade_value){lade_value_block(proof->graph, param, LADE_BLOCK_NARROW), (int16_t)m, 0};
   }
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), src.tensor, src.microbatch, src.version);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), dst.tensor, dst.microbatch, dst.version);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), src);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), dst);
 }
 
 /*
@@ -192,8 +194,8 @@ void cast_expect(const struct proof *proof, const struct lade_instr *instr, stru
     src = (struct lade_value){sum, 0, (int16_t)version_to_sum(proof, param)};
     dst = to_sum;
   }
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), src.tensor, src.microbatch, src.version);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), dst.tensor, dst.microbatch, dst.version);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), src);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), dst);
 }
 
 /* Expect a gather: a working copy from its blocks, old or new; or every rank's sum of squares. */
@@ -204,14 +206,16 @@ static void all_gather_expect(const struct proof *proof, const struct lade_instr
   const struct lade_value found = proof->program->operands[instr->first_operand].reads;
   if (param < 0) {
     int level = lade_sums_level((enum lade_axis)instr->axis);
-    expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_SUM), 0, level);
+    expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE),
+                value_of(lade_value_scalar(graph, LADE_SCALAR_SUM), 0, level));
     expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE),
-                lade_value_scalar(graph, (enum lade_scalar)(LADE_SCALAR_SUMS + level)), 0, 0);
+                value_of(lade_value_scalar(graph, (enum lade_scalar)(LADE_SCALAR_SUMS + level)), 0, 0));
     return;
   }
   int version = instr->n_operands && found.version == proof->program->is_training ? found.version : 0;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_block(graph, param, LADE_BLOCK_WEIGHT), 0, version);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), graph->params[param].tensor, 0, version);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE),
+              value_of(lade_value_block(graph, param, LADE_BLOCK_WEIGHT), 0, version));
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), value_of(graph->params[param].tensor, 0, version));
 }
 
 void collective_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
@@ -228,8 +232,8 @@ void add_expect(const struct proof *proof, const struct lade_instr *instr, struc
 {
   const struct lade_model_graph *graph = proof->graph;
   const int m = instr->microbatch;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_INCOMING), m,
-              0);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE),
+              value_of(lade_value_block(graph, instr->param, LADE_BLOCK_INCOMING), m, 0));
   expect_change(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_GRAD), m);
 }
 
@@ -237,7 +241,8 @@ void sum_expect(const struct proof *proof, const struct lade_instr *instr, struc
 {
   const int level = lade_sums_level((enum lade_axis)instr->axis);
   sums_expect(proof, level, e);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(proof->graph, LADE_SCALAR_SUM), 0, level);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE),
+              value_of(lade_value_scalar(proof->graph, LADE_SCALAR_SUM), 0, level));
 }
 
 /* ---- sums of squares ---- */
@@ -248,8 +253,8 @@ void sums_expect(const struct proof *proof, int level, struct expectation *e)
   while (level > 0 && lade_sums_size(layout, level - 1) == 1)
     level--;
   int scalar = level > 0 ? LADE_SCALAR_SUMS + level - 1 : LADE_SCALAR_PARTIALS;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(proof->graph, (enum lade_scalar)scalar), 0,
-              0);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE),
+              value_of(lade_value_scalar(proof->graph, (enum lade_scalar)scalar), 0, 0));
   if (level == 0)
     e->operands[0].bytes = (uint64_t)lade_summed_partials(proof->graph, layout) * sizeof(double);
 }

@@ -214,62 +214,62 @@ static int copy_check(const struct step_form *form, int at)
   return 0;
 }
 
-/* ---- homes ---- */
+/* ---- the start and the end of a step ---- */
 
-/* Check the buffer that holds given storage @s at the start of a step: its home, or one at its home's offset. */
-static int start_check(const struct step_form *form, int s, bool *is_home)
+/* Check the buffer that holds given storage @s at the start of a step: its end buffer, or one at the same offset. */
+static int start_check(const struct step_form *form, int s, bool *is_taken)
 {
   const struct lade_program *program = form->proof->program;
   const struct graph_storage *storage = &form->graph->storages.items[s];
   const char *name = graph_name(form->graph, storage->name);
-  const int32_t start = program->starts[s], home = program->homes[s];
+  const int32_t start = program->start_buffers[s], end = program->end_buffers[s];
   if (!storage->is_given || storage->bytes == 0)
     return start == -1 ? 0 : proof_fail_all(form->proof, "storage %d \"%s\" has a start, and is not given", s, name);
-  if (start == home && program->buffers[home].is_resident)
+  if (start == end && program->buffers[end].is_resident)
     return 0;
-  if (start < 0 || start >= program->n_buffers || is_home[start])
+  if (start < 0 || start >= program->n_buffers || is_taken[start])
     return proof_fail_all(form->proof, "storage %d \"%s\" has no start of its own", s, name);
-  is_home[start] = true;
-  const struct lade_buffer *buffer = &program->buffers[start], *last = &program->buffers[home];
+  is_taken[start] = true;
+  const struct lade_buffer *buffer = &program->buffers[start], *last = &program->buffers[end];
   if (buffer->space != last->space || buffer->offset != last->offset || buffer->bytes < storage->bytes ||
       buffer->first != 0 || buffer->is_resident || last->is_resident)
     return proof_fail_all(form->proof, "buffer %d in %s is no start for storage %d \"%s\", which ends in buffer %d",
-                          start, lade_space_name(buffer->space), s, name, home);
+                          start, lade_space_name(buffer->space), s, name, end);
   return 0;
 }
 
 /* Check the buffer that holds @storage at the end of a step. */
-static int home_check(const struct step_form *form, int s, bool *is_home)
+static int end_check(const struct step_form *form, int s, bool *is_taken)
 {
   const struct proof *proof = form->proof;
   const struct lade_program *program = proof->program;
   const struct graph_storage *storage = &form->graph->storages.items[s];
   const char *name = graph_name(form->graph, storage->name);
-  const int32_t home = program->homes[s];
+  const int32_t end = program->end_buffers[s];
   if ((!storage->is_given && !storage->is_kept) || storage->bytes == 0)
-    return home == -1 ? 0 : proof_fail_all(proof, "storage %d \"%s\" has a home, and is not kept", s, name);
-  if (home < 0 || home >= program->n_buffers || is_home[home])
-    return proof_fail_all(proof, "storage %d \"%s\" has no home of its own", s, name);
-  is_home[home] = true;
-  const struct lade_buffer *buffer = &program->buffers[home];
+    return end == -1 ? 0 : proof_fail_all(proof, "storage %d \"%s\" has an end, and is not kept", s, name);
+  if (end < 0 || end >= program->n_buffers || is_taken[end])
+    return proof_fail_all(proof, "storage %d \"%s\" has no end of its own", s, name);
+  is_taken[end] = true;
+  const struct lade_buffer *buffer = &program->buffers[end];
   const enum lade_space tier = storage->is_given ? (enum lade_space)storage->tier : LADE_DEVICE;
   if (buffer->space != tier || buffer->bytes < storage->bytes || buffer->last != program->n_instrs - 1 ||
       (buffer->is_resident && !storage->is_given) ||
       (buffer->space != LADE_STORE && buffer->offset % storage->align))
-    return proof_fail_all(proof, "buffer %d in %s is no home for storage %d \"%s\"", home,
+    return proof_fail_all(proof, "buffer %d in %s is no end for storage %d \"%s\"", end,
                           lade_space_name(buffer->space), s, name);
   return 0;
 }
 
-static int homes_check(const struct step_form *form)
+static int given_check(const struct step_form *form)
 {
-  bool *is_home = calloc((size_t)form->proof->program->n_buffers + 1, sizeof(*is_home));
-  int status = is_home ? 0 : -ENOMEM;
+  bool *is_taken = calloc((size_t)form->proof->program->n_buffers + 1, sizeof(*is_taken));
+  int status = is_taken ? 0 : -ENOMEM;
   for (int s = 0; s < form->graph->storages.n && !status; s++)
-    status = home_check(form, s, is_home);
+    status = end_check(form, s, is_taken);
   for (int s = 0; s < form->graph->storages.n && !status; s++)
-    status = start_check(form, s, is_home);
-  free(is_home);
+    status = start_check(form, s, is_taken);
+  free(is_taken);
   return status;
 }
 
@@ -326,7 +326,7 @@ int proof_form_step(const struct proof *proof)
     status = proof_fail_all(proof, "op %d \"%s\" never runs", form.n_run,
                             graph_name(form.graph, form.graph->ops.items[form.n_run].name));
   if (!status)
-    status = homes_check(&form);
+    status = given_check(&form);
   free(form.place);
   free(form.stamp);
   free(form.touched);

@@ -15,8 +15,8 @@
  * their state and data may come from before the step; all other buffers begin empty. At the end each such buffer must
  * hold the beginning of the next step: parameters and state are updated in training and untouched in evaluation. A
  * value that this program does not read may still matter to another program over the same arena: in an evaluation a
- * resident buffer of optimizer state is never written. In a caller's own step program->homes names the buffers that
- * given and kept storages end in, and program->starts those that given ones begin in.
+ * resident buffer of optimizer state is never written. In a caller's own step given storages begin in
+ * program->start_buffers, and given and kept storages end in program->end_buffers.
  *
  * Pieces begin only at the ends of operands, so they are numbered by a sorted list of those ends, and the row is a
  * bitset over it. A write removes the marks that it covers and adds at most three, and a read of a part of a piece cuts
@@ -116,10 +116,10 @@ static int cuts_collect(struct value_walk *walk)
     if (!cuts_add(&walk->rows[operand_buffer(proof, operand)->space], start, end))
       return -ENOMEM;
   }
-  for (int s = 0; !proof->graph && s < proof->step_graph->storages.n; s++) { /* starts have the offsets of homes */
-    const int32_t home = program->homes[s];
-    const uint64_t start = home < 0 ? 0 : program->buffers[home].offset;
-    if (home >= 0 && !cuts_add(&walk->rows[program->buffers[home].space], start,
+  for (int s = 0; !proof->graph && s < proof->step_graph->storages.n; s++) { /* a start buffer has its offset */
+    const int32_t end = program->end_buffers[s];
+    const uint64_t start = end < 0 ? 0 : program->buffers[end].offset;
+    if (end >= 0 && !cuts_add(&walk->rows[program->buffers[end].space], start,
                                start + proof->step_graph->storages.items[s].bytes))
       return -ENOMEM;
   }
@@ -457,13 +457,13 @@ static int brought_find(struct value_walk *walk)
   return status;
 }
 
-/* Let the starts of given storages hold version 0. */
-static void homes_bring(struct value_walk *walk)
+/* Let the start buffers of given storages hold version 0. */
+static void given_bring(struct value_walk *walk)
 {
   const struct lade_program *program = walk->proof->program;
   const struct lade_graph *graph = walk->proof->step_graph;
   for (int s = 0; s < graph->storages.n; s++) {
-    const int32_t start = program->starts[s];
+    const int32_t start = program->start_buffers[s];
     if (start < 0)
       continue;
     const struct lade_buffer *buffer = &program->buffers[start];
@@ -558,22 +558,22 @@ static int results_check(struct value_walk *walk)
   return 0;
 }
 
-/* Check that each home holds its storage's last version, with which the next step begins or which the caller keeps. */
-static int homes_check(struct value_walk *walk)
+/* Check that each end buffer holds its storage's last version, for the next step or the caller. */
+static int ends_check(struct value_walk *walk)
 {
   const struct proof *proof = walk->proof;
   for (int s = 0; s < proof->step_graph->storages.n; s++) {
     const struct graph_storage *storage = &proof->step_graph->storages.items[s];
     const struct lade_value last = {s, 0, (int16_t)storage->n_versions};
-    const int32_t home = proof->program->homes[s];
+    const int32_t end = proof->program->end_buffers[s];
     char text[PROOF_VALUE_BYTES];
-    if (home < 0)
+    if (end < 0)
       continue;
-    const struct value_piece *piece = piece_whole(walk, home, storage->bytes);
-    if (!piece || !value_is_equal(piece->value, last) || piece->buffer != home ||
-        piece->origin != proof->program->buffers[home].offset)
-      return proof_fail_all(proof, "buffer %d in %s ends the step without %s", home,
-                            lade_space_name(proof->program->buffers[home].space), proof_value(proof, last, text));
+    const struct value_piece *piece = piece_whole(walk, end, storage->bytes);
+    if (!piece || !value_is_equal(piece->value, last) || piece->buffer != end ||
+        piece->origin != proof->program->buffers[end].offset)
+      return proof_fail_all(proof, "buffer %d in %s ends the step without %s", end,
+                            lade_space_name(proof->program->buffers[end].space), proof_value(proof, last, text));
   }
   return 0;
 }
@@ -631,13 +631,13 @@ int proof_walk(struct proof *proof)
   struct value_walk walk = {.proof = proof};
   int status = walk_init(&walk);
   if (!status && !proof->graph)
-    homes_bring(&walk);
+    given_bring(&walk);
   else if (!status)
     status = brought_find(&walk);
   for (int at = 0; at < proof->program->n_instrs && !status; at++)
     status = instr_walk(&walk, at);
   if (!status)
-    status = proof->graph ? end_check(&walk) : homes_check(&walk);
+    status = proof->graph ? end_check(&walk) : ends_check(&walk);
   walk_finish(&walk);
   return status;
 }

@@ -3,11 +3,12 @@
  * A lower bound on the time of redos, by a relaxation of one turn at a time, and then of all turns (relax.c).
  *
  * While op t runs, its operands and its scratch are on the device. Each other value that was made before and that a
- * later op uses is held beside it, or is made again afterwards, which runs each of its makers at least once more. So
- * redos must take the place of the bytes that the limit does not leave. The cheapest way to do so is at least the
- * fractional knapsack over ops, by time per byte of all values that they make. The bound is the largest over the turns
- * looked at: those with the most bytes when everything is held. It says nothing of inputs that are not there any more,
- * so the true optimum may lie far above it. The ascent of relax.c begins from it, and looks at all turns together.
+ * later op uses is held beside it, or is made again afterwards. To make it again runs each of its makers at least once
+ * more. So redos must take the place of the bytes that the limit does not leave. The cheapest way to do so is at least
+ * the fractional knapsack over ops, by time per byte of all values that they make. The bound is the largest over the
+ * turns looked at: those with the most bytes when everything is held. It says nothing of inputs that are not there any
+ * more, so the true optimum may lie far above it. The ascent of relax.c begins from it, and looks at all turns
+ * together.
  *
  * With other tiers the order of ops and of transfers that every step has is another bound (residents_bound).
  *

@@ -5,7 +5,7 @@
  * Each gap between two touches of a held value that covers turns above the limit is a candidate: its value can be made
  * again behind the gap, or wait on a tier during it. A heap has the candidates by time per byte of excess. Both change
  * as others are released: inputs that are gone make a value dearer, and turns within the limit need no more bytes.
- * Nearly all changes raise the ratio. So the first candidate is tried, and if it is dearer by then than the next one,
+ * Nearly all changes raise the ratio. So the first candidate is evaluated again. If it is now dearer than the next one,
  * it goes back into the heap with its new ratio (the lazy greedy of Minoux, 1978). A graph of 100,000 ops takes a few
  * tries for each release, and each try costs its own changes alone.
  *

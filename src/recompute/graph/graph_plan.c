@@ -70,7 +70,7 @@ static uint64_t limit_of(const struct remat_problem *problem, uint64_t budget_by
 /* Return the end of the part of the time limit that ends at @share of it. */
 static int64_t deadline_of(const struct graph_planning *planning, double share)
 {
-  const int64_t limit_ns = planning->params.time_limit_ns;
+  const int64_t limit_ns = LADE_MIN(planning->params.time_limit_ns, LADE_GRAPH_NS_MAX);
   return limit_ns ? planning->start_ns + (int64_t)((double)limit_ns * share) : INT64_MAX;
 }
 
@@ -514,7 +514,19 @@ static int rests_check(const struct graph_planning *planning)
   return 0;
 }
 
-static int params_check(const struct lade_graph_plan_params *params, struct lade_error *error)
+/* Return the most time that a step's transfers over @path take: each storage before its uses, and after the last. */
+static double moves_most_ns(const lade_graph *graph, const struct lade_graph_path *path)
+{
+  double ns = 0;
+  for (int s = 0; s < graph->storages.n && path->bytes_per_s > 0; s++) {
+    const int n_uses = graph_uses_end(graph, s) - graph->storages.items[s].first_use;
+    ns += (n_uses + 1) * list_time_move(path, graph->storages.items[s].bytes);
+  }
+  return ns;
+}
+
+/* Refuse parameters out of range, and paths so slow that a step's time may not fit 63 bits. */
+static int params_check(const lade_graph *graph, const struct lade_graph_plan_params *params, struct lade_error *error)
 {
   const struct lade_graph_path *paths[] = {&params->to_host, &params->from_host, &params->to_store,
                                            &params->from_store};
@@ -522,7 +534,12 @@ static int params_check(const struct lade_graph_plan_params *params, struct lade
     if (!(paths[i]->bytes_per_s >= 0 && paths[i]->bytes_per_s <= 1e18) || paths[i]->latency_ns < 0 ||
         paths[i]->latency_ns > LADE_GRAPH_NS_MAX)
       return lade_error_set(error, -EINVAL, "a path has %g bytes/s and a latency of %lld ns: expected 0 to 1e18, and 0 "
-                            "to 2^60", paths[i]->bytes_per_s, (long long)paths[i]->latency_ns);
+                            "to 2^50", paths[i]->bytes_per_s, (long long)paths[i]->latency_ns);
+    const double ns = moves_most_ns(graph, paths[i]);
+    if (ns > (double)LADE_GRAPH_NS_MAX)
+      return lade_error_set(error, -EINVAL, "a path of %g bytes/s and a latency of %lld ns may take %.3g ns for the "
+                            "transfers of a step: expected at most 2^50", paths[i]->bytes_per_s,
+                            (long long)paths[i]->latency_ns, ns);
   }
   if (params->iterations < 0 || params->time_limit_ns < 0)
     return lade_error_set(error, -EINVAL, "iterations are %lld and time_limit_ns is %lld: expected 0 or more",
@@ -562,7 +579,7 @@ int lade_graph_plan_find(const lade_graph *graph, const struct lade_graph_plan_p
   if (!status && ret_info)
     status = lade_struct_check("lade_graph_plan_info", ret_info, error);
   if (!status)
-    status = params_check(&planning.params, error);
+    status = params_check(graph, &planning.params, error);
   if (!status)
     status = rests_check(&planning);
   if (status)

@@ -6,8 +6,8 @@
  * the order of the turns that use their values. An op waits until the last get of each of its operands has ended. A
  * put begins behind the turn that uses its value last; its bytes are free when it has ended. A turn whose bytes,
  * with those of puts under way, are above the limit waits for the earliest puts. All links run beside the device and
- * beside each other. Given values that leave at boundary 0 are put as the step begins, and it ends when all
- * transfers have ended, because the next step finds given values where they live.
+ * beside each other. Given values that leave at boundary 0 are put as the step begins. The step ends when all transfers
+ * have ended, because the next step finds given values in their tiers.
  */
 #include "recompute/graph/list_time.h"
 

@@ -3,13 +3,13 @@
  * Place the gets of a schedule: late enough to leave bytes to others, early enough to end in time.
  *
  * First each get goes to the turn that needs it. Then the turns are walked backward with the time at which each link
- * is needed next. A get takes the last free time of its link before that, and its value is held from the turn that runs
- * then, or from the first one behind the last turn that has no room for it. The walk counts the bytes of held values in
- * a copy, and all holds are made at once behind it, so that a turn in which many gets begin is evaluated once.
+ * is needed next. A get takes the last free time of its link before that. Its value is held from the turn that runs
+ * then, or from behind the last turn that has no room for the value. The walk counts the bytes of held values in a
+ * copy, and all holds are made after the walk. So a turn in which many gets begin is evaluated once.
  *
- * The times of turns are those of the ops alone, first. Where links are the bound, turns wait, and gets that are placed
- * for turns that do not wait fill memory too early. So further walks take the times of the best list so far. The best
- * list stays, which may be the one that the schedule had.
+ * The times of turns are those of the ops alone, first. If links are the bottleneck, turns wait, and times without
+ * waits place gets too early. So further walks take the times of the best list so far. The best list stays; it may be
+ * the one that the schedule had.
  *
  * O(gets * (log n_ops + blocks of turns)) and one timing of the list for each walk.
  */

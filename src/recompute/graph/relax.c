@@ -2,21 +2,21 @@
 /*
  * Bound the time of a step from below, by a price for each byte in each turn.
  *
- * Between two uses of a value, in a gap, the value is on the device in all turns, or it is absent in one of them, and
- * then an op makes it again, or a transfer brings it back, within the gap. Gaps of one value do not overlap, so each
- * takes a run or a transfer of its own. For any prices per byte and turn that are not negative,
+ * A gap lies between two uses of a value. Either the value is on the device in all turns of the gap, or it is absent in
+ * one of them. Then an op makes it again, or a transfer brings it back, within the gap. Gaps of one value do not
+ * overlap, so each takes a run or a transfer of its own. For any prices per byte and turn that are not negative,
  *
  *   sum over turns of price * (need - limit) + sum over gaps of min(0, cost - bytes * price of the gap's turns)
  *
  * is at most the time above the unconstrained step (weak duality; need: bytes of a turn if every gap is held). An
  * ascent along subgradients with Polyak's steps (1969) looks for good prices; each of them gives a bound.
  *
- * The cost of an op that runs again has the inputs that no op uses any more: each was kept over the gap, at the price
- * of its bytes, or is made again, too. Costs that several may share are split among all that could: the time of an op
- * by the bytes of its outputs, the presence of an input among its readers.
+ * The cost of an op that runs again includes its inputs that no later op uses. Each of them was kept over the gap, at
+ * the price of its bytes, or is made again, too. Costs that several may share are split among all that could: the time
+ * of an op by the bytes of its outputs, the presence of an input among its readers.
  *
  * With other tiers the step takes at least any mean of three times: of the ops, of all transfers into the device, and
- * of those out of it. So time of ops counts with a weight, transfers with the rest of it, and the best of some weights
+ * of those out of it. So the time of ops counts with a weight w, and transfers with 1 - w. The best of several weights
  * is taken.
  *
  * O(rounds * gaps).

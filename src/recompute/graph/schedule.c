@@ -2,10 +2,10 @@
 /*
  * Keep a schedule of recompute consistent under changes (schedule.h).
  *
- * A change of the boundaries at which a value is held changes the bytes of that range, and queues the turns at its
- * ends and those in it that the value touches. Each queued turn is evaluated again. If its redos changed, so did the
- * turns that some values touch: a value that an op of the turn no longer uses, and that is held for that use alone, is
- * released back to its last touch, which queues further turns. Each release makes the schedule smaller, so the queue
+ * A change of the boundaries at which a value is held changes the bytes of that range. It queues the turns at the ends
+ * of the range, and those in it that touch the value. Each queued turn is evaluated again. If its redos changed, so did
+ * the turns that some values touch: a value that an op of the turn no longer uses, and that is held for that use alone,
+ * is released back to its last touch, which queues further turns. Each release makes the schedule smaller, so the queue
  * empties. Every change of spans and redos is journalled with what it replaced.
  */
 #include "recompute/graph/schedule.h"

@@ -3,7 +3,7 @@
  * Context parallel ranks, by formula: no program has them yet.
  *
  * Each of c ranks holds T / c tokens of a sequence, in two pieces that balance causal attention (Llama 3, 2024, section
- * 3.3.2), and computes all ops but attention on these alone. So a rank's work is that of a job with sequences of T / c
+ * 3.3.2). It computes all ops but attention on these alone. So a rank's work is that of a job with sequences of T / c
  * and c times the batch over c times the replicas; gradients are summed over these. Attention differs:
  *
  *   work    a rank's queries meet all T keys: c times the pairs of a sequence of T / c

@@ -3,8 +3,8 @@
  * Mixtures of experts on expert parallel ranks, by formula: no program has them yet.
  *
  * The cost begins from that of a dense model whose hidden width is that of the experts of one token, shared ones
- * included: its products have the flops of the mixture. e ranks of the replicas hold n / e of a layer's n experts each,
- * every expert cut over tensor parallel ranks as a dense MLP is. The differences are added here:
+ * included: its products have the flops of the mixture. Of the replicas e ranks share a layer's n experts, n / e each.
+ * Tensor parallel ranks cut every expert as they cut a dense MLP. The differences are added here:
  *
  *   products   those of n / e experts, each over its rows of a balanced load of all e ranks, times the capacity
  *   exchange   each token's row goes to its experts and comes back, in both halves: four all-to-alls a layer, and no

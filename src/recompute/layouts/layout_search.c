@@ -9,10 +9,10 @@
  * candidate's pipeline under the fastest residency is bounded from below in O(stages), for any batch and ranks.
  * Candidates then come in order of their bounds.
  *
- * A candidate is left out with all its variants if its bound is above the time of the n-th best found, or above that of
- * the one found of its sizes and schedule. Then neither it nor any variant can be among the best. Otherwise each
- * variant takes the fastest residency whose memory fits, because no slower one can be better. If the bound of that one
- * is low enough too, the schedule is run once for all variants of the residency.
+ * A candidate is left out with all its variants if its bound is above the time of the n-th best found. The same holds
+ * if a layout of its sizes and schedule was found whose time is below its bound. Then neither it nor any variant can be
+ * among the best. Otherwise each variant takes the fastest residency whose memory fits, because no slower one can be
+ * better. If the bound of that one is low enough too, the schedule is run once for all variants of the residency.
  *
  * Optimizer state goes to the host only if no recipe is given, because a recipe moves nothing to the host.
  *

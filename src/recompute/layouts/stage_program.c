@@ -2,9 +2,9 @@
 /*
  * The proved program of one stage of a layout.
  *
- * A stage's list repeats itself once its pipeline is full, so a program over as many microbatches as are in flight, and
- * two more, has the peak of the whole list. It is built with those: the time to build it does not grow with the batch.
- * A program with fewer microbatches than that is whole.
+ * A stage's list repeats itself once its pipeline is full. So a program over two more microbatches than are in flight
+ * has the peak of the whole list. It is built with those: the time to build it does not grow with the batch. A program
+ * with fewer microbatches than that is whole.
  *
  * The layout's residency states a policy for each value of a share's layer (layer_residency.c). A value of the stage
  * takes the policy of the value with its name in that layer. So a layer of another shape, without rotary positions for

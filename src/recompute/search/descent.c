@@ -211,7 +211,7 @@ static uint64_t moved_bytes(const struct walker *w, const struct lade_change *ch
   return what->kind != LADE_TENSOR_PARAM ? what->bytes : 0;
 }
 
-/* True for a sharded working copy at home on the device: it may be dropped, and is gathered again for its next use. */
+/* True for a sharded working copy in the device tier: it may be dropped, and is gathered again for its next use. */
 static bool is_gathered_again(const struct walker *w, int tensor)
 {
   const struct lade_tensor *what = &w->graph->tensors[tensor];

@@ -53,17 +53,20 @@ void forms_finish(struct chunk_buffer *chunk)
 
 /* ---- elements of one byte ---- */
 
-/*
- * Return in @ret_bytes the bytes [first, first + n) of @tensor, of @total, in the window. pre: they lie in one window.
- */
-static int bytes_get(struct chunk_buffer *chunk, int tensor, int64_t total, int64_t first, int64_t n,
-                     uint8_t **ret_bytes, struct lade_error *error)
+/* Return the place in the window of the byte at @first of a value. */
+static uint8_t *bytes_at(const struct chunk_buffer *chunk, int64_t first)
+{
+  return chunk->codes.bytes + first % LADE_VALUES_WINDOW_BYTES;
+}
+
+/* Load the window with the bytes of @run of @tensor, which has @total bytes. pre: they lie in one window. */
+static int bytes_get(struct chunk_buffer *chunk, int tensor, int64_t total, const struct elements_run *run,
+                     struct lade_error *error)
 {
   const struct lade_values *values = chunk->values;
   struct chunk_bytes *codes = &chunk->codes;
-  uint64_t offset = (uint64_t)first / LADE_VALUES_WINDOW_BYTES * LADE_VALUES_WINDOW_BYTES;
-  LADE_ASSERT((uint64_t)first - offset + (uint64_t)n <= LADE_VALUES_WINDOW_BYTES);
-  *ret_bytes = codes->bytes + ((uint64_t)first - offset);
+  uint64_t offset = (uint64_t)run->first / LADE_VALUES_WINDOW_BYTES * LADE_VALUES_WINDOW_BYTES;
+  LADE_ASSERT((uint64_t)run->first - offset + (uint64_t)run->n <= LADE_VALUES_WINDOW_BYTES);
   if (codes->tensor == tensor && codes->offset == offset)
     return 0;
   codes->tensor = -1;
@@ -80,7 +83,7 @@ static int bytes_get(struct chunk_buffer *chunk, int tensor, int64_t total, int6
 static uint8_t *bytes_room(struct chunk_buffer *chunk, int64_t first)
 {
   chunk->codes.tensor = -1;
-  return chunk->codes.bytes + first % LADE_VALUES_WINDOW_BYTES;
+  return bytes_at(chunk, first);
 }
 
 /* Set the window of the bytes up to @end of @total, if it is full or the last. */
@@ -95,18 +98,18 @@ static int bytes_set(struct chunk_buffer *chunk, int tensor, int64_t total, int6
 
 /* ---- 16-bit elements ---- */
 
-static int words_get(struct chunk_buffer *chunk, int tensor, int64_t first, int64_t n, struct lade_error *error)
+static int words_get(struct chunk_buffer *chunk, int tensor, const struct elements_run *run, struct lade_error *error)
 {
   const struct lade_values *values = chunk->values;
-  return values->get(values->user, tensor, (uint64_t)first * sizeof(uint16_t), chunk->weight,
-                     (uint64_t)n * sizeof(uint16_t), error);
+  return values->get(values->user, tensor, (uint64_t)run->first * sizeof(uint16_t), chunk->weight,
+                     (uint64_t)run->n * sizeof(uint16_t), error);
 }
 
-static int words_set(struct chunk_buffer *chunk, int tensor, int64_t first, int64_t n, struct lade_error *error)
+static int words_set(struct chunk_buffer *chunk, int tensor, const struct elements_run *run, struct lade_error *error)
 {
   const struct lade_values *values = chunk->values;
-  return values->set(values->user, tensor, (uint64_t)first * sizeof(uint16_t), chunk->weight,
-                     (uint64_t)n * sizeof(uint16_t), error);
+  return values->set(values->user, tensor, (uint64_t)run->first * sizeof(uint16_t), chunk->weight,
+                     (uint64_t)run->n * sizeof(uint16_t), error);
 }
 
 /* ---- scales ---- */
@@ -175,88 +178,87 @@ static struct moment moment_find(const struct chunk_buffer *chunk, int param, en
 }
 
 /* Decode codes block by block. pre: the scales are in the chunk. */
-static int codes_get(struct chunk_buffer *chunk, const struct moment *m, int64_t first, float *dst, int64_t n,
+static int codes_get(struct chunk_buffer *chunk, const struct moment *m, const struct elements_run *run,
                      struct lade_error *error)
 {
-  uint8_t *code;
-  int rc = bytes_get(chunk, m->tensor, m->n_elements, first, n, &code, error);
-  for (int64_t i = 0; i < n && rc == 0; i += LADE_MOMENT_BLOCK)
-    block_decode(code + i, chunk->scales[(first + i) / LADE_MOMENT_BLOCK], m->is_v, dst + i,
-                 LADE_MIN(n - i, LADE_MOMENT_BLOCK));
+  int rc = bytes_get(chunk, m->tensor, m->n_elements, run, error);
+  const uint8_t *code = bytes_at(chunk, run->first);
+  for (int64_t i = 0; i < run->n && rc == 0; i += LADE_MOMENT_BLOCK)
+    block_decode(code + i, chunk->scales[(run->first + i) / LADE_MOMENT_BLOCK], m->is_v, run->data + i,
+                 LADE_MIN(run->n - i, LADE_MOMENT_BLOCK));
   return rc;
 }
 
 /* Encode elements block by block, and set the scales of the blocks in the chunk. */
-static int codes_set(struct chunk_buffer *chunk, const struct moment *m, int64_t first, const float *src, int64_t n,
+static int codes_set(struct chunk_buffer *chunk, const struct moment *m, const struct elements_run *run,
                      struct lade_error *error)
 {
-  uint8_t *code = bytes_room(chunk, first);
-  for (int64_t i = 0; i < n; i += LADE_MOMENT_BLOCK)
-    chunk->scales[(first + i) / LADE_MOMENT_BLOCK] = block_code(src + i, m->is_v, code + i,
-                                                                LADE_MIN(n - i, LADE_MOMENT_BLOCK));
-  return bytes_set(chunk, m->tensor, m->n_elements, first + n, error);
+  uint8_t *code = bytes_room(chunk, run->first);
+  for (int64_t i = 0; i < run->n; i += LADE_MOMENT_BLOCK)
+    chunk->scales[(run->first + i) / LADE_MOMENT_BLOCK] = block_code(run->data + i, m->is_v, code + i,
+                                                                     LADE_MIN(run->n - i, LADE_MOMENT_BLOCK));
+  return bytes_set(chunk, m->tensor, m->n_elements, run->first + run->n, error);
 }
 
-int moments_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64_t first, float *dst, int64_t n,
+int moments_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, const struct elements_run *run,
                 struct lade_error *error)
 {
   const struct moment m = moment_find(chunk, param, kind);
-  int rc = m.is_bf16 ? 0 : scales_get(chunk, m.scales, first, error);
-  for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
-    int64_t part = LADE_MIN(n - at, CHUNK_BLOCK_ELEMENTS);
+  int rc = m.is_bf16 ? 0 : scales_get(chunk, m.scales, run->first, error);
+  for (int64_t at = 0; at < run->n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
+    const struct elements_run block = elements_block(run, at);
     if (!m.is_bf16) {
-      rc = codes_get(chunk, &m, first + at, dst + at, part, error);
+      rc = codes_get(chunk, &m, &block, error);
       continue;
     }
-    rc = words_get(chunk, m.tensor, first + at, part, error);
-    for (int64_t i = 0; i < part && rc == 0; i++)
-      dst[at + i] = lade_bf16_to_f32(chunk->weight[i]);
+    rc = words_get(chunk, m.tensor, &block, error);
+    for (int64_t i = 0; i < block.n && rc == 0; i++)
+      block.data[i] = lade_bf16_to_f32(chunk->weight[i]);
   }
   return rc;
 }
 
-int moments_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64_t first, const float *src, int64_t n,
+int moments_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, const struct elements_run *run,
                 struct lade_error *error)
 {
   const struct moment m = moment_find(chunk, param, kind);
   int rc = 0;
   chunk->scales_tensor = -1;
-  for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
-    int64_t part = LADE_MIN(n - at, CHUNK_BLOCK_ELEMENTS);
+  for (int64_t at = 0; at < run->n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
+    const struct elements_run block = elements_block(run, at);
     if (!m.is_bf16) {
-      rc = codes_set(chunk, &m, first + at, src + at, part, error);
+      rc = codes_set(chunk, &m, &block, error);
       continue;
     }
-    for (int64_t i = 0; i < part; i++)
-      chunk->weight[i] = lade_f32_to_bf16(src[at + i]);
-    rc = words_set(chunk, m.tensor, first + at, part, error);
+    for (int64_t i = 0; i < block.n; i++)
+      chunk->weight[i] = lade_f32_to_bf16(block.data[i]);
+    rc = words_set(chunk, m.tensor, &block, error);
   }
-  if (rc == 0 && !m.is_bf16 && first + n == m.n_elements)
+  if (rc == 0 && !m.is_bf16 && run->first + run->n == m.n_elements)
     rc = scales_move(chunk, m.scales, true, error);
   return rc;
 }
 
-int master24_get(struct chunk_buffer *chunk, int param, int64_t first, float *dst, int64_t n, struct lade_error *error)
+int master24_get(struct chunk_buffer *chunk, int param, const struct elements_run *run, struct lade_error *error)
 {
   const struct lade_model_graph *graph = chunk->values->graph;
-  uint8_t *residual;
-  int rc = words_get(chunk, graph->params[param].tensor, first, n, error);
+  int rc = words_get(chunk, graph->params[param].tensor, run, error);
   if (rc == 0)
-    rc = bytes_get(chunk, lade_value_part(graph, param, LADE_PART_RESIDUAL), chunk_n_elements(graph, param), first, n,
-                   &residual, error);
-  for (int64_t i = 0; i < n && rc == 0; i++)
-    dst[i] = lade_master24_join(chunk->weight[i], (int8_t)residual[i]);
+    rc = bytes_get(chunk, lade_value_part(graph, param, LADE_PART_RESIDUAL), chunk_n_elements(graph, param), run,
+                   error);
+  const uint8_t *residual = bytes_at(chunk, run->first);
+  for (int64_t i = 0; i < run->n && rc == 0; i++)
+    run->data[i] = lade_master24_join(chunk->weight[i], (int8_t)residual[i]);
   return rc;
 }
 
-int master24_set(struct chunk_buffer *chunk, int param, int64_t first, const float *src, int64_t n,
-                 struct lade_error *error)
+int master24_set(struct chunk_buffer *chunk, int param, const struct elements_run *run, struct lade_error *error)
 {
   const struct lade_model_graph *graph = chunk->values->graph;
-  int8_t *residual = (int8_t *)bytes_room(chunk, first);
-  for (int64_t i = 0; i < n; i++)
-    lade_master24_split(src[i], 0x80, &chunk->weight[i], &residual[i]);
-  int rc = words_set(chunk, graph->params[param].tensor, first, n, error);
+  int8_t *residual = (int8_t *)bytes_room(chunk, run->first);
+  for (int64_t i = 0; i < run->n; i++)
+    lade_master24_split(run->data[i], 0x80, &chunk->weight[i], &residual[i]);
+  int rc = words_set(chunk, graph->params[param].tensor, run, error);
   return rc < 0 ? rc : bytes_set(chunk, lade_value_part(graph, param, LADE_PART_RESIDUAL),
-                                 chunk_n_elements(graph, param), first + n, error);
+                                 chunk_n_elements(graph, param), run->first + run->n, error);
 }

@@ -37,6 +37,18 @@ struct chunk_buffer {
   int scales_tensor; /* tensor of the loaded scales; -1: none */
 };
 
+/* Elements [first, first + n) of a parameter, in memory at @data. */
+struct elements_run {
+  int64_t first, n;
+  float *data;
+};
+
+/* Return the block of @run that begins @at elements behind its start; the last block may be shorter. */
+static inline struct elements_run elements_block(const struct elements_run *run, int64_t at)
+{
+  return (struct elements_run){run->first + at, LADE_MIN(run->n - at, CHUNK_BLOCK_ELEMENTS), run->data + at};
+}
+
 /* Allocate a chunk of at most @n_blocks blocks. -ENOMEM; -EINVAL for a graph of a dtype without optimizer state. */
 int chunk_init(struct chunk_buffer *chunk, const struct lade_values *values, int n_blocks, struct lade_faults *faults,
                struct lade_error *error);
@@ -58,13 +70,12 @@ int chunk_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64
  */
 int forms_init(struct chunk_buffer *chunk, struct lade_faults *faults);
 void forms_finish(struct chunk_buffer *chunk);
-int moments_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64_t first, float *dst, int64_t n,
+int moments_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, const struct elements_run *run,
                 struct lade_error *error);
-int moments_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64_t first, const float *src, int64_t n,
+int moments_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, const struct elements_run *run,
                 struct lade_error *error);
-int master24_get(struct chunk_buffer *chunk, int param, int64_t first, float *dst, int64_t n, struct lade_error *error);
-int master24_set(struct chunk_buffer *chunk, int param, int64_t first, const float *src, int64_t n,
-                 struct lade_error *error);
+int master24_get(struct chunk_buffer *chunk, int param, const struct elements_run *run, struct lade_error *error);
+int master24_set(struct chunk_buffer *chunk, int param, const struct elements_run *run, struct lade_error *error);
 
 /* Set both moments of @param to zero. */
 int chunk_zero_moments(struct chunk_buffer *chunk, int param, struct lade_error *error);

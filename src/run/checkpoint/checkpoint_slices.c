@@ -126,22 +126,18 @@ uint64_t slice_tally_weight(const struct lade_model_graph *graph, int param, int
 
 /* ---- spans ---- */
 
-/*
- * Find the part of slice @i_slice of @param in elements [first, first + n), which the chunk holds, and in @range;
- * false: none.
- */
-static bool span_find(const struct chunk_buffer *chunk, int param, int i_slice, int64_t first, int64_t n,
+/* Find the part of slice @i_slice of @param that is in @run and in @range; false: none. */
+static bool span_find(const struct lade_model_graph *graph, int param, int i_slice, const struct elements_run *run,
                       struct elements_range range, struct slice_span *ret_span)
 {
-  const struct lade_model_graph *graph = chunk->values->graph;
   const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
   int64_t n_cols = chunk_n_cols(graph, param);
-  int64_t begin = LADE_MAX(LADE_MAX(first, range.first), slice->first_row * n_cols);
-  int64_t end = LADE_MIN(LADE_MIN(first + n, range.end), (slice->first_row + slice->n_rows) * n_cols);
+  int64_t begin = LADE_MAX(LADE_MAX(run->first, range.first), slice->first_row * n_cols);
+  int64_t end = LADE_MIN(LADE_MIN(run->first + run->n, range.end), (slice->first_row + slice->n_rows) * n_cols);
   if (begin >= end)
     return false;
   *ret_span = (struct slice_span){.slice = slice, .first = begin - slice->first_row * n_cols, .n = end - begin,
-                                  .elements = chunk->elements + (begin - first), .n_rows = slice->n_rows,
+                                  .elements = run->data + (begin - run->first), .n_rows = slice->n_rows,
                                   .n_cols = n_cols};
   return true;
 }
@@ -298,11 +294,11 @@ static int param_save(struct chunk_buffer *chunk, int param, enum chunk_kind kin
   int rc = 0;
   for (int64_t first = range.first / chunk->n_max * chunk->n_max; first < range.end && rc == 0;
        first += chunk->n_max) {
-    int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
+    const struct elements_run run = {first, LADE_MIN(n_elements - first, chunk->n_max), chunk->elements};
     struct slice_span span;
-    rc = chunk_get(chunk, param, kind, first, n, error);
+    rc = chunk_get(chunk, param, kind, first, run.n, error);
     for (int i = 0; i < the_param->n_slices && rc == 0; i++) {
-      if (!span_find(chunk, param, i, first, n, range, &span))
+      if (!span_find(chunk->values->graph, param, i, &run, range, &span))
         continue;
       span_tally(&span, targets[i].tally, 1);
       rc = gather_aim(gather, targets[i].writer, error);
@@ -418,17 +414,17 @@ struct load_scratch {
   XXH3_state_t *hash;
 };
 
-/* Read the spans of one chunk of a parameter. Elements in no slice, or outside @range, are 0. */
-static int chunk_read(struct load_scratch *load, int param, int64_t first, int64_t n, struct elements_range range,
-                      const struct slice_source *sources, struct lade_error *error)
+/* Read the spans of @run of a parameter. Elements in no slice, or outside @range, are 0. */
+static int run_read(struct load_scratch *load, int param, const struct elements_run *run, struct elements_range range,
+                    const struct slice_source *sources, struct lade_error *error)
 {
-  struct chunk_buffer *chunk = load->chunk;
+  const struct lade_model_graph *graph = load->chunk->values->graph;
   struct scatter *scatter = &load->scatter;
   struct slice_span span;
   int rc = 0;
-  memset(chunk->elements, 0, (size_t)n * sizeof(*chunk->elements));
-  for (int i = 0; i < chunk->values->graph->params[param].n_slices && rc == 0; i++) {
-    if (!span_find(chunk, param, i, first, n, range, &span))
+  memset(run->data, 0, (size_t)run->n * sizeof(*run->data));
+  for (int i = 0; i < graph->params[param].n_slices && rc == 0; i++) {
+    if (!span_find(graph, param, i, run, range, &span))
       continue;
     scatter->source = &sources[i];
     scatter->n = 0;
@@ -449,10 +445,10 @@ static int param_load(struct load_scratch *load, int param, enum chunk_kind kind
   int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
-    int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
-    rc = chunk_read(load, param, first, n, range, sources, error);
+    const struct elements_run run = {first, LADE_MIN(n_elements - first, chunk->n_max), chunk->elements};
+    rc = run_read(load, param, &run, range, sources, error);
     if (rc == 0)
-      rc = chunk_set(chunk, param, kind, first, n, error);
+      rc = chunk_set(chunk, param, kind, first, run.n, error);
   }
   return rc;
 }
@@ -479,18 +475,19 @@ int slices_load(struct chunk_buffer *chunk, enum chunk_kind kind, const struct s
 static int param_tally(struct chunk_buffer *chunk, int param, struct tensor_tally *const *held,
                        struct tensor_tally *const *written, struct lade_error *error)
 {
-  const struct lade_param *the_param = &chunk->values->graph->params[param];
+  const struct lade_model_graph *graph = chunk->values->graph;
+  const struct lade_param *the_param = &graph->params[param];
   const struct elements_range all = range_held(chunk->values, param), own = range_written(chunk->values, param);
-  const int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
+  const int64_t n_elements = chunk_n_elements(graph, param);
   int rc = 0;
   for (int64_t first = all.first / chunk->n_max * chunk->n_max; first < all.end && rc == 0; first += chunk->n_max) {
-    int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
+    const struct elements_run run = {first, LADE_MIN(n_elements - first, chunk->n_max), chunk->elements};
     struct slice_span span;
-    rc = chunk_get(chunk, param, CHUNK_MASTER, first, n, error);
+    rc = chunk_get(chunk, param, CHUNK_MASTER, first, run.n, error);
     for (int i = 0; i < the_param->n_slices && rc == 0; i++) {
-      if (span_find(chunk, param, i, first, n, all, &span))
-        span_tally(&span, held[i], slice_tally_weight(chunk->values->graph, param, i));
-      if (span_find(chunk, param, i, first, n, own, &span))
+      if (span_find(graph, param, i, &run, all, &span))
+        span_tally(&span, held[i], slice_tally_weight(graph, param, i));
+      if (span_find(graph, param, i, &run, own, &span))
         span_tally(&span, written[i], 1);
     }
   }

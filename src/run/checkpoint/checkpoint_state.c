@@ -477,10 +477,12 @@ static const json_t *tensor_find(const struct saved_state *file, const struct ch
   return NULL;
 }
 
-/* Take the file and the sum of a tensor from its entry. @guess: the file of the previous tensor. */
-static int tensor_take(const struct saved_state *file, const char *path, const struct checkpoint_table *table,
-                       struct table_tensor *tensor, int guess, uint64_t *ret_sum, struct lade_error *error)
+/* Take the file and the sum of tensor @at from its entry, which is most often in the file of the tensor before it. */
+static int tensor_take(const struct saved_state *file, const char *path, struct checkpoint_table *table, int at,
+                       uint64_t *ret_sum, struct lade_error *error)
 {
+  struct table_tensor *tensor = &table->tensors[at];
+  int guess = at ? table->tensors[at - 1].file : 0;
   char name[CHECKPOINT_NAME_BYTES];
   slice_name(tensor->slice, tensor->kind, name);
   const json_t *entry = tensor_find(file, table, name, &guess);
@@ -506,7 +508,7 @@ int saved_tensors_find(const struct saved_state *file, const char *path, struct 
   const int n = CHUNK_N_KINDS * table->n_slices;
   int n_saved = 0, rc = files_list(file, path, table, &n_saved, error);
   for (int i = 0; i < n && rc == 0; i++)
-    rc = tensor_take(file, path, table, &table->tensors[i], i ? table->tensors[i - 1].file : 0, &ret_sums[i], error);
+    rc = tensor_take(file, path, table, i, &ret_sums[i], error);
   if (rc == 0 && n_saved != n)
     rc = lade_error_set(error, -EINVAL, "%s: has %d tensors, the model %d: this is a checkpoint of another model (%s)",
                         path, n_saved, n, file->state.model);

@@ -70,89 +70,87 @@ void chunk_finish(struct chunk_buffer *chunk)
 
 /* ---- moving FP32 and 16-bit elements by windows ---- */
 
-static int f32_get(const struct lade_values *values, int tensor, int64_t first, float *dst, int64_t n,
+static int f32_get(const struct lade_values *values, int tensor, const struct elements_run *run,
                    struct lade_error *error)
 {
   const int64_t window = LADE_VALUES_WINDOW_BYTES / (int64_t)sizeof(float);
   int rc = 0;
-  for (int64_t at = 0; at < n && rc == 0; at += window)
-    rc = values->get(values->user, tensor, (uint64_t)(first + at) * sizeof(float), dst + at,
-                     (uint64_t)LADE_MIN(n - at, window) * sizeof(float), error);
+  for (int64_t at = 0; at < run->n && rc == 0; at += window)
+    rc = values->get(values->user, tensor, (uint64_t)(run->first + at) * sizeof(float), run->data + at,
+                     (uint64_t)LADE_MIN(run->n - at, window) * sizeof(float), error);
   return rc;
 }
 
-static int f32_set(const struct lade_values *values, int tensor, int64_t first, const float *src, int64_t n,
+static int f32_set(const struct lade_values *values, int tensor, const struct elements_run *run,
                    struct lade_error *error)
 {
   const int64_t window = LADE_VALUES_WINDOW_BYTES / (int64_t)sizeof(float);
   int rc = 0;
-  for (int64_t at = 0; at < n && rc == 0; at += window)
-    rc = values->set(values->user, tensor, (uint64_t)(first + at) * sizeof(float), src + at,
-                     (uint64_t)LADE_MIN(n - at, window) * sizeof(float), error);
+  for (int64_t at = 0; at < run->n && rc == 0; at += window)
+    rc = values->set(values->user, tensor, (uint64_t)(run->first + at) * sizeof(float), run->data + at,
+                     (uint64_t)LADE_MIN(run->n - at, window) * sizeof(float), error);
   return rc;
 }
 
-static int bf16_get(struct chunk_buffer *chunk, int weight, int residual, int64_t first, float *dst, int64_t n,
+static int bf16_get(struct chunk_buffer *chunk, int weight, int residual, const struct elements_run *run,
                     struct lade_error *error)
 {
   const struct lade_values *values = chunk->values;
-  uint64_t offset = (uint64_t)first * sizeof(uint16_t), bytes = (uint64_t)n * sizeof(uint16_t);
+  uint64_t offset = (uint64_t)run->first * sizeof(uint16_t), bytes = (uint64_t)run->n * sizeof(uint16_t);
   int rc = values->get(values->user, weight, offset, chunk->weight, bytes, error);
   if (rc == 0)
     rc = values->get(values->user, residual, offset, chunk->residual, bytes, error);
-  for (int64_t i = 0; i < n && rc == 0; i++)
-    dst[i] = lade_master_join(chunk->weight[i], chunk->residual[i]);
+  for (int64_t i = 0; i < run->n && rc == 0; i++)
+    run->data[i] = lade_master_join(chunk->weight[i], chunk->residual[i]);
   return rc;
 }
 
-static int bf16_set(struct chunk_buffer *chunk, int weight, int residual, int64_t first, const float *src, int64_t n,
+static int bf16_set(struct chunk_buffer *chunk, int weight, int residual, const struct elements_run *run,
                     struct lade_error *error)
 {
   const struct lade_values *values = chunk->values;
-  uint64_t offset = (uint64_t)first * sizeof(uint16_t), bytes = (uint64_t)n * sizeof(uint16_t);
-  for (int64_t i = 0; i < n; i++)
-    lade_master_split(src[i], &chunk->weight[i], &chunk->residual[i]);
+  uint64_t offset = (uint64_t)run->first * sizeof(uint16_t), bytes = (uint64_t)run->n * sizeof(uint16_t);
+  for (int64_t i = 0; i < run->n; i++)
+    lade_master_split(run->data[i], &chunk->weight[i], &chunk->residual[i]);
   int rc = values->set(values->user, weight, offset, chunk->weight, bytes, error);
   return rc < 0 ? rc : values->set(values->user, residual, offset, chunk->residual, bytes, error);
 }
 
-static int f16_set(struct chunk_buffer *chunk, int weight, int master, int64_t first, const float *src, int64_t n,
+static int f16_set(struct chunk_buffer *chunk, int weight, int master, const struct elements_run *run,
                    struct lade_error *error)
 {
   const struct lade_values *values = chunk->values;
-  for (int64_t i = 0; i < n; i++)
-    chunk->weight[i] = lade_f32_to_f16(src[i]);
-  int rc = values->set(values->user, weight, (uint64_t)first * sizeof(uint16_t), chunk->weight,
-                       (uint64_t)n * sizeof(uint16_t), error);
-  return rc < 0 ? rc : f32_set(values, master, first, src, n, error);
+  for (int64_t i = 0; i < run->n; i++)
+    chunk->weight[i] = lade_f32_to_f16(run->data[i]);
+  int rc = values->set(values->user, weight, (uint64_t)run->first * sizeof(uint16_t), chunk->weight,
+                       (uint64_t)run->n * sizeof(uint16_t), error);
+  return rc < 0 ? rc : f32_set(values, master, run, error);
 }
 
 /* ---- chunks ---- */
 
-static int master_get(struct chunk_buffer *chunk, int param, int64_t first, float *dst, int64_t n,
-                      struct lade_error *error)
+static int master_get(struct chunk_buffer *chunk, int param, const struct elements_run *run, struct lade_error *error)
 {
   const struct lade_model_graph *graph = chunk->values->graph;
   int weight = graph->params[param].tensor, part = lade_value_part(graph, param, LADE_PART_RESIDUAL);
   if (graph->master == LADE_MASTER_24BIT)
-    return master24_get(chunk, param, first, dst, n, error);
+    return master24_get(chunk, param, run, error);
   if (graph->dtype == LADE_BF16)
-    return bf16_get(chunk, weight, part, first, dst, n, error);
-  return f32_get(chunk->values, graph->dtype == LADE_F16 ? part : weight, first, dst, n, error);
+    return bf16_get(chunk, weight, part, run, error);
+  return f32_get(chunk->values, graph->dtype == LADE_F16 ? part : weight, run, error);
 }
 
-static int master_set(struct chunk_buffer *chunk, int param, int64_t first, const float *src, int64_t n,
-                      struct lade_error *error)
+static int master_set(struct chunk_buffer *chunk, int param, const struct elements_run *run, struct lade_error *error)
 {
   const struct lade_model_graph *graph = chunk->values->graph;
   int weight = graph->params[param].tensor, part = lade_value_part(graph, param, LADE_PART_RESIDUAL);
   if (graph->master == LADE_MASTER_24BIT)
-    return master24_set(chunk, param, first, src, n, error);
+    return master24_set(chunk, param, run, error);
   if (graph->dtype == LADE_BF16)
-    return bf16_set(chunk, weight, part, first, src, n, error);
+    return bf16_set(chunk, weight, part, run, error);
   if (graph->dtype == LADE_F16)
-    return f16_set(chunk, weight, part, first, src, n, error);
-  return f32_set(chunk->values, weight, first, src, n, error);
+    return f16_set(chunk, weight, part, run, error);
+  return f32_set(chunk->values, weight, run, error);
 }
 
 static int moment_of(const struct lade_model_graph *graph, int param, enum chunk_kind kind)
@@ -165,13 +163,16 @@ int chunk_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64
 {
   LADE_ASSERT(first % CHUNK_BLOCK_ELEMENTS == 0 && n <= chunk->n_max);
   const struct lade_values *values = chunk->values;
+  const struct elements_run run = {first, n, chunk->elements};
   if (kind != CHUNK_MASTER && values->graph->moments != LADE_MOMENTS_F32)
-    return moments_get(chunk, param, kind, first, chunk->elements, n, error);
+    return moments_get(chunk, param, kind, &run, error);
   if (kind != CHUNK_MASTER)
-    return f32_get(values, moment_of(values->graph, param, kind), first, chunk->elements, n, error);
+    return f32_get(values, moment_of(values->graph, param, kind), &run, error);
   int rc = 0;
-  for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS)
-    rc = master_get(chunk, param, first + at, chunk->elements + at, LADE_MIN(n - at, CHUNK_BLOCK_ELEMENTS), error);
+  for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
+    const struct elements_run block = elements_block(&run, at);
+    rc = master_get(chunk, param, &block, error);
+  }
   return rc;
 }
 
@@ -180,13 +181,16 @@ int chunk_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64
 {
   LADE_ASSERT(first % CHUNK_BLOCK_ELEMENTS == 0 && n <= chunk->n_max);
   const struct lade_values *values = chunk->values;
+  const struct elements_run run = {first, n, chunk->elements};
   if (kind != CHUNK_MASTER && values->graph->moments != LADE_MOMENTS_F32)
-    return moments_set(chunk, param, kind, first, chunk->elements, n, error);
+    return moments_set(chunk, param, kind, &run, error);
   if (kind != CHUNK_MASTER)
-    return f32_set(values, moment_of(values->graph, param, kind), first, chunk->elements, n, error);
+    return f32_set(values, moment_of(values->graph, param, kind), &run, error);
   int rc = 0;
-  for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS)
-    rc = master_set(chunk, param, first + at, chunk->elements + at, LADE_MIN(n - at, CHUNK_BLOCK_ELEMENTS), error);
+  for (int64_t at = 0; at < n && rc == 0; at += CHUNK_BLOCK_ELEMENTS) {
+    const struct elements_run block = elements_block(&run, at);
+    rc = master_set(chunk, param, &block, error);
+  }
   return rc;
 }
 
@@ -226,29 +230,26 @@ static void normal_fill(float *elements, int64_t first, int64_t n, uint64_t seed
   }
 }
 
-/*
- * Draw the elements of [first, first + n) of the parameter that lie in @slice, row by row, each as in the whole model.
- */
-static void slice_draw(float *elements, const struct lade_param *param, const struct lade_param_slice *slice,
-                       int64_t n_cols, int64_t first, int64_t n, uint64_t seed)
+/* Draw the elements of @run of the parameter that lie in @slice, row by row, each as in the whole model. */
+static void slice_draw(const struct lade_param *param, const struct lade_param_slice *slice, int64_t n_cols,
+                       const struct elements_run *run, uint64_t seed)
 {
-  int64_t begin = LADE_MAX(first, slice->first_row * n_cols);
-  int64_t end = LADE_MIN(first + n, (slice->first_row + slice->n_rows) * n_cols);
+  int64_t begin = LADE_MAX(run->first, slice->first_row * n_cols);
+  int64_t end = LADE_MIN(run->first + run->n, (slice->first_row + slice->n_rows) * n_cols);
   for (int64_t at = begin, n_now; at < end; at += n_now) {
     int64_t row = at / n_cols, col = at % n_cols;
     int64_t whole_row = slice->base_row + lade_param_slice_file_row(slice, row - slice->first_row);
     n_now = LADE_MIN(end - at, n_cols - col);
-    normal_fill(elements + (at - first), whole_row * slice->file_cols + slice->file_col + col, n_now, seed,
+    normal_fill(run->data + (at - run->first), whole_row * slice->file_cols + slice->file_col + col, n_now, seed,
                 INIT_STREAM + (uint32_t)param->number, param->init_std);
   }
 }
 
-/* Initial values of elements [first, first + n) of a parameter, in tasks of INIT_TASK_ELEMENTS. */
+/* The draw of the initial values of @run of a parameter, in tasks of INIT_TASK_ELEMENTS. */
 struct init_call {
-  float *elements;
   const struct lade_model_graph *graph;
   int param;
-  int64_t first, n;
+  struct elements_run run;
   uint64_t seed;
 };
 
@@ -256,13 +257,13 @@ static void init_task(void *arg, int i_task, int i_thread)
 {
   const struct init_call *call = arg;
   const struct lade_param *param = &call->graph->params[call->param];
-  const int64_t at = (int64_t)i_task * INIT_TASK_ELEMENTS, n = LADE_MIN(call->n - at, (int64_t)INIT_TASK_ELEMENTS);
-  float *elements = call->elements + at;
-  for (int64_t i = 0; i < n; i++)
-    elements[i] = param->init == LADE_INIT_ONE ? 1.0f : 0.0f;
+  const int64_t at = (int64_t)i_task * INIT_TASK_ELEMENTS;
+  const struct elements_run run = {call->run.first + at, LADE_MIN(call->run.n - at, INIT_TASK_ELEMENTS),
+                                   call->run.data + at};
+  for (int64_t i = 0; i < run.n; i++)
+    run.data[i] = param->init == LADE_INIT_ONE ? 1.0f : 0.0f;
   for (int i = 0; i < param->n_slices && param->init == LADE_INIT_NORMAL; i++)
-    slice_draw(elements, param, &param->slices[i], chunk_n_cols(call->graph, call->param), call->first + at, n,
-               call->seed);
+    slice_draw(param, &param->slices[i], chunk_n_cols(call->graph, call->param), &run, call->seed);
 }
 
 static int param_randomize(struct chunk_buffer *chunk, int param, uint64_t seed, struct lade_error *error)
@@ -272,7 +273,7 @@ static int param_randomize(struct chunk_buffer *chunk, int param, uint64_t seed,
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
-    struct init_call call = {chunk->elements, graph, param, first, n, seed};
+    struct init_call call = {graph, param, {first, n, chunk->elements}, seed};
     lade_pool_run(chunk->values->pool, init_task, &call, (int)lade_div_up(n, INIT_TASK_ELEMENTS));
     rc = chunk_set(chunk, param, CHUNK_MASTER, first, n, error);
   }

@@ -613,7 +613,7 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
   if (!status)
     status = executor_states_place(ex);
   if (!status && ex->params.durable && !is_all_stored(ex))
-    return lade_error_set(error, -EINVAL, "state can be durable only where all of it is at home in the store");
+    return lade_error_set(error, -EINVAL, "state can be durable only if the store is the tier of all of it");
   if (!status)
     status = bound_init(ex, plan->train, &ex->train);
   if (!status)

@@ -166,7 +166,7 @@ struct lade_executor {
   struct bound_program train, eval;
   struct lade_error note; /* reason why there are no graphs */
   int32_t *resident;       /* by value number: its resident buffer, or -1 */
-  uint64_t *state_places;  /* by parameter with state at home in the store: start of its state in the plan's store */
+  uint64_t *state_places;  /* by parameter with state in the store tier: start of its state in the plan's store */
   int32_t *tokens, *targets, *first_keys, *losses; /* by microbatch: resident host buffers; -1: none */
   int32_t clip_result;
   uint64_t n_steps, n_runs;
@@ -204,7 +204,7 @@ void executor_address_state(const lade_executor *executor, struct lade_value val
 /* Compute where the states of parameters lie in the store. pre: the table of resident buffers is filled. -ENOMEM. */
 int executor_states_place(lade_executor *executor);
 
-/* Return the start in the plan's store of value @tensor. pre: the value is at home there. */
+/* Return the start in the plan's store of value @tensor. pre: the store is its tier. */
 uint64_t executor_place_stored(const lade_executor *executor, int tensor);
 
 /* Begin a transfer that has its address; wait for it. A failed wait names the tensor in @error. */
@@ -239,7 +239,7 @@ void bound_finish(struct bound_program *bound);
 
 /*
  * True if each instruction of @bound waits backwards, uses memory that the executor has, and is bound to the kernel or
- * the transfer of its kind, and if runs, items and lots of streamed updates tile each other (bound_validity.c). pre:
+ * the transfer of its kind. Runs, items and lots of streamed updates must also tile each other (bound_validity.c). pre:
  * bound_init has succeeded. O(operands + items); asserted with -Dchecks=full.
  */
 bool bound_program_is_valid(const lade_executor *executor, const struct bound_program *bound);

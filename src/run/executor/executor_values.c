@@ -54,8 +54,7 @@ static bool is_part(const struct lade_model_graph *graph, int tensor)
 }
 
 /*
- * Find the room of all state of @param: the range of its parts' buffers. False if the state is not at home in the
- * store.
+ * Find the range in the store of all state of @param: that of its parts' buffers. False if the store is not its tier.
  */
 static bool state_room(const lade_executor *ex, int param, uint64_t *ret_begin, uint64_t *ret_end)
 {
@@ -272,27 +271,35 @@ void lade_executor_share(const lade_executor *ex, int tensor, uint64_t *ret_offs
   *ret_bytes = is_whole ? graph->tensors[tensor].bytes : bytes[1] - bytes[0];
 }
 
-/* Return the part that this rank holds of the window of @bytes at @offset of the whole value. */
-static struct window_piece piece_find(const lade_executor *ex, int tensor, uint64_t offset, uint64_t bytes)
+/* A window of the whole value of a tensor, and its place in host memory. */
+struct value_window {
+  int tensor;
+  uint64_t offset, bytes;
+  void *host;
+};
+
+/* Return the part of @window that this rank holds. */
+static struct window_piece piece_find(const lade_executor *ex, const struct value_window *window)
 {
+  const uint64_t offset = window->offset;
   uint64_t first, held;
-  lade_executor_share(ex, tensor, &first, &held);
-  const uint64_t begin = LADE_MAX(offset, first), end = LADE_MIN(offset + bytes, first + held);
+  lade_executor_share(ex, window->tensor, &first, &held);
+  const uint64_t begin = LADE_MAX(offset, first), end = LADE_MIN(offset + window->bytes, first + held);
   if (begin >= end)
     return (struct window_piece){.is_end = !held && !offset};
   return (struct window_piece){begin - offset, begin - first, end - begin, end == first + held};
 }
 
-static int value_move(lade_executor *ex, int tensor, uint64_t offset, void *host, uint64_t bytes, bool is_get,
-                      struct lade_error *error)
+static int window_move(lade_executor *ex, const struct value_window *window, bool is_get, struct lade_error *error)
 {
   int status = executor_failure(ex, error);
   if (status || ex->is_dry)
     return status;
-  LADE_ASSERT(offset % LADE_EXECUTOR_WINDOW_BYTES == 0 && offset + bytes <= lade_value_bytes(ex->graph, tensor));
-  const struct resident held = resident_get(ex, tensor);
-  const struct window_piece piece = piece_find(ex, tensor, offset, bytes);
-  char *at = (char *)host + piece.skipped_bytes;
+  LADE_ASSERT(window->offset % LADE_EXECUTOR_WINDOW_BYTES == 0 &&
+              window->offset + window->bytes <= lade_value_bytes(ex->graph, window->tensor));
+  const struct resident held = resident_get(ex, window->tensor);
+  const struct window_piece piece = piece_find(ex, window);
+  char *at = (char *)window->host + piece.skipped_bytes;
   const bool is_stored = held.buffer->space == LADE_STORE;
   if (!piece.bytes && !(is_stored && !is_get && piece.is_end))
     return 0;
@@ -304,11 +311,11 @@ static int value_move(lade_executor *ex, int tensor, uint64_t offset, void *host
 int lade_executor_get(lade_executor *ex, int tensor, uint64_t offset, void *dst, uint64_t bytes,
                       struct lade_error *error)
 {
-  return value_move(ex, tensor, offset, dst, bytes, true, error);
+  return window_move(ex, &(struct value_window){tensor, offset, bytes, dst}, true, error);
 }
 
 int lade_executor_set(lade_executor *ex, int tensor, uint64_t offset, const void *src, uint64_t bytes,
                       struct lade_error *error)
 {
-  return value_move(ex, tensor, offset, (void *)(uintptr_t)src, bytes, false, error);
+  return window_move(ex, &(struct value_window){tensor, offset, bytes, (void *)(uintptr_t)src}, false, error);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A session whose state is durable, step by step. Every parameter is at home in the store. So a step publishes little
+ * A session whose state is durable, step by step. The store is the tier of every parameter. So a step publishes little
  * beside the state: a table of checksums, and a memo with the rest of the training state, the struct of a checkpoint's
  * state.json as it is in memory. State in another tier would have to be written whole in every step, as many bytes as
  * the store's own, by separate code. So another home tier is refused.
@@ -311,7 +311,7 @@ int session_durable_fix_tiers(lade_session *s, struct lade_error *error)
     const struct lade_change *override = &s->overrides[i];
     if (!lade_change_is_tier(override) || override->to == LADE_TIER_STORE)
       continue;
-    return lade_error_set(error, -EINVAL, "--residency %s has %s at home on the %s: with --durable all state is in the "
+    return lade_error_set(error, -EINVAL, "--residency %s puts %s on the %s: with --durable all state is in the "
                           "store", s->params.residency_file,
                           s->graph->tensors[s->graph->params[override->id].tensor].name,
                           override->to == LADE_TIER_HOST ? "host" : "device");

@@ -23,8 +23,8 @@
 #define STAGE_CHANNELS 16 /* streams of a stage: compute, copies, and two for each axis */
 
 /*
- * Refuse stages on a device whose streams share hardware channels. A stage's receive waits for the stage before it, the
- * computation waits for the receive, and a send behind that wait in one channel would never reach the stage that the
+ * Refuse stages on a device whose streams share hardware channels. A stage's receive waits for the stage before it, and
+ * the computation waits for the receive. A send behind that wait in one channel would never reach the stage that the
  * receive waits for.
  */
 static int channels_check(const lade_session *s, struct lade_error *error)

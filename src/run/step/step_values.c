@@ -18,16 +18,16 @@ void step_identity_set(const lade_stepper *stepper, struct lade_value value, str
 {
   const struct graph_storage *storage = &stepper->graph->storages.items[value.tensor];
   const uint64_t version = (uint64_t)value.version;
-  bool is_at_home = storage->is_given && storage->tier == LADE_STORE;
+  bool is_in_store = storage->is_given && storage->tier == LADE_STORE;
   transfer->identity.tensor = (uint32_t)value.tensor;
   transfer->identity.microbatch = 0;
-  transfer->identity.generation = is_at_home ? stepper->n_steps * (uint64_t)storage->n_versions + version
+  transfer->identity.generation = is_in_store ? stepper->n_steps * (uint64_t)storage->n_versions + version
                                              : TRANSIENT_GENERATION | stepper->n_runs << 16 | version;
 }
 
 /* ---- the store ---- */
 
-/* Move the window at @offset of @storage, at home in the store, to or from the bounce buffer. */
+/* Move the window at @offset of @storage, whose tier is the store, to or from the bounce buffer. */
 static int window_move(lade_stepper *stepper, int storage, enum lade_store_op op, uint64_t offset,
                        struct lade_error *error)
 {
@@ -35,7 +35,7 @@ static int window_move(lade_stepper *stepper, int storage, enum lade_store_op op
   struct lade_error why = {0};
   struct lade_transfer transfer = {
       .op = op, .check = LADE_CHECK_STORE, .extent = stepper->extent, .data = stepper->bounce,
-      .offset = stepper->program->buffers[stepper->program->homes[storage]].offset + offset,
+      .offset = stepper->program->buffers[stepper->program->end_buffers[storage]].offset + offset,
       .bytes = LADE_MIN(bytes - offset, STEP_WINDOW_BYTES)};
   step_identity_set(stepper, (struct lade_value){storage, 0, 0}, &transfer);
   int status = lade_store_submit(stepper->store, &transfer);
@@ -93,9 +93,9 @@ static int stored_move(lade_stepper *stepper, const struct storage_range *range,
 
 /* ---- any tier ---- */
 
-static enum lade_space home_space(const lade_stepper *stepper, int storage)
+static enum lade_space storage_space(const lade_stepper *stepper, int storage)
 {
-  return stepper->program->buffers[stepper->program->homes[storage]].space;
+  return stepper->program->buffers[stepper->program->end_buffers[storage]].space;
 }
 
 /* Copy to or from device memory that the host does not reach. */
@@ -116,9 +116,9 @@ static int device_move(lade_stepper *stepper, void *dst, const void *src, uint64
 void *lade_step_address(lade_stepper *stepper, int storage)
 {
   if (!stepper || stepper->is_dry || storage < 0 || storage >= stepper->graph->storages.n ||
-      stepper->program->homes[storage] < 0 || home_space(stepper, storage) == LADE_STORE)
+      stepper->program->end_buffers[storage] < 0 || storage_space(stepper, storage) == LADE_STORE)
     return NULL;
-  return step_address(stepper, stepper->program->homes[storage], 0);
+  return step_address(stepper, stepper->program->end_buffers[storage], 0);
 }
 
 static int range_check(lade_stepper *stepper, const struct storage_range *range, bool is_set, struct lade_error *error)
@@ -152,10 +152,10 @@ static int range_move(lade_stepper *stepper, const struct storage_range *range, 
 {
   if (!range->bytes)
     return 0;
-  const enum lade_space space = home_space(stepper, range->storage);
+  const enum lade_space space = storage_space(stepper, range->storage);
   if (space == LADE_STORE)
     return stored_move(stepper, range, error);
-  char *here = step_address(stepper, stepper->program->homes[range->storage], range->offset);
+  char *here = step_address(stepper, stepper->program->end_buffers[range->storage], range->offset);
   void *dst = range->dst ? range->dst : here;
   const void *src = range->dst ? here : range->src;
   if (space == LADE_DEVICE && !stepper->is_unified)

@@ -4,8 +4,8 @@
  * and interfaces. A block is filled with poison, counts against its device, and ends with its context, as with the real
  * driver; pools end with the device. Arrays have no bytes, only a size.
  *
- * This file also has the forms from before CUDA 3.2 with addresses of 32 bits, the private tables, one function that is
- * in none of the driver's lists, and a new form of another function, as of a future CUDA.
+ * This file also has the forms from before CUDA 3.2 with addresses of 32 bits, and the private tables. One function is
+ * in none of the driver's lists, and another has a new form, as of a future CUDA.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -323,7 +323,7 @@ cuda_result cuDeviceGet(cuda_device_id *ret_id, int ordinal)
 
 cuda_result cuDeviceGetName(char *ret_name, int bytes, cuda_device_id id)
 {
-  snprintf(ret_name, (size_t)bytes, "Stand-in GPU");
+  snprintf(ret_name, (size_t)bytes, "Fake GPU");
   return fake_enter("cuDeviceGetName", false);
 }
 

@@ -4,8 +4,8 @@
  *
  * A product runs asynchronously. Here it is computed as late as possible: when a thread waits for its group. From issue
  * to that moment the thread's sums are poison. A read that is too early reads NaN, and a write is found because the
- * poison is checked again. The operands in shared memory are read when the first of the 128 threads issues the product,
- * and must still be there, bit by bit, when each warp is done. Copies that come too early are found, because their
+ * poison is checked again. The operands in shared memory are read when the first of the 128 threads issues the product.
+ * They must still be there, bit by bit, when each warp is done. Copies that come too early are found, because their
  * target is poison at once. A chunk of 16 bytes may be read after a copy of this block brought it, the copying thread
  * waited, and then published it; missing barriers show as copies that have not arrived.
  *

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The instructions of kernels/cuda/ptx.h on a CPU, by the PTX ISA: which lane holds which elements, and when a copy has
- * arrived. A fragment is assembled from all 32 lanes, so a wrong index in a kernel gives a wrong number here, and so
- * does a copy that was not waited for (cuda_on_cpu_copy). Lanes leave the addresses of their operands and meet again
+ * arrived. A fragment is assembled from all 32 lanes, so a wrong index in a kernel gives a wrong number here. A copy
+ * that was not waited for does so, too (cuda_on_cpu_copy). Lanes leave the addresses of their operands and meet again
  * once all have read them. A product's sum is in rising order of k; the hardware's order may differ.
  */
 #ifndef LADE_TEST_PTX_ON_CPU_H

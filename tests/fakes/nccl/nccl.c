@@ -211,7 +211,7 @@ const char *ncclGetErrorString(nccl_result result)
 
 const char *ncclGetLastError(nccl_handle handle)
 {
-  return "the fake was told so";
+  return "the fake was set to fail";
 }
 
 nccl_result ncclGetVersion(int *ret_version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the package tokenizers: words and bytes.
+"""A fake of the package tokenizers: words and bytes.
 
 Its tokenizer.json is {"special": [names], "vocabulary": N, "cut": "lines" or null}. Tokens are the special ones, then
 bytes within a word, then first bytes of words. Words are what the expression WORD finds, so a text that is cut inside of

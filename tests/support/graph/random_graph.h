@@ -27,10 +27,9 @@ struct random_graph_params {
 };
 
 /*
- * Make a closed graph: chains with skips, ops of several outputs, storages of several makers by updates and by writes
- * of parts, ops that may not run again, random draws, given storages that are updated, storages of no bytes, kept
- * results.
- * The caller destroys it. Fails the test if a call fails.
+ * Make a closed graph: chains with skips, ops of several outputs, ops that may not run again, random draws. Storages
+ * have several makers, by updates and by writes of parts; some are given and updated, some have no bytes, some are
+ * kept. The caller destroys it. Fails the test if a call fails.
  */
 lade_graph *random_graph_make(const struct random_graph_params *params);
 

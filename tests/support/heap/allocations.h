@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Allocations that fail on demand. A test that is linked with --wrap for malloc, calloc and realloc (wrap_allocation in
- * tests/unit/meson.build) sends all calls of the library and of itself through here. One thread.
+ * Allocations that fail on demand. A test may be linked with --wrap for malloc, calloc and realloc (wrap_allocation in
+ * tests/unit/meson.build). All calls of the library and of the test itself then come here. One thread.
  */
 #ifndef LADE_TESTS_ALLOCATIONS_H
 #define LADE_TESTS_ALLOCATIONS_H

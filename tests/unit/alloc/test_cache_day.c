@@ -12,9 +12,9 @@
  * nothing sleeps.
  *
  * On the host device the work runs. Each block is stamped at both ends when it is made, and the stamps are read at its
- * last use, on the device's queues, so that memory given out twice is detected. The test requires: each step ends with
- * the live bytes that it began with, tag by tag; each hour ends with a recount; the limit is never exceeded; the end of
- * the day leaves nothing on the device and nothing on the heap.
+ * last use, on the device's queues. So memory given out twice is detected. The test requires: each step ends with the
+ * live bytes that it began with, tag by tag; each hour ends with a recount; the limit is never exceeded; the end of the
+ * day leaves nothing on the device and nothing on the heap.
  */
 #include "base/philox.h"
 #include "tests/conform/cache_target.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Replay: every policy places every trace so that its own check holds, a budget runs out exactly when it must, and a
+ * Replay: every policy places every trace so that its own check holds, and a budget runs out exactly when it must. A
  * heap that fails at any call gives an error without a leak.
  */
 #include <errno.h>

@@ -265,8 +265,8 @@ static void gradients_are_the_same_bits_again_and_on_any_number_of_threads(void 
 }
 
 /*
- * A 16-bit model equals the model of its rounded values but for one rounding per stored activation and gradient, some
- * fifteen in a row per block. 16 units of rounding bound their sum.
+ * A 16-bit model equals the model of its rounded values but for one rounding per stored activation and gradient. A
+ * block has some fifteen of these in a row. 16 units of rounding bound their sum.
  */
 static const struct {
   enum lade_dtype dtype;

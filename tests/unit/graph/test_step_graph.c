@@ -238,7 +238,7 @@ static void bad_ops_are_refused(void **state)
   op_refused(OP_NAMED("\xff", .ns = 1), -EINVAL, NAMES("ops[1]", "UTF-8"));
   op_refused(OP(.ns = -1), -EINVAL, NAMES("ops[1] \"f\"", "ns is -1"));
   op_refused(OP(.ns = INT64_MIN), -EINVAL, NAMES("ops[1] \"f\"", "ns is -9223372036854775808"));
-  op_refused(OP(.ns = LADE_GRAPH_NS_MAX + 1), -EOVERFLOW, NAMES("ops[1] \"f\"", "ns", "2^60"));
+  op_refused(OP(.ns = LADE_GRAPH_NS_MAX + 1), -EOVERFLOW, NAMES("ops[1] \"f\"", "ns", "2^50"));
   op_refused(OP(.scratch_bytes = LADE_GRAPH_BYTES_MAX + 1), -EOVERFLOW, NAMES("ops[1] \"f\"", "scratch_bytes", "2^60"));
   op_refused(OP(.pass = (enum lade_pass)3), -EINVAL, NAMES("ops[1] \"f\"", "pass is 3", "forward, backward or update"));
   op_refused(OP(.queue = (enum lade_op_queue)-1), -EINVAL, NAMES("ops[1] \"f\"", "queue is -1", "device or host"));

@@ -168,7 +168,7 @@ static void fields_of_an_op_are_checked(void **state)
   refused(FILE_OF("", "", ",\"reads\":[],\"writes\":[]"), "ops[0] \"conv.2\"", "ns is missing");
   refused(FILE_OF("", "", ",\"reads\":[],\"writes\":[],\"ns\":-5"), "ops[0] \"conv.2\"", "ns is -5", "from 0 up");
   refused(FILE_OF("", "", ",\"reads\":[],\"writes\":[],\"ns\":0.5"), "ops[0] \"conv.2\"", "ns is 0.5", "whole number");
-  refused(FILE_OF("", "", ",\"reads\":[],\"writes\":[],\"ns\":1152921504606846977"), "ops[0] \"conv.2\"", "2^60");
+  refused(FILE_OF("", "", ",\"reads\":[],\"writes\":[],\"ns\":1125899906842625"), "ops[0] \"conv.2\"", "2^50");
   refused(FILE_OF("", "", OP_FIELDS ",\"scratch_bytes\":-1"), "scratch_bytes is -1", "from 0 up");
   refused(FILE_OF("", "", OP_FIELDS ",\"repeatable\":\"no\""), "repeatable is \"no\"", "true or false");
   refused(FILE_OF("", "", OP_FIELDS ",\"draws\":0"), "draws is 0", "true or false");

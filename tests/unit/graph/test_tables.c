@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tables in parts: which tables are cut and how far, that the remaining graph is independent of the cut, and that
- * losses and gradients equal those of the table in one piece, tied or not.
+ * Tables in parts: which tables are cut and how far, and that the remaining graph is independent of the cut. Losses and
+ * gradients equal those of the table in one piece, tied or not.
  */
 #include <math.h>
 #include <setjmp.h>

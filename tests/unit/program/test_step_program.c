@@ -262,8 +262,8 @@ static void every_instruction_has_its_queue_and_operands(void **state)
     assert_int_equal(program->instrs[at].queue, unified[at].queue);
     assert_int_equal(program->instrs[at].n_operands, unified[at].n_operands);
   }
-  assert_true(program->homes[W] >= 0 && program->homes[X] >= 0 && program->homes[Z] >= 0);
-  assert_true(program->homes[H] == -1 && program->homes[Y] == -1 && program->homes[NONE] == -1);
+  assert_true(program->end_buffers[W] >= 0 && program->end_buffers[X] >= 0 && program->end_buffers[Z] >= 0);
+  assert_true(program->end_buffers[H] == -1 && program->end_buffers[Y] == -1 && program->end_buffers[NONE] == -1);
   assert_int_equal(program->owner_bytes[LADE_HOST][LADE_OWNER_PARAMETERS], 8192);
   lade_program_destroy(program);
   program = all_kinds_lower(graph, false); /* through the host: two more instructions */
@@ -307,22 +307,22 @@ static void given_storages_come_back_to_their_place(void **state)
   struct lade_program *program = list_lower(graph, instrs, LADE_COUNT(instrs), true, &error);
   assert_non_null(program);
   assert_proved(program);
-  const int32_t start = program->starts[X], home = program->homes[X];
-  assert_true(start >= 0 && home >= 0 && start != home);
-  assert_int_equal(program->buffers[start].offset, program->buffers[home].offset);
-  assert_true(program->buffers[start].last < program->buffers[home].first);
-  program->buffers[home].offset += 4096;
+  const int32_t start = program->start_buffers[X], end = program->end_buffers[X];
+  assert_true(start >= 0 && end >= 0 && start != end);
+  assert_int_equal(program->buffers[start].offset, program->buffers[end].offset);
+  assert_true(program->buffers[start].last < program->buffers[end].first);
+  program->buffers[end].offset += 4096;
   assert_caught(program, "");
-  program->buffers[home].offset -= 4096;
-  program->starts[X] = home;
+  program->buffers[end].offset -= 4096;
+  program->start_buffers[X] = end;
   assert_caught(program, "no start of its own");
-  program->starts[X] = start;
+  program->start_buffers[X] = start;
   program->buffers[start].first = 1;
   assert_caught(program, "is no start for storage 1");
   program->buffers[start].first = 0;
-  program->starts[Z] = 0;
+  program->start_buffers[Z] = 0;
   assert_caught(program, "has a start, and is not given");
-  program->starts[Z] = -1;
+  program->start_buffers[Z] = -1;
   assert_proved(program);
   lade_program_destroy(program);
   lade_graph_destroy(graph);
@@ -376,7 +376,7 @@ static void broken_instructions_are_named(void **state)
   BREAK(of_f[0].bytes, 4999, "expected all 5000");
   BREAK(of_f[3].bytes, 99, "expected all 100");
   BREAK(of_f[2].buffer, of_f[0].buffer, "");
-  BREAK(of_f[0].buffer, program->homes[W], "");
+  BREAK(of_f[0].buffer, program->end_buffers[W], "");
   BREAK(of_put[0].reads.tensor, H, "is not the value");
   BREAK(of_put[1].bytes, 7999, "is not all of the storage");
   BREAK(program->instrs[put].queue, LADE_Q_HOST, "");
@@ -394,14 +394,14 @@ static void broken_places_are_named(void **state)
                                              .first_operand + 2].buffer;
   const uint64_t tight[] = {program->peak_bytes[LADE_DEVICE] - 1, UINT64_MAX, UINT64_MAX};
   struct lade_error error = {0};
-  BREAK(program->homes[W], -1, "storage 0 \"w\" has no home");
-  BREAK(program->homes[W], program->homes[X], "no home");
-  BREAK(program->homes[H], of_h, "has a home, and is not kept");
-  BREAK(program->homes[Z], of_h, "is no home");
-  BREAK(program->buffers[program->homes[W]].is_resident, false, "no start of its own");
+  BREAK(program->end_buffers[W], -1, "storage 0 \"w\" has no end");
+  BREAK(program->end_buffers[W], program->end_buffers[X], "no end");
+  BREAK(program->end_buffers[H], of_h, "has an end, and is not kept");
+  BREAK(program->end_buffers[Z], of_h, "is no end");
+  BREAK(program->buffers[program->end_buffers[W]].is_resident, false, "no start of its own");
   BREAK(program->buffers[of_h].offset, program->buffers[of_h].offset + 4096, "");
-  BREAK(program->buffers[of_h].offset, program->buffers[program->homes[X]].offset, "overlap");
-  BREAK(program->buffers[program->homes[Z]].last, program->n_instrs - 2, "");
+  BREAK(program->buffers[of_h].offset, program->buffers[program->end_buffers[X]].offset, "overlap");
+  BREAK(program->buffers[program->end_buffers[Z]].last, program->n_instrs - 2, "");
   BREAK(program->buffers[of_h].last, program->buffers[of_h].last - 1, "lives from");
   BREAK(program->peak_bytes[LADE_DEVICE], program->peak_bytes[LADE_DEVICE] + 4096, "owners");
   BREAK(program->live_peak_bytes[LADE_DEVICE], 4096, "live at once");
@@ -457,7 +457,7 @@ static void flipped_bits_do_not_lead_the_proof_astray(void **state)
   lade_graph *graph = step_make();
   struct lade_program *program = all_kinds_lower(graph, true);
   uint8_t *const arrays[] = {(uint8_t *)program->instrs, (uint8_t *)program->operands, (uint8_t *)program->buffers,
-                             (uint8_t *)program->homes};
+                             (uint8_t *)program->end_buffers};
   const size_t bytes[] = {(size_t)program->n_instrs * sizeof(struct lade_instr),
                           (size_t)program->n_operands * sizeof(struct lade_operand),
                           (size_t)program->n_buffers * sizeof(struct lade_buffer),

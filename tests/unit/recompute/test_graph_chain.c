@@ -2,7 +2,7 @@
 /*
  * Plans of chains. No plan is slower than the best persistent one, which an exhaustive walk over all of them finds:
  * save a stage, or keep the input of a later one and run the stages before it again. The search has no time to find it
- * otherwise.
+ * otherwise. Times of the longest step that a graph may have do not overflow.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -17,7 +17,7 @@
 #include "lade/graph_plan.h"
 #include "tests/support/graph/random_graph.h"
 
-enum { SEEDS = 40, STAGES_MOST = 10, BUDGETS = 6, LOSS_NS = 5, NONE = INT32_MAX };
+enum { SEEDS = 40, STAGES_MOST = 10, BUDGETS = 6, LOSS_NS = 5, NONE = INT32_MAX, LONG_STAGES = 200 };
 
 /* Stage i reads its input, and makes an output and more that its backward op needs. */
 struct stages {
@@ -69,11 +69,10 @@ static int storage_add(lade_graph *graph, int bytes, bool is_given)
   return index;
 }
 
-static void op_add(lade_graph *graph, const struct lade_operand_range *reads, int n_reads,
-                   const struct lade_operand_range *writes, int n_writes, int64_t ns, bool is_once)
+static void op_add(lade_graph *graph, struct lade_graph_op op)
 {
-  const struct lade_graph_op op = {.struct_size = sizeof(op), .name = "op", .reads = reads, .n_reads = n_reads,
-                                   .writes = writes, .n_writes = n_writes, .ns = ns, .is_once = is_once};
+  op.struct_size = sizeof(op);
+  op.name = "op";
   assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
 }
 
@@ -87,15 +86,18 @@ static lade_graph *graph_make(const struct stages *stages)
     made[i][0] = (struct lade_operand_range){.storage = input};
     made[i][1] = (struct lade_operand_range){.storage = storage_add(graph, stages->out[i], false)};
     made[i][2] = (struct lade_operand_range){.storage = storage_add(graph, stages->more[i], false)};
-    op_add(graph, &made[i][0], 1, &made[i][1], 2, stages->ns[i], false);
+    op_add(graph, (struct lade_graph_op){.reads = &made[i][0], .n_reads = 1, .writes = &made[i][1], .n_writes = 2,
+                                         .ns = stages->ns[i]});
     input = made[i][1].storage;
   }
   struct lade_operand_range gradient = {.storage = storage_add(graph, stages->out[stages->n - 1], false)};
-  op_add(graph, &made[stages->n - 1][1], 1, &gradient, 1, LOSS_NS, true);
+  op_add(graph, (struct lade_graph_op){.reads = &made[stages->n - 1][1], .n_reads = 1, .writes = &gradient,
+                                       .n_writes = 1, .ns = LOSS_NS, .is_once = true});
   for (int i = stages->n - 1; i >= 0; i--) {
     const struct lade_operand_range reads[] = {gradient, made[i][0], made[i][1], made[i][2]};
     gradient = (struct lade_operand_range){.storage = storage_add(graph, i ? stages->out[i - 1] : 1, false)};
-    op_add(graph, reads, 4, &gradient, 1, 2 * stages->ns[i], true);
+    op_add(graph, (struct lade_graph_op){.reads = reads, .n_reads = 4, .writes = &gradient, .n_writes = 1,
+                                         .ns = 2 * stages->ns[i], .is_once = true});
   }
   assert_int_equal(lade_graph_keep(graph, gradient.storage, NULL), 0);
   assert_int_equal(lade_graph_close(graph, NULL), 0);
@@ -136,10 +138,50 @@ static void a_plan_of_a_chain_is_no_slower_than_the_best_persistent_one(void **s
   assert_true(n_redone > SEEDS);
 }
 
+/* Make a chain whose ops take @ns each and may all run again: LONG_STAGES stages, and as many backward ops. */
+static lade_graph *long_chain_make(int64_t ns)
+{
+  lade_graph *graph;
+  struct lade_operand_range values[LONG_STAGES + 1] = {{0}}, gradient = {0};
+  assert_int_equal(lade_graph_create(&graph), 0);
+  values[0].storage = storage_add(graph, 1, true);
+  for (int i = 0; i < LONG_STAGES; i++) {
+    values[i + 1].storage = storage_add(graph, 1, false);
+    op_add(graph, (struct lade_graph_op){.reads = &values[i], .n_reads = 1, .writes = &values[i + 1], .n_writes = 1,
+                                         .ns = ns});
+  }
+  for (int i = LONG_STAGES; i >= 0; i--) {
+    const struct lade_operand_range reads[] = {values[i], gradient};
+    gradient.storage = storage_add(graph, 1, false);
+    op_add(graph, (struct lade_graph_op){.reads = reads, .n_reads = i < LONG_STAGES ? 2 : 1, .writes = &gradient,
+                                         .n_writes = 1, .ns = ns});
+  }
+  assert_int_equal(lade_graph_keep(graph, gradient.storage, NULL), 0);
+  assert_int_equal(lade_graph_close(graph, NULL), 0);
+  return graph;
+}
+
+static void times_of_the_longest_step_do_not_overflow(void **state)
+{
+  const int64_t ns = LADE_GRAPH_NS_MAX / 512; /* a power of two, so that sums are exact as doubles */
+  lade_graph *graph = long_chain_make(ns);
+  const struct lade_graph_plan_params params = {.struct_size = sizeof(params), .budget_bytes = 5, .iterations = 3000};
+  struct lade_graph_plan_info info = {.struct_size = sizeof(info)};
+  lade_graph_plan *plan = NULL;
+  assert_int_equal(lade_graph_plan_find(graph, &params, NULL, &info, &plan), 0);
+  assert_int_equal(info.base_ns, (2 * LONG_STAGES + 1) * ns);
+  assert_true(info.n_redone > 16 * 512); /* with 2^60 ns for all ops the sum of these would not fit 63 bits */
+  assert_int_equal(info.compute_ns, info.base_ns + info.n_redone * ns);
+  assert_int_equal(info.predicted_step_ns, info.compute_ns);
+  lade_graph_plan_destroy(plan);
+  lade_graph_destroy(graph);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_plan_of_a_chain_is_no_slower_than_the_best_persistent_one),
+      cmocka_unit_test(times_of_the_longest_step_do_not_overflow),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

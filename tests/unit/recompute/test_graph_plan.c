@@ -530,6 +530,10 @@ static void extreme_parameters_are_planned_or_refused(void **state)
   params = params_get(LADE_GRAPH_BUDGET_NONE, 100);
   params.time_limit_ns = -1;
   assert_int_equal(lade_graph_plan_find(graph, &params, &error, &info, &plan), -EINVAL);
+  params = params_get(LADE_GRAPH_BUDGET_NONE, 100);
+  params.to_host = params.from_host = (struct lade_graph_path){.bytes_per_s = 1e-9};
+  assert_int_equal(lade_graph_plan_find(graph, &params, &error, &info, &plan), -EINVAL);
+  assert_non_null(strstr(error.text, "a path of 1e-09 bytes/s"));
   assert_null(plan);
   lade_graph_plan_destroy(NULL);
   assert_null(lade_graph_plan_instrs(NULL, &n));
@@ -559,6 +563,24 @@ static void a_limit_of_time_ends_the_search(void **state)
   assert_int_equal(plan_find(graph, &params, &info, &plan), 0);
   assert_plan_holds(graph, plan, &info, info.min_budget_bytes);
   lade_graph_plan_destroy(plan);
+  lade_graph_destroy(graph);
+}
+
+/* The longest limit searches as no limit does: all iterations, for the same list. */
+static void the_longest_limit_of_time_is_none(void **state)
+{
+  const struct random_graph_params how = {.seed = 11, .n_layers = 20};
+  lade_graph *graph = random_graph_make(&how);
+  struct lade_graph_plan_params params = params_get(LADE_GRAPH_BUDGET_MIN, 20000);
+  struct lade_graph_plan_info limited, unlimited;
+  lade_graph_plan *plans[2];
+  assert_int_equal(plan_find(graph, &params, &unlimited, &plans[0]), 0);
+  params.time_limit_ns = INT64_MAX;
+  assert_int_equal(plan_find(graph, &params, &limited, &plans[1]), 0);
+  assert_int_equal(limited.min_budget_bytes, unlimited.min_budget_bytes);
+  assert_same_list(plans[0], plans[1]);
+  lade_graph_plan_destroy(plans[0]);
+  lade_graph_plan_destroy(plans[1]);
   lade_graph_destroy(graph);
 }
 
@@ -747,6 +769,7 @@ int main(void)
       cmocka_unit_test(a_value_without_its_input_is_not_made_again),
       cmocka_unit_test(extreme_parameters_are_planned_or_refused),
       cmocka_unit_test(a_limit_of_time_ends_the_search),
+      cmocka_unit_test(the_longest_limit_of_time_is_none),
       cmocka_unit_test(an_allocation_that_fails_is_an_error_without_a_plan),
       cmocka_unit_test(a_wrong_list_is_refused_with_its_instruction),
       cmocka_unit_test(moves_are_counted_by_a_replay),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The planner: larger budgets are never slower, every plan is within its budget and proved, the smallest budget is a
- * sharp limit, and recipes, residency overrides and absent tiers are respected. Programs themselves are tested in
+ * The planner: larger budgets are never slower, every plan is within its budget and proved, and the smallest budget is
+ * a sharp limit. Recipes, residency overrides and absent tiers are respected. Programs themselves are tested in
  * test_proof.
  */
 #include <errno.h>

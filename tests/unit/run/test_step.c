@@ -93,7 +93,7 @@ static struct lade_graph_plan_params search_get(uint64_t budget_bytes, bool has_
 }
 
 /* A chain with its ops on a host device of its own. */
-struct scene {
+struct step_fixture {
   struct chain chain;
   struct step_ops ops;
   struct lade_graph_plan_params search;
@@ -102,44 +102,44 @@ struct scene {
   lade_device *device;
 };
 
-static void scene_init(struct scene *scene, uint64_t budget_bytes, bool has_tiers)
+static void fixture_init(struct step_fixture *fixture, uint64_t budget_bytes, bool has_tiers)
 {
-  memset(scene, 0, sizeof(*scene));
-  chain_make(&scene->chain, has_tiers);
-  step_ops_init(&scene->ops, scene->chain.graph);
-  lade_faults_init(&scene->faults);
+  memset(fixture, 0, sizeof(*fixture));
+  chain_make(&fixture->chain, has_tiers);
+  step_ops_init(&fixture->ops, fixture->chain.graph);
+  lade_faults_init(&fixture->faults);
   const struct lade_host_device_params device = {.struct_size = sizeof(device), .capacity_bytes = 64 * MIB,
-                                                 .faults = &scene->faults};
-  assert_int_equal(lade_device_open_host(&device, NULL, &scene->device), 0);
-  scene->search = search_get(budget_bytes, has_tiers);
-  scene->params = (struct lade_step_params){.struct_size = sizeof(scene->params), .op = step_ops_run,
-                                            .user = &scene->ops, .device = scene->device, .plan = &scene->search,
-                                            .store = scratch, .allow_tmpfs = true};
+                                                 .faults = &fixture->faults};
+  assert_int_equal(lade_device_open_host(&device, NULL, &fixture->device), 0);
+  fixture->search = search_get(budget_bytes, has_tiers);
+  fixture->params = (struct lade_step_params){.struct_size = sizeof(fixture->params), .op = step_ops_run,
+                                              .user = &fixture->ops, .device = fixture->device,
+                                              .plan = &fixture->search, .store = scratch, .allow_tmpfs = true};
 }
 
-static void scene_finish(struct scene *scene)
+static void fixture_finish(struct step_fixture *fixture)
 {
   struct lade_device_info info;
-  lade_device_get_info(scene->device, &info);
+  lade_device_get_info(fixture->device, &info);
   assert_int_equal(info.created_bytes, 0);
-  lade_device_close(scene->device);
-  step_ops_finish(&scene->ops);
-  lade_graph_destroy(scene->chain.graph);
+  lade_device_close(fixture->device);
+  step_ops_finish(&fixture->ops);
+  lade_graph_destroy(fixture->chain.graph);
 }
 
-static lade_stepper *create_or_fail(struct scene *scene, struct lade_step_info *ret_info)
+static lade_stepper *create_or_fail(struct step_fixture *fixture, struct lade_step_info *ret_info)
 {
   struct lade_error error = {0};
   lade_stepper *stepper = NULL;
-  if (lade_step_create(scene->chain.graph, &scene->params, &error, ret_info, &stepper))
+  if (lade_step_create(fixture->chain.graph, &fixture->params, &error, ret_info, &stepper))
     fail_msg("%s", error.text);
   return stepper;
 }
 
-static void run_or_fail(struct scene *scene, lade_stepper *stepper, uint64_t step)
+static void run_or_fail(struct step_fixture *fixture, lade_stepper *stepper, uint64_t step)
 {
   struct lade_error error = {0};
-  step_ops_begin(&scene->ops, step);
+  step_ops_begin(&fixture->ops, step);
   if (lade_step_run(stepper, NULL, &error))
     fail_msg("%s", error.text);
 }
@@ -150,73 +150,73 @@ static void a_smaller_budget_takes_less_and_gives_the_same_bits(void **state)
 {
   uint64_t before = UINT64_MAX;
   for (uint64_t taken = 0; taken < 3; taken++) { /* chunks of 2 MiB off the unconstrained peak */
-    struct scene scene;
+    struct step_fixture fixture;
     struct lade_step_info info = {.struct_size = sizeof(info)};
-    scene_init(&scene, taken ? before - 2 * MIB : LADE_GRAPH_BUDGET_NONE, false);
-    lade_stepper *stepper = create_or_fail(&scene, &info);
+    fixture_init(&fixture, taken ? before - 2 * MIB : LADE_GRAPH_BUDGET_NONE, false);
+    lade_stepper *stepper = create_or_fail(&fixture, &info);
     assert_true(info.peak_bytes[LADE_DEVICE] <= info.budget_bytes && info.peak_bytes[LADE_DEVICE] < before);
     assert_true((info.n_redone > 0) == (taken > 0) && info.predicted_ns >= info.compute_ns);
     assert_true(info.compute_ns - info.base_ns == 100000 * (int64_t)info.n_redone);
     before = info.peak_bytes[LADE_DEVICE];
-    step_ops_fill(&scene.ops, stepper);
+    step_ops_fill(&fixture.ops, stepper);
     for (uint64_t step = 0; step < 2; step++) {
-      run_or_fail(&scene, stepper, step);
-      step_ops_reference(&scene.ops, step);
+      run_or_fail(&fixture, stepper, step);
+      step_ops_reference(&fixture.ops, step);
     }
-    step_ops_compare(&scene.ops, stepper);
+    step_ops_compare(&fixture.ops, stepper);
     lade_step_destroy(stepper);
-    scene_finish(&scene);
+    fixture_finish(&fixture);
   }
 }
 
 /* A refusal states the smallest budget, which is then accepted; a byte less than its chunks is not. */
 static void a_refused_budget_states_one_that_is_accepted(void **state)
 {
-  struct scene scene;
+  struct step_fixture fixture;
   struct lade_step_info info = {.struct_size = sizeof(info)}, again = {.struct_size = sizeof(again)};
   struct lade_error error = {0};
   lade_stepper *stepper = NULL;
-  scene_init(&scene, 2 * MIB, false);
-  assert_int_equal(lade_step_create(scene.chain.graph, &scene.params, &error, &info, &stepper), -ENOSPC);
+  fixture_init(&fixture, 2 * MIB, false);
+  assert_int_equal(lade_step_create(fixture.chain.graph, &fixture.params, &error, &info, &stepper), -ENOSPC);
   assert_null(stepper);
   assert_non_null(strstr(error.text, "within 2.0 MiB (2097152 bytes) was found; the smallest one takes"));
   assert_true(info.min_budget_bytes > 2 * MIB && info.peak_bytes[LADE_DEVICE] == 0);
-  scene.search.budget_bytes = info.min_budget_bytes;
-  stepper = create_or_fail(&scene, &again);
+  fixture.search.budget_bytes = info.min_budget_bytes;
+  stepper = create_or_fail(&fixture, &again);
   assert_int_equal(again.peak_bytes[LADE_DEVICE], info.min_budget_bytes);
   lade_step_destroy(stepper);
-  scene.search.budget_bytes = info.min_budget_bytes - 1;
-  assert_int_equal(lade_step_create(scene.chain.graph, &scene.params, &error, NULL, &stepper), -ENOSPC);
-  scene_finish(&scene);
+  fixture.search.budget_bytes = info.min_budget_bytes - 1;
+  assert_int_equal(lade_step_create(fixture.chain.graph, &fixture.params, &error, NULL, &stepper), -ENOSPC);
+  fixture_finish(&fixture);
 }
 
 /* A device with less memory than the plan is named with its bytes. */
 static void a_device_that_is_too_small_refuses(void **state)
 {
-  struct scene scene;
+  struct step_fixture fixture;
   struct lade_error error = {0};
   lade_stepper *stepper = NULL;
-  scene_init(&scene, LADE_GRAPH_BUDGET_NONE, false);
-  assert_int_equal(lade_device_limit(scene.device, 4 * MIB), 0);
-  assert_int_equal(lade_step_create(scene.chain.graph, &scene.params, &error, NULL, &stepper), -ENOMEM);
+  fixture_init(&fixture, LADE_GRAPH_BUDGET_NONE, false);
+  assert_int_equal(lade_device_limit(fixture.device, 4 * MIB), 0);
+  assert_int_equal(lade_step_create(fixture.chain.graph, &fixture.params, &error, NULL, &stepper), -ENOMEM);
   assert_non_null(strstr(error.text, "of memory"));
   assert_null(stepper);
-  scene_finish(&scene);
+  fixture_finish(&fixture);
 }
 
 /* ---- storages between runs ---- */
 
 static void given_storages_are_reached_in_every_tier(void **state)
 {
-  struct scene scene;
+  struct step_fixture fixture;
   struct lade_error error = {0};
-  scene_init(&scene, 14 * MIB, true);
-  lade_stepper *stepper = create_or_fail(&scene, NULL);
+  fixture_init(&fixture, 14 * MIB, true);
+  lade_stepper *stepper = create_or_fail(&fixture, NULL);
   unsigned char *bytes = malloc(LAYER_BYTES), found[64];
   assert_non_null(bytes);
-  const int tiers[] = {scene.chain.x, scene.chain.weights[1], scene.chain.moments[2]};
+  const int tiers[] = {fixture.chain.x, fixture.chain.weights[1], fixture.chain.moments[2]};
   for (size_t i = 0; i < LADE_COUNT(tiers); i++) {
-    const uint64_t n = scene.chain.graph->storages.items[tiers[i]].bytes;
+    const uint64_t n = fixture.chain.graph->storages.items[tiers[i]].bytes;
     assert_int_equal(lade_step_get(stepper, tiers[i], 0, bytes, n, &error), 0);
     for (uint64_t k = 0; k < n; k++)
       assert_int_equal(bytes[k], 0); /* until set */
@@ -229,92 +229,92 @@ static void given_storages_are_reached_in_every_tier(void **state)
   }
   free(bytes);
   lade_step_destroy(stepper);
-  scene_finish(&scene);
+  fixture_finish(&fixture);
 }
 
 static void wrong_ranges_and_storages_are_named(void **state)
 {
-  struct scene scene;
+  struct step_fixture fixture;
   struct lade_error error = {0};
   char byte = 0;
-  scene_init(&scene, LADE_GRAPH_BUDGET_NONE, false);
-  lade_stepper *stepper = create_or_fail(&scene, NULL);
-  const int h = scene.chain.moments[0] + 1;
+  fixture_init(&fixture, LADE_GRAPH_BUDGET_NONE, false);
+  lade_stepper *stepper = create_or_fail(&fixture, NULL);
+  const int h = fixture.chain.moments[0] + 1;
   assert_int_equal(lade_step_get(stepper, -1, 0, &byte, 1, &error), -EINVAL);
   assert_int_equal(lade_step_get(stepper, 10000, 0, &byte, 1, &error), -EINVAL);
   assert_int_equal(lade_step_get(stepper, h, 0, &byte, 1, &error), -EINVAL);
   assert_non_null(strstr(error.text, "\"h\" is not given, and not kept"));
-  assert_int_equal(lade_step_set(stepper, scene.chain.loss, 0, &byte, 1, &error), -EINVAL);
-  assert_int_equal(lade_step_get(stepper, scene.chain.x, LAYER_BYTES, &byte, 1, &error), -EINVAL);
+  assert_int_equal(lade_step_set(stepper, fixture.chain.loss, 0, &byte, 1, &error), -EINVAL);
+  assert_int_equal(lade_step_get(stepper, fixture.chain.x, LAYER_BYTES, &byte, 1, &error), -EINVAL);
   assert_non_null(strstr(error.text, "1 bytes at 1572864 end past its 1572864"));
-  assert_int_equal(lade_step_set(stepper, scene.chain.x, UINT64_MAX, &byte, 2, &error), -EINVAL);
-  assert_int_equal(lade_step_get(stepper, scene.chain.x, 0, NULL, 1, &error), -EINVAL);
-  assert_int_equal(lade_step_get(stepper, scene.chain.x, LAYER_BYTES, NULL, 0, &error), 0);
+  assert_int_equal(lade_step_set(stepper, fixture.chain.x, UINT64_MAX, &byte, 2, &error), -EINVAL);
+  assert_int_equal(lade_step_get(stepper, fixture.chain.x, 0, NULL, 1, &error), -EINVAL);
+  assert_int_equal(lade_step_get(stepper, fixture.chain.x, LAYER_BYTES, NULL, 0, &error), 0);
   assert_null(lade_step_address(stepper, h));
   assert_null(lade_step_address(NULL, 0));
-  assert_non_null(lade_step_address(stepper, scene.chain.loss));
+  assert_non_null(lade_step_address(stepper, fixture.chain.loss));
   lade_step_destroy(stepper);
   lade_step_destroy(NULL);
-  scene_finish(&scene);
+  fixture_finish(&fixture);
 }
 
 static void wrong_parameters_are_named(void **state)
 {
-  struct scene scene;
+  struct step_fixture fixture;
   struct lade_error error = {0};
   lade_stepper *stepper = NULL;
   lade_graph *open = NULL;
-  scene_init(&scene, LADE_GRAPH_BUDGET_NONE, false);
-  const struct lade_step_params right = scene.params;
+  fixture_init(&fixture, LADE_GRAPH_BUDGET_NONE, false);
+  const struct lade_step_params right = fixture.params;
   struct lade_step_info info = {.struct_size = 3};
 #define WRONG(graph, fragment) \
   do { \
-    assert_int_equal(lade_step_create(graph, &scene.params, &error, NULL, &stepper), -EINVAL); \
+    assert_int_equal(lade_step_create(graph, &fixture.params, &error, NULL, &stepper), -EINVAL); \
     assert_non_null(strstr(error.text, fragment)); \
     assert_null(stepper); \
-    scene.params = right; \
+    fixture.params = right; \
   } while (0)
   assert_int_equal(lade_graph_create(&open), 0);
   WRONG(open, "closed graph");
   assert_int_equal(lade_graph_close(open, NULL), 0);
   WRONG(open, "with an op");
   WRONG(NULL, "closed graph");
-  scene.chain.graph->has_addresses = false;
-  WRONG(scene.chain.graph, "live bytes alone");
-  scene.chain.graph->has_addresses = true;
-  scene.params.op = NULL;
-  WRONG(scene.chain.graph, "function for its ops");
-  scene.params.device = NULL;
-  WRONG(scene.chain.graph, "a device");
-  scene.params.plan = NULL;
-  WRONG(scene.chain.graph, "budgets");
-  scene.params.stream = &scene;
-  WRONG(scene.chain.graph, "no CUDA device");
-  scene.params.struct_size = 1;
-  WRONG(scene.chain.graph, "lade_step_params");
-  scene.search.iterations = -1;
-  WRONG(scene.chain.graph, "iterations");
-  scene.search.iterations = 0;
-  assert_int_equal(lade_step_create(scene.chain.graph, &scene.params, &error, &info, &stepper), -EINVAL);
-  assert_int_equal(lade_step_create(scene.chain.graph, &scene.params, &error, NULL, NULL), -EINVAL);
+  fixture.chain.graph->has_addresses = false;
+  WRONG(fixture.chain.graph, "live bytes alone");
+  fixture.chain.graph->has_addresses = true;
+  fixture.params.op = NULL;
+  WRONG(fixture.chain.graph, "function for its ops");
+  fixture.params.device = NULL;
+  WRONG(fixture.chain.graph, "a device");
+  fixture.params.plan = NULL;
+  WRONG(fixture.chain.graph, "budgets");
+  fixture.params.stream = &fixture;
+  WRONG(fixture.chain.graph, "no CUDA device");
+  fixture.params.struct_size = 1;
+  WRONG(fixture.chain.graph, "lade_step_params");
+  fixture.search.iterations = -1;
+  WRONG(fixture.chain.graph, "iterations");
+  fixture.search.iterations = 0;
+  assert_int_equal(lade_step_create(fixture.chain.graph, &fixture.params, &error, &info, &stepper), -EINVAL);
+  assert_int_equal(lade_step_create(fixture.chain.graph, &fixture.params, &error, NULL, NULL), -EINVAL);
   assert_int_equal(lade_step_run(NULL, NULL, &error), -EINVAL);
   assert_int_equal(lade_step_get_info(NULL, &info), -EINVAL);
   lade_graph_destroy(open);
-  scene_finish(&scene);
+  fixture_finish(&fixture);
 }
 
 static void a_store_that_is_needed_and_not_named_is_refused(void **state)
 {
-  struct scene scene;
+  struct step_fixture fixture;
   struct lade_error error = {0};
   lade_stepper *stepper = NULL;
-  scene_init(&scene, 14 * MIB, true);
-  scene.params.store = NULL;
-  assert_int_equal(lade_step_create(scene.chain.graph, &scene.params, &error, NULL, &stepper), -EINVAL);
+  fixture_init(&fixture, 14 * MIB, true);
+  fixture.params.store = NULL;
+  assert_int_equal(lade_step_create(fixture.chain.graph, &fixture.params, &error, NULL, &stepper), -EINVAL);
   assert_non_null(strstr(error.text, "no directory of one is named"));
-  scene.params.store = in_scratch("absent");
-  assert_int_equal(lade_step_create(scene.chain.graph, &scene.params, &error, NULL, &stepper), -ENOENT);
-  scene_finish(&scene);
+  fixture.params.store = in_scratch("absent");
+  assert_int_equal(lade_step_create(fixture.chain.graph, &fixture.params, &error, NULL, &stepper), -ENOENT);
+  fixture_finish(&fixture);
 }
 
 /* ---- failures ---- */
@@ -323,48 +323,48 @@ static void a_store_that_is_needed_and_not_named_is_refused(void **state)
 static void an_op_that_fails_ends_the_step_with_its_name(void **state)
 {
   for (int n = 1; n <= 3 * LAYERS + 1; n += 3) {
-    struct scene scene;
+    struct step_fixture fixture;
     struct lade_error error = {0}, later = {0};
     char byte = 0;
-    scene_init(&scene, 16 * MIB, n % 2);
-    lade_stepper *stepper = create_or_fail(&scene, NULL);
-    step_ops_fill(&scene.ops, stepper);
-    run_or_fail(&scene, stepper, 0);
-    step_ops_begin(&scene.ops, 1);
-    scene.ops.fail_at = n;
-    scene.ops.fail_code = n % 4 ? -EDOM : 7; /* a positive code is the caller's mistake */
+    fixture_init(&fixture, 16 * MIB, n % 2);
+    lade_stepper *stepper = create_or_fail(&fixture, NULL);
+    step_ops_fill(&fixture.ops, stepper);
+    run_or_fail(&fixture, stepper, 0);
+    step_ops_begin(&fixture.ops, 1);
+    fixture.ops.fail_at = n;
+    fixture.ops.fail_code = n % 4 ? -EDOM : 7; /* a positive code is the caller's mistake */
     const int code = n % 4 ? -EDOM : -EINVAL;
     assert_int_equal(lade_step_run(stepper, NULL, &error), code);
-    assert_int_equal(atomic_load(&scene.ops.n_calls), n); /* no later op was called */
+    assert_int_equal(atomic_load(&fixture.ops.n_calls), n); /* no later op was called */
     assert_int_equal(error.code, code);
     assert_non_null(strstr(error.text, "failed in step 1"));
     assert_non_null(strstr(error.text, n == 1 ? "op 0 \"layer\"" : "op "));
     assert_int_equal(lade_step_run(stepper, NULL, &later), code);
     assert_string_equal(error.text, later.text);
-    assert_int_equal(lade_step_get(stepper, scene.chain.x, 0, &byte, 1, &later), code);
-    assert_int_equal(lade_step_set(stepper, scene.chain.moments[0], 0, &byte, 1, &later), code);
-    assert_int_equal(atomic_load(&scene.ops.n_calls), n);
+    assert_int_equal(lade_step_get(stepper, fixture.chain.x, 0, &byte, 1, &later), code);
+    assert_int_equal(lade_step_set(stepper, fixture.chain.moments[0], 0, &byte, 1, &later), code);
+    assert_int_equal(atomic_load(&fixture.ops.n_calls), n);
     lade_step_destroy(stepper);
-    scene_finish(&scene);
+    fixture_finish(&fixture);
   }
 }
 
 /* Create, run two steps and read; return the first error. */
-static int scene_run(struct scene *scene, struct lade_error *error)
+static int fixture_run(struct step_fixture *fixture, struct lade_error *error)
 {
   lade_stepper *stepper = NULL;
   char bytes[100];
-  int status = step_create(scene->chain.graph, &scene->params, &scene->faults, error, NULL, &stepper);
+  int status = step_create(fixture->chain.graph, &fixture->params, &fixture->faults, error, NULL, &stepper);
   if (!status)
-    status = lade_step_set(stepper, scene->chain.moments[0], 1000, "abc", 3, error);
+    status = lade_step_set(stepper, fixture->chain.moments[0], 1000, "abc", 3, error);
   for (uint64_t step = 0; step < 2 && !status; step++) {
-    step_ops_begin(&scene->ops, step);
+    step_ops_begin(&fixture->ops, step);
     status = lade_step_run(stepper, NULL, error);
     if (status)
       assert_int_equal(lade_step_run(stepper, NULL, NULL), status);
   }
   if (!status)
-    status = lade_step_get(stepper, scene->chain.moments[1], 7, bytes, sizeof(bytes), error);
+    status = lade_step_get(stepper, fixture->chain.moments[1], 7, bytes, sizeof(bytes), error);
   lade_step_destroy(stepper);
   return status;
 }
@@ -375,17 +375,17 @@ static void each_request_that_fails_ends_cleanly(void **state)
   int n_failed = 0;
   uint64_t count = 0;
   for (uint64_t n = 0; n <= count; n += n < 60 ? 1 : 5) { /* first without a failure, to count the requests */
-    struct scene scene;
+    struct step_fixture fixture;
     struct lade_error error = {0};
-    scene_init(&scene, 14 * MIB, true);
+    fixture_init(&fixture, 14 * MIB, true);
     if (n)
-      lade_faults_arm(&scene.faults, LADE_FAULT_ANY, n, false, -EIO);
-    const int status = scene_run(&scene, &error);
-    count = n ? count : lade_faults_count(&scene.faults, LADE_FAULT_ANY);
+      lade_faults_arm(&fixture.faults, LADE_FAULT_ANY, n, false, -EIO);
+    const int status = fixture_run(&fixture, &error);
+    count = n ? count : lade_faults_count(&fixture.faults, LADE_FAULT_ANY);
     assert_true(n ? status == 0 || error.text[0] : status == 0);
     n_failed += status != 0;
-    lade_faults_init(&scene.faults);
-    scene_finish(&scene);
+    lade_faults_init(&fixture.faults);
+    fixture_finish(&fixture);
   }
   assert_true(n_failed > 20);
 }
@@ -395,51 +395,51 @@ static void a_drive_that_fails_names_the_storage(void **state)
 {
   static const enum lade_fault_point points[] = {LADE_FAULT_FILE_READ, LADE_FAULT_FILE_WRITE};
   for (size_t i = 0; i < LADE_COUNT(points); i++) {
-    struct scene scene;
+    struct step_fixture fixture;
     struct lade_error error = {0};
     lade_stepper *stepper = NULL;
-    scene_init(&scene, 14 * MIB, true);
-    assert_int_equal(step_create(scene.chain.graph, &scene.params, &scene.faults, &error, NULL, &stepper), 0);
-    lade_faults_arm(&scene.faults, points[i], 1, true, -EIO);
-    step_ops_begin(&scene.ops, 0);
+    fixture_init(&fixture, 14 * MIB, true);
+    assert_int_equal(step_create(fixture.chain.graph, &fixture.params, &fixture.faults, &error, NULL, &stepper), 0);
+    lade_faults_arm(&fixture.faults, points[i], 1, true, -EIO);
+    step_ops_begin(&fixture.ops, 0);
     assert_int_equal(lade_step_run(stepper, NULL, &error), -EIO);
     assert_non_null(strstr(error.text, i ? "putting storage" : "getting storage"));
     lade_step_destroy(stepper);
-    lade_faults_init(&scene.faults);
-    scene_finish(&scene);
+    lade_faults_init(&fixture.faults);
+    fixture_finish(&fixture);
   }
 }
 
 /* Fail the Nth allocation and all after it, for many N. */
 static void memory_that_runs_out_is_said(void **state)
 {
-  struct scene scene;
+  struct step_fixture fixture;
   int status = -ENOMEM;
-  scene_init(&scene, 16 * MIB, false);
+  fixture_init(&fixture, 16 * MIB, false);
   for (int n = 0; status; n += n < 200 ? 1 : n / 8) {
     struct lade_error error = {0};
     lade_stepper *stepper = NULL;
     allocations_left = n;
-    status = lade_step_create(scene.chain.graph, &scene.params, &error, NULL, &stepper);
+    status = lade_step_create(fixture.chain.graph, &fixture.params, &error, NULL, &stepper);
     allocations_left = -1;
     lade_step_destroy(stepper);
     assert_true(status == 0 || status == -ENOMEM || status == -EAGAIN);
     assert_true(status == 0 || error.text[0]);
   }
-  scene_finish(&scene);
+  fixture_finish(&fixture);
 }
 
 /* A run allocates nothing of its own: it passes while every allocation of the process fails. */
 static void a_run_allocates_nothing(void **state)
 {
   for (int has_tiers = 0; has_tiers < 2; has_tiers++) {
-    struct scene scene;
+    struct step_fixture fixture;
     struct lade_error error = {0};
     struct lade_step_measures measures = {.struct_size = sizeof(measures)};
-    scene_init(&scene, 14 * MIB, has_tiers);
-    lade_stepper *stepper = create_or_fail(&scene, NULL);
-    run_or_fail(&scene, stepper, 0);
-    step_ops_begin(&scene.ops, 1);
+    fixture_init(&fixture, 14 * MIB, has_tiers);
+    lade_stepper *stepper = create_or_fail(&fixture, NULL);
+    run_or_fail(&fixture, stepper, 0);
+    step_ops_begin(&fixture.ops, 1);
     allocations_left = 0;
     const int status = lade_step_run(stepper, &measures, &error);
     allocations_left = -1;
@@ -447,7 +447,7 @@ static void a_run_allocates_nothing(void **state)
       fail_msg("%s", error.text);
     assert_true(measures.wall_ns > 0 && measures.busy_ns[LADE_Q_COMPUTE] > 0);
     lade_step_destroy(stepper);
-    scene_finish(&scene);
+    fixture_finish(&fixture);
   }
 }
 

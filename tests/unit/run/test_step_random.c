@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Drawn graphs of a caller's own step, run at several budgets: the planned bytes are the measured ones, redos and moves
- * are those of the plan, and every budget that is accepted gives the bytes of a plain run in order. The argument is
+ * Drawn graphs of a caller's own step, run at several budgets: the planned bytes are the measured ones, and redos and
+ * moves are those of the plan. Every budget that is accepted gives the bytes of a plain run in order. The argument is
  * the number of graphs; LADE_STEP_GRAPHS in the environment takes its place. A second argument is the first number.
  */
 #include <errno.h>
@@ -30,7 +30,7 @@ static struct {
 } tally;
 
 /* One graph, with its reference after STEPS steps. */
-struct scene {
+struct step_fixture {
   lade_graph *graph;
   struct step_ops ops;
   lade_device *device;
@@ -56,12 +56,12 @@ static lade_graph *graph_draw(uint64_t number, bool *ret_has_tiers)
   return graph;
 }
 
-static struct lade_graph_plan_params search_params(const struct scene *scene, uint64_t budget_bytes)
+static struct lade_graph_plan_params search_params(const struct step_fixture *fixture, uint64_t budget_bytes)
 {
   const struct lade_graph_path path = {4e12, 100};
   struct lade_graph_plan_params search = {.struct_size = sizeof(search), .budget_bytes = budget_bytes,
                                           .iterations = 2000, .seed = 5};
-  if (scene->has_tiers) {
+  if (fixture->has_tiers) {
     search.to_host = search.from_host = search.to_store = search.from_store = path;
     search.host_budget_bytes = 1 << 20;
     search.store_budget_bytes = 2 << 20;
@@ -69,7 +69,7 @@ static struct lade_graph_plan_params search_params(const struct scene *scene, ui
   return search;
 }
 
-static void measures_check(const struct scene *scene, const struct lade_step_info *info,
+static void measures_check(const struct step_fixture *fixture, const struct lade_step_info *info,
                            const struct lade_step_measures *measures)
 {
   uint64_t owned = 0;
@@ -82,40 +82,40 @@ static void measures_check(const struct scene *scene, const struct lade_step_inf
   assert_true(info->live_bytes[LADE_DEVICE] <= info->used_bytes && info->used_bytes <= info->peak_bytes[LADE_DEVICE]);
   assert_int_equal(measures->moved_bytes, info->moved_bytes);
   assert_int_equal(measures->n_redone, info->n_redone);
-  assert_int_equal(measures->n_ops, scene->graph->ops.n + info->n_redone);
-  assert_int_equal(atomic_load(&scene->ops.n_redone), info->n_redone);
+  assert_int_equal(measures->n_ops, fixture->graph->ops.n + info->n_redone);
+  assert_int_equal(atomic_load(&fixture->ops.n_redone), info->n_redone);
 }
 
 /* Run STEPS steps within @budget_bytes, if that is accepted, and compare with the reference. */
-static int budget_run(struct scene *scene, uint64_t budget_bytes, struct lade_step_info *ret_info)
+static int budget_run(struct step_fixture *fixture, uint64_t budget_bytes, struct lade_step_info *ret_info)
 {
-  const struct lade_graph_plan_params search = search_params(scene, budget_bytes);
-  const struct lade_step_params params = {.struct_size = sizeof(params), .op = step_ops_run, .user = &scene->ops,
-                                          .device = scene->device, .plan = &search, .store = scratch,
+  const struct lade_graph_plan_params search = search_params(fixture, budget_bytes);
+  const struct lade_step_params params = {.struct_size = sizeof(params), .op = step_ops_run, .user = &fixture->ops,
+                                          .device = fixture->device, .plan = &search, .store = scratch,
                                           .allow_tmpfs = true};
   struct lade_error error = {0};
   lade_stepper *stepper = NULL;
   *ret_info = (struct lade_step_info){.struct_size = sizeof(*ret_info)};
-  const int status = lade_step_create(scene->graph, &params, &error, ret_info, &stepper);
+  const int status = lade_step_create(fixture->graph, &params, &error, ret_info, &stepper);
   if (status == -ENOSPC) {
     bool may_be_refused = budget_bytes != LADE_GRAPH_BUDGET_NONE && budget_bytes != LADE_GRAPH_BUDGET_MIN;
     if (!may_be_refused || !ret_info->min_budget_bytes || ret_info->min_budget_bytes <= budget_bytes)
-      fail_msg("graph %llu: %s", (unsigned long long)scene->number, error.text);
+      fail_msg("graph %llu: %s", (unsigned long long)fixture->number, error.text);
     return status;
   }
   if (status)
-    fail_msg("graph %llu: %s", (unsigned long long)scene->number, error.text);
-  step_ops_fill(&scene->ops, stepper);
+    fail_msg("graph %llu: %s", (unsigned long long)fixture->number, error.text);
+  step_ops_fill(&fixture->ops, stepper);
   for (uint64_t step = 0; step < STEPS; step++) {
     struct lade_step_measures measures = {.struct_size = sizeof(measures)};
-    step_ops_begin(&scene->ops, step);
+    step_ops_begin(&fixture->ops, step);
     if (lade_step_run(stepper, &measures, &error))
       fail_msg("%s", error.text);
-    measures_check(scene, ret_info, &measures);
-    assert_int_equal(atomic_load(&scene->ops.n_wrong), 0);
-    step_ops_reference(&scene->ops, step);
+    measures_check(fixture, ret_info, &measures);
+    assert_int_equal(atomic_load(&fixture->ops.n_wrong), 0);
+    step_ops_reference(&fixture->ops, step);
   }
-  step_ops_compare(&scene->ops, stepper);
+  step_ops_compare(&fixture->ops, stepper);
   lade_step_destroy(stepper);
   tally.n_runs++;
   tally.n_redone += ret_info->n_redone > 0;
@@ -125,33 +125,33 @@ static int budget_run(struct scene *scene, uint64_t budget_bytes, struct lade_st
 
 static void graph_run(uint64_t number)
 {
-  struct scene scene = {.number = number};
+  struct step_fixture fixture = {.number = number};
   struct lade_step_info info, least;
   const struct lade_device_params device = {.struct_size = sizeof(device), .capacity_bytes = DEVICE_BYTES};
-  scene.graph = graph_draw(number, &scene.has_tiers);
-  if (scene.graph->ops.n) {
-    step_ops_init(&scene.ops, scene.graph);
-    assert_int_equal(lade_device_open(&device, NULL, &scene.device), 0);
-    budget_run(&scene, LADE_GRAPH_BUDGET_NONE, &info);
+  fixture.graph = graph_draw(number, &fixture.has_tiers);
+  if (fixture.graph->ops.n) {
+    step_ops_init(&fixture.ops, fixture.graph);
+    assert_int_equal(lade_device_open(&device, NULL, &fixture.device), 0);
+    budget_run(&fixture, LADE_GRAPH_BUDGET_NONE, &info);
     const uint64_t peak = info.peak_bytes[LADE_DEVICE];
     for (uint64_t part = 2; part < 4; part++) {
-      if (!budget_run(&scene, peak * part / 4, &info))
+      if (!budget_run(&fixture, peak * part / 4, &info))
         tally.n_chunks += info.peak_bytes[LADE_DEVICE] < peak;
       else
         tally.n_refused++;
     }
-    budget_run(&scene, LADE_GRAPH_BUDGET_MIN, &least);
+    budget_run(&fixture, LADE_GRAPH_BUDGET_MIN, &least);
     if (least.min_budget_bytes) {
       assert_true(least.peak_bytes[LADE_DEVICE] <= least.min_budget_bytes);
-      assert_int_equal(budget_run(&scene, least.min_budget_bytes, &info), 0);
+      assert_int_equal(budget_run(&fixture, least.min_budget_bytes, &info), 0);
     }
     struct lade_device_info after;
-    lade_device_get_info(scene.device, &after);
+    lade_device_get_info(fixture.device, &after);
     assert_int_equal(after.created_bytes, 0);
-    lade_device_close(scene.device);
-    step_ops_finish(&scene.ops);
+    lade_device_close(fixture.device);
+    step_ops_finish(&fixture.ops);
   }
-  lade_graph_destroy(scene.graph);
+  lade_graph_destroy(fixture.graph);
 }
 
 static void drawn_graphs_give_the_bits_of_a_plain_run(void **state)
