@@ -535,6 +535,7 @@ struct lade_head_stats_args {
   const int32_t *targets;
   const void *before; /* may be NULL */
   void *stats;
+  void *logits; /* as head_loss_fwd's, for backward with the same first_token, padding and leaf; may be NULL */
   void *workspace;
 };
 
@@ -566,7 +567,7 @@ struct lade_head_loss_bwd_args {
   const void *x, *weight;
   const int32_t *targets;
   const void *lse;
-  const void *logits; /* of head_loss_fwd; NULL: they are made again. pre: no padding, no parts */
+  const void *logits; /* of head_loss_fwd or head_stats over the same rows of weight; NULL: they are made again */
   const void *before; /* read only with has_before, so that workspaces are sized before addresses are known */
   void *dx, *d_weight;
   bool accumulate; /* to d_weight */

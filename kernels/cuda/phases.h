@@ -136,8 +136,8 @@ struct lade_cuda_row_sums {
  * Heads of 64 have half the sums, and smaller tiles. So a multiprocessor has several blocks: one's products run beside
  * the other's exponentials, its first copies, and its results. With short sequences those are a large part of a block.
  */
-#define LADE_CUDA_WGMMA_THREADS(dim) 256
 #define LADE_CUDA_WGMMA_ROWS 128
+#define LADE_CUDA_WGMMA_THREADS (2 * LADE_CUDA_WGMMA_ROWS)
 #define LADE_CUDA_WGMMA_BLOCKS(dim) ((dim) == 64 ? 2 : 1)
 #define LADE_CUDA_WGMMA_TILE(dim) ((dim) == 64 ? 64 : 128)
 #define LADE_CUDA_WGMMA_DQ_TILE(dim) ((dim) == 64 ? 64 : 128)

@@ -135,11 +135,9 @@ static __device__ inline void rows_weigh_begin(float (&sums)[D / 8][4], const ui
   ptx_products_commit();
 }
 
-/* Both sizes of heads in both types. THREADS and BLOCKS of KERNEL_SIZED are macros of the size. */
-#define WARPGROUP_KERNELS(name, args_type, THREADS, BLOCKS) \
-  KERNEL_SIZED(name, 64, bf16, bf16, args_type, THREADS(64), BLOCKS(64)) \
-  KERNEL_SIZED(name, 64, f16, f16, args_type, THREADS(64), BLOCKS(64)) \
-  KERNEL_SIZED(name, 128, bf16, bf16, args_type, THREADS(128), BLOCKS(128)) \
-  KERNEL_SIZED(name, 128, f16, f16, args_type, THREADS(128), BLOCKS(128))
+/* Define a kernel of one size of heads in both types. BLOCKS is a macro of the size. */
+#define WARPGROUP_KERNEL(name, D, args_type, THREADS, BLOCKS) \
+  KERNEL_SIZED(name, D, bf16, bf16, args_type, THREADS, BLOCKS(D)) \
+  KERNEL_SIZED(name, D, f16, f16, args_type, THREADS, BLOCKS(D))
 
 #endif

@@ -325,7 +325,7 @@ void lade_head_stats_backward(struct lade_build *build, int forward)
     op = forward_get(build, part);
     before = dx;
     dx = part < last ? dx_sum_make(build, &op) : partial_make(build, &op);
-    int in[] = {op.in[0], op.in[1], op.in[2], lse, before, -1};
+    int in[] = {op.in[0], op.in[1], op.in[2], lse, before, op.out[1]};
     int out[] = {dx, accumulator_get(build, op.in[1])};
     lade_build_backward_op(build, LADE_OP_HEAD_LOSS_BWD, part, in, out);
   }

@@ -34,7 +34,7 @@
  *   add            dx, dx of another consumer                     -> sum
  *   head_loss      x, weight, targets                             -> losses, lse, loss, logits?
  *   head_loss_bwd  x, weight, targets, lse, before?, logits?      -> dx, d_weight
- *   head_stats     x, weight, targets, before?                    -> stats
+ *   head_stats     x, weight, targets, before?                    -> stats, logits?
  *   head_join      stats of all ranks, targets                    -> losses, lse, loss
  *   all_reduce, all_gather, reduce_scatter  x                     -> y
  *   send           x                                              ->
@@ -630,7 +630,7 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
                          .bind = lade_op_head_loss_bind, .backward = lade_head_loss_backward},
   [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 6, 2, 4, .flops = lade_op_head_loss_bwd_flops,
                              .bind = lade_op_head_loss_bwd_bind},
-  [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 4, 1, 3, lade_op_head_stats_outputs,
+  [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 4, 2, 3, lade_op_head_stats_outputs,
                           .flops = lade_op_head_loss_flops,
                           .bind = lade_op_head_stats_bind, .backward = lade_head_stats_backward},
   [LADE_OP_HEAD_JOIN] = {"head_join", LADE_K_HEAD_JOIN, 2, 3, -1, lade_op_head_loss_outputs,

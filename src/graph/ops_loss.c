@@ -2,6 +2,14 @@
 /* The op table's functions for the output head and the loss. Operands and costs: ops.c. */
 #include "graph/ops_internal.h"
 
+/* Return the logits of this op's rows of the weight, which backward may do without. */
+static struct lade_op_output logits_output(const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  return (struct lade_op_output){
+      .suffix = ".logits", .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .is_optional = true, .n_dims = 2,
+      .dims = {rows_get(graph), tensor_in(graph, op, 1)->dims[0]}};
+}
+
 void lade_op_head_loss_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
                               struct lade_op_output *ret_out)
 {
@@ -9,10 +17,8 @@ void lade_op_head_loss_outputs(const struct lade_model_graph *graph, const struc
   ret_out[1] = statistic_1d(".lse", rows_get(graph));
   ret_out[2] = statistic_1d("", 1);
   ret_out[2].kind = LADE_TENSOR_LOSS;
-  if (op->kind == LADE_OP_HEAD_LOSS) /* the join's ranks have logits of their own */
-    ret_out[3] = (struct lade_op_output){
-        .suffix = ".logits", .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .is_optional = true, .n_dims = 2,
-        .dims = {rows_get(graph), tensor_in(graph, op, 1)->dims[0]}};
+  if (op->kind == LADE_OP_HEAD_LOSS) /* before a join, head_stats makes them */
+    ret_out[3] = logits_output(graph, op);
 }
 
 double lade_op_head_loss_flops(const struct lade_model_graph *graph, const struct lade_op *op)
@@ -52,6 +58,7 @@ void lade_op_head_stats_outputs(const struct lade_model_graph *graph, const stru
 {
   ret_out[0] = (struct lade_op_output){
       .suffix = "", .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .n_dims = 2, .dims = {3, rows_get(graph)}};
+  ret_out[1] = logits_output(graph, op);
 }
 
 void lade_op_head_stats_bind(const struct lade_model_graph *graph, const struct lade_op *op,
@@ -63,7 +70,8 @@ void lade_op_head_stats_bind(const struct lade_model_graph *graph, const struct 
       .first_token = lade_table_first_token(graph, op->in[1]), .padding = lade_table_padding(graph, op->in[1]),
       .leaf = op->attr.leaf_tokens, .softcap = graph->model.logit_softcap, .x = in_at(bind, 0),
       .weight = in_at(bind, 1), .targets = in_at(bind, 2),
-      .before = in_at(bind, 3), .stats = out_at(bind, 0), .workspace = (void *)bind->workspace};
+      .before = in_at(bind, 3), .stats = out_at(bind, 0), .logits = out_at(bind, 1),
+      .workspace = (void *)bind->workspace};
 }
 
 double lade_op_head_join_flops(const struct lade_model_graph *graph, const struct lade_op *op)

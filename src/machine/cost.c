@@ -55,7 +55,7 @@ static const double compact_factors[LADE_N_MOMENTS] = {
 static const double product_factors[LADE_N_OP_KINDS] = {
     [LADE_OP_MATMUL] = 0.90,    [LADE_OP_MATMUL_DX] = 0.90, [LADE_OP_MATMUL_DW] = 0.90,
     [LADE_OP_ATTENTION] = 0.50, [LADE_OP_ATTENTION_BWD] = 0.40,
-    [LADE_OP_HEAD_LOSS] = 0.75, [LADE_OP_HEAD_LOSS_BWD] = 0.75,
+    [LADE_OP_HEAD_LOSS] = 0.75, [LADE_OP_HEAD_LOSS_BWD] = 0.75, [LADE_OP_HEAD_STATS] = 0.75,
 };
 
 void lade_cost_init(struct lade_cost *cost, const struct lade_machine *machine)
@@ -305,8 +305,6 @@ static int64_t shaped_ns(const struct lade_cost *cost, const struct lade_model_g
   if (op->kind == LADE_OP_ATTENTION || op->kind == LADE_OP_ATTENTION_BWD)
     ns = fmax(ns, attention_ns(cost, graph, op));
   else if (product_factors[op->kind] > 0)
-    ns = fmax(ns, shaped_product_ns(cost, graph, op));
-  else if (op->kind == LADE_OP_HEAD_STATS)
     ns = fmax(ns, shaped_product_ns(cost, graph, op));
   return whole_ns(ns + logits_ns(cost, graph, op));
 }

@@ -177,7 +177,8 @@ struct cut {
   int64_t rows, n_ranks;
   char *weight; /* of all ranks, padding included and poisoned */
   float *stats, *d_weight;
-  char *dx; /* of each rank, in D */
+  float *logits; /* of each rank, if they are kept; NULL: backward makes them again */
+  char *dx;      /* of each rank, in D */
 };
 
 static int64_t cut_padding(const struct cut *cut, int64_t rank)
@@ -210,6 +211,7 @@ static void cut_free(struct cut *cut)
 {
   free(cut->weight);
   free(cut->stats);
+  free(cut->logits);
   free(cut->d_weight);
   free(cut->dx);
 }
@@ -218,6 +220,35 @@ static const void *cut_weight(const struct cut *cut, int64_t rank)
 {
   const struct lade_head_loss_fwd_args *all = &cut->problem->fwd;
   return cut->weight + (size_t)(rank * cut->rows * all->d) * lade_dtype_bytes(all->dtype);
+}
+
+/* Return the elements from one rank's logits to the next. */
+static int64_t cut_logits_pitch(const struct cut *cut)
+{
+  return (int64_t)lade_align_up((uint64_t)(cut->rows * cut->problem->fwd.n), 64);
+}
+
+/* Return the place of @rank's logits, or NULL. */
+static float *cut_logits(const struct cut *cut, int64_t rank)
+{
+  return cut->logits ? cut->logits + rank * cut_logits_pitch(cut) : NULL;
+}
+
+/* Run all ranks' backward. */
+static void cut_differentiate(struct cut *cut, const struct lade_kernels *kernels)
+{
+  struct problem *p = cut->problem;
+  for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
+    struct lade_head_loss_bwd_args bwd = p->bwd;
+    bwd.vocabulary = cut->rows;
+    bwd.first_token = rank * cut->rows;
+    bwd.padding = cut_padding(cut, rank);
+    bwd.weight = cut_weight(cut, rank);
+    bwd.logits = cut_logits(cut, rank);
+    bwd.d_weight = cut->d_weight + rank * cut->rows * p->fwd.d;
+    bwd.dx = cut->dx + (size_t)(rank * cut_pitch(cut)) * lade_dtype_bytes(bwd.dtype);
+    kernel_call(kernels, LADE_K_HEAD_LOSS_BWD, &bwd, &bwd.workspace, NULL);
+  }
 }
 
 /* Run all ranks' parts one after the other; the loss goes into the problem's own outputs. */
@@ -229,7 +260,8 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
         .dtype = p->fwd.dtype, .n = p->fwd.n, .d = p->fwd.d, .vocabulary = cut->rows, .leaf = p->fwd.leaf,
         .softcap = p->fwd.softcap,
         .first_token = rank * cut->rows, .padding = cut_padding(cut, rank), .x = p->fwd.x,
-        .weight = cut_weight(cut, rank), .targets = p->targets, .stats = cut->stats + rank * 3 * p->fwd.n};
+        .weight = cut_weight(cut, rank), .targets = p->targets, .stats = cut->stats + rank * 3 * p->fwd.n,
+        .logits = cut_logits(cut, rank)};
     kernel_call(kernels, LADE_K_HEAD_STATS, &stats, &stats.workspace, NULL);
   }
   struct lade_head_join_args join = {.dtype = p->fwd.dtype, .n = p->fwd.n, .n_ranks = cut->n_ranks, .stats = cut->stats,
@@ -238,16 +270,35 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
   struct lade_step step = {.loss_scale = 1};
   struct lade_kernel_ctx ctx = level_ctx(kernels, NULL, &step);
   kernels->fn[LADE_K_HEAD_JOIN](&ctx, &join);
-  for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
-    struct lade_head_loss_bwd_args bwd = p->bwd;
-    bwd.vocabulary = cut->rows;
-    bwd.first_token = rank * cut->rows;
-    bwd.padding = cut_padding(cut, rank);
-    bwd.weight = cut_weight(cut, rank);
-    bwd.d_weight = cut->d_weight + rank * cut->rows * p->fwd.d;
-    bwd.dx = cut->dx + (size_t)(rank * cut_pitch(cut)) * lade_dtype_bytes(bwd.dtype);
-    kernel_call(kernels, LADE_K_HEAD_LOSS_BWD, &bwd, &bwd.workspace, NULL);
-  }
+  cut_differentiate(cut, kernels);
+}
+
+/* Run again with each rank's logits kept: every output has the same bits, and backward reads them. */
+static void cut_kept_check(struct cut *cut, const struct lade_kernels *kernels)
+{
+  const struct lade_head_loss_fwd_args *all = &cut->problem->fwd;
+  const size_t n_logits = (size_t)(cut->n_ranks * cut_logits_pitch(cut)) * 4;
+  const size_t n_stats = (size_t)(cut->n_ranks * 3 * all->n) * 4;
+  const size_t n_dx = (size_t)(cut->n_ranks * cut_pitch(cut)) * lade_dtype_bytes(all->dtype);
+  const size_t n_weight = (size_t)(cut->n_ranks * cut->rows * all->d) * 4;
+  struct cut again = *cut;
+  again.stats = memory_make(n_stats);
+  again.dx = memory_make(n_dx);
+  again.d_weight = memory_make(n_weight);
+  memset(again.d_weight, 0xff, n_weight);
+  cut->logits = again.logits = memory_make(n_logits);
+  cut_run(&again, kernels);
+  assert_memory_equal(again.stats, cut->stats, n_stats);
+  assert_memory_equal(again.dx, cut->dx, n_dx);
+  assert_memory_equal(again.d_weight, cut->d_weight, n_weight);
+  memset(again.logits, 0, n_logits);
+  cut_differentiate(&again, kernels);
+  assert_true(memcmp(again.dx, cut->dx, n_dx));
+  free(again.stats);
+  free(again.dx);
+  free(again.d_weight);
+  free(cut->logits);
+  cut->logits = NULL;
 }
 
 /* Return the sum of all ranks' dx in double; the caller frees it. */
@@ -282,6 +333,7 @@ static void cut_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocab
     compare("d_weight", variant, &problem, LADE_F32, cut.d_weight, problem.bwd_exact.d_weight, vocabulary * d, unit);
     for (int64_t i = vocabulary * d; i < cut.n_ranks * rows * d; i++)
       assert_true(cut.d_weight[i] == 0);
+    cut_kept_check(&cut, &levels[level]);
   }
   cut_free(&cut);
   problem_free(&problem);
@@ -312,6 +364,7 @@ static void leaves_compare(struct problem *problem, const struct lade_kernels *k
   memcpy(lse, problem->fwd.lse, n * sizeof(*lse));
   float loss = *(const float *)problem->fwd.loss;
   cut_run(&cut, kernels);
+  cut_kept_check(&cut, kernels);
   for (int64_t rank = 0; rank < n_ranks; rank++)
     parts[rank] = (const float *)(const void *)cut.dx + rank * cut_pitch(&cut);
   kernels->fn[LADE_K_RANK_SUM](&ctx, &sum);
@@ -343,9 +396,11 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
 
 /*
  * Run @problem's forward over consecutive parts of a table, which begin at @first. The first part's statistics have
- * separate memory; the other parts overwrite the statistics that they continue.
+ * separate memory; the other parts overwrite the statistics that they continue. @logits: room for all parts' logits, or
+ * NULL.
  */
-static void parts_reduce(struct problem *problem, const struct lade_kernels *kernels, const int64_t *first, int n)
+static void parts_reduce(struct problem *problem, const struct lade_kernels *kernels, const int64_t *first, int n,
+                         float *logits)
 {
   const struct lade_head_loss_fwd_args *all = &problem->fwd;
   float *begun = memory_make((size_t)(3 * all->n) * sizeof(*begun)), *stats = memory_make((size_t)(3 * all->n) * 4);
@@ -354,7 +409,8 @@ static void parts_reduce(struct problem *problem, const struct lade_kernels *ker
         .dtype = all->dtype, .n = all->n, .d = all->d, .vocabulary = first[i + 1] - first[i], .first_token = first[i],
         .softcap = all->softcap,
         .x = all->x, .weight = (const char *)all->weight + (size_t)(first[i] * all->d) * lade_dtype_bytes(all->dtype),
-        .targets = all->targets, .before = i ? i == 1 ? begun : stats : NULL, .stats = i ? stats : begun};
+        .targets = all->targets, .before = i ? i == 1 ? begun : stats : NULL, .stats = i ? stats : begun,
+        .logits = logits ? logits + first[i] * all->n : NULL};
     kernel_call(kernels, LADE_K_HEAD_STATS, &part, &part.workspace, NULL);
   }
   struct lade_head_join_args join = {.dtype = all->dtype, .n = all->n, .n_ranks = 1, .stats = stats,
@@ -369,7 +425,7 @@ static void parts_reduce(struct problem *problem, const struct lade_kernels *ker
 
 /* Run the same backward. */
 static void parts_differentiate(struct problem *problem, const struct lade_kernels *kernels, const int64_t *first,
-                                int n)
+                                int n, const float *logits)
 {
   const struct lade_head_loss_bwd_args *all = &problem->bwd;
   float *begun = memory_make((size_t)(all->n * all->d) * sizeof(*begun));
@@ -380,6 +436,7 @@ static void parts_differentiate(struct problem *problem, const struct lade_kerne
     part.vocabulary = first[i + 1] - first[i];
     part.first_token = first[i];
     part.weight = (const char *)all->weight + (size_t)(first[i] * all->d) * lade_dtype_bytes(all->dtype);
+    part.logits = logits ? logits + first[i] * all->n : NULL;
     part.d_weight = (float *)all->d_weight + first[i] * all->d;
     part.has_before = i > 0;
     part.before = i == 1 ? begun : sum;
@@ -400,6 +457,7 @@ static void parts_check(enum lade_dtype dtype, const int64_t *first, int n_parts
   struct problem problem = problem_make(dtype, n, d, vocabulary, 0, accumulate);
   const size_t dx_bytes = (size_t)(n * d) * lade_dtype_bytes(dtype), d_weight_bytes = (size_t)(vocabulary * d) * 4;
   void *dx = memory_make(dx_bytes), *d_weight = memory_make(d_weight_bytes);
+  float *logits = memory_make((size_t)(n * vocabulary) * sizeof(*logits));
   const double unit = 2 * unit_get(dtype) + 0x1p-18;
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
@@ -409,18 +467,26 @@ static void parts_check(enum lade_dtype dtype, const int64_t *first, int n_parts
     run(&problem, &levels[level], 1);
     memcpy(dx, problem.bwd.dx, dx_bytes);
     memcpy(d_weight, problem.bwd.d_weight, d_weight_bytes);
-    parts_differentiate(&problem, &levels[level], first, n_parts);
+    parts_differentiate(&problem, &levels[level], first, n_parts, NULL);
     compare("dx", variant, &problem, dtype, problem.bwd.dx, problem.bwd_exact.dx, n * d, unit);
     compare("d_weight", variant, &problem, LADE_F32, problem.bwd.d_weight, problem.bwd_exact.d_weight, vocabulary * d,
             unit);
     assert_true(!is_host || memcmp(dx, problem.bwd.dx, dx_bytes) == 0);
     assert_true(!is_host || memcmp(d_weight, problem.bwd.d_weight, d_weight_bytes) == 0);
-    parts_reduce(&problem, &levels[level], first, n_parts);
+    parts_reduce(&problem, &levels[level], first, n_parts, NULL);
+    parts_differentiate(&problem, &levels[level], first, n_parts, NULL);
+    memcpy(dx, problem.bwd.dx, dx_bytes);
+    memcpy(d_weight, problem.bwd.d_weight, d_weight_bytes);
+    parts_reduce(&problem, &levels[level], first, n_parts, logits);
+    parts_differentiate(&problem, &levels[level], first, n_parts, logits);
+    assert_memory_equal(dx, problem.bwd.dx, dx_bytes);
+    assert_memory_equal(d_weight, problem.bwd.d_weight, d_weight_bytes);
     compare("losses", variant, &problem, LADE_F32, problem.fwd.losses, problem.fwd_exact.losses, n, 0x1p-18);
     compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, n, 0x1p-18);
   }
   free(dx);
   free(d_weight);
+  free(logits);
   problem_free(&problem);
 }
 

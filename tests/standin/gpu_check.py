@@ -127,6 +127,23 @@ def steps_go_on_with_safer_attention(data):
     os.environ["LADE_FAKE"] = "memory=64"
 
 
+def budgets_are_told_one_by_one(data):
+    """When the time ends between two budgets, the figures of the first are there, and the second is told as missing."""
+    check, run, done = gpu_check.Check(patience=20), gpu_check.Check.run, []
+
+    def limited(*args, **more):
+        if len(done) == 2:
+            check.end = 0
+        done.append(args)
+        return run(check, *args, **more)
+    check.run = limited
+    check.guard("budgets", gpu_check.budgets_compare, build, data)
+    told = {what[len("3. gpt2-774m at "):].split(":")[0]: figure[1] for what, figure in check.figures.items()}
+    assert check.counts == {"passed": 2, "failed": 1, "skipped": 0} and len(done) == 3, (check.counts, done)
+    assert list(told) == ["60%", "40%"] and told["40%"] == "exit 124", check.figures
+    assert len(check.figures) == 3, check.figures
+
+
 def everything_measure(scratch):
     """Return the text of the kept results, of all parts in their order and of the largest model's steps. Tests on the GPU
     and the unknowns have tests of their own."""
@@ -135,6 +152,7 @@ def everything_measure(scratch):
     gpu_check.PEER = peer_make(scratch)
     peers_are_told(data)
     steps_go_on_with_safer_attention(data)
+    budgets_are_told_one_by_one(data)
     gpu_check.tokens_make = lambda *_: data
     gpu_check.kernels_measure = lambda check, folder: kernels(check, folder, "--small")
     gpu_check.gpu_tests_run = lambda check, _: check.figure("0. tests", "gpu")

@@ -232,6 +232,56 @@ static __device__ inline void keys_put(const struct block_shape &s, const struct
   sums_put<D, 8 * W>(dv, factors, value_room, to + s.n_kv_heads * H, s.row_elements, row, s.seq_len);
 }
 
+/* A tile of queries: its head, its first query, and which of the two stages it is in. */
+struct staged_queries {
+  int h, first, stage;
+};
+
+/*
+ * Return the tile after @tile, of the next head if no later query of this one sees a key of the block, which begins at
+ * @first and has ROWS.
+ */
+template <int TILE, int ROWS, bool FORM>
+static __device__ inline struct staged_queries tile_next(const struct block_shape &s, const struct staged_queries &tile,
+                                                         int first)
+{
+  const int i0 = tile.first + TILE;
+  const bool is_last = i0 >= s.seq_len || (FORM && first_key_at(s, i0) >= first + ROWS);
+  return (struct staged_queries){tile.h + is_last, is_last ? first : i0, tile.stage ^ 1};
+}
+
+/* Turn scores into those of @a's form: ALiBi's term, the cap, and -inf where a query does not see a key. */
+template <bool FORM, int M, int N>
+static __device__ inline void form_apply(const struct block_shape &s, const struct lade_attention_bwd_args &a,
+                                         const struct head_alibi &alibi, float (&scores)[M][N][4], int row, int i0)
+{
+  if (!FORM)
+    return;
+  alibi_add<true>(scores, s.scale, alibi, row, i0);
+  scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
+  scores_hide<true>(s, scores, row, i0);
+}
+
+/*
+ * Turn a tile's scores into probabilities after dropout, and its slopes into the gradients of scores. @numbers: lse and
+ * delta of the tile's queries. @kept: of dropout.
+ */
+template <bool FORM, int TILE, int M, int N>
+static __device__ inline void pairs_meet(const struct lade_attention_bwd_args &a, float (&scores)[M][N][4],
+                                         float (&slopes)[M][N][4], float factor, const float *numbers,
+                                         const struct score_cap &cap, uint32_t kept)
+{
+  const float *const lse = numbers, *const delta = lse + TILE;
+  if (a.drop.drop_below)
+    drop_apply(slopes, kept, a.drop.scale);
+#pragma unroll
+  for (int at = 0; at < M * N * 4; at++)
+    pair_meet<FORM>(scores[at / 4 / N][at / 4 % N][at % 4], slopes[at / 4 / N][at / 4 % N][at % 4], factor,
+                    LOG2_E * lse[fragment_column(at / 4 % N, at % 4)], delta[fragment_column(at / 4 % N, at % 4)], cap);
+  if (a.drop.drop_below)
+    drop_apply(scores, kept, 1.0f);
+}
+
 template <class T, int H, bool FORM>
 static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
@@ -243,7 +293,7 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
   float *const numbers = (float *)(stages + 4 * TILE * D); /* lse and delta of both stages */
   const struct heads_part part = heads_part_get(a, blockIdx.x / PARTS, gridDim.x / PARTS, H);
   const struct block_shape s = shape_get(a, ROWS, blockIdx.x / PARTS / (unsigned)part.n_parts, blockIdx.y, H);
-  const int first = (int)s.first, heads_end = part.end;
+  const int first = (int)s.first;
   const int own = warp_get() * M * 16, column = (int)(blockIdx.x % PARTS) * W;
   const float factor = is_scaled<FORM>(a.form) ? LOG2_E : s.scale * LOG2_E;
   const T *const k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *const v = k + s.n_kv_heads * H;
@@ -252,47 +302,30 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
   tile_copy<D, ROWS, THREADS, H>(shared, k, s.row_elements, first, s.seq_len);
   tile_copy<D, ROWS, THREADS, H>(values, v, s.row_elements, first, s.seq_len);
   static_assert(ROWS % TILE == 0, "the first tile begins with the block");
-  int h = part.first, i0 = first, stage = 0;
-  queries_copy<H, TILE>(s, a, h, i0, stages, numbers);
-  while (h < heads_end) { /* one head after the other */
-    T *const queries = stages + stage * (2 * TILE * D);
-    const float *const lse = numbers + stage * (2 * TILE), *const delta = lse + TILE;
-    const int past = first + own - i0; /* from this tile's first query to the warp's first key */
+  struct staged_queries next = {part.first, first, 0};
+  queries_copy<H, TILE>(s, a, next.h, next.first, stages, numbers);
+  while (next.h < part.end) { /* one head after the other */
+    const struct staged_queries tile = next;
+    T *const queries = stages + tile.stage * (2 * TILE * D);
+    const int past = first + own - tile.first; /* from this tile's first query to the warp's first key */
     uint32_t kept = 0;
     if (a.drop.drop_below && past < TILE)
-      kept = (uint32_t)kept_get<true, M, N>(s, step, a.drop, h, first + own, i0);
-    const int this_i0 = i0;
-    const struct head_alibi alibi = FORM ? alibi_get(a, h, s.scale) : head_alibi();
-    i0 += TILE;
-    if (i0 >= s.seq_len || (FORM && first_key_at(s, i0) >= first + ROWS)) { /* no later query sees these keys */
-      i0 = first;
-      h++;
-    }
-    stage ^= 1;
+      kept = (uint32_t)kept_get<true, M, N>(s, step, a.drop, tile.h, first + own, tile.first);
+    const struct head_alibi alibi = FORM ? alibi_get(a, tile.h, s.scale) : head_alibi();
+    next = tile_next<TILE, ROWS, FORM>(s, tile, first);
     ptx_copies_wait();
     __syncthreads(); /* this tile has arrived, and no warp uses the one before */
-    if (h < heads_end)
-      queries_copy<H, TILE>(s, a, h, i0, stages + stage * (2 * TILE * D), numbers + stage * (2 * TILE));
-    if (past >= TILE || (FORM && first_key_at(s, this_i0) >= first + own + 16 * M))
+    if (next.h < part.end)
+      queries_copy<H, TILE>(s, a, next.h, next.first, stages + next.stage * (2 * TILE * D),
+                            numbers + next.stage * (2 * TILE));
+    if (past >= TILE || (FORM && first_key_at(s, tile.first) >= first + own + 16 * M))
       continue;
     float scores[M][N][4], slopes[M][N][4];
     rows_multiply<D, H>(scores, shared, own, queries);
     rows_multiply<D, H>(slopes, values, own, queries + TILE * D);
-    if (FORM) {
-      alibi_add<true>(scores, s.scale, alibi, first + own, this_i0);
-      scores_cap(scores, alibi.slope == 0 ? s.scale : 1.0f, a.form.softcap);
-      scores_hide<true>(s, scores, first + own, this_i0);
-    }
+    form_apply<FORM>(s, a, alibi, scores, first + own, tile.first);
     scores_mask<true>(scores, past);
-    if (a.drop.drop_below)
-      drop_apply(slopes, kept, a.drop.scale);
-#pragma unroll
-    for (int at = 0; at < M * N * 4; at++)
-      pair_meet<FORM>(scores[at / 4 / N][at / 4 % N][at % 4], slopes[at / 4 / N][at / 4 % N][at % 4], factor,
-                      LOG2_E * lse[fragment_column(at / 4 % N, at % 4)], delta[fragment_column(at / 4 % N, at % 4)],
-                      cap);
-    if (a.drop.drop_below)
-      drop_apply(scores, kept, 1.0f);
+    pairs_meet<FORM, TILE>(a, scores, slopes, factor, numbers + tile.stage * (2 * TILE), cap, kept);
     rows_weigh<D, W>(dv, scores, queries + TILE * D, column / LADE_CUDA_CHUNK);
     rows_weigh<D, W>(dk, slopes, queries, column / LADE_CUDA_CHUNK);
   }

@@ -37,7 +37,7 @@
 #include "kernels/cuda/attention/attention_rows.h"
 #include "kernels/cuda/wgmma.h"
 
-#define THREADS LADE_CUDA_WGMMA_THREADS(0)
+#define THREADS LADE_CUDA_WGMMA_THREADS
 #define ROWS LADE_CUDA_WGMMA_ROWS
 #define GROUP_ROWS 64 /* of a warpgroup */
 #define TILE LADE_CUDA_WGMMA_TILE(D)
@@ -218,4 +218,5 @@ static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fw
   queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* its warpgroup reads the queries no longer */
 }
 
-WARPGROUP_KERNELS(attention_wgmma_fwd, lade_attention_fwd_args, LADE_CUDA_WGMMA_THREADS, LADE_CUDA_WGMMA_BLOCKS)
+WARPGROUP_KERNEL(attention_wgmma_fwd, 64, lade_attention_fwd_args, THREADS, LADE_CUDA_WGMMA_BLOCKS)
+WARPGROUP_KERNEL(attention_wgmma_fwd, 128, lade_attention_fwd_args, THREADS, LADE_CUDA_WGMMA_BLOCKS)

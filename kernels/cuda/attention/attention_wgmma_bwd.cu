@@ -38,7 +38,7 @@
 #include "kernels/cuda/wgmma.h"
 
 #define GROUP_ROWS 64 /* of a warpgroup */
-#define DQ_THREADS LADE_CUDA_WGMMA_THREADS(D)
+#define DQ_THREADS LADE_CUDA_WGMMA_THREADS
 #define DQ_ROWS LADE_CUDA_WGMMA_ROWS
 #define DQ_TILE LADE_CUDA_WGMMA_DQ_TILE(D)
 #define DKV_THREADS LADE_CUDA_WGMMA_DKV_THREADS(D)
@@ -372,5 +372,9 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
               b.first + own_get(), b.s.seq_len);
 }
 
-WARPGROUP_KERNELS(attention_wgmma_dq, lade_attention_bwd_args, LADE_CUDA_WGMMA_THREADS, LADE_CUDA_WGMMA_BLOCKS)
-WARPGROUP_KERNELS(attention_wgmma_dkv, lade_attention_bwd_args, LADE_CUDA_WGMMA_DKV_THREADS, LADE_CUDA_WGMMA_DKV_BLOCKS)
+WARPGROUP_KERNEL(attention_wgmma_dq, 64, lade_attention_bwd_args, DQ_THREADS, LADE_CUDA_WGMMA_BLOCKS)
+WARPGROUP_KERNEL(attention_wgmma_dq, 128, lade_attention_bwd_args, DQ_THREADS, LADE_CUDA_WGMMA_BLOCKS)
+#define DKV_KERNEL(D) \
+  WARPGROUP_KERNEL(attention_wgmma_dkv, D, lade_attention_bwd_args, DKV_THREADS, LADE_CUDA_WGMMA_DKV_BLOCKS)
+DKV_KERNEL(64)
+DKV_KERNEL(128)

@@ -190,10 +190,10 @@ static void head_stats(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_stats_args *a = args;
   float *stats = a->stats;
-  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false, false);
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false, a->logits);
   struct head_launch_walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                                   .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
-                                  .scratch = (char *)a->workspace + rooms.end};
+                                  .scratch = (char *)a->workspace + rooms.end, .kept = a->logits};
   walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .first_token = a->first_token,
                                       .logits = a->workspace,
                                       .targets = a->targets, .before = a->before, .max = stats,
@@ -206,7 +206,7 @@ size_t lade_cuda_head_stats_bytes(const struct lade_kernels *kernels, const stru
 {
   struct lade_head_stats_args like = *a;
   like.x = like.weight = like.stats = like.workspace = nowhere();
-  return rooms_get(a->dtype, a->n, a->vocabulary, false, false).end + products_bytes(kernels, head_stats, &like);
+  return rooms_get(a->dtype, a->n, a->vocabulary, false, a->logits).end + products_bytes(kernels, head_stats, &like);
 }
 
 static void head_join(const struct lade_kernel_ctx *ctx, const void *args)
@@ -254,7 +254,6 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                                   .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
                                   .scratch = at + rooms.end, .kept = (float *)(uintptr_t)a->logits,
                                   .has_logits = a->logits};
-  LADE_ASSERT(!a->logits || !(a->has_before || a->is_sum || a->padding));
   walk.head = (struct lade_cuda_head){.n = a->n, .softcap = a->softcap, .first_token = a->first_token,
                                       .logits = (float *)at,
                                       .targets = a->targets,

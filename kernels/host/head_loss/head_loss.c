@@ -27,8 +27,8 @@
  * statistics, backward from its sum of dx, which only the last part rounds. Parts cut between chunks leave the sums of
  * one pass.
  *
- * With the logits of all rows and columns kept from forward, backward makes no product of logits and no cap. It reads
- * the same pieces in the same order, so its bits are those of logits made again.
+ * With the logits of all rows and of its columns kept from forward, backward makes no product of logits and no cap. It
+ * reads the same pieces in the same order, so its bits are those of logits made again.
  *
  * Rejected: the gradient within the forward walk. A row's gradient needs its whole sum, so the walk would go over
  * blocks of rows first, and dW would be a sum over blocks.
@@ -374,7 +374,8 @@ void lade_head_stats_run(const struct lade_head_loss_level *level, const struct 
                                 .n_tokens = args->vocabulary - args->padding,
                                 .leaves = leaves_make(args->leaf, args->vocabulary), .softcap = args->softcap,
                                 .x = args->x,
-                                .weight = args->weight, .targets = args->targets, .before = args->before};
+                                .weight = args->weight, .targets = args->targets, .before = args->before,
+                                .kept = args->logits};
   rows_reduce(&walk, args->workspace);
   for (int64_t i = 0; i < walk.n; i++) {
     struct row_part row = leaves_join(&walk, i);
@@ -507,7 +508,6 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
                                 .before = args->has_before ? args->before : NULL, .is_sum = args->is_sum,
                                 .kept = (char *)(uintptr_t)args->logits, .has_logits = args->logits};
   LADE_ASSERT(!args->leaf || !(args->has_before || args->is_sum));
-  LADE_ASSERT(!args->logits || !(args->has_before || args->is_sum || args->padding));
   walk.element_bytes = lade_dtype_bytes(walk.dtype);
   walk.sum_bytes = lade_dtype_bytes(walk.accumulator);
   walk.dx_sum_bytes = round_up((size_t)(walk.n * walk.d) * walk.sum_bytes);
@@ -638,7 +638,8 @@ size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, 
 {
   return lade_head_loss_fwd_workspace_bytes(&(struct lade_head_loss_fwd_args){.dtype = args->dtype, .n = args->n,
                                                                               .d = args->d, .leaf = args->leaf,
-                                                                              .vocabulary = args->vocabulary},
+                                                                              .vocabulary = args->vocabulary,
+                                                                              .logits = args->logits},
                                             n_threads);
 }
 

@@ -127,6 +127,37 @@ static void the_rest_knows_nothing_of_parts(void **state)
   }
 }
 
+/* Check that each part's logits are an optional value that this part's backward reads, for one product less. */
+static void logits_check(const struct lade_model *model, const struct lade_share *share)
+{
+  struct lade_model_graph *graph = graph_of(model, LADE_BF16, 0, share);
+  int n_stats = 0, n_backward = 0;
+  for (int i = 0; i < graph->n_ops; i++) {
+    const struct lade_op *op = &graph->ops[i], *forward = &graph->ops[LADE_MAX(op->forward, 0)];
+    n_stats += op->kind == LADE_OP_HEAD_STATS;
+    if (op->kind != LADE_OP_HEAD_LOSS_BWD)
+      continue;
+    const struct lade_op *lean = &graph->ops[op->lean], *lean_forward = &graph->ops[forward->lean];
+    const int logits = forward->out[1];
+    n_backward++;
+    assert_int_equal(forward->kind, LADE_OP_HEAD_STATS);
+    assert_true(graph->tensors[logits].is_optional && op->in[5] == logits && lean->in[5] < 0);
+    assert_int_equal(graph->tensors[logits].dims[1], graph->tensors[op->in[1]].dims[0]);
+    assert_true(lean->flops == 1.5 * op->flops && lean_forward->flops == forward->flops);
+    assert_true(lean_forward->out[1] < 0 && lean_forward->out[0] == forward->out[0]);
+  }
+  assert_int_equal(n_backward, n_stats);
+  assert_int_equal(n_stats, graph->params[0].n_parts);
+  lade_model_graph_destroy(graph);
+}
+
+static void a_head_in_parts_or_over_ranks_may_keep_its_logits(void **state)
+{
+  logits_check(&llama, &(struct lade_share){.n_shards = 8});
+  logits_check(&llama, &(struct lade_share){.tp = 2});
+  logits_check(&gpt2, &(struct lade_share){.tp = 2, .tp_rank = 1, .n_shards = 8});
+}
+
 /* ---- runs ---- */
 
 /* Copy the whole model's parameters into @run's parts. */
@@ -206,6 +237,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(tables_are_cut_by_the_model_and_the_layout),
       cmocka_unit_test(the_rest_knows_nothing_of_parts),
+      cmocka_unit_test(a_head_in_parts_or_over_ranks_may_keep_its_logits),
       cmocka_unit_test(parts_compute_what_the_whole_does),
   };
   return cmocka_run_group_tests_name("tables", tests, NULL, NULL);
