@@ -11,9 +11,9 @@
  *   source    let a value wait on another tier, or be made again instead
  *
  * A move releases before it holds, or the other way round, so a schedule may pass through one that is slower than both
- * ends. The largest acceptable rise of the energy is drawn before the move. A move whose schedule is slower by more than
- * that rise and DETOUR_OPS of the largest op is abandoned in the turn that shows it. With half as many, the best plan of
- * VGG-16 at 60 % of its peak is lost. A single release needs no detour, and gets one op.
+ * ends. The largest acceptable rise of the energy is drawn before the move. A move whose schedule is slower by more
+ * than that rise and DETOUR_OPS of the largest op is abandoned in the turn that shows it. With half as many, the best
+ * plan of VGG-16 at 60 % of its peak is lost. A single release needs no detour, and gets one op.
  */
 #include <math.h>
 
