@@ -374,7 +374,7 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
 
 WARPGROUP_KERNEL(attention_wgmma_dq, 64, lade_attention_bwd_args, DQ_THREADS, LADE_CUDA_WGMMA_BLOCKS)
 WARPGROUP_KERNEL(attention_wgmma_dq, 128, lade_attention_bwd_args, DQ_THREADS, LADE_CUDA_WGMMA_BLOCKS)
-#define DKV_KERNEL(D) \
-  WARPGROUP_KERNEL(attention_wgmma_dkv, D, lade_attention_bwd_args, DKV_THREADS, LADE_CUDA_WGMMA_DKV_BLOCKS)
-DKV_KERNEL(64)
-DKV_KERNEL(128)
+WARPGROUP_KERNEL(attention_wgmma_dkv, 64, lade_attention_bwd_args, LADE_CUDA_WGMMA_DKV_THREADS(64),
+                 LADE_CUDA_WGMMA_DKV_BLOCKS)
+WARPGROUP_KERNEL(attention_wgmma_dkv, 128, lade_attention_bwd_args, LADE_CUDA_WGMMA_DKV_THREADS(128),
+                 LADE_CUDA_WGMMA_DKV_BLOCKS)
