@@ -45,6 +45,9 @@ static inline bool lade_experts_is_dense(const struct lade_experts *model, int64
 /* True if @model_type of a config.json is a mixture of experts that can be planned. */
 bool lade_experts_has_type(const char *model_type);
 
+/* Return the model_type @i of those mixtures, NULL past the end. */
+const char *lade_experts_type(int i);
+
 /* Refuse to train @name, with one line that says how to plan it: -EINVAL. */
 int lade_experts_refuse(const char *name, struct lade_error *error);
 

@@ -247,6 +247,24 @@ def a_killed_run_leaves_nothing_that_trains():
     data("k", "k.txt", "--tokenizer", "t.json")
 
 
+def two_signals_end_all_processes():
+    tokenizer_write("t.json")
+    write("s.txt", TEXT * 20)
+    for wait in (0, 0.3):  # between the signals; processes are busy for longer
+        job = subprocess.Popen([LADE, "data", "s.txt", "--tokenizer", "t.json", "-o", "s", "--processes", "2"],
+                               env={**ENVIRONMENT, "FAKE_SECONDS": "2"}, stderr=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, start_new_session=True)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not glob.glob(".s.lade-data/train*"):
+            time.sleep(0.01)
+        os.killpg(job.pid, signal.SIGINT)
+        time.sleep(wait)
+        os.killpg(job.pid, signal.SIGINT)
+        job.communicate(timeout=20)  # until every process that has the pipe is gone
+        assert job.returncode == 130, job.returncode
+        assert not os.path.exists("s"), "a stopped run has an output"
+
+
 def a_terminal_sees_progress():
     tokenizer_write("t.json")
     write("p.txt", TEXT)
@@ -341,7 +359,8 @@ def real_tokenizers_cut_without_a_trace():
 
 for test in (mistakes_have_one_line, tokens_are_those_of_the_whole_text, documents_are_separated, damage_is_named,
              columns_of_parquet_are_read, a_part_validates, a_killed_run_leaves_nothing_that_trains,
-             a_terminal_sees_progress, models_train_and_speak, real_tokenizers_cut_without_a_trace):
+             two_signals_end_all_processes, a_terminal_sees_progress, models_train_and_speak,
+             real_tokenizers_cut_without_a_trace):
     begun = time.monotonic()
     test()
     print(f"{test.__name__}: {time.monotonic() - begun:.1f} s")

@@ -31,12 +31,14 @@ TOKENIZER_BYTES_MOST = 1 << 28
 _ENCODER = None  # of this process, set by _worker_begin
 
 
-def _worker_begin(encoder):
+def _worker_begin(encoder, first_process):
     global _ENCODER  # pylint: disable=global-statement  # a process of a pool has no other place
     _ENCODER = encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != first_process:  # it ended before the line above
+        os._exit(1)
 
 
 def _batch_encode(pieces):
@@ -122,9 +124,14 @@ def _pool(n_processes, encoder):
     if n_processes == 1:
         yield _Here(encoder)
         return
-    pool = ProcessPoolExecutor(n_processes, multiprocessing.get_context("fork"), _worker_begin, (encoder,))
+    pool = ProcessPoolExecutor(n_processes, multiprocessing.get_context("fork"), _worker_begin,
+                               (encoder, os.getpid()))
     try:
         yield pool
+    except BaseException:  # a signal too, also in the middle of a submit: nothing waits for what is under way
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -231,6 +238,8 @@ class Stopped(BaseException):
 
 
 def _stop(number, _frame):
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # a second one would end the way out halfway, and leave processes waiting
     raise Stopped(number)
 
 

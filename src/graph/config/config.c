@@ -20,14 +20,25 @@
 
 /* ---- the file ---- */
 
-/* Refuse a model_type without a row in the table of families, with the list of those that have one. */
+/* Append a name to the list @text, after @between. */
+static void name_append(char *text, size_t n_bytes, const char *between, const char *name)
+{
+  const size_t used = strlen(text);
+  snprintf(text + used, n_bytes - used, "%s%s", between, name);
+}
+
+/*
+ * Refuse a model_type without a row in the table of families, with the list of those that have one, and of the mixtures
+ * of experts that `lade plan` reads.
+ */
 static int type_refuse(const struct config *config)
 {
   char expected[480] = "one of ";
-  for (int i = 0; i < LADE_N_FAMILIES; i++) {
-    size_t used = strlen(expected);
-    snprintf(expected + used, sizeof(expected) - used, "%s%s", i ? ", " : "", lade_family_get(i)->model_type);
-  }
+  const char *name;
+  for (int i = 0; i < LADE_N_FAMILIES; i++)
+    name_append(expected, sizeof(expected), i ? ", " : "", lade_family_get(i)->model_type);
+  for (int i = 0; (name = lade_experts_type(i)) != NULL; i++)
+    name_append(expected, sizeof(expected), i ? ", " : "; to plan alone, ", name);
   return field_refuse(config, "model_type", expected);
 }
 

@@ -250,6 +250,11 @@ bool lade_experts_has_type(const char *model_type)
   return false;
 }
 
+const char *lade_experts_type(int i)
+{
+  return i >= 0 && i < (int)LADE_COUNT(families) ? families[i].type : NULL;
+}
+
 int lade_experts_refuse(const char *name, struct lade_error *error)
 {
   return lade_error_set(error, -EINVAL, "%.200s is a mixture of experts, which is planned on one rank and not trained: "

@@ -287,7 +287,8 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
 {
   config_refuse("{\"model_type\":\"gpt2\"}", "vocab_size is missing", "whole number", NULL);
   config_refuse("{}", "model_type is missing", "one of gpt2, llama, mistral", NULL);
-  config_refuse("{\"model_type\":\"mamba\"}", "model_type is \"mamba\"", NULL, NULL);
+  config_refuse("{\"model_type\":\"mamba\"}", "model_type is \"mamba\"", "internlm3; to plan alone, mixtral, ",
+                "deepseek_v3");
   config_refuse("{\"model_type\":7}", "model_type is 7", NULL, NULL);
   config_refuse("{" GPT2_FIELDS ",\"n_head\":7}", "not JSON", "duplicate", NULL);
   config_refuse("{" GPT2_FIELDS ",\"n_inner\":-4}", "n_inner is -4", "from 1", NULL);
