@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops that many people write: several optimizers in one step, averaged weights, distributions, flags in buffers."""
 import copy
+import os
 import types
 
 from fixture import *  # noqa: F403
@@ -9,6 +10,7 @@ import numpy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 SAMPLE = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+GPT_OF_BOTH = GPT()
 
 
 def net(n_in=8, n_out=4):
@@ -127,6 +129,47 @@ def lades_optimizer_steps_beside_another():
     same("matrices and the rest", GPT(), make, batch())
 
 
+def runs_resume_from_a_checkpoint_of_both():
+    """torch.save and load of a model and two optimizers, one of which is Lade's, go on with eager's bits."""
+    def made():
+        model = copy.deepcopy(GPT_OF_BOTH)
+        optimizers = sgd(model.blocks.parameters()), lade.torch.AdamW(
+            [*model.tokens.parameters(), *model.places.parameters(), *model.norm.parameters(), *model.head.parameters()],
+            lr=1e-3, state="bf16", where="host")
+
+        def train(x, y):
+            loss = model(x, y)
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.detach()
+        return model, optimizers, train
+
+    def planned(model, optimizers, train):
+        return lade.torch.step(train, model, optimizers, "min", host="64MiB", audit=False)
+    model, optimizers, train = made()
+    torch.manual_seed(SEED)
+    wanted = [float(train(*batch())) for _ in range(4)], lade.torch.digest(model, optimizers)
+    model, optimizers, train = made()
+    step = planned(model, optimizers, train)
+    torch.manual_seed(SEED)
+    found = [float(step(*batch())) for _ in range(2)]
+    path = os.path.join(SCRATCH.name, "checkpoint")
+    torch.save({"model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers],
+                "drawn": torch.get_rng_state()}, path)
+    torch.manual_seed(99)
+    model, optimizers, train = made()
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for optimizer, state in zip(optimizers, saved["optimizers"]):
+        optimizer.load_state_dict(state)
+    step = planned(model, optimizers, train)
+    torch.set_rng_state(saved["drawn"])
+    found += [float(step(*batch())) for _ in range(2)]
+    assert (found, lade.torch.digest(model, optimizers)) == wanted, (found, wanted)
+
+
 def one_scaler_serves_two_optimizers():
     def make(model):
         optimizers = adam(model[0].parameters()), sgd(model[1].parameters())
@@ -191,13 +234,13 @@ def weights_are_averaged_in_the_step():
 class ActNorm(nn.Module):
     """Scales by its first batch, which a flag in a buffer marks."""
 
-    def __init__(self):
+    def __init__(self, flag=torch.tensor(False)):
         super().__init__()
         self.scale, self.net = nn.Parameter(torch.ones(8)), net()
-        self.register_buffer("is_ready", torch.tensor(False))
+        self.register_buffer("is_ready", flag.clone())
 
     def forward(self, x):
-        if not self.is_ready:
+        if self.is_ready.item() == 0:
             with torch.no_grad():
                 self.scale.copy_(1 / x.std(0))
                 self.is_ready.fill_(True)
@@ -209,6 +252,7 @@ def flags_in_buffers_choose_the_plan():
         optimizer = adam(model.parameters())
         return optimizer, plain_step(model, optimizer, lambda model, x: model(x).square().mean())
     same("a flag", ActNorm(), make)
+    same("a byte", ActNorm(torch.tensor(0, dtype=torch.uint8)), make)
     model = ActNorm()
     optimizer, train = make(model)
     step = lade.torch.step(train, model, optimizer, "100%")
@@ -265,9 +309,9 @@ def refusals_name_what_torch_calls_it():
     assert fault.op == "torch.nested"
 
 
-TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, one_scaler_serves_two_optimizers,
-         optimizers_that_are_not_given_are_refused, weights_are_averaged_in_the_step, flags_in_buffers_choose_the_plan,
-         distributions_check_their_arguments, refusals_name_what_torch_calls_it]
+TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, runs_resume_from_a_checkpoint_of_both,
+         one_scaler_serves_two_optimizers, optimizers_that_are_not_given_are_refused, weights_are_averaged_in_the_step,
+         flags_in_buffers_choose_the_plan, distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.2, 0.2

@@ -202,7 +202,7 @@ class Generator:
         # On the CPU also where no redo follows: the generator's state is in the price of every draw.
         if op.draws and (is_again or index in self.redrawn or self.values.device.type == "cpu"):
             self.lines.append(f"R.redraw({index})" if is_again else f"R.draw({index if index in self.redrawn else -1})")
-        is_watched = op.is_bound and not is_again
+        is_watched = op.is_watched and not is_again
         if is_watched:
             self.lines.append(f"R.watch({index})")
         if op.node.target is optimizers.UPDATE:

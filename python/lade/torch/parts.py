@@ -13,7 +13,9 @@ _LEAST = 128                                # of a sliced dimension of a product
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
-_ROWS = (_aten._log_softmax.default, _aten._softmax.default, _aten._safe_softmax.default)
+_ROWS = (_aten._log_softmax.default, _aten._softmax.default)
+_ALIKE = (_aten.bernoulli_.float,)  # in-place ops of no other tensors
+_NORM, _EMBEDDING = _aten.linalg_vector_norm.default, _aten.embedding_dense_backward.default
 _LOSS_BACKWARD = (_aten.nll_loss_backward.default,)
 _ROWS_BACKWARD = (_aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default)
 
@@ -26,8 +28,11 @@ def smaller(target, args, kwargs):
         return None
     if target in _PRODUCTS:
         return _product(target, args)
-    if torch.Tag.pointwise in target.tags and not target._schema.is_mutable:
+    is_whole_norm = target is _NORM and (len(args) < 3 or args[2] is None)
+    if torch.Tag.pointwise in target.tags and not target._schema.is_mutable or target in _ALIKE or is_whole_norm:
         return _rows(args)
+    if target is _EMBEDDING:
+        return _table(args)
     if target in _LOSS_BACKWARD:
         return _loss(args)
     dim = args[1] if target in _ROWS else args[2] if target in _ROWS_BACKWARD else None
@@ -64,6 +69,14 @@ def _loss(args):
     if n is None or scores.dim() != 2 or not scores.is_contiguous():
         return None
     return (grad[:n] if grad.dim() else grad, scores[:n], labels[:n], *rest), scores.shape[0] / n
+
+
+def _table(args):
+    """Return the gradient of the first rows of a table, of which most are zeros. Made-up indices are those of its first row."""
+    grad, indices, n_rows, *rest = args
+    n_bytes = n_rows * grad.shape[-1] * grad.element_size()
+    n = max(4 * indices.numel(), n_rows * (_WHOLE_BYTES // 2) // max(n_bytes, 1))
+    return ((grad, indices, n, *rest), n_rows / n) if n_bytes > _WHOLE_BYTES and n < n_rows else None
 
 
 def rows_of_update(param):

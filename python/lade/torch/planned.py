@@ -186,8 +186,8 @@ class Planned:
             return self.graph.plan(budget, time_limit_s=most, **own)
 
     def bounded_ops(self):
-        """Return {number: op} of ops whose scratch is a bound."""
-        return {i: op for i, op in enumerate(self.values.ops) if op.is_bound}
+        """Return {number: op} of ops whose scratch is a bound, one of each kind of call."""
+        return {i: op for i, op in enumerate(self.values.ops) if op.is_watched}
 
     def run_bounded(self):
         """Run the calls whose scratch is a bound, on made-up operands; return {number: exact bytes}."""
@@ -196,9 +196,7 @@ class Planned:
 
     def _settle_ops(self, exact):
         for i, n_bytes in exact.items():
-            op = self.values.ops[i]
-            op.scratch_bytes, op.is_bound = n_bytes, False
-            self.pricer.settle(self.values, op, n_bytes)
+            self.pricer.settle(self.values, self.values.ops[i], n_bytes)
 
     def settle(self, exact):
         """Take the exact scratch of ops, {number: bytes}; the list stays. False if its peak is above the budget then."""

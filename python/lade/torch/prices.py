@@ -19,7 +19,7 @@ from .values import Op, flat_args
 
 _SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
 _REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm
-_LONG_NS = 300_000_000   # a part's call above this is not run whole: its scratch has a bound until the first step
+_LONG_NS = 30_000_000    # a part's call above this is not run whole: its scratch has a bound until the first step
 _BOUND_BYTES = 4 << 20   # of scratch above twice the part's
 
 
@@ -68,8 +68,11 @@ class Pricer:
                 raise
         if len(self.layouts) > n_layouts:
             raise Relayout
+        watched = set()
         for key, op in zip(keys, values.ops):
             self._apply(values, op, self.table[key])
+            op.is_watched = op.is_bound and key not in watched
+            watched.add(key)
 
     def _key(self, values, op):
         key = call_key(values, op)
@@ -119,9 +122,12 @@ class Pricer:
         return [max(0, price.most_bytes - sum(price.sizes)) for price in found]
 
     def settle(self, values, op, scratch_bytes):
-        """Keep the exact scratch of a call for later graphs."""
+        """Take the exact scratch of a call, for equal calls of this graph and of later ones."""
         price = self.table[self._key(values, op)]
         price.most_bytes, price.is_bound = price.sizes[0] + scratch_bytes, False
+        for other in values.ops:
+            if other.is_bound and self.table[self._key(values, other)] is price:
+                other.scratch_bytes, other.is_bound, other.is_watched = scratch_bytes, False, False
 
     def _run_some(self, values, wanted, device, in_part):
         """Run calls, of large products a part if @in_part."""
@@ -209,8 +215,8 @@ class Pricer:
         for _ in range(2):
             out, ns = self._once(op, op.node.target, args, kwargs, device)
             del out
-        meta = values.metas[op.outputs[0]]
-        price.ns, price.is_part, price.sizes = int(ns * factor), True, [meta.numel() * meta.element_size()]
+        meta, is_new = values.metas[op.outputs[0]], values.storage(op.outputs[0]) in op.writes
+        price.ns, price.is_part, price.sizes = int(ns * factor), True, [meta.numel() * meta.element_size() if is_new else 0]
 
     def _once(self, op, call, args, kwargs, device):
         """Run a call between two marks; return (results, time)."""

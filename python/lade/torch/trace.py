@@ -25,6 +25,7 @@ from .places import Found, Places, keeps_fakes
 from .watch import Watch
 
 _TORCH = os.path.dirname(torch.__file__)
+_NESTED = os.path.join(_TORCH, "nested", "")
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PLAIN = (int, float, bool, str)
 
@@ -201,8 +202,8 @@ def calling_line():
 _MEANINGS = (
     (("FakeTensor.__format__", ".numpy() is not supported"), "value of a tensor",
      "the step reads the value of a tensor; return the tensor, and read it after the step"),
-    (("HigherOrderOperator",), "torch.cond", "higher-order ops, such as torch.cond, are not captured"),
-    (("shape_env must not be None",), "torch.nested", "nested tensors are not captured"),
+    (("HigherOrderOperator", "registered for HOP"), "torch.cond", "higher-order ops, such as torch.cond, are not captured"),
+    ((_NESTED,), "torch.nested", "nested tensors are not captured"),
     (("dynamo",), "torch.compile", "torch.compile inside of the step is not captured; give the plain model"),
 )
 
@@ -219,6 +220,8 @@ def _refusal(fault):
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
     if "dynamo" in type(fault).__module__ or "dynamo" in text.lower():
         text = "dynamo"
+    if any(frame.filename.startswith(_NESTED) for frame in traceback.extract_tb(fault.__traceback__)):
+        text = _NESTED
     for words, name, meaning in _MEANINGS:
         if any(word in text for word in words):
             op, text = name, meaning

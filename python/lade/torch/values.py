@@ -20,13 +20,14 @@ _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resiz
 
 class Op:
     """One op: its node, its operands as storages, and its price, which prices.py fills in."""
-    __slots__ = ("node", "name", "reads", "writes", "updates", "draws", "is_once", "is_bound", "outputs",
+    __slots__ = ("node", "name", "reads", "writes", "updates", "draws", "is_once", "is_bound", "is_watched", "outputs",
                  "scratch_bytes", "ns", "part")
 
     def __init__(self, node, name):
         self.node, self.name = node, name
         self.reads, self.writes, self.updates, self.outputs = [], [], [], []
-        self.draws = self.is_once = self.is_bound = False  # is_bound: scratch_bytes is a bound, not exact
+        self.draws = self.is_once = self.is_bound = self.is_watched = False
+        # is_bound: scratch_bytes is a bound, not exact. is_watched: the first step finds it, for all equal calls
         self.scratch_bytes = self.ns = self.part = 0
 
 

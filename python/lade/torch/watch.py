@@ -149,7 +149,7 @@ class Watch(TorchDispatchMode):
             answer = self._run(func, args, kwargs)
             if not any(self._ref(t) for t in tensors):
                 return answer
-            if isinstance(answer, bool):  # a number may be another one in each step
+            if isinstance(answer, bool) or self._is_flag(tensors[0]):  # another number may be another one in each step
                 self.answers.note(self._keep_op(func, args, kwargs), answer)
                 return answer
         if func is _SCALAR and reals is None and args[0].dtype == torch.bool:
@@ -190,6 +190,10 @@ class Watch(TorchDispatchMode):
         values = [t for t in pytree.tree_leaves(self._run(func, args, kwargs)) if isinstance(t, torch.Tensor)]
         for i, (fake, real) in enumerate(zip(made, values)):
             self.known[id(fake)] = fake, real, _Ref(kept, i) if kept is not None else None
+
+    def _is_flag(self, tensor):
+        """True for a byte that is kept between steps, which old code reads as a truth value."""
+        return tensor.dtype == torch.uint8 and isinstance(self._ref(tensor), (_Slot, _Outside))
 
     def _ref(self, tensor):
         return self.known.get(id(tensor), (None, None, None))[2]
