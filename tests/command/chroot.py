@@ -125,10 +125,9 @@ def examples_run(root, folder, library=None):
             words = [f"{PAGES}/LICENSE" if word == "TEXT" else word for word in arguments]
             line = f"cd /drive && exec {folder}/{name} {' '.join(words)}"
             if arguments == ["RANKS"]:
-                if not shutil.which("mpirun"):
+                if library or not shutil.which("mpirun"):
                     continue
-                lade = f"{library}/lade" if library else "lade"
-                line = f"cd /drive && exec {lade} launch -n 2 -- {folder}/{name}"
+                line = f"cd /drive && exec lade launch -n 2 -- {folder}/{name}"
             if arguments == ["."] and not root.has_drive:
                 continue
             out = root.shell(line, code=code, env={"LD_LIBRARY_PATH": library} if library else None)
