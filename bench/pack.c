@@ -13,13 +13,14 @@
  *                            into 1 MiB
  *
  * The independent checker checks every answer. Columns: buffers, lower bound, peak, excess in percent, whether it is
- * proved optimal, milliseconds of the fastest of the repeats.
+ * proved optimal, CPU milliseconds of the fastest of the repeats.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "alloc/trace.h"
@@ -141,6 +142,14 @@ static int instance_make(const char *name, item_array *items)
   return strncmp(name, "stack:", 6) ? file_read(name, items) : stack_make(atoi(name + 6), items);
 }
 
+/* Return the CPU time of this process: the packer has one thread, and other programs do not count. */
+static int64_t cpu_ns(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
 static int instance_run(const char *name, const struct lade_pack_params *params, int n_repeats)
 {
   item_array items = {0};
@@ -153,9 +162,9 @@ static int instance_run(const char *name, const struct lade_pack_params *params,
   if (!rc)
     rc = offsets ? lade_packer_create(&packer) : -ENOMEM;
   for (int r = 0; r < n_repeats && !rc; r++) {
-    int64_t start_ns = lade_now_ns();
+    int64_t start_ns = cpu_ns();
     rc = lade_packer_pack(packer, items.items, items.n, params, offsets, &result, &error);
-    best_ns = LADE_MIN(best_ns, lade_now_ns() - start_ns);
+    best_ns = LADE_MIN(best_ns, cpu_ns() - start_ns);
   }
   if (!rc)
     rc = lade_pack_check(items.items, items.n, offsets, result.peak_bytes, &error);

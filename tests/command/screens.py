@@ -17,6 +17,8 @@ PLANS = (["--model", "nano", "--machine", "laptop-8c"],
          ["--model", "baby", "--batch", "16", "--machine", "laptop-8c", "--budget", "40%", "--store", "DIR"],
          [*SMALL, "--batch", "8", "--machine", "rtx4090-24g", "--budget", "min", "--device", "dry"],
          ["--model", "gpt2-350m", "--batch", "4", "--seq", "256", *H100],
+         ["--model", "gpt2-774m", "--batch", "2", "--seq", "512", "--machine", "rtx4090-24g", "--budget", "6GiB", "--store",
+          "DIR", "--host-budget", "4GiB"],  # five queues
          ["--model", "gpt2-350m", "--layers", "3", "--seq", "100", "--batch", "4", "--machine", "laptop-8c", "--budget",
           "33%", "--host-budget", "0", "--store", "DIR", "--store-budget", "1TiB"],
          ["--model", "gpt2-1.5b", "--layers", "3", "--batch", "1", "--seq", "128", *H100, "--budget", "100MiB"],
@@ -34,6 +36,7 @@ CLUSTERED = (["--cluster", "dgx-h100", "--ranks", "64", "--model", "llama3-8b", 
 # Those whose advice is followed, with the words that it must hold at the least.
 ADVISED = (([*SMALL, "--batch", "4", *H100, "--budget", "30%"], "--budget 100%"),
            ([*SMALL, "--batch", "4", *H100, "--budget", "100MiB", "--host-budget", "0"], "--moments 8bit"),
+           (["--model", "baby", "--batch", "24", "--machine", "laptop-8c", "--budget", "30MiB"], "--micro-batch 12"),
            ([*SMALL, "--batch", "8", "--dp", "4", *H100, "--budget", "300MiB", "--host-budget", "0"], "--zero"))
 
 

@@ -22,6 +22,8 @@
 #include "tools/verbs/plan_graph.h"
 #include "tools/verbs/plan_ranks.h"
 
+#define COLUMNS_MOST 100 /* of a screen */
+
 struct planning {
   struct options options;
   struct ranks_plan ranks; /* the rank of --rank; else one of every stage */
@@ -148,17 +150,21 @@ static void machine_print(const struct planning *planning)
 static void queues_print(const struct planning *planning)
 {
   int64_t busy_ns[LADE_N_QUEUES];
-  char text[32];
+  char text[32], word[64];
   int column = printf("time          "), n = 0;
   memcpy(busy_ns, planning->info.plan->train->predicted_busy_ns, sizeof(busy_ns));
-  while (column < 76) {
+  for (;;) {
     int most = 0;
     for (int queue = 1; queue < LADE_N_QUEUES; queue++)
       most = busy_ns[queue] > busy_ns[most] ? queue : most;
     if (busy_ns[most] <= 0)
       break;
-    column += printf("%s%s %s", n++ ? ", " : "", lade_queue_name((enum lade_queue_id)most),
-                     seconds_format((double)busy_ns[most] / 1e9, text, sizeof(text)));
+    snprintf(word, sizeof(word), "%s%s %s", n ? ", " : "", lade_queue_name((enum lade_queue_id)most),
+             seconds_format((double)busy_ns[most] / 1e9, text, sizeof(text)));
+    if (column + (int)(strlen(word) + strlen(", at once")) > COLUMNS_MOST)
+      break;
+    column += printf("%s", word);
+    n++;
     busy_ns[most] = 0;
   }
   puts(n > 1 ? ", at once" : "");

@@ -5,7 +5,8 @@
  * Estimates were rejected, because the effect of a change on the smallest budget depends on the residency that the
  * planner then finds. The trials cost about as much as the plan itself, so they are made only if the plan does not fit
  * or is slower than the unconstrained step. They end once they have taken as long as the plan, but at least
- * LIMIT_LEAST_NS, of processor time, which other programs do not stretch. A plan that itself took longer than
+ * LIMIT_LEAST_NS, of processor time, which other programs do not stretch. A plan that does not fit cannot be used
+ * without advice, so its trials have LIMIT_UNFIT_NS at least. A plan that itself took longer than
  * LIMIT_MOST_NS gets no advice.
  *
  * Without --machine a trial measures the ops that it alone has. Changes of the optimizer's state have none. A smaller
@@ -24,6 +25,7 @@
 #include "tools/report/report.h"
 
 #define LIMIT_LEAST_NS INT64_C(1000000000)
+#define LIMIT_UNFIT_NS INT64_C(5000000000)
 #define LIMIT_MOST_NS INT64_C(10000000000)
 #define TRIALS_MOST 24
 #define TP_MOST 8      /* ranks of a tensor parallel group that share fast links */
@@ -219,7 +221,8 @@ void advice_make(const struct options *options, const struct ranks_plan *ranks, 
   struct lade_session_info info = ranks->stages[0].info;
   ranks_plan_most(ranks, &info);
   struct advising a = {.options = options, .info = &info, .fits = ranks->fits, .step_ns = ranks->step_ns,
-                       .begin_ns = advice_clock(), .limit_ns = LADE_MAX(took_ns, LIMIT_LEAST_NS)};
+                       .begin_ns = advice_clock(),
+                       .limit_ns = LADE_MAX(took_ns, ranks->fits ? LIMIT_LEAST_NS : LIMIT_UNFIT_NS)};
   *ret_advice = (struct advice){.n = 0};
   if (!needs_advice(&a, took_ns))
     return;

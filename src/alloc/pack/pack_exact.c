@@ -399,28 +399,53 @@ static void joints_link(struct pack_pile *pile)
   }
 }
 
+/* List by counting the items of each slot. False: no memory. */
+static bool slots_link(struct pack_pile *pile)
+{
+  int32_t *place = pile->slot_start, n = 0;
+  for (int j = 0; j < pile->n; j++)
+    n += pile->hi[j] - pile->lo[j];
+  if (!lade_array_reserve((void **)&pile->slot_items.items, &pile->slot_items.capacity, n, sizeof(*place)))
+    return false;
+  pile->slot_items.n = n;
+  memset(place, 0, (size_t)(pile->n_slots + 1) * sizeof(*place));
+  for (int j = 0; j < pile->n; j++)
+    for (int s = pile->lo[j]; s < pile->hi[j]; s++)
+      place[s + 1]++;
+  for (int s = 0; s < pile->n_slots; s++)
+    place[s + 1] += place[s];
+  for (int j = pile->n - 1; j >= 0; j--) /* from the ends of the lists down, and the ends become starts */
+    for (int s = pile->lo[j]; s < pile->hi[j]; s++)
+      pile->slot_items.items[--place[s + 1]] = j;
+  memmove(place, place + 1, (size_t)pile->n_slots * sizeof(*place));
+  place[pile->n_slots] = n;
+  return true;
+}
+
+/* List the items near each item. Nothing predicts which items meet, so the loop has no branch. False: no memory. */
+static bool near_link(struct pack_pile *pile)
+{
+  const int n = pile->n;
+  int at = 0;
+  for (int j = 0; j < n; j++) {
+    const int32_t lo = pile->lo[j], hi = pile->hi[j];
+    pile->near_start[j] = at;
+    if (!lade_array_reserve((void **)&pile->near.items, &pile->near.capacity, at + n, sizeof(*pile->near.items)))
+      return false;
+    for (int32_t k = 0; k < n; k++) {
+      pile->near.items[at] = k;
+      at += (k != j) & (pile->lo[k] < hi) & (lo < pile->hi[k]);
+    }
+  }
+  pile->near_start[n] = pile->near.n = at;
+  return true;
+}
+
 /* Make the lists for the current numbering: the items of each slot, and the items near each item. False: no memory. */
 static bool pile_link(struct pack_pile *pile)
 {
-  const int n = pile->n;
-  bool is_linked = true;
-  pile->slot_items.n = pile->near.n = 0;
-  for (int s = 0; s < pile->n_slots; s++) {
-    pile->slot_start[s] = pile->slot_items.n;
-    for (int32_t j = 0; j < n; j++)
-      if (pile->lo[j] <= s && s < pile->hi[j])
-        is_linked = LADE_PUSH(&pile->slot_items, j) && is_linked;
-  }
-  pile->slot_start[pile->n_slots] = pile->slot_items.n;
-  for (int j = 0; j < n; j++) {
-    pile->near_start[j] = pile->near.n;
-    for (int32_t k = 0; k < n; k++)
-      if (k != j && pile->lo[k] < pile->hi[j] && pile->lo[j] < pile->hi[k])
-        is_linked = LADE_PUSH(&pile->near, k) && is_linked;
-  }
-  pile->near_start[n] = pile->near.n;
   joints_link(pile);
-  return is_linked;
+  return slots_link(pile) && near_link(pile);
 }
 
 /*
@@ -582,17 +607,21 @@ static char *exact_init(struct exact *exact, lade_packer *packer)
   return memory;
 }
 
+bool lade_pack_exact_takes(const struct pack_problem *problem)
+{
+  return problem->n <= ITEMS_MAX && !problem->has_mixed_align;
+}
+
 bool lade_pack_exact(lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
-  if (problem->n > ITEMS_MAX || problem->has_mixed_align ||
-      packer->best_bytes / problem->granule > CAPACITY_MAX)
+  if (!lade_pack_exact_takes(problem) || packer->best_bytes / problem->granule > CAPACITY_MAX)
     return false;
   size_t n_slot_items = 0, n_near = 0;
   for (int i = 0; i < problem->n; i++) {
     n_slot_items += (size_t)(problem->hi[i] - problem->lo[i]);
     for (int j = 0; j < problem->n; j++)
-      n_near += i != j && problem->lo[i] < problem->hi[j] && problem->lo[j] < problem->hi[i];
+      n_near += (i != j) & (problem->lo[i] < problem->hi[j]) & (problem->lo[j] < problem->hi[i]);
   }
   if (n_near > NEAR_MAX || n_slot_items > NEAR_MAX)
     return false;

@@ -102,8 +102,11 @@ void lade_pack_problem_init(lade_packer *packer, const struct lade_pack_item *it
 /* Make room for the answer and the passes, with no answer yet. */
 void lade_pack_answer_init(lade_packer *packer, uint64_t stop_bytes);
 
-/* Find a first answer, and a queue's. True when the target is met or the effort spent. */
-bool lade_pack_search_fast(lade_packer *packer);
+/*
+ * Run first fit within @item_work steps for each item, then the ring: there is an incumbent. True if the target is met
+ * or the effort spent.
+ */
+bool lade_pack_search_fast(lade_packer *packer, uint64_t item_work);
 
 /* Search exactly with a part of the effort left; repair the remainder with the rest. */
 bool lade_pack_search_long(lade_packer *packer);
@@ -167,6 +170,9 @@ void lade_pack_effort_widen(struct pack_effort *effort, const struct pack_effort
  * pre: there is an incumbent.
  */
 bool lade_pack_exact(lade_packer *packer);
+
+/* True if the exact search takes instances of this number of items and these alignments. */
+bool lade_pack_exact_takes(const struct pack_problem *problem);
 
 /*
  * Copy the items of packer->problem in normal form into the packer's own memory, sorted, with the number that each had.

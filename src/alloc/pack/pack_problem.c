@@ -174,11 +174,10 @@ int lade_pack_arena_reserve(lade_packer *packer, size_t bytes)
   return 0;
 }
 
-/* Run first fit within the fast pass's work, then the ring. True if the target is met or the effort spent. */
-bool lade_pack_search_fast(lade_packer *packer)
+bool lade_pack_search_fast(lade_packer *packer, uint64_t item_work)
 {
   struct pack_effort full = packer->effort;
-  const uint64_t fast_work = LADE_PACK_FAST_WORK * (uint64_t)packer->problem.n;
+  const uint64_t fast_work = item_work * (uint64_t)packer->problem.n;
   const bool has_fast_work = !full.deadline_ns && full.work_limit >= fast_work;
   packer->n_orders_least = has_fast_work && lade_pack_first_fit_is_cheap(&packer->problem) ? 2 : 1;
   lade_pack_effort_narrow(&packer->effort, 1, fast_work);
@@ -216,7 +215,7 @@ bool lade_pack_part(lade_packer *packer, const struct lade_pack_item *items, int
     return false;
   lade_pack_problem_init(packer, items, n);
   lade_pack_answer_init(packer, stop_bytes);
-  if (!lade_pack_search_fast(packer))
+  if (!lade_pack_search_fast(packer, LADE_PACK_FAST_WORK))
     lade_pack_search_long(packer);
   return true;
 }

@@ -15,6 +15,7 @@
 
 #include "alloc/pack/pack_internal.h"
 #include "base/philox.h"
+#include "bench/pack_instances.h"
 #include "lade/pack.h"
 
 enum { N_ROUNDS = 3000, PIECES_MAX = 40, SPAN_MAX = 200, LIVE_MAX = 16, HEIGHT_MAX = 15, STATES_MAX = 1 << 21 };
@@ -200,10 +201,39 @@ static void test_the_least_height_is_found_and_no_more_is_proved(void **state)
   assert_true(n_above_live >= 10); /* for these the search has proved that no lower packing exists */
 }
 
+/*
+ * The exact search begins once one order is placed, if it takes the instance: some jigsaws without a gap are then
+ * packed with fewer steps than the fast pass alone may take.
+ */
+static void test_some_jigsaws_need_fewer_steps_than_the_fast_pass(void **state)
+{
+  enum { N_JIGSAWS = 20, N_PIECES = 120 };
+  static struct lade_pack_item pieces[N_PIECES];
+  static uint64_t places[N_PIECES];
+  const struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 1000000000};
+  lade_packer *packer;
+  int n_short = 0;
+  (void)state;
+  assert_int_equal(lade_packer_create(&packer), 0);
+  for (uint64_t seed = 0; seed < N_JIGSAWS; seed++) {
+    const struct jigsaw how = {.cuts = JIGSAW_EVEN, .n_pieces = N_PIECES, .span = 1024, .height = 1024,
+                               .granule = 1024, .seed = seed};
+    struct lade_pack_result result;
+    const int n = jigsaw_make(&how, pieces);
+    assert_int_equal(lade_packer_pack(packer, pieces, n, &params, places, &result, NULL), 0);
+    assert_true(result.is_optimal && result.peak_bytes == 1024 * 1024);
+    assert_int_equal(lade_pack_check(pieces, n, places, result.peak_bytes, NULL), 0);
+    n_short += packer->effort.work < LADE_PACK_FAST_WORK * (uint64_t)n;
+  }
+  lade_packer_destroy(packer);
+  assert_true(n_short > 0);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_the_least_height_is_found_and_no_more_is_proved),
+      cmocka_unit_test(test_some_jigsaws_need_fewer_steps_than_the_fast_pass),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
