@@ -60,7 +60,10 @@ static void forward(const float *x, const float *w, const float *skip, float *y)
   }
 }
 
-/* The gradients of x and w. dy becomes that of the sum, and of the skip; @more came to x by another skip. */
+/*
+ * Compute the gradients of x and w. dy becomes the gradient of the sum, which is also that of the skip. @more is the
+ * gradient that reaches x through another skip, or NULL.
+ */
 static void backward(const float *x, const float *w, const float *y, const float *more, float *dy, float *dx, float *dw)
 {
   for (int i = 0; i < ELEMENTS; i++) {

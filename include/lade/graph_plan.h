@@ -100,8 +100,8 @@ struct lade_graph_plan_info {
 typedef struct lade_graph_plan lade_graph_plan;
 
 /*
- * Find the bounds of @graph that need no search: unconstrained_bytes and floor_bytes, as in the struct above. Either
- * pointer may be NULL. -EINVAL for an open graph, -ENOMEM. Any thread. O(operands + lifetimes).
+ * Find the bounds of @graph that need no search, for lists without other tiers: unconstrained_bytes and floor_bytes of
+ * the struct above. Either pointer may be NULL. -EINVAL: an open graph; -ENOMEM. Any thread. O(operands + lifetimes).
  */
 LADE_API int lade_graph_bounds(const lade_graph *graph, struct lade_error *error, uint64_t *ret_unconstrained_bytes,
                                uint64_t *ret_floor_bytes);

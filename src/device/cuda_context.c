@@ -10,7 +10,8 @@
  *
  * The clock. Events are timed against an anchor, an event with a known monotonic time. The driver returns a difference
  * of events as a float of milliseconds, which is exact to 60 ns over a second and useless over hours. So a new anchor
- * is taken every second, by the device's clock and not by the host's, so that times of one device never run backwards.
+ * is taken every second. It is taken by the device's clock and not by the host's, so that times of one device never run
+ * backwards.
  */
 #include <errno.h>
 #include <stdlib.h>

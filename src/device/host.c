@@ -3,7 +3,7 @@
  * The host device's memory: real address ranges, real chunks, the machine's own page tables.
  *
  * A chunk is private anonymous memory, 2 MiB aligned, with MADV_HUGEPAGE, and populated when it is created. It starts
- * at its own parking address. Mapping moves its pages to the requested address with mremap, which rewrites page-table
+ * at its own parking address. Mapping moves its pages to the requested address with mremap. mremap rewrites page-table
  * entries (whole upper-level entries, because both sides are aligned) and copies no byte. Unmapping moves them to a new
  * parking address and leaves a fence, PROT_NONE, behind. An empty range is a fence from end to end.
  *

@@ -3,8 +3,8 @@
  * The host device's queues: a thread each, fed by a ring.
  *
  * A ring has a fixed number of entries and one producer, the thread that submits; the queue's thread is its one
- * consumer. Head, tail and the event counter are three counters (counter.h). The consumer sleeps on the head, a
- * producer with a full ring on the tail, and threads that wait for an event on the event counter. Waits for other
+ * consumer. Head, tail and the event counter are three counters (counter.h). The consumer sleeps on the head, and a
+ * producer with a full ring on the tail. Threads that wait for an event sleep on the event counter. Waits for other
  * queues are entries too, so that they take effect in submission order. No code here allocates, and system calls are
  * made only to sleep and to wake a sleeper.
  *

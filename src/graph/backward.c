@@ -291,7 +291,7 @@ void lade_head_loss_backward(struct lade_build *build, int forward)
 
 /*
  * Pass a row's log-sum-exp on as the gradient of the statistics. The gradient of one rank's logits needs no other value
- * of other ranks, so the backward of the gather between the two halves passes it on.
+ * of other ranks. So the backward of the gather between the two halves passes it on.
  */
 void lade_head_join_backward(struct lade_build *build, int forward)
 {

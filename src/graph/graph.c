@@ -9,9 +9,9 @@
  * after the operands. Ranges that overlap are then neighbours, and each storage is counted once.
  *
  * Closing checks the conditions that later calls could still have met: a made storage is written before it is read, and
- * a kept one is written at all. Then two passes over the operands count the uses of each storage and fill them in, the
- * k-th storage's after those of all storages before it. Equal names of classes get one offset. Everything is O(n),
- * except sorting the names and the ranges of one op.
+ * a kept one is written at all. Then one pass over the operands counts the uses of each storage, and another fills them
+ * in, storage after storage. Equal names of classes get one offset. Everything is O(n), except sorting the names and
+ * the ranges of one op.
  */
 #include "graph/graph.h"
 

@@ -6,7 +6,7 @@
  * begin with the place in the file, because lists and fields have the same names in both. An unknown field is refused,
  * because it may be misspelt. The version is checked first, so that a file of a later format is refused for that.
  *
- * Writing makes the text in memory, one line for each storage and each op, so that two versions of a file can be
+ * Writing makes the text in memory, with one line for each storage and each op. So two versions of a file can be
  * compared line by line. It does not go through jansson, whose tree would take ten times the text.
  */
 #include <errno.h>

@@ -2,8 +2,8 @@
 /*
  * A stage's share of a model: its layers, and a graph of only these.
  *
- * The cut. Blocks cost the same, a flops each; the head costs h more, the embedding about nothing. With n layers in the
- * last piece and the rest spread over the others, the slowest piece takes max(n a + h, ceil((L - n) / (P - 1)) a). n
+ * The cut. Blocks cost the same, a flops each; the head costs h more, the embedding about nothing. The last piece has n
+ * layers, and the rest is spread over the others. The slowest piece takes max(n a + h, ceil((L - n) / (P - 1)) a). n
  * minimises this; if several values do, the smallest is taken, because the last stage holds the head and its gradient.
  * The remainder of the division goes to later pieces except the last, because their stages hold fewer microbatches.
  * There may be one or two pieces more than layers: the last one then has the head alone, and the first one the

@@ -15,8 +15,8 @@
  * Opening finds g. The process that wrote its record may have ended before step 4, so the record may be in the page
  * cache alone. If g + 1 is then written over g - 1 and the power fails, neither generation is whole. A sync alone does
  * not help, because pages that a drive refused to take are clean afterwards (ext4, XFS). Therefore prepare writes the
- * record of g again, with the same bytes, and syncs it and its name, before the owner writes to the other slot. Bytes
- * and table of g need no second write, because its record was written only after their sync had succeeded.
+ * record of g again, with the same bytes. It syncs the record and its name before the owner writes to the other slot.
+ * Bytes and table of g need no second write, because its record was written only after their sync had succeeded.
  *
  * The journal is created whole. Both blocks are written to a file of another name and synced. The file is renamed after
  * the data file of generation 0 and both directory entries are synced, and the rename is synced before publish returns.

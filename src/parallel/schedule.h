@@ -74,8 +74,8 @@ int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage);
 /*
  * Return the number of inputs that a stage receives ahead. While it computes a slot and sends its result, it is ready
  * for the inputs of that many next slots. With fewer, stages that each send before they receive would wait for one
- * another in a cycle, or under ZBH2, whose stages send far ahead, without need. With this number they do not, for any
- * memory that the transfers use.
+ * another in a cycle. Under ZBH2, whose stages send far ahead, they would wait without need. With this number they do
+ * not, for any memory that the transfers use.
  */
 static inline int lade_schedule_n_ahead(const struct lade_pipeline *pipeline)
 {

@@ -462,8 +462,8 @@ static void buckets_place(struct cutter *c)
 }
 
 /*
- * Prefetch blocks that wait outside the device while the addends are in flight from other ranks, the last reduction
- * first, as far as there is room. That is early enough because a block is only one rank's part of the sum.
+ * Prefetch blocks that wait outside the device while other ranks' addends are in flight: the last reduction first, as
+ * far as there is room. That is early enough because a block is only one rank's part of the sum.
  */
 static void blocks_place(struct cutter *c)
 {

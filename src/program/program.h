@@ -3,10 +3,10 @@
  * The program of one rank: all work of a step, as one flat list.
  *
  * The list's order is its meaning: run one after another, its instructions compute the step. Each names a queue, and
- * queues run concurrently. Each hazard between two queues (a value not yet made, an address not yet free) is therefore
- * a wait on an earlier instruction. waits.c derives waits; vector clocks reduce them to at most one per other queue. A
- * program makes no decision about recompute or offload when it runs. A recomputed value is a second compute instruction
- * that makes the same value. An offloaded value is a copy out, a copy in, and addresses that are free in between.
+ * queues run concurrently. So each hazard between two queues (a value not yet made, an address not yet free) is a wait
+ * on an earlier instruction. waits.c derives waits; vector clocks reduce them to at most one per other queue. A program
+ * makes no decision about recompute or offload when it runs. A recomputed value is a second compute instruction that
+ * makes the same value. An offloaded value is a copy out, a copy in, and addresses that are free in between.
  *
  * A collective may be grouped with the one before it, of the same kind, axis and element type, if their operands do not
  * conflict. A run of grouped collectives is a group: one list for the communicator, of at most LADE_COMM_LIST_MOST. A

@@ -202,6 +202,7 @@ def bytes_wait_on_host_and_store():
             assert lade.torch.digest(model, optimizer) == wanted, options
             assert peak == report["planned_peak_bytes"] < report["unconstrained_peak_bytes"], (options, peak)
             assert report["moved_bytes"] > 0, report
+            assert report["floor_bytes"] <= report["min_budget_bytes"], report
     refused(lade.Error, lambda: made("min", store="/no/such/folder", ways=("store",))[2](*batch()), "/no/such/folder")
 
 

@@ -135,9 +135,10 @@ int budget_parse(const char *text, struct lade_budget *ret_budget, struct lade_e
     budget.kind = LADE_BUDGET_AUTO;
   else if (end > text && *end == '%') {
     bool is_device = strcmp(end, "%dev") == 0;
-    if ((!is_device && end[1]) || !(percent > 0) || percent > (is_device ? 100 : 1e6))
-      return lade_error_set(error, -EINVAL, "budget '%.64s': a percentage is 60%% of the unconstrained peak or "
-                            "80%%dev of the device", text);
+    const double most = is_device ? 100 : 1e6;
+    if ((!is_device && end[1]) || !(percent > 0) || percent > most)
+      return lade_error_set(error, -EINVAL, "budget '%.64s': a percentage is above 0 and at most %.0f: 60%% of the "
+                            "unconstrained peak or 80%%dev of the device", text, most);
     budget.kind = is_device ? LADE_BUDGET_PERCENT_DEVICE : LADE_BUDGET_PERCENT;
     budget.percent = percent;
   } else {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019) over rows, and their backward. A row is read
- * three times forward and twice backward, from L1 after the first time, so the bound is one read and one write per
+ * three times forward and twice backward, from L1 after the first time. So the bound is one read and one write per
  * tensor of [N,d]. The backward also sums the gradients of weight and bias per block of rows (row_sums.c adds the
  * blocks). The rows are in cache then; a second pass over dy and x would double its traffic.
  */

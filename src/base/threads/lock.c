@@ -16,7 +16,7 @@
  *
  * Rejected: a queue of waiters in order of arrival. It is fair, but every hand-over then waits for a thread to wake up,
  * which takes a hundred times as long as the protected section: a convoy. Rejected: a fence on the sleeper's side
- * (membarrier) in place of the missing one in the store, which is several times as slow if many threads wait.
+ * (membarrier) in place of the missing one in the store. It is several times as slow if many threads wait.
  */
 #include "base/lock.h"
 

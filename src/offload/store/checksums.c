@@ -4,9 +4,9 @@
  * The checksum is in memory, not beside the data. So a block that the drive never wrote (stale) or wrote elsewhere
  * (swapped) does not match. A wrong block passes with probability 2^-64.
  *
- * The granule is 64 KiB: long enough for XXH3 to run at the speed of memory, short enough to stay in the second-level
- * cache between the optimizer's arithmetic and the checksum. The table costs 1/8192 of the store. Rejected: CRC32C,
- * which is weaker and no faster; checksums inside the block, which break the alignment of data.
+ * The granule is 64 KiB: long enough for XXH3 to run at the speed of memory. It is short enough to stay in the
+ * second-level cache between the optimizer's arithmetic and the checksum. The table costs 1/8192 of the store.
+ * Rejected: CRC32C, which is weaker and no faster; checksums inside the block, which break the alignment of data.
  */
 #include <errno.h>
 

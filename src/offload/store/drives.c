@@ -15,10 +15,9 @@
  * part fails, the rest of that stripe is marked lost. The same holds if the parts of a stripe are on two drives and the
  * second one fails.
  *
- * A drive is set aside as slow by its values over several windows, in the time when it had pieces pending. It has moved
- * less than an eighth of the bytes per second of the best drive, and its pieces have taken more than eight times as
- * long. Both are required: a drive with few requests has low latency, and a drive with a long queue has high
- * throughput.
+ * A drive is set aside as slow by its values over several windows, in the time when it had pieces pending. Its rate is
+ * below an eighth of the best drive's, and its pieces have taken more than eight times as long. Both are required: a
+ * drive with few requests has low latency, and a drive with a long queue has high throughput.
  *
  * The last remaining drive is never set aside: its errors are the store's.
  */

@@ -4,7 +4,7 @@
  *
  * The budget is one extent. A tensor has runs of it (free_extents.h) and a number. Its checksums are seeded with that
  * number, and with the count of puts as generation. A tensor that is being moved has requests, which move it without
- * the mutex, so that calls for different tensors contend only in the store itself.
+ * the mutex. So calls for different tensors contend only in the store itself.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
  * ends the job.
  *
  * Two ranks are on one node if they have the same machine (base/system/host_id.c) and the same namespace of process
- * numbers, because checks of a process need both. Whether they can share memory is tried (comm_segment.c).
+ * numbers. Checks of a process need both. Whether they can share memory is tried (comm_segment.c).
  *
  * Rejected: MPI's blocking calls. They spin and cannot be interrupted. With a library that allows one thread at a time,
  * two communicators would block each other for ever.

@@ -13,8 +13,8 @@
  *
  * Devices. With a GPU there are two communicators: NCCL's for the vectors, and the hosts' for lengths and for values in
  * host memory. A call on a queue needs its arguments until its event, so the ranks keep a ring of calls in flight. A
- * communicator has one collective in flight: a call on another queue than the last one waits for it on the device, and
- * a call that blocks waits for all of them first.
+ * communicator has one collective in flight: a call on another queue than the last one waits for it on the device. A
+ * blocking call waits for all of them first.
  */
 #include <errno.h>
 #include <stdlib.h>

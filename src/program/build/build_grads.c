@@ -13,7 +13,7 @@
  * it); it is copied in for the addition. With replicas of shards (hybrid sharding) complete blocks are also summed over
  * the replicas.
  *
- * With sums in BF16 a gradient is narrowed before it goes to other ranks, and the sum is widened to the place of an F32
+ * With sums in BF16 a gradient is narrowed before it goes to other ranks. The sum is widened to the place of an F32
  * sum. Tensor parallel ranks and both ends of a pipeline still sum in F32.
  *
  * liveness.c divides reductions into batches. The collectives of a batch are adjacent in the list and form groups. The

@@ -18,9 +18,9 @@
  * resident buffer of optimizer state is never written. In a caller's own step given storages begin in
  * program->start_buffers, and given and kept storages end in program->end_buffers.
  *
- * Pieces begin only at the ends of operands, so they are numbered by a sorted list of those ends, and the row is a
- * bitset over it. A write removes the marks that it covers and adds at most three, and a read of a part of a piece cuts
- * it, which adds at most two: writers of the rest need not wait for that reader. So all pieces ever visited are
+ * Pieces begin only at the ends of operands. So a sorted list of those ends numbers them, and the row is a bitset over
+ * the list. A write removes the marks that it covers and adds at most three, and a read of a part of a piece cuts it,
+ * which adds at most two: writers of the rest need not wait for that reader. So all pieces ever visited are
  * O(operands). The partial sums, which one instruction reads all of, come on top.
  */
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * A stored value is exact in FP32, and coding rounds to the nearest value, which gives the same bits again. So a run
  * that is saved and loaded in one form continues exactly. State of another form is rounded once.
  *
- * Values are moved in whole windows, but a block of FP32 elements is half a window of bytes, so a window is kept
+ * Values are moved in whole windows, but a block of FP32 elements is half a window of bytes. So a window is kept
  * between two blocks. Scales are kept for the whole parameter, a byte for LADE_MOMENT_BLOCK elements, because the last
  * of them is known only with the parameter's last element.
  */

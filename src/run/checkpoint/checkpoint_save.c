@@ -22,7 +22,7 @@
  * durable, so saving needs the room of one checkpoint more than it keeps.
  *
  * Rejected: a file for each rank, with rectangles of tensors and an index of them. It would load nowhere else, and
- * depend on the layout. Its gain is that no two ranks write one page of a file, which matters where a file system's
+ * depend on the layout. Its gain is that no two ranks write one page of a file. That matters where a file system's
  * clients do not agree about pages (NFS).
  *
  * Memory is one chunk, two windows and a staging buffer (checkpoint_slices.c), at most 11 MiB. Compact state adds one
@@ -146,7 +146,7 @@ static uint64_t tensors_measure(const struct checkpoint_table *table, uint64_t *
 
 /*
  * Check that there is room for all tensors. Headers and JSON are small and not counted; writing them reports a lack.
- * After a rotation some file systems count the removed bytes as free only once the removal is on the drive, so syncfs
+ * After a rotation some file systems count the removed bytes as free only once the removal is on the drive. So syncfs
  * comes before a refusal.
  */
 static int room_check(const struct save *save, struct lade_error *error)

@@ -11,7 +11,7 @@
  * against an adversary.
  *
  * Each rank counts the elements that it reads. Each element of a tensor counts c times over all ranks, replicas and
- * copies included, so all counts must add up to c times the tensor's sum. One addition over the ranks thus verifies the
+ * copies included. So all counts must add up to c times the tensor's sum. One addition over the ranks thus verifies the
  * elements of every rank. If n tensor parallel ranks share each KV head, they all read its rows, but only one of them
  * reads a row of queries. One tensor may contain both (Falcon), so a row of queries counts n times.
  */

@@ -4,7 +4,7 @@
  *
  * Kernels read everything that changes from step to step in the step block, which is copied to the device before all of
  * them. So a launch has the same arguments in every step. Each chain of the program (program/program.h) is captured
- * when the executor is created, and is one launch in a step, however many kernels it has. An unchained instruction with
+ * when the executor is created. It is one launch in a step, however many kernels it has. An unchained instruction with
  * several launches is captured too. An instruction that is one launch is launched directly. If a capture fails, all
  * instructions are launched directly: the work and the bits are the same.
  *

@@ -11,7 +11,7 @@
  * padding, because the program reads and writes whole blocks. A shard of padding alone is written with the first
  * window.
  *
- * A part of a parameter's state lies in pieces of one grain each (program/state_layout.c), but its checksums are per
+ * A part of a parameter's state lies in pieces of one grain each (program/state_layout.c). Its checksums are per
  * granule of its own room. So a move is cut where pieces end, and all its pieces are in flight at once.
  *
  * If the rooms of several states are contiguous, the states are contiguous too, without the gaps that rooms of whole

@@ -17,7 +17,7 @@
  * State lies in the store grain by grain, and also in the scratch. So an item is one range with all data that its
  * elements need, except a weight and a gradient that are in the store too (program/state_layout.c). Items whose ranges
  * are contiguous in both form one lot: one read and one write, of at most a window. So two hundred norms and biases do
- * not become separate requests, each of which would cost a drive about as much as a tenth of a megabyte.
+ * not become separate requests. A request costs a drive about as much as a tenth of a megabyte.
  *
  * Checksums are computed in the same pass. A task verifies a grain of each part, updates it and seals the result while
  * all of it is in its core's cache. Otherwise the one thread that waits for the drive would make two more passes over

@@ -102,9 +102,10 @@ static int batch_check(lade_session *s, struct lade_error *error)
     return lade_error_set(error, -EINVAL, "--batch must be 1 to %d, --seq and --steps positive", BATCH_MOST);
   int status = lade_layout_share_batch(lade_rank_group_layout(&s->group), p->batch, p->micro_batch, error,
                                        &p->micro_batch, &s->n_microbatches);
-  if (!status && s->n_microbatches > INT16_MAX) /* a program counts them in 16 bits */
+  if (!status && s->n_microbatches > LADE_MICROBATCHES_MAX)
     status = lade_error_set(error, -EINVAL, "--batch %lld makes %d microbatches of a rank, and a program takes %d: use "
-                            "a larger --micro-batch or --dp", (long long)p->batch, s->n_microbatches, INT16_MAX);
+                            "a larger --micro-batch or --dp", (long long)p->batch, s->n_microbatches,
+                            LADE_MICROBATCHES_MAX);
   if (!status && p->micro_batch > INT16_MAX)
     status = lade_error_set(error, -EINVAL, "--micro-batch %lld is above %d: give a --micro-batch that divides --batch "
                             "%lld", (long long)p->micro_batch, INT16_MAX, (long long)p->batch);

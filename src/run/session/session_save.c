@@ -5,10 +5,10 @@
  * Async: the run waits until its values are copied to host memory (snapshot.h); a thread writes the copy while steps go
  * on. Both kinds use the same code over other values and another communicator, so a save is complete or does not exist.
  * One save is in flight at a time: the next save waits for it, and so does the end. That later call then returns its
- * error. A caller that wants the error earlier polls between steps whether the save has ended, which costs one load,
- * and then finishes it without a wait.
+ * error. A caller that wants the error earlier polls between steps whether the save has ended. A poll costs one load.
+ * The caller then finishes the save without a wait.
  *
- * Ranks end a save with one status, but not at the same instant, so they must agree that it has ended before they act
+ * Ranks end a save with one status, but not at the same instant. So they must agree that it has ended before they act
  * on it. After a vote every rank has the status. So no abort is needed, the communicators stay usable, and ranks may
  * try another save after a failed one.
  *

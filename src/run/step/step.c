@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The executor of a caller's own step. A run submits the program's instructions in list order, each behind its waits,
- * to the device's queues, and waits for all of them, as src/run/executor does for models. It allocates nothing.
+ * to the device's queues. Then it waits for all of them, as src/run/executor does for models. It allocates nothing.
  *
  * When an op, a copy or a transfer fails, its error is recorded, and the rest of the list passes without effect. Queues
  * and events stay in order, so every wait ends.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of a stepper, and its instructions bound to it. The device's arena is mapped to the planned peak, and the
- * chunk of addresses behind it stays unmapped, so that an access past the plan faults. The host's slab and the store's
- * room are as long as planned. On a dry device there are addresses alone, and nothing runs.
+ * Memory of a stepper, and its instructions bound to it. The device's arena is mapped to the planned peak. The chunk of
+ * addresses behind it stays unmapped, so that an access past the plan faults. The host's slab and the store's room are
+ * as long as planned. On a dry device there are addresses alone, and nothing runs.
  *
  * Each op that runs has its call ready, with the addresses of its ranges in the graph's order. They come from the
  * instruction's operands, one for each storage, so a map from storage to operand is filled op by op.
