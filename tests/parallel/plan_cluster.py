@@ -234,6 +234,33 @@ def a_search_keeps_its_contract():
     require(all(one["peak_bytes"] <= 4 << 30 for one in small), "the budget", small)
 
 
+def one_layout_is_the_best_of_several():
+    """Where proofs need slower residencies than the estimates said, a layout found later may be the fastest."""
+    search = [*SMALL, "--ranks", "4", "--batch", "64", "--search", "--budget", "11GiB", "--top"]
+    one, several = (plan_json(*search, top)["layouts"] for top in ("1", "8"))
+    require(len(one) == 1 and one[0]["step_seconds"] == min(layout["step_seconds"] for layout in several),
+            "--top 1 is not the best of --top 8", (one, several))
+
+
+def precisions_of_states_are_searched():
+    """With --any-precision alone; options that are given confine them."""
+    search = [*SMALL, "--ranks", "4", "--batch", "64", "--search", "--top", "1", "--budget", "8GiB"]
+    plain, free = plan_json(*search), plan_json(*search, "--any-precision")
+    exact, compact = plain["layouts"][0], free["layouts"][0]
+    require((exact["moments"], exact["master"]) == ("fp32", "exact"), "a search changes numbers unasked", exact)
+    require(free["evaluated"] == 6 * plain["evaluated"] and (compact["moments"], compact["master"]) != ("fp32", "exact")
+            and compact["step_seconds"] < exact["step_seconds"], "compact states gain nothing", (exact, compact))
+    confined = plan_json(*search, "--any-precision", "--moments", "bf16", "--master", "exact")
+    require(confined["evaluated"] == plain["evaluated"] and confined["layouts"][0]["moments"] == "bf16", "confined",
+            confined)
+    wide = plan_json(*search, "--any-precision", "--dtype", "fp16")
+    require(wide["evaluated"] == 3 * plain["evaluated"] and wide["layouts"][0]["master"] == "exact", "fp16", wide)
+    command = plan(*search, "--any-precision", "--export", "lade").stdout
+    require(f"--moments {compact['moments']} --master {compact['master']}" in command, "lade's command", command)
+    text = plan(*search, "--any-precision", "--export", "megatron").stdout
+    require("optimizer states were planned" in text, "megatron's comment", text)
+
+
 def a_search_offloads():
     """State on the host makes a model fit that no recipe makes fit; a recipe that is given moves nothing there."""
     base = ["--cluster", "dgx-h100", "--model", "llama3-405b", "--ranks", "64", "--batch", "64", "--seq", "8192",
@@ -419,6 +446,8 @@ def wrong_questions_are_refused(directory):
             ("exclude", [*SMALL, "--machine", "a100-80g"], 2),
             ("nearest number of ranks is 2", [*SMALL, "--cp", "3", "--batch", "64"], 2),
             ("does not divide", [*SMALL, "--ranks", "6", "--tp", "1", "--cp", "4", "--batch", "64"], 2),
+            ("a device of cluster dgx-a100-80g has 80.0 GiB", [*SMALL, "--batch", "8", "--budget", "81GiB"], 2),
+            ("needs --search", [*SMALL, "--any-precision", "--batch", "8"], 2),
             ("needs --cluster", ["--cp", "2"], 2),
             ("needs --cluster", ["--ep", "2"], 2),
             ("--eager needs --cluster", ["--eager"], 2),
@@ -453,6 +482,8 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     one_that_does_not_fit_has_times()
     nodes_are_what_ranks_cross()
     a_search_keeps_its_contract()
+    one_layout_is_the_best_of_several()
+    precisions_of_states_are_searched()
     a_search_offloads()
     ends_may_hold_no_layer()
     the_published_layouts_are_found()
