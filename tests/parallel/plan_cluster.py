@@ -458,6 +458,7 @@ def wrong_questions_are_refused(directory):
     for words, arguments, code in (
             ("levels[0].bytes_per_s", ["--cluster", path, "--model", "nano"], 2),
             ("dgx-h200", ["--cluster", "no-such", "--model", "nano"], 2),
+            ("no-such.json: cannot open", ["--cluster", "no-such.json", "--model", "nano"], 2),
             ("nodes", ["--cluster", "rtx4090x4", "--model", "nano", "--tp", "2", "--dp", "4", "--batch", "8"], 2),
             ("these", [*SMALL, "--dp", "8", "--batch", "64", "--micro-batch", "3"], 2),
             ("divide", [*SMALL, "--dp", "7", "--batch", "64"], 2),

@@ -72,6 +72,7 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"[]", "object"},
       {"{\"preset\": \"dgx-h100\", \"spine\": 3}", "spine"},
       {"{\"preset\": \"nowhere\"}", "preset"},
+      {"{\"preset\": \"dgx-h100\", \"device\": \"nowhere\"}", "file: device: no machine named 'nowhere'"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 0}", "nodes"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 1.5}", "nodes"},
       {"{\"preset\": \"dgx-h100\", \"usable_device_bytes\": \"90GiB\"}", "usable_device_bytes"},
