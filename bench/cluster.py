@@ -6,8 +6,9 @@ Usage: bench/cluster.py [--lade build/lade] [--out FILE]
 
 Rows that the constants of dgx-a100-80g were fitted to: table 1 of Narayanan et al. 2021 and table 5 of Korthikanti et
 al. 2022. Beside each error stands that of a fit without the row: the fit is repeated on the logarithms of the constants,
-linearised at the preset, with a penalty for leaving it. Then rows that no constant was fitted to. The exit status is 1
-where a bound is missed.
+linearised at the preset, with a penalty for leaving it. Then rows of other software. One constant of the H100, the rate
+of products, was chosen by those on H100; beside each project stands the mean error under the best rate for all others.
+No constant was fitted to the rest. The exit status is 1 where a bound is missed.
 """
 import argparse
 import json
@@ -34,6 +35,10 @@ CONSTANTS = [("product rate", ("device", "kernels", "product_flops_per_s")),
              ("rail rate", ("levels", 1, "bytes_per_s")), ("rail latency", ("levels", 1, "latency_ns"))]
 
 MEMORY_SHARE = 0.785  # of a data sheet's rate, as in cluster_presets.c
+
+# Of the preset dgx-h100, to be moved by share.
+H100_KERNELS = {"product_flops_per_s": 640e12, "attention_forward": 0.64, "attention_backward": 0.52,
+                "eager_attention_forward": 0.54, "eager_attention_backward": 0.46}
 
 # Values of the preset dgx-a100-80g. A file that begins from the preset restates them, so that a fit can move them.
 BASE = {"preset": "dgx-a100-80g", "nodes": 512,
@@ -142,6 +147,21 @@ DGXC = [("llama3-405b", "--tp 8 --pp 9 --cp 2 --dp 4 --batch 252 --seq 8192 --vi
         ("llama3-8b", "--cp 2 --dp 4 --batch 128 --seq 8192", 12.91),
         ("llama3-8b", "--cp 2 --dp 64 --batch 2048 --seq 8192", 13.10)]
 
+# Nemotron 4 of the same recipes (NeMo 24.11, BF16), collectives beside products: width, layers; options; seconds.
+NEMOTRON = [((6144, 32), f"--tp 4 --dp {dp} --batch {16 * dp} --micro-batch 4", seconds)
+            for dp, seconds in ((4, 2.812), (16, 2.845), (512, 2.887))]
+NEMOTRON.append(((6144, 32), "--tp 2 --dp 8 --batch 64 --micro-batch 2", 2.746))
+NEMOTRON += [((18432, 96), f"--tp 8 --pp 8 --dp {dp} --batch {16 * dp} --micro-batch 1 --schedule interleaved "
+              "--virtual-stages 12", seconds) for dp, seconds in ((2, 4.61), (8, 4.70), (32, 4.84))]
+
+# Megatron-LM's table of runs on H100 (README, Megatron-Core 0.8), 48 replicas, sequences of 4,096, vocabulary 131,072,
+# collectives beside products: heads, width, layers, tp, pp, batch, TFLOP/s of a device. Microbatches and schedules are
+# not stated: the fastest of microbatches of 1, 2 and 4, one chunk a stage.
+MEGATRON = [(16, 2048, 24, 1, 1, 192, 408.8), (32, 4096, 30, 2, 1, 192, 465.9), (48, 6144, 32, 4, 1, 192, 489.1),
+            (56, 7168, 48, 8, 1, 192, 459.6), (64, 8192, 84, 8, 2, 384, 419.7), (80, 10240, 92, 8, 4, 768, 420.5),
+            (96, 12288, 96, 8, 6, 1152, 432.8), (128, 16384, 96, 8, 8, 1536, 474.4),
+            (144, 18432, 112, 8, 16, 3072, 459.9)]
+
 # Runs of Megatron-DeepSpeed on A100, whose pipeline is its own: heads, width, layers, vocabulary; options; seconds, or
 # TFLOP/s of a device with recompute; network: bytes a second of a device's port, 0 for the preset's.
 DEEPSPEED = [("Megatron-Turing NLG 530B (2022)", (128, 20480, 105), 50272, f"--tp 8 --pp 35 --dp {dp} --batch 1920 "
@@ -171,7 +191,8 @@ SOURCES = """
 Sources: Narayanan et al. 2021 (arXiv 2104.04473); Korthikanti et al. 2022 (2205.05198); Llama 3 (2407.21783); GPT-NeoX-20B
 (2204.06745); Megatron-Turing NLG (2201.11990), section 2.4; BLOOM (2211.05100): 150 TFLOP/s of a device, recompute counted,
 are 104.5 s; its nodes have four ports of 100 Gb/s. In repositories: NVIDIA/dgxc-benchmarking, llama3.1/README_405b.md,
-README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09, BF16); pytorch/torchtitan, benchmarks/
+README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09, BF16), nemotron/README_15b.md, README_340b.md and
+README.md; NVIDIA/Megatron-LM, README.md and images/model_table.png; pytorch/torchtitan, benchmarks/
 llama3_h100_202412_torchtitan.md and its page performance (the memory of its H100); foundation-model-stack/fms-fsdp,
 README.md; mosaicml/llm-foundry, scripts/train/benchmarking/README.md."""
 
@@ -181,6 +202,7 @@ README.md; mosaicml/llm-foundry, scripts/train/benchmarking/README.md."""
 class Planner:
     def __init__(self, lade, directory):
         self.lade, self.directory = lade, directory
+        self.h100_rate = 1  # times the preset's rate of products; attention keeps its own
 
     def model_file(self, model, context=2048, vocabulary=51200):
         heads, width, layers = model
@@ -202,6 +224,31 @@ class Planner:
                        "rms_norm_eps": 1e-5, "tie_word_embeddings": False}, file)
         return path
 
+    def nemotron_file(self, width, layers):
+        path = os.path.join(self.directory, f"nemotron-{width}.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump({"model_type": "nemotron", "architectures": ["NemotronForCausalLM"], "hidden_size": width,
+                       "intermediate_size": 4 * width, "num_hidden_layers": layers,
+                       "num_attention_heads": {6144: 48, 18432: 96}[width], "num_key_value_heads": 8,
+                       "max_position_embeddings": 4096, "vocab_size": 256000, "norm_eps": 1e-5,
+                       "hidden_act": "relu2", "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+                       "tie_word_embeddings": False}, file)
+        return path
+
+    def with_rate(self, cluster, share):
+        """Return the file of @cluster, a preset or a file, with @share times the H100's rate of products."""
+        described = {"preset": cluster}
+        if os.path.exists(cluster):
+            with open(cluster, encoding="ascii") as file:
+                described = json.load(file)
+        rate = H100_KERNELS["product_flops_per_s"] * share
+        shares = {key: H100_KERNELS[key] / share for key in H100_KERNELS if "attention" in key}
+        described.setdefault("device", {})["kernels"] = {"product_flops_per_s": rate, **shares}
+        path = os.path.join(self.directory, "rate.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(described, file)
+        return path
+
     def with_ports(self, bytes_per_s):
         """Return the file of dgx-a100-80g with other ports, of which sums sustain the same share."""
         cluster = json.loads(json.dumps(BASE))
@@ -219,6 +266,8 @@ class Planner:
         return path
 
     def plan(self, cluster, model, options):
+        if self.h100_rate != 1:
+            cluster = self.with_rate(cluster, self.h100_rate)
         done = subprocess.run([self.lade, "plan", "--cluster", cluster, "--model", model, "--json", *options],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode not in (0, 3):
@@ -299,9 +348,11 @@ def fitted_report(planner, out):
     return is_good
 
 
+TABLE_HEAD = ["", "Runs of other software; TFLOP/s of a device, attention's whole square counted.", "",
+              "| cluster | run | published | predicted | error of the time |", "|---|---|---|---|---|"]
+
+
 def others_report(planner, out):
-    out += ["", "Rows that nothing was fitted to; TFLOP/s of a device, attention's whole square counted.", "",
-            "| cluster | run | published | predicted | error of the time |", "|---|---|---|---|---|"]
     for row in rows_of_tflops("ranks", PTD_2):
         error = planner.error(row)
         out.append(f"| dgx-a100-80g | {row.name}; Narayanan et al. 2021, table 2 | {row.seconds:.1f} s | "
@@ -373,6 +424,27 @@ def dgxc_report(planner, out):
                    f"{100 * mean:.1f} %, {100 * most:.1f} % |")
 
 
+def nemotron_report(planner, out):
+    for (width, layers), options, seconds in NEMOTRON:
+        found = planner.plan("dgx-h100", planner.nemotron_file(width, layers), [
+            *options.split(), "--seq", "4096", "--zero", "1", "--recompute", "none", "--sequence-parallel",
+            "--overlap-tensor"])
+        size = "15B" if width == 6144 else "340B"
+        seconds_row(out, "dgx-h100", f"Nemotron 4 {size} {options.split(' --batch')[0]}; dgxc-benchmarking", seconds,
+                    found["all_ranks_step_seconds"])
+
+
+def megatron_report(planner, out):
+    for heads, width, layers, tp, pp, batch, tflops in MEGATRON:
+        base = ["--tp", str(tp), "--pp", str(pp), "--dp", "48", "--batch", str(batch), "--seq", "4096", "--zero", "1",
+                "--recompute", "none", "--fused-attention", *["--sequence-parallel", "--overlap-tensor"] * (tp > 1)]
+        model = planner.model_file((heads, width, layers), 4096, 131072)
+        rate = max(planner.plan("dgx-h100", model, [*base, "--micro-batch", micro])["model_tflops_per_rank"]
+                   for micro in ("1", "2", "4"))
+        out.append(f"| dgx-h100 | width {width}, {layers} layers, tp {tp} pp {pp} dp 48; Megatron-LM | {tflops} TFLOP/s "
+                   f"| {rate:.0f} TFLOP/s | {percent(math.log(tflops / rate))} |")
+
+
 def deepspeed_report(planner, out):
     for name, model, vocabulary, options, seconds, ports in DEEPSPEED:
         found = planner.plan(planner.with_ports(ports) if ports else "dgx-a100-80g",
@@ -382,16 +454,50 @@ def deepspeed_report(planner, out):
                     found["all_ranks_step_seconds"])
 
 
-def all_report(out):
-    """Add the mean over all rows that nothing was fitted to; of two prices of a run that with overlap counts."""
-    rows = out[out.index("| cluster | run | published | predicted | error of the time |"):]
+REPORTS = (others_report, dgxc_report, nemotron_report, megatron_report, titan_report, fms_report, deepspeed_report,
+           mpt_report)
+PROJECTS = ("Llama 3 (2024)", "Mixtral", "dgxc-benchmarking", "Megatron-LM", "torchtitan", "llm-foundry")
+RATES = (0.92, 0.96, 1, 1.04, 1.08)  # times the H100's rate of products
+
+
+def row_errors(out):
+    """Return (cluster, run, error) of the rows of other software; of two prices of a run that with overlap counts."""
+    rows = [row for row in out if row.endswith(" % |") and "mean, largest" not in row]
     overlaps = {row.split("|")[2] for row in rows if ", overlap;" in row}
-    errors = [float(row.split("|")[-2].strip(" %")) / 100 for row in rows
-              if row.endswith(" % |") and "mean, largest" not in row
-              and row.split("|")[2].replace(";", ", overlap;") not in overlaps]
-    mean, most = summary(errors)
-    out.append(f"| | all {len(errors)} rows that nothing was fitted to: mean, largest | | | {100 * mean:.1f} %, "
-               f"{100 * most:.1f} % |")
+    return [(row.split("|")[1].strip(), row.split("|")[2].strip(), float(row.split("|")[-2].strip(" %")) / 100)
+            for row in rows if row.split("|")[2].replace(";", ", overlap;") not in overlaps]
+
+
+def all_report(out, table):
+    for cluster in ("dgx-a100-80g", "dgx-h100"):
+        errors = [abs(error) for name, _, error in row_errors(table) if name == cluster]
+        out.append(f"| {cluster} | all {len(errors)} runs: mean, largest | | | {100 * sum(errors) / len(errors):.1f} %, "
+                   f"{100 * max(errors):.1f} % |")
+
+
+def rate_report(planner, out):
+    """Add the mean error of each project on H100, and that under the rate of products that is best for all others."""
+    errors = {}
+    for rate in RATES:
+        planner.h100_rate, table = rate, []
+        for report in REPORTS:
+            report(planner, table)
+        for cluster, run, error in row_errors(table):
+            if cluster == "dgx-h100":
+                project = next(name for name in PROJECTS if name.lower() in run.lower())
+                errors.setdefault(project, {}).setdefault(rate, []).append(abs(error))
+    planner.h100_rate = 1
+
+    def mean(rate, projects):
+        some = [error for project in projects for error in errors[project][rate]]
+        return sum(some) / len(some)
+    out += ["", "| project on H100 | runs | mean error | with the project left out |", "|---|---|---|---|"]
+    for project in PROJECTS:
+        best = min(RATES, key=lambda rate, own=project: mean(rate, [name for name in PROJECTS if name != own]))
+        out.append(f"| {project} | {len(errors[project][1])} | {100 * mean(1, [project]):.1f} % | "
+                   f"{100 * mean(best, [project]):.1f} % |")
+    out.append(f"| all | {sum(len(errors[name][1]) for name in PROJECTS)} | {100 * mean(1, PROJECTS):.1f} %; at the best "
+               f"of five rates {100 * min(mean(rate, PROJECTS) for rate in RATES):.1f} % | |")
 
 
 def main():
@@ -404,10 +510,12 @@ def main():
     with tempfile.TemporaryDirectory(prefix="lade-cluster-") as directory:
         planner = Planner(args.lade, directory)
         is_good = fitted_report(planner, out)
-        others_report(planner, out)
-        for report in (dgxc_report, titan_report, fms_report, deepspeed_report, mpt_report):
-            report(planner, out)
-        all_report(out)
+        table = []
+        for report in REPORTS:
+            report(planner, table)
+        out += TABLE_HEAD + table
+        all_report(out, table)
+        rate_report(planner, out)
     out.append(SOURCES)
     publish(out, args.out)
     return 0 if is_good else 1

@@ -193,8 +193,12 @@ static int device_read(const char *where, const json_t *value, bool has_device, 
 {
   char text[160];
   snprintf(text, sizeof(text), "%.120s: device", where);
-  if (json_is_string(value))
-    return lade_machine_preset(json_string_value(value), error, &cluster->device) ? -EINVAL : 0;
+  if (json_is_string(value)) {
+    struct lade_error why;
+    return lade_machine_preset(json_string_value(value), &why, &cluster->device)
+               ? lade_error_set(error, -EINVAL, "%s: %s", text, why.text)
+               : 0;
+  }
   if (!json_is_object(value))
     return lade_error_set(error, -EINVAL, "%s: device: expected a machine's name or an object (docs/machines.md)",
                           where);
@@ -353,6 +357,9 @@ int lade_cluster_get(const char *name, struct lade_error *error, struct lade_clu
   if (status != -ENOENT)
     return status;
   status = cluster_load(name, error, ret_cluster);
-  return status == -ENOENT ? lade_error_set(error, status, "%s, or the path of a description", from_preset.text)
-                           : status;
+  const size_t n = strlen(name);
+  const bool is_path = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0);
+  if (status != -ENOENT || is_path)
+    return status;
+  return lade_error_set(error, status, "%s, or the path of a description", from_preset.text);
 }

@@ -6,11 +6,18 @@
  *   devices   NVIDIA data sheets: A100 (312 TFLOP/s dense BF16, 108 multiprocessors, 2039 or 1555 GB/s), H100 SXM (989
  *             TFLOP/s, 132, 3350 GB/s), H200 (989, 132, 4800 GB/s), B200 in GB200 NVL72 (2500 TFLOP/s, 148, 8000 GB/s),
  *             RTX 4090 (165.2 TFLOP/s with FP32 sums, 128, 1008 GB/s)
- *   products  A100: 255 TFLOP/s and a depth of 165, fitted; cuBLAS prints 250 to 275 on large BF16 products. H100: 620
- *             TFLOP/s, as cuBLAS sustains at 700 W on random numbers; B200 and RTX 4090: the H100's share of the peak
- *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100; FlashAttention
- *             3 (Shah et al. 2024) on H100. Scores of attention that is not fused, 8 and 18 bytes: fitted; the passes
- *             of mask, softmax and dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
+ *   products  A100: 255 TFLOP/s and a depth of 165, fitted; cuBLAS prints 250 to 275 on large BF16 products. H100 and
+ *             H200: a depth of 100 fits the products that an H200 was timed with here (80 to 100). Its best ones reach
+ *             788 TFLOP/s alone and 699 on average within a step, at 1,644 MHz under its 700 W
+ *             (bench/results/nvidia-h200-power.md). Jobs of many devices sustain less, because the slowest device sets
+ *             their pace: 640 TFLOP/s, fitted, the one fitted number of the H100 (bench/cluster.py). B200: 0.63 of the
+ *             peak, RTX 4090: 0.91 of it, guesses
+ *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100. H100 and H200:
+ *             408 and 335 TFLOP/s, 0.85 of the 480 and 394 that heads of 128 reach alone on the H200, because a step
+ *             slows attention by as much. PyTorch's own ops call FlashAttention-2 there: 0.35 of the peak forward (Shah
+ *             et al. 2024), and backward less by the A100's ratio. Scores of attention that is not fused, 8 and 18
+ *             bytes: fitted; the passes of mask, softmax and dropout and of the products, at two bytes each, count 8
+ *             to 12 and 15 to 20
  *   memory    0.785 of the data sheet's rate, fitted on A100 and used for all; launch 5.75 us, fitted on A100
  *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.50 of one
  *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
@@ -25,8 +32,8 @@
  *             communicators. 2 GiB are left out on servers, more on larger cards, 1.5 GiB on the RTX 4090
  *   host      2 TB per DGX A100, DGX H100 and p5; 1.1 TB per p4d; 480 GB per Grace, one for two GPUs
  *
- * error_share covers rows that nothing was fitted to: on A100 all of Megatron-LM, and the means of other projects; on
- * H100 all but those whose collectives run beside products (docs/cluster.md). Elsewhere it is a guess from fewer runs.
+ * error_share covers most runs (docs/cluster.md): on A100 all of Megatron-LM, and the means of other projects; on H100
+ * all but four of 43. Elsewhere it is a guess from fewer runs.
  *
  * A preset has as many nodes as a job may use: it describes a kind of cluster, not one. Files state their own number.
  */
@@ -54,8 +61,8 @@ struct cluster_preset {
   {.n_sms = 108, .product_flops_per_s = 255e12, .product_depth = 165, .attention_forward = 0.65, \
    .attention_backward = 0.55, .score_forward_bytes = 8, .score_backward_bytes = 18}
 #define H100_KERNELS \
-  {.n_sms = 132, .product_flops_per_s = 620e12, .product_depth = 500, .attention_forward = 0.55, \
-   .attention_backward = 0.45}
+  {.n_sms = 132, .product_flops_per_s = 640e12, .product_depth = 100, .attention_forward = 0.64, \
+   .attention_backward = 0.52, .eager_attention_forward = 0.54, .eager_attention_backward = 0.46}
 
 #define MEMORY_SHARE 0.785
 #define LAUNCH_NS 5750

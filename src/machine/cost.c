@@ -225,6 +225,15 @@ static double shaped_product_ns(const struct lade_cost *cost, const struct lade_
   return lade_cost_product_ns(&cost->machine, rows, out, in, times);
 }
 
+/* Return the share of the products' rate that fused attention reaches. */
+static double attention_share(const struct lade_cost *cost, bool is_backward)
+{
+  const struct lade_kernel_model *model = &cost->machine.kernels;
+  if (cost->is_eager && model->eager_attention_forward > 0)
+    return is_backward ? model->eager_attention_backward : model->eager_attention_forward;
+  return is_backward ? model->attention_backward : model->attention_forward;
+}
+
 /*
  * Price attention: fused, by a share of the products' rate over the pairs that causality leaves; else by products over
  * all pairs, and by the passes of mask, softmax and dropout over the scores in memory. The latter is how published runs
@@ -239,8 +248,7 @@ static double attention_ns(const struct lade_cost *cost, const struct lade_model
   const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST &&
                           lade_family_get(graph->model.family)->has_positions;
   if (!has_scores)
-    return op->flops / (model->product_flops_per_s *
-                        (is_backward ? model->attention_backward : model->attention_forward)) * 1e9;
+    return op->flops / (model->product_flops_per_s * attention_share(cost, is_backward)) * 1e9;
   const double T = (double)graph->seq_len, scores = (double)graph->batch * (double)op->attr.heads * T * T;
   const double head_dim = (double)op->attr.head_dim;
   const double products_ns = lade_cost_product_ns(&cost->machine, T * (double)graph->batch * (double)op->attr.heads, T,

@@ -78,6 +78,8 @@ static const struct field fields[] = {
     {"kernels.product_depth", AT(kernels.product_depth), FIELD_NUMBER, 1, 1e6, true, true},
     {"kernels.attention_forward", AT(kernels.attention_forward), FIELD_NUMBER, 1e-3, 1, true, true},
     {"kernels.attention_backward", AT(kernels.attention_backward), FIELD_NUMBER, 1e-3, 1, true, true},
+    {"kernels.eager_attention_forward", AT(kernels.eager_attention_forward), FIELD_NUMBER, 1e-3, 1, true, true},
+    {"kernels.eager_attention_backward", AT(kernels.eager_attention_backward), FIELD_NUMBER, 1e-3, 1, true, true},
     {"kernels.score_forward_bytes", AT(kernels.score_forward_bytes), FIELD_NUMBER, 1, 1e3, true, true},
     {"kernels.score_backward_bytes", AT(kernels.score_backward_bytes), FIELD_NUMBER, 1, 1e3, true, true},
 };
@@ -282,6 +284,10 @@ int lade_machine_check(const struct lade_machine *machine, const char *where, st
   if (kernels->n_sms && (kernels->attention_forward == 0 || kernels->attention_backward == 0))
     return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.attention_%s", where,
                           kernels->attention_forward == 0 ? "forward" : "backward");
+  if ((kernels->eager_attention_forward == 0) != (kernels->eager_attention_backward == 0))
+    return lade_error_set(error, -EINVAL, "%s: kernels.eager_attention_%s is stated without kernels.eager_attention_%s",
+                          where, kernels->eager_attention_forward == 0 ? "backward" : "forward",
+                          kernels->eager_attention_forward == 0 ? "forward" : "backward");
   if (store->piece_bytes % PIECE_ALIGN)
     return lade_error_set(error, -EINVAL, "%s: store.piece_bytes is %llu: expected a multiple of %d", where,
                           (unsigned long long)store->piece_bytes, PIECE_ALIGN);

@@ -46,6 +46,8 @@ struct lade_kernel_model {
   double product_depth;         /* length of the summed dimension at which a product reaches half of that rate */
   double attention_forward;     /* share of product_flops_per_s of fused attention */
   double attention_backward;
+  double eager_attention_forward; /* the same of the attention that PyTorch's ops call; 0: attention_forward */
+  double eager_attention_backward;
   double score_forward_bytes;   /* moved per score of attention that is not fused; 0: it is always fused */
   double score_backward_bytes;
 };

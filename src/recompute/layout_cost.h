@@ -286,6 +286,10 @@ struct lade_layout_search_params {
   enum lade_recipe recipe;     /* AUTO: free, optimizer state may be on the host; else state is on the device */
   enum lade_dtype grad_reduce;
   int n_most;                  /* layouts to return */
+  /* Precisions of optimizer states to try; none: the job's alone. A job of FP16 or FP32 has no 24-bit masters. */
+  int n_moments, n_masters;
+  enum lade_moments moments[LADE_N_MOMENTS];
+  enum lade_master masters[2];
 };
 
 struct lade_layout_found {
@@ -293,12 +297,14 @@ struct lade_layout_found {
   int64_t micro_batch;
   struct lade_layer_residency residency;
   enum lade_tier state_tier;
+  enum lade_moments moments; /* of its optimizer states */
+  enum lade_master master;
   struct lade_layout_cost cost;
 };
 
 struct lade_layout_search {
   int64_t n_evaluated; /* layouts whose memory and time were computed, or bounded together with those that differ in
-                          ZeRO stage, shard group, residency and state tier alone */
+                          ZeRO stage, shard group, residency, and tier and precision of states alone */
   int64_t n_costed;    /* of them, with the whole schedule */
   int n_found;
   struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */

@@ -28,7 +28,8 @@
 static const char *const needs[][3] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
     {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},
-    {"search", "ranks"}, {"top", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
+    {"search", "ranks"}, {"top", "search"},
+    {"any-precision", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
     {"cp", "cluster", ", which prices context parallel ranks by formula"},
     {"ep", "cluster", ", which prices expert parallel ranks by formula"}, {"fused-attention", "cluster"},
     {"eager", "cluster"}, {"overlap-tensor", "cluster"}};

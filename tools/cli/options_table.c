@@ -27,9 +27,9 @@ static const struct option_choice order_choices[] = {
     {"random", LADE_ORDER_RANDOM}, {"sequential", LADE_ORDER_SEQUENTIAL}, {0}};
 static const struct option_choice dtype_choices[] = {
     {"bf16", LADE_BF16}, {"fp32", LADE_F32}, {"fp16", LADE_F16}, {0}};
-static const struct option_choice moments_choices[] = {
+const struct option_choice moments_choices[] = {
     {"fp32", LADE_MOMENTS_F32}, {"bf16", LADE_MOMENTS_BF16}, {"8bit", LADE_MOMENTS_8BIT}, {0}};
-static const struct option_choice master_choices[] = {
+const struct option_choice master_choices[] = {
     {"exact", LADE_MASTER_EXACT}, {"24bit", LADE_MASTER_24BIT}, {0}};
 static const struct option_choice grad_dtype_choices[] = {{"fp32", LADE_F32}, {"bf16", LADE_BF16}, {0}};
 static const struct option_choice schedule_choices[] = {{"1f1b", LADE_SCHEDULE_1F1B},
@@ -272,6 +272,9 @@ const struct option option_table[] = {
              "does and no program of Lade"},
     {OPTION_FLAG, "search", NULL, VERB_PLAN, AT(has_search),
      .help = "search layouts of --ranks; options that are given confine the search"},
+    {OPTION_FLAG, "any-precision", NULL, VERB_PLAN, AT(is_any_precision),
+     .help = "with --search: search precisions of optimizer states too, as --moments and --master name them; one that "
+             "is given confines the search. Other precisions train to other numbers"},
     {OPTION_COUNT, "top", "K", VERB_PLAN, AT(n_top), .preset = "5", .least = 1, .most = 1000,
      .help = "layouts to print, the fastest of each (tp, pp, dp); each is built as programs and proved"},
     {OPTION_REAL, "tokens", "T", VERB_PLAN, AT(n_train_tokens), .unset = "none", .least = 1, .most = 1e18,

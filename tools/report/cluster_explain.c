@@ -17,12 +17,26 @@
 
 #define GB 1e9
 
-const char *recipe_name(enum lade_recipe recipe)
+static const char *choice_name(const struct option_choice *choice, int value)
 {
-  const struct option_choice *choice = recompute_choices;
-  while (choice->text && choice->value != (int)recipe)
+  while (choice->text && choice->value != value)
     choice++;
   return choice->text ? choice->text : "?";
+}
+
+const char *recipe_name(enum lade_recipe recipe)
+{
+  return choice_name(recompute_choices, recipe);
+}
+
+const char *moments_name(enum lade_moments moments)
+{
+  return choice_name(moments_choices, moments);
+}
+
+const char *master_name(enum lade_master master)
+{
+  return choice_name(master_choices, master);
 }
 
 void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text)

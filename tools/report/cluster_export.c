@@ -53,6 +53,14 @@ static void residency_export(const struct cluster_plan *plan, const char *mark, 
   }
 }
 
+/* Say in a comment that begins with @mark that the planned precision of optimizer states has no setting. */
+static void precision_export(const struct cluster_plan *plan, const char *mark, FILE *file)
+{
+  if (plan->job->moments != LADE_MOMENTS_F32 || plan->job->master != LADE_MASTER_EXACT)
+    fprintf(file, "%s optimizer states were planned with moments %s and masters %s: no setting here; FP32 takes more\n",
+            mark, moments_name(plan->job->moments), master_name(plan->job->master));
+}
+
 static bool is_state_on_host(const struct cluster_plan *plan)
 {
   return plan->state_tier == LADE_TIER_HOST;
@@ -264,6 +272,16 @@ static void lade_export(const struct cluster_plan *plan, FILE *file)
     fprintf(file, " --sequence-parallel");
   if (plan->layout.zero)
     fprintf(file, " --zero %d --shard %d", plan->layout.zero, sizes.shard);
+  if (plan->job->dtype != LADE_BF16)
+    fprintf(file, " --dtype %s", plan->job->dtype == LADE_F16 ? "fp16" : "fp32");
+  if (plan->job->moments != LADE_MOMENTS_F32)
+    fprintf(file, " --moments %s", moments_name(plan->job->moments));
+  if (plan->job->master != LADE_MASTER_EXACT)
+    fprintf(file, " --master %s", master_name(plan->job->master));
+  if (plan->job->grad_dtype != LADE_F32)
+    fprintf(file, " --grad-dtype bf16");
+  if (sizes.dp > 1 && plan->layout.grad_reduce != LADE_F32)
+    fprintf(file, " --grad-reduce bf16");
   fprintf(file, " --device cuda:0 --data FILE\n");
 }
 
@@ -274,6 +292,8 @@ void cluster_export(const struct cluster_plan *plan, FILE *file)
             plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", plan->job->n_expert_ranks,
             plan->options->export_format == EXPORT_LADE ? "lade train refuses them" :
                                                          "this export has no setting for them");
+  if (plan->options->export_format != EXPORT_LADE)
+    precision_export(plan, plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", file);
   switch (plan->options->export_format) {
   case EXPORT_MEGATRON:
     megatron_export(plan, file);

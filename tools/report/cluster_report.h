@@ -5,6 +5,7 @@
 #ifndef LADE_TOOLS_CLUSTER_REPORT_H
 #define LADE_TOOLS_CLUSTER_REPORT_H
 
+#include <jansson.h>
 #include <stdio.h>
 
 #include "recompute/layout_cost.h"
@@ -33,6 +34,10 @@ struct cluster_plan {
   int fullest;                       /* of them, by peak */
 };
 
+/* Return @plan as one layout of a search, or as a given layout. The caller owns the object; NULL: no memory. */
+json_t *cluster_layout_json(const struct cluster_plan *plan);
+json_t *cluster_given_json(const struct cluster_plan *plan);
+
 /* Print sentences about @plan. */
 void cluster_explain(const struct cluster_plan *plan, FILE *file);
 
@@ -50,7 +55,9 @@ int64_t cluster_n_params(const struct cluster_plan *plan);
 /* Write the names of a layer's values with @policy (enum lade_residency_policy): "a, b". "": none. */
 void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text);
 
-/* Return "auto", "none", "selective" or "full"; static. */
+/* Return the name that an option gives to the value: static, "?" without one. */
 const char *recipe_name(enum lade_recipe recipe);
+const char *moments_name(enum lade_moments moments);
+const char *master_name(enum lade_master master);
 
 #endif

@@ -38,6 +38,7 @@ struct cluster_planning {
   bool has_experts;
   struct lade_kernels kernels;
   struct lade_layout_job job;
+  struct lade_layout_job jobs[LADE_N_MOMENTS][LADE_N_MASTERS]; /* the same with each precision of optimizer states */
   uint64_t budget_bytes;
   struct lade_error error;
 };
@@ -94,6 +95,18 @@ static int model_get(struct cluster_planning *planning)
   return status;
 }
 
+/* Refuse a budget that no device of the cluster has. */
+static int budget_check(struct cluster_planning *planning)
+{
+  char asked[LADE_SIZE_TEXT], has[LADE_SIZE_TEXT], usable[LADE_SIZE_TEXT];
+  if (planning->budget_bytes <= planning->cluster.device.device_bytes)
+    return 0;
+  return lade_error_set(&planning->error, -EINVAL, "--budget is %s, and a device of cluster %.64s has %s: auto is the "
+                        "usable part, %s", lade_size_exact(planning->budget_bytes, asked), planning->cluster.name,
+                        lade_size_exact(planning->cluster.device.device_bytes, has),
+                        lade_size_exact(planning->cluster.usable_device_bytes, usable));
+}
+
 /* Resolve the budget: auto is the usable part of the device, a percentage is of the device. */
 static int budget_get(struct cluster_planning *planning)
 {
@@ -105,7 +118,7 @@ static int budget_get(struct cluster_planning *planning)
     return 0;
   case LADE_BUDGET_BYTES:
     planning->budget_bytes = budget->bytes;
-    return 0;
+    return budget_check(planning);
   case LADE_BUDGET_PERCENT_DEVICE:
     planning->budget_bytes = (uint64_t)(device * budget->percent / 100);
     return 0;
@@ -229,143 +242,6 @@ static int plan_prove(struct cluster_plan *plan, struct lade_error *error)
   return status;
 }
 
-/* ---- JSON ---- */
-
-static void rates_set(json_t *object, const struct cluster_plan *plan)
-{
-  const struct lade_layout_cost *cost = &plan->cost;
-  const double step_s = cost->step_ns / 1e9, ranks = plan->layout.mesh.world;
-  const double tokens = (double)plan->batch * (double)plan->seq_len;
-  const double peak = plan->job->cluster->peak_flops_per_s;
-  json_object_set_new(object, "tokens_per_second", json_number(tokens / step_s));
-  json_object_set_new(object, "model_tflops_per_rank", json_number(cost->model_flops / step_s / ranks / 1e12));
-  json_object_set_new(object, "hardware_tflops_per_rank", json_number(cost->hardware_flops / step_s / ranks / 1e12));
-  json_object_set_new(object, "mfu", json_number(cost->model_flops / step_s / ranks / peak));
-  json_object_set_new(object, "hfu", json_number(cost->hardware_flops / step_s / ranks / peak));
-  json_object_set_new(object, "bubble", json_number(cost->bubble));
-  json_object_set_new(object, "exposed_communication", json_number(cost->exposed));
-  json_object_set_new(object, "error_share", json_number(plan->job->cluster->error_share));
-  if (plan->options->n_train_tokens > 0) {
-    const double seconds = plan->options->n_train_tokens / tokens * step_s;
-    json_object_set_new(object, "days", json_number(seconds / 86400));
-    json_object_set_new(object, "device_hours", json_number(seconds / 3600 * ranks));
-  }
-}
-
-/* Set @field to the names of a layer's values with @policy. */
-static void values_set(json_t *object, const struct cluster_plan *plan, const char *field, int policy)
-{
-  char names[CLUSTER_NAMES_BYTES];
-  json_t *array = json_array();
-  cluster_values_name(plan, policy, sizeof(names), names);
-  for (char *rest = NULL, *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest))
-    json_array_append_new(array, json_string(name));
-  json_object_set_new(object, field, array);
-}
-
-static void sizes_set(json_t *object, const struct cluster_plan *plan)
-{
-  const struct lade_layout *layout = &plan->layout;
-  static const struct {
-    const char *name;
-    enum lade_axis axis;
-  } axes[] = {{"tp", LADE_AXIS_TP}, {"pp", LADE_AXIS_PP}, {"dp", LADE_AXIS_DP}};
-  for (size_t i = 0; i < LADE_COUNT(axes); i++)
-    json_object_set_new(object, axes[i].name, json_integer(lade_layout_size(layout, axes[i].axis) /
-                                                           (axes[i].axis == LADE_AXIS_DP ? plan->n_context : 1)));
-  json_object_set_new(object, "cp", json_integer(plan->n_context));
-  if (plan->job->experts)
-    json_object_set_new(object, "ep", json_integer(plan->job->n_expert_ranks));
-  json_object_set_new(object, "zero", json_integer(layout->zero));
-  json_object_set_new(object, "shard", json_integer(layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1));
-  json_object_set_new(object, "schedule", json_string(lade_schedule_name(layout->schedule)));
-  json_object_set_new(object, "virtual_stages", json_integer(layout->virtual_stages));
-  json_object_set_new(object, "micro_batch", json_integer((json_int_t)plan->micro_batch));
-  json_object_set_new(object, "sequence_parallel", json_boolean(layout->is_sequence));
-  json_object_set_new(object, "overlap_tensor", json_boolean(layout->is_sequence && plan->job->overlaps_tensor));
-  json_object_set_new(object, "scattered_sends",
-                      json_boolean(lade_layout_sends_scattered(plan->job, layout, plan->micro_batch)));
-  json_object_set_new(object, "recompute", json_string(recipe_name(plan->share.residency.recipe)));
-  json_object_set_new(object, "optimizer", json_string(plan->state_tier == LADE_TIER_DEVICE ? "device" : "host"));
-  if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
-    values_set(object, plan, "recomputed_values", LADE_RESIDENCY_RECOMPUTE);
-    values_set(object, plan, "offloaded_values", LADE_RESIDENCY_HOST);
-  }
-}
-
-static json_t *ledger_json(const struct lade_stage_program *stage)
-{
-  json_t *ledger = json_object();
-  for (int owner = 0; owner < LADE_N_OWNERS; owner++)
-    json_object_set_new(ledger, lade_owner_name((enum lade_owner)owner), json_bytes(stage->owner_bytes[owner]));
-  json_object_set_new(ledger, "total", json_bytes(stage->peak_bytes));
-  return ledger;
-}
-
-/* Return the proved stages. */
-static json_t *stages_json(const struct cluster_plan *plan)
-{
-  const int n_alike = plan->layout.mesh.world / lade_layout_size(&plan->layout, LADE_AXIS_PP);
-  json_t *stages = json_array();
-  for (int i = 0; i < plan->n_stages_proved; i++)
-    json_array_append_new(stages, json_pack("{s:i, s:i, s:b, s:i, s:i, s:o, s:o, s:f}", "rank", plan->ranks[i],
-                                            "ranks_alike", n_alike, "fits",
-                                            plan->stages[i].peak_bytes <= plan->budget_bytes, "instructions",
-                                            plan->stages[i].n_instrs, "microbatches", plan->stages[i].n_microbatches,
-                                            "ledger", ledger_json(&plan->stages[i]), "dry_peak_bytes",
-                                            json_bytes(plan->dry[i].peak_bytes), "dry_seconds",
-                                            (double)plan->dry[i].step_ns / 1e9));
-  return stages;
-}
-
-/* Return the layout as one of a search. */
-static json_t *layout_json(const struct cluster_plan *plan)
-{
-  json_t *object = json_object();
-  sizes_set(object, plan);
-  json_object_set_new(object, "fits", json_boolean(plan->fits));
-  json_object_set_new(object, "proved", json_boolean(plan->is_proved));
-  json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
-  json_object_set_new(object, "peak_bytes", json_bytes(plan->peak_bytes));
-  json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
-  json_object_set_new(object, "step_seconds", json_number(plan->cost.step_ns / 1e9));
-  rates_set(object, plan);
-  return object;
-}
-
-static json_t *given_json(const struct cluster_plan *plan)
-{
-  const struct lade_layout_cost *cost = &plan->cost;
-  const struct lade_layout_job *job = plan->job;
-  json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:s, s:i}", "schema_version", REPORT_SCHEMA_VERSION, "model",
-                             job->model->name, "parameters", (json_int_t)cluster_n_params(plan), "batch",
-                             (json_int_t)plan->batch, "seq", (json_int_t)plan->seq_len, "cluster", job->cluster->name,
-                             "ranks", plan->layout.mesh.world);
-  char name[LADE_LAYOUT_NAME_BYTES];
-  if (!object)
-    return NULL;
-  sizes_set(object, plan);
-  json_object_set_new(object, "layout", json_string(lade_layout_name(&plan->layout, name)));
-  json_object_set_new(object, "fits", json_boolean(plan->fits));
-  json_object_set_new(object, "proved", json_boolean(plan->is_proved));
-  json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
-  json_object_set_new(object, "budget_bytes", json_bytes(plan->budget_bytes));
-  json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes));
-  json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
-  if (plan->is_proved) {
-    json_object_set_new(object, "peak_rank", json_integer(plan->ranks[plan->fullest]));
-    json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));
-    json_object_set_new(object, "by_stage", stages_json(plan));
-  }
-  json_object_set_new(object, "predicted_step_seconds", json_number(cost->step_ns / 1e9));
-  json_object_set_new(object, "all_ranks_step_seconds", json_number(cost->step_ns / 1e9));
-  json_object_set_new(object, "exposed_gradient_seconds", json_number(cost->grad_ns / 1e9));
-  json_object_set_new(object, "update_seconds", json_number(cost->update_ns / 1e9));
-  json_object_set_new(object, "skipped_recompute_seconds", json_number(cost->skipped_ns / 1e9));
-  rates_set(object, plan);
-  return object;
-}
-
 /* ---- text ---- */
 
 /* Print a layout and, below it, its figures: both in one line would be wider than a screen. */
@@ -381,6 +257,8 @@ static void cluster_layout_print(const struct cluster_plan *plan, FILE *file)
   fprintf(file, "%s, micro-batch %lld, recompute %s%s%s\n", name, (long long)plan->micro_batch,
           recipe_name(plan->share.residency.recipe),
           plan->state_tier == LADE_TIER_DEVICE ? "" : ", state on the host", plan->fits ? "" : ", does not fit");
+  if (plan->options->is_any_precision)
+    fprintf(file, "  moments %s, masters %s\n", moments_name(plan->job->moments), master_name(plan->job->master));
   fprintf(file, "  %9s %10s %6.1f TFLOP/s %5.1f %%\n", seconds_format(step_s, step, sizeof(step)),
           lade_size_format(plan->peak_bytes, peak, sizeof(peak)), plan->cost.model_flops / step_s / ranks / 1e12,
           100 * plan->cost.model_flops / step_s / ranks / plan->job->cluster->peak_flops_per_s);
@@ -603,7 +481,7 @@ static int given_tell(struct cluster_planning *planning, const struct cluster_pl
   if (options->export_format)
     cluster_export(plan, stdout);
   else if (options->is_json) {
-    if (json_print(given_json(plan)))
+    if (json_print(cluster_given_json(plan)))
       return exit_fail("plan", -ENOMEM, NULL);
   } else {
     given_print(plan, stdout);
@@ -624,7 +502,7 @@ static int confined(const struct options *options, const char *option, int64_t v
 static struct lade_layout_search_params search_params(const struct cluster_planning *planning)
 {
   const struct options *o = planning->options;
-  return (struct lade_layout_search_params){
+  struct lade_layout_search_params params = {
       .n_ranks = (int)o->n_ranks, .device_bytes = planning->budget_bytes,
       .host_bytes = host_budget(&planning->cluster), .tp = confined(o, "tp", o->tp, 0),
       .pp = confined(o, "pp", o->pp, 0), .dp = confined(o, "dp", o->dp, 0), .zero = confined(o, "zero", o->zero, -1),
@@ -633,6 +511,24 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
       .is_sequence = confined(o, "sequence-parallel", o->is_sequence, -1), .micro_batch = o->session.micro_batch,
       .recipe = o->session.recipe, .grad_reduce = (enum lade_dtype)o->grad_reduce,
       .n_most = (int)o->n_top * FOUND_EACH + FOUND_MORE};
+  for (int i = 0; i < LADE_N_MOMENTS && o->is_any_precision; i++)
+    if (!option_is_set(o, "moments") || i == (int)o->session.moments)
+      params.moments[params.n_moments++] = (enum lade_moments)i;
+  for (int i = 0; i < LADE_N_MASTERS && o->is_any_precision; i++)
+    if (!option_is_set(o, "master") || i == (int)o->session.master)
+      params.masters[params.n_masters++] = (enum lade_master)i;
+  return params;
+}
+
+/* Make the job of each precision, for the plans of found layouts. */
+static void jobs_fill(struct cluster_planning *planning)
+{
+  for (int i = 0; i < LADE_N_MOMENTS * LADE_N_MASTERS; i++) {
+    struct lade_layout_job *job = &planning->jobs[i / LADE_N_MASTERS][i % LADE_N_MASTERS];
+    *job = planning->job;
+    job->moments = (enum lade_moments)(i / LADE_N_MASTERS);
+    job->master = (enum lade_master)(i % LADE_N_MASTERS);
+  }
 }
 
 /*
@@ -672,6 +568,7 @@ static int found_plan(struct cluster_planning *planning, const struct lade_layou
   plan->params.n_kv_heads = planning->model.n_kv_heads;
   plan->micro_batch = found->micro_batch;
   plan->state_tier = found->state_tier;
+  plan->job = &planning->jobs[found->moments][found->master];
   int status = residencies ? lade_layout_init(&plan->params, error, &plan->layout)
                       : lade_error_set(error, -ENOMEM, "no memory for the residencies of a layer");
   if (!status)
@@ -696,33 +593,56 @@ static double seconds_now(void)
   return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* True if the plans have one of the sizes of @found. */
-static bool has_sizes(const struct search_result *result, const struct lade_layout_found *found)
+/* Return the place of the plan with the sizes of @found; n_plans: none has them. */
+static int sizes_find(const struct search_result *result, const struct lade_layout_found *found)
 {
-  for (int i = 0; i < result->n_plans; i++) {
-    const struct lade_layout_params *other = &result->plans[i].params;
-    if (other->tp == found->layout.tp && other->pp == found->layout.pp && other->dp == found->layout.dp)
-      return true;
-  }
-  return false;
+  int at = 0;
+  while (at < result->n_plans && (result->plans[at].params.tp != found->layout.tp ||
+                                  result->plans[at].params.pp != found->layout.pp ||
+                                  result->plans[at].params.dp != found->layout.dp))
+    at++;
+  return at;
 }
 
-/* Prove the found layouts in order until as many as asked for fit; if none does, keep the first. */
-static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty, struct search_result
-    *result)
+/* Take @plan among the @n_top fastest ones, each of other sizes: @at is the place of the one with its sizes. */
+static void plan_take(struct search_result *result, int at, int n_top, const struct cluster_plan *plan)
 {
-  int status = 0;
-  for (int i = 0; i < result->search.n_found && result->n_plans < planning->options->n_top && !status; i++) {
-    struct cluster_plan plan = *empty;
-    if (has_sizes(result, &result->search.found[i]))
-      continue;
-    status = found_plan(planning, &result->search.found[i], &plan);
-    if (!status && plan.fits)
-      result->plans[result->n_plans++] = plan;
-    else if (!status && !result->n_plans)
-      result->plans[0] = plan;
-  }
+  const bool is_new = at == result->n_plans;
+  if (!is_new && result->plans[at].cost.step_ns <= plan->cost.step_ns)
+    return;
+  result->plans[at] = *plan;
+  result->n_plans += is_new;
   qsort(result->plans, (size_t)result->n_plans, sizeof(*result->plans), step_compare);
+  result->n_plans = LADE_MIN(result->n_plans, n_top);
+}
+
+/*
+ * Prove the found layouts in order of their times. A proof may find that a layout needs a slower residency than the
+ * estimate said, so the found times are lower bounds. A layout is left out if its bound is not below the time of the
+ * plan with its sizes, or that of the last of as many plans as are asked for. If no layout fits, keep the first one.
+ */
+static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty,
+                       struct search_result *result)
+{
+  const int n_top = (int)planning->options->n_top;
+  int status = 0;
+  bool has_misfit = false;
+  for (int i = 0; i < result->search.n_found && !status; i++) {
+    const struct lade_layout_found *found = &result->search.found[i];
+    struct cluster_plan plan = *empty;
+    const int at = sizes_find(result, found);
+    if (result->n_plans == n_top && found->cost.step_ns >= result->plans[n_top - 1].cost.step_ns)
+      break;
+    if (at < result->n_plans && found->cost.step_ns >= result->plans[at].cost.step_ns)
+      continue;
+    status = found_plan(planning, found, &plan);
+    if (!status && plan.fits)
+      plan_take(result, at, n_top, &plan);
+    else if (!status && !result->n_plans && !has_misfit) {
+      result->plans[0] = plan;
+      has_misfit = true;
+    }
+  }
   return status;
 }
 
@@ -735,7 +655,7 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
   } else if (options->is_json) {
     json_t *layouts = json_array();
     for (int i = 0; i < n; i++)
-      json_array_append_new(layouts, layout_json(&result->plans[i]));
+      json_array_append_new(layouts, cluster_layout_json(&result->plans[i]));
     if (json_print(json_pack("{s:i, s:I, s:f, s:f, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "evaluated",
                              (json_int_t)result->search.n_evaluated, "seconds", result->seconds, "proof_seconds",
                              result->proof_seconds, "layouts", layouts)))
@@ -766,6 +686,7 @@ static int search_plan(struct cluster_planning *planning, const struct cluster_p
   const struct lade_layout_search_params how = search_params(planning);
   struct search_result result = {.plans = calloc((size_t)planning->options->n_top + 1, sizeof(*result.plans))};
   const double begin = seconds_now();
+  jobs_fill(planning);
   int status = ranks_check(planning, how.n_ranks);
   if (!status)
     status = result.plans ? 0 : lade_error_set(&planning->error, -ENOMEM, "no memory for the layouts");

@@ -3,11 +3,12 @@
  * Search over layouts: all of them, with bounds.
  *
  * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch); dp follows from the ranks. Its variants are
- * the ZeRO stages, shard groups and tiers of optimizer state, which share its pipeline. Its residencies are those of a
- * layer, the fastest first, each with less memory than the one before (layer_residency.c). A recipe that is given is
- * the only one. Shares with their residencies are made once for each (tp, sequence, microbatch). The time of each
- * candidate's pipeline under the fastest residency is bounded from below in O(stages), for any batch and ranks.
- * Candidates then come in order of their bounds.
+ * the ZeRO stages, shard groups, and tiers and precisions of optimizer state, which share its pipeline. Its residencies
+ * are those of a layer, the fastest first, each with less memory than the one before (layer_residency.c). A recipe that
+ * is given is the only one. Shares with their residencies are made once for each (tp, sequence, microbatch).
+ *
+ * The time of each candidate's pipeline under the fastest residency is bounded from below in O(stages), for any batch
+ * and ranks. Candidates then come in order of their bounds.
  *
  * A candidate is left out with all its variants if its bound is above the time of the n-th best found. The same holds
  * if a layout of its sizes and schedule was found whose time is below its bound. Then neither it nor any variant can be
@@ -56,9 +57,12 @@ struct candidate_cores {
 
 enum core_kind { CORE_NONE, CORE_BOUND, CORE_RUN };
 
+#define N_PRECISIONS_MOST (LADE_N_MOMENTS * 2)
+
 struct layout_searcher {
-  struct lade_layout_job own_job; /* the caller's, with cuts */
-  const struct lade_layout_job *job;
+  struct lade_layout_job jobs[N_PRECISIONS_MOST]; /* the caller's, with cuts; one for each precision of states */
+  int n_jobs;
+  const struct lade_layout_job *job; /* the first: pipelines and shares do not depend on the precision */
   int64_t **cuts;
   const struct lade_layout_search_params *params;
   struct lade_layout_search *search;
@@ -72,10 +76,25 @@ struct layout_searcher {
 static int cuts_init(struct layout_searcher *s, const struct lade_layout_job *job)
 {
   s->cuts = calloc((size_t)lade_pieces_most(job->model) + 1, sizeof(*s->cuts));
-  s->own_job = *job;
-  s->own_job.cuts = (const int64_t *const *)s->cuts;
-  s->job = &s->own_job;
+  s->job = &s->jobs[0];
   return s->cuts ? 0 : -ENOMEM;
+}
+
+/* Make a job for each precision of states: the caller's own first. */
+static void jobs_fill(struct layout_searcher *s, const struct lade_layout_job *job)
+{
+  const struct lade_layout_search_params *params = s->params;
+  s->jobs[s->n_jobs++] = *job;
+  for (int i = 0; i < params->n_moments * params->n_masters; i++) {
+    struct lade_layout_job other = *job;
+    other.moments = params->moments[i / params->n_masters];
+    other.master = params->masters[i % params->n_masters];
+    const bool is_own = other.moments == job->moments && other.master == job->master;
+    if (!is_own && (other.master == LADE_MASTER_EXACT || job->dtype == LADE_BF16))
+      s->jobs[s->n_jobs++] = other;
+  }
+  for (int i = 0; i < s->n_jobs; i++)
+    s->jobs[i].cuts = (const int64_t *const *)s->cuts;
 }
 
 static void cuts_free(struct layout_searcher *s, int n)
@@ -166,7 +185,8 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
     s->status = status == -ENOMEM ? status : s->status;
     return;
   }
-  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, variants) * tiers_count(s) * residencies->n;
+  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, variants) * tiers_count(s) * s->n_jobs *
+                            residencies->n;
   const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, residencies};
   if (!LADE_PUSH(&s->candidates, candidate))
     s->status = -ENOMEM;
@@ -304,21 +324,21 @@ static void least_note(struct layout_searcher *s, const struct lade_layout_found
  * residency needs the least memory.
  */
 static int residency_find(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout *layout,
-                          struct lade_layout_found *found, int *ret_chosen)
+                          const struct lade_layout_job *job, struct lade_layout_found *found, int *ret_chosen)
 {
   const struct lade_share_residencies *residencies = cores->candidate->residencies;
   for (int i = 0; i < residencies->n; i++) {
     int status = core_make(s, cores, i, CORE_BOUND);
     if (status)
       return status;
-    lade_layout_core_memory(s->job, &cores->cores[i], layout, found->state_tier, &found->cost);
+    lade_layout_core_memory(job, &cores->cores[i], layout, found->state_tier, &found->cost);
     *ret_chosen = i;
     if (found->cost.host_bytes > s->params->host_bytes)
       continue;
     const double slack = residencies->items[i].layer.host_bytes > 0 ? 1 : SLACK; /* copies need their room */
     found->residency = residencies->items[i].residency;
     if ((double)found->cost.peak_bytes * slack <= (double)s->params->device_bytes) {
-      lade_layout_core_cost(s->job, &cores->cores[i], layout, found->state_tier, &found->cost);
+      lade_layout_core_cost(job, &cores->cores[i], layout, found->state_tier, &found->cost);
       return 0;
     }
     least_note(s, found);
@@ -327,22 +347,22 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
 }
 
 /* Cost one variant: run the schedule of the fastest residency that fits, if it may be among the best. */
-static int variant_cost(struct layout_searcher *s, struct candidate_cores *cores,
+static int variant_cost(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout_job *job,
                         const struct lade_layout_params *variant, enum lade_tier state_tier)
 {
   struct lade_layout_found found = {.layout = *variant, .micro_batch = cores->candidate->micro_batch,
-                                    .state_tier = state_tier};
+                                    .state_tier = state_tier, .moments = job->moments, .master = job->master};
   struct lade_layout layout;
   int chosen = 0;
   if (lade_layout_init(variant, NULL, &layout))
     return 0;
-  int status = residency_find(s, cores, &layout, &found, &chosen);
+  int status = residency_find(s, cores, &layout, job, &found, &chosen);
   if (status || found.cost.step_ns > limit_get(s, &found.layout))
     return status == -EOVERFLOW ? 0 : status;
   status = core_make(s, cores, chosen, CORE_RUN);
   if (status)
     return status;
-  lade_layout_core_cost(s->job, &cores->cores[chosen], &layout, state_tier, &found.cost);
+  lade_layout_core_cost(job, &cores->cores[chosen], &layout, state_tier, &found.cost);
   found_insert(s, &found);
   s->search->n_costed++;
   return 0;
@@ -357,8 +377,9 @@ static int candidate_cost(struct layout_searcher *s, const struct layout_candida
   cores.candidate = candidate;
   memset(cores.made, CORE_NONE, sizeof(cores.made));
   int status = lade_layout_init(&candidate->layout, NULL, &cores.layout);
-  for (int i = 0; i < n * n_tiers && !status; i++)
-    status = variant_cost(s, &cores, &variants[i / n_tiers], i % n_tiers ? LADE_TIER_HOST : LADE_TIER_DEVICE);
+  for (int i = 0; i < n * n_tiers * s->n_jobs && !status; i++)
+    status = variant_cost(s, &cores, &s->jobs[i % s->n_jobs], &variants[i / s->n_jobs / n_tiers],
+                          i / s->n_jobs % n_tiers ? LADE_TIER_HOST : LADE_TIER_DEVICE);
   return status == -ENOMEM ? status : 0;
 }
 
@@ -452,6 +473,8 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
   struct layout_searcher s = {.job = job, .params = params, .search = &search, .status = search.found ? 0 : -ENOMEM};
   if (!s.status)
     s.status = cuts_init(&s, job);
+  if (!s.status)
+    jobs_fill(&s, job);
   for (int tp = 1; tp <= LADE_MIN(params->n_ranks, job->model->heads) && !s.status; tp++) {
     if (params->n_ranks % tp == 0 && (!params->tp || params->tp == tp))
       pipelines_bound(&s, tp);

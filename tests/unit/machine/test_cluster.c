@@ -72,6 +72,7 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"[]", "object"},
       {"{\"preset\": \"dgx-h100\", \"spine\": 3}", "spine"},
       {"{\"preset\": \"nowhere\"}", "preset"},
+      {"{\"preset\": \"dgx-h100\", \"device\": \"nowhere\"}", "file: device: no machine named 'nowhere'"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 0}", "nodes"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 1.5}", "nodes"},
       {"{\"preset\": \"dgx-h100\", \"usable_device_bytes\": \"90GiB\"}", "usable_device_bytes"},
@@ -88,6 +89,8 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
        "\"latency_ns\": 1}]}", "levels[0].devices"},
       {"{\"preset\": \"dgx-h100\", \"device\": {\"device_bytes_per_s\": 0}}", "device_bytes_per_s"},
+      {"{\"preset\": \"dgx-a100-80g\", \"device\": {\"kernels\": {\"eager_attention_forward\": 0.5}}}",
+       "kernels.eager_attention_forward is stated without kernels.eager_attention_backward"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 7, \"bytes_per_s\": 1e9, "
        "\"latency_ns\": 1}, {\"name\": \"b\", \"devices\": 14, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
        "levels[0].devices is 7: neither whole nodes"},
