@@ -329,6 +329,53 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
     return {name: 1e9 * seconds for name, seconds in parts.items()}, least / sum(parts.values())
 
 
+# Changes that would shorten the reckoned step, each on top of those before: words, bytes that a token's layer moves
+# more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the products' share of the peak.
+CHANGES = [
+    ('products of layers by the best of measured algorithms: 1 %', {}, PRODUCTS / 0.99),
+    ("the qkv bias's gradient summed where attention stores dq, dk and dv", {'column_sum_bf16': -6}, None),
+    ("the MLP's second bias's gradient summed by the norm's backward that makes its dy", {'column_sum_bf16': -2}, None),
+    ("GELU's backward as the epilogue of the product before it; its bias's gradient by column sums",
+     {'gelu_bwd_columns_bf16': -24, 'copy': 8, 'column_sum_bf16': 8}, None),
+    ("GELU's forward as an epilogue; other bits where a plan makes it again from the stored value",
+     {'gelu_fwd_bf16': -16, 'copy': 8}, None)]
+
+
+def changes_reckon(share_of, gpu):
+    """Return (words, nanoseconds of a token, share of the speed of light) after each change, and with the rows of layers
+    and of logits, which are left, at a copy's bandwidth. The step has three products of the head."""
+    layer_bytes, products, rows = dict(LAYER_BYTES), PRODUCTS, []
+
+    def share_or_copy(kernel):
+        return 1 if kernel == 'copy' else share_of(kernel)
+
+    def row_add(words, share):
+        parts, light = step_reckon(share, gpu, 3, products, layer_bytes)
+        rows.append((words, sum(parts.values()), light))
+    row_add('today', share_or_copy)
+    for words, more, new_products in CHANGES:
+        for kernel, n in more.items():
+            layer_bytes[kernel] = layer_bytes.get(kernel, 0) + n
+        products = new_products or products
+        row_add(words, share_or_copy)
+    row_add("all kernels that memory bounds at a copy's bandwidth",
+            lambda kernel: share_of(kernel) if kernel.startswith('attention') else 1)
+    return rows
+
+
+def changes_print(share_of, gpu):
+    rows = changes_reckon(share_of, gpu)
+    parts, light = step_reckon(share_of, gpu, 3)
+    left = sum(ns for name, ns in parts.items() if name.startswith(('products', 'attention')))
+    least = light * sum(parts.values())
+    print('\n## What would shorten it\n')
+    print('Each row on top of those above, none of them built. '
+          f'60 % needs {least / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
+    print('|change|ns of a token|share of the speed of light|\n|---|---:|---:|')
+    for words, ns, after in rows:
+        print(f'|{words}|{ns:.0f}|{after:.1%}|')
+
+
 # Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-power.md): those of parts, and of
 # a whole one in a step of 32, with its share of the speed of light.
 MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'products of layers': 207.4}
@@ -374,6 +421,7 @@ def step_print(rows, gpu):
     for name in four[0]:
         print(f'|{name}|{four[0][name]:.0f}|{three[0][name]:.0f}|')
     print(f'|share of the speed of light|{four[1]:.1%}|{three[1]:.1%}|')
+    changes_print(shares.get, gpu)
     measured_print()
 
 

@@ -138,6 +138,20 @@ class Model(unittest.TestCase):
         self.assertGreater(whole, share(4)[1])
         self.assertAlmostEqual(share(3, 0.5)[0]['products of layers'], 2 * parts['products of layers'])
 
+    def test_changes_shorten_the_step_and_move_no_work(self):
+        rows = sass.changes_reckon(lambda kernel: 0.5, GPU)
+        self.assertEqual(len(rows), len(sass.CHANGES) + 2)
+        self.assertEqual(rows[0][1:], (sum(sass.step_reckon(lambda kernel: 0.5, GPU, 3)[0].values()),
+                                       sass.step_reckon(lambda kernel: 0.5, GPU, 3)[1]))
+        for (_, before_ns, before), (_, ns, share) in zip(rows, rows[1:]):
+            self.assertLess(ns, before_ns)
+            self.assertAlmostEqual(ns * share, before_ns * before)  # the least time is that of the same operations
+        left = dict(sass.LAYER_BYTES)
+        for _, more, _ in sass.CHANGES:
+            for kernel, n in more.items():
+                left[kernel] = left.get(kernel, 0) + n
+        self.assertTrue(all(n >= 0 for n in left.values()), left)
+
     def test_shared_memory_follows_the_launches(self):
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 225 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_dq_128_bf16'), 225 << 10)
