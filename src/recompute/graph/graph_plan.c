@@ -26,7 +26,7 @@
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
 #define MOVES_PER_OP 10000 /* by default, up to MOVES_MOST */
-#define MOVES_MOST 1400000
+#define MOVES_MOST 1200000
 #define OP_MOVES_MOST 800000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MOST 200000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_LEAST 1000
@@ -127,7 +127,7 @@ static bool has_tiers(const struct graph_planning *planning)
 /*
  * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
  * less than ten seconds, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT differ by
- * more than 0.1 % of the step, with 800,000 they do not. With tiers a long graph gets fewer, for about the same
+ * more than 0.1 % of the step, with 1,200,000 they do not. With tiers a long graph gets fewer, for about the same
  * time: a decoder of 9,957 ops takes 7 s of CPU at 25 % of its peak. At 40 % and above its plan is proved before the
  * first move.
  */
