@@ -434,7 +434,7 @@ for budget in ("min", "1", "60%", "auto"):
 # alone at 11.93 %, ResNet-50 without prices of the bound at 9.75 %. The best known are 1.573, 10.877 and 9.42.
 for net, budget, most in (("vgg16", "60%", 1.6), ("unet", "35%", 11.8), ("resnet50", "40%", 9.6)):
     subprocess.run([sys.executable, NETS, net, "-o", f"{net}.json"], check=True)
-    code, out, err = run("--graph", f"{net}.json", "--budget", budget, "--host-budget", "0", "--iterations", "300000",
+    code, out, err = run("--graph", f"{net}.json", "--budget", budget, "--host-budget", "0", "--iterations", "800000",
                          "--json")
     assert code == 0, (net, code, err)
     found = json.loads(out)

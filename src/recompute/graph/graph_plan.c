@@ -25,9 +25,9 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
-#define MOVES_PER_OP 7000 /* by default, up to MOVES_MOST */
-#define MOVES_MOST 1000000
-#define OP_MOVES_MOST 1000000000 /* ops times moves: moves of longer graphs take longer */
+#define MOVES_PER_OP 10000 /* by default, up to MOVES_MOST */
+#define MOVES_MOST 1200000
+#define OP_MOVES_MOST 800000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MOST 200000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_LEAST 1000
 #define ALONE_SHARE 0.5 /* of a limit of time, after which a plan with tiers goes on with transfers */
@@ -127,7 +127,7 @@ static bool has_tiers(const struct graph_planning *planning)
 /*
  * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
  * less than ten seconds, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT differ by
- * more than 0.1 % of the step, with 800,000 they do not. With tiers a long graph gets fewer, for about the same
+ * more than 0.1 % of the step, with 1,200,000 they do not. With tiers a long graph gets fewer, for about the same
  * time: a decoder of 9,957 ops takes 7 s of CPU at 25 % of its peak. At 40 % and above its plan is proved before the
  * first move.
  */
@@ -197,10 +197,10 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
 }
 
 /*
- * Lower the smallest peak step by step, halving the step where a search does not reach the next. Each search has a
- * third of the effort that is left for this.
+ * Lower the smallest peak step by step, halving the step where a search does not reach the next, until it is within
+ * @enough_bytes. Each search has a third of the effort that is left for this.
  */
-static int least_find(struct graph_planning *planning)
+static int least_find(struct graph_planning *planning, uint64_t enough_bytes)
 {
   const int64_t end_ns = deadline_of(planning, 1.0 / MIN_SHARE);
   uint64_t peak = planning->info.unconstrained_bytes;
@@ -208,7 +208,7 @@ static int least_find(struct graph_planning *planning)
   uint64_t step = (peak - floor) / 2;
   int64_t moves = moves_of(planning) / MIN_SHARE;
   int status = 0;
-  for (int round = 0; round < MIN_ROUNDS && step > peak / 512 && !status; round++) {
+  for (int round = 0; round < MIN_ROUNDS && step > peak / 512 && peak > enough_bytes && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
     const uint64_t target = peak - step;
     status = smaller_find(planning, target, LADE_MAX(moves / 3, 1), part_ns ? now_ns + part_ns : end_ns, &peak);
@@ -431,8 +431,8 @@ static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
   int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
   info->floor_bytes = planning->problem.floor_bytes;
   info->base_ns = planning->problem.base_ns;
-  if (!status)
-    status = least_find(planning);
+  if (!status) /* a plan with tiers states its own smallest budget */
+    status = least_find(planning, planning->is_alone ? budget_bytes : 0);
   if (status)
     return status;
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
