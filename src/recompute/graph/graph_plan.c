@@ -44,6 +44,7 @@ struct graph_planning {
   struct remat_problem problem;
   struct lade_graph_plan_info info;
   struct remat_choices least;   /* of the smallest peak found */
+  struct remat_choices nearest; /* the first found within the budget; while there is none, the smallest */
   struct remat_choices choices; /* of the plan */
   struct remat_list list;
   struct list_time links;
@@ -54,6 +55,7 @@ struct graph_planning {
 static void planning_finish(struct graph_planning *planning)
 {
   remat_choices_free(&planning->least);
+  remat_choices_free(&planning->nearest);
   remat_choices_free(&planning->choices);
   list_time_finish(&planning->links);
   LADE_ARRAY_FREE(&planning->list.instrs);
@@ -126,8 +128,8 @@ static bool has_tiers(const struct graph_planning *planning)
 
 /*
  * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
- * less than ten seconds, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT differ by
- * more than 0.1 % of the step, with 1,200,000 they do not. With tiers a long graph gets fewer, for about the same
+ * about 2 to 11 s of a loaded core, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT
+ * differ by more than 0.1 % of the step. With tiers a long graph gets fewer, for about the same
  * time: a decoder of 9,957 ops takes 7 s of CPU at 25 % of its peak. At 40 % and above its plan is proved before the
  * first move.
  */
@@ -154,7 +156,10 @@ static void tiers_allow(struct graph_planning *planning, struct remat_search_par
   how->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
 }
 
-/* Search from @choices. A schedule whose peak is below *@peak replaces that in @planning->least. -ENOMEM. */
+/*
+ * Search from @choices. A schedule whose peak is below *@peak replaces that in @planning->least, and the nearest one
+ * while that is above the budget. -ENOMEM.
+ */
 static int smaller_try(struct graph_planning *planning, const struct remat_search_params *how,
                        struct remat_choices *choices, uint64_t *peak)
 {
@@ -163,7 +168,11 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
   if (!status || status == -ENOSPC)
     status = peak_get(planning, choices, &found);
   if (!status && found < *peak) {
+    const uint64_t budget_bytes = planning->params.budget_bytes;
+    bool is_nearer = budget_bytes == LADE_GRAPH_BUDGET_MIN || *peak > budget_bytes;
     status = choices_copy(&planning->least, choices);
+    if (!status && is_nearer)
+      status = choices_copy(&planning->nearest, choices);
     *peak = found;
   }
   return status;
@@ -394,7 +403,10 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   return status ? status : remat_search(&how, &planning->choices);
 }
 
-/* Plan within the budget. If nothing is found, but the smallest schedule fits, take that one. */
+/*
+ * Plan within the budget. If nothing is found, begin from the nearest schedule. That one does not depend on how far the
+ * search for the smallest budget went on, so a plan with tiers finds the same plan of recompute alone.
+ */
 static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   if (has_tiers(planning))
@@ -404,13 +416,14 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
     return status;
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
   struct remat_search_params how = search_params(planning, budget_bytes, moves - moves / 2, 1);
-  status = choices_copy(&planning->choices, &planning->least);
+  status = choices_copy(&planning->choices, &planning->nearest);
   return status ? status : remat_search(&how, &planning->choices);
 }
 
 /*
- * Look again for a plan within @budget_bytes, a little less than the smallest one: that one's own search may end below
- * its budget, and then states its peak as the smallest. -ENOSPC: it is larger.
+ * Look again for a plan within @budget_bytes, a little less than the smallest one. The search within the smallest
+ * budget may end below it, and then states its peak as the smallest. It is repeated from the same start, from which it
+ * finds the same plan. -ENOSPC: that plan is larger.
  */
 static int smallest_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
@@ -418,6 +431,8 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
   uint64_t peak = 0;
   if (budget_bytes >= least || budget_bytes < planning->info.floor_bytes || budget_bytes < least - least / NEAR_LEAST)
     return -ENOSPC;
+  planning->choices.list.n = planning->choices.waiting.n = 0;
+  planning->choices.is_saved = false;
   int status = budget_search(planning, least);
   if (!status)
     status = peak_get(planning, &planning->choices, &peak);

@@ -7,7 +7,8 @@
  *   shift     make a value again earlier, in a turn that has the inputs at hand, and hold it from there
  *   segment   release the values of some ops in a row, and let the chain that makes them again run once
  *   exchange  hold one value or all that a turn makes again, then release others in the fullest turns until it fits;
- *             a release that alone raises the energy too far is undone, and another one is drawn
+ *             a release that alone raises the energy too far is undone, and another one is drawn; one exchange in
+ *             EXCHANGES_PER_UNJUDGED keeps every release, since two of them may pay only together
  *   source    let a value wait on another tier, or be made again instead
  *
  * A move releases before it holds, or the other way round, so a schedule may pass through one that is slower than both
@@ -21,6 +22,7 @@
 #include "recompute/graph/search/search_state.h"
 
 #define EXCHANGE_RELEASES 6 /* of one exchange */
+#define EXCHANGES_PER_UNJUDGED 3
 #define SEGMENT_MOST 8      /* ops whose values a move releases together */
 #define HELD_TRIES 128
 #define REDO_TRIES 64
@@ -258,10 +260,10 @@ static double energy_untimed(const struct remat_state *search)
 }
 
 /*
- * Release one value in the fullest turn, if the energy is then lower than before, or than @start, where the exchange
- * began, or higher by no more than the temperature allows.
+ * Release one value in the fullest turn. With @is_judged it is kept if the energy is then lower than before, or than
+ * @start, where the exchange began, or higher by no more than the temperature allows.
  */
-static void exchange_release(struct remat_state *search, double start)
+static void exchange_release(struct remat_state *search, double start, bool is_judged)
 {
   struct remat_schedule *schedule = &search->schedule;
   int64_t most;
@@ -272,22 +274,25 @@ static void exchange_release(struct remat_state *search, double start)
   const double before = energy_untimed(search), rise_most = rise_draw(search) + LADE_MAX(start - before, 0);
   const int64_t redo_most_ns = schedule->redo_most_ns;
   bool is_chain = remat_random_below(search, 2);
-  schedule->redo_most_ns = LADE_MIN(redo_most_ns, detour_most(search, rise_most, is_chain ? DETOUR_OPS : 1));
+  if (is_judged)
+    schedule->redo_most_ns = LADE_MIN(redo_most_ns, detour_most(search, rise_most, is_chain ? DETOUR_OPS : 1));
   if (remat_release_around(schedule, value, turn) && remat_is_sound(search) && is_chain)
     remat_row_hold(schedule, next, remat_random_next(search));
   schedule->redo_most_ns = redo_most_ns;
-  if (!schedule->status && (!remat_is_sound(search) || energy_untimed(search) > before + rise_most))
+  bool is_kept = remat_is_sound(search) && (!is_judged || energy_untimed(search) <= before + rise_most);
+  if (!schedule->status && !is_kept)
     remat_rollback_to(schedule, mark);
 }
 
 static bool move_exchange(struct remat_state *search)
 {
   const int kind = remat_random_below(search, 8);
+  bool is_judged = remat_random_below(search, EXCHANGES_PER_UNJUDGED) != 0;
   const double start = energy_untimed(search);
   if (!(kind == 0 ? move_hold_row(search) : kind <= 2 ? move_shift(search) : move_hold(search)))
     return false;
   for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++)
-    exchange_release(search, start);
+    exchange_release(search, start, is_judged);
   return true;
 }
 
