@@ -289,7 +289,7 @@ struct lade_layout_search_params {
   /* Precisions of optimizer states to try; none: the job's alone. A job of FP16 or FP32 has no 24-bit masters. */
   int n_moments, n_masters;
   enum lade_moments moments[LADE_N_MOMENTS];
-  enum lade_master masters[2];
+  enum lade_master masters[LADE_N_MASTERS];
 };
 
 struct lade_layout_found {

@@ -71,34 +71,65 @@ static void unit_costs_share(const struct lade_plan_params *params, int n_shards
   unit_costs->gather_ns = link->ns_per_byte * (n_shards - 1) / n_shards;
 }
 
+/* A kind of trajectory: the changes it may make, and the prices it makes them by. */
+struct trajectory_kind {
+  int allowed;
+  double exposed_fraction; /* of each transfer and host update, charged to the compute queue */
+  bool is_of_shards;       /* state is priced as shared by ranks */
+  bool is_alone;           /* no tier is used, though there is one */
+  bool is_for_large;       /* made for large programs too, where a trajectory takes long */
+};
+
+/*
+ * Programs whose state is far larger than the device need the first kind. Where all state fits, the second and the last
+ * are faster by up to a third, because the first moves state whose updates on the host are exposed.
+ */
+static const struct trajectory_kind trajectory_kinds[N_TRAJECTORY_KINDS] = {
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, .is_for_large = true},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, .is_for_large = true},
+    {DESCENT_RECOMPUTE, 0.05},
+    {DESCENT_OFFLOAD, 0.05},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_APART, 0.05},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, .is_of_shards = true},
+    {DESCENT_RECOMPUTE, 0.05, .is_alone = true, .is_for_large = true},
+};
+
+/* True if a trajectory of @kind may differ from that of the first kind, and is worth its time. */
+static bool kind_is_useful(const lade_planner *planner, const struct pricing *pricing,
+                           const struct trajectory_kind *kind)
+{
+  const struct lade_plan_params *params = &planner->params;
+  const bool is_plain = pricing == &planner->plain; /* leads to the smallest budget, not to fast steps */
+  if (kind == &trajectory_kinds[0])
+    return true;
+  if (descent_is_large(params) && (is_plain || !kind->is_for_large))
+    return false;
+  if (kind->is_of_shards)
+    return lade_shard_count(params->layout) > 1;
+  return (params->host_bytes || params->store_bytes) && !(is_plain && kind->is_alone);
+}
+
 /* Make the trajectories by @pricing, with optimizer_in_backward or without. */
 static int descents_of_kind_make(lade_planner *planner, struct pricing *pricing, bool optimizer_in_backward)
 {
-  static const struct {
-    int allowed;
-    double exposed_fraction;
-    bool is_of_shards;
-  } kinds[N_TRAJECTORY_KINDS] = {{DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, false},
-                      {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, false},
-                      {DESCENT_RECOMPUTE, 0.05, false},
-                      {DESCENT_OFFLOAD, 0.05, false},
-                      {DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_APART, 0.05, false},
-                      {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, true}};
   const int n_shards = lade_shard_count(planner->params.layout);
-  bool has_tier = planner->params.host_bytes || planner->params.store_bytes;
   uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
   bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
   int status = 0;
   planner->start->optimizer_in_backward = optimizer_in_backward;
   for (int i = 0; i < N_TRAJECTORY_KINDS && !status; i++) {
-    if (i > 0 && (descent_is_large(&planner->params) || (kinds[i].is_of_shards ? n_shards == 1 : !has_tier)))
-      continue; /* a trajectory takes long; or only recompute can be chosen, or no state is shared */
-    pricing->unit_costs.exposed_fraction = kinds[i].exposed_fraction;
-    unit_costs_share(&pricing->params, kinds[i].is_of_shards ? n_shards : 1, &pricing->unit_costs);
-    int allowed = kinds[i].allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
-    const struct descent_params how = {.plan = &pricing->params, .start = planner->start,
-                                    .is_pinned = planner->is_pinned, .solver = pricing->solver,
-                                    .analysis = &pricing->analysis, .allowed = allowed};
+    const struct trajectory_kind *kind = &trajectory_kinds[i];
+    if (!kind_is_useful(planner, pricing, kind))
+      continue;
+    struct lade_plan_params params = pricing->params;
+    if (kind->is_alone)
+      params.host_bytes = params.store_bytes = 0;
+    pricing->unit_costs.exposed_fraction = kind->exposed_fraction;
+    unit_costs_share(&pricing->params, kind->is_of_shards ? n_shards : 1, &pricing->unit_costs);
+    int allowed = kind->allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
+    const struct descent_params how = {.plan = &params, .start = planner->start,
+                                       .is_pinned = planner->is_pinned, .solver = pricing->solver,
+                                       .analysis = &pricing->analysis, .allowed = allowed};
     status = descent_make(&how, &planner->trajectories[planner->n_trajectories]);
     if (!status)
       planner->n_trajectories++;

@@ -265,6 +265,24 @@ def two_signals_end_all_processes():
         assert not os.path.exists("s"), "a stopped run has an output"
 
 
+def a_stop_ends_no_other_child():
+    code = ("import multiprocessing, time\n"
+            "from lade import data\n"
+            "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+            "child.start()\n"
+            "try:\n"
+            "    with data._pool(2, None) as pool:\n"
+            "        pool.submit(time.sleep, 60)\n"
+            "        raise KeyboardInterrupt\n"
+            "except KeyboardInterrupt:\n"
+            "    print(child.is_alive(), len(multiprocessing.active_children()))\n"
+            "    child.kill()\n")
+    python = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(FAKES))), "python")
+    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python}, timeout=40,
+                           capture_output=True, text=True, check=False)
+    assert found.stdout == "True 1\n", found
+
+
 def a_terminal_sees_progress():
     tokenizer_write("t.json")
     write("p.txt", TEXT)
@@ -359,8 +377,8 @@ def real_tokenizers_cut_without_a_trace():
 
 for test in (mistakes_have_one_line, tokens_are_those_of_the_whole_text, documents_are_separated, damage_is_named,
              columns_of_parquet_are_read, a_part_validates, a_killed_run_leaves_nothing_that_trains,
-             two_signals_end_all_processes, a_terminal_sees_progress, models_train_and_speak,
-             real_tokenizers_cut_without_a_trace):
+             two_signals_end_all_processes, a_stop_ends_no_other_child, a_terminal_sees_progress,
+             models_train_and_speak, real_tokenizers_cut_without_a_trace):
     begun = time.monotonic()
     test()
     print(f"{test.__name__}: {time.monotonic() - begun:.1f} s")

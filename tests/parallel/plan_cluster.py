@@ -477,6 +477,7 @@ def wrong_questions_are_refused(directory):
             ("does not divide", [*SMALL, "--ranks", "6", "--tp", "1", "--cp", "4", "--batch", "64"], 2),
             ("a device of cluster dgx-a100-80g has 80.0 GiB", [*SMALL, "--batch", "8", "--budget", "81GiB"], 2),
             ("needs --search", [*SMALL, "--any-precision", "--batch", "8"], 2),
+            ("use --master exact", [*SMALL, "--ranks", "4", "--search", "--dtype", "fp16", "--master", "24bit"], 2),
             ("needs --cluster", ["--cp", "2"], 2),
             ("needs --cluster", ["--ep", "2"], 2),
             ("--eager needs --cluster", ["--eager"], 2),

@@ -193,6 +193,10 @@ def parts_check(folder):
     done = subprocess.run([sys.executable, sys.argv[1], "--only", "tests,no-such"], text=True,
                           stderr=subprocess.PIPE, check=False)
     assert done.returncode == 2 and "'no-such' is no part; parts are build, unknowns, tests, " in done.stderr, done
+    for words, expected in ((["--limit", "5", "--turns", "2"], "--limit is for the measurements"),
+                            (["--limit", "0"], "expected more than 0 seconds")):
+        done = subprocess.run([sys.executable, sys.argv[1], *words], text=True, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == 2 and expected in done.stderr, done
 
 
 bare_check()

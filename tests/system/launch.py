@@ -150,11 +150,11 @@ assert sorted(ranks.stdout.splitlines()) == [f"{rank} of 5 a b" for rank in rang
 assert run("-n1", "true").returncode == 0
 assert run("-n", "3", "--", "sh", "-c", "test $OMPI_COMM_WORLD_RANK != 1 || exit 6").returncode == 6
 
-# A signal that ends a rank is told, because mpirun is quiet; what other commands end with is theirs to tell. Ranks of
-# Lade that end before they have begun have told nothing. Messages name the verb that the ranks run.
+# A signal that ends a rank is reported, because mpirun is quiet; other commands report their own errors. Ranks of Lade
+# that end before they have begun have reported nothing. Messages name the verb that the ranks run.
 killed = run("-n", "2", "--", "sh", "-c", "kill -SEGV $$")
 assert killed.returncode == 139 and killed.stderr.count("\n") == 1, killed
-assert "lade launch: mpirun ended with code 139, as for a rank that signal 11 (Segmentation fault) ended" in killed.stderr
+assert "lade launch: mpirun ended with code 139, the code of a rank that signal 11 (Segmentation fault) ended" in killed.stderr
 assert not run("-n", "2", "--", "sh", "-c", "exit 3").stderr
 with tempfile.TemporaryDirectory() as quiet:
     with open(os.path.join(quiet, "mpirun"), "w", encoding="ascii") as script:
@@ -163,6 +163,9 @@ with tempfile.TemporaryDirectory() as quiet:
     path = {**os.environ, "PATH": quiet + ":" + os.environ["PATH"]}
     refused(9, "no rank has begun: mpirun ended with code 9", "-n", "2", "--", "train", "--data", "x", env=path)
     assert not run("-n", "2", "--", "true", env=path).stderr
+for words in (["store", "--nonsense"], []):  # these print their own errors
+    bench = run("-n", "2", "--", "bench", *words)
+    assert bench.returncode == 2 and "lade launch:" not in bench.stderr and "lade bench" in bench.stderr, bench
 links = run("-n", "2", "--", "bench", "links", "--device", "dry")
 assert links.returncode == 2 and links.stderr.startswith("lade bench links: --device: links of host"), links
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""lade plan over all ranks of a layout: one table, groups with their members, and an answer for every rank.
+"""lade plan over all ranks of a layout: one table, groups with their members, and an answer for every rank; and of one
+rank that has host memory to spare.
 
 Usage: plan_ranks.py LADE [large]
 With large: all ranks of GPT-3 on 64 GPUs, and both ends of PTD's trillion parameters on 3072, through the executor.
@@ -25,6 +26,15 @@ def shards_of_gradients_cost_no_time():
                        "--host-budget", "0", "--rank", "0", "--zero", zero)["predicted_step_seconds"]
              for zero in ("1", "2")]
     require(times[1] < 1.03 * times[0], "reductions of ZeRO 2 wait for one another", times)
+
+
+def host_memory_makes_no_step_slower():
+    """A step of many microbatches has few trajectories; one of them uses no tier, another prices exposed updates."""
+    step = ["--model", "gpt2-124m", "--machine", "h100-80g", "--seq", "1024", "--batch", "256", "--micro-batch", "16",
+            "--budget", "70%"]
+    alone, offered = plan_json(*step, "--host-budget", "0"), plan_json(*step)
+    require(offered["slowdown"] <= alone["slowdown"] < 1.15, "host memory makes a step slower",
+            (offered["slowdown"], alone["slowdown"]))
 
 
 def every_rank_is_in_the_table():
@@ -212,8 +222,9 @@ def both_ends_of_a_trillion_run_dry():
         require(end["ranks"] == 3072 and end["fits"] and end["dry_step_seconds"] > 60, "an end does not run", end)
 
 
-TESTS = [every_rank_is_in_the_table, shards_of_gradients_cost_no_time, every_rank_builds_its_own,
-         ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned, a_rank_that_does_not_fit_is_named,
+TESTS = [every_rank_is_in_the_table, shards_of_gradients_cost_no_time, host_memory_makes_no_step_slower,
+         every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
+         a_rank_that_does_not_fit_is_named,
          the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host, places_are_those_of_a_rank,
          what_is_listed_can_be_written, a_line_may_be_about_another_stage,
          copies_of_kv_heads_have_blocks_of_their_own]

@@ -265,6 +265,21 @@ def flags_in_buffers_choose_the_plan():
     assert model.is_ready and not torch.equal(scale, model.scale) and sum(map(len, step.ready.values())) == 2
 
 
+def a_flag_is_not_known_once_a_view_of_it_is_written():
+    """The capture refuses, or has the new value: never the branch of the old one."""
+    for is_whole in (True, False):
+        memory = torch.zeros(2 if is_whole else 100)
+        flag, model = memory[:2], net()
+        optimizer = adam(model.parameters())
+
+        def loss_of(model, x):
+            memory[:1].fill_(1)
+            return model(x).square().mean() * (1 if flag[0] > 0 else float("nan"))
+        step = lade.torch.step(plain_step(model, optimizer, loss_of), model, optimizer, "100%", audit=False)
+        refused(lade.CannotCapture, lambda: step(SAMPLE), "value", "loops.py")
+        assert not memory.any()
+
+
 def losses(model, x):
     d = torch.distributions
     mean, log_variance = model[0](x).chunk(2, -1)
@@ -307,11 +322,15 @@ def refusals_name_what_torch_calls_it():
     fault = refused(lade.CannotCapture, of(lambda m, x: m(torch.nested.nested_tensor(
         [x[:3], x[3:]], layout=torch.jagged)).values().mean()), "torch.nested: ", "loops.py")
     assert fault.op == "torch.nested"
+    fault = refused(lade.CannotCapture, of(lambda m, x: torch.distributions.Wishart(
+        m(x).exp().mean() + 9, torch.eye(3)).log_prob(torch.eye(3)).mean()), "value of a tensor")
+    assert "Value of df" not in str(fault)
 
 
 TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, runs_resume_from_a_checkpoint_of_both,
          one_scaler_serves_two_optimizers, optimizers_that_are_not_given_are_refused, weights_are_averaged_in_the_step,
-         flags_in_buffers_choose_the_plan, distributions_check_their_arguments, refusals_name_what_torch_calls_it]
+         flags_in_buffers_choose_the_plan, a_flag_is_not_known_once_a_view_of_it_is_written,
+         distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.2, 0.2

@@ -3,11 +3,12 @@
  * Sentences about a layout on a cluster, from the numbers of its plan and from published formulas beside them.
  *
  * Tensor parallelism in more dimensions is priced by the bytes that a rank sends for the three products of a matrix
-     (forward, dX, dW). X is N by d, W is d by 4d, Y is N by 4d. Broadcasts on a grid of q by q ranks (2D, SUMMA: van de
- * Geijn, Watts 1997; Xu et al. 2021) send 3 (q - 1) (X + W) / q^2; with depth e (2.5D: Solomonik, Demmel 2011) a
-     rank of
- * e k^2 sends 3 (k - 1) (X / e + W) / k^2; on a cube of l^3 (3D: Agarwal et al. 1995) 3 (l - 1) (X + W + Y) / l^3. One
- * dimension, Megatron's, sends 4 (t - 1) / t X for two products of a layer, forward and backward.
+ * (forward, dX, dW). X is N by d, W is d by 4d, Y is N by 4d.
+ *
+ *   2D    a grid of q by q ranks: 3 (q - 1) (X + W) / q^2 (SUMMA: van de Geijn, Watts 1997; Xu et al. 2021)
+ *   2.5D  e grids of k by k ranks: 3 (k - 1) (X / e + W) / k^2 (Solomonik, Demmel 2011)
+ *   3D    a cube of l^3 ranks: 3 (l - 1) (X + W + Y) / l^3 (Agarwal et al. 1995)
+ *   1D    t ranks, Megatron's: 4 (t - 1) / t X for two products of a layer, forward and backward
  */
 #include <math.h>
 

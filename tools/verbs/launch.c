@@ -75,7 +75,7 @@ struct launch {
   int n_left;  /* ranks not lost; a layout may leave some unused that the next layout uses */
   struct lade_layout_params asked; /* layout of the first start, once the ranks have reported it */
   bool is_asked_known;
-  bool is_lade; /* the command is a verb of this program: ranks of `train` report their layout, and all their errors */
+  bool has_reports; /* ranks report on the table: those of `lade train` and `lade bench links` */
   bool is_elastic;
   char **command;
   int n_command;
@@ -129,6 +129,12 @@ static bool verb_find(const char *name, char *path, size_t path_bytes)
   ssize_t n = readlink("/proc/self/exe", path, path_bytes - 1);
   path[LADE_MAX(n, 0)] = 0;
   return n > 0;
+}
+
+/* True if ranks of the verb in @words, which end with NULL, report on the table. */
+static bool verb_has_reports(char *const *words)
+{
+  return strcmp(words[0], "train") == 0 || (words[1] && strcmp(words[1], "links") == 0);
 }
 
 /* ---- one start ---- */
@@ -439,14 +445,14 @@ static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_
 
 /*
  * Report a failed start without messages of ranks. mpirun does not print that a signal ended a rank. Other commands
- * print why they end; ranks of Lade that end before they can are reported here.
+ * print why they end. Ranks that report on the table and end before they begin are reported here.
  */
 static int silent_end_tell(const struct launch *launch, const struct end *end)
 {
   char text[200], how[64];
   if (*signal_name(end->code, how, sizeof(how)))
-    snprintf(text, sizeof(text), "mpirun ended with code %d, as for a rank that %s ended", end->code, how);
-  else if (launch->is_lade)
+    snprintf(text, sizeof(text), "mpirun ended with code %d, the code of a rank that %s ended", end->code, how);
+  else if (launch->has_reports)
     snprintf(text, sizeof(text), "no rank has begun: mpirun ended with code %d", end->code);
   else
     return end->code;
@@ -532,7 +538,7 @@ static int ranks_shrink(const struct launch *launch, const struct end *end, stru
                                                                          itself */
   if (left < 1)
     return lade_error_set(error, -EPIPE, "no ranks remain to start again with");
-  if (!launch->is_asked_known && (launch->is_lade || end->verdict.n_begun))
+  if (!launch->is_asked_known && (launch->has_reports || end->verdict.n_begun))
     return 0;
   next->n_ranks = next->n_left = left;
   if (!launch->is_asked_known) /* no rank reports a layout: any number will do */
@@ -737,8 +743,8 @@ int launch_main(int argc, char **argv)
   if (code)
     return code;
   if (!subprocess_exists(argv[first]) && verb_find(argv[first], self, sizeof(self))) {
+    launch.has_reports = verb_has_reports(argv + first);
     argv[--first] = self; /* overwrites "--" or the number, which are already read */
-    launch.is_lade = true;
   }
   if (!subprocess_exists(argv[first])) {
     int status = lade_error_set(&launch.error, -ENOENT, "there is no program '%.200s' to run", argv[first]);

@@ -185,6 +185,9 @@ static int job_make(struct cluster_planning *planning)
     planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
     planning->job.expert_capacity = planning->options->expert_capacity;
   }
+  if (session->master == LADE_MASTER_24BIT && session->dtype != LADE_BF16)
+    return lade_error_set(&planning->error, -EINVAL, "--master 24bit is 8 bits beside a bf16 weight: with --dtype %s "
+                          "use --master exact", session->dtype == LADE_F16 ? "fp16" : "fp32");
   if (planning->job.is_eager && (lade_dtype_bytes(session->dtype) != 2 || !planning->cluster.device.kernels.n_sms))
     return lade_error_set(&planning->error, -EINVAL, "--eager needs --dtype bf16 or fp16 and a device with kernels");
   if (planning->options->has_fused_attention || planning->options->n_context > 1)

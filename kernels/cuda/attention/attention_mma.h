@@ -238,8 +238,8 @@ struct staged_queries {
 };
 
 /*
- * Return the tile after @tile, of the next head if no later query of this one sees a key of the block, which begins at
- * @first and has ROWS.
+ * Return the tile after @tile. It is of the next head if no later query of @tile's head sees a key of the block. The
+ * block begins at @first and has ROWS keys.
  */
 template <int TILE, int ROWS, bool FORM>
 static __device__ inline struct staged_queries tile_next(const struct block_shape &s, const struct staged_queries &tile,

@@ -27,7 +27,7 @@
  * statistics, backward from its sum of dx, which only the last part rounds. Parts cut between chunks leave the sums of
  * one pass.
  *
- * With the logits of all rows and of its columns kept from forward, backward makes no product of logits and no cap. It
+ * If forward kept the logits of all rows and of the part's columns, backward makes no product of logits and no cap. It
  * reads the same pieces in the same order, so its bits are those of logits made again.
  *
  * Rejected: the gradient within the forward walk. A row's gradient needs its whole sum, so the walk would go over

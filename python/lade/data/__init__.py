@@ -129,7 +129,7 @@ def _pool(n_processes, encoder):
     try:
         yield pool
     except BaseException:  # a signal too, also in the middle of a submit: nothing waits for what is under way
-        for process in multiprocessing.active_children():
+        for process in list((pool._processes or {}).values()):  # pylint: disable=protected-access  # the pool's alone
             process.kill()
         raise
     finally:

@@ -20,10 +20,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _FOLLOWED_MOST = 1 << 16  # elements of a followed constant
-_FLAG_MOST = 16           # elements of a followed tensor that outlives the step
+_FLAG_MOST = 16           # elements in the memory of a followed tensor that outlives the step
 _ARGUMENT_MOST = 1 << 22  # elements of a followed argument, and of results that it decides
 _ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 _SCALAR, _ASSERT = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._assert_async.msg
+_ANY = torch.ops.aten.any.default
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
@@ -118,6 +119,8 @@ class Watch(TorchDispatchMode):
         self.answers = Answers()
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
+        self.changed = set()  # storages of real tensors that the step has written: their values are not known any more
+        self.any_of = None  # a weak reference to the last result of any()
 
     def argue(self, leaves, fakes):
         """Follow the arguments of the step; @fakes stand for @leaves in the capture."""
@@ -132,8 +135,10 @@ class Watch(TorchDispatchMode):
             self._flag(fake, real, _Slot(own, key))
 
     def _flag(self, tensor, real, ref):
-        if type(real) is torch.Tensor and real.numel() <= _FLAG_MOST and not real.requires_grad \
-                and real.layout is torch.strided and not real.is_meta:
+        if type(real) is not torch.Tensor or real.requires_grad or real.layout is not torch.strided or real.is_meta:
+            return
+        memory = real.untyped_storage()  # a whole one, so that all views that may write it are followed
+        if memory.nbytes() <= _FLAG_MOST * real.element_size() and memory._cdata not in self.changed:
             self.known.setdefault(id(tensor), (tensor, real, ref))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -152,7 +157,7 @@ class Watch(TorchDispatchMode):
             if isinstance(answer, bool) or self._is_flag(tensors[0]):  # another number may be another one in each step
                 self.answers.note(self._keep_op(func, args, kwargs), answer)
                 return answer
-        if func is _SCALAR and reals is None and args[0].dtype == torch.bool:
+        if func is _SCALAR and reals is None and args[0].dtype == torch.bool and not self._is_any(args[0]):
             checked = _checked()
             if checked is not None:
                 _ASSERT(args[0], f"ValueError: an argument of {checked} is outside of its constraint")
@@ -161,6 +166,8 @@ class Watch(TorchDispatchMode):
             self._keep(func, args, kwargs)
         result = func(*args, **kwargs)
         self._follow(func, args, kwargs, tensors, reals, result)
+        if func is _ANY:
+            self.any_of = weakref.ref(result)
         return result
 
     def _reals(self, func, tensors):
@@ -191,6 +198,10 @@ class Watch(TorchDispatchMode):
         for i, (fake, real) in enumerate(zip(made, values)):
             self.known[id(fake)] = fake, real, _Ref(kept, i) if kept is not None else None
 
+    def _is_any(self, tensor):
+        """True for the result of any(): a check that asks for it fails where it is true."""
+        return self.any_of is not None and self.any_of() is tensor
+
     def _is_flag(self, tensor):
         """True for a byte that is kept between steps, which old code reads as a truth value."""
         return tensor.dtype == torch.uint8 and isinstance(self._ref(tensor), (_Slot, _Outside))
@@ -207,6 +218,7 @@ class Watch(TorchDispatchMode):
     def _forget(self, tensors):
         """Forget all constants that share memory with @tensors: another value may be in them."""
         lost = {self.known[id(t)][1].untyped_storage()._cdata for t in tensors if id(t) in self.known}
+        self.changed |= lost
         for key in [k for k, (_, real, _) in self.known.items() if real.untyped_storage()._cdata in lost]:
             del self.known[key]
 

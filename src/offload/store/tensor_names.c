@@ -4,8 +4,8 @@
  * Both have every tensor.
  *
  * The tree is a treap: a search tree by name, and a heap by rank, a hash of the tensor's number. Its shape is that of a
- * tree into which the names were put in random order, whatever the order of the puts. So its depth is O(log n), with a
- * probability as good as one. Rejected: tsearch of the C library, which has no successor.
+ * tree into which the names were put in random order, whatever the order of the puts. So its depth is O(log n) with
+ * probability close to 1. Rejected: tsearch of the C library, which has no successor.
  */
 #include <stdlib.h>
 #include <string.h>

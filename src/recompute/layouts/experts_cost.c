@@ -3,7 +3,7 @@
  * Mixtures of experts on expert parallel ranks, by formula: no program has them yet.
  *
  * The cost begins from that of a dense model whose hidden width is that of the experts of one token, shared ones
- * included: its products have the flops of the mixture. Of the replicas e ranks share a layer's n experts, n / e each.
+ * included: its products have the flops of the mixture. e of the replicas share a layer's n experts, n / e each.
  * Tensor parallel ranks cut every expert as they cut a dense MLP. The differences are added here:
  *
  *   products   those of n / e experts, each over its rows of a balanced load of all e ranks, times the capacity

@@ -57,7 +57,7 @@ struct candidate_cores {
 
 enum core_kind { CORE_NONE, CORE_BOUND, CORE_RUN };
 
-#define N_PRECISIONS_MOST (LADE_N_MOMENTS * 2)
+#define N_PRECISIONS_MOST (LADE_N_MOMENTS * LADE_N_MASTERS)
 
 struct layout_searcher {
   struct lade_layout_job jobs[N_PRECISIONS_MOST]; /* the caller's, with cuts; one for each precision of states */
