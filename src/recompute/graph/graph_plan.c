@@ -128,10 +128,9 @@ static bool has_tiers(const struct graph_planning *planning)
 
 /*
  * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
- * about 2 to 11 s of a loaded core, because tempering needs them: with 300,000 the seeds of MobileNetV2 and U-ViT
- * differ by more than 0.1 % of the step. With tiers a long graph gets fewer, for about the same
- * time: a decoder of 9,957 ops takes 7 s of CPU at 25 % of its peak. At 40 % and above its plan is proved before the
- * first move.
+ * 2 to 9 s of CPU, because tempering needs them: with 300,000 the seeds of MobileNetV2 at 35 % of its peak differ by
+ * 0.2 % of the step. With tiers a long graph gets fewer, for about the same time: a decoder of 9,957 ops takes 7 s of
+ * CPU at 25 % of its peak. At 40 % and above its plan is proved before the first move.
  */
 static int64_t moves_of(const struct graph_planning *planning)
 {
