@@ -368,7 +368,7 @@ def changes_print(share_of, gpu):
     parts, light = step_reckon(share_of, gpu, 3)
     left = sum(ns for name, ns in parts.items() if name.startswith(('products', 'attention')))
     least = light * sum(parts.values())
-    print('\n## What would shorten it\n')
+    print('\n## Changes that would shorten a step\n')
     print('Each row on top of those above, none of them built. '
           f'60 % needs {least / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
     print('|change|ns of a token|share of the speed of light|\n|---|---:|---:|')

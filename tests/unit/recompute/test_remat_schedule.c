@@ -150,7 +150,7 @@ static bool change_make(struct bench_schedule *bench)
   return true;
 }
 
-/* Hold what the redos of a drawn turn make until it is made again. */
+/* Hold the values that the redos of a drawn turn make, each until its next redo. */
 static void row_change(struct bench_schedule *bench)
 {
   const int turn = random_draw_below(&bench->draw, bench->problem.n_ops + 1);
