@@ -128,7 +128,7 @@ def steps_go_on_with_safer_attention(data):
 
 
 def budgets_are_told_one_by_one(data):
-    """When the time ends between two budgets, the figures of the first are there, and the second is told as missing."""
+    """When the time ends between two budgets, the first has its figures, and the second is reported as missing."""
     check, run, done = gpu_check.Check(patience=20), gpu_check.Check.run, []
 
     def limited(*args, **more):

@@ -403,8 +403,8 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 }
 
 /*
- * Plan within the budget. If nothing is found, begin from the nearest schedule. That one does not depend on how far the
- * search for the smallest budget went on, so a plan with tiers finds the same plan of recompute alone.
+ * Plan within the budget. If nothing is found, begin from the nearest schedule. It does not depend on the effort that
+ * the search for the smallest budget took, so a plan with tiers finds the same plan of recompute alone.
  */
 static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
