@@ -2,20 +2,20 @@
 /*
  * The planner: it makes the trajectories, and search.c chooses a pair of proved programs from their states.
  *
- * It makes five trajectories, because no greedy order always gives the best mix. Two may both recompute and offload
- * activations: one assumes that copies are hidden and one does not. Two may do only one of these. The fifth repeats the
- * first, but optimizer state may leave before its working copy does. Where state is in shards there is a sixth. It
- * prices blocks and gathers as they are; the others price state as if each rank had it whole, which leaves unpriced
- * room for gathers on the links. Either finds plans that the other misses, and the sixth alone is slower in some
- * budgets. If optimizer_in_backward is allowed, all of them are made with it too: it keeps fewer gradients, but the
- * updates' own scratch overlaps activations.
+ * A trajectory is a greedy sequence of changes, from everything kept to the smallest memory (search/descent.c). No
+ * greedy order always gives the best mix of changes, so the planner makes several (trajectory_kinds). They differ in
+ * the changes that they may make (recompute alone, offload alone, both, optimizer state before its working copy) and in
+ * the share of a copy's time that they assume to be exposed. Where state is in shards, one more prices blocks and
+ * gathers as they are. The others price state as if each rank had it whole: the gathers that they ignore leave the
+ * links some slack. Each way finds plans that the other misses. If optimizer_in_backward is allowed, all kinds are
+ * made with it as well: it keeps fewer gradients, but the scratch of its updates overlaps activations.
  *
- * As many trajectories again use the prices of one fixed machine (plain_machine), for the smallest budget. Measured
- * prices vary from probe to probe. They decide which plan is fastest in a budget, but not the smallest budget itself.
+ * As many trajectories again use the prices of one fixed machine (plain_machine); they give the smallest budget.
+ * Measured prices vary from probe to probe. They decide which plan is fastest in a budget, but not the smallest budget.
  *
  * Ranks that share collectives must decide alike. Ranks of one data parallel group have programs of equal sizes, but
- * each has its block at another address, and so slightly other waits and times. All of them decide as the group's first
- * rank does, and then build that decision for their own layout.
+ * each has its block at another address, and so slightly other waits and times. Every rank of a group plans as the
+ * group's first rank, and then builds that decision for its own layout.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@
 #include "recompute/decision.h"
 #include "recompute/search/plan_internal.h"
 
-#define TIGHT_BYTES 48 /* per parameter: tiers that hold less may force a value to be recomputed several times */
+#define TIGHT_BYTES 48 /* of the tiers, per parameter: with less, a value may have to be recomputed several times */
 
 /* A fixed machine: costs of moving bytes and of computing, in common proportions. */
 static const struct lade_machine plain_machine = {

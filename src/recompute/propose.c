@@ -263,7 +263,7 @@ static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bo
   queue_times->compute_ns += s->unit_costs->exposed_fraction * (out_ns + in_ns);
 }
 
-/* Add the cost of updating this rank's block of @param with these home tiers, @sign times; and the copies it needs. */
+/* Add the cost of updating this rank's block of @param with these tiers, @sign times; and the copies it needs. */
 static void update_add(const struct lade_solver *s, int param, enum lade_tier weight, enum lade_tier state, double sign,
                        struct lade_queue_times *queue_times)
 {

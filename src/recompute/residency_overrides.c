@@ -6,8 +6,8 @@
  *   h.0             host             # all activations of the unit h.0
  *   ln_1            keep             # in every unit the value that `lade plan` lists by this name
  *   gelu            recompute        # all outputs of an op of that kind
- *   optimizer *wte* store            # home of the optimizer state of parameters: device, host or store
- *   weights *wte*   host             # home of their working copies, which are never farther than their state
+ *   optimizer *wte* store            # tier of the optimizer state of parameters: device, host or store
+ *   weights *wte*   host             # tier of their working copies, which are never farther than their state
  *   gradients h.0.* store            # where gradients are between microbatches and until the update
  *   copies h.1?.*   drop             # gathered copies of parameters: keep for the backward half, or drop
  *
@@ -124,7 +124,7 @@ static int waits_pin(const struct lade_model_graph *graph, const char *pattern, 
 struct line_kind {
   const char *word;
   enum lade_change_kind kind;
-  const char *choices[3]; /* of a home tier, in the order of enum lade_tier */
+  const char *choices[3]; /* of a tier, in the order of enum lade_tier */
   enum lade_residency_policy waits[3]; /* else: the policies of those words */
   const char *problem;
 };

@@ -3,11 +3,11 @@
  * Make a trajectory: from keeping everything to the smallest memory.
  *
  * Each round analyses the program just in time (peak_analysis.c), at the instruction at which the most device memory is
- * live. It looks at the values that are live there but not used there. Each such value can leave the peak in up to
- * three ways; resident parameters and optimizer state can move to another home tier. Of all these changes the round
- * makes the one with the least estimated time per byte freed, for a few units of the value's group at once. Every
- * choice only moves away from "keep", so the trajectory ends. It ends where all live values at the peak are operands of
- * the instruction that runs then, or where no tier has room.
+ * live. It looks at the values that are live there but not used there. Such a value can leave the peak in up to three
+ * ways: recompute, host, store. Parameters and optimizer state that are resident can move to another tier. Of all these
+ * changes the round makes the one with the least estimated time per byte freed, for a few members of the value's group
+ * at once. Changes only move away from "keep", so the trajectory ends: where all live values at the peak are operands
+ * of the instruction that runs then, or where no tier has room.
  *
  * Spills (values that leave in every gap) are made for a whole group at once, because the short gaps of all layers have
  * equal peaks.
@@ -33,12 +33,12 @@
 #define REFUSALS_MOST 32 /* changes undone for lack of room, after which no more is moved to that tier */
 #define PASSAGE_VALUES 8 /* widest values in transit through the host at once */
 
-/* Choices before a change: home tiers of a parameter, or the choice of a gap. */
+/* Choices before a change: tiers of a parameter and its state, or the policy of a gap. */
 struct undo {
-  uint8_t weight_tier, tier, wait;
+  uint8_t weight_tier, state_tier, policy;
 };
 
-struct walker {
+struct model_descent {
   const struct lade_plan_params *params;
   const struct lade_model_graph *graph;
   const bool *is_pinned; /* by lade_change_index */
@@ -50,7 +50,7 @@ struct walker {
   int32_t peak_number;
   struct idle_value *idle; /* by value's number: its idle bytes at the peak, if any */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
-  int32_t *speakers;     /* by a group's first tensor: the member live at the peak that represents the group; -1 */
+  int32_t *representatives; /* by a group's first tensor: the member live at the peak that represents the group; -1 */
   double most_ns; /* limit of compute time: bounds recompute */
   uint8_t *barred;         /* by lade_change_index: changes that were undone (bar_bit) */
   struct undo *undo;       /* choices of the last change's members before it */
@@ -73,23 +73,23 @@ bool descent_is_large(const struct lade_plan_params *params)
 /* ---- changes ---- */
 
 /* Return the host memory for values in transit between a device and a drive that do not reach each other. */
-static uint64_t passage_bytes(const struct walker *w)
+static uint64_t passage_bytes(const struct model_descent *d)
 {
   uint64_t widest = 0;
-  if (w->params->is_unified || !w->params->store_bytes)
+  if (d->params->is_unified || !d->params->store_bytes)
     return 0;
-  for (int i = 0; i < w->graph->n_tensors; i++)
-    widest = LADE_MAX(widest, w->graph->tensors[i].bytes);
+  for (int i = 0; i < d->graph->n_tensors; i++)
+    widest = LADE_MAX(widest, d->graph->tensors[i].bytes);
   return PASSAGE_VALUES * widest;
 }
 
 /* Return the bytes of a tier that are left for values, less a part for fragmentation. */
-static uint64_t tier_room(const struct walker *w, enum lade_space space)
+static uint64_t tier_room(const struct model_descent *d, enum lade_space space)
 {
-  uint64_t budget = space == LADE_HOST ? w->params->host_bytes : w->params->store_bytes;
-  uint64_t used = w->peak->live_bytes[space] + budget / TIER_SLACK;
+  uint64_t budget = space == LADE_HOST ? d->params->host_bytes : d->params->store_bytes;
+  uint64_t used = d->peak->live_bytes[space] + budget / TIER_SLACK;
   if (space == LADE_HOST)
-    used += passage_bytes(w);
+    used += passage_bytes(d);
   return budget > used ? budget - used : 0;
 }
 
@@ -97,16 +97,16 @@ static uint64_t tier_room(const struct walker *w, enum lade_space space)
  * Return the bytes that leave the device: a parameter's optimizer state, or its working copy and the state that moves
  * with it.
  */
-static uint64_t state_tier_bytes(const struct walker *w, enum lade_change_kind kind, int param)
+static uint64_t state_tier_bytes(const struct model_descent *d, enum lade_change_kind kind, int param)
 {
   uint64_t bytes = 0;
   if (kind == LADE_CHANGE_WEIGHT)
-    bytes = lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_WEIGHT));
-  if (kind == LADE_CHANGE_WEIGHT && w->residency->state_tiers[param] != LADE_TIER_DEVICE)
+    bytes = lade_held_bytes(d->graph, d->params->layout, lade_value_block(d->graph, param, LADE_BLOCK_WEIGHT));
+  if (kind == LADE_CHANGE_WEIGHT && d->residency->state_tiers[param] != LADE_TIER_DEVICE)
     return bytes;
   for (int part = 0; part < LADE_N_PARTS; part++) {
-    int tensor = lade_value_part(w->graph, param, (enum lade_part)part);
-    bytes += tensor < 0 ? 0 : lade_held_bytes(w->graph, w->params->layout, tensor);
+    int tensor = lade_value_part(d->graph, param, (enum lade_part)part);
+    bytes += tensor < 0 ? 0 : lade_held_bytes(d->graph, d->params->layout, tensor);
   }
   return bytes;
 }
@@ -115,9 +115,9 @@ static uint64_t state_tier_bytes(const struct walker *w, enum lade_change_kind k
  * Return the bytes of a gradient that leave for an update off the device: this rank's block, in the type that the
  * update takes.
  */
-static uint64_t grad_bytes(const struct walker *w, int param)
+static uint64_t grad_bytes(const struct model_descent *d, int param)
 {
-  return lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_ROUNDED));
+  return lade_held_bytes(d->graph, d->params->layout, lade_value_block(d->graph, param, LADE_BLOCK_ROUNDED));
 }
 
 /* Return the tier that @change moves values to; the device for recompute. */
@@ -131,8 +131,8 @@ static enum lade_space change_space(const struct lade_change *change)
 }
 
 /*
- * Return the bit of a change's target in its `barred` entry. Home tiers have entries of their own, so they may share
- * bits with policies.
+ * Return the bit of a change's target in its `barred` entry. Changes of tiers have entries of their own, so they may
+ * share bits with policies.
  */
 static uint8_t bar_bit(const struct lade_change *change)
 {
@@ -141,32 +141,32 @@ static uint8_t bar_bit(const struct lade_change *change)
 }
 
 /* True if the state of @param is on the device and may leave it. */
-static bool is_state_free(const struct walker *w, int param)
+static bool is_state_free(const struct model_descent *d, int param)
 {
   const struct lade_change state = {LADE_CHANGE_STATE, 0, param};
-  return w->residency->state_tiers[param] == LADE_TIER_DEVICE && !w->is_pinned[lade_change_index(w->graph, &state)];
+  return d->residency->state_tiers[param] == LADE_TIER_DEVICE && !d->is_pinned[lade_change_index(d->graph, &state)];
 }
 
-static bool is_weight_free(const struct walker *w, int param)
+static bool is_weight_free(const struct model_descent *d, int param)
 {
   const struct lade_change weight = {LADE_CHANGE_WEIGHT, 0, param};
-  return w->residency->weight_tiers[param] == LADE_TIER_DEVICE && !w->is_pinned[lade_change_index(w->graph, &weight)];
+  return d->residency->weight_tiers[param] == LADE_TIER_DEVICE && !d->is_pinned[lade_change_index(d->graph, &weight)];
 }
 
 /* True if @change, of a group, may be made to its member @id. */
-static bool is_live_member(const struct walker *w, const struct lade_change *change, int32_t id)
+static bool is_live_member(const struct model_descent *d, const struct lade_change *change, int32_t id)
 {
   const struct lade_change own = {change->kind, change->to, id};
-  const int index = lade_change_index(w->graph, &own);
-  if (w->is_pinned[index] || (w->barred[index] & bar_bit(change)))
+  const int index = lade_change_index(d->graph, &own);
+  if (d->is_pinned[index] || (d->barred[index] & bar_bit(change)))
     return false;
   if (change->kind == LADE_CHANGE_STATE)
-    return is_state_free(w, id) && ((w->allowed & DESCENT_APART) || !is_weight_free(w, id));
+    return is_state_free(d, id) && ((d->allowed & DESCENT_APART) || !is_weight_free(d, id));
   if (change->kind == LADE_CHANGE_WEIGHT)
-    return is_weight_free(w, id) && (w->residency->state_tiers[id] >= change->to || is_state_free(w, id));
+    return is_weight_free(d, id) && (d->residency->state_tiers[id] >= change->to || is_state_free(d, id));
   if (change->kind == LADE_CHANGE_SPILL)
-    return w->residency->choices[id].spill == LADE_RESIDENCY_KEEP;
-  return w->residency->choices[id].saved == LADE_RESIDENCY_KEEP && w->idle[id].bytes && w->idle[id].is_in_saved_gap;
+    return d->residency->choices[id].spill == LADE_RESIDENCY_KEEP;
+  return d->residency->choices[id].saved == LADE_RESIDENCY_KEEP && d->idle[id].bytes && d->idle[id].is_in_saved_gap;
 }
 
 /*
@@ -174,187 +174,186 @@ static bool is_live_member(const struct walker *w, const struct lade_change *cha
  * earliest units', which wait longest. Of parameters they are the latest: their gradients are complete first in the
  * backward half and their weights are needed last in the forward half.
  */
-static int members_pick(struct walker *w, const struct lade_change *change)
+static int members_pick(struct model_descent *d, const struct lade_change *change)
 {
   int n = 0, n_picked = 0;
-  const int32_t *group = lade_solver_group(w->solver, (enum lade_change_kind)change->kind, change->id, &n);
-  int rounds = descent_is_large(w->params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
+  const int32_t *group = lade_solver_group(d->solver, (enum lade_change_kind)change->kind, change->id, &n);
+  int rounds = descent_is_large(d->params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
     int32_t id = group[lade_change_is_tier(change) ? n - 1 - i : i];
-    if (is_live_member(w, change, id))
-      w->peak_members[n_picked++] = id;
+    if (is_live_member(d, change, id))
+      d->peak_members[n_picked++] = id;
   }
   return n_picked;
 }
 
 /* True if only this rank's block of a gradient waits. */
-static bool is_grad_cut(const struct walker *w)
+static bool is_grad_cut(const struct model_descent *d)
 {
-  return lade_shard_count(w->params->layout) > 1 && w->params->layout->zero >= 2;
+  return lade_shard_count(d->params->layout) > 1 && d->params->layout->zero >= 2;
 }
 
 /*
- * Return the bytes that @change of @id puts into its tier: 0 for a parameter that is dropped, because its home tier
- * holds it.
+ * Return the bytes that @change of @id puts into its tier: 0 for a parameter that is dropped, because its tier holds
+ * it.
  */
-static uint64_t moved_bytes(const struct walker *w, const struct lade_change *change, int32_t id)
+static uint64_t moved_bytes(const struct model_descent *d, const struct lade_change *change, int32_t id)
 {
   if (lade_change_is_tier(change)) {
-    bool has_grad = w->residency->state_tiers[id] == LADE_TIER_DEVICE && change->to == LADE_TIER_HOST;
-    return state_tier_bytes(w, (enum lade_change_kind)change->kind, id) +
-           (has_grad ? grad_bytes(w, id) : 0);
+    bool has_grad = d->residency->state_tiers[id] == LADE_TIER_DEVICE && change->to == LADE_TIER_HOST;
+    return state_tier_bytes(d, (enum lade_change_kind)change->kind, id) +
+           (has_grad ? grad_bytes(d, id) : 0);
   }
-  const struct lade_tensor *what = &w->graph->tensors[id];
-  if (what->kind == LADE_TENSOR_GRAD && is_grad_cut(w))
-    return lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, what->param, LADE_BLOCK_GRAD));
+  const struct lade_tensor *what = &d->graph->tensors[id];
+  if (what->kind == LADE_TENSOR_GRAD && is_grad_cut(d))
+    return lade_held_bytes(d->graph, d->params->layout, lade_value_block(d->graph, what->param, LADE_BLOCK_GRAD));
   return what->kind != LADE_TENSOR_PARAM ? what->bytes : 0;
 }
 
 /* True for a sharded working copy in the device tier: it may be dropped, and is gathered again for its next use. */
-static bool is_gathered_again(const struct walker *w, int tensor)
+static bool is_gathered_again(const struct model_descent *d, int tensor)
 {
-  const struct lade_tensor *what = &w->graph->tensors[tensor];
-  return what->kind == LADE_TENSOR_PARAM && lade_shard_count(w->params->layout) > 1 &&
-         w->params->layout->zero == LADE_ZERO_MOST && w->residency->weight_tiers[what->param] == LADE_TIER_DEVICE;
+  const struct lade_tensor *what = &d->graph->tensors[tensor];
+  return what->kind == LADE_TENSOR_PARAM && lade_shard_count(d->params->layout) > 1 &&
+         d->params->layout->zero == LADE_ZERO_MOST && d->residency->weight_tiers[what->param] == LADE_TIER_DEVICE;
 }
 
-/* True if the tier has room for the members. Spills and saved values are there once per microbatch at a time. */
-static bool tier_holds(struct walker *w, const struct lade_change *change, int n_members)
+/* True if the tier has room for the members. */
+static bool tier_holds(struct model_descent *d, const struct lade_change *change, int n_members)
 {
   enum lade_space space = change_space(change);
   uint64_t bytes = 0;
-  if (space == LADE_DEVICE || (!lade_change_is_tier(change) && is_gathered_again(w, change->id)))
+  if (space == LADE_DEVICE || (!lade_change_is_tier(change) && is_gathered_again(d, change->id)))
     return true;
-  if (w->n_refusals[space] >= REFUSALS_MOST)
+  if (d->n_refusals[space] >= REFUSALS_MOST)
     return false;
   for (int i = 0; i < n_members; i++)
-    bytes += moved_bytes(w, change, w->peak_members[i]);
+    bytes += moved_bytes(d, change, d->peak_members[i]);
   /* Short gaps of different units do not overlap: the widest member counts. */
   if (change->kind == LADE_CHANGE_SPILL)
     bytes /= (uint64_t)LADE_MAX(n_members, 1);
-  return bytes <= tier_room(w, space);
+  return bytes <= tier_room(d, space);
 }
 
 /* Compare @change, which takes @freed_bytes out of the peak, with the best so far. */
-static void change_consider(struct walker *w, struct lade_change change, uint64_t freed_bytes,
+static void change_consider(struct model_descent *d, struct lade_change change, uint64_t freed_bytes,
                             const struct lade_queue_times *base, struct best *best)
 {
-  int n_members = members_pick(w, &change);
-  if (n_members == 0 || !tier_holds(w, &change, n_members))
+  int n_members = members_pick(d, &change);
+  if (n_members == 0 || !tier_holds(d, &change, n_members))
     return;
-  change.id = w->peak_members[0];
+  change.id = d->peak_members[0];
   const int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* only one of them is at the peak */
-  const struct lade_queue_times added = lade_solver_price(w->solver, w->residency, &change);
+  const struct lade_queue_times added = lade_solver_price(d->solver, d->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(base, &added, n_priced);
-  if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > w->most_ns)
+  if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > d->most_ns)
     return;
-  double score = (lade_queue_times_ns(w->solver, &sum) - lade_queue_times_ns(w->solver,
-                                                                             base)) / (double)LADE_MAX(freed_bytes, 1);
+  const double added_ns = lade_queue_times_ns(d->solver, &sum) - lade_queue_times_ns(d->solver, base);
+  const double score = added_ns / (double)LADE_MAX(freed_bytes, 1);
   if (!best->is_found || score < best->score)
     *best = (struct best){change, score, true};
 }
 
-static void tiers_consider(struct walker *w, struct lade_change change, uint64_t bytes,
-                           const struct lade_queue_times *base,
-                           struct best *best)
+static void tiers_consider(struct model_descent *d, struct lade_change change, uint64_t bytes,
+                           const struct lade_queue_times *base, struct best *best)
 {
-  bool is_tier = lade_change_is_tier(&change), is_drop = !is_tier && is_gathered_again(w, change.id);
-  if (w->params->host_bytes || is_drop) {
+  bool is_tier = lade_change_is_tier(&change), is_drop = !is_tier && is_gathered_again(d, change.id);
+  if (d->params->host_bytes || is_drop) {
     change.to = is_tier ? LADE_TIER_HOST : LADE_RESIDENCY_HOST;
-    change_consider(w, change, bytes, base, best);
+    change_consider(d, change, bytes, base, best);
   }
-  if (w->params->store_bytes && !is_drop) {
+  if (d->params->store_bytes && !is_drop) {
     change.to = is_tier ? LADE_TIER_STORE : LADE_RESIDENCY_STORE;
-    change_consider(w, change, bytes, base, best);
+    change_consider(d, change, bytes, base, best);
   }
 }
 
 /* Consider an activation, or a gradient whose parameter has left: its saved gap first, then its other gaps. */
-static void value_consider(struct walker *w, int tensor, const struct lade_queue_times *base, struct best *best)
+static void value_consider(struct model_descent *d, int tensor, const struct lade_queue_times *base, struct best *best)
 {
-  const struct lade_tensor *what = &w->graph->tensors[tensor];
-  const struct lade_choice choice = w->residency->choices[tensor];
-  const uint64_t bytes = w->idle[tensor].bytes;
-  bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !w->graph->ops[what->producer].is_backward;
+  const struct lade_tensor *what = &d->graph->tensors[tensor];
+  const struct lade_choice choice = d->residency->choices[tensor];
+  const uint64_t bytes = d->idle[tensor].bytes;
+  bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !d->graph->ops[what->producer].is_backward;
   if (what->is_optional) { /* its reader makes it again faster than a tier returns it */
     if (choice.saved == LADE_RESIDENCY_KEEP)
-      change_consider(w, (struct lade_change){LADE_CHANGE_SAVED, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
+      change_consider(d, (struct lade_change){LADE_CHANGE_SAVED, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
     return;
   }
-  if (w->idle[tensor].is_in_saved_gap && choice.saved == LADE_RESIDENCY_KEEP) {
-    if (lade_tensor_is_repeatable(w->graph, tensor) && (w->allowed & DESCENT_RECOMPUTE))
-      change_consider(w, (struct lade_change){LADE_CHANGE_SAVED, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
-    if (!is_forward || (w->allowed & DESCENT_OFFLOAD))
-      tiers_consider(w, (struct lade_change){LADE_CHANGE_SAVED, 0, tensor}, bytes, base, best);
+  if (d->idle[tensor].is_in_saved_gap && choice.saved == LADE_RESIDENCY_KEEP) {
+    if (lade_tensor_is_repeatable(d->graph, tensor) && (d->allowed & DESCENT_RECOMPUTE))
+      change_consider(d, (struct lade_change){LADE_CHANGE_SAVED, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
+    if (!is_forward || (d->allowed & DESCENT_OFFLOAD))
+      tiers_consider(d, (struct lade_change){LADE_CHANGE_SAVED, 0, tensor}, bytes, base, best);
     return;
   }
   if (choice.spill != LADE_RESIDENCY_KEEP)
     return;
-  if (is_forward && choice.saved == LADE_RESIDENCY_RECOMPUTE && (w->allowed & DESCENT_REPEAT))
-    change_consider(w, (struct lade_change){LADE_CHANGE_SPILL, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
-  tiers_consider(w, (struct lade_change){LADE_CHANGE_SPILL, 0, tensor}, bytes, base, best);
+  if (is_forward && choice.saved == LADE_RESIDENCY_RECOMPUTE && (d->allowed & DESCENT_REPEAT))
+    change_consider(d, (struct lade_change){LADE_CHANGE_SPILL, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
+  tiers_consider(d, (struct lade_change){LADE_CHANGE_SPILL, 0, tensor}, bytes, base, best);
 }
 
 /*
- * Consider another home tier for @param if it is on the device. The @idle_bytes of its gradient at the peak leave with
- * its state.
+ * Consider another tier for @param's state, or for its working copy, if that is on the device. The @idle_bytes of its
+ * gradient at the peak leave with the state.
  */
-static void state_tier_consider(struct walker *w, enum lade_change_kind kind, int param, uint64_t idle_bytes,
+static void state_tier_consider(struct model_descent *d, enum lade_change_kind kind, int param, uint64_t idle_bytes,
                                 const struct lade_queue_times *base, struct best *best)
 {
-  const uint8_t *state_tiers = kind == LADE_CHANGE_STATE ? w->residency->state_tiers : w->residency->weight_tiers;
-  uint64_t left_bytes = w->residency->state_tiers[param] == LADE_TIER_DEVICE ? idle_bytes : 0;
+  const uint8_t *state_tiers = kind == LADE_CHANGE_STATE ? d->residency->state_tiers : d->residency->weight_tiers;
+  uint64_t left_bytes = d->residency->state_tiers[param] == LADE_TIER_DEVICE ? idle_bytes : 0;
   if (state_tiers[param] == LADE_TIER_DEVICE)
-    tiers_consider(w, (struct lade_change){(uint8_t)kind, 0, param}, state_tier_bytes(w, kind, param) + left_bytes,
-                   base,
-                   best);
+    tiers_consider(d, (struct lade_change){(uint8_t)kind, 0, param}, state_tier_bytes(d, kind, param) + left_bytes,
+                   base, best);
 }
 
 /*
- * Consider home tiers for the group of @param; a member that may leave represents all. Groups are considered even if no
- * tensor of theirs is seen at the peak. Where a parameter is sharded, its block is resident and its gathered copy is
- * not, and state has numbers of its own.
+ * Consider other tiers for the group of @param; a member that may leave represents all. Groups are considered even if
+ * none of their tensors is live at the peak. Where a parameter is sharded, its block is resident and its gathered copy
+ * is not; state has numbers of its own.
  */
-static void state_tiers_consider(struct walker *w, int param, const struct lade_queue_times *base, struct best *best)
+static void state_tiers_consider(struct model_descent *d, int param, const struct lade_queue_times *base,
+                                 struct best *best)
 {
   int n = 0, state = -1, weight = -1;
-  const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_WEIGHT, param, &n);
+  const int32_t *group = lade_solver_group(d->solver, LADE_CHANGE_WEIGHT, param, &n);
   for (int i = n - 1; i >= 0; i--) {
-    state = is_state_free(w, group[i]) ? group[i] : state;
-    weight = is_weight_free(w, group[i]) ? group[i] : weight;
+    state = is_state_free(d, group[i]) ? group[i] : state;
+    weight = is_weight_free(d, group[i]) ? group[i] : weight;
   }
   if (state >= 0)
-    state_tier_consider(w, LADE_CHANGE_STATE, state, 0, base, best);
+    state_tier_consider(d, LADE_CHANGE_STATE, state, 0, base, best);
   if (weight >= 0)
-    state_tier_consider(w, LADE_CHANGE_WEIGHT, weight, 0, base, best);
+    state_tier_consider(d, LADE_CHANGE_WEIGHT, weight, 0, base, best);
 }
 
 /*
- * Consider a value that is live and idle at the peak: a whole gradient leaves with its parameter's home tiers, any
- * value in its gaps.
+ * Consider a value that is live and idle at the peak: a whole gradient leaves when its parameter's state changes tier,
+ * any value in its gaps.
  */
-static void tensor_consider(struct walker *w, int tensor, const struct lade_queue_times *base, struct best *best)
+static void tensor_consider(struct model_descent *d, int tensor, const struct lade_queue_times *base, struct best *best)
 {
-  const struct lade_tensor *what = &w->graph->tensors[tensor];
-  if (what->kind == LADE_TENSOR_GRAD && !is_grad_cut(w)) {
-    state_tier_consider(w, LADE_CHANGE_STATE, what->param, w->idle[tensor].bytes, base, best);
-    state_tier_consider(w, LADE_CHANGE_WEIGHT, what->param, w->idle[tensor].bytes, base, best);
+  const struct lade_tensor *what = &d->graph->tensors[tensor];
+  if (what->kind == LADE_TENSOR_GRAD && !is_grad_cut(d)) {
+    state_tier_consider(d, LADE_CHANGE_STATE, what->param, d->idle[tensor].bytes, base, best);
+    state_tier_consider(d, LADE_CHANGE_WEIGHT, what->param, d->idle[tensor].bytes, base, best);
   }
-  if (what->kind == LADE_TENSOR_PARAM && w->residency->weight_tiers[what->param] == LADE_TIER_DEVICE &&
-      !is_gathered_again(w, tensor))
+  if (what->kind == LADE_TENSOR_PARAM && d->residency->weight_tiers[what->param] == LADE_TIER_DEVICE &&
+      !is_gathered_again(d, tensor))
     return; /* resident: it has no gaps */
-  value_consider(w, tensor, base, best);
+  value_consider(d, tensor, base, best);
 }
 
 /* Return the first of @group that is live at the peak and free to change, else the first that is live; -1: none. */
-static int32_t speaker_find(const struct walker *w, const int32_t *group, int n)
+static int32_t representative_find(const struct model_descent *d, const int32_t *group, int n)
 {
   int32_t first = -1;
   for (int i = 0; i < n; i++) {
-    if (!w->idle[group[i]].bytes)
+    if (!d->idle[group[i]].bytes)
       continue;
-    if (!w->is_pinned[group[i]])
+    if (!d->is_pinned[group[i]])
       return group[i];
     first = first < 0 ? group[i] : first;
   }
@@ -362,58 +361,59 @@ static int32_t speaker_find(const struct walker *w, const int32_t *group, int n)
 }
 
 /* Find the member of each group that represents it. */
-static void speakers_find(struct walker *w)
+static void representatives_find(struct model_descent *d)
 {
-  for (int tensor = 0; tensor < w->graph->n_tensors; tensor++) {
+  for (int tensor = 0; tensor < d->graph->n_tensors; tensor++) {
     int n = 0;
-    const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n);
+    const int32_t *group = lade_solver_group(d->solver, LADE_CHANGE_SAVED, tensor, &n);
     if (group[0] == tensor)
-      w->speakers[tensor] = speaker_find(w, group, n);
+      d->representatives[tensor] = representative_find(d, group, n);
   }
 }
 
-static void best_find(struct walker *w, struct best *best)
+static void best_find(struct model_descent *d, struct best *best)
 {
-  const struct lade_model_graph *graph = w->graph;
-  const struct lade_queue_times base = w->peak->queue_times;
-  speakers_find(w);
+  const struct lade_model_graph *graph = d->graph;
+  const struct lade_queue_times base = d->peak->queue_times;
+  representatives_find(d);
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
     int n = 0;
-    const int first = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n)[0];
+    const int first = lade_solver_group(d->solver, LADE_CHANGE_SAVED, tensor, &n)[0];
     if (first == tensor && graph->tensors[tensor].kind == LADE_TENSOR_PARAM)
-      state_tiers_consider(w, graph->tensors[tensor].param, &base, best);
-    if (w->speakers[first] == tensor)
-      tensor_consider(w, tensor, &base, best);
+      state_tiers_consider(d, graph->tensors[tensor].param, &base, best);
+    if (d->representatives[first] == tensor)
+      tensor_consider(d, tensor, &base, best);
   }
 }
 
-static struct undo undo_get(const struct walker *w, const struct lade_change *change)
+static struct undo undo_get(const struct model_descent *d, const struct lade_change *change)
 {
   if (lade_change_is_tier(change))
-    return (struct undo){w->residency->weight_tiers[change->id], w->residency->state_tiers[change->id], 0};
-  struct lade_choice choice = w->residency->choices[change->id];
-  return (struct undo){.wait = change->kind == LADE_CHANGE_SPILL ? choice.spill : choice.saved};
+    return (struct undo){d->residency->weight_tiers[change->id], d->residency->state_tiers[change->id], 0};
+  struct lade_choice choice = d->residency->choices[change->id];
+  return (struct undo){.policy = change->kind == LADE_CHANGE_SPILL ? choice.spill : choice.saved};
 }
 
-static void undo_apply(struct walker *w, struct lade_change change, struct undo undo)
+static void undo_apply(struct model_descent *d, struct lade_change change, struct undo undo)
 {
   if (lade_change_is_tier(&change)) {
-    lade_residency_set_tiers(w->residency, change.id, (enum lade_tier)undo.weight_tier, (enum lade_tier)undo.tier);
+    lade_residency_set_tiers(d->residency, change.id, (enum lade_tier)undo.weight_tier,
+                             (enum lade_tier)undo.state_tier);
     return;
   }
-  change.to = undo.wait;
-  lade_change_apply(&change, w->residency);
+  change.to = undo.policy;
+  lade_change_apply(&change, d->residency);
 }
 
-static int change_make(struct walker *w, struct lade_change change)
+static int change_make(struct model_descent *d, struct lade_change change)
 {
-  int n = members_pick(w, &change);
+  int n = members_pick(d, &change);
   LADE_ASSERT(n > 0); /* it was considered with the same members, and a round without a change would repeat for ever */
   for (int i = 0; i < n; i++) {
-    change.id = w->peak_members[i];
-    w->undo[i] = undo_get(w, &change);
-    lade_change_apply(&change, w->residency);
-    if (!LADE_PUSH(&w->trajectory->changes, change))
+    change.id = d->peak_members[i];
+    d->undo[i] = undo_get(d, &change);
+    lade_change_apply(&change, d->residency);
+    if (!LADE_PUSH(&d->trajectory->changes, change))
       return -ENOMEM;
   }
   return 0;
@@ -425,100 +425,100 @@ static int change_make(struct walker *w, struct lade_change change)
  * True if the last change overfilled a tier. The room checked before it is an estimate, because lifetimes in the tier
  * are known only once the program is emitted.
  */
-static bool is_overfull(struct walker *w)
+static bool is_overfull(struct model_descent *d)
 {
-  const uint64_t budgets[LADE_N_SPACES] = {UINT64_MAX, w->params->host_bytes, w->params->store_bytes};
-  int n_states = w->trajectory->states.n;
+  const uint64_t budgets[LADE_N_SPACES] = {UINT64_MAX, d->params->host_bytes, d->params->store_bytes};
+  int n_states = d->trajectory->states.n;
   bool is_over = false;
   for (int space = LADE_HOST; space <= LADE_STORE && n_states; space++) {
-    uint64_t live_bytes = w->peak->live_bytes[space];
-    bool has_grown = live_bytes > w->trajectory->states.items[n_states - 1].live_bytes[space];
+    uint64_t live_bytes = d->peak->live_bytes[space];
+    bool has_grown = live_bytes > d->trajectory->states.items[n_states - 1].live_bytes[space];
     if (!has_grown || live_bytes <= budgets[space] - budgets[space] / TIER_SLACK)
       continue;
-    w->n_refusals[space]++;
+    d->n_refusals[space]++;
     is_over = true;
   }
   return is_over;
 }
 
 /* Undo the last change, and bar it. */
-static void change_undo(struct walker *w)
+static void change_undo(struct model_descent *d)
 {
-  int first = w->trajectory->states.items[w->trajectory->states.n - 1].n_changes;
-  for (int i = first; i < w->trajectory->changes.n; i++) {
-    struct lade_change change = w->trajectory->changes.items[i];
-    w->barred[lade_change_index(w->graph, &change)] |= bar_bit(&change);
-    undo_apply(w, change, w->undo[i - first]);
+  int first = d->trajectory->states.items[d->trajectory->states.n - 1].n_changes;
+  for (int i = first; i < d->trajectory->changes.n; i++) {
+    struct lade_change change = d->trajectory->changes.items[i];
+    d->barred[lade_change_index(d->graph, &change)] |= bar_bit(&change);
+    undo_apply(d, change, d->undo[i - first]);
   }
-  w->trajectory->changes.n = first;
+  d->trajectory->changes.n = first;
 }
 
-static int state_push(struct walker *w)
+static int state_push(struct model_descent *d)
 {
-  struct descent_state state = {.n_changes = w->trajectory->changes.n, .peak = w->peak_number,
-                                .least_ns = w->peak->least_ns};
-  memcpy(state.key, w->peak->key, sizeof(state.key));
-  memcpy(state.live_bytes, w->peak->live_bytes, sizeof(state.live_bytes));
-  return LADE_PUSH(&w->trajectory->states, state) ? 0 : -ENOMEM;
+  struct descent_state state = {.n_changes = d->trajectory->changes.n, .peak = d->peak_number,
+                                .least_ns = d->peak->least_ns};
+  memcpy(state.key, d->peak->key, sizeof(state.key));
+  memcpy(state.live_bytes, d->peak->live_bytes, sizeof(state.live_bytes));
+  return LADE_PUSH(&d->trajectory->states, state) ? 0 : -ENOMEM;
 }
 
 /* Analyse the peak of the current residency. */
-static int peak_renew(struct walker *w)
+static int peak_renew(struct model_descent *d)
 {
-  return peak_analysis_get(w->analysis, w->residency, &w->peak, &w->peak_number);
+  return peak_analysis_get(d->analysis, d->residency, &d->peak, &d->peak_number);
 }
 
-static void idle_spread(struct walker *w)
+static void idle_spread(struct model_descent *d)
 {
-  memset(w->idle, 0, (size_t)lade_value_count(w->graph) * sizeof(*w->idle));
-  for (int i = 0; i < w->peak->n_idle; i++)
-    w->idle[w->peak->idle[i].tensor] = w->peak->idle[i];
+  memset(d->idle, 0, (size_t)lade_value_count(d->graph) * sizeof(*d->idle));
+  for (int i = 0; i < d->peak->n_idle; i++)
+    d->idle[d->peak->idle[i].tensor] = d->peak->idle[i];
 }
 
-static int round_run(struct walker *w, bool *ret_is_over)
+static int round_run(struct model_descent *d, bool *ret_is_over)
 {
   struct best best = {0};
-  int status = peak_renew(w);
+  int status = peak_renew(d);
   if (status)
     return status;
-  if (is_overfull(w)) {
-    change_undo(w);
-    status = peak_renew(w);
+  if (is_overfull(d)) {
+    change_undo(d);
+    status = peak_renew(d);
   } else {
-    status = state_push(w);
+    status = state_push(d);
   }
   if (status)
     return status;
-  if (w->most_ns == 0)
-    w->most_ns = REPEAT_MOST * w->peak->queue_times.compute_ns;
-  idle_spread(w);
-  best_find(w, &best);
+  if (d->most_ns == 0)
+    d->most_ns = REPEAT_MOST * d->peak->queue_times.compute_ns;
+  idle_spread(d);
+  best_find(d, &best);
   *ret_is_over = !best.is_found;
-  return best.is_found ? change_make(w, best.change) : 0;
+  return best.is_found ? change_make(d, best.change) : 0;
 }
 
 int descent_make(const struct descent_params *params, struct trajectory *ret_trajectory)
 {
   struct trajectory trajectory = {0};
-  struct walker w = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
+  struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
                      .solver = params->solver, .analysis = params->analysis, .allowed = params->allowed,
                      .trajectory = &trajectory};
-  size_t n_values = (size_t)lade_value_count(w.graph);
-  w.idle = calloc(n_values, sizeof(*w.idle));
-  w.peak_members = calloc(n_values, sizeof(*w.peak_members));
-  w.speakers = calloc(n_values, sizeof(*w.speakers));
-  w.barred = calloc(n_values, sizeof(*w.barred));
-  w.undo = calloc(n_values, sizeof(*w.undo));
-  bool has_memory = w.idle && w.peak_members && w.speakers && w.barred && w.undo;
-  int status = has_memory ? lade_residency_copy(params->start, &w.residency) : -ENOMEM;
+  size_t n_values = (size_t)lade_value_count(d.graph);
+  d.idle = calloc(n_values, sizeof(*d.idle));
+  d.peak_members = calloc(n_values, sizeof(*d.peak_members));
+  d.representatives = calloc(n_values, sizeof(*d.representatives));
+  d.barred = calloc(n_values, sizeof(*d.barred));
+  d.undo = calloc(n_values, sizeof(*d.undo));
+  bool has_memory = d.idle && d.peak_members && d.representatives && d.barred && d.undo;
+  int status = has_memory ? lade_residency_copy(params->start, &d.residency) : -ENOMEM;
   for (bool is_over = false; !status && !is_over;)
-    status = round_run(&w, &is_over);
-  lade_residency_destroy(w.residency);
-  free(w.idle);
-  free(w.peak_members);
-  free(w.speakers);
-  free(w.barred);
-  free(w.undo);
+    status = round_run(&d, &is_over);
+  lade_residency_destroy(d.residency);
+  free(d.idle);
+  free(d.peak_members);
+  free(d.representatives);
+  free(d.barred);
+  free(d.undo);
   if (status) {
     descent_finish(&trajectory);
     return status;

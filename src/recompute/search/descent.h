@@ -7,7 +7,7 @@
 
 struct peak_analysis; /* peak_analysis.h */
 
-/* Kinds of changes that a trajectory may make: to activations, and to home tiers. */
+/* Kinds of changes that a trajectory may make: to activations, and to tiers of parameters and state. */
 enum {
   DESCENT_RECOMPUTE = 1,
   DESCENT_OFFLOAD = 2,

@@ -74,7 +74,7 @@ static bool is_copy(const struct lade_program *p, int at)
 /*
  * Return the tensor in the buffer at the peak, under the number that changes use; -1: none. A rounded gradient counts
  * as the gradient. A block of it counts as the gradient between microbatches and before a streamed update. Otherwise
- * the block is at its parameter's home tier, and has no choice of its own.
+ * the block is on its parameter's tier, and has no choice of its own.
  */
 static int32_t view_tensor(const struct peak_analysis *s, const struct lade_residency *residency,
                            const struct lade_program *p,

@@ -44,8 +44,7 @@ void peak_analysis_finish(struct peak_analysis *analysis);
 
 /* Analyse @residency, just in time; valid until the next call. @ret_number identifies the result. -ENOMEM. */
 int peak_analysis_get(struct peak_analysis *analysis, const struct lade_residency *residency,
-                      const struct peak **ret_peak,
-                      int32_t *ret_number);
+                      const struct peak **ret_peak, int32_t *ret_number);
 
 /* Return the parameters that build the training program under @residency; the caller sets the packer. */
 struct lade_build_params descent_build_params(const struct lade_plan_params *params,

@@ -1,31 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Choose from the trajectories.
+ * Choose the fastest plan in a budget from the states of the trajectories.
  *
- * A state of a trajectory is a candidate just in time, and with copies prefetched as far as a budget step allows.
- * Budget steps are a fixed ladder of sizes. Where most bytes are state, the smallest budget is near the unconstrained
- * peak, and the ladder's steps are cut into smaller ones. On each budget step a few states are tried: those with the
- * least bound that leave none of the budget step, or some per cent of it, to prefetched copies. The bound is the
- * busiest queue, which no schedule can beat. A budget is answered by the best of all budget steps that it reaches. The
- * search goes from the highest downwards, until no state that fits a budget step has a bound below the best time
- * found. Budget steps and states do not depend on the budget, so the answer is the fastest of a set that grows with
- * it: a larger budget is never slower. The last budget step is the smallest budget. For large programs
- * (descent_is_large) the ladder is coarse and the first budget step that yields a plan ends it, to answer within a
- * second or a few.
+ * A state yields several candidates: one that copies just in time, and others that prefetch copies as far as a budget
+ * step allows. A budget step is a size on a fixed ladder that descends from the unconstrained peak to the smallest
+ * budget. Where most bytes are state, these two are close, and the ladder has finer steps.
  *
- * The unconstrained peak is one just in time. Where data parallel ranks gather copies and sum gradients, more memory
- * than that is useful: prefetched copies and gradients that wait for their bucket come on top, and each group saves
- * latencies. So there the ladder has budget steps above that peak. On the highest one, everything kept is as fast as
- * memory can make it. A state that gathers copies again only saves memory; if it is predicted faster still, its
- * schedule is lucky. So once a plan as fast is found, no such state is tried, and with ample memory each copy is
- * gathered once. "Never slower" then means: never slower than a smaller budget or than that plan.
+ * On each budget step a few states are tried: those with the least bound on their time among the states that leave
+ * nothing, or some per cent of the step, to prefetched copies. The bound is the time of the busiest queue, which no
+ * schedule can beat. The search for a budget begins at the largest step within it and descends. It ends when no state
+ * that fits a step has a bound below the best time found. Steps and states do not depend on the budget, so a larger
+ * budget chooses from a superset of a smaller one's candidates: it is never slower. The last step is the smallest
+ * budget. For large programs (descent_is_large) the ladder is coarse, and the search ends at the first step that yields
+ * a plan, so that it takes a few seconds at most.
  *
- * From budget step to budget step both the size and the time to beat fall. So a state that just in time won, was too
- * slow or did not fit is not built again. Nor is a state prefetched twice for one budget step, from whichever
- * trajectory. This skips more than half of all candidates.
+ * The unconstrained peak is that of a program just in time. Where data parallel ranks gather copies and sum gradients,
+ * more memory is useful: prefetched copies and gradients that wait for their bucket save latencies. There the ladder
+ * begins above that peak. Its highest step keeps every value, and more memory makes no step faster. A state that
+ * gathers copies again costs time and saves memory; where it is predicted to be faster still, that is an artefact of
+ * its order of transfers. So once a plan is as fast as the one that keeps everything, states that gather again are
+ * skipped, and with ample memory each copy is gathered once. There "never slower" means: never slower than a smaller
+ * budget or than that plan.
  *
- * The smallest budget is the smallest packed peak of any state of trajectories by plain prices. bound.c gives a lower
- * bound of it.
+ * From step to step both the size and the time to beat fall. So a state that was tried just in time is not built again,
+ * whether it won, was too slow or did not fit. Nor is a residency prefetched twice for one step, whichever trajectory
+ * it comes from. This skips more than half of all candidates.
+ *
+ * The smallest budget is the smallest packed peak of any state of the trajectories by plain prices. bound.c computes a
+ * lower bound of it.
  */
 #include <errno.h>
 #include <math.h>
@@ -40,14 +42,13 @@
 #define MIN_STATES 12 /* states packed hard, those with the smallest live peaks */
 #define MIN_STATES_LARGE 2
 
-#define RUNGS_PER_OCTAVE 24 /* sizes of the ladder: 3 % apart, or a whole part of that */
-#define RUNGS_PER_OCTAVE_LARGE 6
-#define RUNGS_LEAST 20 /* from the unconstrained peak to the smallest budget, near it if most bytes are state */
-#define RUNGS_LEAST_LARGE 6
-#define RUNG_PARTS_MOST 64
-#define RUNG_SLACK 32 /* a 32nd of a budget_step is left to fragmentation */
-#define RUNGS_ABOVE 6 /* the unconstrained peak, twice it, and down to a 32nd more, each with half the excess of the
-                         one above */
+#define STEPS_PER_OCTAVE 24 /* budget steps 3 % apart; ladder_parts cuts each into smaller ones */
+#define STEPS_PER_OCTAVE_LARGE 6
+#define STEPS_LEAST 20 /* from the unconstrained peak to the smallest budget, however close they are */
+#define STEPS_LEAST_LARGE 6
+#define LADDER_PARTS_MOST 64
+#define STEP_SLACK 32 /* a 32nd of a budget step is left to fragmentation */
+#define STEPS_ABOVE 6 /* budget steps above the unconstrained peak: twice the peak, 1 + 1/2, 1 + 1/4, ... times it */
 
 /* Per cent of a budget step that the states tried on it may fill just in time. */
 static const int budget_step_levels[] = {100, 97, 94, 90, 85, 75, 60};
@@ -66,11 +67,11 @@ static int state_residency(const lade_planner *planner, int trajectory, int stat
   int status = lade_residency_copy(planner->start, ret);
   if (status)
     return status;
-  const struct trajectory *w = &planner->trajectories[trajectory];
-  for (int i = 0; i < w->states.items[state].n_changes; i++)
-    lade_change_apply(&w->changes.items[i], *ret);
+  const struct trajectory *t = &planner->trajectories[trajectory];
+  for (int i = 0; i < t->states.items[state].n_changes; i++)
+    lade_change_apply(&t->changes.items[i], *ret);
   (*ret)->prefetch_bytes = prefetch_bytes;
-  (*ret)->optimizer_in_backward = w->optimizer_in_backward;
+  (*ret)->optimizer_in_backward = t->optimizer_in_backward;
   return 0;
 }
 
@@ -203,28 +204,28 @@ static int candidate_try(const lade_planner *planner, const struct plan_candidat
 }
 
 /*
- * Return the highest budget step. Step 0 is the unconstrained peak; more is useful where data parallel ranks group
- * collectives.
+ * Return the number of the largest budget step. Step 0 is the unconstrained peak. Larger ones are useful where data
+ * parallel ranks group collectives.
  */
 static int budget_step_first(const lade_planner *planner)
 {
-  return lade_layout_size(planner->params.layout, LADE_AXIS_DP) > 1 ? -RUNGS_ABOVE : 0;
+  return lade_layout_size(planner->params.layout, LADE_AXIS_DP) > 1 ? -STEPS_ABOVE : 0;
 }
 
 /* Return the size of a budget step; sizes descend. */
 static uint64_t budget_step_bytes(const lade_planner *planner, int budget_step)
 {
   const uint64_t unconstrained_bytes = planner->bounds.unconstrained_bytes;
-  const double per_octave = is_large(planner) ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE;
+  const double per_octave = is_large(planner) ? STEPS_PER_OCTAVE_LARGE : STEPS_PER_OCTAVE;
   if (budget_step < 0)
-    return unconstrained_bytes + (unconstrained_bytes >> (RUNGS_ABOVE + budget_step));
+    return unconstrained_bytes + (unconstrained_bytes >> (STEPS_ABOVE + budget_step));
   return (uint64_t)((double)unconstrained_bytes * exp2(-budget_step / (per_octave * planner->ladder_parts)));
 }
 
 /* Return the bytes of this budget step that prefetched values may occupy. */
 static uint64_t budget_step_prefetch_bytes(uint64_t size_bytes)
 {
-  return size_bytes - size_bytes / RUNG_SLACK;
+  return size_bytes - size_bytes / STEP_SLACK;
 }
 
 static const struct descent_state *state_get(const lade_planner *planner, const struct plan_candidate *c)
@@ -238,10 +239,10 @@ static const struct descent_state *state_get(const lade_planner *planner, const 
 static bool state_pick(const lade_planner *planner, int trajectory, uint64_t live_bytes,
                        struct plan_candidate *ret_candidate)
 {
-  const struct trajectory *w = &planner->trajectories[trajectory];
+  const struct trajectory *t = &planner->trajectories[trajectory];
   bool is_found = false;
-  for (int i = 0; i < w->states.n; i++) {
-    const struct descent_state *state = &w->states.items[i];
+  for (int i = 0; i < t->states.n; i++) {
+    const struct descent_state *state = &t->states.items[i];
     if (state->live_bytes[LADE_DEVICE] > live_bytes || (is_found && state->least_ns >= ret_candidate->least_ns))
       continue;
     *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, state->least_ns};
@@ -254,17 +255,17 @@ static bool state_pick(const lade_planner *planner, int trajectory, uint64_t liv
 static bool state_first(const lade_planner *planner, int trajectory, uint64_t live_bytes,
                         struct plan_candidate *ret_candidate)
 {
-  const struct trajectory *w = &planner->trajectories[trajectory];
+  const struct trajectory *t = &planner->trajectories[trajectory];
   int i = 0;
-  while (i < w->states.n && w->states.items[i].live_bytes[LADE_DEVICE] > live_bytes)
+  while (i < t->states.n && t->states.items[i].live_bytes[LADE_DEVICE] > live_bytes)
     i++;
-  if (i == w->states.n)
+  if (i == t->states.n)
     return false;
-  *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, w->states.items[i].least_ns};
+  *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, t->states.items[i].least_ns};
   return true;
 }
 
-/* Attempts at a residency in one search, whose sizes and times to beat only fall. */
+/* Attempts at a residency in one search, in which sizes and times to beat only fall. */
 struct attempt {
   bool is_made; /* tried just in time: a second build gives the same */
   uint64_t prefetch_bytes; /* the latest prefetch limit tried */
@@ -294,10 +295,10 @@ static bool is_tried(struct step_trial *t, const struct plan_candidate *c, uint6
 /* True if @c drops working copies that the start keeps: each is gathered once more then. */
 static bool gathers_again(const lade_planner *planner, const struct plan_candidate *c)
 {
-  const struct trajectory *w = &planner->trajectories[c->trajectory];
+  const struct trajectory *t = &planner->trajectories[c->trajectory];
   bool is_dropped = false;
-  for (int i = 0; i < w->states.items[c->state].n_changes && !is_dropped; i++) {
-    const struct lade_change *change = &w->changes.items[i];
+  for (int i = 0; i < t->states.items[c->state].n_changes && !is_dropped; i++) {
+    const struct lade_change *change = &t->changes.items[i];
     is_dropped = !lade_change_is_tier(change) &&
                  planner->params.graph->tensors[change->id].kind == LADE_TENSOR_PARAM;
   }
@@ -342,7 +343,7 @@ static int budget_step_try(struct step_trial *t, uint64_t size_bytes)
   t->is_over = true;
   for (int trajectory = 0; trajectory < t->planner->n_stated; trajectory++) {
     int32_t tried = -1;
-    struct plan_candidate first; /* with much offload the bound is too optimistic; this state keeps as much as it can */
+    struct plan_candidate first; /* keeps the most: with much offload the bound of other states is too optimistic */
     if (!status && state_first(t->planner, trajectory, size_bytes, &first))
       status = candidate_compete(t, &first, first_prefetch_bytes, size_bytes);
     for (int i = 0; i < n_levels && !status; i++) {
@@ -374,25 +375,26 @@ static int live_compare(const void *x, const void *y)
     return a->live_bytes < b->live_bytes ? -1 : 1;
   if (a->candidate.least_ns != b->candidate.least_ns)
     return a->candidate.least_ns < b->candidate.least_ns ? -1 : 1;
-  return a->candidate.trajectory != b->candidate.trajectory ? a->candidate.trajectory - b->candidate.trajectory
-                                                : a->candidate.state - b->candidate.state;
+  if (a->candidate.trajectory != b->candidate.trajectory)
+    return a->candidate.trajectory - b->candidate.trajectory;
+  return a->candidate.state - b->candidate.state;
 }
 
 /* List the states of trajectories @first to @end. */
 static int states_list(const lade_planner *planner, int first, int end, struct live_order **ret_list, int *ret_n)
 {
   int n = 0;
-  for (int w = first; w < end; w++)
-    n += planner->trajectories[w].states.n;
+  for (int trajectory = first; trajectory < end; trajectory++)
+    n += planner->trajectories[trajectory].states.n;
   struct live_order *list = calloc((size_t)n + 1, sizeof(*list));
   if (!list)
     return -ENOMEM;
   *ret_list = list;
   *ret_n = n;
-  for (int w = first; w < end; w++) {
-    for (int i = 0; i < planner->trajectories[w].states.n; i++) {
-      const struct descent_state *state = &planner->trajectories[w].states.items[i];
-      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)w, i, state->least_ns}};
+  for (int trajectory = first; trajectory < end; trajectory++) {
+    for (int i = 0; i < planner->trajectories[trajectory].states.n; i++) {
+      const struct descent_state *state = &planner->trajectories[trajectory].states.items[i];
+      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)trajectory, i, state->least_ns}};
     }
   }
   qsort(*ret_list, (size_t)n, sizeof(**ret_list), live_compare);
@@ -526,8 +528,8 @@ static double ladder_parts_find(const lade_planner *planner)
     return 1;
   const double octaves = log2((double)bounds->unconstrained_bytes / (double)bounds->min_bytes);
   const bool has_few = is_large(planner);
-  const double n_steps = octaves * (has_few ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE);
-  return LADE_MIN(LADE_MAX(ceil((has_few ? RUNGS_LEAST_LARGE : RUNGS_LEAST) / n_steps), 1), RUNG_PARTS_MOST);
+  const double n_steps = octaves * (has_few ? STEPS_PER_OCTAVE_LARGE : STEPS_PER_OCTAVE);
+  return LADE_MIN(LADE_MAX(ceil((has_few ? STEPS_LEAST_LARGE : STEPS_LEAST) / n_steps), 1), LADDER_PARTS_MOST);
 }
 
 int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds)
@@ -542,8 +544,8 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
     planner->least.least_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
     planner->ladder_parts = ladder_parts_find(planner);
     planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
-    for (int w = 0; w < planner->n_stated; w++)
-      planner->bounds.n_states += planner->trajectories[w].states.n;
+    for (int trajectory = 0; trajectory < planner->n_stated; trajectory++)
+      planner->bounds.n_states += planner->trajectories[trajectory].states.n;
     planner->has_bounds = true;
   }
   *ret_bounds = planner->bounds;
@@ -553,9 +555,10 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
 /* ---- the best in a budget ---- */
 
 /*
- * Try, at the smallest budget, the smallest state of trajectories by stated prices, which may be as small as the one
- * behind that budget, and faster. Then try that one, packed as when it was found. The first is searched only if a state
- * that is live in so few bytes has a bound that would win.
+ * Try two states at the smallest budget. The first is the smallest of the trajectories by stated prices: it may be as
+ * small as the state that defines the smallest budget, and faster. It is searched only if some state that is live in so
+ * few bytes has a bound below the best time. The second is the state that defines the smallest budget, packed as when
+ * it was found.
  */
 static int least_compete(struct step_trial *t)
 {
