@@ -128,7 +128,7 @@ static int descents_of_kind_make(lade_planner *planner, struct pricing *pricing,
     unit_costs_share(&pricing->params, kind->is_of_shards ? n_shards : 1, &pricing->unit_costs);
     int allowed = kind->allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
     const struct descent_params how = {.plan = &params, .start = planner->start,
-                                       .is_pinned = planner->is_pinned, .solver = pricing->solver,
+                                       .is_pinned = planner->is_pinned, .pricer = pricing->pricer,
                                        .analysis = &pricing->analysis, .allowed = allowed};
     status = descent_make(&how, &planner->trajectories[planner->n_trajectories]);
     if (!status)
@@ -140,7 +140,7 @@ static int descents_of_kind_make(lade_planner *planner, struct pricing *pricing,
 static int descents_make(lade_planner *planner, struct pricing *pricing)
 {
   const bool optimizer_in_backward = planner->params.optimizer_in_backward;
-  int status = peak_analysis_init(&pricing->analysis, &pricing->params, pricing->solver);
+  int status = peak_analysis_init(&pricing->analysis, &pricing->params, pricing->pricer);
   if (!status && optimizer_in_backward)
     status = descents_of_kind_make(planner, pricing, true);
   if (!status && !(optimizer_in_backward && descent_is_large(&planner->params)))
@@ -162,7 +162,7 @@ static int pricing_init(const lade_planner *planner, const struct lade_prices *p
       .read_ns = prices->read.ns_per_byte, .write_ns = prices->write.ns_per_byte,
       .copy_cores = prices->copy_cores, .n_cores = prices->n_cores,
       .n_microbatches = params->n_microbatches};
-  return lade_solver_create(params->graph, &pricing->unit_costs, &pricing->solver);
+  return lade_pricer_create(params->graph, &pricing->unit_costs, &pricing->pricer);
 }
 
 static int plain_init(lade_planner *planner)
@@ -298,8 +298,8 @@ void lade_planner_destroy(lade_planner *planner)
     descent_finish(&planner->trajectories[i]);
   LADE_ARRAY_FREE(&planner->peaks);
   lade_packer_destroy(planner->packer);
-  lade_solver_destroy(planner->plain.solver);
-  lade_solver_destroy(planner->stated.solver);
+  lade_pricer_destroy(planner->plain.pricer);
+  lade_pricer_destroy(planner->stated.pricer);
   lade_prices_finish(&planner->plain_prices);
   lade_residency_destroy(planner->start);
   free(planner->is_pinned);

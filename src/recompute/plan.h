@@ -15,7 +15,7 @@
 #define LADE_PLAN_H
 
 #include "program/build.h"
-#include "recompute/propose.h"
+#include "recompute/change_price.h"
 
 struct lade_plan_params {
   size_t struct_size;
@@ -29,7 +29,7 @@ struct lade_plan_params {
   uint64_t chunk_bytes;
   uint64_t host_bytes, store_bytes; /* budgets of the tiers; 0: no such tier */
   enum lade_recipe recipe;
-  const struct lade_change *overrides; /* choices that the user fixed; the solver makes the rest */
+  const struct lade_change *overrides; /* choices that the user fixed; the search makes the rest */
   int n_overrides;
 };
 

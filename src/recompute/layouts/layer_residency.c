@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Residencies of a layer for the search over layouts, by the residency planner's solver.
+ * Residencies of a layer for the search over layouts, by the residency planner's prices of changes.
  *
- * All layers of a layout have one residency, so the solver works on one layer. It begins with all values kept. Each
+ * All layers of a layout have one residency, so changes are priced on one layer. It begins with all values kept. Each
  * round makes the change with the least estimated time per byte: a value is recomputed, or copied to the host and back.
  * Each round's residency is costed by the share's walk. The rounds end when only the layer's input waits in device
  * memory. Two descents are made, one with copies and one without, and the three recipes are added. Of all these
@@ -19,9 +19,9 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "recompute/change_price.h"
 #include "recompute/layouts/share_internal.h"
 #include "recompute/plan.h"
-#include "recompute/propose.h"
 
 #define CANDIDATES_MOST (2 * LADE_LAYER_VALUES_MOST + LADE_N_RECIPES)
 #define COPY_EXPOSED 0.05 /* as the planner's first trajectory (plan.c) */
@@ -30,7 +30,7 @@ struct residency_maker {
   const struct share_basis *basis;
   bool has_experts; /* recipes alone: a mixture's rows are no values of the dense layer's graph */
   struct lade_unit_costs unit_costs;
-  lade_solver *solver;
+  lade_pricer *pricer;
   struct lade_residency *residency;
   bool *is_saved; /* by tensor: waits in device memory */
   struct lade_queue_times times;
@@ -98,9 +98,9 @@ static void change_try(struct change_search *search, int tensor, enum lade_resid
 {
   struct residency_maker *m = search->maker;
   const struct lade_change change = {LADE_CHANGE_SAVED, (uint8_t)to, tensor};
-  const struct lade_queue_times added = lade_solver_price(m->solver, m->residency, &change);
+  const struct lade_queue_times added = lade_change_price(m->pricer, m->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(&m->times, &added, 1);
-  const double score = (lade_queue_times_ns(m->solver, &sum) - lade_queue_times_ns(m->solver, &m->times)) /
+  const double score = (lade_queue_times_ns(m->pricer, &sum) - lade_queue_times_ns(m->pricer, &m->times)) /
                        (double)m->basis->graph->tensors[tensor].bytes;
   if (!search->best.is_found || score < search->best.score)
     search->best = (struct best_change){change, added, score, true};
@@ -210,7 +210,7 @@ static int residencies_fill(struct residency_maker *m, bool may_copy, struct lad
                                            .n_microbatches = 1, .exposed_fraction = COPY_EXPOSED};
   m->is_saved = calloc((size_t)m->basis->graph->n_tensors + 1, sizeof(*m->is_saved));
   m->found = calloc(CANDIDATES_MOST, sizeof(*m->found));
-  int status = m->is_saved && m->found ? lade_solver_create(m->basis->graph, &m->unit_costs, &m->solver) : -ENOMEM;
+  int status = m->is_saved && m->found ? lade_pricer_create(m->basis->graph, &m->unit_costs, &m->pricer) : -ENOMEM;
   for (size_t i = 0; i < LADE_COUNT(recipes) && !status; i++)
     status = recipe_add(m, recipes[i]);
   if (!status && !m->has_experts)
@@ -220,7 +220,7 @@ static int residencies_fill(struct residency_maker *m, bool may_copy, struct lad
   if (!status)
     residencies_pick(m, residencies);
   lade_residency_destroy(m->residency);
-  lade_solver_destroy(m->solver);
+  lade_pricer_destroy(m->pricer);
   free(m->is_saved);
   free(m->found);
   return status;

@@ -42,7 +42,7 @@ struct model_descent {
   const struct lade_plan_params *params;
   const struct lade_model_graph *graph;
   const bool *is_pinned; /* by lade_change_index */
-  lade_solver *solver;
+  lade_pricer *pricer;
   int allowed;
   struct lade_residency *residency;
   struct peak_analysis *analysis;
@@ -177,7 +177,7 @@ static bool is_live_member(const struct model_descent *d, const struct lade_chan
 static int members_pick(struct model_descent *d, const struct lade_change *change)
 {
   int n = 0, n_picked = 0;
-  const int32_t *group = lade_solver_group(d->solver, (enum lade_change_kind)change->kind, change->id, &n);
+  const int32_t *group = lade_change_group(d->pricer, (enum lade_change_kind)change->kind, change->id, &n);
   int rounds = descent_is_large(d->params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
@@ -245,11 +245,11 @@ static void change_consider(struct model_descent *d, struct lade_change change, 
     return;
   change.id = d->peak_members[0];
   const int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* only one of them is at the peak */
-  const struct lade_queue_times added = lade_solver_price(d->solver, d->residency, &change);
+  const struct lade_queue_times added = lade_change_price(d->pricer, d->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(base, &added, n_priced);
   if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > d->most_ns)
     return;
-  const double added_ns = lade_queue_times_ns(d->solver, &sum) - lade_queue_times_ns(d->solver, base);
+  const double added_ns = lade_queue_times_ns(d->pricer, &sum) - lade_queue_times_ns(d->pricer, base);
   const double score = added_ns / (double)LADE_MAX(freed_bytes, 1);
   if (!best->is_found || score < best->score)
     *best = (struct best){change, score, true};
@@ -318,7 +318,7 @@ static void state_tiers_consider(struct model_descent *d, int param, const struc
                                  struct best *best)
 {
   int n = 0, state = -1, weight = -1;
-  const int32_t *group = lade_solver_group(d->solver, LADE_CHANGE_WEIGHT, param, &n);
+  const int32_t *group = lade_change_group(d->pricer, LADE_CHANGE_WEIGHT, param, &n);
   for (int i = n - 1; i >= 0; i--) {
     state = is_state_free(d, group[i]) ? group[i] : state;
     weight = is_weight_free(d, group[i]) ? group[i] : weight;
@@ -365,7 +365,7 @@ static void representatives_find(struct model_descent *d)
 {
   for (int tensor = 0; tensor < d->graph->n_tensors; tensor++) {
     int n = 0;
-    const int32_t *group = lade_solver_group(d->solver, LADE_CHANGE_SAVED, tensor, &n);
+    const int32_t *group = lade_change_group(d->pricer, LADE_CHANGE_SAVED, tensor, &n);
     if (group[0] == tensor)
       d->representatives[tensor] = representative_find(d, group, n);
   }
@@ -378,7 +378,7 @@ static void best_find(struct model_descent *d, struct best *best)
   representatives_find(d);
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
     int n = 0;
-    const int first = lade_solver_group(d->solver, LADE_CHANGE_SAVED, tensor, &n)[0];
+    const int first = lade_change_group(d->pricer, LADE_CHANGE_SAVED, tensor, &n)[0];
     if (first == tensor && graph->tensors[tensor].kind == LADE_TENSOR_PARAM)
       state_tiers_consider(d, graph->tensors[tensor].param, &base, best);
     if (d->representatives[first] == tensor)
@@ -501,7 +501,7 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
 {
   struct trajectory trajectory = {0};
   struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
-                     .solver = params->solver, .analysis = params->analysis, .allowed = params->allowed,
+                     .pricer = params->pricer, .analysis = params->analysis, .allowed = params->allowed,
                      .trajectory = &trajectory};
   size_t n_values = (size_t)lade_value_count(d.graph);
   d.idle = calloc(n_values, sizeof(*d.idle));

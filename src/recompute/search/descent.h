@@ -34,7 +34,7 @@ struct descent_params {
   const struct lade_plan_params *plan; /* with the trajectory's prices */
   const struct lade_residency *start;
   const bool *is_pinned; /* by lade_change_index */
-  lade_solver *solver;
+  lade_pricer *pricer;
   struct peak_analysis *analysis; /* of the same prices */
   int allowed;
 };

@@ -180,7 +180,7 @@ static int64_t least_ns(const struct peak_analysis *s, const struct lade_program
     else if (instr->kind == LADE_INSTR_COLLECTIVE)
       comm_ns[instr->queue] += (double)collective_least_ns(s, instr);
   }
-  busiest_ns = lade_queue_times_least_ns(s->solver, queue_times); /* this bound ignores collectives */
+  busiest_ns = lade_queue_times_least_ns(s->pricer, queue_times); /* this bound ignores collectives */
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
     busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);
@@ -287,9 +287,9 @@ int peak_analysis_get(struct peak_analysis *s, const struct lade_residency *resi
   return 0;
 }
 
-int peak_analysis_init(struct peak_analysis *s, const struct lade_plan_params *params, const lade_solver *solver)
+int peak_analysis_init(struct peak_analysis *s, const struct lade_plan_params *params, const lade_pricer *pricer)
 {
-  *s = (struct peak_analysis){.params = params, .solver = solver};
+  *s = (struct peak_analysis){.params = params, .pricer = pricer};
   s->idle = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->idle));
   s->program = calloc(1, sizeof(*s->program));
   return s->idle && s->program ? 0 : -ENOMEM;

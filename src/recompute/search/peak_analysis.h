@@ -28,7 +28,7 @@ struct peak {
 
 struct peak_analysis {
   const struct lade_plan_params *params;
-  const lade_solver *solver;
+  const lade_pricer *pricer;
   LADE_ARRAY(struct peak) items;
   int32_t *table; /* hash table of items by key: n_table places, a power of two, at least half of them free (-1) */
   int n_table;
@@ -37,9 +37,9 @@ struct peak_analysis {
   struct idle_value *idle;     /* scratch, by value's number */
 };
 
-/* Start a cache for @params' prices; @params and @solver are borrowed. -ENOMEM. Finish accepts one that is all 0. */
+/* Start a cache for @params' prices; @params and @pricer are borrowed. -ENOMEM. Finish accepts one that is all 0. */
 int peak_analysis_init(struct peak_analysis *analysis, const struct lade_plan_params *params,
-                       const lade_solver *solver);
+                       const lade_pricer *pricer);
 void peak_analysis_finish(struct peak_analysis *analysis);
 
 /* Analyse @residency, just in time; valid until the next call. @ret_number identifies the result. -ENOMEM. */

@@ -10,11 +10,11 @@
 #define N_TRAJECTORIES (4 * N_TRAJECTORY_KINDS) /* with optimizer_in_backward or not, by stated prices and by plain
                                                    ones */
 
-/* Prices of one trajectory, and the solver that proposes by them. */
+/* Prices by which trajectories are made. */
 struct pricing {
   struct lade_plan_params params; /* the planner's with these prices */
   struct lade_unit_costs unit_costs;
-  lade_solver *solver;
+  lade_pricer *pricer;
   struct peak_analysis analysis; /* while trajectories are made */
   int n_peaks;
 };

@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "base/cpu.h"
+#include "recompute/change_price.h"
 #include "recompute/plan.h"
-#include "recompute/propose.h"
 #include "tests/support/interleave.h"
 #include "tests/support/names.h"
 #include "tests/support/program_fixture.h"
@@ -673,7 +673,7 @@ static void blocks_of_gradients_leave_between_microbatches(void **state)
   }
 }
 
-/* Return the solver's price of @change with state in @n_shards, each link and each gather at a nanosecond per byte. */
+/* Return the pricer's price of @change with state in @n_shards, each link and each gather at a nanosecond per byte. */
 static struct lade_queue_times price_of(const struct lade_model_graph *graph, int n_shards, struct lade_change change)
 {
   struct lade_prices prices = program_fixture_prices(graph);
@@ -682,11 +682,11 @@ static struct lade_queue_times price_of(const struct lade_model_graph *graph, in
       .update_near_ns = prices.update_near_ns, .to_host_ns = 1, .to_device_ns = 1, .gather_ns = 1,
       .n_shards = n_shards, .n_grad_shards = n_shards, .n_microbatches = 2};
   struct lade_residency *residency = NULL;
-  lade_solver *solver = NULL;
+  lade_pricer *pricer = NULL;
   assert_int_equal(lade_residency_create(graph, &residency), 0);
-  assert_int_equal(lade_solver_create(graph, &unit_costs, &solver), 0);
-  const struct lade_queue_times load = lade_solver_price(solver, residency, &change);
-  lade_solver_destroy(solver);
+  assert_int_equal(lade_pricer_create(graph, &unit_costs, &pricer), 0);
+  const struct lade_queue_times load = lade_change_price(pricer, residency, &change);
+  lade_pricer_destroy(pricer);
   lade_residency_destroy(residency);
   program_fixture_prices_finish(&prices);
   return load;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Estimate a step as its busiest resource. Queues run concurrently, so a copy is free while its link has room. On a
- * device that shares the machine's cores, a copy also takes its share of them. A change is priced as its difference to
- * each queue's time. A fraction of each transfer is charged to the compute queue on top, because no schedule hides
- * every copy. So of two changes that are free by the estimate the one that moves fewer bytes wins.
+ * The estimate of a step is the time of its busiest queue. Queues run concurrently, so a copy is free while its link
+ * has time left. On a device that shares the machine's cores, a copy also takes its share of them. The price of a
+ * change is its difference to each queue's time. A fraction of each transfer is charged to the compute queue on top,
+ * because no schedule hides every copy. So of two changes that are free by the estimate the one that moves fewer bytes
+ * wins.
  *
  * With shards a rank updates and moves its own block, and a dropped working copy is gathered again. If unit costs
  * include shards, the queue of gathers and sums counts like the others.
@@ -16,12 +17,12 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "recompute/propose.h"
+#include "recompute/change_price.h"
 
-#define BESIDE 0.01 /* share of the other queues' work, so that it is not free if gathers take longest */
+#define OTHERS_SHARE 0.01 /* of the other queues' work is charged, so that it is not free if gathers take longest */
 #define TRANSFER_CORES 0.25 /* that a transfer to the drive uses for checksums */
 
-struct lade_solver {
+struct lade_pricer {
   const struct lade_model_graph *graph;
   const struct lade_unit_costs *unit_costs;
   int32_t *order;       /* tensors, ordered by group */
@@ -51,7 +52,7 @@ static int key_compare(const void *x, const void *y)
  * Group tensors. Those of a unit are made in one order for every unit of a class, so their rank in the unit identifies
  * them.
  */
-static int groups_make(lade_solver *s)
+static int groups_make(lade_pricer *s)
 {
   const struct lade_model_graph *graph = s->graph;
   struct group_key *keys = calloc((size_t)graph->n_tensors, sizeof(*keys));
@@ -82,11 +83,11 @@ static int groups_make(lade_solver *s)
   return 0;
 }
 
-int lade_solver_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
-                       lade_solver **ret_solver)
+int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
+                       lade_pricer **ret_solver)
 {
   size_t n = (size_t)graph->n_tensors;
-  lade_solver *s = calloc(1, sizeof(*s));
+  lade_pricer *s = calloc(1, sizeof(*s));
   if (!s)
     return -ENOMEM;
   s->graph = graph;
@@ -103,14 +104,14 @@ int lade_solver_create(const struct lade_model_graph *graph, const struct lade_u
   if (!status)
     status = groups_make(s);
   if (status) {
-    lade_solver_destroy(s);
+    lade_pricer_destroy(s);
     return status;
   }
   *ret_solver = s;
   return 0;
 }
 
-void lade_solver_destroy(lade_solver *s)
+void lade_pricer_destroy(lade_pricer *s)
 {
   if (!s)
     return;
@@ -124,7 +125,7 @@ void lade_solver_destroy(lade_solver *s)
   free(s);
 }
 
-const int32_t *lade_solver_group(const lade_solver *s, enum lade_change_kind kind, int32_t id, int *ret_n)
+const int32_t *lade_change_group(const lade_pricer *s, enum lade_change_kind kind, int32_t id, int *ret_n)
 {
   const bool is_tier = kind == LADE_CHANGE_STATE || kind == LADE_CHANGE_WEIGHT;
   int tensor = is_tier ? s->graph->params[id].tensor : id;
@@ -132,7 +133,7 @@ const int32_t *lade_solver_group(const lade_solver *s, enum lade_change_kind kin
   return (is_tier ? s->param_order : s->order) + s->group_first[tensor];
 }
 
-double lade_queue_times_least_ns(const lade_solver *s, const struct lade_queue_times *queue_times)
+double lade_queue_times_least_ns(const lade_pricer *s, const struct lade_queue_times *queue_times)
 {
   double most = LADE_MAX(queue_times->compute_ns, queue_times->host_ns);
   most = LADE_MAX(most, LADE_MAX(queue_times->to_host_ns, queue_times->to_device_ns));
@@ -140,18 +141,17 @@ double lade_queue_times_least_ns(const lade_solver *s, const struct lade_queue_t
   if (s->unit_costs->n_cores <= 0)
     return most;
   double copies = s->unit_costs->copy_cores * (queue_times->to_host_ns + queue_times->to_device_ns) +
-      TRANSFER_CORES * queue_times->io_ns;
+                  TRANSFER_CORES * queue_times->io_ns;
   return LADE_MAX(most, queue_times->compute_ns + queue_times->host_ns + copies / s->unit_costs->n_cores);
 }
 
-double lade_queue_times_ns(const lade_solver *s, const struct lade_queue_times *queue_times)
+double lade_queue_times_ns(const lade_pricer *s, const struct lade_queue_times *queue_times)
 {
-  const double beside_ns =
-      queue_times->compute_ns + queue_times->host_ns + queue_times->to_host_ns + queue_times->to_device_ns +
-          queue_times->io_ns;
+  const double others_ns = queue_times->compute_ns + queue_times->host_ns + queue_times->to_host_ns +
+                           queue_times->to_device_ns + queue_times->io_ns;
   double most = lade_queue_times_least_ns(s, queue_times);
   if (s->unit_costs->n_shards > 1)
-    most = LADE_MAX(most, queue_times->comm_ns) + BESIDE * beside_ns;
+    most = LADE_MAX(most, queue_times->comm_ns) + OTHERS_SHARE * others_ns;
   return most;
 }
 
@@ -168,7 +168,7 @@ struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queu
   return sum;
 }
 
-static void op_run(lade_solver *s, int op)
+static void op_run(lade_pricer *s, int op)
 {
   for (int i = 0; i < s->graph->ops[op].n_out; i++) {
     if (s->graph->ops[op].out[i] >= 0)
@@ -176,7 +176,7 @@ static void op_run(lade_solver *s, int op)
   }
 }
 
-static int producer_missing(const lade_solver *s, int op)
+static int producer_missing(const lade_pricer *s, int op)
 {
   const struct lade_op *what = &s->graph->ops[op];
   for (int i = 0; i < what->n_in; i++) {
@@ -188,7 +188,7 @@ static int producer_missing(const lade_solver *s, int op)
   return -1;
 }
 
-double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *residency)
+double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *residency)
 {
   const struct lade_model_graph *graph = s->graph;
   double ns = 0;
@@ -248,7 +248,7 @@ void lade_change_apply(const struct lade_change *change, struct lade_residency *
 }
 
 /* Add a copy out and a copy in of @bytes, per microbatch. */
-static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bool is_out, bool is_in,
+static void round_trip_add(const lade_pricer *s, bool is_store, double bytes, bool is_out, bool is_in,
                            struct lade_queue_times *queue_times)
 {
   const struct lade_unit_costs *t = s->unit_costs;
@@ -264,7 +264,7 @@ static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bo
 }
 
 /* Add the cost of updating this rank's block of @param with these tiers, @sign times; and the copies it needs. */
-static void update_add(const struct lade_solver *s, int param, enum lade_tier weight, enum lade_tier state, double sign,
+static void update_add(const struct lade_pricer *s, int param, enum lade_tier weight, enum lade_tier state, double sign,
                        struct lade_queue_times *queue_times)
 {
   const struct lade_unit_costs *t = s->unit_costs;
@@ -292,9 +292,8 @@ static void update_add(const struct lade_solver *s, int param, enum lade_tier we
     round_trip_add(s, weight == LADE_TIER_STORE, sign * weight_bytes, false, true, queue_times);
 }
 
-static void state_tier_price(const struct lade_solver *s, struct lade_residency *residency,
-                             const struct lade_change *change,
-                             struct lade_queue_times *added)
+static void state_tier_price(const struct lade_pricer *s, struct lade_residency *residency,
+                             const struct lade_change *change, struct lade_queue_times *added)
 {
   const int id = change->id;
   const enum lade_tier weight = (enum lade_tier)residency->weight_tiers[id];
@@ -306,7 +305,7 @@ static void state_tier_price(const struct lade_solver *s, struct lade_residency 
 }
 
 /* Add one more gather of a sharded working copy per microbatch; its block is first copied in from @tier. */
-static void gathers_add(const struct lade_solver *s, enum lade_tier tier, double bytes,
+static void gathers_add(const struct lade_pricer *s, enum lade_tier tier, double bytes,
                         struct lade_queue_times *queue_times)
 {
   const struct lade_unit_costs *t = s->unit_costs;
@@ -317,7 +316,7 @@ static void gathers_add(const struct lade_solver *s, enum lade_tier tier, double
     round_trip_add(s, tier == LADE_TIER_STORE, m * bytes / t->n_shards, false, true, queue_times);
 }
 
-struct lade_queue_times lade_solver_price(lade_solver *s, struct lade_residency *residency,
+struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency *residency,
                                           const struct lade_change *change)
 {
   struct lade_queue_times added = {0};
@@ -339,9 +338,9 @@ struct lade_queue_times lade_solver_price(lade_solver *s, struct lade_residency 
     return added;
   }
   const struct lade_choice before = residency->choices[change->id];
-  double without_ns = lade_solver_recompute_ns(s, residency);
+  double without_ns = lade_pricer_recompute_ns(s, residency);
   lade_change_apply(change, residency);
-  added.compute_ns = m * (lade_solver_recompute_ns(s, residency) - without_ns);
+  added.compute_ns = m * (lade_pricer_recompute_ns(s, residency) - without_ns);
   residency->choices[change->id] = before;
   return added;
 }

@@ -1,24 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Proposals of the residency solver: the next value to move or drop, and its cost.
+ * Changes of a residency (a value that is moved or recomputed instead of kept, a parameter on another tier), and their
+ * prices.
  *
- * The search (descent.c) builds a program and finds the instruction at which the most memory is live. It asks here for
- * the cheapest change that takes bytes out of that peak. Costs are differences of a simple estimate of the step: the
- * busiest of the queues after the change. The resulting programs are simulated in full before one is chosen.
+ * The descent (search/descent.c) finds the instruction at which the most memory is live, and compares the changes that
+ * take bytes out of that peak. The price of a change is the difference that it makes to a simple estimate of the step:
+ * the time of its busiest queue. The resulting programs are simulated in full before one is chosen.
  *
- * Values of equal place in units of equal class form a group. A proposal covers some members of one group: the earliest
- * units first. Their values wait longest, so their copies have the most time, and recomputed values are made when
- * little else is live.
+ * Values of equal place in units of equal class form a group. A change of the descent covers some members of one group:
+ * the earliest units first. Their values wait longest, so their copies have the most time, and recomputed values are
+ * made when little else is live.
  */
-#ifndef LADE_PROPOSE_H
-#define LADE_PROPOSE_H
+#ifndef LADE_CHANGE_PRICE_H
+#define LADE_CHANGE_PRICE_H
 
 #include "program/residency.h"
 
-/*
- * SAVED and SPILL: gaps of a value. STATE: the home tier of a parameter's optimizer state. WEIGHT: that of its working
- * copy.
- */
+/* SAVED and SPILL: gaps of a value. STATE: the tier of a parameter's optimizer state. WEIGHT: of its working copy. */
 enum lade_change_kind { LADE_CHANGE_SAVED, LADE_CHANGE_SPILL, LADE_CHANGE_STATE, LADE_CHANGE_WEIGHT };
 
 struct lade_change {
@@ -53,10 +51,10 @@ struct lade_queue_times {
   double comm_ns; /* between data parallel ranks: gathers of working copies, sums of gradients */
 };
 
-/* The solver's unit costs; the search makes them from the cost model. */
+/* Times by which changes are priced; the planner takes them from the cost model. */
 struct lade_unit_costs {
   const int64_t *op_ns;                          /* by op, lean forms too */
-  const int64_t *update_ns[3];                   /* by home tier, by parameter */
+  const int64_t *update_ns[3];                   /* by tier, by parameter */
   const int64_t *update_near_ns;                 /* streamed, with the working copy in a nearer tier */
   double to_host_ns, to_device_ns, read_ns, write_ns; /* per byte */
   double copy_cores;                             /* that one copy occupies */
@@ -69,19 +67,19 @@ struct lade_unit_costs {
   double exposed_fraction; /* of each transfer, charged to the compute queue: no schedule hides every copy */
 };
 
-typedef struct lade_solver lade_solver;
+typedef struct lade_pricer lade_pricer;
 
 /* Group the graph's values. @unit_costs and @graph are borrowed. -ENOMEM. One thread at a time; nothing blocks. */
-int lade_solver_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
-                       lade_solver **ret_solver);
-void lade_solver_destroy(lade_solver *solver);
+int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
+                       lade_pricer **ret_solver);
+void lade_pricer_destroy(lade_pricer *pricer);
 
 /*
  * Return the estimate of a step with @queue_times; and a lower bound of every schedule of it, without exchanges of
  * ranks.
  */
-double lade_queue_times_ns(const lade_solver *solver, const struct lade_queue_times *queue_times);
-double lade_queue_times_least_ns(const lade_solver *solver, const struct lade_queue_times *queue_times);
+double lade_queue_times_ns(const lade_pricer *pricer, const struct lade_queue_times *queue_times);
+double lade_queue_times_least_ns(const lade_pricer *pricer, const struct lade_queue_times *queue_times);
 
 /* Return @queue_times plus @times the @added ones. */
 struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queue_times,
@@ -92,18 +90,18 @@ struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queu
  * exactly, by the ops that run again with and without the change. So a choice of @residency is changed and restored
  * meanwhile.
  */
-struct lade_queue_times lade_solver_price(lade_solver *solver, struct lade_residency *residency,
+struct lade_queue_times lade_change_price(lade_pricer *pricer, struct lade_residency *residency,
                                           const struct lade_change *change);
 
 /* Return the time per microbatch of recomputed ops under @residency, with the extra time of lean forms; may be < 0. */
-double lade_solver_recompute_ns(lade_solver *solver, const struct lade_residency *residency);
+double lade_pricer_recompute_ns(lade_pricer *pricer, const struct lade_residency *residency);
 
-/* Return the group of @id, itself included, ordered by unit. The solver owns the array. */
-const int32_t *lade_solver_group(const lade_solver *solver, enum lade_change_kind kind, int32_t id, int *ret_n);
+/* Return the group of @id, itself included, ordered by unit. The pricer owns the array. */
+const int32_t *lade_change_group(const lade_pricer *pricer, enum lade_change_kind kind, int32_t id, int *ret_n);
 
 /*
- * Apply @change. If it moves one home tier of a parameter past the other, the other follows: a working copy is never
- * farther than its state.
+ * Apply @change. If it moves a parameter's working copy past its state, or the state before the copy, the other
+ * follows: a working copy is never farther than its state.
  */
 void lade_change_apply(const struct lade_change *change, struct lade_residency *residency);
 
