@@ -49,9 +49,9 @@ static int pieces_check(const struct lade_model *model, int n_pieces, struct lad
   if (n_pieces <= lade_pieces_most(model))
     return 0;
   return lade_error_set(error, -EINVAL,
-                        "model %s: %lld layers cannot be cut into %d pieces (stages times chunks): from 1 to %lld "
-                        "would do",
-                        model->name, (long long)model->layers, n_pieces, (long long)lade_pieces_most(model));
+                        "model %s: %d stages times virtual stages are too many for %lld layers, an embedding and a "
+                        "head: give at most %lld",
+                        model->name, n_pieces, (long long)model->layers, (long long)lade_pieces_most(model));
 }
 
 /* Return the layers of @piece, with @last layers in the last one. */

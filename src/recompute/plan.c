@@ -430,7 +430,7 @@ static int calls_compare(const struct lade_plan *plan, const struct lade_plan *o
     lade_error_set(error, status, "no memory for the calls of two ranks");
   else if (calls.n != others.n ||
            (calls.n && memcmp(calls.items, others.items, (size_t)calls.n * sizeof(*calls.items))))
-    status = lade_error_set(error, -EINVAL, "they differ in what they say along %s", lade_axis_name(axis));
+    status = lade_error_set(error, -EINVAL, "their calls along %s differ", lade_axis_name(axis));
   free(calls.items);
   free(others.items);
   return status;

@@ -230,7 +230,7 @@ def refusals():
             (["--dpp", "2"], 2, "did you mean --dp?"),
             (["--save", "/proc/none/x"], 2, "--save /proc/none/x"),
             (["--data", "absent.txt"], 2, "absent.txt"),
-            (["--shard", "2"], 2, "shards nothing"),
+            (["--shard", "2"], 2, "shard 2 has no effect with zero 0: give zero 1, 2 or 3"),
             (["--tp", "2", "--zero", "1"], 2, "shards nothing"),
             (["--tp", "2", "--grad-reduce", "bf16"], 2, "has no effect with one replica"),
             (["--zero", "2", "--residency", "drop.txt"], 2, "with --zero 3"),

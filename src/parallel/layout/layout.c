@@ -41,7 +41,7 @@ static int sharing_check(const struct lade_layout_params *given, const struct la
     return lade_error_set(error, -EINVAL, "zero %d over one replica shards nothing: give dp, or shard, of 2 or more",
                           given->zero);
   if (given->shard > 1 && !given->zero)
-    return lade_error_set(error, -EINVAL, "shard %d shards nothing: zero 1, 2 or 3 says what", given->shard);
+    return lade_error_set(error, -EINVAL, "shard %d has no effect with zero 0: give zero 1, 2 or 3", given->shard);
   if (given->grad_reduce != LADE_F32 && given->grad_reduce != LADE_BF16)
     return lade_error_set(error, -EINVAL, "gradients are summed over ranks in fp32 or bf16 only");
   if (given->grad_reduce != LADE_F32 && mesh->axes[LADE_AXIS_DP].size == 1)
@@ -49,7 +49,7 @@ static int sharing_check(const struct lade_layout_params *given, const struct la
                           "leave grad-reduce out");
   if (given->is_sequence && mesh->axes[LADE_AXIS_TP].size == 1)
     return lade_error_set(error, -EINVAL, "sequence parallel cuts rows over tensor parallel ranks, and tp is 1: "
-                          "give --tp N, or leave --sequence-parallel out");
+                          "give --tp N, or leave sequence parallel out");
   return 0;
 }
 
