@@ -246,6 +246,8 @@ void lade_build_head(struct lade_build *build, int x, int table);
 
 /* Build the forward half of the pieces of this share (stage.c). */
 void lade_build_stage(struct lade_build *build);
+/* True if the pieces of this share have a layer. The first and the last stage may have none. */
+bool lade_stage_has_layers(const struct lade_model_graph *graph);
 
 /* The names of fields for messages, as the user writes them: a config.json has its own. */
 struct lade_model_labels {

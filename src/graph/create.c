@@ -111,7 +111,7 @@ static void graph_trim(struct lade_model_graph *graph)
   graph->ops = ops ? ops : graph->ops;
 }
 
-/* Build all units. Tokens belong to the first unit, targets to the last. */
+/* Build all units. Tokens belong to the first unit, targets to the last, first keys to stages that attend. */
 static void graph_fill(struct lade_model_graph *graph, struct lade_build *build)
 {
   const int64_t dims[] = {graph->batch, graph->seq_len};
@@ -121,7 +121,7 @@ static void graph_fill(struct lade_model_graph *graph, struct lade_build *build)
     graph->tokens = lade_build_tensor(build, LADE_TENSOR_TOKENS, LADE_I32, 2, dims, "tokens");
   if (is_last)
     graph->targets = lade_build_tensor(build, LADE_TENSOR_TARGETS, LADE_I32, 2, dims, "targets");
-  if (build->has_documents)
+  if (build->has_documents && lade_stage_has_layers(graph))
     graph->first_keys = lade_build_tensor(build, LADE_TENSOR_FIRST_KEYS, LADE_I32, 2, dims, "first_keys");
   lade_build_stage(build);
   graph->n_fwd_ops = graph->n_ops;

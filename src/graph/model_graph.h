@@ -388,7 +388,7 @@ struct lade_model_graph {
   struct lade_op *ops;       /* forward, then backward, then n_lean_ops lean forms, which have numbers of ops too */
   struct lade_unit *units;   /* in forward order */
   int tokens, targets, loss; /* tensors; -1 on a stage without the embedding, without the head */
-  int first_keys;            /* tensor; -1: documents are not masked */
+  int first_keys;            /* tensor; -1: documents are not masked, or no layer is on this stage */
 };
 
 struct lade_model_graph_params {

@@ -124,13 +124,30 @@ static void piece_skip(struct lade_build *build, int64_t first)
   build->n_skipped_ops = n_ops - (graph->n_ops - build->n_boundary_ops);
 }
 
+/* Return the layers of @piece. pre: lade_model_graph_create has checked the number of pieces. */
+static struct lade_layer_span graph_piece_layers(const struct lade_model_graph *graph, int piece)
+{
+  struct lade_layer_span span;
+  int status = lade_piece_layers(&graph->model, graph->seq_len, graph->share.pp * graph->share.n_chunks, piece, NULL,
+                                 &span);
+  LADE_ASSERT(status == 0);
+  return span;
+}
+
+bool lade_stage_has_layers(const struct lade_model_graph *graph)
+{
+  bool has_layers = false;
+  for (int chunk = 0; chunk < graph->share.n_chunks; chunk++)
+    has_layers |= graph_piece_layers(graph, chunk * graph->share.pp + graph->share.pp_rank).n > 0;
+  return has_layers;
+}
+
 static void piece_build(struct lade_build *build, int piece, int *table)
 {
   const struct lade_model_graph *graph = build->graph;
-  int n_pieces = graph->share.pp * graph->share.n_chunks, x;
-  struct lade_layer_span span;
-  int status = lade_piece_layers(&graph->model, graph->seq_len, n_pieces, piece, NULL, &span);
-  LADE_ASSERT(status == 0); /* lade_model_graph_create has checked it */
+  const int n_pieces = graph->share.pp * graph->share.n_chunks;
+  const struct lade_layer_span span = graph_piece_layers(graph, piece);
+  int x;
   if (piece == 0) {
     *table = lade_build_embedding(build, &x);
     if (graph->model.is_tied && n_pieces > 1)

@@ -2,10 +2,11 @@
 /*
  * Requests: admission, room for puts, and the threads that move submitted ones.
  *
- * A request is admitted under the mutex, after checks of its name, its range, its overlap with requests in flight, and
- * for a put its room. So a refused request has changed nothing. (Exception: if memory is out, a put may drop its
- * tensor.) Then the calling thread moves the bytes, or a mover does, a thread of the store that takes the oldest
- * request of the queue. A mover runs one request at a time; several movers keep the drive busy with short requests.
+ * A request is admitted under the mutex. The store checks its name, its range, its overlap with requests in flight,
+ * and for a put its room. So a refused request has changed nothing, except that a put of a whole tensor may drop the
+ * tensor if memory is out. Then the calling thread moves the bytes, or a mover does, a thread of the store that takes
+ * the oldest request of the queue. A mover runs one request at a time; several movers keep the drive busy with short
+ * requests.
  * Rejected: transfers that continue one another in completion callbacks, because bytes are copied and hashed there, in
  * whichever thread waits.
  *
@@ -19,6 +20,8 @@
 
 #include "base/thread.h"
 #include "offload/store/tensor_internal.h"
+
+#define RUNS_RESERVE(runs, n) lade_array_reserve((void **)&(runs)->items, &(runs)->capacity, n, sizeof(*(runs)->items))
 
 /* The parameters of a request, checked as far as possible without the store. */
 struct request_params {
@@ -77,8 +80,7 @@ static int runs_replace(struct lade_tensor_store *s, struct tensor *tensor, int 
 {
   store_runs *runs = &tensor->runs, old = {0};
   const int n = runs->n - (to - from) + fresh->n;
-  if (!lade_array_reserve((void **)&old.items, &old.capacity, to - from, sizeof(*old.items)) ||
-      !lade_array_reserve((void **)&runs->items, &runs->capacity, LADE_MAX(n, runs->n), sizeof(*runs->items))) {
+  if (!RUNS_RESERVE(&old, to - from) || !RUNS_RESERVE(runs, LADE_MAX(n, runs->n))) {
     LADE_ARRAY_FREE(&old);
     return -ENOMEM;
   }
@@ -92,9 +94,12 @@ static int runs_replace(struct lade_tensor_store *s, struct tensor *tensor, int 
   return 0;
 }
 
-/* Make the runs of a part of @tensor writable: fresh ones take the place of published ones. */
+/*
+ * Make the runs of a part of @tensor writable: fresh ones take the place of published ones. Reserve @ret_runs, which is
+ * empty, for the runs of the part. On failure the tensor's bytes are unchanged.
+ */
 static int room_unshare(struct lade_tensor_store *s, struct tensor *tensor, uint64_t offset, uint64_t bytes,
-                        struct lade_error *error)
+                        store_runs *ret_runs, struct lade_error *error)
 {
   const uint64_t rounded = lade_align_up(bytes, LADE_STORE_GRANULE_BYTES);
   store_runs fresh = {0};
@@ -102,18 +107,18 @@ static int room_unshare(struct lade_tensor_store *s, struct tensor *tensor, uint
   const int to = from < 0 ? from : store_room_split(&s->room, &tensor->runs, offset + rounded);
   if (to < 0)
     return memory_error(tensor->name, error);
-  if (!has_held(&tensor->runs, from, to))
-    return 0;
-  int code = store_room_take(&s->room, &fresh, rounded);
-  if (code == -EOVERFLOW)
-    code = full_error(s, tensor, rounded, store_runs_bytes(&s->room.free), error);
-  else if (!code) {
+  const bool is_held = has_held(&tensor->runs, from, to);
+  int code = is_held ? store_room_take(&s->room, &fresh, rounded) : 0;
+  if (!code && !RUNS_RESERVE(ret_runs, is_held ? fresh.n : to - from))
+    code = -ENOMEM;
+  if (!code && is_held)
     code = runs_replace(s, tensor, from, to, &fresh);
-    if (code)
-      store_room_give(&s->room, &fresh);
-  }
+  if (code)
+    store_room_give(&s->room, &fresh);
   LADE_ARRAY_FREE(&fresh);
-  return code == -ENOMEM ? memory_error(tensor->name, error) : code;
+  if (code == -EOVERFLOW)
+    return full_error(s, tensor, rounded, store_runs_bytes(&s->room.free), error);
+  return code ? memory_error(tensor->name, error) : 0;
 }
 
 /* ---- admission; mutex held ---- */
@@ -144,9 +149,9 @@ static bool is_busy(const struct tensor *tensor, const struct request_params *pa
   return tensor->is_lost;
 }
 
-/* Find or create the tensor of a put, with room for it. */
+/* Find or create the tensor of a put, with room for it. Of a part, reserve @ret_runs for its runs. */
 static int put_admit(struct lade_tensor_store *s, const struct request_params *params, struct tensor **ret_tensor,
-                     struct lade_error *error)
+                     store_runs *ret_runs, struct lade_error *error)
 {
   const bool is_whole = params->bytes == params->tensor_bytes;
   struct tensor *tensor = tensor_find(s, params->name);
@@ -158,7 +163,7 @@ static int put_admit(struct lade_tensor_store *s, const struct request_params *p
   if (is_new && !(tensor = tensor_make(s, params->name)))
     return memory_error(params->name, error);
   int code = is_new || is_whole ? room_resize(s, tensor, params->tensor_bytes, error)
-                                : room_unshare(s, tensor, params->offset, params->bytes, error);
+                                : room_unshare(s, tensor, params->offset, params->bytes, ret_runs, error);
   if (code) {
     if (!tensor->runs.n) /* a new tensor, or one whose old room was given back */
       tensor_remove(s, tensor);
@@ -214,19 +219,22 @@ static int runs_copy(const struct tensor *tensor, lade_tensor_ticket *request)
 }
 
 /*
- * Admit a request of @params and fill @request, which is zeroed. On failure nothing has begun. -ENOMEM also drops the
- * tensor of a put, whose former bytes may have lost their room.
+ * Admit a request of @params and fill @request, which is zeroed. On failure nothing has begun. -ENOMEM may also drop
+ * the tensor of a put that is new or whole, because its former bytes may have lost their room.
  */
 static int request_admit(struct lade_tensor_store *s, const struct request_params *params, lade_tensor_ticket *request,
                          struct lade_error *error)
 {
   struct tensor *tensor = NULL;
-  int code = params->op == LADE_TENSOR_PUT ? put_admit(s, params, &tensor, error)
+  store_runs runs = {0};
+  int code = params->op == LADE_TENSOR_PUT ? put_admit(s, params, &tensor, &runs, error)
                                            : get_admit(s, params, &tensor, error);
-  if (code)
+  if (code) {
+    LADE_ARRAY_FREE(&runs);
     return code;
+  }
   *request = (lade_tensor_ticket){.tensor = tensor, .op = params->op, .data = params->data, .offset = params->offset,
-                                  .bytes = params->bytes, .next_of_tensor = tensor->requests};
+                                  .bytes = params->bytes, .next_of_tensor = tensor->requests, .runs = runs};
   if (runs_copy(tensor, request)) {
     LADE_ARRAY_FREE(&request->runs);
     tensor->is_lost |= params->op == LADE_TENSOR_PUT;

@@ -2,10 +2,11 @@
 /*
  * Measured links between the ranks of a session.
  *
- * Recall. The first rank looks for the links that an earlier job of as many ranks on the same machine kept, and
- * broadcasts them. They price the program's collectives and sends, and decide between the two forms of a send: whole,
- * or scattered with a gather behind it (links.c), as `lade plan --cluster` does. Without kept links a send between
- * nodes is scattered, because a network is slower than a node's own links. The bits of both forms are equal.
+ * Recall. The first rank looks for the links that an earlier job of as many ranks on the same machine kept. By their
+ * prices it decides between the two forms of a send: whole, or scattered with a gather behind it (links.c), as
+ * `lade plan --cluster` does. It broadcasts links and decision, because all ranks must send in one form. The links also
+ * price the program's collectives and sends. Without kept links a send between nodes is scattered, because a network is
+ * slower than a node's own links. The bits of both forms are equal.
  *
  * Measurement. A job that took at least LINKS_AFTER_NS, and has no kept links, measures them after its last step and
  * its summary. So short jobs neither start nor end later. Arena and executor are released first; the buffers to measure
@@ -55,7 +56,10 @@ int session_links_take(lade_session *s, struct lade_error *error)
 {
   const lade_session *template_session = s->params.template_session;
   const struct lade_mesh *mesh = &s->group.layout.mesh;
-  struct lade_cluster cluster = {0};
+  struct {
+    struct lade_cluster cluster;
+    bool is_scattered;
+  } recalled = {0};
   if (template_session) {
     s->links = template_session->links;
     s->has_links = template_session->has_links;
@@ -64,14 +68,15 @@ int session_links_take(lade_session *s, struct lade_error *error)
   }
   if (mesh->world == 1)
     return 0;
-  if (lade_rank_group_is_first(&s->group) || !s->group.world)
-    links_recall(s, &cluster);
-  int status = lade_rank_group_broadcast(&s->group, 0, &cluster, sizeof(cluster), error);
-  if (status || !cluster.n_levels)
+  const bool recalls = lade_rank_group_is_first(&s->group) || !s->group.world;
+  if (recalls && links_recall(s, &recalled.cluster))
+    recalled.is_scattered = sends_scattered(s, &recalled.cluster);
+  int status = lade_rank_group_broadcast(&s->group, 0, &recalled, sizeof(recalled), error);
+  if (status || !recalled.cluster.n_levels)
     return status;
-  lade_cluster_links_make(&cluster, mesh, &s->links);
+  lade_cluster_links_make(&recalled.cluster, mesh, &s->links);
   s->has_links = true;
-  s->is_scattered = sends_scattered(s, &cluster);
+  s->is_scattered = recalled.is_scattered;
   return 0;
 }
 

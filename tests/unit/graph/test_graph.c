@@ -252,6 +252,34 @@ static int op_find(const struct lade_model_graph *graph, enum lade_op_kind kind,
   return -1;
 }
 
+/* With more stages than layers the last stage has the head alone: no first keys are given to it. */
+static void stages_without_layers_take_no_first_keys(void **state)
+{
+  static const struct {
+    int pp, pp_rank;
+    bool has_layers;
+  } cases[] = {{2, 0, true}, {2, 1, true}, {3, 0, true}, {3, 1, true}, {3, 2, false}};
+  struct lade_model model = preset_get("nano");
+  struct lade_error error = {0};
+  model.layers = 2;
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct lade_kernels kernels;
+    lade_kernels_init(&kernels, &(struct lade_cpu){0});
+    const struct lade_model_graph_params params = {
+        .struct_size = sizeof(params), .model = &model, .dtype = LADE_F32, .batch = 2, .seq_len = 8,
+        .kernels = &kernels, .n_threads = 1, .has_documents = true,
+        .share = {.pp = cases[i].pp, .pp_rank = cases[i].pp_rank}};
+    struct lade_model_graph *graph;
+    assert_int_equal(lade_model_graph_create(&params, &error, &graph), 0);
+    int n_attends = 0;
+    for (int op = 0; op < graph->n_fwd_ops; op++)
+      n_attends += graph->ops[op].kind == LADE_OP_ATTENTION;
+    assert_int_equal(n_attends > 0, cases[i].has_layers);
+    assert_int_equal(graph->first_keys >= 0, cases[i].has_layers);
+    lade_model_graph_destroy(graph);
+  }
+}
+
 static void without_dropout_the_branch_shares_the_residual_gradient(void **state)
 {
   struct lade_model model = preset_get("nano");
@@ -477,6 +505,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(shares_are_in_ssa_form_too),
       cmocka_unit_test(graphs_are_in_ssa_form_with_every_gradient_written),
+      cmocka_unit_test(stages_without_layers_take_no_first_keys),
       cmocka_unit_test(without_dropout_the_branch_shares_the_residual_gradient),
       cmocka_unit_test(the_op_that_makes_dy_makes_the_gradient_of_its_bias),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),

@@ -364,6 +364,35 @@ static void a_store_without_memory_is_not_damaged(void **state)
   lade_tensor_store_close(store);
 }
 
+/* Memory that runs out while a part of a published tensor is admitted is -ENOMEM, and all old bytes stay. */
+static void a_part_without_memory_leaves_its_tensor(void **state)
+{
+  static unsigned char data[BYTES_MOST];
+  struct model m = {.bytes = {BYTES_MOST}};
+  struct lade_error error = {0};
+  const struct lade_tensor_request request = {.struct_size = sizeof(request), .name = "t00", .data = data,
+                                              .offset = GRANULE, .bytes = 2 * GRANULE, .tensor_bytes = BYTES_MOST};
+  lade_tensor_ticket *ticket = NULL;
+  lade_tensor_store *store = store_open(BUDGET);
+  granules_fill(&m, 0, 0, BYTES_MOST, 1, data);
+  assert_int_equal(lade_tensor_store_put(store, "t00", data, BYTES_MOST, &error), 0);
+  publish(store);
+  int status = -ENOMEM, n = 0;
+  while (status) {
+    allocations_left = ++n;
+    status = lade_tensor_store_submit(store, &request, &error, &ticket);
+    allocations_left = -1;
+    if (!status)
+      break;
+    assert_int_equal(status, -ENOMEM);
+    model_check(store, &m);
+  }
+  assert_true(n > 3); /* the ticket, the list of fresh runs, the runs of the request */
+  status = lade_tensor_store_wait(store, ticket, &error);
+  assert_true(!status || status == -ENOMEM); /* a thread of the store may have met the failing allocation */
+  lade_tensor_store_close(store);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -375,6 +404,8 @@ int main(void)
       cmocka_unit_test_setup_teardown(children_leave_the_store_alone, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_removed_file_fails_the_publish, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_store_without_memory_is_not_damaged, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_part_without_memory_leaves_its_tensor, scratch_setup_in_memory,
+                                      scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
