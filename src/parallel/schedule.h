@@ -71,18 +71,42 @@ int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage);
 /* Return the microbatches after which @stage computes weights; 0 if they are no slots of their own. */
 int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage);
 
+#define LADE_SCHEDULE_AHEAD_MOST 3
+
 /*
- * Return the number of inputs that a stage receives ahead. While it computes a slot and sends its result, it is ready
- * for the inputs of that many next slots. With fewer, stages that each send before they receive would wait for one
- * another in a cycle. Under ZBH2, whose stages send far ahead, they would wait without need. With this number they do
- * not, for any memory that the transfers use.
+ * Return the number of inputs that a stage holds at most: those received whose slots have not ended. With fewer, stages
+ * that each send before they receive would wait for one another in a cycle. Under ZBH2, whose stages send far ahead,
+ * they would wait without need.
  */
 static inline int lade_schedule_n_ahead(const struct lade_pipeline *pipeline)
 {
   if (pipeline->schedule == LADE_SCHEDULE_ZBH2)
-    return 3;
+    return LADE_SCHEDULE_AHEAD_MOST;
   return pipeline->schedule == LADE_SCHEDULE_INTERLEAVED ? 2 : 1;
 }
+
+/* ---- slots and transfers as one list (schedule_phases.c) ---- */
+
+enum lade_phase { LADE_PHASE_RECV, LADE_PHASE_COMPUTE, LADE_PHASE_SEND };
+
+/* Receive the input of a slot, compute the slot, or send its result. */
+struct lade_slot_phase {
+  int32_t slot;  /* of lade_schedule_order */
+  uint8_t phase; /* enum lade_phase */
+};
+
+/* True if @slot of @stage has an input of another stage, or a result for one. */
+bool lade_slot_has_input(const struct lade_pipeline *pipeline, int stage, const struct lade_slot *slot);
+bool lade_slot_has_output(const struct lade_pipeline *pipeline, int stage, const struct lade_slot *slot);
+
+/*
+ * Make the list of @stage: its slots in order, each transfer with a place among them. The lists of all stages agree on
+ * one order of all slots and transfers. So stages that run their lists one entry after another, and meet at transfers,
+ * never wait for one another in a circle. A send follows its slot before the next slot. At most lade_schedule_n_ahead
+ * inputs are held. The caller frees *ret_phases. -ENOMEM.
+ */
+int lade_schedule_phases(const struct lade_pipeline *pipeline, int stage, struct lade_slot_phase **ret_phases,
+                         int *ret_n);
 
 /* ---- time (schedule_time.c) ---- */
 

@@ -88,6 +88,7 @@ struct plan_step {
   int16_t microbatch;
   bool is_recompute;
   bool is_backward; /* belongs to the backward half of its microbatch; recomputed ops do */
+  int32_t reserved_pos; /* RECV: the step before which memory for it is reserved, at most its own; others: its own */
 };
 
 /* Make the order of ops of a step. -ENOMEM. Free *ret_steps with free. */
@@ -104,6 +105,7 @@ int32_t *plan_update_ends(const struct lade_build_params *params, const struct p
 struct live_range {
   int32_t value;               /* tensor + microbatch * n_tensors */
   int32_t first_pos, last_pos; /* steps that use it first and last; n_steps: updates after all steps do */
+  int32_t held_pos;            /* memory is held from this step on: before first_pos for a value that is received */
   int32_t fetch_slot;          /* copied in before this step; -1: made by the step at first_pos */
   int32_t leave_slot;          /* copied out before this step (n_steps: after the last); -1: not copied out */
   uint8_t source, target;      /* enum lade_space of the copies; source may be PLAN_GATHERED */

@@ -4,7 +4,7 @@
  *
  * The uses of a value, in list order, are cut into live ranges. A new range begins where the value is made (again), and
  * behind each gap in which the residency moves or drops it. Then the copies of each range get a slot, a position
- * between two steps.
+ * between two steps. A received value holds its memory from the step that sequence.c names, before its receive.
  *
  * Without prefetch, a copy out stands right after the last use and a copy in right before the first. With prefetch,
  * slots follow a timeline of the compute queue alone. Copies out are laid one after another on their link, each from
@@ -198,10 +198,12 @@ static bool value_cut(struct cutter *c, int value)
     if (is_made_anew(c, tensor, uses, i)) {
       if (now.first_pos >= 0 && !range_push(c, &now))
         return false;
-      now = (struct live_range){value, uses[i].pos, uses[i].pos, -1, -1, LADE_DEVICE, LADE_DEVICE};
+      const int32_t held_pos = c->steps[uses[i].pos].reserved_pos;
+      now = (struct live_range){value, uses[i].pos, uses[i].pos, held_pos, -1, -1, LADE_DEVICE, LADE_DEVICE};
       copy = LADE_DEVICE;
     } else if (now.first_pos < 0) {
-      now = (struct live_range){value, uses[i].pos, uses[i].pos, uses[i].pos, -1, (uint8_t)copy, LADE_DEVICE};
+      now = (struct live_range){value, uses[i].pos, uses[i].pos, uses[i].pos, uses[i].pos, -1, (uint8_t)copy,
+                                LADE_DEVICE};
     }
     if (is_grad)
       copy = LADE_DEVICE; /* copies in other spaces are out of date */
@@ -351,7 +353,7 @@ static int live_count(struct cutter *c)
     const struct live_range *it = &c->ranges.items[i];
     bool is_taken = it->leave_slot < 0 && it->last_pos < c->n_steps && it->last_pos > it->first_pos &&
                     is_taken_over(c, it->value, it->last_pos);
-    change[it->first_pos] += value_bytes(c, it->value);
+    change[it->held_pos] += value_bytes(c, it->value);
     change[it->last_pos + (is_taken ? 0 : 1)] -= value_bytes(c, it->value);
   }
   rounded_count(c, change);

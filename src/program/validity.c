@@ -15,6 +15,8 @@ static bool range_is_valid(const struct live_range *range, int n_steps)
 {
   if (range->first_pos < 0 || range->last_pos < range->first_pos || range->last_pos > n_steps)
     return false;
+  if (range->held_pos < 0 || range->held_pos > range->first_pos)
+    return false;
   if (range->source > PLAN_GATHERED || range->target >= LADE_N_SPACES)
     return false;
   if ((range->fetch_slot >= 0) != (range->source != LADE_DEVICE) ||
@@ -27,7 +29,7 @@ static bool range_is_valid(const struct live_range *range, int n_steps)
 /* True if @next begins, with its copy in, behind the end of @range, and behind its copy out. */
 static bool ranges_follow(const struct live_range *range, const struct live_range *next)
 {
-  const int32_t begin = next->fetch_slot >= 0 ? next->fetch_slot : next->first_pos;
+  const int32_t begin = next->fetch_slot >= 0 ? next->fetch_slot : next->held_pos;
   return next->first_pos > range->last_pos && begin > range->last_pos && begin >= range->leave_slot;
 }
 

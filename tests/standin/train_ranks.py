@@ -4,7 +4,8 @@
 ranks: shards, parts of layers and stages have the losses of one rank on a host, and the same bits at any budget; NCCL's
 errors are reported, and all its memory is taken before a budget is made. Stages on two nodes send in parts.
 layouts: the same in more layouts of four ranks; every schedule of a pipeline.
-Streams share the driver's hardware channels, of which the command asks for as many as there can be.
+Streams share the driver's hardware channels, of which the command asks for as many as there can be. Each schedule also
+runs with one channel for all streams of a process, in which the fake runs work in the order of submission.
 dtypes: some of them with BF16 and FP16, of both families.
 seats: each rank has a GPU, or a slice of one, of its own, however GPUs are made visible; one line if it cannot have
 one.
@@ -74,7 +75,6 @@ MORE = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 2", "--dp 4 --zero 3", "--dp
         "--tp 2 --dp 2 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --sequence-parallel --pp 2",
         "--pp 2 --dp 2", "--pp 2 --dp 2 --zero 1", "--pp 2 --dp 2 --zero 2", "--pp 2 --dp 2 --zero 3",
         "--pp 2 --dp 2 --schedule gpipe", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
-# Every schedule ends with the fewest hardware channels that are not refused.
 SCHEDULES = ["1f1b", "gpipe", "zbh1", "zbh2", "interleaved --virtual-stages 2"]
 LLAMA = ["--model", "./llama.json", "--dtype", "fp32"]
 # Models, dtypes, and the largest relative distance of a loss from one host rank's, as in train.py.
@@ -117,6 +117,22 @@ def nodes_verify(schedule):
             f"{schedule} is not sent in parts", (near["comm_bytes"], apart["comm_bytes"]))
 
 
+def channel_verify(schedules, parts):
+    """Stages whose streams share one hardware channel end under each schedule, with the bits that many channels give to
+    1f1b, and say once that they share it.
+    """
+    lines = [command(4 if parts else 2, *GPUS, "--pp", "2", *parts, "--schedule", *schedule.split(), model=LLAMA)
+             for schedule in schedules]
+    many = summary(lines[0])
+    for line in lines:
+        os.remove("log")
+        code, out, err = jobs.run(line, dict(ENVIRONMENT, CUDA_DEVICE_MAX_CONNECTIONS="1"))
+        require(code == 0 and err.count("gives streams 1 hardware channels") == 1, f"{line} with one channel: {code}",
+                err)
+        require(json.loads(out)["params_digest"] == many["params_digest"] and losses("log") == many["losses"],
+                f"one channel changes bits of {line}", out)
+
+
 if sys.argv[5] == "dtypes":
     for model, bound in DTYPES:
         alone = summary(command(0, "--device", "host", model=model))
@@ -131,15 +147,12 @@ if sys.argv[5] != "seats":
         layout_verify(layout, alone)
     for schedule in SCHEDULES if sys.argv[5] == "layouts" else ["interleaved --virtual-stages 2"]:
         nodes_verify(schedule)
-    for schedule in SCHEDULES if sys.argv[5] == "layouts" else []:
-        line = command(2, *GPUS, "--pp", "2", "--schedule", *schedule.split(), model=LLAMA)
-        require(len(summary(line, dict(ENVIRONMENT, CUDA_DEVICE_MAX_CONNECTIONS="16"))["losses"]) == 2,
-                f"{schedule} ends early", line)
+    if sys.argv[5] == "layouts":
+        channel_verify(SCHEDULES, [])
+    channel_verify(SCHEDULES if sys.argv[5] == "layouts" else ["1f1b"], ["--tp", "2"])
     refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
             LADE_FAKE_NCCL="fail=ncclAllReduce,nth=4,rank=1")
     refused(5, "unhandled cuda error", command(2, *GPUS, "--dp", "2"), LADE_FAKE_NCCL="connect=1048576,rank=1")
-    refused(2, "CUDA_DEVICE_MAX_CONNECTIONS gives streams 1 hardware channels", command(2, *GPUS, "--pp", "2"),
-            CUDA_DEVICE_MAX_CONNECTIONS="1")
     train = " ".join([LADE, "train", *SHORT, *MODEL, *GPUS, "--dp", "2"])
     refused(2, "other matrix products (another library or GPU, another LADE_MATMUL, or another file of "
             "LADE_MATMUL_CHOICES)", [LADE, "launch", "-n", "2", "--", "sh", "-c",

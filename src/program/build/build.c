@@ -344,6 +344,7 @@ static int builder_init(struct builder *b)
   const struct lade_model_graph *graph = b->graph;
   size_t n_values = (size_t)b->live->n_values, n_params = (size_t)LADE_MAX(graph->n_params, 1);
   b->on_device = malloc(((size_t)b->live->n_ranges + 1) * sizeof(*b->on_device));
+  b->step_instrs = malloc(((size_t)b->n_steps + 1) * sizeof(*b->step_instrs));
   b->now = malloc(n_values * sizeof(*b->now));
   b->elsewhere = malloc(n_values * sizeof(*b->elsewhere));
   b->part_buffers = calloc(n_params * LADE_N_PARTS, sizeof(*b->part_buffers));
@@ -356,9 +357,9 @@ static int builder_init(struct builder *b)
   b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
   b->is_norm_due = calloc(n_params, sizeof(*b->is_norm_due));
   b->is_rounded = calloc(n_params, sizeof(*b->is_rounded));
-  if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials || !b->n_adds ||
-      !b->block_versions || !b->block_buffers || !b->away || !b->due || !b->grad_versions || !b->is_norm_due ||
-      !b->is_rounded)
+  if (!b->on_device || !b->step_instrs || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials ||
+      !b->n_adds || !b->block_versions || !b->block_buffers || !b->away || !b->due || !b->grad_versions ||
+      !b->is_norm_due || !b->is_rounded)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->live->n_ranges * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
@@ -382,6 +383,7 @@ static int builder_init(struct builder *b)
 static void builder_finish(struct builder *b)
 {
   free(b->on_device);
+  free(b->step_instrs);
   free(b->now);
   free(b->elsewhere);
   free(b->part_buffers);
@@ -434,8 +436,10 @@ static void program_emit(struct builder *b)
     const struct backward_update *update = b->backward_updates;
     for (; update && next_update < graph->n_params && update[next_update].slot == slot; next_update++)
       backward_update_emit(b, update[next_update].param);
-    if (slot < b->n_steps)
+    if (slot < b->n_steps) {
+      b->step_instrs[slot] = b->instrs.n;
       step_emit(b, slot);
+    }
   }
   if (b->params->is_training && !b->status)
     end_emit(b);
@@ -453,6 +457,16 @@ static void groups_hold(struct builder *b)
       buffer->first = LADE_MIN(buffer->first, at);
       buffer->last = LADE_MAX(buffer->last, end - 1);
     }
+  }
+}
+
+/* Begin the lifetimes of received values where their memory is reserved. */
+static void receives_hold(struct builder *b)
+{
+  for (int i = 0; i < b->live->n_ranges; i++) {
+    const struct live_range *it = &b->live->ranges[i];
+    if (it->held_pos < it->first_pos)
+      b->buffers.items[b->on_device[i]].first = b->step_instrs[it->held_pos];
   }
 }
 
@@ -483,6 +497,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
     program_emit(&b);
   if (!b.status) {
     groups_hold(&b);
+    receives_hold(&b);
     lifetimes_close(&b);
   }
   *program = (struct lade_program){

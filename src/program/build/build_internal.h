@@ -67,6 +67,7 @@ struct builder {
   LADE_ARRAY(struct transfer) transfers;
   struct backward_update *backward_updates; /* parameters in the order of their updates; NULL: after all steps */
   int32_t *on_device;    /* by live range: its buffer */
+  int32_t *step_instrs;  /* by step: its first instruction */
   int32_t *now;          /* by value: its current live range */
   int32_t *elsewhere;    /* by value: buffer of its copy in its home tier or another, -1 */
   int32_t *part_buffers; /* by parameter and part: buffer in its home tier, -1 */

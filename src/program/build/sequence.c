@@ -12,8 +12,9 @@
  * Values recomputed for the first part stay for the second, so each microbatch between the two parts has its own record
  * of the present values.
  *
- * The schedule places the stage boundaries. After the ops of a slot come first the inputs of the next slots, as many as
- * the schedule takes ahead, then the slot's sends.
+ * The schedule places the stage boundaries between slots, in one order for all stages (schedule_phases.c). A receive
+ * may begin before its place in the list, because its queue runs ahead. So its memory is reserved as soon as the stage
+ * has room for one more input: behind the ops of a slot, as many as the schedule takes ahead.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -34,9 +35,12 @@ struct sequencer {
   struct lade_pipeline pipeline;
   struct chunk_ops *chunks;
   struct lade_slot *slots;
+  int32_t *reserved; /* by slot: the step before which memory for its input is reserved */
   int n_slots;
-  int next_input; /* slots before this one have their inputs, or need none */
-  int n_ahead;    /* inputs taken for slots that are still to come */
+  int next_input; /* slots before this one have memory for their inputs, or need none */
+  int n_held;     /* inputs with memory whose slots have not ended */
+  struct lade_slot_phase *phases;
+  int n_phases;
   int n_records;  /* microbatches between the parts of their backward half; 1 if it has one part */
   bool *records;  /* by record and tensor */
   bool *is_there; /* the record of the current slot: by tensor, made and not dropped */
@@ -52,7 +56,8 @@ static bool step_push(struct sequencer *s, int op, int microbatch, bool is_recom
   struct plan_step step = {.op = op,
                            .microbatch = (int16_t)microbatch,
                            .is_recompute = is_recompute,
-                           .is_backward = is_recompute || what->is_backward};
+                           .is_backward = is_recompute || what->is_backward,
+                           .reserved_pos = s->steps.n};
   for (int i = 0; i < what->n_out; i++) {
     if (what->out[i] >= 0)
       s->is_there[what->out[i]] = true;
@@ -174,32 +179,38 @@ static int boundary_find(const struct sequencer *s, const struct lade_slot *slot
   return s->graph->ops[op].kind == kind ? op : -1;
 }
 
-static bool boundary_emit(struct sequencer *s, const struct lade_slot *slot, enum lade_op_kind kind)
-{
-  int op = boundary_find(s, slot, kind);
-  return op < 0 || step_push(s, op, slot->microbatch, false);
-}
-
-/* Emit the inputs that the schedule takes ahead. */
-static bool inputs_emit(struct sequencer *s)
-{
-  bool is_ok = true;
-  for (; is_ok && s->next_input < s->n_slots && s->n_ahead < lade_schedule_n_ahead(&s->pipeline); s->next_input++) {
-    const struct lade_slot *slot = &s->slots[s->next_input];
-    s->n_ahead += boundary_find(s, slot, LADE_OP_RECV) >= 0;
-    is_ok = boundary_emit(s, slot, LADE_OP_RECV);
-  }
-  return is_ok;
-}
-
-static bool slot_emit(struct sequencer *s, int at)
+static bool boundary_emit(struct sequencer *s, int at, enum lade_op_kind kind)
 {
   const struct lade_slot *slot = &s->slots[at];
+  int op = boundary_find(s, slot, kind);
+  LADE_ASSERT(op >= 0);
+  if (!step_push(s, op, slot->microbatch, false))
+    return false;
+  if (kind == LADE_OP_RECV)
+    s->steps.items[s->steps.n - 1].reserved_pos = s->reserved[at];
+  return true;
+}
+
+/* Reserve memory for the inputs that the stage has room for. */
+static void inputs_reserve(struct sequencer *s)
+{
+  for (; s->next_input < s->n_slots && s->n_held < lade_schedule_n_ahead(&s->pipeline); s->next_input++) {
+    s->reserved[s->next_input] = s->steps.n;
+    s->n_held += boundary_find(s, &s->slots[s->next_input], LADE_OP_RECV) >= 0;
+  }
+}
+
+static bool phase_emit(struct sequencer *s, const struct lade_slot_phase *phase)
+{
+  const struct lade_slot *slot = &s->slots[phase->slot];
+  if (phase->phase != LADE_PHASE_COMPUTE)
+    return boundary_emit(s, phase->slot, phase->phase == LADE_PHASE_RECV ? LADE_OP_RECV : LADE_OP_SEND);
   record_open(s, slot->microbatch);
   if (!(slot->half == LADE_HALF_FORWARD ? forward_emit(s, slot) : backward_emit(s, slot)))
     return false;
-  s->n_ahead -= boundary_find(s, slot, LADE_OP_RECV) >= 0;
-  return inputs_emit(s) && boundary_emit(s, slot, LADE_OP_SEND);
+  s->n_held -= boundary_find(s, slot, LADE_OP_RECV) >= 0;
+  inputs_reserve(s);
+  return true;
 }
 
 /* ---- whole sequence ---- */
@@ -222,31 +233,35 @@ static bool sequencer_init(struct sequencer *s, const struct lade_build_params *
   size_t n_tensors = (size_t)s->graph->n_tensors;
   s->pipeline = lade_pipeline_get(params->layout, params->n_microbatches, params->is_training);
   LADE_ASSERT(s->pipeline.n_stages == s->graph->share.pp && s->pipeline.n_chunks == s->graph->share.n_chunks);
-  s->n_slots = lade_schedule_length(&s->pipeline);
   s->n_records = lade_schedule_is_split(&s->pipeline) ? 2 * s->pipeline.n_stages : 1; /* the longest lag is ZBH2's */
   s->chunks = calloc((size_t)s->pipeline.n_chunks, sizeof(*s->chunks));
+  s->n_slots = lade_schedule_length(&s->pipeline);
   s->slots = calloc((size_t)s->n_slots, sizeof(*s->slots));
+  s->reserved = calloc((size_t)s->n_slots, sizeof(*s->reserved));
   s->records = calloc((size_t)s->n_records * n_tensors, sizeof(*s->records));
   s->dropped = calloc(n_tensors, sizeof(*s->dropped));
   s->stack = calloc((size_t)s->graph->n_ops + 1, sizeof(*s->stack));
-  if (!s->chunks || !s->slots || !s->records || !s->dropped || !s->stack)
+  if (!s->chunks || !s->slots || !s->reserved || !s->records || !s->dropped || !s->stack)
     return false;
   chunks_find(s);
   lade_schedule_order(&s->pipeline, s->graph->share.pp_rank, s->slots);
   dropped_collect(s);
   record_open(s, 0);
-  return true;
+  inputs_reserve(s);
+  return !lade_schedule_phases(&s->pipeline, s->graph->share.pp_rank, &s->phases, &s->n_phases);
 }
 
 int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps)
 {
   struct sequencer s = {.params = params, .graph = params->graph, .residency = params->residency};
-  bool is_ok = sequencer_init(&s, params) && inputs_emit(&s);
-  for (int at = 0; is_ok && at < s.n_slots; at++)
-    is_ok = slot_emit(&s, at);
+  bool is_ok = sequencer_init(&s, params);
+  for (int at = 0; is_ok && at < s.n_phases; at++)
+    is_ok = phase_emit(&s, &s.phases[at]);
   free(s.stack);
   free(s.dropped);
   free(s.records);
+  free(s.phases);
+  free(s.reserved);
   free(s.slots);
   free(s.chunks);
   if (!is_ok) {

@@ -23,26 +23,23 @@
 #define STAGE_CHANNELS 16 /* streams of a stage: compute, copies, and two for each axis */
 
 /*
- * Refuse stages on a device whose streams share hardware channels. A stage's receive waits for the stage before it, and
- * the computation waits for the receive. A send behind that wait in one channel would never reach the stage that the
- * receive waits for.
+ * Say that stages share hardware channels. Their lists agree on one order of all transfers and slots
+ * (parallel/layout/schedule_phases.c), so one channel suffices. In it a receive that waits holds back the work behind.
  */
-static int channels_check(const lade_session *s, struct lade_error *error)
+static void channels_note(lade_session *s)
 {
   const int n = lade_cuda_n_channels();
-  if (s->group.layout.mesh.axes[LADE_AXIS_PP].size == 1 || n >= STAGE_CHANNELS)
-    return 0;
-  return lade_error_set(error, -EINVAL, "%s gives streams %d hardware channels, and stages of a pipeline need %d: set "
-                        "it to %d before the process starts CUDA", LADE_CUDA_CHANNELS_VARIABLE, n, STAGE_CHANNELS,
-                        LADE_CUDA_CHANNELS_MOST);
+  if (s->group.world && s->group.layout.mesh.axes[LADE_AXIS_PP].size > 1 && n < STAGE_CHANNELS)
+    session_notice(s, "%s gives streams %d hardware channels: a receive that waits holds back other work of its stage; "
+                   "set it to %d before the process starts CUDA", LADE_CUDA_CHANNELS_VARIABLE, n,
+                   LADE_CUDA_CHANNELS_MOST);
 }
 
 /* Find the ordinal of the GPU that this rank takes; collective. */
 static int gpu_find(lade_session *s, int *ret_ordinal, struct lade_error *error)
 {
-  int status = s->group.world ? channels_check(s, error) : 0;
-  status = lade_rank_group_vote(&s->group, status, error);
-  return status ? status : lade_rank_group_find_gpu(&s->group, s->params.gpu, s->params.faults, error, ret_ordinal);
+  channels_note(s);
+  return lade_rank_group_find_gpu(&s->group, s->params.gpu, s->params.faults, error, ret_ordinal);
 }
 
 /* Open the device of @ordinal and its kernels. */

@@ -2,7 +2,7 @@
 /*
  * Schedules, checked by code that is independent of their construction. Every half of every microbatch runs once and in
  * order. No stage has more microbatches in flight than stated. Stages that exchange across stage boundaries, each as
- * one thread, never wait for one another in a circle. The bubble is that of the papers.
+ * one thread or as one list, never wait for one another in a circle. The bubble is that of the papers.
  */
 #include <errno.h>
 #include <math.h>
@@ -205,6 +205,127 @@ static void every_half_happens_once_and_no_circle_of_stages_waits(void **state)
   pipelines_walk(order_verify);
 }
 
+/* ---- lists ---- */
+
+/* A stage's list, and the entry that runs next. */
+struct list {
+  struct lade_slot *slots;
+  struct lade_slot_phase *phases;
+  int n, at;
+};
+
+static struct message list_message(const struct lade_pipeline *pipeline, const struct list *list, int stage)
+{
+  if (list->at == list->n || list->phases[list->at].phase == LADE_PHASE_COMPUTE)
+    return no_message;
+  const struct lade_slot *slot = &list->slots[list->phases[list->at].slot];
+  int to = piece_of(pipeline, stage, slot);
+  if (list->phases[list->at].phase == LADE_PHASE_SEND)
+    to += slot->half == LADE_HALF_FORWARD ? 1 : -1;
+  return (struct message){to, slot->microbatch, slot->half};
+}
+
+/*
+ * Check a list alone: slots come in order, each behind its input and before its result, which precedes the next slot;
+ * an input is held from its arrival to the end of its slot.
+ */
+static void list_verify(const struct lade_pipeline *pipeline, const struct list *list, int stage)
+{
+  const int n_slots = lade_schedule_length(pipeline);
+  bool *has_input = calloc((size_t)n_slots, sizeof(*has_input));
+  int computed = -1, sent = -1, held = 0;
+  assert_non_null(has_input);
+  for (int i = 0; i < list->n; i++) {
+    const int at = list->phases[i].slot;
+    const struct lade_slot *slot = &list->slots[at];
+    if (list->phases[i].phase == LADE_PHASE_RECV) {
+      assert_true(at > computed && !has_input[at] && lade_slot_has_input(pipeline, stage, slot));
+      held -= computed >= 0 && has_input[computed]; /* its slot has ended */
+      if (computed >= 0)
+        has_input[computed] = false;
+      has_input[at] = true;
+      assert_true(++held <= lade_schedule_n_ahead(pipeline));
+    } else if (list->phases[i].phase == LADE_PHASE_SEND) {
+      assert_true(at == computed && sent < at && lade_slot_has_output(pipeline, stage, slot));
+      sent = at;
+    } else {
+      assert_true(computed < 0 || sent == computed || !lade_slot_has_output(pipeline, stage, &list->slots[computed]));
+      held -= computed >= 0 && has_input[computed];
+      assert_true(at == ++computed && has_input[at] == lade_slot_has_input(pipeline, stage, slot));
+    }
+  }
+  assert_int_equal(computed, n_slots - 1);
+  assert_true(sent == computed || !lade_slot_has_output(pipeline, stage, &list->slots[computed]));
+  free(has_input);
+}
+
+/*
+ * Run lists as one hardware channel would: an entry begins when the one before it has ended. A transfer is a meeting of
+ * both sides.
+ */
+static void one_channel_verify(const struct lade_pipeline *pipeline, struct list *lists)
+{
+  int n_ended = 0;
+  for (bool is_moving = true; is_moving;) {
+    is_moving = false;
+    n_ended = 0;
+    for (int stage = 0; stage < pipeline->n_stages; stage++) {
+      struct list *list = &lists[stage];
+      for (; list->at < list->n && list->phases[list->at].phase == LADE_PHASE_COMPUTE; list->at++)
+        is_moving = true;
+      n_ended += list->at == list->n;
+      if (list->at == list->n || list->phases[list->at].phase == LADE_PHASE_RECV)
+        continue;
+      const struct message out = list_message(pipeline, list, stage);
+      const int to = out.piece % pipeline->n_stages;
+      const bool is_taken = lists[to].at < lists[to].n && lists[to].phases[lists[to].at].phase == LADE_PHASE_RECV &&
+                            message_is_equal(list_message(pipeline, &lists[to], to), out);
+      list->at += is_taken;
+      lists[to].at += is_taken;
+      is_moving |= is_taken;
+    }
+  }
+  if (n_ended < pipeline->n_stages)
+    print_error("schedule %d, %d stages, %d chunks, %d microbatches: lists wait for ever in one channel\n",
+                (int)pipeline->schedule, pipeline->n_stages, pipeline->n_chunks, pipeline->n_microbatches);
+  assert_int_equal(n_ended, pipeline->n_stages);
+}
+
+static void lists_verify(const struct lade_pipeline *pipeline)
+{
+  for (int is_training = 0; is_training < 2; is_training++) {
+    struct lade_pipeline one = *pipeline;
+    one.is_training = is_training;
+    struct list *lists = calloc((size_t)one.n_stages, sizeof(*lists));
+    assert_non_null(lists);
+    for (int stage = 0; stage < one.n_stages; stage++) {
+      lists[stage].slots = calloc((size_t)lade_schedule_length(&one), sizeof(*lists[stage].slots));
+      assert_non_null(lists[stage].slots);
+      lade_schedule_order(&one, stage, lists[stage].slots);
+      assert_int_equal(lade_schedule_phases(&one, stage, &lists[stage].phases, &lists[stage].n), 0);
+      list_verify(&one, &lists[stage], stage);
+    }
+    one_channel_verify(&one, lists);
+    for (int stage = 0; stage < one.n_stages; stage++) {
+      free(lists[stage].slots);
+      free(lists[stage].phases);
+    }
+    free(lists);
+  }
+}
+
+static void one_channel_suffices_for_every_schedule(void **state)
+{
+  static const struct lade_pipeline large[] = {
+      {LADE_SCHEDULE_GPIPE, 16, 1, 64, true}, {LADE_SCHEDULE_1F1B, 32, 1, 128, true},
+      {LADE_SCHEDULE_ZBH1, 16, 1, 97, true}, {LADE_SCHEDULE_ZBH2, 24, 1, 128, true},
+      {LADE_SCHEDULE_INTERLEAVED, 16, 6, 64, true},
+  };
+  pipelines_walk(lists_verify);
+  for (size_t i = 0; i < LADE_COUNT(large); i++)
+    lists_verify(&large[i]);
+}
+
 static void holding_verify(const struct lade_pipeline *pipeline)
 {
   int p = pipeline->n_stages, m = pipeline->n_microbatches, v = pipeline->n_chunks;
@@ -395,6 +516,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_half_happens_once_and_no_circle_of_stages_waits),
+      cmocka_unit_test(one_channel_suffices_for_every_schedule),
       cmocka_unit_test(stages_hold_as_many_microbatches_as_the_papers_say),
       cmocka_unit_test(bubbles_are_the_closed_forms),
       cmocka_unit_test(idle_rates_are_those_of_the_zero_bubble_paper_to_four_digits),

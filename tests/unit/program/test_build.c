@@ -467,6 +467,8 @@ static void broken_live_ranges_are_seen_by_the_recount(void **state)
   IS_SEEN(LIVE_IS_VALID, first[2], 1);
   IS_SEEN(LIVE_IS_VALID, r[0].value, 1);
   IS_SEEN(LIVE_IS_VALID, r[0].first_pos, -1);
+  IS_SEEN(LIVE_IS_VALID, r[0].held_pos, 2);  /* behind its first step */
+  IS_SEEN(LIVE_IS_VALID, r[0].held_pos, -1);
   IS_SEEN(LIVE_IS_VALID, r[0].last_pos, 0);
   IS_SEEN(LIVE_IS_VALID, r[0].leave_slot, 2);  /* while a step uses it */
   IS_SEEN(LIVE_IS_VALID, r[0].leave_slot, 6);  /* behind the copy in of the same value */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Programs of all stages together. Under every schedule and residency no stages wait in a circle, whatever the
- * placement of stage boundaries in memory. With equal stages and free stage boundaries the simulated bubble is the
- * schedule's own. A real deadlock is reported.
+ * placement of stage boundaries in memory, and in one hardware channel. With equal stages and free stage boundaries the
+ * simulated bubble is the schedule's own. A real deadlock is reported.
  */
 #include <errno.h>
 #include <math.h>
@@ -88,6 +88,115 @@ static void no_memory_makes_stages_wait_in_a_circle(void **state)
       pipeline_finish(&pipeline);
     }
   }
+}
+
+/* ---- one hardware channel ---- */
+
+/* True if the next instructions of stages @first, @first + @stride, ... are collectives on @axis. */
+static bool collective_is_met(const struct pipeline *pipeline, const int *next, enum lade_axis axis, int stride)
+{
+  for (int stage = 0; stage < pipeline->n; stage += stride) {
+    const struct lade_program *program = pipeline->programs[stage];
+    const struct lade_instr *instr = &program->instrs[LADE_MIN(next[stage], program->n_instrs - 1)];
+    if (next[stage] == program->n_instrs || instr->kind != LADE_INSTR_COLLECTIVE || instr->axis != axis)
+      return false;
+  }
+  return true;
+}
+
+/* End the next instruction of @stage, and its other sides. False if one of them has not been reached. */
+static bool instr_end(const struct pipeline *pipeline, int *next, int stage)
+{
+  const struct lade_instr *instr = &pipeline->programs[stage]->instrs[next[stage]];
+  if (instr->kind == LADE_INSTR_RECV)
+    return false; /* its sender moves both */
+  if (instr->kind == LADE_INSTR_SEND) {
+    const struct lade_program *peer = pipeline->programs[instr->peer];
+    const struct lade_instr *other = &peer->instrs[LADE_MIN(next[instr->peer], peer->n_instrs - 1)];
+    if (next[instr->peer] == peer->n_instrs || other->kind != LADE_INSTR_RECV || other->peer != stage ||
+        other->microbatch != instr->microbatch)
+      return false;
+    next[instr->peer]++;
+  } else if (instr->kind == LADE_INSTR_COLLECTIVE &&
+             (instr->axis == LADE_AXIS_PP || instr->axis == LADE_AXIS_EMBED)) {
+    const int stride = instr->axis == LADE_AXIS_PP ? 1 : LADE_MAX(pipeline->n - 1, 1);
+    if (!collective_is_met(pipeline, next, (enum lade_axis)instr->axis, stride))
+      return false;
+    for (int other = 0; other < pipeline->n; other += stride)
+      next[other] += other != stage;
+  }
+  next[stage]++;
+  return true;
+}
+
+/*
+ * Run all lists as one hardware channel for each stage would: an instruction begins when the one before it has ended,
+ * and a transfer or a collective over stages ends when all sides have reached it. True if all lists end. Ranks of one
+ * stage have equal lists, so their collectives need no check here.
+ */
+static bool one_channel_ends(const struct pipeline *pipeline)
+{
+  int next[STAGES_MOST] = {0}, n_left = pipeline->n;
+  for (bool is_moving = true; is_moving && n_left;) {
+    is_moving = false;
+    n_left = 0;
+    for (int stage = 0; stage < pipeline->n; stage++) {
+      while (next[stage] < pipeline->programs[stage]->n_instrs && instr_end(pipeline, next, stage))
+        is_moving = true;
+      n_left += next[stage] < pipeline->programs[stage]->n_instrs;
+    }
+  }
+  return n_left == 0;
+}
+
+static void one_hardware_channel_suffices(void **state)
+{
+  static const struct {
+    int tp, dp, zero;
+  } others[] = {{0, 0, 0}, {2, 0, 0}, {0, 2, 0}, {0, 2, 3}};
+  for (size_t i = 0; i < LADE_COUNT(shapes) * LADE_COUNT(others); i++) {
+    struct pipeline pipeline;
+    struct program_fixture_setting how = shapes[i / LADE_COUNT(others)];
+    how.dtype = LADE_F32;
+    how.tp = others[i % LADE_COUNT(others)].tp;
+    how.dp = others[i % LADE_COUNT(others)].dp;
+    how.zero = others[i % LADE_COUNT(others)].zero;
+    how.manner = i % 2 ? FIXTURE_MIXED : FIXTURE_KEEP;
+    how.optimizer_in_backward &= how.zero == 0;
+    pipeline_init(&pipeline, &how);
+    if (!one_channel_ends(&pipeline))
+      print_error("shape %zu: tp %d, dp %d, zero %d\n", i / LADE_COUNT(others), how.tp, how.dp, how.zero);
+    assert_true(one_channel_ends(&pipeline));
+    pipeline_finish(&pipeline);
+  }
+}
+
+/* The first stage receives before it sends the value that the gradient it receives depends on. */
+static void a_receive_before_its_cause_never_ends_in_one_channel(void **state)
+{
+  struct pipeline pipeline;
+  pipeline_init(&pipeline, &shapes[1]);
+  const struct lade_program *program = pipeline.programs[0];
+  int32_t *order = calloc((size_t)program->n_instrs, sizeof(*order));
+  int send = -1, recv = -1, n = 0;
+  assert_non_null(order);
+  for (int at = program->n_instrs - 1; at >= 0; at--) {
+    send = program->instrs[at].kind == LADE_INSTR_SEND ? at : send;
+    recv = program->instrs[at].kind == LADE_INSTR_RECV ? at : recv;
+  }
+  assert_true(send >= 0 && send < recv);
+  for (int at = 0; at < program->n_instrs; at++) {
+    if (at == send)
+      order[n++] = recv;
+    if (at != recv)
+      order[n++] = at;
+  }
+  struct lade_program *early = program_reorder(program, order, n);
+  pipeline.programs[0] = early;
+  assert_false(one_channel_ends(&pipeline));
+  lade_program_destroy(early);
+  free(order);
+  pipeline_finish(&pipeline);
 }
 
 /* ---- bubbles ---- */
@@ -185,6 +294,8 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_memory_makes_stages_wait_in_a_circle),
+      cmocka_unit_test(one_hardware_channel_suffices),
+      cmocka_unit_test(a_receive_before_its_cause_never_ends_in_one_channel),
       cmocka_unit_test(with_equal_stages_the_bubble_is_the_schedules),
       cmocka_unit_test(stages_that_wait_for_ever_are_told),
   };
