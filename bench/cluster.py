@@ -255,7 +255,7 @@ Sources: Narayanan et al. 2021 (arXiv 2104.04473); Korthikanti et al. 2022 (2205
 are 104.5 s; its nodes have four ports of 100 Gb/s; FlashAttention-2 (2307.08691). In repositories:
 NVIDIA/dgxc-benchmarking, llama3.1/README_405b.md, README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09,
 BF16), nemotron/README_15b.md, README_340b.md and README.md; NVIDIA/Megatron-LM, README.md and images/model_table.png;
-pytorch/torchtitan, docs/performance.md (A100, and 405B on H100), benchmarks of December 2024 and June 2025 (memory, power
+pytorch/torchtitan, its page performance (A100, and 405B on H100), benchmarks of December 2024 and June 2025 (memory, power
 and asynchronous tensor parallelism of its H100); foundation-model-stack/fms-fsdp, README.md; mosaicml/llm-foundry,
 scripts/train/benchmarking/README.md and submit_benchmarks.py; mosaicml/composer, FSDPConfig."""
 

@@ -283,8 +283,8 @@ static int kernels_check(const struct lade_kernel_model *kernels, const char *wh
                           where, kernels->eager_attention_forward == 0 ? "backward" : "forward",
                           kernels->eager_attention_forward == 0 ? "forward" : "backward");
   if (kernels->power_watts > kernels->rated_watts)
-    return lade_error_set(error, -EINVAL, "%s: kernels.power_watts is %g: expected at most kernels.rated_watts, %g, the "
-                          "power at which kernels.product_flops_per_s holds", where, kernels->power_watts,
+    return lade_error_set(error, -EINVAL, "%s: kernels.power_watts is %g: expected at most kernels.rated_watts, %g, "
+                          "the power at which kernels.product_flops_per_s holds", where, kernels->power_watts,
                           kernels->rated_watts);
   return 0;
 }

@@ -180,10 +180,11 @@ static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager
 /* At 500 of 700 W, a quarter of which is steady, products and attention run at the cube root of 13/21 of their rate. */
 static void a_lower_power_limit_slows_what_computes(void **state)
 {
-  static const struct lade_cost_work works[] = {{.kind = LADE_OP_MATMUL, .m = 4096, .n = 4096, .k = 4096, .n_products = 1},
-                                                {.kind = LADE_OP_ATTENTION, .flops = 1e12},
-                                                {.kind = LADE_OP_ATTENTION_BWD, .flops = 1e12},
-                                                {.kind = LADE_OP_NORM, .bytes = 1e9}};
+  static const struct lade_cost_work works[] = {
+      {.kind = LADE_OP_MATMUL, .m = 4096, .n = 4096, .k = 4096, .n_products = 1},
+      {.kind = LADE_OP_ATTENTION, .flops = 1e12},
+      {.kind = LADE_OP_ATTENTION_BWD, .flops = 1e12},
+      {.kind = LADE_OP_NORM, .bytes = 1e9}};
   struct lade_cluster cluster;
   assert_int_equal(lade_cluster_preset("dgx-h100", NULL, &cluster), 0);
   cluster.device.launch_ns = 0;
