@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,19 +35,43 @@ CONSTANTS = [("product rate", ("device", "kernels", "product_flops_per_s")),
              ("NVLink rate", ("levels", 0, "bytes_per_s")), ("NVLink latency", ("levels", 0, "latency_ns")),
              ("rail rate", ("levels", 1, "bytes_per_s")), ("rail latency", ("levels", 1, "latency_ns"))]
 
-MEMORY_SHARE = 0.785  # of a data sheet's rate, as in cluster_presets.c
+PRESETS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "src/machine/cluster_presets.c")
 
-# Of the preset dgx-h100, to be moved by share.
-H100_KERNELS = {"product_flops_per_s": 640e12, "attention_forward": 0.64, "attention_backward": 0.52,
-                "eager_attention_forward": 0.54, "eager_attention_backward": 0.46}
+
+def kernels_of(macro):
+    """Return the constants of the kernels that @macro of the presets' source states."""
+    with open(PRESETS, encoding="ascii") as file:
+        text = re.search(r"#define " + macro + r" ((?:.*\\\n)*.*)", file.read())[1]
+    return {name.replace("n_sms", "sms"): float(value) for name, value in re.findall(r"\.(\w+) = ([\d.e]+)", text)}
+
+
+def preset_row(name):
+    """Return (memory's bytes a second, then (bytes a second, latency) of both levels) of preset @name."""
+    with open(PRESETS, encoding="ascii") as file:
+        source = file.read()
+    row = re.search(r'\{"' + name + r'".*?\},\n', source, re.S)[0].replace(
+        "MEMORY_SHARE", re.search(r"#define MEMORY_SHARE ([\d.]+)", source)[1])
+    memory, last = row.split("_KERNELS")[0].split(", ")[-2], row.split("_KERNELS")[1].replace("}", "").split(",")[3:]
+    numbers = [math.prod(float(factor) for factor in text.split("*")) for text in (memory, *last) if text.strip()]
+    return numbers[0], numbers[1:3], numbers[4:6]
+
+
+def launch_ns():
+    with open(PRESETS, encoding="ascii") as file:
+        return float(re.search(r"#define LAUNCH_NS ([\d.]+)", file.read())[1])
+
+
+A100_KERNELS, H100_KERNELS = kernels_of("A100_KERNELS"), kernels_of("H100_KERNELS")
+MEMORY, NVLINK, RAILS = preset_row("dgx-a100-80g")
+MEMORY_SHARE = preset_row("dgx-h100")[0] / 3350e9  # of a data sheet's rate
 
 # Values of the preset dgx-a100-80g. A file that begins from the preset restates them, so that a fit can move them.
 BASE = {"preset": "dgx-a100-80g", "nodes": 512,
-        "device": {"device_bytes_per_s": MEMORY_SHARE * 2039e9, "launch_ns": 5750,
-                   "kernels": {"product_flops_per_s": 255e12, "product_depth": 165, "score_forward_bytes": 8,
-                               "score_backward_bytes": 18}},
-        "levels": [{"name": "nvlink", "devices": 8, "bytes_per_s": 0.50 * 300e9, "latency_ns": 2900},
-                   {"name": "rails", "devices": 4096, "bytes_per_s": 0.48 * 25e9, "latency_ns": 24000}]}
+        "device": {"device_bytes_per_s": MEMORY, "launch_ns": launch_ns(), "kernels": {
+            name: A100_KERNELS[name] for name in ("product_flops_per_s", "product_depth", "score_forward_bytes",
+                                                  "score_backward_bytes")}},
+        "levels": [{"name": "nvlink", "devices": 8, "bytes_per_s": NVLINK[0], "latency_ns": NVLINK[1]},
+                   {"name": "rails", "devices": 4096, "bytes_per_s": RAILS[0], "latency_ns": RAILS[1]}]}
 
 
 @dataclass
@@ -100,34 +125,47 @@ def recompute_rows():
                            str(micro), "--seq", "2048", *schedule_of(chunks), *how], (heads, width, layers))
 
 
-# Cluster, model, options, TFLOP/s of a device, source.
+# Cluster, model, options, TFLOP/s of a device, source. Llama 3 was trained with PyTorch, and its paper names no compiler
+# (--eager); FlashAttention-3 came after it.
 OTHERS = [
     ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --dp 64 --batch 2048 --micro-batch 1 --seq 8192 --sequence-parallel "
-     "--zero 1 --schedule interleaved --virtual-stages 8 --recompute none", 430, "Llama 3 (2024), table 4"),
+     "--zero 1 --schedule interleaved --virtual-stages 8 --recompute none --eager", 430, "Llama 3 (2024), table 4"),
     ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --dp 128 --batch 2048 --micro-batch 1 --seq 8192 --sequence-parallel "
-     "--zero 1 --schedule interleaved --virtual-stages 8 --recompute none", 400, "Llama 3 (2024), table 4"),
+     "--zero 1 --schedule interleaved --virtual-stages 8 --recompute none --eager", 400, "Llama 3 (2024), table 4"),
     ("dgx-h100", "llama3-405b", "--tp 8 --pp 16 --cp 16 --dp 8 --batch 128 --micro-batch 1 --seq 131072 "
-     "--sequence-parallel --zero 1 --schedule interleaved --virtual-stages 8 --recompute none", 380,
+     "--sequence-parallel --zero 1 --schedule interleaved --virtual-stages 8 --recompute none --eager", 380,
      "Llama 3 (2024), table 4"),
     ("dgx-h100", "mixtral-8x7b", "--ep 8 --pp 4 --dp 32 --batch 256 --micro-batch 1 --seq 4096 --zero 1 --schedule "
      "interleaved --virtual-stages 8 --recompute none", 468,
      "Megatron-Core 0.9, README of its experts; the layout is not stated there"),
-    ("dgx-a100-80g", None, "--tp 2 --pp 4 --dp 12 --batch 1536 --micro-batch 4 --seq 2048 --zero 1 --recompute full",
-     117, "GPT-NeoX-20B (2022)"),
-    ("dgx-a100-80g", "llama3-70b", "--dp 64 --batch 64 --micro-batch 1 --seq 8192 --zero 3 --recompute full --eager",
-     159,
-     "torchtitan, not compiled: 331 tokens/s"),
+    ("dgx-a100-80g", None, "--tp 2 --pp 4 --dp 12 --batch 1536 --micro-batch 4 --seq 2048 --zero 1 --recompute full "
+     "--eager", 117, "GPT-NeoX-20B (2022)"),
 ]
 
 
-# torchtitan's selective recompute, Llama 3 8B: all but attention and every second product runs again, which is this share
-# of the products. The step is between those without and with full recompute. Cluster, devices, rows of a device, tokens
-# a second of a device, source.
+# torchtitan's selective recompute: all but attention and every second product runs again, which is this share of the
+# products of Llama 3 8B. The step is between those without and with full recompute.
 TITAN_AGAIN = (1 / 4 + 1 + 3.5) / (2 + 2 / 4 + 3 * 3.5)
-TITAN_H100_BYTES_PER_S = 2.4e12  # of these H100's memory, HBM2e; their power limit, 500 W instead of 700, is not priced
-TITAN = [("dgx-h100", 8, 2, 6667, "compiled; 500 W, HBM2e"), ("dgx-h100", 8, 2, 5762, "not compiled; 500 W, HBM2e"),
-         ("dgx-h100", 128, 2, 6514, "compiled; 500 W, HBM2e"),
-         ("dgx-a100-80g", 64, 1, 2973, "not compiled")]
+# Its H100 has 96 GB of HBM2e at 2.4 TB/s and a power limit of 500 W; attention is PyTorch's, compiled or not.
+TITAN_H100 = {"preset": "dgx-h100", "usable_device_bytes": "93GiB",
+              "device": {"device_bytes": "96GiB", "device_bytes_per_s": MEMORY_SHARE * 2.4e12, "kernels": {
+                  "power_watts": 500, "attention_forward": H100_KERNELS["eager_attention_forward"],
+                  "attention_backward": H100_KERNELS["eager_attention_backward"]}}}
+# Cluster, model, tokens, tp, shards, rows of a group of tp devices, recompute, compiled, tokens a second of a device.
+TITAN = [("dgx-h100", "llama3-8b", 8192, 1, 8, 2, "selective", "compiled", 6667),
+         ("dgx-h100", "llama3-8b", 8192, 1, 8, 2, "selective", "not compiled", 5762),
+         ("dgx-h100", "llama3-8b", 8192, 1, 128, 2, "selective", "compiled", 6514),
+         ("dgx-h100", "llama3-8b", 8192, 8, 8, 12, "selective", "compiled", 4378),
+         ("dgx-h100", "llama3-8b", 8192, 8, 8, 12, "selective", "compiled, overlap", 4809.4),
+         ("dgx-h100", "llama3-70b", 8192, 8, 32, 16, "full", "compiled", 597.3),
+         ("dgx-h100", "llama3-70b", 8192, 8, 32, 16, "full", "compiled, overlap", 652.4),
+         ("dgx-h100", "llama3-405b", 8192, 8, 16, 2, "full", "not compiled", 109),
+         ("dgx-a100-80g", "llama3-8b", 8192, 1, 64, 1, "selective", "not compiled", 2973),
+         ("dgx-a100-80g", "llama3-70b", 8192, 1, 64, 1, "full", "not compiled", 331),
+         ("dgx-a100-80g", "13b", 4096, 1, 64, 2, "none", "not compiled", 2162),
+         ("dgx-a100-80g", "13b", 4096, 1, 64, 2, "selective", "not compiled", 1904),
+         ("dgx-a100-80g", "70b", 4096, 1, 64, 1, "selective", "not compiled", 355),
+         ("dgx-a100-80g", "70b", 4096, 1, 64, 2, "full", "not compiled", 353)]
 
 # Llama 2 of IBM's fms-fsdp on 128 A100, not compiled (--eager), gradients summed in BF16: model, rows of a device, options, tokens a second of a
 # device. Sizes are width, hidden width, layers, heads, KV heads.
@@ -155,14 +193,18 @@ NEMOTRON += [((18432, 96), f"--tp 8 --pp 8 --dp {dp} --batch {16 * dp} --micro-b
               "--virtual-stages 12", seconds) for dp, seconds in ((2, 4.61), (8, 4.70), (32, 4.84))]
 
 # Megatron-LM's table of runs on H100 (README, Megatron-Core 0.8), 48 replicas, sequences of 4,096, vocabulary 131,072,
-# collectives beside products: heads, width, layers, tp, pp, batch, TFLOP/s of a device. Microbatches and schedules are
-# not stated: the fastest of microbatches of 1, 2 and 4, one chunk a stage.
+# collectives beside products: heads, width, layers, tp, pp, batch, TFLOP/s of a device. Microbatches and chunks are not
+# stated. Without a pipeline: the fastest of microbatches of 1, 2 and 4. With one: microbatches of 1, and the fastest
+# number of chunks, because sends run beside kernels, which Megatron-LM does between chunks alone. Its loss is not fused:
+# logits are written, cast to 32 bits, reduced to their maximum, shifted, raised, summed and divided (2, 6, 4, 8, 8, 4, 8
+# bytes), and their gradients scaled, cast and read by two products (8, 6, 4).
+MEGATRON_LOGIT_BYTES = 58
 MEGATRON = [(16, 2048, 24, 1, 1, 192, 408.8), (32, 4096, 30, 2, 1, 192, 465.9), (48, 6144, 32, 4, 1, 192, 489.1),
             (56, 7168, 48, 8, 1, 192, 459.6), (64, 8192, 84, 8, 2, 384, 419.7), (80, 10240, 92, 8, 4, 768, 420.5),
             (96, 12288, 96, 8, 6, 1152, 432.8), (128, 16384, 96, 8, 8, 1536, 474.4),
             (144, 18432, 112, 8, 16, 3072, 459.9)]
 
-# Runs of Megatron-DeepSpeed on A100, whose pipeline is its own: heads, width, layers, vocabulary; options; seconds, or
+# Runs of Megatron-DeepSpeed on A100, not compiled (--eager), whose pipeline is its own: heads, width, layers, vocabulary; options; seconds, or
 # TFLOP/s of a device with recompute; network: bytes a second of a device's port, 0 for the preset's.
 DEEPSPEED = [("Megatron-Turing NLG 530B (2022)", (128, 20480, 105), 50272, f"--tp 8 --pp 35 --dp {dp} --batch 1920 "
               "--micro-batch 1 --zero 0", seconds, 0) for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))]
@@ -170,31 +212,52 @@ DEEPSPEED.append(("BLOOM 176B (2022)", (112, 14336, 70), 250880, "--tp 4 --pp 12
                   "--zero 1", 104.5, 6.25e9))
 
 
-# MPT of MosaicML's llm-foundry, fully sharded, not compiled (--eager), attention fused (scripts/train/benchmarking/README.md):
-# cluster, model, sequence, devices, microbatch, microbatches, recompute, TFLOP/s of a device.
+# MPT of MosaicML's llm-foundry, fully sharded, not compiled (--eager), gathers late (Composer's default, BACKWARD_POST):
+# scripts/train/benchmarking/README.md. Attention is FlashAttention in Triton (the default of its submit_benchmarks.py),
+# than which FlashAttention-2 is 1.3 to 2.5 times as fast (Dao 2023, section 4.1): their geometric mean. Every row of 7b
+# and larger, and some of smaller ones: model, tokens, devices, microbatch, microbatches, recompute, TFLOP/s of a device.
+TRITON_SLOWER = math.sqrt(1.3 * 2.5)
 MPT_SIZES = {"760m": (12, 1536, 24), "1b": (16, 2048, 24), "3b": (20, 2560, 32), "7b": (32, 4096, 32),
              "13b": (40, 5120, 40), "30b": (56, 7168, 48), "70b": (64, 8192, 80)}
-MPT = [("dgx-h100", "70b", 2048, 64, 8, 4, "full", 421.3), ("dgx-h100", "70b", 2048, 32, 2, 16, "full", 357.7),
-       ("dgx-h100", "30b", 2048, 32, 14, 3, "full", 434.6), ("dgx-h100", "30b", 2048, 8, 3, 21, "full", 377.1),
-       ("dgx-h100", "13b", 4096, 8, 10, 3, "full", 411.6), ("dgx-h100", "13b", 2048, 64, 2, 1, "none", 394.4),
-       ("dgx-h100", "7b", 2048, 8, 6, 1, "none", 459.5), ("dgx-h100", "7b", 4096, 8, 16, 2, "full", 400.0),
-       ("dgx-h100", "3b", 2048, 64, 6, 3, "none", 403.8), ("dgx-h100", "3b", 8192, 8, 3, 6, "none", 398.8),
-       ("dgx-h100", "1b", 2048, 64, 20, 1, "none", 404.2), ("dgx-h100", "760m", 2048, 8, 24, 2, "none", 345.3),
-       ("dgx-a100-80g", "70b", 2048, 64, 8, 4, "full", 166.4), ("dgx-a100-80g", "70b", 2048, 32, 2, 16, "full", 151.5),
-       ("dgx-a100-80g", "30b", 2048, 8, 3, 21, "full", 172.5), ("dgx-a100-80g", "13b", 2048, 8, 2, 3, "none", 185.9),
-       ("dgx-a100-80g", "13b", 8192, 8, 5, 3, "full", 175.0), ("dgx-a100-80g", "7b", 2048, 8, 6, 2, "none", 200.4),
-       ("dgx-a100-80g", "3b", 2048, 8, 10, 2, "none", 193.8), ("dgx-a100-80g", "3b", 8192, 8, 3, 6, "none", 185.2),
-       ("dgx-a100-80g", "1b", 2048, 8, 14, 4, "none", 186.8), ("dgx-a100-80g", "760m", 2048, 8, 24, 2, "none", 177.4)]
+MPT = {
+    "dgx-h100": [
+        ("70b", 2048, 64, 8, 4, "full", 421.3), ("70b", 2048, 32, 2, 16, "full", 357.7),
+        ("30b", 8192, 8, 1, 21, "full", 296.1), ("30b", 4096, 8, 1, 21, "full", 354.8),
+        ("30b", 2048, 32, 14, 3, "full", 434.6), ("30b", 2048, 16, 10, 3, "full", 426.2),
+        ("30b", 2048, 8, 3, 21, "full", 377.1), ("30b", 1024, 8, 6, 21, "full", 383.5),
+        ("13b", 32768, 8, 1, 3, "full", 313.5), ("13b", 16384, 8, 3, 3, "full", 351.7),
+        ("13b", 4096, 8, 10, 3, "full", 411.6), ("13b", 2048, 64, 2, 1, "none", 394.4),
+        ("13b", 2048, 32, 2, 1, "none", 395.3), ("13b", 2048, 16, 2, 1, "none", 391.7),
+        ("13b", 2048, 8, 2, 1, "none", 393.7), ("13b", 1024, 8, 40, 3, "full", 438.0),
+        ("7b", 65536, 8, 1, 2, "full", 282.9), ("7b", 32768, 8, 2, 2, "full", 306.2),
+        ("7b", 8192, 8, 8, 2, "full", 367.5), ("7b", 4096, 8, 16, 2, "full", 400.0),
+        ("7b", 2048, 8, 6, 1, "none", 459.5), ("7b", 1024, 8, 64, 2, "full", 423.8),
+        ("3b", 2048, 64, 6, 3, "none", 403.8), ("3b", 8192, 8, 3, 6, "none", 398.8),
+        ("1b", 2048, 64, 20, 1, "none", 404.2), ("760m", 2048, 8, 24, 2, "none", 345.3)],
+    "dgx-a100-80g": [
+        ("70b", 2048, 64, 8, 4, "full", 166.4), ("70b", 2048, 32, 2, 16, "full", 151.5),
+        ("30b", 8192, 8, 1, 21, "full", 122.9), ("30b", 4096, 8, 1, 21, "full", 160.3),
+        ("30b", 2048, 8, 3, 21, "full", 172.5), ("30b", 1024, 8, 6, 21, "full", 174.2),
+        ("30b", 512, 8, 12, 21, "full", 176.0), ("13b", 32768, 8, 1, 3, "full", 161.3),
+        ("13b", 16384, 8, 3, 3, "full", 168.7), ("13b", 8192, 8, 5, 3, "full", 175.0),
+        ("13b", 4096, 8, 10, 3, "full", 179.8), ("13b", 2048, 8, 2, 3, "none", 185.9),
+        ("13b", 1024, 8, 40, 3, "full", 185.6), ("7b", 65536, 8, 1, 2, "full", 146.5),
+        ("7b", 32768, 8, 2, 2, "full", 154.3), ("7b", 16384, 8, 4, 2, "full", 162.1),
+        ("7b", 8192, 8, 8, 2, "full", 169.9), ("7b", 4096, 8, 16, 2, "full", 171.1),
+        ("7b", 2048, 8, 6, 2, "none", 200.4), ("7b", 1024, 8, 64, 2, "full", 181.0),
+        ("3b", 2048, 8, 10, 2, "none", 193.8), ("3b", 8192, 8, 3, 6, "none", 185.2),
+        ("1b", 2048, 8, 14, 4, "none", 186.8), ("760m", 2048, 8, 24, 2, "none", 177.4)]}
 
 
 SOURCES = """
 Sources: Narayanan et al. 2021 (arXiv 2104.04473); Korthikanti et al. 2022 (2205.05198); Llama 3 (2407.21783); GPT-NeoX-20B
 (2204.06745); Megatron-Turing NLG (2201.11990), section 2.4; BLOOM (2211.05100): 150 TFLOP/s of a device, recompute counted,
-are 104.5 s; its nodes have four ports of 100 Gb/s. In repositories: NVIDIA/dgxc-benchmarking, llama3.1/README_405b.md,
-README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09, BF16), nemotron/README_15b.md, README_340b.md and
-README.md; NVIDIA/Megatron-LM, README.md and images/model_table.png; pytorch/torchtitan, benchmarks/
-llama3_h100_202412_torchtitan.md and its page performance (the memory of its H100); foundation-model-stack/fms-fsdp,
-README.md; mosaicml/llm-foundry, scripts/train/benchmarking/README.md."""
+are 104.5 s; its nodes have four ports of 100 Gb/s; FlashAttention-2 (2307.08691). In repositories:
+NVIDIA/dgxc-benchmarking, llama3.1/README_405b.md, README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09,
+BF16), nemotron/README_15b.md, README_340b.md and README.md; NVIDIA/Megatron-LM, README.md and images/model_table.png;
+pytorch/torchtitan, its page performance (A100, and 405B on H100), benchmarks of December 2024 and June 2025 (memory, power
+and asynchronous tensor parallelism of its H100); foundation-model-stack/fms-fsdp, README.md; mosaicml/llm-foundry,
+scripts/train/benchmarking/README.md and submit_benchmarks.py; mosaicml/composer, FSDPConfig."""
 
 
 # ---- running ----
@@ -241,29 +304,30 @@ class Planner:
         if os.path.exists(cluster):
             with open(cluster, encoding="ascii") as file:
                 described = json.load(file)
-        rate = H100_KERNELS["product_flops_per_s"] * share
-        shares = {key: H100_KERNELS[key] / share for key in H100_KERNELS if "attention" in key}
-        described.setdefault("device", {})["kernels"] = {"product_flops_per_s": rate, **shares}
+        kernels = described.setdefault("device", {}).setdefault("kernels", {})
+        kernels["product_flops_per_s"] = H100_KERNELS["product_flops_per_s"] * share
+        kernels |= {key: kernels.get(key, H100_KERNELS[key]) / share for key in H100_KERNELS if "attention" in key}
         path = os.path.join(self.directory, "rate.json")
         with open(path, "w", encoding="ascii") as file:
             json.dump(described, file)
+        return path
+
+    def cluster_file(self, cluster):
+        """Return the file of @cluster, a described one."""
+        path = os.path.join(self.directory, "described.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(cluster, file)
         return path
 
     def with_ports(self, bytes_per_s):
         """Return the file of dgx-a100-80g with other ports, of which sums sustain the same share."""
         cluster = json.loads(json.dumps(BASE))
         cluster["levels"][1]["bytes_per_s"] *= bytes_per_s / 25e9
-        path = os.path.join(self.directory, "ports.json")
-        with open(path, "w", encoding="ascii") as file:
-            json.dump(cluster, file)
-        return path
+        return self.cluster_file(cluster)
 
-    def with_memory(self, cluster, bytes_per_s):
-        """Return the file of the preset @cluster with devices of another memory."""
-        path = os.path.join(self.directory, "memory.json")
-        with open(path, "w", encoding="ascii") as file:
-            json.dump({"preset": cluster, "device": {"device_bytes_per_s": MEMORY_SHARE * bytes_per_s}}, file)
-        return path
+    def with_kernels(self, cluster, **kernels):
+        """Return the file of preset @cluster with other constants of kernels."""
+        return self.cluster_file({"preset": cluster, "device": {"kernels": kernels}})
 
     def plan(self, cluster, model, options):
         if self.h100_rate != 1:
@@ -285,10 +349,7 @@ class Planner:
         for key in place[:-1]:
             at = at[key]
         at[place[-1]] *= factor
-        path = os.path.join(self.directory, "cluster.json")
-        with open(path, "w", encoding="ascii") as file:
-            json.dump(cluster, file)
-        return path
+        return self.cluster_file(cluster)
 
 
 # ---- leaving rows out ----
@@ -367,14 +428,20 @@ def others_report(planner, out):
 
 def mpt_report(planner, out):
     errors = {}
-    for cluster, size, seq, ranks, micro, n_micro, recompute, tflops in MPT:
-        found = planner.plan(cluster, planner.model_file(MPT_SIZES[size], seq, 50368),
-                             ["--dp", str(ranks), "--batch", str(ranks * micro * n_micro), "--micro-batch", str(micro),
-                              "--seq", str(seq), "--zero", "3", "--recompute", recompute, "--fused-attention", "--eager"])
-        error = math.log(tflops / found["model_tflops_per_rank"])
-        errors.setdefault((cluster, recompute), []).append(error)
-        out.append(f"| {cluster} | MPT {size}, dp {ranks}, {seq} tokens, micro-batch {micro}, recompute {recompute}; "
-                   f"llm-foundry | {tflops} TFLOP/s | {found['model_tflops_per_rank']:.0f} TFLOP/s | {percent(error)} |")
+    for cluster, rows in MPT.items():
+        constants = H100_KERNELS if cluster == "dgx-h100" else A100_KERNELS
+        slower = {f"eager_attention_{half}": constants.get(f"eager_attention_{half}", constants[f"attention_{half}"]) /
+                  TRITON_SLOWER for half in ("forward", "backward")}
+        described = planner.with_kernels(cluster, **slower)
+        for size, seq, ranks, micro, n_micro, recompute, tflops in rows:
+            found = planner.plan(described, planner.model_file(MPT_SIZES[size], seq, 50368), [
+                "--dp", str(ranks), "--batch", str(ranks * micro * n_micro), "--micro-batch", str(micro), "--seq", str(seq),
+                "--zero", "3", "--recompute", recompute, "--fused-attention", "--eager", "--late-gathers"])
+            error = math.log(tflops / found["model_tflops_per_rank"])
+            errors.setdefault((cluster, recompute), []).append(error)
+            out.append(f"| {cluster} | MPT {size}, dp {ranks}, {seq} tokens, micro-batch {micro}, recompute {recompute}; "
+                       f"llm-foundry | {tflops} TFLOP/s | {found['model_tflops_per_rank']:.0f} TFLOP/s | "
+                       f"{percent(error)} |")
     for (cluster, recompute), some in errors.items():
         out.append(f"| {cluster} | MPT, recompute {recompute}: mean, largest | | | {100 * summary(some)[0]:.1f} %, "
                    f"{100 * summary(some)[1]:.1f} % |")
@@ -386,14 +453,16 @@ def seconds_row(out, cluster, run, published, predicted):
 
 
 def titan_report(planner, out):
-    for cluster, ranks, rows, tokens, source in TITAN:
-        options = ["--dp", str(ranks), "--batch", str(ranks * rows), "--micro-batch", str(rows), "--seq", "8192", "--zero",
-                   "3", *["--eager"] * ("not compiled" in source), "--recompute"]
-        described = planner.with_memory(cluster, TITAN_H100_BYTES_PER_S) if "HBM2e" in source else cluster
-        none, full = (planner.plan(described, "llama3-8b", [*options, how])["all_ranks_step_seconds"]
-                      for how in ("none", "full"))
-        seconds_row(out, cluster, f"llama3-8b --dp {ranks}, selective; torchtitan, {source}", rows * 8192 / tokens,
-                    none + TITAN_AGAIN * (full - none))
+    for cluster, model, seq, tp, dp, rows, recompute, how, tokens in TITAN:
+        options = ["--tp", str(tp), "--dp", str(dp), "--batch", str(dp * rows), "--micro-batch", str(rows), "--seq",
+                   str(seq), "--zero", "3", *["--eager"] * ("not compiled" in how), *["--sequence-parallel"] * (tp > 1),
+                   *["--overlap-tensor"] * ("overlap" in how), "--recompute"]
+        described = planner.cluster_file(TITAN_H100) if cluster == "dgx-h100" else cluster
+        recipes = ("none", "full") if recompute == "selective" else (recompute,)
+        seconds = [planner.plan(described, planner.llama_file(model) if model in LLAMA2 else model,
+                                [*options, recipe])["all_ranks_step_seconds"] for recipe in recipes]
+        seconds_row(out, cluster, f"{'Llama 2 ' * (model in LLAMA2)}{model} --tp {tp} --dp {dp}, {rows} rows, {recompute}; "
+                    f"torchtitan, {how}", rows * seq / tp / tokens, seconds[0] + TITAN_AGAIN * (seconds[-1] - seconds[0]))
 
 
 def fms_report(planner, out):
@@ -439,8 +508,11 @@ def megatron_report(planner, out):
         base = ["--tp", str(tp), "--pp", str(pp), "--dp", "48", "--batch", str(batch), "--seq", "4096", "--zero", "1",
                 "--recompute", "none", "--fused-attention", *["--sequence-parallel", "--overlap-tensor"] * (tp > 1)]
         model = planner.model_file((heads, width, layers), 4096, 131072)
-        rate = max(planner.plan("dgx-h100", model, [*base, "--micro-batch", micro])["model_tflops_per_rank"]
-                   for micro in ("1", "2", "4"))
+        stage = layers // pp
+        choices = [["--micro-batch", micro] for micro in ("1", "2", "4")] if pp == 1 else [
+            ["--micro-batch", "1", *schedule_of(n)] for n in range(2, stage + 1) if stage % n == 0]
+        cluster = planner.with_kernels("dgx-h100", logit_bytes=MEGATRON_LOGIT_BYTES)
+        rate = max(planner.plan(cluster, model, [*base, *choice])["model_tflops_per_rank"] for choice in choices)
         out.append(f"| dgx-h100 | width {width}, {layers} layers, tp {tp} pp {pp} dp 48; Megatron-LM | {tflops} TFLOP/s "
                    f"| {rate:.0f} TFLOP/s | {percent(math.log(tflops / rate))} |")
 
@@ -449,7 +521,7 @@ def deepspeed_report(planner, out):
     for name, model, vocabulary, options, seconds, ports in DEEPSPEED:
         found = planner.plan(planner.with_ports(ports) if ports else "dgx-a100-80g",
                              planner.model_file(model, 2048, vocabulary),
-                             [*options.split(), "--seq", "2048", "--recompute", "full"])
+                             [*options.split(), "--seq", "2048", "--recompute", "full", "--eager"])
         seconds_row(out, "dgx-a100-80g", f"{name}, {options.split(' --batch')[0]}", seconds,
                     found["all_ranks_step_seconds"])
 

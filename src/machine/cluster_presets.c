@@ -18,6 +18,8 @@
  *             et al. 2024), and backward less by the A100's ratio. Scores of attention that is not fused, 8 and 18
  *             bytes: fitted; the passes of mask, softmax and dropout and of the products, at two bytes each, count 8
  *             to 12 and 15 to 20
+ *   power     the data sheets' limits: A100 400 W, H100 and H200 700 W, GB200 1200 W, RTX 4090 450 W. At a lower one,
+ *             kernels.power_watts, the clock is lower (cost.c)
  *   memory    0.785 of the data sheet's rate, fitted on A100 and used for all; launch 5.75 us, fitted on A100
  *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.50 of one
  *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
@@ -59,10 +61,11 @@ struct cluster_preset {
 
 #define A100_KERNELS \
   {.n_sms = 108, .product_flops_per_s = 255e12, .product_depth = 165, .attention_forward = 0.65, \
-   .attention_backward = 0.55, .score_forward_bytes = 8, .score_backward_bytes = 18}
+   .attention_backward = 0.55, .score_forward_bytes = 8, .score_backward_bytes = 18, .rated_watts = 400}
 #define H100_KERNELS \
   {.n_sms = 132, .product_flops_per_s = 640e12, .product_depth = 100, .attention_forward = 0.64, \
-   .attention_backward = 0.52, .eager_attention_forward = 0.54, .eager_attention_backward = 0.46}
+   .attention_backward = 0.52, .eager_attention_forward = 0.54, .eager_attention_backward = 0.46, \
+   .rated_watts = 700}
 
 #define MEMORY_SHARE 0.785
 #define LAUNCH_NS 5750
@@ -76,14 +79,15 @@ static const struct cluster_preset presets[] = {
      0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
     {"gb200-nvl72", "b200-180g", 4, 72, 165, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
      {.n_sms = 148, .product_flops_per_s = 1570e12, .product_depth = 600, .attention_forward = 0.55,
-      .attention_backward = 0.45}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9, 24000},
+      .attention_backward = 0.45, .rated_watts = 1200}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9,
+     24000},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
      0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 30000},
     {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
      0.65 * 450e9, 2900, 1.33, 0.60 * 50e9, 30000},
     {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,
      {.n_sms = 128, .product_flops_per_s = 150e12, .product_depth = 200, .attention_forward = 0.7,
-      .attention_backward = 0.6}, "pcie", NULL, 0.5 * 31.5e9, 10000, 1, 0, 0},
+      .attention_backward = 0.6, .rated_watts = 450}, "pcie", NULL, 0.5 * 31.5e9, 10000, 1, 0, 0},
 };
 
 const char *lade_cluster_preset_name(int i)

@@ -22,7 +22,8 @@
  * A machine with a kernel model (struct lade_kernel_model) has prices by shape for 16-bit types. A product of m by n by
  * k runs in tiles, in waves of as many tiles as there are multiprocessors; the last wave may be partly empty. A tile's
  * sum of length k reaches k / (k + depth) of the rate, because its start and end do not compute. The library's choice
- * among four tile shapes is the best one. All other ops move their bytes at the memory's sustained rate.
+ * among four tile shapes is the best one. All other ops move their bytes at the memory's sustained rate. A device whose
+ * power limit is below the rated one computes at a lower clock.
  *
  * Updates and norms stream memory: bytes over bandwidth. On a unified machine the device and the host tier of an update
  * are the same memory and the same cores. There host_bytes_per_s is the measured rate of AdamW itself.
@@ -191,10 +192,27 @@ static double waves_share(double m, double n, int n_sms)
   return best;
 }
 
+/*
+ * Part of the rated power that does not follow the clock: memory, links and leakage. Assumed.
+ */
+#define STEADY_POWER 0.25
+
+/*
+ * Return the rate of products under the device's power limit. Power beyond the steady part grows with the clock and the
+ * square of the voltage, which grows with the clock: the rate grows with its cube root.
+ */
+static double product_rate(const struct lade_kernel_model *model)
+{
+  if (model->power_watts == 0)
+    return model->product_flops_per_s;
+  const double share = model->power_watts / model->rated_watts;
+  return model->product_flops_per_s * cbrt(fmax((share - STEADY_POWER) / (1 - STEADY_POWER), 1e-3));
+}
+
 double lade_cost_product_ns(const struct lade_machine *machine, double m, double n, double k, double n_times)
 {
   const struct lade_kernel_model *model = &machine->kernels;
-  const double rate = model->product_flops_per_s * waves_share(m, n, model->n_sms) * k / (k + model->product_depth);
+  const double rate = product_rate(model) * waves_share(m, n, model->n_sms) * k / (k + model->product_depth);
   return n_times * 2 * m * n * k / rate * 1e9;
 }
 
@@ -248,7 +266,7 @@ static double attention_ns(const struct lade_cost *cost, const struct lade_model
   const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST &&
                           lade_family_get(graph->model.family)->has_positions;
   if (!has_scores)
-    return op->flops / (model->product_flops_per_s * attention_share(cost, is_backward)) * 1e9;
+    return op->flops / (product_rate(model) * attention_share(cost, is_backward)) * 1e9;
   const double T = (double)graph->seq_len, scores = (double)graph->batch * (double)op->attr.heads * T * T;
   const double head_dim = (double)op->attr.head_dim;
   const double products_ns = lade_cost_product_ns(&cost->machine, T * (double)graph->batch * (double)op->attr.heads, T,
@@ -294,16 +312,19 @@ static double op_bytes(const struct lade_cost *cost, const struct lade_model_gra
   return op->bytes * (factor > 0 ? factor : 1);
 }
 
-/* Return the time that logits in memory add to the head. */
+/* Return the time that logits in memory add to the head: none if the loss is fused with its product. */
 static double logits_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
   const bool is_backward = op->kind == LADE_OP_HEAD_LOSS_BWD;
   const struct lade_tensor *weight = weight_find(graph, op);
-  if (!cost->is_eager || !weight || (op->kind != LADE_OP_HEAD_LOSS && !is_backward))
+  if (!weight || (op->kind != LADE_OP_HEAD_LOSS && !is_backward))
     return 0;
   const double logits = (double)(graph->batch * graph->seq_len) * (double)weight->dims[0];
-  return logits * (is_backward ? EAGER_LOGIT_BYTES_BACKWARD : EAGER_LOGIT_BYTES) / cost->machine.device_bytes_per_s *
-         1e9;
+  const double each = cost->machine.kernels.logit_bytes > 0 ? cost->machine.kernels.logit_bytes / 2
+                      : !cost->is_eager                     ? 0
+                      : is_backward                         ? EAGER_LOGIT_BYTES_BACKWARD
+                                                            : EAGER_LOGIT_BYTES;
+  return logits * each / cost->machine.device_bytes_per_s * 1e9;
 }
 
 /* Price an op by its shape. pre: the machine has a kernel model. */
@@ -342,7 +363,7 @@ static int64_t shaped_work_ns(const struct lade_cost *cost, const struct lade_co
                                                              : 0;
   double ns = work->bytes / cost->machine.device_bytes_per_s * 1e9;
   if (share > 0)
-    ns = fmax(ns, work->flops / (model->product_flops_per_s * share) * 1e9);
+    ns = fmax(ns, work->flops / (product_rate(model) * share) * 1e9);
   if (work->m > 0)
     ns = fmax(ns, lade_cost_product_ns(&cost->machine, work->m, work->n, work->k, work->n_products));
   return whole_ns(ns);

@@ -82,6 +82,9 @@ static const struct field fields[] = {
     {"kernels.eager_attention_backward", AT(kernels.eager_attention_backward), FIELD_NUMBER, 1e-3, 1, true, true},
     {"kernels.score_forward_bytes", AT(kernels.score_forward_bytes), FIELD_NUMBER, 1, 1e3, true, true},
     {"kernels.score_backward_bytes", AT(kernels.score_backward_bytes), FIELD_NUMBER, 1, 1e3, true, true},
+    {"kernels.logit_bytes", AT(kernels.logit_bytes), FIELD_NUMBER, 1, 1e3, true, true},
+    {"kernels.rated_watts", AT(kernels.rated_watts), FIELD_NUMBER, 1, 1e5, true, true},
+    {"kernels.power_watts", AT(kernels.power_watts), FIELD_NUMBER, 1, 1e5, true, true},
 };
 
 static void *field_at(const struct field *field, const struct lade_machine *machine)
@@ -266,6 +269,26 @@ static int unknown_refuse(const struct json_source *source, const json_t *object
   return 0;
 }
 
+/* Check that the constants of kernels are stated together. */
+static int kernels_check(const struct lade_kernel_model *kernels, const char *where, struct lade_error *error)
+{
+  if (kernels->n_sms && (kernels->product_flops_per_s == 0 || kernels->product_depth == 0))
+    return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.%s", where,
+                          kernels->product_flops_per_s == 0 ? "product_flops_per_s" : "product_depth");
+  if (kernels->n_sms && (kernels->attention_forward == 0 || kernels->attention_backward == 0))
+    return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.attention_%s", where,
+                          kernels->attention_forward == 0 ? "forward" : "backward");
+  if ((kernels->eager_attention_forward == 0) != (kernels->eager_attention_backward == 0))
+    return lade_error_set(error, -EINVAL, "%s: kernels.eager_attention_%s is stated without kernels.eager_attention_%s",
+                          where, kernels->eager_attention_forward == 0 ? "backward" : "forward",
+                          kernels->eager_attention_forward == 0 ? "forward" : "backward");
+  if (kernels->power_watts > kernels->rated_watts)
+    return lade_error_set(error, -EINVAL, "%s: kernels.power_watts is %g: expected at most kernels.rated_watts, %g, "
+                          "the power at which kernels.product_flops_per_s holds", where, kernels->power_watts,
+                          kernels->rated_watts);
+  return 0;
+}
+
 int lade_machine_check(const struct lade_machine *machine, const char *where, struct lade_error *error)
 {
   for (size_t i = 0; i < LADE_COUNT(fields); i++) {
@@ -277,21 +300,10 @@ int lade_machine_check(const struct lade_machine *machine, const char *where, st
   if (store->bytes && (store->read_bytes_per_s == 0 || store->write_bytes_per_s == 0))
     return lade_error_set(error, -EINVAL, "%s: store.bytes is stated without store.%s_bytes_per_s", where,
                           store->read_bytes_per_s == 0 ? "read" : "write");
-  const struct lade_kernel_model *kernels = &machine->kernels;
-  if (kernels->n_sms && (kernels->product_flops_per_s == 0 || kernels->product_depth == 0))
-    return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.%s", where,
-                          kernels->product_flops_per_s == 0 ? "product_flops_per_s" : "product_depth");
-  if (kernels->n_sms && (kernels->attention_forward == 0 || kernels->attention_backward == 0))
-    return lade_error_set(error, -EINVAL, "%s: kernels.sms is stated without kernels.attention_%s", where,
-                          kernels->attention_forward == 0 ? "forward" : "backward");
-  if ((kernels->eager_attention_forward == 0) != (kernels->eager_attention_backward == 0))
-    return lade_error_set(error, -EINVAL, "%s: kernels.eager_attention_%s is stated without kernels.eager_attention_%s",
-                          where, kernels->eager_attention_forward == 0 ? "backward" : "forward",
-                          kernels->eager_attention_forward == 0 ? "forward" : "backward");
   if (store->piece_bytes % PIECE_ALIGN)
     return lade_error_set(error, -EINVAL, "%s: store.piece_bytes is %llu: expected a multiple of %d", where,
                           (unsigned long long)store->piece_bytes, PIECE_ALIGN);
-  return 0;
+  return kernels_check(&machine->kernels, where, error);
 }
 
 int lade_machine_from_json(const json_t *object, const char *where, struct lade_error *error,

@@ -50,6 +50,9 @@ struct lade_kernel_model {
   double eager_attention_backward;
   double score_forward_bytes;   /* moved per score of attention that is not fused; 0: it is always fused */
   double score_backward_bytes;
+  double logit_bytes;           /* moved per logit, in both halves, by a loss that is not fused; 0: it is fused */
+  double rated_watts;           /* power limit at which product_flops_per_s is sustained; 0: unknown */
+  double power_watts;           /* the device's own limit, at most @rated_watts; 0: @rated_watts */
 };
 
 struct lade_machine {

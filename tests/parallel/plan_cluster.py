@@ -12,12 +12,16 @@ import tomllib
 from plans import plan, plan_json, require
 
 
-def model_file(directory, heads, width, layers):
-    path = os.path.join(directory, f"gpt-{width}.json")
+def gpt_file(directory, heads, width, layers, vocabulary, positions):
+    path = os.path.join(directory, f"gpt-{width}-{positions}.json")
     with open(path, "w", encoding="ascii") as file:
         json.dump({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_head": heads,
-                   "n_embd": width, "n_positions": 2048, "vocab_size": 51200, "layer_norm_epsilon": 1e-5}, file)
+                   "n_embd": width, "n_positions": positions, "vocab_size": vocabulary, "layer_norm_epsilon": 1e-5}, file)
     return path
+
+
+def model_file(directory, heads, width, layers):
+    return gpt_file(directory, heads, width, layers, 51200, 2048)
 
 
 # Narayanan et al. 2021, table 1: heads, width, layers, tp, pp, dp, batch, microbatch, chunks, TFLOP/s of a device.
@@ -124,6 +128,46 @@ def eager_attention_has_its_own_rate(directory):
             "the rate of eager attention", seconds)
 
 
+def runs_of_pytorch_are_predicted(directory):
+    """torchtitan's H100 of 500 W with 2.4 TB/s, tokens a second; MPT with FlashAttention in Triton, TFLOP/s: mean 5 %."""
+    cluster, errors = os.path.join(directory, "pytorch.json"), []
+    for device, model, options, unit, published in (
+            ({"device_bytes_per_s": 0.785 * 2.4e12, "kernels": {"power_watts": 500}}, "llama3-70b",
+             "--tp 8 --dp 32 --batch 512 --micro-batch 16 --seq 8192 --sequence-parallel", "tokens_per_second", 597.3 * 256),
+            ({"kernels": {"eager_attention_forward": 0.30, "eager_attention_backward": 0.255}}, gpt_file(
+                directory, 32, 4096, 32, 50368, 65536),
+             "--dp 8 --batch 16 --micro-batch 1 --seq 65536 --eager --late-gathers", "model_tflops_per_rank", 282.9),
+            ({"kernels": {"eager_attention_forward": 0.30, "eager_attention_backward": 0.255}}, gpt_file(
+                directory, 32, 4096, 32, 50368, 2048),
+             "--dp 8 --batch 48 --micro-batch 6 --seq 2048 --eager --late-gathers --recompute none",
+             "model_tflops_per_rank", 459.5)):
+        with open(cluster, "w", encoding="ascii") as file:
+            json.dump({"preset": "dgx-h100", "device": device}, file)
+        how = [*options.split(), "--zero", "3", *["--recompute", "full"] * ("--recompute" not in options)]
+        found = plan_json("--cluster", cluster, "--model", model, *how, code=None)
+        errors.append(abs(found[unit] / published - 1))
+    require(sum(errors) / len(errors) < 0.05 and max(errors) < 0.10, "runs of PyTorch", errors)
+
+
+def options_price_other_software():
+    """Late gathers cost under ZeRO 3 alone; sums of gradients that are kernels cost from two microbatches."""
+    base = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--dp", "8", "--seq", "4096", "--micro-batch", "1",
+            "--recompute", "full"]
+    seconds = {}
+    for zero in ("1", "3"):
+        for batch in ("8", "16"):
+            for how in ([], ["--late-gathers"], ["--eager"]):
+                found = plan_json(*base, "--zero", zero, "--batch", batch, *how)
+                require(found["late_gathers"] == ("--late-gathers" in how and zero == "3"), "what is late", found)
+                seconds[zero, batch, "".join(how)] = found["all_ranks_step_seconds"]
+    require(seconds["1", "16", "--late-gathers"] == seconds["1", "16", ""]
+            and seconds["3", "16", "--late-gathers"] > 1.01 * seconds["3", "16", ""], "late gathers", seconds)
+    sums = 2 * 10 * 8.03e9 / (0.785 * 3.35e12)  # gradients of 2 bytes read, sums of 4 read and written
+    added = {zero: (seconds[zero, "16", "--eager"] - seconds[zero, "16", ""]) -
+                   2 * (seconds[zero, "8", "--eager"] - seconds[zero, "8", ""]) for zero in ("1", "3")}
+    require(abs(added["1"] / sums - 1) < 0.02 and abs(added["3"]) < 0.1 * sums, "sums of gradients", (added, sums))
+
+
 def context_parallel_has_a_price():
     base = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "2", "--batch", "128", "--micro-batch", "1", "--seq",
             "8192", "--recompute", "none", "--zero", "1"]
@@ -139,8 +183,8 @@ def context_parallel_has_a_price():
     long = json.loads(plan("--json", "--cluster", "dgx-h100", "--model", "llama3-405b", "--tp", "8", "--pp", "16", "--dp",
                            "8", "--cp", "16", "--batch", "128", "--micro-batch", "1", "--seq", "131072",
                            "--sequence-parallel", "--zero", "1", "--schedule", "interleaved", "--virtual-stages", "8",
-                           "--recompute", "none", code=3).stdout)
-    require(abs(long["model_tflops_per_rank"] / 380 - 1) < long["error_share"], "Llama 3's long sequences", long)
+                           "--recompute", "none", "--eager", code=3).stdout)
+    require(abs(long["model_tflops_per_rank"] / 380 - 1) < 0.08, "Llama 3's long sequences", long)
 
 
 def context_parallel_is_searched_explained_and_exported():
@@ -318,7 +362,8 @@ def ends_may_hold_no_layer():
     base = ["--cluster", "dgx-h100", "--model", "llama3-405b", "--tp", "8", "--pp", "16", "--dp", "64", "--batch", "2048",
             "--micro-batch", "1", "--seq", "8192", "--sequence-parallel", "--zero", "1", "--schedule", "interleaved"]
     whole = json.loads(plan("--json", *base, "--virtual-stages", "8", "--recompute", "none", code=3).stdout)
-    require(abs(whole["model_tflops_per_rank"] / 430 - 1) < 0.08 and not whole["fits"], "its rate", whole)
+    published = json.loads(plan("--json", *base, "--virtual-stages", "8", "--recompute", "none", "--eager", code=3).stdout)
+    require(abs(published["model_tflops_per_rank"] / 430 - 1) < 0.03 and not published["fits"], "its rate", published)
     planned = plan_json(*base, "--virtual-stages", "8")
     require(planned["fits"] and planned["proved"] and planned["recompute"] == "auto"
             and planned["model_tflops_per_rank"] > 0.95 * whole["model_tflops_per_rank"], "a residency", planned)
@@ -481,6 +526,7 @@ def wrong_questions_are_refused(directory):
             ("needs --cluster", ["--cp", "2"], 2),
             ("needs --cluster", ["--ep", "2"], 2),
             ("--eager needs --cluster", ["--eager"], 2),
+            ("--late-gathers needs --cluster", ["--late-gathers"], 2),
             ("--eager needs --dtype bf16", [*SMALL, "--dp", "8", "--batch", "64", "--dtype", "fp32", "--eager"], 2),
             ("is none", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
             ("nearest number is 2", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
@@ -507,6 +553,8 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     collectives_beside_products_are_priced()
     recipes_on_h100_are_predicted()
     eager_attention_has_its_own_rate(scratch)
+    runs_of_pytorch_are_predicted(scratch)
+    options_price_other_software()
     context_parallel_has_a_price()
     context_parallel_is_searched_explained_and_exported()
     experts_have_a_price()

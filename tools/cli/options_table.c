@@ -270,6 +270,9 @@ const struct option option_table[] = {
     {OPTION_FLAG, "overlap-tensor", NULL, VERB_PLAN, AT(overlaps_tensor),
      .help = "price the collectives of --sequence-parallel as run beside products, as Megatron-LM's --tp-comm-overlap "
              "does and no program of Lade"},
+    {OPTION_FLAG, "late-gathers", NULL, VERB_PLAN, AT(gathers_late),
+     .help = "price ZeRO 3's gathers of the backward half beside no kernel, as FSDP's BACKWARD_POST has them and no "
+             "program of Lade"},
     {OPTION_FLAG, "search", NULL, VERB_PLAN, AT(has_search),
      .help = "search layouts of --ranks; options that are given confine the search"},
     {OPTION_FLAG, "any-precision", NULL, VERB_PLAN, AT(is_any_precision),

@@ -63,6 +63,7 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
   json_object_set_new(object, "micro_batch", json_integer((json_int_t)plan->micro_batch));
   json_object_set_new(object, "sequence_parallel", json_boolean(layout->is_sequence));
   json_object_set_new(object, "overlap_tensor", json_boolean(layout->is_sequence && plan->job->overlaps_tensor));
+  json_object_set_new(object, "late_gathers", json_boolean(layout->zero == LADE_ZERO_MOST && plan->job->gathers_late));
   json_object_set_new(object, "scattered_sends",
                       json_boolean(lade_layout_sends_scattered(plan->job, layout, plan->micro_batch)));
   json_object_set_new(object, "recompute", json_string(recipe_name(plan->share.residency.recipe)));

@@ -179,6 +179,7 @@ static int job_make(struct cluster_planning *planning)
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
       .master = session->master, .dropout = session->dropout, .overlaps_tensor = planning->options->overlaps_tensor,
+      .gathers_late = planning->options->gathers_late,
       .is_eager = planning->options->is_eager};
   if (planning->has_experts) {
     planning->job.experts = &planning->experts;
@@ -304,6 +305,8 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "memory        %s of %s, not proved: a formula for context and expert parallel ranks\n", text, more);
   if (plan->layout.is_sequence && plan->job->overlaps_tensor)
     fprintf(file, "overlap       collectives beside products are a price: no program of Lade has them\n");
+  if (plan->layout.zero == LADE_ZERO_MOST && plan->job->gathers_late)
+    fprintf(file, "gathers       late ones are a price: no program of Lade has them\n");
   residency_print(plan, file);
   if (plan->options->n_train_tokens > 0) {
     const double tokens = (double)plan->batch * (double)plan->seq_len;

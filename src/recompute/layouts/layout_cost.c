@@ -9,7 +9,8 @@
  *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
  *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
- *              for each microbatch, beside the computing of the layer before
+ *              for each microbatch, beside the computing of the layer before. A job may gather late, as FSDP's
+ *              BACKWARD_POST does and no program of Lade: in the backward half nothing is computed beside a gather
  *   tables     the sum of a tied table's two gradients
  *   update     AdamW over this rank's state, and norms. With the state on the host the CPU updates it, after gradients
  *              have come there and beside the copies of working copies
@@ -186,9 +187,10 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   const double scatter_ns = rings_ns(&gather, n_layers, grad_bytes * sent_share(job, core, shard));
   const double gather_ns = rings_ns(&gather, n_layers, n_params * weight * sent_share(job, core, shard));
   double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
+  const double late_ns = job->gathers_late ? gather_ns : 0;
   if (zero == LADE_ZERO_MOST)
-    exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) +
-                  m * overlap_ns(gather_ns + scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
+    exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) + scatter_ns * (1 - hidden) +
+                  m * (late_ns + overlap_ns(gather_ns - late_ns + scatter_ns, core->backward_ns, 1));
   else if (zero == 2)
     exposed_ns += m * overlap_ns(scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
   else
@@ -198,6 +200,19 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
     exposed_ns += ring_ns(&sum, 2 * grad_bytes / shard * ring_share(dp / shard));
   }
   return exposed_ns;
+}
+
+/*
+ * Return the time of sums of gradients over microbatches, if they are kernels of their own: PyTorch without a compiler
+ * reads a product's gradient and adds it to the sum. Under ZeRO 3 the sums are over shards, and too short to count.
+ */
+static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_layout_core *core, int zero)
+{
+  if (!job->is_eager || zero == LADE_ZERO_MOST || core->pipeline.n_microbatches == 1)
+    return 0;
+  const double bytes = (double)lade_dtype_bytes(job->dtype) + 2 * (double)lade_dtype_bytes(job->grad_dtype);
+  const double slots = core->pipeline.n_microbatches * core->span_ns / core->busy_ns;
+  return slots * core->params[0] * bytes / job->cluster->device.device_bytes_per_s * 1e9;
 }
 
 /*
@@ -499,7 +514,7 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   struct lade_layout_cost cost = {.grad_ns = grads_exposed(job, core, layout)};
   const double halves = (double)core->pipeline.n_microbatches * (double)job->model->layers / core->pipeline.n_stages;
   cost.update_ns = update_time(job, core, layout, state_tier, cost.grad_ns);
-  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns;
+  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout->zero);
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
   const struct lade_unit_cost *layer = &core->share->layer;

@@ -91,6 +91,8 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"{\"preset\": \"dgx-h100\", \"device\": {\"device_bytes_per_s\": 0}}", "device_bytes_per_s"},
       {"{\"preset\": \"dgx-a100-80g\", \"device\": {\"kernels\": {\"eager_attention_forward\": 0.5}}}",
        "kernels.eager_attention_forward is stated without kernels.eager_attention_backward"},
+      {"{\"preset\": \"dgx-h100\", \"device\": {\"kernels\": {\"power_watts\": 701}}}",
+       "kernels.power_watts is 701: expected at most kernels.rated_watts, 700"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 7, \"bytes_per_s\": 1e9, "
        "\"latency_ns\": 1}, {\"name\": \"b\", \"devices\": 14, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
        "levels[0].devices is 7: neither whole nodes"},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The cost model: which ops share a measurement, the roofline's time, and that a plan gets a price for everything. */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -153,8 +154,8 @@ static void a_roofline_is_bound_by_flops_or_by_bytes(void **state)
   lade_model_graph_destroy(graph);
 }
 
-/* Return the summed prices of ops @kind of a model on a device with prices by shape. */
-static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager)
+/* Return the summed prices of ops @kind of a model on a device whose loss moves @logit_bytes. */
+static int64_t device_kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager, double logit_bytes)
 {
   struct lade_model_graph *graph = graph_make(preset, LADE_BF16, 1, 0);
   struct lade_cluster cluster;
@@ -162,12 +163,55 @@ static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager
   int64_t ns = 0;
   assert_int_equal(lade_cluster_preset("dgx-h100", NULL, &cluster), 0);
   cluster.device.launch_ns = 0;
+  cluster.device.kernels.logit_bytes = logit_bytes;
   lade_cost_init(&cost, &cluster.device);
   cost.is_eager = is_eager;
   for (int op = 0; op < graph->n_ops; op++)
     ns += graph->ops[op].kind == kind ? lade_cost_op_ns(&cost, graph, op) : 0;
   lade_model_graph_destroy(graph);
   return ns;
+}
+
+static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager)
+{
+  return device_kind_ns(preset, kind, is_eager, 0);
+}
+
+/* At 500 of 700 W, a quarter of which is steady, products and attention run at the cube root of 13/21 of their rate. */
+static void a_lower_power_limit_slows_what_computes(void **state)
+{
+  static const struct lade_cost_work works[] = {
+      {.kind = LADE_OP_MATMUL, .m = 4096, .n = 4096, .k = 4096, .n_products = 1},
+      {.kind = LADE_OP_ATTENTION, .flops = 1e12},
+      {.kind = LADE_OP_ATTENTION_BWD, .flops = 1e12},
+      {.kind = LADE_OP_NORM, .bytes = 1e9}};
+  struct lade_cluster cluster;
+  assert_int_equal(lade_cluster_preset("dgx-h100", NULL, &cluster), 0);
+  cluster.device.launch_ns = 0;
+  for (size_t i = 0; i < LADE_COUNT(works); i++) {
+    double ns[3];
+    for (int at = 0; at < 3; at++) {
+      struct lade_cost cost;
+      cluster.device.kernels.power_watts = (double[]){0, 700, 500}[at];
+      lade_cost_init(&cost, &cluster.device);
+      ns[at] = (double)lade_cost_work_ns(&cost, LADE_BF16, &works[i]);
+    }
+    assert_true(ns[0] == ns[1]);
+    assert_true(fabs(ns[2] / ns[0] * (works[i].kind == LADE_OP_NORM ? 1 : cbrt(13.0 / 21)) - 1) < 1e-4);
+  }
+}
+
+/* 64 tokens, a vocabulary of 128,256, in both halves together @logit_bytes each. */
+static void a_loss_that_is_not_fused_moves_its_logits(void **state)
+{
+  struct lade_cluster cluster;
+  int64_t ns = 0;
+  assert_int_equal(lade_cluster_preset("dgx-h100", NULL, &cluster), 0);
+  for (int half = 0; half < 2; half++) {
+    const enum lade_op_kind kind = half ? LADE_OP_HEAD_LOSS_BWD : LADE_OP_HEAD_LOSS;
+    ns += device_kind_ns("llama3-8b", kind, false, 58) - kind_ns("llama3-8b", kind, false);
+  }
+  assert_true(fabs((double)ns - 64.0 * 128256 * 58 / cluster.device.device_bytes_per_s * 1e9) < 4);
 }
 
 /* Without a compiler norms of Llama make nine passes, layer norms one; products cost the same. */
@@ -315,6 +359,8 @@ int main(void)
       cmocka_unit_test(a_measured_op_costs_what_was_measured),
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
       cmocka_unit_test(eager_ops_cost_their_own_passes),
+      cmocka_unit_test(a_lower_power_limit_slows_what_computes),
+      cmocka_unit_test(a_loss_that_is_not_fused_moves_its_logits),
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
       cmocka_unit_test(adamw_moves_what_its_types_say),
