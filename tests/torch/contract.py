@@ -241,6 +241,45 @@ def given_bytes_live_elsewhere_between_steps():
                 assert torch.equal(p, q), "a model that outlives its step has its bytes"
 
 
+def storages_stay_while_a_plan_fits():
+    """A budget above the given bytes has a plan that leaves all of them on the device between steps."""
+    given = made("min", host="64MiB")[2].prepare(*batch()).report()["given_bytes"]
+    report = made(given * 19 // 10, host="64MiB")[2].prepare(*batch()).report()
+    assert report["resident_bytes"] == given, report
+
+
+class Busy(torch.optim.SGD):
+    """An optimizer whose step makes so many objects that Python's collector would run, before the step's peak."""
+
+    def step(self):
+        held = [[] for _ in range(200_000)]
+        scratch = torch.empty(1 << 20, dtype=torch.uint8)
+        super().step()
+        del held, scratch
+
+
+def garbage_of_the_program_is_in_no_measure():
+    """Cycles that wait for Python's collector hold tensors older than a step; it would free them in the step's middle."""
+    torch.manual_seed(0)
+    model = GPT()
+    optimizer = Busy(model.parameters(), lr=1e-3)
+    step = lade.torch.step(plain(model, optimizer), model, optimizer, "100%", audit=False)
+    small, held = batch(1, 4), gc.get_threshold()
+    wanted = lade.torch.measure(step, *small)["peak_bytes"]
+    gc.set_threshold(100_000, 1, 1)
+    try:
+        for _ in range(3):
+            gc.collect()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True):
+                garbage = [torch.empty(1 << 20, dtype=torch.uint8) for _ in range(4)]
+            garbage.append(garbage)
+            del garbage
+            found = lade.torch.measure(step, *small)["peak_bytes"]
+            assert found == wanted, (found, wanted)
+    finally:
+        gc.set_threshold(*held)
+
+
 def is_parked(tensor):
     """True if a tensor's bytes are on a tier, found without a fetch."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -531,7 +570,8 @@ if __name__ == "__main__":
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, the_audit_names_the_op_with_other_bits,
                  the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,
-                 given_bytes_live_elsewhere_between_steps, questions_about_parked_tensors_fetch_nothing,
+                 given_bytes_live_elsewhere_between_steps, storages_stay_while_a_plan_fits,
+                 garbage_of_the_program_is_in_no_measure, questions_about_parked_tensors_fetch_nothing,
                  memory_that_is_read_elsewhere_stays, classes_of_their_own_stay_on_the_device,
                  scratch_of_long_calls_is_exact_behind_the_first_step,
                  a_memory_history_of_the_user_goes_on, operands_have_no_byte_in_common, wrappers_are_refused,

@@ -7,6 +7,8 @@ that allocate past torch's allocator (oneDNN's own scratch) are not in these num
 CUDA's allocator hands out multiples of 512 bytes, so each allocation counts as its size rounded up to that. A block
 that the allocator leaves whole because its rest is small counts without that rest, which depends on earlier frees.
 """
+import gc
+
 import torch
 from torch.autograd import DeviceType
 
@@ -44,7 +46,24 @@ def peak_of(sizes):
     return most, live
 
 
-class History:
+class _Record:
+    """A record of events, in which Python's collector of cycles rests.
+
+    The collector frees tensors that are older than the record, and the profiler takes such a free for that of another block
+    which had the address.
+    """
+    collects = False
+
+    def rest(self):
+        self.collects = gc.isenabled()
+        gc.disable()
+
+    def end(self):
+        if self.collects:
+            gc.enable()
+
+
+class History(_Record):
     """The events of a CUDA device, by the allocator's history. A history that the user records goes on."""
 
     def __init__(self, device):
@@ -59,11 +78,13 @@ class History:
         self.is_own = not torch._C._cuda_isHistoryEnabled()
         if self.is_own:
             torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+        self.rest()
         start = torch.empty(START_BYTES, dtype=torch.uint8, device=self.device)
         del start
         return self
 
     def __exit__(self, *fault):
+        self.end()
         torch.cuda.synchronize(self.device)
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         events = torch.cuda.memory._snapshot()["device_traces"][index]
@@ -83,7 +104,7 @@ class History:
         return peak_of(self.sizes)
 
 
-class Events:
+class Events(_Record):
     """The events of the CPU, by torch's profiler."""
 
     def __init__(self):
@@ -106,9 +127,11 @@ class Events:
 
     def __enter__(self):
         self.profiler.__enter__()
+        self.rest()
         return self
 
     def __exit__(self, *fault):
+        self.end()
         self.profiler.__exit__(*fault)
         self.sizes = [event.nbytes() for event in self.profiler.profiler.kineto_results.events()
                       if event.name() == "[memory]" and event.device_type() == DeviceType.CPU]

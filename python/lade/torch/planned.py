@@ -133,11 +133,20 @@ class Planned:
             return self._plan(seconds)
         for kinds in ((), ("state",)):
             self._live_elsewhere(kinds)
-            if self.budget is not None and self.floor_bytes <= self.budget:
+            if self.budget is not None and self._need_bytes() <= self.budget:
                 with contextlib.suppress(DoesNotFit):
                     return self._plan(seconds, is_last=False)
         self._live_elsewhere(("state", "param"))
         return self._plan(seconds)
+
+    def _need_bytes(self):
+        """Return a bound below the peak of every list: the storages at the step's start, or the largest op.
+
+        The graph's own floor counts all given storages, which a tier can take in between.
+        """
+        storages = self.values.storages
+        return max([sum(storages[k]["bytes"] for k in self.values.at_start()),
+                    *(op.need_bytes(storages) for op in self.values.ops)])
 
     def _live_elsewhere(self, kinds):
         """Let given storages of @kinds live on tiers."""

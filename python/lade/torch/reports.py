@@ -21,7 +21,7 @@ def report(planned):
             "floor_bytes": min(planned.floor_bytes, info["floor_bytes"]),  # the plan's counts the tiers
             "given_bytes": sum(s["bytes"] for s in planned.values.storages if s["is_given"]),
             "resident_bytes": sum(values.storages[k]["bytes"] for k in values.at_start()),
-            "largest_op_bytes": max((_need(planned.values, op) for op in planned.values.ops), default=0),
+            "largest_op_bytes": max((op.need_bytes(values.storages) for op in values.ops), default=0),
             "is_upper_bound": any(kernels.most_scratch_value(op.node) is not None for op in values.ops),
             "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"],
             "n_moves": sum(k == g.PUT for k, _, _ in instrs),
@@ -29,11 +29,6 @@ def report(planned):
             "store_bytes": planned.store_need, "price_seconds": planned.price_seconds,
             "plan_seconds": planned.plan_seconds, "predicted_step_seconds": info["predicted_step_ns"] / 1e9,
             "why": _why(planned, budget, seconds), "redone": redone, "moved": moved}
-
-
-def _need(values, op):
-    """Return the bytes of an op's operands, results and scratch."""
-    return sum(values.storages[k]["bytes"] for k in {*op.reads, *op.writes, *op.updates}) + op.scratch_bytes
 
 
 def _why(planned, budget, seconds):

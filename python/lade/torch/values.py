@@ -30,6 +30,10 @@ class Op:
         # is_bound: scratch_bytes is a bound, not exact. is_watched: the first step finds it, for all equal calls
         self.scratch_bytes = self.ns = self.part = 0
 
+    def need_bytes(self, storages):
+        """Return the bytes of its operands, results and scratch."""
+        return sum(storages[k]["bytes"] for k in {*self.reads, *self.writes, *self.updates}) + self.scratch_bytes
+
 
 class _Union:
     def __init__(self):
