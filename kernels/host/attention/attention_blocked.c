@@ -3,8 +3,9 @@
  * Causal attention in the flash manner on packed tiles (Dao et al. 2022, 2023).
  *
  * Queries and keys are cut into blocks; pairs above the diagonal are skipped in units of a micro-tile. With windows or
- * documents, keys before the first one that a query sees are skipped too: in forward in units of SKIP keys for every mr
- * queries, in backward in blocks. So the time is in proportion to the window. The rest is masked.
+ * documents, keys before the first one that a query sees are skipped too, in units of SKIP keys for every mr queries;
+ * sums over queries, for dK and dV, end at the last mr queries that see one of mr keys. So the time is in proportion to
+ * the window. The rest is masked. The skipped products are those of zeros: skipping them changes no bit.
  *
  * Forward, one task per (sequence, head, block of queries), the longest first. For each block of keys, K and V are
  * packed once. Then mr queries at a time make their scores, and the online softmax turns them into probabilities
@@ -282,16 +283,21 @@ static struct lade_score_rows score_rows(const struct attention_job *job, const 
                                   .element = query * job->seq_len + pair->k_first, .element_stride = job->seq_len};
 }
 
-/* Leave out the first @n columns of the rows. */
-static void columns_drop(const struct attention_job *job, int n, struct lade_softmax_rows *rows)
+/* Leave out the first @n columns of @rows. */
+static void columns_drop(int n, struct lade_score_rows *rows)
 {
-  rows->rows.scores += n;
-  if (rows->rows.key_positions)
-    rows->rows.key_positions += n;
-  rows->rows.n_columns -= n;
-  rows->rows.first_visible -= n;
-  rows->rows.element += n;
-  rows->p = (char *)rows->p + (size_t)n * lade_dtype_bytes(job->level->p_dtype);
+  rows->scores += n;
+  if (rows->key_positions)
+    rows->key_positions += n;
+  rows->n_columns -= n;
+  rows->first_visible -= n;
+  rows->element += n;
+}
+
+/* Return the columns that all queries of the pair from @i on do not see, in units of SKIP. */
+static int skipped_columns(const struct attention_job *job, const struct block_pair *pair, int i)
+{
+  return (int)LADE_MAX(pair_first_key(job, pair, i) - pair->k_first, 0) / SKIP * SKIP;
 }
 
 /* Process mr queries from @i on with the pair's keys. */
@@ -299,15 +305,16 @@ static void fwd_panel(const struct attention_job *job, const struct fwd_scratch 
                       const struct lade_left_block *q, int i)
 {
   int visible = visible_keys(job, pair, i), n_hidden[MAX_MR];
-  int first = (int)LADE_MAX(pair_first_key(job, pair, i) - pair->k_first, 0) / SKIP * SKIP;
+  int first = skipped_columns(job, pair, i);
   float factor[MAX_MR], *sums = scratch->sums + (int64_t)i * job->n_column_tiles * job->cut->nr;
   if (first >= visible)
     return;
   scores_make(job, lade_left_at(q, i, 0), scratch->k, first, visible, scratch->scores, KEYS_FWD);
   struct lade_softmax_rows rows = {
       .rows = score_rows(job, pair, i, scratch->scores, KEYS_FWD, groups(job, visible) * job->cut->group),
-      .max = scratch->max + i, .sum = scratch->sum + i, .factor = factor, .p = scratch->p};
-  columns_drop(job, first, &rows);
+      .max = scratch->max + i, .sum = scratch->sum + i, .factor = factor,
+      .p = (char *)scratch->p + (size_t)first * lade_dtype_bytes(job->level->p_dtype)};
+  columns_drop(first, &rows.rows);
   hidden_set(job, pair, i, first, n_hidden, &rows.rows);
   job->level->softmax(&rows);
   if (!pair->is_first)
@@ -408,7 +415,14 @@ static struct blocked_bwd_scratch bwd_scratch_carve(struct carver *carver, int64
       .positions = positions_carve(carver)};
 }
 
-/* Make p and d_s of the whole pair, mr queries at a time. */
+/* Set the first @n_bytes bytes of @n_rows rows to 0. */
+static void columns_clear(char *rows, int64_t row_bytes, int n_rows, size_t n_bytes)
+{
+  for (int r = 0; r < n_rows && n_bytes > 0; r++)
+    memset(rows + r * row_bytes, 0, n_bytes);
+}
+
+/* Make p and d_s of the whole pair, mr queries at a time: 0 in columns that the window or the document hides. */
 static void bwd_scores(const struct attention_job *job, const struct blocked_bwd_scratch *scratch,
                        const struct block_pair *pair)
 {
@@ -416,16 +430,32 @@ static void bwd_scores(const struct attention_job *job, const struct blocked_bwd
   const float *lse = job->lse + (pair->b * job->heads + pair->h) * job->seq_len + pair->q_first;
   int64_t row_bytes = KEYS_BWD * (int64_t)lade_dtype_bytes(job->level->p_dtype);
   for (int i = 0; i < pair->n_q; i += mr) {
-    int visible = visible_keys(job, pair, i), n_hidden[MAX_MR];
-    scores_make(job, lade_left_at(&scratch->q, i, 0), scratch->k_rows, 0, visible, scratch->scores, KEYS_BWD);
-    scores_make(job, lade_left_at(&scratch->d_out, i, 0), scratch->v_rows, 0, visible, scratch->d_p, KEYS_BWD);
+    int visible = visible_keys(job, pair, i), first = LADE_MIN(skipped_columns(job, pair, i), pair->n_k);
+    int n_hidden[MAX_MR], n_rows = LADE_MIN(mr, pair->n_q - i);
+    size_t skipped_bytes = (size_t)first * lade_dtype_bytes(job->level->p_dtype);
+    char *p = scratch->p + i * row_bytes, *d_s = scratch->d_s + i * row_bytes;
+    columns_clear(p, row_bytes, n_rows, skipped_bytes);
+    columns_clear(d_s, row_bytes, n_rows, skipped_bytes);
+    if (first == pair->n_k)
+      continue;
+    scores_make(job, lade_left_at(&scratch->q, i, 0), scratch->k_rows, first, visible, scratch->scores, KEYS_BWD);
+    scores_make(job, lade_left_at(&scratch->d_out, i, 0), scratch->v_rows, first, visible, scratch->d_p, KEYS_BWD);
     struct lade_gradient_rows rows = {
-        .rows = score_rows(job, pair, i, scratch->scores, KEYS_BWD, pair->n_k), .d_p = scratch->d_p,
-        .lse = lse + i, .delta = scratch->delta + i, .p = scratch->p + i * row_bytes,
-        .d_s = scratch->d_s + i * row_bytes};
-    hidden_set(job, pair, i, 0, n_hidden, &rows.rows);
+        .rows = score_rows(job, pair, i, scratch->scores, KEYS_BWD, pair->n_k), .d_p = scratch->d_p + first,
+        .lse = lse + i, .delta = scratch->delta + i, .p = p + skipped_bytes, .d_s = d_s + skipped_bytes};
+    columns_drop(first, &rows.rows);
+    hidden_set(job, pair, i, first, n_hidden, &rows.rows);
     job->level->gradient(&rows);
   }
+}
+
+/* Return the end of the pair's queries that see one of the mr keys from @j on, in units of mr queries. */
+static int seeing_queries(const struct attention_job *job, const struct block_pair *pair, int j)
+{
+  int mr = job->cut->mr, i = 0;
+  while (i < pair->n_q && pair_first_key(job, pair, i) < pair->k_first + j + mr)
+    i += mr;
+  return LADE_MIN(i, pair->n_q);
 }
 
 /* Add all gradients of one block of queries and one block of keys. */
@@ -443,13 +473,18 @@ static void bwd_pair(const struct attention_job *job, const struct blocked_bwd_s
   for (int j = 0; j < pair->n_k; j += mr) {
     int64_t sums = (pair->k_first + j) * row_elements;
     int first = is_diagonal ? j : 0; /* earlier queries do not see these keys */
-    sums_add(job, &p, j, scratch->d_out_columns, first, pair->n_q, scratch->d_v + sums);
-    sums_add(job, &d_s, j, scratch->q_columns, first, pair->n_q, scratch->d_k + sums);
+    int end = has_first_keys(job) ? seeing_queries(job, pair, j) : pair->n_q;
+    if (end <= first)
+      continue; /* the window or the document hides these keys */
+    sums_add(job, &p, j, scratch->d_out_columns, first, end, scratch->d_v + sums);
+    sums_add(job, &d_s, j, scratch->q_columns, first, end, scratch->d_k + sums);
   }
   d_s = left_make(job, p_dtype, scratch->d_s, KEYS_BWD, true, pair->n_q, pair->n_k, scratch->d_s_by_query);
-  for (int i = 0; i < pair->n_q; i += mr)
-    sums_add(job, &d_s, i, scratch->k_columns, 0, visible_keys(job, pair, i),
-             scratch->d_q + (int64_t)i * row_elements);
+  for (int i = 0; i < pair->n_q; i += mr) {
+    int skipped = skipped_columns(job, pair, i), visible = visible_keys(job, pair, i);
+    if (skipped < visible)
+      sums_add(job, &d_s, i, scratch->k_columns, skipped, visible, scratch->d_q + (int64_t)i * row_elements);
+  }
 }
 
 /* Pack a block of queries and its output's gradient both ways; delta. */
