@@ -13,7 +13,7 @@
  * As many trajectories again use the prices of one fixed machine (plain_machine), for the smallest budget. Measured
  * prices vary from probe to probe. They decide which plan is fastest in a budget, but not the smallest budget itself.
  *
- * Ranks that share collectives must decide alike. Ranks of one data parallel group have programs of equal sizes, but
+ * Ranks that share collectives must decide alike. Ranks of one data parallel group have programs of equal sizes. But
  * each has its block at another address, and so slightly other waits and times. All of them decide as the group's first
  * rank does, and then build that decision for their own layout.
  */
