@@ -192,8 +192,8 @@ struct lade_program {
   const struct lade_graph *step_graph;  /* the same, of a caller's own step; NULL: a model */
   /*
    * Of a caller's own step, by storage; owned. The buffer that holds a given or kept storage at the end of a step, in
-   * its tier, and the one that holds a given storage at the start. These are one buffer, or, of a storage that leaves
-   * the device meanwhile, two at one offset. -1: there is none, or it has no bytes.
+   * its tier; and that of a given storage at the start. These are one buffer, or, of a storage that leaves the device
+   * meanwhile, two at one offset. -1: there is none, or it has no bytes.
    */
   int32_t *end_buffers, *start_buffers;
   const struct lade_layout *layout; /* the same; NULL: one rank */
