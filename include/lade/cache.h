@@ -159,8 +159,8 @@ LADE_API int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_p
 /*
  * Begin or end a capture of the queues that are routed to @pool. In between, the pool makes no memory call, reads no
  * queue and waits for none, so the capture records none of this. A request that does not fit the pool's memory is
- * -ENOMEM. Other allocations neither wait on the host for a captured queue, nor let another queue wait for its captured
- * work, because that work may never run. -EALREADY for a second begin, -EINVAL for an end without a begin.
+ * -ENOMEM. Captured work may never run. So other allocations neither wait on the host for a captured queue, nor let
+ * another queue wait for its work. -EALREADY for a second begin, -EINVAL for an end without a begin.
  */
 LADE_API int lade_cache_capture_begin(lade_cache *cache, lade_cache_pool *pool);
 LADE_API int lade_cache_capture_end(lade_cache *cache, lade_cache_pool *pool);

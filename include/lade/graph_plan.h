@@ -12,9 +12,9 @@
  * moves it. A given storage of another tier is got for its uses, and put back if an op changed it. lade/step.h finds
  * lists whose addresses fit a budget, and runs them. Callers whose framework places memory use live bytes.
  *
- * With a budget on another tier a given storage of the device may wait there while no op uses it, also before its first
- * use and after its last. It is back on the device at the end of the step, so the peak is at least the bytes of all
- * given storages of the device.
+ * With a budget on another tier, a given storage of the device may wait there while no op uses it. It may do so before
+ * its first use and after its last, too. It is back on the device at the end of the step, so the peak is at least the
+ * bytes of all given storages of the device.
  *
  * Transfers run beside ops. A put stands after the last use of its bytes: the copy begins there, and the bytes are free
  * when the copy ends. A get stands where its copy may begin, often some ops before its use. The predicted time has one

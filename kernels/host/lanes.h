@@ -93,8 +93,8 @@
   } while (0)
 
 /*
- * Steps over several long streams prefetch the lines VEC_AHEAD elements ahead, because the processor's own prefetchers
- * stop at every page and are late on five streams at a time. An address past a tensor's end is no fault.
+ * Steps over several long streams prefetch the lines VEC_AHEAD elements ahead. The processor's own prefetchers stop at
+ * every page, and are late on five streams at a time. An address past a tensor's end is no fault.
  */
 #define VEC_AHEAD 512
 #define VEC_LINE_BYTES 64

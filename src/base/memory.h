@@ -30,14 +30,14 @@ struct lade_memory {
  * Swap does not count: pinned memory cannot be swapped, and swapped memory is slower than the plan predicts.
  *
  * Files are read below @root: "" is this machine. With another @root the limits of the process itself are left out.
- * -ENODEV with a line in @error if /proc/meminfo has no MemAvailable, or if a limit's file holds no number, because no
- * amount would be sound then. Any thread; reads small files.
+ * -ENODEV with a line in @error if /proc/meminfo has no MemAvailable, or if a limit's file holds no number. No amount
+ * would be sound then. Any thread; reads small files.
  */
 int lade_memory_get(const char *root, struct lade_error *error, struct lade_memory *ret_memory);
 
 /*
- * Return the largest number of bytes of memory that this process has had resident, its code and libraries included
- * (VmHWM), since the start or the last reset. 0: /proc does not state it. Any thread; reads a small file.
+ * Return this process's peak of resident bytes (VmHWM) since the start or the last reset. Its code and libraries count.
+ * 0: /proc does not state it. Any thread; reads a small file.
  */
 uint64_t lade_memory_resident_peak(void);
 

@@ -3,7 +3,7 @@
  * Compact forms of an optimizer's state, element by element: their values and their rounding.
  *
  * Rounding is to nearest for values from a file, and stochastic in an update. The second moment moves by (1-beta2) of
- * itself, which is below half a step of every form here, so rounding to nearest would never move it. A random number
+ * itself, which is below half a step of every form here. So rounding to nearest would never move it. A random number
  * below one step of the form is added to the dropped bits, and the sum is cut: the mean error is 0, and a representable
  * value stays as it is. Each element has a random word: m takes the low half, v the high half, and the master weight 8
  * bits of the middle. One Philox draw per element would cost more than the update. So elements 128 apart in a run of

@@ -69,7 +69,7 @@ static void cuda_release(lade_device *device, uint64_t address, uint64_t bytes)
 
 /*
  * Create a chunk's memory, with a handle if possible. A device may report exportable memory, and yet a container may
- * refuse to create it (sandboxes that forward only a part of the kernel module's calls). Memory without handles serves
+ * refuse to create it. Such sandboxes forward only a part of the kernel module's calls. Memory without handles serves
  * all uses except sharing.
  */
 static cuda_result memory_create(struct cuda_device *cuda, const struct lade_chunk *chunk, cuda_memory *ret_memory)

@@ -89,7 +89,7 @@ cuda_result lade_cuda_refuse(struct cuda_device *cuda, const char *call, cuda_re
 /*
  * Record the next anchor on the stream; or, once it has happened, make it the current one, timed by the device's clock.
  * No thread waits for it, because of a possible deadlock: the stream may share a hardware channel with one that waits
- * for the host, and the host may wait for the event that is being timed. Lock held.
+ * for the host. The host may in turn wait for the event that is being timed. Lock held.
  */
 static cuda_result anchor_move(struct cuda_device *cuda)
 {

@@ -3,10 +3,10 @@
  * Graphs: work that is put on a stream once and launched many times, by one call each.
  *
  * Work is captured on a separate stream, so no queue is affected by any outcome of the capture. The capture is relaxed:
- * no call of any thread disturbs it or is refused because of it, not even a library's request for memory at its first
- * product of a kind. The stricter modes protect work that is put on the captured stream by accident, and this stream is
- * private. A capture that was begun is always ended, because otherwise the stream would be unusable. The graph takes
- * its device memory when it is created (cuGraphUpload), and not at its first launch.
+ * no call of any thread disturbs it or is refused because of it. That includes a library's request for memory at its
+ * first product of a kind. The stricter modes protect work that is put on the captured stream by accident, and this
+ * stream is private. A capture that was begun is always ended, because otherwise the stream would be unusable. The
+ * graph takes its device memory when it is created (cuGraphUpload), and not at its first launch.
  *
  * Rejected: capturing the queues' own streams. A failed capture loses the work put on them meanwhile, and the caller's
  * adopted stream may be in another capture.

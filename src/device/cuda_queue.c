@@ -7,10 +7,10 @@
  * separate thread runs it faster than the driver's one thread for host functions.
  *
  * A stream queue puts its work on the stream in the thread that submits, between two events. A ring of slots holds the
- * work in flight. A thread, the witness, waits for the end event of each slot in turn (the driver lets it sleep), takes
- * the times, and raises the queue's counter. So any thread can sleep on the counter, and host queues wait for streams
- * in the same way as for each other. No thread waits for a later event than it needs, unlike with a synchronisation of
- * the whole stream.
+ * work in flight. A thread, the witness, waits for the end event of each slot in turn; the driver lets it sleep. It
+ * takes the times and raises the queue's counter. So any thread can sleep on the counter, and host queues wait for
+ * streams in the same way as for each other. No thread waits for a later event than it needs, unlike with a
+ * synchronisation of the whole stream.
  *
  * Streams wait for streams through the end event of the slot. An event is recorded again only when its slot is reused,
  * under the queue's lock. Under the same lock another queue checks that the count has not been reached, and makes its

@@ -106,8 +106,8 @@ int lade_device_chunk_create_shared(lade_device *device, uint64_t bytes, lade_ch
 int lade_device_chunk_export(lade_device *device, const lade_chunk *chunk, int *ret_descriptor);
 /*
  * Create a chunk over memory that another process exported; the memory counts there, not here. The descriptor stays the
- * caller's. -EINVAL if it does not refer to memory of exactly @bytes with a fixed size (for a GPU's memory only
- * lade_device_map detects another size), -ENOMEM, -ENOTSUP.
+ * caller's. -EINVAL if it does not refer to memory of exactly @bytes with a fixed size, -ENOMEM, -ENOTSUP. Of a GPU's
+ * memory only lade_device_map detects another size.
  */
 int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes, lade_chunk **ret_chunk);
 /*

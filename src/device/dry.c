@@ -10,7 +10,8 @@
  *
  * A later wait needs the time of an earlier event. So each queue keeps the times of its last 2^20 events in a ring, the
  * length of a program's largest list. The ring is 8 MiB of addresses that become memory as they are used. An event that
- * has left the ring ended no later than the oldest event in it, so the oldest event's time is used, as an upper bound.
+ * has left the ring ended no later than the oldest event in it. So the oldest event's time is an upper bound, and is
+ * used.
  *
  * One mutex guards all clocks. It does not affect the times, which are a function of the order of submission.
  */

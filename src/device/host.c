@@ -3,8 +3,8 @@
  * The host device's memory: real address ranges, real chunks, the machine's own page tables.
  *
  * A chunk is private anonymous memory, 2 MiB aligned, with MADV_HUGEPAGE, and populated when it is created. It starts
- * at its own parking address. Mapping moves its pages to the requested address with mremap. mremap rewrites page-table
- * entries (whole upper-level entries, because both sides are aligned) and copies no byte. Unmapping moves them to a new
+ * at its own parking address. Mapping moves its pages to the requested address with mremap. mremap copies no byte. It
+ * rewrites page-table entries: whole upper-level ones, because both sides are aligned. Unmapping moves them to a new
  * parking address and leaves a fence, PROT_NONE, behind. An empty range is a fence from end to end.
  *
  * A reserved range never has a hole in which another thread's mmap could be placed. Mapping replaces the fence under

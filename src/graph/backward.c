@@ -17,8 +17,8 @@
  * bias_out): dy is then not read again for them.
  *
  * Order inside of a layer y = x W^T + b: weight gradient, bias gradient, then dx. At the MLP's second product x is the
- * 4d wide gelu output, whose last use is the weight gradient. With that first, x ends before dx (4d wide too) begins,
- * and the peak of the block is one wide value lower than in the other order. At the first product both orders hold the
+ * 4d wide gelu output, whose last use is the weight gradient. With that first, x ends before dx (4d wide too) begins.
+ * The peak of the block is then one wide value lower than in the other order. At the first product both orders hold the
  * same wide values. So one order serves everywhere.
  *
  * If dx is one rank's part of a sum, dx comes first: the ranks add their parts up while the weight's gradient is
@@ -309,8 +309,8 @@ static int dx_sum_make(struct lade_build *build, const struct lade_op *op)
 }
 
 /*
- * Push the backward ops of all parts at the first part, which the walk reaches last, because the backward of parts runs
- * in the forward order too.
+ * Push the backward ops of all parts at the first part, which the walk reaches last. The backward of parts runs in the
+ * forward order too.
  */
 void lade_head_stats_backward(struct lade_build *build, int forward)
 {

@@ -80,8 +80,8 @@ void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struc
                                  struct lade_transfer_price *ret_price);
 
 /*
- * True if a boundary value of @bytes reaches the next stage sooner in the scattered form, where each tensor parallel
- * rank sends 1/tp and the others' parts are gathered. Its price is that send's and that gather's (lade_share).
+ * True if a boundary value of @bytes reaches the next stage sooner in the scattered form. There each tensor parallel
+ * rank sends 1/tp, and the others' parts are gathered. Its price is that send's and that gather's (lade_share).
  */
 bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const struct lade_mesh *mesh, double bytes);
 

@@ -17,8 +17,8 @@
  * left out, because groups of many ranks mostly have several a node.)
  *
  * A send to the next stage goes over the outermost level that joins the stages, where the slowest of them are. In the
- * scattered form (Narayanan et al. 2021, section 4.1) each of t tensor parallel ranks sends 1/t over its own link, and
- * the receivers gather the parts over the levels of their group. It is taken if both together are faster.
+ * scattered form (Narayanan et al. 2021, section 4.1) each of t tensor parallel ranks sends 1/t over its own link. The
+ * receivers gather the parts over the levels of their group. It is taken if both together are faster.
  */
 #include <math.h>
 

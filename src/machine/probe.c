@@ -4,15 +4,14 @@
  *
  * What is measured is what will run: products through the kernel table, AdamW and sums of squares through
  * theirs, copies and launches through the queues of a host device (probe_queues.c), ops in the memory of one
- * (probe_ops.c). A rate of memory is a lower quartile of a few runs after a warm-up, because a step sees typical
- * times, and other programs only lengthen them. The matrix rate is a best, because it is a limit that others are
- * compared with.
+ * (probe_ops.c). A rate of memory is a lower quartile of a few runs after a warm-up. A step sees typical times, and
+ * other programs only lengthen them. The matrix rate is a best, because it is a limit that others are compared with.
  *
  * Where less memory is left than the areas take (probe_area.c), measuring takes less, and its figures are not kept for
  * other runs.
  *
- * The matrix rate runs sizes upwards and stops when a quarter of a second is spent, so that plain C on a slow
- * machine costs a second and not a minute. FP16, which few CPUs compute, is measured only for a graph in it.
+ * The matrix rate runs sizes upwards and stops when a quarter of a second is spent. So plain C on a slow machine costs
+ * a second and not a minute. FP16, which few CPUs compute, is measured only for a graph in it.
  */
 #include <errno.h>
 #include <stdio.h>

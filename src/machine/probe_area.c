@@ -2,10 +2,9 @@
 /*
  * Memory to measure in, what it is filled with, and the median of a few runs.
  *
- * Areas are larger than the last-level cache of common machines is likely to keep between two passes (64 MiB
- * each), but small enough that their pages cost milliseconds. On a server with a larger cache the bandwidth
- * comes out as what a step with buffers of this size would see there, too. Where less memory is left than
- * that takes, an area is smaller.
+ * Areas have 64 MiB each: more than the last-level cache of common machines is likely to keep between two passes. They
+ * are small enough that their pages cost milliseconds. On a server with a larger cache the bandwidth comes out as what
+ * a step with buffers of this size would see there, too. Where less memory is left than that takes, an area is smaller.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -10,10 +10,10 @@
  * kind.
  *
  * The first pass warms up (pages, caches of primitives, frequency). The result is the mean of the others without each
- * op's worst. It is not the median, because a step is long enough to meet the machine's other work, and its prediction
- * should include a share of that. If a model's distinct ops together exceed the memory limit, they are measured in
- * groups of consecutive ops. An op that is too large, or predicted to take too long, keeps its roofline, as does every
- * op after the time limit. A plan for such a model on such a machine is hypothetical anyway.
+ * op's worst. It is not the median. A step is long enough to meet the machine's other work, and its prediction should
+ * include a share of that. If a model's distinct ops together exceed the memory limit, they are measured in groups of
+ * consecutive ops. An op that is too large, or predicted to take too long, keeps its roofline, as does every op after
+ * the time limit. A plan for such a model on such a machine is hypothetical anyway.
  *
  * Values: no kernel's time depends on them, except that denormal and non-finite numbers can be slow. Activations are of
  * the order of 1, gradients and weights of 0.02, statistics positive, tokens random.

@@ -2,9 +2,9 @@
 /*
  * Measure queues: launches, and copies between device and host memory.
  *
- * The probe's own host device, unthrottled, does the work of a step. It runs empty launches (the time from one to the
- * next), and copies of a few megabytes between mapped chunks and huge pages of host memory. Copies move through areas
- * so that neither side is in a near cache. The latency of a copy is the time of a small one.
+ * The probe's own host device, unthrottled, does the work of a step. It runs empty launches, for the time from one to
+ * the next. It copies a few megabytes between mapped chunks and huge pages of host memory. Copies move through areas so
+ * that neither side is in a near cache. The latency of a copy is the time of a small one.
  *
  * Each figure is a lower quartile. A copy or a launch ends with the wake-up of a waiting thread, which other programs
  * delay by whole time slices: on a machine with six runnable threads for each core, half of all copies took 1 to 5 ms

@@ -10,9 +10,8 @@
  * between half a window and a whole one. It computes one while the drive has the others.
  *
  * Time. Windows come first: they have the fewest bytes in flight, so a slow drive is detected before it gets many. A
- * setting is skipped if its bytes in flight would take the drive longer than DRAIN_MOST_NS, or would end past the
- * limit, by the last measured rate. The first setting uses the drive's known rate; if that is unknown, its 9 MiB bound
- * it.
+ * setting is skipped if, by the last measured rate, its bytes in flight would take the drive longer than DRAIN_MOST_NS,
+ * or end past the limit. The first setting uses the drive's known rate; if that is unknown, its 9 MiB bound it.
  *
  * Rejected: all pairs, because the time is better spent on repeating the few. Rejected: the fastest of all without a
  * margin, which on a busy drive is random and differs from one probe to the next.

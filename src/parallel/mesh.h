@@ -16,8 +16,8 @@
  * EMBED joins the first and last stage of each pipeline, which share a tied token table. A rank of another stage is
  * alone in its group, at position 0.
  *
- * Every axis is a size and a stride: the group of a rank on an axis is base + i * stride for i in 0..size-1, and a
- * rank's position in it is (rank / stride) % size. A plain value, immutable after init; any thread.
+ * Every axis is a size and a stride: the group of a rank on an axis is base + i * stride for i in 0..size-1. A rank's
+ * position in it is (rank / stride) % size. A plain value, immutable after init; any thread.
  */
 #ifndef LADE_MESH_H
 #define LADE_MESH_H

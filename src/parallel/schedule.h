@@ -5,9 +5,9 @@
  * A model's layers are cut into stages * chunks pieces. Piece c * stages + s is chunk c of stage s, so a microbatch
  * goes through the pieces in order, forward, and back. A stage's part of a step is a list of slots: forward, backward
  * or weights of one chunk and one microbatch. If the schedule splits the backward half, BACKWARD computes the gradients
- * that the previous stage waits for, and WEIGHTS those of parameters, which no other stage needs. Otherwise BACKWARD
- * computes both. Every schedule takes the microbatches of a chunk in order in each half, so sums over microbatches
- * equal those of one rank.
+ * that the previous stage waits for. WEIGHTS computes those of parameters, which no other stage needs. Otherwise
+ * BACKWARD computes both. Every schedule takes the microbatches of a chunk in order in each half, so sums over
+ * microbatches equal those of one rank.
  *
  *   GPIPE        all forward, then all backward (Huang et al. 2019, arXiv 1811.06965)
  *   1F1B         stages - 1 - s forward, then one forward and one backward in turns (PipeDream-flush: Narayanan et al.

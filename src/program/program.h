@@ -3,18 +3,18 @@
  * The program of one rank: all work of a step, as one flat list.
  *
  * The list's order is its meaning: run one after another, its instructions compute the step. Each names a queue, and
- * queues run concurrently. So each hazard between two queues (a value not yet made, an address not yet free) is a wait
- * on an earlier instruction. waits.c derives waits; vector clocks reduce them to at most one per other queue. A program
- * makes no decision about recompute or offload when it runs. A recomputed value is a second compute instruction that
- * makes the same value. An offloaded value is a copy out, a copy in, and addresses that are free in between.
+ * queues run concurrently. So each hazard between two queues is a wait on an earlier instruction: the value is not yet
+ * made, or the address not yet free. waits.c derives waits; vector clocks reduce them to at most one per other queue. A
+ * program makes no decision about recompute or offload when it runs. A recomputed value is a second compute instruction
+ * that makes the same value. An offloaded value is a copy out, a copy in, and addresses that are free in between.
  *
  * A collective may be grouped with the one before it, of the same kind, axis and element type, if their operands do not
  * conflict. A run of grouped collectives is a group: one list for the communicator, of at most LADE_COMM_LIST_MOST. A
  * group begins when its first member may, whose waits and predicted time are those of the group, and ends as one.
  *
- * A compute instruction joins the CUDA graph of the one before it on its queue if it has no waits and no instruction
- * waits for that one. A graph may be submitted when its first instruction is, and may end as one. Its first member may
- * wait, and its last may be waited for. No other wait of any queue begins or ends at a member.
+ * A compute instruction joins the CUDA graph of its predecessor on the queue if it has no waits, and no instruction
+ * waits for the predecessor. A graph may be submitted when its first instruction is, and may end as one. Its first
+ * member may wait, and its last may be waited for. No other wait of any queue begins or ends at a member.
  *
  * An operand is a range of a buffer and the value it holds. A value is (tensor, microbatch, version): recomputing or
  * moving it keeps its identity, and an op that works in place consumes one value and makes another. The version of a
@@ -24,8 +24,8 @@
  * The program is a cycle: buffers that are resident at its end are resident at its start, and all queues are drained
  * between two steps.
  *
- * A caller's own step (lade/graph.h) is a program too. Its compute instructions are the ops of @step_graph, one operand
- * for each storage that an op uses, and its values are (storage, 0, version). lower.h builds it. Queues, buffers,
+ * A caller's own step (lade/graph.h) is a program too. Its compute instructions are the ops of @step_graph, with one
+ * operand for each storage that an op uses. Its values are (storage, 0, version). lower.h builds it. Queues, buffers,
  * waits, offsets, simulation and proof are the same.
  *
  * Immutable once built; any thread.
@@ -192,8 +192,8 @@ struct lade_program {
   const struct lade_graph *step_graph;  /* the same, of a caller's own step; NULL: a model */
   /*
    * Of a caller's own step, by storage; owned. The buffer that holds a given or kept storage at the end of a step, in
-   * its tier, and the one that holds a given storage at the start. These are one buffer, or, of a storage that leaves
-   * the device meanwhile, two at one offset. -1: there is none, or it has no bytes.
+   * its tier; and that of a given storage at the start. These are one buffer, or, of a storage that leaves the device
+   * meanwhile, two at one offset. -1: there is none, or it has no bytes.
    */
   int32_t *end_buffers, *start_buffers;
   const struct lade_layout *layout; /* the same; NULL: one rank */

@@ -6,8 +6,8 @@
  * meaning. A job whose nodes run two builds of Lade then ends with that error, not with programs that do not match.
  *
  * A checksum over all bytes shows that the read bytes are the written ones. The reader still checks that choices are in
- * range and that a working copy is not farther than its state, because the program builder relies on it. It does not
- * check that the decision is good: the reader's programs are proved, within its own budgets, or refused.
+ * range, and that a working copy is not farther than its state. The program builder relies on both. It does not check
+ * that the decision is good: the reader's programs are proved, within its own budgets, or refused.
  *
  * A thousand layers are some 100 KB.
  */

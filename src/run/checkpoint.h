@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoints: directories step-NNNNNNNN of safetensors and a state.json, written under a temporary name and renamed
- * into place, so that a directory of that name is always whole.
+ * Checkpoints: directories step-NNNNNNNN of safetensors and a state.json. Each is written under a temporary name and
+ * renamed into place, so that a directory of that name is always whole.
  *
  *   model.safetensors      exact FP32 masters under HuggingFace names, GPT-2's weights transposed as its Conv1D has
  *                          them; a model longer than file_bytes is in model-00001-of-0000N.safetensors and so on,

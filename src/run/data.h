@@ -14,7 +14,7 @@
  * A batch has B rows of T tokens; the target of a token is its successor in the stream. In sequential order batch k is
  * tokens k B T to (k+1) B T. When fewer than B T + 1 tokens are left, the next batch starts over (llm.c's order). In
  * random order every row begins at its own offset, drawn from (seed, step, row) alone (nanoGPT's manner). There is no
- * state between batches, so a resumed run needs the step only, and the microbatches of a batch can be read in any
+ * state between batches. So a resumed run needs the step only, and the microbatches of a batch can be read in any
  * order.
  *
  * Files are read, not mapped: a data set does not become this process's memory, and a file that shrinks is an error and

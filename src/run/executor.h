@@ -145,8 +145,8 @@ const char *lade_executor_note(const lade_executor *executor);
 uint64_t lade_executor_n_steps(const lade_executor *executor);
 
 /*
- * Return the spans of the last step, one per instruction of the training program. For instructions that were submitted
- * together (a group, or a chain on a GPU), the first span covers all, and the others are empty, at its end.
+ * Return the spans of the last step, one per instruction of the training program. Instructions may be submitted
+ * together (a group, or a chain on a GPU). Then the first span covers all, and the others are empty, at its end.
  */
 const struct lade_span *lade_executor_spans(const lade_executor *executor);
 

@@ -4,8 +4,8 @@
  *
  * Usage: conform-comm self|memfd|file|apart|nccl [ENDING]. Without an ending all properties of a job that succeeds.
  * With an ending the job fails, and each rank prints the status of its call: kill, stop, abort, leave (an abort while
- * the rank waits), mismatch, order, short, unmet and unmet-late (a call of NCCL's that blocks), split, none (comm.py
- * arranges the failure of the last two). The ending busy looks like stop and succeeds.
+ * the rank waits), mismatch, order, short, unmet and unmet-late (a call of NCCL's that blocks), split, none. comm.py
+ * arranges the failure of the last two. The ending busy looks like stop and succeeds.
  */
 #include <errno.h>
 #include <signal.h>

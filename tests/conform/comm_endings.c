@@ -2,7 +2,7 @@
 /*
  * Jobs that fail, judged by comm.py: every rank prints how its call ended; comm.c lists the endings.
  *
- * The tests do not depend on a rank's speed, except that a busy rank must say so, and then come within the short
+ * The tests do not depend on a rank's speed. One rule remains: a busy rank must say so, and then come within the short
  * timeout of the others. Ranks open and warm up with a timeout long enough for a loaded machine; the short one begins
  * with the call that must end by it. A rank that has printed its status waits for the launcher to end it, which happens
  * once another rank has left with an error.

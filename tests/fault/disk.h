@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A disk that keeps synced operations and an arbitrary selection of the others: none, all, some, torn at sectors, in
- * another order. disk.c wraps the system calls through the linker, and records a running program's operations on the
- * files of one directory. An image of the disk after a power cut behind any of these operations is then laid out in
- * another directory. Names are entries of the directory and need its own sync, as in POSIX.
+ * another order. The file disk.c wraps the system calls through the linker. It records a running program's operations
+ * on the files of one directory. An image of the disk after a power cut behind any of these operations is then laid out
+ * in another directory. Names are entries of the directory and need its own sync, as in POSIX.
  *
  * One log at a time; the recorded program may have several threads.
  */

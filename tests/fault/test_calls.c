@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fail the Nth call of memory, threads, files, copies and rings through a whole run (bind, steps, save, another step)
- * for every N, once and for good. The run ends with an error of one line, or, if the call is repeated or optional, with
- * the right numbers. Nothing leaks: blocks of the heap and descriptors are counted.
+ * Fail the Nth call of memory, threads, files, copies and rings through a whole run, for every N, once and for good. A
+ * run binds, steps, saves and steps again. The run ends with an error of one line, or, if the call is repeated or
+ * optional, with the right numbers. Nothing leaks: blocks of the heap and descriptors are counted.
  */
 #include <dirent.h>
 #include <errno.h>

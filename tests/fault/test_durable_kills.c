@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A life over durable state is killed, somewhere from opening existing state to publishing a step. The next life finds
- * the state of the last published step, or of the step in progress, whole, and ends on the digest of an uninterrupted
+ * the whole state of the last published step, or of the step in progress. It ends on the digest of an uninterrupted
  * run. Lives are killed at calls to the files in threads; at entries to and exits from the kernel in any thread, with
  * transfers by the ring; and at random moments.
  *

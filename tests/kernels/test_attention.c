@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Attention at every level compared with the plain one in double: grouped heads, lengths on both sides of a block, any
- * head dimension, dropout, every form of scores (scale, soft cap, window, documents, sinks), and the same bits for any
- * number of threads.
+ * head dimension, dropout, and every form of scores (scale, soft cap, window, documents, sinks). The bits are the same
+ * for any number of threads.
  */
 #include "exact.h"
 

@@ -2,8 +2,8 @@
 /*
  * Every backward compared with central differences in double precision.
  *
- * A check is a function of input tensors to output tensors. With fixed random weights on its outputs it is a scalar L,
- * and each input's gradient g must satisfy g.v = dL/dh along random directions v. The difference is of fourth order, (8
+ * A check is a function of input tensors to output tensors. With fixed random weights on its outputs it is a scalar L.
+ * Each input's gradient g must satisfy g.v = dL/dh along random directions v. The difference is of fourth order, (8
  * (L(h) - L(-h)) - (L(2h) - L(-2h))) / 12h, which at h = 1e-3 is exact to about 1e-11. The bound for kernels is 1e-6 of
  * |g| |v|.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The head and its loss at every level compared with the plain one in double: vocabularies on both sides of a chunk,
- * rows on both sides of a block, ignored targets, accumulation, and the same bits for any number of threads.
+ * rows on both sides of a block, ignored targets, accumulation. The bits are the same for any number of threads.
  */
 #include "exact.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs in which one rank plans for a long time, is lost while it plans, or is refused a call by its machine before the
- * first step. Further, how the ranks of a machine share its memory, and which run measures their links. ranks.py starts
- * it.
+ * Jobs in which one rank plans for a long time, or is lost while it plans. In others its machine refuses it a call
+ * before the first step. Further, how the ranks of a machine share its memory, and which run measures their links.
+ * ranks.py starts it.
  *
  * Usage: planning slow|sharing|links | abort lost|follower|votes
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A plain run of a graph. Memory is poisoned with NaN before the first step, so that a read of unwritten memory, or a
+ * A plain run of a graph. Memory is poisoned with NaN before the first step. So a read of unwritten memory, or a
  * gradient added to garbage, shows in every later number.
  */
 #include "tests/support/graph_run.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The budget bounds the process, not only Lade's own counts. From the end of planning on, the kernel's high-water mark
- * of resident memory (VmHWM) rises by at most the planned device and host bytes and SLACK_BYTES. The slack is for
+ * The budget bounds the process, not only Lade's own counts. From the end of planning on, resident memory (VmHWM, the
+ * kernel's high-water mark) rises by at most the planned device and host bytes and SLACK_BYTES. The slack is for
  * threads, queues, checksums and windows. Steps, evaluations, a save and a digest are included. The argument names the
  * model.
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Between entry and exit of a step nothing is allocated and no memory is requested from the system, libraries included.
- * Steps run in a child in which the kernel ends the process at the first memory system call, and every heap call of the
- * process is counted. The session around the step of one stage of a pipeline uses no heap either.
+ * Steps run in a child, which the kernel ends at the first memory system call. Every heap call of the child is counted.
+ * The session around the step of one stage of a pipeline uses no heap either.
  */
 #include <setjmp.h>
 #include <signal.h>

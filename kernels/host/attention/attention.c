@@ -3,7 +3,7 @@
  * Causal attention, plain: the reference of both directions.
  *
  * Forward: one task per (sequence, head). A query's scores against all keys up to it are one row in the thread's
- * scratch, so the softmax is the textbook one, in double for every dtype.
+ * scratch. So the softmax is the textbook one, in double for every dtype.
  *
  * Backward: one task per (sequence, key head), which alone writes that head's dk and dv; they are summed in scratch
  * over the group's query heads and their queries in rising order. With delta_i = dout_i . out_i (Dao et al. 2022,

@@ -21,9 +21,9 @@
  * The cut is by shape alone and a task sums in a fixed order: the same bits for any number of threads. Scratch per
  * thread: forward under 1 MiB for any T; backward 8 T D bytes and under 2 MiB.
  *
- * Rejected: a backward with tasks per block of keys and dQ summed afterwards, which gives more threads work but costs a
- * T x D buffer per block. Rejected: transposed scores, which need no packing of probabilities, but waste an eighth of
- * the registers' rows at head dimension 64.
+ * Rejected: a backward with tasks per block of keys and dQ summed afterwards. It gives more threads work, but costs a T
+ * x D buffer per block. Rejected: transposed scores, which need no packing of probabilities, but waste an eighth of the
+ * registers' rows at head dimension 64.
  */
 #include <math.h>
 #include <string.h>
@@ -131,7 +131,7 @@ static void scores_make(const struct attention_job *job, struct lade_left q, con
 }
 
 /*
- * Compute sums[mr, head_dim] (tiles side by side) += rows of @a from @row on times packed columns, over k [k_first,
+ * Add to sums[mr, head_dim], tiles side by side, the rows of @a from @row on times packed columns. k is [k_first,
  * k_end) of a block that is a->n_k deep.
  */
 static void sums_add(const struct attention_job *job, const struct lade_left_block *a, int row, const char *b,

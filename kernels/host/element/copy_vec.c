@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy.c with stores that bypass the caches. A line that is written whole need not be read first, which saves a third
- * of an ordinary copy's traffic, and the contents of the caches stay. The C library does so only for copies larger than
+ * copy.c with stores that bypass the caches. A line that is written whole need not be read first. This saves a third of
+ * an ordinary copy's traffic, and the contents of the caches stay. The C library does so only for copies larger than
  * the last-level cache, which on large processors are rare.
  */
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Dropout (Srivastava et al. 2014) with the mask drawn again at each use. The draw of an element is a function of
- * (seed, step, stream, element), so no mask is stored and the backward is the same call on dy.
+ * (seed, step, stream, element). So no mask is stored, and the backward is the same call on dy.
  */
 #include "kernels/host/ref.h"
 

@@ -2,8 +2,8 @@
 /*
  * Output head and softmax cross-entropy without the whole logits in memory.
  *
- * The vocabulary is cut into chunks of at most CHUNK columns, the rows into blocks so that a block's logits of one
- * chunk are at most BLOCK_ELEMENTS numbers in A. Forward keeps each row's running maximum, sum and target logit
+ * The vocabulary is cut into chunks of at most CHUNK columns. The rows are cut into blocks, so that a block's logits of
+ * one chunk are at most BLOCK_ELEMENTS numbers in A. Forward keeps each row's running maximum, sum and target logit
  * (Milakov, Gimelshein 2018) and visits chunks in rising order. Backward has chunks in the outer loop: it recomputes
  * the chunk's logits, block by block, turns them into gradients (p - onehot) rounded to D for all rows, and then
  *   dx += d_logits W_chunk       in A over the chunks, rounded to D at the end

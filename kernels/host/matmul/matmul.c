@@ -5,9 +5,9 @@
  *
  * The output is cut into tiles of TILE_M x TILE_N, one task each. A tile converts TILE_K columns of op(a) and rows of
  * op(b) at a time into the accumulator's type on the stack. The layout makes the innermost loop a plain axpy over a row
- * of the tile, which the compiler vectorises for any target, and makes every layout the same product. Each element sums
- * k in rising order from zero. If k is a tree of leaves (matmul_k_tree.h), this holds for each leaf. A leaf's tile is
- * added to the sums that wait for it.
+ * of the tile, which the compiler vectorises for any target. All layouts give the same product. Each element sums k in
+ * rising order from zero. If k is a tree of leaves (matmul_k_tree.h), this holds for each leaf. A leaf's tile is added
+ * to the sums that wait for it.
  *
  * Rejected: a triple loop over the tensors themselves. It is ten lines shorter and thirty times slower, and a CPU
  * without a level trains with this code.

@@ -4,7 +4,7 @@
  * kernels/host.
  *
  * While leaf i is added up, one sum waits for each set bit of i: of 2^b leaves for bit b. The sum of leaf i takes the
- * lowest free place, after the sums in lower places have been added to it (the carry of a binary counter). If there are
+ * lowest free place, like the carry of a binary counter. First the sums in lower places are added to it. If there are
  * 2^l leaves, the last one's place is l, the root.
  */
 #ifndef LADE_K_TREE_H

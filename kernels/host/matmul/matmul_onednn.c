@@ -7,8 +7,8 @@
  * cases: oneDNN has no primitive for its shape or dtype; k is a tree of leaves; the gradient must be added to the
  * present value. oneDNN offers that addition only as a post-operation without a stated place in the sum.
  *
- * It is not the default. At the shapes of training our own kernel is as fast (docs/kernels.md), and executing a
- * primitive allocates from the heap, which a training step must not.
+ * It is not the default. At the shapes of training our own kernel is as fast (docs/kernels.md). Executing a primitive
+ * also allocates from the heap, which a training step must not.
  *
  * The plug-in's functions and our own level are global to the process, because a kernel gets only its arguments. They
  * are written once, before a table that leads to them is returned.

@@ -11,9 +11,9 @@
  *   u = fma(decay, w, u)                               decay is 0 for tensors without decay
  *   w = fma(-lr, u, w)
  *
- * The master w is weight + residual for BF16 (the exact split of base/float.h), a separate F32 master for F16, the
- * weight itself for F32. A skipped step returns at once: every value keeps its bits, also where a gradient is not
- * finite.
+ * The master w is weight + residual for BF16, by the exact split of base/float.h. It is a separate F32 master for F16,
+ * and the weight itself for F32. A skipped step returns at once: every value keeps its bits, also where a gradient is
+ * not finite.
  *
  * In a compact form (base/moments.h) m, v and w are read as F32 and rounded when they are stored, in blocks of
  * LADE_MOMENT_BLOCK elements: eight-bit moments share an exponent that is known once all moments of a block are.

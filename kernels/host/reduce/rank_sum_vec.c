@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rank_sum.c in vectors: a group of vectors adds all terms before the next group, so that y is written once and each x
- * is read once, with as many streams as ranks.
+ * rank_sum.c in vectors: a group of vectors adds all terms before the next group. So y is written once and each x is
+ * read once, with as many streams as ranks.
  *
  * The tree grows like a binary counter: sums of 2^k terms wait, at most one for each k, where the count has a bit.
  * Pairs are added in registers; waiting sums, four vectors for each level, stay in L1.

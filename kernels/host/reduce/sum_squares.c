@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sum of squares of each block of LADE_SUM_BLOCK elements, in F64. The order is part of the contract, so that a
- * block has the same sum on every device: element i of a block goes to lane i mod 16, each lane adds its squares in
- * order, and the lanes are added as a tree (lane j += lane j+8, then 4, 2, 1). The square of an F32 number is exact in
- * F64, so a fused multiply-add makes no difference, and every variant gives these bits. F64 gradients exist in
- * references alone; their squares are rounded, so only this variant computes them.
+ * block has the same sum on every device: element i of a block goes to lane i mod 16, and each lane adds its squares in
+ * order. The lanes are added as a tree (lane j += lane j+8, then 4, 2, 1). The square of an F32 number is exact in F64,
+ * so a fused multiply-add makes no difference, and every variant gives these bits. F64 gradients exist in references
+ * alone; their squares are rounded, so only this variant computes them.
  */
 #include "kernels/host/ref.h"
 

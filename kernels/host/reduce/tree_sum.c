@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Add doubles in one fixed tree: halves, down to runs of eight. The bits depend on the number and order of the doubles
- * alone, and the error grows with the logarithm of the number. clip.c adds by the same tree.
+ * alone. The error grows with the logarithm of the number. clip.c adds by the same tree.
  */
 #include "kernels/host/host.h"
 

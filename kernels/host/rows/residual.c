@@ -2,9 +2,9 @@
 /*
  * Bias, dropout, residual and norm of one row in one pass. Separate ops would read and write [N,d] seven times. Fused,
  * the row's sum is normalised while it is still in L1: two reads and two writes. Every value stored as a tensor is
- * rounded to D first and used as rounded (the norm sees the stored sum, dropout and bias gradient see the stored
- * d_residual). So the fused op gives the bits of its parts run one after the other, and a backward from the stored
- * tensors differentiates exactly the computed values.
+ * rounded to D first and used as rounded. The norm sees the stored sum; dropout and bias gradient see the stored
+ * d_residual. So the fused op gives the bits of its parts run one after the other. A backward from the stored tensors
+ * differentiates exactly the computed values.
  */
 #include <string.h>
 

@@ -28,7 +28,7 @@ static void name_append(char *text, size_t n_bytes, const char *between, const c
 }
 
 /*
- * Refuse a model_type without a row in the table of families, with the list of those that have one, and of the mixtures
+ * Refuse a model_type without a row in the table of families. The message lists those that have one, and the mixtures
  * of experts that `lade plan` reads.
  */
 static int type_refuse(const struct config *config)

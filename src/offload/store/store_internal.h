@@ -89,7 +89,7 @@ void store_transfer_begin(struct lade_store *store, struct lade_transfer *transf
 int store_transfer_await(struct lade_store *store, const struct lade_transfer *transfer);
 /*
  * Return the error code for the caller if a transfer fails with @code. It is always a failure of I/O, also if the same
- * code from open would be a user's mistake (a file system that became read-only, a removed drive).
+ * code from open would be a user's mistake. Examples are a file system that became read-only and a removed drive.
  */
 int store_code_of_transfer(int code);
 /* Start no new transfer; wait for those that have begun. */

@@ -3,7 +3,7 @@
  * The struct of a tensor store, shared by its rooms: tensor_store.c (life), tensor_names.c, tensor_request.c (requests
  * and their threads), tensor_move.c (bytes of a request), tensor_catalog.c (the published tensors of a durable store).
  *
- * One mutex guards names, room and requests. A request has a copy of the runs that it moves, so bytes move without the
+ * One mutex guards names, room and requests. A request has a copy of the runs that it moves. So bytes move without the
  * mutex while other requests change the tensor's list of runs.
  */
 #ifndef LADE_TENSOR_INTERNAL_H

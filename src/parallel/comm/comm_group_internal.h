@@ -62,7 +62,7 @@ int comm_job_open(const struct lade_comm_params *params, struct lade_error *erro
 int comm_group_split(struct comm_group *group, int colour, int key, struct lade_error *error,
                      struct comm_group *ret_part);
 /*
- * True if the members of @group are different ranks of the job, and the job's table of processes agrees with the counts
+ * True if the members of @group are different ranks of the job. The job's table of processes must agree with the counts
  * and nodes that were derived from it. Asserted with -Dchecks=full.
  */
 bool comm_group_is_valid(const struct comm_group *group);

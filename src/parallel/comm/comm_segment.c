@@ -7,8 +7,8 @@
  * is hidden, a file in /dev/shm is used, if that has space; member 0 unlinks the file as soon as all have opened it. A
  * try succeeds only if all members succeeded. They exchange their results, so that all take the same path.
  *
- * Rejected: MPI_Win_allocate_shared. Open MPI 4 backs it by a file in the session's directory or in /dev/shm, detects
- * missing space by SIGBUS, and a library cannot change that.
+ * Rejected: MPI_Win_allocate_shared. Open MPI 4 backs it by a file in the session's directory or in /dev/shm. It
+ * detects missing space by SIGBUS, and a library cannot change that.
  */
 #include <errno.h>
 #include <fcntl.h>

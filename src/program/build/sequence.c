@@ -2,8 +2,8 @@
 /*
  * The order of ops. Slots come in the schedule's order (one rank: forward and backward of one microbatch after
  * another). Forward ops run in the graph's order. Before each backward op, every dropped value that it reads is
- * recomputed by the op that made it, which may need its own inputs recomputed first. This is a depth-first search over
- * producers. So each run of recomputed ops is as short as the kept values allow, and comes as late as possible. A
+ * recomputed by the op that made it. That op may need its own inputs recomputed first. This is a depth-first search
+ * over producers. So each run of recomputed ops is as short as the kept values allow, and comes as late as possible. A
  * recomputed value stays until its last use in this microbatch, unless its choice drops it after each backward op. The
  * search ends because the graph is acyclic. An op is recomputed at most once per microbatch, or once per backward op
  * where its values are dropped each time: O(ops + uses) then holds per backward op.

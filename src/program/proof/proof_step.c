@@ -2,11 +2,11 @@
 /*
  * Form of a caller's own step (lade/graph.h): every instruction is an op of the graph or a copy of one storage.
  *
- * For each op the operands follow from the graph: one for each storage that it uses, with the versions that the graph
- * gave, in the order in which the op first names it, and its scratch. Ops run for the first time in the graph's order,
- * each once. One that runs again has run before, may do so, and changes no given storage. Copies move a whole storage
- * at one version. The walk then shows that the versions are there, so together each op reads the bytes that it reads
- * when the step runs unconstrained. Linear in operands.
+ * For each op the operands follow from the graph: one for each storage that it uses, in the order in which the op first
+ * names it, with the versions that the graph gave. Its scratch is the last. Ops run for the first time in the graph's
+ * order, each once. One that runs again has run before, may do so, and changes no given storage. Copies move a whole
+ * storage at one version. The walk then shows that the versions are there, so together each op reads the bytes that it
+ * reads when the step runs unconstrained. Linear in operands.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -19,9 +19,9 @@
  * program->start_buffers, and given and kept storages end in program->end_buffers.
  *
  * Pieces begin only at the ends of operands. So a sorted list of those ends numbers them, and the row is a bitset over
- * the list. A write removes the marks that it covers and adds at most three, and a read of a part of a piece cuts it,
- * which adds at most two: writers of the rest need not wait for that reader. So all pieces ever visited are
- * O(operands). The partial sums, which one instruction reads all of, come on top.
+ * the list. A write removes the marks that it covers and adds at most three. A read of a part of a piece cuts it, which
+ * adds at most two: writers of the rest need not wait for that reader. So all pieces ever visited are O(operands). The
+ * partial sums, which one instruction reads all of, come on top.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -255,8 +255,8 @@ static double update_time(const struct lade_layout_job *job, const struct lade_l
 }
 
 /*
- * Bound the span from below. A stage begins after one forward half of the pieces before its first one, and after its
- * last half the backward halves of the same pieces remain; in between it does all its work.
+ * Bound the span from below. A stage begins after one forward half of the pieces before its first one. After its last
+ * half the backward halves of the same pieces remain; in between it does all its work.
  */
 static void span_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces,
                        struct lade_schedule_times *times)

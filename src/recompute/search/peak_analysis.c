@@ -164,8 +164,8 @@ static int64_t collective_least_ns(const struct peak_analysis *s, const struct l
 
 /*
  * Return a lower bound of every schedule: the busiest queue. With updates after all steps, also the sum of all ops and
- * the longest queue of updates, because every update waits for the clip result, which waits for every gradient. Updates
- * within the backward half wait for less.
+ * the longest queue of updates: every update waits for the clip result, and that for every gradient. Updates within the
+ * backward half wait for less.
  */
 static int64_t least_ns(const struct peak_analysis *s, const struct lade_program *program,
                         const struct lade_queue_times *queue_times)

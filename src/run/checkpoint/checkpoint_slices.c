@@ -16,9 +16,9 @@
  * A rank moves only a range of a parameter's elements to or from files: its shard, or the part of it that no other rank
  * writes. Chunks still cover the whole parameter, because values are set whole.
  *
- * Each element that is moved is counted in its tensor's tally by its place in the parameter's order, whatever its order
- * in the file (checkpoint_table.c). Format version 1 has one XXH3 of a tensor in that order instead; only a rank that
- * reads the whole tensor can verify it.
+ * Each moved element is counted in its tensor's tally (checkpoint_table.c). It counts by its place in the parameter's
+ * order, whatever its order in the file. Format version 1 has one XXH3 of a tensor in that order instead; only a rank
+ * that reads the whole tensor can verify it.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * value's form. That is 10 bytes for an element in BF16 with FP32 moments, 12 in FP32. So a save from the snapshot uses
  * the same code as one from the executor, with the same bytes; nothing is converted while the run waits.
  *
- * A get fills the bytes that the snapshot has and leaves the rest of the window unchanged, as an executor does where
+ * A get fills the bytes that the snapshot has. It leaves the rest of the window unchanged, as an executor does where
  * state is in shards. A save uses no other bytes.
  */
 #include "run/checkpoint/snapshot.h"

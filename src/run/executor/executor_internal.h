@@ -238,9 +238,9 @@ int bound_init(lade_executor *executor, const struct lade_program *program, stru
 void bound_finish(struct bound_program *bound);
 
 /*
- * True if each instruction of @bound waits backwards, uses memory that the executor has, and is bound to the kernel or
- * the transfer of its kind. Runs, items and lots of streamed updates must also tile each other (bound_validity.c). pre:
- * bound_init has succeeded. O(operands + items); asserted with -Dchecks=full.
+ * True if each instruction of @bound waits backwards and uses memory that the executor has. Each must be bound to the
+ * kernel or the transfer of its kind. Runs, items and lots of streamed updates must also tile each other
+ * (bound_validity.c). pre: bound_init has succeeded. O(operands + items); asserted with -Dchecks=full.
  */
 bool bound_program_is_valid(const lade_executor *executor, const struct bound_program *bound);
 

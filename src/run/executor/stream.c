@@ -47,7 +47,7 @@
  * Rejected: waiting for the next completion of any kind instead of the next item's parts in order. The drive serves
  * requests about in the order of submission, so no difference could be measured. Rejected: submitting from the pool's
  * threads. The kernel ends a ring's request in the thread that submitted it, and would wake a sleeping thread.
- * Rejected: twice as many windows in place of the bound on reads, and one pass over several updates of a run where they
+ * Rejected: twice as many windows in place of the bound on reads; one pass over several updates of a run, where these
  * wait for nothing else. Neither made a measurable difference (bench/results/amd-epyc-zen5-2-cores.md).
  */
 #include <errno.h>

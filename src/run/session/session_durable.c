@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A session whose state is durable, step by step. The store is the tier of every parameter. So a step publishes little
- * beside the state: a table of checksums, and a memo with the rest of the training state, the struct of a checkpoint's
- * state.json as it is in memory. State in another tier would have to be written whole in every step, as many bytes as
- * the store's own, by separate code. So another home tier is refused.
+ * beside the state: a table of checksums, and a memo with the rest of the training state. The memo is the struct of a
+ * checkpoint's state.json as it is in memory. State in another tier would have to be written whole in every step, as
+ * many bytes as the store's own, by separate code. So another home tier is refused.
  *
  * State found in the directory takes precedence over --init and --resume: the command that began a run also resumes it.
  * Only a checkpoint of a later step than the found state is an error, which the user must decide.

@@ -8,8 +8,8 @@
  * the number of the rank that failed. Only a failure inside a collective over an axis ends the others by an abort
  * (session_fail).
  *
- * Ops are measured before planning, unless the machine is described, or the model is so large that measuring it would
- * take too long for a user; then rooflines over measured rates replace them.
+ * Ops are measured before planning. They are not if the machine is described, or if the model is so large that
+ * measuring it would take too long for a user; then rooflines over measured rates replace them.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -3,9 +3,9 @@
  * A session's plan: budgets first, then the plan leaders, then the decision and the programs that each rank builds of
  * it.
  *
- * A device in host memory shares it with the host tier. The host tier may then take the bytes that the budget leaves,
- * four fifths of them unless stated. session_memory.c computes the amount that they share. If a smallest or automatic
- * budget does not fit with a host tier, it is searched again without one.
+ * A device in host memory shares it with the host tier. The host tier may then take a share of the bytes that the
+ * budget leaves: four fifths unless stated. session_memory.c computes the amount that they share. If a smallest or
+ * automatic budget does not fit with a host tier, it is searched again without one.
  *
  * A decision costs one CPU second or many, and ranks of a stage with equal inputs (lade_plan_params_key) reach the same
  * decision. So the first of them, the plan leader, searches, and the others wait, which leaves it the cores. Its
@@ -13,7 +13,7 @@
  * own budget. A rank with an input of its own (--host-budget may differ by rank) searches for itself;
  * lade_rank_group_prove later checks that its programs meet the others'.
  *
- * This takes two rounds. A budget may be a share of the bytes that keep everything, and the host tier is a share of the
+ * This takes two rounds. A budget may be a share of the bytes that keep everything. The host tier is a share of the
  * bytes that the budget leaves. First the bounds are agreed on, then the budget of each stage, the smallest of its
  * ranks', then the plan. All ranks vote on the result of each search and of each follower's programs, and all return
  * it. A waiting rank has no timeout while the working process lives (lade_rank_group_work).

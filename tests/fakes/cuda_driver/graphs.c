@@ -6,8 +6,8 @@
  * It is as strict as the driver, and gives its results. In a thread that captures, a call that waits, takes memory or
  * loads code is refused and makes the capture invalid; if a capture is global, in every thread. An invalid capture ends
  * without a graph. A capture ends in the thread that began it. An event recorded in a capture cannot be waited for
- * outside, nor one from outside within. It is stricter than the driver in that a capture has one stream, no other can
- * join it, and stream words cannot be waited for or written in it.
+ * outside, nor one from outside within. It is stricter than the driver. A capture has one stream, which no other can
+ * join, and stream words cannot be waited for or written in it.
  */
 #include <stdatomic.h>
 #include <stdlib.h>

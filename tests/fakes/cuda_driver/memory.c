@@ -2,7 +2,7 @@
 /*
  * The fake's memory. A range is an inaccessible reservation of the process's own addresses; physical memory is a memfd,
  * filled with poison. Mapping puts it over the reservation without access, and opening it gives access. An access by
- * the processor thus faults as one by the GPU would, and the calls know from their own lists which memory a copy may
+ * the processor thus faults as one by the GPU would. The calls know from their own lists which memory a copy may
  * access.
  */
 #include <fcntl.h>

@@ -4,8 +4,8 @@
  *
  *   test-cache-day [host|dry] [HOURS]
  *
- * The model is a trainer of eight layers on four queues. It gathers weights two layers ahead on a communication queue,
- * copies out every other saved activation and frees it early, and reduces gradients on the way back. The load has
+ * The model is a trainer of eight layers on four queues. It gathers weights two layers ahead on a communication queue.
+ * It copies out every other saved activation and frees it early, and reduces gradients on the way back. The load has
  * phases. The sequence length is drawn anew every 50 steps. Every 200 steps there are 20 of evaluation. Every 500 steps
  * a checkpoint stages all weights. Every 2,000 steps a bucket of the optimizer is freed and allocated anew. The longest
  * sequences fit only if the owner gives up prefetched blocks. The clock is the sum of the steps' simulated times;

@@ -202,8 +202,8 @@ static double gradient_along(struct fixture *f, int i)
 }
 
 /*
- * Fourth-order central differences: the truncation error of the step, about (1e-3)^4 of the fifth derivative's scale,
- * and the rounding of the loss, 1e-16 / 1e-3, both stay far below the bound.
+ * Fourth-order central differences: the truncation error of the step is about (1e-3)^4 of the fifth derivative's scale,
+ * and the rounding of the loss 1e-16 / 1e-3. Both stay far below the bound.
  */
 static void double_gradients_are_central_differences_of_the_loss(void **state)
 {

@@ -252,8 +252,8 @@ static void puts_under_way_are_waited_for_when_their_bytes_are_needed(void **sta
 }
 
 /*
- * Return the ops of turns that a prefetch evaluates. All layers wait, the links are too slow for them, and there is no
- * room for a layer in the turn of the peak, so that many gets begin right behind it.
+ * Return the ops of turns that a prefetch evaluates. All layers wait, and the links are too slow for them. The turn of
+ * the peak has no room for a layer, so many gets begin right behind it.
  */
 static int64_t prefetch_work(int n_layers)
 {

@@ -580,8 +580,8 @@ static void gathering_desk_start(struct desk *desk, enum lade_family family, con
 /*
  * The unconstrained peak, of copies gathered just in time, has no space for groups. There, with everything kept, each
  * collective pays its latency, or some copies are gathered twice so that the others can be grouped. With more memory
- * each copy is gathered once, which is the closed form 4m + 2, and the step is as fast as with residency overrides that
- * demand that.
+ * each copy is gathered once, which is the closed form 4m + 2. The step is then as fast as with residency overrides
+ * that demand it.
  */
 static void with_room_each_copy_is_gathered_once(void **state)
 {

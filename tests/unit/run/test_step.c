@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A caller's own step: promises of a stepper beside equal bits (test_step_random). Errors have names and stay, each
- * failing request of memory, device or drive ends cleanly, a run allocates nothing, and a dry device takes the
+ * A caller's own step: promises of a stepper beside equal bits (test_step_random). Errors have names and stay, and each
+ * failing request of memory, device or drive ends cleanly. A run allocates nothing, and a dry device takes the
  * predicted time.
  */
 #include <errno.h>

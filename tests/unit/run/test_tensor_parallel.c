@@ -426,8 +426,8 @@ static void bf16_stays_within_its_roundings(void **state)
 
 /*
  * Return the bytes that a rank sends per microbatch. Megatron-LM: four sums of [N, d] in a layer, two forward and two
- * backward (Narayanan et al. 2021, 3.2), each 2 (t-1)/t of it in a ring, and one of each direction for the embedding
- * and the head. As many with rows cut, where a gather and a scatter replace a sum (Korthikanti et al. 2022, 4.2.2).
+ * backward (Narayanan et al. 2021, 3.2), each 2 (t-1)/t of it in a ring. The embedding and the head add one of each
+ * direction. As many with rows cut, where a gather and a scatter replace a sum (Korthikanti et al. 2022, 4.2.2).
  * *ret_small: three FP32 numbers per row for the loss, from every rank to every other.
  */
 static double bytes_by_formula(const struct shape *shape, double *ret_small)
