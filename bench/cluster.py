@@ -192,6 +192,9 @@ NEMOTRON.append(((6144, 32), "--tp 2 --dp 8 --batch 64 --micro-batch 2", 2.746))
 NEMOTRON += [((18432, 96), f"--tp 8 --pp 8 --dp {dp} --batch {16 * dp} --micro-batch 1 --schedule interleaved "
               "--virtual-stages 12", seconds) for dp, seconds in ((2, 4.61), (8, 4.70), (32, 4.84))]
 
+# The 340B recipe on GB200 (tp 8, pp 4, 12 chunks): replicas, batch, seconds. No constant of that preset was fitted.
+NEMOTRON_GB200 = [(4, 32, 2.189), (8, 64, 2.19), (16, 128, 2.229), (4, 512, 32.66), (16, 512, 8.468)]
+
 # Megatron-LM's table of runs on H100 (README, Megatron-Core 0.8), 48 replicas, sequences of 4,096, vocabulary 131,072,
 # collectives beside products: heads, width, layers, tp, pp, batch, TFLOP/s of a device. Microbatches and chunks are not
 # stated. Without a pipeline: the fastest of microbatches of 1, 2 and 4. With one: microbatches of 1, and the fastest
@@ -501,6 +504,12 @@ def nemotron_report(planner, out):
         size = "15B" if width == 6144 else "340B"
         seconds_row(out, "dgx-h100", f"Nemotron 4 {size} {options.split(' --batch')[0]}; dgxc-benchmarking", seconds,
                     found["all_ranks_step_seconds"])
+    for dp, batch, seconds in NEMOTRON_GB200:
+        found = planner.plan("gb200-nvl72", planner.nemotron_file(18432, 96), [
+            "--tp", "8", "--pp", "4", "--dp", str(dp), "--batch", str(batch), "--micro-batch", "1", "--seq", "4096", "--zero",
+            "1", "--recompute", "none", *schedule_of(12), "--sequence-parallel", "--overlap-tensor"])
+        seconds_row(out, "gb200-nvl72", f"Nemotron 4 340B --tp 8 --pp 4 --dp {dp}, batch {batch}; dgxc-benchmarking",
+                    seconds, found["all_ranks_step_seconds"])
 
 
 def megatron_report(planner, out):
@@ -541,7 +550,7 @@ def row_errors(out):
 
 
 def all_report(out, table):
-    for cluster in ("dgx-a100-80g", "dgx-h100"):
+    for cluster in ("dgx-a100-80g", "dgx-h100", "gb200-nvl72"):
         errors = [abs(error) for name, _, error in row_errors(table) if name == cluster]
         out.append(f"| {cluster} | all {len(errors)} runs: mean, largest | | | {100 * sum(errors) / len(errors):.1f} %, "
                    f"{100 * max(errors):.1f} % |")

@@ -1,33 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Clusters by name. Each number is a data sheet's, a data sheet's times a share stated here, or fitted. The fitted ones
- * of the A100, ten, are those marked so; bench/cluster.py prints the fit's errors, with each row left out in turn.
+ * Clusters by name. Each number is a data sheet's, a data sheet's times a share stated here, published, measured,
+ * fitted, or assumed. The fitted ones of the A100, ten, are those marked so; bench/cluster.py prints the fit's errors,
+ * with each row left out in turn. Assumed ones are marked so, with the reason.
  *
  *   devices   NVIDIA data sheets: A100 (312 TFLOP/s dense BF16, 108 multiprocessors, 2039 or 1555 GB/s), H100 SXM (989
- *             TFLOP/s, 132, 3350 GB/s), H200 (989, 132, 4800 GB/s), B200 in GB200 NVL72 (2500 TFLOP/s, 148, 8000 GB/s),
- *             RTX 4090 (165.2 TFLOP/s with FP32 sums, 128, 1008 GB/s)
+ *             TFLOP/s, 132, 3350 GB/s), H200 (989, 132, 4800 GB/s), GB200 NVL72 (a 72nd of 180 PFLOP/s and of 576 TB/s;
+ *             186 GB); B200 (148 multiprocessors), RTX 4090 (165.2 TFLOP/s with FP32 sums, 128, 1008 GB/s)
  *   products  A100: 255 TFLOP/s and a depth of 165, fitted; cuBLAS prints 250 to 275 on large BF16 products. H100 and
  *             H200: a depth of 100 fits the products that an H200 was timed with here (80 to 100). Its best ones reach
  *             788 TFLOP/s alone and 699 on average within a step, at 1,644 MHz under its 700 W
  *             (bench/results/nvidia-h200-power.md). Jobs of many devices sustain less, because the slowest device sets
- *             their pace: 640 TFLOP/s, fitted, the one fitted number of the H100 (bench/cluster.py). B200: 0.63 of the
- *             peak, RTX 4090: 0.91 of it, guesses
+ *             their pace: 640 TFLOP/s, fitted, the one fitted number of the H100 (bench/cluster.py). GB200: cuBLAS
+ *             reaches 1,610 TFLOP/s alone on a B200 (NVIDIA, Tilus documentation: products of 8,192 in 16 bits), of
+ *             which jobs are assumed to sustain the H100's 640/788; its depth is the H100's times the rate of a
+ *             multiprocessor. RTX 4090, assumed: 0.91 of the peak, because FP32 sums halve the rate that its power
+ *             allows
  *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100. H100 and H200:
  *             408 and 335 TFLOP/s, 0.85 of the 480 and 394 that heads of 128 reach alone on the H200, because a step
  *             slows attention by as much. PyTorch's own ops call FlashAttention-2 there: 0.35 of the peak forward (Shah
- *             et al. 2024), and backward less by the A100's ratio. Scores of attention that is not fused, 8 and 18
- *             bytes: fitted; the passes of mask, softmax and dropout and of the products, at two bytes each, count 8
- *             to 12 and 15 to 20
+ *             et al. 2024), and backward less by the A100's ratio. GB200: cuDNN 9.13 reaches 1,235 TFLOP/s forward on a
+ *             B200, FlashAttention-4's 1,605 over 1.3 (its authors, 2026); assumed as Hopper's are: 0.85 of it in a
+ *             step, and the H100's ratio backward. RTX 4090, assumed: 0.7 and 0.6, near the A100's. Scores of attention
+ *             that is not fused, 8 and 18 bytes: fitted; the passes of mask, softmax and dropout and of the products,
+ *             at two bytes each, count 8 to 12 and 15 to 20
  *   power     the data sheets' limits: A100 400 W, H100 and H200 700 W, GB200 1200 W, RTX 4090 450 W. At a lower one,
  *             kernels.power_watts, the clock is lower (cost.c)
  *   memory    0.785 of the data sheet's rate, fitted on A100 and used for all; launch 5.75 us, fitted on A100
  *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.50 of one
  *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
- *             and later: 0.65 of it. With sums in the switch (NVLS) an all-reduce is 480/360 as fast: nccl-tests
+ *             and later, assumed: 0.65 of it. With sums in the switch (NVLS) an all-reduce is 480/360 as fast:
+ *             nccl-tests, which print 811 GB/s alone on GB200 over two nodes
  *   rails     one HDR port (25 GB/s) per device of a DGX A100, of which gradient sums sustain 0.48, and a hop 24 us:
  *             fitted; Narayanan et al. 2021 report 12.9 TB/s over the bisection for 3072 devices. One NDR port (50
- *             GB/s) per device of a DGX H100, at 0.80. p4d: four 100 Gb/s EFA interfaces per eight devices; p5:
- *             thirty-two, 0.60 of them; a hop over EFA 30 us
+ *             GB/s) per device of a DGX H100 and of a GB200 NVL72 (ConnectX-7), of which 0.80 is assumed: gradient sums
+ *             of NVIDIA's recipes hide behind kernels and show no more. p4d: four 100 Gb/s EFA interfaces per eight
+ *             devices; p5: thirty-two; assumed: 0.60 of them, and 30 us for a hop, because EFA's datagrams are put in
+ *             order by software
  *   PCIe      RTX 4090 has no peer copies, so collectives go through the host at half of PCI Express 4.0's rate
  *   usable    80 GB cards have 80 GiB less about 0.7 GiB that the driver reports as reserved (nvidia-smi: 81,920 MiB,
  *             81,251 usable); the context takes about 0.5 GiB, cuBLAS workspaces 0.1, NCCL buffers about 0.7 with three
@@ -35,7 +44,8 @@
  *   host      2 TB per DGX A100, DGX H100 and p5; 1.1 TB per p4d; 480 GB per Grace, one for two GPUs
  *
  * error_share covers most runs (docs/cluster.md): on A100 all of Megatron-LM, and the means of other projects; on H100
- * all but four of 43. Elsewhere it is a guess from fewer runs.
+ * all of 62. GB200: five runs of NVIDIA's recipes are within 0.10, too few to say less than 0.30. Elsewhere it is
+ * assumed.
  *
  * A preset has as many nodes as a job may use: it describes a kind of cluster, not one. Files state their own number.
  */
@@ -77,9 +87,9 @@ static const struct cluster_preset presets[] = {
      0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
     {"dgx-h200", "h200-141g", 8, 8, 129, 2e12, 989e12, 0.20, MEMORY_SHARE * 4800e9, H100_KERNELS, "nvlink", "rails",
      0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
-    {"gb200-nvl72", "b200-180g", 4, 72, 165, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
-     {.n_sms = 148, .product_flops_per_s = 1570e12, .product_depth = 600, .attention_forward = 0.55,
-      .attention_backward = 0.45, .rated_watts = 1200}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9,
+    {"gb200-nvl72", "gb200-186g", 4, 72, 169, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
+     {.n_sms = 148, .product_flops_per_s = 1308e12, .product_depth = 182, .attention_forward = 0.80,
+      .attention_backward = 0.65, .rated_watts = 1200}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9,
      24000},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
      0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 30000},

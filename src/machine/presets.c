@@ -12,10 +12,11 @@
  * the libraries is not subtracted: it is measured on the device and counted by the ledger. Hosts and drives are one
  * device's share of a common server; a file with "preset" overrides its differences.
  *
- * Sources: NVIDIA data sheets of the A100, H100, H200 Tensor Core GPUs, GH200 Grace Hopper, DGX B200 (an eighth of the
- * system) and the Ada GPU architecture paper (RTX 4090, BF16 with FP32 accumulation); PCI-SIG for lanes (16 GT/s and 32
- * GT/s, 16 lanes); Samsung PM9A3 3.84 TB for the drive of servers (6.8 GB/s read, 4.0 GB/s write); AMD and Intel
- * specifications for hosts (memory channels x rate; cores x all-core clock x FP32 flops per cycle).
+ * Sources: NVIDIA data sheets of the A100, H100, H200 Tensor Core GPUs, GH200 Grace Hopper, GB200 NVL72 (half of a
+ * superchip), DGX B200 (an eighth of the system) and the Ada GPU architecture paper (RTX 4090, BF16 with FP32
+ * accumulation); PCI-SIG for lanes (16 GT/s and 32 GT/s, 16 lanes); Samsung PM9A3 3.84 TB for the drive of servers (6.8
+ * GB/s read, 4.0 GB/s write); AMD and Intel specifications for hosts (memory channels x rate; cores x all-core clock x
+ * FP32 flops per cycle).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -82,6 +83,12 @@ static const struct lade_machine presets[] = {
      .matmul_flops_per_s = RATES(75e12, 2250e12), .device_bytes_per_s = DEVICE_MEMORY * 8000 * GB,
      .launch_ns = LAUNCH_NS, .to_host = PCIE_5, .to_device = PCIE_5, .is_duplex = true,
      .host_bytes_per_s = HOST_MEMORY * 89.6 * GB, .store = SERVER_DRIVE},
+    /* Half of a GB200 superchip: one of the two GPUs that share a Grace, its memory and its NVLink-C2C. */
+    {.name = "gb200-186g", .n_cores = 36, .device_bytes = 186000000000, .host_bytes = 240000000000,
+     .matmul_flops_per_s = RATES(80e12, 2500e12), .device_bytes_per_s = DEVICE_MEMORY * 8000 * GB,
+     .launch_ns = LAUNCH_NS, .to_host = LINK(C2C, 225 * GB, C2C_LATENCY_NS),
+     .to_device = LINK(C2C, 225 * GB, C2C_LATENCY_NS), .is_duplex = true,
+     .host_bytes_per_s = HOST_MEMORY * 256 * GB, .store = SERVER_DRIVE},
     {.name = "rtx4090-24g", .n_cores = 16, .device_bytes = GIB(24), .host_bytes = GIB(64),
      .matmul_flops_per_s = RATES(82.6e12, 165.2e12), .device_bytes_per_s = DEVICE_MEMORY * 1008 * GB,
      .launch_ns = LAUNCH_NS, .to_host = PCIE_4, .to_device = PCIE_4, .is_duplex = true,
