@@ -233,6 +233,7 @@ def capturing(recorder):
         stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())
+        stack.enter_context(recorder.finite)
         yield
     after = _generators_state()
     if after[2] != before[2]:
