@@ -265,6 +265,139 @@ def flags_in_buffers_choose_the_plan():
     assert model.is_ready and not torch.equal(scale, model.scale) and sum(map(len, step.ready.values())) == 2
 
 
+class Stepped(nn.Module):
+    """Scales by numbers in buffers, as codecs keep their strides."""
+
+    def __init__(self, adds):
+        super().__init__()
+        self.net, self.adds = net(), adds
+        self.register_buffer("stride", torch.tensor(3))
+
+    def forward(self, x):
+        x = self.net(x) * (1 + self.stride.item() // 2)
+        if self.adds:
+            self.stride += 1
+        return x
+
+
+def numbers_in_buffers_choose_the_plan():
+    def make(model):
+        optimizer = adam(model.parameters())
+        return optimizer, plain_step(model, optimizer, lambda model, x: model(x).square().mean())
+    same("a number", Stepped(False), make)
+    model = Stepped(True)
+    optimizer, train = make(model)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(SAMPLE), "count outside", "loops.py")
+    model = Stepped(False)
+    optimizer, train = make(model)
+    step = lade.torch.step(train, model, optimizer, "100%", audit=False)
+
+    def count():
+        for _ in range(40):
+            step.prepare(SAMPLE)
+            model.stride += 1
+    refused(lade.CannotCapture, count, "32 different answers")
+
+
+class Clamped(nn.Module):
+    """Clamps hidden states that are not finite, as DETR does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = net(8, 8), net()
+
+    def forward(self, x):
+        x = self.first(x)
+        if not torch.isfinite(x).all():
+            x = torch.nan_to_num(x, 0.5)
+        return self.second(x)
+
+
+def guarded(ask):
+    """Return a maker of steps that leave out the update of a loss for which @ask is true."""
+    def make(model):
+        optimizer = adam(model.parameters())
+
+        def train(x):
+            loss = model(x).square().mean()
+            if ask(loss):
+                return loss.detach() * 0 - 1
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return optimizer, train
+    return make
+
+
+def branches_on_finite_values_are_those_of_eager():
+    """Batches with NaN take the other branch, by a plan of its own, and later ones the first branch again."""
+    data = [SAMPLE, SAMPLE * float("nan"), SAMPLE, SAMPLE + float("inf"), SAMPLE]
+    never = guarded(lambda loss: False)
+    asks = {"not isfinite": lambda loss: not torch.isfinite(loss), "isnan or isinf": lambda loss: loss.isnan() or loss.isinf(),
+            "isnan | isinf": lambda loss: (torch.isnan(loss) | torch.isinf(loss)).item(), "!=": lambda loss: loss != loss}
+    for name, model, make in (("clamped", Clamped(), never), *((name, net(), guarded(ask)) for name, ask in asks.items())):
+        own = copy.deepcopy(model)
+        optimizer, train = make(own)
+        torch.manual_seed(SEED)
+        wanted = [repr(float(train(x))) for x in data], lade.torch.digest(own, optimizer), torch.get_rng_state().tolist()
+        for budget, host, audit in (("100%", None, True), ("100%", None, False), ("min", "64MiB", False)):
+            own = copy.deepcopy(model)
+            optimizer, train = make(own)
+            step = lade.torch.step(train, own, optimizer, budget, host=host, audit=audit)
+            torch.manual_seed(SEED)
+            losses = [repr(float(step(x))) for x in data]
+            assert (losses, lade.torch.digest(own, optimizer), torch.get_rng_state().tolist()) == wanted, (name, budget, losses)
+            peak = lade.torch.measure(step, data[1])["peak_bytes"]
+            assert peak == step.report()["planned_peak_bytes"], (name, budget, peak, step.report())
+        print(name, flush=True)
+
+
+def other_branches_end_as_eager_does_or_say_so():
+    def stops(loss):
+        if torch.isnan(loss):
+            raise ArithmeticError("the loss is no number")
+        return False
+    model = net()
+    optimizer, train = guarded(stops)(model)
+    step = lade.torch.step(train, model, optimizer, "100%")
+    step(SAMPLE)
+    before = lade.torch.digest(model, optimizer)
+    refused(ArithmeticError, lambda: step(SAMPLE * float("nan")), "no number")
+    assert lade.torch.digest(model, optimizer) == before
+    step(SAMPLE)
+    model = nn.Sequential(nn.BatchNorm1d(8), net())  # its statistics have changed before the loss is known
+    optimizer, train = guarded(torch.isnan)(model)
+    step = lade.torch.step(train, model, optimizer, "100%")
+    step(SAMPLE)
+    refused(lade.Error, lambda: step(SAMPLE * float("nan")), "branch", "loops.py")
+    refused(lade.Error, lambda: step(SAMPLE), "a step failed")
+
+
+def closures_run_once():
+    """torch's own optimizers call a closure once, with gradients on, and return its loss."""
+    def closed(make_optimizer):
+        def make(model):
+            optimizer = make_optimizer(model.parameters())
+
+            def train(x):
+                def closure():
+                    optimizer.zero_grad()
+                    loss = model(x).square().mean()
+                    loss.backward()
+                    return loss
+                with torch.no_grad():
+                    return optimizer.step(closure).detach()
+            return optimizer, train
+        return make
+    same("a closure", net(), closed(adam))
+    same("a closure of Lade's optimizer", net(), closed(lambda params: lade.torch.AdamW(params, lr=1e-3, where="host")))
+    model = net()
+    optimizer, train = closed(torch.optim.LBFGS)(model)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(SAMPLE), "LBFGS.step: ", "closure", "loops.py")
+
+
 def a_flag_is_not_known_once_a_view_of_it_is_written():
     """The capture refuses, or has the new value: never the branch of the old one."""
     for is_whole in (True, False):
@@ -329,7 +462,8 @@ def refusals_name_what_torch_calls_it():
 
 TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, runs_resume_from_a_checkpoint_of_both,
          one_scaler_serves_two_optimizers, optimizers_that_are_not_given_are_refused, weights_are_averaged_in_the_step,
-         flags_in_buffers_choose_the_plan, a_flag_is_not_known_once_a_view_of_it_is_written,
+         flags_in_buffers_choose_the_plan, numbers_in_buffers_choose_the_plan,
+         branches_on_finite_values_are_those_of_eager, other_branches_end_as_eager_does_or_say_so, closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":

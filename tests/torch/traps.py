@@ -85,6 +85,11 @@ def images():
 def batch_norm_writes_once():
     reports = check("BatchNorm, in place", Conv(), images(), budgets=("100%", "min"))
     assert reports[1]["n_redone"] > 0
+    model = Conv()
+    for module in model.net:
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+    check("BatchNorm, plain averages", model, images(), budgets=("100%", "min"))
 
 
 class Square(torch.autograd.Function):

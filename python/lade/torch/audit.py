@@ -93,7 +93,7 @@ class Audit:
                 return
             less, rows, _ = found
             own_args, own_kwargs = pytree.tree_unflatten(less, spec)
-            small = self.step._find(own_args, own_kwargs)[1]
+            small = self.step._find(own_args, own_kwargs, self.ready.planned.trace.branch)[1]
             if self._fits(small):
                 break
         self.step.sync()

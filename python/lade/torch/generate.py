@@ -13,6 +13,7 @@ from torch.fx.node import Node
 from ..errors import Error
 from ..graph import DEVICE, DROP, OP, PUT, REDO
 from . import kernels, optimizers
+from .branches import BRANCH
 from .values import flat_args
 
 
@@ -207,6 +208,9 @@ class Generator:
             self.lines.append(f"R.watch({index})")
         if op.node.target is optimizers.UPDATE:
             self._update(op.node)
+        elif op.node.target is BRANCH:
+            flag, wanted, number = op.node.args
+            self.lines.append(f"R.branch({self.text(flag)}, {wanted}, {number})")
         elif op.node.target is optimizers.UPDATE_ALL:
             _, grads, _, found, _ = op.node.args
             self.lines.append(f"R.update_all({index}, {self.text(grads)}, {self.text(found)})")

@@ -108,9 +108,7 @@ class Events(_Record):
     """The events of the CPU, by torch's profiler."""
 
     def __init__(self):
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        self.profiler = torch.profiler.profile(activities=activities, profile_memory=True)
-        self.sizes, self.told = [], []
+        self.profiler, self.sizes, self.told = None, [], []
 
     def mark(self):
         """Leave a mark in the events."""
@@ -126,6 +124,8 @@ class Events(_Record):
         self.mark()
 
     def __enter__(self):
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        self.profiler, self.told = torch.profiler.profile(activities=activities, profile_memory=True), []
         self.profiler.__enter__()
         self.rest()
         return self

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CannotCapture
 from . import generators, optimizers
+from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
@@ -218,7 +219,7 @@ def capturing(recorder):
                     stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
-                      _last_rates(recorder)):
+                      _last_rates(recorder), averages()):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))
@@ -233,6 +234,7 @@ def capturing(recorder):
         stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())
+        stack.enter_context(recorder.finite)
         yield
     after = _generators_state()
     if after[2] != before[2]:

@@ -9,6 +9,7 @@ import torch
 from .. import graph as g
 from ..errors import Error
 from . import generators, optimizers, parked, tiers
+from .branches import Otherwise
 from .cuda_copies import copies_of
 from .meter import events_of
 
@@ -126,6 +127,12 @@ class Runtime:
         self.is_updated = True
         if not any(t.item() for t in found_inf):
             self.opaque[index](grads)
+
+    def branch(self, flag, wanted, index):
+        """Go on if the value is that of the plan's branch."""
+        if bool(flag) != wanted:
+            trace = self.planned.trace
+            raise Otherwise((*trace.branches[:index], not wanted), trace.branch_lines[index])
 
     # moves
 

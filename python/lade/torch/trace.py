@@ -20,12 +20,13 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture
 from . import optimizers, patches
+from .branches import Finite
 from .layouts import Mode
 from .places import Found, Places, keeps_fakes
-from .watch import Watch
+from .watch import COUNTS, SPARSE, Watch
 
 _TORCH = os.path.dirname(torch.__file__)
-_NESTED = os.path.join(_TORCH, "nested", "")
+_NESTED, _COMPILED = os.path.join(_TORCH, "nested", ""), os.path.join(_TORCH, "_dynamo", "")
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PLAIN = (int, float, bool, str)
 
@@ -138,9 +139,18 @@ class Recorder:
         self.fields |= fields
 
     def step(self, member, closure=None, **kwargs):
-        if closure is not None or kwargs:
-            raise CannotCapture("a step with a closure runs the model an unknown number of times", "optimizer.step")
+        """Record a step; with a closure return its loss: the optimizers of PER_PARAM call it once, before their updates."""
+        name, loss = f"{type(member).__name__}.step", None
+        if kwargs:
+            raise CannotCapture(f"takes {sorted(kwargs)[0]}, and a captured step takes a closure at most", name)
+        if closure is not None:
+            if not optimizers.is_per_param(optimizers.unwrapped(member)):
+                raise CannotCapture("calls its closure a number of times that values may decide; call forward and backward "
+                                    "before the step, or use an optimizer that needs no closure", name)
+            with torch.enable_grad():
+                loss = closure()
         self.update(member, [])
+        return loss
 
     def update(self, optimizer, found_inf):
         """Record the step of one of the optimizers."""
@@ -167,7 +177,7 @@ class Recorder:
         for index, (real, fake) in enumerate(pairs, first):
             if fake.grad is not None:
                 if fake.grad.is_sparse:
-                    raise CannotCapture("sparse gradients are not captured", "optimizer.step")
+                    raise CannotCapture(SPARSE, "optimizer.step")
                 optimizers.UPDATE(fake, fake.grad, self.states.get(id(real), []), found_inf, index)
 
     def _all(self, pairs, member, found_inf):
@@ -202,9 +212,10 @@ def calling_line():
 _MEANINGS = (
     (("FakeTensor.__format__", ".numpy() is not supported"), "value of a tensor",
      "the step reads the value of a tensor; return the tensor, and read it after the step"),
-    (("HigherOrderOperator", "registered for HOP"), "torch.cond", "higher-order ops, such as torch.cond, are not captured"),
-    ((_NESTED,), "torch.nested", "nested tensors are not captured"),
-    (("dynamo",), "torch.compile", "torch.compile inside of the step is not captured; give the plain model"),
+    (("HigherOrderOperator", "registered for HOP"), "torch.cond",
+     "higher-order ops, such as torch.cond, are not captured; compute both sides and take one by torch.where"),
+    ((_NESTED,), "torch.nested", "nested tensors are not captured; pad the batch"),
+    ((_COMPILED,), "torch.compile", "torch.compile inside of the step is not captured; give the plain model"),
 )
 
 
@@ -216,11 +227,13 @@ def _refusal(fault):
     op = str(func) if func is not None else type(fault).__name__
     texts = {"DataDependentOutputException": "the value of a tensor decides what the step does; return the tensor, and "
              "call .item() after the step",
-             "DynamicOutputShapeException": "a shape depends on the values of a tensor"}
+             "DynamicOutputShapeException": "a shape depends on the values of a tensor; compute it outside of the step, or "
+             "keep the shape and mask values, as torch.where does"}
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
-    if "dynamo" in type(fault).__module__ or "dynamo" in text.lower():
-        text = "dynamo"
-    if any(frame.filename.startswith(_NESTED) for frame in traceback.extract_tb(fault.__traceback__)):
+    frames = traceback.extract_tb(fault.__traceback__)
+    if "_dynamo" in type(fault).__module__ or frames[-1].filename.startswith(_COMPILED):
+        text = _COMPILED
+    if any(frame.filename.startswith(_NESTED) for frame in frames):
         text = _NESTED
     for words, name, meaning in _MEANINGS:
         if any(word in text for word in words):
@@ -413,9 +426,10 @@ def without_collections():
 
 
 @without_collections()
-def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
+def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=()):
     """Capture fn(*args, **kwargs), with strides by @layouts (layouts.py). CannotCapture names the op and the user's line;
-    nothing has changed then. @known: places where other graphs of the step leave tensors.
+    nothing has changed then. @known: places where other graphs of the step leave tensors. @branch: the first answers of
+    branches.py.
     """
     given = Given(model, optimizer)
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -469,6 +483,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
         tensors = [leaf for leaf in result.out_leaves if isinstance(leaf, torch.Tensor)]
         result.n_out = len(tensors)
         result.places = places.changed(fakes)
+        if any(watch.counts(t) for place in result.places for t in pytree.tree_leaves(place.before)
+               if isinstance(t, torch.Tensor)):
+            raise CannotCapture(COUNTS, "value of a tensor")
         before = {id(t) for place in result.places for t in pytree.tree_leaves(place.before)
                   if isinstance(t, torch.Tensor)}
         for place in result.places:
@@ -480,7 +497,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
 
     reals = {id(fakes[id(t)]): t for _, t in (*given.params, *given.buffers)}
     places, watch = Places(fn, given.modules), Watch()
-    recorder.watch = watch
+    recorder.watch, recorder.finite = watch, Finite(branch, calling_line)
     try:
         with patches.capturing(recorder), _swapped(given, fakes, optimizer, recorder), torch.enable_grad(), mode:
             result.gm = make_fx(whole, tracing_mode="real")(*[f for _, _, _, f in inputs])
@@ -499,4 +516,5 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=()):
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
     result.answers, result.hooks = watch.answers, recorder.hooks
+    result.branch, result.branches, result.branch_lines = branch, tuple(recorder.finite.answers), recorder.finite.lines
     return result

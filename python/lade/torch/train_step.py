@@ -17,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
-from . import optimizers, parked, residents, tiers
+from . import generators, optimizers, parked, residents, tiers
 from .audit import Audit, bits
+from .branches import Otherwise
 from .meter import events_of
 from .planned import Planned, Tiers
 from .prices import Pricer, Relayout
@@ -28,6 +29,7 @@ from .trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
+PLANS_MOST = 32         # of one form of the arguments, each with other answers
 CAPTURES_MOST = 8       # of one step, each with more strides known
 
 
@@ -91,27 +93,47 @@ class Step:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise Error("a CUDA graph is being captured, and a planned step plans, draws and moves bytes outside of graphs: "
                         "call the step without one")
-        leaves, ready = self._find(args, kwargs)
-        self.last = ready
-        if self.audit and not ready.is_audited:
-            return Audit(self, ready).run(args, kwargs, leaves, meter)
-        return self._run(ready, leaves, meter)
+        return self._call_branch(args, kwargs, meter, ())
+
+    def _call_branch(self, args, kwargs, meter, branch):
+        """Run the step with the first answers of branches.py, and anew with others where they are due."""
+        try:
+            leaves, ready = self._find(args, kwargs, branch)
+        except CannotCapture as fault:
+            own = fault.__cause__
+            if branch and own is not None and not type(own).__module__.startswith(("torch", "lade")):
+                raise own  # the branch itself, such as a loop that stops at a loss of NaN
+            raise
+        self.last, before = ready, generators.states(self.device) if ready.planned.trace.branches else None
+        try:
+            if self.audit and not ready.is_audited:
+                return Audit(self, ready).run(args, kwargs, leaves, meter)
+            return self._run(ready, leaves, meter)
+        except Otherwise as fault:
+            if self.broken:
+                raise Error(str(fault)) from fault
+            other = fault.branch
+        if other == branch:
+            raise Error(f"the step asks other questions than its capture, and has no plan of the branch {other}")
+        generators.set_states(self.device, before)
+        return self._call_branch(args, kwargs, meter, other)
 
     def prepare(self, *args, **kwargs):
         """Capture and plan the step for these arguments, and run nothing. DoesNotFit, CannotCapture."""
         self.last = self._find(args, kwargs)[1]
         return self
 
-    def _find(self, args, kwargs):
+    def _find(self, args, kwargs, branch=()):
+        """Return (flat arguments, the plan that serves them)."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
             self.given, self.ready = Given(self.model, self.optimizer), {}
         for ready in self.ready.get(self._key(spec, leaves), ()):
-            if ready.planned.trace.answers.hold(leaves):
+            if ready.planned.trace.branch == branch and ready.planned.trace.answers.hold(leaves):
                 return leaves, ready
-        return leaves, self._prepare(args, kwargs, leaves, spec)
+        return leaves, self._prepare(args, kwargs, leaves, spec, branch)
 
     def _key(self, spec, leaves):
         """Return what a plan is for."""
@@ -124,10 +146,13 @@ class Step:
         groups = self.optimizer.param_groups if self.optimizer else []
         return tuple(repr(groups[i].get(key)) for i, key in sorted(self.fields) if i < len(groups))
 
-    def _prepare(self, args, kwargs, leaves, spec):
+    def _prepare(self, args, kwargs, leaves, spec, branch):
         _refuse_wrapped(self.model)
+        if len(self.ready.get(self._key(spec, leaves), ())) >= PLANS_MOST:
+            raise CannotCapture(f"the step has asked for values that had {PLANS_MOST} different answers, each with a plan of its "
+                                "own; keep them in tensors, or decide outside of the step", "value of a tensor")
         self.sync()
-        planned, seconds = self._plan(args, kwargs)
+        planned, seconds = self._plan(args, kwargs, branch)
         with _Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
             self.ready.setdefault(self._key(spec, leaves), []).append(ready)
@@ -149,14 +174,14 @@ class Step:
             self.is_hooked = True
         return ready
 
-    def _plan(self, args, kwargs):
+    def _plan(self, args, kwargs, branch):
         """Return (plan, seconds of capture). A capture is repeated while its pricing finds other strides."""
         seconds = 0.0
         for _ in range(CAPTURES_MOST):
             start = time.perf_counter()
             captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts,
-                             self.places.values())
-            self._refuse_counters(captured.places, args, kwargs)
+                             self.places.values(), branch)
+            self._refuse_counters(captured, args, kwargs)
             seconds += time.perf_counter() - start
             try:
                 return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
@@ -164,15 +189,16 @@ class Step:
                 continue
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
 
-    def _refuse_counters(self, places, args, kwargs):
+    def _refuse_counters(self, captured, args, kwargs):
         """Refuse numbers and texts that a second step would change again; one that changes once is put after the step."""
-        changed = [place for place in places if place.is_plain]
+        changed = [place for place in captured.places if place.is_plain]
         if not changed:
             return
         try:
             for place in changed:
                 place.put(place.leaves[0])
-            again = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts, self.places.values())
+            again = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts, self.places.values(),
+                          captured.branch)
             for place in again.places:
                 if place.is_plain:
                     refuse_change(place.name)

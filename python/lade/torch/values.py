@@ -12,10 +12,14 @@ import torch
 from ..errors import CannotCapture
 from ..graph import DEVICE
 from . import optimizers
+from .branches import BRANCH
 from .kernels import HIDDEN_WRITES
 from .meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
+
+
+_MAY_END = BRANCH, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
 
 
 class Op:
@@ -230,18 +234,19 @@ class Values:
 def updates_early(values):
     """Move each parameter's update behind the last op that reads or writes one of its operands.
 
-    An update frees its gradient. It may run as soon as the gradient is final and no op needs the old parameter.
+    An update frees its gradient. It may run as soon as the gradient is final and no op needs the old parameter. It stays
+    behind branches and checks, which may end the step.
     """
     last, rest, moved = {}, [], []
     for op in values.ops:
         (moved if op.node.target is optimizers.UPDATE else rest).append(op)
     place = {id(op): i for i, op in enumerate(values.ops)}
-    touched = {}
+    touched, ends = {}, [(place[id(op)], i) for i, op in enumerate(rest) if op.node.target in _MAY_END]
     for i, op in enumerate(rest):
         for k in (*op.reads, *op.writes, *op.updates):
             touched.setdefault(k, []).append((place[id(op)], i))
     for op in moved:
-        at = -1
+        at = max((i for p, i in ends if p < place[id(op)]), default=-1)
         for k in (*op.reads, *op.updates):
             uses = touched.get(k, ())
             if any(p > place[id(op)] for p, _ in uses):

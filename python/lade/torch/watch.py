@@ -5,7 +5,8 @@ Some code asks for the value of a tensor that no input decides, such as a causal
 the tensor run for real beside the capture, so the question has an answer, the same one in every step. Other code asks
 whether something is true of its arguments, such as that a mask has no zero, or of a flag that it keeps in a tensor of few
 elements, such as a buffer that counts. Each answer decides which graph it is: the ops that lead to it are kept, run again
-before each call, and a plan serves the calls with its answers. A check of torch.distributions that its arguments are valid
+before each call, and a plan serves the calls with its answers. A number in such a tensor is answered too, if the step does
+not change it, or only sets a flag of 0 and 1. A check of torch.distributions that its arguments are valid
 becomes an op that fails where they are not. Tensors of the user that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and
 restored after the capture. A result that is still held after the capture is in a place that the step does not renew.
 """
@@ -19,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ..errors import CannotCapture
+
 _FOLLOWED_MOST = 1 << 16  # elements of a followed constant
 _FLAG_MOST = 16           # elements in the memory of a followed tensor that outlives the step
 _ARGUMENT_MOST = 1 << 22  # elements of a followed argument, and of results that it decides
@@ -30,6 +33,12 @@ _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
 _CHECKS = ("__init__", "_validate_sample", "_all_true_or_runtime_assert")
 _DEVICE = torch.ops.prim.device.default
+_ZERO = torch.ops.aten._efficientzerotensor.default
+_SETS = torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default
+_COPIES = torch.ops.aten.fill_.Tensor, torch.ops.aten.copy_.default
+COUNTS = ("the step reads a number from a tensor and changes it there, so each step would be another graph; keep the number "
+          "in tensors, or count outside of the step")
+SPARSE = "sparse tensors are not captured; use dense ones, such as those of nn.Embedding(sparse=False)"
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 
@@ -46,8 +55,8 @@ class _Ref:
 class _Slot:
     """In the operands of a kept op: the tensor that a dict of the model has under a key."""
 
-    def __init__(self, own, key):
-        self.own, self.key = own, key
+    def __init__(self, own, key, memory=None):
+        self.own, self.key, self.memory = own, key, memory
 
     def value(self, _leaves, _done):
         return self.own[self.key]
@@ -57,7 +66,7 @@ class _Outside:
     """In the operands of a kept op: a tensor of the user that is in no model."""
 
     def __init__(self, tensor):
-        self.tensor = tensor
+        self.tensor, self.memory = tensor, tensor.untyped_storage()._cdata
 
     def value(self, _leaves, _done):
         return self.tensor
@@ -78,6 +87,14 @@ class _Kept:
             args, kwargs = pytree.tree_map_only(_REFS, lambda ref: ref.value(leaves, done), (self.args, self.kwargs))
             done[self] = pytree.tree_leaves(self.func(*args, **kwargs))
         return done[self]
+
+    def sources(self):
+        """Yield what a call decides of its operands, and of those of the ops that lead to it: _Ref to arguments, _Slot, _Outside."""
+        for ref in pytree.tree_leaves((self.args, self.kwargs)):
+            if isinstance(ref, _Ref) and not isinstance(ref.op, int):
+                yield from ref.op.sources()
+            elif isinstance(ref, _REFS):
+                yield ref
 
 
 class Answers:
@@ -120,6 +137,7 @@ class Watch(TorchDispatchMode):
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
         self.changed = set()  # storages of real tensors that the step has written: their values are not known any more
+        self.numbers = {}   # memory -> a number that the step asked for, which the tensor there decides
         self.any_of = None  # a weak reference to the last result of any()
 
     def argue(self, leaves, fakes):
@@ -132,7 +150,7 @@ class Watch(TorchDispatchMode):
     def give(self, slots):
         """Follow flags: @slots are (fake tensor, real tensor, dict, key) of the buffers of the model."""
         for fake, real, own, key in slots:
-            self._flag(fake, real, _Slot(own, key))
+            self._flag(fake, real, _Slot(own, key, real.untyped_storage()._cdata))
 
     def _flag(self, tensor, real, ref):
         if type(real) is not torch.Tensor or real.requires_grad or real.layout is not torch.strided or real.is_meta:
@@ -154,8 +172,9 @@ class Watch(TorchDispatchMode):
             answer = self._run(func, args, kwargs)
             if not any(self._ref(t) for t in tensors):
                 return answer
-            if isinstance(answer, bool) or self._is_flag(tensors[0]):  # another number may be another one in each step
-                self.answers.note(self._keep_op(func, args, kwargs), answer)
+            kept = self._keep_op(func, args, kwargs)
+            if isinstance(answer, bool) or self._note_number(kept, answer):
+                self.answers.note(kept, answer)
                 return answer
         if func is _SCALAR and reals is None and args[0].dtype == torch.bool and not self._is_any(args[0]):
             checked = _checked()
@@ -164,7 +183,12 @@ class Watch(TorchDispatchMode):
                 return True
         if func._schema.is_mutable:
             self._keep(func, args, kwargs)
+        if func is _ZERO:
+            raise CannotCapture("forward-mode AD, such as torch.func.jvp, is not captured; take gradients by torch.autograd.grad",
+                                "torch.autograd.forward_ad")
         result = func(*args, **kwargs)
+        if any(t.layout is not torch.strided for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)):
+            raise CannotCapture(SPARSE, str(func))
         self._follow(func, args, kwargs, tensors, reals, result)
         if func is _ANY:
             self.any_of = weakref.ref(result)
@@ -191,7 +215,7 @@ class Watch(TorchDispatchMode):
         if reals is None or not is_small or not all(isinstance(t, FakeTensor) for t in made) \
                 or is_argued and func._schema.is_mutable:
             if func._schema.is_mutable:
-                self._forget(tensors)
+                self._forget(func, args, kwargs)
             return
         kept = self._keep_op(func, args, kwargs) if is_argued else None
         values = [t for t in pytree.tree_leaves(self._run(func, args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -202,9 +226,17 @@ class Watch(TorchDispatchMode):
         """True for the result of any(): a check that asks for it fails where it is true."""
         return self.any_of is not None and self.any_of() is tensor
 
-    def _is_flag(self, tensor):
-        """True for a byte that is kept between steps, which old code reads as a truth value."""
-        return tensor.dtype == torch.uint8 and isinstance(self._ref(tensor), (_Slot, _Outside))
+    def _note_number(self, kept, answer):
+        """True if tensors that outlive the step decide a number alone; an argument may give another one to each step."""
+        sources = list(kept.sources())
+        if any(isinstance(source, _Ref) for source in sources):
+            return False
+        self.numbers.update((source.memory, answer) for source in sources)
+        return True
+
+    def counts(self, tensor):
+        """True if the step asked for a number that @tensor, a real one, decides."""
+        return tensor.untyped_storage()._cdata in self.numbers
 
     def _ref(self, tensor):
         return self.known.get(id(tensor), (None, None, None))[2]
@@ -215,21 +247,32 @@ class Watch(TorchDispatchMode):
             return self._ref(t) or (self.known[id(t)][1].clone() if id(t) in self.known else t)
         return _Kept(func, *pytree.tree_map_only(torch.Tensor, operand, (tuple(args), dict(kwargs))))
 
-    def _forget(self, tensors):
-        """Forget all constants that share memory with @tensors: another value may be in them."""
-        lost = {self.known[id(t)][1].untyped_storage()._cdata for t in tensors if id(t) in self.known}
+    @staticmethod
+    def _written(func, args, kwargs):
+        """Yield the tensors that a call writes, by its schema."""
+        for i, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name))
+                yield from (t for t in written if isinstance(t, torch.Tensor))
+
+    def _forget(self, func, args, kwargs):
+        """Forget all constants that share memory with tensors that a call writes: another value may be in them."""
+        written = self._written(func, args, kwargs)
+        lost = {self.known[id(t)][1].untyped_storage()._cdata for t in written if id(t) in self.known}
+        is_set = func in _SETS or func in _COPIES and id(args[1]) in self.known and not self._ref(args[1])
+        for memory in lost & self.numbers.keys():
+            if not is_set or self.numbers[memory] not in (0, 1):
+                raise CannotCapture(COUNTS, "value of a tensor")
         self.changed |= lost
         for key in [k for k, (_, real, _) in self.known.items() if real.untyped_storage()._cdata in lost]:
             del self.known[key]
 
     def _keep(self, func, args, kwargs):
-        for i, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            for t in pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name)):
-                if isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor) and id(t) not in self.written:
-                    with _disable_current_modes(), torch.no_grad():
-                        self.written[id(t)] = t, t.detach().clone()
+        """Copy the real tensors that a call writes, to bring them back."""
+        for t in self._written(func, args, kwargs):
+            if not isinstance(t, FakeTensor) and id(t) not in self.written:
+                with _disable_current_modes(), torch.no_grad():
+                    self.written[id(t)] = t, t.detach().clone()
 
     def restore(self):
         """Bring back the real tensors that the capture wrote."""

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches of a step on whether values that it computes are finite.
+
+A model may clamp hidden states that are not finite, and a loop may leave out an update whose loss is not. A capture takes the
+branch of finite values and leaves an op in the graph, which looks at the value in each step. If the other branch is due, that
+op ends the step before anything that outlives it has changed, and the step begins anew by a plan of the other branch.
+"""
+import torch
+from torch.overrides import TorchFunctionMode
+
+_LIBRARY = torch.library.Library("lade", "FRAGMENT")
+_LIBRARY.define("branch(Tensor flag, bool wanted, int index) -> ()")
+_LIBRARY.impl("branch", lambda *_args: None, "CompositeExplicitAutograd")
+BRANCH = torch.ops.lade.branch.default
+torch.fx.node.has_side_effect(BRANCH)  # its result is not used
+
+_T = torch.Tensor
+_TESTS = {torch.isfinite: True, _T.isfinite: True, torch.isinf: False, _T.isinf: False, torch.isnan: False, _T.isnan: False}
+_REDUCTIONS = torch.all, _T.all, torch.any, _T.any
+_NOT = torch.logical_not, _T.logical_not, torch.bitwise_not, _T.bitwise_not, _T.__invert__
+_OR = torch.logical_or, _T.logical_or, torch.bitwise_or, _T.bitwise_or, _T.__or__
+_AND = torch.logical_and, _T.logical_and, torch.bitwise_and, _T.bitwise_and, _T.__and__
+_DIFFERS = torch.ne, _T.ne, _T.__ne__  # of a value and itself: it is no number
+_ASKS = _T.__bool__, _T.item, torch.is_nonzero, _T.is_nonzero
+
+
+class Otherwise(Exception):
+    """A step has to begin anew with @branch, the answers that lead to the other branch."""
+
+    def __init__(self, branch, line):
+        super().__init__(f"a value is not as in the plan's branch ({line}), and the step had changed what outlives it, such as "
+                         "running statistics, before it asked")
+        self.branch = branch
+
+
+class Finite(TorchFunctionMode):
+    """Answers questions whether values are finite during a capture."""
+
+    def __init__(self, forced, line_of):
+        """@forced: the first answers; later ones are those of finite values. @line_of(): the user's line."""
+        super().__init__()
+        self.forced, self.line_of = forced, line_of
+        self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
+
+    def __exit__(self, *fault):
+        self.known = {}
+        return super().__exit__(*fault)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _ASKS and id(args[0]) in self.known:
+            return self._answer(*self.known[id(args[0])])
+        result = func(*args, **(kwargs or {}))
+        value = self._value(func, args)
+        if value is not None and isinstance(result, torch.Tensor):
+            self.known[id(result)] = result, value
+        return result
+
+    def _value(self, func, args):
+        """Return what a result is where all is finite, or None if that is not known."""
+        if func in _TESTS:
+            return _TESTS[func]
+        if func in _DIFFERS and len(args) == 2 and args[0] is args[1]:
+            return False
+        found = [self.known.get(id(one), (None, None))[1] for one in args[:2] if isinstance(one, torch.Tensor)]
+        if not found or None in found:
+            return None
+        if func in _REDUCTIONS:
+            return found[0]
+        if func in _NOT:
+            return not found[0]
+        if func in _OR:
+            return any(found)
+        return all(found) if func in _AND else None
+
+    def _answer(self, flag, value):
+        index = len(self.answers)
+        answer = self.forced[index] if index < len(self.forced) else value
+        self.answers.append(answer)
+        self.lines.append(self.line_of())
+        BRANCH(flag, answer, index)
+        return answer
