@@ -418,18 +418,35 @@ static double mix_seconds(const struct lade_machine_store *store, double share)
   return seconds[0] + part * (seconds[1] - seconds[0]);
 }
 
+/* Return the factor by which long runs take longer than the drive's first gigabytes, at least 1. */
+static double lasting_factor(const struct lade_machine_store *store)
+{
+  const double lasting = store->lasting_bytes_per_s;
+  return lasting > 0 ? fmax(1 / (lasting * mix_seconds(store, 0.5)), 1) : 1;
+}
+
+double lade_cost_drive_latency_ns(const struct lade_machine_store *store)
+{
+  return store->lasting_bytes_per_s > 0 ? store->lasting_latency_ns : store->latency_ns;
+}
+
+double lade_cost_drive_bytes_per_s(const struct lade_machine_store *store)
+{
+  return 1 / (mix_seconds(store, 0.5) * lasting_factor(store));
+}
+
 /* Return the time of these bytes at the drive's rate for their mix, without the latency of a transfer. */
 static double mixed_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
 {
   const struct lade_machine_store *store = &cost->machine.store;
   const double bytes = (double)read_bytes + (double)write_bytes;
   LADE_ASSERT(store->bytes > 0);
-  return bytes > 0 ? bytes * mix_seconds(store, (double)read_bytes / bytes) * 1e9 : 0;
+  return bytes > 0 ? bytes * mix_seconds(store, (double)read_bytes / bytes) * lasting_factor(store) * 1e9 : 0;
 }
 
 int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
 {
-  return whole_ns(cost->machine.store.latency_ns + mixed_ns(cost, read_bytes, write_bytes));
+  return whole_ns(lade_cost_drive_latency_ns(&cost->machine.store) + mixed_ns(cost, read_bytes, write_bytes));
 }
 
 int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes)
@@ -546,7 +563,7 @@ static struct lade_transfer_price store_price(const struct lade_machine_store *s
 {
   if (!store->bytes)
     return (struct lade_transfer_price){INT64_C(1) << 40, 1e9};
-  return (struct lade_transfer_price){(int64_t)store->latency_ns, 1e9 / rate};
+  return (struct lade_transfer_price){(int64_t)lade_cost_drive_latency_ns(store), 1e9 / rate * lasting_factor(store)};
 }
 
 /* Price a collective, a send or a receive of the graph; op->bytes are those that this rank sends. */

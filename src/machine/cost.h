@@ -105,6 +105,10 @@ int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);
 int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes);
 int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes);
 
+/* Return the rate of reads and writes together, half of each, and the latency at which transfers are predicted. */
+double lade_cost_drive_bytes_per_s(const struct lade_machine_store *store);
+double lade_cost_drive_latency_ns(const struct lade_machine_store *store);
+
 /* Predict concurrent reads and writes of the drive, until both are done. */
 int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes);
 

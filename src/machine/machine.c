@@ -68,6 +68,8 @@ static const struct field fields[] = {
      MOST_RATE, true, true},
     {"store.total_mostly_reads_bytes_per_s", AT(store.total_mostly_reads_bytes_per_s), FIELD_NUMBER, LEAST_RATE,
      MOST_RATE, true, true},
+    {"store.lasting_bytes_per_s", AT(store.lasting_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
+    {"store.lasting_latency_ns", AT(store.lasting_latency_ns), FIELD_NUMBER, 0, 1e12, true, true},
     {"store.latency_ns", AT(store.latency_ns), FIELD_NUMBER, 0, 1e12, true, false},
     {"store.piece_bytes", AT(store.piece_bytes), FIELD_BYTES, PIECE_ALIGN, 64 << 20, true, true},
     {"store.pieces", AT(store.n_pieces), FIELD_COUNT, 1, 1024, true, true},

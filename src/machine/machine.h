@@ -27,6 +27,12 @@ struct lade_machine_store {
   double total_bytes_per_s;   /* of reads and writes together, half of each; 0: no separate limit */
   /* The same with a quarter and with three quarters of the bytes read; 0: derived from the three rates. */
   double total_mostly_writes_bytes_per_s, total_mostly_reads_bytes_per_s;
+  /*
+   * Both together, half of each, in the transfers of a long run; 0: unknown. A drive may serve its first gigabytes from
+   * a cache or a credit. The rates above are those of its first ones, and all are lowered in proportion to this one.
+   * The latency is that of transfers beside the work of a step; it replaces latency_ns if the rate is known.
+   */
+  double lasting_bytes_per_s, lasting_latency_ns;
   double latency_ns;          /* of one transfer */
   /*
    * The drive's preferred requests: the longest request and their number in flight; the bytes of a window of a streamed

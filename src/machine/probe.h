@@ -31,7 +31,7 @@ struct lade_probe_params {
   const struct lade_model_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
   const struct lade_store_params *store; /* the run's own parameters of its store; NULL: no drive */
   bool skip_cache;                    /* neither read nor write the cache */
-  bool is_renewed;                    /* measure everything, and replace the cache's values */
+  bool is_renewed;                    /* measure everything, the drive for up to 20 s, and replace the cache's values */
   bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them, and check its rates of the
                                          drive: a run that is about to begin needs the machine's current times */
   const char *cache_dir;              /* NULL: as above; for tests */
@@ -58,6 +58,27 @@ bool lade_probe_recall(const struct lade_probe_params *params, struct lade_cost 
  * if the cache has none. Blocks for a small file.
  */
 double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dtype dtype, double flops_per_s);
+
+/*
+ * Sums for a least-squares fit of the drive's work in a long run. A transfer of one value takes a latency and the time
+ * of its bytes, streamed updates take the time of their bytes alone. x: the time of the bytes as predicted; y: the time
+ * taken, with the latency. Begin with zeros.
+ */
+struct lade_drive_points {
+  double n, x, y; /* of transfers: their number and sums */
+  double xx, xy;  /* of all points: sums of products */
+};
+void lade_drive_point_add(struct lade_drive_points *points, double x_ns, double y_ns, bool is_transfer);
+
+/* Get the latency, at least 0, and the ratio of the bytes' time to the predicted one. False: nothing was added. */
+bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns, double *ret_ratio);
+
+/*
+ * Keep the rate of reads and writes together, and the latency, of a long run on the drives of params->store, for later
+ * predictions: the latest long run decides, because drives are shared and wear. Nothing changes without a cache, or if
+ * it does not have these drives. Blocks for a small file.
+ */
+void lade_probe_keep_lasting(const struct lade_probe_params *params, double bytes_per_s, double latency_ns);
 
 /*
  * Return the best rate of c = a b^T for 512^3, 1024^3 and 2048^3 in @dtype on @pool, in flop/s: the denominator of

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,7 +221,10 @@ static bool store_read(const json_t *stores, const struct store_name *name, stru
          rate_read(entry, "total_bytes_per_s", 1e3, &store->total_bytes_per_s) &&
          rate_read(entry, "total_mostly_writes_bytes_per_s", 0, &store->total_mostly_writes_bytes_per_s) &&
          rate_read(entry, "total_mostly_reads_bytes_per_s", 0, &store->total_mostly_reads_bytes_per_s) &&
-         rate_read(entry, "latency_ns", 0, &store->latency_ns);
+         rate_read(entry, "latency_ns", 0, &store->latency_ns) &&
+         (!json_object_get(entry, "lasting_bytes_per_s") ||
+          (rate_read(entry, "lasting_bytes_per_s", 0, &store->lasting_bytes_per_s) &&
+           rate_read(entry, "lasting_latency_ns", 0, &store->lasting_latency_ns)));
 }
 
 bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost)
@@ -262,10 +266,11 @@ static json_t *ops_json(const struct lade_cost *cost)
 
 static json_t *store_json(const struct lade_machine_store *store, const char *drives)
 {
-  return json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:i,s:I,s:i}", "drives", drives, "read_bytes_per_s",
+  return json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:i,s:I,s:i}", "drives", drives, "read_bytes_per_s",
                    store->read_bytes_per_s, "write_bytes_per_s", store->write_bytes_per_s, "total_bytes_per_s",
                    store->total_bytes_per_s, "total_mostly_writes_bytes_per_s", store->total_mostly_writes_bytes_per_s,
-                   "total_mostly_reads_bytes_per_s", store->total_mostly_reads_bytes_per_s, "latency_ns",
+                   "total_mostly_reads_bytes_per_s", store->total_mostly_reads_bytes_per_s, "lasting_bytes_per_s",
+                   store->lasting_bytes_per_s, "lasting_latency_ns", store->lasting_latency_ns, "latency_ns",
                    store->latency_ns, "piece_bytes", (json_int_t)store->piece_bytes, "pieces", store->n_pieces,
                    "window_bytes", (json_int_t)store->window_bytes, "windows", store->n_windows);
 }
@@ -329,6 +334,25 @@ double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dt
   }
   json_decref(root);
   return best;
+}
+
+void lade_probe_keep_lasting(const struct lade_probe_params *params, double bytes_per_s, double latency_ns)
+{
+  struct identity identity;
+  struct store_name name;
+  char path[PATH_MAX];
+  identity_get(params, &identity);
+  json_t *root = path_get(params, &identity, false, path) ? root_load(path, &identity) : NULL;
+  json_t *stores = json_object_get(root, "stores");
+  const json_t *entry = store_name_get(params, &name) ? store_find(stores, &name) : NULL;
+  const bool is_good = bytes_per_s >= 1e3 && latency_ns >= 0 && fmax(bytes_per_s, latency_ns) <= MOST_NS;
+  json_t *own = entry && is_good ? json_deep_copy(entry) : NULL;
+  if (own && json_object_set_new(own, "lasting_bytes_per_s", json_real(bytes_per_s)) == 0 &&
+      json_object_set_new(own, "lasting_latency_ns", json_real(latency_ns)) == 0 &&
+      json_object_set(stores, name.path, own) == 0)
+    probe_file_save(path, root);
+  json_decref(own);
+  json_decref(root);
 }
 
 void probe_machine_name(const struct lade_probe_params *params, char ret_name[LADE_MACHINE_NAME_BYTES])

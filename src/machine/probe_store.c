@@ -19,6 +19,10 @@
  * takes about as long as one of the probe's series. If they differ by more than a tenth, all rates are measured anew.
  * Request sizes stay as they were tuned.
  *
+ * A drive may serve its first gigabytes from a cache or a credit. Its lasting rate is that of the transfers of the
+ * latest long run (lade_probe_keep_lasting). Where the caller wants everything measured anew, the probe itself moves
+ * 16 GB for it, for at most 20 seconds.
+ *
  * The run's own data may fit where the probe's 64 MiB do not. Then the probe takes half, and half of that, down to a
  * single transfer. It has fewer transfers in flight, and does not search sizes. Later runs, which may have more room,
  * measure again.
@@ -40,6 +44,8 @@
 #define LIMIT_NS 80000000
 #define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
 #define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
+#define LASTING_BYTES 16e9   /* moved for the lasting rate, unless they take longer than the limit */
+#define LASTING_LIMIT_NS INT64_C(20000000000)
 #define REQUEST_BYTES_MOST (6u << 20)
 #define REQUESTS_MOST 64
 
@@ -124,6 +130,8 @@ static double middle_mean(int64_t *values, int n)
  * Measure the time of one transfer alone beyond that of its bytes at the rates of @measured, over writes and reads in
  * pairs. Each transfer of every other pair follows a pause, because an io queue waits for the computation before about
  * as many of its transfers: its thread and the drive's host have then slept, and wake up within the transfer's time.
+ * Every other two pairs are of a whole piece, because a value of one piece keeps the drive less busy than the passes
+ * did.
  */
 static int drive_latency(struct drive *drive, const struct lade_machine_store *measured, struct lade_error *error,
                          double *ret_ns)
@@ -134,7 +142,7 @@ static int drive_latency(struct drive *drive, const struct lade_machine_store *m
     const bool is_read = i % 2;
     struct lade_transfer transfer = piece_make(drive, i / 2 % drive->n_pieces,
                                                is_read ? LADE_STORE_READ : LADE_STORE_WRITE);
-    transfer.bytes = LADE_STORE_GRANULE_BYTES;
+    transfer.bytes = i % 8 < 4 ? LADE_STORE_GRANULE_BYTES : PIECE_BYTES;
     if (i % 4 < 2)
       pause_make();
     int64_t start_ns = lade_now_ns();
@@ -168,6 +176,29 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
   if (!rc)
     *store = measured;
   return rc;
+}
+
+/*
+ * Measure the rate, half of the bytes read, over the second half of LASTING_BYTES, or of the bytes of LASTING_LIMIT_NS:
+ * the first half uses up a drive's cache or credit.
+ */
+static int drive_lasting(struct drive *drive, struct lade_error *error, double *ret_rate)
+{
+  const double pass_bytes = (double)drive->n_pieces * (double)PIECE_BYTES;
+  const int64_t start_ns = lade_now_ns();
+  int64_t half_ns = start_ns, ns = start_ns;
+  double first_bytes = 0, second_bytes = 0;
+  while (second_bytes == 0 || (first_bytes + second_bytes < LASTING_BYTES && ns - start_ns < LASTING_LIMIT_NS)) {
+    int rc = drive_pass(drive, 2, error);
+    if (rc)
+      return rc;
+    const bool is_first = first_bytes < LASTING_BYTES / 2 && ns - start_ns < LASTING_LIMIT_NS / 2;
+    ns = lade_now_ns();
+    *(is_first ? &first_bytes : &second_bytes) += pass_bytes;
+    half_ns = is_first ? ns : half_ns;
+  }
+  *ret_rate = second_bytes / (double)LADE_MAX(ns - half_ns, 1) * 1e9;
+  return 0;
 }
 
 /* ---- sizes ---- */
@@ -272,6 +303,8 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
   struct lade_machine_store measured = *known;
   rc = drive_measure(drive, error, &measured);
   if (!rc) {
+    measured.lasting_bytes_per_s = known->lasting_bytes_per_s;
+    measured.lasting_latency_ns = known->lasting_latency_ns;
     measured.piece_bytes = known->piece_bytes;
     measured.n_pieces = known->n_pieces;
     measured.window_bytes = known->window_bytes;
@@ -279,6 +312,34 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
     *known = measured;
   }
   return rc;
+}
+
+void lade_drive_point_add(struct lade_drive_points *points, double x_ns, double y_ns, bool is_transfer)
+{
+  points->xx += x_ns * x_ns;
+  points->xy += x_ns * y_ns;
+  points->n += is_transfer;
+  points->x += is_transfer ? x_ns : 0;
+  points->y += is_transfer ? y_ns : 0;
+}
+
+bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns, double *ret_ratio)
+{
+  const double determinant = points->n * points->xx - points->x * points->x;
+  double latency_ns = 0, ratio = 0;
+  if (points->n > 0 && determinant > 0) {
+    latency_ns = (points->y * points->xx - points->x * points->xy) / determinant;
+    ratio = (points->n * points->xy - points->x * points->y) / determinant;
+  }
+  if (latency_ns <= 0 && points->xx > 0) {
+    latency_ns = 0;
+    ratio = points->xy / points->xx;
+  }
+  if (ratio <= 0)
+    return false;
+  *ret_latency_ns = latency_ns;
+  *ret_ratio = ratio;
+  return true;
 }
 
 int probe_store_again(const struct lade_probe_params *params, struct lade_error *error,
@@ -317,6 +378,9 @@ int probe_store(const struct lade_probe_params *params, struct lade_error *error
   rc = drive_measure(drive, error, store);
   if (!rc && !*ret_is_cramped)
     rc = drive_tune(drive, error, store);
+  if (!rc && params->is_renewed)
+    rc = drive_lasting(drive, error, &store->lasting_bytes_per_s);
+  store->lasting_latency_ns = store->lasting_bytes_per_s > 0 ? store->latency_ns : 0;
   drive_close(drive);
   return rc;
 }

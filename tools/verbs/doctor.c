@@ -111,6 +111,24 @@ static void threads_check(struct report *report, int64_t n_threads)
                 lade_cpu_count());
 }
 
+/* Report the rates of the drive of --store: of its first gigabytes, and of long runs. */
+static void drive_rates_add(struct report *report, const struct options *options,
+                            const struct lade_machine_store *drive)
+{
+  char lasting[64] = "not known before a long run or lade doctor --probe";
+  if (!options->session.store)
+    return;
+  if (drive->lasting_bytes_per_s > 0)
+    snprintf(lasting, sizeof(lasting), "%.2f GB/s", drive->lasting_bytes_per_s / 1e9);
+  if (drive->read_bytes_per_s > 0)
+    finding_add(report, "drive", FINDING_GOOD, NULL, "first gigabytes: read %.2f GB/s, write %.2f, half of each %.2f; "
+                "half of each in long runs: %s", drive->read_bytes_per_s / 1e9, drive->write_bytes_per_s / 1e9,
+                drive->total_bytes_per_s / 1e9, lasting);
+  else
+    finding_add(report, "drive", FINDING_NOTE, "lade doctor --probe --store DIR measures it, and the first run does",
+                "%s: not measured yet", options->session.store);
+}
+
 /* Report the rates behind predictions and the speed of light: those that are kept, or with --probe new ones. */
 static void rates_check(struct report *report, const struct options *options)
 {
@@ -121,8 +139,10 @@ static void rates_check(struct report *report, const struct options *options)
   lade_pool *pool = NULL;
   lade_kernels_init(&kernels, &cpu);
   int status = lade_pool_create(options->n_threads ? (int)options->n_threads : lade_cpu_count(), &pool);
+  const struct lade_store_params store = {.struct_size = sizeof(store), .dir = options->session.store,
+                                          .allow_tmpfs = options->session.allow_tmpfs};
   const struct lade_probe_params how = {.struct_size = sizeof(how), .kernels = &kernels, .pool = pool,
-                                        .is_renewed = true};
+                                        .store = options->session.store ? &store : NULL, .is_renewed = true};
   if (!status && options->has_probe)
     status = lade_probe(&how, &error, &cost);
   else if (!status)
@@ -132,6 +152,7 @@ static void rates_check(struct report *report, const struct options *options)
                 "memory %.1f GB/s, AdamW %.1f GB/s", cost.machine.matmul_flops_per_s[LADE_F32] / 1e9,
                 cost.machine.matmul_flops_per_s[LADE_BF16] / 1e9, cost.machine.device_bytes_per_s / 1e9,
                 cost.machine.host_bytes_per_s / 1e9);
+    drive_rates_add(report, options, &cost.machine.store);
     lade_cost_finish(&cost);
   } else {
     finding_add(report, "rates", options->has_probe ? FINDING_MISSING : FINDING_NOTE,

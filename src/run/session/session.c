@@ -259,8 +259,10 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
   stores_count(s, &s->read_bytes, &s->written_bytes);
   s->read_bytes -= read_before;
   s->written_bytes -= written_before;
-  if (!status)
+  if (!status) {
     session_rate_raise(s, ret_report->wall_ns);
+    session_drive_count(s);
+  }
   return session_fail(s, status, error);
 }
 

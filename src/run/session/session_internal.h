@@ -18,6 +18,12 @@
 
 struct session_saver;
 
+/* Work of the io queue in the steps after a run's first bytes, which tells the drive's lasting rate. */
+struct session_drive {
+  uint64_t first_bytes, bytes; /* moved before, and in those steps */
+  struct lade_drive_points points;
+};
+
 struct lade_session {
   struct lade_session_params params;
   struct lade_rank_group group;
@@ -64,6 +70,7 @@ struct lade_session {
   struct session_saver *saver; /* NULL: saves block steps */
   double matmul_flops_per_s; /* the best ever seen on this machine; 0: not measured */
   uint64_t read_bytes, written_bytes; /* of the last step, by the stores' own counts */
+  struct session_drive drive; /* observations of its rate */
   bool is_rate_raised;       /* a step of this run raised the rate above that in the cache of measurements */
   struct lade_checkpoint_state state;
   char resume_path[PATH_MAX]; /* the checkpoint that this run resumes */
@@ -76,6 +83,10 @@ struct lade_session {
 void session_rate_raise(lade_session *session, int64_t wall_ns);
 /* Write a raised rate to the cache of measurements, for later runs. */
 void session_rate_keep(const lade_session *session);
+/* Add the io queue's work of the last step to the observations of the drive. */
+void session_drive_count(lade_session *session);
+/* Keep the drive's rate and latency for later predictions, if this run moved enough bytes. */
+void session_drive_keep(const lade_session *session);
 
 struct lade_values lade_session_values(lade_session *session);
 

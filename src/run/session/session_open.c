@@ -12,6 +12,7 @@
  * measuring it would take too long for a user; then rooflines over measured rates replace them.
  */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,8 @@
 #define CHUNK_BYTES (UINT64_C(2) << 20)
 #define PROBE_FLOPS_MOST 2e13     /* of a microbatch on the host, whose ops are measured */
 #define DEFAULT_SEQ_LEN 1024
+#define DRIVE_FIRST_BYTES (UINT64_C(4) << 30) /* served at a drive's first rate, not at its lasting one */
+#define DRIVE_KEPT_BYTES (UINT64_C(4) << 30)  /* after those: least bytes that tell a lasting rate */
 #define BATCH_MOST 1000000
 
 void lade_session_defaults(struct lade_session_params *p)
@@ -364,6 +367,48 @@ void session_rate_keep(const lade_session *s)
     lade_probe_best_rate(&how, s->params.dtype, s->matmul_flops_per_s);
 }
 
+void session_drive_count(lade_session *s)
+{
+  struct session_drive *drive = &s->drive;
+  const uint64_t bytes = s->read_bytes + s->written_bytes;
+  if (s->params.is_dry || !bytes)
+    return;
+  if (drive->first_bytes < DRIVE_FIRST_BYTES) {
+    drive->first_bytes += bytes;
+    return;
+  }
+  const struct lade_span *spans = lade_executor_spans(s->executor);
+  const double latency_ns = lade_cost_drive_latency_ns(&s->cost.machine.store);
+  double updates_x_ns = 0, updates_y_ns = 0;
+  for (int i = 0; i < s->plan->train->n_instrs; i++) {
+    const struct lade_instr *instr = &s->plan->train->instrs[i];
+    const double y_ns = (double)(spans[i].end_ns - spans[i].start_ns);
+    if (instr->queue != LADE_Q_IO)
+      continue;
+    if (instr->kind == LADE_INSTR_UPDATE) {
+      updates_x_ns += (double)instr->predicted_ns;
+      updates_y_ns += y_ns;
+    } else {
+      const double x_ns = fmax((double)instr->predicted_ns - latency_ns, 0);
+      lade_drive_point_add(&drive->points, x_ns, y_ns, true);
+    }
+  }
+  lade_drive_point_add(&drive->points, updates_x_ns, updates_y_ns, false);
+  drive->bytes += bytes;
+}
+
+void session_drive_keep(const lade_session *s)
+{
+  double latency_ns, ratio;
+  const struct lade_store_params store = store_params(s);
+  const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
+  struct lade_probe_params how = cache_params(s, &gpu);
+  how.store = &store;
+  const bool is_long = s->drive.bytes >= DRIVE_KEPT_BYTES && !s->params.machine && !s->params.skip_cache;
+  if (is_long && !s->group.world && lade_drive_points_fit(&s->drive.points, &latency_ns, &ratio))
+    lade_probe_keep_lasting(&how, lade_cost_drive_bytes_per_s(&s->cost.machine.store) / ratio, latency_ns);
+}
+
 /* Take prices, at the first rank or at a rank alone. */
 static int cost_work(void *user, struct lade_error *error)
 {
@@ -613,6 +658,7 @@ void lade_session_close(lade_session *s)
     return;
   session_saver_close(s->saver);
   session_rate_keep(s);
+  session_drive_keep(s);
   lade_executor_destroy(s->executor);
   lade_store_close(s->store);
   lade_durable_close(s->durable);

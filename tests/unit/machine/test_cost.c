@@ -261,6 +261,26 @@ static void mixes_go_along_the_curve_of_the_drive(void **state)
   assert_in_range(lade_cost_read_write_ns(&cost, 6000, 2000), 4000, 4001);
 }
 
+/* All rates fall in proportion to the lasting one, and a lasting rate above the first one changes nothing. */
+static void a_lasting_rate_lowers_all_rates_of_the_drive(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "h100-80g");
+  cost.machine.store = (struct lade_machine_store){
+      .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 1e9, .total_bytes_per_s = 2e9,
+      .total_mostly_writes_bytes_per_s = 1.25e9, .total_mostly_reads_bytes_per_s = 2.5e9, .latency_ns = 100};
+  assert_true(fabs(lade_cost_drive_bytes_per_s(&cost.machine.store) / 2e9 - 1) < 1e-9);
+  cost.machine.store.lasting_bytes_per_s = 3e9;
+  assert_in_range(lade_cost_read_ns(&cost, 8000), 2000, 2001);
+  cost.machine.store.lasting_bytes_per_s = 0.5e9;
+  cost.machine.store.lasting_latency_ns = 900;
+  assert_true(lade_cost_drive_latency_ns(&cost.machine.store) == 900);
+  assert_true(fabs(lade_cost_drive_bytes_per_s(&cost.machine.store) / 0.5e9 - 1) < 1e-9);
+  assert_in_range(lade_cost_read_ns(&cost, 8000), 8900, 8901);
+  assert_in_range(lade_cost_write_ns(&cost, 8000), 32900, 32901);
+  assert_in_range(lade_cost_read_write_ns(&cost, 4000, 4000), 16900, 16901);
+}
+
 static void adamw_moves_what_its_types_say(void **state)
 {
   int read, written;
@@ -363,6 +383,7 @@ int main(void)
       cmocka_unit_test(a_loss_that_is_not_fused_moves_its_logits),
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
+      cmocka_unit_test(a_lasting_rate_lowers_all_rates_of_the_drive),
       cmocka_unit_test(adamw_moves_what_its_types_say),
       cmocka_unit_test(an_update_costs_more_the_further_its_state_is),
       cmocka_unit_test(windows_are_cut_by_bytes),

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -304,6 +305,66 @@ static void a_drive_that_has_changed_is_measured_again_by_a_run(void **state)
   assert_int_equal(rmdir(dir), 0);
 }
 
+/* Transfers give the latency beside the time of their bytes; streamed updates have none. */
+static void a_long_run_tells_latency_and_rate(void **state)
+{
+  struct lade_drive_points points = {0};
+  double latency_ns = -1, ratio = -1;
+  assert_false(lade_drive_points_fit(&points, &latency_ns, &ratio));
+  assert_true(latency_ns == -1 && ratio == -1);
+  for (int i = 1; i <= 40; i++)
+    lade_drive_point_add(&points, 25e3 * i, 70e3 + 1.5 * 25e3 * i, true);
+  lade_drive_point_add(&points, 90e6, 1.5 * 90e6, false);
+  assert_true(lade_drive_points_fit(&points, &latency_ns, &ratio));
+  assert_true(fabs(latency_ns / 70e3 - 1) < 1e-6 && fabs(ratio / 1.5 - 1) < 1e-6);
+  points = (struct lade_drive_points){0}; /* short ones were faster than latency 0 allows: the ratio alone */
+  lade_drive_point_add(&points, 1e6, 1e5, true);
+  lade_drive_point_add(&points, 2e6, 4e6, true);
+  assert_true(lade_drive_points_fit(&points, &latency_ns, &ratio));
+  assert_true(latency_ns == 0 && fabs(ratio / (8.1 / 5) - 1) < 1e-6);
+  points = (struct lade_drive_points){0}; /* updates alone */
+  lade_drive_point_add(&points, 2e6, 1e6, false);
+  assert_true(lade_drive_points_fit(&points, &latency_ns, &ratio));
+  assert_true(latency_ns == 0 && ratio == 0.5);
+}
+
+/* The latest long run decides, for later probes of the same drive; a change of the first rate keeps what it decided. */
+static void the_rate_of_the_latest_long_run_is_kept(void **state)
+{
+  char dir[96];
+  snprintf(dir, sizeof(dir), "%s.lasting", directory);
+  assert_int_equal(mkdir(dir, 0700), 0);
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = ".", .capacity_bytes = 1 << 20,
+                                    .allow_tmpfs = true, .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_cost first, slow, fast, fresh;
+  params.graph = NULL;
+  params.store = &store;
+  params.cache_dir = dir;
+  lade_probe_keep_lasting(&params, 1e6, 70000); /* no cache yet: nothing is written */
+  assert_int_equal(access(dir, F_OK), 0);
+  assert_int_equal(lade_probe(&params, NULL, &first), 0);
+  assert_true(first.machine.store.lasting_bytes_per_s == 0);
+  lade_probe_keep_lasting(&params, 1e6, 70000);
+  assert_int_equal(lade_probe(&params, NULL, &slow), 0);
+  assert_true(slow.machine.store.lasting_bytes_per_s == 1e6 && slow.machine.store.lasting_latency_ns == 70000);
+  assert_true(slow.machine.store.read_bytes_per_s == first.machine.store.read_bytes_per_s);
+  figure_state(dir, "total_bytes_per_s", "9e11");
+  params.has_fresh_ops = true;
+  assert_int_equal(lade_probe(&params, NULL, &fresh), 0);
+  assert_true(fresh.machine.store.total_bytes_per_s < 9e10 && fresh.machine.store.lasting_bytes_per_s == 1e6);
+  lade_probe_keep_lasting(&params, 9e12, 0);
+  params.has_fresh_ops = false;
+  assert_true(lade_probe_recall(&params, &fast));
+  assert_true(fast.machine.store.lasting_bytes_per_s == 9e12);
+  lade_cost_finish(&first);
+  lade_cost_finish(&slow);
+  lade_cost_finish(&fast);
+  lade_cost_finish(&fresh);
+  assert_int_equal(unlink(file_of(dir)), 0);
+  assert_int_equal(rmdir(dir), 0);
+}
+
 /* A list of directories is not a path, and a single one of them is measured differently. */
 static void a_small_copy_that_was_delayed_makes_no_rate(void **state)
 {
@@ -424,6 +485,8 @@ int main(void)
       cmocka_unit_test(a_link_of_another_user_does_not_lead_the_cache),
       cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
       cmocka_unit_test(a_drive_that_has_changed_is_measured_again_by_a_run),
+      cmocka_unit_test(a_long_run_tells_latency_and_rate),
+      cmocka_unit_test(the_rate_of_the_latest_long_run_is_kept),
       cmocka_unit_test(several_directories_are_a_store_with_room),
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
       cmocka_unit_test(a_small_copy_that_was_delayed_makes_no_rate),
