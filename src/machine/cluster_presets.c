@@ -43,9 +43,9 @@
  *             communicators. 2 GiB are left out on servers, more on larger cards, 1.5 GiB on the RTX 4090
  *   host      2 TB per DGX A100, DGX H100 and p5; 1.1 TB per p4d; 480 GB per Grace, one for two GPUs
  *
- * error_share covers most runs (docs/cluster.md): on A100 all of Megatron-LM, and the means of other projects; on H100
- * all of 62. GB200: five runs of NVIDIA's recipes are within 0.10, too few to say less than 0.30. Elsewhere it is
- * assumed.
+ * error_share covers most runs (docs/cluster.md): on A100 all of Megatron-LM, and the means of other projects but
+ * Megatron-Turing NLG; on H100 all of 62. GB200: five runs of NVIDIA's recipes are within 0.10, too few to say less
+ * than 0.30. Elsewhere it is assumed.
  *
  * A preset has as many nodes as a job may use: it describes a kind of cluster, not one. Files state their own number.
  */
