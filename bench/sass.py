@@ -294,7 +294,7 @@ PRODUCTS = 0.70
 COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
 LAYER_BYTES = {'residual_fwd_bf16': 2 * 8, 'residual_bwd_bf16': 2 * 10, 'gelu_fwd_bf16': 16, 'gelu_bwd_columns_bf16': 24,
-               'column_sum_bf16': 2 * (3 + 1)}
+               'column_sum_bf16': 2} # of the MLP's second bias
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
 OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16 and the norm
 # Products of attention's kernels, each of T d operations of a token, and the rows of their blocks.
@@ -333,7 +333,6 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
 # more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the products' share of the peak.
 CHANGES = [
     ('products of layers by the best of measured algorithms: 1 %', {}, PRODUCTS / 0.99),
-    ("the qkv bias's gradient summed where attention stores dq, dk and dv", {'column_sum_bf16': -6}, None),
     ("the MLP's second bias's gradient summed by the norm's backward that makes its dy", {'column_sum_bf16': -2}, None),
     ("GELU's backward as the epilogue of the product before it; its bias's gradient by column sums",
      {'gelu_bwd_columns_bf16': -24, 'copy': 8, 'column_sum_bf16': 8}, None),
@@ -380,7 +379,7 @@ def changes_print(share_of, gpu):
 # a whole one in a step of 32, with its share of the speed of light.
 MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'products of layers': 207.4}
 MEASURED_STEP = (311.5, 0.522)
-ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * 8} # of a token, in units of the width
+ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * 2} # of a token, in units of the width
 MEASURED_COPY = 4.055e12
 
 
@@ -393,7 +392,7 @@ def measured_print():
     total, share = MEASURED_STEP
     changes = [('residual and norm', 'rows are loaded ahead; 85 % of a copy is the target, not reckoned',
                 copy_ms('residual and norm', 0.85)),
-               ('gradients of biases', "the MLP's first one by gelu's backward; 85 % of a copy for the others is the target",
+               ('gradients of biases', "that of qkv by attention's backward, the MLP's first by gelu's; 85 % of a copy for the second is the target",
                 copy_ms('gradients of biases', 0.85)),
                ('products of layers', 'the best of measured algorithms: 1 %', 0.99 * MEASURED_MS['products of layers'])]
     print('\n## GPT-2 1.5B on an H200, from measured parts\n')

@@ -347,7 +347,8 @@ struct lade_attention_bwd_args {
   struct lade_score_form form;
   const void *qkv, *out, *lse, *d_out;
   void *d_qkv, *d_sinks; /* d_sinks[H] in A; NULL without sinks */
-  bool accumulate_sinks;
+  void *d_bias;          /* [(H + 2 n_kv_heads) D] in A: (+)= the column sums of d_qkv; NULL without */
+  bool accumulate_sinks, accumulate_bias;
   void *workspace;
 };
 

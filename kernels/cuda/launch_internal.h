@@ -35,6 +35,9 @@ int64_t lade_cuda_row_packs(enum lade_dtype dtype, int64_t d);
 void lade_cuda_columns_launch(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, const void *args,
                               const struct lade_column_sum_args *sum);
 
+/* Add the partial sums of @sums.n_blocks blocks of rows to each output that is not NULL. */
+void lade_cuda_row_sums_launch(const struct lade_kernel_ctx *ctx, const struct lade_cuda_row_sums *sums);
+
 /*
  * For ops that multiply matrices inside. The scratch of a product must be requested first, with or without a bias as it
  * runs.

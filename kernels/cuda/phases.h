@@ -172,6 +172,21 @@ LADE_INLINE int64_t lade_cuda_dkv_parts_begin(const struct lade_attention_bwd_ar
 }
 
 /*
+ * Partial column sums of d_qkv by wgmma, behind delta: [batch][blocks of queries][heads][head_dim], then
+ * [batch][blocks of keys][dk, dv][n_kv_heads][head_dim].
+ */
+LADE_INLINE int64_t lade_cuda_attention_blocks(const struct lade_attention_bwd_args *a, int64_t block_rows)
+{
+  return a->batch * ((a->seq_len + block_rows - 1) / block_rows);
+}
+
+LADE_INLINE int64_t lade_cuda_bias_keys_begin(const struct lade_attention_bwd_args *a)
+{
+  return lade_cuda_dkv_parts_begin(a) +
+         lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_ROWS) * a->heads * a->head_dim;
+}
+
+/*
  * d_qkv's keys and values = the sums over parts of [part][batch][n_kv_heads][seq_len][dk, dv][head_dim], times factors.
  */
 struct lade_cuda_dkv_sum {

@@ -74,6 +74,15 @@ static inline struct lade_column_sum_args lade_gelu_bias_sum(const struct lade_g
                                        .workspace = a->workspace};
 }
 
+/* The same of attention, whose columns are those of qkv. */
+static inline struct lade_column_sum_args lade_attention_bias_sum(const struct lade_attention_bwd_args *a)
+{
+  return (struct lade_column_sum_args){.dtype = a->dtype, .m = a->d_bias ? a->batch * a->seq_len : 0,
+                                       .n = (a->heads + 2 * a->n_kv_heads) * a->head_dim, .x = a->d_qkv,
+                                       .sum = a->d_bias, .accumulate = a->accumulate_bias,
+                                       .workspace = a->workspace};
+}
+
 /* Return the place of block @block's partial of output @output. */
 static inline void *lade_row_sums_at(enum lade_dtype dtype, void *partials, int64_t d, int n_outputs, int64_t block,
                                      int output)

@@ -209,7 +209,7 @@ void lade_attention_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
   int in[] = {op.in[0], op.out[0], op.out[1], gradient_get(build, op.out[0]), op.in[1], op.in[2]};
-  int out[] = {gradient_make(build, op.in[0]), accumulator_get(build, op.in[1])};
+  int out[] = {gradient_make(build, op.in[0]), accumulator_get(build, op.in[1]), -1};
   lade_build_backward_op(build, LADE_OP_ATTENTION_BWD, forward, in, out);
 }
 

@@ -24,7 +24,7 @@
  *   bias_grad      dy                                             -> d_bias
  *   rope, rope_bwd x                                              -> y
  *   attention      qkv, sinks?, first keys?                       -> out, lse
- *   attention_bwd  qkv, out, lse, d_out, sinks?, first keys?      -> d_qkv, d_sinks?
+ *   attention_bwd  qkv, out, lse, d_out, sinks?, first keys?      -> d_qkv, d_sinks?, d_bias?
  *   gelu, swiglu, activation, gated  x                            -> y
  *   their _bwd     x, dy                                          -> dx, d_bias? (gelu: of the product that made x)
  *   qk_sums        qkv                                            -> sums
@@ -499,7 +499,9 @@ static void attention_bwd_bind(const struct lade_model_graph *graph, const struc
                                        .d_out = in_at(bind, 3),
                                        .d_qkv = out_at(bind, 0),
                                        .d_sinks = out_at(bind, 1),
+                                       .d_bias = out_at(bind, 2),
                                        .accumulate_sinks = bind->accumulate >> 1 & 1,
+                                       .accumulate_bias = bind->accumulate >> 2 & 1,
                                        .workspace = (void *)bind->workspace};
 }
 
@@ -594,8 +596,8 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_ROPE_BWD] = {"rope_bwd", LADE_K_ROPE, 1, 1, 0, .flops_per_element = 3, .bind = lade_op_rope_bind},
   [LADE_OP_ATTENTION] = {"attention", LADE_K_ATTENTION_FWD, 3, 2, -1, attention_outputs, .flops = attention_flops,
                          .bind = attention_bind, .backward = lade_attention_backward},
-  [LADE_OP_ATTENTION_BWD] = {"attention_bwd", LADE_K_ATTENTION_BWD, 6, 2, -1, .flops = attention_bwd_flops,
-                             .bind = attention_bwd_bind},
+  [LADE_OP_ATTENTION_BWD] = {"attention_bwd", LADE_K_ATTENTION_BWD, 6, 3, -1, .bias_out = 2,
+                             .flops = attention_bwd_flops, .bind = attention_bwd_bind},
   [LADE_OP_GELU] = {"gelu", LADE_K_GELU_FWD, 1, 1, 0, same_outputs, .flops_per_element = 16, .bind = lade_op_gelu_bind,
                     .backward = lade_gelu_backward},
   [LADE_OP_GELU_BWD] = {"gelu_bwd", LADE_K_GELU_BWD, 2, 2, 1, .bias_out = 1, .flops_per_element = 24,

@@ -15,11 +15,13 @@ static bool is_small(struct size size)
   return size.batch * size.heads * size.seq_len * size.seq_len * size.head_dim <= level_most_products();
 }
 
+#define BIAS_BEFORE 1.5f /* contents of d_bias */
+
 /* Both directions' arguments in D and in double. */
 struct problem {
   struct lade_attention_fwd_args fwd, fwd_exact;
   struct lade_attention_bwd_args bwd, bwd_exact;
-  int64_t n_qkv, n_out, n_lse;
+  int64_t n_qkv, n_out, n_lse, n_columns; /* of qkv */
   int32_t *first_keys;
   void *sinks, *sinks_exact;
 };
@@ -61,7 +63,8 @@ static struct problem problem_make(enum lade_dtype dtype, struct size size, stru
 {
   struct problem problem = {.n_qkv = size.batch * size.seq_len * (size.heads + 2 * size.n_kv_heads) * size.head_dim,
                             .n_out = size.batch * size.seq_len * size.heads * size.head_dim,
-                            .n_lse = size.batch * size.seq_len * size.heads};
+                            .n_lse = size.batch * size.seq_len * size.heads,
+                            .n_columns = (size.heads + 2 * size.n_kv_heads) * size.head_dim};
   void *qkv, *d_out;
   size_t d = lade_dtype_bytes(dtype), a = lade_dtype_bytes(lade_accumulator(dtype));
   problem.fwd = (struct lade_attention_fwd_args){
@@ -79,6 +82,8 @@ static struct problem problem_make(enum lade_dtype dtype, struct size size, stru
       .d_out = operand_make(dtype, values, 2, problem.n_out, &d_out),
       .d_qkv = memory_make((size_t)problem.n_qkv * d)};
   problem.bwd_exact = problem.bwd;
+  problem.bwd.d_bias = memory_make((size_t)problem.n_columns * sizeof(float));
+  problem.bwd.accumulate_bias = size.seq_len % 2;
   problem.bwd_exact.dtype = LADE_F64;
   problem.bwd_exact.qkv = qkv;
   problem.bwd_exact.out = problem.fwd_exact.out;
@@ -98,6 +103,7 @@ static void problem_free(struct problem *problem)
   free(problem->fwd_exact.lse);
   free((void *)problem->bwd.d_out);
   free(problem->bwd.d_qkv);
+  free(problem->bwd.d_bias);
   free((void *)problem->bwd_exact.d_out);
   free(problem->bwd_exact.d_qkv);
   free(problem->bwd.d_sinks);
@@ -107,12 +113,32 @@ static void problem_free(struct problem *problem)
   free(problem->sinks_exact);
 }
 
+/* Check that d_bias has the column sums of the same d_qkv, added to its contents or in place of them. */
+static void bias_verify(const struct problem *problem, const char *variant)
+{
+  const struct lade_attention_bwd_args *a = &problem->bwd;
+  for (int64_t column = 0; column < problem->n_columns; column++) {
+    const double found = ((const float *)a->d_bias)[column];
+    double sum = a->accumulate_bias ? BIAS_BEFORE : 0, size = fabs(sum);
+    for (int64_t at = column; at < problem->n_qkv; at += problem->n_columns) {
+      const double x = lade_element_load(a->dtype, a->d_qkv, at);
+      sum += x;
+      size += fabs(x);
+    }
+    if (isfinite(sum) && !(fabs(found - sum) <= 0x1p-20 * size))
+      print_error("d_bias by %s, column %lld: %g, not %g\n", variant, (long long)column, found, sum);
+    assert_true(!isfinite(sum) || fabs(found - sum) <= 0x1p-20 * size);
+  }
+}
+
 static void run(struct problem *problem, const struct lade_kernels *kernels, bool has_bwd, int n_threads)
 {
   lade_pool *pool;
   assert_int_equal(lade_pool_create(n_threads, &pool), 0);
   memset(problem->fwd.out, 0xff, (size_t)problem->n_out * lade_dtype_bytes(problem->fwd.dtype));
   memset(problem->bwd.d_qkv, 0xff, (size_t)problem->n_qkv * lade_dtype_bytes(problem->fwd.dtype));
+  for (int64_t i = 0; i < problem->n_columns; i++)
+    ((float *)problem->bwd.d_bias)[i] = BIAS_BEFORE;
   kernel_call(kernels, LADE_K_ATTENTION_FWD, &problem->fwd, &problem->fwd.workspace, pool);
   if (has_bwd)
     kernel_call(kernels, LADE_K_ATTENTION_BWD, &problem->bwd, &problem->bwd.workspace, pool);
@@ -159,6 +185,8 @@ static void form_check(enum lade_dtype dtype, struct size size, struct lade_drop
     compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, problem.n_lse);
     if (has_bwd)
       compare("d_qkv", variant, &problem, dtype, problem.bwd.d_qkv, problem.bwd_exact.d_qkv, problem.n_qkv);
+    if (has_bwd)
+      bias_verify(&problem, variant);
     if (has_bwd && form.has_sinks)
       compare("d_sinks", variant, &problem, LADE_F32, problem.bwd.d_sinks, problem.bwd_exact.d_sinks, size.heads);
     for (int n_threads = 2; n_threads <= 5; n_threads += 3) {
@@ -237,6 +265,7 @@ static void whole_key_heads_are_right(void **state)
     run(&problem, &levels[level], true, 1);
     compare("d_qkv of whole heads", levels[level].variant[LADE_K_ATTENTION_BWD], &problem, LADE_BF16, problem.bwd.d_qkv,
             problem.bwd_exact.d_qkv, problem.n_qkv);
+    bias_verify(&problem, levels[level].variant[LADE_K_ATTENTION_BWD]);
   }
   problem_free(&problem);
 }
@@ -256,6 +285,7 @@ static void tiles_check(struct size size)
     compare("out", variant, &problem, LADE_BF16, problem.fwd.out, problem.fwd_exact.out, problem.n_out);
     compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, problem.n_lse);
     compare("d_qkv", variant, &problem, LADE_BF16, problem.bwd.d_qkv, problem.bwd_exact.d_qkv, problem.n_qkv);
+    bias_verify(&problem, variant);
   }
   problem_free(&problem);
 }

@@ -151,6 +151,50 @@ static void sinks_launch(const struct lade_kernel_ctx *ctx, const struct lade_at
                                                     .shared_bytes = LADE_CUDA_THREADS / 32 * sizeof(float)});
 }
 
+/* ---- the gradient of a bias behind qkv: column sums of d_qkv ---- */
+
+static struct lade_column_sum_args bias_sum(const struct lade_attention_bwd_args *a)
+{
+  return (struct lade_column_sum_args){.dtype = a->dtype, .m = a->batch * a->seq_len,
+                                       .n = (a->heads + 2 * a->n_kv_heads) * a->head_dim, .x = a->d_qkv,
+                                       .sum = a->d_bias, .accumulate = a->accumulate_bias,
+                                       .workspace = a->workspace};
+}
+
+/* Launch the sums over a complete d_qkv, if there is a bias. The rest of the scratch is unused by then. */
+static void bias_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
+{
+  const struct lade_column_sum_args sum = bias_sum(a);
+  if (a->d_bias)
+    lade_cuda_columns_launch(ctx, LADE_CUDA_COLUMN_SUM, &sum, &sum);
+}
+
+/* Launch the sums over the blocks of wgmma's kernels, which have made one for each, if there is a bias. */
+static void bias_join(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
+{
+  const float *scratch = a->workspace;
+  const struct lade_cuda_row_sums queries = {
+      .n_blocks = lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_ROWS), .d = a->heads * a->head_dim, .n_outputs = 1,
+      .partials = scratch + lade_cuda_dkv_parts_begin(a), .outputs = {a->d_bias}, .accumulate = a->accumulate_bias};
+  const struct lade_cuda_row_sums keys = {
+      .n_blocks = lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim)),
+      .d = 2 * a->n_kv_heads * a->head_dim, .n_outputs = 1, .partials = scratch + lade_cuda_bias_keys_begin(a),
+      .outputs = {a->d_bias ? (float *)a->d_bias + queries.d : NULL}, .accumulate = a->accumulate_bias};
+  if (!a->d_bias)
+    return;
+  lade_cuda_row_sums_launch(ctx, &queries);
+  lade_cuda_row_sums_launch(ctx, &keys);
+}
+
+/* Return the scratch for the sums, delta included where wgmma makes them. */
+static size_t bias_bytes(const struct lade_attention_bwd_args *a)
+{
+  const struct lade_column_sum_args sum = bias_sum(a);
+  const int64_t n_blocks = lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim));
+  const int64_t n_floats = lade_cuda_bias_keys_begin(a) + n_blocks * 2 * a->n_kv_heads * a->head_dim;
+  return a->d_bias ? LADE_MAX(lade_cuda_column_sum_bytes(&sum), (size_t)n_floats * sizeof(float)) : 0;
+}
+
 static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
@@ -161,6 +205,7 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
                         plain_launch(a, a->batch, a->seq_len, a->n_kv_heads, a->head_dim, n_rows, n_shared));
   sinks_launch(ctx, a);
+  bias_launch(ctx, a);
 }
 
 /* ---- parts of query heads ---- */
@@ -206,6 +251,7 @@ static void mma_bwd_divide(const struct lade_kernel_ctx *ctx, const void *args, 
                         heads_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts * n_columns, k_rows, k_bytes));
   parts_sum(ctx, a, n_parts);
   sinks_launch(ctx, a);
+  bias_launch(ctx, a);
 }
 
 static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -243,6 +289,10 @@ static void wgmma_bwd_divide(const struct lade_kernel_ctx *ctx, const struct lad
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DKV_64 : LADE_CUDA_ATTENTION_WGMMA_DKV_128, a->dtype,
                         wgmma_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts, block_rows, k_bytes));
   parts_sum(ctx, a, n_parts);
+  if (n_parts > 1)
+    bias_launch(ctx, a);
+  else
+    bias_join(ctx, a);
 }
 
 static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -268,7 +318,9 @@ size_t lade_cuda_attention_bwd_bytes(const struct lade_kernels *kernels, const s
   if ((fn == mma_bwd || fn == wgmma_bwd) && lade_cuda_attention_has(LADE_CUDA_BY_MMA, a->dtype, a->head_dim))
     n_parts = fn == wgmma_bwd && has_wgmma(a) ? dkv_parts(LADE_CUDA_BY_WGMMA, a) : dkv_parts(LADE_CUDA_BY_MMA, a);
   const int64_t part_floats = a->batch * a->seq_len * a->n_kv_heads * 2 * a->head_dim;
-  return (size_t)(lade_cuda_dkv_parts_begin(a) + (n_parts > 1 ? n_parts * part_floats : 0)) * sizeof(float);
+  const size_t bytes =
+      (size_t)(lade_cuda_dkv_parts_begin(a) + (n_parts > 1 ? n_parts * part_floats : 0)) * sizeof(float);
+  return LADE_MAX(bytes, bias_bytes(a));
 }
 
 lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)

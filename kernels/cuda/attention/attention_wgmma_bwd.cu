@@ -79,6 +79,37 @@ static __device__ inline void pairs_begin(struct score_pairs<N> &p, int first, c
   rows_multiply_begin<D, ROWS>(p.slopes[0], x2, first, y2);
 }
 
+/*
+ * Add up the columns of a block's gradient, which sums_put left at @tile, to @partial: a warp its 16 rows in their
+ * order, then the warps in theirs. @first: the warp's first row of the tensor's @n_rows. @room: D floats for each warp,
+ * which no thread uses by now. All THREADS threads of the block.
+ */
+template <int D, int THREADS, class T>
+static __device__ inline void columns_put(T *tile, float *room, float *partial, int first, int64_t n_rows)
+{
+  constexpr int EACH = D / 32;
+  const int column = lane_get() * EACH;
+  float sums[EACH] = {};
+#pragma unroll
+  for (int row = 0; row < 16; row++) {
+    const pack<T, EACH> x = *(const pack<T, EACH> *)(chunk_at<D>(tile + own_get() * D, row, column / LADE_CUDA_CHUNK) +
+                                                     column % LADE_CUDA_CHUNK);
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+      sums[j] += first + row < (int)n_rows ? get(x.x[j]) : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < EACH; j++)
+    room[warp_get() * D + column + j] = sums[j];
+  __syncthreads();
+  if (threadIdx.x >= D)
+    return;
+  float sum = room[threadIdx.x];
+  for (int warp = 1; warp < THREADS / 32; warp++)
+    sum += room[warp * D + threadIdx.x];
+  partial[threadIdx.x] = sum;
+}
+
 /* ---- queries ---- */
 
 /* Queries, the gradients of their out, and the places for tiles of keys and values. */
@@ -200,6 +231,12 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
   __syncthreads(); /* no warp uses the queries any more */
   sums_put<D>(dq, factors, b.queries + own_get() * D, (T *)a.d_qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements,
               b.first + own_get(), b.s.seq_len);
+  if (!a.d_bias)
+    return;
+  const int64_t block = b.s.b * gridDim.y + b.first / DQ_ROWS;
+  columns_put<D, DQ_THREADS>(b.queries, (float *)b.douts,
+                             (float *)a.workspace + lade_cuda_dkv_parts_begin(&a) + (block * b.s.heads + b.s.h) * D,
+                             b.first + own_get(), b.s.seq_len);
 }
 
 /* ---- keys and values ---- */
@@ -370,6 +407,17 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
   sums_put<D>(sums.dk, key_factors, b.keys + own_get() * D, dk, b.s.row_elements, b.first + own_get(), b.s.seq_len);
   sums_put<D>(sums.dv, value_factors, b.values + own_get() * D, dk + b.s.n_kv_heads * D, b.s.row_elements,
               b.first + own_get(), b.s.seq_len);
+  if (!a.d_bias)
+    return;
+  /* All of it is derived anew: numbers that live through the loop would cost registers that it does not have. */
+  T *const keys = tiles_begin(shared), *const values = keys + DKV_ROWS * D;
+  float *const room = (float *)(values + DKV_ROWS * D);
+  const int64_t block = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
+  float *const partial =
+      (float *)a.workspace + lade_cuda_bias_keys_begin(&a) + (2 * block * a.n_kv_heads + blockIdx.x) * D;
+  const int first = (int)blockIdx.y * DKV_ROWS + own_get();
+  columns_put<D, DKV_THREADS>(keys, room, partial, first, a.seq_len);
+  columns_put<D, DKV_THREADS>(values, room + DKV_THREADS / 32 * D, partial + a.n_kv_heads * D, first, a.seq_len);
 }
 
 WARPGROUP_KERNEL(attention_wgmma_dq, 64, lade_attention_bwd_args, DQ_THREADS, LADE_CUDA_WGMMA_BLOCKS)

@@ -23,14 +23,19 @@ static unsigned shared_floats(int64_t n)
   return (unsigned)((size_t)n * sizeof(float));
 }
 
+void lade_cuda_row_sums_launch(const struct lade_kernel_ctx *ctx, const struct lade_cuda_row_sums *sums)
+{
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ROW_SUMS, LADE_F32,
+                        (struct lade_cuda_launch){
+                            .grid = {(unsigned)lade_div_up(sums->d, LADE_CUDA_SUM_COLUMNS), (unsigned)sums->n_outputs},
+                            .args = sums, .shared_bytes = shared_floats(LADE_CUDA_THREADS)});
+}
+
 /* Set output (+)= the sum of the partials in @ctx's workspace, for each output that is not NULL. */
 static void row_sums(const struct lade_kernel_ctx *ctx, int64_t n_rows, struct lade_cuda_row_sums sums)
 {
   sums.n_blocks = lade_cuda_row_blocks(n_rows);
-  lade_cuda_launch_grid(ctx, LADE_CUDA_ROW_SUMS, LADE_F32,
-                        (struct lade_cuda_launch){
-                            .grid = {(unsigned)lade_div_up(sums.d, LADE_CUDA_SUM_COLUMNS), (unsigned)sums.n_outputs},
-                            .args = &sums, .shared_bytes = shared_floats(LADE_CUDA_THREADS)});
+  lade_cuda_row_sums_launch(ctx, &sums);
 }
 
 static size_t row_sums_bytes(int64_t n_rows, int64_t d, int n_outputs)

@@ -250,6 +250,9 @@ void lade_attention_bwd_plain(const struct lade_kernel_ctx *ctx, const void *arg
     bwd.shape.draw_heads = args->draw_heads;
   lade_pool_run(ctx->pool, bwd_task, &bwd, (int)(args->batch * args->n_kv_heads));
   sink_sums_add(args);
+  const struct lade_column_sum_args sum = lade_attention_bias_sum(args);
+  if (args->d_bias)
+    lade_column_sum_plain(ctx, &sum);
 }
 
 void lade_attention_init(struct lade_kernels *kernels)
@@ -268,5 +271,7 @@ size_t lade_attention_bwd_workspace_bytes(const struct lade_attention_bwd_args *
 {
   size_t plain_bytes = bwd_scratch_doubles(args->seq_len, args->head_dim) * sizeof(double);
   size_t blocked_bytes = lade_attention_bwd_scratch_bytes(args->seq_len, args->head_dim);
-  return sink_sums_bytes(args) + (size_t)n_threads * LADE_MAX(plain_bytes, blocked_bytes);
+  const size_t bytes = sink_sums_bytes(args) + (size_t)n_threads * LADE_MAX(plain_bytes, blocked_bytes);
+  const struct lade_column_sum_args sum = lade_attention_bias_sum(args); /* made when the other scratch is unused */
+  return args->d_bias ? LADE_MAX(bytes, lade_column_sum_workspace_bytes(&sum)) : bytes;
 }

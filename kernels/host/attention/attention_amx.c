@@ -15,7 +15,8 @@ static inline void p_store(void *p, int64_t i, vf value)
 
 static const struct lade_attention_level level = {.matmul = &lade_matmul_level_amx, .p_dtype = LADE_BF16,
                                                   .softmax = rows_softmax, .gradient = rows_gradient,
-                                                  .scale = rows_scale, .dot = row_dot};
+                                                  .scale = rows_scale, .dot = row_dot,
+                                                  .column_sum = lade_column_sum_avx512};
 
 void lade_attention_fwd_amx(const struct lade_kernel_ctx *ctx, const void *arg)
 {

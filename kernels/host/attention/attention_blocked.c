@@ -623,6 +623,9 @@ void lade_attention_bwd_blocked(const struct lade_attention_level *level, const 
   job.scratch_bytes = lade_attention_bwd_scratch_bytes(args->seq_len, args->head_dim);
   lade_pool_run(ctx->pool, bwd_task, &job, (int)(args->batch * args->n_kv_heads));
   sink_sums_add(args);
+  const struct lade_column_sum_args sum = lade_attention_bias_sum(args);
+  if (args->d_bias)
+    level->column_sum(ctx, &sum);
 }
 
 size_t lade_attention_fwd_scratch_bytes(int64_t head_dim)

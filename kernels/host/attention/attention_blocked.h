@@ -63,6 +63,7 @@ struct lade_attention_level {
   /* rows[i][0..n_columns) *= factor[i]; n_columns is a multiple of 16. */
   void (*scale)(float *rows, int n_rows, int n_columns, const float *factor);
   float (*dot)(enum lade_dtype dtype, const void *x, const void *y, int64_t at, int n);
+  lade_kernel_fn *column_sum; /* the table's at this level */
 };
 
 void lade_attention_fwd_blocked(const struct lade_attention_level *level, const struct lade_kernel_ctx *ctx,

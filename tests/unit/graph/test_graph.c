@@ -307,6 +307,11 @@ static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
   assert_int_equal(graph->tensors[gelu->out[1]].dims[0], model.hidden);
   for (int i = 0; i < graph->n_ops; i++)
     n_readers += graph->ops[i].kind == LADE_OP_BIAS_GRAD && graph->ops[i].in[0] == gelu->out[0];
+  const struct lade_op *attention = &graph->ops[op_find(graph, LADE_OP_ATTENTION_BWD, 1)];
+  assert_true(attention->out[2] >= 0);
+  assert_int_equal(graph->tensors[attention->out[2]].dims[0], 3 * model.width);
+  for (int i = 0; i < graph->n_ops; i++)
+    n_readers += graph->ops[i].kind == LADE_OP_BIAS_GRAD && graph->ops[i].in[0] == attention->out[0];
   assert_int_equal(n_readers, 0);
   lade_model_graph_destroy(graph);
 }
