@@ -445,9 +445,9 @@ def distributions_check_their_arguments():
 
 
 def refusals_name_what_torch_calls_it():
-    def of(loss_of):
-        model = net()
-        optimizer = adam(model.parameters())
+    def of(loss_of, make_model=net, make_optimizer=adam):
+        model = make_model()
+        optimizer = make_optimizer(model.parameters())
         return lambda: lade.torch.step(plain_step(model, optimizer, loss_of), model, optimizer, "100%")(SAMPLE)
     fault = refused(lade.CannotCapture, of(lambda m, x: torch.cond(x.sum() > 0, lambda h: h * 2, lambda h: h - 1,
                                                                    (m(x),)).mean()), "torch.cond: ", "loops.py")
@@ -455,6 +455,12 @@ def refusals_name_what_torch_calls_it():
     fault = refused(lade.CannotCapture, of(lambda m, x: m(torch.nested.nested_tensor(
         [x[:3], x[3:]], layout=torch.jagged)).values().mean()), "torch.nested: ", "loops.py")
     assert fault.op == "torch.nested"
+    fault = refused(lade.CannotCapture, of(lambda m, x: {}["the word dynamo"]), "the word dynamo", "loops.py")
+    assert fault.op == "KeyError"
+    refused(lade.CannotCapture, of(lambda m, x: m(x.abs().long()).mean(), lambda: nn.Embedding(8, 4, sparse=True),
+                                   torch.optim.SparseAdam), "sparse=False", "loops.py")
+    refused(lade.CannotCapture, of(lambda m, x: torch.func.jvp(m, (x,), (x,))[1].mean()), "forward-mode AD", "loops.py")
+    refused(lade.CannotCapture, of(lambda m, x: m(x).masked_select(m(x) > 0).mean()), "keep the shape", "loops.py")
     fault = refused(lade.CannotCapture, of(lambda m, x: torch.distributions.Wishart(
         m(x).exp().mean() + 9, torch.eye(3)).log_prob(torch.eye(3)).mean()), "value of a tensor")
     assert "Value of df" not in str(fault)
