@@ -25,9 +25,9 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12
-#define MOVES_PER_OP 10000 /* by default, up to MOVES_MOST */
-#define MOVES_MOST 1200000
-#define OP_MOVES_MOST 800000000 /* ops times moves: moves of longer graphs take longer */
+#define MOVES_PER_OP 15000 /* by default, up to MOVES_MOST */
+#define MOVES_MOST 2000000
+#define OP_MOVES_MOST 1400000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MOST 200000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_LEAST 1000
 #define ALONE_SHARE 0.5 /* of a limit of time, after which a plan with tiers goes on with transfers */
@@ -128,8 +128,8 @@ static bool has_tiers(const struct graph_planning *planning)
 
 /*
  * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
- * 2 to 9 s of CPU, because tempering needs them: with 300,000 the seeds of MobileNetV2 at 35 % of its peak differ by
- * 0.2 % of the step. With tiers a long graph gets fewer, for about the same time: a decoder of 9,957 ops takes 7 s of
+ * 3 to 12 s of CPU, because tempering needs them: with two thirds of them HRNet at 35 % of its peak takes 0.7 % of the
+ * step more. With tiers a long graph gets fewer, for about the same time: a decoder of 9,957 ops takes 7 s of
  * CPU at 25 % of its peak. At 40 % and above its plan is proved before the first move.
  */
 static int64_t moves_of(const struct graph_planning *planning)

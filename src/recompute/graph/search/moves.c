@@ -5,10 +5,12 @@
  *   release   let a value go between two turns that touch it; the later one makes it again
  *   hold      keep a value that a turn makes again, from the turn before that touches it
  *   shift     make a value again earlier, in a turn that has the inputs at hand, and hold it from there
- *   segment   release the values of some ops in a row, and let the chain that makes them again run once
+ *   segment   release the values of some ops in a row up to the first use of one of them, so that one turn makes them
+ *             again
  *   exchange  hold one value or all that a turn makes again, then release others in the fullest turns until it fits;
  *             a release that alone raises the energy too far is undone, and another one is drawn; one exchange in
- *             EXCHANGES_PER_UNJUDGED keeps every release, since two of them may pay only together
+ *             EXCHANGES_PER_UNJUDGED keeps every release, since two of them may pay only together; any other exchange
+ *             ends if it is too slow already, even if it fitted
  *   source    let a value wait on another tier, or be made again instead
  *
  * A move releases before it holds, or the other way round, so a schedule may pass through one that is slower than both
@@ -24,6 +26,8 @@
 #define EXCHANGE_RELEASES 6 /* of one exchange */
 #define EXCHANGES_PER_UNJUDGED 3
 #define SEGMENT_MOST 8      /* ops whose values a move releases together */
+#define SEGMENT_VALUES 21   /* of them at most */
+#define SEGMENT_SKIP_BITS 3 /* one value of eight is made again later */
 #define HELD_TRIES 128
 #define REDO_TRIES 64
 #define DETOUR_OPS 8
@@ -204,51 +208,100 @@ static bool move_shift(struct remat_state *search)
   return true;
 }
 
+/* Values that are released together, and the boundaries of each. */
+struct segment {
+  struct remat_choice items[SEGMENT_VALUES];
+  int n, redo_turn; /* the first turn that makes one of them again */
+};
+
+/* Add @value, if it is held at @turn and not used there, up to its next use or the last turn that can make it again. */
+static void segment_add(const struct remat_state *search, struct segment *segment, int value, int turn)
+{
+  const struct remat_problem *problem = search->problem;
+  const struct remat_value *v = &problem->values[value];
+  const struct remat_schedule *schedule = &search->schedule;
+  int to = remat_touch_from(schedule, value, turn);
+  if (to == turn || segment->n == SEGMENT_VALUES || !remat_is_held(schedule, value, turn))
+    return;
+  for (int i = 0; i < v->n_makers && schedule->sources[value] == LADE_DEVICE; i++) {
+    const int maker = problem->makers[v->first_maker + i];
+    to = maker < to ? LADE_MIN(to, problem->ops[maker].redo_until) : to;
+  }
+  if (to < turn)
+    return;
+  const struct remat_span span = {remat_touch_before(schedule, value, turn) + 1, to};
+  segment->items[segment->n++] = (struct remat_choice){value, span};
+  segment->redo_turn = LADE_MIN(segment->redo_turn, to);
+}
+
+/*
+ * Release the values of up to @length ops in a row, from the maker of @value on, that are held at @turn. One turn makes
+ * them again, and holds them from there; some that are drawn are made again at their own next use.
+ */
+static bool segment_release(struct remat_state *search, int turn, int value, int length)
+{
+  const struct remat_problem *problem = search->problem;
+  const int birth = problem->values[value].birth;
+  struct segment segment = {.redo_turn = INT32_MAX};
+  for (int op = birth; op < birth + length && op < turn; op++) {
+    for (int i = 0; i < problem->ops[op].n_out; i++) {
+      const int other = problem->edges[problem->ops[op].first_out + i].value;
+      if (problem->values[other].birth == op && problem->values[other].last_use >= turn)
+        segment_add(search, &segment, other, turn);
+    }
+  }
+  uint64_t draw = remat_random_next(search);
+  for (int i = 0; i < segment.n; i++, draw >>= SEGMENT_SKIP_BITS) {
+    const struct remat_choice *item = &segment.items[i];
+    const int to = (draw & ((1 << SEGMENT_SKIP_BITS) - 1)) ? segment.redo_turn : item->span.to;
+    remat_release_unsettled(&search->schedule, item->value, item->span.from, to);
+  }
+  remat_settle(&search->schedule);
+  if (segment.n && remat_is_sound(search))
+    remat_row_hold(&search->schedule, segment.redo_turn, remat_random_next(search));
+  return segment.n > 0;
+}
+
 /* Release neighbours in the order of ops at one turn, and let the chain that makes them again run once. */
 static bool move_segment(struct remat_state *search)
 {
-  const struct remat_problem *problem = search->problem;
   const int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
   if (value < 0)
     return false;
-  if (remat_is_given(problem, value))
+  if (remat_is_given(search->problem, value))
     return remat_release_around(&search->schedule, value, turn);
-  int redo_turn = INT32_MAX;
-  const int birth = problem->values[value].birth, length = 1 + remat_random_below(search, SEGMENT_MOST);
-  for (int op = birth; op < birth + length && op < turn && remat_is_sound(search); op++) {
-    for (int i = 0; i < problem->ops[op].n_out && remat_is_sound(search); i++) {
-      int other = problem->edges[problem->ops[op].first_out + i].value;
-      if (problem->values[other].birth != op || problem->values[other].last_use < turn ||
-          !remat_is_held(&search->schedule, other, turn))
-        continue;
-      int next = remat_touch_from(&search->schedule, other, turn);
-      if (next != turn && remat_release_around(&search->schedule, other, turn))
-        redo_turn = LADE_MIN(redo_turn, next);
-    }
-  }
-  if (redo_turn != INT32_MAX && remat_is_sound(search))
-    remat_row_hold(&search->schedule, redo_turn, remat_random_next(search));
-  return true;
+  return segment_release(search, turn, value, 1 + remat_random_below(search, SEGMENT_MOST));
 }
 
-/* Hold everything that the redos of one turn make, from the turns before that touch it: the turn redoes nothing. */
+/* Hold @value, if @turn makes it again, from the turn before that touches it, but let nothing follow yet. */
+static void redone_hold(struct remat_state *search, int value, int turn)
+{
+  struct remat_schedule *schedule = &search->schedule;
+  if (remat_is_redone_at(schedule, value, turn))
+    remat_hold_unsettled(schedule, value, remat_touch_before(schedule, value, turn) + 1, turn);
+}
+
+/*
+ * Hold everything for which one turn runs ops again, from the turns before that touch it: what its op reads, and what
+ * is held behind the turn. The turn redoes nothing then, unless it needs old versions.
+ */
 static bool move_hold_row(struct remat_state *search)
 {
+  const struct remat_problem *problem = search->problem;
+  struct remat_schedule *schedule = &search->schedule;
   int turn, value;
   if (!redo_draw(search, &turn, &value))
     return false;
-  while (search->schedule.turns[turn].redos.n && remat_is_sound(search)) {
-    const struct remat_turn *t = &search->schedule.turns[turn];
-    const struct remat_op *op = &search->problem->ops[t->redos.items[t->redos.n - 1]];
-    const int n_before = t->redos.n;
-    for (int i = 0; i < op->n_out && remat_is_sound(search); i++) {
-      value = search->problem->edges[op->first_out + i].value;
-      if (remat_is_redone_at(&search->schedule, value, turn))
-        remat_hold(&search->schedule, value, remat_touch_before(&search->schedule, value, turn) + 1, turn);
-    }
-    if (t->redos.n >= n_before)
-      break;
-  }
+  const struct remat_turn *t = &schedule->turns[turn];
+  const int n_in = turn < problem->n_ops ? problem->ops[turn].n_in : 0;
+  const int n_lasting = turn < problem->n_ops ? 0 : problem->n_lasting;
+  for (int i = t->starts.n - 1; i >= 0; i--) /* a value that is held from before is none of them any more */
+    redone_hold(search, t->starts.items[i], turn);
+  for (int i = 0; i < n_in; i++)
+    redone_hold(search, problem->edges[problem->ops[turn].first_in + i].value, turn);
+  for (int i = 0; i < n_lasting; i++)
+    redone_hold(search, problem->lasting[i], turn);
+  remat_settle(schedule);
   return true;
 }
 
@@ -292,7 +345,12 @@ static bool move_exchange(struct remat_state *search)
   if (!(kind == 0 ? move_hold_row(search) : kind <= 2 ? move_shift(search) : move_hold(search)))
     return false;
   for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++)
+  {
     exchange_release(search, start, is_judged);
+    const double least = energy_untimed(search) - search->price * remat_over(&search->schedule); /* if it fitted */
+    if (is_judged && least > start + search->rise_most)
+      return false; /* further releases only take more time */
+  }
   return true;
 }
 

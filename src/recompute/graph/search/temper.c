@@ -6,9 +6,10 @@
  * finding others, and the cold ones refine those that reach them; no length of a cooling has to be known beforehand.
  *
  * Temperatures are geometric, down to COLDEST of the time of a typical op. The hottest one falls from HOTTEST_FIRST of
- * that time to the time itself, which it reaches after HOT_PART of a long search. Networks differ in how high their
- * barriers are: HRNet needs three typical ops, where U-ViT does not settle. Each temperature has a price of bytes above
- * the limit, which follows its schedules. Two neighbours exchange their schedules with the probability that keeps both
+ * that time to HOTTEST_LAST of it over the search. Networks differ in how high their barriers are: HRNet needs three
+ * typical ops, where U-ViT does not settle. As the hottest one falls, each schedule passes through all temperatures,
+ * and in the end all of them refine. Each temperature has a price of bytes above the limit, which follows its
+ * schedules. Two neighbours exchange their schedules with the probability that keeps both
  * distributions: exp of the gain in energy over temperature. A third of the schedules begins from the best, a third
  * from descents by chance, and a third from the one that holds least.
  *
@@ -31,10 +32,10 @@
 #include "recompute/graph/bound.h"
 #include "recompute/graph/search/search_state.h"
 
-#define REPLICAS 8
+#define REPLICAS 6 /* of eight, each has too few moves to settle within ten seconds */
 #define HOTTEST_FIRST 3.0 /* temperatures, of the time of a typical op */
+#define HOTTEST_LAST 0.1
 #define COLDEST 0.03
-#define HOT_PART 0.5      /* of the search, in which the hottest temperature falls */
 #define HOT_MOVES_LEAST 400000 /* a search of fewer moves begins at the time of a typical op: it needs them all there */
 #define SWEEP_MOVES 50    /* moves of each schedule between two exchanges, and between two changes of its price */
 #define RECOMBINATIONS 2  /* between two exchanges; with more the replicas become alike, and seeds differ by more */
@@ -91,8 +92,8 @@ static int replica_begin(struct remat_state *search, struct replica *replica, in
 /* Set the temperatures to those at @part, 0 to 1, of the search. */
 static void temperatures_set(const struct remat_state *search, struct replica *replicas, double part)
 {
-  bool is_long = search->params->n_moves >= HOT_MOVES_LEAST;
-  const double hottest = is_long ? pow(HOTTEST_FIRST, LADE_MAX(1 - part / HOT_PART, 0)) : 1;
+  const double first = search->params->n_moves >= HOT_MOVES_LEAST ? HOTTEST_FIRST : 1;
+  const double hottest = first * pow(HOTTEST_LAST / first, part);
   for (int i = 0; i < REPLICAS; i++)
     replicas[i].temperature = search->typical_ns * hottest * pow(COLDEST / hottest, (double)i / (REPLICAS - 1));
 }
