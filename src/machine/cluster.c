@@ -344,7 +344,7 @@ static int cluster_load(const char *path, struct lade_error *error, struct lade_
   json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
   free(text);
   if (!object)
-    return lade_error_set(error, -EINVAL, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);
+    return lade_error_set(error, -EBADMSG, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);
   status = lade_cluster_from_json(object, path, error, ret_cluster);
   json_decref(object);
   return status;

@@ -351,7 +351,7 @@ int lade_machine_load(const char *path, struct lade_error *error, struct lade_ma
   json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
   free(text);
   if (!object)
-    return lade_error_set(error, -EINVAL, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);
+    return lade_error_set(error, -EBADMSG, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);
   rc = lade_machine_from_json(object, path, error, ret_machine);
   json_decref(object);
   return rc;

@@ -66,6 +66,8 @@ refused(2, ["virtual stages 3", "pp is 1"], *PLAN, "--virtual-stages", "3")
 refused(2, ["schedule gpipe", "pp is 1"], *PLAN, "--schedule", "gpipe")
 
 # Machines: a file that is missing, and a size whose unit is none.
+open("torn.json", "w").write('{"preset": "h100-80g",')
+refused(5, ["torn.json:1: not valid JSON"], *PLAN[:-1], "torn.json")
 assert "expected one of" not in refused(2, ["missing.json: cannot open: No such file"], *PLAN[:-1], "missing.json")
 refused(2, ["no machine named 'h100'", "h100-80g"], *PLAN[:-1], "h100")
 write("machine.json", b'{"preset": "h100-80g", "device_bytes": "80 GiBs"}')
@@ -221,6 +223,8 @@ assert code == 2 and err.count("3 tensor parallel ranks must divide 4 heads") ==
 assert [each["label"] for each in swept["medians"]] == ["100%", "100% dp2", "100% dp2 zero1"], swept["medians"]
 plan = json.loads(run("plan", *PLANNED, "--budget", "100%", "--dp", "2", "--zero", "1", "--json")[1])
 assert swept["runs"][2]["planned_peak_bytes"] == plan["planned_peak_bytes"], (swept["runs"][2], plan)
+code, out, err = run("sweep", *PLANNED, "--budgets", "100%,50%", "--tp", "1,3")
+assert err.count("3 tensor parallel ranks must divide 4 heads") == 1 and len(re.findall("refused", out)) == 1, (out, err)
 code, out, err = run("sweep", *PLANNED, "--budgets", "100%,64KiB", "--dp", "2")
 assert code == 3 and "data sheet, not measured" in out and re.search(r"^64KiB dp2 +does not fit$", out, re.M), (out, err)
 refused(2, ["--repeat: --device dry plans"], "sweep", *PLANNED, "--dp", "2", "--repeat", "2")

@@ -39,6 +39,7 @@ struct budget_trial {
   int sizes[SWEEP_N_SIZES], round;
   char label[LABEL_BYTES]; /* "60%", or "60% dp2 zero1" */
   int code;        /* exit code of its run; -1: it has not run */
+  bool is_refused; /* its layout was refused before, in a run or a plan of another budget or round, so it did not run */
   json_t *summary; /* NULL: none */
 };
 
@@ -503,7 +504,8 @@ static void table_print(const struct budget_sweep *sweep)
 {
   heading_print(sweep);
   for (int i = 0; i < sweep->n_distinct; i++)
-    row_print(sweep, &sweep->trials[i]);
+    if (!sweep->trials[i].is_refused)
+      row_print(sweep, &sweep->trials[i]);
 }
 
 /* Print the command to try next: the same run with --budget=min. pre: trials have run. */
@@ -556,12 +558,26 @@ static int results_dump(const struct budget_sweep *sweep)
 
 /* ---- the verb ---- */
 
+/* True if the layout of @trial was refused in an earlier trial. */
+static bool layout_is_refused(const struct budget_sweep *sweep, const struct budget_trial *trial)
+{
+  for (const struct budget_trial *other = sweep->trials; other < trial; other++)
+    if (other->code == LADE_EXIT_USAGE && memcmp(other->sizes, trial->sizes, sizeof(trial->sizes)) == 0)
+      return true;
+  return false;
+}
+
 /* Run all trials; *ret_code is the sweep's exit code. */
 static int trials_run(struct budget_sweep *sweep, FILE *lines, int *ret_code)
 {
   *ret_code = LADE_EXIT_DONE;
   for (int i = 0; i < sweep->n && !signals_get(); i++) {
     struct budget_trial *trial = &sweep->trials[i];
+    if (layout_is_refused(sweep, trial)) {
+      trial->is_refused = true;
+      trial->code = LADE_EXIT_USAGE;
+      continue;
+    }
     int status = trial_run(sweep, trial);
     if (status)
       return status;

@@ -65,7 +65,8 @@ int session_gpu_limit(lade_session *s, uint64_t bytes, struct lade_error *error)
     return 0;
   lade_device_get_info(s->device, &info);
   return lade_error_set(error, status, "device %s holds %" PRIu64 " bytes before step 0, and is to hold %" PRIu64
-                        " at most", info.name, info.created_bytes, bytes);
+                        " at most: raise the budget, or end other programs on the device", info.name,
+                        info.created_bytes, bytes);
 }
 
 /* Limit the device to its free memory, the capacity of a plan. pre: memory of the first use is taken. */

@@ -135,7 +135,8 @@ static void a_bad_file_is_refused_by_the_name_of_its_field(void **state)
     struct lade_machine machine = {.n_cores = 77};
     struct lade_error error = {0};
     const char *path = file_with(bad[i].text);
-    assert_int_equal(lade_machine_get(path, &error, &machine), -EINVAL);
+    const bool is_json = strcmp(bad[i].names, "not valid JSON") != 0; /* else damaged, as other files */
+    assert_int_equal(lade_machine_get(path, &error, &machine), is_json ? -EINVAL : -EBADMSG);
     assert_non_null(strstr(error.text, path));
     if (!strstr(error.text, bad[i].names))
       fail_msg("%s: %s", bad[i].text, error.text);
@@ -152,7 +153,7 @@ static void deep_and_large_files_are_refused(void **state)
   text[2 << 20] = 0;
   assert_int_equal(lade_machine_load(file_with(text), NULL, &machine), -EINVAL);
   text[100000] = 0;
-  assert_int_equal(lade_machine_load(file_with(text), NULL, &machine), -EINVAL);
+  assert_int_equal(lade_machine_load(file_with(text), NULL, &machine), -EBADMSG);
   free(text);
   assert_int_equal(lade_machine_load(scratch, NULL, &machine), -EINVAL);
   assert_int_equal(mkfifo(in_scratch("fifo"), 0600), 0);

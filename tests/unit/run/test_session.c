@@ -312,7 +312,7 @@ static void a_device_that_holds_too_much_is_refused(void **state)
   assert_int_equal(lade_device_open(&how, &error, &session.device), 0);
   assert_int_equal(lade_device_chunk_create(session.device, UINT64_C(4) << 20, &chunk), 0);
   assert_int_equal(session_gpu_limit(&session, UINT64_C(2) << 20, &error), -EBUSY);
-  assert_non_null(strstr(error.text, "holds 4194304 bytes before step 0, and is to hold 2097152 at most"));
+  assert_non_null(strstr(error.text, "holds 4194304 bytes before step 0, and is to hold 2097152 at most: raise "));
   assert_int_equal(session_gpu_limit(&session, UINT64_C(4) << 20, &error), 0);
   lade_device_chunk_release(session.device, chunk);
   lade_device_close(session.device);
