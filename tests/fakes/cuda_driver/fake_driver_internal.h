@@ -16,6 +16,7 @@ struct CUctx_st {
   int device;
   int n_refs; /* of the primary context; of other contexts, the number of attachments */
   cuda_result broken; /* every later call returns this */
+  int n_working;      /* copies, sets and kernels that run now */
   cuda_stream legacy; /* the default stream, made at its first use */
 };
 

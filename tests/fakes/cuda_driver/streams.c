@@ -4,7 +4,9 @@
  * its completed records. A waiter waits for the record that was the last one at the time of the call.
  *
  * A wait always completes, also if its call is made to fail: the work fails then, not the wait. A broken context runs
- * nothing more: pieces are dropped, events complete, and every call returns the error.
+ * nothing more: pieces are dropped, events complete, and every call returns the error. A wait ends when the copies and
+ * kernels that were running have ended, so that the memory they use may be unmapped. It does not wait for a host
+ * function, which may itself wait for another process.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -65,15 +67,44 @@ static void stream_break(cuda_stream stream, cuda_result code)
   pthread_mutex_unlock(&fake.lock);
 }
 
-/* Count one more piece of work. False if it breaks its context. */
+/* Count one more piece of work. False if its context is broken, or if the piece breaks it. Lock held. */
+static bool piece_count(cuda_stream stream)
+{
+  if (fake.lose && ++fake.n_async == fake.lose)
+    fake_break(stream->context, (cuda_result)fake.lose_code);
+  return stream->context->broken == 0;
+}
+
+static bool host_begin(cuda_stream stream)
+{
+  pthread_mutex_lock(&fake.lock);
+  bool is_well = piece_count(stream);
+  pthread_mutex_unlock(&fake.lock);
+  return is_well;
+}
+
+/* Begin a copy, a set, a word or a kernel, which work_end ends. False if it must not run. */
 static bool work_begin(cuda_stream stream)
 {
   pthread_mutex_lock(&fake.lock);
-  if (fake.lose && ++fake.n_async == fake.lose)
-    fake_break(stream->context, (cuda_result)fake.lose_code);
-  bool is_well = stream->context->broken == 0;
+  bool is_well = piece_count(stream);
+  stream->context->n_working += is_well;
   pthread_mutex_unlock(&fake.lock);
   return is_well;
+}
+
+static void work_end(cuda_stream stream)
+{
+  pthread_mutex_lock(&fake.lock);
+  stream->context->n_working--;
+  pthread_cond_broadcast(&fake.changed);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+/* True if @context is broken and its work has ended. Lock held. */
+static bool is_over(cuda_context context)
+{
+  return context->broken && !context->n_working;
 }
 
 static void bytes_move(cuda_stream stream, const struct piece *piece)
@@ -88,6 +119,7 @@ static void bytes_move(cuda_stream stream, const struct piece *piece)
     memmove((void *)(uintptr_t)piece->dst, (void *)(uintptr_t)piece->src, piece->bytes);
   else
     memset((void *)(uintptr_t)piece->dst, piece->value, piece->bytes);
+  work_end(stream);
 }
 
 static void word_wait(cuda_stream stream, const struct piece *piece)
@@ -100,7 +132,7 @@ static void word_wait(cuda_stream stream, const struct piece *piece)
 
 static void event_wait(cuda_event event, uint64_t count, cuda_context context)
 {
-  while (event->n_happened < count && !context->broken)
+  while (event->n_happened < count && !is_over(context))
     pthread_cond_wait(&fake.changed, &fake.lock);
 }
 
@@ -117,14 +149,16 @@ static void piece_run(cuda_stream stream, struct piece *piece)
     bytes_move(stream, piece);
   else if (piece->kind == PIECE_WAIT_WORD)
     word_wait(stream, piece);
-  else if (piece->kind == PIECE_WRITE_WORD && work_begin(stream))
+  else if (piece->kind == PIECE_WRITE_WORD && work_begin(stream)) {
     atomic_store((_Atomic uint64_t *)(uintptr_t)piece->dst, piece->count);
-  else if (piece->kind == PIECE_HOST && work_begin(stream)) {
+    work_end(stream);
+  } else if (piece->kind == PIECE_HOST && host_begin(stream)) {
     fake_in_host_function(true);
     piece->fn(piece->args);
     fake_in_host_function(false);
   } else if (piece->kind == PIECE_CALL && work_begin(stream)) {
     piece->fn(piece->args);
+    work_end(stream);
   } else if (piece->kind == PIECE_GRAPH) {
     for (struct piece *node = piece->graph->first; node; node = node->next)
       piece_run(stream, node);
@@ -176,10 +210,10 @@ static void *stream_main(void *arg)
 
 /* ---- submitting ---- */
 
-/* Wait until at most @n_most pieces are on @stream, or its context is broken. Lock held. */
+/* Wait until at most @n_most pieces are on @stream, or its context is broken and its work has ended. Lock held. */
 static void stream_wait(cuda_stream stream, uint64_t n_most)
 {
-  while (stream->n_put - stream->n_run > n_most && !stream->context->broken)
+  while (stream->n_put - stream->n_run > n_most && !is_over(stream->context))
     pthread_cond_wait(&fake.changed, &fake.lock);
 }
 
@@ -235,7 +269,7 @@ static cuda_result stream_drain(cuda_stream stream)
 {
   pthread_mutex_lock(&fake.lock);
   uint64_t n = stream->n_put;
-  while (stream->n_run < n && !stream->context->broken)
+  while (stream->n_run < n && !is_over(stream->context))
     pthread_cond_wait(&fake.changed, &fake.lock);
   cuda_result result = stream->context->broken;
   pthread_mutex_unlock(&fake.lock);

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fake driver's own promises, through driver calls alone. Tests of the library rely on them.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "device/cuda_driver.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
+#include "tests/support/symbols.h"
+
+#define CHUNK ((uint64_t)2 << 20)
+
+static struct {
+  fake_live_fn *live;
+  cuda_result (*init)(unsigned flags);
+  cuda_result (*context_create)(cuda_context *ret_context, unsigned flags, cuda_device_id id);
+  cuda_result (*context_destroy)(cuda_context context);
+  cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
+  cuda_result (*stream_destroy)(cuda_stream stream);
+  cuda_result (*stream_wait)(cuda_stream stream);
+  cuda_result (*event_create)(cuda_event *ret_event, unsigned flags);
+  cuda_result (*event_destroy)(cuda_event event);
+  cuda_result (*event_record)(cuda_event event, cuda_stream stream);
+  cuda_result (*event_wait)(cuda_event event);
+  cuda_result (*memory_set)(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
+  cuda_result (*range_reserve)(cuda_address *ret_at, size_t bytes, size_t alignment, cuda_address hint,
+                               unsigned long long flags);
+  cuda_result (*range_free)(cuda_address at, size_t bytes);
+  void (*put_kernel)(cuda_stream stream, cuda_host_fn *fn, void *args);
+} fake;
+
+static bool fake_find(void)
+{
+  const struct symbol wanted[] = {
+      {"fake_live", &fake.live},
+      {"cuInit", &fake.init},
+      {"cuCtxCreate_v2", &fake.context_create},
+      {"cuCtxDestroy_v2", &fake.context_destroy},
+      {"cuStreamCreate", &fake.stream_create},
+      {"cuStreamDestroy_v2", &fake.stream_destroy},
+      {"cuStreamSynchronize", &fake.stream_wait},
+      {"cuEventCreate", &fake.event_create},
+      {"cuEventDestroy_v2", &fake.event_destroy},
+      {"cuEventRecord", &fake.event_record},
+      {"cuEventSynchronize", &fake.event_wait},
+      {"cuMemsetD8Async", &fake.memory_set},
+      {"cuMemAddressReserve", &fake.range_reserve},
+      {"cuMemAddressFree", &fake.range_free},
+      {"fake_put_call", &fake.put_kernel},
+  };
+  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
+}
+
+static atomic_bool slow_has_begun, slow_has_ended;
+
+static void slow_kernel(void *args)
+{
+  slow_has_begun = true;
+  usleep(50000);
+  slow_has_ended = true;
+}
+
+/* Waits in a broken context end after the kernel that was running, because the caller then unmaps its memory. */
+static void a_broken_context_ends_waiting_after_its_kernels(void **state)
+{
+  assert_int_equal(fake.init(0), 0);
+  for (int waits_for_event = 0; waits_for_event < 2; waits_for_event++) {
+    cuda_context context;
+    cuda_stream slow, other;
+    cuda_event event;
+    cuda_address unmapped;
+    assert_int_equal(fake.context_create(&context, 0, 0) + fake.range_reserve(&unmapped, CHUNK, 0, 0, 0), 0);
+    assert_int_equal(fake.stream_create(&slow, 0) + fake.stream_create(&other, 0) + fake.event_create(&event, 0), 0);
+    slow_has_begun = slow_has_ended = false;
+    fake.put_kernel(slow, slow_kernel, NULL);
+    assert_int_equal(fake.event_record(event, slow), 0);
+    while (!slow_has_begun)
+      usleep(100);
+    assert_int_equal(fake.memory_set(unmapped, 0, 1, other), 0);
+    assert_int_not_equal(fake.stream_wait(other), 0);
+    assert_int_not_equal(waits_for_event ? fake.event_wait(event) : fake.stream_wait(slow), 0);
+    assert_true(slow_has_ended);
+    fake.event_destroy(event);
+    fake.stream_destroy(slow);
+    fake.stream_destroy(other);
+    fake.range_free(unmapped, CHUNK);
+    fake.context_destroy(context);
+    assert_int_equal(fake.live(), 0);
+  }
+}
+
+int main(void)
+{
+  if (!fake_find()) {
+    printf("SKIP: the fake driver is not on the library path\n");
+    return 77;
+  }
+  const struct CMUnitTest tests[] = {cmocka_unit_test(a_broken_context_ends_waiting_after_its_kernels)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
