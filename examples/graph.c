@@ -185,8 +185,6 @@ static int op_run(void *user, const struct lade_op_call *call)
   return 0;
 }
 
-/* ---- training ---- */
-
 /* Fill a storage that the step is given; it has an address between steps. */
 static void given_fill(lade_stepper *stepper, int storage, int n, int factor, float first, float scale)
 {
@@ -242,10 +240,8 @@ int main(void)
     if (!net.status && i && memcmp(weights[0], weights[1], sizeof(weights[0])))
       net.status = lade_error_set(&net.error, -1, "the weights differ");
   }
-  if (net.status)
-    fprintf(stderr, "%s\n", net.error.text);
-  else
-    printf("the weights of all five are equal, bit for bit\n");
+  fprintf(net.status ? stderr : stdout, "%s\n",
+          net.status ? net.error.text : "the weights of all five are equal, bit for bit");
   lade_device_close(device);
   lade_graph_destroy(net.graph);
   return net.status ? 1 : 0;
