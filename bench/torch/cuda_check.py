@@ -35,7 +35,8 @@ import torch
 import transformers
 
 import lade.torch
-from lade.torch import audit, meter
+from lade.torch import audit
+from lade.torch.pricing import meter
 
 SEED, STEPS = 5, 3
 SIZES = {"small": (2, 64, 256, 4, 32), "middle": (6, 512, 8192, 8, 256), "large": (12, 768, 50257, 4, 512)}

@@ -17,7 +17,8 @@ from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, made, nn, plain, refused, torch
 
-from lade.torch import audit, meter, operands, parts, plan_cache, prices, train_step
+from lade.torch import audit, plan_cache, train_step
+from lade.torch.pricing import meter, operands, parts, prices
 
 
 def each_shape_and_mode_has_a_plan():

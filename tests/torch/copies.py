@@ -10,7 +10,7 @@ from unittest import mock
 
 from fixture import GPT, adamw, batch, lade, plain, refused, run_eager, SEED, skip, torch
 
-from lade.torch import cuda_copies, tiers
+from lade.torch.running import cuda_copies, tiers
 
 CUDA = torch.device("cuda", 0)
 

@@ -12,7 +12,9 @@ from unittest import mock
 
 from fixture import SEED, batch, lade, made, plain, refused, torch
 
-from lade.torch import optimizers, plan_cache, prices, runtime, tiers, train_step
+from lade.torch import optimizers, plan_cache, train_step
+from lade.torch.pricing import prices
+from lade.torch.running import runtime, tiers
 
 SMALL = batch(4, 8)
 STORED = dict(audit=False, ways=("store",), store_budget="64MiB")

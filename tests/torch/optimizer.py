@@ -12,7 +12,7 @@ import tempfile
 from fixture import GPT, batch, lade, plain, refused, torch
 
 from lade.torch import AdamW
-from lade.torch.meter import events_of
+from lade.torch.pricing.meter import events_of
 
 STEPS = 4
 lade.torch.adamw._PIECE_ELEMENTS = 512  # of parameters that have a few thousand

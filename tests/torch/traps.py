@@ -32,7 +32,7 @@ import copy
 import sys
 from unittest import mock
 
-from lade.torch import parts, prices
+from lade.torch.pricing import parts, prices
 from torch.utils.checkpoint import checkpoint
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import Error
 from ..library import ErrorText, check, library
-from . import tiers
+from .running import tiers
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MOMENTS = {"fp32": 0, "bf16": 1, "8bit": 2}

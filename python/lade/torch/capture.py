@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import Error
 from ..size import size_bytes
-from .estimate import Estimator
+from .pricing.estimate import Estimator
 from .planned import graph_of, names_of
-from .trace import trace
+from .tracing.trace import trace
 from .values import Values, updates_early
 
 

@@ -16,7 +16,7 @@ import types
 import torch
 
 from ..errors import CannotCapture
-from .residents import Fetch
+from .running.residents import Fetch
 
 PER_PARAM = tuple(getattr(torch.optim, name) for name in
                   ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"))

@@ -9,8 +9,10 @@ import torch
 from .. import graph as g
 from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
-from . import generate, meter, optimizers, parked, plan_cache, reports, residents, tiers
-from .trace import without_collections
+from . import optimizers, plan_cache, reports
+from .pricing import meter
+from .running import generate, parked, residents, tiers
+from .tracing.trace import without_collections
 from .values import Values, updates_early
 
 OPS_PER_SECOND = 3000 # of a search: longer ones of GPT-2's 1,480 ops find steps that are 0.1 % faster
@@ -156,7 +158,7 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _unparkable(self):
-        """Return the storages of parameters and state whose class has no parked one (parked.py): they stay on the device.
+        """Return the storages of parameters and state whose class has no parked one (running/parked.py): they stay on the device.
 
         State that does not exist yet is taken to be of its parameter's kind.
         """

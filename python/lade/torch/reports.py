@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports of a plan: bytes by owner and by module at the peak, and which values are computed again or moved."""
 from .. import graph as g
-from . import kernels, optimizers
+from . import optimizers
+from .pricing import kernels
 
 
 def report(planned):

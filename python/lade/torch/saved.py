@@ -22,10 +22,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import DoesNotFit, Error
 from ..size import size_bytes
-from . import tiers
-from .cuda_copies import copies_of
+from .running import tiers
+from .running.cuda_copies import copies_of
 from .planned import disk_free
-from .trace import modules_of
+from .tracing.trace import modules_of
 
 SMALL_BYTES = 4096 # smaller tensors stay
 

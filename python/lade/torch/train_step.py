@@ -17,15 +17,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, Error
-from . import generators, optimizers, parked, residents, tiers
+from . import generators, optimizers
+from .running import parked, residents, tiers
 from .audit import Audit, bits
-from .branches import Otherwise
-from .meter import events_of
+from .tracing.branches import Otherwise
+from .pricing.meter import events_of
 from .planned import Planned, Tiers
-from .prices import Pricer, Relayout
-from .runtime import Runtime
-from .places import refuse_change
-from .trace import Given, calling_line, modules_of, trace
+from .pricing.prices import Pricer, Relayout
+from .running.runtime import Runtime
+from .tracing.places import refuse_change
+from .tracing.trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most

@@ -12,9 +12,9 @@ import torch
 from ..errors import CannotCapture
 from ..graph import DEVICE
 from . import optimizers
-from .branches import BRANCH
-from .kernels import HIDDEN_WRITES
-from .meter import storage_bytes
+from .tracing.branches import BRANCH
+from .pricing.kernels import HIDDEN_WRITES
+from .pricing.meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
 
@@ -23,7 +23,7 @@ _MAY_END = BRANCH, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_asyn
 
 
 class Op:
-    """One op: its node, its operands as storages, and its price, which prices.py fills in."""
+    """One op: its node, its operands as storages, and its price, which pricing/prices.py fills in."""
     __slots__ = ("node", "name", "reads", "writes", "updates", "draws", "is_once", "is_bound", "is_watched", "outputs",
                  "scratch_bytes", "ns", "part")
 

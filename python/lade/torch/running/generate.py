@@ -10,11 +10,12 @@ storage was dropped and computed again. No interpreter runs: a step costs as muc
 import torch
 from torch.fx.node import Node
 
-from ..errors import Error
-from ..graph import DEVICE, DROP, OP, PUT, REDO
-from . import kernels, optimizers
-from .branches import BRANCH
-from .values import flat_args
+from ...errors import Error
+from ...graph import DEVICE, DROP, OP, PUT, REDO
+from .. import optimizers
+from ..pricing import kernels
+from ..tracing.branches import BRANCH
+from ..values import flat_args
 
 
 class Room:

@@ -8,7 +8,7 @@ import torch
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from . import optimizers
+from .. import optimizers
 
 
 class Estimator:

@@ -5,7 +5,7 @@ import mmap
 
 import torch
 
-from .layouts import alignment
+from ..tracing.layouts import alignment
 
 _FILLED_MOST = 96 << 20 # bytes of made-up values; operands behind them are zeros, which cost no memory
 _ALIGN = 512             # of an operand, as CUDA's allocator aligns

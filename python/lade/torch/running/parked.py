@@ -18,7 +18,7 @@ import weakref
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import Error
+from ...errors import Error
 
 _STEP = "_lade_step"  # of a parked tensor: a weak reference to its step
 

@@ -8,8 +8,8 @@ before they begin (Fetch).
 """
 import weakref
 
-from .. import graph as g
-from ..errors import Error
+from ... import graph as g
+from ...errors import Error
 
 _LEAST_BYTES, _LEAST_SHARE = 1024, 1 / 16384  # smaller ones stay: a copy costs more than they weigh
 

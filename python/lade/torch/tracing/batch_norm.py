@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import CannotCapture
+from ...errors import CannotCapture
 
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
 _LIBRARY.define("batch_norm_average(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) mean, Tensor(b!) var, Tensor count, "

@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ..errors import CannotCapture
-from . import optimizers, patches
+from ...errors import CannotCapture
+from . import patches
+from .. import optimizers
 from .branches import Finite
 from .layouts import Mode
 from .places import Found, Places, keeps_fakes
@@ -27,7 +28,7 @@ from .watch import COUNTS, SPARSE, Watch
 
 _TORCH = os.path.dirname(torch.__file__)
 _NESTED, _COMPILED = os.path.join(_TORCH, "nested", ""), os.path.join(_TORCH, "_dynamo", "")
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PLAIN = (int, float, bool, str)
 
 

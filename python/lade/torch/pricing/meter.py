@@ -12,7 +12,7 @@ import gc
 import torch
 from torch.autograd import DeviceType
 
-from ..errors import Error
+from ...errors import Error
 
 
 TOLD_BYTES = 2345671  # the size of a mark in the events, which stands for a free that was told

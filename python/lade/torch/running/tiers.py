@@ -13,10 +13,10 @@ import time
 
 import torch
 
-from ..errors import Error
-from ..graph import GET, HOST, PUT, STORE, Path
-from ..library import ErrorText, check, library
-from ..store import Store
+from ...errors import Error
+from ...graph import GET, HOST, PUT, STORE, Path
+from ...library import ErrorText, check, library
+from ...store import Store
 from .cuda_copies import copies_of
 
 

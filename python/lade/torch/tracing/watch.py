@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..errors import CannotCapture
+from ...errors import CannotCapture
 
 _FOLLOWED_MOST = 1 << 16  # elements of a followed constant
 _FLAG_MOST = 16           # elements in the memory of a followed tensor that outlives the step
@@ -29,7 +29,7 @@ _ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defau
 _SCALAR, _ASSERT = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._assert_async.msg
 _ANY = torch.ops.aten.any.default
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
 _CHECKS = ("__init__", "_validate_sample", "_all_true_or_runtime_assert")
 _DEVICE = torch.ops.prim.device.default

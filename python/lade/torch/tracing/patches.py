@@ -19,8 +19,8 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..errors import CannotCapture
-from . import generators, optimizers
+from ...errors import CannotCapture
+from .. import generators, optimizers
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from .. import graph as g
-from ..errors import Error
-from . import generators, optimizers, parked, tiers
-from .branches import Otherwise
+from ... import graph as g
+from ...errors import Error
+from . import parked, tiers
+from .. import generators, optimizers
+from ..tracing.branches import Otherwise
 from .cuda_copies import copies_of
-from .meter import events_of
+from ..pricing.meter import events_of
 
 _FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
 

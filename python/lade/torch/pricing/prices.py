@@ -10,12 +10,13 @@ import weakref
 import torch
 from torch.fx.node import map_arg
 
-from ..errors import CannotCapture
-from . import generators, kernels, optimizers, parts
-from .layouts import Described
+from ...errors import CannotCapture
+from . import kernels, parts
+from .. import generators, optimizers
+from ..tracing.layouts import Described
 from .meter import MARK_BYTES, events_of, peak_of, storage_bytes
 from .operands import Arena, needs_of
-from .values import Op, flat_args
+from ..values import Op, flat_args
 
 _SMALL_BYTES = 1 << 20   # operands up to here are compared before and after a call
 _REPEAT_NS = 3_000_000   # calls below this run again, to be timed warm

@@ -10,7 +10,7 @@ import ctypes as c
 import errno
 import functools
 
-from ..errors import Error
+from ...errors import Error
 
 _NO_TIMING, _NON_BLOCKING, _NOT_READY = 2, 1, 600
 _POINTER = c.c_void_p
