@@ -57,8 +57,8 @@ struct lade_graph_plan_params {
   uint64_t store_budget_bytes;
   struct lade_graph_path to_host, from_host, to_store, from_store;
   /*
-   * Of the search; 0: LADE_GRAPH_ITERATIONS; without other tiers 15,000 for each op of 20 to 2,000, within 2,000,000
-   * and 1,400,000,000 / ops; with them 200,000,000 / ops for more than 666 ops.
+   * Of the search; 0: LADE_GRAPH_ITERATIONS. Exceptions: a graph of 20 to 2,000 ops without other tiers gets 15,000 per
+   * op, but at most 2,000,000 and 1,400,000,000 / ops; one of more than 666 ops with them gets 200,000,000 / ops.
    */
   int64_t iterations;
   int64_t time_limit_ns; /* end the search after this time; 0: no limit */

@@ -84,7 +84,7 @@ static int groups_make(lade_pricer *s)
 }
 
 int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
-                       lade_pricer **ret_solver)
+                       lade_pricer **ret_pricer)
 {
   size_t n = (size_t)graph->n_tensors;
   lade_pricer *s = calloc(1, sizeof(*s));
@@ -107,7 +107,7 @@ int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_u
     lade_pricer_destroy(s);
     return status;
   }
-  *ret_solver = s;
+  *ret_pricer = s;
   return 0;
 }
 

@@ -71,7 +71,7 @@ typedef struct lade_pricer lade_pricer;
 
 /* Group the graph's values. @unit_costs and @graph are borrowed. -ENOMEM. One thread at a time; nothing blocks. */
 int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
-                       lade_pricer **ret_solver);
+                       lade_pricer **ret_pricer);
 void lade_pricer_destroy(lade_pricer *pricer);
 
 /*

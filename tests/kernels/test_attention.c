@@ -170,7 +170,8 @@ static void form_check(enum lade_dtype dtype, struct size size, struct lade_drop
   kernel_call(&levels[0], LADE_K_ATTENTION_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
   size_t out_bytes = (size_t)problem.n_out * lade_dtype_bytes(dtype);
   size_t d_qkv_bytes = (size_t)problem.n_qkv * lade_dtype_bytes(dtype);
-  void *out = memory_make(out_bytes), *d_qkv = memory_make(d_qkv_bytes);
+  size_t d_bias_bytes = (size_t)problem.n_columns * sizeof(float);
+  void *out = memory_make(out_bytes), *d_qkv = memory_make(d_qkv_bytes), *d_bias = memory_make(d_bias_bytes);
   for (int level = 0; level < n_levels; level++) {
     const char *variant = levels[level].variant[LADE_K_ATTENTION_FWD];
     bool has_bwd = level == 0 || levels[level].fn[LADE_K_ATTENTION_BWD] != levels[level - 1].fn[LADE_K_ATTENTION_BWD];
@@ -181,6 +182,7 @@ static void form_check(enum lade_dtype dtype, struct size size, struct lade_drop
       assert_memory_equal(out, problem.fwd.out, out_bytes); /* schedules of one variant have equal bits */
     memcpy(out, problem.fwd.out, out_bytes);
     memcpy(d_qkv, problem.bwd.d_qkv, d_qkv_bytes);
+    memcpy(d_bias, problem.bwd.d_bias, d_bias_bytes);
     compare("out", variant, &problem, dtype, problem.fwd.out, problem.fwd_exact.out, problem.n_out);
     compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, problem.n_lse);
     if (has_bwd)
@@ -193,10 +195,12 @@ static void form_check(enum lade_dtype dtype, struct size size, struct lade_drop
       run(&problem, &levels[level], has_bwd, n_threads);
       assert_memory_equal(out, problem.fwd.out, out_bytes);
       assert_true(!has_bwd || memcmp(d_qkv, problem.bwd.d_qkv, d_qkv_bytes) == 0);
+      assert_memory_equal(d_bias, problem.bwd.d_bias, d_bias_bytes);
     }
   }
   free(out);
   free(d_qkv);
+  free(d_bias);
   problem_free(&problem);
 }
 

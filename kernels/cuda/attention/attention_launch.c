@@ -169,7 +169,7 @@ static void bias_launch(const struct lade_kernel_ctx *ctx, const struct lade_att
     lade_cuda_columns_launch(ctx, LADE_CUDA_COLUMN_SUM, &sum, &sum);
 }
 
-/* Launch the sums over the blocks of wgmma's kernels, which have made one for each, if there is a bias. */
+/* Launch the sums over the partial sums that each block of wgmma's kernels has made, if there is a bias. */
 static void bias_join(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
 {
   const float *scratch = a->workspace;

@@ -409,7 +409,7 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
               b.first + own_get(), b.s.seq_len);
   if (!a.d_bias)
     return;
-  /* All of it is derived anew: numbers that live through the loop would cost registers that it does not have. */
+  /* These numbers are derived again: if they lived through the loop, they would cost registers that it needs. */
   T *const keys = tiles_begin(shared), *const values = keys + DKV_ROWS * D;
   float *const room = (float *)(values + DKV_ROWS * D);
   const int64_t block = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;

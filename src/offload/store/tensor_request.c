@@ -6,9 +6,8 @@
  * and for a put its room. So a refused request has changed nothing, except that a put of a whole tensor may drop the
  * tensor if memory is out. Then the calling thread moves the bytes, or a mover does, a thread of the store that takes
  * the oldest request of the queue. A mover runs one request at a time; several movers keep the drive busy with short
- * requests.
- * Rejected: transfers that continue one another in completion callbacks, because bytes are copied and hashed there, in
- * whichever thread waits.
+ * requests. Rejected: transfers that continue one another in completion callbacks, because bytes are copied and hashed
+ * there, in whichever thread waits.
  *
  * A put over published runs takes fresh room, for the runs of its range alone. The old runs are held until the next
  * publish (free_extents.h). Checksums of a tensor's parts share the generation of the tensor's first put; a stale part

@@ -9,8 +9,8 @@
  *
  * All stages are run together, with slots of nominal length. A stage computes a slot, sends the result, and then goes
  * on. Meanwhile it receives inputs in the order of its slots, as many ahead as lade_schedule_n_ahead says. A transfer
- * happens as soon as its sender has computed and its receiver has room. Each transfer so has one time. A list is sorted
- * by (time, transfers before slots, sender). A slot has the time of its start. That is one total order of the slots and
+ * happens as soon as its sender has computed and its receiver has room. So each transfer has one time; a slot has the
+ * time of its start. A list is sorted by (time, transfers before slots, sender). That is one order of the slots and
  * transfers of all stages, because
  *
  *   - a sender computed the value before, for a time above zero; its next slot starts at the transfer's time or later;
@@ -18,7 +18,7 @@
  *   - a stage sends at most one value between two slots, so time and sender tell transfers apart.
  *
  * Each list is this order restricted to one stage, so no circle of waits exists, with one channel or with many, and for
- * any placement in memory. Real slots have other lengths: that costs time on one channel, and order stays.
+ * any placement in memory. Real slots have other lengths: that costs time on one channel, but the order stays.
  *
  * The walk always ends: tests/unit/parallel/test_schedule.c shows it for each schedule, by other code. It takes memory
  * for the slots of all stages, and near O(slots) time.
@@ -92,7 +92,7 @@ static void phase_keep(struct joint_walk *w, int stage, int phase, int slot, int
     w->phases[w->n_phases++] = (struct timed_phase){at, {.slot = slot, .phase = (uint8_t)phase}, sender};
 }
 
-/* Move @at to the first slot of @stage from it on that has an input. */
+/* Return the first slot of @stage from @at on that has an input; n_slots: none. */
 static int input_next(const struct joint_walk *w, int stage, int at)
 {
   while (at < w->n_slots && !lade_slot_has_input(w->pipeline, stage, &w->stages[stage].slots[at]))
@@ -100,7 +100,7 @@ static int input_next(const struct joint_walk *w, int stage, int at)
   return at;
 }
 
-/* Transfer the result of @stage's computed slot, if its receiver is ready for it. */
+/* Transfer the result of @stage's computed slot. False if its receiver is not ready for it. */
 static bool transfer_run(struct joint_walk *w, int stage)
 {
   struct stage_walk *from = &w->stages[stage];

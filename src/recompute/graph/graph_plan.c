@@ -129,8 +129,8 @@ static bool has_tiers(const struct graph_planning *planning)
 /*
  * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
  * 3 to 12 s of CPU, because tempering needs them: with two thirds of them HRNet at 35 % of its peak takes 0.7 % of the
- * step more. With tiers a long graph gets fewer, for about the same time: a decoder of 9,957 ops takes 7 s of
- * CPU at 25 % of its peak. At 40 % and above its plan is proved before the first move.
+ * step more. With tiers a long graph gets fewer, for about the same time: a decoder of 9,957 ops takes 7 s of CPU at
+ * 25 % of its peak. At 40 % and above its plan is proved before the first move.
  */
 static int64_t moves_of(const struct graph_planning *planning)
 {

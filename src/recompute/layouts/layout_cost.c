@@ -9,8 +9,8 @@
  *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
  *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
- *              for each microbatch, beside the computing of the layer before. A job may gather late, as FSDP's
- *              BACKWARD_POST does and no program of Lade: in the backward half nothing is computed beside a gather
+ *              for each microbatch, beside the computing of the layer before. A job may gather late, like FSDP with
+ *              BACKWARD_POST, but unlike Lade: in the backward half nothing is computed beside a gather
  *   tables     the sum of a tied table's two gradients
  *   update     AdamW over this rank's state, and norms. With the state on the host the CPU updates it, after gradients
  *              have come there and beside the copies of working copies

@@ -58,7 +58,7 @@ static void what_would_do_nothing_is_refused(void **state)
       {PARAMS(.world = 4, .shard = 2), {"shard 2", "zero 1"}},
       {PARAMS(.world = 4, .zero = 1, .shard = 3), {"shard 3", "dp 4"}},
       {PARAMS(.world = 2, .grad_reduce = LADE_F16), {"fp32", "bf16"}},
-      {PARAMS(.world = 2, .is_sequence = true), {"--tp", "--sequence-parallel"}},
+      {PARAMS(.world = 2, .is_sequence = true), {"--tp", "leave sequence parallel out"}},
       {PARAMS(.world = 2, .schedule = LADE_SCHEDULE_ZBH1), {"zbh1", "pp"}},
       {PARAMS(.world = 2, .virtual_stages = 2), {"virtual stages 2", "pp is 1"}},
       {PARAMS(.pp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED), {"interleaved", "2 virtual stages"}},

@@ -90,6 +90,54 @@ static void no_memory_makes_stages_wait_in_a_circle(void **state)
   }
 }
 
+/* ---- memory of receives ---- */
+
+static int positions_compare(const void *x, const void *y)
+{
+  return *(const int32_t *)x - *(const int32_t *)y;
+}
+
+/*
+ * Check a stage between others, whose slots all have an input and a result. A receive may begin as soon as the stage
+ * holds fewer inputs than the schedule takes ahead. So its memory is free of other values from the end of the slot that
+ * makes room, before that slot's send.
+ */
+static void receives_have_memory_early(const struct lade_program *program, int n_ahead)
+{
+  int32_t *begins = calloc((size_t)program->n_instrs, sizeof(*begins));
+  int32_t *sends = calloc((size_t)program->n_instrs, sizeof(*sends));
+  int n_received = 0, n_sent = 0;
+  assert_true(begins && sends);
+  for (int at = 0; at < program->n_instrs; at++) {
+    const struct lade_instr *instr = &program->instrs[at];
+    if (instr->kind == LADE_INSTR_RECV)
+      begins[n_received++] = program->buffers[program->operands[instr->first_operand].buffer].first;
+    else if (instr->kind == LADE_INSTR_SEND)
+      sends[n_sent++] = at;
+  }
+  assert_true(n_received == n_sent && n_received > n_ahead);
+  qsort(begins, (size_t)n_received, sizeof(*begins), positions_compare);
+  for (int i = 0; i < n_received; i++)
+    assert_true(begins[i] <= (i < n_ahead ? 0 : sends[i - n_ahead]));
+  free(begins);
+  free(sends);
+}
+
+static void memory_is_reserved_as_soon_as_a_stage_has_room(void **state)
+{
+  for (size_t i = 0; i < LADE_COUNT(shapes); i++) {
+    struct pipeline pipeline;
+    struct program_fixture_setting how = shapes[i];
+    how.dtype = LADE_F32;
+    how.manner = FIXTURE_KEEP;
+    pipeline_init(&pipeline, &how);
+    const int n_ahead = lade_schedule_n_ahead(&(struct lade_pipeline){.schedule = how.schedule});
+    for (int stage = 1; stage < pipeline.n - 1; stage++)
+      receives_have_memory_early(pipeline.programs[stage], n_ahead);
+    pipeline_finish(&pipeline);
+  }
+}
+
 /* ---- one hardware channel ---- */
 
 /* True if the next instructions of stages @first, @first + @stride, ... are collectives on @axis. */
@@ -294,6 +342,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_memory_makes_stages_wait_in_a_circle),
+      cmocka_unit_test(memory_is_reserved_as_soon_as_a_stage_has_room),
       cmocka_unit_test(one_hardware_channel_suffices),
       cmocka_unit_test(a_receive_before_its_cause_never_ends_in_one_channel),
       cmocka_unit_test(with_equal_stages_the_bubble_is_the_schedules),

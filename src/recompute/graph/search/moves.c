@@ -344,8 +344,7 @@ static bool move_exchange(struct remat_state *search)
   const double start = energy_untimed(search);
   if (!(kind == 0 ? move_hold_row(search) : kind <= 2 ? move_shift(search) : move_hold(search)))
     return false;
-  for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++)
-  {
+  for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++) {
     exchange_release(search, start, is_judged);
     const double least = energy_untimed(search) - search->price * remat_over(&search->schedule); /* if it fitted */
     if (is_judged && least > start + search->rise_most)

@@ -3,15 +3,15 @@
  * Parallel tempering (Geyer 1991): schedules of the same problem at several temperatures, which neighbours exchange.
  *
  * Annealing freezes into one structure, and beginning again from it keeps that structure. Here the hot schedules go on
- * finding others, and the cold ones refine those that reach them; no length of a cooling has to be known beforehand.
+ * finding others, and the cold ones refine those that reach them.
  *
  * Temperatures are geometric, down to COLDEST of the time of a typical op. The hottest one falls from HOTTEST_FIRST of
  * that time to HOTTEST_LAST of it over the search. Networks differ in how high their barriers are: HRNet needs three
  * typical ops, where U-ViT does not settle. As the hottest one falls, each schedule passes through all temperatures,
  * and in the end all of them refine. Each temperature has a price of bytes above the limit, which follows its
- * schedules. Two neighbours exchange their schedules with the probability that keeps both
- * distributions: exp of the gain in energy over temperature. A third of the schedules begins from the best, a third
- * from descents by chance, and a third from the one that holds least.
+ * schedules. Two neighbours exchange their schedules with the probability that keeps both distributions: exp of the
+ * gain in energy over temperature. A third of the schedules begins from the best, a third from descents by chance, and
+ * a third from the one that holds least.
  *
  * After each exchange some schedules of the colder half take windows of others (recombine.c). The hotter half does not,
  * because it has to stay different.
@@ -32,7 +32,7 @@
 #include "recompute/graph/bound.h"
 #include "recompute/graph/search/search_state.h"
 
-#define REPLICAS 6 /* of eight, each has too few moves to settle within ten seconds */
+#define REPLICAS 6 /* with eight, each has too few moves to settle within ten seconds */
 #define HOTTEST_FIRST 3.0 /* temperatures, of the time of a typical op */
 #define HOTTEST_LAST 0.1
 #define COLDEST 0.03
