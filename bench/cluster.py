@@ -217,7 +217,7 @@ DEEPSPEED.append(("BLOOM 176B (2022)", (112, 14336, 70), 250880, "--tp 4 --pp 12
 
 # MPT of MosaicML's llm-foundry, fully sharded, not compiled (--eager), gathers late (Composer's default, BACKWARD_POST):
 # scripts/train/benchmarking/README.md. Attention is FlashAttention in Triton (the default of its submit_benchmarks.py),
-# than which FlashAttention-2 is 1.3 to 2.5 times as fast (Dao 2023, section 4.1): their geometric mean. Every row of 7b
+# slower than FlashAttention-2 by the geometric mean of 1.3 and 2.5 (Dao 2023, section 4.1). Every row of 7b
 # and larger, and some of smaller ones: model, tokens, devices, microbatch, microbatches, recompute, TFLOP/s of a device.
 TRITON_SLOWER = math.sqrt(1.3 * 2.5)
 MPT_SIZES = {"760m": (12, 1536, 24), "1b": (16, 2048, 24), "3b": (20, 2560, 32), "7b": (32, 4096, 32),

@@ -192,9 +192,7 @@ static double waves_share(double m, double n, int n_sms)
   return best;
 }
 
-/*
- * Part of the rated power that does not follow the clock: memory, links and leakage. Assumed.
- */
+/* Part of the rated power that does not follow the clock: memory, links and leakage. Assumed. */
 #define STEADY_POWER 0.25
 
 /*

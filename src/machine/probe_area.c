@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory to measure in, what it is filled with, and the median of a few runs.
+ * Memory to measure in, what it is filled with, and the median and lower quartile of a few runs.
  *
  * Areas have 64 MiB each: more than the last-level cache of common machines is likely to keep between two passes. They
  * are small enough that their pages cost milliseconds. On a server with a larger cache the bandwidth comes out as what

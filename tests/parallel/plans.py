@@ -17,7 +17,8 @@ def plan(*arguments, code=0):
     """Run `lade plan`, which must end with @code; None: with any that prints a layout, whether it fits or not."""
     result = subprocess.run([LADE, "plan", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             check=False)
-    require(result.returncode == code or code is None and result.returncode in (0, 3), f"{arguments} ends with {result.returncode}, not {code}", result.stderr)
+    require(result.returncode == code or code is None and result.returncode in (0, 3),
+            f"{arguments} ends with {result.returncode}, not {code}", result.stderr)
     return result
 
 

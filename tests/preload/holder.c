@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that uses the driver API without Lade: It takes memory in the way that its second argument names, and
+ * A program that uses the driver API without Lade. It takes memory in the way that its second argument names, and
  * prints the results. tests/preload/shim.py runs it under `lade run` and compares.
  *
  * Usage: holder ROUTE SCENARIO [ARGUMENT...]

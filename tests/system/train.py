@@ -117,6 +117,14 @@ if run("doctor", "--store", "drive")[0] == 0:
     with open(cache, "w", encoding="utf-8") as file:
         json.dump(probed, file)
     fewer = train("--steps", "2", *DRIVE)
+    # The doctor states the drive's rates, before and after a long run has been kept.
+    unknown = run("doctor", "--store", "drive")[1]
+    for entry in probed["stores"].values():
+        entry.update(lasting_bytes_per_s=1.25e9, lasting_latency_ns=0)
+    with open(cache, "w", encoding="utf-8") as file:
+        json.dump(probed, file)
+    known = run("doctor", "--store", "drive")[1]
+    assert "long runs: not known" in unknown and "long runs: 1.25 GB/s" in known, (unknown, known)
     assert fewer["params_digest"] == stored["params_digest"] and fewer["store_bytes"] > 0, (fewer, stored)
     with open(cache, "w", encoding="utf-8") as file:
         file.write(kept)

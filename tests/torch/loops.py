@@ -3,6 +3,7 @@
 import copy
 import os
 import types
+from unittest import mock
 
 from fixture import *  # noqa: F403
 
@@ -336,7 +337,8 @@ def branches_on_finite_values_are_those_of_eager():
     data = [SAMPLE, SAMPLE * float("nan"), SAMPLE, SAMPLE + float("inf"), SAMPLE]
     never = guarded(lambda loss: False)
     asks = {"not isfinite": lambda loss: not torch.isfinite(loss), "isnan or isinf": lambda loss: loss.isnan() or loss.isinf(),
-            "isnan | isinf": lambda loss: (torch.isnan(loss) | torch.isinf(loss)).item(), "!=": lambda loss: loss != loss}
+            "isnan | isinf": lambda loss: (torch.isnan(loss) | torch.isinf(loss)).item(), "!=": lambda loss: loss != loss,
+            "by keyword": lambda loss: torch.is_nonzero(input=torch.isnan(input=loss))}
     for name, model, make in (("clamped", Clamped(), never), *((name, net(), guarded(ask)) for name, ask in asks.items())):
         own = copy.deepcopy(model)
         optimizer, train = make(own)
@@ -352,6 +354,25 @@ def branches_on_finite_values_are_those_of_eager():
             peak = lade.torch.measure(step, data[1])["peak_bytes"]
             assert peak == step.report()["planned_peak_bytes"], (name, budget, peak, step.report())
         print(name, flush=True)
+
+
+def audits_of_the_first_rows_end_where_these_take_another_branch():
+    """The whole batch has a NaN that its first rows have not, and the uncaptured step of the whole does not fit."""
+    data = SAMPLE.repeat(64, 1)
+    data[-1] = float("nan")
+    model = Clamped()
+    optimizer, train = guarded(lambda loss: False)(model)
+    step = lade.torch.step(train, model, optimizer, "100%").prepare(data)
+    free = step.last.planned.unconstrained_bytes - 1
+    own = copy.deepcopy(model)
+    _, eager = guarded(lambda loss: False)(own)
+    torch.manual_seed(SEED)
+    wanted = repr(float(eager(data)))
+    torch.manual_seed(SEED)
+    with mock.patch.object(lade.torch.audit, "free_bytes", lambda device: free):
+        assert repr(float(step(data))) == wanted
+        assert "another branch" in step.report()["note"], step.report()["note"]
+    assert lade.torch.digest(model) == lade.torch.digest(own)
 
 
 def other_branches_end_as_eager_does_or_say_so():
@@ -469,7 +490,9 @@ def refusals_name_what_torch_calls_it():
 TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, runs_resume_from_a_checkpoint_of_both,
          one_scaler_serves_two_optimizers, optimizers_that_are_not_given_are_refused, weights_are_averaged_in_the_step,
          flags_in_buffers_choose_the_plan, numbers_in_buffers_choose_the_plan,
-         branches_on_finite_values_are_those_of_eager, other_branches_end_as_eager_does_or_say_so, closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
+         branches_on_finite_values_are_those_of_eager, other_branches_end_as_eager_does_or_say_so,
+         audits_of_the_first_rows_end_where_these_take_another_branch, closures_run_once,
+         a_flag_is_not_known_once_a_view_of_it_is_written,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ static void threads_check(struct report *report, int64_t n_threads)
 static void drive_rates_add(struct report *report, const struct options *options,
                             const struct lade_machine_store *drive)
 {
-  char lasting[64] = "not known before a long run or lade doctor --probe";
+  char lasting[64] = "not known before a long run or lade doctor --probe --store DIR";
   if (!options->session.store)
     return;
   if (drive->lasting_bytes_per_s > 0)

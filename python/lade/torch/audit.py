@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import Error
 from . import difference, generators, optimizers
+from .branches import Otherwise
 
 
 def bits(tensor):
@@ -100,6 +101,10 @@ class Audit:
         before = Snapshot(self.step, small, less)
         try:
             self._whole(small, own_args, own_kwargs, less, None)
+        except Otherwise:
+            self.ready.note = ("not audited: the uncaptured step does not fit the device, and the first rows of the batch take "
+                               "another branch")
+            return
         finally:
             self.step.sync()
             before.restore()

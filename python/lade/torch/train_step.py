@@ -102,7 +102,7 @@ class Step:
             leaves, ready = self._find(args, kwargs, branch)
         except CannotCapture as fault:
             own = fault.__cause__
-            if branch and own is not None and not type(own).__module__.startswith(("torch", "lade")):
+            if branch and own is not None and type(own).__module__.split(".")[0] not in ("torch", "lade"):
                 raise own  # the branch itself, such as a loop that stops at a loss of NaN
             raise
         self.last, before = ready, generators.states(self.device) if ready.planned.trace.branches else None

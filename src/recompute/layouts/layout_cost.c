@@ -204,11 +204,12 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
 
 /*
  * Return the time of sums of gradients over microbatches, if they are kernels of their own: PyTorch without a compiler
- * reads a product's gradient and adds it to the sum. Under ZeRO 3 the sums are over shards, and too short to count.
+ * reads a product's gradient and adds it to the sum. ZeRO 2 and 3 scatter each microbatch's gradients, and their sums of
+ * shards are too short to count.
  */
 static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_layout_core *core, int zero)
 {
-  if (!job->is_eager || zero == LADE_ZERO_MOST || core->pipeline.n_microbatches == 1)
+  if (!job->is_eager || zero >= 2 || core->pipeline.n_microbatches == 1)
     return 0;
   const double bytes = (double)lade_dtype_bytes(job->dtype) + 2 * (double)lade_dtype_bytes(job->grad_dtype);
   const double slots = core->pipeline.n_microbatches * core->span_ns / core->busy_ns;

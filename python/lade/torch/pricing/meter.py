@@ -78,8 +78,8 @@ class History(_Record):
         self.is_own = not torch._C._cuda_isHistoryEnabled()
         if self.is_own:
             torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
-        self.rest()
         start = torch.empty(START_BYTES, dtype=torch.uint8, device=self.device)
+        self.rest()  # nothing after it can fail, so end() follows
         del start
         return self
 

@@ -47,8 +47,9 @@ class Finite(TorchFunctionMode):
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _ASKS and id(args[0]) in self.known:
-            return self._answer(*self.known[id(args[0])])
+        asked = [*args, *(kwargs or {}).values()]
+        if func in _ASKS and id(asked[0]) in self.known:
+            return self._answer(*self.known[id(asked[0])])
         result = func(*args, **(kwargs or {}))
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
