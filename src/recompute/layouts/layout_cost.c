@@ -204,8 +204,8 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
 
 /*
  * Return the time of sums of gradients over microbatches, if they are kernels of their own: PyTorch without a compiler
- * reads a product's gradient and adds it to the sum. ZeRO 2 and 3 scatter each microbatch's gradients, and their sums of
- * shards are too short to count.
+ * reads a product's gradient and adds it to the sum. ZeRO 2 and 3 scatter each microbatch's gradients. Their sums are
+ * over shards, and too short to count.
  */
 static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_layout_core *core, int zero)
 {
