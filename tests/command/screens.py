@@ -87,11 +87,6 @@ assert unneeded["slowdown"] < 1.02 and unneeded["advice"] == [], unneeded["advic
 sharded = json.loads(plan("--model", "gpt2-1.5b", "--layers", "4", "--batch", "64", "--micro-batch", "1", "--dp", "8",
                           "--zero", "2", "--machine", "h100-80g", "--json"))
 assert sharded["slowdown"] >= 1 and sharded["unconstrained_step_seconds"] <= sharded["predicted_step_seconds"], sharded
-# So is no advice to keep everything: its plan is the base of the slowdown then.
-small = json.loads(plan("--model", "gpt2-1.5b", "--layers", "4", "--batch", "64", "--micro-batch", "1", "--dp", "8", "--zero",
-                        "2", "--machine", "h100-80g", "--budget", "50%", "--json"))
-kept = [advice["step_seconds"] for advice in small["advice"] if advice["change"] == "--budget 100%"]
-assert kept and small["unconstrained_step_seconds"] <= min(kept) + 1e-9, small
 # ZeRO 1 and 2 send the same bytes in a step of one microbatch, and take the same time. Each further microbatch adds a
 # reduction of all gradients under ZeRO 2, which keeps no whole gradient from one to the next.
 sent, seconds = {}, {}

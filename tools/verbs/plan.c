@@ -353,9 +353,6 @@ static int plan_run(struct planning *planning)
   planning->has_step = planning->info.plan && options->device == DEVICE_DRY;
   if (!option_is_set(options, "rank"))
     advice_make(options, &planning->ranks, advice_clock() - begin_ns, &planning->advice);
-  const int64_t everything_ns = planning->advice.everything_ns;
-  if (everything_ns) /* a search at 100 % may find a faster plan than the one without moves, and is the base then */
-    planning->info.bounds.unconstrained_ns = LADE_MIN(planning->info.bounds.unconstrained_ns, everything_ns);
   if (!planning->info.plan)
     return 0;
   status = placement_report_make(&planning->info, options->session.recipe, options->session.residency_file,

@@ -41,7 +41,6 @@ struct advising {
   int64_t begin_ns, limit_ns;
   struct advice_item items[TRIALS_MOST];
   int n;
-  int64_t rank_ns; /* a rank's step in the last trial; 0: it did not fit */
 };
 
 static const struct lade_layout *layout_of(const struct advising *a)
@@ -96,7 +95,6 @@ static bool trial(struct advising *a, struct options *changed, const char *chang
   struct advice_item item = {.has_drive = has_drive};
   if (a->n == TRIALS_MOST || advice_clock() - a->begin_ns > a->limit_ns)
     return false;
-  a->rank_ns = 0;
   snprintf(item.change, sizeof(item.change), "%s", change);
   changed->is_quiet = true;
   changed->has_every_rank = false;
@@ -104,8 +102,6 @@ static bool trial(struct advising *a, struct options *changed, const char *chang
   changed->session.is_dry = false;
   if (ranks_plan_make(changed, &ranks, &error) == 0) {
     item_measure(&ranks, layout_of(a)->mesh.world, &item);
-    for (int i = 0; i < ranks.n_stages && item.fits; i++)
-      a->rank_ns = LADE_MAX(a->rank_ns, ranks.stages[i].info.plan->predicted_ns);
     if (helps(a, &item))
       a->items[a->n++] = item;
   }
@@ -153,14 +149,14 @@ static void state_try(struct advising *a)
     trial(a, &all, "--moments 8bit --grad-dtype bf16 --master 24bit", false);
 }
 
-/* Try to keep everything, where the device has room for it. Return a rank's step so; 0: it was not tried. */
-static int64_t budget_try(struct advising *a)
+/* Try to keep everything, where the device has room for it. */
+static void budget_try(struct advising *a)
 {
   struct options changed = *a->options;
   if (!a->fits || a->info->bounds.unconstrained_bytes > a->info->cost->machine.device_bytes)
-    return 0;
+    return;
   changed.session.budget = (struct lade_budget){.kind = LADE_BUDGET_PERCENT, .percent = 100};
-  return trial(a, &changed, "--budget 100%", false) ? a->rank_ns : 0;
+  trial(a, &changed, "--budget 100%", false);
 }
 
 static void store_try(struct advising *a)
@@ -230,7 +226,7 @@ void advice_make(const struct options *options, const struct ranks_plan *ranks, 
   *ret_advice = (struct advice){.n = 0};
   if (!needs_advice(&a, took_ns))
     return;
-  ret_advice->everything_ns = budget_try(&a);
+  budget_try(&a);
   store_try(&a);
   zero_try(&a);
   tp_try(&a);

@@ -25,8 +25,6 @@ struct advice_item {
 struct advice {
   struct advice_item items[ADVICE_MOST];
   int n;
-  /* A rank's step in the plan that may keep everything (--budget 100%), if one was made, else 0. */
-  int64_t everything_ns;
 };
 
 /* Return the processor time of this process. */
