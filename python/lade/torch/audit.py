@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import Error
 from . import difference, generators, optimizers
-from .branches import Otherwise
+from .tracing.branches import Otherwise
 
 
 def bits(tensor):
