@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves, draws and updates of a running step."""
 import collections
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -216,10 +215,15 @@ class Runtime:
         is_whole = True
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
-            with contextlib.suppress(*_FAULTS):
+            try:
                 work.result()
-            if not is_out:
-                self.away.setdefault(index, (tier, place, tensor))
+            except _FAULTS:
+                if not is_out:
+                    self.away.setdefault(index, (tier, place, tensor))
+                continue
+            if not is_out:  # it is back, and its place on the host may hold the bytes of a later copy by now
+                self.away.pop(index, None)
+                self.reading.pop(index, None)
         for index, (tier, place, tensor) in list(self.away.items()):
             if not self.planned.values.storages[index]["is_given"]:
                 del self.away[index]
