@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory to measure in, what it is filled with, and the median and lower quartile of a few runs.
+ * Memory areas that the probe measures in, their contents, and the median and the lower quartile of a few runs.
  *
- * Areas have 64 MiB each: more than the last-level cache of common machines is likely to keep between two passes. They
- * are small enough that their pages cost milliseconds. On a server with a larger cache the bandwidth comes out as what
- * a step with buffers of this size would see there, too. Where less memory is left than that takes, an area is smaller.
+ * An area has 64 MiB: more than the last-level cache of common machines is likely to keep between two passes, and few
+ * enough pages to map in milliseconds. On a server with a larger cache the probe measures the cache's bandwidth, which
+ * is also the bandwidth of a step with buffers of this size. If less memory is free, areas are smaller.
  */
 #include <errno.h>
 #include <stdlib.h>

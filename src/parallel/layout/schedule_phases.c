@@ -3,9 +3,8 @@
  * The order of a stage's slots and transfers as one list.
  *
  * A GPU may give all streams of a process one hardware channel. Then work starts in the order of submission, and work
- * that waits for another stage holds back all work behind it. So the lists of all stages must agree on one order of all
- * transfers and slots: a list that receives before it sends, beside a list that sends what the first list receives only
- * behind its own receive, never ends.
+ * that waits for another stage holds back all work behind it. Two stages that both receive before they send to each
+ * other wait for ever. So the lists of all stages must agree on one order of all transfers and slots.
  *
  * All stages are run together, with slots of nominal length. A stage computes a slot, sends the result, and then goes
  * on. Meanwhile it receives inputs in the order of its slots, as many ahead as lade_schedule_n_ahead says. A transfer

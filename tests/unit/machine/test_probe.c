@@ -328,7 +328,7 @@ static void a_long_run_tells_latency_and_rate(void **state)
   assert_true(latency_ns == 0 && ratio == 0.5);
 }
 
-/* The latest long run decides, for later probes of the same drive; a change of the first rate keeps what it decided. */
+/* Later probes of a drive take the lasting rate of its latest long run, also if its first rate has changed. */
 static void the_rate_of_the_latest_long_run_is_kept(void **state)
 {
   char dir[96];

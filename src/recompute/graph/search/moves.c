@@ -282,8 +282,8 @@ static void redone_hold(struct remat_state *search, int value, int turn)
 }
 
 /*
- * Hold everything for which one turn runs ops again, from the turns before that touch it: what its op reads, and what
- * is held behind the turn. The turn redoes nothing then, unless it needs old versions.
+ * Draw a turn, and hold every value that it recomputes: the operands of its op, and the values that stay held behind
+ * it. Each is held from its previous use on. Then the turn recomputes nothing, except old versions.
  */
 static bool move_hold_row(struct remat_state *search)
 {
