@@ -353,6 +353,8 @@ def branches_on_finite_values_are_those_of_eager():
             assert (losses, lade.torch.digest(own, optimizer), torch.get_rng_state().tolist()) == wanted, (name, budget, losses)
             peak = lade.torch.measure(step, data[1])["peak_bytes"]
             assert peak == step.report()["planned_peak_bytes"], (name, budget, peak, step.report())
+            n_plans = sum(map(len, step.ready.values()))  # a loss is asked once, also by `a or b` and its `if`
+            assert n_plans == 2, (name, budget, n_plans)
         print(name, flush=True)
 
 

@@ -41,9 +41,10 @@ class Finite(TorchFunctionMode):
         super().__init__()
         self.forced, self.line_of = forced, line_of
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
+        self.answered = {}  # (id of a known tensor, its version) -> the answer: `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
-        self.known = {}
+        self.known, self.answered = {}, {}
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -74,9 +75,13 @@ class Finite(TorchFunctionMode):
         return all(found) if func in _AND else None
 
     def _answer(self, flag, value):
+        key = id(flag), flag._version
+        if key in self.answered:
+            return self.answered[key]
         index = len(self.answers)
         answer = self.forced[index] if index < len(self.forced) else value
         self.answers.append(answer)
+        self.answered[key] = answer
         self.lines.append(self.line_of())
         BRANCH(flag, answer, index)
         return answer
