@@ -117,23 +117,6 @@ class Program:
                 for c, (present, stage) in enumerate(runs) if solver.value(present)]
         return solver.status_name(status), sorted(runs), solver.best_objective_bound
 
-    def instructions(self, runs):
-        """Return the list of runs: each storage is dropped after its last read before it is made again."""
-        graph, dying, wanted = self.graph, [[] for _ in runs], {}
-        for at in reversed(range(len(runs))):
-            op = runs[at][1]
-            for storage in {*self.reads[op], *self.writes[op]} - graph.kept:
-                if not wanted.get(storage):
-                    dying[at].append(storage)
-                wanted[storage] = True
-            for storage in self.writes[op]:
-                wanted[storage] = False
-        lines = []
-        for at, (_, op, c) in enumerate(runs):
-            lines.append(["redo" if c else "op", op])
-            lines += [["drop", storage] for storage in dying[at]]
-        return lines
-
 
 def hint_read(path):
     """Return for each op the stages in which a plan runs it again."""
@@ -171,7 +154,7 @@ def main():
         with open(args.plan, encoding="utf-8") as file:
             record["plan_ns"] = replay.replay(graph, json.load(file)["instructions"])["compute_ns"]
     if runs:
-        lines = program.instructions(runs)
+        lines = graph.instructions([(op, c > 0) for _, op, c in runs])
         totals = replay.replay(graph, lines)
         if totals["peak_bytes"] > budget:
             sys.exit(f"{args.graph}: a solution of {args.budget} takes {totals['peak_bytes']} bytes of {budget}")

@@ -163,29 +163,9 @@ class Remat:
         self.live_end = {storage: column for storage, column in live.items() if self.last_need[storage] > stage}
 
     def instructions(self, values):
-        """Return the list of a solution: each storage is dropped after its last use before it is made again."""
-        graph, sequence, redone = self.graph, [], set()
-        for stage in range(len(graph.ops)):
-            for op in range(stage + 1):
-                if (stage, op) in self.runs and values[self.runs[stage, op]] > 0.5:
-                    sequence.append(op)
-                    if op != stage:
-                        redone.add(len(sequence) - 1)
-        dying = [[] for _ in sequence]
-        wanted = {}  # storage -> is it read later, before it is made again
-        for at in reversed(range(len(sequence))):
-            op = sequence[at]
-            for storage in {*self.reads[op], *self.writes[op]} - graph.kept:
-                if not wanted.get(storage):
-                    dying[at].append(storage)
-                wanted[storage] = True
-            for storage in self.writes[op]:
-                wanted[storage] = False
-        lines = []
-        for at, op in enumerate(sequence):
-            lines.append(["redo" if at in redone else "op", op])
-            lines += [["drop", storage] for storage in dying[at]]
-        return lines
+        """Return the list of a solution."""
+        return self.graph.instructions([(op, op != stage) for stage in range(len(self.graph.ops)) for op in range(stage + 1)
+                                        if (stage, op) in self.runs and values[self.runs[stage, op]] > 0.5])
 
 
 def solve(path, percent, seconds, is_relaxed=False, is_forward_only=False, out=None):

@@ -86,6 +86,22 @@ class Graph:
             instructions += [["drop", storage] for storage in dying.get(index, ())]
         return instructions
 
+    def instructions(self, runs):
+        """Return the list of @runs, pairs of an op and whether it runs again: each storage is dropped after its last read
+        before it is made again. pre: no op updates a storage in place.
+        """
+        dying, wanted = [[] for _ in runs], set()  # wanted: storages that are read later, before they are made again
+        for at in reversed(range(len(runs))):
+            reads, writes = self.runs[runs[at][0]]
+            touched = {storage for storage, _ in reads + writes if not self.given[storage]} - self.kept
+            dying[at] = sorted(touched - wanted)
+            wanted = (wanted | touched) - {storage for storage, _ in writes}
+        instructions = []
+        for (op, is_again), storages in zip(runs, dying):
+            instructions.append(["redo" if is_again else "op", op])
+            instructions += [["drop", storage] for storage in storages]
+        return instructions
+
     def floor(self):
         """Return bytes that every list has: the largest need of one op, beside the given storages on the device."""
         resident = sum(n for n, given, home in zip(self.bytes, self.given, self.home) if given and home == DEVICE)
