@@ -167,8 +167,8 @@ TITAN = [("dgx-h100", "llama3-8b", 8192, 1, 8, 2, "selective", "compiled", 6667)
          ("dgx-a100-80g", "70b", 4096, 1, 64, 1, "selective", "not compiled", 355),
          ("dgx-a100-80g", "70b", 4096, 1, 64, 2, "full", "not compiled", 353)]
 
-# Llama 2 of IBM's fms-fsdp on 128 A100, not compiled (--eager), gradients summed in BF16: model, rows of a device, options, tokens a second of a
-# device. Sizes are width, hidden width, layers, heads, KV heads.
+# Llama 2 of IBM's fms-fsdp on 128 A100, not compiled (--eager), gradients summed in BF16: model, rows of a device,
+# options, tokens a second of a device. Sizes are width, hidden width, layers, heads, KV heads.
 LLAMA2 = {"7b": (4096, 11008, 32, 32, 32), "13b": (5120, 13824, 40, 40, 40), "34b": (8192, 22016, 48, 64, 8),
           "70b": (8192, 28672, 80, 64, 8)}
 FMS = [("7b", 2, "--shard 8 --recompute none", 3760), ("13b", 1, "--shard 8 --recompute none", 1700),
