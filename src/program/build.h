@@ -49,6 +49,12 @@ int lade_program_emit(const struct lade_build_params *params, struct lade_progra
 int lade_program_emit_over(const struct lade_build_params *params, struct lade_program *program);
 /* Run the second half: offsets, peaks, waits, predicted times. -ENOMEM. */
 int lade_program_place(const struct lade_build_params *params, struct lade_program *program);
+/*
+ * Predict the time if no two buffers shared addresses: with the waits of data alone. No packing has fewer waits, so on
+ * a device of its own none is faster; on shared cores a wait seldom makes a step faster. lade_program_place may follow.
+ * -ENOMEM.
+ */
+int lade_program_place_apart(const struct lade_build_params *params, struct lade_program *program);
 
 /* The parameters of placement alone, as lade_build_params has them. */
 struct lade_place_params {

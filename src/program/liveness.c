@@ -574,7 +574,8 @@ static void leaves_place(struct cutter *c, struct live_range **order, int n)
     free_ns[link] = LADE_MAX(free_ns[link], ready) + held_ns(c, LADE_DEVICE, it->target, it->value);
     int wanted = pos_at(c, it->last_pos + 1, free_ns[link]);
     int next = next_fetch(c, it); /* the value is copied in again there: holding it longer is useless */
-    while (it->leave_slot < LADE_MIN(wanted, next) && live_take(c, it->leave_slot, value_bytes(c, it->value)))
+    const uint64_t bytes = value_bytes(c, it->value);
+    while (it->leave_slot < LADE_MIN(wanted, next) && live_take(c, it->leave_slot, bytes))
       it->leave_slot++;
   }
 }
@@ -594,8 +595,9 @@ static bool is_one_gather(const struct cutter *c, const struct live_range *a, co
 /* Move a copy in to slot @wanted, or as far towards it as there is room, and hold its memory from there. */
 static void fetch_move(struct cutter *c, struct live_range *it, int wanted)
 {
+  const uint64_t bytes = value_bytes(c, it->value);
   wanted = LADE_MAX(wanted, first_slot(c, it));
-  while (it->fetch_slot > wanted && live_take(c, it->fetch_slot - 1, value_bytes(c, it->value)))
+  while (it->fetch_slot > wanted && live_take(c, it->fetch_slot - 1, bytes))
     it->fetch_slot--;
 }
 

@@ -143,6 +143,18 @@ static int owners_count(struct lade_program *program, enum lade_space space)
   return 0;
 }
 
+int lade_program_place_apart(const struct lade_build_params *params, struct lade_program *program)
+{
+  uint64_t next[LADE_N_SPACES] = {0};
+  for (int i = 0; i < program->n_buffers; i++) {
+    struct lade_buffer *buffer = &program->buffers[i];
+    buffer->offset = next[buffer->space];
+    next[buffer->space] += lade_align_up(buffer->bytes, LADE_BUFFER_ALIGN);
+  }
+  const int status = lade_program_order(program);
+  return status ? status : lade_program_simulate(program, params->prices, NULL);
+}
+
 int lade_program_place_within(const struct lade_place_params *params, struct lade_program *program)
 {
   int status = 0;

@@ -138,7 +138,8 @@ int64_t lade_summed_partials(const struct lade_model_graph *graph, const struct 
 static uint64_t tensor_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
 {
   const struct lade_tensor *what = &graph->tensors[tensor];
-  if (what->kind != LADE_TENSOR_PARAM && what->kind != LADE_TENSOR_GRAD)
+  const bool is_cut = what->kind == LADE_TENSOR_PARAM || what->kind == LADE_TENSOR_GRAD;
+  if (!is_cut || lade_shard_count(layout) == 1)
     return what->bytes;
   int64_t n_padded = shard_elements(graph, layout, what->param) * lade_shard_count(layout);
   return (uint64_t)n_padded * lade_dtype_bytes(what->dtype);
@@ -158,10 +159,10 @@ static uint64_t scalar_held_bytes(const struct lade_model_graph *graph, const st
 
 uint64_t lade_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
 {
-  const int first_part = graph->n_tensors, first_scalar = lade_value_scalar(graph, (enum lade_scalar)0);
-  const int first_block = lade_value_block(graph, 0, LADE_BLOCK_WEIGHT);
   if (tensor < graph->n_tensors)
     return tensor_held_bytes(graph, layout, tensor);
+  const int first_part = graph->n_tensors, first_scalar = lade_value_scalar(graph, (enum lade_scalar)0);
+  const int first_block = lade_value_block(graph, 0, LADE_BLOCK_WEIGHT);
   if (tensor >= first_block) {
     int64_t n_padded = shard_elements(graph, layout, (tensor - first_block) / LADE_N_BLOCKS);
     bool is_whole = (tensor - first_block) % LADE_N_BLOCKS == LADE_BLOCK_NARROW_WHOLE;

@@ -29,7 +29,10 @@ struct lade_pricer {
   int32_t *group_first; /* by tensor: first index in order of its group */
   int32_t *group_n;     /* by tensor */
   int32_t *param_order; /* as above, for parameters */
-  bool *is_there;
+  int32_t *lean_ops;    /* ops with a lean form */
+  int n_lean_ops;
+  bool *is_forward;     /* by tensor: a forward op makes it */
+  bool *is_there;       /* scratch, by tensor */
   int32_t *dropped;     /* scratch: values that are dropped after each backward op */
   int32_t *stack;
 };
@@ -83,6 +86,21 @@ static int groups_make(lade_pricer *s)
   return 0;
 }
 
+/* Note what the count of recompute needs of the graph and no residency changes. */
+static void ops_note(lade_pricer *s)
+{
+  for (int op = 0; op < s->graph->n_ops; op++) {
+    if (s->graph->ops[op].lean >= 0)
+      s->lean_ops[s->n_lean_ops++] = op;
+  }
+  for (int op = 0; op < s->graph->n_fwd_ops; op++) {
+    for (int i = 0; i < s->graph->ops[op].n_out; i++) {
+      if (s->graph->ops[op].out[i] >= 0)
+        s->is_forward[s->graph->ops[op].out[i]] = true;
+    }
+  }
+}
+
 int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
                        lade_pricer **ret_pricer)
 {
@@ -96,13 +114,18 @@ int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_u
   s->group_first = calloc(n, sizeof(*s->group_first));
   s->group_n = calloc(n, sizeof(*s->group_n));
   s->param_order = calloc(n, sizeof(*s->param_order));
+  s->lean_ops = calloc((size_t)graph->n_ops + 1, sizeof(*s->lean_ops));
+  s->is_forward = calloc(n, sizeof(*s->is_forward));
   s->is_there = calloc(n, sizeof(*s->is_there));
   s->dropped = calloc(n, sizeof(*s->dropped));
   s->stack = calloc((size_t)graph->n_ops + 1, sizeof(*s->stack));
-  bool is_whole = s->order && s->group_first && s->group_n && s->param_order && s->is_there && s->dropped && s->stack;
+  bool is_whole = s->order && s->group_first && s->group_n && s->param_order && s->lean_ops && s->is_forward &&
+                  s->is_there && s->dropped && s->stack;
   int status = is_whole ? 0 : -ENOMEM;
   if (!status)
     status = groups_make(s);
+  if (!status)
+    ops_note(s);
   if (status) {
     lade_pricer_destroy(s);
     return status;
@@ -119,6 +142,8 @@ void lade_pricer_destroy(lade_pricer *s)
   free(s->group_first);
   free(s->group_n);
   free(s->param_order);
+  free(s->lean_ops);
+  free(s->is_forward);
   free(s->is_there);
   free(s->dropped);
   free(s->stack);
@@ -192,13 +217,12 @@ double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *res
 {
   const struct lade_model_graph *graph = s->graph;
   double ns = 0;
-  for (int op = 0; op < graph->n_ops; op++) {
+  for (int i = 0; i < s->n_lean_ops; i++) {
+    const int op = s->lean_ops[i];
     if (lade_residency_is_lean(graph, residency, op))
       ns += (double)(s->unit_costs->op_ns[graph->ops[op].lean] - s->unit_costs->op_ns[op]);
   }
-  memset(s->is_there, 0, (size_t)graph->n_tensors * sizeof(*s->is_there));
-  for (int op = 0; op < graph->n_fwd_ops; op++)
-    op_run(s, op);
+  memcpy(s->is_there, s->is_forward, (size_t)graph->n_tensors * sizeof(*s->is_there));
   int n_dropped = 0;
   for (int i = 0; i < graph->n_tensors; i++) {
     if (residency->choices[i].saved != LADE_RESIDENCY_RECOMPUTE)
@@ -316,7 +340,7 @@ static void gathers_add(const struct lade_pricer *s, enum lade_tier tier, double
     round_trip_add(s, tier == LADE_TIER_STORE, m * bytes / t->n_shards, false, true, queue_times);
 }
 
-struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency *residency,
+struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency *residency, double recompute_ns,
                                           const struct lade_change *change)
 {
   struct lade_queue_times added = {0};
@@ -338,9 +362,8 @@ struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency 
     return added;
   }
   const struct lade_choice before = residency->choices[change->id];
-  double without_ns = lade_pricer_recompute_ns(s, residency);
   lade_change_apply(change, residency);
-  added.compute_ns = m * (lade_pricer_recompute_ns(s, residency) - without_ns);
+  added.compute_ns = m * (lade_pricer_recompute_ns(s, residency) - recompute_ns);
   residency->choices[change->id] = before;
   return added;
 }

@@ -87,10 +87,10 @@ struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queu
 
 /*
  * Return the addition of @change to a step's queue times, given the choices so far. Recompute chains are counted
- * exactly, by the ops that run again with and without the change. So a choice of @residency is changed and restored
- * meanwhile.
+ * exactly, by the ops that run again with the change and without it: @recompute_ns is lade_pricer_recompute_ns of
+ * @residency. A choice of @residency is changed and restored meanwhile.
  */
-struct lade_queue_times lade_change_price(lade_pricer *pricer, struct lade_residency *residency,
+struct lade_queue_times lade_change_price(lade_pricer *pricer, struct lade_residency *residency, double recompute_ns,
                                           const struct lade_change *change);
 
 /* Return the time per microbatch of recomputed ops under @residency, with the extra time of lean forms; may be < 0. */

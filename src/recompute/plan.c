@@ -358,8 +358,8 @@ static int own_plan(const lade_planner *planner, struct lade_plan **plan)
   if (planner->own_layout == planner->params.layout)
     return 0;
   struct lade_plan *decided = *plan;
-  int status = planner_residency_try(planner, planner->own_layout, decided->residency,
-                                     decided->peak_bytes[LADE_DEVICE], INT64_MAX, plan);
+  struct plan_trial trial = {.device_bytes = decided->peak_bytes[LADE_DEVICE], .worst_ns = INT64_MAX};
+  int status = planner_residency_try(planner, planner->own_layout, decided->residency, &trial, plan);
   LADE_ASSERT(status || *plan);
   lade_plan_destroy(decided);
   return status;
@@ -402,11 +402,11 @@ int lade_plan_follow(const struct lade_plan_params *params, const struct lade_de
                      uint64_t device_bytes, struct lade_error *error, struct lade_plan **ret_plan)
 {
   struct lade_planner planner = {.params = *params};
+  struct plan_trial trial = {.device_bytes = decided->peak_bytes[LADE_DEVICE], .worst_ns = INT64_MAX};
   struct lade_plan *plan = NULL;
   int status = lade_packer_create(&planner.packer);
   if (!status)
-    status = planner_residency_try(&planner, params->layout, decided->residency, decided->peak_bytes[LADE_DEVICE],
-                                   INT64_MAX, &plan);
+    status = planner_residency_try(&planner, params->layout, decided->residency, &trial, &plan);
   lade_packer_destroy(planner.packer);
   if (status)
     return lade_error_set(error, status, "planning ran out of memory");

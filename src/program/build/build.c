@@ -182,8 +182,8 @@ static int transfer_compare(const void *x, const void *y)
 
 static void transfer_push(struct builder *b, struct transfer transfer)
 {
-  LADE_ASSERT(transfer.slot <= b->n_steps);
-  if (transfer.slot >= 0 && !LADE_PUSH(&b->transfers, transfer))
+  LADE_ASSERT(transfer.slot >= 0 && transfer.slot <= b->n_steps);
+  if (!LADE_PUSH(&b->transfers, transfer))
     b->status = -ENOMEM;
 }
 
@@ -217,8 +217,10 @@ static void transfers_collect(struct builder *b)
 {
   for (int i = 0; i < b->live->n_ranges; i++) {
     const struct live_range *it = &b->live->ranges[i];
-    transfer_push(b, (struct transfer){.slot = it->fetch_slot, .range = i, .need = it->first_pos, .is_in = true});
-    transfer_push(b, (struct transfer){.slot = it->leave_slot, .range = i, .need = it->last_pos});
+    if (it->fetch_slot >= 0)
+      transfer_push(b, (struct transfer){.slot = it->fetch_slot, .range = i, .need = it->first_pos, .is_in = true});
+    if (it->leave_slot >= 0)
+      transfer_push(b, (struct transfer){.slot = it->leave_slot, .range = i, .need = it->last_pos});
   }
   if (!b->status)
     transfers_sort(b);

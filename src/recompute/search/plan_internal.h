@@ -53,12 +53,19 @@ struct lade_planner {
 /* Return the host's budget, or the bytes that pass through the host in any case if these are more. */
 uint64_t planner_host_budget(const struct lade_plan_params *params);
 
+/* The limits of a candidate, and what its trial found. */
+struct plan_trial {
+  uint64_t device_bytes;
+  int64_t worst_ns; /* it must be faster than this; INT64_MAX: any time will do */
+  int64_t apart_ns; /* returned: its time if no two buffers shared addresses; 0: not computed */
+};
+
 /*
- * Make the plan of @residency for the rank of @layout. *ret_plan is NULL if it does not fit, or takes @worst_ns or
- * more. A plan just in time that fits but for fragmentation is packed again with more effort. -ENOMEM.
+ * Make the plan of @residency for the rank of @layout. *ret_plan is NULL if it is not within the limits of @trial. A
+ * plan just in time that fits but for fragmentation is packed again with more effort. -ENOMEM.
  */
 int planner_residency_try(const lade_planner *planner, const struct lade_layout *layout,
-                          const struct lade_residency *residency, uint64_t device_bytes, int64_t worst_ns,
+                          const struct lade_residency *residency, struct plan_trial *trial,
                           struct lade_plan **ret_plan);
 
 /* Find the fastest plan in @device_bytes, as the plan leader has it; NULL: none fits. -ENOMEM. */

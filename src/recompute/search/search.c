@@ -24,7 +24,10 @@
  *
  * From step to step both the size and the time to beat fall. So a state that was tried just in time is not built again,
  * whether it won, was too slow or did not fit. Nor is a residency prefetched twice for one step, whichever trajectory
- * it comes from. This skips more than half of all candidates.
+ * it comes from. This skips more than half of all candidates. Of the others, those that are too large or too slow
+ * before they are packed are not packed (training_build). One that was too slow by an eighth with more prefetch is not
+ * tried with less. Less prefetch made programs faster by up to that, but none of them won: with and without this rule,
+ * hundreds of budgets got the same plans.
  *
  * The smallest budget is the smallest packed peak of any state of the trajectories by plain prices. bound.c computes a
  * lower bound of it.
@@ -111,13 +114,34 @@ static bool is_near(const lade_planner *planner, const struct lade_program *prog
 }
 
 /*
- * Build both programs for the rank of @layout; takes @residency. *ret_plan is NULL if the training program alone is not
- * faster than @worst_ns, or neither fits @device_bytes nor is near it: most candidates end there.
+ * Emit the training program of @how into *ret_program and place it. *ret_is_lost if a bound shows before that that it
+ * cannot win: too many bytes are live, or it is too slow even if no two buffers share addresses. Packing takes most of
+ * a trial's time, and most trials end here.
+ */
+static int training_build(const struct lade_build_params *how, struct plan_trial *trial,
+                          struct lade_program **ret_program, bool *ret_is_lost)
+{
+  int status = lade_program_emit(how, ret_program);
+  if (status)
+    return status;
+  *ret_is_lost = (*ret_program)->live_peak_bytes[LADE_DEVICE] > trial->device_bytes;
+  if (!*ret_is_lost && trial->worst_ns < INT64_MAX) {
+    status = lade_program_place_apart(how, *ret_program);
+    trial->apart_ns = (*ret_program)->predicted_ns;
+    *ret_is_lost = trial->apart_ns >= trial->worst_ns;
+  }
+  return status || *ret_is_lost ? status : lade_program_place(how, *ret_program);
+}
+
+/*
+ * Build both programs for the rank of @layout; takes @residency. *ret_plan is NULL if the training program alone is too
+ * slow, or neither fits the device nor is near it: most candidates end there.
  */
 static int plan_build(const lade_planner *planner, const struct lade_layout *layout, struct lade_residency *residency,
-                      uint64_t pack_work, uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+                      uint64_t pack_work, struct plan_trial *trial, struct lade_plan **ret_plan)
 {
   struct lade_plan *plan = calloc(1, sizeof(*plan));
+  bool is_lost = false;
   if (!plan) {
     lade_residency_destroy(residency);
     return -ENOMEM;
@@ -127,8 +151,10 @@ static int plan_build(const lade_planner *planner, const struct lade_layout *lay
   how.layout = layout;
   how.packer = planner->packer;
   how.pack_work_limit = pack_work;
-  int status = lade_program_build(&how, &plan->train);
-  if (!status && (plan->train->predicted_ns >= worst_ns || !is_near(planner, plan->train, device_bytes))) {
+  int status = training_build(&how, trial, &plan->train, &is_lost);
+  if (!status && !is_lost)
+    is_lost = plan->train->predicted_ns >= trial->worst_ns || !is_near(planner, plan->train, trial->device_bytes);
+  if (!status && is_lost) {
     lade_plan_destroy(plan);
     *ret_plan = NULL;
     return 0;
@@ -168,7 +194,7 @@ static bool may_pack_smaller(const struct lade_plan *plan)
 }
 
 int planner_residency_try(const lade_planner *planner, const struct lade_layout *layout,
-                          const struct lade_residency *residency, uint64_t device_bytes, int64_t worst_ns,
+                          const struct lade_residency *residency, struct plan_trial *trial,
                           struct lade_plan **ret_plan)
 {
   struct lade_plan *plan = NULL;
@@ -177,10 +203,10 @@ int planner_residency_try(const lade_planner *planner, const struct lade_layout 
     struct lade_residency *copy = NULL;
     int status = lade_residency_copy(residency, &copy);
     if (!status)
-      status = plan_build(planner, layout, copy, pack_work, device_bytes, worst_ns, &plan);
+      status = plan_build(planner, layout, copy, pack_work, trial, &plan);
     if (status || !plan)
       return status;
-    if (plan_fits(planner, plan, device_bytes)) {
+    if (plan_fits(planner, plan, trial->device_bytes)) {
       *ret_plan = plan;
       return 0;
     }
@@ -193,12 +219,12 @@ int planner_residency_try(const lade_planner *planner, const struct lade_layout 
 
 /* Try one candidate, as the plan leader has it: just in time (@prefetch_bytes 0), or with prefetch. */
 static int candidate_try(const lade_planner *planner, const struct plan_candidate *c, uint64_t prefetch_bytes,
-                         uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+                         struct plan_trial *trial, struct lade_plan **ret_plan)
 {
   struct lade_residency *residency = NULL;
   int status = state_residency(planner, c->trajectory, c->state, prefetch_bytes, &residency);
   if (!status)
-    status = planner_residency_try(planner, planner->params.layout, residency, device_bytes, worst_ns, ret_plan);
+    status = planner_residency_try(planner, planner->params.layout, residency, trial, ret_plan);
   lade_residency_destroy(residency);
   return status;
 }
@@ -269,6 +295,7 @@ static bool state_first(const lade_planner *planner, int trajectory, uint64_t li
 struct attempt {
   bool is_made; /* tried just in time: a second build gives the same */
   uint64_t prefetch_bytes; /* the latest prefetch limit tried */
+  int64_t apart_ns;        /* the least of its trials (plan_trial); 0: none was computed */
 };
 
 struct step_trial {
@@ -278,18 +305,24 @@ struct step_trial {
   bool is_over; /* no smaller budget step can be faster */
 };
 
-/* Note that @c is tried. True if its residency has been tried, perhaps through another state, so that it cannot win. */
-static bool is_tried(struct step_trial *t, const struct plan_candidate *c, uint64_t prefetch_bytes)
+/* Return the attempts at the residency of @c; NULL: they are not counted. */
+static struct attempt *attempt_get(const struct step_trial *t, const struct plan_candidate *c)
 {
-  if (c->trajectory >= t->planner->n_stated)
-    return false;
-  struct attempt *attempt = &t->attempts[state_get(t->planner, c)->peak];
+  return c->trajectory < t->planner->n_stated ? &t->attempts[state_get(t->planner, c)->peak] : NULL;
+}
+
+/*
+ * Note that @attempt is made with @prefetch_bytes. True if it cannot win: it was made, perhaps through another state,
+ * or with more prefetch it was too slow by an eighth.
+ */
+static bool is_tried(const struct step_trial *t, struct attempt *attempt, uint64_t prefetch_bytes)
+{
   bool was_tried = prefetch_bytes ? attempt->prefetch_bytes == prefetch_bytes : attempt->is_made;
   if (prefetch_bytes)
     attempt->prefetch_bytes = prefetch_bytes;
   else
     attempt->is_made = true;
-  return was_tried;
+  return was_tried || (t->best && attempt->apart_ns > t->best->predicted_ns / 8 * 9);
 }
 
 /* True if @c drops working copies that the start keeps: each is gathered once more then. */
@@ -317,14 +350,17 @@ static bool is_beaten(const struct step_trial *t, const struct plan_candidate *c
 static int candidate_compete(struct step_trial *t, const struct plan_candidate *c, uint64_t prefetch_bytes,
                              uint64_t size_bytes)
 {
+  struct plan_trial trial = {.device_bytes = size_bytes, .worst_ns = t->best ? t->best->predicted_ns : INT64_MAX};
+  struct attempt *attempt = attempt_get(t, c);
   struct lade_plan *plan = NULL;
   if (is_beaten(t, c))
     return 0;
   t->is_over = false;
-  if (is_tried(t, c, prefetch_bytes))
+  if (attempt && is_tried(t, attempt, prefetch_bytes))
     return 0;
-  int64_t worst_ns = t->best ? t->best->predicted_ns : INT64_MAX;
-  int status = candidate_try(t->planner, c, prefetch_bytes, size_bytes, worst_ns, &plan);
+  int status = candidate_try(t->planner, c, prefetch_bytes, &trial, &plan);
+  if (attempt && trial.apart_ns && (!attempt->apart_ns || trial.apart_ns < attempt->apart_ns))
+    attempt->apart_ns = trial.apart_ns;
   if (plan) {
     lade_plan_destroy(t->best);
     t->best = plan;
@@ -414,8 +450,9 @@ static int state_pack(const lade_planner *planner, const struct plan_candidate *
     struct lade_residency *residency = NULL;
     struct lade_plan *plan = NULL;
     int status = state_residency(planner, c->trajectory, c->state, 0, &residency);
+    struct plan_trial trial = {.device_bytes = UINT64_MAX, .worst_ns = INT64_MAX};
     if (!status)
-      status = plan_build(planner, planner->params.layout, residency, pack_work, UINT64_MAX, INT64_MAX, &plan);
+      status = plan_build(planner, planner->params.layout, residency, pack_work, &trial, &plan);
     if (status)
       return status;
     if (plan_fits(planner, plan, UINT64_MAX))
@@ -496,7 +533,8 @@ static int ample_find(lade_planner *planner)
         planner->trajectories[trajectory].optimizer_in_backward ==
             planner->trajectories[trajectory - 1].optimizer_in_backward)
       continue; /* it has the same start */
-    status = candidate_try(planner, &first, budget_step_prefetch_bytes(size_bytes), size_bytes, INT64_MAX, &plan);
+    struct plan_trial trial = {.device_bytes = size_bytes, .worst_ns = INT64_MAX};
+    status = candidate_try(planner, &first, budget_step_prefetch_bytes(size_bytes), &trial, &plan);
     if (plan && (!planner->ample_ns || plan->predicted_ns < planner->ample_ns))
       planner->ample_ns = plan->predicted_ns;
     lade_plan_destroy(plan);
@@ -509,8 +547,9 @@ static int unconstrained_find(lade_planner *planner)
 {
   const struct lade_layout *layout = planner->params.layout;
   const struct plan_candidate first = {0, 0, 0};
+  struct plan_trial trial = {.device_bytes = UINT64_MAX, .worst_ns = INT64_MAX};
   struct lade_plan *plan = NULL;
-  int status = candidate_try(planner, &first, 0, UINT64_MAX, INT64_MAX, &plan);
+  int status = candidate_try(planner, &first, 0, &trial, &plan);
   if (status)
     return status;
   planner->bounds.unconstrained_bytes = plan ? plan->peak_bytes[LADE_DEVICE] : 0;

@@ -685,7 +685,7 @@ static struct lade_queue_times price_of(const struct lade_model_graph *graph, in
   lade_pricer *pricer = NULL;
   assert_int_equal(lade_residency_create(graph, &residency), 0);
   assert_int_equal(lade_pricer_create(graph, &unit_costs, &pricer), 0);
-  const struct lade_queue_times load = lade_change_price(pricer, residency, &change);
+  const struct lade_queue_times load = lade_change_price(pricer, residency, 0, &change);
   lade_pricer_destroy(pricer);
   lade_residency_destroy(residency);
   program_fixture_prices_finish(&prices);
