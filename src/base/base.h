@@ -42,19 +42,18 @@ static inline int64_t lade_div_up(int64_t n, int64_t by)
 }
 
 /*
- * A growable array of plain values: `struct { T *items; int n, capacity; }`, for these three macros. LADE_PUSH
- * evaluates to false, with the array unchanged, if memory is out.
+ * A growable array of plain values: `struct { T *items; int n, capacity; }`, for these macros. LADE_RESERVE makes room
+ * for one more value. It and LADE_PUSH evaluate to false, with the array unchanged, if memory is out.
  */
 #define LADE_ARRAY(type) \
   struct { \
     type *items; \
     int n, capacity; \
   }
-#define LADE_PUSH(array, value) \
-  (lade_array_reserve((void **)&(array)->items, &(array)->capacity, (array)->n + 1, \
-                      sizeof(*(array)->items)) \
-       ? ((array)->items[(array)->n++] = (value), true) \
-       : false)
+#define LADE_RESERVE(array) \
+  ((array)->n < (array)->capacity || \
+   lade_array_reserve((void **)&(array)->items, &(array)->capacity, (array)->n + 1, sizeof(*(array)->items)))
+#define LADE_PUSH(array, value) (LADE_RESERVE(array) ? ((array)->items[(array)->n++] = (value), true) : false)
 #define LADE_ARRAY_FREE(array) lade_array_free((void **)&(array)->items, &(array)->n, &(array)->capacity)
 
 /* Grow *@items to a capacity of at least @n of @item_bytes, doubling. False, with nothing changed, if memory is out. */

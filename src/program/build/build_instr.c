@@ -27,15 +27,15 @@ int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner ow
 
 struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue)
 {
-  struct lade_instr instr = {.kind = (uint8_t)kind, .queue = (uint8_t)queue, .op = -1, .param = -1};
-  instr.first_operand = b->operands.n;
-  for (int q = 0; q < LADE_N_QUEUES; q++)
-    instr.waits[q] = -1;
-  if (!LADE_PUSH(&b->instrs, instr)) {
+  struct lade_instr *instr = &b->spare;
+  if (LADE_RESERVE(&b->instrs))
+    instr = &b->instrs.items[b->instrs.n++];
+  else
     b->status = -ENOMEM;
-    return &b->spare;
-  }
-  return &b->instrs.items[b->instrs.n - 1];
+  *instr = (struct lade_instr){.kind = (uint8_t)kind, .queue = (uint8_t)queue, .op = -1, .param = -1,
+                               .first_operand = b->operands.n};
+  memset(instr->waits, -1, sizeof(instr->waits));
+  return instr;
 }
 
 void operand_add(struct builder *b, const struct lade_operand *operand)
