@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/thread.h"
 #include "lade/pack.h"
 #include "machine/cost.h"
 #include "parallel/schedule.h"
@@ -109,14 +110,25 @@ static bool kind_is_useful(const lade_planner *planner, const struct pricing *pr
   return (params->host_bytes || params->store_bytes) && !(is_plain && kind->is_alone);
 }
 
-/* Make the trajectories by @pricing, with optimizer_in_backward or without. */
-static int descents_of_kind_make(lade_planner *planner, struct pricing *pricing, bool optimizer_in_backward)
+/* The trajectories by one pricing, while they are made: on a thread of its own. */
+struct descents {
+  const lade_planner *planner;
+  struct pricing *pricing;
+  struct lade_residency *start;
+  struct trajectory made[N_TRAJECTORIES / 2];
+  int n_made, status;
+};
+
+/* Make the trajectories with optimizer_in_backward or without. */
+static int descents_of_kind_make(struct descents *d, bool optimizer_in_backward)
 {
+  const lade_planner *planner = d->planner;
+  struct pricing *pricing = d->pricing;
   const int n_shards = lade_shard_count(planner->params.layout);
   uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
   bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
   int status = 0;
-  planner->start->optimizer_in_backward = optimizer_in_backward;
+  d->start->optimizer_in_backward = optimizer_in_backward;
   for (int i = 0; i < N_TRAJECTORY_KINDS && !status; i++) {
     const struct trajectory_kind *kind = &trajectory_kinds[i];
     if (!kind_is_useful(planner, pricing, kind))
@@ -127,27 +139,55 @@ static int descents_of_kind_make(lade_planner *planner, struct pricing *pricing,
     pricing->unit_costs.exposed_fraction = kind->exposed_fraction;
     unit_costs_share(&pricing->params, kind->is_of_shards ? n_shards : 1, &pricing->unit_costs);
     int allowed = kind->allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
-    const struct descent_params how = {.plan = &params, .start = planner->start,
-                                       .is_pinned = planner->is_pinned, .pricer = pricing->pricer,
-                                       .analysis = &pricing->analysis, .allowed = allowed};
-    status = descent_make(&how, &planner->trajectories[planner->n_trajectories]);
+    const struct descent_params how = {.plan = &params, .start = d->start, .is_pinned = planner->is_pinned,
+                                       .pricer = pricing->pricer, .analysis = &pricing->analysis, .allowed = allowed};
+    status = descent_make(&how, &d->made[d->n_made]);
     if (!status)
-      planner->n_trajectories++;
+      d->n_made++;
   }
   return status;
 }
 
-static int descents_make(lade_planner *planner, struct pricing *pricing)
+static void *descents_make(void *descents)
 {
-  const bool optimizer_in_backward = planner->params.optimizer_in_backward;
-  int status = peak_analysis_init(&pricing->analysis, &pricing->params, pricing->pricer);
-  if (!status && optimizer_in_backward)
-    status = descents_of_kind_make(planner, pricing, true);
-  if (!status && !(optimizer_in_backward && descent_is_large(&planner->params)))
-    status = descents_of_kind_make(planner, pricing, false);
+  struct descents *d = descents;
+  struct pricing *pricing = d->pricing;
+  const bool optimizer_in_backward = d->planner->params.optimizer_in_backward;
+  d->status = lade_residency_copy(d->planner->start, &d->start);
+  if (!d->status)
+    d->status = peak_analysis_init(&pricing->analysis, &pricing->params, pricing->pricer);
+  if (!d->status && optimizer_in_backward)
+    d->status = descents_of_kind_make(d, true);
+  if (!d->status && !(optimizer_in_backward && descent_is_large(&d->planner->params)))
+    d->status = descents_of_kind_make(d, false);
   pricing->n_peaks = pricing->analysis.items.n;
   peak_analysis_finish(&pricing->analysis);
-  return status;
+  lade_residency_destroy(d->start);
+  return NULL;
+}
+
+/*
+ * Make all trajectories. Those by plain prices share no data with the others, so they are made meanwhile, on a thread
+ * of their own: afterwards, if the machine refuses one.
+ */
+static int trajectories_make(lade_planner *planner)
+{
+  struct descents all[] = {{.planner = planner, .pricing = &planner->stated},
+                           {.planner = planner, .pricing = &planner->plain}};
+  pthread_t thread;
+  const bool has_thread = !lade_thread_start(&thread, "lade-plan", descents_make, &all[1]);
+  descents_make(&all[0]);
+  if (has_thread)
+    pthread_join(thread, NULL);
+  else
+    descents_make(&all[1]);
+  for (size_t i = 0; i < LADE_COUNT(all); i++) {
+    memcpy(&planner->trajectories[planner->n_trajectories], all[i].made,
+           (size_t)all[i].n_made * sizeof(*all[i].made));
+    planner->n_trajectories += all[i].n_made;
+  }
+  planner->n_stated = all[0].n_made;
+  return all[0].status ? all[0].status : all[1].status;
 }
 
 static int pricing_init(const lade_planner *planner, const struct lade_prices *prices, struct pricing *pricing)
@@ -277,11 +317,8 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (!status) {
     recipe_apply(planner);
     overrides_apply(planner);
-    status = descents_make(planner, &planner->stated);
-    planner->n_stated = planner->n_trajectories;
+    status = trajectories_make(planner);
   }
-  if (!status)
-    status = descents_make(planner, &planner->plain);
   if (status) {
     lade_planner_destroy(planner);
     return lade_error_set(error, status, "planning ran out of memory");
