@@ -183,6 +183,22 @@ static void captures_end_only_at_a_wait(void **state)
 }
 
 /* A group moves the same bytes as its collectives apart, and waits once. */
+/* The planner does not pack a program that is too slow by this bound. */
+static void no_packing_is_faster_than_buffers_apart(void **state)
+{
+  for (size_t i = 0; i < FIXTURE_N_SETTINGS; i++) {
+    struct program_fixture s;
+    program_fixture_init(&s, &program_fixture_settings[i]);
+    const struct lade_build_params params = params_of(&s, &program_fixture_settings[i]);
+    const int64_t packed_ns = s.program->predicted_ns;
+    assert_int_equal(lade_program_place_apart(&params, s.program), 0);
+    assert_true(s.program->predicted_ns > 0 && s.program->predicted_ns <= packed_ns);
+    assert_int_equal(lade_program_place(&params, s.program), 0);
+    assert_int_equal(s.program->predicted_ns, packed_ns);
+    program_fixture_finish(&s);
+  }
+}
+
 static void groups_move_the_same_bytes(void **state)
 {
   struct program_fixture s;
@@ -494,6 +510,7 @@ int main(void)
       cmocka_unit_test(groups_are_of_like_and_disjoint_collectives),
       cmocka_unit_test(state_lies_side_by_side_in_its_parts_room),
       cmocka_unit_test(groups_move_the_same_bytes),
+      cmocka_unit_test(no_packing_is_faster_than_buffers_apart),
       cmocka_unit_test(sends_are_calls_of_their_axis),
       cmocka_unit_test(scattered_sends_send_the_ranks_own_rows),
       cmocka_unit_test(captures_end_only_at_a_wait),
