@@ -9,7 +9,8 @@
  * budget chooses from more states and is never slower (ZeRO-3: than that or than everything kept in ample room;
  * search.c).
  *
- * A planner is used by one thread at a time; to create one, a second thread helps. Graph and prices are borrowed and outlive it and its plans.
+ * A planner is used by one thread at a time. Its creation starts a second thread and ends it. Graph and prices are
+ * borrowed and outlive it and its plans.
  */
 #ifndef LADE_PLAN_H
 #define LADE_PLAN_H
