@@ -14,8 +14,8 @@ FLAGS = ['-std=c++17', '-fmad=false', '-include', 'kernels/cuda/gpu.h', '-I', '.
 @dataclass
 class Resources:
     """
-    Needs of one function: registers of a thread, bytes of static shared memory, bytes of spill stores, threads. ptxas
-    serializes products of warpgroups if registers are too few, and says so.
+    Needs of one function: registers of a thread, bytes of static shared memory, bytes of spill stores, threads. The
+    assembler ptxas serializes products of warpgroups if registers are too few, and says so.
     """
     registers: int
     shared_bytes: int

@@ -190,7 +190,7 @@ with open("/dev/full", "w", encoding="ascii") as full, open(writer, "w", encodin
 lost_output(5, ["Bad file descriptor"], "echo up", preexec_fn=lambda: os.close(1))
 lost_output(0, [], "echo up >&2", preexec_fn=lambda: os.close(1))
 
-# A kill in Open MPI's search for shared memory would leave an empty file of the first kind that it tries. mpirun holds
+# A kill in Open MPI's search for shared memory would leave an empty file of the first kind that it tries; mpirun holds
 # the locks of its directories, so that another launch does not take them for abandoned ones.
 opened = run("-n", "1", "--", "sh", "-c", "ls -l /proc/$PPID/fd").stdout
 assert "/dev/shm/open_mpi" not in opened, opened

@@ -110,8 +110,8 @@ void job_status_save_end(struct job_status *table, int64_t step, int64_t taken_n
 int64_t job_status_find_save(const struct job_status *table);
 
 /*
- * The end of a start. The first message of a rank that failed by itself takes precedence, then one of a rank that saw
- * another rank end, then one of a rank that was notified.
+ * The end of a start. The first message of a rank that failed by itself takes precedence. Then comes one of a rank that
+ * saw another rank end, then one of a rank that was notified.
  */
 struct job_verdict {
   struct lade_error error; /* code 0: no rank left a message */

@@ -183,8 +183,8 @@ static int mpirun_prepare(void *user)
 }
 
 /*
- * Handle a signal, in its handler. mpirun kills 2 s after a request to end, so it gets none if ranks on the table end
- * by themselves.
+ * Handle a signal, in its handler. The program mpirun kills 2 s after a request to end, so it gets none if ranks on the
+ * table end by themselves.
  */
 static void signal_take(void *user, pid_t mpirun, int signal_number, enum signals_wish wish)
 {
@@ -250,8 +250,8 @@ static void survivors_mark(struct job_status *table)
 }
 
 /*
- * Mark the survivors of the first lost rank. mpirun waits 1 s before it asks them to end, but any end of a rank cuts
- * its waits short. SIGKILL may then follow SIGTERM so closely that a rank cannot record SIGTERM.
+ * Mark the survivors of the first lost rank. The program mpirun waits 1 s before it asks them to end, but any end of a
+ * rank cuts its waits short. SIGKILL may then follow SIGTERM so closely that a rank cannot record SIGTERM.
  */
 static void ranks_look(struct launch *launch)
 {

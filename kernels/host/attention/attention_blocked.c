@@ -131,8 +131,8 @@ static void scores_make(const struct attention_job *job, struct lade_left q, con
 }
 
 /*
- * Add to sums[mr, head_dim], tiles side by side, the rows of @a from @row on times packed columns. k is [k_first,
- * k_end) of a block that is a->n_k deep.
+ * Add to sums[mr, head_dim], tiles side by side, the rows of @a from @row on times packed columns. The index k is in
+ * [k_first, k_end) of a block that is a->n_k deep.
  */
 static void sums_add(const struct attention_job *job, const struct lade_left_block *a, int row, const char *b,
                      int k_first, int k_end, float *sums)

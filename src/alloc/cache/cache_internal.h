@@ -8,10 +8,10 @@
  * block all are. Holes are whole chunks. Free neighbours are one block unless they are free for different queues. Holes
  * that touch are one.
  *
- * Shards. Each queue has a shard with a lock. It holds three zones of the common pool (small blocks, large blocks,
- * large blocks of a repeated step), descriptors, the index of live blocks, counters, and a ring of the trace. A block
- * belongs to the shard of its segment, whichever queue it is for. A free finds the shard in a map from addresses,
- * without a lock. Private pools have one zone each, in the shard of the host's blocks.
+ * Shards. Each queue has a shard with a lock. It holds three zones of the common pool: small blocks, large blocks,
+ * large blocks of a repeated step. It also holds descriptors, the index of live blocks, counters, and a ring of the
+ * trace. A block belongs to the shard of its segment, whichever queue it is for. A free finds the shard in a map from
+ * addresses, without a lock. Private pools have one zone each, in the shard of the host's blocks.
  *
  * An allocation from its queue's own zones takes one shard's lock, and so does a free of a block that no other queue
  * used. Both write nothing that another shard's calls write. All other calls (the ladder, numbers, reports) take all

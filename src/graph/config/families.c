@@ -322,8 +322,8 @@ static int falcon_read(const struct config *config, struct lade_model *model)
 }
 
 /*
- * Read MPT's object attn_config. transformers computes ALiBi with 8 whatever it states, ignores biases and hidden
- * widths other than the usual ones, and clamps unless clip_qkv is 0 or null.
+ * Read MPT's object attn_config. The library transformers always computes ALiBi with 8, ignores unusual biases and
+ * hidden widths, and clamps unless clip_qkv is 0 or null.
  */
 static int mpt_attention_read(const struct config *config, struct lade_model *model)
 {

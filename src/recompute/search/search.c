@@ -12,7 +12,7 @@
  * that fits a step has a bound below the best time found. Steps and states do not depend on the budget, so a larger
  * budget chooses from a superset of a smaller one's candidates: it is never slower. The last step is the smallest
  * budget. For large programs (descent_is_large) the ladder is coarse, and the search ends at the first step that yields
- * a plan, so that it takes a few seconds at most.
+ * a plan. So it takes a few seconds at most.
  *
  * The unconstrained peak is that of a program just in time. Where data parallel ranks gather copies and sum gradients,
  * more memory is useful: prefetched copies and gradients that wait for their bucket save latencies. There the ladder
