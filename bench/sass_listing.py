@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machine code of the CUDA kernels: compile a file by nvcc and ptxas, disassemble it by nvdisasm, read the listing.
 
-bench/sass.py makes its table from this; tests/standin/machine_code.py checks PTX and spills with the same compilation."""
+bench/sass.py makes its table from this; tests/on_fakes/machine_code.py checks PTX and spills with the same compilation."""
 import glob
 import os
 import re

@@ -26,7 +26,7 @@ def run(*args, driver=None, **more):
         environment.update(LD_LIBRARY_PATH=STANDIN, LADE_FAKE=driver)
     result = subprocess.run([LADE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                             env=environment, cwd=SCRATCH.name)
-    # Notes of the kernels that stand in for faster ones are those of tests/standin/test_cuda_launch.c.
+    # Notes of the kernels that stand in for faster ones are those of tests/on_fakes/test_cuda_launch.c.
     said = [line for line in result.stderr.splitlines(keepends=True) if ": note: attention has" not in line]
     return result.returncode, result.stdout, "".join(said)
 

@@ -94,7 +94,7 @@ def layout_verify(layout, one, model=MODEL, bound=1e-5):
                 f"planned and measured peaks of {layout} differ", run)
         held = run["outside"]
         require(held["context"] == 8 << 20 and held["nccl"] >> 10 > 2 * (NCCL_KIB + CONNECT_KIB) and not held["kernels"]
-                and sum(held.values()) == run["outside_bytes"], f"who has what of a GPU is not told in {layout}", run)
+                and sum(held.values()) == run["outside_bytes"], f"the ledger of a GPU does not sum in {layout}", run)
         require(run["outside_grown_bytes"] == 0, f"NCCL takes memory during steps of {layout}", run)
         require(run["params_digest"] == runs[0]["params_digest"], f"a budget changes bits of {layout}", run)
     most, least = (run["measured_peak_bytes"] for run in runs)
@@ -102,7 +102,7 @@ def layout_verify(layout, one, model=MODEL, bound=1e-5):
 
 
 def nodes_verify(schedule):
-    """Stages that are told to be on two nodes send half of the bytes, for the same bits."""
+    """Stages on two nodes, by the launcher's variables, send half of the bytes, for the same bits."""
     args = [*GPUS, "--tp", "2", "--pp", "2", "--schedule", *schedule.split()]
     train = " ".join([LADE, "train", *SHORT, *LLAMA, *args])
     near = summary(command(4, *args, model=LLAMA))
