@@ -174,9 +174,9 @@ def lost_output(code, words, script, **more):
     """Standard output of a job of two ranks takes no byte of those that @script writes to it."""
     result = subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script], stderr=subprocess.PIPE, text=True,
                             check=False, timeout=60, **more)
-    told = [line for line in result.stderr.splitlines() if line.startswith("lade")]
-    assert result.returncode == code and len(told) == len(words), (script, result)
-    assert all(line.startswith("lade launch: standard output: ") and word in line for line, word in zip(told, words)), told
+    said = [line for line in result.stderr.splitlines() if line.startswith("lade")]
+    assert result.returncode == code and len(said) == len(words), (script, result)
+    assert all(line.startswith("lade launch: standard output: ") and word in line for line, word in zip(said, words)), said
 
 
 # mpirun ignores write errors; a code of the command takes precedence, and without output nothing is lost.

@@ -33,9 +33,9 @@ def ending(what, ranks, status, words, own=None):
     require(sorted(int(end[0]) for end in ends) == ranks, f"{what}: other ranks report than {ranks}", output)
     for rank, found, text in ends:
         if own and int(rank) == ranks[-1]:
-            require(int(found) == own, f"{what}: rank {rank} is told {found}: {text}", output)
+            require(int(found) == own, f"{what}: rank {rank} finds {found}: {text}", output)
             continue
-        require(int(found) == status and words in text, f"{what}: rank {rank} is told {found}: {text}", output)
+        require(int(found) == status and words in text, f"{what}: rank {rank} finds {found}: {text}", output)
 
 
 def others_are_told():

@@ -78,8 +78,8 @@ void job_status_clear(struct job_status *table, int n_ranks);
 struct job_status *job_status_find(int n_ranks);
 
 /*
- * Record that rank @rank, this process, has begun @verb. pre: SIGTERM is marked (signals_mark), to be told apart from a
- * kill.
+ * Record that rank @rank, this process, has begun @verb. pre: SIGTERM is marked (signals_mark), which distinguishes it
+ * from a kill.
  */
 void job_status_begin(struct job_status *table, int rank, const char *verb);
 

@@ -2,10 +2,10 @@
 /*
  * `lade launch`: N ranks of a command on this machine, through mpirun with the flags that a single machine needs.
  *
- * Output and signals. The output of mpirun is the job's. If this process dies the job is told to end. Signals come to
- * this process alone, because mpirun kills the ranks when it gets one. Ranks of `lade train` get signals from here,
- * stop after their step, and may save without a time limit; other commands get them from mpirun. A second signal ends
- * all at once.
+ * Output and signals. The output of mpirun is the job's. If this process dies, the job gets a signal to end. Signals
+ * come to this process alone, because mpirun kills the ranks when it gets one. Ranks of `lade train` get signals from
+ * here, stop after their step, and may save without a time limit; other commands get them from mpirun. A second signal
+ * ends all at once.
  *
  * Messages. Ranks of `lade train` leave their messages on a table (job_status.h). So the end of a job is reported once,
  * by the most specific message, even if mpirun ended the other ranks before they could report. The job's code is that
