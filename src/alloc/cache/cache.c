@@ -225,7 +225,7 @@ static struct cache_block *block_claim(struct cache_block *block, int queue)
   return block;
 }
 
-/* Find and claim the best fit in the zones of all shards, or only at home if that is due. */
+/* Find and claim the best fit in the zones of all shards, or in @zone alone if a block of its own shard is due. */
 static struct cache_block *zones_find(const struct zone *zone, int queue, uint64_t bytes)
 {
   struct cache_block *best = block_find(zone, queue, bytes);
@@ -316,8 +316,8 @@ static struct cache_block *kinds_search(lade_cache *cache, struct zone *zone, in
 }
 
 /*
- * Climb steps 1 and 2. If a block is due at home but not found there, the search goes on in other shards. A capture may
- * have begun while the climb held no lock.
+ * Climb steps 1 and 2. If a block is due from the queue's own shard but not found there, the search goes on in other
+ * shards. A capture may have begun while the climb held no lock.
  */
 static struct cache_block *pool_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {

@@ -153,7 +153,7 @@ struct shard {
   uint64_t stamp;       /* of the last event, with room for a queue below */
   uint64_t stamp_end;   /* the event before which the clock is read again */
   uint64_t stamp_count; /* work submitted by the last free */
-  int n_borrowed; /* requests served from other shards since the last one served at home */
+  int n_borrowed; /* requests served from other shards since the last one served from this shard */
   int n_crowded;  /* climbs of the ladder that had to wait for another thread, since chunks were created */
   uint64_t room_bytes;  /* bytes until METER_BYTES or METER_REQUESTED is at its ceiling, or fewer */
   uint64_t floor_bytes; /* METER_BYTES falls to this without all locks */
@@ -314,7 +314,7 @@ void lade_cache_wait_and_sweep(lade_cache *cache);
 int lade_cache_shard_create(lade_cache *cache, int number);
 void lade_cache_shards_free(lade_cache *cache);
 
-/* True if @shard has borrowed so often that its next request is served at home. */
+/* True if @shard has borrowed so often that its next request must be served from @shard itself. */
 static inline bool lade_cache_home_is_due(const struct shard *shard)
 {
   return shard->n_borrowed >= MAX_BORROWED;

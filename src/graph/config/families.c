@@ -440,7 +440,7 @@ static int hunyuan_read(const struct config *config, struct lade_model *model)
   return rc == 0 && n_experts > 1 ? field_refuse(config, "num_experts", "1, or null in a model of this type") : rc;
 }
 
-/* InternLM 3 has the two switches that its own code has, and transformers takes them for one. */
+/* Refuse different switches for InternLM 3: its own code has two, which transformers reads as one. */
 static int internlm3_read(const struct config *config, struct lade_model *model)
 {
   if (lade_model_has_bias(model, LADE_BIAS_OUT) != lade_model_has_bias(model, LADE_BIAS_MLP))

@@ -194,7 +194,10 @@ static int least_search(const struct step_planning *planning, struct step_plan *
   return -ENOSPC;
 }
 
-/* The list of the smallest live peak leaves the rest of its last chunk unused: take a faster one in the same chunks. */
+/*
+ * Search a faster list in the chunks of the one with the smallest live peak, which leaves its last chunk in part
+ * unused.
+ */
 static int least_improve(struct step_planning *planning, struct step_plan *plan)
 {
   const uint64_t bytes = plan->program->peak_bytes[LADE_DEVICE];
