@@ -17,9 +17,9 @@
  * its first use and after its last, too. It is back on the device at the end of the step. So the peak is at least the
  * bytes of all given storages of the device.
  *
- * Transfers run beside ops. A put stands after the last use of its bytes: the copy begins there, and the bytes are free
- * when the copy ends. A get stands where its copy may begin, often some ops before its use. The predicted time has one
- * path out and one path in for each tier. Ops wait for gets of their operands, and for puts whose bytes they need.
+ * Transfers run beside ops. A put comes after the last use of its bytes: the copy begins there, and the bytes are free
+ * when the copy ends. A get is where its copy may begin, often some ops before its use. The predicted time has one path
+ * out and one path in for each tier. Ops wait for gets of their operands, and for puts whose bytes they need.
  *
  * The search can stop at any time: it starts from a list that fits and improves it until its iterations or seconds end.
  * Without a time limit the result depends on graph, parameters and seed alone. Before a list is returned, code that

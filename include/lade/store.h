@@ -97,7 +97,7 @@ struct lade_tensor_store_info {
  *   -ENOSPC  too little room; the line has the bytes needed and free
  *   -EFBIG   past the file size limit
  *   -EBUSY   another process has the durable store open
- *   -EBADMSG the durable store's files are damaged, and the line says which byte of which; nothing was changed
+ *   -EBADMSG the durable store's files are damaged, and the line names the file and the byte; nothing was changed
  *   -EAGAIN  a thread was refused
  *   -ENOMEM
  */

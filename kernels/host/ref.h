@@ -15,7 +15,7 @@
 
 #define REF_INLINE static inline __attribute__((always_inline))
 
-/* Short names, since references are formulas; always inlined, against the compiler's heuristics. */
+/* Load and store an element. Names are short, because references are formulas. The compiler would not inline all. */
 REF_INLINE double ref_get(enum lade_dtype dtype, const void *x, int64_t i)
 {
   return lade_element_load(dtype, x, i);

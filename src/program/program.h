@@ -138,7 +138,7 @@ struct lade_buffer {
 };
 
 /*
- * Operand roles, in the order in which they stand:
+ * Operand roles, in the order of an instruction's operands:
  *  COMPUTE  the op's inputs (role = index), its outputs (role = LADE_ROLE_OUT + index), scratch
  *  GRAD_SUMSQ  gradient, partials range
  *  CLIP     partials, clip result

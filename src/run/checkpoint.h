@@ -141,7 +141,7 @@ int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, stru
 
 /*
  * Compute a digest of the bits of all the model's FP32 masters: XXH3 over the sums of its tensors (checkpoint_tally.c),
- * the same in every layout. Collective. -EBADMSG naming a tensor of which two ranks hold different bits.
+ * the same in every layout. Collective. -EBADMSG, naming a tensor, if two ranks hold different bits of it.
  */
 int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error);
 

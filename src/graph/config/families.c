@@ -400,7 +400,7 @@ static int neo_types_add(const struct config *config, const json_t *element, str
   return 0;
 }
 
-/* Read GPT-Neo's layers, of which each second one has a window if no field says otherwise; scores are not scaled. */
+/* Read GPT-Neo's layers: every second one has a window unless a field states otherwise; scores are not scaled. */
 static int gpt_neo_read(const struct config *config, struct lade_model *model)
 {
   const json_t *types = field_find(config, "attention_types");
@@ -448,7 +448,7 @@ static int internlm3_read(const struct config *config, struct lade_model *model)
   return 0;
 }
 
-/* Read a factor, 1 if absent; 0 stands for 1 in the model. */
+/* Read a factor, 1 if absent; the model stores 1 as 0. */
 static int factor_read(const struct config *config, const char *name, float fallback, float *ret_factor)
 {
   int rc = field_number(config, name, fallback, ret_factor);

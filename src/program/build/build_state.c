@@ -207,7 +207,7 @@ static int32_t shared_scratch_make(struct builder *b)
   return scratch_make(b, all, true);
 }
 
-/* True if the next streamed update begins a run of them. Those within the backward half stand alone. */
+/* True if the next streamed update begins a run of them. Updates within the backward half are not in runs. */
 static bool is_run_begun(const struct builder *b)
 {
   return b->backward_updates || b->stream < 0;

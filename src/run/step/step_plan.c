@@ -34,7 +34,9 @@ static uint64_t add_saturated(uint64_t a, uint64_t b)
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Return the budget of @space for addresses: given storages of other tiers, which stand first, come on top. */
+/*
+ * Return the budget of @space for addresses: given storages of other tiers, which have the first offsets, come on top.
+ */
 static uint64_t limit_get(const struct step_planning *planning, const struct lade_program *program,
                           enum lade_space space)
 {
