@@ -82,7 +82,7 @@ struct trajectory_kind {
 
 /*
  * Programs whose state is far larger than the device need the first kind. Where all state fits, the second and the last
- * are faster by up to a third, because the first moves state whose updates on the host are exposed.
+ * are faster by up to a third. The first moves state whose updates on the host are exposed.
  */
 static const struct trajectory_kind trajectory_kinds[N_TRAJECTORY_KINDS] = {
     {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, .is_for_large = true},

@@ -2,8 +2,8 @@
 /*
  * Checkpoints of several ranks, without a training step. One rank's checkpoint goes from layout to layout: each loads
  * the previous layout's checkpoint, in every form of state, and the final bits are the first ones. A rank that fails,
- * sees another directory, or reads a damaged file fails the call at all ranks, with one line that names the rank and
- * the cause. If some of six ranks cannot verify a checkpoint's version, all refuse it.
+ * sees another directory, or reads a damaged file fails the call at all ranks. One line then names the rank and the
+ * cause. If some of six ranks cannot verify a checkpoint's version, all refuse it.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 /*
  * Emission: working copies in shards, and the end of a step.
  *
- * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed, and then the
+ * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed. Then the
  * updates run, each at its parameter's home tier. If state is in shards, this rank updates its block, and the working
  * copy is gathered again: at once if it is whole on the device, else before each use (at the slots of liveness.c).
  * Gathers of one slot, or of consecutive updates, are adjacent in the list and form a group.

@@ -19,7 +19,7 @@
  * begins above that peak. Its highest step keeps every value, and more memory makes no step faster. A state that
  * gathers copies again costs time and saves memory; where it is predicted to be faster still, that is an artefact of
  * its order of transfers. So once a plan is as fast as the one that keeps everything, states that gather again are
- * skipped, and with ample memory each copy is gathered once. There "never slower" means: never slower than a smaller
+ * skipped. With ample memory each copy is then gathered once. There "never slower" means: never slower than a smaller
  * budget or than that plan.
  *
  * From step to step both the size and the time to beat fall. So a state that was tried just in time is not built again,

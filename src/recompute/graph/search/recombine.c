@@ -2,7 +2,7 @@
 /*
  * Recombine two schedules of one problem: the child is the first one, except in a window, where it is the second.
  *
- * Single moves improve one place at a time, so a schedule that is good in one part of the network and poor in another
+ * Single moves improve one place at a time. So a schedule that is good in one part of the network and poor in another
  * takes long to repair. Another schedule may be good there already. A window is one of two kinds:
  *
  *   births  values that the ops of the window make have the spans of the second schedule
