@@ -105,7 +105,7 @@ def peer_make(scratch):
     return [sys.executable, path]
 
 
-def peers_are_told(data):
+def peers_are_reported(data):
     """A missing peer is tried once; one that breaks, or trains another shape, is not compared."""
     for behaviour, counts in (("missing", (2, 0, 1)), ("broken", (2, 2, 0)), ("other", (2, 2, 0))):
         os.environ["PEER"] = behaviour
@@ -150,7 +150,7 @@ def everything_measure(scratch):
     data, kernels = small_make(scratch), gpu_check.kernels_measure
     results = os.path.join(scratch, "bench", "results")
     gpu_check.PEER = peer_make(scratch)
-    peers_are_told(data)
+    peers_are_reported(data)
     steps_go_on_with_safer_attention(data)
     budgets_are_told_one_by_one(data)
     gpu_check.tokens_make = lambda *_: data

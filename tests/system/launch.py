@@ -125,9 +125,9 @@ class Stuck:
 stuck_well = Stuck("-n", "1", "--", "train", "--data", "text.txt", "--batch", "2", "--seq", "16", "--steps", "1",
                    "--eval-iters", "1", "--quiet", "--json", "--machine", "laptop-8c")
 stuck_other = Stuck("-n", "2", "--max-restarts", "3", "--", "true")
-stuck_told = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
-assert stuck_told.job.stdout.readline() == "up\n"
-stuck_told.job.send_signal(signal.SIGTERM)
+stuck_signalled = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
+assert stuck_signalled.job.stdout.readline() == "up\n"
+stuck_signalled.job.send_signal(signal.SIGTERM)
 
 # Of three ranks the first is stopped, the second killed, and the third has not begun.
 HOLD = """echo $OMPI_COMM_WORLD_SIZE >>sizes; [ $OMPI_COMM_WORLD_SIZE = 3 ] || { kill -9 $PPID; exit 0; }
@@ -262,7 +262,7 @@ with tempfile.TemporaryDirectory() as directory:
 # A job whose ranks all succeeded succeeds; the codes of other commands are unknown. A rank that lived is not lost.
 assert '"steps": 1,' in stuck_well.ends(0, "its ranks")
 stuck_other.ends(1, "its ranks")
-stuck_told.ends(128 + signal.SIGTERM, "a signal")
+stuck_signalled.ends(128 + signal.SIGTERM, "a signal")
 for held in held_jobs:
     held_err = held.job.communicate(timeout=100)[1]
     with open(os.path.join(held.scratch.name, "sizes"), encoding="ascii") as sizes:

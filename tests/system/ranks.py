@@ -291,8 +291,8 @@ def one_rank_fails():
                 result = differently("--batch 9 " + arguments, start)
             lines = jobs.messages(result.stderr)
             is_one = len(lines) == 1 and lines[0].startswith("lade train: ") and words in lines[0]
-            is_told = "lade train: " in result.stderr if "unshare" in start else is_one  # each machine reports, at once
-            require(result.returncode == code and is_told, f"{arguments} of {start} ends with {result.returncode}",
+            is_reported = "lade train: " in result.stderr if "unshare" in start else is_one  # each machine reports, at once
+            require(result.returncode == code and is_reported, f"{arguments} of {start} ends with {result.returncode}",
                     result.stderr)
 
 
