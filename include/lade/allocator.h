@@ -105,8 +105,8 @@ LADE_API int lade_allocator_trim(lade_allocator *allocator, uint64_t keep_bytes)
 
 /*
  * End a step of @device, and begin the next one. The first call begins the first step. -ENOMEM if a new plan finds no
- * room for its arena; allocations then go on through the cache. -EINVAL for no such device, -ENODEV, -EPERM. Takes the
- * time of packing when the plan changes.
+ * room for its arena; allocations then use the cache. -EINVAL for no such device, -ENODEV, -EPERM. Takes the time of
+ * packing when the plan changes.
  */
 LADE_API int lade_allocator_step(lade_allocator *allocator, int device, struct lade_error *error);
 

@@ -145,7 +145,7 @@ int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, stru
  */
 int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error);
 
-/* Receive elements [first, first + n) of a parameter. Return 0 to go on, another number to end the stream. */
+/* Receive elements [first, first + n) of a parameter. Return 0 to continue, another number to end the stream. */
 typedef int lade_elements_fn(void *user, int64_t first, const float *elements, int64_t n);
 
 /*

@@ -560,7 +560,7 @@ static int handles_init(void *arg)
     return status;
   /*
    * NCCL writes the handle from its own thread until the root is settled or aborted. ncclCommSplit (2.28) answers
-   * success while its work goes on. So the root is always asked.
+   * success while its work continues. So the root is always asked.
    */
   result = nccl->ncclCommSplit(comm->root, 0, comm->base.rank, &comm->handle, &blocking);
   return comm_nccl_settle(comm, comm->root, "ncclCommSplit", result ? result : NCCL_IN_PROGRESS, making->error);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All schedules have one form: some forward halves to warm up, then a forward and a backward half in turns, then the
+ * All schedules have one form: some forward halves to warm up, then a forward and a backward half alternately, then the
  * remaining backward halves. They differ in the length of the warm-up and in the k-th half of a direction.
  *
  *   GPIPE        warms up with all forward halves
