@@ -10,7 +10,7 @@ dtypes: some of them with BF16 and FP16, of both families.
 seats: each rank has a GPU, or a slice of one, of its own, however GPUs are made visible; one line if it cannot have
 one.
 
-Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts|dtypes|seats
+Usage: train_ranks.py LADE PLUGIN FAKES KERNELS ranks|layouts|dtypes|seats
 """
 import json
 import os
@@ -24,13 +24,13 @@ from jobs import losses, require
 
 LADE = os.path.abspath(sys.argv[1])
 ENVIRONMENT = jobs.environment(sys.argv[2])
-STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5])
+FAKES, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5])
 NCCL_KIB = 512  # of a communicator
 CONNECT_KIB = 64  # of the first use of an algorithm by a communicator
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-ranks-")
 os.chdir(SCRATCH.name)
 ENVIRONMENT.update(LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="mma", XDG_CACHE_HOME=os.getcwd(),
-                   LD_LIBRARY_PATH=STANDIN, LADE_FAKE="devices=4,channels=8", LADE_FAKE_NCCL=f"memory={NCCL_KIB},connect={CONNECT_KIB}")
+                   LD_LIBRARY_PATH=FAKES, LADE_FAKE="devices=4,channels=8", LADE_FAKE_NCCL=f"memory={NCCL_KIB},connect={CONNECT_KIB}")
 with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles of wine on the wall, {i}\n" for i in range(2000))
 with open("tiny.json", "w", encoding="utf-8") as file:

@@ -3,7 +3,7 @@
 """lade bench links: ranks measure their links, and the file that they write is a cluster that plans. The links are kept
 for later jobs.
 
-Usage: links.py LADE [STANDIN KERNELS]: links of hosts, or of GPUs over the fakes for the driver and for NCCL
+Usage: links.py LADE [FAKES KERNELS]: links of hosts, or of GPUs over the fakes for the driver and for NCCL
 """
 import glob
 import json

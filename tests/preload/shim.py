@@ -467,15 +467,15 @@ def gpu_or_skip():
 
 ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_with_its_context, padding_counts,
             sizes_that_no_device_has_are_refused, children_have_reports_of_their_own)
-STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
-           the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
-           forms_of_another_day_pass_and_are_reported,
-           many_processes_are_told_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
-           endings_are_the_commands, signals_pass,
-           only_what_dead_runs_left_is_removed, what_is_no_record_is_passed_by, names_move_no_cursor, surroundings_do_not_matter, a_parents_habits_do_not_matter,
-           a_report_that_cannot_be_written_is_reported, what_the_loader_passes_by_is_reported,
-           a_folder_without_room_is_reported)
+ON_FAKES = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
+            the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
+            forms_of_another_day_pass_and_are_reported,
+            many_processes_are_told_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
+            endings_are_the_commands, signals_pass,
+            only_what_dead_runs_left_is_removed, what_is_no_record_is_passed_by, names_move_no_cursor, surroundings_do_not_matter, a_parents_habits_do_not_matter,
+            a_report_that_cannot_be_written_is_reported, what_the_loader_passes_by_is_reported,
+            a_folder_without_room_is_reported)
 if IS_GPU:
     gpu_or_skip()
-for test in ANYWHERE if IS_GPU else ANYWHERE + STANDIN:
+for test in ANYWHERE if IS_GPU else ANYWHERE + ON_FAKES:
     test()
