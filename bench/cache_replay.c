@@ -9,10 +9,10 @@
  * files, traces of STEPS steps (200) of the kinds in cache_traces.h are drawn with SEEDS (3) seeds from FIRST (1) on.
  * Chunks have MIB (2).
  *
- * It prints the most bytes live at once, the excess that each allocator reserved, in per cent of them, and for the
- * caching allocator its calls for memory. For drawn kinds it also prints the least, the median and the most over the
- * seeds, as lines of a table. With -r the trace is replayed again on the same cache. The last round with such a call is
- * named, for the drawn kinds in a table of its own: a repeated step should need none after a few rounds.
+ * It prints the most bytes live at once, and the excess that each allocator reserved, in per cent of them. For the
+ * caching allocator it also prints its calls for memory. For drawn kinds it also prints the least, the median and the
+ * most over the seeds, as lines of a table. With -r the trace is replayed again on the same cache. The last round with
+ * such a call is named, for the drawn kinds in a table of its own: a repeated step should need none after a few rounds.
  *
  * The device has no effective limit, and queues never have pending work: memory that another queue freed is free.
  */

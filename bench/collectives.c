@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL as Lade uses it: the bytes of a GPU that communicators and first collectives take, the time that a small
- * collective takes of the thread that submits it, and messages of a pipeline between two processes.
+ * NCCL as Lade uses it: the bytes of a GPU that communicators and first collectives take, the time of the submitting
+ * thread in a small collective, and messages of a pipeline between two processes.
  *
  *   lade launch -n N -- bench-collectives [--one-gpu] [BYTES]
  *

@@ -4,8 +4,8 @@
  *
  * BYTES is the whole vector per rank: an all_reduce's operand, a reduce_scatter's input and an all_gather's output.
  * Each round runs every series once, between two barriers; ratios are taken within rounds, and the median round counts.
- * "direct" has its buffers in shared memory (lade_comm_alloc). "arena" has them in a device's chunk that is registered,
- * as in training, at another place in each rank's. "staged" has them in private memory, like MPI.
+ * "direct" has its buffers in shared memory (lade_comm_alloc). "arena" has them in a registered chunk of a device, as
+ * in training, at another offset in each rank. "staged" has them in private memory, like MPI.
  *
  * Then the same number of small tensors, as in a bucket of gradients, one by one and as a list.
  */

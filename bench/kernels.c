@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The compute kernels, in GFLOP/s and as a share of the best product measured in the same run: the products of a
- * training step of `baby` in all three layouts, larger ones, attention, and the head. oneDNN runs interleaved with our
- * own if its plug-in opens (LADE_ONEDNN_PLUGIN names its file).
+ * training step of `baby` in all three layouts, larger ones, attention, and the head. The library oneDNN runs
+ * interleaved with our own if its plug-in opens (LADE_ONEDNN_PLUGIN names its file).
  *
  *   bench-kernels [THREADS [forms]]
  *

@@ -4,14 +4,14 @@
  *
  * jigsaw_make cuts a rectangle of time and bytes into pieces: they are known to fill it without a gap, but the packing
  * is not given. MiniMalloc's challenging instances A to E look like it. At two thirds of their times or more as many
- * bytes end as begin, all is on a grid of 1,024 by 1,024, and some pieces are missing.
+ *   bytes end as begin. All pieces are on a grid of 1,024 by 1,024, and some are missing.
  *   even    each cut is in the middle half of the largest of three pieces that were drawn
  *   any     each cut is anywhere in any piece that is not thinner than a 64th of the rectangle
  *   wheels  as even, but half of the cuts leave five pieces, four around a middle one, which no cut through a whole
  *           piece could
  *
  * network_make makes a training step of a network whose layers shrink from stage to stage, as those of convolutions do.
- * Outputs wait for the backward pass, gradients and workspace live for a few steps, gradients of weights wait for the
+ * Outputs wait for the backward pass. Gradients and workspace live for a few steps. Gradients of weights wait for the
  * end of a stage or of the pass. All sizes, and which layers exist, are drawn. lives_make draws buffers of any times
  * and sizes; boxes_make draws buffers like MiniMalloc's F: short, of like sizes, and tight at few times. The optimal
  * peaks of these are not known.

@@ -341,8 +341,8 @@ CHANGES = [
 
 
 def changes_reckon(share_of, gpu):
-    """Return (words, nanoseconds of a token, share of the speed of light) after each change, and with the rows of layers
-    and of logits, which are left, at a copy's bandwidth. The step has three products of the head."""
+    """Return (words, nanoseconds of a token, share of the speed of light) after each change. The last entry has the
+    remaining rows, of layers and of logits, at a copy's bandwidth. The step has three products of the head."""
     layer_bytes, products, rows = dict(LAYER_BYTES), PRODUCTS, []
 
     def share_or_copy(kernel):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machine code of the CUDA kernels: compile a file by nvcc and ptxas, disassemble it by nvdisasm, read the listing.
 
-bench/sass.py makes its table from this; tests/standin/machine_code.py checks PTX and spills with the same compilation."""
+bench/sass.py makes its table from this; tests/on_fakes/machine_code.py checks PTX and spills with the same compilation."""
 import glob
 import os
 import re
@@ -14,8 +14,8 @@ FLAGS = ['-std=c++17', '-fmad=false', '-include', 'kernels/cuda/gpu.h', '-I', '.
 @dataclass
 class Resources:
     """
-    Needs of one function: registers of a thread, bytes of static shared memory, bytes of spill stores, threads. ptxas
-    serializes products of warpgroups if registers are too few, and says so.
+    Needs of one function: registers of a thread, bytes of static shared memory, bytes of spill stores, threads. The
+    assembler ptxas serializes products of warpgroups if registers are too few, and says so.
     """
     registers: int
     shared_bytes: int

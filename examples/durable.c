@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Resume after a crash: a loop that keeps its weights and its step on a drive. Run it, end it at any moment, and run it
- * again: it goes on from the last step that it published.
+ * again: it continues from the last step that it published.
  *
  *   cc durable.c $(pkg-config --cflags --libs lade) && ./a.out /nvme/scratch 3
  */

@@ -27,8 +27,8 @@ enum lade_cuda_attention {
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who);
 
 /*
- * Return one line, with the price, if heads of this size or scores of this form are computed by a slower attention than
- * the one that @kernels has chosen; else "". Static.
+ * Return one line, with the cost, if @kernels computes heads of this size or scores of this form by a slower attention
+ * than the one it chose; else "". Static.
  */
 const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, enum lade_dtype dtype, int64_t head_dim,
                                           const struct lade_score_form *form);
@@ -39,8 +39,8 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
  * Load all kernels for @device from the files <op>.fatbin of @folder. NULL: the folder of the environment's
  * LADE_CUDA_KERNELS, or that of the build or the installation. Matrix products are cuBLASLt's if the machine has one,
  * unless LADE_MATMUL in the environment is "plain", by the algorithms that the file of LADE_MATMUL_CHOICES names.
- * LADE_ATTENTION chooses attention: "plain", "mma" or "wgmma". Unset it is the first of wgmma, mma.sync
- * and plain that the GPU has and that agrees with the plain kernels on a small problem, which runs here; forward and
+ * LADE_ATTENTION chooses attention: "plain", "mma" or "wgmma". If unset, the first of wgmma, mma.sync and plain is
+ * chosen that the GPU has and that agrees with the plain kernels on a small problem. The problem runs here; forward and
  * backward are chosen separately. The caller closes, before the device. Errors of lade_cuda_functions_open; -ENODEV
  * when the GPU lacks the named attention. Any thread; blocks while the driver loads and the problem runs, some ten
  * milliseconds.

@@ -3,8 +3,9 @@
  * Every kernel's signature, once; and the one table through which they are called.
  *
  * A kernel is a function of a context (the thread pool and the step block) and of one struct of arguments, declared
- * below beside its definition. lade_kernels_init fills the table with the plain C reference. Each CPU level (AVX2,
- * AVX-512, AVX-512 with BF16) then overwrites the entries that it improves, so call sites never test features.
+ * below beside its definition. The function lade_kernels_init fills the table with the plain C reference. Each CPU
+ * level (AVX2, AVX-512, AVX-512 with BF16) then overwrites the entries that it improves, so call sites never test
+ * features.
  * Rules for every kernel:
  *
  *  - Tensors are dense, row-major, 64-byte aligned; sizes may be anything from 1 up.
@@ -111,10 +112,11 @@ enum lade_matmul_layout {
 
 /*
  * The order in which a product adds up a k that tensor parallel ranks may cut. Any number of ranks that divides
- * n_leaves gives the same bits. k is consecutive spans (rows of queries, of keys, of values), each cut into n_leaves
- * parts; the last part may be shorter. Leaf i is the sum over part i of every span, in rising order from zero; leaves
- * are added over the tree of lade_rank_sum_args. A rank has a run of n_leaves / ranks leaves, as its own product, whose
- * sum is a node of the tree; rank_sum adds the rest of the tree. A CUDA device sums k in rising order instead.
+ * n_leaves gives the same bits. The index k is consecutive spans (rows of queries, of keys, of values), each cut into
+ * n_leaves parts; the last part may be shorter. Leaf i is the sum over part i of every span, in rising order from zero;
+ * leaves are added over the tree of lade_rank_sum_args. A rank has a run of n_leaves / ranks leaves, as its own
+ * product, whose sum is a node of the tree; rank_sum adds the rest of the tree. A CUDA device sums k in rising order
+ * instead.
  */
 #define LADE_LEAVES_MOST 8
 #define LADE_SPANS_MOST 3
@@ -442,8 +444,8 @@ struct lade_gated_bwd_args {
  * are one group, with weights [H * D], and all key heads another, with weights [Hk * D].
  *
  * rstd in A: [N, groups], query groups first. Ranks that share the heads of a group add up its sums: with @sums, the
- * [2, N] sums of squares over all heads, these are used instead of this rank's, and q_total and k_total are the lengths
- * of the whole groups.
+ * [2, N] sums of squares over all heads, these are used instead of this rank's. Then q_total and k_total are the
+ * lengths of the whole groups.
  */
 struct lade_qk_norm_fwd_args {
   enum lade_dtype dtype;

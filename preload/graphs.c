@@ -5,7 +5,7 @@
  * keeps that memory.
  *
  * A graph is charged from its instantiation, before any memory is taken, until the executable graph is destroyed. The
- * driver lets nodes of a graph with disjoint lifetimes share addresses, so a graph needs the bytes that its nodes'
+ * driver lets nodes of a graph with disjoint lifetimes share addresses. So a graph needs the bytes that its nodes'
  * addresses cover, on each device. It also lets graphs that do not run together share memory, which no call reports:
  * each counts whole. So the budget holds, and may be reached before the device's memory would be.
  */

@@ -2,10 +2,10 @@
 /*
  * The ledger: a table of holdings by key, and sums.
  *
- * A holding is a node of its own, allocated when it is charged, so that settling cannot run out of memory after the
- * driver has succeeded. The table is an array of lists that doubles when it is full; if there is no memory for that,
- * the lists get longer. One lock guards all of it, held for some tens of nanoseconds once or twice per call of the
- * driver, which takes microseconds.
+ * A holding is a node of its own, allocated when it is charged. So settling cannot run out of memory after the driver
+ * has succeeded. The table is an array of lists that doubles when it is full; if there is no memory for that, the lists
+ * get longer. One lock guards all of it, held for some tens of nanoseconds once or twice per call of the driver, which
+ * takes microseconds.
  *
  * Each account has two sums. `charged` includes calls in progress and is compared with the budget. The record shows the
  * settled one. So a refusal by the driver leaves no false peak.

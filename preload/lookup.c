@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The driver's lookup. cuGetProcAddress returns the driver's own functions, and the shim's hooks where they exist. A
- * hook is found by the address that the driver returned or, if a driver returns other addresses than it exports, by the
- * requested name and version. Tables of private functions (cuGetExportTable) pass unchanged.
+ * hook is found by the address that the driver returned. If a driver returns other addresses than it exports, the hook
+ * is found by the requested name and version. Tables of private functions (cuGetExportTable) pass unchanged.
  */
 #include <string.h>
 

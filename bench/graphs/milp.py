@@ -9,7 +9,7 @@ The program is Checkmate's (Jain et al., MLSys 2020, section 4), with stages tha
 run of op t, and runs any ops before t again, in their order, each once at most. Lists that run an op twice between two
 first runs are not among its solutions, so a planner can be below this optimum. R[t,i] is 1 if op i runs in stage t. L[t,v,k] is
 1 if storage v is on the device while op k of stage t runs. The memory of an event is the sum of L, so ops with several
-outputs are exact, where Checkmate's U counts a storage that is kept and made again twice:
+outputs are exact. Checkmate's U counts a storage twice if it is kept and made again:
 
     minimise  sum ns[i] R[t,i]        R[t,t] = 1, R binary
     L[t,v,k] >= R[t,k]                v: operands of k
@@ -20,8 +20,8 @@ L is continuous: with binary R its least solution is binary. Results are on the 
 given storages always. Graphs with updates are refused. --relax solves the linear relaxation, a lower bound.
 --forward-only lets only ops run again that do not depend on the loss: not a proof, but far smaller.
 
---reference solves every graph of DIR at every budget, smallest graphs first, within --total seconds together, and
-writes compute_ns, a lower bound and a status for each. Every solution is replayed by replay.py.
+--reference solves every graph of DIR at every budget, smallest graphs first, within --total seconds together. It writes
+compute_ns, a lower bound and a status for each. Every solution is replayed by replay.py.
 """
 import argparse
 import json

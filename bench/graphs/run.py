@@ -8,10 +8,10 @@ Usage: bench/graphs/run.py DIR... [--lade build/lade] [--budgets 35,40,...] [--s
 DIR has graphs as nets.py and published.py write them; a file is one graph. Budgets are shares of the unconstrained
 peak that replay.py finds, in percent. --monet plans at the budgets of MONeT's published results instead, and
 prints their overheads in the last column. `fits` is "no" if lade refuses the budget (exit 3), and "below floor" if no
-list can fit. Overhead is compute over the unconstrained step's, bound gap over the planner's own bound, reference gap over
-the best list of milp.py (reference.json), with a star where that is proved optimal; it is below zero where the planner
-runs an op twice between two first runs, which the integer program excludes. Exit 1 if a replay finds a violation, a
-peak over the budget, or other numbers than lade states.
+list can fit. Overhead is compute over the unconstrained step's, bound gap over the planner's own bound. Reference gap
+is over the best list of milp.py (reference.json), with a star where that list is proved optimal; it is below zero where
+the planner runs an op twice between two first runs, which the integer program excludes. Exit 1 if a replay finds a
+violation, a peak over the budget, or other numbers than lade states.
 """
 import argparse
 import glob

@@ -5,8 +5,8 @@
 Usage: adamw.py [--width N] [--layers N] [--rounds N] [--threads N] [--store DIR]
 In memory, each round runs one step of each optimizer, in CPU time; the table has medians of the rounds' ratios. On the
 store, each round moves as many bytes as the step reads and writes by plain reads and writes of 2 MiB, sixteen at once,
-past the page cache, and then runs a step; the ratio is the drive's time over the step's. Both directions of a step
-share the drive, so the plain transfers mix them, too.
+past the page cache. Then it runs a step; the ratio is the drive's time over the step's. Both directions of a step share
+the drive, so the plain transfers mix them, too.
 """
 import argparse
 import mmap

@@ -4,7 +4,7 @@
 
 Usage: gpt2.py [--rows N] [--columns N] [--layers N] [--rounds N] [--bf16] [--cases 100%,60%,40%+host]
 Each round runs one eager step and one planned step. The table has medians of the rounds' ratios, in CPU time of the
-process, which other processes of a shared machine change less than the clock.
+process. Other processes of a shared machine change CPU time less than the clock.
 """
 import argparse
 import statistics

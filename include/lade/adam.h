@@ -23,7 +23,7 @@
  *
  * FP32 moments with the exact master change no number. The compact forms round stochastically and reproducibly: the
  * random bits are a function of seed, step, parameter and element. They do not depend on the place of the state, on its
- * shards or on the number of threads. docs/store.md has the formats and their effect on the loss.
+ * shards or on the number of threads. The page docs/store.md has the formats and their effect on the loss.
  */
 #ifndef LADE_ADAM_H
 #define LADE_ADAM_H

@@ -3,7 +3,7 @@
  * lade/allocator.h - a pluggable allocator: memory by device number and stream, for PyTorch, RMM and other callers that
  * pass no handles.
  *
- * It stands on lade/cache.h: one cache for each device, and one queue for each stream. A stream is a CUstream of the
+ * It is built on lade/cache.h: one cache for each device, and one queue for each stream. A stream is a CUstream of the
  * device's primary context; NULL is the legacy default stream. On a device that is no GPU a stream is a lade_queue of
  * that device; NULL is the host. A stream gets its queue, and a thread, at its first use. A device serves up to
  * LADE_CACHE_MAX_QUEUES streams.
@@ -105,8 +105,8 @@ LADE_API int lade_allocator_trim(lade_allocator *allocator, uint64_t keep_bytes)
 
 /*
  * End a step of @device, and begin the next one. The first call begins the first step. -ENOMEM if a new plan finds no
- * room for its arena; allocations then go on through the cache. -EINVAL for no such device, -ENODEV, -EPERM. Takes the
- * time of packing when the plan changes.
+ * room for its arena; allocations then use the cache. -EINVAL for no such device, -ENODEV, -EPERM. Takes the time of
+ * packing when the plan changes.
  */
 LADE_API int lade_allocator_step(lade_allocator *allocator, int device, struct lade_error *error);
 

@@ -10,7 +10,7 @@
  * batch) exists before and after the step. A made storage exists from the first op that writes it to its last use. An
  * operand is a storage or a range of one: views of a tensor are ranges of one storage.
  *
- * Ops stand in the order in which an unconstrained step runs them. Each op that writes or updates a storage makes its
+ * Ops are in the order in which an unconstrained step runs them. Each op that writes or updates a storage makes its
  * next version: an update reads the version before, a write may leave bytes outside its range as they were. An op reads
  * the versions that the ops before it made. An op that runs again makes the bytes that it made the first time; an op
  * that draws random numbers must therefore draw the same ones (lade_graph_op.draws).
@@ -92,7 +92,7 @@ LADE_API void lade_graph_destroy(lade_graph *graph);
 LADE_API int lade_graph_add_storage(lade_graph *graph, const struct lade_storage *storage, struct lade_error *error,
                                     int *ret_storage);
 /*
- * Add an op after the others, and return its index. @ret_op may be NULL. A storage may stand in one op's list of reads
+ * Add an op after the others, and return its index. @ret_op may be NULL. A storage may appear in one op's list of reads
  * several times, and in its writes and updates, if their ranges do not overlap. -EINVAL with the name of the op: a
  * storage that does not exist, a range past its end, ranges written twice, a field out of range, or for a closed graph;
  * -EOVERFLOW, -ENOMEM.

@@ -9,16 +9,17 @@
  * The peak of a list counts live bytes. While an op runs, its scratch and the storages that it reads, writes or updates
  * are live, beside all other live storages. A made storage is live from the first instruction that writes or gets it to
  * its drop or its put. Every list states all drops. A given storage of the device is live throughout, unless the list
- * moves it. A given storage of another tier is got for its uses, and put back if an op changed it. lade/step.h finds
- * lists whose addresses fit a budget, and runs them. Callers whose framework places memory use live bytes.
+ * moves it. A given storage of another tier is got for its uses, and put back if an op changed it. The functions of
+ * lade/step.h find lists whose addresses fit a budget, and run them. Callers whose framework places memory use live
+ * bytes.
  *
  * With a budget on another tier, a given storage of the device may wait there while no op uses it. It may do so before
- * its first use and after its last, too. It is back on the device at the end of the step, so the peak is at least the
+ * its first use and after its last, too. It is back on the device at the end of the step. So the peak is at least the
  * bytes of all given storages of the device.
  *
- * Transfers run beside ops. A put stands after the last use of its bytes: the copy begins there, and the bytes are free
- * when the copy ends. A get stands where its copy may begin, often some ops before its use. The predicted time has one
- * path out and one path in for each tier. Ops wait for gets of their operands, and for puts whose bytes they need.
+ * Transfers run beside ops. A put comes after the last use of its bytes: the copy begins there, and the bytes are free
+ * when the copy ends. A get is where its copy may begin, often some ops before its use. The predicted time has one path
+ * out and one path in for each tier. Ops wait for gets of their operands, and for puts whose bytes they need.
  *
  * The search can stop at any time: it starts from a list that fits and improves it until its iterations or seconds end.
  * Without a time limit the result depends on graph, parameters and seed alone. Before a list is returned, code that

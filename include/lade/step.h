@@ -18,8 +18,8 @@
  *   }
  *
  * Memory. Peak device memory is the highest address that the plan uses, in whole chunks of the device
- * (lade_device_info.chunk_bytes). A stepper takes no more there. Given storages keep their address on the device, or on
- * the host, until destroy; made storages move from op to op. Kept results stay until the next run.
+ * (lade_device_info.chunk_bytes). A stepper takes only these bytes there. Given storages keep their address on the
+ * device, or on the host, until destroy; made storages move from op to op. Kept results stay until the next run.
  *
  * Threads. One thread at a time uses a stepper. Ops run in threads of Lade: those of the device one at a time, those of
  * the host (LADE_OP_ON_HOST) one at a time, and the two beside each other unless operands order them. On a CUDA device

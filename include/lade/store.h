@@ -14,12 +14,12 @@
  *
  * The drive reads and writes memory at a multiple of 4096 bytes directly; other memory needs a copy.
  *
- * Requests. put and get move a whole tensor and return when the drive is done. submit begins the same for a whole
- * tensor or a part of it, and returns a ticket; wait ends the ticket with the result. Threads of the store move the
- * bytes meanwhile, checksums included. The bytes of unfinished requests are bounded by in_flight_bytes: submit blocks
- * while one more request would pass the bound, so a producer that is faster than the drive is slowed to its speed.
- * Requests for one tensor must not overlap if one of them is a put: the later one is -EBUSY. All other requests run at
- * the same time in any order; a caller that needs an order waits between them.
+ * Requests. The functions put and get move a whole tensor and return when the drive is done. The function submit begins
+ * the same for a whole tensor or a part of it, and returns a ticket; wait ends the ticket with the result. Threads of
+ * the store move the bytes meanwhile, checksums included. The bytes of unfinished requests are bounded by
+ * in_flight_bytes: submit blocks while one more request would pass the bound, so a producer that is faster than the
+ * drive is slowed to its speed. Requests for one tensor must not overlap if one of them is a put: the later one is
+ * -EBUSY. All other requests run at the same time in any order; a caller that needs an order waits between them.
  *
  *     for each tensor: lade_tensor_store_submit(store, &put, &error, &tickets[i]);
  *     compute;
@@ -97,7 +97,7 @@ struct lade_tensor_store_info {
  *   -ENOSPC  too little room; the line has the bytes needed and free
  *   -EFBIG   past the file size limit
  *   -EBUSY   another process has the durable store open
- *   -EBADMSG the durable store's files are damaged, and the line says which byte of which; nothing was changed
+ *   -EBADMSG the durable store's files are damaged, and the line names the file and the byte; nothing was changed
  *   -EAGAIN  a thread was refused
  *   -ENOMEM
  */

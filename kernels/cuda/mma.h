@@ -3,9 +3,9 @@
  * Tiles of 16-bit rows in shared memory, and products of them by tensor cores, over the instructions of ptx.h.
  *
  * A tile has rows of D elements, 64, 128 or 256, of which the first USED are in use. Its 16-byte chunks are permuted
- * within a row, by the row's number, so that the eight rows of a matrix, which one load takes, lie in different banks;
- * so do the rows of a written fragment. A warp holds c of some products as c[m][n][4]: rows 16 m.. and columns 8 n.. of
- * its own (ptx.h defines each lane's elements). M blocks of 16 rows use the same b, which is therefore loaded once for
+ * within a row, by the row's number. So the eight rows of a matrix, which one load takes, lie in different banks; so do
+ * the rows of a written fragment. A warp holds c of some products as c[m][n][4]: rows 16 m.. and columns 8 n.. of its
+ * own (ptx.h defines each lane's elements). M blocks of 16 rows use the same b, which is therefore loaded once for
  * them.
  */
 #ifndef LADE_CUDA_MMA_H
@@ -141,8 +141,8 @@ static __device__ inline void left_make(T, uint32_t (&a)[4], const float (&c0)[4
 }
 
 /*
- * Compute sums += W Y: weights that the warp holds as a product's c, rounded to T, with the 8 N rows of the tile @y, of
- * which the USED columns from chunk @chunk on are taken.
+ * Compute sums += W Y: weights that the warp holds as a product's c, rounded to T, with the 8 N rows of the tile @y.
+ * Only the USED columns of @y from chunk @chunk on are taken.
  */
 template <int D, int USED = D, int M, int N, class T>
 static __device__ inline void rows_weigh(float (&sums)[M][USED / 8][4], const float (&weights)[M][N][4], T *y,

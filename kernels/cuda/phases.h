@@ -99,8 +99,8 @@ struct lade_cuda_row_sums {
 /* ---- attention ---- */
 
 /*
- * A block of threads is four warps. A warp has some rows of its own (queries, or keys in the gradients of keys and
- * values) and goes over tiles of 32 rows of the other side, a lane each.
+ * A block of threads is four warps. A warp has some rows of its own: queries, or keys in the gradients of keys and
+ * values. It goes over tiles of 32 rows of the other side, one row for each lane.
  */
 #define LADE_CUDA_ATTENTION_THREADS 128
 #define LADE_CUDA_ATTENTION_TILE 32
@@ -150,11 +150,11 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_WGMMA_ALIGN 1024 /* eight rows of 128 bytes, after which swizzling begins anew */
 
 /*
- * Gradients of keys and values: a key head's query heads, @group of them, are divided among parts, a block of threads
- * each, where @n_blocks of whole key heads are fewer than @enough. Then the longest block, that of the first keys, has
- * at most a multiprocessor's share of the work: the average block of a causal sequence is half as long. ENOUGH is twice
- * the multiprocessors of an H100, for each block that one of them has room for. Parts are FP32 rows of dk and dv in the
- * workspace behind delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
+ * Gradients of keys and values: where @n_blocks of whole key heads are fewer than @enough, a key head's query heads,
+ * @group of them, are divided among parts. Each part is a block of threads. Then the longest block, that of the first
+ * keys, has at most a multiprocessor's share of the work: the average block of a causal sequence is half as long.
+ * ENOUGH is twice the multiprocessors of an H100, for each block that one of them has room for. Parts are FP32 rows of
+ * dk and dv in the workspace behind delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
  */
 #define LADE_CUDA_WGMMA_DKV_ENOUGH(dim) (256 * LADE_CUDA_WGMMA_DKV_BLOCKS(dim))
 #define LADE_CUDA_MMA_DKV_ENOUGH 512

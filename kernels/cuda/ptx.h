@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Instructions of PTX without plain forms in CUDA C++: asynchronous copies into shared memory (cp.async), matrices out
- * of shared memory into a warp's registers (ldmatrix), and products of them (mma.sync). All of them are in every GPU
- * from sm_80 on. tests/fakes/cuda_on_cpu/ptx_on_cpu.h is the twin that runs on the CPU, as the PTX ISA defines each
+ * of shared memory into a warp's registers (ldmatrix), and products of them (mma.sync). Every GPU from sm_80 on has all
+ * of them. The file tests/fakes/cuda_on_cpu/ptx_on_cpu.h implements them on the CPU, as the PTX ISA defines each
  * (sections 9.7.9 and 9.7.14 of version 8.5).
  *
  * Whole warps call the functions on matrices, in one place. With lane = 4 g + t, a 32-bit register holds two neighbours

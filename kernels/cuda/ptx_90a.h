@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Instructions of sm_90a alone (Hopper): asynchronous products of matrices by a warpgroup, four warps whose first is a
- * multiple of four (wgmma). tests/fakes/cuda_on_cpu/ptx_90a_on_cpu.h is the twin that runs on the CPU. Sources are
+ * multiple of four (wgmma). The file tests/fakes/cuda_on_cpu/ptx_90a_on_cpu.h implements them on the CPU. Sources are
  * the PTX ISA (version 9.0, section 9.7.15) and, for the descriptors, CUTLASS 4.2 (cute/arch/mma_sm90_desc.hpp).
  *
  * A product is issued, committed with those before it as a group, and done once its group has been waited for. Until

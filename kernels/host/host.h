@@ -74,7 +74,7 @@ static inline struct lade_column_sum_args lade_gelu_bias_sum(const struct lade_g
                                        .workspace = a->workspace};
 }
 
-/* The same of attention, whose columns are those of qkv. */
+/* Return the same sum for attention, whose columns are those of qkv. */
 static inline struct lade_column_sum_args lade_attention_bias_sum(const struct lade_attention_bwd_args *a)
 {
   return (struct lade_column_sum_args){.dtype = a->dtype, .m = a->d_bias ? a->batch * a->seq_len : 0,

@@ -5,7 +5,7 @@
  * the F32 result, and longer expressions are more exact. So the references show the faster variants' errors.
  *
  * REF_TASKS(body) makes the four functions for the pool from one `void body(const void *arg, int64_t i_task, enum
- * lade_dtype dtype)`, inlined into each with dtype a constant. It also makes body_run, which picks one.
+ * lade_dtype dtype)`. The body is inlined into each with a constant dtype. It also makes body_run, which picks one.
  */
 #ifndef LADE_KERNELS_REF_H
 #define LADE_KERNELS_REF_H
@@ -15,7 +15,7 @@
 
 #define REF_INLINE static inline __attribute__((always_inline))
 
-/* Short names, since references are formulas; always inlined, against the compiler's heuristics. */
+/* Load and store an element. Names are short, because references are formulas. The compiler would not inline all. */
 REF_INLINE double ref_get(enum lade_dtype dtype, const void *x, int64_t i)
 {
   return lade_element_load(dtype, x, i);

@@ -191,7 +191,7 @@ class Store:
 
     def submit_put(self, name, data, *, offset=0, tensor_bytes=0):
         """Begin to store @data as @name; return the Request. With @tensor_bytes, the size of the whole tensor, @data is
-        the part at @offset, a multiple of 65536, as is its size unless it ends the tensor."""
+        the part at @offset, a multiple of 65536. So is its size unless it ends the tensor."""
         return self._submit(_PUT, name, data, offset, tensor_bytes)
 
     def submit_get(self, name, out, *, offset=0, tensor_bytes=0):

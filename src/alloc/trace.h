@@ -7,7 +7,7 @@
  *   lines    `lade-trace 1`, then `alloc TIME ID BYTES QUEUE` and `free TIME ID`: calls in order
  *   pickle   a memory snapshot of PyTorch, or one of lade_cache_write_snapshot
  * Impossible contents are refused with the place and the reason. After a successful load every block has a size, an
- * event that begins it and at most one that ends it, and all sizes sum to at most 2^60.
+ * event that begins it and at most one that ends it. All sizes sum to at most 2^60.
  */
 #ifndef LADE_TRACE_H
 #define LADE_TRACE_H

@@ -7,8 +7,8 @@
  * the Nth call of any point, fails with a stated errno, once or from then on. A test runs its scenario once to count
  * the calls, then once for every N. Without faults (NULL) a point costs one branch.
  *
- * A test may also set a callback that each call runs before it goes on. The callback may sleep, which makes the machine
- * look arbitrarily slow.
+ * A test may also set a callback that each call runs first. The callback may sleep, which makes the machine look
+ * arbitrarily slow.
  */
 #ifndef LADE_FAULTS_H
 #define LADE_FAULTS_H

@@ -20,8 +20,8 @@
 int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error, char **ret_text, size_t *ret_bytes);
 
 /*
- * Read the open file @fd, of any kind, to its end; else like lade_file_load. @name stands for it in messages. Waits for
- * bytes of a pipe or a terminal.
+ * Read the open file @fd, of any kind, to its end; else like lade_file_load. Messages call it @name. Waits for bytes of
+ * a pipe or a terminal.
  */
 int lade_stream_load(int fd, const char *name, size_t max_bytes, struct lade_error *error, char **ret_text,
                      size_t *ret_bytes);

@@ -41,7 +41,7 @@ LADE_INLINE uint16_t lade_f32_to_bf16(float value)
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-/* Works on bits, because not every compiler has _Float16 for every target. */
+/* Convert exactly, by bits, because not every compiler has _Float16 for every target. */
 LADE_INLINE float lade_f16_to_f32(uint16_t value)
 {
   uint32_t sign = (uint32_t)(value & 0x8000) << 16;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bytes that this process can still allocate in a file system. statvfs's f_bavail is the figure for a process without
- * privileges. ext4 reserves a twentieth of its blocks, and a process that may use the reserve can allocate more than
- * f_bavail.
+ * privileges. By default, ext4 reserves a twentieth of its blocks, and a process that may use the reserve can allocate
+ * more than f_bavail.
  */
 #ifndef LADE_FREE_SPACE_H
 #define LADE_FREE_SPACE_H

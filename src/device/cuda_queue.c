@@ -355,7 +355,7 @@ static void events_destroy(struct cuda_queue *queue)
   }
 }
 
-/* Only end events are waited for. An interrupt at each start would wake no thread. */
+/* Create the events of all slots. Threads wait for end events only, so only these interrupt. */
 static cuda_result events_create(struct cuda_queue *queue)
 {
   const struct cuda_driver *driver = &cuda_get(queue)->driver;

@@ -2,7 +2,7 @@
 /*
  * The device contract: memory, queues, events and copies, shaped after the CUDA driver API.
  *
- * Memory. Addresses and memory are separate. lade_device_reserve takes a range of addresses, which costs no memory.
+ * Memory. Addresses and memory are separate: lade_device_reserve takes a range of addresses, which costs no memory;
  * lade_device_chunk_create takes physical memory, counted against the device's hard capacity. lade_device_map puts a
  * chunk at one address of a reserved range. A chunk keeps its contents while it is unmapped and mapped elsewhere.
  * Everything is a multiple of chunk_bytes. An access to a reserved address that has no chunk faults. The high-water of

@@ -77,7 +77,7 @@ static int partial_make(struct lade_build *build, const struct lade_op *op)
   return lade_build_tensor(build, LADE_TENSOR_ACTIVATION, like.dtype, like.n_dims, like.dims, name);
 }
 
-/* If @dx is this rank's part of the gradient of @forward's input, add up the parts of all ranks. */
+/* Add up the parts of all ranks if @dx is this rank's part of the gradient of @forward's input. */
 static void partial_complete(struct lade_build *build, int forward, int dx)
 {
   if (!build->graph->ops[forward].attr.is_dx_partial)
@@ -93,8 +93,8 @@ static int accumulator_get(const struct lade_build *build, int tensor)
 }
 
 /*
- * If @tensor, an input of @forward, had the gradient @before (-1: none), add to it the one that was made since: the sum
- * of the gradients that two consumers give.
+ * Add the gradient @before (-1: none) of @tensor, an input of @forward, to the one made since. Each is of one consumer,
+ * and the tensor's gradient is their sum.
  */
 static void gradient_join(struct lade_build *build, int forward, int tensor, int before)
 {
@@ -276,7 +276,7 @@ void lade_qk_norm_backward(struct lade_build *build, int forward)
     build->gradient_of[op.in[3]] = dots; /* so that the walk passes it to the sums, which need no more */
 }
 
-/* The gradient through the sums is in qk_norm's own backward. */
+/* Add no op: the gradient through the sums is part of qk_norm's own backward. */
 void lade_qk_sums_backward(struct lade_build *build, int forward)
 {
 }

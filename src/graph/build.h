@@ -168,7 +168,7 @@ int lade_build_head_loss(struct lade_build *build, int x, int table);
 
 /* ---- tables: a row for each token, the embedding's and the head's (table.c) ---- */
 
-/* Most parameters that one table is cut into. */
+/* Maximum number of parameters into which a table is cut. */
 #define LADE_TABLE_PARTS_MOST 16
 
 /*

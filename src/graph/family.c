@@ -204,7 +204,7 @@ int lade_model_layer_n_tensors(const struct lade_model *model)
   return n + (row->qk_norm ? 2 : 0) + model->has_sinks;
 }
 
-/* qkv, attention, out; wide, activation, down; two residuals, of which one may have a norm. */
+/* qkv, attention, out; wide, activation, down; two residuals, one of them possibly with a norm. */
 #define BRANCH_OPS 8
 
 int lade_model_layer_n_ops(const struct lade_model *model, int64_t i_layer)

@@ -29,15 +29,21 @@
 
 /* ---- messages ---- */
 
-/* Refuse element @index of @list, which has @name; NULL: it has none that can be shown. */
-static int element_refuse(struct lade_error *error, int code, const char *list, int index, const char *name,
-                          const char *format, va_list args)
+/* An op or a storage, as messages name it. */
+struct element {
+  const char *list; /* "ops" or "storages" */
+  int index;
+  const char *name; /* NULL: it has none that can be shown */
+};
+
+static int element_refuse(struct lade_error *error, int code, struct element element, const char *format, va_list args)
 {
   char reason[REASON_BYTES];
   vsnprintf(reason, sizeof(reason), format, args);
-  if (name)
-    return lade_error_set(error, code, "%s[%d] \"%s\": %s", list, index, lade_echo(name).text, reason);
-  return lade_error_set(error, code, "%s[%d]: %s", list, index, reason);
+  if (element.name)
+    return lade_error_set(error, code, "%s[%d] \"%s\": %s", element.list, element.index,
+                          lade_echo(element.name).text, reason);
+  return lade_error_set(error, code, "%s[%d]: %s", element.list, element.index, reason);
 }
 
 /* Refuse the op @index, which has @name. */
@@ -46,7 +52,7 @@ static int op_refuse(struct lade_error *error, int code, int index, const char *
 {
   va_list args;
   va_start(args, format);
-  code = element_refuse(error, code, "ops", index, name, format, args);
+  code = element_refuse(error, code, (struct element){"ops", index, name}, format, args);
   va_end(args);
   return code;
 }
@@ -56,7 +62,7 @@ static int storage_refuse(struct lade_error *error, int code, int index, const c
 {
   va_list args;
   va_start(args, format);
-  code = element_refuse(error, code, "storages", index, name, format, args);
+  code = element_refuse(error, code, (struct element){"storages", index, name}, format, args);
   va_end(args);
   return code;
 }

@@ -69,7 +69,7 @@ void lade_op_qk_dots_bind(const struct lade_model_graph *graph, const struct lad
       .dots = out_at(bind, 0)};
 }
 
-/* A key head that several ranks have counts once for each, because each subtracts a share. */
+/* Count a key head that several ranks have once for each of them, because each subtracts a share. */
 void lade_op_qk_norm_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
                              const struct lade_bind *bind, void *args)
 {

@@ -3,8 +3,8 @@
  * Memory areas that the probe measures in, their contents, and the median and the lower quartile of a few runs.
  *
  * An area has 64 MiB: more than the last-level cache of common machines is likely to keep between two passes, and few
- * enough pages to map in milliseconds. On a server with a larger cache the probe measures the cache's bandwidth, which
- * is also the bandwidth of a step with buffers of this size. If less memory is free, areas are smaller.
+ * enough pages to map in milliseconds. On a server with a larger cache the probe measures the cache's bandwidth. A step
+ * with buffers of this size has the same bandwidth. If less memory is free, areas are smaller.
  */
 #include <errno.h>
 #include <stdlib.h>

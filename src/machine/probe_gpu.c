@@ -6,9 +6,9 @@
  * pinned memory on copy queues. A kernel's time is that between the two events around it, so it includes neither the
  * host nor the link. The cost of a launch is the time from one empty kernel to the next.
  *
- * Sizes grow until a quarter of a second is spent, so that a GPU reaches sizes past its caches and a fake device does
- * not delay a test. Matrices hold random numbers, because a GPU's clock depends on how many bits change. An idle GPU
- * raises its clock only after some milliseconds of work: an H200 gave 520 and 722 TFLOP/s in two starts. So the largest
+ * Sizes grow until a quarter of a second is spent. So a GPU reaches sizes past its caches, and a fake device does not
+ * delay a test. Matrices hold random numbers, because a GPU's clock depends on how many bits change. An idle GPU raises
+ * its clock only after some milliseconds of work: an H200 gave 520 and 722 TFLOP/s in two starts. So the largest
  * product runs for WARM_NS, and its best rate counts.
  */
 #include <errno.h>

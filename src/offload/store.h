@@ -118,7 +118,7 @@ struct lade_transfer {
   struct lade_identity identity;
   /*
    * Called once when the transfer has ended, before it counts as done, in poll, wait or close of any thread. It may
-   * submit other transfers. It must not block or submit this one. May be NULL.
+   * submit other transfers. It must not block or submit this transfer. May be NULL.
    */
   void (*on_done)(struct lade_transfer *transfer);
   void *user;

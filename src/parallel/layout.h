@@ -57,10 +57,10 @@ struct lade_layout {
 int lade_layout_init(const struct lade_layout_params *params, struct lade_error *error, struct lade_layout *ret_layout);
 
 /*
- * Write the layout to continue with if only @world ranks of those of @params are left. tp and pp stay. dp is the
- * largest that fits and divides @n_rows into microbatches of @micro_rows (0: any). If even dp 1 does not fit, pp
- * becomes a divisor of itself, then tp. Settings without effect (shards of one replica, a schedule of one stage) are
- * dropped. Sets world, and rank to 0. -EINVAL: no layout fits.
+ * Write the layout to continue with if only @world ranks of those of @params are left. The degrees tp and pp stay. The
+ * degree dp is the largest that fits and divides @n_rows into microbatches of @micro_rows (0: any). If even dp 1 does
+ * not fit, pp becomes a divisor of itself, then tp. Settings without effect (shards of one replica, a schedule of one
+ * stage) are dropped. Sets world, and rank to 0. -EINVAL: no layout fits.
  */
 int lade_layout_shrink(const struct lade_layout_params *params, int world, int64_t n_rows, int64_t micro_rows,
                        struct lade_layout_params *ret_params);

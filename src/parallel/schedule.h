@@ -10,8 +10,8 @@
  * microbatches equal those of one rank.
  *
  *   GPIPE        all forward, then all backward (Huang et al. 2019, arXiv 1811.06965)
- *   1F1B         stages - 1 - s forward, then one forward and one backward in turns (PipeDream-flush: Narayanan et al.
- *                2021, arXiv 2006.09503)
+ *   1F1B         stages - 1 - s forward, then one forward and one backward alternately (PipeDream-flush: Narayanan et
+ *                al. 2021, arXiv 2006.09503)
  *   INTERLEAVED  the same over chunks, stages microbatches of one chunk at a time (Narayanan et al. 2021, arXiv
  *                2104.04473)
  *   ZBH1         1F1B with separate weights; stage s computes them s microbatches later (Qi et al. 2023, arXiv

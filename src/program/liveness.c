@@ -6,12 +6,12 @@
  * behind each gap in which the residency moves or drops it. Then the copies of each range get a slot, a position
  * between two steps. A received value holds its memory from the step that sequence.c names, before its receive.
  *
- * Without prefetch, a copy out stands right after the last use and a copy in right before the first. With prefetch,
- * slots follow a timeline of the compute queue alone. Copies out are laid one after another on their link, each from
- * the time when its value is ready; the memory is held until the copy's predicted end. Copies in are laid backwards
- * from the time of first use. Both move only as far as live bytes stay within the prefetch limit. The position of a
- * copy in the list does not delay it, because its queue runs ahead as far as its waits allow. The position decides
- * which memory is taken while the copy runs. O(uses + ranges log ranges + positions that copies are moved over).
+ * Without prefetch, a copy out is right after the last use and a copy in right before the first. With prefetch, slots
+ * follow a timeline of the compute queue alone. Copies out are laid one after another on their link, each from the time
+ * when its value is ready; the memory is held until the copy's predicted end. Copies in are laid backwards from the
+ * time of first use. Both move only as far as live bytes stay within the prefetch limit. The position of a copy in the
+ * list does not delay it, because its queue runs ahead as far as its waits allow. The position decides which memory is
+ * taken while the copy runs. O(uses + ranges log ranges + positions that copies are moved over).
  *
  * A collective costs its latency even for few bytes, and a transformer block has a dozen tensors. So working copies
  * that are gathered for one unit are prefetched together, to the slot of the first. A complete gradient may wait for

@@ -138,7 +138,7 @@ struct lade_buffer {
 };
 
 /*
- * Operand roles, in the order in which they stand:
+ * Operand roles, in the order of an instruction's operands:
  *  COMPUTE  the op's inputs (role = index), its outputs (role = LADE_ROLE_OUT + index), scratch
  *  GRAD_SUMSQ  gradient, partials range
  *  CLIP     partials, clip result
@@ -373,8 +373,8 @@ int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes
                        struct lade_error *error);
 
 /*
- * Prove that two proved programs of one graph may run in turns over one arena: their resident buffers are the same
- * ranges, and each one begins with the contents that the other leaves. -EINVAL with the first difference; -ENOMEM.
+ * Prove that two proved programs of one graph may alternate over one arena: their resident buffers are the same ranges,
+ * and each one begins with the contents that the other leaves. -EINVAL with the first difference; -ENOMEM.
  */
 int lade_program_prove_shared(const struct lade_program *program, const struct lade_program *other,
                               struct lade_error *error);

@@ -12,8 +12,8 @@
  * Stages together: the same simulation over the queues of all stages, each with cores of its own. A send and its
  * receive begin when both are the next of their queues and their waits are met, and end together. The model makes no
  * choice: if two instructions can begin, both do. So if the simulation reaches the end of all lists, every run does,
- * whatever the instructions take; if it stands still, every run would. It proves that stages do not wait for one
- * another in a circle.
+ * whatever the instructions take; if it stalls, every run would. It proves that stages do not wait for one another in a
+ * circle.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -4,16 +4,16 @@
  *
  * A trajectory is a greedy sequence of changes, from everything kept to the smallest memory (search/descent.c). No
  * greedy order always gives the best mix of changes, so the planner makes several (trajectory_kinds). They differ in
- * the changes that they may make (recompute alone, offload alone, both, optimizer state before its working copy) and in
- * the share of a copy's time that they assume to be exposed. Where state is in shards, one more prices blocks and
- * gathers as they are. The others price state as if each rank had it whole: the gathers that they ignore leave the
- * links some slack. Each way finds plans that the other misses. If optimizer_in_backward is allowed, all kinds are
- * made with it as well: it keeps fewer gradients, but the scratch of its updates overlaps activations.
+ * the changes that they may make: recompute alone, offload alone, both, optimizer state before its working copy. They
+ * also differ in the share of a copy's time that they assume to be exposed. Where state is in shards, one more prices
+ * blocks and gathers as they are. The others price state as if each rank had it whole: the gathers that they ignore
+ * leave the links some slack. Each way finds plans that the other misses. If optimizer_in_backward is allowed, all
+ * kinds are made with it as well: it keeps fewer gradients, but the scratch of its updates overlaps activations.
  *
  * As many trajectories again use the prices of one fixed machine (plain_machine); they give the smallest budget.
  * Measured prices vary from probe to probe. They decide which plan is fastest in a budget, but not the smallest budget.
  *
- * Ranks that share collectives must decide alike. Ranks of one data parallel group have programs of equal sizes, but
+ * Ranks that share collectives must decide alike. Ranks of one data parallel group have programs of equal sizes. But
  * each has its block at another address, and so slightly other waits and times. Every rank of a group plans as the
  * group's first rank, and then builds that decision for its own layout.
  */
@@ -83,7 +83,7 @@ struct trajectory_kind {
 
 /*
  * Programs whose state is far larger than the device need the first kind. Where all state fits, the second and the last
- * are faster by up to a third, because the first moves state whose updates on the host are exposed.
+ * are faster by up to a third. The first moves state whose updates on the host are exposed.
  */
 static const struct trajectory_kind trajectory_kinds[N_TRAJECTORY_KINDS] = {
     {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, .is_for_large = true},

@@ -141,11 +141,11 @@ int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, stru
 
 /*
  * Compute a digest of the bits of all the model's FP32 masters: XXH3 over the sums of its tensors (checkpoint_tally.c),
- * the same in every layout. Collective. -EBADMSG naming a tensor of which two ranks hold different bits.
+ * the same in every layout. Collective. -EBADMSG, naming a tensor, if two ranks hold different bits of it.
  */
 int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error);
 
-/* Receive elements [first, first + n) of a parameter. Return 0 to go on, another number to end the stream. */
+/* Receive elements [first, first + n) of a parameter. Return 0 to continue, another number to end the stream. */
 typedef int lade_elements_fn(void *user, int64_t first, const float *elements, int64_t n);
 
 /*

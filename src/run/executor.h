@@ -151,7 +151,7 @@ uint64_t lade_executor_n_steps(const lade_executor *executor);
 const struct lade_span *lade_executor_spans(const lade_executor *executor);
 
 /*
- * Fill @ret_stall_ns, by queue (LADE_N_QUEUES entries), with the time that the queue makes computing stand still in a
+ * Fill @ret_stall_ns, by queue (LADE_N_QUEUES entries), with the time for which the queue stalls the compute queue in a
  * step of @program. Times are those of @prices; the meaning is that of a step's stall_ns (stalls.c). -ENOMEM. Any
  * thread.
  */

@@ -3,9 +3,9 @@
  * Files of named tensors in HuggingFace's safetensors format: 8 bytes of header length, a JSON header with type, shape
  * and place of each tensor, then the data without holes.
  *
- * A writer states every tensor up front and then takes the data in any pieces and order, so that it needs no more
- * memory than the caller's window. A reader trusts nothing: it checks length, JSON, types, shapes, products and places
- * before it opens. Data is read with pread, so a file that shrinks later is an error.
+ * A writer states every tensor up front and then takes the data in any pieces and order. So it needs no more memory
+ * than the caller's window. A reader trusts nothing: it checks length, JSON, types, shapes, products and places before
+ * it opens. Data is read with pread, so a file that shrinks later is an error.
  */
 #ifndef LADE_SAFETENSORS_H
 #define LADE_SAFETENSORS_H

@@ -189,7 +189,7 @@ int lade_session_gather_peaks(lade_session *session, uint64_t *ret_planned, uint
 
 /*
  * Save a checkpoint of the current step into @dir and remove all but the newest @keep (0: keep all). With
- * is_async_saving in the info it returns when the values are copied, and the save goes on. The next call of save or
+ * is_async_saving in the info it returns when the values are copied, and the save continues. The next call of save or
  * lade_session_finish_saves waits for it and returns its error. Errors of lade_checkpoint_save.
  */
 int lade_session_save(lade_session *session, const char *dir, int keep, struct lade_error *error);

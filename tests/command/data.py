@@ -50,11 +50,11 @@ def run(*words, limit=None, **environment):
     return result.returncode, result.stdout, result.stderr
 
 
-def refused(code, *words, told=(), limit=None, **environment):
+def refused(code, *words, says=(), limit=None, **environment):
     got, out, err = run(*words, limit=limit, **environment)
     assert got == code, (words, got, out, err)
     assert len(err.splitlines()) == 1 and err.startswith("lade ") and not out, (words, out, err)
-    for part in told:
+    for part in says:
         assert part in err, (part, err)
 
 
@@ -86,30 +86,30 @@ def mistakes_have_one_line():
     write("a.txt", "some text")
     tokenizer_write("t.json")
     ok = ["data", "a.txt", "--tokenizer", "t.json", "-o", "out"]
-    refused(2, "data", told=["lade data FILE..."])
-    refused(2, "data", "a.txt", "-o", "out", told=["--tokenizer FILE is missing"])
-    refused(2, "data", "a.txt", "--tokenizer", "t.json", told=["-o DIR is missing"])
-    refused(2, "data", "absent", *ok[2:], told=["absent: No such file"])
-    refused(2, "data", "a.txt", "--tokenizer", "absent.json", "-o", "out", told=["absent.json"])
-    refused(2, "data", "a.txt", "--tokenizer", "a.txt", "-o", "out", told=["a.txt: not a tokenizer.json"])
-    refused(2, *ok, "--separator", "<x>", told=["--separator <x>"])
-    refused(2, *ok, "--valid-fraction", "0.95", told=["--valid-fraction"])
-    refused(2, *ok[:-1], "no/where", told=["no/where"])
-    refused(7, *ok, LADE_PYTHON="/nowhere/python", told=["/nowhere/python", "LADE_PYTHON"])
+    refused(2, "data", says=["lade data FILE..."])
+    refused(2, "data", "a.txt", "-o", "out", says=["--tokenizer FILE is missing"])
+    refused(2, "data", "a.txt", "--tokenizer", "t.json", says=["-o DIR is missing"])
+    refused(2, "data", "absent", *ok[2:], says=["absent: No such file"])
+    refused(2, "data", "a.txt", "--tokenizer", "absent.json", "-o", "out", says=["absent.json"])
+    refused(2, "data", "a.txt", "--tokenizer", "a.txt", "-o", "out", says=["a.txt: not a tokenizer.json"])
+    refused(2, *ok, "--separator", "<x>", says=["--separator <x>"])
+    refused(2, *ok, "--valid-fraction", "0.95", says=["--valid-fraction"])
+    refused(2, *ok[:-1], "no/where", says=["no/where"])
+    refused(7, *ok, LADE_PYTHON="/nowhere/python", says=["/nowhere/python", "LADE_PYTHON"])
     os.mkdir("none")
     write("none/tokenizers.py", "raise ImportError('none')")
-    refused(7, *ok, PYTHONPATH="none", told=["package tokenizers is missing", "pip install tokenizers"])
+    refused(7, *ok, PYTHONPATH="none", says=["package tokenizers is missing", "pip install tokenizers"])
     os.makedirs("alone/bin")
     shutil.copy(LADE, "alone/bin/lade")
     lone = subprocess.run(["alone/bin/lade", *ok], stderr=subprocess.PIPE, text=True, check=False,
                           env={**ENVIRONMENT, "PYTHONNOUSERSITE": "1"})
     assert lone.returncode == 7 and "package lade is missing" in lone.stderr and lone.stderr.count("\n") == 1, lone
     tokenizer_write("bare.json", special=())
-    refused(2, *ok[:2], "--tokenizer", "bare.json", "-o", "out", told=["--separator TOKEN names one"])
+    refused(2, *ok[:2], "--tokenizer", "bare.json", "-o", "out", says=["--separator TOKEN names one"])
     assert not os.path.exists("out") and not glob.glob(".out*"), "a refused run leaves files"
     os.mkdir("full")
     write("full/file", "")
-    refused(2, *ok[:-1], "full", told=["-o full: the directory has files"])
+    refused(2, *ok[:-1], "full", says=["-o full: the directory has files"])
 
 
 def tokens_are_those_of_the_whole_text():
@@ -161,7 +161,7 @@ def damage_is_named():
     tokenizer_write("t.json")
     rest = ["--tokenizer", "t.json", "-o", "bad"]
     good = json.dumps({"text": "good"}) + "\n"
-    for name, content, told in (("j.jsonl", good + '{"text": "bad"', ["j.jsonl:2: not JSON"]),
+    for name, content, says in (("j.jsonl", good + '{"text": "bad"', ["j.jsonl:2: not JSON"]),
                                 ("j.jsonl", good + "[1]\n", ["j.jsonl:2: not a JSON object"]),
                                 ("j.jsonl", good + good + '{"txt": "a"}', ['j.jsonl:3: field "text" is missing']),
                                 ("j.jsonl", '{"text": null}', ['j.jsonl:1: field "text" is null']),
@@ -169,15 +169,15 @@ def damage_is_named():
                                 ("j.jsonl", good.encode() + b'{"text": "\xff"}', ["j.jsonl:2: byte 0xff is not UTF-8"]),
                                 ("x.txt", TEXT.encode() + b"\nok\nb\xc3(", [f"x.txt:{TEXT.count(chr(10)) + 3}: byte 0xc3"])):
         write(name, content)
-        refused(5, "data", name, *rest, told=told)
+        refused(5, "data", name, *rest, says=says)
     write("x.txt", "\n \n")
-    refused(5, "data", "x.txt", *rest, "--documents", "line", told=["no document has a token"])
+    refused(5, "data", "x.txt", *rest, "--documents", "line", says=["no document has a token"])
     write("x.parquet", "PAR1")
     os.makedirs("none", exist_ok=True)
     write("none/pyarrow.py", "raise ImportError('none')")
-    refused(7, "data", "x.parquet", *rest, PYTHONPATH=f"none2:{FAKES}:none", told=["pip install pyarrow"])
+    refused(7, "data", "x.parquet", *rest, PYTHONPATH=f"none2:{FAKES}:none", says=["pip install pyarrow"])
     write("big.txt", TEXT)
-    refused(5, "data", "big.txt", *rest, limit=1 << 18, told=["-o bad: File too large", "nothing is written"])
+    refused(5, "data", "big.txt", *rest, limit=1 << 18, says=["-o bad: File too large", "nothing is written"])
     assert not os.path.exists("bad") and not glob.glob(".bad*"), "a failed run leaves files"
 
 
@@ -197,9 +197,9 @@ def columns_of_parquet_are_read():
     parquet.write_table(pyarrow.table({"text": ["a", None]}), "null.parquet")
     with open("x.parquet", "rb") as file:
         write("cut.parquet", file.read()[:3000])
-    for name, told in (("x.parquet", 'column "text" is missing'), ("null.parquet", "row 2: field"),
+    for name, says in (("x.parquet", 'column "text" is missing'), ("null.parquet", "row 2: field"),
                        ("cut.parquet", "row 1")):
-        refused(5, "data", name, "--tokenizer", "t.json", "-o", "bad", told=[name, told])
+        refused(5, "data", name, "--tokenizer", "t.json", "-o", "bad", says=[name, says])
 
 
 def a_part_validates():
@@ -216,7 +216,7 @@ def a_part_validates():
         data("v", "v.jsonl", "--tokenizer", "t.json", "--valid-fraction", "0.25", "--processes", n)
         valid = tokens_read("v/valid.bin")[2]
         assert list(valid) == [token for i in range(3, 40, 4) for token in encode(f"{i}") + [0]], "another split"
-    refused(2, "data", "v.jsonl", "--tokenizer", "t.json", "--valid-fraction", "0.001", "-o", "w", told=["too few"])
+    refused(2, "data", "v.jsonl", "--tokenizer", "t.json", "--valid-fraction", "0.001", "-o", "w", says=["too few"])
 
 
 def a_killed_run_leaves_nothing_that_trains():
@@ -228,7 +228,7 @@ def a_killed_run_leaves_nothing_that_trains():
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and not glob.glob(".k.lade-data/train*"):
             time.sleep(0.01)
-        refused(2, "data", "k.txt", "--tokenizer", "t.json", "-o", "k", told=["another lade data writes it"])
+        refused(2, "data", "k.txt", "--tokenizer", "t.json", "-o", "k", says=["another lade data writes it"])
         job.send_signal(number)
         _, err = job.communicate(timeout=20)
         assert job.returncode == (-9 if number == signal.SIGKILL else 143) and not err, (job.returncode, err)
@@ -313,19 +313,19 @@ def models_train_and_speak():
     code, out, err = run("sample", "run", "--prompt", "der Spaß", "--tokens", "8", "--seed", "2")
     assert code == 0 and out.startswith("der Spaß") and out.endswith("\n"), (code, out, err)
     assert run("sample", "run", "--prompt", "der Spaß", "--tokens", "8", "--seed", "2")[1] == out, "another text"
-    refused(7, "sample", "run", LADE_PYTHON="/nowhere/python", told=["/nowhere/python"])
-    refused(2, "sample", "run", "--prompt", "", told=["--prompt is empty"])
-    refused(7, "sample", "run", PYTHONPATH="none", told=["lade sample: the Python package tokenizers is missing"])
+    refused(7, "sample", "run", LADE_PYTHON="/nowhere/python", says=["/nowhere/python"])
+    refused(2, "sample", "run", "--prompt", "", says=["--prompt is empty"])
+    refused(7, "sample", "run", PYTHONPATH="none", says=["lade sample: the Python package tokenizers is missing"])
     write("run/step-00000002/tokenizer.json", "{}")
-    refused(5, "sample", "run", told=["tokenizer.json is damaged"])
+    refused(5, "sample", "run", says=["tokenizer.json is damaged"])
     write("small.json", json.dumps({"model_type": "gpt2", "vocab_size": 599, "n_positions": 64, "n_embd": 32,
                                     "n_layer": 1, "n_head": 2}))
     refused(2, "train", "--model", "small.json", "--data", "m/train.bin", *STEPS,
-            told=["m/train.bin: its tokenizer, t.json, has a vocabulary of 600, the model one of 599"])
+            says=["m/train.bin: its tokenizer, t.json, has a vocabulary of 600, the model one of 599"])
     tokenizer_write("u.json", vocabulary=601)
     data("u", "m.txt", "--tokenizer", "u.json")
     refused(2, "train", "--model", "nano", "--data", "m/train.bin", "u/train.bin", *STEPS,
-            told=["another u.json", "one tokenizer"])
+            says=["another u.json", "one tokenizer"])
     shutil.copy("u/tokenizer.json", "m/tokenizer.json")
     code, out, err = run("train", "--model", "nano", "--data", "m/train.bin", "--save", "other", *STEPS)
     assert code == 0 and "checkpoints get no tokenizer" in err and "another hash" in err, (code, err)

@@ -34,10 +34,10 @@ def plan(*words, code=0):
     return json.loads(out)
 
 
-def refused(code, *words, told):
+def refused(code, *words, says):
     got, out, err = run(*words)
     assert got == code and not out and len(err.splitlines()) == 1, (words, got, out, err)
-    for part in told:
+    for part in says:
         assert part in err, (part, err)
 
 
@@ -97,18 +97,18 @@ def budgets_and_loads_count():
 
 def the_rest_is_refused():
     refused(2, "train", "--model", "deepseek-v3", "--data", "small/config.json",
-            told=["deepseek-v3 is a mixture of experts", "lade plan --model deepseek-v3"])
-    refused(2, "train", "--model", "small", "--data", "small/config.json", told=["mixture of experts", "not trained"])
-    refused(2, "plan", "--model", "small", "--tp", "2", told=["--tp: a mixture of experts"])
-    refused(2, "plan", "--cluster", "dgx-h100", "--ranks", "8", "--model", "olmoe-1b-7b", told=["--cluster: a mixture"])
-    refused(2, "plan", "--model", "small", "--expert-capacity", "5", told=["at 4 an expert has room for all tokens"])
-    refused(2, "plan", "--model", "small", "--seq", "257", *H100, told=["longer than the context of 256"])
-    refused(2, "plan", "--model", "nano", "--seconds", "1", told=["--seconds needs --graph"])
-    refused(2, "plan", "--model", "nano", "--expert-capacity", "2", told=["--expert-capacity", "mixture of experts"])
+            says=["deepseek-v3 is a mixture of experts", "lade plan --model deepseek-v3"])
+    refused(2, "train", "--model", "small", "--data", "small/config.json", says=["mixture of experts", "not trained"])
+    refused(2, "plan", "--model", "small", "--tp", "2", says=["--tp: a mixture of experts"])
+    refused(2, "plan", "--cluster", "dgx-h100", "--ranks", "8", "--model", "olmoe-1b-7b", says=["--cluster: a mixture"])
+    refused(2, "plan", "--model", "small", "--expert-capacity", "5", says=["at 4 an expert has room for all tokens"])
+    refused(2, "plan", "--model", "small", "--seq", "257", *H100, says=["longer than the context of 256"])
+    refused(2, "plan", "--model", "nano", "--seconds", "1", says=["--seconds needs --graph"])
+    refused(2, "plan", "--model", "nano", "--expert-capacity", "2", says=["--expert-capacity", "mixture of experts"])
     with open("bad.json", "w", encoding="ascii") as file:
         json.dump({**SMALL, "num_experts_per_tok": 9}, file)
     for words in (["plan"], ["plan", "--seconds", "1"]):
-        refused(2, *words, "--model", "bad.json", told=["num_experts_per_tok is 9", "at most the number of experts"])
+        refused(2, *words, "--model", "bad.json", says=["num_experts_per_tok is 9", "at most the number of experts"])
 
 
 for test in (counts_are_printed, a_dense_step_costs_what_the_other_planner_says, budgets_and_loads_count,

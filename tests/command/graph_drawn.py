@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lade plan --graph` on drawn graphs: each list passes bench/graphs/replay.py, which shares no code with the library.
 
-Graphs have ranges, ops with several outputs, updates in place, random draws, scratch, ops that run once, results that
-the caller keeps, and storages that live on other tiers.
+Graphs have ranges, ops with several outputs, updates in place, random draws and scratch. They also have ops that run
+once, results that the caller keeps, and storages that live on other tiers.
 
 Usage: graph_drawn.py LADE [GRAPHS]
 """

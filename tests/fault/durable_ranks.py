@@ -176,7 +176,7 @@ def a_checkpoint_at_one_rank_holds_nobody(layout, want):
     require(code == 0, "no checkpoint is made", err)
     script = 'shift; [ $OMPI_COMM_WORLD_RANK = 1 ] && set -- "$@" --resume ck; exec "$0" "$@"'
     code, out, lines = begin(layout, launch=["--", "sh", "-c", script, LADE]).end()
-    require(code == 0 and digests(out) == want, "a --resume at one rank is not told to the others", (code, lines))
+    require(code == 0 and digests(out) == want, "a --resume at one rank does not reach the others", (code, lines))
 
 
 def the_first_step_and_the_first_rank_are_no_others():

@@ -189,8 +189,8 @@ def a_rank_ends_before_the_first_message():
                                 env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                 timeout=PATIENCE, check=False)
         # Open MPI 5 has no option that silences its mpirun's framed messages; 4 must be silent.
-        told = re.sub(r"-{70,}\n\s*prterun .*?-{70,}\n", "", result.stderr, flags=re.DOTALL)
-        require(result.returncode == 1 and re.fullmatch(words, told),
+        said = re.sub(r"-{70,}\n\s*prterun .*?-{70,}\n", "", result.stderr, flags=re.DOTALL)
+        require(result.returncode == 1 and re.fullmatch(words, said),
                 f"{way}: {result.returncode}, not one message of {words}", result.stderr)
 
 
@@ -233,7 +233,7 @@ def a_job_starts_again():
     code, again, lines = job.end()
     require(code == 0 and len(lines) == 2, f"a job with restarts ends with {code}", lines)
     require(re.fullmatch(r"lade launch: restart 1 of 2, 2 ranks, continues after step \d+: \d+ steps and \d+\.\d s lost",
-                         lines[1]) and "after step 0:" not in lines[1], "what was lost is not told", lines)
+                         lines[1]) and "after step 0:" not in lines[1], "what was lost is not reported", lines)
     require(digests(out) == digests(again), "it goes on with other numbers", (digests(out), digests(again)))
     lose = 'shift; [ $OMPI_COMM_WORLD_RANK != 2 ] || [ -e lost ] || { touch lost; kill -9 $$; }; exec "$0" "$@"'
     job = begin(3, "--steps", "2", "--json", "--batch", "12", "--dp", "3", "--save", "none",
@@ -250,7 +250,7 @@ def shrinks(ranks, layout, left, sizes):
     job.until("save")
     os.kill(job.ranks()[ranks - 1], signal.SIGKILL)
     code, out, lines = job.end()
-    again = [told for told in (re.fullmatch(AGAIN.format(left), line) for line in lines) if told]
+    again = [said for said in (re.fullmatch(AGAIN.format(left), line) for line in lines) if said]
     require(code == 0 and len(again) == 1, f"{layout} ends with {code}", lines)
     summary = json.loads(out)
     require(summary["ranks"] == left and summary["layout"] == sizes and summary["steps"] == 24 and int(again[0][1]) > 0
@@ -361,9 +361,9 @@ def no_rank_remains():
     for process in reversed(watchers):
         os.kill(process, signal.SIGCONT)
     _, err = job.process.communicate(timeout=PATIENCE)
-    told = re.fullmatch(r"lade launch: rank 0 ended before the others could see it, without a word, by signal 9 \(Killed\)"
+    said = re.fullmatch(r"lade launch: rank 0 ended before the others could see it, without a word, by signal 9 \(Killed\)"
                         + NEWEST + r"\n  .+\nlade launch: no ranks remain to start again with\n", err)
-    require(job.process.returncode == 1 and told, f"the job ends with {job.process.returncode}", err)
+    require(job.process.returncode == 1 and said, f"the job ends with {job.process.returncode}", err)
 
 
 def mpirun_is_killed():
@@ -376,11 +376,11 @@ def mpirun_is_killed():
         os.kill(int(stat.read().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
     _, err = job.process.communicate(timeout=PATIENCE)
     require(not job.ranks(), "ranks stay behind", err)
-    told = re.fullmatch(r"lade launch: mpirun was ended by signal 9 \(Killed\), and its ranks with it" + NEWEST +
+    said = re.fullmatch(r"lade launch: mpirun was ended by signal 9 \(Killed\), and its ranks with it" + NEWEST +
                         r"\n  (.+)\n", err)
-    require(job.process.returncode == 1 and told, f"the job ends with {job.process.returncode}", err)
-    code, out, err = jobs.run(shlex.split(told[2]) + ["--steps", str(int(told[1]) + 1), "--json"], ENVIRONMENT)
-    require(code == 0 and json.loads(out)["steps"] == int(told[1]) + 1, "the line that was told does not go on", err)
+    require(job.process.returncode == 1 and said, f"the job ends with {job.process.returncode}", err)
+    code, out, err = jobs.run(shlex.split(said[2]) + ["--steps", str(int(said[1]) + 1), "--json"], ENVIRONMENT)
+    require(code == 0 and json.loads(out)["steps"] == int(said[1]) + 1, "the reported command does not go on", err)
 
 
 def a_restart_that_finds_all_done_says_so():
@@ -392,8 +392,8 @@ def a_restart_that_finds_all_done_says_so():
     result = subprocess.run([LADE, "launch", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", once, LADE, *TRAIN,
                              *steps, "--resume", "done"], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                             timeout=PATIENCE, check=False)
-    told = re.search(AGAIN.format(2), result.stderr)
-    require(result.returncode == 0 and told and told.group(1, 2) == ("2", "0"),
+    said = re.search(AGAIN.format(2), result.stderr)
+    require(result.returncode == 0 and said and said.group(1, 2) == ("2", "0"),
             f"a job with nothing left to do ends with {result.returncode}", result.stderr)
 
 
@@ -408,10 +408,10 @@ def a_restart_leaves_other_runs_alone():
             os.remove("gone")
         code, out, lines = begin(2, "--steps", "4", "--json", "--save", "second", *more, launch=[
             "--max-restarts", "1", "--", "sh", "-c", 'shift; ' + once, LADE]).end()
-        told = "\n".join(lines)
-        require(code == wanted and "second/step" not in told, f"{more} ends with {code}", lines)
+        said = "\n".join(lines)
+        require(code == wanted and "second/step" not in said, f"{more} ends with {code}", lines)
         if wanted:
-            require("--save second has a run's checkpoint of step 2" in told, "another run is taken up", lines)
+            require("--save second has a run's checkpoint of step 2" in said, "another run is taken up", lines)
         else:
             undisturbed = begin(2, "--steps", "4", "--json", "--resume", "first").end()[1]
             require(digests(out) == digests(undisturbed), "another run goes on", (out, undisturbed))
@@ -429,17 +429,17 @@ def a_restart_takes_its_own_saves():
     job.until("save")
     os.kill(job.ranks()[random.randrange(2)], signal.SIGKILL)
     code, out, lines = job.end()
-    told = re.fullmatch(AGAIN.format(2), lines[-1])
-    require(code == 0 and told and int(told[1]) >= 4, f"the job's own saves are not taken; it ends with {code}", lines)
+    said = re.fullmatch(AGAIN.format(2), lines[-1])
+    require(code == 0 and said and int(said[1]) >= 4, f"the job's own saves are not taken; it ends with {code}", lines)
     require(digests(out) == digests(undisturbed), "another run goes on", (out, undisturbed))
     job = begin(2, *steps, "--resume", "origin", "--save", "spare")
     job.until("save")
     os.kill(job.ranks()[1], signal.SIGKILL)
     code, out, err = job.process.wait(), job.process.stdout.read(), job.process.stderr.read()
-    told = re.search(NEWEST + r"\n  (.+)\n", err)
-    require(code == 1 and told and 4 <= int(told[1]) <= 60, f"the newest of the job is not told, and {code}", err)
-    code, out, err = jobs.run(shlex.split(told[2]), ENVIRONMENT)
-    require(code == 0 and digests(out) == digests(undisturbed), "the line that was told does not go on", err)
+    said = re.search(NEWEST + r"\n  (.+)\n", err)
+    require(code == 1 and said and 4 <= int(said[1]) <= 60, f"the newest checkpoint of the job is not reported; exit {code}", err)
+    code, out, err = jobs.run(shlex.split(said[2]), ENVIRONMENT)
+    require(code == 0 and digests(out) == digests(undisturbed), "the reported command does not go on", err)
 
 
 def what_ranks_call_wrong_is_not_tried_again():
@@ -531,15 +531,15 @@ def killed_once(undisturbed):
         os.kill(random.choice(list(ranks.values())), signal.SIGKILL)
     was_saving = is_saving("again")
     code, out, lines = job.end()
-    told = [line for line in lines if ": note: " not in line]
+    said = [line for line in lines if ": note: " not in line]
     require(out and digests(out) == undisturbed.digests, f"a job of {undisturbed.layout} ends with {code} and other "
             "numbers", (undisturbed.digests, out, lines))
-    if not told:  # it had completed
+    if not said:  # it had completed
         return None
-    require(code == 0 and len(told) == 2 and re.search(r"rank \d (\(process \d+\) has )?ended", told[0]) and
-            re.fullmatch(AGAIN.format(2), told[1]), "a kill is not told in one line, and its restart in another", lines)
-    again = re.fullmatch(AGAIN.format(2), told[1])
-    return place(told[0], was_saving), "signal 9" in told[0], int(again[1]), int(again[2]), float(again[3])
+    require(code == 0 and len(said) == 2 and re.search(r"rank \d (\(process \d+\) has )?ended", said[0]) and
+            re.fullmatch(AGAIN.format(2), said[1]), "a kill is not reported in one line, and its restart in another", lines)
+    again = re.fullmatch(AGAIN.format(2), said[1])
+    return place(said[0], was_saving), "signal 9" in said[0], int(again[1]), int(again[2]), float(again[3])
 
 
 def kills(n):

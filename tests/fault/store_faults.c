@@ -505,8 +505,8 @@ static bool close_gives_pins_back(const struct lade_store_params *params)
 }
 
 /*
- * As an ordinary user return 0 if the store works, 1 if not, 2 if it does not report the missing feature, 3 if it pins
- * other memory than allowed, 4 if pins stay after it.
+ * As an ordinary user, return 0 if the store works, 1 if not, 2 if it does not report the missing feature. Return 3 if
+ * it pins other memory than allowed, 4 if pins stay after it.
  */
 static int child_with_memlock(void)
 {

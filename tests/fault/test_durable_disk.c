@@ -483,7 +483,7 @@ static void what_was_taken_back_does_not_come_back(void **state)
     n_taken++;
   assert_true(disk_is_sync(&log.ops[n_taken - 1]));
   loses(op_removed(&log, n_taken - 1), n_taken - 1, "when the record that is taken away is not synced");
-  loses(op_moved(&log, n_taken - 1, n_taken), n_taken - 1, "when it is synced after others are told");
+  loses(op_moved(&log, n_taken - 1, n_taken), n_taken - 1, "when it is synced after other ranks know of it");
   loses(op_removed(&log, n_taken - 2), n_taken - 2, "when the record stays");
   disk_log_finish(&log);
 }

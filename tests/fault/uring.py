@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""If io_uring is refused, by containers with EPERM and by kernels without it with ENOSYS, a run over a store falls back
-to threads, says so once, and has the same numbers. `lade doctor` names the refusal and the remedy.
+"""A container refuses io_uring with EPERM, a kernel without it with ENOSYS. A run over a store then falls back to
+threads, says so once, and has the same numbers. `lade doctor` names the refusal and the remedy.
 
 Usage: uring.py LADE REFUSE
 """

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""fuzz.py NAME [RUNS | SECONDSs]: build tests/fuzz/NAME.c with libFuzzer and the sanitizers, and run it from a fixed
-seed for a fixed number of inputs or a given time (`200s`). The library's files under test are compiled in, so that
-the fuzzer sees their branches; through ccache, where that is installed, those that several targets share are compiled
-once. Inputs are files in memory, where there is such a file system. Skips (77) without clang and its fuzzer.
+"""fuzz.py NAME [RUNS | SECONDSs]: build tests/fuzz/NAME.c with libFuzzer and the sanitizers. Run it from a fixed seed
+for a fixed number of inputs or a given time (`200s`). The library's files under test are compiled in, so that the
+fuzzer sees their branches; through ccache, where that is installed, those that several targets share are compiled once.
+Inputs are files in memory, where there is such a file system. Skips (77) without clang and its fuzzer.
 """
 import json
 import os

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared parts of the tests of products, attention and the head: every level of this machine, operands in a dtype with
- * the same values in double, and the distance of a result from the plain reference run in double.
+ * Shared parts of the tests of products, attention and the head: every level of this machine, and operands in a dtype
+ * with the same values in double. A result's error is its distance from the plain reference in double.
  */
 #ifndef LADE_TESTS_EXACT_H
 #define LADE_TESTS_EXACT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The variants that a test compares with the plain reference: those of this CPU (levels_host.c), the CUDA kernels run
- * on it (tests/standin/levels_cuda.c), or a GPU's (levels_gpu.c). Tests are the same sources, linked with one of them.
+ * on it (tests/on_fakes/levels_cuda.c), or a GPU's (levels_gpu.c). Tests are the same sources, linked with one of them.
  */
 #ifndef LADE_TESTS_LEVELS_H
 #define LADE_TESTS_LEVELS_H

@@ -2,8 +2,8 @@
 /*
  * Checkpoints of several ranks, without a training step. One rank's checkpoint goes from layout to layout: each loads
  * the previous layout's checkpoint, in every form of state, and the final bits are the first ones. A rank that fails,
- * sees another directory, or reads a damaged file fails the call at all ranks, with one line that names the rank and
- * the cause. If some of six ranks cannot verify a checkpoint's version, all refuse it.
+ * sees another directory, or reads a damaged file fails the call at all ranks. One line then names the rank and the
+ * cause. If some of six ranks cannot verify a checkpoint's version, all refuse it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -271,7 +271,7 @@ static void a_failing_rank_fails_the_save(struct world *world)
   part_close(&part);
 }
 
-static void a_rank_elsewhere_is_told(struct world *world)
+static void a_rank_elsewhere_is_reported(struct world *world)
 {
   struct part part;
   struct lade_error error = {0};
@@ -291,7 +291,7 @@ static void a_rank_elsewhere_is_told(struct world *world)
 }
 
 /* Directories of one name in file systems of several nodes: a rank finds another checkpoint there. */
-static void a_rank_that_sees_another_checkpoint_is_told(struct world *world)
+static void a_rank_that_sees_another_checkpoint_is_reported(struct world *world)
 {
   struct part part;
   struct lade_error error = {0};
@@ -405,8 +405,8 @@ static void four_ranks_test(struct world *world)
   for (size_t i = LADE_COUNT(cases); i-- > 0;) /* the first case's checkpoint stays for the tests below */
     bits_go_around(world, i);
   a_failing_rank_fails_the_save(world);
-  a_rank_elsewhere_is_told(world);
-  a_rank_that_sees_another_checkpoint_is_told(world);
+  a_rank_elsewhere_is_reported(world);
+  a_rank_that_sees_another_checkpoint_is_reported(world);
   damage_names_the_tensor(world);
 }
 

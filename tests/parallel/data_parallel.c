@@ -566,7 +566,7 @@ static void parts_agree(struct world *world, enum lade_family family)
 /* ---- failure ---- */
 
 /* A drive that fails at one rank ends the step of all with that rank's message. */
-static void drive_failure_is_told(struct world *world)
+static void drive_failure_is_reported(struct world *world)
 {
   const int code = -EIO;
   const struct program_fixture_setting stored = {.manner = FIXTURE_KEEP, .state_tiers = LADE_TIER_STORE};
@@ -601,7 +601,7 @@ static void drive_failure_is_told(struct world *world)
 }
 
 /* A failure at one rank ends the step of all, soon, with that rank's message. */
-static void failure_is_told(struct world *world, const struct lade_layout *layout)
+static void failure_is_reported(struct world *world, const struct lade_layout *layout)
 {
   const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP};
   struct run_fixture_model model = run_fixture_tiny(LADE_GPT2);
@@ -645,9 +645,9 @@ int main(int argc, char **argv)
   if (strcmp(argv[1], "shards") != 0 && !is_of_drive)
     world_split(&world, &layout);
   if (is_of_drive && !store_refusal)
-    drive_failure_is_told(&world);
+    drive_failure_is_reported(&world);
   else if (strcmp(argv[1], "abort") == 0 && !is_of_drive)
-    failure_is_told(&world, &layout);
+    failure_is_reported(&world, &layout);
   for (size_t i = 0; strcmp(argv[1], "agree") == 0 && i < LADE_COUNT(cases); i++)
     case_agrees(&world, &layout, i);
   for (size_t i = 0; strcmp(argv[1], "shards") == 0 && i < LADE_COUNT(shards); i++) {

@@ -3,7 +3,7 @@
 """lade bench links: ranks measure their links, and the file that they write is a cluster that plans. The links are kept
 for later jobs.
 
-Usage: links.py LADE [STANDIN KERNELS]: links of hosts, or of GPUs over the fakes for the driver and for NCCL
+Usage: links.py LADE [FAKES KERNELS]: links of hosts, or of GPUs over the fakes for the driver and for NCCL
 """
 import glob
 import json
@@ -72,6 +72,6 @@ with tempfile.TemporaryDirectory(prefix="lade-links-") as directory:
         trouble = "fail=cuStreamCreate,nth=3"
         failed = run("launch", "-n", "2", "--", "sh", "-c", f"[ $OMPI_COMM_WORLD_RANK = 0 ] || LADE_FAKE=$LADE_FAKE,{trouble}; "
                      f"exec {os.path.abspath(LADE)} bench links --device cuda:0", seconds=45)
-        assert failed.returncode == 4 and "queue" in failed.stderr, failed  # told by one of them
+        assert failed.returncode == 4 and "queue" in failed.stderr, failed  # one of them reports it
     failed = run("launch", "-n", "2", "--", "bench", "links", *DEVICE, "--write", os.path.join(directory, "none", "x"))
     assert failed.returncode == 5 and "cannot be written" in failed.stderr, failed

@@ -260,17 +260,18 @@ static int memory_lacks(struct lade_rank_group *group, const struct lade_plan *p
  * Check if programs of @plan match. If not, every rank on the pipeline of the last rank, which changed its own program,
  * must report both instructions, and other ranks nothing.
  */
-static void broken_is_told(struct lade_rank_group *group, const struct lade_plan *plan, const char *at_one,
+static void broken_is_reported(struct lade_rank_group *group, const struct lade_plan *plan, const char *at_one,
                            const char *at_other)
 {
   const struct lade_mesh *mesh = &group->layout.mesh;
   struct lade_error error = {.text = ""};
   const int rank = group->layout.rank, last = mesh->world - 1;
-  const bool is_told = lade_mesh_group(mesh, LADE_AXIS_PP, rank) == lade_mesh_group(mesh, LADE_AXIS_PP, last);
+  const bool is_reported = lade_mesh_group(mesh, LADE_AXIS_PP, rank) == lade_mesh_group(mesh, LADE_AXIS_PP, last);
   int status = lade_rank_group_prove(group, plan->train, plan->eval, NULL, &error);
-  demand(status == (is_told ? -EINVAL : 0), "broken programs: %d: %s", status, error.text);
-  demand(!is_told || (strstr(error.text, at_one) && strstr(error.text, at_other)), "broken programs: %s", error.text);
-  const int n_fail = memory_lacks(group, plan, is_told ? -EINVAL : 0);
+  demand(status == (is_reported ? -EINVAL : 0), "broken programs: %d: %s", status, error.text);
+  demand(!is_reported || (strstr(error.text, at_one) && strstr(error.text, at_other)), "broken programs: %s",
+         error.text);
+  const int n_fail = memory_lacks(group, plan, is_reported ? -EINVAL : 0);
   demand(n_fail >= 4, "two programs are fetched with %d calls for memory", n_fail);
 }
 
@@ -293,17 +294,17 @@ static void programs_meet(struct world *world, const struct lade_layout *layout,
            lade_layout_size(layout, LADE_AXIS_PP) - 2), world->size - 1);
   if (operand)
     operand->bytes /= 2;
-  broken_is_told(&group, plan, place, "of the evaluation (recv of");
+  broken_is_reported(&group, plan, place, "of the evaluation (recv of");
   if (operand)
     operand->bytes *= 2;
 
   struct lade_instr *sum = instr_find(plan->train, LADE_INSTR_COLLECTIVE, LADE_AXIS_PP);
   const uint8_t kind = sum->collective, axis = sum->axis;
   sum->collective = is_breaker ? LADE_BROADCAST : kind;
-  broken_is_told(&group, plan, "(all_gather of", "(broadcast of");
+  broken_is_reported(&group, plan, "(all_gather of", "(broadcast of");
   sum->collective = kind;
   sum->axis = is_breaker ? LADE_AXIS_CP : axis;
-  broken_is_told(&group, plan, "(all_gather of", "nothing more at the other");
+  broken_is_reported(&group, plan, "(all_gather of", "nothing more at the other");
   sum->axis = axis;
   free(group.words);
 }

@@ -142,7 +142,7 @@ static void ranks_of_a_machine_share_it(void)
 }
 
 /* A follower builds programs from another rank's decision, and its failure ends all ranks. */
-static void a_follower_that_fails_is_told(void)
+static void a_follower_that_fails_is_reported(void)
 {
   struct world world;
   struct lade_error error = {0};
@@ -288,7 +288,7 @@ int main(int argc, char **argv)
   else if (strcmp(what, "lost") == 0)
     a_lost_planner_is_found_out();
   else if (strcmp(what, "follower") == 0)
-    a_follower_that_fails_is_told();
+    a_follower_that_fails_is_reported();
   else if (strcmp(what, "votes") == 0)
     what_fails_at_one_rank_is_voted_on();
   printf("DONE\n");

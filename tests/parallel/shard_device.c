@@ -277,7 +277,7 @@ static int abort_run(void)
   int later = lade_shard_gather_on(shard, queue, LADE_F32, (float *)all, all, NULL, &again);
   printf("END rank %d: %d: %s\n", rank, later == status || later == -EINVAL ? status : later, error.text);
   fflush(stdout);
-  sleep(2); /* at the first exit the launcher kills the others, which may not have been told yet */
+  sleep(2); /* at the first exit the launcher kills the others, which may not have returned yet */
   _exit(1);
 }
 

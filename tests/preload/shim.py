@@ -228,7 +228,7 @@ def memory_that_is_opened_again_is_one():
         assert sums == {"peak_bytes": MIB, "bytes": left, "taken": 1, "given_back": int(not left)}, (arguments, sums)
 
 
-def forms_of_another_day_pass_and_are_told():
+def forms_of_another_day_pass_and_are_reported():
     code, out, err, report = run(HOLDER, "lookup", "future", options=["--budget", "4MiB"])
     assert code == 0 and out == "future 0\nknown 0\n", (code, out)
     assert "newer CUDA than this build knows is used, and not counted: cuMemAlloc\n" in err, err
@@ -400,7 +400,7 @@ def surroundings_do_not_matter():
     assert "lade-run.so" in maps and "libcuda" not in maps, maps  # the driver is not loaded before it is used
 
 
-def a_report_that_cannot_be_written_is_told():
+def a_report_that_cannot_be_written_is_reported():
     """The command has run, and its ledger is on stderr; if the command failed, its own code stands."""
     folder = os.path.join(SCRATCH.name, "short-lived")
     for where, remove in (("/dev/full", ""), (os.path.join(folder, "report.json"), f"rmdir {folder}; ")):
@@ -413,7 +413,7 @@ def a_report_that_cannot_be_written_is_told():
             assert "at most 1.0 MiB" in result.stderr, result
 
 
-def what_the_loader_passes_by_is_told():
+def what_the_loader_passes_by_is_reported():
     """Programs without preloading: an empty environment, and a program without a loader if one can be built."""
     whole = os.path.join(SCRATCH.name, "whole")
     compiler = [*os.environ.get("CC", "cc").split(), "-static", "-x", "c", "-", "-o", whole]
@@ -436,7 +436,7 @@ def a_parents_habits_do_not_matter():
         assert report["processes"][0]["devices"][0]["budget_bytes"] == 32 * MIB, (locale, report)
 
 
-def a_folder_without_room_is_told():
+def a_folder_without_room_is_reported():
     """Before the command starts, or at the end if the folder filled up meanwhile."""
     folder = os.path.join(SCRATCH.name, "small")
     os.mkdir(folder)
@@ -467,15 +467,15 @@ def gpu_or_skip():
 
 ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_with_its_context, padding_counts,
             sizes_that_no_device_has_are_refused, children_have_reports_of_their_own)
-STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
-           the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
-           forms_of_another_day_pass_and_are_told,
-           many_processes_are_told_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
-           endings_are_the_commands, signals_pass,
-           only_what_dead_runs_left_is_removed, what_is_no_record_is_passed_by, names_move_no_cursor, surroundings_do_not_matter, a_parents_habits_do_not_matter,
-           a_report_that_cannot_be_written_is_told, what_the_loader_passes_by_is_told,
-           a_folder_without_room_is_told)
+ON_FAKES = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
+            the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
+            forms_of_another_day_pass_and_are_reported,
+            many_processes_are_told_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
+            endings_are_the_commands, signals_pass,
+            only_what_dead_runs_left_is_removed, what_is_no_record_is_passed_by, names_move_no_cursor, surroundings_do_not_matter, a_parents_habits_do_not_matter,
+            a_report_that_cannot_be_written_is_reported, what_the_loader_passes_by_is_reported,
+            a_folder_without_room_is_reported)
 if IS_GPU:
     gpu_or_skip()
-for test in ANYWHERE if IS_GPU else ANYWHERE + STANDIN:
+for test in ANYWHERE if IS_GPU else ANYWHERE + ON_FAKES:
     test()

@@ -4,8 +4,8 @@
 
 Three lists must be one: the symbols of liblade.so under the version LADE_0, the functions marked
 LADE_API in include/lade, and symbols.txt, which makes every change of the ABI a line in a diff.
-Nor may the library need a GPU's or a launcher's libraries to load. liblade-allocator.so exports the functions marked
-LADE_PLUGGED and no more, and needs liblade and libc alone.
+Nor may the library need a GPU's or a launcher's libraries to load. The library liblade-allocator.so exports the
+functions marked LADE_PLUGGED and no more, and needs liblade and libc alone.
 
 Usage: symbols.py liblade.so [liblade-allocator.so] [--update]   --update writes symbols.txt from the library
 """

@@ -3,8 +3,8 @@
 """GPUs at the command line, on a machine that may have none: a missing part is one line and exit 7, and CUDA's
 libraries are loaded only on request.
 
-Usage: gpu.py LADE [STANDIN [KERNELS]]
-STANDIN: the folder of the fake driver, without it the build has no CUDA; KERNELS: the library of kernels on the CPU
+Usage: gpu.py LADE [FAKES [KERNELS]]
+FAKES: the folder of the fake driver, without it the build has no CUDA; KERNELS: the library of kernels on the CPU
 """
 import json
 import os
@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 LADE = os.path.abspath(sys.argv[1])
-STANDIN = sys.argv[2] if len(sys.argv) > 2 else None
+FAKES = sys.argv[2] if len(sys.argv) > 2 else None
 KERNELS = sys.argv[3] if len(sys.argv) > 3 else None
 
 
@@ -23,10 +23,10 @@ def run(*args, driver=None, **more):
     environment = dict(os.environ, **{"LADE_ATTENTION": "mma", **more})  # trying all of them is slow here
     environment.pop("LD_LIBRARY_PATH", None)
     if driver is not None:
-        environment.update(LD_LIBRARY_PATH=STANDIN, LADE_FAKE=driver)
+        environment.update(LD_LIBRARY_PATH=FAKES, LADE_FAKE=driver)
     result = subprocess.run([LADE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                             env=environment, cwd=SCRATCH.name)
-    # Notes of the kernels that stand in for faster ones are those of tests/standin/test_cuda_launch.c.
+    # Notes of the kernels that stand in for faster ones are those of tests/on_fakes/test_cuda_launch.c.
     said = [line for line in result.stderr.splitlines(keepends=True) if ": note: attention has" not in line]
     return result.returncode, result.stdout, "".join(said)
 
@@ -75,7 +75,7 @@ has_driver = "cuda" in subprocess.run(["ldconfig", "-p"], capture_output=True, t
 
 code, out, err = run("train", "--device", "cuda:x", "--data", "text.txt")
 assert code == 2 and "--device 'cuda:x': expected host|cuda:N|auto|dry" in err, (code, err)
-if not STANDIN:
+if not FAKES:
     refused(["this build has no CUDA"], *TRAIN, "--device", "cuda:0")
     on_host(["this build has no CUDA"])
     assert "this build has no CUDA" in finding()["text"]

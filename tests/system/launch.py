@@ -125,9 +125,9 @@ class Stuck:
 stuck_well = Stuck("-n", "1", "--", "train", "--data", "text.txt", "--batch", "2", "--seq", "16", "--steps", "1",
                    "--eval-iters", "1", "--quiet", "--json", "--machine", "laptop-8c")
 stuck_other = Stuck("-n", "2", "--max-restarts", "3", "--", "true")
-stuck_told = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
-assert stuck_told.job.stdout.readline() == "up\n"
-stuck_told.job.send_signal(signal.SIGTERM)
+stuck_signalled = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
+assert stuck_signalled.job.stdout.readline() == "up\n"
+stuck_signalled.job.send_signal(signal.SIGTERM)
 
 # Of three ranks the first is stopped, the second killed, and the third has not begun.
 HOLD = """echo $OMPI_COMM_WORLD_SIZE >>sizes; [ $OMPI_COMM_WORLD_SIZE = 3 ] || { kill -9 $PPID; exit 0; }
@@ -174,9 +174,9 @@ def lost_output(code, words, script, **more):
     """Standard output of a job of two ranks takes no byte of those that @script writes to it."""
     result = subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script], stderr=subprocess.PIPE, text=True,
                             check=False, timeout=60, **more)
-    told = [line for line in result.stderr.splitlines() if line.startswith("lade")]
-    assert result.returncode == code and len(told) == len(words), (script, result)
-    assert all(line.startswith("lade launch: standard output: ") and word in line for line, word in zip(told, words)), told
+    said = [line for line in result.stderr.splitlines() if line.startswith("lade")]
+    assert result.returncode == code and len(said) == len(words), (script, result)
+    assert all(line.startswith("lade launch: standard output: ") and word in line for line, word in zip(said, words)), said
 
 
 # mpirun ignores write errors; a code of the command takes precedence, and without output nothing is lost.
@@ -190,7 +190,7 @@ with open("/dev/full", "w", encoding="ascii") as full, open(writer, "w", encodin
 lost_output(5, ["Bad file descriptor"], "echo up", preexec_fn=lambda: os.close(1))
 lost_output(0, [], "echo up >&2", preexec_fn=lambda: os.close(1))
 
-# A kill in Open MPI's search for shared memory would leave an empty file of the first kind that it tries. mpirun holds
+# A kill in Open MPI's search for shared memory would leave an empty file of the first kind that it tries; mpirun holds
 # the locks of its directories, so that another launch does not take them for abandoned ones.
 opened = run("-n", "1", "--", "sh", "-c", "ls -l /proc/$PPID/fd").stdout
 assert "/dev/shm/open_mpi" not in opened, opened
@@ -262,7 +262,7 @@ with tempfile.TemporaryDirectory() as directory:
 # A job whose ranks all succeeded succeeds; the codes of other commands are unknown. A rank that lived is not lost.
 assert '"steps": 1,' in stuck_well.ends(0, "its ranks")
 stuck_other.ends(1, "its ranks")
-stuck_told.ends(128 + signal.SIGTERM, "a signal")
+stuck_signalled.ends(128 + signal.SIGTERM, "a signal")
 for held in held_jobs:
     held_err = held.job.communicate(timeout=100)[1]
     with open(os.path.join(held.scratch.name, "sizes"), encoding="ascii") as sizes:

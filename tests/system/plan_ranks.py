@@ -116,7 +116,7 @@ def a_rank_that_does_not_fit_is_named():
         result = plan("--json", *arguments, "--budget", str(least[0]), "--device", device, code=3)
         whole = json.loads(result.stdout)
         require(not whole["fits"] and [stage["fits"] for stage in whole["by_stage"]] == [True, False],
-                "ranks that do not fit are not told apart", whole["by_stage"])
+                "ranks that do not fit are not distinguished", whole["by_stage"])
         require("rank 2 does not fit" in result.stderr, "the rank is not named", result.stderr)
 
 

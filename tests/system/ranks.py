@@ -96,7 +96,7 @@ def plans_name_their_rank():
             and last["rank"] == 3, "a plan does not say whose it is", (first, last))
     require(set(last["comm_bytes"]) >= {"tp", "pp"} and first["ledger"] != last["ledger"],
             "stages have one plan", last["comm_bytes"])
-    require("4 (tp2 pp2, 1f1b); this is rank 3; a step sends" in plan("--rank", "3"), "the layout is not told", "")
+    require("4 (tp2 pp2, 1f1b); this is rank 3; a step sends" in plan("--rank", "3"), "the layout is not stated", "")
     with open("drop.txt", "w", encoding="ascii") as file:
         file.write("copies * drop\n")
     shards = ["--json", "--dp", "2", "--zero", "3"]
@@ -204,7 +204,7 @@ def a_least_budget_changes_no_number(ranks, layout):
             and max(least["planned_peak_bytes_by_rank"]) < min(whole["planned_peak_bytes_by_rank"]),
             "planned and measured peaks of the least budget differ", least)
     require(max(least["planned_peak_bytes_by_rank"]) <= least["budget_bytes"] == least["min_budget_bytes"],
-            "the largest peak is over the budget that is told", least)
+            "the largest peak is over the stated budget", least)
 
 
 def shards_in_their_least_budgets():
@@ -241,9 +241,9 @@ def refusals():
         found, _, err = run(2, "--steps", "2", *arguments)
         lines = jobs.messages(err)
         require(found == code, f"{arguments} ends with {found}, not {code}", err)
-        require(len(lines) == 1 and words in lines[0], f"{arguments} is not told in one line", err)
+        require(len(lines) == 1 and words in lines[0], f"{arguments} is not reported in one line", err)
     found, _, err = run(0, "--steps", "2", "--dp", "2")
-    require(found == 2 and "lade launch -n 2" in err, "one process is not told to start two", err)
+    require(found == 2 and "lade launch -n 2" in err, "one process gets no advice to start two", err)
 
 
 def differently(arguments, start=(LADE, "launch", "-n", "2", "--"), alike=tuple(command(0, "--steps", "2")[2:])):
@@ -283,7 +283,7 @@ def one_rank_fails():
             ("--resume whole$R", 5, "whole2/state.json is damaged"),
             ("--init $([ $R = 2 ] && echo kept0 || echo whole)", 2, "rank 2: "),
             ("--batch $((9 - (R == 2)))", 2, "rank 2: dp 3 does not divide --batch 8"),
-            ("--device $([ $R = 2 ] && echo cuda:9 || echo host)", 2, "rank 2: was told to compute on a GPU"))):
+            ("--device $([ $R = 2 ] && echo cuda:9 || echo host)", 2, "rank 2: --device selects a GPU"))):
         for start in starts if IS_LONG else [starts[i % len(starts)]]:
             result = differently("--batch 9 " + arguments, start)
             if result.returncode == -signal.SIGSEGV and "pmix_server_log_fn" in result.stderr:
@@ -291,8 +291,8 @@ def one_rank_fails():
                 result = differently("--batch 9 " + arguments, start)
             lines = jobs.messages(result.stderr)
             is_one = len(lines) == 1 and lines[0].startswith("lade train: ") and words in lines[0]
-            is_told = "lade train: " in result.stderr if "unshare" in start else is_one  # each machine reports, at once
-            require(result.returncode == code and is_told, f"{arguments} of {start} ends with {result.returncode}",
+            is_reported = "lade train: " in result.stderr if "unshare" in start else is_one  # each machine reports, at once
+            require(result.returncode == code and is_reported, f"{arguments} of {start} ends with {result.returncode}",
                     result.stderr)
 
 
@@ -325,13 +325,13 @@ def disagreement():
         result = differently(arguments)
         lines = jobs.messages(result.stderr)
         require(result.returncode in (1, 2) and len(lines) == 1 and "rank 1" in lines[0] and words in lines[0],
-                f"ranks that disagree by {arguments} are not told apart", result.stderr)
+                f"ranks that disagree by {arguments} are not reported", result.stderr)
     alike = [word for word in command(0, "--steps", "2")[2:] if word not in ("--machine", "a100-40g")]
     for rank in (0, 1):
         result = differently(f"$([ $R = {rank} ] && echo --machine a100-40g)", alike=alike)
         lines = jobs.messages(result.stderr)
         require(result.returncode == 2 and len(lines) == 1 and "a --machine at one of them only" in lines[0],
-                f"a --machine of rank {rank} alone is not told", result.stderr)
+                f"a --machine of rank {rank} alone is not reported", result.stderr)
 
 
 def a_stage_is_decided_once():
@@ -343,7 +343,7 @@ def a_stage_is_decided_once():
                 f"{layout}: planned and measured peaks differ", found)
     both, each = (json.loads(differently(f"--zero 3 --json --budget 60% --host-budget {host}GiB").stdout)
                   for host in ("4", "$((4 + R))"))
-    require((both["deciding_ranks"], each["deciding_ranks"]) == (1, 2), "who decides is not told apart", (both, each))
+    require((both["deciding_ranks"], each["deciding_ranks"]) == (1, 2), "the number of deciding ranks is wrong", (both, each))
     same = ("loss_digest", "params_digest", "planned_peak_bytes_by_rank", "measured_peak_bytes_by_rank", "comm_calls")
     require(all(both[name] == each[name] for name in same), "who follows has other numbers than who searches",
             (both, each))

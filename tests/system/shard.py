@@ -33,12 +33,12 @@ def ending(what, ranks, status, words, own=None):
     require(sorted(int(end[0]) for end in ends) == ranks, f"{what}: other ranks report than {ranks}", output)
     for rank, found, text in ends:
         if own and int(rank) == ranks[-1]:
-            require(int(found) == own, f"{what}: rank {rank} is told {found}: {text}", output)
+            require(int(found) == own, f"{what}: rank {rank} finds {found}: {text}", output)
             continue
-        require(int(found) == status and words in text, f"{what}: rank {rank} is told {found}: {text}", output)
+        require(int(found) == status and words in text, f"{what}: rank {rank} finds {found}: {text}", output)
 
 
-def others_are_told():
+def others_are_reported():
     """Processes that MPI did not start are two worlds of one, not a world of two."""
     for variables, way in (({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "mpirun"),
                            ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "srun --mpi=pmix or mpirun")):
@@ -64,4 +64,4 @@ ending("kill", [0, 1, 2], EPIPE, "rank 3 (process ")
 ending("abort", [0, 1, 2, 3], ECANCELED, "rank 3 gave up: no data left")
 ending("memory", [0, 1, 2, 3], ECANCELED, "rank 3 gave up: no memory for a shard", ENOMEM)
 ending("sizes", [0, 1, 2, 3], EINVAL, "rank 3 cuts 1001 elements and rank 0 1000")
-others_are_told()
+others_are_reported()

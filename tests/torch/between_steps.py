@@ -122,7 +122,7 @@ def steps_are_neither_nested_nor_copied():
     refused(lade.Error, lambda: pickle.dumps(step), "state_dict")
 
 
-def forked_processes_are_told():
+def forked_processes_are_reported():
     """A child of fork() has no threads for the tiers: it says so instead of waiting for ever."""
     model, _, step = pair(**LIVING)[0]
     step(*batch())
@@ -196,7 +196,7 @@ def arguments_of_another_kind_are_named():
 
 
 for case in (programs_change_their_model, shapes_that_change_each_time, two_steps_share_a_model,
-             steps_are_neither_nested_nor_copied, forked_processes_are_told, an_interrupted_audit_takes_no_step,
+             steps_are_neither_nested_nor_copied, forked_processes_are_reported, an_interrupted_audit_takes_no_step,
              arguments_of_another_kind_are_named):
     case()
     print(case.__name__, flush=True)

@@ -3,8 +3,9 @@
  * Runs fio, the common drive tester, and reads its JSON.
  *
  * fio gets an unnamed file through /proc, written whole beforehand. So the layout of the file is not timed, and no end
- * of this process, SIGKILL included, leaves gigabytes behind. fio is started without a shell, so that directory names
- * may contain any characters. Rate and processor time are fio's own figures for the job, without its start.
+ * of this process, SIGKILL included, leaves gigabytes behind. The program fio is started without a shell, so that
+ * directory names may contain any characters. Rate and processor time are fio's own figures for the job, without its
+ * start.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `lade bench links`: measures the links between the ranks of a job (machine/measured_links.h), describes them as a
+ * `lade bench links`: measures the links between the ranks of a job (machine/measured_links.h). It describes them as a
  * cluster (docs/cluster.md), and keeps them for later jobs.
  *
  * On hosts the devices are this machine's cores, and ranks of a node have equal shares of its memory. On GPUs each rank

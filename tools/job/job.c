@@ -69,8 +69,8 @@ static void stdout_restore(int before)
 
 /*
  * Report a failure that every rank may have met, without a table. The first rank prints it; another one prints it if it
- * is still alive when the first would have ended the job. srun ends no ranks, and under it the first rank always
- * exists. Return the exit code.
+ * is still alive when the first would have ended the job. The launcher srun ends no ranks, and under it the first rank
+ * always exists. Return the exit code.
  */
 static int failure_say(const struct job *job, int status, const struct lade_error *error)
 {

@@ -78,8 +78,8 @@ void job_status_clear(struct job_status *table, int n_ranks);
 struct job_status *job_status_find(int n_ranks);
 
 /*
- * Record that rank @rank, this process, has begun @verb. pre: SIGTERM is marked (signals_mark), to be told apart from a
- * kill.
+ * Record that rank @rank, this process, has begun @verb. pre: SIGTERM is marked (signals_mark), which distinguishes it
+ * from a kill.
  */
 void job_status_begin(struct job_status *table, int rank, const char *verb);
 
@@ -110,8 +110,8 @@ void job_status_save_end(struct job_status *table, int64_t step, int64_t taken_n
 int64_t job_status_find_save(const struct job_status *table);
 
 /*
- * The end of a start. The first message of a rank that failed by itself takes precedence, then one of a rank that saw
- * another rank end, then one of a rank that was notified.
+ * The end of a start. The first message of a rank that failed by itself takes precedence. Then comes one of a rank that
+ * saw another rank end, then one of a rank that was notified.
  */
 struct job_verdict {
   struct lade_error error; /* code 0: no rank left a message */

@@ -4,8 +4,8 @@
  *
  * After SIGKILL of mpirun its session directory and the shared-memory segments of its ranks stay: one segment is 4 MiB
  * of memory per rank. Their names contain a job number that only mpirun knows. The launcher therefore makes one
- * directory for each kind, passes it to mpirun, and removes it with its contents when all processes of the start have
- * ended.
+ * directory for each kind and passes it to mpirun. It removes the directory with its contents when all processes of the
+ * start have ended.
  *
  * The launcher may be killed too. A directory is therefore locked (flock) as long as its launcher or its mpirun lives:
  * both hold the same open file. The next launch of the same user removes unlocked directories of the right name, owner

@@ -13,8 +13,8 @@ void reaper_adopt(void);
 bool process_lives(pid_t pid);
 
 /*
- * True if a child of @parent, the leader of a process group, or of this process lives outside both their groups, and
- * @is_through is false for it. Sets *has_any if such a child exists, even as a zombie. Without /proc true.
+ * True if a child of @parent or of this process is outside the process groups of both, and @is_through is false for it.
+ * pre: @parent leads a group. Sets *has_any if such a child exists, even as a zombie. Without /proc true.
  */
 bool children_live(pid_t parent, bool (*is_through)(const void *user, pid_t pid), const void *user, bool *has_any);
 

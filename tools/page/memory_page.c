@@ -2,12 +2,12 @@
 /*
  * The page of a trace.
  *
- * Memory is drawn over calls first, because the clock stands still for thousands of calls, and a peak of a microsecond
+ * Memory is drawn over calls first. Over time, thousands of calls may share one moment, and a peak of a microsecond
  * would be too thin to see. A trace with call sites is stacked: the GROUPS_MOST sites with the largest maxima have an
  * area each, the other sites and the blocks without a site share two. A column shows the bytes of all areas at its
  * fullest call. The second drawing has a row for each queue over the source's clock.
  *
- * The page is HTML that is also valid XML, with the drawings as inline SVG and no script, so that it can be mailed,
+ * The page is HTML that is also valid XML, with the drawings as inline SVG and no script. So it can be mailed,
  * archived, and opened offline.
  */
 #include "tools/page/memory_page.h"

@@ -2,9 +2,9 @@
 /*
  * `lade data`: texts to token files, by the Python package lade and HuggingFace's tokenizers (python/lade/data).
  *
- * This file checks the options, hashes the tokenizer's file, and becomes the Python, which prints the results, answers
- * signals and ends with the command's exit codes. Paths are words of its command line, because they may have any bytes;
- * all else is one JSON object.
+ * This file checks the options, hashes the tokenizer's file, and executes Python in its place. Python prints the
+ * results, answers signals and ends with the command's exit codes. Paths are words of its command line, because they
+ * may have any bytes; all else is one JSON object.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -2,10 +2,10 @@
 /*
  * `lade launch`: N ranks of a command on this machine, through mpirun with the flags that a single machine needs.
  *
- * Output and signals. The output of mpirun is the job's. If this process dies the job is told to end. Signals come to
- * this process alone, because mpirun kills the ranks when it gets one. Ranks of `lade train` get signals from here,
- * stop after their step, and may save without a time limit; other commands get them from mpirun. A second signal ends
- * all at once.
+ * Output and signals. The output of mpirun is the job's. If this process dies, the job gets a signal to end. Signals
+ * come to this process alone, because mpirun kills the ranks when it gets one. Ranks of `lade train` get signals from
+ * here, stop after their step, and may save without a time limit; other commands get them from mpirun. A second signal
+ * ends all at once.
  *
  * Messages. Ranks of `lade train` leave their messages on a table (job_status.h). So the end of a job is reported once,
  * by the most specific message, even if mpirun ended the other ranks before they could report. The job's code is that
@@ -82,7 +82,7 @@ struct launch {
   struct job_status *table;
   struct output_relay output;
   struct launch_scratch scratch;
-  volatile sig_atomic_t is_mpirun_told; /* asked to end; set by a handler */
+  volatile sig_atomic_t has_mpirun_signal; /* mpirun was asked to end; set by a handler */
   bool is_mpirun_stuck; /* it did not end, and was killed */
   bool has_lost; /* a rank of this start has ended without a message */
   struct lade_error error;
@@ -183,17 +183,17 @@ static int mpirun_prepare(void *user)
 }
 
 /*
- * Handle a signal, in its handler. mpirun kills 2 s after a request to end, so it gets none if ranks on the table end
- * by themselves.
+ * Handle a signal, in its handler. The program mpirun kills 2 s after a request to end, so it gets none if ranks on the
+ * table end by themselves.
  */
 static void signal_take(void *user, pid_t mpirun, int signal_number, enum signals_wish wish)
 {
   struct launch *launch = user;
   const int ending = signal_number == SIGINT ? SIGINT : SIGTERM; /* the signals that ranks handle */
-  const int n_told = wish == SIGNALS_OTHER ? 0 : job_status_signal(launch->table, ending);
-  if (mpirun > 0 && (!n_told || wish == SIGNALS_END_NOW)) {
+  const int n_signalled = wish == SIGNALS_OTHER ? 0 : job_status_signal(launch->table, ending);
+  if (mpirun > 0 && (!n_signalled || wish == SIGNALS_END_NOW)) {
     kill(mpirun, wish == SIGNALS_OTHER ? signal_number : ending);
-    launch->is_mpirun_told |= wish != SIGNALS_OTHER;
+    launch->has_mpirun_signal |= wish != SIGNALS_OTHER;
   }
 }
 
@@ -250,8 +250,8 @@ static void survivors_mark(struct job_status *table)
 }
 
 /*
- * Mark the survivors of the first lost rank. mpirun waits 1 s before it asks them to end, but any end of a rank cuts
- * its waits short. SIGKILL may then follow SIGTERM so closely that a rank cannot record SIGTERM.
+ * Mark the survivors of the first lost rank. The program mpirun waits 1 s before it asks them to end, but any end of a
+ * rank cuts its waits short. SIGKILL may then follow SIGTERM so closely that a rank cannot record SIGTERM.
  */
 static void ranks_look(struct launch *launch)
 {
@@ -330,7 +330,7 @@ static void mpirun_look(struct launch *launch, struct watch *watch, pid_t mpirun
   if (launch->is_mpirun_stuck || watch->since_look_ns < LOOK_NS)
     return;
   const bool is_through = ranks_are_through(launch, mpirun, &watch->has_begun);
-  const bool is_due = launch->is_mpirun_told || (is_through && !output_waits());
+  const bool is_due = launch->has_mpirun_signal || (is_through && !output_waits());
   watch->overdue_ns = is_due ? watch->overdue_ns + watch->since_look_ns : 0;
   watch->since_look_ns = 0;
   if (watch->overdue_ns > GRACE_S * INT64_C(1000000000))
@@ -432,9 +432,9 @@ static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_
   char how[64];
   signal_name(end->code, how, sizeof(how));
   if (words->code) {
-    const bool is_told = words->code == -EPIPE && *how;
-    lade_error_set(&launch->error, words->code, "%.300s%s%s%s", words->text, is_told ? "; " : "", is_told ? how : "",
-                   is_told ? " ended it" : "");
+    const bool has_cause = words->code == -EPIPE && *how;
+    lade_error_set(&launch->error, words->code, "%.300s%s%s%s", words->text, has_cause ? "; " : "",
+                   has_cause ? how : "", has_cause ? " ended it" : "");
     return lost_tell(launch, end->verdict.verb, is_again, &launch->error);
   }
   lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word%s%s", rank,

@@ -3,11 +3,11 @@
  * Advice of `lade plan`, by trial: a table of changes, each applied to a copy of the options and planned.
  *
  * Estimates were rejected, because the effect of a change on the smallest budget depends on the residency that the
- * planner then finds. The trials cost about as much as the plan itself, so they are made only if the plan does not fit
+ * planner then finds. The trials cost about as much as the plan itself. So they are made only if the plan does not fit
  * or is slower than the unconstrained step. They end once they have taken as long as the plan, but at least
  * LIMIT_LEAST_NS, of processor time, which other programs do not stretch. A plan that does not fit cannot be used
- * without advice, so its trials have LIMIT_UNFIT_NS at least. A plan that itself took longer than
- * LIMIT_MOST_NS gets no advice.
+ * without advice, so its trials have LIMIT_UNFIT_NS at least. A plan that itself took longer than LIMIT_MOST_NS gets no
+ * advice.
  *
  * Without --machine a trial measures the ops that it alone has. Changes of the optimizer's state have none. A smaller
  * microbatch has, so it is tried only if the plan does not fit. More ranks and a drive are advised for described

@@ -7,8 +7,8 @@
  * Context parallel ranks and mixtures of experts are priced by formula and not proved. With context parallel ranks the
  * job is that of their part of each sequence; with experts it begins from a dense model (experts_cost.c).
  *
- * Without --recompute, or with auto, the fastest residency of the layers that fits is taken (layer_residency.c), with
- * optimizer state on the device or on the host.
+ * Without --recompute, or with auto, the fastest residency of the layers that fits is taken (layer_residency.c).
+ * Optimizer state is on the device or on the host.
  */
 #include "tools/verbs/plan_cluster.h"
 
@@ -624,8 +624,9 @@ static void plan_take(struct search_result *result, int at, int n_top, const str
 
 /*
  * Prove the found layouts in order of their times. A proof may find that a layout needs a slower residency than the
- * estimate said, so the found times are lower bounds. A layout is left out if its bound is not below the time of the
- * plan with its sizes, or that of the last of as many plans as are asked for. If no layout fits, keep the first one.
+ * estimate said, so the found times are lower bounds. Skip a layout if its bound is not below the time of the plan with
+ * its sizes. Skip it also if the bound is not below the time of the last of the wanted plans. If no layout fits, keep
+ * the first one.
  */
 static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty,
                        struct search_result *result)

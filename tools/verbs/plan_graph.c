@@ -2,7 +2,7 @@
 /*
  * `lade plan --graph`: a graph from a file, one plan inside a budget, its figures and its list of instructions.
  *
- * The list is written as it is walked, an instruction a line, so that a list of a million instructions takes no memory
+ * The list is written as it is walked, an instruction a line. So a list of a million instructions takes no memory
  * beside the plan's own. Two plans can then be compared line by line.
  *
  * Without a machine there are no links, so values wait on the device alone. Rates are not guessed: --host-budget and

@@ -6,8 +6,9 @@
  * parallel ones blocks of equal size. A plan is therefore made per stage, and counts for each of its ranks. Stages
  * differ in their layers, in the tensors at their ends, and in the number of microbatches in flight.
  *
- * With --every-rank this is checked: the decision for the first rank of a stage is built, proved and, on a dry device,
- * executed for each other rank from a graph of its own. Its calls and peak must equal the first rank's.
+ * With --every-rank this is checked: each other rank of a stage takes the decision for the stage's first rank. Its
+ * program is built, proved and, on a dry device, executed from a graph of its own. Its calls and peak must equal the
+ * first rank's.
  *
  * The plans are proved to be one job's. The sends of each stage are compared with the receives of the others
  * (program/comm_sequence.h). All stages are simulated together, which completes only if no stages wait in a circle.

@@ -2,8 +2,8 @@
 /*
  * `lade sweep`: the same training run at several budgets and in several layouts, and the cost of each.
  *
- * Each run is a process of its own, this very program as `lade train --json`, or a job of `lade launch` if its layout
- * is of several ranks. Its memory is therefore measured from a fresh start, and no run warms caches for the next. With
+ * Each run is a process of its own: this program as `lade train --json`. If its layout has several ranks, it is a job
+ * of `lade launch`. Its memory is therefore measured from a fresh start, and no run warms caches for the next. With
  * --repeat the runs come in rounds, so that a busy minute does not fall on one budget alone. Runs follow one another
  * because they share cores. A budget that does not fit and a layout that is refused are lines of the table, and the
  * others still run; any other failure ends the sweep. The numbers are proved by equal digests: all runs of a layout end

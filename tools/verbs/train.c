@@ -316,9 +316,9 @@ static int save_prepare(struct train_run *run)
 }
 
 /*
- * Agree that all ranks stop after the same step, whichever of them got the signal, and see the end of an async save
- * after the same step. One number says both. Signals take precedence, because a stopping run finishes its saves in any
- * case.
+ * Agree that all ranks stop after the same step, whichever rank got the signal. Agree likewise on the step after which
+ * an async save has ended. One number says both. Signals take precedence, because a stopping run finishes its saves in
+ * any case.
  */
 static int ends_agree(struct train_run *run)
 {

@@ -122,8 +122,8 @@ static __device__ inline void mma_fwd(const struct lade_attention_fwd_args &a, c
 /* ---- backward ---- */
 
 /*
- * Turn a score into a probability p, and its @slope, dout . v after dropout, into the gradient of the score without
- * 1/sqrt(D), p (slope - delta), with FORM times the slope of @cap. @lse is times log2 e.
+ * Turn a score into a probability p. Turn its @slope, which is dout . v after dropout, into the gradient of the score
+ * without 1/sqrt(D): p (slope - delta), with FORM times the slope of @cap. @lse is times log2 e.
  */
 template <bool FORM>
 static __device__ inline void pair_meet(float &score, float &slope, float factor, float lse, float delta,

@@ -3,13 +3,13 @@
  * Choose the attention of a GPU: the fastest that it has and that agrees with the plain kernels.
  *
  * Code for tensor cores states by hand where operands lie, and an error there gives wrong numbers, not a failure. So,
- * when kernels are opened, each candidate runs a small fixed problem. It has whole and partial tiles, one more tile
- * than places, the diagonal, and heads that share keys, for both types and all sizes of heads that it has. mma.sync
- * also runs a window with a soft cap. Where it stands in for wgmma it runs these and the sizes that wgmma lacks. The
- * result is compared with the plain kernels' own, within the bound that tests demand of every level. A candidate that
- * is further off, or whose launch the driver refuses, is replaced by the next: wgmma, mma.sync, plain. Forward
- * and backward are chosen separately. If the launch of a plain kernel is refused no candidate is at fault, and kernels
- * are not opened.
+ * when kernels are opened, each candidate runs a small fixed problem. The problem has whole and partial tiles, one more
+ * tile than places, the diagonal, and heads that share keys. It runs in both dtypes and for all head sizes that the
+ * variant supports. mma.sync also runs a window with a soft cap. Where it stands in for wgmma it runs these and the
+ * sizes that wgmma lacks. The result is compared with the plain kernels' own, within the bound that tests demand of
+ * every level. A candidate that is further off, or whose launch the driver refuses, is replaced by the next: wgmma,
+ * mma.sync, plain. Forward and backward are chosen separately. If the launch of a plain kernel is refused no candidate
+ * is at fault, and kernels are not opened.
  *
  * Tensors are in a chunk of the device's memory that is released at once, two megabytes. An error that sticks to the
  * context is the device's status, and no kernel is left to fall back to. A kernel that LADE_ATTENTION names is used

@@ -154,8 +154,8 @@ static __device__ inline uint32_t part_kept(const struct block_shape &s, const s
 
 /*
  * Return the elements of c that dropout keeps: bit (m N + n) 4 + e. Loops, because a draw has many instructions. Rows
- * of keys that do not begin draws (a length or a first element that 4 does not divide) have a draw for each element,
- * and one for two that are neighbours. A whole warp.
+ * of keys may not begin draws, because 4 does not divide their length or their first element. Such rows have a draw for
+ * each element, and one for two neighbours. A whole warp.
  */
 template <bool KEYS_ARE_ROWS, int M, int N>
 static __device__ inline uint64_t kept_get(const struct block_shape &s, const struct lade_step *step,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Forward attention on Hopper: heads of 64 and 128 in BF16 and FP16 by products of warpgroups (wgmma), after Shah et
- * al., "FlashAttention-3" (2024), section 3.2. attention_mma.cu does the same by instructions that every GPU has, and
- * attention_wgmma_bwd.cu makes the gradients. All of them share the code for scores (attention_rows.h), and so numbers
- * except for the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the natural
- * logarithm.
+ * al., "FlashAttention-3" (2024), section 3.2. The file attention_mma.cu does the same by instructions that every GPU
+ * has, and attention_wgmma_bwd.cu makes the gradients. All of them share the code for scores (attention_rows.h), and so
+ * numbers except for the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the
+ * natural logarithm.
  *
  * A block is two warpgroups with 64 queries each, which go over tiles of keys: 128 for heads of 128, 64 for heads of
  * 64, of which a multiprocessor then has two blocks. A last tile of 64 keys is past all queries of the first warpgroup,
@@ -31,8 +31,8 @@
  * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries. Operations: 2 T^2 D a head, and as many
  * unused ones in the diagonal's tile. Bound: tensor cores. An exponential for 4 D operations takes half their time at D
  * = 128, all of it at D = 64. It is hidden as far as scores of one tile and values of another overlap. At T = 1024 a
- * block of heads of 64 has 4.5 times 128 keys on average, and a tenth to a fifth of its time goes into its first copies
- * and its results: only another block's products overlap them.
+ * block of heads of 64 has 4.5 times 128 keys on average. Its first copies and its results then take a tenth to a fifth
+ * of its time: only another block's products overlap them.
  */
 #include "kernels/cuda/attention/attention_rows.h"
 #include "kernels/cuda/wgmma.h"

@@ -2,7 +2,7 @@
 /*
  * The matrix product in three layouts: the twin that runs on every GPU and is easy to verify, for products without
  * cuBLASLt. A block of 256 threads has a tile of 64 x 64 of c. It brings slabs of 32 columns of op(a) and rows of op(b)
- * to shared memory as F32, and a thread has 4 x 4 of the tile in registers. Each element sums k in rising order, fused.
+ * to shared memory as F32. A thread has 4 x 4 of the tile in registers. Each element sums k in rising order, fused.
  *
  * Moves (m k n/64 + n k m/64) elements out of L2 and m n once. Bound: F32 arithmetic without tensor cores, 2 m n k
  * operations; 8 loads from shared memory for 16 multiply-adds stay below its limit.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Products by cuBLASLt. A kind of product is layout, dtypes, sizes and whether there is a bias. Its algorithm is chosen
- * once: the first of the library's heuristic, under preferences that are the same for all kinds, or the one that the
- * machine's file of choices names (matmul_choices.c). It is kept with the descriptors, so that running one is a look-up
- * and one call. The heuristic measures nothing: for one version of the library and one model of GPU its answer follows
- * from the kind alone.
+ * once: the first of the library's heuristic, under preferences that are the same for all kinds. If the machine's file
+ * of choices names another, that one is taken (matmul_choices.c). It is kept with the descriptors, so that running one
+ * is a look-up and one call. The heuristic measures nothing: for one version of the library and one model of GPU its
+ * answer follows from the kind alone.
  *
  * The library is column-major. Our row-major c[m,n] is its n x m matrix, so it computes c' = op(b)' op(a)': its A is
  * our b, its B our a. A bias over our columns is one over its rows, as it requires.

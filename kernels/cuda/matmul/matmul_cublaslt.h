@@ -3,9 +3,9 @@
  * Matrix products by cuBLASLt: the choice of products that it computes, their algorithms and scratch, and putting them
  * on a stream. The plain kernel computes the others (kernels/cuda/matmul/matmul.cu).
  *
- * The choice and the algorithm follow from shape, layout and dtypes, from the version of the library and the model of
- * the GPU, and from the file that LADE_MATMUL_CHOICES names, if any. They never depend on a budget, an address or a
- * time. So the same product has the same bits at any place of a plan.
+ * The choice and the algorithm follow from shape, layout and dtypes, the version of the library and the model of the
+ * GPU. If LADE_MATMUL_CHOICES names a file, they follow from the file too. They never depend on a budget, an address or
+ * a time. So the same product has the same bits at any place of a plan.
  */
 #ifndef LADE_CUBLASLT_H
 #define LADE_CUBLASLT_H

@@ -17,7 +17,7 @@
  * Moves for each parameter the gradient once (4 or 2 bytes) and its state twice: 12 bytes with exact BF16 masters and
  * F32 moments (28 with an F32 gradient). Bound: memory. Codes and random bits are integer arithmetic, of which a
  * multiprocessor has half as many operations in a cycle as of floats. So packed elements are split and joined by bytes,
- * four at a time, and conversions between codes and numbers use the float units where they can.
+ * four at a time. Conversions between codes and numbers use the float units where they can.
  */
 #include "base/moments.h"
 #include "kernels/cuda/kernel.h"

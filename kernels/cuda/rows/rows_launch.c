@@ -120,7 +120,7 @@ static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 /*
  * Make a launch over blocks of rows with space for @n_outputs partial sums. Threads have one pack of each of several
- * rows, or two, before they have four of one row, because blocks are few, and each should have many threads.
+ * rows, or two, before they have four of one row. Blocks are few, and each should have many threads.
  */
 static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d,
                                           int n_outputs)

@@ -26,101 +26,102 @@
 #include "kernels/host/element/element.h"
 #include "kernels/host/host.h"
 
-/* Shared by both directions: sizes, and the places of heads in a row of qkv. */
-struct attention_shape {
+/* Shared by both directions: sizes and inputs as the caller gives them, and the fields that job_derive sets. */
+struct plain_job {
   enum lade_dtype dtype;
   int64_t batch, seq_len, heads, n_kv_heads, head_dim;
+  int64_t draw_heads; /* heads of the whole model, by which dropout's draws count; 0: heads */
+  const struct lade_score_form *form;
+  const struct lade_step *step;
+  const struct lade_drop *drop;
+  const void *qkv;
   int64_t row;   /* elements of a qkv row */
   int64_t group; /* query heads per key head */
-  int64_t draw_heads; /* heads of the whole model, by which dropout's draws count */
   double scale;
-  const struct lade_score_form *form;
 };
 
-static struct attention_shape shape_make(enum lade_dtype dtype, int64_t batch, int64_t seq_len, int64_t heads,
-                                         int64_t n_kv_heads, int64_t head_dim, const struct lade_score_form *form)
+static void job_derive(struct plain_job *job)
 {
-  LADE_ASSERT(heads % n_kv_heads == 0);
-  return (struct attention_shape){.dtype = dtype, .batch = batch, .seq_len = seq_len, .heads = heads,
-                                  .n_kv_heads = n_kv_heads, .head_dim = head_dim,
-                                  .row = (heads + 2 * n_kv_heads) * head_dim, .group = heads / n_kv_heads,
-                                  .draw_heads = heads, .scale = score_scale_get(form, head_dim), .form = form};
+  LADE_ASSERT(job->heads % job->n_kv_heads == 0);
+  job->row = (job->heads + 2 * job->n_kv_heads) * job->head_dim;
+  job->group = job->heads / job->n_kv_heads;
+  job->scale = score_scale_get(job->form, job->head_dim);
+  if (!job->draw_heads)
+    job->draw_heads = job->heads;
 }
 
-static int64_t q_index(const struct attention_shape *shape, int64_t b, int64_t h, int64_t i)
+static int64_t q_index(const struct plain_job *job, int64_t b, int64_t h, int64_t i)
 {
-  return (b * shape->seq_len + i) * shape->row + h * shape->head_dim;
+  return (b * job->seq_len + i) * job->row + h * job->head_dim;
 }
 
-static int64_t k_index(const struct attention_shape *shape, int64_t b, int64_t h, int64_t j)
+static int64_t k_index(const struct plain_job *job, int64_t b, int64_t h, int64_t j)
 {
-  return q_index(shape, b, shape->heads + h / shape->group, j);
+  return q_index(job, b, job->heads + h / job->group, j);
 }
 
-static int64_t v_index(const struct attention_shape *shape, int64_t b, int64_t h, int64_t j)
+static int64_t v_index(const struct plain_job *job, int64_t b, int64_t h, int64_t j)
 {
-  return q_index(shape, b, shape->heads + shape->n_kv_heads + h / shape->group, j);
+  return q_index(job, b, job->heads + job->n_kv_heads + h / job->group, j);
 }
 
-static int64_t out_index(const struct attention_shape *shape, int64_t b, int64_t h, int64_t i)
+static int64_t out_index(const struct plain_job *job, int64_t b, int64_t h, int64_t i)
 {
-  return ((b * shape->seq_len + i) * shape->heads + h) * shape->head_dim;
+  return ((b * job->seq_len + i) * job->heads + h) * job->head_dim;
 }
 
-static double dot(const struct attention_shape *shape, const void *x, int64_t i, const void *y, int64_t j)
+static double dot(const struct plain_job *job, const void *x, int64_t i, const void *y, int64_t j)
 {
   double sum = 0;
-  for (int64_t c = 0; c < shape->head_dim; c++)
-    sum += lade_element_load(shape->dtype, x, i + c) * lade_element_load(shape->dtype, y, j + c);
+  for (int64_t c = 0; c < job->head_dim; c++)
+    sum += lade_element_load(job->dtype, x, i + c) * lade_element_load(job->dtype, y, j + c);
   return sum;
 }
 
 /* Return dropout's factor of probability (b,h,i,j): 0 or 1/(1-p). */
-static double keep_factor(const struct attention_shape *shape, const struct lade_step *step,
-                          const struct lade_drop *drop, int64_t b, int64_t h, int64_t i, int64_t j)
+static double keep_factor(const struct plain_job *job, int64_t b, int64_t h, int64_t i, int64_t j)
 {
+  const struct lade_drop *drop = job->drop;
   if (!drop->drop_below)
     return 1;
-  int64_t query = (b * shape->draw_heads + h) * shape->seq_len + i;
-  uint64_t element = drop->first_element + (uint64_t)(query * shape->seq_len + j);
-  return lade_philox_word(step->seed, step->step, drop->stream, element) >= drop->drop_below ? drop->scale : 0;
+  int64_t query = (b * job->draw_heads + h) * job->seq_len + i;
+  uint64_t element = drop->first_element + (uint64_t)(query * job->seq_len + j);
+  uint32_t word = lade_philox_word(job->step->seed, job->step->step, drop->stream, element);
+  return word >= drop->drop_below ? drop->scale : 0;
 }
 
 /* Return ALiBi's term of query @i and key @j of head @h. */
-static double alibi_term(const struct attention_shape *shape, int64_t h, int64_t i, int64_t j)
+static double alibi_term(const struct plain_job *job, int64_t h, int64_t i, int64_t j)
 {
-  const struct alibi alibi = alibi_get(shape->form, shape->draw_heads, h, shape->scale);
+  const struct alibi alibi = alibi_get(job->form, job->draw_heads, h, job->scale);
   return (double)alibi.slope * ((double)alibi_position(&alibi, j, 0) - (double)alibi_position(&alibi, i, 0));
 }
 
 /* Return the score of query @i and key @j of a head. *@ret_slope: by the product q k^T. */
-static double score_get(const struct attention_shape *shape, const void *qkv, int64_t b, int64_t h, int64_t i,
-                        int64_t j, double *ret_slope)
+static double score_get(const struct plain_job *job, int64_t b, int64_t h, int64_t i, int64_t j, double *ret_slope)
 {
-  const double product = dot(shape, qkv, q_index(shape, b, h, i), qkv, k_index(shape, b, h, j));
-  const double score = shape->scale * product + alibi_term(shape, h, i, j), cap = (double)shape->form->softcap;
-  *ret_slope = shape->scale;
+  const double product = dot(job, job->qkv, q_index(job, b, h, i), job->qkv, k_index(job, b, h, j));
+  const double score = job->scale * product + alibi_term(job, h, i, j), cap = (double)job->form->softcap;
+  *ret_slope = job->scale;
   if (cap == 0)
     return score;
   const double t = tanh(score / cap);
-  *ret_slope = (1 - t * t) * shape->scale;
+  *ret_slope = (1 - t * t) * job->scale;
   return cap * t;
 }
 
 struct fwd {
-  struct attention_shape shape;
-  const struct lade_step *step;
+  struct plain_job job;
   const struct lade_attention_fwd_args *args;
 };
 
 /* Write the softmax of the scores of query i against keys @first..i into @p; return the log of their sum. */
-static double softmax_row(const struct attention_shape *shape, const void *qkv, int64_t b, int64_t h, int64_t first,
-                          int64_t i, double *p)
+static double softmax_row(const struct plain_job *job, int64_t b, int64_t h, int64_t first, int64_t i, double *p)
 {
-  const double sink = sink_get(shape->form, shape->dtype, h);
+  const double sink = sink_get(job->form, job->dtype, h);
   double max = sink, slope;
   for (int64_t j = first; j <= i; j++) {
-    p[j] = score_get(shape, qkv, b, h, i, j, &slope);
+    p[j] = score_get(job, b, h, i, j, &slope);
     max = fmax(max, p[j]);
   }
   double sum = exp(sink - max);
@@ -134,21 +135,21 @@ static double softmax_row(const struct attention_shape *shape, const void *qkv, 
 static void fwd_task(void *arg, int i_task, int i_thread)
 {
   const struct fwd *fwd = arg;
-  const struct attention_shape *shape = &fwd->shape;
+  const struct plain_job *job = &fwd->job;
   const struct lade_attention_fwd_args *args = fwd->args;
-  int64_t b = i_task / shape->heads, h = i_task % shape->heads;
-  double *p = (double *)args->workspace + i_thread * shape->seq_len;
-  for (int64_t i = 0; i < shape->seq_len; i++) {
-    int64_t first = first_key_get(shape->form, shape->seq_len, b, i);
-    double lse = softmax_row(shape, args->qkv, b, h, first, i, p);
-    lade_element_store(lade_accumulator(shape->dtype), args->lse, i_task * shape->seq_len + i, lse);
+  int64_t b = i_task / job->heads, h = i_task % job->heads;
+  double *p = (double *)args->workspace + i_thread * job->seq_len;
+  for (int64_t i = 0; i < job->seq_len; i++) {
+    int64_t first = first_key_get(job->form, job->seq_len, b, i);
+    double lse = softmax_row(job, b, h, first, i, p);
+    lade_element_store(lade_accumulator(job->dtype), args->lse, i_task * job->seq_len + i, lse);
     for (int64_t j = first; j <= i; j++)
-      p[j] *= keep_factor(shape, fwd->step, &args->drop, b, h, i, j);
-    for (int64_t c = 0; c < shape->head_dim; c++) {
+      p[j] *= keep_factor(job, b, h, i, j);
+    for (int64_t c = 0; c < job->head_dim; c++) {
       double sum = 0;
       for (int64_t j = first; j <= i; j++)
-        sum += p[j] * lade_element_load(shape->dtype, args->qkv, v_index(shape, b, h, j) + c);
-      lade_element_store(shape->dtype, args->out, out_index(shape, b, h, i) + c, sum);
+        sum += p[j] * lade_element_load(job->dtype, args->qkv, v_index(job, b, h, j) + c);
+      lade_element_store(job->dtype, args->out, out_index(job, b, h, i) + c, sum);
     }
   }
 }
@@ -156,17 +157,18 @@ static void fwd_task(void *arg, int i_task, int i_thread)
 void lade_attention_fwd_plain(const struct lade_kernel_ctx *ctx, const void *arg)
 {
   const struct lade_attention_fwd_args *args = arg;
-  struct fwd fwd = {shape_make(args->dtype, args->batch, args->seq_len, args->heads, args->n_kv_heads, args->head_dim,
-                               &args->form),
-                    ctx->step, args};
-  if (args->draw_heads)
-    fwd.shape.draw_heads = args->draw_heads;
+  struct fwd fwd = {
+      .job = {.dtype = args->dtype, .batch = args->batch, .seq_len = args->seq_len, .heads = args->heads,
+              .n_kv_heads = args->n_kv_heads, .head_dim = args->head_dim, .draw_heads = args->draw_heads,
+              .form = &args->form, .step = ctx->step, .drop = &args->drop, .qkv = args->qkv},
+      .args = args,
+  };
+  job_derive(&fwd.job);
   lade_pool_run(ctx->pool, fwd_task, &fwd, (int)(args->batch * args->heads));
 }
 
 struct bwd {
-  struct attention_shape shape;
-  const struct lade_step *step;
+  struct plain_job job;
   const struct lade_attention_bwd_args *args;
 };
 
@@ -183,59 +185,59 @@ static size_t bwd_scratch_doubles(int64_t seq_len, int64_t head_dim)
 
 static struct head_bwd_scratch bwd_scratch_at(const struct bwd *bwd, int i_thread)
 {
-  const struct attention_shape *shape = &bwd->shape;
-  int64_t n = shape->seq_len * shape->head_dim;
+  const struct plain_job *job = &bwd->job;
+  int64_t n = job->seq_len * job->head_dim;
   double *first = (double *)((char *)bwd->args->workspace + sink_sums_bytes(bwd->args));
-  double *at = first + i_thread * bwd_scratch_doubles(shape->seq_len, shape->head_dim);
+  double *at = first + i_thread * bwd_scratch_doubles(job->seq_len, job->head_dim);
   return (struct head_bwd_scratch){at, at + n, at + 2 * n};
 }
 
 /* Add all contributions of query i of head h: its dq, and its part of dk and dv. Return that to the sink's gradient. */
 static double bwd_query(const struct bwd *bwd, struct head_bwd_scratch scratch, int64_t b, int64_t h, int64_t i)
 {
-  const struct attention_shape *shape = &bwd->shape;
+  const struct plain_job *job = &bwd->job;
   const struct lade_attention_bwd_args *args = bwd->args;
-  int64_t q_at = q_index(shape, b, h, i), out_at = out_index(shape, b, h, i);
-  double delta = dot(shape, args->d_out, out_at, args->out, out_at);
-  double lse = lade_element_load(lade_accumulator(shape->dtype), args->lse, (b * shape->heads + h) * shape->seq_len +
+  int64_t q_at = q_index(job, b, h, i), out_at = out_index(job, b, h, i);
+  double delta = dot(job, args->d_out, out_at, args->out, out_at);
+  double lse = lade_element_load(lade_accumulator(job->dtype), args->lse, (b * job->heads + h) * job->seq_len +
                                  i);
-  memset(scratch.dq, 0, (size_t)shape->head_dim * sizeof(double));
-  for (int64_t j = first_key_get(shape->form, shape->seq_len, b, i); j <= i; j++) {
-    int64_t k_at = k_index(shape, b, h, j);
-    double slope, p = exp(score_get(shape, args->qkv, b, h, i, j, &slope) - lse);
-    double keep = keep_factor(shape, bwd->step, &args->drop, b, h, i, j);
-    double dp = keep * dot(shape, args->d_out, out_at, args->qkv, v_index(shape, b, h, j));
+  memset(scratch.dq, 0, (size_t)job->head_dim * sizeof(double));
+  for (int64_t j = first_key_get(job->form, job->seq_len, b, i); j <= i; j++) {
+    int64_t k_at = k_index(job, b, h, j);
+    double slope, p = exp(score_get(job, b, h, i, j, &slope) - lse);
+    double keep = keep_factor(job, b, h, i, j);
+    double dp = keep * dot(job, args->d_out, out_at, args->qkv, v_index(job, b, h, j));
     double ds = p * (dp - delta) * slope;
-    for (int64_t c = 0; c < shape->head_dim; c++) {
-      scratch.dq[c] += ds * lade_element_load(shape->dtype, args->qkv, k_at + c);
-      scratch.dk[j * shape->head_dim + c] += ds * lade_element_load(shape->dtype, args->qkv, q_at + c);
-      scratch.dv[j * shape->head_dim + c] += keep * p * lade_element_load(shape->dtype, args->d_out, out_at + c);
+    for (int64_t c = 0; c < job->head_dim; c++) {
+      scratch.dq[c] += ds * lade_element_load(job->dtype, args->qkv, k_at + c);
+      scratch.dk[j * job->head_dim + c] += ds * lade_element_load(job->dtype, args->qkv, q_at + c);
+      scratch.dv[j * job->head_dim + c] += keep * p * lade_element_load(job->dtype, args->d_out, out_at + c);
     }
   }
-  for (int64_t c = 0; c < shape->head_dim; c++)
-    lade_element_store(shape->dtype, args->d_qkv, q_at + c, scratch.dq[c]);
-  return -exp(sink_get(shape->form, shape->dtype, h) - lse) * delta;
+  for (int64_t c = 0; c < job->head_dim; c++)
+    lade_element_store(job->dtype, args->d_qkv, q_at + c, scratch.dq[c]);
+  return -exp(sink_get(job->form, job->dtype, h) - lse) * delta;
 }
 
 static void bwd_task(void *arg, int i_task, int i_thread)
 {
   const struct bwd *bwd = arg;
-  const struct attention_shape *shape = &bwd->shape;
-  int64_t b = i_task / shape->n_kv_heads, first_head = i_task % shape->n_kv_heads * shape->group;
+  const struct plain_job *job = &bwd->job;
+  int64_t b = i_task / job->n_kv_heads, first_head = i_task % job->n_kv_heads * job->group;
   struct head_bwd_scratch scratch = bwd_scratch_at(bwd, i_thread);
-  memset(scratch.dk, 0, (size_t)(2 * shape->seq_len * shape->head_dim) * sizeof(double));
-  for (int64_t h = first_head; h < first_head + shape->group; h++) {
+  memset(scratch.dk, 0, (size_t)(2 * job->seq_len * job->head_dim) * sizeof(double));
+  for (int64_t h = first_head; h < first_head + job->group; h++) {
     double d_sink = 0;
-    for (int64_t i = 0; i < shape->seq_len; i++)
+    for (int64_t i = 0; i < job->seq_len; i++)
       d_sink += bwd_query(bwd, scratch, b, h, i);
-    if (shape->form->sinks)
-      ((double *)bwd->args->workspace)[b * shape->heads + h] = d_sink;
+    if (job->form->sinks)
+      ((double *)bwd->args->workspace)[b * job->heads + h] = d_sink;
   }
-  for (int64_t j = 0; j < shape->seq_len; j++) {
-    for (int64_t c = 0; c < shape->head_dim; c++) {
-      int64_t at = j * shape->head_dim + c;
-      lade_element_store(shape->dtype, bwd->args->d_qkv, k_index(shape, b, first_head, j) + c, scratch.dk[at]);
-      lade_element_store(shape->dtype, bwd->args->d_qkv, v_index(shape, b, first_head, j) + c, scratch.dv[at]);
+  for (int64_t j = 0; j < job->seq_len; j++) {
+    for (int64_t c = 0; c < job->head_dim; c++) {
+      int64_t at = j * job->head_dim + c;
+      lade_element_store(job->dtype, bwd->args->d_qkv, k_index(job, b, first_head, j) + c, scratch.dk[at]);
+      lade_element_store(job->dtype, bwd->args->d_qkv, v_index(job, b, first_head, j) + c, scratch.dv[at]);
     }
   }
 }
@@ -243,11 +245,13 @@ static void bwd_task(void *arg, int i_task, int i_thread)
 void lade_attention_bwd_plain(const struct lade_kernel_ctx *ctx, const void *arg)
 {
   const struct lade_attention_bwd_args *args = arg;
-  struct bwd bwd = {shape_make(args->dtype, args->batch, args->seq_len, args->heads, args->n_kv_heads, args->head_dim,
-                               &args->form),
-                    ctx->step, args};
-  if (args->draw_heads)
-    bwd.shape.draw_heads = args->draw_heads;
+  struct bwd bwd = {
+      .job = {.dtype = args->dtype, .batch = args->batch, .seq_len = args->seq_len, .heads = args->heads,
+              .n_kv_heads = args->n_kv_heads, .head_dim = args->head_dim, .draw_heads = args->draw_heads,
+              .form = &args->form, .step = ctx->step, .drop = &args->drop, .qkv = args->qkv},
+      .args = args,
+  };
+  job_derive(&bwd.job);
   lade_pool_run(ctx->pool, bwd_task, &bwd, (int)(args->batch * args->n_kv_heads));
   sink_sums_add(args);
   const struct lade_column_sum_args sum = lade_attention_bias_sum(args);

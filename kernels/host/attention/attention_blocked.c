@@ -95,12 +95,27 @@ static void columns_pack(const struct attention_job *job, const void *source, in
                                                     .width = job->cut->nr, .panels = panels});
 }
 
-/* Make a left operand: n_rows rows of n_k elements of @dtype, or as many columns of them if !is_k_inner. */
-static struct lade_left_block left_make(const struct attention_job *job, enum lade_dtype dtype, const void *source,
-                                        int64_t stride, bool is_k_inner, int n_rows, int n_k, char *panels)
+/* Make a left operand of @n_rows rows of head_dim elements: queries, or the gradient of their output. */
+static struct lade_left_block queries_left(const struct attention_job *job, const void *source, int64_t stride,
+                                           int n_rows, char *panels)
 {
-  struct lade_left_block block = {.level = job->level->matmul, .dtype = dtype, .source = source, .stride = stride,
-                                  .is_k_inner = is_k_inner, .n_rows = n_rows, .n_k = n_k, .panels = panels};
+  struct lade_left_block block = {.level = job->level->matmul, .dtype = job->dtype, .source = source,
+                                  .stride = stride, .is_k_inner = true, .n_rows = n_rows, .n_k = job->head_dim,
+                                  .panels = panels};
+  lade_left_prepare(&block);
+  return block;
+}
+
+/*
+ * Make a left operand of a pair's probabilities or slopes, in rows of KEYS_BWD: @n_rows rows of queries, or as many
+ * columns of keys if !@is_k_inner.
+ */
+static struct lade_left_block pairs_left(const struct attention_job *job, const void *source, bool is_k_inner,
+                                         int n_rows, int n_k, char *panels)
+{
+  struct lade_left_block block = {.level = job->level->matmul, .dtype = job->level->p_dtype, .source = source,
+                                  .stride = KEYS_BWD, .is_k_inner = is_k_inner, .n_rows = n_rows, .n_k = n_k,
+                                  .panels = panels};
   lade_left_prepare(&block);
   return block;
 }
@@ -131,8 +146,8 @@ static void scores_make(const struct attention_job *job, struct lade_left q, con
 }
 
 /*
- * Add to sums[mr, head_dim], tiles side by side, the rows of @a from @row on times packed columns. k is [k_first,
- * k_end) of a block that is a->n_k deep.
+ * Add to sums[mr, head_dim], tiles side by side, the rows of @a from @row on times packed columns. The index k is in
+ * [k_first, k_end) of a block that is a->n_k deep.
  */
 static void sums_add(const struct attention_job *job, const struct lade_left_block *a, int row, const char *b,
                      int k_first, int k_end, float *sums)
@@ -358,7 +373,7 @@ static void fwd_task(void *arg, int i_task, int i_thread)
   query_positions_set(&pair);
   int64_t key_slot = job->heads + pair.h / job->group, end = pair.q_first + pair.n_q;
   const void *queries = element_at(job, job->qkv, qkv_index(job, pair.b, pair.q_first, pair.h));
-  struct lade_left_block q = left_make(job, job->dtype, queries, job->row, true, pair.n_q, job->head_dim, scratch.q);
+  struct lade_left_block q = queries_left(job, queries, job->row, pair.n_q, scratch.q);
   memset(scratch.sums, 0, (size_t)(QUERIES * job->n_column_tiles * job->cut->nr) * sizeof(float));
   for (int i = 0; i < pair.n_q; i++) {
     scratch.max[i] = (float)sink_get(job->form, job->dtype, pair.h);
@@ -463,13 +478,10 @@ static void bwd_pair(const struct attention_job *job, const struct blocked_bwd_s
                      const struct block_pair *pair)
 {
   int mr = job->cut->mr, row_elements = job->n_column_tiles * job->cut->nr;
-  enum lade_dtype p_dtype = job->level->p_dtype;
   bool is_diagonal = pair->k_first == pair->q_first;
   bwd_scores(job, scratch, pair);
-  struct lade_left_block p = left_make(job, p_dtype, scratch->p, KEYS_BWD, false, pair->n_k, pair->n_q,
-                                       scratch->p_by_key);
-  struct lade_left_block d_s = left_make(job, p_dtype, scratch->d_s, KEYS_BWD, false, pair->n_k, pair->n_q,
-                                         scratch->d_s_by_key);
+  struct lade_left_block p = pairs_left(job, scratch->p, false, pair->n_k, pair->n_q, scratch->p_by_key);
+  struct lade_left_block d_s = pairs_left(job, scratch->d_s, false, pair->n_k, pair->n_q, scratch->d_s_by_key);
   for (int j = 0; j < pair->n_k; j += mr) {
     int64_t sums = (pair->k_first + j) * row_elements;
     int first = is_diagonal ? j : 0; /* earlier queries do not see these keys */
@@ -479,7 +491,7 @@ static void bwd_pair(const struct attention_job *job, const struct blocked_bwd_s
     sums_add(job, &p, j, scratch->d_out_columns, first, end, scratch->d_v + sums);
     sums_add(job, &d_s, j, scratch->q_columns, first, end, scratch->d_k + sums);
   }
-  d_s = left_make(job, p_dtype, scratch->d_s, KEYS_BWD, true, pair->n_q, pair->n_k, scratch->d_s_by_query);
+  d_s = pairs_left(job, scratch->d_s, true, pair->n_q, pair->n_k, scratch->d_s_by_query);
   for (int i = 0; i < pair->n_q; i += mr) {
     int skipped = skipped_columns(job, pair, i), visible = visible_keys(job, pair, i);
     if (skipped < visible)
@@ -494,8 +506,8 @@ static void bwd_queries(const struct attention_job *job, struct blocked_bwd_scra
   int64_t out_at = out_index(job, pair->b, pair->q_first, pair->h);
   const void *q = element_at(job, job->qkv, qkv_index(job, pair->b, pair->q_first, pair->h));
   const void *d_out = element_at(job, job->d_out, out_at);
-  scratch->q = left_make(job, job->dtype, q, job->row, true, pair->n_q, job->head_dim, scratch->q_rows);
-  scratch->d_out = left_make(job, job->dtype, d_out, job->out_row, true, pair->n_q, job->head_dim, scratch->d_out_rows);
+  scratch->q = queries_left(job, q, job->row, pair->n_q, scratch->q_rows);
+  scratch->d_out = queries_left(job, d_out, job->out_row, pair->n_q, scratch->d_out_rows);
   columns_pack(job, q, job->row, pair->n_q, scratch->q_columns);
   columns_pack(job, d_out, job->out_row, pair->n_q, scratch->d_out_columns);
   for (int i = 0; i < pair->n_q; i++)

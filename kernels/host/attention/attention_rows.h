@@ -56,12 +56,17 @@ static inline void cap_step(int64_t i, int count, int n, float *scores, vf facto
   VEC_EACH(k, count) vf_store_f32(scores + i + k * VEC_LANES, vf_mul(z[k], cap));
 }
 
-static inline void alibi_step(int64_t i, int count, int n, float *scores, vf scale, const float *positions, vf query,
-                              vf slope)
+/* ALiBi's term of a query and its keys: slope times the difference of their positions. */
+struct alibi_row {
+  const float *keys;
+  vf query, slope;
+};
+
+static inline void alibi_step(int64_t i, int count, int n, float *scores, vf scale, const struct alibi_row *row)
 {
   vf z[VEC_GROUP];
   VEC_EACH(k, count) z[k] = vf_mul(vf_load_f32(scores + i + k * VEC_LANES), scale);
-  VEC_EACH(k, count) z[k] = vf_fma(vf_sub(vf_load_f32(positions + i + k * VEC_LANES), query), slope, z[k]);
+  VEC_EACH(k, count) z[k] = vf_fma(vf_sub(vf_load_f32(row->keys + i + k * VEC_LANES), row->query), row->slope, z[k]);
   VEC_EACH(k, count) vf_store_f32(scores + i + k * VEC_LANES, z[k]);
 }
 
@@ -70,8 +75,8 @@ static inline float row_scale(const struct lade_score_rows *rows, int r, float *
 {
   float scale = rows->scale;
   if (rows->key_positions) {
-    VEC_GROUP_STEPS(alibi_step, 0, n_columns, scores, vf_set(scale), rows->key_positions,
-                    vf_set(rows->query_positions[r]), vf_set(rows->alibi_slope));
+    const struct alibi_row row = {rows->key_positions, vf_set(rows->query_positions[r]), vf_set(rows->alibi_slope)};
+    VEC_GROUP_STEPS(alibi_step, 0, n_columns, scores, vf_set(scale), &row);
     scale = 1;
   }
   if (rows->softcap == 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SwiGLU (Shazeer 2020): silu(gate) * up, with gate and up side by side in one row, as one matmul makes them. e =
+ * SwiGLU (Shazeer 2020): silu(gate) * up, with gate and up side by side in one row, as one matmul makes them. Here e =
  * exp(-|gate|) keeps the sigmoid s and s (1-s) finite for every gate. dx may be x's memory: an element pair is read
  * before it is written.
  */

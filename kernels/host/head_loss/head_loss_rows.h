@@ -67,26 +67,32 @@ static void row_cap(const struct lade_head_row *row, void *logits)
   VEC_GROUP_STEPS(cap_step, 0, row->n, (float *)logits, vf_set(row->softcap));
 }
 
-/* p_step with a soft cap, whose reciprocal is @over. */
-static inline void capped_step(int64_t i, int count, int n, enum lade_dtype dtype, const float *logits, vf lse,
-                               vf scale, vf over, void *d_logits)
+/* A row of logits on its way to its gradient. */
+struct logits_row {
+  const float *logits;
+  void *d_logits;
+  vf lse, scale;
+  vf over; /* 1 / softcap; 0: no cap */
+};
+
+/* p_step with a soft cap. */
+static inline void capped_step(int64_t i, int count, int n, enum lade_dtype dtype, const struct logits_row *row)
 {
   vf z[VEC_GROUP], part[VEC_GROUP];
-  VEC_EACH(k, count) part[k] = vec_load(LADE_F32, logits, i + k * VEC_LANES, n);
-  VEC_EACH(k, count) z[k] = vf_sub(part[k], lse);
+  VEC_EACH(k, count) part[k] = vec_load(LADE_F32, row->logits, i + k * VEC_LANES, n);
+  VEC_EACH(k, count) z[k] = vf_sub(part[k], row->lse);
   vec_exp(z, count);
-  VEC_EACH(k, count) part[k] = vf_mul(part[k], over);
-  VEC_EACH(k, count) part[k] = vf_mul(vf_fnma(part[k], part[k], vf_set(1)), scale);
-  VEC_EACH(k, count) vec_store(dtype, d_logits, i + k * VEC_LANES, n, vf_mul(z[k], part[k]));
+  VEC_EACH(k, count) part[k] = vf_mul(part[k], row->over);
+  VEC_EACH(k, count) part[k] = vf_mul(vf_fnma(part[k], part[k], vf_set(1)), row->scale);
+  VEC_EACH(k, count) vec_store(dtype, row->d_logits, i + k * VEC_LANES, n, vf_mul(z[k], part[k]));
 }
 
-static inline void p_step(int64_t i, int count, int n, enum lade_dtype dtype, const float *logits, vf lse, vf scale,
-                          void *d_logits)
+static inline void p_step(int64_t i, int count, int n, enum lade_dtype dtype, const struct logits_row *row)
 {
   vf z[VEC_GROUP];
-  VEC_EACH(k, count) z[k] = vf_sub(vec_load(LADE_F32, logits, i + k * VEC_LANES, n), lse);
+  VEC_EACH(k, count) z[k] = vf_sub(vec_load(LADE_F32, row->logits, i + k * VEC_LANES, n), row->lse);
   vec_exp(z, count);
-  VEC_EACH(k, count) vec_store(dtype, d_logits, i + k * VEC_LANES, n, vf_mul(z[k], scale));
+  VEC_EACH(k, count) vec_store(dtype, row->d_logits, i + k * VEC_LANES, n, vf_mul(z[k], row->scale));
 }
 
 /* Make the gradient of all columns as if none were the target, then subtract 1 at the target. */
@@ -94,11 +100,13 @@ static inline void row_gradient_in(enum lade_dtype dtype, const struct lade_head
                                    void *d_logits)
 {
   const float *logits = row->logits;
-  if (row->softcap > 0)
-    VEC_GROUP_STEPS(capped_step, 0, row->n, dtype, logits, vf_set((float)lse), vf_set((float)scale),
-                    vf_set(1 / row->softcap), d_logits);
+  const bool is_capped = row->softcap > 0;
+  const struct logits_row from = {logits, d_logits, vf_set((float)lse), vf_set((float)scale),
+                                  vf_set(is_capped ? 1 / row->softcap : 0)};
+  if (is_capped)
+    VEC_GROUP_STEPS(capped_step, 0, row->n, dtype, &from);
   else
-    VEC_GROUP_STEPS(p_step, 0, row->n, dtype, logits, vf_set((float)lse), vf_set((float)scale), d_logits);
+    VEC_GROUP_STEPS(p_step, 0, row->n, dtype, &from);
   if (row->target < 0)
     return;
   float part = row->softcap > 0 ? logits[row->target] / row->softcap : 0;

@@ -2,7 +2,7 @@
 /*
  * BF16 products by VDPBF16PS: sixteen FP32 sums take two products each per instruction, 128 flops per cycle on a core
  * with two such pipes. The micro-tile is 12 x 32: 24 accumulators, two vectors of b and one broadcast pair of a, 27 of
- * 32 registers. 24 dot products need 14 loads, within two loads per cycle. 24 chains cover the latency.
+ * 32 registers. 24 dot products need 14 loads, within two loads per cycle. The 24 chains cover the latency.
  *
  * The instruction treats denormal inputs as zero and flushes denormal sums. Only here the arithmetic is not IEEE's, at
  * magnitudes (1e-38) that training does not reach.

@@ -8,7 +8,7 @@
  * products, 1 for FP32). A left panel has [width][group] elements there; a right panel's layout is the level's own.
  * Lanes and k beyond the matrix are zero, as far as a micro-tile reaches.
  *
- * The right operand is always packed. The left one is taken group by group, so it can also be read in place when k is
+ * The right operand is always packed. The left one is taken group by group. So it can also be read in place when k is
  * contiguous and its dtype is the level's own: struct lade_left_block decides per panel.
  */
 #ifndef LADE_MATMUL_BLOCKED_H

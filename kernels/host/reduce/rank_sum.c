@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sum of n ranks' values: y = x[0] + ... + x[n-1], elementwise in F32, over the tree that kernels.h states. Unlike
- * other references this one computes in F32, not in double: the order of the sum is the contract, and every layout of
- * the same ranks must give these bits.
+ * other references it computes in F32, not in double: the order of the sum is the contract, and every layout of the
+ * same ranks must give these bits.
  */
 #include "base/base.h"
 #include "kernels/host/element/element.h"

@@ -23,10 +23,11 @@ VEC_INLINE void norm_bwd_block(const void *arg, int64_t block, enum lade_dtype d
 {
   VEC_COPY(lade_norm_bwd_args, a, arg);
   int64_t rows = lade_row_block(a->n), end = LADE_MIN(a->n, (block + 1) * rows);
-  float *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, 2, block, 0), *d_bias = d_weight + a->d;
+  float *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, 2, block, 0);
+  const struct norm_bwd_partials partials = {d_weight, d_weight + a->d};
   memset(d_weight, 0, 2 * (size_t)a->d * sizeof(float));
   for (int64_t i_row = block * rows; i_row < end; i_row++) {
-    struct norm_bwd_row row = vec_norm_bwd_sum(a, i_row, d_weight, d_bias, dtype);
+    struct norm_bwd_row row = vec_norm_bwd_sum(a, i_row, partials, dtype);
     VEC_STEPS(dx_step, 0, a->d, &row, a, dtype);
   }
 }

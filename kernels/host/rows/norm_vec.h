@@ -57,30 +57,30 @@ VEC_INLINE void vec_norm_row(const struct lade_norm_fwd_args *a, int64_t row, en
   vec_norm_row_summed(a, row, sums, dtype);
 }
 
-/* Sums of one row for its dx. */
-struct norm_bwd_sums {
-  vf g, gh;
-};
-
-VEC_INLINE void norm_bwd_sum_step(int64_t j, int n, struct norm_bwd_sums *sums, const struct lade_norm_bwd_args *a,
-                                  int64_t at, vf mean, vf rstd, float *d_weight, float *d_bias, enum lade_dtype dtype)
-{
-  vf dy = vec_load(dtype, a->dy, at + j, n), x = vec_load(dtype, a->x, at + j, n);
-  vf h = vf_mul(vf_sub(x, mean), rstd);
-  vf g = vf_mul(dy, vf_add(vec_load(dtype, a->weight, j, n), vf_set(a->weight_offset)));
-  sums->g = vf_add(sums->g, g);
-  sums->gh = vf_fma(g, h, sums->gh);
-  vec_store(LADE_F32, d_weight, j, n, vf_fma(dy, h, vec_load(LADE_F32, d_weight, j, n)));
-  if (a->kind == LADE_NORM_LAYER)
-    vec_store(LADE_F32, d_bias, j, n, vf_add(dy, vec_load(LADE_F32, d_bias, j, n)));
-}
-
-/* Inputs of a row's dx: its statistics, and the averages of g and g*h. */
+/* A row in backward: its first element, its statistics, and the sums of g and g*h, then their averages. */
 struct norm_bwd_row {
   int64_t at;
   vf mean, rstd;
-  struct norm_bwd_sums averages;
+  vf g, gh;
 };
+
+/* Partial sums of a block of rows: the gradients of the weight and of the bias. */
+struct norm_bwd_partials {
+  float *d_weight, *d_bias;
+};
+
+VEC_INLINE void norm_bwd_sum_step(int64_t j, int n, struct norm_bwd_row *row, const struct lade_norm_bwd_args *a,
+                                  struct norm_bwd_partials partials, enum lade_dtype dtype)
+{
+  vf dy = vec_load(dtype, a->dy, row->at + j, n), x = vec_load(dtype, a->x, row->at + j, n);
+  vf h = vf_mul(vf_sub(x, row->mean), row->rstd);
+  vf g = vf_mul(dy, vf_add(vec_load(dtype, a->weight, j, n), vf_set(a->weight_offset)));
+  row->g = vf_add(row->g, g);
+  row->gh = vf_fma(g, h, row->gh);
+  vec_store(LADE_F32, partials.d_weight, j, n, vf_fma(dy, h, vec_load(LADE_F32, partials.d_weight, j, n)));
+  if (a->kind == LADE_NORM_LAYER)
+    vec_store(LADE_F32, partials.d_bias, j, n, vf_add(dy, vec_load(LADE_F32, partials.d_bias, j, n)));
+}
 
 /* Return rstd * (g - avg_g - h*avg_gh) + d_residual, not yet rounded. */
 VEC_INLINE vf norm_bwd_dx(int64_t j, int n, const struct norm_bwd_row *row, const struct lade_norm_bwd_args *a,
@@ -90,20 +90,20 @@ VEC_INLINE vf norm_bwd_dx(int64_t j, int n, const struct norm_bwd_row *row, cons
   vf weight = vf_add(vec_load(dtype, a->weight, j, n), vf_set(a->weight_offset));
   vf g = vf_mul(vec_load(dtype, a->dy, row->at + j, n), weight);
   vf residual = a->d_residual ? vec_load(dtype, a->d_residual, row->at + j, n) : vf_set(0);
-  return vf_fma(row->rstd, vf_fnma(h, row->averages.gh, vf_sub(g, row->averages.g)), residual);
+  return vf_fma(row->rstd, vf_fnma(h, row->gh, vf_sub(g, row->g)), residual);
 }
 
 /* Make the first pass over a row; adds to the block's partial sums. */
-VEC_INLINE struct norm_bwd_row vec_norm_bwd_sum(const struct lade_norm_bwd_args *a, int64_t i_row, float *d_weight,
-                                                float *d_bias, enum lade_dtype dtype)
+VEC_INLINE struct norm_bwd_row vec_norm_bwd_sum(const struct lade_norm_bwd_args *a, int64_t i_row,
+                                                struct norm_bwd_partials partials, enum lade_dtype dtype)
 {
   bool is_layer = a->kind == LADE_NORM_LAYER;
-  vf mean = vf_set(is_layer ? ((const float *)a->mean)[i_row] : 0), rstd = vf_set(((const float *)a->rstd)[i_row]);
-  struct norm_bwd_sums sums = {vf_set(0), vf_set(0)};
-  VEC_STEPS(norm_bwd_sum_step, 0, a->d, &sums, a, i_row * a->d, mean, rstd, d_weight, d_bias, dtype);
-  return (struct norm_bwd_row){i_row * a->d, mean, rstd,
-                               {vf_set(is_layer ? vf_sum(sums.g) / (float)a->d : 0),
-                                vf_set(vf_sum(sums.gh) / (float)a->d)}};
+  struct norm_bwd_row row = {.at = i_row * a->d, .mean = vf_set(is_layer ? ((const float *)a->mean)[i_row] : 0),
+                             .rstd = vf_set(((const float *)a->rstd)[i_row]), .g = vf_set(0), .gh = vf_set(0)};
+  VEC_STEPS(norm_bwd_sum_step, 0, a->d, &row, a, partials, dtype);
+  row.g = vf_set(is_layer ? vf_sum(row.g) / (float)a->d : 0);
+  row.gh = vf_set(vf_sum(row.gh) / (float)a->d);
+  return row;
 }
 
 #endif

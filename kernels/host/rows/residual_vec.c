@@ -13,18 +13,21 @@ struct residual_vec_call {
   const void *args;
 };
 
-/*
- * Make sum = residual + drop(x + bias), and add it to the row's sum as stored. @word is the word of element @from of
- * the row, NULL without dropout.
- */
+/* Random words of a row from element @from on; NULL without dropout. */
+struct drawn {
+  const uint32_t *words;
+  int64_t from;
+};
+
+/* Make sum = residual + drop(x + bias) of the row at @at, and add it to the row's sum as stored. */
 VEC_INLINE void sum_step(int64_t j, int n, vf *row_sum, const struct lade_residual_fwd_args *a, int64_t at,
-                         const uint32_t *word, int64_t from, enum lade_dtype dtype)
+                         struct drawn drawn, enum lade_dtype dtype)
 {
   vf x = vec_load(dtype, a->x, at + j, n);
   if (a->bias)
     x = vf_add(x, vec_load(dtype, a->bias, j, n));
-  if (word)
-    x = vec_drop(&a->drop, word + (j - from), x);
+  if (drawn.words)
+    x = vec_drop(&a->drop, drawn.words + (j - drawn.from), x);
   x = vf_add(vec_load(dtype, a->residual, at + j, n), x);
   vec_store(dtype, a->sum, at + j, n, x);
   *row_sum = vf_add(*row_sum, vf_first(vec_rounded(dtype, x), n));
@@ -38,13 +41,13 @@ VEC_INLINE void sum_row(const struct lade_residual_fwd_args *a, const struct lad
 {
   uint32_t words[VEC_RUN_WORDS];
   if (a->drop.drop_below == 0) {
-    VEC_SUM_STEPS(sum_step, 0, a->d, row_sums, a, row * a->d, NULL, 0, dtype);
+    VEC_SUM_STEPS(sum_step, 0, a->d, row_sums, a, row * a->d, (struct drawn){0}, dtype);
     return;
   }
   for (int64_t from = 0; from < a->d; from += VEC_RUN) {
     int64_t end = LADE_MIN(a->d, from + VEC_RUN);
-    const uint32_t *word = vec_words_fill(words, step, &a->drop, row * a->d + from, end - from);
-    VEC_SUM_STEPS(sum_step, from, end, row_sums, a, row * a->d, word, from, dtype);
+    const struct drawn drawn = {vec_words_fill(words, step, &a->drop, row * a->d + from, end - from), from};
+    VEC_SUM_STEPS(sum_step, from, end, row_sums, a, row * a->d, drawn, dtype);
   }
 }
 
@@ -70,11 +73,12 @@ VEC_TASKS(sum_rows)
 struct residual_vec_bwd_call {
   const struct lade_residual_bwd_args *a;
   struct lade_norm_bwd_args norm;
+  float *d_x_bias; /* the block's partial sums */
 };
 
 /* Make d_residual and, from it as stored, dx and the bias's gradient. */
 VEC_INLINE void dx_step(int64_t j, int n, const struct residual_vec_bwd_call *call, const struct norm_bwd_row *row,
-                        const uint32_t *word, int64_t from, float *d_x_bias, enum lade_dtype dtype)
+                        struct drawn drawn, enum lade_dtype dtype)
 {
   const struct lade_residual_bwd_args *a = call->a;
   vf dx = vf_set(0);
@@ -84,27 +88,27 @@ VEC_INLINE void dx_step(int64_t j, int n, const struct residual_vec_bwd_call *ca
     dx = vec_load(dtype, a->d_sum, row->at + j, n);
   vec_store(dtype, a->d_residual, row->at + j, n, dx);
   dx = vec_rounded(dtype, dx);
-  if (word)
-    dx = vec_rounded(dtype, vec_drop(&a->drop, word + (j - from), dx));
+  if (drawn.words)
+    dx = vec_rounded(dtype, vec_drop(&a->drop, drawn.words + (j - drawn.from), dx));
   if (a->dx)
     vec_store(dtype, a->dx, row->at + j, n, dx);
   if (a->d_x_bias)
-    vec_store(LADE_F32, d_x_bias, j, n, vf_add(vec_load(LADE_F32, d_x_bias, j, n), dx));
+    vec_store(LADE_F32, call->d_x_bias, j, n, vf_add(vec_load(LADE_F32, call->d_x_bias, j, n), dx));
 }
 
 VEC_INLINE void dx_row(const struct residual_vec_bwd_call *call, const struct lade_step *step,
-                       const struct norm_bwd_row *row, float *d_x_bias, enum lade_dtype dtype)
+                       const struct norm_bwd_row *row, enum lade_dtype dtype)
 {
   const struct lade_residual_bwd_args *a = call->a;
   uint32_t words[VEC_RUN_WORDS];
   if (a->drop.drop_below == 0) {
-    VEC_STEPS(dx_step, 0, a->d, call, row, NULL, 0, d_x_bias, dtype);
+    VEC_STEPS(dx_step, 0, a->d, call, row, (struct drawn){0}, dtype);
     return;
   }
   for (int64_t from = 0; from < a->d; from += VEC_RUN) {
     int64_t end = LADE_MIN(a->d, from + VEC_RUN);
-    const uint32_t *word = vec_words_fill(words, step, &a->drop, row->at + from, end - from);
-    VEC_STEPS(dx_step, from, end, call, row, word, from, d_x_bias, dtype);
+    const struct drawn drawn = {vec_words_fill(words, step, &a->drop, row->at + from, end - from), from};
+    VEC_STEPS(dx_step, from, end, call, row, drawn, dtype);
   }
 }
 
@@ -113,19 +117,21 @@ VEC_INLINE void bwd_block(const void *arg, int64_t block, enum lade_dtype dtype)
   const struct residual_vec_call *call = arg;
   const struct lade_step step = *call->step;
   VEC_COPY(lade_residual_bwd_args, a, call->args);
-  const struct residual_vec_bwd_call bwd = {a, {.kind = a->kind, .n = a->n, .d = a->d, .dy = a->dy, .x = a->sum,
-                                                .weight_offset = a->weight_offset, .weight = a->weight,
-                                          .mean = a->mean, .rstd = a->rstd,
-                                                .d_residual = a->d_sum}};
   int64_t rows = lade_row_block(a->n), end = LADE_MIN(a->n, (block + 1) * rows);
   float *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, 3, block, 0);
-  float *d_bias = d_weight + a->d, *d_x_bias = d_bias + a->d;
+  const struct norm_bwd_partials partials = {d_weight, d_weight + a->d};
+  const struct residual_vec_bwd_call bwd = {
+      .a = a,
+      .norm = {.kind = a->kind, .n = a->n, .d = a->d, .dy = a->dy, .x = a->sum, .weight_offset = a->weight_offset,
+               .weight = a->weight, .mean = a->mean, .rstd = a->rstd, .d_residual = a->d_sum},
+      .d_x_bias = d_weight + 2 * a->d,
+  };
   memset(d_weight, 0, 3 * (size_t)a->d * sizeof(float));
   for (int64_t i_row = block * rows; i_row < end; i_row++) {
     struct norm_bwd_row row = {.at = i_row * a->d};
     if (a->kind != LADE_NORM_NONE)
-      row = vec_norm_bwd_sum(&bwd.norm, i_row, d_weight, d_bias, dtype);
-    dx_row(&bwd, &step, &row, d_x_bias, dtype);
+      row = vec_norm_bwd_sum(&bwd.norm, i_row, partials, dtype);
+    dx_row(&bwd, &step, &row, dtype);
   }
 }
 VEC_TASKS(bwd_block)

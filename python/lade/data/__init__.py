@@ -49,14 +49,14 @@ class Progress:
     """One line on a terminal, rewritten a few times a second."""
 
     def __init__(self, n_bytes, is_quiet):
-        self.n_bytes, self.done, self.told = n_bytes, 0.0, 0.0
+        self.n_bytes, self.done, self.shown_s = n_bytes, 0.0, 0.0
         self.begin, self.is_shown = time.monotonic(), not is_quiet and sys.stderr.isatty()
 
     def add(self, n_bytes, n_tokens):
         self.done += n_bytes
         now = time.monotonic()
-        if self.is_shown and now - self.told >= TELL_SECONDS:
-            self.told = now
+        if self.is_shown and now - self.shown_s >= TELL_SECONDS:
+            self.shown_s = now
             seconds = max(now - self.begin, 1e-9)
             share = min(100 * self.done / max(self.n_bytes, 1), 100)
             sys.stderr.write(f"\r\033[K{share:5.1f} %  {n_tokens / 1e6:.2f} M tokens, "

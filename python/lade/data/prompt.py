@@ -21,7 +21,7 @@ class Text:
 
     def __init__(self, tokenizer, tokens):
         self.tokenizer, self.tokens = tokenizer, list(tokens)
-        self.begin, self.told = max(len(tokens) - CONTEXT_TOKENS, 0), len(tokens)
+        self.begin, self.returned = max(len(tokens) - CONTEXT_TOKENS, 0), len(tokens)
 
     def decode(self, end=None):
         return self.tokenizer.decode(self.tokens[self.begin:end], skip_special_tokens=False)
@@ -29,14 +29,14 @@ class Text:
     def add(self, token):
         """Return the text that @token completes."""
         self.tokens.append(token)
-        before, after = self.decode(self.told), self.decode()
+        before, after = self.decode(self.returned), self.decode()
         if after.endswith(BROKEN) or len(after) < len(before):
             return ""
-        self.begin, self.told = self.told, len(self.tokens)
+        self.begin, self.returned = self.returned, len(self.tokens)
         return after[len(before):]
 
     def rest(self):
-        before, after = self.decode(self.told), self.decode()
+        before, after = self.decode(self.returned), self.decode()
         return after[len(before):]
 
 

@@ -3,8 +3,8 @@
 
 Autograd hands each tensor that a backward needs to pack(), and asks for it by unpack(). Tensors are held by storage:
 views of one storage count once and come back as views. A storage is copied out while the forward goes on, and freed
-when its copy is complete. pack() waits for copies only while more bytes than the limit are held, copies in flight
-included.
+when its copy is complete. The hook pack() waits for copies only while more bytes than the limit are held, copies in
+flight included.
 
 The first step learns which storages there are and in which order they are used. Later steps copy those out that are
 used last, from the moment they are saved, as many bytes as do not fit. The backward fetches ahead in the learned order

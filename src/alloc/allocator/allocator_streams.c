@@ -5,8 +5,8 @@
  * The cache orders blocks by counts of submitted work, and knows nothing of kernels that the caller puts on its own
  * streams. So each free needs an event behind them. Recording one takes two driver calls and wakes a thread, and most
  * frees come in runs. They wait in a list, which the next allocation empties behind one event for each stream of the
- * list. A later event covers more work than the free needs, so it is always right, and no memory is held longer than
- * until it could be used again.
+ * list. A later event covers more work than the free needs, so it is always right. No memory is held longer than until
+ * it could be used again.
  *
  * No event can be recorded on a stream under capture. Then the list waits on, and allocations from the cache are
  * refused for that stream. Allocations that a plan serves make no driver call, so a capture may contain them.

@@ -11,12 +11,12 @@
  *
  * That is the common case: lade_cache_alloc down to block_serve, lade_cache_free down to block_return, all of it
  * inline. An allocation touches the queue's slot and its shard (lock, counters, the end of the trace's ring). In the
- * zone it touches the bits and one or two heads of the bins, the block, the neighbour after it if a rest is cut off,
- * and a bucket of the index. A free touches the map of owners, the shard, the bucket, the block and both neighbours,
- * and the bins that they leave and enter. All other cases take all locks.
+ * zone it touches the bits and one or two heads of the bins, the block, and a bucket of the index. If a remainder is
+ * split off, it also touches the next neighbour. A free touches the map of owners, the shard, the bucket, the block and
+ * both neighbours, and the bins that they leave and enter. All other cases take all locks.
  *
  * Rejected: a third zone for whole chunks alone. A program whose sizes change from step to step then moves its memory
- * between the zones in every step, and ends with the peak of both.
+ * between the zones in every step. It ends with the peak of both.
  *
  * The ladder, in order of cost. Each step searches again, in the block's own zone first and then in the others:
  *  0. the best fit of the blocks in other queues' shards that are free for this queue or for every queue
@@ -225,7 +225,7 @@ static struct cache_block *block_claim(struct cache_block *block, int queue)
   return block;
 }
 
-/* Find and claim the best fit in the zones of all shards, or only at home if that is due. */
+/* Find and claim the best fit in the zones of all shards, or in @zone alone if a block of its own shard is due. */
 static struct cache_block *zones_find(const struct zone *zone, int queue, uint64_t bytes)
 {
   struct cache_block *best = block_find(zone, queue, bytes);
@@ -316,8 +316,8 @@ static struct cache_block *kinds_search(lade_cache *cache, struct zone *zone, in
 }
 
 /*
- * Climb steps 1 and 2. If a block is due at home but not found there, the search goes on in other shards. A capture may
- * have begun while the climb held no lock.
+ * Climb steps 1 and 2. If a block is due from the queue's own shard but not found there, the search goes on in other
+ * shards. A capture may have begun while the climb held no lock.
  */
 static struct cache_block *pool_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {

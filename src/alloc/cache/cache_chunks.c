@@ -5,8 +5,8 @@
  * If no free block fits, a window is chosen: contiguous addresses that are free or unmapped, long enough, and with the
  * fewest chunks missing. Among equals it is the one in the shortest run of free addresses, which is best fit over
  * addresses. It is in the queue's own shard, and in another only if that fails. Otherwise the moves of a step that
- * repeats would wander among the shards, and the step would take several times as long to come to rest. The end of a
- * segment is a hole like any other, only longer, so growth is not a special case.
+ * repeats would alternate among the shards. The step would take several times as long to stop moving chunks. The end of
+ * a segment is a hole like any other, only longer, so growth is not a special case.
  *
  * Then the missing chunks are gathered: from the spare ones, from idle ones (whole chunks inside free blocks whose
  * queues are done with them, in any zone), and from the device. So a free byte in a whole chunk is never stranded,

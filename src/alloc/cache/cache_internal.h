@@ -8,10 +8,10 @@
  * block all are. Holes are whole chunks. Free neighbours are one block unless they are free for different queues. Holes
  * that touch are one.
  *
- * Shards. Each queue has a shard with a lock. It holds three zones of the common pool (small blocks, large blocks,
- * large blocks of a repeated step), descriptors, the index of live blocks, counters, and a ring of the trace. A block
- * belongs to the shard of its segment, whichever queue it is for. A free finds the shard in a map from addresses,
- * without a lock. Private pools have one zone each, in the shard of the host's blocks.
+ * Shards. Each queue has a shard with a lock. It holds three zones of the common pool: small blocks, large blocks,
+ * large blocks of a repeated step. It also holds descriptors, the index of live blocks, counters, and a ring of the
+ * trace. A block belongs to the shard of its segment, whichever queue it is for. A free finds the shard in a map from
+ * addresses, without a lock. Private pools have one zone each, in the shard of the host's blocks.
  *
  * An allocation from its queue's own zones takes one shard's lock, and so does a free of a block that no other queue
  * used. Both write nothing that another shard's calls write. All other calls (the ladder, numbers, reports) take all
@@ -153,7 +153,7 @@ struct shard {
   uint64_t stamp;       /* of the last event, with room for a queue below */
   uint64_t stamp_end;   /* the event before which the clock is read again */
   uint64_t stamp_count; /* work submitted by the last free */
-  int n_borrowed; /* requests served from other shards since the last one served at home */
+  int n_borrowed; /* requests served from other shards since the last one served from this shard */
   int n_crowded;  /* climbs of the ladder that had to wait for another thread, since chunks were created */
   uint64_t room_bytes;  /* bytes until METER_BYTES or METER_REQUESTED is at its ceiling, or fewer */
   uint64_t floor_bytes; /* METER_BYTES falls to this without all locks */
@@ -314,7 +314,7 @@ void lade_cache_wait_and_sweep(lade_cache *cache);
 int lade_cache_shard_create(lade_cache *cache, int number);
 void lade_cache_shards_free(lade_cache *cache);
 
-/* True if @shard has borrowed so often that its next request is served at home. */
+/* True if @shard has borrowed so often that its next request must be served from @shard itself. */
 static inline bool lade_cache_home_is_due(const struct shard *shard)
 {
   return shard->n_borrowed >= MAX_BORROWED;

@@ -12,7 +12,7 @@
  *
  * To take a block of q for p, p waits on the device, and an empty piece of work is submitted behind the wait. Counts
  * include work and not waits. Without that work, a block that is taken and freed at once would carry an event of p that
- * is over already, although q has not yet reached its own event.
+ * is over already. But q may not yet have reached its own event.
  *
  * Rejected: a set of events per free block, so that any neighbours could be joined at once. It makes every join and
  * every search more expensive. It only serves pending neighbours of different queues, a state that ends once one of the

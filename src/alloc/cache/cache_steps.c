@@ -30,9 +30,9 @@
  * Recognised requests then move no more. Other requests move until their counter, one of N_MOVED, is at its price,
  * MAX_PRICE at most. So do requests that were forgotten because more than N_MOVED requests lack chunks. So moves end,
  * and from then on chunks are only created. A request of b bytes makes a window when each mapped run of b bytes has a
- * block of the step in it. n blocks spoil at most n * (s + 2 b) bytes of such runs. Each chunk that the request creates
- * lies in such a run and stays there. So the requests that create are finitely many; after them no chunk is mapped,
- * unmapped, created or released. The number of steps is not bounded by this, but measured (docs/memory.md).
+ * block of the step in it. So n blocks spoil at most n * (s + 2 b) bytes of such runs. Each chunk that the request
+ * creates lies in such a run and stays there. So the requests that create are finitely many; after them no chunk is
+ * mapped, unmapped, created or released. The number of steps is not bounded by this, but measured (docs/memory.md).
  *
  * Rejected:
  * - Prices that rise more slowly for all: requests that come again a few times within a trace pay for it (1.89 instead

@@ -238,8 +238,8 @@ bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor)
 }
 
 /*
- * The slot's next item j either has its lowest offset above the floor already, or it rests on an unplaced item that
- * does not cover the slot. An unplaced item that covers the slot would itself be the next item.
+ * Either the lowest offset of the slot's next item j is above the floor already, or j rests on an unplaced item outside
+ * the slot. An unplaced item that covers the slot would itself be the next item.
  */
 int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s)
 {

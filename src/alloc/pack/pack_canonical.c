@@ -8,7 +8,7 @@
  *
  * A program read backwards needs as many bytes, and its direction could be normalised the same way. That is rejected. A
  * program's addresses are reused in the order of its time. Packed from its end, a buffer more often begins where
- * another has just ended, so that queues wait for each other (tests/unit/run/test_stages_together.c).
+ * another has just ended. Then queues wait for each other (tests/unit/run/test_stages_together.c).
  *
  * The items are sorted by counting over the slot in which they begin. Each slot begins few items, which are sorted by
  * comparison.

@@ -5,7 +5,7 @@
  * Most of a program is far from its peak, and any order packs it. The result is decided in few places: where items that
  * ended above the limit meet slots that are nearly full. The items of these slots are the core. Without the other items
  * it falls into parts that share no time. A part usually has a few hundred items, so all search methods can handle it,
- * the exact search too, although the whole problem is far too large. Then first fit places the other items around the
+ * even the exact search. The whole problem would be far too large. Then first fit places the other items around the
  * core. Items that now end too high join the core, with the slots around them that are nearly full, and the core is
  * packed again. The threshold of "nearly full" is adapted. At first it gives a core of a size that the exact search can
  * handle. It includes more slots if the others do not fit around the core, and fewer if the core itself is too hard.

@@ -12,16 +12,16 @@
  * needs no branching. This corner view, instead of placing any item anywhere, makes instances without slack easy.
  *
  * If no unplaced item crosses from one slot to the next, the two sides are solved one after the other. A failure on one
- * side does not cause a retry of the other. Of items with the same lifetime that lie directly on each other only one
- * order is tried, and of equal items only one is tried at a corner.
+ * side does not cause a retry of the other. Items with the same lifetime that lie directly on each other are tried in
+ * one order only. Of equal items only one is tried at a corner.
  *
  * A bad early choice can cost unbounded time, while another preference finds a solution with hardly a step back. So
  * attempts begin short. Five preferences among items times three among corners are each tried with a small limit of
- * nodes, then again with random noise and a growing limit. One corner rule takes the lowest corner and one takes the
- * corner with the fewest choices. The third weighs these against the number of failed inferences at the slot in all
- * attempts so far. Slots that fail often are better decided early (Boussemart and others' weighted degrees, 2004). An
- * attempt that ends without meeting its limit proves that no packing fits, and the lower bound rises. In every second
- * cycle the attempts assume a shape of the free bytes (pack_fillers.c); such a failure proves nothing.
+ * nodes. They are then tried again with random noise and a growing limit. One corner rule takes the lowest corner and
+ * one takes the corner with the fewest choices. The third weighs these against the number of failed inferences at the
+ * slot in all attempts so far. Slots that fail often are better decided early (Boussemart and others' weighted degrees,
+ * 2004). An attempt that ends without meeting its limit proves that no packing fits, and the lower bound rises. In
+ * every second cycle the attempts assume a shape of the free bytes (pack_fillers.c); such a failure proves nothing.
  *
  * A quarter of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the
  * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes

@@ -11,7 +11,7 @@
  * The cost: while a member is not live no other item may use its bytes, and no item may ever use the gaps between
  * members. So a bound of the merged problem is one of the caller's problem only if there is no such space. That needs
  * two conditions. The members of each merged group have one lifetime. No gap holds a multiple of the smallest alignment
- * of all items, where another item could begin (an item that begins before the gap would meet the member there).
+ * of all items, where another item could begin. An item that begins before the gap would meet the member there.
  * Otherwise the bound is that of the items without their groups, or the end of the highest run at its lowest start.
  *
  * O(n log n), in the packer's own memory. Rejected: groups that the search methods move as such, with members that have

@@ -23,7 +23,7 @@
  * model valid for the next call.
  *
  * Left out: blocks that several streams recorded (traces do not contain them), private pools of graphs, and settings
- * that PyTorch ships switched off (max_split_size, rounding to parts of powers of two, garbage collection). The
+ * that are off by default in PyTorch (max_split_size, rounding to parts of powers of two, garbage collection). The
  * driver's choice of addresses is unknown. Here addresses only rise, which decides between free blocks of equal size.
  */
 #include "alloc/torch_model.h"

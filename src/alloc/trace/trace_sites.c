@@ -6,9 +6,9 @@
  * of the user's own Python: not in a file of torch or of installed packages. Without one it is the innermost frame of
  * Python, and then the innermost of all. Lade's own snapshots have one frame, whose name is the owner's tag.
  *
- * The file is untrusted: text becomes printable ASCII of bounded length, the frames of a block and the sites of a trace
- * are bounded, and a walk past the pickle's limit leaves the rest unknown. Blocks that are live at the peak are read
- * first, so these limits reach them last.
+ * The file is untrusted: text becomes printable ASCII of bounded length. The frames of a block and the sites of a trace
+ * are bounded. A walk past the pickle's limit leaves the rest unknown. Blocks that are live at the peak are read first,
+ * so these limits reach them last.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Find this process's control group. /proc/self/mountinfo has the mount point of a hierarchy, and the group that is the
- * root of the mount. /proc/self/cgroup has this process's group in the hierarchy. A container often has only its own
- * part mounted; then the mount's root is cut off the front of the group's path. If the group lies outside the mount,
- * the search starts at the mount point, because no other group is visible.
+ * Find this process's control group. The file /proc/self/mountinfo has the mount point of a hierarchy, and the group
+ * that is the root of the mount. The file /proc/self/cgroup has this process's group in the hierarchy. A container
+ * often has only its own part mounted; then the mount's root is cut off the front of the group's path. If the group
+ * lies outside the mount, the search starts at the mount point, because no other group is visible.
  *
  * Rejected: fixed paths below /sys/fs/cgroup alone. They miss version 2 beside version 1 (/sys/fs/cgroup/unified), and
  * controllers that are mounted together (cpu,cpuacct).

@@ -11,7 +11,7 @@
  * directory may hold, are refused too.
  *
  * Reading opens with O_NONBLOCK, because a path that a user gave may be a fifo, and calls fstat before it reads. The
- * size is a hint only: a file that grows meanwhile is read up to the bound.
+ * file is read to its end, at most one byte past that size, so a file that grows meanwhile is refused.
  */
 #include <dirent.h>
 #include <errno.h>

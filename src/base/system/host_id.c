@@ -27,7 +27,7 @@ static size_t file_append(const char *path, char *text, size_t n)
   return n + (size_t)(n_read > 0 ? n_read : 0);
 }
 
-/* FNV-1a. */
+/* Hash @text by FNV-1a. */
 static uint64_t text_hash(const char *text, size_t n)
 {
   uint64_t hash = 0xcbf29ce484222325;

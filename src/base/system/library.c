@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Open CUDA's libraries at run time. The search goes on after a missing function and finds all the others. Callers
+ * Open CUDA's libraries at run time. The search continues after a missing function and finds all the others. Callers
  * report an old library by its version rather than by its missing functions. The function that returns the version may
- * stand anywhere in the list.
+ * be anywhere in the list.
  */
 #include "base/library.h"
 

@@ -39,7 +39,7 @@ static bool field_read(const char *path, const char *key, uint64_t *ret_kib)
   return is_found;
 }
 
-/* Keep the limit @name of @limit_bytes, of which @used_bytes are used, if it is tighter than those before it. */
+/* Keep the limit @name of @limit_bytes, with @used_bytes in use, if it is tighter than those before it. */
 static void limit_keep(struct lade_memory *memory, const char *name, uint64_t limit_bytes, uint64_t used_bytes)
 {
   const uint64_t bytes = limit_bytes - LADE_MIN(limit_bytes, used_bytes);

@@ -55,7 +55,7 @@ void lade_lock_wake(struct lade_lock *lock)
   syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* The word is read while the lock is held, so that no wake-up falls between the read and the unlock. */
+/* Read the word while the lock is held, so that no wake-up falls between the read and the unlock. */
 void lade_lock_sleep(struct lade_lock *lock, _Atomic uint32_t *word)
 {
   uint32_t before = atomic_load(word);

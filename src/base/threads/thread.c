@@ -39,7 +39,7 @@ int lade_thread_start(pthread_t *ret_thread, const char *name, void *(*main)(voi
   return -error;
 }
 
-/* Failure is ignored: the thread then has the usual slice, and only its wake-ups are later. */
+/* Ignore a failure: the thread then has the usual slice, and only its wake-ups are later. */
 void lade_thread_be_prompt(void)
 {
   struct sched_request request = {.size = sizeof(request)};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reader of HuggingFace's config.json: the file. It is untrusted. A directory stands for the config.json in it.
- * families.c knows the fields of each family, rope.c those of rotary positions, fields.c reads one of them.
+ * Reader of HuggingFace's config.json: the file. It is untrusted. A directory means the config.json in it. families.c
+ * knows the fields of each family, rope.c those of rotary positions, fields.c reads one of them.
  *
  * Models of images and text (gemma3, mistral3) have the model of their text in the object text_config, which alone is
  * read.

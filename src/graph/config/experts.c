@@ -325,7 +325,7 @@ static int64_t attention_n_params(const struct lade_experts *model)
          model->k_norm;
 }
 
-/* Count the parameters of a layer's MLP of which @n_experts are counted. */
+/* Count the parameters of a layer's MLP with @n_experts of its experts. */
 static int64_t mlp_n_params(const struct lade_experts *model, int64_t layer, int64_t n_experts)
 {
   const int64_t d = model->width;

@@ -322,8 +322,8 @@ static int falcon_read(const struct config *config, struct lade_model *model)
 }
 
 /*
- * Read MPT's object attn_config. transformers computes ALiBi with 8 whatever it states, ignores biases and hidden
- * widths other than the usual ones, and clamps unless clip_qkv is 0 or null.
+ * Read MPT's object attn_config. The library transformers always computes ALiBi with 8, ignores unusual biases and
+ * hidden widths, and clamps unless clip_qkv is 0 or null.
  */
 static int mpt_attention_read(const struct config *config, struct lade_model *model)
 {
@@ -400,7 +400,7 @@ static int neo_types_add(const struct config *config, const json_t *element, str
   return 0;
 }
 
-/* Read GPT-Neo's layers, of which each second one has a window if no field says otherwise; scores are not scaled. */
+/* Read GPT-Neo's layers: every second one has a window unless a field states otherwise; scores are not scaled. */
 static int gpt_neo_read(const struct config *config, struct lade_model *model)
 {
   const json_t *types = field_find(config, "attention_types");
@@ -440,7 +440,7 @@ static int hunyuan_read(const struct config *config, struct lade_model *model)
   return rc == 0 && n_experts > 1 ? field_refuse(config, "num_experts", "1, or null in a model of this type") : rc;
 }
 
-/* InternLM 3 has the two switches that its own code has, and transformers takes them for one. */
+/* Refuse different switches for InternLM 3: its own code has two, which transformers reads as one. */
 static int internlm3_read(const struct config *config, struct lade_model *model)
 {
   if (lade_model_has_bias(model, LADE_BIAS_OUT) != lade_model_has_bias(model, LADE_BIAS_MLP))
@@ -448,7 +448,7 @@ static int internlm3_read(const struct config *config, struct lade_model *model)
   return 0;
 }
 
-/* Read a factor, 1 if absent; 0 stands for 1 in the model. */
+/* Read a factor, 1 if absent; the model stores 1 as 0. */
 static int factor_read(const struct config *config, const char *name, float fallback, float *ret_factor)
 {
   int rc = field_number(config, name, fallback, ret_factor);

@@ -54,7 +54,7 @@ const char *lade_model_difference(const struct lade_model *a, const struct lade_
   return a->family != b->family ? "a family" : NULL;
 }
 
-/* FNV-1a, 64 bits (Fowler, Noll, Vo). */
+/* Hash the numbers by FNV-1a of 64 bits (Fowler, Noll, Vo). */
 uint64_t lade_model_key(const struct lade_model *model)
 {
   uint64_t key = 0xcbf29ce484222325;

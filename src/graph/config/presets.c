@@ -2,9 +2,9 @@
 /*
  * Models by name. `nano` is nanoGPT's character-level CPU configuration and `baby` its GPU one; both take their
  * vocabulary from the data. The gpt2 sizes are OpenAI's. The llama3 sizes are Meta's: 405b is Llama 3.1; 8b and 70b are
- * as first released, with context 8192 and no frequency scaling. gpt3-175b and gpt-1t are from Table 1 of Narayanan et
- * al., "Efficient large-scale language model training on GPU clusters using Megatron-LM" (2021). Tests compare the
- * parameter counts with the published ones.
+ * as first released, with context 8192 and no frequency scaling. Those of gpt3-175b and gpt-1t are from Table 1 of
+ * Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM" (2021). Tests
+ * compare the parameter counts with the published ones.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -215,7 +215,7 @@ static void falcon_put(struct root *root, const struct lade_model *model)
   put(root, "alibi", json_boolean(model->alibi_max > 0));
 }
 
-/* Return a factor of which 0 stands for 1. */
+/* Return a factor, which the model stores as 0 if it is 1. */
 static json_t *factor_json(float factor)
 {
   return number_json(factor > 0 ? factor : 1);

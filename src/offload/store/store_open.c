@@ -32,7 +32,7 @@
 /* ---- directories ---- */
 
 /*
- * Copy the next name of a list at *@at into a new string, with double commas made single. *@at moves to the next name,
+ * Copy the next name of a list at *@at into a new string, with double commas made single. Move *@at to the next name,
  * or to NULL at the end. NULL if memory is out.
  */
 static char *dir_next(const char **at, struct lade_faults *faults)

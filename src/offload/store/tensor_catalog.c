@@ -6,10 +6,10 @@
  *   record's memo          sizes and counts: struct catalog_memo
  *
  * A publish writes the catalog of the present tensors to the slot that does not count, and lets durable.c make it
- * count: sync, record, sync. Since the last publish, puts have written to room that the published catalog does not
- * refer to, so the former state stays whole until the new one counts. Afterwards the runs of the new catalog are held,
- * and runs that only the former one held are free. If the record's write or sync fails, either catalog may count, so
- * the runs of both stay held, and the store publishes no more.
+ * count: sync, record, sync. Since the last publish, puts have written only to space that the published catalog does
+ * not refer to. So the former state stays whole until the new one counts. Afterwards the runs of the new catalog are
+ * held, and runs that only the former one held are free. If the record's write or sync fails, either catalog may count,
+ * so the runs of both stay held, and the store refuses further publishes.
  *
  * The slot's table has the checksums of the catalog's own granules, so an entry has the bytes that a publish wrote. Its
  * fields are checked nevertheless, because a wrong run would give bytes of one tensor to another.

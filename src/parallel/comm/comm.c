@@ -74,7 +74,7 @@ bool comm_is_valid(const lade_comm *comm)
          status <= 0 && comm->failure.line.code == status;
 }
 
-/* An engine always writes a line; the caller's @error may be NULL. */
+/* Copy an engine's line, which a failure always has, to the caller's @error, which may be NULL. */
 int comm_error_pass(int status, const struct lade_error *found, struct lade_error *error)
 {
   if (status && error)

@@ -4,7 +4,7 @@
  *
  * A member of this node is checked through a pidfd, which also reports a process that is dead and not yet reaped. On
  * kernels without pidfd_open it is checked by process number. If two checks are more than a second apart, this process
- * was stopped between them, so the time between them counts as at most a second of waiting.
+ * was stopped between them. So the time between them counts as at most a second of waiting.
  *
  * A meeting ends when every member has arrived. Arriving members count up one word. The last one resets it, raises
  * n_met and wakes the sleepers on that word. If ranks outnumber cores, waiters sleep at once; else a short spin saves

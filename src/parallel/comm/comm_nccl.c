@@ -11,10 +11,10 @@
  * polls, so that creation ends when a peer fails. The root's split by one colour gives the handle, which blocks: a call
  * puts its kernel on the stream before it returns, and costs no thread. NCCL (since 2.23) creates a thread for each
  * group of a handle that does not block, and Lade would then poll for it: 100 to 150 us for each collective. A call
- * that blocks cannot be aborted by its own handle, because NCCL allows no abort of a handle while a thread is in a call
- * on it. Root and handle are therefore one family (splitShare), whose kernels and waits end by one flag. Aborting the
- * root raises the flag, the call returns, and then the handle is aborted. The root makes no connections, so it takes
- * little memory. NCCL_COMM_BLOCKING=0 in the environment makes the handle one that is polled.
+ * that blocks cannot be aborted by its own handle: NCCL allows no abort of a handle while a thread is in a call on it.
+ * Root and handle are therefore one family (splitShare), whose kernels and waits end by one flag. Aborting the root
+ * raises the flag, the call returns, and then the handle is aborted. The root makes no connections, so it takes little
+ * memory. NCCL_COMM_BLOCKING=0 in the environment makes the handle one that is polled.
  *
  * The launching thread puts a piece of work on a stream: a word that marks its begin, NCCL's calls, a word that marks
  * its end. Moves without a sum are sent as bytes for every dtype, because NCCL lacks some of Lade's types. An
@@ -560,7 +560,7 @@ static int handles_init(void *arg)
     return status;
   /*
    * NCCL writes the handle from its own thread until the root is settled or aborted. ncclCommSplit (2.28) answers
-   * success while its work goes on. So the root is always asked.
+   * success while its work continues. So the root is always asked.
    */
   result = nccl->ncclCommSplit(comm->root, 0, comm->base.rank, &comm->handle, &blocking);
   return comm_nccl_settle(comm, comm->root, "ncclCommSplit", result ? result : NCCL_IN_PROGRESS, making->error);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All schedules have one form: some forward halves to warm up, then a forward and a backward half in turns, then the
+ * All schedules have one form: some forward halves to warm up, then a forward and a backward half alternately, then the
  * remaining backward halves. They differ in the length of the warm-up and in the k-th half of a direction.
  *
  *   GPIPE        warms up with all forward halves
@@ -15,7 +15,7 @@
  * stages goes through chunk after chunk. Backward is the same, from the last chunk down.
  *
  * ZBH1. Stage s computes the weights' gradients of microbatch k after the backward half of k + s. So the backward chain
- * passes the stages without them, and the remaining ones at the end fill idle time. 1F1B has a bubble of (stages - 1)
+ * passes the stages without them, and the remaining ones at the end fill idle time. The bubble of 1F1B is (stages - 1)
  * (F + B + W); ZBH1 removes twice (stages - 1) W of it. Stage s holds stages - s microbatches that wait for their
  * backward half and s that wait for weights: as many as stage 0 in total.
  *

@@ -16,7 +16,7 @@
  *   - the receiver's slot starts at the transfer's time or later;
  *   - a stage sends at most one value between two slots, so time and sender tell transfers apart.
  *
- * Each list is this order restricted to one stage, so no circle of waits exists, with one channel or with many, and for
+ * Each list is this order restricted to one stage. So no circle of waits exists, with one channel or with many, and for
  * any placement in memory. Real slots have other lengths: that costs time on one channel, but the order stays.
  *
  * The walk always ends: tests/unit/parallel/test_schedule.c shows it for each schedule, by other code. It takes memory

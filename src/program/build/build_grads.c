@@ -458,7 +458,7 @@ static void wholes_hold(struct builder *b, const struct reduction_input *inputs,
     b->in_flight[at][i] = inputs[i].whole.at.buffer;
 }
 
-/* Reduce-scatter a batch; blocks that are not added to a sum are complete with the last microbatch. */
+/* Reduce-scatter a batch. A block that is not added to a sum is complete with the last microbatch. */
 static void blocks_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
   struct reduction_input inputs[LADE_COMM_LIST_MOST];

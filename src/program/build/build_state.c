@@ -2,7 +2,7 @@
 /*
  * Emission: working copies in shards, and the end of a step.
  *
- * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed, and then the
+ * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed. Then the
  * updates run, each at its parameter's home tier. If state is in shards, this rank updates its block, and the working
  * copy is gathered again: at once if it is whole on the device, else before each use (at the slots of liveness.c).
  * Gathers of one slot, or of consecutive updates, are adjacent in the list and form a group.
@@ -207,7 +207,7 @@ static int32_t shared_scratch_make(struct builder *b)
   return scratch_make(b, all, true);
 }
 
-/* True if the next streamed update begins a run of them. Those within the backward half stand alone. */
+/* True if the next streamed update begins a run of them. Updates within the backward half are not in runs. */
 static bool is_run_begun(const struct builder *b)
 {
   return b->backward_updates || b->stream < 0;

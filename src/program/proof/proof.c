@@ -2,17 +2,17 @@
 /*
  * Prove a program from the graph and the list alone.
  *
- * The builder knows its reason for each instruction; the proof asks only whether the list, as it stands, computes the
- * step. It shares with the builder only the formats (program.h, graph.h) and the numbering and sizes of values
- * (values.c). It has four parts, each of which relies on those before:
+ * The builder knows its reason for each instruction; the proof checks only whether the list computes the step. It
+ * shares with the builder only the formats (program.h, graph.h) and the numbering and sizes of values (values.c). It
+ * has four parts, each of which relies on those before:
  *
  *   form    each instruction has the operands that its op or kind demands, in order, whole, in the right space, on
  *           the right queue; every op of every microbatch runs, in the forward half maybe again, each
  *           gradient is the same sum in the same order with any recompute; every update happens once
  *   space   buffers that are live at one time do not overlap; peaks and live peaks are as stated
  *   walk    run the list symbolically over maps from addresses to values: every read finds exactly the value that
- *           it names; two accesses of which one writes are ordered by queues and waits; at the end
- *           each resident buffer holds its next step's beginning
+ *           it names; two accesses, one of them a write, are ordered by queues and waits; at the end each resident
+ *           buffer holds its next step's beginning
  *   captures  no instruction waits for, or behind, a part of a CUDA graph
  *
  * This is sufficient. By form, every instruction computes the right function of the values that it names. By walk, it

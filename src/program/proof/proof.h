@@ -3,7 +3,7 @@
  * Internals of the proof that its parts share. Each part returns 0, -EINVAL with the first violation in proof->error,
  * or -ENOMEM, and relies on the results of the parts before it.
  *
- *   proof_terms.c  values, and how a refusal names them; every other part stands on it
+ *   proof_terms.c  values, and how a refusal names them; every other part uses it
  *   proof_form.c   every instruction is as the graph demands; indices, ranges, sizes, kinds, queues are sound
  *   proof_ranks.c  the same for instructions of several ranks, for form
  *   proof_step.c   form of a caller's own step, in place of these two

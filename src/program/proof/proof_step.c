@@ -85,7 +85,7 @@ static int operand_compare(const struct step_form *form, int at, int i)
   return 0;
 }
 
-/* Check that operands lie apart: each in a buffer of its own, of which no two that are live overlap. */
+/* Check that operands are disjoint: each is in a buffer of its own, and no two live buffers overlap. */
 static int operand_apart(const struct step_form *form, int at, int i)
 {
   const struct lade_program *program = form->proof->program;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Write the list of instructions of a schedule: turn by turn the gets, the redos and the op, and behind each the drops
- * of values that the turn does not use any more and that are not held behind it. A value that waits on a tier and is
- * used later is put there instead, and so is a given one of another tier that an op changed. O(uses of all ops that
- * run).
+ * Write the list of instructions of a schedule: turn by turn the gets, the redos and the op. Each is followed by the
+ * drops of values that the turn does not use any more and does not hold. A value that waits on a tier and is used later
+ * is put there instead. So is a given value of another tier that an op changed. O(uses of all ops that run).
  */
 #include "recompute/graph/emit.h"
 

@@ -281,8 +281,8 @@ static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, 
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes);
 
 /*
- * Plan as if there were no other tiers, with the effort of such a plan, so that a plan with tiers is not slower than
- * one without. @choices become those of the problem with tiers. -ENOSPC: nothing was found.
+ * Plan as if there were no other tiers, with the effort of such a plan. So a plan with tiers is not slower than one
+ * without. @choices become those of the problem with tiers. -ENOSPC: nothing was found.
  */
 static int alone_plan(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
 {
@@ -404,7 +404,7 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 
 /*
  * Plan within the budget. If nothing is found, begin from the nearest schedule. It does not depend on the effort that
- * the search for the smallest budget took, so a plan with tiers finds the same plan of recompute alone.
+ * the search for the smallest budget took. So a plan with tiers finds the same plan of recompute alone.
  */
 static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
 {

@@ -7,11 +7,11 @@
  *
  * A storage that several ops write or update is one value, too. Its makers run again together, in their order, so that
  * each reads the version that it read the first time. An op must not run again after an update of a given storage that
- * it reads, because the old version is gone. redo_until is the last turn in which it may run again.
+ * it reads, because the old version is gone. The field redo_until is the last turn in which it may run again.
  *
  * A value can wait on another tier instead of being made again. To get it back is an op of its own, numbered behind the
  * graph's, which reads nothing and makes the value; it takes no time of the device. The copy on the tier has the
- * version of its last put, so no op that reads or makes an older version of such a value may run again.
+ * version of its last put. So no op that reads or makes an older version of such a value may run again.
  *
  * Given storages that may be moved are values, too, whose makers are the ops that change them, and which are never made
  * again: they wait on a tier where they are not held. Their birth is -1. Those that live on the device are there at

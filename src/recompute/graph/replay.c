@@ -2,7 +2,7 @@
 /*
  * Replay a list of instructions over a graph: the proof that a list is right, and the count of its bytes.
  *
- * The replay knows for each storage the version on the device and the version of each copy on a tier, and runs the list
+ * The replay knows for each storage the version on the device and the version of each copy on a tier. It runs the list
  * against them. Each operand of an op must be on the device, at the version that the graph gave it. So the replay finds
  * an op that runs again after an update of its input, and an update that runs twice. It shares the graph with the
  * search, and nothing else. O(operands of all instructions).

@@ -4,8 +4,8 @@
  *
  * A change of the boundaries at which a value is held changes the bytes of that range. It queues the turns at the ends
  * of the range, and those in it that touch the value. Each queued turn is evaluated again. If its redos changed, so did
- * the turns that some values touch: a value that an op of the turn no longer uses, and that is held for that use alone,
- * is released back to its last touch, which queues further turns. Each release makes the schedule smaller, so the queue
+ * the turns that some values touch: a value that is held only for a use that an op of the turn no longer has is
+ * released back to its last touch. This queues further turns. Each release makes the schedule smaller, so the queue
  * empties. Every change of spans and redos is journalled with what it replaced.
  */
 #include "recompute/graph/schedule.h"
@@ -83,8 +83,7 @@ static bool is_got_in(const struct remat_schedule *schedule, int value, int turn
 }
 
 /*
- * True if an op changed @value, which lives on a tier, since it was got for the stay on the device that ends at touch
- * @at.
+ * True if an op changed @value, which lives on a tier, in the live range on the device that ends at touch @at.
  */
 static bool is_changed(const struct remat_schedule *schedule, int value, int at)
 {

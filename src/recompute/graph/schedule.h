@@ -4,8 +4,8 @@
  *
  * The held boundaries are the only decision. The redos of a turn follow from them. A value is needed in a turn if the
  * turn's op reads it, or if it is held after the turn but not before it. A needed value that is not on the device is
- * made again, and so are the values that its makers read (Checkmate, Jain et al. 2020, derives its R from its S in the
- * same way). So a turn depends on two boundaries only. A change of one value re-evaluates the turns that touch it.
+ * made again, and so are the values that its makers read. Checkmate (Jain et al. 2020) derives its R from its S in the
+ * same way. So a turn depends on two boundaries only. A change of one value re-evaluates the turns that touch it.
  *
  * A value touches a turn if an op that runs in it uses or makes the value. A span of held boundaries reaches from one
  * touched turn to a later one, because bytes that are held past the last use waste memory.
@@ -199,8 +199,8 @@ int remat_gets_list(const struct remat_schedule *schedule, int turn, struct rema
 
 /*
  * Return the first turn from @turn on behind which @value, which waits on a tier, is put there: it is on the device in
- * the turn, not behind it, and the next turn that touches it gets it back, or the tier has no copy of its last version.
- * -1: before turn 0. INT32_MAX: none.
+ * the turn and not behind it. Also, either the next turn that touches it gets it back, or the tier has no copy of its
+ * last version. -1: before turn 0. INT32_MAX: none.
  */
 int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn);
 

@@ -5,9 +5,9 @@
  * Each round analyses the program just in time (peak_analysis.c), at the instruction at which the most device memory is
  * live. It looks at the values that are live there but not used there. Such a value can leave the peak in up to three
  * ways: recompute, host, store. Parameters and optimizer state that are resident can move to another tier. Of all these
- * changes the round makes the one with the least estimated time per byte freed, for a few members of the value's group
- * at once. Changes only move away from "keep", so the trajectory ends: where all live values at the peak are operands
- * of the instruction that runs then, or where no tier has room.
+ * changes the round makes the one with the least estimated time per byte freed. It makes the change for a few members
+ * of the value's group at once. Changes only move away from "keep", so the trajectory ends: where all live values at
+ * the peak are operands of the instruction that runs then, or where no tier has room.
  *
  * Spills (values that leave in every gap) are made for a whole group at once, because the short gaps of all layers have
  * equal peaks.

@@ -12,14 +12,14 @@
  * that fits a step has a bound below the best time found. Steps and states do not depend on the budget, so a larger
  * budget chooses from a superset of a smaller one's candidates: it is never slower. The last step is the smallest
  * budget. For large programs (descent_is_large) the ladder is coarse, and the search ends at the first step that yields
- * a plan, so that it takes a few seconds at most.
+ * a plan. So it takes a few seconds at most.
  *
  * The unconstrained peak is that of a program just in time. Where data parallel ranks gather copies and sum gradients,
  * more memory is useful: prefetched copies and gradients that wait for their bucket save latencies. There the ladder
  * begins above that peak. Its highest step keeps every value, and more memory makes no step faster. A state that
  * gathers copies again costs time and saves memory; where it is predicted to be faster still, that is an artefact of
  * its order of transfers. So once a plan is as fast as the one that keeps everything, states that gather again are
- * skipped, and with ample memory each copy is gathered once. There "never slower" means: never slower than a smaller
+ * skipped. With ample memory each copy is then gathered once. There "never slower" means: never slower than a smaller
  * budget or than that plan.
  *
  * From step to step both the size and the time to beat fall. So a state that was tried just in time is not built again,

@@ -12,9 +12,8 @@
  *      renames the directory. Then it removes old checkpoints.
  *
  * So a file has the same bytes whatever the layout, and no rank ever holds more of the model than its own part. At
- * whatever moment a rank dies, a checkpoint's name always stands for a complete checkpoint. A rank that fails takes
- * part in the votes, so that the first rank can clean up. A rank that is gone makes the votes fail, with the same
- * effect.
+ * whatever moment a rank dies, a checkpoint's name always means a complete checkpoint. A rank that fails takes part in
+ * the votes, so that the first rank can clean up. A rank that is gone makes the votes fail, with the same effect.
  *
  * checkpoint_directory.c has the order of renames and the failures that it survives. Each save checks the drive's free
  * space anew, because other programs change it, and files are allocated whole before their first byte of data. So a

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A copy in host memory of the values that this rank saves, so that steps can go on during the save. It gives the
- * values at the moment of the copy, through the same functions.
+ * A copy in host memory of the values that this rank saves, so that steps can run during the save. It gives the values
+ * at the moment of the copy, through the same functions.
  */
 #ifndef LADE_SNAPSHOT_H
 #define LADE_SNAPSHOT_H

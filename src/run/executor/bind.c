@@ -252,7 +252,7 @@ static void io_bind(lade_executor *ex, const struct lade_program *program, const
       .data = operand_address(ex, program, instr, is_read ? LADE_ROLE_DST : LADE_ROLE_SRC)};
 }
 
-/* Narrow an in-place collective over a gradient to the elements of which several tensor parallel ranks have parts. */
+/* Narrow an in-place collective over a gradient to the elements that several tensor parallel ranks have parts of. */
 static void parts_bind(const lade_executor *ex, const struct lade_program *program, int param,
                        struct lade_collective *collective)
 {

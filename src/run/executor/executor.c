@@ -282,7 +282,7 @@ int lade_executor_publish(lade_executor *ex, const void *memo, size_t memo_bytes
 
 /* ---- between steps ---- */
 
-/* Return the memory of a microbatch's data, of which @buffers has the buffers; NULL: no instruction reads it here. */
+/* Return the memory of a microbatch's data, whose buffers are in @buffers; NULL: no instruction reads it here. */
 static int32_t *data_address(const lade_executor *ex, const int32_t *buffers, int microbatch)
 {
   const int32_t buffer = buffers[microbatch];

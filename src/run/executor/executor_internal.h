@@ -245,8 +245,8 @@ void bound_finish(struct bound_program *bound);
 bool bound_program_is_valid(const lade_executor *executor, const struct bound_program *bound);
 
 /*
- * Compute, by queue (LADE_N_QUEUES entries), how long that queue made the compute queue stand still (stalls.c). pre:
- * the run that began at @start_ns has ended.
+ * Compute, by queue (LADE_N_QUEUES entries), how long that queue stalled the compute queue (stalls.c). pre: the run
+ * that began at @start_ns has ended.
  */
 void executor_stalls_count(const struct bound_program *bound, int64_t start_ns, int64_t *ret_stall_ns);
 

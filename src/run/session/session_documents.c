@@ -4,8 +4,8 @@
  *
  * A separator ends a document and belongs to it, as in Megatron-LM's reset of attention masks and in nanoGPT's files.
  * The token after it begins the next document and sees no earlier key. Documents that cross the end of a row are cut,
- * as without masks. Positions go on over documents: rotary ones are relative, so each document has the numbers that it
- * has alone, but learned ones differ. The loss of a separator, whose target begins the next document, counts.
+ * as without masks. Positions continue over documents: rotary ones are relative, so each document has the numbers that
+ * it has alone, but learned ones differ. The loss of a separator, whose target begins the next document, counts.
  *
  * Every rank derives first keys from the whole rows that it has read, so stages without an embedding have them too.
  */

@@ -266,7 +266,7 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
 
 /* ---- where state is ---- */
 
-/* A plan opens no files, because a training run may have them locked: it reads the size of the data file. */
+/* Read the size of the data file for a plan, which opens no files, because a training run may have them locked. */
 uint64_t session_durable_held(const lade_session *s)
 {
   struct stat what;

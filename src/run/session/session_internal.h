@@ -221,7 +221,8 @@ int session_count_node_ranks(lade_session *session, struct lade_error *error);
  */
 int session_links_take(lade_session *session, struct lade_error *error);
 /*
- * Check, with the plan, that one drive has room for the stores of all its ranks. -ENOSPC at every one of them if not.
+ * Check, with the plan, that one drive has room for the stores of all its ranks. -ENOSPC at all of these ranks if it
+ * has not.
  */
 int session_agree_room(lade_session *session, struct lade_error *error);
 /* Check that the ranks' programs meet: lade_rank_group_prove. */

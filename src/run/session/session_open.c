@@ -199,14 +199,14 @@ static int share_graph(const lade_session *s, const struct lade_share *share, st
  */
 static int devices_agree(lade_session *s, struct lade_error *error)
 {
-  const char *const names[] = {"on the host", "on a GPU", "where it can"};
+  const char *const names[] = {"the host", "a GPU", "either"};
   const int64_t own = s->params.is_gpu + (s->params.is_gpu && s->params.or_host);
   int64_t first = own;
   int status = lade_rank_group_broadcast(&s->group, 0, &first, sizeof(first), error);
   if (status)
     return status;
   if (first != own)
-    status = lade_error_set(error, -EINVAL, "was told to compute %s, and the first rank %s: all ranks take the same "
+    status = lade_error_set(error, -EINVAL, "--device selects %s, and %s at the first rank: all ranks take the same "
                             "--device", names[own], names[first]);
   return lade_rank_group_vote(&s->group, status, error);
 }

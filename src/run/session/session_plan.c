@@ -175,8 +175,8 @@ static int budget_make(lade_session *s, struct lade_error *error)
 
 /*
  * Shrink device and host tier if they do not fit this machine together. A byte less of one tier costs the other a byte
- * at most, so they take the least together without a host tier: if any budget fits, that one does. The host tier then
- * gets the bytes left, and the smallest budget with it is no larger. A stated budget stays. Collective.
+ * at most, so they take the least together without a host tier: if any budget fits, this least one does. The host tier
+ * then gets the bytes left, and the smallest budget with it is no larger. A stated budget stays. Collective.
  */
 static int tiers_shrink(lade_session *s, struct lade_error *error)
 {

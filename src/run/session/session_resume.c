@@ -36,7 +36,8 @@ static int resume_find(lade_session *s, struct lade_error *error)
 }
 
 /*
- * If several ranks do not find the checkpoint, the line is the first rank's: then it is absent, not merely on one node.
+ * Begin the resume on all ranks. If several do not find the checkpoint, the first rank's line is returned, because the
+ * checkpoint is then absent, not merely missing on one node.
  */
 int session_resume_begin(lade_session *s, struct lade_error *error)
 {

@@ -124,7 +124,7 @@ static int64_t now_ns(const lade_stepper *stepper)
   return latest;
 }
 
-/* Let every clock of a dry device stand at the end of the step, as queues that were waited for do. */
+/* Advance every clock of a dry device to the end of the step, as a wait for all queues does. */
 static void clocks_join(lade_stepper *stepper, const uint64_t *last)
 {
   for (int q = 0; q < LADE_N_QUEUES; q++) {

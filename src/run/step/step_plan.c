@@ -34,7 +34,9 @@ static uint64_t add_saturated(uint64_t a, uint64_t b)
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Return the budget of @space for addresses: given storages of other tiers, which stand first, come on top. */
+/*
+ * Return the budget of @space for addresses: given storages of other tiers, which have the first offsets, come on top.
+ */
 static uint64_t limit_get(const struct step_planning *planning, const struct lade_program *program,
                           enum lade_space space)
 {
@@ -194,7 +196,10 @@ static int least_search(const struct step_planning *planning, struct step_plan *
   return -ENOSPC;
 }
 
-/* The list of the smallest live peak leaves the rest of its last chunk unused: take a faster one in the same chunks. */
+/*
+ * Search a faster list in the chunks of the one with the smallest live peak, which leaves its last chunk in part
+ * unused.
+ */
 static int least_improve(struct step_planning *planning, struct step_plan *plan)
 {
   const uint64_t bytes = plan->program->peak_bytes[LADE_DEVICE];

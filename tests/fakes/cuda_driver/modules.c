@@ -4,8 +4,8 @@
  * LADE_FAKE_KERNELS names, and a function is the kernel of that name in it. Without the variable no file is found.
  * Launches run on the stream, in shuffled order, one grid at a time; launches of the kernel that LADE_FAKE_IDLE
  * names do nothing. A function is loaded at its first launch or capture, which waits for the whole context and blocks
- * other calls meanwhile. The driver loads in the same way unless it is told to load everything at once, for which
- * CUDA's libraries are too large.
+ * other calls meanwhile. The driver loads in the same way, unless CUDA_MODULE_LOADING=EAGER loads everything at once,
+ * for which CUDA's libraries are too large.
  */
 #include <dlfcn.h>
 #include <stdbool.h>

@@ -17,9 +17,9 @@
  * begins and is carried out when the thread waits for it. A read before that, or a late one of the old contents, reads
  * poison.
  *
- * The address sanitizer, if linked in, is told of every switch. The thread sanitizer would need a fiber of its own for
- * every thread of every block. This file and the kernels are therefore built without it, because they are one thread's
- * work under one lock.
+ * The address sanitizer, if linked in, is notified of every switch. The thread sanitizer would need a fiber of its own
+ * for every thread of every block. This file and the kernels are therefore built without it, because they are one
+ * thread's work under one lock.
  */
 #include "cuda_on_cpu_run.h"
 

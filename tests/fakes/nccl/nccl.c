@@ -666,7 +666,7 @@ static nccl_result op_put(const char *function, struct ncclComm *comm, void *str
   const enum op_kind first = group.ops[0].kind;
   if (group.n_ops && ((is_pair(op->kind) ? !is_pair(first) : op->kind != first) || group.comm != comm
                       || group.stream != stream || group.n_ops == MAX_OPS))
-    nccl_misuse(comm, "a group of more than one communicator, or of things that are not alike");
+    nccl_misuse(comm, "a group of more than one communicator, or of different operations");
   group.comm = comm;
   group.stream = stream;
   group.ops[group.n_ops++] = *op;
@@ -679,25 +679,27 @@ nccl_result ncclAllGather(const void *src, void *dst, size_t n, int type, nccl_h
                 &(struct op){.kind = OP_ALL_GATHER, .src = src, .dst = dst, .n = n, .type = type});
 }
 
-/* Add a sum; only sums of floats are supported. */
-static nccl_result sum_put(const char *function, enum op_kind kind, const void *src, void *dst, size_t n, int type,
-                           int op, nccl_handle handle, nccl_stream stream)
+/* Add @sum by the reduction @op; only sums of floats are supported. */
+static nccl_result sum_put(const char *function, nccl_handle handle, nccl_stream stream, int op, struct op sum)
 {
-  bool is_good = op == NCCL_SUM && (type == NCCL_FLOAT32 || type == NCCL_BFLOAT16 || type == NCCL_FLOAT16);
-  return op_put(function, handle, stream,
-                &(struct op){.kind = kind, .src = src, .dst = dst, .n = is_good ? n : 0, .type = type});
+  bool is_float = sum.type == NCCL_FLOAT32 || sum.type == NCCL_BFLOAT16 || sum.type == NCCL_FLOAT16;
+  if (op != NCCL_SUM || !is_float)
+    sum.n = 0; /* op_put refuses it */
+  return op_put(function, handle, stream, &sum);
 }
 
 nccl_result ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, nccl_handle handle,
                               nccl_stream stream)
 {
-  return sum_put("ncclReduceScatter", OP_REDUCE_SCATTER, src, dst, n, type, op, handle, stream);
+  return sum_put("ncclReduceScatter", handle, stream, op,
+                 (struct op){.kind = OP_REDUCE_SCATTER, .src = src, .dst = dst, .n = n, .type = type});
 }
 
 nccl_result ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, nccl_handle handle,
                           nccl_stream stream)
 {
-  return sum_put("ncclAllReduce", OP_ALL_REDUCE, src, dst, n, type, op, handle, stream);
+  return sum_put("ncclAllReduce", handle, stream, op,
+                 (struct op){.kind = OP_ALL_REDUCE, .src = src, .dst = dst, .n = n, .type = type});
 }
 
 nccl_result ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, nccl_handle handle,

@@ -2,7 +2,7 @@
 /*
  * The pluggable allocator over host and dry devices: drawn steps that repeat with changes never share a byte between
  * two live blocks, planned or not; memory of the process that runs out is an error and leaks nothing; and refusals.
- * tests/standin/test_cuda_allocator.c has streams of a GPU.
+ * tests/on_fakes/test_cuda_allocator.c has streams of a GPU.
  */
 #include <errno.h>
 #include <setjmp.h>

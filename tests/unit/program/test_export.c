@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A model's step as a graph. The graph has the program's instructions, times and bytes, its plan without a limit needs
+ * A model's step as a graph. The graph has the program's instructions, times and bytes. Its plan without a limit needs
  * the bytes of the program, and a plan inside a smaller budget exists. Programs that move or recompute values, and
  * those of several ranks, are refused with the instruction.
  */

@@ -717,7 +717,7 @@ static void what_is_in_shards_is_priced_by_blocks(void **state)
   lade_model_graph_destroy(graph);
 }
 
-/* Ranks are told apart by their needs, and with equal needs by their keys. */
+/* Ranks differ by their needs, and with equal needs by their keys. */
 static void ranks_that_differ_are_told_apart(void **state)
 {
   const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 4, .zero = LADE_ZERO_MOST};

@@ -210,7 +210,7 @@ static int stop_use(void *user, int64_t first, const float *elements, int64_t n)
   return 42;
 }
 
-static void stream_stops_when_told(void **state)
+static void a_stream_stops_when_asked(void **state)
 {
   struct lade_model_graph *graph = graph_make(LADE_GPT2, LADE_F32);
   struct values_memory memory;
@@ -282,7 +282,7 @@ int main(void)
       cmocka_unit_test(a_share_of_a_model_draws_the_whole_models_values),
       cmocka_unit_test(random_parameters_are_not_copies_of_each_other),
       cmocka_unit_test(master_is_what_the_parts_join_to),
-      cmocka_unit_test(stream_stops_when_told),
+      cmocka_unit_test(a_stream_stops_when_asked),
       cmocka_unit_test(digest_sees_every_bit_of_the_master),
       cmocka_unit_test(every_failure_of_the_values_is_reported),
       cmocka_unit_test(a_reference_graph_is_refused),

@@ -326,7 +326,7 @@ static struct lade_instr *instr_find(struct lade_program *program, enum lade_ins
   return NULL;
 }
 
-static void stages_that_wait_for_ever_are_told(void **state)
+static void stages_that_wait_for_ever_are_reported(void **state)
 {
   struct pipeline pipeline;
   struct lade_stages_time time;
@@ -346,7 +346,7 @@ int main(void)
       cmocka_unit_test(one_hardware_channel_suffices),
       cmocka_unit_test(a_receive_before_its_cause_never_ends_in_one_channel),
       cmocka_unit_test(with_equal_stages_the_bubble_is_the_schedules),
-      cmocka_unit_test(stages_that_wait_for_ever_are_told),
+      cmocka_unit_test(stages_that_wait_for_ever_are_reported),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,7 +49,7 @@ def peak_of(sizes):
 class _Record:
     """A record of events, in which Python's collector of cycles rests.
 
-    The collector frees tensors that are older than the record, and the profiler takes such a free for that of another block
+    The collector frees tensors that are older than the record. The profiler takes such a free for that of another block
     which had the address.
     """
     collects = False

@@ -3,8 +3,8 @@
 
 A step has hundreds of copies, each with events that order it behind and before the ops. Through torch's tensors, streams
 and events one copy costs 100 us of Python, through the driver 10. Copies to the device are on one stream and copies to
-the host on another, of all steps of a process, in the primary context, which is torch's. An event goes back to a pool
-when its last user drops it: a stream's wait for it is in the stream by then.
+the host on another. All steps of a process share both, in the primary context, which is torch's. An event goes back to
+a pool when its last user drops it: a stream's wait for it is in the stream by then.
 """
 import ctypes as c
 import errno

@@ -15,8 +15,8 @@ from ..pricing.meter import events_of
 
 _FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
 
-# A thread for each tier. They outlive all steps, because a step that is collected still brings bytes back, and the thread
-# of an executor that is collected with it would have ended.
+# A thread for each tier. They outlive all steps, because a step that is collected still brings bytes back. An executor
+# of the step would be collected with it, and its thread would have ended.
 _THREADS = {}
 
 
@@ -169,7 +169,7 @@ class Runtime:
 
     def _begin_cuda(self, index, tier, place, tensor, n, is_out):
         """Begin a copy behind the ops before it. The block of a storage belongs to the ops' stream, which waits for the
-        copy before the block is freed (wait), so the allocator needs no record of the copy's stream.
+        copy before the block is freed (wait). So the allocator needs no record of the copy's stream.
         """
         if tier == g.HOST:
             behind = [event for first, last, event in self.reading.values() if first < place + n and place < last] \

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture of a whole step: forward, backward, clipping and optimizer as one graph of ATen ops.
 
-The parameters, buffers, optimizer state, gradients and the batch are replaced by fake tensors, the user's function runs
+The parameters, buffers, optimizer state, gradients and the batch are replaced by fake tensors. The user's function runs
 once under make_fx, and everything is put back. Nothing is computed and nothing is allocated.
 """
 import contextlib
@@ -68,8 +68,8 @@ class Given:
                                 "give every module as model=[...]", "optimizer")
 
     def is_current(self, changing=()):
-        """True if all slots but those of @changing, (id of a dict, name) of each, hold the tensors of the capture, and the
-        optimizer has the same parameters."""
+        """True if all slots except those of @changing, (id of a dict, name) of each, hold the tensors of the capture.
+        The optimizer must also have the same parameters."""
         params = optimizers.params_of(self.optimizer) if self.optimizer else []
         return (len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and
                 all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots))

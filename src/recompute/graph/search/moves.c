@@ -313,8 +313,9 @@ static double energy_untimed(const struct remat_state *search)
 }
 
 /*
- * Release one value in the fullest turn. With @is_judged it is kept if the energy is then lower than before, or than
- * @start, where the exchange began, or higher by no more than the temperature allows.
+ * Release one value in the fullest turn. With @is_judged it is kept if the energy is then lower than before, or lower
+ * than @start, the energy at the begin of the exchange. It is also kept if the energy is higher by no more than the
+ * temperature allows.
  */
 static void exchange_release(struct remat_state *search, double start, bool is_judged)
 {
@@ -354,8 +355,8 @@ static bool move_exchange(struct remat_state *search)
 }
 
 /*
- * Hold @value, which @turn gets, from so many turns before that its transfer ends in time, as far as it is known and
- * the turns have room for it.
+ * Hold @value, which @turn gets, from so many turns earlier that its transfer ends in time, where the transfer's time
+ * is known and the turns have room.
  */
 static void get_early(struct remat_state *search, int value, int turn)
 {

@@ -2,7 +2,7 @@
 /*
  * Recombine two schedules of one problem: the child is the first one, except in a window, where it is the second.
  *
- * Single moves improve one place at a time, so a schedule that is good in one part of the network and poor in another
+ * Single moves improve one place at a time. So a schedule that is good in one part of the network and poor in another
  * takes long to repair. Another schedule may be good there already. A window is one of two kinds:
  *
  *   births  values that the ops of the window make have the spans of the second schedule
@@ -10,8 +10,8 @@
  *
  * The first kind keeps the time of most redos, but the sum of bytes may be above the limit. The second one keeps the
  * bytes of turns, but values that are held at its ends in one schedule alone are made again there. The child releases
- * bytes that no op uses, descends to the limit (descent.c), and takes the place of the first schedule if the energy
- * allows at the temperature.
+ * bytes that no op uses, and descends to the limit (descent.c). It replaces the first schedule if the temperature
+ * allows its energy.
  *
  * O(n_ops * operands) for each child.
  */

@@ -10,7 +10,7 @@ dtypes: some of them with BF16 and FP16, of both families.
 seats: each rank has a GPU, or a slice of one, of its own, however GPUs are made visible; one line if it cannot have
 one.
 
-Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts|dtypes|seats
+Usage: train_ranks.py LADE PLUGIN FAKES KERNELS ranks|layouts|dtypes|seats
 """
 import json
 import os
@@ -24,13 +24,13 @@ from jobs import losses, require
 
 LADE = os.path.abspath(sys.argv[1])
 ENVIRONMENT = jobs.environment(sys.argv[2])
-STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5])
+FAKES, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5])
 NCCL_KIB = 512  # of a communicator
 CONNECT_KIB = 64  # of the first use of an algorithm by a communicator
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-ranks-")
 os.chdir(SCRATCH.name)
 ENVIRONMENT.update(LADE_FAKE_KERNELS=KERNELS, LADE_ATTENTION="mma", XDG_CACHE_HOME=os.getcwd(),
-                   LD_LIBRARY_PATH=STANDIN, LADE_FAKE="devices=4,channels=8", LADE_FAKE_NCCL=f"memory={NCCL_KIB},connect={CONNECT_KIB}")
+                   LD_LIBRARY_PATH=FAKES, LADE_FAKE="devices=4,channels=8", LADE_FAKE_NCCL=f"memory={NCCL_KIB},connect={CONNECT_KIB}")
 with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles of wine on the wall, {i}\n" for i in range(2000))
 with open("tiny.json", "w", encoding="utf-8") as file:
@@ -94,7 +94,7 @@ def layout_verify(layout, one, model=MODEL, bound=1e-5):
                 f"planned and measured peaks of {layout} differ", run)
         held = run["outside"]
         require(held["context"] == 8 << 20 and held["nccl"] >> 10 > 2 * (NCCL_KIB + CONNECT_KIB) and not held["kernels"]
-                and sum(held.values()) == run["outside_bytes"], f"who has what of a GPU is not told in {layout}", run)
+                and sum(held.values()) == run["outside_bytes"], f"the ledger of a GPU does not sum in {layout}", run)
         require(run["outside_grown_bytes"] == 0, f"NCCL takes memory during steps of {layout}", run)
         require(run["params_digest"] == runs[0]["params_digest"], f"a budget changes bits of {layout}", run)
     most, least = (run["measured_peak_bytes"] for run in runs)
@@ -102,7 +102,7 @@ def layout_verify(layout, one, model=MODEL, bound=1e-5):
 
 
 def nodes_verify(schedule):
-    """Stages that are told to be on two nodes send half of the bytes, for the same bits."""
+    """Stages on two nodes, by the launcher's variables, send half of the bytes, for the same bits."""
     args = [*GPUS, "--tp", "2", "--pp", "2", "--schedule", *schedule.split()]
     train = " ".join([LADE, "train", *SHORT, *LLAMA, *args])
     near = summary(command(4, *args, model=LLAMA))

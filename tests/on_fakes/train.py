@@ -3,8 +3,8 @@
 """Training on a GPU, or over the fake driver: losses are the host's within a bound, no budget, residency or checkpoint
 changes a bit, and the peak is the planned one.
 
-Usage: train.py LADE tiny|nano|brief [STANDIN KERNELS]
-STANDIN: the folder of the fake driver, KERNELS: the library of kernels on the CPU; without them the machine's own GPU,
+Usage: train.py LADE tiny|nano|brief [FAKES KERNELS]
+FAKES: the folder of the fake driver, KERNELS: the library of kernels on the CPU; without them the machine's own GPU,
 and 77 if there is none
 brief: of tiny one run of each kind, enough for a sanitizer
 """
@@ -16,14 +16,14 @@ import sys
 import tempfile
 
 LADE, SIZE = os.path.abspath(sys.argv[1]), sys.argv[2]
-STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5]) if len(sys.argv) > 3 else (None, None)
+FAKES, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5]) if len(sys.argv) > 3 else (None, None)
 # Largest relative distance of a step's loss from the host's: sums have other cuts, and are rounded to the dtype.
 BOUNDS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-train-")
 os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
-if STANDIN:
+if FAKES:
     os.environ["LADE_FAKE_KERNELS"] = KERNELS
     os.environ["LADE_ATTENTION"] = "mma"  # trying all of them is slow here; others lack this head size
 with open("text.txt", "w", encoding="utf-8") as file:
@@ -42,8 +42,8 @@ DRIVE = ["--store", "drive", "--allow-tmpfs"]
 def run(device, *args, machine="h200-141g"):
     """Return exit code, standard output and error of `lade train`; a described machine is not measured."""
     environment = dict(os.environ)
-    if STANDIN and device != "host":
-        environment["LD_LIBRARY_PATH"] = STANDIN
+    if FAKES and device != "host":
+        environment["LD_LIBRARY_PATH"] = FAKES
     args += ("--machine", machine) if machine else ()
     result = subprocess.run([LADE, "train", *SHORT, "--device", device, *args], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, check=False, env=environment)
@@ -73,7 +73,7 @@ def near(a, b, bound):
     return abs(a - b) <= bound * abs(b)
 
 
-if not STANDIN:
+if not FAKES:
     code, _, err = run("cuda:0", "--steps", "0")
     if code == 7:
         print("SKIP: " + err.strip())

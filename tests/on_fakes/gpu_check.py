@@ -69,7 +69,7 @@ def targets_are_found():
     """The targets compiled first are those that run on a GPU, and they exist."""
     targets = gpu_check.targets_find(gpu_check.Check(patience=20), build)
     for name in ("lade", "bench/bench-gpu", "bench/bench-collectives", "preload/lade-run.so", "tests/conform/conform-device", "tests/preload/holder",
-                 "tests/standin/test-gpu-kernels"):
+                 "tests/on_fakes/test-gpu-kernels"):
         assert name in targets, (name, targets)
     assert not [name for name in targets if "unit" in name or not os.path.exists(os.path.join(build, name))], targets
 
@@ -105,7 +105,7 @@ def peer_make(scratch):
     return [sys.executable, path]
 
 
-def peers_are_told(data):
+def peers_are_reported(data):
     """A missing peer is tried once; one that breaks, or trains another shape, is not compared."""
     for behaviour, counts in (("missing", (2, 0, 1)), ("broken", (2, 2, 0)), ("other", (2, 2, 0))):
         os.environ["PEER"] = behaviour
@@ -138,9 +138,9 @@ def budgets_are_told_one_by_one(data):
         return run(check, *args, **more)
     check.run = limited
     check.guard("budgets", gpu_check.budgets_compare, build, data)
-    told = {what[len("3. gpt2-774m at "):].split(":")[0]: figure[1] for what, figure in check.figures.items()}
+    reported = {what[len("3. gpt2-774m at "):].split(":")[0]: figure[1] for what, figure in check.figures.items()}
     assert check.counts == {"passed": 2, "failed": 1, "skipped": 0} and len(done) == 3, (check.counts, done)
-    assert list(told) == ["60%", "40%"] and told["40%"] == "exit 124", check.figures
+    assert list(reported) == ["60%", "40%"] and reported["40%"] == "exit 124", check.figures
     assert len(check.figures) == 3, check.figures
 
 
@@ -150,7 +150,7 @@ def everything_measure(scratch):
     data, kernels = small_make(scratch), gpu_check.kernels_measure
     results = os.path.join(scratch, "bench", "results")
     gpu_check.PEER = peer_make(scratch)
-    peers_are_told(data)
+    peers_are_reported(data)
     steps_go_on_with_safer_attention(data)
     budgets_are_told_one_by_one(data)
     gpu_check.tokens_make = lambda *_: data
@@ -203,7 +203,7 @@ def whole_run(scratch):
 
 def unknowns_measured(scratch):
     """Every unknown has its figure and its target, in the results and in the table before the last line; one that
-    breaks is told in its place."""
+    breaks is reported in its place."""
     small_make(scratch)
     programs_make(scratch)
     gpu_check.CAPTURE = [*gpu_check.BUDGETS]

@@ -24,8 +24,8 @@ headers = [os.path.join(RMM, "librmm", "include"), os.path.join(RMM, "librmm", "
 libraries = [os.path.join(RMM, "librmm", "lib64"), os.path.join(RMM, "rapids_logger", "lib64"), BUILD]
 with tempfile.TemporaryDirectory(prefix="lade-rmm-") as folder:
     program = os.path.join(folder, "rmm")
-    subprocess.run([compiler, "-std=c++20", os.path.join(SOURCE, "tests", "standin", "rmm.cpp"), "-o", program,
+    subprocess.run([compiler, "-std=c++20", os.path.join(SOURCE, "tests", "fakes", "rmm.cpp"), "-o", program,
                     *(f"-I{each}" for each in headers), *(f"-L{each}" for each in libraries), "-lrmm",
                     "-lrapids_logger", "-llade-allocator", "-llade"], check=True)
-    path = os.pathsep.join([*libraries, os.path.join(BUILD, "tests", "standin")])
+    path = os.pathsep.join([*libraries, os.path.join(BUILD, "tests", "fakes")])
     subprocess.run([program], env={**os.environ, "LD_LIBRARY_PATH": path, "LADE_ALLOCATOR_LIMIT": "64MiB"}, check=True)

@@ -27,7 +27,7 @@ ptxas info    : Used 128 registers, used 0 barriers
 
 class Listing(unittest.TestCase):
     def setUp(self):
-        with open(os.path.join(ROOT, 'tests/standin/sass_listing.sass'), encoding='utf-8') as file:
+        with open(os.path.join(ROOT, 'tests/on_fakes/sass_listing.sass'), encoding='utf-8') as file:
             self.functions = sass_listing.listing_read(file.read())
         self.copy, self.multiply = self.functions['copy_bf16'], self.functions['multiply_bf16']
 
