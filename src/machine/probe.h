@@ -65,17 +65,19 @@ struct lade_drive_lasting {
 };
 
 /*
- * Sums for a least-squares fit of the drive's work in a long run. A transfer of one value takes a latency and the time
- * of its bytes, streamed updates take the time of their bytes alone. x: the time of the bytes as predicted; y: the time
- * taken, with the latency. Begin with zeros.
+ * Sums for a least-squares fit of the drive's work in a long run. A transfer takes a latency and the time of its bytes,
+ * or the time of its bytes alone if it began ahead of its turn; streamed updates take the time of their bytes alone. x:
+ * the time of the bytes as predicted; y: the time taken, with the latency if @has_latency. Begin with zeros.
  */
 enum lade_drive_work { LADE_DRIVE_WRITES, LADE_DRIVE_READS, LADE_DRIVE_UPDATES, LADE_DRIVE_N_WORKS };
 struct lade_drive_points {
   struct {
-    double n, x, y, xx, xy; /* number of points, sums, and sums of products */
+    double n, x, y; /* of points with a latency: their number and sums */
+    double xx, xy;  /* of all points: sums of products */
   } works[LADE_DRIVE_N_WORKS];
 };
-void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns);
+void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns,
+                          bool has_latency);
 
 /* Multiply the weight of all points so far by @factor: the latest bytes tell the most about the next ones. */
 void lade_drive_points_fade(struct lade_drive_points *points, double factor);

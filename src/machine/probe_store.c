@@ -322,11 +322,12 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
   return rc;
 }
 
-void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns)
+void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns,
+                          bool has_latency)
 {
-  points->works[work].n++;
-  points->works[work].x += x_ns;
-  points->works[work].y += y_ns;
+  points->works[work].n += has_latency;
+  points->works[work].x += has_latency ? x_ns : 0;
+  points->works[work].y += has_latency ? y_ns : 0;
   points->works[work].xx += x_ns * x_ns;
   points->works[work].xy += x_ns * y_ns;
 }
@@ -343,28 +344,29 @@ void lade_drive_points_fade(struct lade_drive_points *points, double factor)
 }
 
 /*
- * Minimise the sum over transfers of (y - latency - ratio x)^2, with a ratio for each kind. The ratio of a kind, from
- * its own points, is (xy - latency x) / xx. Put into the sum of the errors, which is zero, it gives the latency.
+ * Minimise the sum of (y - latency - ratio x)^2, without the latency where a point has none, with a ratio for each
+ * kind. The ratio of a kind, from its own points, is (xy - latency x) / xx. Put into the sum of the errors of points
+ * with a latency, which is zero, it gives the latency.
  */
 bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns,
                            double ret_ratios[LADE_DRIVE_N_WORKS])
 {
   double errors = 0, slope = 0, n = 0, latency_ns = 0;
   bool has_any = false;
-  for (int work = LADE_DRIVE_WRITES; work <= LADE_DRIVE_READS; work++) {
+  for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
     if (points->works[work].xx <= 0)
       continue;
     n += points->works[work].n;
-    errors += points->works[work].y - points->works[work].x * points->works[work].xy / points->works[work].xx;
-    slope += points->works[work].n - points->works[work].x * points->works[work].x / points->works[work].xx;
+    const double share = points->works[work].x / points->works[work].xx;
+    errors += points->works[work].y - share * points->works[work].xy;
+    slope += points->works[work].n - share * points->works[work].x;
   }
   if (slope > 1e-9 * n) /* values of several lengths */
     latency_ns = fmax(errors / slope, 0);
   for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
-    const double latency_sum = work == LADE_DRIVE_UPDATES ? 0 : latency_ns * points->works[work].x;
     ret_ratios[work] = 0;
     if (points->works[work].xx > 0)
-      ret_ratios[work] = fmax((points->works[work].xy - latency_sum) / points->works[work].xx, 0);
+      ret_ratios[work] = fmax(points->works[work].xy - latency_ns * points->works[work].x, 0) / points->works[work].xx;
     has_any |= ret_ratios[work] > 0;
   }
   *ret_latency_ns = latency_ns;

@@ -129,14 +129,15 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
     executor_kernel_submit(ex, bound, at);
     return;
   }
-  struct lade_work work = {.fn = call_run, .args = &bound->calls[at], .predicted_ns = instr->predicted_ns,
-                           .ret_span = &bound->spans[at]};
+  struct lade_work work = {.fn = call_run, .args = &bound->calls[at],
+                           .predicted_ns = instr->predicted_ns - instr->hidden_ns, .ret_span = &bound->spans[at]};
   if (instr->is_streamed) {
     work.fn = stream_call_run;
     work.args = bound->streams[at];
   } else if (instr->kind == LADE_INSTR_READ || instr->kind == LADE_INSTR_WRITE) {
     work.fn = io_call_run;
     work.args = &bound->ios[at];
+    atomic_store(&bound->ios[at].submitted_run, ex->n_runs); /* the counts of its waits are known */
   }
   lade_queue_launch(queue, &work, &bound->counts[at]);
 }
@@ -322,6 +323,11 @@ uint64_t lade_executor_n_steps(const lade_executor *ex)
 const struct lade_span *lade_executor_spans(const lade_executor *ex)
 {
   return ex->train.spans;
+}
+
+bool lade_executor_began_ahead(const lade_executor *ex, int at)
+{
+  return ex->train.ios[at].was_ahead;
 }
 
 /* ---- start and end ---- */

@@ -366,12 +366,14 @@ void session_rate_keep(const lade_session *s)
     lade_probe_best_rate(&how, s->params.dtype, s->matmul_flops_per_s);
 }
 
-/* Add a transfer of one value that took @y_ns to the observations of the drive. */
-static void drive_point_add(lade_session *s, const struct lade_instr *instr, double y_ns)
+/* Add transfer @at of one value, which took @y_ns, to the observations of the drive. */
+static void drive_point_add(lade_session *s, int at, double y_ns)
 {
+  const struct lade_instr *instr = &s->plan->train->instrs[at];
   const double latency_ns = lade_cost_drive_latency_ns(&s->cost.machine.store);
   const enum lade_drive_work work = instr->kind == LADE_INSTR_READ ? LADE_DRIVE_READS : LADE_DRIVE_WRITES;
-  lade_drive_point_add(&s->drive.points, work, fmax((double)instr->predicted_ns - latency_ns, 0), y_ns);
+  lade_drive_point_add(&s->drive.points, work, fmax((double)instr->predicted_ns - latency_ns, 0), y_ns,
+                       !lade_executor_began_ahead(s->executor, at));
 }
 
 void session_drive_count(lade_session *s, int64_t wall_ns)
@@ -391,12 +393,12 @@ void session_drive_count(lade_session *s, int64_t wall_ns)
       continue;
     busy_ns += y_ns;
     if (instr->kind != LADE_INSTR_UPDATE)
-      drive_point_add(s, instr, y_ns);
+      drive_point_add(s, i, y_ns);
     updates_x_ns += instr->kind == LADE_INSTR_UPDATE ? (double)instr->predicted_ns : 0;
     updates_y_ns += instr->kind == LADE_INSTR_UPDATE ? y_ns : 0;
   }
   if (updates_x_ns > 0)
-    lade_drive_point_add(&drive->points, LADE_DRIVE_UPDATES, updates_x_ns, updates_y_ns);
+    lade_drive_point_add(&drive->points, LADE_DRIVE_UPDATES, updates_x_ns, updates_y_ns, false);
   drive->wall_ns = drive->wall_ns * fading + (double)wall_ns;
   drive->busy_ns = drive->busy_ns * fading + busy_ns;
   drive->bytes += bytes;
