@@ -65,19 +65,18 @@ struct lade_drive_lasting {
 };
 
 /*
- * Sums for a least-squares fit of the drive's work in a long run. A transfer takes a latency and the time of its bytes,
- * or the time of its bytes alone if it began ahead of its turn; streamed updates take the time of their bytes alone. x:
- * the time of the bytes as predicted; y: the time taken, with the latency if @has_latency. Begin with zeros.
+ * Sums for a least-squares fit of the drive's work in a long run. A transfer takes the time of its bytes, and the share
+ * of a latency that is not predicted to be hidden (LADE_IO_AHEAD); streamed updates take the time of their bytes alone.
+ * x: the time of the bytes as predicted; y: the time taken. Begin with zeros.
  */
 enum lade_drive_work { LADE_DRIVE_WRITES, LADE_DRIVE_READS, LADE_DRIVE_UPDATES, LADE_DRIVE_N_WORKS };
 struct lade_drive_points {
   struct {
-    double n, x, y; /* of points with a latency: their number and sums */
-    double xx, xy;  /* of all points: sums of products */
+    double ll, lx, ly, xx, xy; /* sums of products of the shares of a latency, x and y */
   } works[LADE_DRIVE_N_WORKS];
 };
 void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns,
-                          bool has_latency);
+                          double latency_share);
 
 /* Multiply the weight of all points so far by @factor: the latest bytes tell the most about the next ones. */
 void lade_drive_points_fade(struct lade_drive_points *points, double factor);

@@ -323,11 +323,11 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
 }
 
 void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns,
-                          bool has_latency)
+                          double latency_share)
 {
-  points->works[work].n += has_latency;
-  points->works[work].x += has_latency ? x_ns : 0;
-  points->works[work].y += has_latency ? y_ns : 0;
+  points->works[work].ll += latency_share * latency_share;
+  points->works[work].lx += latency_share * x_ns;
+  points->works[work].ly += latency_share * y_ns;
   points->works[work].xx += x_ns * x_ns;
   points->works[work].xy += x_ns * y_ns;
 }
@@ -335,38 +335,38 @@ void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work
 void lade_drive_points_fade(struct lade_drive_points *points, double factor)
 {
   for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
-    points->works[work].n *= factor;
-    points->works[work].x *= factor;
-    points->works[work].y *= factor;
+    points->works[work].ll *= factor;
+    points->works[work].lx *= factor;
+    points->works[work].ly *= factor;
     points->works[work].xx *= factor;
     points->works[work].xy *= factor;
   }
 }
 
 /*
- * Minimise the sum of (y - latency - ratio x)^2, without the latency where a point has none, with a ratio for each
- * kind. The ratio of a kind, from its own points, is (xy - latency x) / xx. Put into the sum of the errors of points
- * with a latency, which is zero, it gives the latency.
+ * Minimise the sum of (y - latency l - ratio x)^2 with one latency and a ratio for each kind of work, where l is a
+ * point's share of the latency. The ratio of a kind is (xy - latency lx) / xx. Put into the equation of the latency,
+ * sum(ly - latency ll - ratio lx) = 0, it gives the latency.
  */
 bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns,
                            double ret_ratios[LADE_DRIVE_N_WORKS])
 {
-  double errors = 0, slope = 0, n = 0, latency_ns = 0;
+  double rest = 0, slope = 0, ll = 0, latency_ns = 0;
   bool has_any = false;
   for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
     if (points->works[work].xx <= 0)
       continue;
-    n += points->works[work].n;
-    const double share = points->works[work].x / points->works[work].xx;
-    errors += points->works[work].y - share * points->works[work].xy;
-    slope += points->works[work].n - share * points->works[work].x;
+    const double share = points->works[work].lx / points->works[work].xx;
+    ll += points->works[work].ll;
+    rest += points->works[work].ly - share * points->works[work].xy;
+    slope += points->works[work].ll - share * points->works[work].lx;
   }
-  if (slope > 1e-9 * n) /* values of several lengths */
-    latency_ns = fmax(errors / slope, 0);
+  if (slope > 1e-9 * ll) /* values of several lengths */
+    latency_ns = fmax(rest / slope, 0);
   for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
     ret_ratios[work] = 0;
     if (points->works[work].xx > 0)
-      ret_ratios[work] = fmax(points->works[work].xy - latency_ns * points->works[work].x, 0) / points->works[work].xx;
+      ret_ratios[work] = fmax(points->works[work].xy - latency_ns * points->works[work].lx, 0) / points->works[work].xx;
     has_any |= ret_ratios[work] > 0;
   }
   *ret_latency_ns = latency_ns;

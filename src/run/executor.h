@@ -150,9 +150,6 @@ uint64_t lade_executor_n_steps(const lade_executor *executor);
  */
 const struct lade_span *lade_executor_spans(const lade_executor *executor);
 
-/* True if transfer @at of the training program began ahead of its turn in the last step (LADE_IO_AHEAD). */
-bool lade_executor_began_ahead(const lade_executor *executor, int at);
-
 /*
  * Fill @ret_stall_ns, by queue (LADE_N_QUEUES entries), with the time that the queue makes computing stand still in a
  * step of @program. Times are those of @prices; the meaning is that of a step's stall_ns (stalls.c). -ENOMEM. Any

@@ -325,11 +325,6 @@ const struct lade_span *lade_executor_spans(const lade_executor *ex)
   return ex->train.spans;
 }
 
-bool lade_executor_began_ahead(const lade_executor *ex, int at)
-{
-  return ex->train.ios[at].was_ahead;
-}
-
 /* ---- start and end ---- */
 
 /* Allocate a table of @n buffers, all of them absent (-1). NULL: out of memory. */

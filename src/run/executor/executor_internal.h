@@ -47,7 +47,6 @@ struct io_call {
   int32_t after;         /* of the io queue: the latest transfer before it with which it conflicts; -1: none near */
   _Atomic uint64_t submitted_run; /* the executor's n_runs once the counts of its waits are known */
   bool is_begun;         /* in flight; used by the io queue's thread */
-  bool was_ahead;        /* in the last step: began while an earlier transfer was in flight */
 };
 
 #define STREAM_MAX_PARTS 5 /* residual, m, v; and the weight and the gradient if they are in the store */

@@ -153,11 +153,8 @@ static void calls_begin_ahead(const struct io_call *call)
   int32_t at = call->next;
   for (int n = 0; n < LADE_IO_AHEAD && at >= 0; n++) {
     struct io_call *next = &call->bound->ios[at];
-    if (!next->is_begun) {
-      if (next->after >= call->at || !call_is_ready(next) || call_begin(next))
-        return;
-      next->was_ahead = true;
-    }
+    if (!next->is_begun && (next->after >= call->at || !call_is_ready(next) || call_begin(next)))
+      return;
     at = next->next;
   }
 }
@@ -167,11 +164,8 @@ void io_call_run(void *arg)
   struct io_call *call = arg;
   lade_executor *ex = call->executor;
   const bool is_failed = lade_first_error_code(&ex->failure) != 0;
-  if (!call->is_begun) {
-    call->was_ahead = false;
-    if (is_failed || call_begin(call))
-      return;
-  }
+  if (!call->is_begun && (is_failed || call_begin(call)))
+    return;
   if (!is_failed)
     calls_begin_ahead(call);
   io_transfer_wait(ex, &call->transfer);

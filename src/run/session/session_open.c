@@ -373,7 +373,7 @@ static void drive_point_add(lade_session *s, int at, double y_ns)
   const double latency_ns = lade_cost_drive_latency_ns(&s->cost.machine.store);
   const enum lade_drive_work work = instr->kind == LADE_INSTR_READ ? LADE_DRIVE_READS : LADE_DRIVE_WRITES;
   lade_drive_point_add(&s->drive.points, work, fmax((double)instr->predicted_ns - latency_ns, 0), y_ns,
-                       !lade_executor_began_ahead(s->executor, at));
+                       latency_ns > 0 ? 1 - (double)instr->hidden_ns / latency_ns : instr->hidden_ns == 0);
 }
 
 void session_drive_count(lade_session *s, int64_t wall_ns)
@@ -398,7 +398,7 @@ void session_drive_count(lade_session *s, int64_t wall_ns)
     updates_y_ns += instr->kind == LADE_INSTR_UPDATE ? y_ns : 0;
   }
   if (updates_x_ns > 0)
-    lade_drive_point_add(&drive->points, LADE_DRIVE_UPDATES, updates_x_ns, updates_y_ns, false);
+    lade_drive_point_add(&drive->points, LADE_DRIVE_UPDATES, updates_x_ns, updates_y_ns, 0);
   drive->wall_ns = drive->wall_ns * fading + (double)wall_ns;
   drive->busy_ns = drive->busy_ns * fading + busy_ns;
   drive->bytes += bytes;

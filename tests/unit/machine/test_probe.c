@@ -305,35 +305,35 @@ static void a_drive_that_has_changed_is_measured_again_by_a_run(void **state)
   assert_int_equal(rmdir(dir), 0);
 }
 
-/* Transfers give one latency and a ratio for reads and for writes; those that began ahead, and updates, have none. */
+/* Transfers give one latency, of which a part may be hidden, and ratios for reads and writes; updates have none. */
 static void a_long_run_tells_latency_and_rates(void **state)
 {
   struct lade_drive_points points = {0};
   double latency_ns = -1, ratios[LADE_DRIVE_N_WORKS];
   assert_false(lade_drive_points_fit(&points, &latency_ns, ratios));
   for (int i = 1; i <= 40; i++) {
-    lade_drive_point_add(&points, LADE_DRIVE_READS, 25e3 * i, 70e3 + 1.5 * 25e3 * i, true);
-    lade_drive_point_add(&points, LADE_DRIVE_WRITES, 45e3 * i, 70e3 + 0.5 * 45e3 * i, true);
-    lade_drive_point_add(&points, LADE_DRIVE_READS, 35e3 * i, 1.5 * 35e3 * i, false); /* began ahead of its turn */
+    lade_drive_point_add(&points, LADE_DRIVE_READS, 25e3 * i, 70e3 + 1.5 * 25e3 * i, 1);
+    lade_drive_point_add(&points, LADE_DRIVE_WRITES, 45e3 * i, 70e3 + 0.5 * 45e3 * i, 1);
+    lade_drive_point_add(&points, LADE_DRIVE_READS, 35e3 * i, 0.5 * 70e3 + 1.5 * 35e3 * i, 0.5);
   }
-  lade_drive_point_add(&points, LADE_DRIVE_UPDATES, 90e6, 3 * 90e6, false);
+  lade_drive_point_add(&points, LADE_DRIVE_UPDATES, 90e6, 3 * 90e6, 0);
   assert_true(lade_drive_points_fit(&points, &latency_ns, ratios));
   assert_true(fabs(latency_ns / 70e3 - 1) < 1e-6);
   assert_true(fabs(ratios[LADE_DRIVE_READS] / 1.5 - 1) < 1e-6 && fabs(ratios[LADE_DRIVE_WRITES] / 0.5 - 1) < 1e-6 &&
               fabs(ratios[LADE_DRIVE_UPDATES] / 3 - 1) < 1e-6);
   lade_drive_points_fade(&points, 0.25); /* all the same, until later points outweigh the earlier ones */
   assert_true(lade_drive_points_fit(&points, &latency_ns, ratios) && fabs(ratios[LADE_DRIVE_UPDATES] / 3 - 1) < 1e-6);
-  lade_drive_point_add(&points, LADE_DRIVE_UPDATES, 90e6, 90e6, false);
+  lade_drive_point_add(&points, LADE_DRIVE_UPDATES, 90e6, 90e6, 0);
   assert_true(lade_drive_points_fit(&points, &latency_ns, ratios) && fabs(ratios[LADE_DRIVE_UPDATES] - 1.4) < 1e-6);
   points = (struct lade_drive_points){0}; /* short ones were faster than latency 0 allows: the ratio alone */
-  lade_drive_point_add(&points, LADE_DRIVE_READS, 1e6, 1e5, true);
-  lade_drive_point_add(&points, LADE_DRIVE_READS, 2e6, 4e6, true);
+  lade_drive_point_add(&points, LADE_DRIVE_READS, 1e6, 1e5, 1);
+  lade_drive_point_add(&points, LADE_DRIVE_READS, 2e6, 4e6, 1);
   assert_true(lade_drive_points_fit(&points, &latency_ns, ratios));
   assert_true(latency_ns == 0 && fabs(ratios[LADE_DRIVE_READS] / (8.1 / 5) - 1) < 1e-6);
   assert_true(ratios[LADE_DRIVE_WRITES] == 0 && ratios[LADE_DRIVE_UPDATES] == 0);
   points = (struct lade_drive_points){0}; /* one length: no latency can be told from the rate */
   for (int i = 0; i < 3; i++)
-    lade_drive_point_add(&points, LADE_DRIVE_WRITES, 1e6, 2e6, true);
+    lade_drive_point_add(&points, LADE_DRIVE_WRITES, 1e6, 2e6, 1);
   assert_true(lade_drive_points_fit(&points, &latency_ns, ratios));
   assert_true(latency_ns == 0 && fabs(ratios[LADE_DRIVE_WRITES] - 2) < 1e-9);
 }
