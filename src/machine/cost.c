@@ -416,21 +416,42 @@ static double mix_seconds(const struct lade_machine_store *store, double share)
   return seconds[0] + part * (seconds[1] - seconds[0]);
 }
 
-/* Return the factor by which long runs take longer than the drive's first gigabytes, at least 1. */
-static double lasting_factor(const struct lade_machine_store *store)
+/*
+ * Return the time of bytes in a long run over their time among the drive's first ones, when @share of them are read:
+ * linear between the known rates of writes, of both and of reads, and that of the nearest one beyond them.
+ */
+static double lasting_factor(const struct lade_machine_store *store, double share)
 {
-  const double lasting = store->lasting_bytes_per_s;
-  return lasting > 0 ? fmax(1 / (lasting * mix_seconds(store, 0.5)), 1) : 1;
+  const double rates[] = {store->lasting_write_bytes_per_s, store->lasting_bytes_per_s,
+                          store->lasting_read_bytes_per_s};
+  const int n_spans = (int)LADE_COUNT(rates) - 1;
+  int low = -1, high = -1;
+  for (int i = 0; i <= n_spans; i++) {
+    if (rates[i] > 0 && (low < 0 || i <= share * n_spans))
+      low = i;
+    if (rates[i] > 0 && (high < 0 || high < share * n_spans))
+      high = i;
+  }
+  if (low < 0)
+    return 1;
+  const double low_factor = 1 / (rates[low] * mix_seconds(store, (double)low / n_spans));
+  const double high_factor = 1 / (rates[high] * mix_seconds(store, (double)high / n_spans));
+  return high > low ? low_factor + (share * n_spans - low) / (high - low) * (high_factor - low_factor) : low_factor;
+}
+
+bool lade_cost_drive_is_lasting(const struct lade_machine_store *store)
+{
+  return store->lasting_read_bytes_per_s > 0 || store->lasting_write_bytes_per_s > 0 || store->lasting_bytes_per_s > 0;
 }
 
 double lade_cost_drive_latency_ns(const struct lade_machine_store *store)
 {
-  return store->lasting_bytes_per_s > 0 ? store->lasting_latency_ns : store->latency_ns;
+  return lade_cost_drive_is_lasting(store) ? store->lasting_latency_ns : store->latency_ns;
 }
 
-double lade_cost_drive_bytes_per_s(const struct lade_machine_store *store)
+double lade_cost_drive_bytes_per_s(const struct lade_machine_store *store, double share)
 {
-  return 1 / (mix_seconds(store, 0.5) * lasting_factor(store));
+  return 1 / (mix_seconds(store, share) * lasting_factor(store, share));
 }
 
 /* Return the time of these bytes at the drive's rate for their mix, without the latency of a transfer. */
@@ -439,7 +460,7 @@ static double mixed_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64
   const struct lade_machine_store *store = &cost->machine.store;
   const double bytes = (double)read_bytes + (double)write_bytes;
   LADE_ASSERT(store->bytes > 0);
-  return bytes > 0 ? bytes * mix_seconds(store, (double)read_bytes / bytes) * lasting_factor(store) * 1e9 : 0;
+  return bytes > 0 ? bytes / lade_cost_drive_bytes_per_s(store, (double)read_bytes / bytes) * 1e9 : 0;
 }
 
 int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
@@ -556,12 +577,13 @@ static struct lade_transfer_price link_price(const struct lade_link *link)
   return (struct lade_transfer_price){(int64_t)link->latency_ns, 1e9 / (double)link->bytes_per_s};
 }
 
-/* Return the price of a store's transfers; without a store one that no plan chooses. */
-static struct lade_transfer_price store_price(const struct lade_machine_store *store, double rate)
+/* Return the price of a store's transfers, @share of them reads; without a store one that no plan chooses. */
+static struct lade_transfer_price store_price(const struct lade_machine_store *store, double share)
 {
   if (!store->bytes)
     return (struct lade_transfer_price){INT64_C(1) << 40, 1e9};
-  return (struct lade_transfer_price){(int64_t)lade_cost_drive_latency_ns(store), 1e9 / rate * lasting_factor(store)};
+  return (struct lade_transfer_price){(int64_t)lade_cost_drive_latency_ns(store),
+                                      1e9 / lade_cost_drive_bytes_per_s(store, share)};
 }
 
 /* Price a collective, a send or a receive of the graph; op->bytes are those that this rank sends. */
@@ -616,8 +638,8 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph
   prices.clip_ns = lade_cost_clip_ns(cost, n_partials);
   prices.to_host = link_price(&machine->to_host);
   prices.to_device = link_price(&machine->to_device);
-  prices.read = store_price(&machine->store, machine->store.read_bytes_per_s);
-  prices.write = store_price(&machine->store, machine->store.write_bytes_per_s);
+  prices.read = store_price(&machine->store, 1);
+  prices.write = store_price(&machine->store, 0);
   prices.copy_cores = 1;
   prices.n_cores = machine->is_unified ? machine->n_cores : 0;
   prices.streaming = lade_cost_streaming(cost);

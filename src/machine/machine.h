@@ -20,6 +20,8 @@
 
 #define LADE_MACHINE_NAME_BYTES 96
 
+#define LADE_DRIVE_BURST_BYTES (UINT64_C(8) << 30)
+
 struct lade_machine_store {
   uint64_t bytes;             /* capacity; 0: no drive, and the rates are ignored */
   double read_bytes_per_s;
@@ -28,11 +30,13 @@ struct lade_machine_store {
   /* The same with a quarter and with three quarters of the bytes read; 0: derived from the three rates. */
   double total_mostly_writes_bytes_per_s, total_mostly_reads_bytes_per_s;
   /*
-   * Both together, half of each, in the transfers of a long run; 0: unknown. A drive may serve its first gigabytes from
-   * a cache or a credit. The rates above are those of its first ones, and all are lowered in proportion to this one.
-   * The latency is that of transfers beside the work of a step; it replaces latency_ns if the rate is known.
+   * Rates in the transfers of a long run: reads, writes, and half of each; 0: unknown. A drive may serve its first
+   * gigabytes from a cache or a credit, and the rates above are those of its first ones. Each lasting rate replaces the
+   * one above it; other mixes and unknown ones are scaled by the nearest known two. The latency is that of transfers
+   * beside the work of a step; it replaces latency_ns if a rate is known.
    */
-  double lasting_bytes_per_s, lasting_latency_ns;
+  double lasting_read_bytes_per_s, lasting_write_bytes_per_s, lasting_bytes_per_s, lasting_latency_ns;
+  uint64_t burst_bytes;       /* a run that moves more keeps its lasting rates; 0: LADE_DRIVE_BURST_BYTES */
   double latency_ns;          /* of one transfer */
   /*
    * The drive's preferred requests: the longest request and their number in flight; the bytes of a window of a streamed

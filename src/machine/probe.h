@@ -59,26 +59,43 @@ bool lade_probe_recall(const struct lade_probe_params *params, struct lade_cost 
  */
 double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dtype dtype, double flops_per_s);
 
-/*
- * Sums for a least-squares fit of the drive's work in a long run. A transfer of one value takes a latency and the time
- * of its bytes, streamed updates take the time of their bytes alone. x: the time of the bytes as predicted; y: the time
- * taken, with the latency. Begin with zeros.
- */
-struct lade_drive_points {
-  double n, x, y; /* of transfers: their number and sums */
-  double xx, xy;  /* of all points: sums of products */
+/* Rates of a drive in a long run, as in struct lade_machine_store; 0: not seen. */
+struct lade_drive_lasting {
+  double read_bytes_per_s, write_bytes_per_s, total_bytes_per_s, latency_ns;
 };
-void lade_drive_point_add(struct lade_drive_points *points, double x_ns, double y_ns, bool is_transfer);
-
-/* Get the latency, at least 0, and the ratio of the bytes' time to the predicted one. False: nothing was added. */
-bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns, double *ret_ratio);
 
 /*
- * Keep the rate of reads and writes together, and the latency, of a long run on the drives of params->store, for later
- * predictions: the latest long run decides, because drives are shared and wear. Nothing changes without a cache, or if
- * it does not have these drives. Blocks for a small file.
+ * Sums for a least-squares fit of the drive's work in a long run. A transfer takes the time of its bytes, and the share
+ * of a latency that is not predicted to be hidden (LADE_IO_AHEAD); streamed updates take the time of their bytes alone.
+ * x: the time of the bytes as predicted; y: the time taken. Begin with zeros.
  */
-void lade_probe_keep_lasting(const struct lade_probe_params *params, double bytes_per_s, double latency_ns);
+enum lade_drive_work { LADE_DRIVE_WRITES, LADE_DRIVE_READS, LADE_DRIVE_UPDATES, LADE_DRIVE_N_WORKS };
+struct lade_drive_points {
+  struct {
+    double ll, lx, ly, xx, xy; /* sums of products of the shares of a latency, x and y */
+  } works[LADE_DRIVE_N_WORKS];
+};
+void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns,
+                          double latency_share);
+
+/* Multiply the weight of all points so far by @factor: the latest bytes tell the most about the next ones. */
+void lade_drive_points_fade(struct lade_drive_points *points, double factor);
+
+/*
+ * Get the latency, at least 0, and by kind of work the ratio of the bytes' time to the predicted one, 0 for a kind
+ * without points. False: there are no points.
+ */
+bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns,
+                           double ret_ratios[LADE_DRIVE_N_WORKS]);
+
+/*
+ * Keep the rates of a long run on the drives of params->store for later predictions: the latest long run decides,
+ * because drives are shared and wear. With @lower_only a rate that is known already is not raised: a drive that rests
+ * most of a run serves it from its credit. Rates that were not seen stay. Nothing changes without a cache, or if it
+ * does not have these drives. Blocks for a small file.
+ */
+void lade_probe_keep_lasting(const struct lade_probe_params *params, const struct lade_drive_lasting *lasting,
+                             bool lower_only);
 
 /*
  * Return the best rate of c = a b^T for 512^3, 1024^3 and 2048^3 in @dtype on @pool, in flop/s: the denominator of

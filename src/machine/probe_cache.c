@@ -222,9 +222,12 @@ static bool store_read(const json_t *stores, const struct store_name *name, stru
          rate_read(entry, "total_mostly_writes_bytes_per_s", 0, &store->total_mostly_writes_bytes_per_s) &&
          rate_read(entry, "total_mostly_reads_bytes_per_s", 0, &store->total_mostly_reads_bytes_per_s) &&
          rate_read(entry, "latency_ns", 0, &store->latency_ns) &&
-         (!json_object_get(entry, "lasting_bytes_per_s") ||
-          (rate_read(entry, "lasting_bytes_per_s", 0, &store->lasting_bytes_per_s) &&
-           rate_read(entry, "lasting_latency_ns", 0, &store->lasting_latency_ns)));
+         (!json_object_get(entry, "lasting_read_bytes_per_s") ||
+          (rate_read(entry, "lasting_read_bytes_per_s", 0, &store->lasting_read_bytes_per_s) &&
+           rate_read(entry, "lasting_write_bytes_per_s", 0, &store->lasting_write_bytes_per_s) &&
+           rate_read(entry, "lasting_bytes_per_s", 0, &store->lasting_bytes_per_s) &&
+           rate_read(entry, "lasting_latency_ns", 0, &store->lasting_latency_ns) &&
+           size_read(entry, "burst_bytes", UINT64_C(1) << 50, &store->burst_bytes)));
 }
 
 bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost)
@@ -264,15 +267,23 @@ static json_t *ops_json(const struct lade_cost *cost)
   return ops;
 }
 
+/* Return the entry of a drive. It has the fields that store_read reads. */
 static json_t *store_json(const struct lade_machine_store *store, const char *drives)
 {
-  return json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:i,s:I,s:i}", "drives", drives, "read_bytes_per_s",
-                   store->read_bytes_per_s, "write_bytes_per_s", store->write_bytes_per_s, "total_bytes_per_s",
-                   store->total_bytes_per_s, "total_mostly_writes_bytes_per_s", store->total_mostly_writes_bytes_per_s,
-                   "total_mostly_reads_bytes_per_s", store->total_mostly_reads_bytes_per_s, "lasting_bytes_per_s",
-                   store->lasting_bytes_per_s, "lasting_latency_ns", store->lasting_latency_ns, "latency_ns",
-                   store->latency_ns, "piece_bytes", (json_int_t)store->piece_bytes, "pieces", store->n_pieces,
-                   "window_bytes", (json_int_t)store->window_bytes, "windows", store->n_windows);
+  json_t *entry = json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:i,s:I,s:i}", "drives", drives, "read_bytes_per_s",
+                            store->read_bytes_per_s, "write_bytes_per_s", store->write_bytes_per_s,
+                            "total_bytes_per_s", store->total_bytes_per_s, "total_mostly_writes_bytes_per_s",
+                            store->total_mostly_writes_bytes_per_s, "total_mostly_reads_bytes_per_s",
+                            store->total_mostly_reads_bytes_per_s, "latency_ns", store->latency_ns, "piece_bytes",
+                            (json_int_t)store->piece_bytes, "pieces", store->n_pieces, "window_bytes",
+                            (json_int_t)store->window_bytes, "windows", store->n_windows);
+  json_t *lasting = json_pack("{s:f,s:f,s:f,s:f,s:I}", "lasting_read_bytes_per_s", store->lasting_read_bytes_per_s,
+                              "lasting_write_bytes_per_s", store->lasting_write_bytes_per_s, "lasting_bytes_per_s",
+                              store->lasting_bytes_per_s, "lasting_latency_ns", store->lasting_latency_ns,
+                              "burst_bytes", (json_int_t)store->burst_bytes);
+  json_object_update(entry, lasting);
+  json_decref(lasting);
+  return entry;
 }
 
 /* Return the entries of the store: this one's, and those of other drives from @old, which may be NULL. */
@@ -336,7 +347,17 @@ double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dt
   return best;
 }
 
-void lade_probe_keep_lasting(const struct lade_probe_params *params, double bytes_per_s, double latency_ns)
+/* Put @rate, 0 if it was not seen, into @entry. False: out of memory. */
+static bool lasting_put(json_t *entry, const char *name, double rate, bool lower_only)
+{
+  const double known = json_number_value(json_object_get(entry, name));
+  if (rate < 1e3 || rate > MOST_NS || (lower_only && known > 0 && known < rate))
+    rate = known;
+  return json_object_set_new(entry, name, json_real(rate)) == 0;
+}
+
+void lade_probe_keep_lasting(const struct lade_probe_params *params, const struct lade_drive_lasting *lasting,
+                             bool lower_only)
 {
   struct identity identity;
   struct store_name name;
@@ -345,10 +366,12 @@ void lade_probe_keep_lasting(const struct lade_probe_params *params, double byte
   json_t *root = path_get(params, &identity, false, path) ? root_load(path, &identity) : NULL;
   json_t *stores = json_object_get(root, "stores");
   const json_t *entry = store_name_get(params, &name) ? store_find(stores, &name) : NULL;
-  const bool is_good = bytes_per_s >= 1e3 && latency_ns >= 0 && fmax(bytes_per_s, latency_ns) <= MOST_NS;
+  const bool is_good = lasting->latency_ns >= 0 && lasting->latency_ns <= MOST_NS;
   json_t *own = entry && is_good ? json_deep_copy(entry) : NULL;
-  if (own && json_object_set_new(own, "lasting_bytes_per_s", json_real(bytes_per_s)) == 0 &&
-      json_object_set_new(own, "lasting_latency_ns", json_real(latency_ns)) == 0 &&
+  if (own && lasting_put(own, "lasting_read_bytes_per_s", lasting->read_bytes_per_s, lower_only) &&
+      lasting_put(own, "lasting_write_bytes_per_s", lasting->write_bytes_per_s, lower_only) &&
+      lasting_put(own, "lasting_bytes_per_s", lasting->total_bytes_per_s, lower_only) &&
+      json_object_set_new(own, "lasting_latency_ns", json_real(lasting->latency_ns)) == 0 &&
       json_object_set(stores, name.path, own) == 0)
     probe_file_save(path, root);
   json_decref(own);

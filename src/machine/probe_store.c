@@ -179,25 +179,30 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
 }
 
 /*
- * Measure the rate, half of the bytes read, over the second half of LASTING_BYTES, or of the bytes of LASTING_LIMIT_NS:
- * the first half uses up a drive's cache or credit.
+ * Measure the rates of writes, of half reads and of reads, a pass of each in turn, over the second half of
+ * LASTING_BYTES, or of the bytes of LASTING_LIMIT_NS: the first half uses up a drive's cache or credit.
  */
-static int drive_lasting(struct drive *drive, struct lade_error *error, double *ret_rate)
+static int drive_lasting(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
 {
   const double pass_bytes = (double)drive->n_pieces * (double)PIECE_BYTES;
   const int64_t start_ns = lade_now_ns();
-  int64_t half_ns = start_ns, ns = start_ns;
-  double first_bytes = 0, second_bytes = 0;
-  while (second_bytes == 0 || (first_bytes + second_bytes < LASTING_BYTES && ns - start_ns < LASTING_LIMIT_NS)) {
-    int rc = drive_pass(drive, 2, error);
+  double bytes = 0, second_bytes[3] = {0}, second_ns[3] = {0};
+  int64_t ns = 0;
+  for (int pass = 0; second_ns[2] == 0 || (bytes < LASTING_BYTES && ns < LASTING_LIMIT_NS); pass = (pass + 1) % 3) {
+    const bool is_first = bytes < LASTING_BYTES / 2 && ns < LASTING_LIMIT_NS / 2;
+    int rc = drive_pass(drive, 4 - 2 * pass, error);
     if (rc)
       return rc;
-    const bool is_first = first_bytes < LASTING_BYTES / 2 && ns - start_ns < LASTING_LIMIT_NS / 2;
-    ns = lade_now_ns();
-    *(is_first ? &first_bytes : &second_bytes) += pass_bytes;
-    half_ns = is_first ? ns : half_ns;
+    const int64_t end_ns = lade_now_ns() - start_ns;
+    second_bytes[pass] += is_first ? 0 : pass_bytes;
+    second_ns[pass] += is_first ? 0 : (double)(end_ns - ns);
+    bytes += pass_bytes;
+    ns = end_ns;
   }
-  *ret_rate = second_bytes / (double)LADE_MAX(ns - half_ns, 1) * 1e9;
+  store->lasting_write_bytes_per_s = second_bytes[0] / LADE_MAX(second_ns[0], 1) * 1e9;
+  store->lasting_bytes_per_s = second_bytes[1] / LADE_MAX(second_ns[1], 1) * 1e9;
+  store->lasting_read_bytes_per_s = second_bytes[2] / LADE_MAX(second_ns[2], 1) * 1e9;
+  store->lasting_latency_ns = store->latency_ns;
   return 0;
 }
 
@@ -303,8 +308,11 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
   struct lade_machine_store measured = *known;
   rc = drive_measure(drive, error, &measured);
   if (!rc) {
+    measured.lasting_read_bytes_per_s = known->lasting_read_bytes_per_s;
+    measured.lasting_write_bytes_per_s = known->lasting_write_bytes_per_s;
     measured.lasting_bytes_per_s = known->lasting_bytes_per_s;
     measured.lasting_latency_ns = known->lasting_latency_ns;
+    measured.burst_bytes = known->burst_bytes;
     measured.piece_bytes = known->piece_bytes;
     measured.n_pieces = known->n_pieces;
     measured.window_bytes = known->window_bytes;
@@ -314,32 +322,55 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
   return rc;
 }
 
-void lade_drive_point_add(struct lade_drive_points *points, double x_ns, double y_ns, bool is_transfer)
+void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns,
+                          double latency_share)
 {
-  points->xx += x_ns * x_ns;
-  points->xy += x_ns * y_ns;
-  points->n += is_transfer;
-  points->x += is_transfer ? x_ns : 0;
-  points->y += is_transfer ? y_ns : 0;
+  points->works[work].ll += latency_share * latency_share;
+  points->works[work].lx += latency_share * x_ns;
+  points->works[work].ly += latency_share * y_ns;
+  points->works[work].xx += x_ns * x_ns;
+  points->works[work].xy += x_ns * y_ns;
 }
 
-bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns, double *ret_ratio)
+void lade_drive_points_fade(struct lade_drive_points *points, double factor)
 {
-  const double determinant = points->n * points->xx - points->x * points->x;
-  double latency_ns = 0, ratio = 0;
-  if (points->n > 0 && determinant > 0) {
-    latency_ns = (points->y * points->xx - points->x * points->xy) / determinant;
-    ratio = (points->n * points->xy - points->x * points->y) / determinant;
+  for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
+    points->works[work].ll *= factor;
+    points->works[work].lx *= factor;
+    points->works[work].ly *= factor;
+    points->works[work].xx *= factor;
+    points->works[work].xy *= factor;
   }
-  if (latency_ns <= 0 && points->xx > 0) {
-    latency_ns = 0;
-    ratio = points->xy / points->xx;
+}
+
+/*
+ * Minimise the sum of (y - latency l - ratio x)^2 with one latency and a ratio for each kind of work, where l is a
+ * point's share of the latency. The ratio of a kind is (xy - latency lx) / xx. Put into the equation of the latency,
+ * sum(ly - latency ll - ratio lx) = 0, it gives the latency.
+ */
+bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns,
+                           double ret_ratios[LADE_DRIVE_N_WORKS])
+{
+  double rest = 0, slope = 0, ll = 0, latency_ns = 0;
+  bool has_any = false;
+  for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
+    if (points->works[work].xx <= 0)
+      continue;
+    const double share = points->works[work].lx / points->works[work].xx;
+    ll += points->works[work].ll;
+    rest += points->works[work].ly - share * points->works[work].xy;
+    slope += points->works[work].ll - share * points->works[work].lx;
   }
-  if (ratio <= 0)
-    return false;
+  if (slope > 1e-9 * ll) /* values of several lengths */
+    latency_ns = fmax(rest / slope, 0);
+  for (int work = 0; work < LADE_DRIVE_N_WORKS; work++) {
+    ret_ratios[work] = 0;
+    if (points->works[work].xx > 0)
+      ret_ratios[work] = fmax(points->works[work].xy - latency_ns * points->works[work].lx, 0) / points->works[work].xx;
+    has_any |= ret_ratios[work] > 0;
+  }
   *ret_latency_ns = latency_ns;
-  *ret_ratio = ratio;
-  return true;
+  return has_any;
 }
 
 int probe_store_again(const struct lade_probe_params *params, struct lade_error *error,
@@ -379,8 +410,7 @@ int probe_store(const struct lade_probe_params *params, struct lade_error *error
   if (!rc && !*ret_is_cramped)
     rc = drive_tune(drive, error, store);
   if (!rc && params->is_renewed)
-    rc = drive_lasting(drive, error, &store->lasting_bytes_per_s);
-  store->lasting_latency_ns = store->lasting_bytes_per_s > 0 ? store->latency_ns : 0;
+    rc = drive_lasting(drive, error, store);
   drive_close(drive);
   return rc;
 }

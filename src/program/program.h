@@ -185,6 +185,7 @@ struct lade_instr {
   uint32_t accumulate;   /* COMPUTE: bit i: output i adds to the gradient's contents */
   int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */
   int64_t predicted_ns;
+  int64_t hidden_ns; /* READ, WRITE: part of predicted_ns during which an earlier transfer of the queue is in flight */
 };
 
 struct lade_program {
@@ -219,6 +220,19 @@ struct lade_program {
   int64_t predicted_busy_ns[LADE_N_QUEUES];
   bool is_proved;                     /* set by lade_program_prove alone */
 };
+
+/*
+ * Transfers that the io queue may begin before the one in front of them has ended: in the list's order, each when its
+ * waits are met and it conflicts with none before it. They still end in the list's order.
+ */
+#define LADE_IO_AHEAD 7
+/* True if @instr is a READ or a WRITE. */
+bool lade_instr_is_transfer(const struct lade_instr *instr);
+/*
+ * True if transfers @a and @b of a placed program touch common bytes, in memory or in the store, and one changes them:
+ * then one begins when the other has ended.
+ */
+bool lade_program_transfers_conflict(const struct lade_program *program, int a, int b);
 
 /*
  * Return the bytes of value @tensor (any microbatch) of the graph without padding and without shards, the length that

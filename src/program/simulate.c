@@ -6,6 +6,10 @@
  * one, a transfer to the drive a fraction for its checksums. If together they want more cores than there are, all slow
  * down in proportion, as under an operating system's time slices in the limit.
  *
+ * The io queue keeps several transfers in flight (LADE_IO_AHEAD). When one begins, those behind it begin too, as far as
+ * their waits are met and they touch other bytes. Their bytes take their time one transfer after another, as on a drive
+ * that is busy; their latency passes meanwhile.
+ *
  * The simulation goes from one completion to the next; between two the speeds are constant. O(instructions * queues).
  * It ends because a wait always names an earlier instruction of the list.
  *
@@ -21,6 +25,9 @@
 
 #include "program/build.h"
 
+#define IO_MEMORY_UNIT UINT64_C(4096) /* the drive reads and writes whole blocks of memory */
+#define IO_STORE_UNIT UINT64_C(65536) /* range of one checksum */
+
 #define TRANSFER_CORES 0.25 /* a drive works by itself; XXH3 runs at 10 GB/s and more during 1-3 GB/s of transfer */
 
 struct simulated_queue {
@@ -28,6 +35,8 @@ struct simulated_queue {
   int n, next;
   int32_t running;  /* -1: none */
   double left_ns, cores;
+  int n_ahead;      /* of the io queue: transfers behind the running one that have begun */
+  double begun_ns[LADE_IO_AHEAD + 1]; /* when, by index in the queue modulo the array's length */
 };
 
 struct fluid {
@@ -38,6 +47,7 @@ struct fluid {
   double now_ns, busy_ns[LADE_N_QUEUES];
   /* array of all stages, with this one at its own index; NULL: one stage alone, transfers take their own time only */
   struct fluid *stages;
+  struct lade_instr *timed; /* instructions whose hidden time is to be set; NULL: none */
 };
 
 static double cores_wanted(const struct fluid *f, const struct lade_instr *instr)
@@ -75,11 +85,81 @@ static int32_t lane_next(const struct fluid *f, const struct simulated_queue *la
   return lane->instrs[lane->next];
 }
 
+bool lade_instr_is_transfer(const struct lade_instr *instr)
+{
+  return instr->kind == LADE_INSTR_READ || instr->kind == LADE_INSTR_WRITE;
+}
+
+/* Return the number of the unit behind the last one that the operand touches. */
+static uint64_t units_end(const struct lade_buffer *buffer, const struct lade_operand *operand, uint64_t unit)
+{
+  return (buffer->offset + operand->offset + operand->bytes + unit - 1) / unit;
+}
+
+/* True if the two operands touch common bytes, each in whole units of its space's transfers. */
+static bool operands_overlap(const struct lade_program *program, const struct lade_operand *a,
+                             const struct lade_operand *b)
+{
+  const struct lade_buffer *of_a = &program->buffers[a->buffer], *of_b = &program->buffers[b->buffer];
+  const uint64_t unit = of_a->space == LADE_STORE ? IO_STORE_UNIT : IO_MEMORY_UNIT;
+  const uint64_t from_a = (of_a->offset + a->offset) / unit, from_b = (of_b->offset + b->offset) / unit;
+  return of_a->space == of_b->space && from_a < units_end(of_b, b, unit) &&
+         from_b < units_end(of_a, a, unit);
+}
+
+bool lade_program_transfers_conflict(const struct lade_program *program, int a, int b)
+{
+  const struct lade_instr *first = &program->instrs[a], *second = &program->instrs[b];
+  for (int i = 0; i < first->n_operands; i++) {
+    const struct lade_operand *one = &program->operands[first->first_operand + i];
+    for (int j = 0; j < second->n_operands; j++) {
+      const struct lade_operand *two = &program->operands[second->first_operand + j];
+      const bool both_read = one->access == LADE_READS && two->access == LADE_READS;
+      if (!both_read && operands_overlap(program, one, two))
+        return true;
+    }
+  }
+  return false;
+}
+
+/* Begin transfers behind the running one, in order, as the executor does (run/executor/transfer.c). */
+static void transfers_begin_ahead(struct fluid *f, struct simulated_queue *lane)
+{
+  while (lane->n_ahead < LADE_IO_AHEAD && lane->next + lane->n_ahead < lane->n) {
+    const int at = lane->next + lane->n_ahead;
+    const struct lade_instr *instr = &f->program->instrs[lane->instrs[at]];
+    if (!lade_instr_is_transfer(instr) || !is_ready(f, instr))
+      return;
+    for (int i = lane->next - 1; i < at; i++)
+      if (lade_program_transfers_conflict(f->program, lane->instrs[i], lane->instrs[at]))
+        return;
+    lane->begun_ns[at % (LADE_IO_AHEAD + 1)] = f->now_ns;
+    lane->n_ahead++;
+  }
+}
+
+/* Return the part of the latency of transfer lane->next that has passed since it began; pre: it is the next to run. */
+static double hidden_take(const struct fluid *f, struct simulated_queue *lane)
+{
+  const struct lade_instr *instr = &f->program->instrs[lane->instrs[lane->next]];
+  const struct lade_transfer_price *price = instr->kind == LADE_INSTR_READ ? &f->prices->read : &f->prices->write;
+  if (!lane->n_ahead)
+    return 0;
+  lane->n_ahead--;
+  const double passed_ns = f->now_ns - lane->begun_ns[lane->next % (LADE_IO_AHEAD + 1)];
+  return LADE_MIN(LADE_MIN(passed_ns, (double)price->latency_ns), (double)instr->predicted_ns - 1);
+}
+
 static void lane_begin(struct fluid *f, struct simulated_queue *lane, double ns, int64_t (*spans)[2])
 {
+  const double hidden_ns = LADE_MAX(hidden_take(f, lane), 0);
   int32_t at = lane->instrs[lane->next++];
   lane->running = at;
-  lane->left_ns = ns;
+  lane->left_ns = ns - hidden_ns;
+  if (f->timed)
+    f->timed[at].hidden_ns = (int64_t)hidden_ns;
+  if (lade_instr_is_transfer(&f->program->instrs[at]) && f->program->graph)
+    transfers_begin_ahead(f, lane);
   lane->cores = cores_wanted(f, &f->program->instrs[at]);
   if (spans)
     spans[at][0] = (int64_t)f->now_ns;
@@ -205,7 +285,7 @@ static void fluid_finish(struct fluid *f)
 
 int lade_program_simulate(struct lade_program *program, const struct lade_prices *prices, int64_t (*ret_spans)[2])
 {
-  struct fluid f = {.program = program, .prices = prices};
+  struct fluid f = {.program = program, .prices = prices, .timed = ret_spans ? NULL : program->instrs};
   int status = fluid_init(&f);
   for (bool is_running = !status; is_running;) {
     lanes_start(&f, ret_spans);

@@ -384,15 +384,23 @@ static void memory_print(const struct summary *summary, FILE *file)
             lade_size_format(summary->resident_open_bytes, b, sizeof(b)));
 }
 
-double drive_rate(const struct lade_session_info *info)
+const char *drive_rate_format(const struct lade_session_info *info, char *text, size_t text_bytes)
 {
   const struct lade_machine_store *drive = &info->cost->machine.store;
-  return drive->total_bytes_per_s > 0 ? drive->total_bytes_per_s : drive->write_bytes_per_s;
+  const double bytes = (double)(info->store_read_bytes + info->store_written_bytes);
+  const double share = (double)info->store_read_bytes / fmax(bytes, 1);
+  const double apart = 1 / (share / lade_cost_drive_bytes_per_s(drive, 1) +
+                            (1 - share) / lade_cost_drive_bytes_per_s(drive, 0)); /* values move one way at a time */
+  const double rate = fmax(lade_cost_drive_bytes_per_s(drive, share), apart);
+  char size[32];
+  snprintf(text, text_bytes, "%s/s that it does %s", lade_size_format((uint64_t)rate, size, sizeof(size)),
+           lade_cost_drive_is_lasting(drive) ? "in long runs" : "at first");
+  return text;
 }
 
 void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file)
 {
-  char a[32], b[32], c[32];
+  char a[32], b[32], c[64];
   if (!info->store_read_bytes && !info->store_written_bytes)
     return;
   fprintf(file, "drive         %s read and %s written by a step",
@@ -406,9 +414,9 @@ void store_traffic_print(const struct lade_session_info *info, double step_secon
   if (step_seconds <= 0)
     return;
   double rate = (double)(info->store_read_bytes + info->store_written_bytes) / step_seconds;
-  fprintf(file, "              %s of room, and %s/s of the %s/s that it does\n",
+  fprintf(file, "              %s of room, and %s/s of the %s\n",
           lade_size_format(info->store_bytes, a, sizeof(a)), lade_size_format((uint64_t)rate, b, sizeof(b)),
-          lade_size_format((uint64_t)drive_rate(info), c, sizeof(c)));
+          drive_rate_format(info, c, sizeof(c)));
 }
 
 /* Print the bytes that the drive moved in the last step, by its own count, beside those of the plan. */

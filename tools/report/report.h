@@ -60,8 +60,8 @@ struct json_t *json_bytes(uint64_t bytes);
 struct json_t *json_text(const char *text);
 /* Return 16 hexadecimal digits. */
 struct json_t *json_digest(uint64_t digest);
-/* Return the bytes per second that the drive moves; of reads and writes at once if that rate is known. */
-double drive_rate(const struct lade_session_info *info);
+/* Write the rate of the drive at the step's mix of reads and writes, and its kind, to @text; return @text. */
+const char *drive_rate_format(const struct lade_session_info *info, char *text, size_t text_bytes);
 /*
  * Print a step's traffic to and from the drive, its effect on the drive's life, and the run's share of the drive's
  * space and rate. Two lines; nothing without a store. @step_seconds is measured or predicted.

@@ -509,14 +509,14 @@ static void interrupted_print(struct train_run *run)
 static void drive_say(struct train_run *run)
 {
   const struct lade_session_info *info = &run->info;
-  char room[32], moved[32], rate[32], most[32];
+  char room[32], moved[32], rate[32], most[64];
   uint64_t bytes = info->store_read_bytes + info->store_written_bytes;
   if (!info->store_bytes || info->plan->predicted_ns <= 0)
     return;
-  progress_say(&run->progress, "drive: %s reserved; a step moves %s, %s/s of the %s/s that it does",
+  progress_say(&run->progress, "drive: %s reserved; a step moves %s, %s/s of the %s",
                lade_size_format(info->store_bytes, room, sizeof(room)), lade_size_format(bytes, moved, sizeof(moved)),
                lade_size_format((uint64_t)((double)bytes / (double)info->plan->predicted_ns * 1e9), rate, sizeof(rate)),
-               lade_size_format((uint64_t)drive_rate(info), most, sizeof(most)));
+               drive_rate_format(info, most, sizeof(most)));
 }
 
 /* ---- the verb ---- */

@@ -239,12 +239,38 @@ static void copy_bind(lade_executor *ex, const struct lade_program *program, con
   copy->predicted_ns = instr->predicted_ns;
 }
 
-static void io_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
-                    struct io_call *io)
+/*
+ * Link transfer @at to the one before it, @before, and find the latest that it must follow among those that may be in
+ * flight beside it.
+ */
+static void io_link(struct bound_program *bound, int at, int before)
 {
+  const struct lade_program *program = bound->program;
+  struct io_call *io = &bound->ios[at];
+  io->next = io->after = -1;
+  if (before < 0 || !lade_instr_is_transfer(&program->instrs[before]))
+    return;
+  bound->ios[before].next = at;
+  for (int n = 0, other = before; n < LADE_IO_AHEAD && other >= 0 && io->after < 0; n++) {
+    if (!lade_instr_is_transfer(&program->instrs[other]))
+      return;
+    if (lade_program_transfers_conflict(program, other, at))
+      io->after = other;
+    other = bound->before[other];
+  }
+}
+
+static void io_bind(lade_executor *ex, struct bound_program *bound, int at)
+{
+  const struct lade_program *program = bound->program;
+  const struct lade_instr *instr = &program->instrs[at];
+  struct io_call *io = &bound->ios[at];
   bool is_read = instr->kind == LADE_INSTR_READ;
   const struct lade_operand *stored = operand_find(program, instr, is_read ? LADE_ROLE_SRC : LADE_ROLE_DST);
   io->executor = ex;
+  io->bound = bound;
+  io->at = at;
+  io_link(bound, at, bound->before[at]);
   io->value = is_read ? stored->reads : stored->makes;
   io->store_offset = program->buffers[stored->buffer].offset + stored->offset;
   io->transfer = (struct lade_transfer){
@@ -331,7 +357,7 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
     boundary_bind(ex, program, instr, &bound->collectives[at]);
     break;
   default:
-    io_bind(ex, program, instr, &bound->ios[at]);
+    io_bind(ex, bound, at);
     break;
   }
   return 0;

@@ -96,7 +96,8 @@ static bool copy_is_valid(const lade_executor *ex, const struct lade_copy *copy)
 static bool io_is_valid(const lade_executor *ex, const struct lade_instr *instr, const struct io_call *io)
 {
   const enum lade_store_op op = instr->kind == LADE_INSTR_READ ? LADE_STORE_READ : LADE_STORE_WRITE;
-  return io->executor == ex && io->transfer.op == op && io->transfer.bytes &&
+  return io->executor == ex && io->after < io->at && (io->next < 0 || io->next > io->at) && !io->is_begun &&
+         io->transfer.op == op && io->transfer.bytes &&
          is_within(io->store_offset, io->transfer.bytes, space_bytes(ex, LADE_STORE)) &&
          is_in_memory(ex, io->transfer.data, io->transfer.bytes);
 }

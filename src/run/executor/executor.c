@@ -129,14 +129,15 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
     executor_kernel_submit(ex, bound, at);
     return;
   }
-  struct lade_work work = {.fn = call_run, .args = &bound->calls[at], .predicted_ns = instr->predicted_ns,
-                           .ret_span = &bound->spans[at]};
+  struct lade_work work = {.fn = call_run, .args = &bound->calls[at],
+                           .predicted_ns = instr->predicted_ns - instr->hidden_ns, .ret_span = &bound->spans[at]};
   if (instr->is_streamed) {
     work.fn = stream_call_run;
     work.args = bound->streams[at];
   } else if (instr->kind == LADE_INSTR_READ || instr->kind == LADE_INSTR_WRITE) {
     work.fn = io_call_run;
     work.args = &bound->ios[at];
+    atomic_store(&bound->ios[at].submitted_run, ex->n_runs); /* the counts of its waits are known */
   }
   lade_queue_launch(queue, &work, &bound->counts[at]);
 }

@@ -41,6 +41,12 @@ struct io_call {
   lade_executor *executor;
   struct lade_value value;
   uint64_t store_offset; /* in the plan's store */
+  const struct bound_program *bound;
+  int32_t at;            /* its instruction */
+  int32_t next;          /* of the io queue: the transfer behind it, if there is one before the next update; or -1 */
+  int32_t after;         /* of the io queue: the latest transfer before it with which it conflicts; -1: none near */
+  _Atomic uint64_t submitted_run; /* the executor's n_runs once the counts of its waits are known */
+  bool is_begun;         /* in flight; used by the io queue's thread */
 };
 
 #define STREAM_MAX_PARTS 5 /* residual, m, v; and the weight and the gradient if they are in the store */

@@ -2,7 +2,9 @@
 /*
  * Transfers between memory and the store: map a value to a range of a file and to the identity of its checksums. A
  * transfer of a whole value is submitted and waited for in its queue's thread; the store keeps several pieces of it in
- * flight. Updates that stream are in stream.c.
+ * flight. Before the thread waits, it submits the transfers behind that one, as far as their waits are met and they
+ * touch other bytes (LADE_IO_AHEAD). So a drive is not idle for the latency of each value, and the queue still
+ * completes its work in order. Updates that stream are in stream.c.
  *
  * Identities: a parameter's bytes belong to (tensor, number of updates so far). Bytes of any other value belong to
  * (tensor, microbatch, this run of a program, version). A block left from an earlier step, or from another value, fails
@@ -119,13 +121,53 @@ int io_transfer_verify(lade_executor *ex, const struct lade_transfer *transfer)
   return status;
 }
 
+/* Begin the transfer of @call. pre: its waits are met, and no transfer in flight conflicts with it. */
+static int call_begin(struct io_call *call)
+{
+  executor_address_stored(call->executor, call->value, call->store_offset, &call->transfer);
+  const int status = io_transfer_begin(call->executor, &call->transfer);
+  call->is_begun = !status;
+  return status;
+}
+
+/* True if @call was submitted in this run and the events that it waits for have happened. Never blocks. */
+static bool call_is_ready(const struct io_call *call)
+{
+  const lade_executor *ex = call->executor;
+  const struct lade_instr *instr = &call->bound->program->instrs[call->at];
+  if (atomic_load(&call->submitted_run) != ex->n_runs)
+    return false;
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    if (instr->waits[q] >= 0 && !lade_queue_poll(ex->queues[q], call->bound->counts[instr->waits[q]]))
+      return false;
+  }
+  return true;
+}
+
+/*
+ * Begin transfers behind @call, which is in flight. All of them up to the last begun one are in flight, because they
+ * begin in order; so a conflict with any of them is one with @call or a later transfer.
+ */
+static void calls_begin_ahead(const struct io_call *call)
+{
+  int32_t at = call->next;
+  for (int n = 0; n < LADE_IO_AHEAD && at >= 0; n++) {
+    struct io_call *next = &call->bound->ios[at];
+    if (!next->is_begun && (next->after >= call->at || !call_is_ready(next) || call_begin(next)))
+      return;
+    at = next->next;
+  }
+}
+
 void io_call_run(void *arg)
 {
   struct io_call *call = arg;
   lade_executor *ex = call->executor;
-  if (lade_first_error_code(&ex->failure))
+  const bool is_failed = lade_first_error_code(&ex->failure) != 0;
+  if (!call->is_begun && (is_failed || call_begin(call)))
     return;
-  executor_address_stored(ex, call->value, call->store_offset, &call->transfer);
-  if (!io_transfer_begin(ex, &call->transfer))
-    io_transfer_wait(ex, &call->transfer);
+  if (!is_failed)
+    calls_begin_ahead(call);
+  io_transfer_wait(ex, &call->transfer);
+  call->is_begun = false;
 }

@@ -261,7 +261,7 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
   s->written_bytes -= written_before;
   if (!status) {
     session_rate_raise(s, ret_report->wall_ns);
-    session_drive_count(s);
+    session_drive_count(s, ret_report->wall_ns);
   }
   return session_fail(s, status, error);
 }

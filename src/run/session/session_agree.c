@@ -485,6 +485,8 @@ int session_share_drive(lade_session *s, struct lade_error *error)
   store->total_bytes_per_s /= (double)n_sharing;
   store->total_mostly_writes_bytes_per_s /= (double)n_sharing;
   store->total_mostly_reads_bytes_per_s /= (double)n_sharing;
+  store->lasting_read_bytes_per_s /= (double)n_sharing;
+  store->lasting_write_bytes_per_s /= (double)n_sharing;
   store->lasting_bytes_per_s /= (double)n_sharing;
   return 0;
 }

@@ -18,10 +18,11 @@
 
 struct session_saver;
 
-/* Work of the io queue in the steps after a run's first bytes, which tells the drive's lasting rate. */
+/* Work of the io queue in this run's steps, the latest with the most weight. It tells the drive's lasting rates. */
 struct session_drive {
-  uint64_t first_bytes, bytes; /* moved before, and in those steps */
+  uint64_t bytes; /* moved */
   struct lade_drive_points points;
+  double wall_ns, busy_ns; /* of those steps: all of their time, and the io queue's */
 };
 
 struct lade_session {
@@ -83,9 +84,9 @@ struct lade_session {
 void session_rate_raise(lade_session *session, int64_t wall_ns);
 /* Write a raised rate to the cache of measurements, for later runs. */
 void session_rate_keep(const lade_session *session);
-/* Add the io queue's work of the last step to the observations of the drive. */
-void session_drive_count(lade_session *session);
-/* Keep the drive's rate and latency for later predictions, if this run moved enough bytes. */
+/* Add the io queue's work of the last step, of @wall_ns, to the observations of the drive. */
+void session_drive_count(lade_session *session, int64_t wall_ns);
+/* Keep the drive's rates and latency for later predictions, if this run moved more than a drive's burst. */
 void session_drive_keep(const lade_session *session);
 
 struct lade_values lade_session_values(lade_session *session);

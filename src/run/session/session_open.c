@@ -23,8 +23,7 @@
 #define CHUNK_BYTES (UINT64_C(2) << 20)
 #define PROBE_FLOPS_MOST 2e13     /* of a microbatch on the host, whose ops are measured */
 #define DEFAULT_SEQ_LEN 1024
-#define DRIVE_FIRST_BYTES (UINT64_C(4) << 30) /* served at a drive's first rate, not at its lasting one */
-#define DRIVE_KEPT_BYTES (UINT64_C(4) << 30)  /* after those: least bytes that tell a lasting rate */
+#define DRIVE_HALF_BYTES 0x1p32 /* moved bytes after which an observation of the drive has half of its weight */
 #define BATCH_MOST 1000000
 
 void lade_session_defaults(struct lade_session_params *p)
@@ -367,46 +366,67 @@ void session_rate_keep(const lade_session *s)
     lade_probe_best_rate(&how, s->params.dtype, s->matmul_flops_per_s);
 }
 
-void session_drive_count(lade_session *s)
+/* Add transfer @at of one value, which took @y_ns, to the observations of the drive. */
+static void drive_point_add(lade_session *s, int at, double y_ns)
+{
+  const struct lade_instr *instr = &s->plan->train->instrs[at];
+  const double latency_ns = lade_cost_drive_latency_ns(&s->cost.machine.store);
+  const enum lade_drive_work work = instr->kind == LADE_INSTR_READ ? LADE_DRIVE_READS : LADE_DRIVE_WRITES;
+  lade_drive_point_add(&s->drive.points, work, fmax((double)instr->predicted_ns - latency_ns, 0), y_ns,
+                       latency_ns > 0 ? 1 - (double)instr->hidden_ns / latency_ns : instr->hidden_ns == 0);
+}
+
+void session_drive_count(lade_session *s, int64_t wall_ns)
 {
   struct session_drive *drive = &s->drive;
   const uint64_t bytes = s->read_bytes + s->written_bytes;
+  const struct lade_span *spans = lade_executor_spans(s->executor);
+  double updates_x_ns = 0, updates_y_ns = 0, busy_ns = 0;
   if (s->params.is_dry || !bytes)
     return;
-  if (drive->first_bytes < DRIVE_FIRST_BYTES) {
-    drive->first_bytes += bytes;
-    return;
-  }
-  const struct lade_span *spans = lade_executor_spans(s->executor);
-  const double latency_ns = lade_cost_drive_latency_ns(&s->cost.machine.store);
-  double updates_x_ns = 0, updates_y_ns = 0;
+  const double fading = exp2(-(double)bytes / DRIVE_HALF_BYTES);
+  lade_drive_points_fade(&drive->points, fading);
   for (int i = 0; i < s->plan->train->n_instrs; i++) {
     const struct lade_instr *instr = &s->plan->train->instrs[i];
     const double y_ns = (double)(spans[i].end_ns - spans[i].start_ns);
     if (instr->queue != LADE_Q_IO)
       continue;
-    if (instr->kind == LADE_INSTR_UPDATE) {
-      updates_x_ns += (double)instr->predicted_ns;
-      updates_y_ns += y_ns;
-    } else {
-      const double x_ns = fmax((double)instr->predicted_ns - latency_ns, 0);
-      lade_drive_point_add(&drive->points, x_ns, y_ns, true);
-    }
+    busy_ns += y_ns;
+    if (instr->kind != LADE_INSTR_UPDATE)
+      drive_point_add(s, i, y_ns);
+    updates_x_ns += instr->kind == LADE_INSTR_UPDATE ? (double)instr->predicted_ns : 0;
+    updates_y_ns += instr->kind == LADE_INSTR_UPDATE ? y_ns : 0;
   }
-  lade_drive_point_add(&drive->points, updates_x_ns, updates_y_ns, false);
+  if (updates_x_ns > 0)
+    lade_drive_point_add(&drive->points, LADE_DRIVE_UPDATES, updates_x_ns, updates_y_ns, 0);
+  drive->wall_ns = drive->wall_ns * fading + (double)wall_ns;
+  drive->busy_ns = drive->busy_ns * fading + busy_ns;
   drive->bytes += bytes;
+}
+
+/* Return the rate of transfers that took @ratio times their predicted time, @share of them reads; ratio 0: not seen. */
+static double drive_rate_seen(const lade_session *s, double share, double ratio)
+{
+  return ratio > 0 ? lade_cost_drive_bytes_per_s(&s->cost.machine.store, share) / ratio : 0;
 }
 
 void session_drive_keep(const lade_session *s)
 {
-  double latency_ns, ratio;
+  const struct session_drive *drive = &s->drive;
+  const uint64_t burst_bytes = s->cost.machine.store.burst_bytes;
+  struct lade_drive_lasting lasting;
+  double ratios[LADE_DRIVE_N_WORKS];
+  if (!drive->bytes || drive->bytes < (burst_bytes ? burst_bytes : LADE_DRIVE_BURST_BYTES) || s->params.machine ||
+      s->params.skip_cache || s->group.world || !lade_drive_points_fit(&drive->points, &lasting.latency_ns, ratios))
+    return;
+  lasting.write_bytes_per_s = drive_rate_seen(s, 0, ratios[LADE_DRIVE_WRITES]);
+  lasting.read_bytes_per_s = drive_rate_seen(s, 1, ratios[LADE_DRIVE_READS]);
+  lasting.total_bytes_per_s = drive_rate_seen(s, 0.5, ratios[LADE_DRIVE_UPDATES]);
   const struct lade_store_params store = store_params(s);
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
   struct lade_probe_params how = cache_params(s, &gpu);
   how.store = &store;
-  const bool is_long = s->drive.bytes >= DRIVE_KEPT_BYTES && !s->params.machine && !s->params.skip_cache;
-  if (is_long && !s->group.world && lade_drive_points_fit(&s->drive.points, &latency_ns, &ratio))
-    lade_probe_keep_lasting(&how, lade_cost_drive_bytes_per_s(&s->cost.machine.store) / ratio, latency_ns);
+  lade_probe_keep_lasting(&how, &lasting, drive->busy_ns < drive->wall_ns / 2);
 }
 
 /* Take prices, at the first rank or at a rank alone. */

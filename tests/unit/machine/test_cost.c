@@ -261,24 +261,39 @@ static void mixes_go_along_the_curve_of_the_drive(void **state)
   assert_in_range(lade_cost_read_write_ns(&cost, 6000, 2000), 4000, 4001);
 }
 
-/* All rates fall in proportion to the lasting one, and a lasting rate above the first one changes nothing. */
-static void a_lasting_rate_lowers_all_rates_of_the_drive(void **state)
+/*
+ * Known lasting rates replace the first ones, in either direction. Other mixes go between them, or with the nearest.
+ */
+static void lasting_rates_replace_those_of_the_first_bytes(void **state)
 {
   struct lade_cost cost;
   machine_make(&cost, "h100-80g");
-  cost.machine.store = (struct lade_machine_store){
+  struct lade_machine_store *store = &cost.machine.store;
+  *store = (struct lade_machine_store){
       .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 1e9, .total_bytes_per_s = 2e9,
       .total_mostly_writes_bytes_per_s = 1.25e9, .total_mostly_reads_bytes_per_s = 2.5e9, .latency_ns = 100};
-  assert_true(fabs(lade_cost_drive_bytes_per_s(&cost.machine.store) / 2e9 - 1) < 1e-9);
-  cost.machine.store.lasting_bytes_per_s = 3e9;
-  assert_in_range(lade_cost_read_ns(&cost, 8000), 2000, 2001);
-  cost.machine.store.lasting_bytes_per_s = 0.5e9;
-  cost.machine.store.lasting_latency_ns = 900;
-  assert_true(lade_cost_drive_latency_ns(&cost.machine.store) == 900);
-  assert_true(fabs(lade_cost_drive_bytes_per_s(&cost.machine.store) / 0.5e9 - 1) < 1e-9);
+  assert_true(fabs(lade_cost_drive_bytes_per_s(store, 0.5) / 2e9 - 1) < 1e-9);
+  store->lasting_bytes_per_s = 0.5e9; /* alone: all rates fall to a quarter */
+  store->lasting_latency_ns = 900;
+  assert_true(lade_cost_drive_latency_ns(store) == 900);
+  assert_true(fabs(lade_cost_drive_bytes_per_s(store, 0.5) / 0.5e9 - 1) < 1e-9);
   assert_in_range(lade_cost_read_ns(&cost, 8000), 8900, 8901);
   assert_in_range(lade_cost_write_ns(&cost, 8000), 32900, 32901);
   assert_in_range(lade_cost_read_write_ns(&cost, 4000, 4000), 16900, 16901);
+  store->lasting_read_bytes_per_s = 8e9; /* half the time of reads, and four times that of both: 2.25 between them */
+  assert_in_range(lade_cost_read_ns(&cost, 8000), 1900, 1901);
+  assert_in_range(lade_cost_write_ns(&cost, 8000), 32900, 32901);
+  assert_in_range(lade_cost_read_write_ns(&cost, 6000, 2000), 900 + 7200, 900 + 7201);
+  store->lasting_bytes_per_s = 0;
+  store->lasting_write_bytes_per_s = 0.5e9; /* twice the time of writes: 1.25 in the middle */
+  assert_in_range(lade_cost_write_ns(&cost, 8000), 16900, 16901);
+  assert_in_range(lade_cost_read_write_ns(&cost, 4000, 4000), 900 + 5000, 900 + 5001);
+  struct lade_prices prices;
+  struct lade_model_graph *graph = graph_make("nano", LADE_F32, 2, 0);
+  assert_int_equal(lade_cost_prices(&cost, graph, &prices), 0);
+  assert_true(fabs(prices.read.ns_per_byte * 8 - 1) < 1e-9 && fabs(prices.write.ns_per_byte / 2 - 1) < 1e-9);
+  lade_prices_finish(&prices);
+  lade_model_graph_destroy(graph);
 }
 
 static void adamw_moves_what_its_types_say(void **state)
@@ -383,7 +398,7 @@ int main(void)
       cmocka_unit_test(a_loss_that_is_not_fused_moves_its_logits),
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
-      cmocka_unit_test(a_lasting_rate_lowers_all_rates_of_the_drive),
+      cmocka_unit_test(lasting_rates_replace_those_of_the_first_bytes),
       cmocka_unit_test(adamw_moves_what_its_types_say),
       cmocka_unit_test(an_update_costs_more_the_further_its_state_is),
       cmocka_unit_test(windows_are_cut_by_bytes),

@@ -305,31 +305,44 @@ static void a_drive_that_has_changed_is_measured_again_by_a_run(void **state)
   assert_int_equal(rmdir(dir), 0);
 }
 
-/* Transfers give the latency beside the time of their bytes; streamed updates have none. */
-static void a_long_run_tells_latency_and_rate(void **state)
+/* Transfers give one latency, of which a part may be hidden, and ratios for reads and writes; updates have none. */
+static void a_long_run_tells_latency_and_rates(void **state)
 {
   struct lade_drive_points points = {0};
-  double latency_ns = -1, ratio = -1;
-  assert_false(lade_drive_points_fit(&points, &latency_ns, &ratio));
-  assert_true(latency_ns == -1 && ratio == -1);
-  for (int i = 1; i <= 40; i++)
-    lade_drive_point_add(&points, 25e3 * i, 70e3 + 1.5 * 25e3 * i, true);
-  lade_drive_point_add(&points, 90e6, 1.5 * 90e6, false);
-  assert_true(lade_drive_points_fit(&points, &latency_ns, &ratio));
-  assert_true(fabs(latency_ns / 70e3 - 1) < 1e-6 && fabs(ratio / 1.5 - 1) < 1e-6);
+  double latency_ns = -1, ratios[LADE_DRIVE_N_WORKS];
+  assert_false(lade_drive_points_fit(&points, &latency_ns, ratios));
+  for (int i = 1; i <= 40; i++) {
+    lade_drive_point_add(&points, LADE_DRIVE_READS, 25e3 * i, 70e3 + 1.5 * 25e3 * i, 1);
+    lade_drive_point_add(&points, LADE_DRIVE_WRITES, 45e3 * i, 70e3 + 0.5 * 45e3 * i, 1);
+    lade_drive_point_add(&points, LADE_DRIVE_READS, 35e3 * i, 0.5 * 70e3 + 1.5 * 35e3 * i, 0.5);
+  }
+  lade_drive_point_add(&points, LADE_DRIVE_UPDATES, 90e6, 3 * 90e6, 0);
+  assert_true(lade_drive_points_fit(&points, &latency_ns, ratios));
+  assert_true(fabs(latency_ns / 70e3 - 1) < 1e-6);
+  assert_true(fabs(ratios[LADE_DRIVE_READS] / 1.5 - 1) < 1e-6 && fabs(ratios[LADE_DRIVE_WRITES] / 0.5 - 1) < 1e-6 &&
+              fabs(ratios[LADE_DRIVE_UPDATES] / 3 - 1) < 1e-6);
+  lade_drive_points_fade(&points, 0.25); /* all the same, until later points outweigh the earlier ones */
+  assert_true(lade_drive_points_fit(&points, &latency_ns, ratios) && fabs(ratios[LADE_DRIVE_UPDATES] / 3 - 1) < 1e-6);
+  lade_drive_point_add(&points, LADE_DRIVE_UPDATES, 90e6, 90e6, 0);
+  assert_true(lade_drive_points_fit(&points, &latency_ns, ratios) && fabs(ratios[LADE_DRIVE_UPDATES] - 1.4) < 1e-6);
   points = (struct lade_drive_points){0}; /* short ones were faster than latency 0 allows: the ratio alone */
-  lade_drive_point_add(&points, 1e6, 1e5, true);
-  lade_drive_point_add(&points, 2e6, 4e6, true);
-  assert_true(lade_drive_points_fit(&points, &latency_ns, &ratio));
-  assert_true(latency_ns == 0 && fabs(ratio / (8.1 / 5) - 1) < 1e-6);
-  points = (struct lade_drive_points){0}; /* updates alone */
-  lade_drive_point_add(&points, 2e6, 1e6, false);
-  assert_true(lade_drive_points_fit(&points, &latency_ns, &ratio));
-  assert_true(latency_ns == 0 && ratio == 0.5);
+  lade_drive_point_add(&points, LADE_DRIVE_READS, 1e6, 1e5, 1);
+  lade_drive_point_add(&points, LADE_DRIVE_READS, 2e6, 4e6, 1);
+  assert_true(lade_drive_points_fit(&points, &latency_ns, ratios));
+  assert_true(latency_ns == 0 && fabs(ratios[LADE_DRIVE_READS] / (8.1 / 5) - 1) < 1e-6);
+  assert_true(ratios[LADE_DRIVE_WRITES] == 0 && ratios[LADE_DRIVE_UPDATES] == 0);
+  points = (struct lade_drive_points){0}; /* one length: no latency can be told from the rate */
+  for (int i = 0; i < 3; i++)
+    lade_drive_point_add(&points, LADE_DRIVE_WRITES, 1e6, 2e6, 1);
+  assert_true(lade_drive_points_fit(&points, &latency_ns, ratios));
+  assert_true(latency_ns == 0 && fabs(ratios[LADE_DRIVE_WRITES] - 2) < 1e-9);
 }
 
-/* Later probes of a drive take the lasting rate of its latest long run, also if its first rate has changed. */
-static void the_rate_of_the_latest_long_run_is_kept(void **state)
+/*
+ * Later probes of a drive take the lasting rates of its latest long run, also if its first rate has changed. A rate
+ * that the run did not see stays, and a run during which the drive rested raises none.
+ */
+static void the_rates_of_the_latest_long_run_are_kept(void **state)
 {
   char dir[96];
   snprintf(dir, sizeof(dir), "%s.lasting", directory);
@@ -337,30 +350,42 @@ static void the_rate_of_the_latest_long_run_is_kept(void **state)
   struct lade_store_params store = {.struct_size = sizeof(store), .dir = ".", .capacity_bytes = 1 << 20,
                                     .allow_tmpfs = true, .allow_buffered = true};
   struct lade_probe_params params = params_make();
-  struct lade_cost first, slow, fast, fresh;
+  struct lade_cost first, slow, fast, fresh, rested;
+  const struct lade_drive_lasting slow_run = {1e6, 2e6, 0, 70000}, fast_run = {9e12, 0, 8e12, 0};
   params.graph = NULL;
   params.store = &store;
   params.cache_dir = dir;
-  lade_probe_keep_lasting(&params, 1e6, 70000); /* no cache yet: nothing is written */
+  lade_probe_keep_lasting(&params, &slow_run, false); /* no cache yet: nothing is written */
   assert_int_equal(access(dir, F_OK), 0);
   assert_int_equal(lade_probe(&params, NULL, &first), 0);
-  assert_true(first.machine.store.lasting_bytes_per_s == 0);
-  lade_probe_keep_lasting(&params, 1e6, 70000);
+  assert_false(lade_cost_drive_is_lasting(&first.machine.store));
+  lade_probe_keep_lasting(&params, &slow_run, true); /* nothing is known that it could raise */
   assert_int_equal(lade_probe(&params, NULL, &slow), 0);
-  assert_true(slow.machine.store.lasting_bytes_per_s == 1e6 && slow.machine.store.lasting_latency_ns == 70000);
-  assert_true(slow.machine.store.read_bytes_per_s == first.machine.store.read_bytes_per_s);
+  const struct lade_machine_store *kept = &slow.machine.store;
+  assert_true(kept->lasting_read_bytes_per_s == 1e6 && kept->lasting_write_bytes_per_s == 2e6 &&
+              kept->lasting_bytes_per_s == 0 && kept->lasting_latency_ns == 70000);
+  assert_true(kept->read_bytes_per_s == first.machine.store.read_bytes_per_s);
   figure_state(dir, "total_bytes_per_s", "9e11");
+  figure_state(dir, "burst_bytes", "7");
   params.has_fresh_ops = true;
   assert_int_equal(lade_probe(&params, NULL, &fresh), 0);
-  assert_true(fresh.machine.store.total_bytes_per_s < 9e10 && fresh.machine.store.lasting_bytes_per_s == 1e6);
-  lade_probe_keep_lasting(&params, 9e12, 0);
+  kept = &fresh.machine.store;
+  assert_true(kept->total_bytes_per_s < 9e10 && kept->lasting_read_bytes_per_s == 1e6 && kept->burst_bytes == 7);
   params.has_fresh_ops = false;
+  lade_probe_keep_lasting(&params, &fast_run, true);
+  assert_true(lade_probe_recall(&params, &rested));
+  kept = &rested.machine.store;
+  assert_true(kept->lasting_read_bytes_per_s == 1e6 && kept->lasting_bytes_per_s == 8e12);
+  lade_probe_keep_lasting(&params, &fast_run, false);
   assert_true(lade_probe_recall(&params, &fast));
-  assert_true(fast.machine.store.lasting_bytes_per_s == 9e12);
+  kept = &fast.machine.store;
+  assert_true(kept->lasting_read_bytes_per_s == 9e12 && kept->lasting_write_bytes_per_s == 2e6 &&
+              kept->burst_bytes == 7);
   lade_cost_finish(&first);
   lade_cost_finish(&slow);
-  lade_cost_finish(&fast);
   lade_cost_finish(&fresh);
+  lade_cost_finish(&rested);
+  lade_cost_finish(&fast);
   assert_int_equal(unlink(file_of(dir)), 0);
   assert_int_equal(rmdir(dir), 0);
 }
@@ -485,8 +510,8 @@ int main(void)
       cmocka_unit_test(a_link_of_another_user_does_not_lead_the_cache),
       cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
       cmocka_unit_test(a_drive_that_has_changed_is_measured_again_by_a_run),
-      cmocka_unit_test(a_long_run_tells_latency_and_rate),
-      cmocka_unit_test(the_rate_of_the_latest_long_run_is_kept),
+      cmocka_unit_test(a_long_run_tells_latency_and_rates),
+      cmocka_unit_test(the_rates_of_the_latest_long_run_are_kept),
       cmocka_unit_test(several_directories_are_a_store_with_room),
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
       cmocka_unit_test(a_small_copy_that_was_delayed_makes_no_rate),

@@ -501,6 +501,51 @@ static void broken_live_ranges_are_seen_by_the_recount(void **state)
   IS_SEEN(LIVE_IS_VALID, g[1].until, 3);
 }
 
+/* Check the transfers of one placed program; return how many had a part of their latency hidden. */
+static int hidden_check(const struct lade_program *program, const struct lade_prices *prices)
+{
+  int n_hidden = 0, before = -1;
+  for (int at = 0; at < program->n_instrs; at++) {
+    const struct lade_instr *instr = &program->instrs[at];
+    const bool is_read = instr->kind == LADE_INSTR_READ;
+    const int64_t latency_ns = is_read ? prices->read.latency_ns : prices->write.latency_ns;
+    if (instr->queue != LADE_Q_IO)
+      continue;
+    assert_in_range(instr->hidden_ns, 0, lade_instr_is_transfer(instr) ? latency_ns : 0);
+    if (instr->hidden_ns) { /* it was in flight beside the one before it */
+      assert_true(before >= 0 && lade_instr_is_transfer(&program->instrs[before]));
+      assert_false(lade_program_transfers_conflict(program, before, at));
+    }
+    n_hidden += instr->hidden_ns > 0;
+    before = at;
+  }
+  return n_hidden;
+}
+
+/*
+ * Of transfers in a row the latency is hidden behind the bytes of those before them, unless they touch the same bytes;
+ * a step is then shorter than the sum of all latencies would make it, and never longer.
+ */
+static void latencies_of_transfers_in_a_row_are_hidden(void **state)
+{
+  int n_hidden = 0;
+  for (int i = 0; i < FIXTURE_N_SETTINGS; i++) {
+    struct program_fixture fixture;
+    program_fixture_init(&fixture, &program_fixture_settings[i]);
+    struct lade_program *program = fixture.program;
+    const int n = hidden_check(program, &fixture.prices);
+    const int64_t predicted_ns = program->predicted_ns;
+    struct lade_prices whole = fixture.prices;
+    whole.read.latency_ns = whole.write.latency_ns = 0; /* no part of a transfer's time is latency: none is hidden */
+    assert_int_equal(lade_program_simulate(program, &whole, NULL), 0);
+    assert_int_equal(hidden_check(program, &whole), 0);
+    assert_true(n ? predicted_ns <= program->predicted_ns : predicted_ns == program->predicted_ns);
+    n_hidden += n;
+    program_fixture_finish(&fixture);
+  }
+  assert_true(n_hidden > 20);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -519,6 +564,7 @@ int main(void)
       cmocka_unit_test(an_older_copy_of_a_block_is_caught),
       cmocka_unit_test(a_broken_program_is_seen_by_the_recount),
       cmocka_unit_test(broken_live_ranges_are_seen_by_the_recount),
+      cmocka_unit_test(latencies_of_transfers_in_a_row_are_hidden),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
