@@ -206,13 +206,14 @@ class Runtime:
             self.meter.mark()
 
     def bring_back(self):
-        """Behind a failure: end all copies, and fill the given storages that are elsewhere. True if all are back.
+        """Behind a failure: end all copies, and fill the given storages that are elsewhere.
 
-        PyTorch's faults count too: a device that has no memory for a storage leaves its bytes on the tier.
+        Return the first fault of a copy that left bytes there, or None if all are back. PyTorch's faults count too: a
+        device that has no memory for a storage leaves its bytes on the tier.
         """
         self.watched()
         self._follow_stream()
-        is_whole = True
+        lost = None
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
             try:
@@ -231,11 +232,11 @@ class Runtime:
             try:
                 self.get(index, tier, place, tensor)
                 self.wait(index)
-            except _FAULTS:
+            except _FAULTS as fault:
                 self.moving.pop(index, None)
                 tensor.untyped_storage().resize_(0)  # what it holds is no copy
-                is_whole = False
-        return is_whole
+                lost = lost or fault
+        return lost
 
     # scratch
 
