@@ -2,7 +2,7 @@
 """The audit: a step's first call runs captured and uncaptured from the same state, and all bits must be equal.
 
 The uncaptured step needs the memory that the budget saves. Where the device lacks it, the audit takes the first rows of
-the batch, with a plan of their own, brings the state back, and the captured step of the whole batch runs without one.
+the batch, with a plan of their own, and brings the state back. The captured step of the whole batch runs without an audit.
 """
 import copy
 import ctypes

@@ -168,8 +168,10 @@ class Runtime:
         return _THREADS[tier].submit(call, *args)
 
     def _begin_cuda(self, index, tier, place, tensor, n, is_out):
-        """Begin a copy behind the ops before it. The block of a storage belongs to the ops' stream, which waits for the
-        copy before the block is freed (wait), so the allocator needs no record of the copy's stream.
+        """Begin a copy behind the ops before it.
+
+        The block of a storage belongs to the ops' stream, which waits for the copy before the block is freed (wait). So
+        the allocator needs no record of the copy's stream.
         """
         if tier == g.HOST:
             behind = [event for first, last, event in self.reading.values() if first < place + n and place < last] \

@@ -3,7 +3,7 @@
 
 A model may clamp hidden states that are not finite, and a loop may leave out an update whose loss is not. A capture takes the
 branch of finite values and leaves an op in the graph, which looks at the value in each step. If the other branch is due, that
-op ends the step before anything that outlives it has changed, and the step begins anew by a plan of the other branch.
+op ends the step before it has changed anything that outlives it. The step begins anew by a plan of the other branch.
 """
 import torch
 from torch.overrides import TorchFunctionMode
