@@ -10,7 +10,7 @@ import signal
 import tempfile
 from unittest import mock
 
-from fixture import SEED, batch, lade, made, plain, refused, torch
+from fixture import SEED, adamw, batch, lade, made, nn, plain, refused, torch
 
 from lade.torch import optimizers, plan_cache, train_step
 from lade.torch.pricing import prices
@@ -81,6 +81,39 @@ def drives_fail():
     with mock.patch.object(tier, "get", failing(tier.get, n_gets - 1)):
         refused(lade.Error, lambda: step(*batch()), "the drive is gone")
     refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
+
+
+def tiers_that_fail_behind_a_branch_are_named():
+    """A step begins anew by another branch, and its tier does not return the bytes: the fault is the tier's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = adamw(model)
+
+    def train(x):
+        loss = model(x).square().mean()
+        if torch.isfinite(loss):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+    step = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False)
+    data = torch.ones(16, 8)
+    step(data)
+
+    is_asked, own = [], step.last.runtime
+    held, branch = own.host.get, own.branch
+
+    def asks(*args):
+        is_asked.append(True)
+        branch(*args)
+
+    def fails(*args):
+        if is_asked:
+            raise lade.Error("the drive is gone")
+        held(*args)
+    with mock.patch.object(own, "branch", asks), mock.patch.object(own.host, "get", fails):
+        refused(lade.Error, lambda: step(data * float("nan")), "cannot be fetched", "the drive is gone")
+    assert "the drive is gone" in step.broken and "branch" not in step.broken, step.broken
 
 
 def living_bytes_that_do_not_return_are_an_error():
@@ -231,8 +264,8 @@ def no_space(*_args):
 if __name__ == "__main__":
     train_step.PLAN_SECONDS = 0.3, 0.3
     for case in (interrupts_wait_for_the_end, failures_behind_an_update_end_training, drives_fail,
-                 living_bytes_that_do_not_return_are_an_error, plans_share_the_host_budget,
-                 interrupts_of_a_plan_change_nothing, the_store_is_taken_before_step_0):
+                 tiers_that_fail_behind_a_branch_are_named, living_bytes_that_do_not_return_are_an_error,
+                 plans_share_the_host_budget, interrupts_of_a_plan_change_nothing, the_store_is_taken_before_step_0):
         case()
         print(case.__name__, flush=True)
     for case in (plans_share_the_store, stores_fail_in_a_step, bytes_lost_by_a_drive_are_named):

@@ -2,8 +2,7 @@
 """The audit: a step's first call runs captured and uncaptured from the same state, and all bits must be equal.
 
 The uncaptured step needs the memory that the budget saves. Where the device lacks it, the audit takes the first rows of
-the batch, with a plan of their own, and brings the state back. The captured step of the whole batch then runs without
-an audit.
+the batch, with a plan of their own, and brings the state back. The captured step of the whole batch runs without an audit.
 """
 import copy
 import ctypes

@@ -2,8 +2,8 @@
 """Optimizers in a captured step.
 
 Of the optimizers in PER_PARAM each parameter's update is an op of its own, which may come as soon as its gradient is
-complete. It runs the class's own step over one parameter, so its bits are the optimizer's. Learning rates, step
-counters and every other field of a group stay live. Any other optimizer is one opaque op over all parameters.
+complete. The op runs the class's own step over one parameter, so its bits are the optimizer's. Learning rates, step
+counters and all other fields of a group stay live. Any other optimizer is one opaque op over all parameters.
 """
 import collections
 import contextlib

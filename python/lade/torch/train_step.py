@@ -112,7 +112,7 @@ class Step:
             return self._run(ready, leaves, meter)
         except Otherwise as fault:
             if self.broken:
-                raise Error(str(fault)) from fault
+                raise Error(self.broken) from fault
             other = fault.branch
         if other == branch:
             raise Error(f"the step asks other questions than its capture, and has no plan of the branch {other}")
@@ -286,8 +286,10 @@ class Step:
 
     def _failed(self, runtime, fault):
         """Bring back what is elsewhere. A step that failed before its first write can be called again."""
-        is_whole = runtime.bring_back()
-        if runtime.is_updated or not is_whole:
+        lost = runtime.bring_back()
+        if lost is not None:
+            self.broken = f"{len(runtime.away)} storages cannot be fetched: {lost}"
+        elif runtime.is_updated:
             self.broken = f"{type(fault).__name__}: {fault}"
 
     # for users
@@ -303,9 +305,10 @@ class Step:
         if self.pid != os.getpid():  # the threads of its tiers are in the other process
             raise Error("bytes of this model wait in the process that forked this one; call train.sync() there before")
         held = self._unpark()
-        if not self.at_work.bring_back():
+        lost = self.at_work.bring_back()
+        if lost is not None:
             self._park(held)
-            raise Error(f"{len(self.at_work.away)} storages of the model or its optimizer cannot be fetched")
+            raise Error(f"{len(self.at_work.away)} storages of the model or its optimizer cannot be fetched: {lost}")
 
     def _park(self, tensors):
         """Let those of @tensors whose bytes are on a tier fetch at their first use."""

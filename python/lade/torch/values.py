@@ -2,8 +2,9 @@
 """A captured graph as values, storages and ops.
 
 A value is a tensor that a node of the graph makes: (node, None), or (node, i) for output i of several. Values that
-share memory belong to one storage. A node whose outputs are all views of its inputs is no op: generated code makes the
-view where it is needed, again if the storage came back. All other calls are ops, which read, write and update storages.
+share memory belong to one storage. A node whose outputs are all views of its inputs is no op. Generated code makes the
+view where it is needed, and makes it again if the storage came back. All other calls are ops, which read, write and update
+storages.
 """
 import operator
 

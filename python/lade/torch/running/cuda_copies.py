@@ -2,9 +2,9 @@
 """Copies between locked host memory and a CUDA device, by the driver's own functions.
 
 A step has hundreds of copies, each with events that order it behind and before the ops. Through torch's tensors, streams
-and events one copy costs 100 us of Python, through the driver 10. Copies to the device are on one stream and copies to
-the host on another. All steps of a process share both, in the primary context, which is torch's. An event goes back to
-a pool when its last user drops it: a stream's wait for it is in the stream by then.
+and events one copy costs 100 us of Python, through the driver 10. All steps of a process share two streams, one for copies
+to the device and one for copies to the host, in the primary context, which is torch's. An event goes back to a pool when
+its last user drops it: a stream's wait for it is in the stream by then.
 """
 import ctypes as c
 import errno

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Straight-line Python from a plan's list of instructions.
 
-The generated function calls the ops of the graph in the plan's order. It deletes names so that each storage is freed
-where the plan frees it. A put empties the storage and keeps its tensors, a get fills the same storage again, so views
-stay valid. Copies run beside ops: a put's storage is emptied when the plan needs its bytes, at the latest, and an op
-waits for a get that brings its operand. A drop deletes all names of a storage. A view is made where an op first needs
-it, and made again after its storage was dropped and computed again. No interpreter runs: a step costs as much Python as
-eager's own.
+The generated function calls the ops of the graph in the plan's order. It deletes names so that each storage is freed where
+the plan frees it. A put empties the storage and keeps its tensors, a get fills the same storage again, so views stay valid.
+Copies run beside ops. A put's storage is emptied when the plan needs its bytes, at the latest. An op waits for a get that
+brings its operand. A drop deletes all names of a storage. A view is made where an op first needs it, and made again after
+its storage was dropped and computed again. No interpreter runs: a step costs as much Python as eager's own.
 """
 import torch
 from torch.fx.node import Node

@@ -2,7 +2,7 @@
 """Given storages that wait on a tier between steps: optimizer state and parameters.
 
 On the device between steps they bound the peak from below. Below that bound the plan lets them live on the host or in the
-store: each is got for its uses in a step, and put back if an op changed it. Between steps their tensors keep an empty
+store. A step gets each for its uses, and puts it back if an op changed it. Between steps their tensors keep an empty
 storage, and their first use fetches (parked.py). Saving, loading, calling the model and stepping the optimizer fetch
 before they begin (Fetch).
 """

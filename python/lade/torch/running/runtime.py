@@ -168,8 +168,10 @@ class Runtime:
         return _THREADS[tier].submit(call, *args)
 
     def _begin_cuda(self, index, tier, place, tensor, n, is_out):
-        """Begin a copy behind the ops before it. The block of a storage belongs to the ops' stream, which waits for the
-        copy before the block is freed (wait). So the allocator needs no record of the copy's stream.
+        """Begin a copy behind the ops before it.
+
+        The block of a storage belongs to the ops' stream, which waits for the copy before the block is freed (wait). So
+        the allocator needs no record of the copy's stream.
         """
         if tier == g.HOST:
             behind = [event for first, last, event in self.reading.values() if first < place + n and place < last] \
@@ -206,13 +208,14 @@ class Runtime:
             self.meter.mark()
 
     def bring_back(self):
-        """Behind a failure: end all copies, and fill the given storages that are elsewhere. True if all are back.
+        """Behind a failure: end all copies, and fill the given storages that are elsewhere.
 
-        PyTorch's faults count too: a device that has no memory for a storage leaves its bytes on the tier.
+        Return the first fault of a copy that left bytes there, or None if all are back. PyTorch's faults count too: a
+        device that has no memory for a storage leaves its bytes on the tier.
         """
         self.watched()
         self._follow_stream()
-        is_whole = True
+        lost = None
         for index in list(self.moving):
             work, tier, place, tensor, _, is_out = self.moving.pop(index)
             try:
@@ -231,11 +234,11 @@ class Runtime:
             try:
                 self.get(index, tier, place, tensor)
                 self.wait(index)
-            except _FAULTS:
+            except _FAULTS as fault:
                 self.moving.pop(index, None)
                 tensor.untyped_storage().resize_(0)  # what it holds is no copy
-                is_whole = False
-        return is_whole
+                lost = lost or fault
+        return lost
 
     # scratch
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes that wait on the host and in the store, outside of torch's allocator.
 
-The host tier is one anonymous mapping. The packer of liblade gives each waiting storage its place before the step. So
-the mapping is as large as the most bytes that wait at once, and no step allocates. For a CUDA device its pages are
-locked, and copies run on streams of their own (cuda_copies.py). The store is lade/store.h: taken in full before step 0,
-every 64 KiB with a checksum.
+The host tier is one anonymous mapping. The packer of liblade gives each waiting storage its place before the step. So the
+mapping is as large as the most bytes that wait at once, and no step allocates. For a CUDA device its pages are locked, and
+copies run on streams of their own (cuda_copies.py). The store is lade/store.h: taken in full before step 0, every 64 KiB
+with a checksum.
 """
 import contextlib
 import ctypes as c

@@ -2,9 +2,8 @@
 """Branches of a step on whether values that it computes are finite.
 
 A model may clamp hidden states that are not finite, and a loop may leave out an update whose loss is not. A capture takes the
-branch of finite values and leaves an op in the graph, which looks at the value in each step. If the other branch is
-due, that op ends the step before anything that outlives it has changed. The step then begins anew by a plan of the
-other branch.
+branch of finite values and leaves an op in the graph, which looks at the value in each step. If the other branch is due, that
+op ends the step before it has changed anything that outlives it. The step begins anew by a plan of the other branch.
 """
 import torch
 from torch.overrides import TorchFunctionMode

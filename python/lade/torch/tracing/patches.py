@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replacements of torch's functions during the capture of a step.
 
-A capture runs the user's function once on fake tensors. Some of the code that it calls acts in Python and leaves no op:
-the optimizer's step, a learning-rate scheduler, a GradScaler's decision, a checkpoint's forked generator. Each has a
-replacement here, which records the act as an op or for later, or refuses by name. After the capture torch's own
-functions are back.
+A capture runs the user's function once on fake tensors. Some of the code that it calls acts in Python and leaves no op.
+Examples are the optimizer's step, a learning-rate scheduler, a GradScaler's decision, a checkpoint's forked generator.
+Each has a replacement here, which records the act as an op or for later, or refuses by name. After the capture torch's
+own functions are back.
 """
 import contextlib
 import random
@@ -172,8 +172,10 @@ def _whole_kernels():
 
 
 def _known_is_real(recorder):
-    """Yield a patch of transformers, which takes another path for fake tensors: it makes masks that an eager step does
-    without, and attention with a mask has another kernel. A tensor whose values watch.py knows answers like a real one.
+    """Yield a patch of transformers: a fake tensor whose values watch.py knows answers like a real one.
+
+    For other fake tensors transformers makes masks that an eager step does without. Attention with a mask has another
+    kernel.
     """
     module = sys.modules.get("transformers.utils.import_utils")
     if hasattr(module, "is_fake_tensor"):

@@ -5,8 +5,8 @@ A step may assign a buffer or an attribute anew, an entry of a dict or a list, o
 container and key is a place. A tensor that the step finds in a place is an input of the graph, looked up in each step. A
 tensor that it leaves there is a result of the graph, and put there after each step. Which places a step changes is
 found by comparing everything that its code reaches before and after the capture; the capture leaves all as it was.
-Numbers and texts that change, lists that grow, iterators that advance and generators of random numbers that draw make each
-step another graph: they are refused by name.
+Some changes make each step another graph, and are refused by name: numbers and texts that change, lists that grow,
+iterators that advance, generators of random numbers that draw.
 """
 import collections
 import contextlib

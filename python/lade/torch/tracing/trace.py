@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture of a whole step: forward, backward, clipping and optimizer as one graph of ATen ops.
 
-The parameters, buffers, optimizer state, gradients and the batch are replaced by fake tensors. The user's function runs
-once under make_fx, and everything is put back. Nothing is computed and nothing is allocated.
+Fake tensors replace the parameters, buffers, optimizer state, gradients and the batch. The user's function runs once under
+make_fx, and everything is put back. Nothing is computed and nothing is allocated.
 """
 import contextlib
 import functools
@@ -68,8 +68,10 @@ class Given:
                                 "give every module as model=[...]", "optimizer")
 
     def is_current(self, changing=()):
-        """True if all slots except those of @changing, (id of a dict, name) of each, hold the tensors of the capture.
-        The optimizer must also have the same parameters."""
+        """True if slots hold the tensors of the capture, and the optimizer has the same parameters.
+
+        @changing: (id of a dict, name) of slots that may hold other tensors.
+        """
         params = optimizers.params_of(self.optimizer) if self.optimizer else []
         return (len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and
                 all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots))
@@ -426,6 +428,113 @@ def without_collections():
             gc.enable()
 
 
+class _Fakes:
+    """The fake tensors of one capture: of parameters, buffers, the optimizer's state, gradients and the batch."""
+
+    def __init__(self, given, optimizer, leaves, mode):
+        """@leaves: the flat arguments of the step, of which tensors are described."""
+        self.given, self.leaves = given, leaves
+        with torch.no_grad():
+            fake = functools.partial(_described, mode)
+            self.own = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
+            self.states, self.state_names = _fake_state(given, mode, self.own, optimizer)
+            self.grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
+            self.batch = [self.own.get(id(leaf)) if id(leaf) in self.own else
+                          fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def inputs(self):
+        """Return (kind, name, place, fake tensor) of the graph's inputs."""
+        given, names = self.given, {id(t): name for name, t in self.given.params}
+        found = [("param", name, t, self.own[id(t)]) for name, t in given.params]
+        found += [("buffer", name, t, self.own[id(t)]) for name, t in given.buffers]
+        found += [("state", f"{names[id(p)]}.{key}", (p, key), t) for p in given.opt_params
+                  for key, t in zip(self.state_names[id(p)], self.states[id(p)])]
+        found += [("grad", f"{name}.grad", t, self.grads[id(t)]) for name, t in given.params if id(t) in self.grads]
+        return found + [("batch", f"batch.{i}", i, f) for i, f in enumerate(self.batch)
+                        if isinstance(f, torch.Tensor) and id(self.leaves[i]) not in self.own]
+
+    def all(self):
+        """Return all fake tensors, those of the batch with its other arguments."""
+        return [*self.own.values(), *self.batch, *self.grads.values(), *(t for own in self.states.values() for t in own)]
+
+
+class _Body:
+    """The user's function in a capture: called by make_fx, it returns the tensors that the graph returns."""
+
+    def __init__(self, fn, spec, fakes, places, watch, result):
+        """@spec: of the arguments. @result: the Trace, of which this fills in what becomes of the results."""
+        self.fn, self.spec, self.fakes, self.given = fn, spec, fakes, fakes.given
+        self.places, self.watch, self.result = places, watch, result
+        own = (*self.given.params, *self.given.buffers)
+        self.reals = {id(fakes.own[id(t)]): t for _, t in own}
+
+    def __call__(self, *_flat):
+        argued, storages = self._prepare(), self._storages()
+        args, kwargs = pytree.tree_unflatten(self.fakes.batch, self.spec)
+        with self.watch:
+            out = self.fn(*args, **kwargs)
+        self._refuse_data(argued, storages)
+        tensors = [*self._returned(out), *self._left()]
+        self.result.n_tensors = len(tensors)
+        return [t.detach() if isinstance(t, FakeTensor) else t for t in (*tensors, *self._grads())]
+
+    def _prepare(self):
+        """Give fake tensors the gradients, hooks and flags of the real ones; return arguments that want a gradient."""
+        fakes, leaves, batch = self.fakes, self.fakes.leaves, self.fakes.batch
+        for _, t in self.given.params:
+            own = fakes.own[id(t)]
+            own.requires_grad_(t.requires_grad)
+            own.grad = fakes.grads.get(id(t))
+            _copy_hooks(t, own)
+        argued = [fake for fake, leaf in zip(batch, leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+                  and id(leaf) not in fakes.own]
+        for fake in argued:
+            fake.requires_grad_()
+        self.watch.argue(leaves, batch)
+        self.watch.give([(fakes.own[id(t)], t, *self.given.places_of[id(t)]) for _, t in self.given.buffers])
+        return argued
+
+    def _storages(self):
+        """Return {name: memory} of parameters and buffers."""
+        own = (*self.given.params, *self.given.buffers)
+        return {name: self.fakes.own[id(t)].untyped_storage()._cdata for name, t in own}
+
+    def _refuse_data(self, argued, storages):
+        """Refuse data that was assigned anew, and gradients of arguments."""
+        changed = [name for name, memory in self._storages().items() if memory != storages[name]]
+        if changed:
+            raise CannotCapture(f"the step assigns the data of {changed[0]} anew; write it in place, by .data.copy_()", "data")
+        if any(fake.grad is not None for fake in argued):
+            raise CannotCapture("the step leaves a gradient in a tensor of its arguments; return the gradient, and set "
+                                "that of the argument to None", "backward")
+
+    def _returned(self, out):
+        """Return the tensors of the function's result @out."""
+        result = self.result
+        result.out_leaves, result.out_spec = pytree.tree_flatten(out)
+        tensors = [leaf for leaf in result.out_leaves if isinstance(leaf, torch.Tensor)]
+        for leaf in result.out_leaves:
+            if not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf):
+                raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
+                                    "dicts", "return")
+        result.n_out = len(tensors)
+        return tensors
+
+    def _left(self):
+        """Return the tensors that the step leaves in Python."""
+        found = self.result.places = self.places.changed(self.fakes.own)
+        before = [t for place in found for t in pytree.tree_leaves(place.before) if isinstance(t, torch.Tensor)]
+        if any(map(self.watch.counts, before)):
+            raise CannotCapture(COUNTS, "value of a tensor")
+        known = set(map(id, before))
+        return [t for place in found for t in place.take(self.reals, known)]
+
+    def _grads(self):
+        """Return the gradients that the step leaves."""
+        self.result.grads = [t for _, t in self.given.params if self.fakes.own[id(t)].grad is not None]
+        return [self.fakes.own[id(t)].grad for t in self.result.grads]
+
+
 @without_collections()
 def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=()):
     """Capture fn(*args, **kwargs), with strides by @layouts (layouts.py). CannotCapture names the op and the user's line;
@@ -435,73 +544,15 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     given = Given(model, optimizer)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     mode = _mode_of([t for _, t in given.params], layouts or {})
-    with torch.no_grad():
-        fake = functools.partial(_described, mode)
-        fakes = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
-        states, state_names = _fake_state(given, mode, fakes, optimizer)
-        grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
-        batch = [fakes.get(id(leaf)) if id(leaf) in fakes else fake(leaf) if isinstance(leaf, torch.Tensor) else leaf
-                 for leaf in leaves]
-    inputs = [("param", name, t, fakes[id(t)]) for name, t in given.params]
-    inputs += [("buffer", name, t, fakes[id(t)]) for name, t in given.buffers]
-    param_names = {id(t): name for name, t in given.params}
-    for p in given.opt_params:
-        for key, t in zip(state_names[id(p)], states[id(p)]):
-            inputs.append(("state", f"{param_names[id(p)]}.{key}", (p, key), t))
-    inputs += [("grad", f"{name}.grad", t, grads[id(t)]) for name, t in given.params if id(t) in grads]
-    inputs += [("batch", f"batch.{i}", i, f) for i, f in enumerate(batch)
-               if isinstance(f, torch.Tensor) and id(leaves[i]) not in fakes]
-    recorder = Recorder(optimizer, fakes, states)
+    fakes = _Fakes(given, optimizer, leaves, mode)
+    result = Trace(None, given, fakes.inputs(), fakes.own)
+    places, watch, recorder = Places(fn, given.modules), Watch(), Recorder(optimizer, fakes.own, fakes.states)
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
-    result = Trace(None, given, inputs, fakes)
-
-    def whole(*flat):
-        for _, t in given.params:
-            fakes[id(t)].requires_grad_(t.requires_grad)
-            fakes[id(t)].grad = grads.get(id(t))
-            _copy_hooks(t, fakes[id(t)])
-        own = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-               and id(leaf) not in fakes]
-        for i, _ in own:
-            batch[i].requires_grad_()
-        storages = {name: fakes[id(t)].untyped_storage()._cdata for name, t in (*given.params, *given.buffers)}
-        own_args, own_kwargs = pytree.tree_unflatten(batch, spec)
-        watch.argue(leaves, batch)
-        watch.give([(fakes[id(t)], t, *given.places_of[id(t)]) for _, t in given.buffers])
-        with watch:
-            out = fn(*own_args, **own_kwargs)
-        for name, t in (*given.params, *given.buffers):
-            if fakes[id(t)].untyped_storage()._cdata != storages[name]:
-                raise CannotCapture(f"the step assigns the data of {name} anew; write it in place, by .data.copy_()", "data")
-        if any(batch[i].grad is not None for i, _ in own):
-            raise CannotCapture("the step leaves a gradient in a tensor of its arguments; return the gradient, and set "
-                                "that of the argument to None", "backward")
-        result.out_leaves, result.out_spec = pytree.tree_flatten(out)
-        for leaf in result.out_leaves:
-            if not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf):
-                raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
-                                    "dicts", "return")
-        tensors = [leaf for leaf in result.out_leaves if isinstance(leaf, torch.Tensor)]
-        result.n_out = len(tensors)
-        result.places = places.changed(fakes)
-        if any(watch.counts(t) for place in result.places for t in pytree.tree_leaves(place.before)
-               if isinstance(t, torch.Tensor)):
-            raise CannotCapture(COUNTS, "value of a tensor")
-        before = {id(t) for place in result.places for t in pytree.tree_leaves(place.before)
-                  if isinstance(t, torch.Tensor)}
-        for place in result.places:
-            tensors += place.take(reals, before)
-        result.grads = [t for _, t in given.params if fakes[id(t)].grad is not None]
-        tensors += [fakes[id(t)].grad for t in result.grads]
-        result.n_tensors = len(tensors) - len(result.grads)
-        return [t.detach() if isinstance(t, FakeTensor) else t for t in tensors]
-
-    reals = {id(fakes[id(t)]): t for _, t in (*given.params, *given.buffers)}
-    places, watch = Places(fn, given.modules), Watch()
     recorder.watch, recorder.finite = watch, Finite(branch, calling_line)
+    body = _Body(fn, spec, fakes, places, watch, result)
     try:
-        with patches.capturing(recorder), _swapped(given, fakes, optimizer, recorder), torch.enable_grad(), mode:
-            result.gm = make_fx(whole, tracing_mode="real")(*[f for _, _, _, f in inputs])
+        with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
+            result.gm = make_fx(body.__call__, tracing_mode="real")(*[f for _, _, _, f in result.inputs])
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as fault:
@@ -509,10 +560,10 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     finally:
         places.restore()
         watch.restore()
-        for t in fakes.values():
+        for t in fakes.own.values():
             t.grad = None
     result.out_leaves = [leaf if not isinstance(leaf, torch.Tensor) else torch.Tensor for leaf in result.out_leaves]
-    _refuse_kept(watch, [*fakes.values(), *batch, *grads.values(), *(t for own in states.values() for t in own)])
+    _refuse_kept(watch, fakes.all())
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields

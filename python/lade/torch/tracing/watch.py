@@ -2,14 +2,16 @@
 """Watches the ops of a capture: small constants that the step computes, and tensors that belong to no model.
 
 Some code asks for the value of a tensor that no input decides, such as a causal mask that it just made. The ops that made
-the tensor run for real beside the capture, so the question has an answer, the same one in every step. Other code asks
-whether something is true of its arguments, such as that a mask has no zero. Or it asks this of a flag in a tensor of
-few elements, such as a buffer that counts. Each answer decides which graph it is: the ops that lead to it are kept, run
-again before each call, and a plan serves the calls with its answers. A number in such a tensor is answered too, if the
-step does not change it, or only sets a flag of 0 and 1. A check of torch.distributions that its arguments are valid
-becomes an op that fails where they are not. Tensors of the user that are in no model stay real in a capture. An op that
-writes one would change it, so it is copied before and restored after the capture. A result that is still held after the
-capture is in a place that the step does not renew.
+the tensor run for real beside the capture, so the question has an answer, the same one in every step.
+
+Other code asks whether something is true of its arguments, such as that a mask has no zero. Or it asks for a flag in a
+tensor of few elements, such as a buffer that counts. Each answer decides which graph it is. The ops that lead to it are
+kept and run again before each call, and a plan serves the calls with its answers. A number in such a tensor is answered
+too, if the step does not change it, or only sets a flag of 0 and 1.
+
+A check of torch.distributions that its arguments are valid becomes an op that fails where they are not. Tensors of the user
+that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and restored
+after the capture. A result that is still held after the capture is in a place that the step does not renew.
 """
 import gc
 import os
