@@ -34,6 +34,7 @@ struct lade_cluster {
   uint64_t node_host_bytes;     /* host memory of a node, shared by its devices */
   double peak_flops_per_s;      /* of a device by its data sheet, dense, 16 bits: the denominator of MFU */
   double error_share;           /* relative error to expect of a step's time; docs/cluster.md */
+  const char *assumed;          /* static: numbers of the preset that have no source; NULL: none, or no preset */
   struct lade_machine device;   /* one device, with its share of the node's host and drives */
   int n_levels;
   struct lade_cluster_level levels[LADE_CLUSTER_LEVELS_MOST]; /* innermost first */

@@ -2,7 +2,8 @@
 /*
  * Clusters by name. Each number is a data sheet's, a data sheet's times a share stated here, published, measured,
  * fitted, or assumed. The fitted ones of the A100, ten, are those marked so; bench/cluster.py prints the fit's errors,
- * with each row left out in turn. Assumed ones are marked so, with the reason.
+ * with each row left out in turn. Assumed ones are marked so, with the reason, and --explain names those of the
+ * cluster. Repositories named with a number are issues there.
  *
  *   devices   NVIDIA data sheets: A100 (312 TFLOP/s dense BF16, 108 multiprocessors, 2039 or 1555 GB/s), H100 SXM (989
  *             TFLOP/s, 132, 3350 GB/s), H200 (989, 132, 4800 GB/s), GB200 NVL72 (a 72nd of 180 PFLOP/s and of 576 TB/s;
@@ -11,40 +12,46 @@
  *             H200: a depth of 100 fits the products that an H200 was timed with here (80 to 100). Its best ones reach
  *             788 TFLOP/s alone and 699 on average within a step, at 1,644 MHz under its 700 W
  *             (bench/results/nvidia-h200-power.md). Jobs of many devices sustain less, because the slowest device sets
- *             their pace: 640 TFLOP/s, fitted, the one fitted number of the H100 (bench/cluster.py). GB200: cuBLAS
- *             reaches 1,610 TFLOP/s alone on a B200 (NVIDIA, Tilus documentation: products of 8,192 in 16 bits), of
- *             which jobs are assumed to sustain the H100's 640/788; its depth is the H100's times the rate of a
- *             multiprocessor. RTX 4090, assumed: 0.91 of the peak, because FP32 sums halve the rate that its power
- *             allows
+ *             their pace: 640 TFLOP/s, fitted (bench/cluster.py). GB200: 1,215 TFLOP/s, fitted to five runs of NVIDIA's
+ *             recipes; cuBLAS reaches 1,610 alone on a B200 (NVIDIA, Tilus documentation: products of 8,192 in 16
+ *             bits); its depth is the H100's times the rate of a multiprocessor. RTX 4090: PyTorch's products of 10,240
+ *             in BF16 reach 158.5 TFLOP/s (zzc0721/torch-performance-test-data 78); its depth is the A100's times the
+ *             rate of a multiprocessor
  *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100. H100 and H200:
  *             408 and 335 TFLOP/s, 0.85 of the 480 and 394 that heads of 128 reach alone on the H200, because a step
  *             slows attention by as much. PyTorch's own ops call FlashAttention-2 there: 0.35 of the peak forward (Shah
  *             et al. 2024), and backward less by the A100's ratio. GB200: cuDNN 9.13 reaches 1,235 TFLOP/s forward on a
  *             B200, FlashAttention-4's 1,605 over 1.3 (its authors, 2026); assumed as Hopper's are: 0.85 of it in a
- *             step, and the H100's ratio backward. RTX 4090, assumed: 0.7 and 0.6, near the A100's. Scores of attention
- *             that is not fused, 8 and 18 bytes: fitted; the passes of mask, softmax and dropout and of the products,
- *             at two bytes each, count 8 to 12 and 15 to 20
+ *             step, and the H100's ratio backward. RTX 4090, assumed: 0.7 and 0.6, near the A100's, whose kernels it
+ *             runs. Scores of attention that is not fused, 8 and 18 bytes: fitted; the passes of mask, softmax and
+ *             dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
  *   power     the data sheets' limits: A100 400 W, H100 and H200 700 W, GB200 1200 W, RTX 4090 450 W. At a lower one,
  *             kernels.power_watts, the clock is lower (cost.c)
  *   memory    0.785 of the data sheet's rate, fitted on A100 and used for all; launch 5.75 us, fitted on A100
  *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.50 of one
- *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77). Hopper
- *             and later, assumed: 0.65 of it. With sums in the switch (NVLS) an all-reduce is 480/360 as fast:
+ *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77).
+ *             Hopper: 0.65, fitted to runs whose collectives have no product beside them (Llama 3 405B; torchtitan's
+ *             70B and 405B: within 1 %, and 5 to 10 % slow at 0.45); nccl-tests alone print 0.78 to 0.80 (NVIDIA/nccl
+ *             1281). GB200, assumed: the same share. With sums in the switch (NVLS) an all-reduce is 480/360 as fast:
  *             nccl-tests, which print 811 GB/s alone on GB200 over two nodes
  *   rails     one HDR port (25 GB/s) per device of a DGX A100, of which gradient sums sustain 0.48, and a hop 24 us:
  *             fitted; Narayanan et al. 2021 report 12.9 TB/s over the bisection for 3072 devices. One NDR port (50
- *             GB/s) per device of a DGX H100 and of a GB200 NVL72 (ConnectX-7), of which 0.80 is assumed: gradient sums
- *             of NVIDIA's recipes hide behind kernels and show no more. p4d: four 100 Gb/s EFA interfaces per eight
- *             devices; p5: thirty-two; assumed: 0.60 of them, and 30 us for a hop, because EFA's datagrams are put in
- *             order by software
- *   PCIe      RTX 4090 has no peer copies, so collectives go through the host at half of PCI Express 4.0's rate
+ *             GB/s) per device of a DGX H100 and of a GB200 NVL72 (ConnectX-7), of which reduce-scatters of nccl-tests
+ *             sustain 0.80 over 16 nodes, 0.90 over 4 and 0.65 over 128 (NVIDIA/nccl 1229). A hop is assumed to take
+ *             the A100's 24 us: gradient sums of published runs hide behind kernels. p4d: four 100 Gb/s EFA interfaces
+ *             per eight devices, of which all-reduces of nccl-tests sustain 0.60 over 3 and 4 nodes (NVIDIA/nccl 527);
+ *             p5: thirty-two, of which all-gathers of 128 MB to 2 GB over 2 to 32 nodes sustain 0.78, with 66 us for a
+ *             hop (least squares over the 25 of crazyguitar/aws-gpu-communication-benchmark, within 10 %); this hop is
+ *             taken for p4d too
+ *   PCIe      RTX 4090 has no peer copies, so each byte crosses PCI Express 4.0 twice, through the host: half of its
+ *             rate, and 10 us for a hop, both assumed
  *   usable    80 GB cards have 80 GiB less about 0.7 GiB that the driver reports as reserved (nvidia-smi: 81,920 MiB,
  *             81,251 usable); the context takes about 0.5 GiB, cuBLAS workspaces 0.1, NCCL buffers about 0.7 with three
  *             communicators. 2 GiB are left out on servers, more on larger cards, 1.5 GiB on the RTX 4090
  *   host      2 TB per DGX A100, DGX H100 and p5; 1.1 TB per p4d; 480 GB per Grace, one for two GPUs
  *
  * error_share covers most runs (docs/cluster.md): on A100 all of Megatron-LM, and the means of other projects but
- * Megatron-Turing NLG; on H100 all of 62. GB200: five runs of NVIDIA's recipes are within 0.10, too few to say less
+ * Megatron-Turing NLG; on H100 the means of all projects. GB200: five runs of NVIDIA's recipes are too few to say less
  * than 0.30. Elsewhere it is assumed.
  *
  * A preset has as many nodes as a job may use: it describes a kind of cluster, not one. Files state their own number.
@@ -67,6 +74,7 @@ struct cluster_preset {
   struct lade_kernel_model kernels;
   const char *inner, *outer; /* names of the levels; no outer level: one node */
   double inner_bytes_per_s, inner_latency_ns, inner_gain, outer_bytes_per_s, outer_latency_ns;
+  const char *assumed; /* numbers without a source, as --explain names them; NULL: none */
 };
 
 #define A100_KERNELS \
@@ -77,27 +85,30 @@ struct cluster_preset {
    .attention_backward = 0.52, .eager_attention_forward = 0.54, .eager_attention_backward = 0.46, \
    .rated_watts = 700}
 
+#define HOP_ASSUMED "the latency of a hop between nodes"
+
 #define MEMORY_SHARE 0.785
 #define LAUNCH_NS 5750
 
 static const struct cluster_preset presets[] = {
     {"dgx-a100-80g", "a100-80g", 8, 8, 78, 2e12, 312e12, 0.15, MEMORY_SHARE * 2039e9, A100_KERNELS, "nvlink", "rails",
-     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000},
+     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000, NULL},
     {"dgx-h100", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "rails",
-     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED},
     {"dgx-h200", "h200-141g", 8, 8, 129, 2e12, 989e12, 0.20, MEMORY_SHARE * 4800e9, H100_KERNELS, "nvlink", "rails",
-     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000},
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED},
     {"gb200-nvl72", "gb200-186g", 4, 72, 169, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
-     {.n_sms = 148, .product_flops_per_s = 1308e12, .product_depth = 182, .attention_forward = 0.80,
-      .attention_backward = 0.65, .rated_watts = 1200}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9,
-     24000},
+     {.n_sms = 148, .product_flops_per_s = 1215e12, .product_depth = 169, .attention_forward = 0.86,
+      .attention_backward = 0.70, .rated_watts = 1200}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9,
+     24000, "the share of attention's published rate within a step, NVLink's share, " HOP_ASSUMED},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
-     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 30000},
+     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, "the error to expect"},
     {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
-     0.65 * 450e9, 2900, 1.33, 0.60 * 50e9, 30000},
+     0.65 * 450e9, 2900, 1.33, 0.78 * 50e9, 66000, "the error to expect"},
     {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,
-     {.n_sms = 128, .product_flops_per_s = 150e12, .product_depth = 200, .attention_forward = 0.7,
-      .attention_backward = 0.6, .rated_watts = 450}, "pcie", NULL, 0.5 * 31.5e9, 10000, 1, 0, 0},
+     {.n_sms = 128, .product_flops_per_s = 158.5e12, .product_depth = 87, .attention_forward = 0.7,
+      .attention_backward = 0.6, .rated_watts = 450}, "pcie", NULL, 0.5 * 31.5e9, 10000, 1, 0, 0,
+     "attention's rates, PCI Express's rate and latency, the error to expect"},
 };
 
 const char *lade_cluster_preset_name(int i)
@@ -127,6 +138,7 @@ static int preset_make(const struct cluster_preset *preset, struct lade_error *e
   if (status)
     return status;
   snprintf(cluster.name, sizeof(cluster.name), "%s", preset->name);
+  cluster.assumed = preset->assumed;
   cluster.device.kernels = preset->kernels;
   cluster.device.launch_ns = LAUNCH_NS;
   cluster.device.device_bytes_per_s = preset->memory_bytes_per_s;

@@ -19,6 +19,16 @@
 #include "parallel/schedule.h"
 #include "program/program.h"
 
+/* The project whose step a price is of (software.c). */
+enum lade_software {
+  LADE_SOFTWARE_AUTO, /* the one that the layout suggests */
+  LADE_SOFTWARE_LADE,
+  LADE_SOFTWARE_MEGATRON,
+  LADE_SOFTWARE_DEEPSPEED,
+  LADE_SOFTWARE_FSDP,
+  LADE_N_SOFTWARE
+};
+
 /* All properties that a layout's parts depend on, beside the layout. */
 struct lade_layout_job {
   const struct lade_cluster *cluster; /* borrowed, as the model and the kernels */
@@ -29,9 +39,12 @@ struct lade_layout_job {
   enum lade_moments moments;
   enum lade_master master;
   double dropout;
+  enum lade_software software;
+  /* What its steps have whatever the software: */
   bool overlaps_tensor; /* gathers and scatters of sequence parallel ranks run beside their products (share_cost.c) */
   bool gathers_late;    /* ZeRO 3's gathers of the backward half run beside no kernel (layout_cost.c) */
   bool is_eager;        /* elementwise ops are not fused (lade_cost) */
+  bool has_fused_attention; /* at any length, also where the device has a price for scores in memory */
   int n_context; /* context parallel ranks, each with seq_len tokens of a sequence; 0: 1 */
   const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
   int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
@@ -68,10 +81,11 @@ struct lade_layer_residency {
   uint8_t saved[LADE_LAYER_VALUES_MOST]; /* enum lade_residency_policy, by forward value in the order of their ops */
 };
 
-/* The units of a share: made once for all layouts with equal tp, is_sequence, microbatch and residency. */
+/* The units of a share: made once for all layouts with equal tp, is_sequence, microbatch, residency and software. */
 struct lade_share_cost {
   struct lade_unit_cost embed, layer, head;
   struct lade_layer_residency residency;
+  enum lade_software software; /* not AUTO */
 };
 
 struct lade_share_key {
@@ -79,7 +93,25 @@ struct lade_share_key {
   bool is_sequence;
   int64_t micro_batch;
   enum lade_recipe recipe; /* AUTO: lade_share_residencies_make alone takes it */
+  enum lade_software software; /* lade_software_of the layout */
 };
+
+/* ---- software (software.c) ---- */
+
+/* Return the software whose step a layout of ZeRO stage @zero with @recipe is priced as: the job's, if it names one. */
+enum lade_software lade_software_of(const struct lade_layout_job *job, int zero, enum lade_recipe recipe);
+
+/* True if elementwise ops and sums of gradients are kernels of their own. */
+bool lade_software_is_eager(const struct lade_layout_job *job, enum lade_software software);
+
+/* True if collectives of sequence parallel ranks run beside products. */
+bool lade_software_overlaps_tensor(const struct lade_layout_job *job, enum lade_software software);
+
+/* True if stages of @n_stages scatter gradients under ZeRO 2 and 3 once a step; else once a microbatch. */
+bool lade_software_scatters_once(enum lade_software software, int n_stages);
+
+/* Return the parameters whose gradients one collective sums over @n_replicas; 0: those of a layer. */
+double lade_software_bucket_params(const struct lade_layout_job *job, enum lade_software software, int n_replicas);
 
 /* Compute the units of a share. -EINVAL: the model cannot be shared so, with a line; -ENOMEM. */
 int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
@@ -114,7 +146,7 @@ int lade_layer_residency_names(const struct lade_layout_job *job, const struct l
 
 /*
  * Make @share, of a job with 1/@size of each sequence, that of @size context parallel ranks (context_cost.c): by
- * formula. pre: the job's attention is fused (score_forward_bytes 0), and its layouts have @size times the replicas.
+ * formula. pre: the job has_fused_attention, and its layouts have @size times the replicas.
  */
 void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_share_key *key, int size,
                            struct lade_share_cost *share);

@@ -106,6 +106,7 @@ struct options {
   int64_t n_ranks, n_top, n_context, n_expert_ranks;
   double n_train_tokens, noise_scale_tokens, expert_capacity;
   bool has_search, has_explain, has_fused_attention, overlaps_tensor, gathers_late, is_eager, is_any_precision;
+  int software; /* enum lade_software */
   int export_format;
   int64_t n_iterations;
   double search_seconds; /* 0: no limit */
@@ -136,7 +137,8 @@ enum { MAX_NONE, MAX_MICRO_BATCH, MAX_SEQ, MAX_LAYERS };
 extern const struct option option_table[];
 
 /* The values of --recompute. */
-extern const struct option_choice recompute_choices[], moments_choices[], master_choices[];
+extern const struct option_choice recompute_choices[], moments_choices[], master_choices[],
+    software_choices[];
 
 /*
  * Return the option @name of @verb; else one that only other verbs take, for a message; NULL: none. Verbs may have

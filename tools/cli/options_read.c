@@ -33,7 +33,7 @@ static const char *const needs[][3] = {
     {"cp", "cluster", ", which prices context parallel ranks by formula"},
     {"ep", "cluster", ", which prices expert parallel ranks by formula"}, {"fused-attention", "cluster"},
     {"eager", "cluster"}, {"overlap-tensor", "cluster"},
-    {"late-gathers", "cluster"}};
+    {"late-gathers", "cluster"}, {"software", "cluster"}};
 
 /* Pairs of options that exclude each other. */
 static const char *const excludes[][3] = {

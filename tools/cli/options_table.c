@@ -8,6 +8,7 @@
 
 #include "alloc/replay.h"
 #include "base/base.h"
+#include "recompute/layout_cost.h"
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
 
@@ -44,6 +45,10 @@ static const struct option_choice max_choices[] = {
 static const struct option_choice export_choices[] = {{"megatron", EXPORT_MEGATRON}, {"deepspeed", EXPORT_DEEPSPEED},
                                                       {"torchtitan", EXPORT_TORCHTITAN}, {"fsdp2", EXPORT_FSDP2},
                                                       {"lade", EXPORT_LADE}, {0}};
+
+const struct option_choice software_choices[] = {
+    {"auto", LADE_SOFTWARE_AUTO},           {"lade", LADE_SOFTWARE_LADE}, {"megatron", LADE_SOFTWARE_MEGATRON},
+    {"deepspeed", LADE_SOFTWARE_DEEPSPEED}, {"fsdp", LADE_SOFTWARE_FSDP}, {0}};
 
 static const struct option_choice policy_choices[] = {
     {"all", POLICY_ALL},
@@ -262,6 +267,10 @@ const struct option option_table[] = {
     {OPTION_COUNT, "ep", "N", VERB_PLAN, AT(n_expert_ranks), .preset = "1", .least = 1, .most = 1 << 16,
      .help = "expert parallel: N of the replicas share the experts of each layer; prices a mixture of experts by "
              "formula, not proved"},
+    {OPTION_CHOICE, "software", "auto|lade|megatron|deepspeed|fsdp", VERB_PLAN, AT(software), .preset = "auto",
+     .choices = software_choices,
+     .help = "project whose step is priced; auto: without --recompute Lade, with it FSDP for --zero 2 and 3, DeepSpeed "
+             "for --zero 1 on A100, else Megatron-LM (docs/cluster.md)"},
     {OPTION_FLAG, "fused-attention", NULL, VERB_PLAN, AT(has_fused_attention),
      .help = "price attention as fused at any length; otherwise A100 presets price that of models with learned "
              "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},

@@ -40,6 +40,19 @@ const char *master_name(enum lade_master master)
   return choice_name(master_choices, master);
 }
 
+const char *software_name(enum lade_software software)
+{
+  return choice_name(software_choices, software);
+}
+
+const char *software_title(enum lade_software software)
+{
+  static const char *const titles[LADE_N_SOFTWARE] = {
+      [LADE_SOFTWARE_AUTO] = "Lade", [LADE_SOFTWARE_LADE] = "Lade", [LADE_SOFTWARE_MEGATRON] = "Megatron-LM",
+      [LADE_SOFTWARE_DEEPSPEED] = "DeepSpeed", [LADE_SOFTWARE_FSDP] = "FSDP"};
+  return titles[software];
+}
+
 void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text)
 {
   const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
@@ -195,6 +208,15 @@ static void tensor_explain(const struct cluster_plan *plan, FILE *file)
     dimensions_explain(plan, tp, file);
 }
 
+/* Name the numbers of the cluster without a source. */
+static void assumed_explain(const struct cluster_plan *plan, FILE *file)
+{
+  const struct lade_cluster *cluster = plan->job->cluster;
+  if (cluster->assumed)
+    fprintf(file, "Sources. Of the preset's numbers these are assumed, unless the file states them: %s. lade bench "
+            "links measures links.\n", cluster->assumed);
+}
+
 static void pipeline_explain(const struct cluster_plan *plan, FILE *file)
 {
   const int p = lade_layout_size(&plan->layout, LADE_AXIS_PP), dp = lade_layout_size(&plan->layout, LADE_AXIS_DP);
@@ -268,4 +290,5 @@ void cluster_explain(const struct cluster_plan *plan, FILE *file)
   data_explain(plan, file);
   batch_explain(plan, file);
   bound_explain(plan, file);
+  assumed_explain(plan, file);
 }

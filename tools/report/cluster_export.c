@@ -95,6 +95,8 @@ static void megatron_export(const struct cluster_plan *plan, FILE *file)
   megatron_schedule(plan, &sizes, file);
   if (plan->layout.is_sequence)
     fprintf(file, "--sequence-parallel\n");
+  if (plan->layout.is_sequence && lade_software_overlaps_tensor(plan->job, plan->share.software))
+    fprintf(file, "--tp-comm-overlap\n");
   if (recipe_get(plan) == LADE_RECIPE_FULL)
     fprintf(file, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1\n");
   if (recipe_get(plan) == LADE_RECIPE_SELECTIVE || recipe_get(plan) == LADE_RECIPE_AUTO)

@@ -62,7 +62,11 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
   json_object_set_new(object, "virtual_stages", json_integer(layout->virtual_stages));
   json_object_set_new(object, "micro_batch", json_integer((json_int_t)plan->micro_batch));
   json_object_set_new(object, "sequence_parallel", json_boolean(layout->is_sequence));
-  json_object_set_new(object, "overlap_tensor", json_boolean(layout->is_sequence && plan->job->overlaps_tensor));
+  json_object_set_new(object, "software", json_string(software_name(plan->share.software)));
+  json_object_set_new(object, "overlap_tensor",
+                      json_boolean(layout->is_sequence &&
+                                   lade_software_overlaps_tensor(plan->job, plan->share.software)));
+  json_object_set_new(object, "eager", json_boolean(lade_software_is_eager(plan->job, plan->share.software)));
   json_object_set_new(object, "late_gathers", json_boolean(layout->zero == LADE_ZERO_MOST && plan->job->gathers_late));
   json_object_set_new(object, "scattered_sends",
                       json_boolean(lade_layout_sends_scattered(plan->job, layout, plan->micro_batch)));
@@ -126,6 +130,7 @@ json_t *cluster_given_json(const struct cluster_plan *plan)
   char name[LADE_LAYOUT_NAME_BYTES];
   if (!object)
     return NULL;
+  json_object_set_new(object, "assumed", job->cluster->assumed ? json_string(job->cluster->assumed) : json_null());
   sizes_set(object, plan);
   json_object_set_new(object, "layout", json_string(lade_layout_name(&plan->layout, name)));
   json_object_set_new(object, "fits", json_boolean(plan->fits));
@@ -139,6 +144,7 @@ json_t *cluster_given_json(const struct cluster_plan *plan)
     json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));
     json_object_set_new(object, "by_stage", stages_json(plan));
   }
+  json_object_set_new(object, "step_seconds", json_number(cost->step_ns / 1e9));
   json_object_set_new(object, "predicted_step_seconds", json_number(cost->step_ns / 1e9));
   json_object_set_new(object, "all_ranks_step_seconds", json_number(cost->step_ns / 1e9));
   json_object_set_new(object, "exposed_gradient_seconds", json_number(cost->grad_ns / 1e9));

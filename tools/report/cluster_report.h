@@ -59,5 +59,9 @@ void cluster_values_name(const struct cluster_plan *plan, int policy, size_t tex
 const char *recipe_name(enum lade_recipe recipe);
 const char *moments_name(enum lade_moments moments);
 const char *master_name(enum lade_master master);
+const char *software_name(enum lade_software software);
+
+/* Return the name by which @software is known: "Megatron-LM". */
+const char *software_title(enum lade_software software);
 
 #endif

@@ -178,9 +178,11 @@ static int job_make(struct cluster_planning *planning)
       .cluster = &planning->cluster, .model = &planning->model, .kernels = &planning->kernels, .batch = session->batch,
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
-      .master = session->master, .dropout = session->dropout, .overlaps_tensor = planning->options->overlaps_tensor,
-      .gathers_late = planning->options->gathers_late,
-      .is_eager = planning->options->is_eager};
+      .master = session->master, .dropout = session->dropout,
+      .software = (enum lade_software)planning->options->software,
+      .overlaps_tensor = planning->options->overlaps_tensor, .gathers_late = planning->options->gathers_late,
+      .is_eager = planning->options->is_eager,
+      .has_fused_attention = planning->options->has_fused_attention || planning->options->n_context > 1};
   if (planning->has_experts) {
     planning->job.experts = &planning->experts;
     planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
@@ -191,8 +193,6 @@ static int job_make(struct cluster_planning *planning)
                           "use --master exact", session->dtype == LADE_F16 ? "fp16" : "fp32");
   if (planning->job.is_eager && (lade_dtype_bytes(session->dtype) != 2 || !planning->cluster.device.kernels.n_sms))
     return lade_error_set(&planning->error, -EINVAL, "--eager needs --dtype bf16 or fp16 and a device with kernels");
-  if (planning->options->has_fused_attention || planning->options->n_context > 1)
-    planning->cluster.device.kernels.score_forward_bytes = 0;
   if (planning->job.seq_len > planning->model.context)
     return lade_error_set(&planning->error, -EINVAL, "--seq %lld is longer than the context of %s, %lld",
                           (long long)planning->job.seq_len, planning->model.name, (long long)planning->model.context);
@@ -303,7 +303,10 @@ static void given_print(const struct cluster_plan *plan, FILE *file)
             plan->ranks[plan->fullest], plan->n_stages_proved);
   else
     fprintf(file, "memory        %s of %s, not proved: a formula for context and expert parallel ranks\n", text, more);
-  if (plan->layout.is_sequence && plan->job->overlaps_tensor)
+  if (plan->share.software != LADE_SOFTWARE_LADE)
+    fprintf(file, "software      the step is priced as %s runs it; --software lade prices Lade's program\n",
+            software_title(plan->share.software));
+  if (plan->layout.is_sequence && lade_software_overlaps_tensor(plan->job, plan->share.software))
     fprintf(file, "overlap       collectives beside products are a price: no program of Lade has them\n");
   if (plan->layout.zero == LADE_ZERO_MOST && plan->job->gathers_late)
     fprintf(file, "gathers       late ones are a price: no program of Lade has them\n");
@@ -346,8 +349,20 @@ static int residencies_make(const struct cluster_plan *plan, enum lade_recipe re
                             struct lade_share_residencies *ret_residencies)
 {
   const struct lade_share_key key = {lade_layout_size(&plan->layout, LADE_AXIS_TP), plan->layout.is_sequence,
-                                     plan->micro_batch, recipe};
+                                     plan->micro_batch, recipe,
+                                     lade_software_of(plan->job, plan->layout.zero, recipe)};
   return lade_share_residencies_make(plan->job, &key, error, ret_residencies);
+}
+
+/* Refuse late gathers where no layout has ZeRO 3. */
+static int gathers_check(struct cluster_planning *planning)
+{
+  const struct options *options = planning->options;
+  const bool may_have = options->has_search && !option_is_set(options, "zero");
+  if (!options->gathers_late || may_have || options->session.layout.zero == LADE_ZERO_MOST)
+    return 0;
+  return lade_error_set(&planning->error, -EINVAL, "--late-gathers prices the gathers of ZeRO 3: give --zero 3%s",
+                        option_is_set(options, "zero") ? "" : ", or --search");
 }
 
 static int given_layout(struct cluster_planning *planning, struct cluster_plan *plan)
@@ -715,6 +730,8 @@ int plan_cluster(struct options *options)
 {
   struct cluster_planning planning = {.options = options};
   int status = job_make(&planning);
+  if (!status)
+    status = gathers_check(&planning);
   if (status)
     return exit_fail("plan", status, &planning.error);
   const int64_t n_context = options->n_context;

@@ -186,8 +186,8 @@ static int residency_compare(const void *a, const void *b)
     return layer_ns(x) < layer_ns(y) ? -1 : 1;
   if (x->layer.saved_bytes != y->layer.saved_bytes)
     return x->layer.saved_bytes < y->layer.saved_bytes ? -1 : 1;
-  /* of equals a recipe, which other projects know, comes first */
-  return (x->residency.recipe == LADE_RECIPE_AUTO) - (y->residency.recipe == LADE_RECIPE_AUTO);
+  /* of equals the solver's comes first, because a plan without --recompute finds it again at the same price */
+  return (y->residency.recipe == LADE_RECIPE_AUTO) - (x->residency.recipe == LADE_RECIPE_AUTO);
 }
 
 /* Keep the residencies that need less memory than all faster ones; of very many, evenly spread ones. */

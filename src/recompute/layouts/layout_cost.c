@@ -24,13 +24,7 @@
 #include <stdlib.h>
 
 #include "base/base.h"
-#include "recompute/layout_cost.h"
-
-/*
- * Part of a device's multiprocessors that a collective beside kernels takes: NCCL runs 16 channels, of a multiprocessor
- * each, on large vectors (NCCL 2.18, default of NVLink machines), of 108 to 132.
- */
-#define OVERLAP_SHARE 0.13
+#include "recompute/layouts/share_internal.h"
 
 struct layout_sum {
   const struct lade_layout_job *job;
@@ -164,9 +158,16 @@ static double held_params(const struct lade_layout_job *job, const struct lade_l
   return (n_params - n_experts) / shard + n_experts / expert_shards(job, shard);
 }
 
+/* Return the collectives in which the gradients of a stage's first rank are summed: one a layer, or one a bucket. */
+static double grad_collectives(const struct lade_layout_job *job, const struct lade_layout_core *core, int n_replicas)
+{
+  const double bucket = lade_software_bucket_params(job, core->share->software, n_replicas);
+  return bucket > 0 ? LADE_MIN(core->n_layers, ceil(core->params[0] / bucket)) : core->n_layers;
+}
+
 /*
- * Return the exposed time of sums and gathers of stage 0. The collectives of one layer cannot hide, because nothing is
- * left beside them.
+ * Return the exposed time of sums and gathers of stage 0. The last collective cannot hide, because nothing is left
+ * beside it.
  */
 static double grads_exposed(const struct lade_layout_job *job, const struct lade_layout_core *core,
                             const struct lade_layout *layout)
@@ -176,23 +177,25 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   if (dp == 1)
     return 0;
   struct lade_transfer_price sum, gather, unused;
-  const double m = core->pipeline.n_microbatches, n_params = core->params[0], n_layers = core->n_layers;
-  const double weight = (double)lade_dtype_bytes(job->dtype), hidden = 1 - 1 / (n_layers + 1);
+  const double m = core->pipeline.n_microbatches, n_params = core->params[0], n = grad_collectives(job, core, dp);
+  const double weight = (double)lade_dtype_bytes(job->dtype), hidden = 1 - 1 / (n + 1);
   const double grad_bytes = n_params * (double)lade_dtype_bytes(layout->grad_reduce);
   if (zero == 0) {
     axis_price(job, layout, LADE_AXIS_DP, &unused, &sum);
-    return overlap_ns(rings_ns(&sum, n_layers, 2 * grad_bytes * sent_share(job, core, dp)), core->backward_ns, hidden);
+    return overlap_ns(rings_ns(&sum, n, 2 * grad_bytes * sent_share(job, core, dp)), core->backward_ns, hidden);
   }
   axis_price(job, layout, LADE_AXIS_SHARD, &gather, &unused);
-  const double scatter_ns = rings_ns(&gather, n_layers, grad_bytes * sent_share(job, core, shard));
-  const double gather_ns = rings_ns(&gather, n_layers, n_params * weight * sent_share(job, core, shard));
+  const double scatter_ns = rings_ns(&gather, n, grad_bytes * sent_share(job, core, shard));
+  const double gather_ns = rings_ns(&gather, n, n_params * weight * sent_share(job, core, shard));
   double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
   const double late_ns = job->gathers_late ? gather_ns : 0;
+  const double n_scatters = lade_software_scatters_once(core->share->software, core->pipeline.n_stages) ? 1 : m;
   if (zero == LADE_ZERO_MOST)
     exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) + scatter_ns * (1 - hidden) +
-                  m * (late_ns + overlap_ns(gather_ns - late_ns + scatter_ns, core->backward_ns, 1));
+                  n_scatters * (late_ns + overlap_ns(gather_ns - late_ns + scatter_ns, core->backward_ns, 1)) +
+                  (m - n_scatters) * (late_ns + overlap_ns(gather_ns - late_ns, core->backward_ns, 1));
   else if (zero == 2)
-    exposed_ns += m * overlap_ns(scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
+    exposed_ns += n_scatters * overlap_ns(scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
   else
     exposed_ns += overlap_ns(scatter_ns, core->backward_ns, hidden);
   if (dp > shard) { /* sums of blocks over the replicas of a shard group */
@@ -209,7 +212,7 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
  */
 static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_layout_core *core, int zero)
 {
-  if (!job->is_eager || zero >= 2 || core->pipeline.n_microbatches == 1)
+  if (!lade_software_is_eager(job, core->share->software) || zero >= 2 || core->pipeline.n_microbatches == 1)
     return 0;
   const double bytes = (double)lade_dtype_bytes(job->dtype) + 2 * (double)lade_dtype_bytes(job->grad_dtype);
   const double slots = core->pipeline.n_microbatches * core->span_ns / core->busy_ns;

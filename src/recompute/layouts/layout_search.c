@@ -5,7 +5,8 @@
  * A candidate is (tp, sequence, pp, schedule, virtual stages, microbatch); dp follows from the ranks. Its variants are
  * the ZeRO stages, shard groups, and tiers and precisions of optimizer state, which share its pipeline. Its residencies
  * are those of a layer, the fastest first, each with less memory than the one before (layer_residency.c). A recipe that
- * is given is the only one. Shares with their residencies are made once for each (tp, sequence, microbatch).
+ * is given is the only one. Shares with their residencies are made once for each (tp, sequence, microbatch) and
+ * software. A candidate has one software, and the ZeRO stages that this runs (software.c).
  *
  * The time of each candidate's pipeline under the fastest residency is bounded from below in O(stages), for any batch
  * and ranks. Candidates then come in order of their bounds.
@@ -45,6 +46,7 @@ struct layout_candidate {
   struct lade_layout_params layout; /* of no ZeRO stage */
   int64_t micro_batch;
   const struct lade_share_residencies *residencies;
+  enum lade_software software;
 };
 
 /* A candidate's pipelines under its residencies, made as they are needed. */
@@ -111,7 +113,8 @@ static const struct lade_share_residencies *share_find(struct layout_searcher *s
 {
   for (int i = s->shares.n - 1; i >= 0; i--) {
     const struct lade_share_key *other = &s->shares.items[i].key;
-    if (other->tp == key->tp && other->is_sequence == key->is_sequence && other->micro_batch == key->micro_batch)
+    if (other->tp == key->tp && other->is_sequence == key->is_sequence && other->micro_batch == key->micro_batch &&
+        other->software == key->software)
       return s->shares.items[i].residencies;
   }
   struct share_entry entry = {.key = *key, .residencies = calloc(1, sizeof(*entry.residencies))};
@@ -136,17 +139,17 @@ static void shares_free(struct layout_searcher *s)
 }
 
 /*
- * List the ZeRO stages and shard groups of @layout. A group is all replicas, those of one node, or SHARD_FEW: blocks of
- * very many shards are mostly padding. Return their number.
+ * List the ZeRO stages and shard groups of @layout that @software runs. A group is all replicas, those of one node, or
+ * SHARD_FEW: blocks of very many shards are mostly padding. Return their number.
  */
 static int variants_list(const struct layout_searcher *s, struct lade_layout_params layout,
-                         struct lade_layout_params *ret_variants)
+                         enum lade_software software, struct lade_layout_params *ret_variants)
 {
   const struct lade_layout_search_params *given = s->params;
   const int64_t groups[N_SHARD_GROUPS] = {0, s->job->cluster->levels[0].n_devices / layout.tp, SHARD_FEW};
   int n = 0;
   for (int zero = 0; zero <= (layout.dp > 1 ? LADE_ZERO_MOST : 0); zero++) {
-    if (given->zero >= 0 && given->zero != zero)
+    if ((given->zero >= 0 && given->zero != zero) || lade_software_of(s->job, zero, given->recipe) != software)
       continue;
     layout.zero = zero;
     for (int i = 0; i < N_SHARD_GROUPS; i++) {
@@ -170,6 +173,7 @@ static int tiers_count(const struct layout_searcher *s)
 static void candidate_bound(struct layout_searcher *s, const struct lade_layout_params *layout_params,
                             int64_t micro_batch, const struct lade_share_residencies *residencies)
 {
+  const enum lade_software software = residencies->items[0].software;
   struct lade_layout_params variants[N_VARIANTS_MOST];
   struct lade_layout layout;
   struct lade_layout_core core;
@@ -185,9 +189,9 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
     s->status = status == -ENOMEM ? status : s->status;
     return;
   }
-  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, variants) * tiers_count(s) * s->n_jobs *
+  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, software, variants) * tiers_count(s) * s->n_jobs *
                             residencies->n;
-  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, residencies};
+  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, residencies, software};
   if (!LADE_PUSH(&s->candidates, candidate))
     s->status = -ENOMEM;
 }
@@ -219,15 +223,24 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
   }
 }
 
-/* Bound all microbatches of @layout's sizes. */
-static void sizes_bound(struct layout_searcher *s, const struct lade_layout_params *layout)
+/* True if a ZeRO stage that @layout may have is priced as @software. */
+static bool is_run_by(const struct layout_searcher *s, const struct lade_layout_params *layout,
+                      enum lade_software software)
+{
+  struct lade_layout_params variants[N_VARIANTS_MOST];
+  return variants_list(s, *layout, software, variants) > 0;
+}
+
+/* Bound all microbatches of @layout's sizes, as @software runs them. */
+static void sizes_bound(struct layout_searcher *s, const struct lade_layout_params *layout,
+                        enum lade_software software)
 {
   const struct lade_layout_search_params *given = s->params;
   const int64_t rows = s->job->batch / layout->dp;
   for (int64_t micro_batch = 1; micro_batch <= LADE_MIN(rows, MICRO_BATCH_MOST) && !s->status; micro_batch++) {
     if (rows % micro_batch || (given->micro_batch && given->micro_batch != micro_batch))
       continue;
-    const struct lade_share_key key = {layout->tp, layout->is_sequence, micro_batch, given->recipe};
+    const struct lade_share_key key = {layout->tp, layout->is_sequence, micro_batch, given->recipe, software};
     const struct lade_share_residencies *residencies = share_find(s, &key);
     if (residencies)
       schedules_bound(s, *layout, micro_batch, residencies);
@@ -249,7 +262,10 @@ static void pipelines_bound(struct layout_searcher *s, int tp)
       const struct lade_layout_params layout = {.struct_size = sizeof(layout), .tp = tp, .pp = pp, .dp = dp,
                                                 .is_sequence = is_sequence,
                                                 .grad_reduce = dp > 1 ? given->grad_reduce : LADE_F32};
-      sizes_bound(s, &layout);
+      for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE; software++) {
+        if (is_run_by(s, &layout, (enum lade_software)software))
+          sizes_bound(s, &layout, (enum lade_software)software);
+      }
     }
   }
 }
@@ -373,7 +389,7 @@ static int candidate_cost(struct layout_searcher *s, const struct layout_candida
 {
   struct lade_layout_params variants[N_VARIANTS_MOST];
   struct candidate_cores cores;
-  const int n = variants_list(s, candidate->layout, variants), n_tiers = tiers_count(s);
+  const int n = variants_list(s, candidate->layout, candidate->software, variants), n_tiers = tiers_count(s);
   cores.candidate = candidate;
   memset(cores.made, CORE_NONE, sizeof(cores.made));
   int status = lade_layout_init(&candidate->layout, NULL, &cores.layout);

@@ -10,7 +10,7 @@
  * A job may overlap tensor parallel collectives, as no program of Lade does and Megatron-LM's --tp-comm-overlap does. A
  * gather, and the product that reads it, are cut into one piece for each rank, as are a product and the scatter behind
  * it. The collective of one piece runs beside the product of another: of C and P for t ranks, C - P (t - 1)/t of the
- * collective remain, and at least one piece.
+ * collective remain, and at least one piece. The rest slows the product down by the multiprocessors that it takes.
  *
  * Memory. A forward value that a backward step reads before it is made again is saved. The peak of the backward half
  * counts all values from the step that makes them to the last one that reads them.
@@ -96,12 +96,18 @@ static int partner_find(const struct share_walk *walk, int at)
   return -1;
 }
 
-/* Return the time of step @at: of a collective, the part that does not run beside its product. */
+/*
+ * Return the time of step @at: of a collective, the part that does not run beside its product, and the time that the
+ * other part adds to this.
+ */
 static double step_ns(const struct share_walk *walk, int at)
 {
   const double ns = op_ns_at(walk, at);
   const int t = walk->n_overlapping, partner = t ? partner_find(walk, at) : -1;
-  return partner < 0 ? ns : LADE_MAX(ns - op_ns_at(walk, partner) * (t - 1) / t, ns / t);
+  if (partner < 0)
+    return ns;
+  const double exposed_ns = LADE_MAX(ns - op_ns_at(walk, partner) * (t - 1) / t, ns / t);
+  return exposed_ns + OVERLAP_SHARE * (ns - exposed_ns);
 }
 
 /* Run step @at on its queue, after its inputs. Return the time that its queue waited for collectives. */
@@ -397,7 +403,8 @@ int share_walk_cost(const struct share_basis *basis, const struct lade_residency
     return status;
   params_count(basis->graph, units);
   *ret_cost = (struct lade_share_cost){.embed = units[SHARE_EMBED], .layer = units[SHARE_LAYER],
-                                       .head = units[SHARE_HEAD], .residency = {.recipe = recipe}};
+                                       .head = units[SHARE_HEAD], .residency = {.recipe = recipe},
+                                       .software = basis->software};
   return 0;
 }
 
@@ -430,11 +437,11 @@ int share_basis_init(const struct lade_layout_job *job, const struct lade_share_
     status = lade_model_graph_create(&how, error, &ret_basis->graph);
   if (status)
     return status;
-  ret_basis->n_overlapping = job->overlaps_tensor && key->is_sequence ? key->tp : 0;
+  ret_basis->software = key->software;
+  ret_basis->n_overlapping = key->is_sequence && lade_software_overlaps_tensor(job, key->software) ? key->tp : 0;
   lade_cluster_links_make(job->cluster, &ret_basis->mesh, &ret_basis->links);
-  lade_cost_init(&ret_basis->cost, &job->cluster->device);
+  share_cost_init(job, key->software, &ret_basis->cost);
   ret_basis->cost.links = &ret_basis->links;
-  ret_basis->cost.is_eager = job->is_eager;
   status = lade_cost_prices(&ret_basis->cost, ret_basis->graph, &ret_basis->prices);
   return status ? lade_error_set(error, status, "no memory for the prices of a layer") : 0;
 }

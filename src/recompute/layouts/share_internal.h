@@ -8,6 +8,12 @@
 #include "program/residency.h"
 #include "recompute/layout_cost.h"
 
+/*
+ * Part of a device's multiprocessors that a collective beside kernels takes: NCCL runs 16 channels, of a multiprocessor
+ * each, on large vectors (NCCL 2.18, default of NVLink machines), of 108 to 132.
+ */
+#define OVERLAP_SHARE 0.13
+
 enum share_unit { SHARE_EMBED, SHARE_LAYER, SHARE_HEAD, N_SHARE_UNITS };
 
 /* One layer between an embedding and a head, on one rank. */
@@ -18,7 +24,11 @@ struct share_basis {
   struct lade_cluster_links links;
   struct lade_mesh mesh;
   int n_overlapping; /* tensor parallel ranks whose collectives run beside products; 0: they do not */
+  enum lade_software software;
 };
+
+/* Start the prices of @software's kernels on the job's device: eager or not, with attention as it computes it. */
+void share_cost_init(const struct lade_layout_job *job, enum lade_software software, struct lade_cost *ret_cost);
 
 /* Make the basis of @key, whatever its recipe. Errors as lade_share_cost_make's; finish in any case. */
 int share_basis_init(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,

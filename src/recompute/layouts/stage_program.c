@@ -182,9 +182,8 @@ int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_l
   if (status)
     return status;
   lade_cluster_links_make(job->cluster, &layout->mesh, &build->links);
-  lade_cost_init(&build->cost, &job->cluster->device);
+  share_cost_init(job, LADE_SOFTWARE_LADE, &build->cost);
   build->cost.links = &build->links;
-  build->cost.is_eager = job->is_eager;
   status = lade_cost_prices(&build->cost, build->graph, &build->prices);
   if (!status)
     status = lade_packer_create(&build->packer);

@@ -444,20 +444,21 @@ static double fastest_residency(const struct lade_layout_job *job, const struct 
   return best_ns;
 }
 
-/* Try every schedule of 16 ranks as @tp, with every ZeRO stage, and return the fastest that fits. */
+/* Try every schedule of 16 ranks as @tp with ZeRO stage @zero, and return the fastest that fits. */
 static double fastest_of_share(const struct lade_layout_job *job, const struct lade_layout_search_params *how, int tp,
-                               bool is_sequence, int64_t micro_batch, double best_ns)
+                               int zero, bool is_sequence, int64_t micro_batch, double best_ns)
 {
-  const struct lade_share_key key = {tp, is_sequence, micro_batch, how->recipe};
+  const struct lade_share_key key = {tp, is_sequence, micro_batch, how->recipe,
+                                     lade_software_of(job, zero, how->recipe)};
   struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
   const int n_pieces = (int)lade_pieces_most(job->model);
   int status = lade_share_residencies_make(job, &key, NULL, residencies);
   for (int pp = 1; pp <= 16 / tp && !status; pp++) {
     for (int v = 1; v * pp <= n_pieces && 16 % (tp * pp) == 0; v++) {
-      for (int more = 0; more < 4 * LADE_N_SCHEDULES; more++) {
-        struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = more % 4,
+      for (int schedule = 0; schedule < LADE_N_SCHEDULES; schedule++) {
+        struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = zero,
                                                   .is_sequence = is_sequence, .virtual_stages = v);
-        params.schedule = (enum lade_schedule)(more / 4);
+        params.schedule = (enum lade_schedule)schedule;
         best_ns = fastest_residency(job, how, &params, micro_batch, residencies, best_ns);
       }
     }
@@ -470,8 +471,8 @@ static double fastest_by_trying(const struct lade_layout_job *job, const struct 
 {
   double best_ns = INFINITY;
   for (int tp = 1; tp <= 16; tp++) {
-    for (int more = 0; more < 4; more++)
-      best_ns = fastest_of_share(job, how, tp, more % 2, 1 + more / 2, best_ns);
+    for (int more = 0; more < 16; more++)
+      best_ns = fastest_of_share(job, how, tp, more / 4, more % 2, 1 + more / 2 % 2, best_ns);
   }
   return best_ns;
 }
@@ -488,7 +489,8 @@ static void the_search_finds_the_fastest(void **state)
                {UINT64_C(40) << 30, 0, LADE_RECIPE_AUTO},
                {UINT64_C(1) << 30, UINT64_C(64) << 30, LADE_RECIPE_AUTO},
                {UINT64_C(3) << 29, UINT64_C(3) << 29, LADE_RECIPE_AUTO},
-               {UINT64_C(2) << 30, UINT64_C(64) << 30, LADE_RECIPE_FULL}};
+               {UINT64_C(2) << 30, UINT64_C(64) << 30, LADE_RECIPE_FULL},
+               {UINT64_C(1) << 30, 0, LADE_RECIPE_FULL}}; /* ZeRO 1 and more alone fit, which other software runs */
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     const struct lade_layout_search_params how = {.n_ranks = 16, .device_bytes = cases[i].device_bytes, .zero = -1,
                                                   .schedule = -1, .is_sequence = -1, .n_most = 4,
@@ -500,6 +502,8 @@ static void the_search_finds_the_fastest(void **state)
       tried.host_bytes = 0; /* a recipe moves nothing to the host */
     assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), 0);
     assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, &tried) * (1 + 1e-12));
+    if (how.recipe == LADE_RECIPE_FULL && how.device_bytes == UINT64_C(1) << 30)
+      assert_true(search.found[0].layout.zero > 0);
     for (int a = 1; a < search.n_found; a++)
       assert_true(search.found[a - 1].cost.step_ns <= search.found[a].cost.step_ns);
     for (int a = 0; a < search.n_found; a++)

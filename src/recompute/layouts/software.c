@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Differences between the software that runs a layout.
+ *
+ * A program of Lade has fused elementwise ops, and its tensor parallel collectives run beside weights' gradients alone.
+ * Other projects run the same layout in their own ways:
+ *
+ *   Megatron-LM   on Hopper and later devices, collectives of sequence parallel ranks run beside their products
+ *                 (Transformer Engine's user buffers, which NVIDIA's recipes turn on). Gradients are summed in buckets
+ *                 of 40 million parameters, or of a million for each replica if that is more, instead of a layer at a
+ *                 time (its DistributedDataParallel). On earlier devices its kernels are fused as Lade's are, and
+ *                 collectives run beside no product, as in 2021 and 2022
+ *   DeepSpeed     elementwise ops are PyTorch's, a kernel each (lade_cost.is_eager)
+ *   FSDP          the same, and attention is fused: it is younger than FlashAttention. Stages of a pipeline scatter
+ *                 their gradients after the last microbatch alone (torch.distributed.pipelining)
+ *
+ * The user may name one. Otherwise the layout decides. The residency planner's layouts are Lade's alone. One whose
+ * recompute is a recipe is priced as the project that publishes such layouts: with ZeRO 2 or 3, which Megatron-LM does
+ * not have, FSDP; with ZeRO 1 on devices before Hopper DeepSpeed (GPT-NeoX, BLOOM); else Megatron-LM.
+ *
+ * A device before Hopper is one with a price for attention that is not fused.
+ */
+#include "base/base.h"
+#include "recompute/layouts/share_internal.h"
+
+static bool is_early(const struct lade_layout_job *job)
+{
+  return job->cluster->device.kernels.score_forward_bytes > 0;
+}
+
+enum lade_software lade_software_of(const struct lade_layout_job *job, int zero, enum lade_recipe recipe)
+{
+  if (job->software != LADE_SOFTWARE_AUTO)
+    return job->software;
+  if (recipe == LADE_RECIPE_AUTO || !job->cluster->device.kernels.n_sms)
+    return LADE_SOFTWARE_LADE;
+  if (zero >= 2)
+    return LADE_SOFTWARE_FSDP;
+  return zero && is_early(job) ? LADE_SOFTWARE_DEEPSPEED : LADE_SOFTWARE_MEGATRON;
+}
+
+bool lade_software_is_eager(const struct lade_layout_job *job, enum lade_software software)
+{
+  return job->is_eager || software == LADE_SOFTWARE_DEEPSPEED || software == LADE_SOFTWARE_FSDP;
+}
+
+bool lade_software_overlaps_tensor(const struct lade_layout_job *job, enum lade_software software)
+{
+  return job->overlaps_tensor || (software == LADE_SOFTWARE_MEGATRON && !is_early(job));
+}
+
+bool lade_software_scatters_once(enum lade_software software, int n_stages)
+{
+  return software == LADE_SOFTWARE_FSDP && n_stages > 1;
+}
+
+double lade_software_bucket_params(const struct lade_layout_job *job, enum lade_software software, int n_replicas)
+{
+  if (software != LADE_SOFTWARE_MEGATRON || is_early(job))
+    return 0;
+  return LADE_MAX(40e6, 1e6 * n_replicas);
+}
+
+void share_cost_init(const struct lade_layout_job *job, enum lade_software software, struct lade_cost *ret_cost)
+{
+  lade_cost_init(ret_cost, &job->cluster->device);
+  ret_cost->is_eager = lade_software_is_eager(job, software);
+  if (job->has_fused_attention || software == LADE_SOFTWARE_FSDP)
+    ret_cost->machine.kernels.score_forward_bytes = 0;
+}
