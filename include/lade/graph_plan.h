@@ -59,7 +59,8 @@ struct lade_graph_plan_params {
   struct lade_graph_path to_host, from_host, to_store, from_store;
   /*
    * Of the search; 0: LADE_GRAPH_ITERATIONS. Exceptions: a graph of 20 to 2,000 ops without other tiers gets 15,000 per
-   * op, but at most 2,000,000 and 1,400,000,000 / ops; one of more than 666 ops with them gets 200,000,000 / ops.
+   * op, but at most 2,000,000 and 1,400,000,000 / ops; one of more than 416 ops with them gets 125,000,000 / ops. With
+   * other tiers the plans by recompute alone and by transfers alone are made first, with the effort of each.
    */
   int64_t iterations;
   int64_t time_limit_ns; /* end the search after this time; 0: no limit */

@@ -9,6 +9,10 @@
  * it goes back into the heap with its new ratio (the lazy greedy of Minoux, 1978). A graph of 100,000 ops takes a few
  * tries for each release, and each try costs its own changes alone.
  *
+ * A value whose makers lack inputs can take a long chain to make again. To hold these inputs instead, up to the turn
+ * that needs the value, may take less time per byte of excess: the cheaper one of both is the release. Where ops read
+ * values that were made long before, releases alone end in schedules that take many times the time.
+ *
  * Behind a release the chain that makes the value again is held until its other values are needed, if that saves time.
  *
  * The time of a transfer is its exposed part, estimated: the excess over the time between the two uses, and all of it
@@ -28,6 +32,8 @@
 #define IDLE_SHARE 0.02   /* of its time that a transfer costs on a link with time left */
 #define ROW_MOST 256      /* redos of a turn whose values are held */
 #define SKIP_SHIFT 61     /* one value of eight is left out by chance */
+#define REMADE_MOST 8     /* values that one replacement makes again */
+#define REMADE_SHIFT 62   /* one input of four is made again, instead of held */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
 #define WORK_MOST 100     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
 #define WORK_LEAST 2000000    /* the same, of a short graph: a tenth of a second */
@@ -55,11 +61,14 @@ struct descent {
 
 /* ---- changes that searches share ---- */
 
-bool remat_release_around(struct remat_schedule *schedule, int value, int boundary)
+/*
+ * Find the boundaries around @boundary at which @value is held: up to its next touch, or to the last turn in which its
+ * makers may run again. Return false if that lies before the boundary, or if the value is not held there.
+ */
+static bool gap_around(const struct remat_schedule *schedule, int value, int boundary, struct remat_span *ret_gap)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_value *v = &problem->values[value];
-  const int from = remat_touch_before(schedule, value, boundary) + 1;
   int to = remat_touch_from(schedule, value, boundary);
   for (int i = 0; i < v->n_makers && schedule->sources[value] == LADE_DEVICE; i++) {
     const int maker = problem->makers[v->first_maker + i];
@@ -68,13 +77,69 @@ bool remat_release_around(struct remat_schedule *schedule, int value, int bounda
   }
   if (to < boundary || !remat_is_held(schedule, value, boundary))
     return false;
-  remat_release(schedule, value, from, to);
+  *ret_gap = (struct remat_span){remat_touch_before(schedule, value, boundary) + 1, to};
+  return true;
+}
+
+bool remat_release_around(struct remat_schedule *schedule, int value, int boundary)
+{
+  struct remat_span gap;
+  if (!gap_around(schedule, value, boundary, &gap))
+    return false;
+  remat_release(schedule, value, gap.from, gap.to);
+  return true;
+}
+
+/* Values that a turn makes again. */
+struct remade {
+  int32_t items[REMADE_MOST];
+  int n, turn;
+};
+
+/* Hold @value from its previous touch on, if the turn lacks it; or let it be made again, by chance. */
+static void input_supply(struct remat_schedule *schedule, struct remade *remade, int value, bool is_drawn,
+                         uint64_t *draw)
+{
+  const struct remat_value *v = &schedule->problem->values[value];
+  bool is_there = remat_is_held(schedule, value, remade->turn) || remat_touch_edges(schedule, value, remade->turn);
+  bool is_made = v->n_makers == 1 && v->birth >= 0 && schedule->sources[value] == LADE_DEVICE;
+  if (is_there || !is_made)
+    return;
+  for (int i = 0; i < remade->n; i++) {
+    if (remade->items[i] == value)
+      return;
+  }
+  *draw = *draw * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
+  if (is_drawn && remade->n < REMADE_MOST && !(*draw >> REMADE_SHIFT))
+    remade->items[remade->n++] = value;
+  else
+    remat_hold_unsettled(schedule, value, remat_touch_before(schedule, value, remade->turn) + 1, remade->turn);
+}
+
+bool remat_replace_around(struct remat_schedule *schedule, int value, int boundary, uint64_t draw)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const bool is_drawn = draw != REMAT_DRAW_NONE;
+  struct remat_span gap;
+  if (!gap_around(schedule, value, boundary, &gap))
+    return false;
+  struct remade remade = {.items = {value}, .n = schedule->sources[value] == LADE_DEVICE, .turn = gap.to};
+  remat_release_unsettled(schedule, value, gap.from, gap.to);
+  for (int i = 0; i < remade.n; i++) {
+    const struct remat_value *v = &problem->values[remade.items[i]];
+    for (int k = 0; k < v->n_makers && problem->makers[v->first_maker + k] < gap.to; k++) {
+      const struct remat_op *maker = &problem->ops[problem->makers[v->first_maker + k]];
+      for (int in = 0; in < maker->n_in; in++)
+        input_supply(schedule, &remade, problem->edges[maker->first_in + in].value, is_drawn, &draw);
+    }
+  }
+  remat_settle(schedule);
   return true;
 }
 
 void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw)
 {
-  const bool is_drawn = draw != REMAT_ROW_WHOLE;
+  const bool is_drawn = draw != REMAT_DRAW_NONE;
   const struct remat_problem *problem = schedule->problem;
   int32_t ops[ROW_MOST];
   const struct remat_turn *t = &schedule->turns[turn];
@@ -273,10 +338,39 @@ static void chain_hold(struct descent *descent, int turn)
   const double over = remat_over(schedule);
   if (turn == INT32_MAX || schedule->turns[turn].redos.n < 2)
     return;
-  remat_row_hold(schedule, turn, REMAT_ROW_WHOLE);
+  remat_row_hold(schedule, turn, REMAT_DRAW_NONE);
   if (schedule->status || (is_sound(schedule) && schedule->redo_ns < ns && remat_over(schedule) <= over))
     return;
   remat_rollback_to(schedule, mark);
+}
+
+/* Return the time per byte of excess of a change since the schedule had @ns and @over; infinite if it does not help. */
+static double ratio_get(const struct remat_schedule *schedule, int64_t ns, double over, double extra_ns)
+{
+  const double cost = extra_ns + (double)(schedule->redo_ns - ns), gain = over - remat_over(schedule);
+  if (schedule->status || !is_sound(schedule) || gain <= 0)
+    return INFINITY;
+  return cost > 0 ? cost / gain : 0;
+}
+
+double remat_release_cheaper(struct remat_schedule *schedule, int value, int boundary)
+{
+  const double over = remat_over(schedule);
+  const int64_t ns = schedule->redo_ns;
+  const int n_redos = schedule->n_redos, mark = remat_mark(schedule);
+  if (!remat_release_around(schedule, value, boundary))
+    return INFINITY;
+  const double alone = ratio_get(schedule, ns, over, 1);
+  if (schedule->status || (!schedule->is_broken && schedule->n_redos <= n_redos + 1))
+    return alone;
+  remat_rollback_to(schedule, mark);
+  remat_replace_around(schedule, value, boundary, REMAT_DRAW_NONE);
+  const double replaced = ratio_get(schedule, ns, over, 1);
+  if (schedule->status || replaced < alone)
+    return replaced;
+  remat_rollback_to(schedule, mark);
+  remat_release_around(schedule, value, boundary);
+  return alone;
 }
 
 /* Release the gap as @candidate says. Return its ratio; infinite if that is not possible, or does not help. */
@@ -286,17 +380,15 @@ static double gap_release(struct descent *descent, const struct candidate *candi
   const double over = remat_over(schedule);
   const int64_t ns = schedule->redo_ns;
   const enum lade_space tier = (enum lade_space)candidate->tier;
-  double cost = tier == LADE_DEVICE ? 1 : wait_cost(descent, candidate->value, tier, from, to);
-  if (schedule->sources[candidate->value] != tier && tier != LADE_DEVICE)
+  bool is_other = schedule->sources[candidate->value] != tier; /* unless another candidate has moved it since */
+  if (tier == LADE_DEVICE)
+    return is_other ? INFINITY : remat_release_cheaper(schedule, candidate->value, to);
+  const double wait_ns = wait_cost(descent, candidate->value, tier, from, to);
+  if (is_other)
     remat_source_set(schedule, candidate->value, tier);
-  bool is_other = schedule->sources[candidate->value] != tier; /* another candidate has moved it since */
-  if (is_other || !is_sound(schedule) || !remat_release_around(schedule, candidate->value, to) || !is_sound(schedule))
+  if (!is_sound(schedule) || !remat_release_around(schedule, candidate->value, to))
     return INFINITY;
-  cost += (double)(schedule->redo_ns - ns);
-  const double gain = over - remat_over(schedule);
-  if (gain <= 0)
-    return INFINITY;
-  return cost > 0 ? cost / gain : 0;
+  return ratio_get(schedule, ns, over, wait_ns);
 }
 
 static void transfers_count(struct descent *descent, const struct candidate *candidate)

@@ -25,11 +25,25 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
  */
 bool remat_release_around(struct remat_schedule *schedule, int value, int boundary);
 
+#define REMAT_DRAW_NONE UINT64_MAX /* nothing is left to chance */
+
+/*
+ * Release @value as remat_release_around does, and hold the inputs that its makers would lack at the turn that makes it
+ * again. @draw lets some inputs be made again, too, so that those of their makers are held instead.
+ */
+bool remat_replace_around(struct remat_schedule *schedule, int value, int boundary, uint64_t draw);
+
+/*
+ * Release @value in one of these two ways: with its inputs held, if several ops would run again otherwise and take
+ * more time per byte of excess. Return this ratio. Infinite: the value cannot be released, or the excess does not sink;
+ * undo the change then.
+ */
+double remat_release_cheaper(struct remat_schedule *schedule, int value, int boundary);
+
 /*
  * Hold the values that the redos of @turn make until the next turns that make them again: a chain that runs again
  * once, as between two checkpoints. @draw leaves some values out by chance, so that other shapes are tried, too.
  */
-#define REMAT_ROW_WHOLE UINT64_MAX /* leaves none out */
 void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw);
 
 /* True if @value is made again, or got back, at @turn, and could be held before it. */

@@ -28,14 +28,19 @@
 #define MOVES_PER_OP 15000 /* by default, up to MOVES_MOST */
 #define MOVES_MOST 2000000
 #define OP_MOVES_MOST 1400000000 /* ops times moves: moves of longer graphs take longer */
-#define TIERS_OP_MOVES_MOST 200000000 /* the same with tiers, where each move is timed over the whole list */
+#define TIERS_OP_MOVES_MOST 125000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_LEAST 1000
-#define ALONE_SHARE 0.5 /* of a limit of time, after which a plan with tiers goes on with transfers */
+#define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
+#define MOVING_SHARE 0.7 /* the same, after which it goes on with both */
+#define LEAST_STEPS 512 /* the smallest budget is found up to one part in so many of it */
 #define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
   struct remat_list list;
 };
+
+/* How a plan may save bytes. One by all ways is no slower than one by a single way, because it begins from these. */
+enum planning_ways { WAYS_ALL, WAYS_RECOMPUTE, WAYS_TRANSFERS };
 
 struct graph_planning {
   const struct lade_graph *graph;
@@ -49,7 +54,7 @@ struct graph_planning {
   struct remat_list list;
   struct list_time links;
   int64_t start_ns;
-  bool is_alone; /* by recompute alone, though there are other tiers */
+  enum planning_ways ways;
 };
 
 static void planning_finish(struct graph_planning *planning)
@@ -119,7 +124,7 @@ static enum lade_space tier_get(const struct lade_graph_plan_params *params)
 static bool has_tiers(const struct graph_planning *planning)
 {
   bool lives_there = false;
-  if (planning->is_alone)
+  if (planning->ways == WAYS_RECOMPUTE)
     return false;
   for (int s = 0; s < planning->graph->storages.n && !lives_there; s++)
     lives_there = planning->graph->storages.items[s].is_given && planning->graph->storages.items[s].tier != LADE_DEVICE;
@@ -208,7 +213,7 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
  * Lower the smallest peak step by step, halving the step where a search does not reach the next, until it is within
  * @enough_bytes. Each search has a third of the effort that is left for this.
  */
-static int least_find(struct graph_planning *planning, uint64_t enough_bytes)
+static int least_lower(struct graph_planning *planning, uint64_t enough_bytes)
 {
   const int64_t end_ns = deadline_of(planning, 1.0 / MIN_SHARE);
   uint64_t peak = planning->info.unconstrained_bytes;
@@ -216,7 +221,7 @@ static int least_find(struct graph_planning *planning, uint64_t enough_bytes)
   uint64_t step = (peak - floor) / 2;
   int64_t moves = moves_of(planning) / MIN_SHARE;
   int status = 0;
-  for (int round = 0; round < MIN_ROUNDS && step > peak / 512 && peak > enough_bytes && !status; round++) {
+  for (int round = 0; round < MIN_ROUNDS && step > peak / LEAST_STEPS && peak > enough_bytes && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
     const uint64_t target = peak - step;
     status = smaller_find(planning, target, LADE_MAX(moves / 3, 1), part_ns ? now_ns + part_ns : end_ns, &peak);
@@ -237,6 +242,19 @@ static struct remat_search_params search_params(const struct graph_planning *pla
                                       .limit_bytes = limit_of(&planning->problem, budget_bytes),
                                       .n_moves = n_moves, .fit_moves = n_moves, .deadline_ns = deadline_ns,
                                       .fit_deadline_ns = deadline_ns, .seed = planning->params.seed};
+}
+
+/* Plan by recompute alone: in short graphs by tempering, from the best persistent plan if the graph is a chain. */
+static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
+{
+  const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
+  struct remat_search_params how = search_params(planning, budget_bytes, moves, 1);
+  if (planning->info.min_budget_bytes <= budget_bytes) {
+    how.fit_moves = moves / 4;
+    how.fit_deadline_ns = deadline_of(planning, 0.4);
+  }
+  how.tries_chain = true;
+  return remat_search(&how, choices);
 }
 
 /*
@@ -265,40 +283,58 @@ static int choices_widen(const struct graph_planning *planning, const struct rem
   return 0;
 }
 
-/* Plan by recompute alone: in short graphs by tempering, from the best persistent plan if the graph is a chain. */
-static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
+/* True if an op may run again. */
+static bool has_redos(const struct graph_planning *planning)
 {
-  const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  struct remat_search_params how = search_params(planning, budget_bytes, moves, 1);
-  if (planning->info.min_budget_bytes <= budget_bytes) {
-    how.fit_moves = moves / 4;
-    how.fit_deadline_ns = deadline_of(planning, 0.4);
+  for (int op = 0; op < planning->problem.n_ops; op++) {
+    if (planning->problem.ops[op].redo_until >= 0)
+      return true;
   }
-  how.tries_chain = true;
-  return remat_search(&how, choices);
+  return false;
+}
+
+/*
+ * Begin a planning of the same graph by one way alone, with the effort of such a plan, until @share of the limit of
+ * time. By transfers alone no op may run again. -ENOMEM.
+ */
+static int part_begin(const struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes,
+                      double share, struct graph_planning *part)
+{
+  *part = (struct graph_planning){.graph = planning->graph, .params = planning->params, .error = planning->error,
+                                  .start_ns = lade_now_ns(), .ways = ways};
+  part->params.budget_bytes = budget_bytes;
+  if (part->params.time_limit_ns)
+    part->params.time_limit_ns = LADE_MAX(deadline_of(planning, share) - part->start_ns, 1);
+  const enum lade_space tier = ways == WAYS_RECOMPUTE ? LADE_DEVICE : tier_get(&part->params);
+  int status = remat_problem_init(&part->problem, planning->graph, tier);
+  for (int op = 0; op < part->problem.n_ops && !status && ways == WAYS_TRANSFERS; op++)
+    part->problem.ops[op].redo_until = -1;
+  return status ? status : list_time_init(&part->links, &part->problem, &part->params);
+}
+
+/* Replace @to by choices of @part, as choices of the problem of all ways. -ENOMEM. */
+static int part_choices_get(const struct graph_planning *planning, const struct graph_planning *part,
+                            const struct remat_choices *from, struct remat_choices *to)
+{
+  return part->ways == WAYS_RECOMPUTE ? choices_widen(planning, &part->problem, from, to) : choices_copy(to, from);
 }
 
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes);
 
 /*
- * Plan as if there were no other tiers, with the effort of such a plan. So a plan with tiers is not slower than one
- * without. @choices become those of the problem with tiers. -ENOSPC: nothing was found.
+ * Plan by one way alone, with the effort of such a plan. So a plan by all ways is not slower. @choices become those of
+ * the problem of all ways. -ENOSPC: nothing was found.
  */
-static int alone_plan(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
+static int part_plan(const struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes,
+                     double share, struct remat_choices *choices)
 {
-  struct graph_planning alone = {.graph = planning->graph, .params = planning->params, .error = planning->error,
-                                 .start_ns = lade_now_ns(), .is_alone = true};
-  alone.params.budget_bytes = budget_bytes;
-  if (alone.params.time_limit_ns)
-    alone.params.time_limit_ns = LADE_MAX(deadline_of(planning, ALONE_SHARE) - alone.start_ns, 1);
-  int status = remat_problem_init(&alone.problem, planning->graph, LADE_DEVICE);
+  struct graph_planning part;
+  int status = part_begin(planning, ways, budget_bytes, share, &part);
   if (!status)
-    status = list_time_init(&alone.links, &alone.problem, &alone.params);
+    status = plan_search(&part, budget_bytes);
   if (!status)
-    status = plan_search(&alone, budget_bytes);
-  if (!status)
-    status = choices_widen(planning, &alone.problem, &alone.choices, choices);
-  planning_finish(&alone);
+    status = part_choices_get(planning, &part, &part.choices, choices);
+  planning_finish(&part);
   return status;
 }
 
@@ -364,15 +400,26 @@ static int proof_find(struct graph_planning *planning, uint64_t budget_bytes, do
   return status;
 }
 
+/* Let the best plan by one way be the plan if it is better than *@best_ns. -ENOMEM. */
+static int part_take(struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes, double share,
+                     double *best_ns)
+{
+  struct remat_choices choices = {0};
+  int status = part_plan(planning, ways, budget_bytes, share, &choices);
+  if (!status)
+    status = choices_take(planning, budget_bytes, &choices, best_ns);
+  remat_choices_free(&choices);
+  return status == -ENOSPC ? 0 : status;
+}
+
 /*
- * Plan with other tiers. Candidates are descents, the best plans of recompute alone and of transfers alone, and the
- * smallest schedule. The search goes on from the best of them, and its gets are placed once more. Nothing follows a
- * descent that takes no longer than the bound.
+ * Plan with other tiers. Candidates are descents, the plans by recompute alone and by transfers alone, and the smallest
+ * schedule. The search goes on from the best of them, and its gets are placed once more. Nothing follows a descent that
+ * takes no longer than the bound. If no op may run again, a first search by transfers takes the place of the two plans.
  */
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  struct remat_choices alone = {0};
   double best_ns = INFINITY;
   planning->choices.is_saved = false;
   bool is_proved = false;
@@ -381,16 +428,15 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
     status = proof_find(planning, budget_bytes, best_ns, &is_proved);
   if (is_proved)
     return 0;
-  if (!status)
-    status = alone_plan(planning, budget_bytes, &alone);
-  if (!status)
-    status = choices_take(planning, budget_bytes, &alone, &best_ns);
-  remat_choices_free(&alone);
-  if (status && status != -ENOSPC)
-    return status;
-  struct remat_search_params how = search_params(planning, budget_bytes, moves / 2, 0.6);
+  if (!status && has_redos(planning)) {
+    status = part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE, &best_ns);
+    if (!status)
+      status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE, &best_ns);
+  }
+  struct remat_search_params how = search_params(planning, budget_bytes, moves / 2, MOVING_SHARE);
   how.is_offload = true;
-  status = tiers_search(planning, budget_bytes, how, &best_ns);
+  if (!status && !has_redos(planning))
+    status = tiers_search(planning, budget_bytes, how, &best_ns);
   if (!status)
     status = choices_take(planning, budget_bytes, &planning->least, &best_ns);
   if (status)
@@ -438,15 +484,47 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
   return status ? status : peak <= budget_bytes ? 0 : -ENOSPC;
 }
 
+static int least_find(struct graph_planning *planning, uint64_t enough_bytes);
+
+/* Take the smallest schedule that is found by one way, if it is smaller. -ENOMEM. */
+static int least_part_take(struct graph_planning *planning, enum planning_ways ways)
+{
+  struct graph_planning part;
+  int status = part_begin(planning, ways, LADE_GRAPH_BUDGET_MIN, 1.0 / MIN_SHARE, &part);
+  if (!status)
+    status = least_find(&part, 0);
+  if (!status && part.info.min_budget_bytes < planning->info.min_budget_bytes) {
+    planning->info.min_budget_bytes = part.info.min_budget_bytes;
+    status = part_choices_get(planning, &part, &part.least, &planning->least);
+  }
+  planning_finish(&part);
+  return status;
+}
+
+/*
+ * Find the figures of the graph, and the smallest budget, or one within @enough_bytes. With tiers the smallest ones by
+ * one way alone are looked for, too, unless the first is as good as the floor. -ENOMEM.
+ */
+static int least_find(struct graph_planning *planning, uint64_t enough_bytes)
+{
+  struct lade_graph_plan_info *info = &planning->info;
+  info->floor_bytes = planning->problem.floor_bytes;
+  info->base_ns = planning->problem.base_ns;
+  int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
+  if (!status)
+    status = least_lower(planning, enough_bytes);
+  bool is_floor = status || (info->min_budget_bytes - info->floor_bytes) / 2 <= info->min_budget_bytes / LEAST_STEPS;
+  if (is_floor || !has_tiers(planning) || !has_redos(planning))
+    return status;
+  status = least_part_take(planning, WAYS_RECOMPUTE);
+  return status ? status : least_part_take(planning, WAYS_TRANSFERS);
+}
+
 /* Find the smallest budget, and then choices within @budget_bytes; without the list. -ENOSPC: none were found. */
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
-  int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
-  info->floor_bytes = planning->problem.floor_bytes;
-  info->base_ns = planning->problem.base_ns;
-  if (!status) /* a plan with tiers states its own smallest budget */
-    status = least_find(planning, planning->is_alone ? budget_bytes : 0);
+  int status = least_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
   if (status)
     return status;
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)

@@ -154,7 +154,21 @@ static bool change_make(struct bench_schedule *bench)
 static void row_change(struct bench_schedule *bench)
 {
   const int turn = random_draw_below(&bench->draw, bench->problem.n_ops + 1);
-  remat_row_hold(&bench->schedule, turn, random_draw_below(&bench->draw, 2) ? REMAT_ROW_WHOLE : bench->draw.state);
+  remat_row_hold(&bench->schedule, turn, random_draw_below(&bench->draw, 2) ? REMAT_DRAW_NONE : bench->draw.state);
+}
+
+/* Release a drawn value around a boundary, and hold what makes it again. */
+static void replace_change(struct bench_schedule *bench)
+{
+  const int value = random_draw_below(&bench->draw, bench->problem.n_values);
+  const struct remat_value *v = &bench->problem.values[value];
+  const int first = remat_first_boundary(&bench->problem, value);
+  if (first > v->last_use)
+    return;
+  const int boundary = first + random_draw_below(&bench->draw, v->last_use - first + 1);
+  const uint64_t draw = random_draw_below(&bench->draw, 2) ? REMAT_DRAW_NONE : bench->draw.state;
+  bool is_held = remat_is_held(&bench->schedule, value, boundary);
+  assert_true(is_held >= remat_replace_around(&bench->schedule, value, boundary, draw));
 }
 
 /* Make some changes, and commit them or roll them back. */
@@ -167,6 +181,8 @@ static void changes_make(struct bench_schedule *bench)
       source_change(bench);
     else if (random_draw_below(&bench->draw, 4) == 0)
       row_change(bench);
+    else if (bench->problem.n_values && random_draw_below(&bench->draw, 4) == 0)
+      replace_change(bench);
     else
       change_make(bench);
   }

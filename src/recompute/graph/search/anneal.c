@@ -92,17 +92,12 @@ static bool descent_step(struct remat_state *search)
   struct remat_schedule *schedule = &search->schedule;
   int64_t most;
   const int turn = turn_bytes_peak(&schedule->bytes, &most);
-  const double over = remat_over(schedule);
-  const int64_t ns = schedule->redo_ns;
   double best = INFINITY;
   int pick = -1;
   for (int i = 0; i < CANDIDATES && !schedule->status && !search->is_over; i++) {
     const int value = remat_held_draw(search, turn);
-    if (value < 0 || !remat_release_around(schedule, value, turn))
-      continue;
-    const double gain = over - remat_over(schedule), cost = (double)(schedule->redo_ns - ns) + 1;
-    const double ratio = cost > 0 ? cost / gain : gain;
-    if (remat_is_sound(search) && gain > 0 && ratio < best) {
+    const double ratio = value < 0 ? INFINITY : remat_release_cheaper(schedule, value, turn);
+    if (ratio < best) {
       best = ratio;
       pick = value;
     }
@@ -112,7 +107,7 @@ static bool descent_step(struct remat_state *search)
   search->n_moves += CANDIDATES;
   if (pick >= 0 && !schedule->status) {
     const int next = remat_touch_from(schedule, pick, turn);
-    remat_release_around(schedule, pick, turn);
+    remat_release_cheaper(schedule, pick, turn);
     descent_hold(search, next);
   }
   remat_commit(schedule);
@@ -179,17 +174,20 @@ void remat_moves_count(struct remat_state *search, int64_t n, int64_t work)
   search->n_moves += LADE_MAX(n, (search->schedule.work - work) / MOVE_WORK);
 }
 
-/* Cool down over @n moves of the whole problem, and take the best on the way. */
+/*
+ * Cool down over @n moves of the whole problem, and take the best on the way. Moves of much work count as more, so that
+ * long redos do not take many times the effort.
+ */
 int remat_anneal(struct remat_state *search, int64_t n, double hot_ns, double cold_ns)
 {
-  const double cooling = pow(cold_ns / hot_ns, 1.0 / (double)n);
   const int64_t look_moves = 1 + search->problem->n_values / SAVE_SHARE, work = search->schedule.work;
-  search->temperature = hot_ns;
+  int64_t done = 0; /* moves, as they count */
   int status = 0;
-  for (int64_t i = 0; i < n && !status && !search->is_over; i++) {
+  for (int64_t i = 0; done < n && !status && !search->is_over; i++) {
+    search->temperature = hot_ns * pow(cold_ns / hot_ns, (double)done / (double)n);
     status = remat_move_try(search);
     remat_commit(&search->schedule);
-    search->temperature *= cooling;
+    done = LADE_MAX(i + 1, (search->schedule.work - work) / MOVE_WORK);
     if (i % PRICE_MOVES == 0)
       remat_price_follow(search);
     if (i % look_moves == 0 && !status)
@@ -197,7 +195,7 @@ int remat_anneal(struct remat_state *search, int64_t n, double hot_ns, double co
     if (i % CLOCK_MOVES == 0)
       remat_clock_look(search);
   }
-  remat_moves_count(search, n, work);
+  search->n_moves += done;
   LADE_ASSERT(!LADE_CHECK_FULL || status || remat_schedule_is_valid(&search->schedule));
   return status;
 }

@@ -3,6 +3,7 @@
  * Moves of the search over schedules of recompute. Each is tried, and kept with annealing's probability.
  *
  *   release   let a value go between two turns that touch it; the later one makes it again
+ *   replace   let a value go, and keep those of its inputs that would be missing where it is made again
  *   hold      keep a value that a turn makes again, from the turn before that touches it
  *   shift     make a value again earlier, in a turn that has the inputs at hand, and hold it from there
  *   segment   release the values of some ops in a row up to the first use of one of them, so that one turn makes them
@@ -178,6 +179,13 @@ static bool move_release(struct remat_state *search)
   return value >= 0 && remat_release_around(&search->schedule, value, turn);
 }
 
+/* Release a value, and hold what is needed to make it again. */
+static bool move_replace(struct remat_state *search)
+{
+  const int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
+  return value >= 0 && remat_replace_around(&search->schedule, value, turn, remat_random_next(search));
+}
+
 static bool move_hold(struct remat_state *search)
 {
   int turn, value;
@@ -327,10 +335,13 @@ static void exchange_release(struct remat_state *search, double start, bool is_j
   const int next = remat_touch_from(schedule, value, turn), mark = remat_mark(schedule);
   const double before = energy_untimed(search), rise_most = rise_draw(search) + LADE_MAX(start - before, 0);
   const int64_t redo_most_ns = schedule->redo_most_ns;
-  bool is_chain = remat_random_below(search, 2);
+  const int kind = remat_random_below(search, 4);
+  bool is_chain = kind < 2, is_replaced = kind == 2;
   if (is_judged)
     schedule->redo_most_ns = LADE_MIN(redo_most_ns, detour_most(search, rise_most, is_chain ? DETOUR_OPS : 1));
-  if (remat_release_around(schedule, value, turn) && remat_is_sound(search) && is_chain)
+  bool is_made = is_replaced ? remat_replace_around(schedule, value, turn, remat_random_next(search))
+                             : remat_release_around(schedule, value, turn);
+  if (is_made && remat_is_sound(search) && is_chain)
     remat_row_hold(schedule, next, remat_random_next(search));
   schedule->redo_most_ns = redo_most_ns;
   bool is_kept = remat_is_sound(search) && (!is_judged || energy_untimed(search) <= before + rise_most);
@@ -422,8 +433,9 @@ static bool move_make(struct remat_state *search)
     return move_source(search);
   switch (remat_random_below(search, 16)) {
   case 0:
-  case 1:
     return move_release(search);
+  case 1:
+    return move_replace(search);
   case 2:
   case 3:
   case 4:
