@@ -4,8 +4,8 @@
  *
  * The driver is found by its soname, as the loader finds it. Only cuGetProcAddress is looked up by name. All other
  * functions come through it, as of one fixed version. So the driver selects the form of each function (the _v2 and _v3
- * of cuda.h), and a newer driver cannot return a form unknown to Lade. The entry cuGetProcAddress itself has two forms;
- * a driver of the minimum version or later has the second one, of 12.0.
+ * of cuda.h). A newer driver cannot return a form unknown to Lade. The entry cuGetProcAddress itself has two forms; a
+ * driver of the minimum version or later has the second one, of 12.0.
  *
  * The library is never unloaded once it is open (RTLD_NODELETE): the driver keeps its own threads and exit handlers,
  * and does not promise to survive dlclose.
@@ -31,7 +31,7 @@ static int functions_find(struct cuda_driver *driver, lookup_fn *lookup, struct 
     void **at;
   } wanted[] = {
 #define WANT(name, arguments) {#name, (void **)&driver->name},
-      LADE_CUDA_FUNCTIONS(WANT)
+      LADE_DRIVER_FUNCTIONS(WANT)
 #undef WANT
   };
   for (size_t i = 0; i < LADE_COUNT(wanted); i++) {

@@ -136,7 +136,7 @@ struct cuda_access {
  * X(name, arguments): every function that is used, once. The driver returns the newest form up to MIN_VERSION. For most
  * functions cuda.h calls it name_v2.
  */
-#define LADE_CUDA_FUNCTIONS(X) \
+#define LADE_DRIVER_FUNCTIONS(X) \
   X(cuInit, (unsigned flags)) \
   X(cuDriverGetVersion, (int *ret_version)) \
   X(cuGetErrorName, (cuda_result result, const char **ret_text)) \
@@ -208,7 +208,7 @@ struct cuda_driver {
   void *library;
   int version; /* of the driver, 13000 for 13.0 */
 #define LADE_CUDA_MEMBER(name, arguments) cuda_result(*name) arguments;
-  LADE_CUDA_FUNCTIONS(LADE_CUDA_MEMBER)
+  LADE_DRIVER_FUNCTIONS(LADE_CUDA_MEMBER)
 #undef LADE_CUDA_MEMBER
 };
 

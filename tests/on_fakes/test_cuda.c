@@ -21,58 +21,13 @@
 #include "device/cuda.h"
 #include "device/cuda_driver.h"
 #include "offload/pinned.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
-#include "tests/support/symbols.h"
+#include "tests/support/fakes.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 #define CALM "version=13000,devices=1,sm=90,memory=256,words=1,host_chunks=1,fail=none,nth=1,code=2,forever=0,lose=0"
 
 /* The fake's control calls, and driver calls that the test makes itself. */
-static struct {
-  fake_set_fn *set;
-  fake_calls_fn *calls;
-  fake_failed_fn *failed;
-  fake_live_fn *live;
-  cuda_result (*init)(unsigned flags);
-  cuda_result (*context_create)(cuda_context *ret_context, unsigned flags, cuda_device_id id);
-  cuda_result (*context_destroy)(cuda_context context);
-  cuda_result (*context_get)(cuda_context *ret_context);
-  cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
-  cuda_result (*stream_destroy)(cuda_stream stream);
-  cuda_result (*stream_wait)(cuda_stream stream);
-  cuda_result (*stream_wait_event)(cuda_stream stream, cuda_event event, unsigned flags);
-  cuda_result (*event_create)(cuda_event *ret_event, unsigned flags);
-  cuda_result (*event_destroy)(cuda_event event);
-  cuda_result (*event_record)(cuda_event event, cuda_stream stream);
-  cuda_result (*event_wait)(cuda_event event);
-  cuda_result (*host_function)(cuda_stream stream, cuda_host_fn *fn, void *args);
-  cuda_result (*memory_set)(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
-} fake;
-
-static bool fake_find(void)
-{
-  const struct symbol wanted[] = {
-      {"fake_set", &fake.set},
-      {"fake_calls", &fake.calls},
-      {"fake_failed", &fake.failed},
-      {"fake_live", &fake.live},
-      {"cuInit", &fake.init},
-      {"cuCtxCreate_v2", &fake.context_create},
-      {"cuCtxDestroy_v2", &fake.context_destroy},
-      {"cuCtxGetCurrent", &fake.context_get},
-      {"cuStreamCreate", &fake.stream_create},
-      {"cuStreamDestroy_v2", &fake.stream_destroy},
-      {"cuStreamSynchronize", &fake.stream_wait},
-      {"cuStreamWaitEvent", &fake.stream_wait_event},
-      {"cuEventCreate", &fake.event_create},
-      {"cuEventDestroy_v2", &fake.event_destroy},
-      {"cuEventRecord", &fake.event_record},
-      {"cuEventSynchronize", &fake.event_wait},
-      {"cuLaunchHostFunc", &fake.host_function},
-      {"cuMemsetD8Async", &fake.memory_set},
-  };
-  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
-}
+static struct fake_driver fake;
 
 static int calm(void **state)
 {
@@ -370,7 +325,7 @@ static bool nth_call_fails(const char *function, uint64_t nth)
 }
 
 #define NAME(name, arguments) #name,
-static const char *const functions[] = {LADE_CUDA_FUNCTIONS(NAME)};
+static const char *const functions[] = {LADE_DRIVER_FUNCTIONS(NAME)};
 #undef NAME
 
 /* True for functions unused here: of adopted or long contexts and streams, of kernels (test_cuda_launch.c). */
@@ -792,7 +747,7 @@ int main(void)
       cmocka_unit_test_setup(memory_that_others_hold_is_refused, calm),
       cmocka_unit_test_setup(spans_are_times_on_the_stream, calm),
   };
-  if (!fake_find()) {
+  if (!fake_driver_find(&fake)) {
     printf("SKIP: libcuda.so.1 is not the fake; run this through meson test\n");
     return 77;
   }

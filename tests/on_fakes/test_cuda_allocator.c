@@ -22,52 +22,13 @@
 #include "base/base.h"
 #include "device/cuda_driver.h"
 #include "lade/allocator.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
-#include "tests/support/symbols.h"
+#include "tests/support/fakes.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define THREADS 4
 #define ROUNDS 150
 
-static struct {
-  fake_set_fn *set;
-  fake_live_fn *live;
-  fake_calls_fn *calls;
-  cuda_result (*init)(unsigned flags);
-  cuda_result (*retain)(cuda_context *ret_context, cuda_device_id id);
-  cuda_result (*release)(cuda_device_id id);
-  cuda_result (*push)(cuda_context context);
-  cuda_result (*pop)(cuda_context *ret_context);
-  cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
-  cuda_result (*stream_destroy)(cuda_stream stream);
-  cuda_result (*stream_sync)(cuda_stream stream);
-  cuda_result (*host_function)(cuda_stream stream, cuda_host_fn *fn, void *args);
-  cuda_result (*capture_begin)(cuda_stream stream, int mode);
-  cuda_result (*capture_end)(cuda_stream stream, cuda_graph *ret_graph);
-  cuda_result (*graph_destroy)(cuda_graph graph);
-} fake;
-
-static bool fake_find(void)
-{
-  const struct symbol wanted[] = {
-      {"fake_set", &fake.set},
-      {"fake_live", &fake.live},
-      {"fake_calls", &fake.calls},
-      {"cuInit", &fake.init},
-      {"cuDevicePrimaryCtxRetain", &fake.retain},
-      {"cuDevicePrimaryCtxRelease_v2", &fake.release},
-      {"cuCtxPushCurrent_v2", &fake.push},
-      {"cuCtxPopCurrent_v2", &fake.pop},
-      {"cuStreamCreate", &fake.stream_create},
-      {"cuStreamDestroy_v2", &fake.stream_destroy},
-      {"cuStreamSynchronize", &fake.stream_sync},
-      {"cuLaunchHostFunc", &fake.host_function},
-      {"cuStreamBeginCapture_v2", &fake.capture_begin},
-      {"cuStreamEndCapture", &fake.capture_end},
-      {"cuGraphDestroy", &fake.graph_destroy},
-  };
-  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
-}
+static struct fake_driver fake;
 
 /* ---- the caller's kernels ---- */
 
@@ -131,8 +92,8 @@ static void fixture_init(struct fixture *fixture, uint64_t limit_bytes)
   assert_int_equal(fake.set("version=13000,devices=2,memory=256,fail=none,lose=0"), 0);
   assert_int_equal(fake.init(0), 0);
   for (int i = 1; i >= 0; i--) { /* device 0 stays current */
-    assert_int_equal(fake.retain(&fixture->contexts[i], i), 0);
-    assert_int_equal(fake.push(fixture->contexts[i]), 0);
+    assert_int_equal(fake.primary_retain(&fixture->contexts[i], i), 0);
+    assert_int_equal(fake.context_push(fixture->contexts[i]), 0);
     for (int s = 0; s < 2; s++)
       assert_int_equal(fake.stream_create(&fixture->streams[i][s], 0), 0);
   }
@@ -147,8 +108,8 @@ static void fixture_finish(struct fixture *fixture)
   for (int i = 0; i < 2; i++) {
     for (int s = 0; s < 2; s++)
       assert_int_equal(fake.stream_destroy(fixture->streams[i][s]), 0);
-    assert_int_equal(fake.pop(&popped), 0);
-    assert_int_equal(fake.release(i), 0);
+    assert_int_equal(fake.context_pop(&popped), 0);
+    assert_int_equal(fake.primary_release(i), 0);
   }
   assert_int_equal(fake.live(), 0);
   assert_int_equal(atomic_load(&n_wrong), 0);
@@ -234,7 +195,7 @@ static void used_block_check(bool is_recorded)
   cuda_stream own = f.streams[0][0], user = f.streams[0][1];
   void *block = take(f.allocator, 8 * MIB, 0, own);
   struct fill *fill = block_fill(own, block, 8 * MIB, 1);
-  assert_int_equal(fake.stream_sync(own), 0);
+  assert_int_equal(fake.stream_wait(own), 0);
   fake.host_function(user, pause_run, (void *)&pause_us);
   block_check(user, fill);
   if (is_recorded)
@@ -563,7 +524,7 @@ static void used_and_surviving_blocks_are_not_planned(void **state)
     void *used = take(f.allocator, MIB, 0, own), *mine = take(f.allocator, MIB, 0, own);
     void *theirs = take(f.allocator, MIB, 0, user);
     struct fill *fill = block_fill(own, used, MIB, 5);
-    assert_int_equal(fake.stream_sync(own), 0);
+    assert_int_equal(fake.stream_wait(own), 0);
     if (step != 2) /* a use that begins after the plan was made is safe too */
       assert_int_equal(lade_allocator_record(f.allocator, used, user, NULL), 0);
     fake.host_function(user, pause_run, (void *)&pause_us);
@@ -602,7 +563,7 @@ static void a_use_that_begins_after_planning_holds_the_place(void **state)
     void *used = take(f.allocator, MIB, 0, own);
     struct fill *fill = block_fill(own, used, MIB, 5);
     if (step >= 3) {
-      assert_int_equal(fake.stream_sync(own), 0);
+      assert_int_equal(fake.stream_wait(own), 0);
       fake.host_function(user, pause_run, (void *)&pause_us);
       block_check(user, fill);
       assert_int_equal(lade_allocator_record(f.allocator, used, user, NULL), 0);
@@ -675,7 +636,7 @@ static void *worker_main(void *arg)
   struct worker *worker = arg;
   lade_allocator *allocator = worker->f->allocator;
   unsigned seed = (unsigned)worker->i + 1;
-  fake.push(worker->f->contexts[0]);
+  fake.context_push(worker->f->contexts[0]);
   for (int round = 0; round < ROUNDS; round++) {
     cuda_stream own = worker->f->streams[0][rand_r(&seed) % 2], user = worker->f->streams[0][rand_r(&seed) % 2];
     uint64_t bytes = 512 + (uint64_t)(rand_r(&seed) % 600000);
@@ -693,7 +654,7 @@ static void *worker_main(void *arg)
       atomic_fetch_add(&n_wrong, 1);
   }
   cuda_context popped;
-  fake.pop(&popped);
+  fake.context_pop(&popped);
   return NULL;
 }
 
@@ -741,7 +702,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(allocation_k_of_a_repeating_step_gets_its_planned_offset),
       cmocka_unit_test(threads_share_streams),
   };
-  if (!fake_find()) {
+  if (!fake_driver_find(&fake)) {
     printf("SKIP: libcuda.so.1 is not the fake\n");
     return 77;
   }

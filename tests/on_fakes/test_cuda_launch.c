@@ -22,9 +22,7 @@
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
 #include "kernels/cuda/matmul/cublaslt_library.h"
-#include "tests/fakes/cublaslt/fake_cublaslt.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
-#include "tests/support/symbols.h"
+#include "tests/support/fakes.h"
 
 #define ARENA_BYTES ((uint64_t)4 << 20)
 #define PLACE_BYTES ((uint64_t)256 << 10) /* of one tensor in the arena */
@@ -32,15 +30,8 @@
 #define CALM "fail=none,nth=1,code=2,forever=0,lose=0"
 #define CALM_LT "version=130100,fail=none,nth=1,code=14,forever=0"
 
-static struct {
-  fake_set_fn *set;
-  fake_failed_fn *failed;
-  fake_live_fn *live;
-  fake_cublaslt_set_fn *lt_set;
-  fake_cublaslt_calls_fn *lt_calls;
-  fake_cublaslt_failed_fn *lt_failed;
-  fake_cublaslt_live_fn *lt_live;
-} fake;
+static struct fake_driver fake;
+static struct fake_cublaslt lt;
 
 /* A device with mapped memory, and queues that compute and copy. */
 struct gpu {
@@ -422,11 +413,11 @@ static void products_are_the_librarys_and_right(void **state)
           const struct lade_matmul_args args = {.layout = (enum lade_matmul_layout)layout, .dtype = dtypes[d],
                                                 .out = is_wide ? LADE_F32 : dtypes[d], .m = shapes[s][0],
                                                 .n = shapes[s][1], .k = shapes[s][2], .accumulate = form == 3};
-          uint64_t before = fake.lt_calls("cublasLtMatmul");
+          uint64_t before = lt.calls("cublasLtMatmul");
           bool is_own = dtypes[d] != LADE_F32 && s == LADE_COUNT(shapes) - 1;
           product_make(&p, &args, has_bias);
           product_check(&gpu, &p, 0);
-          assert_int_equal(fake.lt_calls("cublasLtMatmul") - before, !is_own);
+          assert_int_equal(lt.calls("cublasLtMatmul") - before, !is_own);
         }
   gpu_close(&gpu);
 }
@@ -464,20 +455,20 @@ static void an_algorithm_is_chosen_once_for_a_kind(void **state)
   const struct lade_matmul_args args = {.dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 32};
   gpu_open(&gpu);
   kernels_open(&gpu);
-  assert_int_equal(fake.lt_set(CALM_LT), 0);
+  assert_int_equal(lt.set(CALM_LT), 0);
   product_make(&p, &args, true);
   scratch_get(&gpu, &p.args);
-  assert_int_equal(fake.lt_calls(making[0]), 1);
-  int64_t live = fake.lt_live();
-  assert_int_equal(fake.lt_set(CALM_LT), 0);
+  assert_int_equal(lt.calls(making[0]), 1);
+  int64_t live = lt.live();
+  assert_int_equal(lt.set(CALM_LT), 0);
   for (int i = 0; i < 3; i++)
     assert_int_equal(product_run(&gpu, &p, 0, got), 0);
-  assert_int_equal(fake.lt_calls("cublasLtMatmul"), 3);
+  assert_int_equal(lt.calls("cublasLtMatmul"), 3);
   for (size_t i = 0; i < LADE_COUNT(making); i++)
-    assert_int_equal(fake.lt_calls(making[i]), 0);
-  assert_int_equal(fake.lt_live(), live);
+    assert_int_equal(lt.calls(making[i]), 0);
+  assert_int_equal(lt.live(), live);
   gpu_close(&gpu);
-  assert_int_equal(fake.lt_live(), 0);
+  assert_int_equal(lt.live(), 0);
 }
 
 static void operands_that_lie_askew_are_the_plain_kernels(void **state)
@@ -487,12 +478,12 @@ static void operands_that_lie_askew_are_the_plain_kernels(void **state)
   const struct lade_matmul_args args = {.dtype = LADE_F32, .out = LADE_F32, .m = 16, .n = 24, .k = 32};
   gpu_open(&gpu);
   kernels_open(&gpu);
-  assert_int_equal(fake.lt_set(CALM_LT), 0);
+  assert_int_equal(lt.set(CALM_LT), 0);
   product_make(&p, &args, true);
   product_check(&gpu, &p, 4);
-  assert_int_equal(fake.lt_calls("cublasLtMatmul"), 0);
+  assert_int_equal(lt.calls("cublasLtMatmul"), 0);
   product_check(&gpu, &p, 16);
-  assert_int_equal(fake.lt_calls("cublasLtMatmul"), 1);
+  assert_int_equal(lt.calls("cublasLtMatmul"), 1);
   gpu_close(&gpu);
 }
 
@@ -512,7 +503,7 @@ static void without_the_library_products_are_plain(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct lade_kernels table;
     gpu_open(&gpu);
-    assert_int_equal(fake.lt_set(cases[i].settings), 0);
+    assert_int_equal(lt.set(cases[i].settings), 0);
     if (cases[i].wish)
       setenv("LADE_MATMUL", cases[i].wish, 1);
     kernels_open(&gpu);
@@ -524,9 +515,9 @@ static void without_the_library_products_are_plain(void **state)
     assert_non_null(strstr(lade_cuda_kernels_note(gpu.kernels), cases[i].words));
     product_make(&p, &args, true);
     product_check(&gpu, &p, 0);
-    assert_int_equal(fake.lt_calls("cublasLtMatmul") > 0, i == 0);
+    assert_int_equal(lt.calls("cublasLtMatmul") > 0, i == 0);
     gpu_close(&gpu);
-    assert_int_equal(fake.lt_set(CALM_LT), 0);
+    assert_int_equal(lt.set(CALM_LT), 0);
   }
   assert_true(keys[0] != keys[1] && keys[1] == keys[2] && keys[2] == keys[3]);
 }
@@ -707,39 +698,23 @@ static void every_call_of_the_library_may_fail(void **state)
       struct lade_error error = {0};
       int64_t live = fake.live();
       snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=3", names[i], nth);
-      assert_int_equal(fake.lt_set(settings), 0);
+      assert_int_equal(lt.set(settings), 0);
       int status = products_session(&p, &error);
-      has_failed = fake.lt_failed() > 0;
+      has_failed = lt.failed() > 0;
       bool is_end = strstr(names[i], "Destroy") != NULL; /* a released object is gone, whatever the call returns */
-      assert_int_equal(fake.lt_set(CALM_LT), 0);
+      assert_int_equal(lt.set(CALM_LT), 0);
       assert_int_equal(status, has_failed && !is_end ? -ENOMEM : 0);
       assert_int_equal(*error.text != 0, status != 0);
       assert_true(is_end || !status || strstr(error.text, "CUBLAS_STATUS_ALLOC_FAILED"));
       assert_int_equal(fake.live(), live);
-      assert_int_equal(fake.lt_live(), 0);
+      assert_int_equal(lt.live(), 0);
     }
   }
 }
 
-static bool fakes_find(void)
-{
-  const struct symbol cuda[] = {
-      {"fake_set", &fake.set}, {"fake_failed", &fake.failed},
-      {"fake_live", &fake.live},
-  };
-  const struct symbol cublaslt[] = {
-      {"fake_cublaslt_set", &fake.lt_set},
-      {"fake_cublaslt_calls", &fake.lt_calls},
-      {"fake_cublaslt_failed", &fake.lt_failed},
-      {"fake_cublaslt_live", &fake.lt_live},
-  };
-  return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) &&
-         symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));
-}
-
 int main(void)
 {
-  if (!fakes_find()) {
+  if (!fake_driver_find(&fake) || !fake_cublaslt_find(&lt)) {
     printf("SKIP: the driver or the cuBLASLt here is not the fake\n");
     return 77;
   }

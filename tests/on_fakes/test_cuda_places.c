@@ -15,17 +15,11 @@
 
 #include "base/base.h"
 #include "device/cuda.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
-#include "tests/support/symbols.h"
+#include "tests/support/fakes.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 
-static struct {
-  fake_set_fn *set;
-  fake_calls_fn *calls;
-  fake_live_fn *live;
-  fake_interrupts_fn *interrupts;
-} fake;
+static struct fake_driver fake;
 
 static lade_device *must_open(const char *settings)
 {
@@ -113,15 +107,12 @@ static void a_piece_of_work_interrupts_the_host_once(void **state)
 
 int main(void)
 {
-  const struct symbol wanted[] = {
-      {"fake_set", &fake.set}, {"fake_calls", &fake.calls}, {"fake_live", &fake.live},
-      {"fake_interrupts", &fake.interrupts}};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(memory_is_made_where_none_can_be_shared),
       cmocka_unit_test(streams_that_share_a_channel_end_all_the_same),
       cmocka_unit_test(a_piece_of_work_interrupts_the_host_once),
   };
-  if (!symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted))) {
+  if (!fake_driver_find(&fake)) {
     printf("SKIP: libcuda.so.1 is not the fake; run this through meson test\n");
     return 77;
   }

@@ -18,22 +18,12 @@
 
 #include "base/base.h"
 #include "run/session.h"
-#include "tests/fakes/cublaslt/fake_cublaslt.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
-#include "tests/support/symbols.h"
+#include "tests/support/fakes.h"
 
 #define CALM "host_chunks=1,modules=0,functions=0,fail=none,nth=1,code=2,forever=0,lose=0"
 
-static struct {
-  fake_set_fn *set;
-  fake_calls_fn *calls;
-  fake_failed_fn *failed;
-  fake_live_fn *live;
-  fake_cublaslt_set_fn *lt_set;
-  fake_cublaslt_calls_fn *lt_calls;
-  fake_cublaslt_failed_fn *lt_failed;
-  fake_cublaslt_live_fn *lt_live;
-} fake;
+static struct fake_driver fake;
+static struct fake_cublaslt lt;
 
 static char model[] = "/tmp/lade-cuda-session-XXXXXX.json", residency[] = "/tmp/lade-cuda-session-XXXXXX.txt";
 
@@ -95,7 +85,7 @@ static int session_run(struct lade_error *error, uint64_t *ret_digest)
 static void nothing_is_left(void)
 {
   assert_int_equal(fake.live(), 0);
-  assert_int_equal(fake.lt_live(), 0);
+  assert_int_equal(lt.live(), 0);
 }
 
 static uint64_t digest_calm(void)
@@ -240,12 +230,12 @@ static int refused_run(int nth, uint64_t want, bool *ret_is_refused, struct lade
   uint64_t digest = 0;
   char settings[64];
   snprintf(settings, sizeof(settings), "fail=cublasLtMatmul,nth=%d,code=14", nth);
-  assert_int_equal(fake.lt_set(settings), 0);
+  assert_int_equal(lt.set(settings), 0);
   const int status = session_run(error, &digest);
-  *ret_is_refused = fake.lt_failed() > 0;
+  *ret_is_refused = lt.failed() > 0;
   if (status ? !strstr(error->text, "CUBLAS_STATUS_INTERNAL_ERROR") : digest != want)
     fail_msg("%s: status %d, digest %llx: %s", settings, status, (unsigned long long)digest, error->text);
-  assert_int_equal(fake.lt_set("fail=none"), 0);
+  assert_int_equal(lt.set("fail=none"), 0);
   nothing_is_left();
   return status;
 }
@@ -322,18 +312,18 @@ static struct steady steady_step(void)
   for (int i = 0; i < 2; i++)
     assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(making); i++)
-    n_made += fake.lt_calls(making[i]);
-  const uint64_t n_products = fake.lt_calls("cublasLtMatmul");
+    n_made += lt.calls(making[i]);
+  const uint64_t n_products = lt.calls("cublasLtMatmul");
   assert_int_equal(fake.set(CALM), 0);
   assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
     if (fake.calls(calls[i]))
       fail_msg("%s was called %d times", calls[i], (int)fake.calls(calls[i]));
   }
-  const struct steady steady = {fake.calls("cuLaunchKernel"), fake.lt_calls("cublasLtMatmul") - n_products,
+  const struct steady steady = {fake.calls("cuLaunchKernel"), lt.calls("cublasLtMatmul") - n_products,
                                 fake.calls("cuGraphLaunch")};
   for (size_t i = 0; i < LADE_COUNT(making); i++)
-    n_made -= fake.lt_calls(making[i]);
+    n_made -= lt.calls(making[i]);
   assert_int_equal(n_made, 0);
   lade_session_close(session);
   return steady;
@@ -357,24 +347,6 @@ static void a_steady_step_takes_nothing_from_the_driver(void **state)
   assert_true(4 * (graphs.n_kernels + graphs.n_products + graphs.n_graphs) < single.n_kernels + single.n_products);
 }
 
-static bool fake_find(void)
-{
-  const struct symbol wanted[] = {
-      {"fake_set", &fake.set},
-      {"fake_calls", &fake.calls},
-      {"fake_failed", &fake.failed},
-      {"fake_live", &fake.live},
-  };
-  const struct symbol cublaslt[] = {
-      {"fake_cublaslt_set", &fake.lt_set},
-      {"fake_cublaslt_calls", &fake.lt_calls},
-      {"fake_cublaslt_failed", &fake.lt_failed},
-      {"fake_cublaslt_live", &fake.lt_live},
-  };
-  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted)) &&
-         symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));
-}
-
 static bool file_write(char *path, int n_suffix, const char *text)
 {
   int file = mkstemps(path, n_suffix);
@@ -388,7 +360,7 @@ static bool file_write(char *path, int n_suffix, const char *text)
 
 int main(void)
 {
-  if (!fake_find()) {
+  if (!fake_driver_find(&fake) || !fake_cublaslt_find(&lt)) {
     printf("SKIP: the driver here is not the fake\n");
     return 77;
   }

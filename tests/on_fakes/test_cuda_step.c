@@ -17,40 +17,15 @@
 
 #include "base/base.h"
 #include "device/cuda_driver.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
+#include "tests/support/fakes.h"
 #include "tests/support/graph/random_graph.h"
 #include "tests/support/graph/step_ops.h"
 #include "tests/support/scratch.h"
-#include "tests/support/symbols.h"
 
 #define GRAPHS 16
 #define SCALE 1024
 
-static struct {
-  fake_set_fn *set;
-  fake_live_fn *live;
-  cuda_result (*init)(unsigned flags);
-  cuda_result (*context_create)(cuda_context *ret_context, unsigned flags, cuda_device_id id);
-  cuda_result (*context_destroy)(cuda_context context);
-  cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
-  cuda_result (*stream_destroy)(cuda_stream stream);
-  cuda_result (*host_function)(cuda_stream stream, cuda_host_fn *fn, void *args);
-} driver;
-
-static bool fake_find(void)
-{
-  const struct symbol wanted[] = {
-      {"fake_set", &driver.set},
-      {"fake_live", &driver.live},
-      {"cuInit", &driver.init},
-      {"cuCtxCreate_v2", &driver.context_create},
-      {"cuCtxDestroy_v2", &driver.context_destroy},
-      {"cuStreamCreate", &driver.stream_create},
-      {"cuStreamDestroy_v2", &driver.stream_destroy},
-      {"cuLaunchHostFunc", &driver.host_function},
-  };
-  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
-}
+static struct fake_driver driver;
 
 /* The caller's context, stream and ops. */
 struct step_fixture {
@@ -205,7 +180,7 @@ static void a_context_is_for_gpus_alone(void **state)
 
 int main(void)
 {
-  if (!fake_find()) {
+  if (!fake_driver_find(&driver)) {
     printf("SKIP: the fake driver is not on the library path\n");
     return 77;
   }

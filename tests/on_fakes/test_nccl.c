@@ -20,18 +20,16 @@
 #include "device/cuda.h"
 #include "parallel/comm.h"
 #include "parallel/nccl_library.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
 #include "tests/fakes/nccl/fake_nccl.h"
+#include "tests/support/fakes.h"
 #include "tests/support/symbols.h"
 
 #define N 1000
 #define CALM_NCCL "version=22809,polls=2,fail=none,nth=1,code=3,forever=0,async=0,register=1"
 #define CALM_CUDA "fail=none,nth=1,code=2,forever=0,lose=0,lose_code=719"
 
+static struct fake_driver driver;
 static struct {
-  fake_set_fn *cuda_set;
-  fake_failed_fn *cuda_failed;
-  fake_live_fn *cuda_live;
   fake_nccl_set_fn *set;
   fake_nccl_calls_fn *calls;
   fake_nccl_failed_fn *failed;
@@ -42,11 +40,6 @@ static struct lade_kernels kernels;
 
 static bool fake_find(void)
 {
-  const struct symbol cuda[] = {
-      {"fake_set", &fake.cuda_set},
-      {"fake_failed", &fake.cuda_failed},
-      {"fake_live", &fake.cuda_live},
-  };
   const struct symbol nccl[] = {
       {"fake_nccl_set", &fake.set},
       {"fake_nccl_calls", &fake.calls},
@@ -54,12 +47,12 @@ static bool fake_find(void)
       {"fake_nccl_live", &fake.live},
       {"fake_nccl_direct", &fake.direct},
   };
-  return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) && symbols_find("libnccl.so.2", nccl, LADE_COUNT(nccl));
+  return fake_driver_find(&driver) && symbols_find("libnccl.so.2", nccl, LADE_COUNT(nccl));
 }
 
 static int calm(void **state)
 {
-  return fake.set(CALM_NCCL) || fake.cuda_set(CALM_CUDA);
+  return fake.set(CALM_NCCL) || driver.set(CALM_CUDA);
 }
 
 static lade_device *device_open(void)
@@ -166,7 +159,7 @@ static void handles_that_are_polled_work(void **state)
   assert_int_equal(unsetenv("NCCL_COMM_BLOCKING"), 0);
   assert_true(fake.calls("ncclCommGetAsyncError") - polled - blocking > 2 * blocking);
   lade_device_close(device);
-  assert_int_equal(fake.cuda_live(), 0);
+  assert_int_equal(driver.live(), 0);
 }
 
 /* ---- refusals ---- */
@@ -196,7 +189,7 @@ static void what_is_missing_is_said_in_one_line(void **state)
   refused(device, -ENOSYS, "it is no NCCL");
   lade_device_close(host);
   lade_device_close(device);
-  assert_int_equal(fake.cuda_live(), 0);
+  assert_int_equal(driver.live(), 0);
 }
 
 /* ---- calls that fail ---- */
@@ -248,7 +241,7 @@ static void every_call_of_nccl_that_fails_is_named_and_leaves_nothing(void **sta
   assert_int_equal(fake.set(CALM_NCCL), 0);
   session_must_work(device);
   lade_device_close(device);
-  assert_int_equal(fake.cuda_live(), 0);
+  assert_int_equal(driver.live(), 0);
 }
 
 /* Driver calls that the engine makes besides a device's own. */
@@ -264,14 +257,14 @@ static void refusals_of_the_driver_leave_nothing(void **state)
       struct lade_error error = {0};
       lade_device *device = device_open();
       snprintf(settings, sizeof(settings), "fail=%s,nth=%llu", functions[i], (unsigned long long)nth);
-      assert_int_equal(fake.cuda_set(settings), 0);
+      assert_int_equal(driver.set(settings), 0);
       int status = session(device, NULL, &error);
-      is_over = fake.cuda_failed() == 0;
+      is_over = driver.failed() == 0;
       assert_true(is_over ? status == 0 : status < 0 && error.text[0]);
-      assert_int_equal(fake.cuda_set(CALM_CUDA), 0);
+      assert_int_equal(driver.set(CALM_CUDA), 0);
       lade_device_close(device);
       assert_int_equal(fake.live(), 0);
-      assert_int_equal(fake.cuda_live(), 0);
+      assert_int_equal(driver.live(), 0);
     }
   }
 }
@@ -291,7 +284,7 @@ static void allocations_that_fail_leave_nothing(void **state)
     assert_int_equal(fake.live(), 0);
   }
   lade_device_close(device);
-  assert_int_equal(fake.cuda_live(), 0);
+  assert_int_equal(driver.live(), 0);
 }
 
 /* ---- registered memory ---- */
@@ -371,7 +364,7 @@ static void an_arena_is_registered_with_nccl_where_it_can_be(void **state)
   assert_int_equal(registered_run(device, "version=21805", &is_registered), 0);
   assert_true(!is_registered && n_lines == 1 && strstr(last_line, "NCCL before 2.19 cannot"));
   lade_device_close(device);
-  assert_int_equal(fake.cuda_live(), 0);
+  assert_int_equal(driver.live(), 0);
 }
 
 /* ---- later failures ---- */
@@ -397,7 +390,7 @@ static void an_asynchronous_error_ends_the_work_and_sticks(void **state)
   lade_comm_close(comm);
   assert_int_equal(fake.live(), 0);
   lade_device_close(device);
-  assert_int_equal(fake.cuda_live(), 0);
+  assert_int_equal(driver.live(), 0);
 }
 
 static void a_device_that_breaks_is_the_communicator_s_error(void **state)
@@ -408,14 +401,14 @@ static void a_device_that_breaks_is_the_communicator_s_error(void **state)
     struct lade_error error = {0};
     lade_device *device = device_open();
     snprintf(settings, sizeof(settings), "lose=%d", nth);
-    assert_int_equal(fake.cuda_set(settings), 0);
+    assert_int_equal(driver.set(settings), 0);
     int status = session(device, NULL, &error);
     is_over = status == 0;
     assert_true(is_over || error.text[0]);
-    assert_int_equal(fake.cuda_set(CALM_CUDA), 0);
+    assert_int_equal(driver.set(CALM_CUDA), 0);
     lade_device_close(device);
     assert_int_equal(fake.live(), 0);
-    assert_int_equal(fake.cuda_live(), 0);
+    assert_int_equal(driver.live(), 0);
   }
 }
 

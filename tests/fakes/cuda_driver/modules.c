@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fake's modules. Every file of machine code is the library of kernels compiled for the CPU that
- * LADE_FAKE_KERNELS names, and a function is the kernel of that name in it. Without the variable no file is found.
- * Launches run on the stream, in shuffled order, one grid at a time; launches of the kernel that LADE_FAKE_IDLE
- * names do nothing. A function is loaded at its first launch or capture, which waits for the whole context and blocks
- * other calls meanwhile. The driver loads in the same way, unless CUDA_MODULE_LOADING=EAGER loads everything at once,
- * for which CUDA's libraries are too large.
+ * The fake's modules. Every file of machine code is the library that LADE_FAKE_KERNELS names, of kernels compiled for
+ * the CPU. A function is the kernel of that name in it. Without the variable no file is found. Launches run on the
+ * stream, in shuffled order, one grid at a time; launches of the kernel that LADE_FAKE_IDLE names do nothing. A
+ * function is loaded at its first launch or capture, which waits for the whole context and blocks other calls
+ * meanwhile. The driver loads in the same way, unless CUDA_MODULE_LOADING=EAGER loads everything at once, for which
+ * CUDA's libraries are too large.
  */
 #include <dlfcn.h>
 #include <stdbool.h>

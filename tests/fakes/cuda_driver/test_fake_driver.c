@@ -14,53 +14,11 @@
 
 #include "base/base.h"
 #include "device/cuda_driver.h"
-#include "tests/fakes/cuda_driver/fake_driver.h"
-#include "tests/support/symbols.h"
+#include "tests/support/fakes.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 
-static struct {
-  fake_live_fn *live;
-  cuda_result (*init)(unsigned flags);
-  cuda_result (*context_create)(cuda_context *ret_context, unsigned flags, cuda_device_id id);
-  cuda_result (*context_destroy)(cuda_context context);
-  cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
-  cuda_result (*stream_destroy)(cuda_stream stream);
-  cuda_result (*stream_wait)(cuda_stream stream);
-  cuda_result (*event_create)(cuda_event *ret_event, unsigned flags);
-  cuda_result (*event_destroy)(cuda_event event);
-  cuda_result (*event_record)(cuda_event event, cuda_stream stream);
-  cuda_result (*event_query)(cuda_event event);
-  cuda_result (*event_wait)(cuda_event event);
-  cuda_result (*memory_set)(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
-  cuda_result (*range_reserve)(cuda_address *ret_at, size_t bytes, size_t alignment, cuda_address hint,
-                               unsigned long long flags);
-  cuda_result (*range_free)(cuda_address at, size_t bytes);
-  void (*put_kernel)(cuda_stream stream, cuda_host_fn *fn, void *args);
-} fake;
-
-static bool fake_find(void)
-{
-  const struct symbol wanted[] = {
-      {"fake_live", &fake.live},
-      {"cuInit", &fake.init},
-      {"cuCtxCreate_v2", &fake.context_create},
-      {"cuCtxDestroy_v2", &fake.context_destroy},
-      {"cuStreamCreate", &fake.stream_create},
-      {"cuStreamDestroy_v2", &fake.stream_destroy},
-      {"cuStreamSynchronize", &fake.stream_wait},
-      {"cuEventCreate", &fake.event_create},
-      {"cuEventDestroy_v2", &fake.event_destroy},
-      {"cuEventRecord", &fake.event_record},
-      {"cuEventQuery", &fake.event_query},
-      {"cuEventSynchronize", &fake.event_wait},
-      {"cuMemsetD8Async", &fake.memory_set},
-      {"cuMemAddressReserve", &fake.range_reserve},
-      {"cuMemAddressFree", &fake.range_free},
-      {"fake_put_call", &fake.put_kernel},
-  };
-  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
-}
+static struct fake_driver fake;
 
 static atomic_bool slow_has_begun, slow_has_ended;
 
@@ -112,7 +70,7 @@ static void a_broken_context_ends_waiting_after_its_kernels(void **state)
 
 int main(void)
 {
-  if (!fake_find()) {
+  if (!fake_driver_find(&fake)) {
     printf("SKIP: the fake driver is not on the library path\n");
     return 77;
   }

@@ -10,10 +10,10 @@
  * released too early, and must be released. A handle must not be aborted while a thread is in a call on it.
  *
  * Where NCCL is free to choose, it does the least convenient thing. Calls on a handle that does not block are in
- * progress for a while, and each group of such a handle has a thread, as in NCCL since 2.23. The first call of a pair
- * waits for the peer's, and its work is not on the stream before that: a handle that blocks waits in the call, until
- * its family is aborted. Sums start at another rank for each part and round BF16 at each addition. Small sends end
- * before their receive. The end of a process goes unnoticed. As in NCCL since 2.22, a communicator takes memory for
+ * progress for a while. Each group of such a handle has a thread, as in NCCL since 2.23. The first call of a pair waits
+ * for the peer's, and its work is not on the stream before that: a handle that blocks waits in the call, until its
+ * family is aborted. Sums start at another rank for each part and round BF16 at each addition. Small sends end before
+ * their receive. The end of a process goes unnoticed. As in NCCL since 2.22, a communicator takes memory for
  * connections at its first use of each algorithm. It takes memory for a peer at the first send or receive. Kind, size
  * and registration decide the algorithm.
  *
