@@ -21,7 +21,7 @@
 #include "device/cuda.h"
 #include "device/cuda_driver.h"
 #include "offload/pinned.h"
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 #define CALM "version=13000,devices=1,sm=90,memory=256,words=1,host_chunks=1,fail=none,nth=1,code=2,forever=0,lose=0"

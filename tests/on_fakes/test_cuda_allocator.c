@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "device/cuda_driver.h"
 #include "lade/allocator.h"
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define THREADS 4

@@ -22,7 +22,7 @@
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
 #include "kernels/cuda/matmul/cublaslt_library.h"
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 
 #define ARENA_BYTES ((uint64_t)4 << 20)
 #define PLACE_BYTES ((uint64_t)256 << 10) /* of one tensor in the arena */

@@ -18,7 +18,7 @@
 
 #include "base/base.h"
 #include "run/session.h"
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 
 #define CALM "host_chunks=1,modules=0,functions=0,fail=none,nth=1,code=2,forever=0,lose=0"
 

@@ -17,7 +17,7 @@
 
 #include "base/base.h"
 #include "device/cuda_driver.h"
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 #include "tests/support/graph/random_graph.h"
 #include "tests/support/graph/step_ops.h"
 #include "tests/support/scratch.h"

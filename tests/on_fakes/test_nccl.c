@@ -21,7 +21,7 @@
 #include "parallel/comm.h"
 #include "parallel/nccl_library.h"
 #include "tests/fakes/nccl/fake_nccl.h"
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 #include "tests/support/symbols.h"
 
 #define N 1000

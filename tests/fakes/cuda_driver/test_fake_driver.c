@@ -14,7 +14,7 @@
 
 #include "base/base.h"
 #include "device/cuda_driver.h"
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Functions of the fake driver and of the fake cuBLASLt; see fakes.h. */
-#include "tests/support/fakes.h"
+#include "tests/support/fakes/fakes.h"
 
 #include "base/base.h"
 #include "tests/support/symbols.h"
