@@ -294,8 +294,8 @@ static const struct {
     {2, 2, LADE_TIER_STORE, LADE_LLAMA, LADE_F32, false, false},
     {3, 2, LADE_TIER_STORE, LADE_GPT2, LADE_BF16, false, false, LADE_BF16},
     {3, 1, LADE_TIER_STORE, LADE_LLAMA, LADE_F32, true, true},
-    {1, 1, FIXTURE_MIXED_HOMES, LADE_LLAMA, LADE_BF16, false, false, LADE_BF16},
-    {3, 2, FIXTURE_MIXED_HOMES, LADE_LLAMA, LADE_BF16, true, false, LADE_F32, true},
+    {1, 1, FIXTURE_MIXED_TIERS, LADE_LLAMA, LADE_BF16, false, false, LADE_BF16},
+    {3, 2, FIXTURE_MIXED_TIERS, LADE_LLAMA, LADE_BF16, true, false, LADE_F32, true},
 };
 
 /* ---- in a store ---- */

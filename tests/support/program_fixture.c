@@ -5,6 +5,7 @@
  */
 #include "tests/support/program_fixture.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -25,19 +26,19 @@ const struct program_fixture_setting program_fixture_settings[FIXTURE_N_SETTINGS
      .state_tiers = LADE_TIER_STORE,
      .is_unified = true, .prefetch_bytes = UINT64_MAX / 2},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = FIXTURE_MIXED,
-     .state_tiers = FIXTURE_MIXED_HOMES,
+     .state_tiers = FIXTURE_MIXED_TIERS,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 5},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = FIXTURE_MIXED,
-     .state_tiers = FIXTURE_MIXED_HOMES,
+     .state_tiers = FIXTURE_MIXED_TIERS,
      .optimizer_in_backward = true, .prefetch_bytes = UINT64_MAX / 2, .seed = 9, .grad_dtype = LADE_BF16},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = FIXTURE_RECOMPUTE,
      .state_tiers = LADE_TIER_STORE,
      .optimizer_in_backward = true, .is_unified = true},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 2, .manner = FIXTURE_KEEP,
-     .state_tiers = FIXTURE_MIXED_HOMES,
+     .state_tiers = FIXTURE_MIXED_TIERS,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2, .grad_dtype = LADE_BF16},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = FIXTURE_MIXED,
-     .state_tiers = FIXTURE_MIXED_HOMES,
+     .state_tiers = FIXTURE_MIXED_TIERS,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 6, .pp = 3, .stage = 0, .schedule = LADE_SCHEDULE_ZBH1,
      .grad_dtype = LADE_BF16},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 4, .manner = FIXTURE_RECOMPUTE, .seed = 4,
@@ -149,7 +150,7 @@ void program_fixture_residency_set(struct lade_residency *residency, const struc
     residency->choices[i] = choices[manner];
   }
   for (int i = 0; i < graph->n_params; i++) {
-    bool is_mixed = how->state_tiers >= FIXTURE_MIXED_HOMES;
+    bool is_mixed = how->state_tiers >= FIXTURE_MIXED_TIERS;
     int state = is_mixed ? (int)program_fixture_draw(&seed, 3) : how->state_tiers;
     int weight = is_mixed ? (int)program_fixture_draw(&seed, (uint32_t)state + 1) : how->has_resident_weights ? 0 :
         state;
@@ -304,4 +305,24 @@ struct lade_program *program_reorder(const struct lade_program *program, const i
   program_restate(copy);
   assert_int_equal(lade_program_order(copy), 0);
   return copy;
+}
+
+static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+
+void assert_proved(struct lade_program *program)
+{
+  struct lade_error error = {0};
+  if (lade_program_prove(program, no_limit, &error))
+    fail_msg("%s", error.text);
+  assert_true(program->is_proved);
+}
+
+void assert_caught(struct lade_program *program, const char *fragment)
+{
+  struct lade_error error = {0};
+  assert_int_equal(lade_program_prove(program, no_limit, &error), -EINVAL);
+  assert_false(program->is_proved);
+  if (!strstr(error.text, fragment))
+    fail_msg("expected \"%s\" in: %s", fragment, error.text);
+  assert_null(strchr(error.text, '\n'));
 }

@@ -4,8 +4,8 @@
  * program that the builder makes of them. Further, functions that change a program and keep its bookkeeping consistent,
  * so that a test can break one thing alone. Any failure fails the running cmocka test.
  */
-#ifndef FIXTURE_H
-#define FIXTURE_H
+#ifndef LADE_TESTS_PROGRAM_FIXTURE_H
+#define LADE_TESTS_PROGRAM_FIXTURE_H
 
 #include "base/base.h"
 #include "lade/pack.h"
@@ -23,12 +23,12 @@ enum program_fixture_manner {
   FIXTURE_N_MANNERS
 };
 
-#define FIXTURE_MIXED_HOMES 3
+#define FIXTURE_MIXED_TIERS 3
 
 struct program_fixture_setting {
   enum lade_family family;
   enum lade_dtype dtype, grad_dtype; /* the second: F32, or BF16 for rounded gradients */
-  int n_microbatches, state_tiers; /* enum lade_tier of all parameters, or FIXTURE_MIXED_HOMES: drawn, separately for
+  int n_microbatches, state_tiers; /* enum lade_tier of all parameters, or FIXTURE_MIXED_TIERS: drawn, separately for
                                       weights */
   bool has_resident_weights; /* else in the tier of their state */
   enum program_fixture_manner manner;
@@ -92,5 +92,10 @@ struct lade_program *program_copy(const struct lade_program *program);
 struct lade_program *program_reorder(const struct lade_program *program, const int *order, int n);
 /* Recompute live peaks and owners after a change. */
 void program_restate(struct lade_program *program);
+
+/* Check that the proof accepts @program without limits. */
+void assert_proved(struct lade_program *program);
+/* Check that the proof refuses @program, without limits, with a line that contains @fragment. */
+void assert_caught(struct lade_program *program, const char *fragment);
 
 #endif

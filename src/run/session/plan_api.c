@@ -165,7 +165,9 @@ int lade_plan_find(const struct lade_run_params *run, struct lade_plan_report *r
   struct lade_session_params params;
   struct lade_session_info info;
   lade_session *session = NULL;
-  int status = lade_run_session_params(run, &params, error);
+  int status = lade_struct_check("lade_plan_report", ret_report, error); /* before seconds of planning */
+  if (!status)
+    status = lade_run_session_params(run, &params, error);
   if (status)
     return status;
   params.is_plan_only = true;

@@ -18,28 +18,6 @@
 
 static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
 
-static void assert_proved(struct lade_program *program)
-{
-  struct lade_error error = {0};
-  int status = lade_program_prove(program, no_limit, &error);
-  if (status)
-    print_message("%s\n", error.text);
-  assert_int_equal(status, 0);
-  assert_true(program->is_proved);
-}
-
-/* Check that the proof refuses @program with a line that contains @fragment. */
-static void assert_caught(struct lade_program *program, const char *fragment)
-{
-  struct lade_error error = {0};
-  assert_int_equal(lade_program_prove(program, no_limit, &error), -EINVAL);
-  assert_false(program->is_proved);
-  if (!strstr(error.text, fragment))
-    print_message("expected \"%s\" in: %s\n", fragment, error.text);
-  assert_non_null(strstr(error.text, fragment));
-  assert_null(strchr(error.text, '\n'));
-}
-
 /* Return the @nth instruction of @kind; -1 past the last. */
 static int instr_find(const struct lade_program *program, enum lade_instr_kind kind, int nth)
 {

@@ -23,6 +23,7 @@
 #include "program/lower.h"
 #include "tests/support/graph/random_graph.h"
 #include "tests/support/heap/allocations.h"
+#include "tests/support/program_fixture.h"
 
 #define GRAPHS 120
 #define FIRST_GRAPH 200
@@ -61,26 +62,6 @@ static struct lade_program *list_lower(const lade_graph *graph, const struct lad
   assert_int_equal(place(program), 0);
   assert_true(program_is_valid(program));
   return program;
-}
-
-static void assert_proved(struct lade_program *program)
-{
-  struct lade_error error = {0};
-  if (lade_program_prove(program, no_limit, &error))
-    fail_msg("%s", error.text);
-  assert_true(program->is_proved);
-}
-
-/* Check that the proof refuses @program with a line that contains @fragment. */
-static void assert_caught(struct lade_program *program, const char *fragment)
-{
-  struct lade_error error = {0};
-  assert_int_equal(lade_program_prove(program, no_limit, &error), -EINVAL);
-  assert_false(program->is_proved);
-  if (!strstr(error.text, fragment))
-    print_message("expected \"%s\" in: %s\n", fragment, error.text);
-  assert_non_null(strstr(error.text, fragment));
-  assert_null(strchr(error.text, '\n'));
 }
 
 /* ---- plans ---- */

@@ -76,7 +76,7 @@ static void no_memory_makes_stages_wait_in_a_circle(void **state)
       struct program_fixture_setting how = shapes[i];
       how.dtype = LADE_F32;
       how.manner = manners[k / 4];
-      how.state_tiers = k % 2 ? FIXTURE_MIXED_HOMES : LADE_TIER_DEVICE;
+      how.state_tiers = k % 2 ? FIXTURE_MIXED_TIERS : LADE_TIER_DEVICE;
       how.prefetch_bytes = k & 2 ? UINT64_MAX / 2 : 0;
       how.is_unified = k % 2;
       how.seed = (uint32_t)(10 * i + k);
