@@ -8,18 +8,25 @@ nvdisasm is the toolkit's, or that of the PyPI package nvidia-cuda-nvdisasm (`pi
 --nvdisasm DIR/nvidia/cu13/bin/nvdisasm). --all prints F16 beside BF16 and F32.
 
 The model. A kernel's hot loop is the innermost loop with the most work: flops of tensor cores, fused multiply-adds of
-FP32 kernels, else bytes of global memory; code outside of loops counts as one, if it has more. One warp's turn of it costs, on one
-of the four schedulers of a multiprocessor,
+FP32 kernels, else bytes of global memory. Code outside of loops counts as one, if it has as much as LOOP_TURNS turns of
+it. Kernels of a row at a time count whole; those that turn over rows, by that loop. One warp's turn costs, on one of
+the four schedulers of a multiprocessor,
   issue    a clock for each instruction;
   pipe     32 lanes / (results per clock and multiprocessor / 4) for each instruction of a pipe; the busiest pipe;
   tensor   flops of HMMA and HGMMA / (flops per clock and multiprocessor / 4);
   memory   bytes of LDG and STG / (bytes per second / multiprocessors / clock / 4).
 Issue and pipe run together: run = max(issue, pipe). Let LIMIT be tensor, the FMA pipe or memory, and W the warps of a
-scheduler that registers, shared memory and threads allow. LAT is the latency of memory for each group of loads that is
-waited for. W warps that pass LIMIT, run and LAT in turn are a closed network of queues; its balanced bound from below
-(Zahorjan, Sevcik, Eager, Galler 1982) is W / (LIMIT + run + LAT + (W - 1) max(LIMIT, run)) turns per clock. So
+scheduler that registers, shared memory and threads allow.
+W warps that pass LIMIT and run in turn are a closed network of queues; its balanced bound from below (Zahorjan, Sevcik,
+Eager, Galler 1982) is W / (LIMIT + run + (W - 1) max(LIMIT, run)) turns per clock. So
   expected share = LIMIT * min(1 / max(LIMIT, run), that bound)
   most           = LIMIT / max(LIMIT, run): all of the smaller one is hidden.
+Of kernels that memory bounds, the network's turns per clock are computed exactly (mean value analysis, Reiser and
+Lavenberg 1980), with a third station without a queue: STALL, the clocks for which a warp that is alone waits for its
+loads in a turn. A load is there the latency of memory after its issue, and the instructions in between hide a part. If
+threads meet at a barrier in a turn, the customers are blocks: a block's turn passes the stations with all of its warps.
+For an H200 the bound says 70 % for gelu's backward and residual's forward, which reached 96 and 97 %. The last table of
+the output has what is computed exactly beside what was measured.
 Warpgroups (attention_wgmma_*) are in step: a block issues its products, and then its other instructions, one pipe after
 the other. So the customers of the network are blocks, or in forward warpgroups, which take turns. Alone, a customer's turn
 takes LIMIT + the sum of its pipes and of instructions without one + BLOCK_CLOCKS / turns of a block. BLOCK_CLOCKS is a
@@ -63,6 +70,8 @@ BLOCK_CLOCKS = 5500 # of a block of warpgroups
 SEQ_LEN = {64: 1024, 128: 4096} # of heads of each size, GPT-2's and a long one: causal blocks have half of it on average
 # Kernels that FP32 arithmetic bounds, and those of one block or of a few numbers, which only latency bounds.
 FMA_BOUND = re.compile(r'matmul_|attention_(fwd|dq|dkv)_(bf16|f16|f32)')
+LOOP_TURNS = 8
+ROWS_AT_ONCE = ('norm_fwd', 'residual_fwd') # a turn of their loops is a span of the row
 LATENCY_BOUND = ('clip', 'tree_sum', 'head_finish', 'head_join', 'head_scale', 'embed_sort', 'attention_sinks')
 
 
@@ -120,6 +129,15 @@ def limit_of(function):
     return 'fma' if FMA_BOUND.match(function.name) else 'memory'
 
 
+def rows_loops(function, loops, own):
+    """Return the loops with work and a barrier, and without an inner loop with work: turns over rows that end in a
+    reduction. Loops over the spans of a long row are none."""
+    def is_inner(inner, loop):
+        return inner != loop and loop[0] <= inner[0] and inner[1] <= loop[1]
+    return {loop: own[loop] for loop in loops if own[loop] and not any(own[i] for i in loops if is_inner(i, loop))
+            and any(i.base == 'BAR' for i in function.code[loop[0]:loop[1] + 1])}
+
+
 def hot_part(function, measure):
     """Return the indices of the hot part: the loop whose own work, without that of loops inside, is the most; or the
     code outside of all loops, if its work is more. Of loops with equal work it is the shortest: others have dropout."""
@@ -131,6 +149,11 @@ def hot_part(function, measure):
     own = Counter({None: 0})
     for at, instruction in enumerate(function.code):
         own[owner.get(at)] += measure(instruction)
+    if function.name.startswith(ROWS_AT_ONCE):
+        return list(range(max(at for at, i in enumerate(function.code) if i.base == 'EXIT') + 1))
+    own[None] /= LOOP_TURNS
+    if measure is global_bytes:
+        own = rows_loops(function, loops, own) or own
     best = max(own, key=lambda loop: (own[loop], loop[0] - loop[1] if loop else -len(function.code)))
     if best:
         return list(range(best[0], best[1] + 1))
@@ -144,18 +167,23 @@ def registers_of(instruction, operand):
     return set(range(int(match.group(1)), int(match.group(1)) + max(1, width_bytes(instruction) // 4))) if match else set()
 
 
-def waits_count(code):
-    """Return the number of groups of loads: a group ends at the first instruction that reads what one loaded."""
-    waits, pending = 0, set()
-    for instruction in code:
+def stall_clocks(code, memory_clocks, is_loop):
+    """Return the clocks that a warp alone waits for its loads in one turn: of a loop in its second, to which the first
+    may have left loads in flight."""
+    there_at, now, stalled = {}, 0, 0
+    for instruction in [*code, None, *code] if is_loop else code:
+        if instruction is None:
+            stalled = 0
+            continue
         parts = instruction.operands.split(',')
         sources = parts if instruction.base in ('STG', 'STS', 'ST') else parts[1:]
-        read = {int(n) for part in sources for n in re.findall(r'\bR(\d+)', part)}
-        if pending & read:
-            waits, pending = waits + 1, set()
+        for register in [int(n) for part in sources for n in re.findall(r'\bR(\d+)', part)]:
+            wait = max(0, there_at.pop(register, 0) - now)
+            stalled, now = stalled + wait, now + wait
+        now += 1
         if instruction.base == 'LDG':
-            pending |= registers_of(instruction, parts[0].strip())
-    return waits
+            there_at.update(dict.fromkeys(registers_of(instruction, parts[0].strip()), now + memory_clocks))
+    return stalled
 
 
 def demands(function, gpu):
@@ -176,17 +204,20 @@ def demands(function, gpu):
               'memory': n_bytes * LANES * SCHEDULERS / per_clock, 'fma': pipe_clocks['fma'],
               'in step': len(code) - sum(pipes.values()) + sum(n * LANES * SCHEDULERS / RATES[pipe]
                                                                for pipe, n in pipes.items())}
-    waits = waits_count(code) if limit == 'memory' else 0
-    return {'limit': limit, 'clocks': clocks, 'busiest': busiest, 'bytes': n_bytes, 'flops': flops, 'waits': waits,
-            'slow': len(part)}
+    is_loop = sass_listing.target_find(function, part[-1]) == part[0]
+    return {'limit': limit, 'clocks': clocks, 'busiest': busiest, 'bytes': n_bytes, 'flops': flops, 'slow': len(part),
+            'stall': stall_clocks(code, gpu['memory_clocks'], is_loop) if limit == 'memory' else 0,
+            'has_barrier': any(function.code[at].base == 'BAR' for at in part)}
 
 
 # ---- occupancy and shares ----
 
 def constants_read():
-    """Return a function of (name, head_dim) to the value of LADE_CUDA_<name> in phases.h."""
-    with open(os.path.join(ROOT, 'kernels/cuda/phases.h'), encoding='utf-8') as file:
-        found = dict(re.findall(r'#define LADE_CUDA_(\w+)(?:\(dim\))? (.+?)(?:\s*/\*.*)?\n', file.read()))
+    """Return a function of (name, head_dim) to the value of LADE_CUDA_<name> in phases.h, or LADE_<name> in kernels.h."""
+    found = {}
+    for path in ('kernels/kernels.h', 'kernels/cuda/phases.h'):
+        with open(os.path.join(ROOT, path), encoding='utf-8') as file:
+            found |= re.findall(r'#define LADE_(?:CUDA_)?(\w+)(?:\(dim\))? (.+?)(?:\s*/\*.*)?\n', file.read())
 
     def get(name, dim=0):
         text = found[name]
@@ -219,7 +250,8 @@ def launch_shared_bytes(name):
     if name.startswith('matmul_'):
         return 2 * get('SLAB') * (get('TILE') + 1) * 4
     if re.match(r'(norm|residual)_bwd', name):
-        return 4 * (get('ROOM_FLOATS') + 1600 * (2 if name.startswith('norm') else 3))
+        n_sums = 2 if name.startswith('norm') else 3
+        return 4 * (get('ROOM_FLOATS') + 1600 * n_sums) + 1600 * (4 if name.endswith('f32') else 2)
     if name.startswith('sum_squares'):
         return 8 * get('SUM_SPAN')
     if re.match(r'(column_sum|gelu_bwd_columns)', name):
@@ -256,16 +288,29 @@ def warpgroups_share(found, n_warps, block_warps, turns, is_in_turns):
     return min(bound, limit / most), limit / most
 
 
-def shares_get(found, n_warps, gpu):
+def turns_get(n_customers, queues, delay):
+    """Return the turns per clock of @n_customers of a closed network: @queues are clocks at each, @delay the others."""
+    lengths, turns = [0] * len(queues), 0
+    for n in range(1, n_customers + 1):
+        clocks = [clock * (1 + length) for clock, length in zip(queues, lengths)]
+        turns = n / (delay + sum(clocks))
+        lengths = [turns * clock for clock in clocks]
+    return turns
+
+
+def shares_get(found, n_warps, block_warps):
     """Return the share of the limit that is expected, and the most."""
     limit = found['clocks'][found['limit']]
     run = max(found['clocks']['issue'], found['clocks']['pipe'])
     if found['limit'] == 'fma': # the pipe is the limit: what else is issued beside it is hidden or not
         run = found['clocks']['issue']
     most = max(limit, run)
+    if found['limit'] == 'memory':
+        warps = block_warps if found['has_barrier'] else SCHEDULERS # of a customer; each scheduler has a fourth of them
+        clocks = [limit * warps / SCHEDULERS, run * warps / SCHEDULERS]
+        return clocks[0] * turns_get(n_warps // warps, clocks, found['stall']), limit / most
     warps = n_warps / SCHEDULERS
-    latency = found['waits'] * gpu['memory_clocks']
-    bound = warps / (limit + run + latency + (warps - 1) * most)
+    bound = warps / (limit + run + (warps - 1) * most)
     return limit * min(1 / most, bound), limit / most
 
 
@@ -277,7 +322,7 @@ def row_make(function, resources, gpu):
         expected, most = warpgroups_share(found, n_warps, -(-resources.threads // LANES), block_turns(function.name),
                                           '_fwd_' in function.name)
     else:
-        expected, most = shares_get(found, n_warps, gpu)
+        expected, most = shares_get(found, n_warps, -(-resources.threads // LANES))
     clocks = found['clocks']
     is_latency = function.name.startswith(LATENCY_BOUND)
     share = ['latency', '', ''] if is_latency else [found['limit'], f'{100 * expected:.0f} %', f'{100 * most:.0f} %']
@@ -293,10 +338,16 @@ MODEL = {'layers': 48, 'width': 1600, 'heads': 25, 'seq_len': 1024, 'vocabulary'
 PRODUCTS = 0.70
 COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
-LAYER_BYTES = {'residual_fwd_bf16': 2 * 8, 'residual_bwd_bf16': 2 * 10, 'gelu_fwd_bf16': 16, 'gelu_bwd_columns_bf16': 24,
-               'column_sum_bf16': 2} # of the MLP's second bias
+# A layer has a norm, a residual with a norm, and one without, whose backward passes its gradient on.
+LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8,
+               'gelu_fwd_bf16': 16, 'gelu_bwd_columns_bf16': 24, 'column_sum_bf16': 2} # of the MLP's second bias
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
-OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16 and the norm
+OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16
+# Sums of squares read 4 bytes of a parameter. A launch for each tensor takes at least the additions of one lane, one
+# after the other: 11.8 ms a step were measured on an H200 with blocks of 65,536. The bytes take 2.6 of them at the
+# measured bandwidth, so 580 chains of 4,096 additions take at most 9.2.
+LAYER_TENSORS, OTHER_TENSORS = 12, 4
+LANE_ADDITION_S = 9.2e-3 / 580 / 4096
 # Products of attention's kernels, each of T d operations of a token, and the rows of their blocks.
 ATTENTION = {'forward': ('attention_wgmma_fwd_64_bf16', 2), 'dq': ('attention_wgmma_dq_64_bf16', 3),
              'dk, dv': ('attention_wgmma_dkv_64_bf16', 4)}
@@ -325,6 +376,9 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
     parts['rows of logits'] = sum(v * n / (share_of(kernel) * rate) for kernel, n in HEAD_BYTES.items()) + \
         v * 4 * (n_head_products - 2) / rate
     parts['optimizer'] = (weights + head) * OPTIMIZER_BYTES / tokens / (share_of('adamw_bf16') * rate)
+    chains = (LAYER_TENSORS * layers + OTHER_TENSORS) * constants_read()('SUM_BLOCK') / constants_read()('SUM_LANES')
+    sums_s = (weights + head) * 4 / (share_of('sum_squares_f32') * rate) + chains * LANE_ADDITION_S
+    parts['sums of squares'] = sums_s / tokens
     least = (6 * (weights + head) + 6 * attention) / peak
     return {name: 1e9 * seconds for name, seconds in parts.items()}, least / sum(parts.values())
 
@@ -333,9 +387,11 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
 # more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the products' share of the peak.
 CHANGES = [
     ('products of layers by the best of measured algorithms: 1 %', {}, PRODUCTS / 0.99),
-    ("the MLP's second bias's gradient summed by the norm's backward that makes its dy", {'column_sum_bf16': -2}, None),
+    ("the MLP's second bias's gradient summed by the norm's backward that reads its dy", {'column_sum_bf16': -2}, None),
     ("GELU's backward as the epilogue of the product before it; its bias's gradient by column sums",
      {'gelu_bwd_columns_bf16': -24, 'copy': 8, 'column_sum_bf16': 8}, None),
+    ("residuals added by the products before them, which round once where sums now round twice",
+     {'residual_fwd_bf16': -(8 + 6), 'norm_fwd_bf16': 4, 'copy': 2 + 2}, None),
     ("GELU's forward as an epilogue; other bits where a plan makes it again from the stored value",
      {'gelu_fwd_bf16': -16, 'copy': 8}, None)]
 
@@ -375,6 +431,36 @@ def changes_print(share_of, gpu):
         print(f'|{words}|{ns:.0f}|{after:.1%}|')
 
 
+L2_BYTES_PER_CLOCK = 5120 # NVIDIA's paper on the A100; for the H100 none is stated
+
+
+def one_pass_reckon(share_of, gpu, key_rows):
+    """Return nanoseconds of a token for attention's backward in one pass, heads of 64, if its five products reach the
+    share of dk and dv's kernel, and the terabytes per second that it then moves out of L2 and back: dq in FP32 for each
+    block of @key_rows, and tiles of queries and their gradients. dq goes to memory in FP32, back, and out in 16 bits."""
+    kernel, dim = ATTENTION['dk, dv'][0], 64
+    layers, width, seq_len = (MODEL[name] for name in ('layers', 'width', 'seq_len'))
+    flops = 5 * layers * width * seq_len * diagonal_get(kernel)
+    peak = gpu['tensor_flops'] * gpu['multiprocessors'] * gpu['clock_hz']
+    seconds = flops / (share_of(kernel) * peak) + layers * width * (4 + 4 + 2) / (COPY * gpu['bytes_per_s'])
+    query_rows = flops / (5 * 2 * key_rows * dim) # met by a block of keys, a row at a time
+    return 1e9 * seconds, query_rows * dim * (4 + 4 + 2 + 2) / seconds / 1e12
+
+
+def one_pass_print(share_of, gpu):
+    parts = step_reckon(share_of, gpu, 3)[0]
+    print('\n## Attention\'s backward in one pass\n')
+    two_ns = parts['attention dq'] + parts['attention dk, dv']
+    print(f'Two kernels take {two_ns:.0f} ns of a token, with seven products. One with five takes the time below, if L2 '
+          'and the order of\nsums cost nothing. '
+          f"{L2_BYTES_PER_CLOCK * gpu['clock_hz'] / 1e12:.1f} TB/s are the most that L2 can have at "
+          f'{L2_BYTES_PER_CLOCK} bytes a clock. It is not built.\n')
+    print('|keys of a block|ns of a token|through L2, TB/s|\n|---:|---:|---:|')
+    for key_rows in (64, 128):
+        ns, rate = one_pass_reckon(share_of, gpu, key_rows)
+        print(f'|{key_rows}|{ns:.0f}|{rate:.1f}|')
+
+
 # Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-power.md): those of parts, and of
 # a whole one in a step of 32, with its share of the speed of light.
 MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'products of layers': 207.4}
@@ -409,6 +495,25 @@ def measured_print():
           'TFLOP/s at most.')
 
 
+# Percent of a copy's bandwidth that kernels reached on an H200, which is this processor with other memory, and that
+# bandwidth (nvidia-h200-first.md, nvidia-h200-power.md).
+H200_SHARES = {'add': '94 to 107', 'cast_bf16': '94 to 107', 'swiglu_fwd_bf16': '94 to 107',
+               'swiglu_bwd_bf16': '94 to 107', 'adamw_bf16': '94 to 107', 'gelu_fwd_bf16': '95', 'gelu_bwd_bf16': '96',
+               'rope_bf16': '91', 'dropout_bf16': '78, 81', 'residual_fwd_bf16': '97', 'norm_fwd_bf16': '75, 82'}
+H200_COPY = 3.96e12
+
+
+def beside_print(functions, resources, gpu):
+    """Print what the model says for an H200 beside what was measured there."""
+    print('\n## The model beside an H200\n')
+    print('Percent of the bandwidth of a copy, 3.96 TB/s there. The model leaves out the start and end of blocks, of which\n'
+          'kernels with a row for each block have most.\n')
+    print('|kernel|measured|reckoned|\n|---|---:|---:|')
+    for name, measured in H200_SHARES.items():
+        row = row_make(functions[name], resources[name], gpu | {'bytes_per_s': H200_COPY})
+        print(f'|{name}|{measured}|{row[13].rstrip(" %")}|')
+
+
 def step_print(rows, gpu):
     shares = {row[0]: float(row[13].rstrip(' %')) / 100 for row in rows if row[13]}
     print('\n## GPT-2 1.5B in BF16, reckoned\n')
@@ -421,6 +526,7 @@ def step_print(rows, gpu):
         print(f'|{name}|{four[0][name]:.0f}|{three[0][name]:.0f}|')
     print(f'|share of the speed of light|{four[1]:.1%}|{three[1]:.1%}|')
     changes_print(shares.get, gpu)
+    one_pass_print(shares.get, gpu)
     measured_print()
 
 
@@ -453,11 +559,13 @@ def main():
         sys.exit('nvcc or nvdisasm is missing: pip install nvidia-cuda-nvdisasm and name it with --nvdisasm')
     gpu = GPUS[args.arch]
     names = args.file or sorted(os.path.basename(path)[:-3] for path in glob.glob(ROOT + '/kernels/cuda/*/*.cu'))
-    rows = []
+    rows, all_functions, all_resources = [], {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             _, resources, cubin = sass_listing.kernel_compile(args.nvcc, ROOT, name, args.arch, folder)
             functions = sass_listing.listing_read(sass_listing.disassemble(nvdisasm, cubin))
+            all_functions |= functions
+            all_resources |= resources
             rows += [row_make(functions[f], resources[f], gpu) for f in sorted(resources)
                      if args.all or not f.endswith('_f16')]
     release = subprocess.run([args.nvcc, '--version'], check=True, capture_output=True, text=True).stdout
@@ -467,6 +575,7 @@ def main():
     table_print(rows)
     if not args.file:
         step_print(rows, gpu)
+        beside_print(all_functions, all_resources, gpu)
 
 
 if __name__ == '__main__':

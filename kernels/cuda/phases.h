@@ -56,6 +56,13 @@ LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
   return d * n_outputs <= LADE_CUDA_ROW_SHARED_FLOATS ? d * n_outputs : 0;
 }
 
+/* Behind them the norm's weight waits, if it fits, too: floats for it. */
+LADE_INLINE int64_t lade_cuda_row_weight_floats(int64_t d, int n_outputs, int64_t element_bytes)
+{
+  const int64_t sums = lade_cuda_row_shared(d, n_outputs), floats = (d * element_bytes + 3) / 4;
+  return sums && sums + floats <= LADE_CUDA_ROW_SHARED_FLOATS ? floats : 0;
+}
+
 /* outputs[i][d] (+)= the sum over blocks of partials[block][i][d]; an output may be NULL. */
 #define LADE_CUDA_ROW_OUTPUTS 3
 #define LADE_CUDA_SUM_COLUMNS 32 /* of a block of threads */

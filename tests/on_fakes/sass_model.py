@@ -67,15 +67,44 @@ class Listing(unittest.TestCase):
         self.assertEqual(sass.hot_part(peeled, sass.tensor_flops), [5, 6, 7, 8])
 
     def test_hot_part_is_outside_of_loops_if_the_work_is(self):
-        self.copy.labels['.L_x_0'] = 10 # now the loop has the packs' remainder alone
+        self.copy.labels['.L_x_0'] = 10 # now the loop has the packs' remainder alone, 4 bytes
         self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), [*range(10), 13])
+        self.copy.labels['.L_x_0'] = 9 # 20 bytes, and 32 outside: less than the loop's turns have
+        self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), [9, 10, 11, 12])
 
-    def test_waits_are_groups_of_loads(self):
-        self.assertEqual(sass.waits_count(self.copy.code[3:13]), 2)
+    def test_hot_part_of_a_row_at_a_time_is_all_code(self):
+        self.copy.name = 'norm_fwd_bf16'
+        self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), list(range(14)))
+
+    def test_hot_loop_is_the_one_that_ends_in_a_reduction(self):
+        def loop(first, last):
+            return list(range(first, last + 1))
+        code, labels = list(self.copy.code), dict(self.copy.labels)
+        barrier = sass_listing.Instruction(0, 'BAR.SYNC', '0x0', False)
+        # rows of 48 bytes a turn in front of a loop over spans of 52
+        rows = [code[3], code[4], code[9], barrier, sass_listing.Instruction(0, 'BRA', '`(.L_rows)', True)]
+        self.copy.code = rows + code
+        self.copy.labels = {name: at + 5 for name, at in labels.items()} | {'.L_rows': 0}
+        self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), loop(0, 4))
+        rows[3] = code[5]
+        self.copy.code = rows + code
+        self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), loop(8, 17))
+
+    def test_a_warp_alone_waits_for_each_group_of_loads(self):
+        self.assertEqual(sass.stall_clocks(self.copy.code[3:13], 800, True), 799 + 800)
+
+    def test_a_load_for_the_next_turn_is_hidden_by_this_one(self):
+        def at(name, operands):
+            return sass_listing.Instruction(0, name, operands, False)
+        turn = [at('FADD', 'R8, R4, 1'), at('LDG.E.128', 'R4, desc[UR6][R2.64]')] + [at('FADD', 'R20, R20, 1')] * 100
+        self.assertEqual(sass.stall_clocks(turn, 800, True), 800 - 100)
+        self.assertEqual(sass.stall_clocks(turn, 90, True), 0)
+        self.assertEqual(sass.stall_clocks(turn, 800, False), 0) # nothing reads it
 
     def test_demands(self):
         found = sass.demands(self.copy, GPU)
-        self.assertEqual((found['limit'], found['bytes'], found['waits'], found['slow']), ('memory', 52, 2, 10))
+        self.assertEqual((found['limit'], found['bytes'], found['stall'], found['slow']), ('memory', 52, 1599, 10))
+        self.assertFalse(found['has_barrier'])
         self.assertEqual(found['clocks']['issue'], 8)
         self.assertAlmostEqual(found['clocks']['memory'], 52 * 32 * 4 * 132 * 1.83e9 / 3.35e12)
         self.assertEqual(sass.demands(self.multiply, GPU)['limit'], 'tensor')
@@ -98,17 +127,25 @@ class Model(unittest.TestCase):
         self.assertEqual(warps(168, 200 << 10, 256), 8)
 
     def test_one_warp_hides_nothing_and_many_hide_all(self):
-        found = {'limit': 'memory', 'waits': 1,
+        found = {'limit': 'memory', 'stall': 800, 'has_barrier': False,
                  'clocks': {'issue': 100, 'pipe': 50, 'memory': 300, 'tensor': 0, 'fma': 0}}
-        expected, most = sass.shares_get(found, 4, GPU)
+        expected, most = sass.shares_get(found, 4, 8)
         self.assertAlmostEqual(expected, 300 / (300 + 100 + 800))
         self.assertEqual(most, 1)
-        self.assertGreater(sass.shares_get(found, 64, GPU)[0], 0.8)
+        # the second meets the first at memory in a fourth of the cases, and at the pipe in a twelfth
+        self.assertAlmostEqual(sass.shares_get(found, 8, 8)[0], 2 * 300 / (300 * 1.25 + 100 * (1 + 1 / 12) + 800))
+        self.assertGreater(sass.shares_get(found, 64, 8)[0], 0.95)
+
+    def test_warps_that_meet_at_a_barrier_are_one_customer(self):
+        found = {'limit': 'memory', 'stall': 800, 'has_barrier': True,
+                 'clocks': {'issue': 100, 'pipe': 50, 'memory': 300, 'tensor': 0, 'fma': 0}}
+        self.assertAlmostEqual(sass.shares_get(found, 8, 8)[0], 600 / (600 + 200 + 800))
+        self.assertLess(sass.shares_get(found, 16, 8)[0], sass.shares_get(found | {'has_barrier': False}, 16, 8)[0])
 
     def test_what_runs_longer_than_the_limit_bounds_the_share(self):
-        found = {'limit': 'tensor', 'waits': 0,
+        found = {'limit': 'tensor', 'stall': 0,
                  'clocks': {'issue': 400, 'pipe': 800, 'memory': 0, 'tensor': 400, 'fma': 0}}
-        expected, most = sass.shares_get(found, 64, GPU)
+        expected, most = sass.shares_get(found, 64, 8)
         self.assertEqual(most, 0.5)
         self.assertLess(expected, most)
 

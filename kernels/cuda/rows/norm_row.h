@@ -141,6 +141,10 @@ static __device__ inline void norm_row(const struct lade_norm_fwd_args &a, int64
  */
 #define ROWS(P) ((P) < PACKS ? PACKS / 2 / (P) : 1)
 #define IS_HELD(P) ((P) == 1)
+/* Fewer than PACKS packs a thread are a whole row: no loop over its spans. */
+#define IS_WHOLE(P) ((P) < PACKS)
+#define FOR_SPANS(P, at, d, span) \
+  for (int at = 0; at == 0 || (!IS_WHOLE(P) && at < (int)(d)); at += IS_WHOLE(P) ? 1 : (span))
 
 /* Rows of a norm's input and gradient, and of the addend of the gradient of the input. */
 template <class T, int N, int P> struct rows {
@@ -150,6 +154,11 @@ template <class T, int N, int P> struct rows {
 /* Their statistics. */
 template <int P> struct rows_statistics {
   float mean[ROWS(P)], rstd[ROWS(P)];
+};
+
+/* Statistics of 32 rows, a row in each lane: one latency of memory for as many rows. */
+struct lanes_statistics {
+  float mean, rstd;
 };
 
 /*
@@ -176,16 +185,25 @@ static __device__ inline void rows_load(struct rows<T, N, P> &rows, const struct
   }
 }
 
+/* Load the statistics of the rows from @first on into lanes; those past @end have the first's. */
+static __device__ inline struct lanes_statistics statistics_load(const struct lade_residual_bwd_args &a, int64_t first,
+                                                                 int64_t end)
+{
+  const int lane = ptx_thread_get() % 32;
+  const int64_t row = first + lane < end ? first + lane : first;
+  return (struct lanes_statistics){a.kind == LADE_NORM_LAYER ? ((const float *)a.mean)[row] : 0.0f,
+                                   a.kind != LADE_NORM_NONE ? ((const float *)a.rstd)[row] : 0.0f};
+}
+
+/* Return those of the rows from lane @lane on. Whole warps. */
 template <int P>
-static __device__ inline struct rows_statistics<P> statistics_load(const struct lade_residual_bwd_args &a,
-                                                                   int64_t first, int64_t end)
+static __device__ inline struct rows_statistics<P> statistics_get(const struct lanes_statistics &lanes, int lane)
 {
   struct rows_statistics<P> statistics;
 #pragma unroll
   for (int r = 0; r < ROWS(P); r++) {
-    const int64_t row = first + r < end ? first + r : first;
-    statistics.mean[r] = a.kind == LADE_NORM_LAYER ? ((const float *)a.mean)[row] : 0.0f;
-    statistics.rstd[r] = a.kind != LADE_NORM_NONE ? ((const float *)a.rstd)[row] : 0.0f;
+    statistics.mean[r] = __shfl_sync(0xffffffffu, lanes.mean, lane + r);
+    statistics.rstd[r] = __shfl_sync(0xffffffffu, lanes.rstd, lane + r);
   }
   return statistics;
 }
@@ -221,7 +239,7 @@ template <int N> static __device__ inline void partials_add(float *to, const flo
 template <class T, int N, int P>
 static __device__ inline void gradients_add(const struct rows<T, N, P> &rows,
                                             const struct rows_statistics<P> &statistics, int n,
-                                            const struct lade_residual_bwd_args &a, int at,
+                                            const struct lade_residual_bwd_args &a, const T *weights, int at,
                                             float (&sums)[2 * ROWS(P)], struct held_sums<N> &held, float *partials)
 {
 #pragma unroll
@@ -230,7 +248,7 @@ static __device__ inline void gradients_add(const struct rows<T, N, P> &rows,
     const int column = column_get<N>(at, p);
     if (column >= (int)a.d)
       continue;
-    const pack<T, N> weight = pack_load<T, N>((const T *)a.weight + column);
+    const pack<T, N> weight = *(const pack<T, N> *)(weights + column);
 #pragma unroll
     for (int at_r = 0; at_r < ROWS(P) * N; at_r++) {
       const int r = at_r / N, j = at_r % N;
@@ -303,7 +321,8 @@ template <bool HAS_DX, bool AHEAD, class T, int N, int P>
 static __device__ inline void span_put(const struct rows<T, N, P> &rows,
                                        const struct rows_statistics<P> &statistics, int n,
                                        const struct lade_residual_bwd_args &a, const struct lade_step *step,
-                                       int64_t first, int at, const float (&sums)[2 * ROWS(P)], float *partials)
+                                       const T *weights, int64_t first, int at, const float (&sums)[2 * ROWS(P)],
+                                       float *partials)
 {
 #pragma unroll
   for (int p = 0; p < P; p++) {
@@ -313,7 +332,7 @@ static __device__ inline void span_put(const struct rows<T, N, P> &rows,
     if (column >= (int)a.d)
       continue;
     if (a.kind != LADE_NORM_NONE)
-      weight = pack_load<T, N>((const T *)a.weight + column);
+      weight = *(const pack<T, N> *)(weights + column);
 #pragma unroll
     for (int r = 0; r < ROWS(P); r++) {
       const int64_t i = (first + r) * a.d + column;
@@ -330,30 +349,36 @@ static __device__ inline void span_put(const struct rows<T, N, P> &rows,
   }
 }
 
+/* Shared memory of a block; partial sums may lie in the workspace instead, and weights where the norm's are. */
+template <class T> struct rows_room {
+  float *partials, *room;
+  const T *weights;
+};
+
 /* Process the rows from @first on, whose first span is loaded; the block's are before @end. */
 template <bool HAS_DX, bool AHEAD, class T, int N, int P>
 static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
                                        const struct lade_step *step, int64_t first, int64_t end,
-                                       struct held_sums<N> &held, float *partials, float *room)
+                                       const struct rows_statistics<P> &statistics, struct held_sums<N> &held,
+                                       const struct rows_room<T> &room)
 {
   const int span = span_get<N, P>(), n = end - first < ROWS(P) ? (int)(end - first) : ROWS(P);
-  const struct rows_statistics<P> statistics = statistics_load<P>(a, first, end);
   float sums[2 * ROWS(P)] = {};
   if (a.kind != LADE_NORM_NONE) {
 #pragma unroll 1
-    for (int at = 0; at < (int)a.d; at += span) {
+    FOR_SPANS(P, at, a.d, span) {
       if (at > 0)
         rows_load(rows, a, first, end, at);
-      gradients_add(rows, statistics, n, a, at, sums, held, partials);
+      gradients_add(rows, statistics, n, a, room.weights, at, sums, held, room.partials);
       rows_keep(rows);
     }
-    block_sums(sums, room);
+    block_sums(sums, room.room);
   }
 #pragma unroll 1
-  for (int at = 0; at < (int)a.d; at += span) {
-    if (a.d > span)
+  FOR_SPANS(P, at, a.d, span) {
+    if (!IS_WHOLE(P) && a.d > span)
       rows_load(rows, a, first, end, at);
-    span_put<HAS_DX, AHEAD>(rows, statistics, n, a, step, first, at, sums, partials);
+    span_put<HAS_DX, AHEAD>(rows, statistics, n, a, step, room.weights, first, at, sums, room.partials);
   }
 }
 
@@ -363,20 +388,24 @@ static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct 
  */
 template <bool HAS_DX, bool AHEAD, class T, int N, int P>
 static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, const struct lade_step *step,
-                                        float *partials, float *room)
+                                        const struct rows_room<T> &room)
 {
   const int64_t n_rows = lade_cuda_row_block(a.n), first = blockIdx.x * n_rows;
   const int64_t end = first + n_rows < a.n ? first + n_rows : a.n;
   struct held_sums<N> held = {};
   struct rows<T, N, P> current;
+  struct lanes_statistics lanes = {};
   rows_load(current, a, first, end, 0);
 #pragma unroll 1
   for (int64_t at = first; at < end; at += ROWS(P)) {
     struct rows<T, N, P> next;
     const int64_t then = at + ROWS(P) < end ? at + ROWS(P) : at;
+    const int lane = (int)(at - first) % 32;
+    if (lane == 0)
+      lanes = statistics_load(a, at, end);
     if (AHEAD)
       rows_load(next, a, then, end, 0);
-    rows_run<HAS_DX, AHEAD>(current, a, step, at, end, held, partials, room);
+    rows_run<HAS_DX, AHEAD>(current, a, step, at, end, statistics_get<P>(lanes, lane), held, room);
     if (AHEAD)
       current = next;
     else
@@ -385,46 +414,52 @@ static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, 
   const int column = column_get<N>(0, 0);
   if (!IS_HELD(P) || column >= (int)a.d)
     return;
-  partials_add(partials + column, held.d_weight);
-  partials_add(partials + a.d + column, held.d_bias);
+  partials_add(room.partials + column, held.d_weight);
+  partials_add(room.partials + a.d + column, held.d_bias);
 }
 
 /* Process it with as few packs a thread as make a row. */
 template <bool HAS_DX, class T, int N>
 static __device__ inline void rows_walk_sized(const struct lade_residual_bwd_args &a, const struct lade_step *step,
-                                              float *partials, float *room)
+                                              const struct rows_room<T> &room)
 {
   const bool has_drop = HAS_DX && a.drop.drop_below;
   if (a.d <= span_get<N, 1>() && !has_drop)
-    rows_walk<HAS_DX, true, T, N, 1>(a, step, partials, room);
+    rows_walk<HAS_DX, true, T, N, 1>(a, step, room);
   else if (a.d <= span_get<N, 2>() && !has_drop)
-    rows_walk<HAS_DX, true, T, N, 2>(a, step, partials, room);
+    rows_walk<HAS_DX, true, T, N, 2>(a, step, room);
   else if (a.d <= span_get<N, 1>())
-    rows_walk<HAS_DX, false, T, N, 1>(a, step, partials, room);
+    rows_walk<HAS_DX, false, T, N, 1>(a, step, room);
   else if (a.d <= span_get<N, 2>())
-    rows_walk<HAS_DX, false, T, N, 2>(a, step, partials, room);
+    rows_walk<HAS_DX, false, T, N, 2>(a, step, room);
   else
-    rows_walk<HAS_DX, false, T, N, PACKS>(a, step, partials, room);
+    rows_walk<HAS_DX, false, T, N, PACKS>(a, step, room);
 }
 
 /*
  * Run the backward of a block of rows. Partial sums of d_weight, d_bias and, if HAS_DX, d_x_bias lie in @shared, if
- * they fit, until they go to the workspace.
+ * they fit, until they go to the workspace; the norm's weight lies behind them.
  */
 template <bool HAS_DX, class T>
 static __device__ inline void rows_bwd(const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                        float *shared)
 {
-  const int64_t n_partials = (HAS_DX ? 3 : 2) * a.d;
-  float *room = shared, *to = (float *)a.workspace + blockIdx.x * n_partials;
-  float *partials = lade_cuda_row_shared(a.d, HAS_DX ? 3 : 2) ? shared + LADE_CUDA_ROOM_FLOATS : to;
+  const int n_sums = HAS_DX ? 3 : 2;
+  const int64_t n_partials = n_sums * a.d;
+  float *to = (float *)a.workspace + blockIdx.x * n_partials;
+  float *partials = lade_cuda_row_shared(a.d, n_sums) ? shared + LADE_CUDA_ROOM_FLOATS : to;
+  const bool has_weights = a.kind != LADE_NORM_NONE && lade_cuda_row_weight_floats(a.d, n_sums, sizeof(T));
+  T *weights = (T *)(partials + n_partials);
   for (int64_t j = threadIdx.x; j < n_partials; j += blockDim.x)
     partials[j] = 0;
+  for (int64_t j = threadIdx.x; j < a.d && has_weights; j += blockDim.x)
+    weights[j] = ((const T *)a.weight)[j];
   __syncthreads();
+  const struct rows_room<T> room = {partials, shared, has_weights ? weights : (const T *)a.weight};
   if (a.d % LADE_PACK(T) == 0)
-    rows_walk_sized<HAS_DX, T, LADE_PACK(T)>(a, step, partials, room);
+    rows_walk_sized<HAS_DX, T, LADE_PACK(T)>(a, step, room);
   else
-    rows_walk_sized<HAS_DX, T, 1>(a, step, partials, room);
+    rows_walk_sized<HAS_DX, T, 1>(a, step, room);
   __syncthreads();
   for (int64_t j = threadIdx.x; j < n_partials && partials != to; j += blockDim.x)
     to[j] = partials[j];

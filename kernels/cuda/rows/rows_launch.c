@@ -119,17 +119,18 @@ static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 }
 
 /*
- * Make a launch over blocks of rows with space for @n_outputs partial sums. Threads have one pack of each of several
- * rows, or two, before they have four of one row. Blocks are few, and each should have many threads.
+ * Make a launch over blocks of rows with space for @n_outputs partial sums and the norm's weight. Threads have one pack
+ * of each of several rows, or two, before they have four of one row. Blocks are few, and each should have many threads.
  */
 static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d,
                                           int n_outputs)
 {
   int64_t n_packs = lade_cuda_row_packs(dtype, d);
   int n_each = n_packs <= LADE_CUDA_THREADS ? 1 : n_packs <= 2 * LADE_CUDA_THREADS ? 2 : LADE_CUDA_ROW_PACKS;
+  const int64_t weight_floats = lade_cuda_row_weight_floats(d, n_outputs, (int64_t)lade_dtype_bytes(dtype));
   return (struct lade_cuda_launch){
       .grid = {(unsigned)lade_cuda_row_blocks(n_rows)}, .n_threads = row_threads(n_packs, n_each), .args = args,
-      .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS + lade_cuda_row_shared(d, n_outputs))};
+      .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS + lade_cuda_row_shared(d, n_outputs) + weight_floats)};
 }
 
 static void norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
