@@ -303,6 +303,17 @@ def numbers_in_buffers_choose_the_plan():
     assert sum(map(len, step.ready.values())) == 32, step.ready
 
 
+def arguments_are_compared_with_constants():
+    """The copy of a constant is real where a question about an argument needs it before each call."""
+    def loss(model, x):
+        return model(x).square().mean() * (2 if (x.sum(0) != torch.arange(8.0)).any() else 1)
+
+    def make(model):
+        optimizer = adam(model.parameters())
+        return optimizer, plain_step(model, optimizer, loss)
+    same("a constant beside an argument", net(), make)
+
+
 class Clamped(nn.Module):
     """Clamps hidden states that are not finite, as DETR does."""
 
@@ -494,7 +505,7 @@ def refusals_name_what_torch_calls_it():
 
 TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, runs_resume_from_a_checkpoint_of_both,
          one_scaler_serves_two_optimizers, optimizers_that_are_not_given_are_refused, weights_are_averaged_in_the_step,
-         flags_in_buffers_choose_the_plan, numbers_in_buffers_choose_the_plan,
+         flags_in_buffers_choose_the_plan, numbers_in_buffers_choose_the_plan, arguments_are_compared_with_constants,
          branches_on_finite_values_are_those_of_eager, other_branches_end_as_eager_does_or_say_so,
          audits_of_the_first_rows_end_where_these_take_another_branch, closures_run_once,
          a_flag_is_not_known_once_a_view_of_it_is_written,

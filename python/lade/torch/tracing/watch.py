@@ -247,7 +247,10 @@ class Watch(TorchDispatchMode):
     def _keep_op(self, func, args, kwargs):
         """Return the op to run again: constants are its operands as they are."""
         def operand(t):
-            return self._ref(t) or (self.known[id(t)][1].clone() if id(t) in self.known else t)
+            if self._ref(t) or id(t) not in self.known:
+                return self._ref(t) or t
+            with _disable_current_modes(), torch.no_grad():  # the copy of a constant is real
+                return self.known[id(t)][1].clone()
         return _Kept(func, *pytree.tree_map_only(torch.Tensor, operand, (tuple(args), dict(kwargs))))
 
     @staticmethod
