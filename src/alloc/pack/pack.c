@@ -22,18 +22,27 @@
 /* Share of the effort behind the fast pass that the core and the items around it get. */
 #define CORE_PART 0.5
 
+/* Shares of the effort behind the core that the exact search gets in a round, before its result is repaired. */
+#define EXACT_PART_SHORT 0.8
+#define EXACT_PART 0.5
+
 /*
  * Steps, for each item, of a first round of all methods if SHORT_TIMES as many are left. Each method takes a share of
- * the limit, so without this round an answer that needs little would come later where more is allowed.
+ * the limit, so without this round an answer that needs little would come later where more is allowed. The exact search
+ * of a whole instance gets enough for a few attempts; a later round goes on with the next ones.
  */
 #define SHORT_WORK 20000
+#define SHORT_WORK_WHOLE 100000
 #define SHORT_TIMES 8
 
 /*
- * Steps of the fast pass, for each item, if a round of all methods follows and the exact search takes the whole
- * instance: one order, which is always placed. The exact search needs only an incumbent, and often ends sooner than the
- * rest of the fast pass, which the round makes up for.
+ * Instances of more items, or with more slack as a part of the bound, begin with an order of first fit. It takes a
+ * hundredth of an attempt of the exact search among many items, and packs most instances that have slack.
  */
+#define FIRST_ATTEMPT_ITEMS 512
+#define FIRST_ATTEMPT_SLACK 0.125
+
+/* Steps of the fast pass, for each item, if a round of all methods follows: one order, always placed. */
 #define FIRST_WORK 1
 
 static int item_check(const struct lade_pack_item *item, int i, struct lade_error *error)
@@ -155,7 +164,7 @@ static bool has_effort(const struct pack_effort *effort, uint64_t work)
 }
 
 /* Search by all methods behind the fast pass, with at most @work steps. True if the target is met. */
-static bool round_run(lade_packer *packer, uint64_t work)
+static bool round_run(lade_packer *packer, uint64_t work, double exact_part)
 {
   const struct pack_effort full = packer->effort;
   lade_pack_effort_narrow(&packer->effort, 1, work);
@@ -164,21 +173,50 @@ static bool round_run(lade_packer *packer, uint64_t work)
   bool is_met = lade_pack_core(packer);
   lade_pack_effort_widen(&packer->effort, &round);
   if (!is_met && !packer->effort.is_spent)
-    is_met = lade_pack_search_long(packer);
+    is_met = lade_pack_search_long(packer, exact_part);
   lade_pack_effort_widen(&packer->effort, &full);
   return is_met;
 }
 
+/* Put all items on each other: the first incumbent, for a search that needs no better one. */
+static void items_stack(lade_packer *packer)
+{
+  const struct pack_problem *problem = &packer->problem;
+  uint64_t end = 0;
+  for (int i = 0; i < problem->n; i++) {
+    packer->offsets[i] = end;
+    end += problem->bytes[i];
+  }
+  lade_pack_offer(packer);
+}
+
+/*
+ * Make the first attempt of the exact search before anything else, because it packs most small instances that fit at
+ * all. True if the target is met.
+ */
+static bool attempt_first(lade_packer *packer)
+{
+  const struct pack_problem *problem = &packer->problem;
+  const bool is_loose = (double)packer->target_bytes > (1 + FIRST_ATTEMPT_SLACK) * (double)problem->lower_bound;
+  if (problem->n > FIRST_ATTEMPT_ITEMS || problem->n_fixed || is_loose)
+    return false;
+  items_stack(packer);
+  return packer->best_bytes <= packer->target_bytes || lade_pack_exact(packer, 1);
+}
+
 static void search(lade_packer *packer)
 {
-  const uint64_t short_work = SHORT_WORK * (uint64_t)packer->problem.n;
+  const bool is_whole = lade_pack_exact_takes(&packer->problem);
+  const uint64_t short_work = (is_whole ? SHORT_WORK_WHOLE : SHORT_WORK) * (uint64_t)packer->problem.n;
   const bool has_short_round = has_effort(&packer->effort, SHORT_TIMES * short_work);
-  const bool is_short = has_short_round && lade_pack_exact_takes(&packer->problem);
-  if (lade_pack_search_fast(packer, is_short ? FIRST_WORK : LADE_PACK_FAST_WORK))
+  const bool has_first_attempt = has_short_round && is_whole;
+  if (has_first_attempt && attempt_first(packer))
     return;
-  if (has_short_round && round_run(packer, short_work))
+  if (lade_pack_search_fast(packer, has_first_attempt ? FIRST_WORK : LADE_PACK_FAST_WORK))
     return;
-  round_run(packer, UINT64_MAX);
+  if (has_short_round && round_run(packer, short_work, EXACT_PART_SHORT))
+    return;
+  round_run(packer, UINT64_MAX, EXACT_PART);
 }
 
 int lade_packer_create(lade_packer **ret_packer)
@@ -196,7 +234,7 @@ void lade_packer_destroy(lade_packer *packer)
 {
   if (!packer)
     return;
-  free(packer->arena);
+  lade_pack_memory_free(packer);
   free(packer);
 }
 
@@ -204,11 +242,8 @@ void lade_packer_destroy(lade_packer *packer)
 static void rooms_ask(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t stop_bytes,
                       uint64_t *ret_offsets)
 {
-  struct lade_pack_item *seen;
-  int32_t *names;
   lade_pack_problem_init(packer, items, n);
-  lade_pack_canonical_make(packer, &seen, &names);
-  lade_pack_problem_init(packer, seen, n);
+  const int32_t *names = lade_pack_canonical_make(packer);
   lade_pack_answer_init(packer, stop_bytes);
   search(packer);
   for (int k = 0; k < n; k++)

@@ -19,8 +19,9 @@
  * that raise each other a little in turn), so it stops after a number of raises. Inference is then weaker, but still
  * correct.
  *
- * The slots' lists are sorted by insertion, in place. Backtracking does not undo their order, because any order is a
- * valid start and it changes little between nodes. Every other change is recorded on a trail.
+ * The slots' lists hold the unplaced items first. These are sorted by insertion, in place. Backtracking does not undo
+ * their order, because any order is a valid start and it changes little between nodes. A placed item goes behind them,
+ * where undoing the place finds it. Every other change is recorded on a trail.
  *
  * Left out: edge finding over all subsets. It infers more, but costs up to the square of a slot's items at every visit,
  * and the searches that succeed backtrack little without it.
@@ -29,8 +30,8 @@
 
 #include "alloc/pack/pack_exact.h"
 
-/* Raises of the not-first rule per item and decision. */
-#define RAISES_PER_ITEM 2
+/* Items for each raise of the not-first rule after a decision; measured. */
+#define ITEMS_PER_RAISE 4
 
 static void value_set(struct pack_pile *pile, int64_t *where, int64_t value)
 {
@@ -40,11 +41,27 @@ static void value_set(struct pack_pile *pile, int64_t *where, int64_t value)
   *where = value;
 }
 
+/* Take item @j, the last one placed, off its slots. */
+static void item_lift(struct pack_pile *pile, int j)
+{
+  pile->lowest[j] = pile->offset[j];
+  pile->top[pile->lo[j]] = pile->below[j];
+  for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
+    pile->floor[s] = pile->offset[j];
+    pile->rest[s] += pile->bytes[j];
+    pile->n_open[s]++;
+    pile->cross[s] += s > pile->lo[j];
+  }
+}
+
 void lade_pack_pile_undo(struct pack_pile *pile, int mark)
 {
   while (pile->trail.n > mark) {
     const struct pack_change *change = &pile->trail.items[--pile->trail.n];
-    *change->where = change->old;
+    if (change->where)
+      *change->where = change->old;
+    else
+      item_lift(pile, (int)change->old);
   }
 }
 
@@ -61,10 +78,8 @@ static void lowest_raise(struct pack_pile *pile, int j, int64_t lowest)
   slots_due(pile, pile->lo[j], pile->hi[j]);
 }
 
-/*
- * Sort a slot's items by falling lowest offset, with these offsets in pile->keys. Return the number of unplaced ones.
- */
-static int slot_sort(struct pack_pile *pile, int32_t *items, int n)
+/* Sort a slot's @n unplaced items by falling lowest offset, with these offsets in pile->keys. */
+static void slot_sort(struct pack_pile *pile, int32_t *items, int n)
 {
   int64_t *keys = pile->keys;
   for (int a = 0; a < n; a++) {
@@ -78,38 +93,26 @@ static int slot_sort(struct pack_pile *pile, int32_t *items, int n)
     items[b] = j;
     keys[b] = key;
   }
-  while (n > 0 && keys[n - 1] < 0)
-    n--;
-  return n;
 }
+
+/* The two smallest ends that an unplaced item of a slot can have, and the item of the first. */
+struct slot_ends {
+  int64_t first, second;
+  int32_t item;
+};
 
 /*
  * Apply the rule "not first": items that cannot be the slot's bottom one rise above the smallest end of another item.
  *
  * pre: @items are sorted, with their lowest offsets in pile->keys.
  */
-static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, int64_t rest)
+static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, int64_t rest, struct slot_ends ends)
 {
   const int64_t *keys = pile->keys;
-  int64_t end_first = INT64_MAX, end_second = INT64_MAX;
-  int32_t first = -1;
-  if (keys[0] + rest <= pile->capacity)
-    return; /* any item can be the bottom one */
-  for (int a = 0; a < n; a++) {
+  for (int a = 0; a < n && keys[a] + rest > pile->capacity && pile->n_raises_left > 0; a++) {
     const int32_t j = items[a];
-    const int64_t end = keys[a] + pile->bytes[j];
-    if (end < end_first) {
-      end_second = end_first;
-      end_first = end;
-      first = j;
-    } else if (end < end_second) {
-      end_second = end;
-    }
-  }
-  for (int a = 0; a < n && keys[a] + rest > pile->capacity; a++) {
-    const int32_t j = items[a];
-    const int64_t end = j == first ? end_second : end_first;
-    if (end > keys[a] && pile->n_raises_left > 0) {
+    const int64_t end = j == ends.item ? ends.second : ends.first;
+    if (end > keys[a]) {
       pile->n_raises_left--;
       lowest_raise(pile, j, end);
     }
@@ -119,22 +122,33 @@ static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, 
 static bool slot_infer(struct pack_pile *pile, int s)
 {
   int32_t *items = pile->slot_items.items + pile->slot_start[s];
-  int n = slot_sort(pile, items, pile->slot_start[s + 1] - pile->slot_start[s]);
-  pile->work += 4 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]) + 10;
-  int64_t sum = 0, level = LADE_PACK_DONE;
+  const int n = pile->n_open[s];
+  const int64_t *keys = pile->keys;
+  struct slot_ends ends = {INT64_MAX, INT64_MAX, -1};
+  int64_t sum = 0;
+  slot_sort(pile, items, n);
+  pile->work += 4 * (uint64_t)n + 10;
   for (int a = 0; a < n; a++) {
-    sum += pile->bytes[items[a]];
-    level = pile->keys[a];
-    if (sum > pile->capacity - level) {
-      pile->lack = sum + level - pile->capacity;
+    const int64_t bytes = pile->bytes[items[a]], end = keys[a] + bytes;
+    sum += bytes;
+    if (sum > pile->capacity - keys[a]) {
+      pile->lack = sum + keys[a] - pile->capacity;
       return false;
+    }
+    if (end < ends.first) {
+      ends.second = ends.first;
+      ends.first = end;
+      ends.item = items[a];
+    } else if (end < ends.second) {
+      ends.second = end;
     }
   }
   LADE_ASSERT(sum == pile->rest[s]);
+  const int64_t level = n > 0 ? keys[n - 1] : LADE_PACK_DONE;
   if (level > pile->floor[s])
     value_set(pile, &pile->floor[s], level);
   if (n > 1)
-    slot_not_first(pile, items, n, sum);
+    slot_not_first(pile, items, n, sum, ends);
   return true;
 }
 
@@ -152,11 +166,10 @@ static bool joint_infer(struct pack_pile *pile, int s)
   }
   if (height <= LADE_MAX(pile->floor[s - 1], pile->floor[s]))
     return true;
-  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int32_t j = pile->slot_items.items[a];
-    if (pile->lo[j] < s && pile->lowest[j] >= 0 && pile->lowest[j] < height)
-      lowest_raise(pile, j, height);
-  }
+  const int32_t *items = pile->slot_items.items + pile->slot_start[s];
+  for (int a = pile->n_open[s] - 1; a >= 0; a--)
+    if (pile->lo[items[a]] < s && pile->lowest[items[a]] < height)
+      lowest_raise(pile, items[a], height);
   return true;
 }
 
@@ -172,7 +185,7 @@ static bool slot_and_joints_infer(struct pack_pile *pile, int s)
 static bool pile_infer(struct pack_pile *pile)
 {
   bool is_possible = true;
-  pile->n_raises_left = RAISES_PER_ITEM * pile->n;
+  pile->n_raises_left = pile->n / ITEMS_PER_RAISE + 1;
   while (pile->due_lo < pile->due_hi) {
     int lo = pile->due_lo, hi = pile->due_hi;
     pile->due_lo = INT32_MAX;
@@ -204,37 +217,72 @@ bool lade_pack_pile_start(struct pack_pile *pile)
   return pile_infer(pile);
 }
 
+/* Move item @j behind the unplaced ones of slot @s. */
+static void slot_close(struct pack_pile *pile, int s, int32_t j)
+{
+  int32_t *items = pile->slot_items.items + pile->slot_start[s];
+  int at = pile->n_open[s] - 1;
+  int32_t carry = items[at];
+  items[at] = j; /* among the lowest, so it lies near the end */
+  while (carry != j) {
+    const int32_t next = items[--at];
+    items[at] = carry;
+    carry = next;
+  }
+  pile->n_open[s]--;
+}
+
+/* Raise the unplaced ones of @n items to @end at least. */
+static void items_raise(struct pack_pile *pile, const int32_t *items, int n, int64_t end)
+{
+  for (int a = 0; a < n; a++)
+    if (pile->lowest[items[a]] >= 0 && pile->lowest[items[a]] < end)
+      lowest_raise(pile, items[a], end);
+  pile->work += (uint64_t)n;
+}
+
 bool lade_pack_pile_place(struct pack_pile *pile, int j)
 {
-  int64_t end = pile->lowest[j] + pile->bytes[j];
+  const int64_t end = pile->lowest[j] + pile->bytes[j];
+  const struct pack_change change = {NULL, j};
+  if (!LADE_PUSH(&pile->trail, change)) {
+    pile->is_out_of_memory = true;
+    return false;
+  }
   pile->offset[j] = pile->lowest[j];
-  value_set(pile, &pile->lowest[j], -1);
+  pile->lowest[j] = -1;
+  pile->below[j] = pile->top[pile->lo[j]];
+  pile->top[pile->lo[j]] = j;
   for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
-    LADE_ASSERT(pile->floor[s] <= pile->offset[j]);
-    value_set(pile, &pile->floor[s], end);
-    value_set(pile, &pile->rest[s], pile->rest[s] - pile->bytes[j]);
-    value_set(pile, &pile->top[s], j);
-    if (s > pile->lo[j])
-      value_set(pile, &pile->cross[s], pile->cross[s] - 1);
+    LADE_ASSERT(pile->floor[s] == pile->offset[j]);
+    pile->floor[s] = end;
+    pile->rest[s] -= pile->bytes[j];
+    pile->cross[s] -= s > pile->lo[j];
+    slot_close(pile, s, j);
   }
   slots_due(pile, pile->lo[j], pile->hi[j]);
-  for (int a = pile->near_start[j]; a < pile->near_start[j + 1]; a++) {
-    int32_t k = pile->near.items[a];
-    if (pile->lowest[k] >= 0 && pile->lowest[k] < end)
-      lowest_raise(pile, k, end);
-  }
-  pile->work += (uint64_t)(pile->near_start[j + 1] - pile->near_start[j]);
+  const struct pack_meet meet = lade_pack_meet(pile, j);
+  items_raise(pile, meet.open, meet.n_open, end);
+  items_raise(pile, meet.begin, meet.n_begin, end);
   return pile_infer(pile);
 }
 
 bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor)
 {
-  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int32_t j = pile->slot_items.items[a];
-    if (pile->lowest[j] >= 0 && pile->lowest[j] < floor)
-      lowest_raise(pile, j, floor);
-  }
+  items_raise(pile, pile->slot_items.items + pile->slot_start[s], pile->n_open[s], floor);
   return pile_infer(pile);
+}
+
+/* Return the least end above slot @s that an unplaced one of @n items can have, without those that cover the slot. */
+static int64_t items_end(const struct pack_pile *pile, const int32_t *items, int n, int s)
+{
+  int64_t least = INT64_MAX;
+  for (int a = 0; a < n; a++) {
+    const int32_t k = items[a];
+    if (pile->lowest[k] >= 0 && (pile->lo[k] > s || pile->hi[k] <= s))
+      least = LADE_MIN(least, pile->lowest[k] + pile->bytes[k]);
+  }
+  return least;
 }
 
 /*
@@ -243,19 +291,18 @@ bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor)
  */
 int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s)
 {
+  const int32_t *items = pile->slot_items.items + pile->slot_start[s];
   int64_t next = INT64_MAX, floor = pile->floor[s];
-  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int32_t j = pile->slot_items.items[a];
+  for (int a = 0; a < pile->n_open[s]; a++) {
+    const int32_t j = items[a];
     if (pile->lowest[j] > floor)
       next = LADE_MIN(next, pile->lowest[j]);
     if (pile->lowest[j] != floor)
       continue;
-    for (int b = pile->near_start[j]; b < pile->near_start[j + 1]; b++) {
-      int32_t k = pile->near.items[b];
-      if (pile->lowest[k] >= 0 && (pile->lo[k] > s || pile->hi[k] <= s))
-        next = LADE_MIN(next, pile->lowest[k] + pile->bytes[k]);
-    }
-    pile->work += (uint64_t)(pile->near_start[j + 1] - pile->near_start[j]);
+    const struct pack_meet meet = lade_pack_meet(pile, j);
+    next = LADE_MIN(next, items_end(pile, meet.open, meet.n_open, s));
+    next = LADE_MIN(next, items_end(pile, meet.begin, meet.n_begin, s));
+    pile->work += (uint64_t)(meet.n_open + meet.n_begin);
   }
   return next;
 }

@@ -11,24 +11,24 @@
  * another has just ended. Then queues wait for each other (tests/unit/run/test_stages_together.c).
  *
  * The items are sorted by counting over the slot in which they begin. Each slot begins few items, which are sorted by
- * comparison.
+ * insertion, many of one slot by qsort.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "alloc/pack/pack_internal.h"
 
+#define INSERTION_ITEMS 24 /* sorted by insertion at most */
+
 struct seen {
   struct lade_pack_item item;
   int32_t name;
 };
 
-/* Order items by all that affects the packing, then by number. */
+/* Order items that begin together by all that affects the packing, then by number. */
 static int seen_compare(const void *a, const void *b)
 {
   const struct seen *x = a, *y = b;
-  if (x->item.lower != y->item.lower)
-    return x->item.lower < y->item.lower ? -1 : 1;
   if (x->item.upper != y->item.upper)
     return x->item.upper < y->item.upper ? -1 : 1;
   if (x->item.bytes != y->item.bytes)
@@ -40,48 +40,69 @@ static int seen_compare(const void *a, const void *b)
   return x->name < y->name ? -1 : x->name > y->name;
 }
 
-/* Sort @seen into @sorted. @place is scratch for @n_slots + 1 entries. */
-static void seen_sort(const struct seen *seen, int n, int n_slots, int32_t *place, struct seen *sorted)
+/* Sort @n items that begin together. */
+static void seen_sort(struct seen *seen, int n)
 {
-  memset(place, 0, ((size_t)n_slots + 1) * sizeof(*place));
-  for (int i = 0; i < n; i++)
-    place[seen[i].item.lower + 1]++;
-  for (int s = 0; s < n_slots; s++)
-    place[s + 1] += place[s];
-  for (int i = 0; i < n; i++)
-    sorted[place[seen[i].item.lower]++] = seen[i];
-  for (int s = 0, from = 0; s < n_slots; from = place[s++])
-    if (place[s] > from + 1)
-      qsort(sorted + from, (size_t)(place[s] - from), sizeof(*sorted), seen_compare);
+  if (n > INSERTION_ITEMS) {
+    qsort(seen, (size_t)n, sizeof(*seen), seen_compare);
+    return;
+  }
+  for (int a = 1; a < n; a++) {
+    if (seen_compare(&seen[a - 1], &seen[a]) < 0)
+      continue;
+    const struct seen one = seen[a];
+    int b = a;
+    for (; b > 0 && seen_compare(&one, &seen[b - 1]) < 0; b--)
+      seen[b] = seen[b - 1];
+    seen[b] = one;
+  }
 }
 
 size_t lade_pack_canonical_bytes(int n)
 {
-  size_t per_item = 2 * sizeof(struct seen) + sizeof(struct lade_pack_item) + 2 * sizeof(int32_t);
+  size_t per_item = sizeof(struct seen) + sizeof(struct lade_pack_item) + 2 * sizeof(int32_t);
   return (size_t)n * per_item + 256;
 }
 
-void lade_pack_canonical_make(lade_packer *packer, struct lade_pack_item **ret_items, int32_t **ret_names)
+/* Make the problem that of its own items, sorted as @seen. */
+static void problem_rename(struct pack_problem *problem, const struct seen *seen, struct lade_pack_item *items,
+                           int32_t *names)
 {
-  const struct pack_problem *problem = &packer->problem;
+  for (int k = 0; k < problem->n; k++) {
+    items[k] = seen[k].item;
+    names[k] = seen[k].name;
+    problem->lo[k] = items[k].lower;
+    problem->hi[k] = items[k].upper;
+    problem->align[k] = items[k].align;
+    problem->bytes[k] = lade_align_up(items[k].bytes, problem->align_least);
+  }
+  problem->items = items;
+}
+
+int32_t *lade_pack_canonical_make(lade_packer *packer)
+{
+  struct pack_problem *problem = &packer->problem;
   const size_t n = (size_t)problem->n;
   struct lade_pack_item *items = lade_pack_take(packer, n * sizeof(*items));
   int32_t *names = lade_pack_take(packer, n * sizeof(*names));
   const size_t mark = packer->arena_used;
   int32_t *place = lade_pack_take(packer, (n + 1) * sizeof(*place));
-  struct seen *seen = lade_pack_take(packer, n * sizeof(*seen)), *sorted = lade_pack_take(packer, n * sizeof(*sorted));
+  struct seen *seen = lade_pack_take(packer, n * sizeof(*seen));
+  memset(place, 0, (n + 1) * sizeof(*place));
+  for (size_t i = 0; i < n; i++)
+    place[problem->lo[i] + 1]++;
+  for (int s = 0; s < problem->n_slots; s++)
+    place[s + 1] += place[s];
   for (int i = 0; i < problem->n; i++) {
-    seen[i] = (struct seen){problem->items[i], i};
-    seen[i].item.align = (uint32_t)problem->align[i];
-    seen[i].item.lower = problem->lo[i];
-    seen[i].item.upper = problem->hi[i];
+    struct seen *one = &seen[place[problem->lo[i]]++];
+    *one = (struct seen){problem->items[i], i};
+    one->item.align = (uint32_t)problem->align[i];
+    one->item.lower = problem->lo[i];
+    one->item.upper = problem->hi[i];
   }
-  seen_sort(seen, problem->n, problem->n_slots, place, sorted);
-  for (int k = 0; k < problem->n; k++) {
-    items[k] = sorted[k].item;
-    names[k] = sorted[k].name;
-  }
+  for (int s = 0, from = 0; s < problem->n_slots; from = place[s++])
+    seen_sort(seen + from, place[s] - from);
+  problem_rename(problem, seen, items, names);
   packer->arena_used = mark;
-  *ret_items = items;
-  *ret_names = names;
+  return names;
 }

@@ -189,7 +189,7 @@ static bool core_init(struct core *core, const struct pack_problem *problem)
 
 static void core_finish(struct core *core)
 {
-  free(core->part.arena);
+  lade_pack_memory_free(&core->part);
   free(core->hot);
   free(core->items);
   free(core->names);

@@ -17,11 +17,12 @@
  *
  * A bad early choice can cost unbounded time, while another preference finds a solution with hardly a step back. So
  * attempts begin short. Five preferences among items times three among corners are each tried with a small limit of
- * nodes. They are then tried again with random noise and a growing limit. One corner rule takes the lowest corner and
- * one takes the corner with the fewest choices. The third weighs these against the number of failed inferences at the
- * slot in all attempts so far. Slots that fail often are better decided early (Boussemart and others' weighted degrees,
- * 2004). An attempt that ends without meeting its limit proves that no packing fits, and the lower bound rises. In
- * every second cycle the attempts assume a shape of the free bytes (pack_fillers.c); such a failure proves nothing.
+ * nodes, unlike ones first. They are then tried again with random noise and a growing limit. One corner rule takes the
+ * lowest corner and one takes the corner with the fewest choices. The third weighs these against the number of failed
+ * inferences at the slot in all attempts so far. Slots that fail often are better decided early (Boussemart and others'
+ * weighted degrees, 2004). An attempt that ends without meeting its limit proves that no packing fits, and the lower
+ * bound rises. Half of the kinds assume a shape of the free bytes (pack_fillers.c) in turn; such a failure proves
+ * nothing.
  *
  * A quarter of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the
  * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes
@@ -40,7 +41,7 @@
 #include "alloc/pack/pack_exact.h"
 
 #define ITEMS_MAX 2048
-#define NEAR_MAX (1 << 21)
+#define SLOT_ITEMS_MAX (1 << 21)
 #define DEPTH_MAX 8192
 #define CAPACITY_MAX (INT64_MAX / 4)
 /*
@@ -50,14 +51,43 @@
 #define NODES_PER_ITEM 1.5
 /* Effort of hard attempts for each unit of soft ones; measured. */
 #define HARD_PER_SOFT 3
+/* Most by which the number of an item varies, as a part of it, in attempts that would repeat earlier ones. */
+#define NOISE 0.3
 /* Steps of a growing capacity from the target to the incumbent. */
 #define STEPS 256
 
+/* Soft attempts begin after so many hard ones, most of which meet the target where it can be met. */
+#define HARD_BEFORE_SOFT 10
+
 enum { PREFER_AREA, PREFER_LENGTH, PREFER_BYTES, PREFER_TIGHT_AREA, PREFER_TIGHT_LENGTH, N_PREFERENCES };
 enum { CORNER_FEWEST, CORNER_LOWEST, CORNER_WEIGHTED, N_CORNER_RULES };
-#define N_KINDS (N_PREFERENCES * N_CORNER_RULES)
-/* Cycles of attempts of all kinds at the target's capacity, in turn: without and with fillers. */
-enum { CYCLE_PLAIN, CYCLE_FILLED, N_CYCLES };
+#define N_KINDS (N_PREFERENCES * N_CORNER_RULES + 1) /* one with and without fillers */
+
+/*
+ * Kinds of attempts, in the order in which they are made; measured on drawn jigsaws. In every second cycle fillers take
+ * part where they do not in the first.
+ */
+static const struct attempt_kind {
+  int preference, corner_rule;
+  bool is_filled;
+} attempt_kinds[N_KINDS] = {
+    {PREFER_LENGTH, CORNER_FEWEST, false},
+    {PREFER_BYTES, CORNER_FEWEST, false},
+    {PREFER_AREA, CORNER_FEWEST, false},
+    {PREFER_TIGHT_LENGTH, CORNER_FEWEST, true},
+    {PREFER_LENGTH, CORNER_WEIGHTED, false},
+    {PREFER_TIGHT_AREA, CORNER_FEWEST, true},
+    {PREFER_LENGTH, CORNER_LOWEST, false},
+    {PREFER_TIGHT_LENGTH, CORNER_WEIGHTED, false},
+    {PREFER_TIGHT_AREA, CORNER_WEIGHTED, true},
+    {PREFER_AREA, CORNER_LOWEST, false},
+    {PREFER_TIGHT_AREA, CORNER_WEIGHTED, false},
+    {PREFER_TIGHT_LENGTH, CORNER_LOWEST, false},
+    {PREFER_AREA, CORNER_WEIGHTED, true},
+    {PREFER_TIGHT_AREA, CORNER_LOWEST, false},
+    {PREFER_BYTES, CORNER_LOWEST, false},
+    {PREFER_BYTES, CORNER_WEIGHTED, true},
+};
 
 struct exact {
   struct pack_pile pile;
@@ -65,8 +95,8 @@ struct exact {
   int32_t *original;    /* by item of the pile: its number among the candidates */
   /* Candidates for the pile: the problem's items, then fillers; sizes in granules. */
   struct pack_candidate *candidates;
-  struct rank *ranks;
-  LADE_ARRAY(int32_t) choices; /* of all open nodes */
+  struct keyed *ranks; /* items with their preference, and as much scratch */
+  struct pack_numbers choices; /* of all open nodes */
   uint64_t n_nodes, node_limit;
   uint64_t random_state;
   double noise;
@@ -79,11 +109,6 @@ struct exact {
   bool is_aborted; /* a limit was met, so a failure proves nothing */
 };
 
-struct rank {
-  double key;
-  int32_t item;
-};
-
 /* The choices at one slot. */
 struct corner {
   int32_t slot, n_choices;
@@ -92,49 +117,43 @@ struct corner {
   bool has_gap;       /* a gap is possible */
 };
 
-static int rank_compare(const void *a, const void *b)
-{
-  const struct rank *x = a, *y = b;
-  if (x->key != y->key)
-    return x->key > y->key ? -1 : 1;
-  return x->item < y->item ? -1 : 1;
-}
-
 /* True if the item directly below @j has the same lifetime and a higher number. Then only the other order is tried. */
-static bool item_is_out_of_order(const struct pack_pile *pile, int j, int s)
+static bool item_is_out_of_order(const struct pack_pile *pile, int j)
 {
-  const int below = (int)pile->top[s];
-  return below > j && pile->lo[below] == pile->lo[j] && pile->hi[below] == pile->hi[j] &&
+  const int below = pile->top[pile->lo[j]];
+  return below > j && pile->hi[below] == pile->hi[j] &&
          pile->offset[below] + pile->bytes[below] == pile->lowest[j];
 }
 
-/* True if an equal item with a smaller number is among the choices of the corner. */
-static bool item_has_twin(const struct pack_pile *pile, int j, int s)
+/*
+ * True if an unplaced equal item with a smaller number can lie as low. Equal items have neighbouring numbers, because
+ * their preference is equal.
+ */
+static bool item_has_twin(const struct pack_pile *pile, int j)
 {
-  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int k = pile->slot_items.items[a];
-    if (k < j && pile->lowest[k] == pile->lowest[j] && pile->lo[k] == pile->lo[j] && pile->hi[k] == pile->hi[j] &&
-        pile->bytes[k] == pile->bytes[j])
+  for (int k = j - 1; k >= 0 && pile->lo[k] == pile->lo[j] && pile->hi[k] == pile->hi[j] &&
+                      pile->bytes[k] == pile->bytes[j]; k--)
+    if (pile->lowest[k] == pile->lowest[j])
       return true;
-  }
   return false;
 }
 
 static bool item_is_choice(const struct pack_pile *pile, int j, int s)
 {
-  return pile->lowest[j] == pile->floor[s] && !item_is_out_of_order(pile, j, s) && !item_has_twin(pile, j, s);
+  return pile->lowest[j] == pile->floor[s] && !item_is_out_of_order(pile, j) && !item_has_twin(pile, j);
 }
 
 static struct corner corner_get(struct pack_pile *pile, int s)
 {
   struct corner corner = {.slot = s, .next_floor = INT64_MAX};
   corner.slack = pile->capacity - pile->floor[s] - pile->rest[s];
-  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++)
-    corner.n_choices += item_is_choice(pile, pile->slot_items.items[a], s);
+  const int32_t *items = pile->slot_items.items + pile->slot_start[s];
+  for (int a = 0; a < pile->n_open[s]; a++)
+    corner.n_choices += item_is_choice(pile, items[a], s);
   if (corner.slack > 0)
     corner.next_floor = lade_pack_pile_next_floor(pile, s);
   corner.has_gap = corner.next_floor <= pile->capacity - pile->rest[s];
-  pile->work += 2 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]);
+  pile->work += 2 * (uint64_t)pile->n_open[s];
   return corner;
 }
 
@@ -191,15 +210,16 @@ static bool choices_push(struct exact *exact, const struct corner *corner)
 {
   const struct pack_pile *pile = &exact->pile;
   int n = 0, s = corner->slot;
-  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int32_t j = pile->slot_items.items[a];
+  const int32_t *items = pile->slot_items.items + pile->slot_start[s];
+  for (int a = 0; a < pile->n_open[s]; a++) {
+    const int32_t j = items[a];
     if (!item_is_choice(pile, j, s))
       continue;
     double noise = exact->noise > 0 ? exact->noise * lade_pack_random(&exact->random_state) : 0;
-    exact->ranks[n++] = (struct rank){-j * (1 + noise), j};
+    exact->ranks[n++] = (struct keyed){-j * (1 + noise), j};
   }
   LADE_ASSERT(n == corner->n_choices);
-  qsort(exact->ranks, (size_t)n, sizeof(*exact->ranks), rank_compare);
+  lade_pack_sort(exact->ranks, n, exact->ranks + n);
   for (int k = 0; k < n; k++)
     if (!LADE_PUSH(&exact->choices, exact->ranks[k].item))
       return false;
@@ -349,12 +369,13 @@ static void pile_reset(struct exact *exact, const struct pack_problem *problem, 
   struct pack_pile *pile = &exact->pile;
   int n = pile->n, n_slots = pile->n_slots;
   for (int i = 0; i < n; i++)
-    exact->ranks[i] = (struct rank){item_preference(problem, &exact->candidates[i], preference), i};
-  qsort(exact->ranks, (size_t)n, sizeof(*exact->ranks), rank_compare);
+    exact->ranks[i] = (struct keyed){item_preference(problem, &exact->candidates[i], preference), i};
+  lade_pack_sort(exact->ranks, n, exact->ranks + n);
   memset(pile->rest, 0, (size_t)n_slots * sizeof(*pile->rest));
   memset(pile->cross, 0, (size_t)n_slots * sizeof(*pile->cross));
   memset(pile->floor, 0, (size_t)n_slots * sizeof(*pile->floor));
   memset(pile->lowest, 0, (size_t)n * sizeof(*pile->lowest));
+  memset(pile->joints, 0, (size_t)n_slots * sizeof(*pile->joints));
   memset(pile->is_due, 0, (size_t)n_slots * sizeof(*pile->is_due));
   for (int s = 0; s < n_slots; s++)
     pile->top[s] = -1;
@@ -381,25 +402,22 @@ static void pile_reset(struct exact *exact, const struct pack_problem *problem, 
   pile->work = 0;
 }
 
-/* List by counting, for each slot, the items that end where it begins and the items that begin there. */
-static void joints_link(struct pack_pile *pile)
+/*
+ * List by counting, for each slot, the items that have it in @slots: their first slots, or the slots behind their last.
+ */
+static void sides_link(const struct pack_pile *pile, const int32_t *slots, int32_t *start, int32_t *items)
 {
-  const int n_sides = 2 * pile->n_slots + 1;
-  int32_t *place = pile->joint_start;
-  memset(place, 0, (size_t)(n_sides + 2) * sizeof(*place));
-  for (int j = 0; j < pile->n; j++) {
-    place[2 * pile->hi[j] + 2]++;
-    place[2 * pile->lo[j] + 1 + 2]++;
-  }
-  for (int side = 0; side <= n_sides; side++)
-    place[side + 1] += place[side];
-  for (int j = 0; j < pile->n; j++) {
-    pile->joint_items[place[2 * pile->hi[j] + 1]++] = j;
-    pile->joint_items[place[2 * pile->lo[j] + 1 + 1]++] = j;
-  }
+  const int n_slots = pile->n_slots + 1; /* the last one follows the end */
+  memset(start, 0, (size_t)(n_slots + 1) * sizeof(*start));
+  for (int j = 0; j < pile->n; j++)
+    start[slots[j]]++;
+  for (int s = 0; s < n_slots; s++)
+    start[s + 1] += start[s];
+  for (int j = pile->n - 1; j >= 0; j--) /* from the ends of the lists down, and the ends become starts */
+    items[--start[slots[j]]] = j;
 }
 
-/* List by counting the items of each slot. False: no memory. */
+/* List by counting the items of each slot, the unplaced ones first. False: no memory. */
 static bool slots_link(struct pack_pile *pile)
 {
   int32_t *place = pile->slot_start, n = 0;
@@ -409,43 +427,27 @@ static bool slots_link(struct pack_pile *pile)
     return false;
   pile->slot_items.n = n;
   memset(place, 0, (size_t)(pile->n_slots + 1) * sizeof(*place));
+  memset(pile->n_open, 0, (size_t)pile->n_slots * sizeof(*pile->n_open));
   for (int j = 0; j < pile->n; j++)
-    for (int s = pile->lo[j]; s < pile->hi[j]; s++)
-      place[s + 1]++;
+    for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
+      place[s]++;
+      pile->n_open[s] += pile->lowest[j] >= 0;
+    }
   for (int s = 0; s < pile->n_slots; s++)
     place[s + 1] += place[s];
-  for (int j = pile->n - 1; j >= 0; j--) /* from the ends of the lists down, and the ends become starts */
-    for (int s = pile->lo[j]; s < pile->hi[j]; s++)
-      pile->slot_items.items[--place[s + 1]] = j;
-  memmove(place, place + 1, (size_t)pile->n_slots * sizeof(*place));
-  place[pile->n_slots] = n;
+  for (int is_open = 0; is_open < 2; is_open++) /* from the ends of the lists down, and the ends become starts */
+    for (int j = pile->n - 1; j >= 0; j--)
+      for (int s = pile->lo[j]; (pile->lowest[j] >= 0) == is_open && s < pile->hi[j]; s++)
+        pile->slot_items.items[--place[s]] = j;
   return true;
 }
 
-/* List the items near each item. Nothing predicts which items meet, so the loop has no branch. False: no memory. */
-static bool near_link(struct pack_pile *pile)
-{
-  const int n = pile->n;
-  int at = 0;
-  for (int j = 0; j < n; j++) {
-    const int32_t lo = pile->lo[j], hi = pile->hi[j];
-    pile->near_start[j] = at;
-    if (!lade_array_reserve((void **)&pile->near.items, &pile->near.capacity, at + n, sizeof(*pile->near.items)))
-      return false;
-    for (int32_t k = 0; k < n; k++) {
-      pile->near.items[at] = k;
-      at += (k != j) & (pile->lo[k] < hi) & (lo < pile->hi[k]);
-    }
-  }
-  pile->near_start[n] = pile->near.n = at;
-  return true;
-}
-
-/* Make the lists for the current numbering: the items of each slot, and the items near each item. False: no memory. */
+/* Make the lists for the current numbering. False: no memory. */
 static bool pile_link(struct pack_pile *pile)
 {
-  joints_link(pile);
-  return slots_link(pile) && near_link(pile);
+  sides_link(pile, pile->lo, pile->begin_start, pile->begin_items);
+  sides_link(pile, pile->hi, pile->end_start, pile->end_items);
+  return slots_link(pile);
 }
 
 /*
@@ -454,23 +456,41 @@ static bool pile_link(struct pack_pile *pile)
  */
 static void attempt_choose(struct exact *exact, const struct pack_problem *problem, int64_t capacity, int k)
 {
-  const int cycle = k / N_KINDS, round = exact->pile.is_soft ? cycle : cycle / N_CYCLES;
+  const struct attempt_kind *kind = &attempt_kinds[k % N_KINDS];
+  const int cycle = k / N_KINDS, round = exact->pile.is_soft ? cycle : cycle / 2;
   int n_fillers = 0;
   exact->random_state = 0x9E3779B97F4A7C15u * (uint64_t)(k + 1);
-  if (cycle % N_CYCLES == CYCLE_FILLED && !exact->pile.is_soft)
+  if (kind->is_filled == (cycle % 2 == 0) && !exact->pile.is_soft)
     n_fillers = lade_pack_fillers_make(problem, capacity, &exact->random_state, exact->candidates + problem->n);
   exact->is_filled = n_fillers > 0 && n_fillers <= problem->n;
   exact->pile.n = problem->n + (exact->is_filled ? n_fillers : 0);
   exact->pile.capacity = capacity;
-  exact->preference = k % N_PREFERENCES;
-  exact->corner_rule = k / N_PREFERENCES % N_CORNER_RULES;
-  exact->noise = cycle > 0 && !(exact->is_filled && round == 0) ? 0.3 : 0;
+  exact->preference = kind->preference;
+  exact->corner_rule = kind->corner_rule;
+  exact->noise = cycle > 0 && !(exact->is_filled && round == 0) ? NOISE : 0;
   exact->n_nodes = 0;
   exact->node_limit = (uint64_t)(NODES_PER_ITEM * exact->pile.n) << LADE_MIN(round, 40);
   exact->patience = round == 0 ? 0 : (uint64_t)exact->pile.n << LADE_MIN(round, 40) >> 4;
   exact->n_nodes_patient = exact->patience;
   if (exact->pile.is_soft)
     exact->node_limit = UINT64_MAX;
+}
+
+/*
+ * True if an attempt with the current numbering and corner rule was made without noise. If not, remember it. Where all
+ * slots are equally full, for example, the preferences for full slots number the items as others do.
+ */
+static bool attempt_is_seen(const struct exact *exact, struct pack_attempts *made)
+{
+  uint64_t hash = (uint64_t)exact->corner_rule + (exact->pile.is_soft ? N_CORNER_RULES : 0);
+  for (int j = 0; j < exact->pile.n; j++)
+    hash = (hash ^ (uint64_t)exact->original[j]) * 0x9E3779B97F4A7C15u;
+  for (int k = 0; k < made->n_seen; k++)
+    if (made->seen[k] == hash)
+      return true;
+  if (made->n_seen < LADE_PACK_ATTEMPTS_SEEN)
+    made->seen[made->n_seen++] = hash;
+  return false;
 }
 
 /* Make one attempt of kind @k at @capacity. True: the packer's offsets hold a packing. */
@@ -480,6 +500,8 @@ static bool attempt(struct exact *exact, lade_packer *packer, int64_t capacity, 
   struct pack_pile *pile = &exact->pile;
   attempt_choose(exact, problem, capacity, k);
   pile_reset(exact, problem, exact->preference);
+  if (exact->noise == 0 && attempt_is_seen(exact, &packer->attempts))
+    exact->noise = NOISE;
   exact->is_aborted = pile->is_out_of_memory = !pile_link(pile);
   if (exact->is_aborted)
     return false;
@@ -524,37 +546,35 @@ static bool failure_read(struct exact *exact, lade_packer *packer, int64_t capac
   return packer->best_bytes <= packer->target_bytes;
 }
 
-/* Make attempts until the target is met or proved out of reach, or effort or memory is spent. True if it is met. */
-static bool attempts_run(struct exact *exact, lade_packer *packer)
+/*
+ * Make @n_attempts attempts, or fewer if the target is met or proved out of reach, or effort or memory is spent. True
+ * if it is met.
+ */
+static bool attempts_run(struct exact *exact, lade_packer *packer, int n_attempts)
 {
   const uint64_t granule = packer->problem.granule;
   struct pack_effort *effort = &packer->effort;
-  uint64_t spent[2] = {0, 0}; /* of hard attempts and of soft ones */
-  int n_made[2] = {0, 0};
+  struct pack_attempts *made = &packer->attempts;
   bool is_met = false;
-  while (!effort->is_spent && !exact->pile.is_out_of_memory && !is_met) {
-    const bool is_soft = HARD_PER_SOFT * spent[1] < spent[0];
+  for (; n_attempts > 0 && !effort->is_spent && !exact->pile.is_out_of_memory && !is_met; n_attempts--) {
+    const bool is_soft = made->n_made[0] >= HARD_BEFORE_SOFT && HARD_PER_SOFT * made->spent[1] < made->spent[0];
     const uint64_t work_before = effort->work;
-    const int k = n_made[is_soft]++;
+    const int n_seen = made->n_seen;
     const int64_t capacity = LADE_MAX((int64_t)(packer->target_bytes / granule), exact->capacity_least);
     exact->capacity_most = (int64_t)((packer->best_bytes - 1) / granule);
     if (capacity > exact->capacity_most)
       break; /* only padding separates the bound from the incumbent */
     exact->capacity_step = LADE_MAX((exact->capacity_most - capacity) / STEPS, 1);
     exact->pile.is_soft = is_soft;
-    is_met = attempt(exact, packer, capacity, k) ? lade_pack_offer(packer) : failure_read(exact, packer, capacity);
-    spent[is_soft] += effort->work - work_before;
+    const bool is_packed = attempt(exact, packer, capacity, made->n_made[is_soft]);
+    is_met = is_packed ? lade_pack_offer(packer) : failure_read(exact, packer, capacity);
+    if (!is_packed && effort->is_spent)
+      made->n_seen = n_seen; /* an attempt that the effort cut short is made again */
+    else
+      made->n_made[is_soft]++;
+    made->spent[is_soft] += effort->work - work_before;
   }
   return is_met;
-}
-
-static void exact_finish(struct exact *exact, char *memory)
-{
-  LADE_ARRAY_FREE(&exact->choices);
-  LADE_ARRAY_FREE(&exact->pile.trail);
-  LADE_ARRAY_FREE(&exact->pile.slot_items);
-  LADE_ARRAY_FREE(&exact->pile.near);
-  free(memory);
 }
 
 /* Cut @n values of 4 bytes off *@memory. */
@@ -572,29 +592,41 @@ static int64_t *cut_wide(int64_t **memory, size_t n)
   return p;
 }
 
-/* Cut all arrays of known length from one block, which the caller frees. NULL without memory. */
-static char *exact_init(struct exact *exact, lade_packer *packer)
+/* Return the bytes of the arrays for @n items and fillers and @n_slots slots. */
+static size_t arrays_bytes(size_t n, size_t n_slots)
+{
+  const size_t item_bytes = 2 * sizeof(struct keyed) + sizeof(struct pack_candidate) + 4 * sizeof(int64_t) +
+                            6 * sizeof(int32_t);
+  const size_t slot_bytes = sizeof(struct pack_joint) + 2 * sizeof(int64_t) + 7 * sizeof(int32_t) + sizeof(bool);
+  return n * item_bytes + n_slots * slot_bytes + 5 * sizeof(int32_t);
+}
+
+size_t lade_pack_exact_bytes(int n)
+{
+  return n > ITEMS_MAX ? 0 : arrays_bytes(3 * (size_t)n, (size_t)n) + 16; /* at most a slot and two fillers each */
+}
+
+/* Cut all arrays of known length from the packer's arena. The others are kept between calls. */
+static void exact_init(struct exact *exact, lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
   size_t n_slots = (size_t)problem->n_slots, n = (size_t)problem->n + 2 * n_slots;
-  size_t n_values = 6 * n + 4 * n_slots + 5, n_wide = 4 * n + 4 * n_slots;
-  size_t item_bytes = sizeof(struct rank) + sizeof(struct pack_candidate);
-  char *memory = malloc(n * item_bytes + n_wide * sizeof(int64_t) + n_values * sizeof(int32_t) + n_slots);
-  if (!memory)
-    return NULL;
-  *exact = (struct exact){.effort = &packer->effort, .ranks = (struct rank *)memory};
-  exact->candidates = (struct pack_candidate *)(exact->ranks + n);
+  char *memory = lade_pack_take(packer, arrays_bytes(n, n_slots));
+  *exact = (struct exact){.effort = &packer->effort, .ranks = (struct keyed *)memory, .choices = packer->choices};
+  exact->candidates = (struct pack_candidate *)(exact->ranks + 2 * n);
   int64_t *wide_at = (int64_t *)(exact->candidates + n);
-  int32_t *at = (int32_t *)(wide_at + n_wide);
+  struct pack_joint *joints = (struct pack_joint *)(wide_at + 4 * n + 2 * n_slots);
+  int32_t *at = (int32_t *)(joints + n_slots);
   exact->original = cut(&at, n);
   exact->pile = (struct pack_pile){
       .n_slots = problem->n_slots,
       .bytes = cut_wide(&wide_at, n), .lowest = cut_wide(&wide_at, n), .offset = cut_wide(&wide_at, n),
       .keys = cut_wide(&wide_at, n),
       .floor = cut_wide(&wide_at, n_slots), .rest = cut_wide(&wide_at, n_slots),
-      .top = cut_wide(&wide_at, n_slots), .cross = cut_wide(&wide_at, n_slots),
-      .lo = cut(&at, n), .hi = cut(&at, n), .slot_start = cut(&at, n_slots + 1), .near_start = cut(&at, n + 1),
-      .joint_start = cut(&at, 2 * n_slots + 3), .joint_items = cut(&at, 2 * n), .weight = cut(&at, n_slots),
+      .lo = cut(&at, n), .hi = cut(&at, n), .slot_start = cut(&at, n_slots + 1), .begin_start = cut(&at, n_slots + 2),
+      .end_start = cut(&at, n_slots + 2), .begin_items = cut(&at, n), .end_items = cut(&at, n),
+      .below = cut(&at, n), .top = cut(&at, n_slots), .cross = cut(&at, n_slots), .n_open = cut(&at, n_slots),
+      .weight = cut(&at, n_slots), .joints = joints, .trail = packer->trail, .slot_items = packer->slot_items,
   };
   exact->pile.is_due = (bool *)at;
   memset(exact->pile.weight, 0, n_slots * sizeof(*exact->pile.weight));
@@ -604,7 +636,14 @@ static char *exact_init(struct exact *exact, lade_packer *packer)
         problem->lo[i], problem->hi[i], (int64_t)(problem->bytes[i] / problem->granule),
         fixed < 0 ? -1 : (int64_t)((uint64_t)fixed / problem->granule)};
   }
-  return memory;
+}
+
+/* Give the arrays that grew back to the packer. */
+static void exact_finish(const struct exact *exact, lade_packer *packer)
+{
+  packer->choices = exact->choices;
+  packer->trail = exact->pile.trail;
+  packer->slot_items = exact->pile.slot_items;
 }
 
 bool lade_pack_exact_takes(const struct pack_problem *problem)
@@ -612,24 +651,21 @@ bool lade_pack_exact_takes(const struct pack_problem *problem)
   return problem->n <= ITEMS_MAX && !problem->has_mixed_align;
 }
 
-bool lade_pack_exact(lade_packer *packer)
+bool lade_pack_exact(lade_packer *packer, int n_attempts)
 {
   const struct pack_problem *problem = &packer->problem;
   if (!lade_pack_exact_takes(problem) || packer->best_bytes / problem->granule > CAPACITY_MAX)
     return false;
-  size_t n_slot_items = 0, n_near = 0;
-  for (int i = 0; i < problem->n; i++) {
+  size_t n_slot_items = 0;
+  for (int i = 0; i < problem->n; i++)
     n_slot_items += (size_t)(problem->hi[i] - problem->lo[i]);
-    for (int j = 0; j < problem->n; j++)
-      n_near += (i != j) & (problem->lo[i] < problem->hi[j]) & (problem->lo[j] < problem->hi[i]);
-  }
-  if (n_near > NEAR_MAX || n_slot_items > NEAR_MAX)
+  if (n_slot_items > SLOT_ITEMS_MAX)
     return false;
+  const size_t mark = packer->arena_used;
   struct exact exact;
-  char *memory = exact_init(&exact, packer);
-  if (!memory)
-    return false; /* the incumbent stays */
-  bool is_met = fixed_is_ground(&exact, problem) && attempts_run(&exact, packer);
-  exact_finish(&exact, memory);
+  exact_init(&exact, packer);
+  bool is_met = fixed_is_ground(&exact, problem) && attempts_run(&exact, packer, n_attempts);
+  exact_finish(&exact, packer);
+  packer->arena_used = mark;
   return is_met;
 }

@@ -18,9 +18,10 @@ struct pack_candidate {
   int64_t fixed; /* or -1 */
 };
 
-struct pack_change {
-  int64_t *where;
-  int64_t old;
+/* All that decides a joint's height, and the height. */
+struct pack_joint {
+  int64_t left, right, left_slack, right_slack, height;
+  uint64_t ends, begins; /* unplaced items of the joint's lists, one bit each */
 };
 
 struct pack_pile {
@@ -33,26 +34,43 @@ struct pack_pile {
   int64_t *bytes;
   int64_t *lowest; /* least offset of the item in any solution under this node; -1 once placed */
   int64_t *offset; /* of placed items */
+  int32_t *below;  /* of placed items: `top` of their first slot before */
   int64_t *keys;   /* scratch: `lowest` of the items of one slot, in the slot's order */
   /* Slots. */
   int64_t *floor;  /* no unplaced item lies below it; LADE_PACK_DONE if all are placed */
   int64_t *rest;   /* unplaced bytes */
-  int64_t *top;    /* item placed last, or -1 */
-  int64_t *cross;  /* unplaced items that cover both this slot and the one before */
+  int32_t *top;    /* item placed last of those that begin there, or -1 */
+  int32_t *cross;  /* unplaced items that cover both this slot and the one before */
+  struct pack_joint *joints; /* last visits, at the slot on the right; all zero: none */
   int32_t *weight; /* number of failed inferences there, in all attempts */
-  int32_t *slot_start, *near_start;
-  LADE_ARRAY(int32_t) slot_items; /* of each slot; kept sorted by falling `lowest`, placed ones last */
-  LADE_ARRAY(int32_t) near;       /* items that each item meets in time */
-  int32_t *joint_start, *joint_items; /* at [2s]: items that end where slot s begins; at [2s + 1]: items that begin
-                                         there */
+  int32_t *slot_start;
+  int32_t *n_open; /* unplaced items of the slot: the first ones of its list, sorted by falling `lowest` */
+  struct pack_numbers slot_items;   /* of each slot; the placed ones last */
+  int32_t *begin_start, *end_start; /* items that begin where slot s begins, and items that end there */
+  int32_t *begin_items, *end_items;
   /* Slots whose inference is due, all within [due_lo, due_hi). */
   bool *is_due;
   int32_t due_lo, due_hi;
   int n_raises_left; /* before the slowly converging rule stops */
-  LADE_ARRAY(struct pack_change) trail;
+  struct pack_trail trail;
   bool is_out_of_memory;
   uint64_t work;   /* steps since the caller last read and cleared it */
 };
+
+/* The items that an item meets in time: the unplaced ones of its first slot, and all that begin later in its life. */
+struct pack_meet {
+  const int32_t *open, *begin;
+  int n_open, n_begin;
+};
+
+LADE_INLINE struct pack_meet lade_pack_meet(const struct pack_pile *pile, int j)
+{
+  const int32_t lo = pile->lo[j], hi = pile->hi[j];
+  return (struct pack_meet){
+      .open = pile->slot_items.items + pile->slot_start[lo], .n_open = pile->n_open[lo],
+      .begin = pile->begin_items + pile->begin_start[lo + 1],
+      .n_begin = pile->begin_start[hi] - pile->begin_start[lo + 1]};
+}
 
 /* Undo all changes since the trail had @mark entries. */
 void lade_pack_pile_undo(struct pack_pile *pile, int mark);
@@ -63,6 +81,8 @@ bool lade_pack_pile_start(struct pack_pile *pile);
 /*
  * Put item @j at its lowest offset. The floors of its slots rise to its end, so no later item lies below it. False: no
  * solution.
+ *
+ * pre: the floors of its slots are there, so they are known when the place is undone.
  */
 bool lade_pack_pile_place(struct pack_pile *pile, int j);
 

@@ -126,7 +126,7 @@ static size_t groups_most(int n)
 size_t lade_pack_first_fit_bytes(int n)
 {
   const size_t block_bytes = sizeof(struct first_fit_block) + sizeof(struct first_fit_body) + sizeof(int32_t);
-  size_t per_item = sizeof(int32_t) + sizeof(bool) + (2 * N_CLIMBS + 1) * sizeof(struct keyed);
+  size_t per_item = sizeof(int32_t) + sizeof(bool) + (2 * N_CLIMBS + 2) * sizeof(struct keyed);
   return (size_t)n * per_item + blocks_most(n) * block_bytes +
          groups_most(n) * sizeof(struct first_fit_group) + 512;
 }
@@ -471,14 +471,6 @@ static bool order_place(lade_packer *packer, struct shelf *shelf, const struct k
   return true;
 }
 
-static int keyed_compare(const void *a, const void *b)
-{
-  const struct keyed *x = a, *y = b;
-  if (x->key != y->key)
-    return x->key > y->key ? -1 : 1;
-  return x->item < y->item ? -1 : 1;
-}
-
 /*
  * Return the key of @value's class. There are @per_doubling classes per doubling, in even steps, without a logarithm,
  * which could differ between machines. Within a class, items that begin earlier come first.
@@ -514,8 +506,10 @@ bool lade_pack_first_fit_is_cheap(const struct pack_problem *problem)
 }
 
 /* Sort the items by falling key. Bytes are in granules, so the order is the same in any unit. */
-static void order_make(const struct pack_problem *problem, int kind, struct keyed *order)
+static void order_make(lade_packer *packer, int kind, struct keyed *order)
 {
+  const struct pack_problem *problem = &packer->problem;
+  const size_t mark = packer->arena_used;
   const int n_classes = kind == ORDER_BYTES_CLASS ? classes_get(problem) : 0;
   for (int i = 0; i < problem->n; i++) {
     double length = problem->hi[i] - problem->lo[i], bytes = (double)(problem->bytes[i] / problem->granule);
@@ -531,7 +525,8 @@ static void order_make(const struct pack_problem *problem, int kind, struct keye
     }
     order[i] = (struct keyed){problem->items[i].fixed >= 0 ? FIXED_KEY : key, i};
   }
-  qsort(order, (size_t)problem->n, sizeof(*order), keyed_compare);
+  lade_pack_sort(order, problem->n, lade_pack_take(packer, (size_t)problem->n * sizeof(*order)));
+  packer->arena_used = mark;
 }
 
 /* Return the peak of the last pass. */
@@ -551,7 +546,7 @@ static uint64_t pass_peak(const lade_packer *packer)
 static void order_merge(struct keyed *order, int n_left, const struct keyed *blamed, int n_blamed)
 {
   while (n_blamed) {
-    bool is_left_last = n_left && keyed_compare(&order[n_left - 1], &blamed[n_blamed - 1]) > 0;
+    bool is_left_last = n_left && lade_pack_keyed_is_first(&blamed[n_blamed - 1], &order[n_left - 1]);
     const struct keyed last = is_left_last ? order[n_left - 1] : blamed[n_blamed - 1];
     order[n_left + n_blamed - 1] = last;
     n_left -= is_left_last;
@@ -580,7 +575,9 @@ static void order_blame(lade_packer *packer, uint64_t limit, const struct climb 
     keyed.key += reach * lade_pack_random(random_state);
     climb->blamed[n_blamed++] = keyed;
   }
-  qsort(climb->blamed, (size_t)n_blamed, sizeof(*climb->blamed), keyed_compare);
+  const size_t mark = packer->arena_used;
+  lade_pack_sort(climb->blamed, n_blamed, lade_pack_take(packer, (size_t)n_blamed * sizeof(*climb->blamed)));
+  packer->arena_used = mark;
   order_merge(climb->order, n_left, climb->blamed, n_blamed);
   lade_pack_spend(&packer->effort, 100 * (uint64_t)problem->n);
 }
@@ -668,7 +665,7 @@ static bool orders_try(lade_packer *packer, struct shelf *shelf, struct keyed *o
   bool is_met = false;
   while (packer->n_tried < N_ORDERS && !is_met &&
          (packer->n_tried < packer->n_orders_least || !packer->effort.is_spent)) {
-    order_make(&packer->problem, packer->n_tried, order);
+    order_make(packer, packer->n_tried, order);
     if (!order_place(packer, shelf, order))
       return false;
     const uint64_t before_bytes = packer->best_bytes;
@@ -695,7 +692,7 @@ bool lade_pack_first_fit(lade_packer *packer)
                                   .best_order = lade_pack_take(packer, order_bytes),
                                   .blamed = scratch,
                                   .best_bytes = UINT64_MAX};
-    order_make(&packer->problem, climb_orders[line], climbs[line].order);
+    order_make(packer, climb_orders[line], climbs[line].order);
   }
   if (!is_met && !packer->effort.is_spent)
     is_met = climbs_run(packer, &shelf, climbs);
@@ -711,7 +708,7 @@ bool lade_pack_around(lade_packer *packer, const bool *is_placed, const uint64_t
   struct shelf shelf;
   shelf_init(packer, &shelf);
   struct keyed *order = lade_pack_take(packer, (size_t)problem->n * sizeof(*order));
-  order_make(problem, packer->kind_best, order);
+  order_make(packer, packer->kind_best, order);
   for (int i = 0; i < problem->n; i++)
     if (is_placed[i]) {
       packer->offsets[i] = placed[i];
@@ -790,7 +787,7 @@ bool lade_pack_ring(lade_packer *packer)
     return false;
   shelf_init(packer, &shelf);
   struct keyed *order = lade_pack_take(packer, (size_t)problem->n * sizeof(*order));
-  order_make(problem, ORDER_QUEUE, order);
+  order_make(packer, ORDER_QUEUE, order);
   for (int i = 0; i < problem->n; i++)
     most_bytes = LADE_MAX(most_bytes, problem->bytes[i]);
   bool is_met = ring_is_apt(problem, order) &&

@@ -22,6 +22,7 @@ struct pack_problem {
   uint64_t *live;        /* per slot: rounded bytes */
   bool has_mixed_align;  /* some item has a larger alignment than the smallest */
   bool has_padding;      /* some size was rounded up */
+  uint64_t align_least;  /* of any item */
   uint64_t granule;      /* divides every rounded size and fixed offset */
   uint64_t lower_bound;  /* of the true peak; the exact search may raise it */
 };
@@ -40,6 +41,33 @@ struct keyed {
   int32_t item;
 };
 
+#define LADE_PACK_ATTEMPTS_SEEN 32
+
+/* Attempts of the exact search, at the target's capacity and soft ones: a later call goes on from here. */
+struct pack_attempts {
+  int n_made[2];
+  uint64_t spent[2];
+  uint64_t seen[LADE_PACK_ATTEMPTS_SEEN]; /* hashes of the attempts made without noise */
+  int n_seen;
+};
+
+/* Arrays of the exact search that grow; the packer keeps them between calls. */
+struct pack_numbers {
+  int32_t *items;
+  int n, capacity;
+};
+
+/* A value before its change, or with @where NULL the item that was placed. */
+struct pack_change {
+  int64_t *where;
+  int64_t old;
+};
+
+struct pack_trail {
+  struct pack_change *items;
+  int n, capacity;
+};
+
 struct lade_packer {
   char *arena;
   size_t arena_bytes, arena_used;
@@ -51,6 +79,9 @@ struct lade_packer {
   uint64_t *offsets;     /* of the current pass */
   int n_tried;           /* orders of first fit that were placed to the end */
   int n_orders_least;    /* orders that are placed even if the effort is spent */
+  struct pack_attempts attempts;
+  struct pack_numbers choices, slot_items;
+  struct pack_trail trail;
   int kind_best;         /* the order of first fit with the lowest peak */
 };
 
@@ -74,6 +105,15 @@ LADE_INLINE double lade_pack_random(uint64_t *state)
   return (double)(*state * 0x2545F4914F6CDD1Du >> 11) * 0x1p-53;
 }
 
+/* True if @x comes before @y in an order. */
+LADE_INLINE bool lade_pack_keyed_is_first(const struct keyed *x, const struct keyed *y)
+{
+  return x->key > y->key || (x->key == y->key && x->item < y->item);
+}
+
+/* Sort @n items by falling key, equal keys by number, with @n places of @scratch. */
+void lade_pack_sort(struct keyed *sorted, int n, struct keyed *scratch);
+
 /*
  * Take @bytes from the arena, aligned to 16.
  *
@@ -93,6 +133,9 @@ bool lade_pack_offer(lade_packer *packer);
 /* Return the bytes of arena for @n items: the problem, the incumbent and the scratch of the search that needs most. */
 size_t lade_pack_arena_bytes(int n);
 
+/* Free the packer's memory, but not the packer. */
+void lade_pack_memory_free(lade_packer *packer);
+
 /* Empty the arena and make it hold @bytes. -ENOMEM. */
 int lade_pack_arena_reserve(lade_packer *packer, size_t bytes);
 
@@ -108,8 +151,8 @@ void lade_pack_answer_init(lade_packer *packer, uint64_t stop_bytes);
  */
 bool lade_pack_search_fast(lade_packer *packer, uint64_t item_work);
 
-/* Search exactly with a part of the effort left; repair the remainder with the rest. */
-bool lade_pack_search_long(lade_packer *packer);
+/* Search exactly with @exact_part of the effort left, then repair the incumbent with first fit on the rest. */
+bool lade_pack_search_long(lade_packer *packer, double exact_part);
 
 /*
  * Place items in several orders, each at its lowest free offset, then repair. Orders of an earlier call are not tried
@@ -165,20 +208,24 @@ void lade_pack_effort_widen(struct pack_effort *effort, const struct pack_effort
 
 /*
  * Search exactly at and above the target. Handles up to some 2,000 items of one alignment, with fixed ones at the
- * bottom without gaps; does nothing for others. True if the target is met or proved out of reach.
+ * bottom without gaps; does nothing for others. Makes at most @n_attempts attempts. True if the target is met or proved
+ * out of reach.
  *
  * pre: there is an incumbent.
  */
-bool lade_pack_exact(lade_packer *packer);
+bool lade_pack_exact(lade_packer *packer, int n_attempts);
+
+/* Return the bytes of arena that the exact search of @n items needs at most. */
+size_t lade_pack_exact_bytes(int n);
 
 /* True if the exact search takes instances of this number of items and these alignments. */
 bool lade_pack_exact_takes(const struct pack_problem *problem);
 
 /*
- * Copy the items of packer->problem in normal form into the packer's own memory, sorted, with the number that each had.
- * The result is equal for every order of the items (pack_canonical.c). The caller must make the problem again.
+ * Sort the items of packer->problem, with slots as times, into the packer's own memory, and make the problem theirs.
+ * Return the number that each had. The result is equal for every order of the items (pack_canonical.c).
  */
-void lade_pack_canonical_make(lade_packer *packer, struct lade_pack_item **ret_items, int32_t **ret_names);
+int32_t *lade_pack_canonical_make(lade_packer *packer);
 size_t lade_pack_canonical_bytes(int n);
 
 /*

@@ -12,7 +12,8 @@
  * The rule is strong if little may be wasted. Take one item that ends and two that begin, one of which was just placed.
  * The other one must come next to it, before any crossing item, and both must lie beside the item that ends. Cuts of a
  * rectangle are thus rejoined from their ends instead of by chance. If slots have slack, a height near both floors is
- * possible at once, and the rule costs a comparison.
+ * possible at once, and the rule costs a comparison. Most visits of a joint find it as the last one did, so each joint
+ * keeps its last state and height.
  *
  * The sums of all subsets of up to JOINT_ITEMS items per side are merged in order, 2^JOINT_ITEMS at most; a side with
  * more items infers nothing. Subset sums as reachable heights are known from packing (normal patterns; Herz 1972,
@@ -45,43 +46,69 @@ static void sums_double(struct joint_sums *sums, int64_t bytes)
   sums->n = n;
 }
 
-/* Make the sums over the unplaced ones of a side's @n items. False if they are too many. */
-static bool sums_make(struct pack_pile *pile, const int32_t *items, int n, struct joint_sums *sums)
+/*
+ * Return the unplaced ones of a side's @n items, one bit each. All bits: they are more than JOINT_ITEMS, or too far
+ * down the list.
+ */
+static uint64_t side_open(const struct pack_pile *pile, const int32_t *items, int n)
 {
-  int n_items = 0;
-  sums->n = 1;
-  sums->at[0] = 0;
-  for (int a = 0; a < n; a++) {
-    if (pile->lowest[items[a]] < 0)
-      continue;
-    if (n_items++ == JOINT_ITEMS)
-      return false;
-    sums_double(sums, pile->bytes[items[a]]);
-    pile->work += 2 * (uint64_t)sums->n;
-  }
-  return true;
+  uint64_t open = 0;
+  int n_open = 0;
+  for (int a = 0; a < n; a++)
+    if (pile->lowest[items[a]] >= 0) {
+      if (a >= 63 || n_open++ == JOINT_ITEMS)
+        return UINT64_MAX;
+      open |= (uint64_t)1 << a;
+    }
+  return open;
 }
 
-int64_t lade_pack_pile_joint(struct pack_pile *pile, int s)
+/* Make the sums over the items of a side that are @open. */
+static void sums_make(struct pack_pile *pile, const int32_t *items, uint64_t open, struct joint_sums *sums)
 {
-  const int64_t left = pile->floor[s - 1], right = pile->floor[s];
-  const int64_t left_slack = pile->capacity - left - pile->rest[s - 1];
-  const int64_t right_slack = pile->capacity - right - pile->rest[s];
-  const int32_t *start = pile->joint_start + 2 * s;
+  sums->n = 1;
+  sums->at[0] = 0;
+  for (; open; open &= open - 1) {
+    sums_double(sums, pile->bytes[items[__builtin_ctzll(open)]]);
+    pile->work += 2 * (uint64_t)sums->n;
+  }
+}
+
+/* Return the least height of joint @s for @state, from its sums. */
+static int64_t height_find(struct pack_pile *pile, int s, const struct pack_joint *state)
+{
   struct joint_sums left_sums, right_sums;
-  if (left + left_slack >= right && right + right_slack >= left)
-    return LADE_MAX(left, right);
-  if (!sums_make(pile, pile->joint_items + start[0], start[1] - start[0], &left_sums) ||
-      !sums_make(pile, pile->joint_items + start[1], start[2] - start[1], &right_sums))
-    return LADE_MAX(left, right);
+  sums_make(pile, pile->end_items + pile->end_start[s], state->ends, &left_sums);
+  sums_make(pile, pile->begin_items + pile->begin_start[s], state->begins, &right_sums);
   for (int a = 0, b = 0; a < left_sums.n && b < right_sums.n;) {
-    const int64_t x = left + left_sums.at[a], y = right + right_sums.at[b];
-    if (x + left_slack < y)
+    const int64_t x = state->left + left_sums.at[a], y = state->right + right_sums.at[b];
+    if (x + state->left_slack < y)
       a++;
-    else if (y + right_slack < x)
+    else if (y + state->right_slack < x)
       b++;
     else
       return LADE_MAX(x, y);
   }
   return INT64_MAX;
+}
+
+int64_t lade_pack_pile_joint(struct pack_pile *pile, int s)
+{
+  const int32_t *begin = pile->begin_start + s, *end = pile->end_start + s;
+  struct pack_joint *seen = &pile->joints[s];
+  struct pack_joint now = {.left = pile->floor[s - 1], .right = pile->floor[s]};
+  now.left_slack = pile->capacity - now.left - pile->rest[s - 1];
+  now.right_slack = pile->capacity - now.right - pile->rest[s];
+  if (now.left + now.left_slack >= now.right && now.right + now.right_slack >= now.left)
+    return LADE_MAX(now.left, now.right);
+  now.ends = side_open(pile, pile->end_items + end[0], end[1] - end[0]);
+  now.begins = side_open(pile, pile->begin_items + begin[0], begin[1] - begin[0]);
+  if (now.ends == UINT64_MAX || now.begins == UINT64_MAX)
+    return LADE_MAX(now.left, now.right);
+  now.height = seen->height;
+  if (memcmp(&now, seen, sizeof(now)) != 0) {
+    now.height = height_find(pile, s, &now);
+    *seen = now;
+  }
+  return now.height;
 }

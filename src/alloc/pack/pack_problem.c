@@ -16,33 +16,20 @@
  * such parts.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "alloc/pack/pack_internal.h"
 
-/* Share of the effort left behind the core that the exact search gets, before its result is repaired. */
+/* Share of a part's effort that the exact search gets, before its result is repaired. */
 #define EXACT_PART 0.5
 
-struct endpoint {
-  int32_t time;
-  int32_t item; /* starts when >= 0; ~item ends */
-};
-
-static int endpoint_compare(const void *a, const void *b)
-{
-  const struct endpoint *x = a, *y = b;
-  if (x->time != y->time)
-    return x->time < y->time ? -1 : 1;
-  bool starts_x = x->item >= 0, starts_y = y->item >= 0;
-  return (int)starts_x - (int)starts_y;
-}
-
 /*
- * Sort the ends and starts by time. Program positions are dense, so they are sorted by counting; sparse times are
- * sorted by comparison.
+ * Sort the ends and starts by time, an end of an item as ~item. Program positions are dense, so they are sorted by
+ * counting; sparse times are sorted by comparison.
  */
-static void endpoints_sort(lade_packer *packer, struct endpoint *endpoints)
+static void endpoints_sort(lade_packer *packer, int32_t *endpoints)
 {
   const struct pack_problem *problem = &packer->problem;
   const struct lade_pack_item *items = problem->items;
@@ -53,11 +40,16 @@ static void endpoints_sort(lade_packer *packer, struct endpoint *endpoints)
     last = LADE_MAX(last, items[i].upper);
   }
   if (last <= first || last - first >= 4 * (int64_t)n) {
+    const size_t mark = packer->arena_used;
+    struct keyed *keyed = lade_pack_take(packer, 2 * (size_t)n * sizeof(*keyed));
     for (int i = 0; i < n; i++) {
-      endpoints[2 * i] = (struct endpoint){items[i].lower, i};
-      endpoints[2 * i + 1] = (struct endpoint){items[i].upper, ~i};
+      keyed[2 * i] = (struct keyed){-2.0 * items[i].lower - 1, i};
+      keyed[2 * i + 1] = (struct keyed){-2.0 * items[i].upper, ~i};
     }
-    qsort(endpoints, 2 * (size_t)n, sizeof(*endpoints), endpoint_compare);
+    lade_pack_sort(keyed, 2 * n, lade_pack_take(packer, 2 * (size_t)n * sizeof(*keyed)));
+    for (int e = 0; e < 2 * n; e++)
+      endpoints[e] = keyed[e].item;
+    packer->arena_used = mark;
     return;
   }
   size_t mark = packer->arena_used, n_keys = 2 * (size_t)(last - first + 1); /* key: 2 * time, + 1 for a start */
@@ -70,20 +62,20 @@ static void endpoints_sort(lade_packer *packer, struct endpoint *endpoints)
   for (size_t k = 0; k < n_keys; k++)
     place[k + 1] += place[k];
   for (int i = 0; i < n; i++) {
-    endpoints[place[2 * (items[i].lower - first) + 1]++] = (struct endpoint){items[i].lower, i};
-    endpoints[place[2 * (items[i].upper - first)]++] = (struct endpoint){items[i].upper, ~i};
+    endpoints[place[2 * (items[i].lower - first) + 1]++] = i;
+    endpoints[place[2 * (items[i].upper - first)]++] = ~i;
   }
   packer->arena_used = mark;
 }
 
 /* Number the slots and sum their live bytes. Return the most true (not rounded) bytes live at once. */
-static uint64_t slots_cut(struct pack_problem *problem, const struct endpoint *endpoints)
+static uint64_t slots_cut(struct pack_problem *problem, const int32_t *endpoints)
 {
   uint64_t live = 0, live_true = 0, peak_true = 0;
   bool is_open = false; /* a start came since the last maximal set was closed */
   int n_slots = 0;
   for (int e = 0; e < 2 * problem->n; e++) {
-    int32_t i = endpoints[e].item;
+    const int32_t i = endpoints[e];
     if (i >= 0) {
       problem->lo[i] = n_slots;
       live += problem->bytes[i];
@@ -130,6 +122,7 @@ void lade_pack_problem_init(lade_packer *packer, const struct lade_pack_item *it
     align_max = LADE_MAX(align_max, problem->align[i]);
   }
   problem->has_mixed_align = align_min != align_max;
+  problem->align_least = align_min;
   for (int i = 0; i < n; i++) {
     problem->bytes[i] = lade_align_up(items[i].bytes, align_min);
     padding_max = LADE_MAX(padding_max, problem->bytes[i] - items[i].bytes);
@@ -142,7 +135,7 @@ void lade_pack_problem_init(lade_packer *packer, const struct lade_pack_item *it
   }
   problem->has_padding = padding_max > 0;
   size_t mark = packer->arena_used;
-  struct endpoint *endpoints = lade_pack_take(packer, 2 * (size_t)n * sizeof(*endpoints));
+  int32_t *endpoints = lade_pack_take(packer, 2 * (size_t)n * sizeof(*endpoints));
   endpoints_sort(packer, endpoints);
   uint64_t bound = slots_cut(problem, endpoints);
   packer->arena_used = mark;
@@ -155,9 +148,18 @@ void lade_pack_problem_init(lade_packer *packer, const struct lade_pack_item *it
 /* Return the arena bytes for the problem, the incumbent and the largest scratch of a search method. */
 size_t lade_pack_arena_bytes(int n)
 {
-  size_t per_item = 2 * (2 * sizeof(int32_t) + 3 * sizeof(uint64_t)) + 2 * sizeof(uint64_t); /* the problem twice */
-  size_t sorting = 2 * sizeof(struct endpoint) + 8 * sizeof(uint32_t) + 2 * sizeof(uint32_t);
-  return (size_t)n * (per_item + sorting) + lade_pack_canonical_bytes(n) + lade_pack_first_fit_bytes(n) + 1024;
+  size_t per_item = 2 * sizeof(int32_t) + 3 * sizeof(uint64_t) + 2 * sizeof(uint64_t);
+  size_t sorting = 2 * sizeof(int32_t) + 4 * sizeof(struct keyed);
+  return (size_t)n * (per_item + sorting) + lade_pack_canonical_bytes(n) +
+         LADE_MAX(lade_pack_first_fit_bytes(n), lade_pack_exact_bytes(n)) + 1024;
+}
+
+void lade_pack_memory_free(lade_packer *packer)
+{
+  LADE_ARRAY_FREE(&packer->trail);
+  LADE_ARRAY_FREE(&packer->slot_items);
+  LADE_ARRAY_FREE(&packer->choices);
+  free(packer->arena);
 }
 
 int lade_pack_arena_reserve(lade_packer *packer, size_t bytes)
@@ -186,12 +188,11 @@ bool lade_pack_search_fast(lade_packer *packer, uint64_t item_work)
   return is_met || packer->effort.is_spent || lade_pack_ring(packer) || packer->effort.is_spent;
 }
 
-/* Run the exact search on EXACT_PART of the effort left, then repair with first fit on the rest. */
-bool lade_pack_search_long(lade_packer *packer)
+bool lade_pack_search_long(lade_packer *packer, double exact_part)
 {
   struct pack_effort full = packer->effort;
-  lade_pack_effort_narrow(&packer->effort, EXACT_PART, UINT64_MAX);
-  bool is_met = lade_pack_exact(packer);
+  lade_pack_effort_narrow(&packer->effort, exact_part, UINT64_MAX);
+  bool is_met = lade_pack_exact(packer, INT_MAX);
   lade_pack_effort_widen(&packer->effort, &full);
   if (!is_met && !packer->effort.is_spent)
     is_met = lade_pack_first_fit(packer);
@@ -206,6 +207,7 @@ void lade_pack_answer_init(lade_packer *packer, uint64_t stop_bytes)
   packer->offsets = lade_pack_take(packer, n * sizeof(*packer->offsets));
   packer->best_bytes = UINT64_MAX;
   packer->n_tried = 0;
+  packer->attempts = (struct pack_attempts){.n_seen = 0};
   packer->target_bytes = LADE_MAX(packer->problem.lower_bound, stop_bytes);
 }
 
@@ -216,6 +218,6 @@ bool lade_pack_part(lade_packer *packer, const struct lade_pack_item *items, int
   lade_pack_problem_init(packer, items, n);
   lade_pack_answer_init(packer, stop_bytes);
   if (!lade_pack_search_fast(packer, LADE_PACK_FAST_WORK))
-    lade_pack_search_long(packer);
+    lade_pack_search_long(packer, EXACT_PART);
   return true;
 }
