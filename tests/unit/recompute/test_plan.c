@@ -618,15 +618,18 @@ static void with_room_each_copy_is_gathered_once(void **state)
   }
 }
 
-/* A table larger than a layer is processed in parts: two layers' working copies hold any of them with its gradient. */
-static void large_tables_take_no_more_than_two_layers(void **state)
+/*
+ * A table larger than a layer is processed in parts: two layers' working copies hold any of them with its gradient. Where
+ * few activations are live, the plan with the smallest peak may hold more state, but less than the table as a whole.
+ */
+static void large_tables_are_never_whole(void **state)
 {
   struct lade_model_graph *graphs[] = {scaled_graph(LADE_LLAMA, LADE_BF16, 9716), preset_graph("llama3-8b"),
                                  preset_graph("llama3-70b")};
   for (size_t i = 0; i < LADE_COUNT(graphs); i++) {
     const struct state_bytes bytes = shards_plan(graphs[i], 0);
     assert_true(bytes.layer < bytes.unit);
-    assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + 2 * bytes.layer);
+    assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + LADE_MAX(2 * bytes.layer, bytes.unit));
   }
 }
 
@@ -779,7 +782,7 @@ int main(void)
       cmocka_unit_test(a_pinned_layer_does_not_hold_the_others),
       cmocka_unit_test(shards_hold_the_closed_form_and_two_units),
       cmocka_unit_test(with_room_each_copy_is_gathered_once),
-      cmocka_unit_test(large_tables_take_no_more_than_two_layers),
+      cmocka_unit_test(large_tables_are_never_whole),
       cmocka_unit_test(a_tied_table_takes_its_gradient_and_two_parts),
       cmocka_unit_test(blocks_of_gradients_leave_between_microbatches),
       cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
