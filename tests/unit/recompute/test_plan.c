@@ -619,8 +619,8 @@ static void with_room_each_copy_is_gathered_once(void **state)
 }
 
 /*
- * A table larger than a layer is processed in parts: two layers' working copies hold any of them with its gradient. Where
- * few activations are live, the plan with the smallest peak may hold more state, but less than the table as a whole.
+ * A table larger than a layer is processed in parts: two layers' working copies hold any of them with its gradient.
+ * Where few activations are live, the plan with the smallest peak may hold more state. It never holds the whole table.
  */
 static void large_tables_are_never_whole(void **state)
 {
