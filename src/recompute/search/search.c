@@ -8,11 +8,11 @@
  *
  * On each budget step a few states are tried: those with the least bound on their time among the states that leave
  * nothing, or some per cent of the step, to prefetched copies. The bound is the time of the busiest queue, which no
- * schedule can beat. The search for a budget begins at the largest step within it and descends. It ends when no state
- * that fits a step has a bound below the best time found. Steps and states do not depend on the budget, so a larger
- * budget chooses from a superset of a smaller one's candidates: it is never slower. The last step is the smallest
- * budget. For large programs (descent_is_large) the ladder is coarse, and the search ends at the first step that yields
- * a plan. So it takes a few seconds at most.
+ * schedule can beat. The search for a budget begins at the step above it, because some plans are smaller than their
+ * step, and descends. It ends when no state that fits a step has a bound below the best time found. Steps and states do
+ * not depend on the budget, so a larger budget chooses from a superset of a smaller one's candidates: it is never
+ * slower. The last step is the smallest budget. For large programs (descent_is_large) the ladder is coarse, and the
+ * search ends at the first step within the budget that yields a plan. So it takes a few seconds at most.
  *
  * The unconstrained peak is that of a program just in time. Where data parallel ranks gather copies and sum gradients,
  * more memory is useful: prefetched copies and gradients that wait for their bucket save latencies. There the ladder
@@ -368,31 +368,33 @@ static int candidate_compete(struct step_trial *t, const struct plan_candidate *
   return status;
 }
 
-static int budget_step_try(struct step_trial *t, uint64_t size_bytes)
+/* Try the candidates of one step. On the step above the budget, those whose plans are within the budget compete. */
+static int budget_step_try(struct step_trial *t, uint64_t size_bytes, uint64_t device_bytes)
 {
   const int *levels = is_large(t->planner) ? budget_step_levels_large : budget_step_levels;
   int n_levels = is_large(t->planner) ? (int)LADE_COUNT(budget_step_levels_large) : (int)LADE_COUNT(budget_step_levels);
   /* Above the unconstrained peak there is room for prefetch with every value kept. */
   const uint64_t first_prefetch_bytes =
       size_bytes > t->planner->bounds.unconstrained_bytes ? budget_step_prefetch_bytes(size_bytes) : 0;
+  const uint64_t most_bytes = LADE_MIN(size_bytes, device_bytes);
   int status = 0;
   t->is_over = true;
   for (int trajectory = 0; trajectory < t->planner->n_stated; trajectory++) {
     int32_t tried = -1;
     struct plan_candidate first; /* keeps the most: with much offload the bound of other states is too optimistic */
     if (!status && state_first(t->planner, trajectory, size_bytes, &first))
-      status = candidate_compete(t, &first, first_prefetch_bytes, size_bytes);
+      status = candidate_compete(t, &first, first_prefetch_bytes, most_bytes);
     for (int i = 0; i < n_levels && !status; i++) {
       struct plan_candidate c = {0};
       if (!state_pick(t->planner, trajectory, size_bytes / 100 * (uint64_t)levels[i], &c) || c.state == tried)
         continue;
-      status = candidate_compete(t, &c, budget_step_prefetch_bytes(size_bytes), size_bytes);
+      status = candidate_compete(t, &c, budget_step_prefetch_bytes(size_bytes), most_bytes);
       if (!status) /* whatever its time, because the set of candidates must not depend on the budget */
-        status = candidate_compete(t, &c, 0, size_bytes);
+        status = candidate_compete(t, &c, 0, most_bytes);
       tried = c.state;
     }
   }
-  if (is_large(t->planner) && t->best)
+  if (is_large(t->planner) && t->best && size_bytes <= device_bytes)
     t->is_over = true;
   return status;
 }
@@ -625,11 +627,11 @@ static int budget_steps_try(struct step_trial *t, uint64_t device_bytes)
   for (int budget_step = budget_step_first(planner); !status && !t->is_over; budget_step++) {
     if (budget_step_bytes(planner, budget_step) < planner->bounds.min_bytes)
       break;
-    if (budget_step_bytes(planner, budget_step) <= device_bytes)
-      status = budget_step_try(t, budget_step_bytes(planner, budget_step));
+    if (budget_step_bytes(planner, budget_step + 1) <= device_bytes)
+      status = budget_step_try(t, budget_step_bytes(planner, budget_step), device_bytes);
   }
   if (!status && !t->is_over)
-    status = budget_step_try(t, planner->bounds.min_bytes);
+    status = budget_step_try(t, planner->bounds.min_bytes, device_bytes);
   return status;
 }
 
