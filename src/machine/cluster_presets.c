@@ -41,8 +41,8 @@
  *             the A100's 24 us: gradient sums of published runs hide behind kernels. p4d: four 100 Gb/s EFA interfaces
  *             per eight devices, of which all-reduces of nccl-tests sustain 0.60 over 3 and 4 nodes (NVIDIA/nccl 527);
  *             p5: thirty-two, of which all-gathers of 128 MB to 2 GB over 2 to 32 nodes sustain 0.78, with 66 us for a
- *             hop (least squares over the 25 of crazyguitar/aws-gpu-communication-benchmark, within 10 %); this hop is
- *             taken for p4d too
+ *             hop (least squares over the 25 of crazyguitar/aws-gpu-communication-benchmark, within 10 %); p4d's hop
+ *             is assumed to take as long
  *   PCIe      RTX 4090 has no peer copies, so each byte crosses PCI Express 4.0 twice, through the host: half of its
  *             rate, and 10 us for a hop, both assumed
  *   usable    80 GB cards have 80 GiB less about 0.7 GiB that the driver reports as reserved (nvidia-smi: 81,920 MiB,
@@ -102,7 +102,7 @@ static const struct cluster_preset presets[] = {
       .attention_backward = 0.70, .rated_watts = 1200}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9,
      24000, "the share of attention's published rate within a step, NVLink's share, " HOP_ASSUMED},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
-     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, "the error to expect"},
+     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, HOP_ASSUMED ", the error to expect"},
     {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
      0.65 * 450e9, 2900, 1.33, 0.78 * 50e9, 66000, "the error to expect"},
     {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,

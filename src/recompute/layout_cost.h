@@ -101,6 +101,9 @@ struct lade_share_key {
 /* Return the software whose step a layout of ZeRO stage @zero with @recipe is priced as: the job's, if it names one. */
 enum lade_software lade_software_of(const struct lade_layout_job *job, int zero, enum lade_recipe recipe);
 
+/* True if the job's device and type have prices for ops as PyTorch runs them: kernels, and 16 bits. */
+bool lade_software_has_eager(const struct lade_layout_job *job);
+
 /* True if elementwise ops and sums of gradients are kernels of their own. */
 bool lade_software_is_eager(const struct lade_layout_job *job, enum lade_software software);
 

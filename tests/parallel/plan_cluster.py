@@ -166,6 +166,8 @@ def software_follows_from_the_layout():
     early = [*SMALL, "--dp", "8", "--batch", "64", "--micro-batch", "1", "--recompute", "full", "--zero"]
     names = [plan_json(*early, zero)["software"] for zero in ("0", "1", "2")]
     require(names == ["megatron", "deepspeed", "fsdp"], "on A100", names)
+    names = [plan_json(*early, zero, "--dtype", "fp32")["software"] for zero in ("0", "1", "2")]
+    require(names == ["lade"] * 3, "PyTorch's ops have no price in FP32", names)
     megatron = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--tp", "2", "--dp", "4", "--batch", "64", "--seq", "4096",
                 "--micro-batch", "1", "--zero", "1", "--sequence-parallel", "--export", "megatron"]
     require("--tp-comm-overlap" in plan(*megatron, "--recompute", "none").stdout
@@ -557,7 +559,7 @@ def a_layout_is_explained():
     require("8.03 billion parameters take 128.5 GB" in ten, "16 bytes a parameter", ten)
     require("Sources." not in text, "fitted numbers are assumed", text)
     small = ["--model", "gpt2-1.5b", "--dp", "4", "--batch", "64", "--micro-batch", "1", "--seq", "1024", "--cluster"]
-    for cluster, words in (("dgx-h100", "a hop between nodes"), ("rtx4090x4", "attention's rates, PCI Express's"),
+    for cluster, words in (("dgx-h100", "a hop between nodes"), ("p4d", "a hop between nodes"), ("rtx4090x4", "attention's rates, PCI Express's"),
                            ("gb200-nvl72", "NVLink's share")):
         text = plan(*small, cluster, "--explain").stdout
         require("Sources. Of the preset's numbers these are assumed" in text and words in text, "assumed numbers", text)
@@ -610,6 +612,10 @@ def wrong_questions_are_refused(directory):
             ("--software needs --cluster", ["--software", "fsdp"], 2),
             ("expected auto|lade|megatron|deepspeed|fsdp", [*SMALL, "--dp", "8", "--batch", "64", "--software", "nemo"], 2),
             ("--eager needs --dtype bf16", [*SMALL, "--dp", "8", "--batch", "64", "--dtype", "fp32", "--eager"], 2),
+            ("--software fsdp needs --dtype bf16", [*SMALL, "--dp", "8", "--batch", "64", "--dtype", "fp32", "--software",
+                                                    "fsdp"], 2),
+            ("--software deepspeed needs --dtype bf16", [*SMALL, "--dp", "8", "--batch", "64", "--dtype", "fp32",
+                                                         "--software", "deepspeed"], 2),
             ("is none", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
             ("nearest number is 2", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
             ("--ep 8 does not divide", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "4", "--ep", "8",

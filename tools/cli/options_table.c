@@ -269,8 +269,8 @@ const struct option option_table[] = {
              "formula, not proved"},
     {OPTION_CHOICE, "software", "auto|lade|megatron|deepspeed|fsdp", VERB_PLAN, AT(software), .preset = "auto",
      .choices = software_choices,
-     .help = "project whose step is priced; auto: without --recompute Lade, with it FSDP for --zero 2 and 3, DeepSpeed "
-             "for --zero 1 on A100, else Megatron-LM (docs/cluster.md)"},
+     .help = "price the step of this project; auto: Lade without --recompute and in FP32, else FSDP for --zero 2 and "
+             "3, DeepSpeed for --zero 1 on A100, else Megatron-LM (docs/cluster.md)"},
     {OPTION_FLAG, "fused-attention", NULL, VERB_PLAN, AT(has_fused_attention),
      .help = "price attention as fused at any length; otherwise A100 presets price that of models with learned "
              "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},

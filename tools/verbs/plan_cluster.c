@@ -191,8 +191,10 @@ static int job_make(struct cluster_planning *planning)
   if (session->master == LADE_MASTER_24BIT && session->dtype != LADE_BF16)
     return lade_error_set(&planning->error, -EINVAL, "--master 24bit is 8 bits beside a bf16 weight: with --dtype %s "
                           "use --master exact", session->dtype == LADE_F16 ? "fp16" : "fp32");
-  if (planning->job.is_eager && (lade_dtype_bytes(session->dtype) != 2 || !planning->cluster.device.kernels.n_sms))
-    return lade_error_set(&planning->error, -EINVAL, "--eager needs --dtype bf16 or fp16 and a device with kernels");
+  if (lade_software_is_eager(&planning->job, planning->job.software) && !lade_software_has_eager(&planning->job))
+    return lade_error_set(&planning->error, -EINVAL, "%s%s needs --dtype bf16 or fp16 and a device with kernels",
+                          planning->job.is_eager ? "--eager" : "--software ",
+                          planning->job.is_eager ? "" : software_name(planning->job.software));
   if (planning->job.seq_len > planning->model.context)
     return lade_error_set(&planning->error, -EINVAL, "--seq %lld is longer than the context of %s, %lld",
                           (long long)planning->job.seq_len, planning->model.name, (long long)planning->model.context);

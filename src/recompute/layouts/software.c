@@ -18,6 +18,8 @@
  * recompute is a recipe is priced as the project that publishes such layouts: with ZeRO 2 or 3, which Megatron-LM does
  * not have, FSDP; with ZeRO 1 on devices before Hopper DeepSpeed (GPT-NeoX, BLOOM); else Megatron-LM.
  *
+ * Prices of PyTorch's ops are those of 16 bits on a device with kernels. Where they are missing, the layout is Lade's.
+ *
  * A device before Hopper is one with a price for attention that is not fused.
  */
 #include "base/base.h"
@@ -28,11 +30,16 @@ static bool is_early(const struct lade_layout_job *job)
   return job->cluster->device.kernels.score_forward_bytes > 0;
 }
 
+bool lade_software_has_eager(const struct lade_layout_job *job)
+{
+  return job->cluster->device.kernels.n_sms > 0 && lade_dtype_bytes(job->dtype) == 2;
+}
+
 enum lade_software lade_software_of(const struct lade_layout_job *job, int zero, enum lade_recipe recipe)
 {
   if (job->software != LADE_SOFTWARE_AUTO)
     return job->software;
-  if (recipe == LADE_RECIPE_AUTO || !job->cluster->device.kernels.n_sms)
+  if (recipe == LADE_RECIPE_AUTO || !lade_software_has_eager(job))
     return LADE_SOFTWARE_LADE;
   if (zero >= 2)
     return LADE_SOFTWARE_FSDP;
