@@ -188,12 +188,14 @@ static int drive_lasting(struct drive *drive, struct lade_error *error, struct l
   const int64_t start_ns = lade_now_ns();
   double bytes = 0, second_bytes[3] = {0}, second_ns[3] = {0};
   int64_t ns = 0;
-  for (int pass = 0; second_ns[2] == 0 || (bytes < LASTING_BYTES && ns < LASTING_LIMIT_NS); pass = (pass + 1) % 3) {
+  int n_second = 0; /* passes: at least one of each */
+  for (int pass = 0; n_second < 3 || (bytes < LASTING_BYTES && ns < LASTING_LIMIT_NS); pass = (pass + 1) % 3) {
     const bool is_first = bytes < LASTING_BYTES / 2 && ns < LASTING_LIMIT_NS / 2;
     int rc = drive_pass(drive, 4 - 2 * pass, error);
     if (rc)
       return rc;
     const int64_t end_ns = lade_now_ns() - start_ns;
+    n_second += !is_first;
     second_bytes[pass] += is_first ? 0 : pass_bytes;
     second_ns[pass] += is_first ? 0 : (double)(end_ns - ns);
     bytes += pass_bytes;

@@ -76,8 +76,7 @@ struct lade_step_result {
   struct lade_clip_result clip_result; /* training only */
   int64_t wall_ns;             /* from entry to exit; simulated on a dry device */
   int64_t busy_ns[LADE_N_QUEUES];
-  int64_t stall_ns[LADE_N_QUEUES]; /* time that the compute queue stood still because of this queue; its own: launches
-                                      */
+  int64_t stall_ns[LADE_N_QUEUES]; /* time that this queue stalled the compute queue; its own: launches */
 };
 
 /*

@@ -127,7 +127,7 @@ def steps_go_on_with_safer_attention(data):
     os.environ["LADE_FAKE"] = "memory=64"
 
 
-def budgets_are_told_one_by_one(data):
+def budgets_are_reported_one_by_one(data):
     """When the time ends between two budgets, the first has its figures, and the second is reported as missing."""
     check, run, done = gpu_check.Check(patience=20), gpu_check.Check.run, []
 
@@ -152,7 +152,7 @@ def everything_measure(scratch):
     gpu_check.PEER = peer_make(scratch)
     peers_are_reported(data)
     steps_go_on_with_safer_attention(data)
-    budgets_are_told_one_by_one(data)
+    budgets_are_reported_one_by_one(data)
     gpu_check.tokens_make = lambda *_: data
     gpu_check.kernels_measure = lambda check, folder: kernels(check, folder, "--small")
     gpu_check.gpu_tests_run = lambda check, _: check.figure("0. tests", "gpu")

@@ -10,8 +10,8 @@
  * are followed first, and devices, pipes and directories are refused. Links and files of another user, which a shared
  * directory may hold, are refused too.
  *
- * Reading opens with O_NONBLOCK, because a path that a user gave may be a fifo, and calls fstat before it reads. The
- * file is read to its end, at most one byte past that size, so a file that grows meanwhile is refused.
+ * Reading opens with O_NONBLOCK, because a path that a user gave may be a fifo, and gets the file's size from fstat. It
+ * reads at most one byte more than that. So a file that grows meanwhile is refused.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -163,6 +163,19 @@ static int64_t collective_least_ns(const struct peak_analysis *s, const struct l
 }
 
 /*
+ * Return the part of a transfer's predicted time that may be hidden: its latency, which passes while transfers before
+ * it are in flight (LADE_IO_AHEAD).
+ */
+static int64_t transfer_hidden_ns(const struct peak_analysis *s, const struct lade_instr *instr)
+{
+  const struct lade_prices *prices = s->params->prices;
+  if (!lade_instr_is_transfer(instr))
+    return 0;
+  const int64_t latency_ns = instr->kind == LADE_INSTR_READ ? prices->read.latency_ns : prices->write.latency_ns;
+  return LADE_MIN(latency_ns, instr->predicted_ns);
+}
+
+/*
  * Return a lower bound of every schedule: the busiest queue. With updates after all steps, also the sum of all ops and
  * the longest queue of updates: every update waits for the clip result, and that for every gradient. Updates within the
  * backward half wait for less.
@@ -171,8 +184,10 @@ static int64_t least_ns(const struct peak_analysis *s, const struct lade_program
                         const struct lade_queue_times *queue_times)
 {
   double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
+  struct lade_queue_times least = *queue_times;
   for (int i = 0; i < program->n_instrs; i++) {
     const struct lade_instr *instr = &program->instrs[i];
+    least.io_ns -= (double)transfer_hidden_ns(s, instr);
     if (instr->kind == LADE_INSTR_UPDATE)
       updates_ns[instr->queue] += (double)instr->predicted_ns;
     else if (instr->queue == LADE_Q_COMPUTE)
@@ -180,7 +195,7 @@ static int64_t least_ns(const struct peak_analysis *s, const struct lade_program
     else if (instr->kind == LADE_INSTR_COLLECTIVE)
       comm_ns[instr->queue] += (double)collective_least_ns(s, instr);
   }
-  busiest_ns = lade_queue_times_least_ns(s->pricer, queue_times); /* this bound ignores collectives */
+  busiest_ns = lade_queue_times_least_ns(s->pricer, &least); /* this bound ignores collectives */
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
     busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);

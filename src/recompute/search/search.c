@@ -362,6 +362,7 @@ static int candidate_compete(struct step_trial *t, const struct plan_candidate *
   if (attempt && trial.apart_ns && (!attempt->apart_ns || trial.apart_ns < attempt->apart_ns))
     attempt->apart_ns = trial.apart_ns;
   if (plan) {
+    LADE_ASSERT(plan->predicted_ns + plan->train->n_instrs >= c->least_ns); /* the simulation rounds each completion */
     lade_plan_destroy(t->best);
     t->best = plan;
   }

@@ -93,11 +93,14 @@ static bool copy_is_valid(const lade_executor *ex, const struct lade_copy *copy)
   return copy->bytes && is_in_memory(ex, copy->src, copy->bytes) && is_in_memory(ex, copy->dst, copy->bytes);
 }
 
-static bool io_is_valid(const lade_executor *ex, const struct lade_instr *instr, const struct io_call *io)
+static bool io_is_valid(const lade_executor *ex, const struct bound_program *bound, int at)
 {
+  const struct lade_instr *instr = &bound->program->instrs[at];
+  const struct io_call *io = &bound->ios[at];
   const enum lade_store_op op = instr->kind == LADE_INSTR_READ ? LADE_STORE_READ : LADE_STORE_WRITE;
-  return io->executor == ex && io->after < io->at && (io->next < 0 || io->next > io->at) && !io->is_begun &&
-         io->transfer.op == op && io->transfer.bytes &&
+  return io->executor == ex && io->bound == bound && io->at == at && io->after < at &&
+         (io->next < 0 || bound->before[io->next] == at) && !io->is_begun && io->transfer.op == op &&
+         io->transfer.bytes &&
          is_within(io->store_offset, io->transfer.bytes, space_bytes(ex, LADE_STORE)) &&
          is_in_memory(ex, io->transfer.data, io->transfer.bytes);
 }
@@ -150,7 +153,7 @@ static bool work_is_valid(const lade_executor *ex, const struct bound_program *b
   switch (instr->kind) {
   case LADE_INSTR_COPY: return copy_is_valid(ex, &bound->copies[at]);
   case LADE_INSTR_READ:
-  case LADE_INSTR_WRITE: return io_is_valid(ex, instr, &bound->ios[at]);
+  case LADE_INSTR_WRITE: return io_is_valid(ex, bound, at);
   case LADE_INSTR_COLLECTIVE:
   case LADE_INSTR_SEND:
   case LADE_INSTR_RECV: return collective_is_valid(ex, instr, &bound->collectives[at]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compute how long the compute queue stood still in a step, and which queue caused each part of that time.
+ * Compute how long the compute queue was stalled in a step, and which queue caused each part of that time.
  *
  * Each gap between two compute instructions is attributed by following its causes backwards. The cause of an
  * instruction is the one that ended last of two sets: the instructions in its waits, and the instruction before it on

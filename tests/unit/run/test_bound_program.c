@@ -90,6 +90,11 @@ static void broken_transfers_are_seen(lade_executor *ex, struct bound_program *b
 {
   struct io_call *read = &bound->ios[instr_of(program, LADE_INSTR_READ)];
   IS_SEEN(read->executor, NULL);
+  IS_SEEN(read->bound, NULL);
+  IS_SEEN(read->at, read->at + 1);
+  IS_SEEN(read->next, read->at);
+  IS_SEEN(read->after, read->at);
+  IS_SEEN(read->is_begun, true);
   IS_SEEN(read->transfer.op, LADE_STORE_WRITE);
   IS_SEEN(read->transfer.bytes, 0);
   IS_SEEN(read->transfer.data, NULL);
