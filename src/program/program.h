@@ -229,8 +229,8 @@ struct lade_program {
 /* True if @instr is a READ or a WRITE. */
 bool lade_instr_is_transfer(const struct lade_instr *instr);
 /*
- * True if transfers @a and @b of a placed program touch common bytes, in memory or in the store, and one changes them:
- * then one begins when the other has ended.
+ * True if transfers @a and @b of a placed program touch common bytes, in memory or in the store, and one changes them.
+ * The later one then begins after the earlier one has ended.
  */
 bool lade_program_transfers_conflict(const struct lade_program *program, int a, int b);
 

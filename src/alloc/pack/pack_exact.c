@@ -17,12 +17,12 @@
  *
  * A bad early choice can cost unbounded time, while another preference finds a solution with hardly a step back. So
  * attempts begin short. Five preferences among items times three among corners are each tried with a small limit of
- * nodes, unlike ones first. They are then tried again with random noise and a growing limit. One corner rule takes the
+ * nodes, unlike kinds first. They are then tried again with random noise and a growing limit. One corner rule takes the
  * lowest corner and one takes the corner with the fewest choices. The third weighs these against the number of failed
- * inferences at the slot in all attempts so far. Slots that fail often are better decided early (Boussemart and others'
- * weighted degrees, 2004). An attempt that ends without meeting its limit proves that no packing fits, and the lower
- * bound rises. Half of the kinds assume a shape of the free bytes (pack_fillers.c) in turn; such a failure proves
- * nothing.
+ * inferences at the slot in all attempts of the call. Slots that fail often are better decided early (Boussemart and
+ * others' weighted degrees, 2004). An attempt that ends without meeting its limit proves that no packing fits, and the
+ * lower bound rises. In one of every two cycles a kind assumes a shape of the free bytes (pack_fillers.c). A failure of
+ * such an attempt proves nothing.
  *
  * A quarter of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the
  * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes
@@ -263,7 +263,7 @@ static bool choices_try(struct exact *exact, int a, int b, const struct corner *
       *ret_lack = LADE_MIN(*ret_lack, pile->lack);
       lade_pack_pile_undo(pile, mark);
     }
-    exact->is_aborted |= pile->is_out_of_memory; /* the trail has holes, so no change was undone */
+    exact->is_aborted |= pile->is_out_of_memory; /* the trail has holes, so not every change was undone */
   }
   exact->choices.n = first;
   return is_solved;
@@ -451,8 +451,8 @@ static bool pile_link(struct pack_pile *pile)
 }
 
 /*
- * Choose the items of attempt @k, counted separately for soft and for hard attempts. In every second cycle of hard
- * attempts, fillers for @capacity are added. Noise makes later cycles differ from earlier ones.
+ * Choose the items of attempt @k, counted separately for soft and for hard attempts. Each kind of hard attempt gets
+ * fillers for @capacity in every second cycle. Noise makes later cycles differ from earlier ones.
  */
 static void attempt_choose(struct exact *exact, const struct pack_problem *problem, int64_t capacity, int k)
 {
@@ -603,7 +603,8 @@ static size_t arrays_bytes(size_t n, size_t n_slots)
 
 size_t lade_pack_exact_bytes(int n)
 {
-  return n > ITEMS_MAX ? 0 : arrays_bytes(3 * (size_t)n, (size_t)n) + 16; /* at most a slot and two fillers each */
+  const size_t n_most = (size_t)LADE_MIN(n, ITEMS_MAX); /* groups bring more items down to ITEMS_MAX or fewer */
+  return arrays_bytes(3 * n_most, n_most) + 16; /* at most a slot and two fillers each */
 }
 
 /* Cut all arrays of known length from the packer's arena. The others are kept between calls. */

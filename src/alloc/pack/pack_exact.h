@@ -42,7 +42,7 @@ struct pack_pile {
   int32_t *top;    /* item placed last of those that begin there, or -1 */
   int32_t *cross;  /* unplaced items that cover both this slot and the one before */
   struct pack_joint *joints; /* last visits, at the slot on the right; all zero: none */
-  int32_t *weight; /* number of failed inferences there, in all attempts */
+  int32_t *weight; /* number of failed inferences there, in all attempts of the call */
   int32_t *slot_start;
   int32_t *n_open; /* unplaced items of the slot: the first ones of its list, sorted by falling `lowest` */
   struct pack_numbers slot_items;   /* of each slot; the placed ones last */

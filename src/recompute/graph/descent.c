@@ -10,8 +10,8 @@
  * tries for each release, and each try costs its own changes alone.
  *
  * A value whose makers lack inputs can take a long chain to make again. To hold these inputs instead, up to the turn
- * that needs the value, may take less time per byte of excess: the cheaper one of both is the release. Where ops read
- * values that were made long before, releases alone end in schedules that take many times the time.
+ * that needs the value, may take less time per byte of excess. The descent makes the cheaper of the two changes. Where
+ * ops read values that were made long before, releases alone end in schedules that take many times the time.
  *
  * Behind a release the chain that makes the value again is held until its other values are needed, if that saves time.
  *

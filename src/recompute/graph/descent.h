@@ -34,9 +34,9 @@ bool remat_release_around(struct remat_schedule *schedule, int value, int bounda
 bool remat_replace_around(struct remat_schedule *schedule, int value, int boundary, uint64_t draw);
 
 /*
- * Release @value in one of these two ways: with its inputs held, if several ops would run again otherwise and take
- * more time per byte of excess. Return this ratio. Infinite: the value cannot be released, or the excess does not sink;
- * undo the change then.
+ * Release @value by remat_release_around. If several ops then run again and remat_replace_around takes less time per
+ * byte of excess, release it by that instead. Return the time per byte. Infinite: the value cannot be released, or the
+ * excess does not fall; the caller undoes the change then.
  */
 double remat_release_cheaper(struct remat_schedule *schedule, int value, int boundary);
 

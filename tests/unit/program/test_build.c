@@ -182,7 +182,6 @@ static void captures_end_only_at_a_wait(void **state)
   assert_true(n_members > 30);
 }
 
-/* A group moves the same bytes as its collectives apart, and waits once. */
 /* The planner does not pack a program that is too slow by this bound. */
 static void no_packing_is_faster_than_buffers_apart(void **state)
 {
@@ -199,6 +198,7 @@ static void no_packing_is_faster_than_buffers_apart(void **state)
   }
 }
 
+/* A group moves the same bytes as its collectives apart, and waits once. */
 static void groups_move_the_same_bytes(void **state)
 {
   struct program_fixture s;
@@ -523,8 +523,8 @@ static int hidden_check(const struct lade_program *program, const struct lade_pr
 }
 
 /*
- * Of transfers in a row the latency is hidden behind the bytes of those before them, unless they touch the same bytes;
- * a step is then shorter than the sum of all latencies would make it, and never longer.
+ * The latency of a transfer is hidden behind the bytes of the transfers before it, unless they touch the same bytes. No
+ * step is then longer than with every latency in full.
  */
 static void latencies_of_transfers_in_a_row_are_hidden(void **state)
 {

@@ -322,7 +322,7 @@ static double energy_untimed(const struct remat_state *search)
 
 /*
  * Release one value in the fullest turn. With @is_judged it is kept if the energy is then lower than before, or lower
- * than @start, the energy at the begin of the exchange. It is also kept if the energy is higher by no more than the
+ * than @start, the energy at the start of the exchange. It is also kept if the energy is higher by no more than the
  * temperature allows.
  */
 static void exchange_release(struct remat_state *search, double start, bool is_judged)

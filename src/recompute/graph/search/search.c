@@ -11,9 +11,9 @@
  * The first schedule comes from a descent (descent.c). Each round then anneals the whole problem once, from a
  * temperature near the time of a typical op, and afterwards windows: the values born near one or two ops, for a
  * thousand moves each, kept if the result fits and is no slower. Windows keep their pace on long graphs. A round ends
- * when many windows in a row gained nothing; the next one begins from the best schedule. The second one begins from the
- * schedule that holds least, because a descent from the one that holds everything may end where no single move improves
- * it.
+ * when many windows in a row gained nothing; the next one begins from the best schedule. In a graph of up to
+ * SHORT_OPS_MOST ops the second one begins from the schedule that holds least, because a descent from the one that
+ * holds everything may end where no single move improves it.
  *
  * In a graph of up to SHORT_OPS_MOST ops without other tiers, rounds have no windows. They end with the first schedule
  * within the limit, or after ROUNDS_WITHOUT_FIT of them. Parallel tempering (temper.c) follows, because rounds from the
@@ -45,10 +45,10 @@
 /* ---- rounds ---- */
 
 /*
- * Begin a round: the second one, and every other one while nothing fits, from the schedule that holds least. A descent
- * from the one that holds everything may end where no single move improves it. Every FRESH_ROUNDS-th one begins from
- * that one or from another descent, in turns, because moves do not lead from each good schedule to each other. All
- * others from the best.
+ * Begin a round. In short graphs the second one, and every other one while nothing fits, begins from the schedule that
+ * holds least, unless the search is by transfers alone. Every FRESH_ROUNDS-th one of a short graph begins from that
+ * schedule or from another descent, in turns, because moves do not lead from each good schedule to each other. All
+ * other rounds begin from the best schedule.
  */
 static int round_begin(struct remat_state *search, int round)
 {
