@@ -109,41 +109,25 @@ static int desks_close(void **state)
 }
 
 /* Budgets drawn from the smallest to past the unconstrained one, ascending. */
-/*
- * A plan is smaller than its budget, and the search finds most plans for as many bytes as they take, too: it looks for
- * them on the step above the budget.
- */
-static void a_plan_is_found_for_its_own_peak(void **state)
-{
-  const struct desk *desks = *state;
-  int n_found = 0, n = 0;
-  for (size_t k = 0; k < LADE_COUNT(machines); k++) {
-    const struct desk desk = desks[k];
-    const uint64_t step = (desk.bounds.unconstrained_bytes - desk.bounds.min_bytes) / 12;
-    for (uint64_t budget = desk.bounds.min_bytes; budget < desk.bounds.unconstrained_bytes; budget += step, n++) {
-      struct lade_plan *plan = plan_get(&desk, budget), *small = plan_get(&desk, plan->peak_bytes[LADE_DEVICE]);
-      n_found += small->predicted_ns == plan->predicted_ns;
-      lade_plan_destroy(small);
-      lade_plan_destroy(plan);
-    }
-  }
-  assert_true(n_found >= n * 3 / 4); /* 45 of 52; without that step 13 */
-}
-
+/* Most plans are also found for as many bytes as they take: on the step above that budget. */
 static void larger_budgets_are_never_slower(void **state)
 {
   const struct desk *desks = *state;
   uint32_t seed = 17;
+  int n_budgets = 0, n_found = 0;
   for (size_t k = 0; k < LADE_COUNT(machines); k++) {
     const struct desk desk = desks[k];
     int64_t before_ns = INT64_MAX;
     uint64_t step = (desk.bounds.unconstrained_bytes - desk.bounds.min_bytes) / 4;
     for (uint64_t budget = desk.bounds.min_bytes; budget < desk.bounds.unconstrained_bytes + 2 * step;
          budget += 1 + program_fixture_draw(&seed, (uint32_t)(2 * step + 1))) {
-      struct lade_plan *plan = plan_get(&desk, budget);
+      struct lade_plan *plan = plan_get(&desk, budget), *small = plan_get(&desk, plan->peak_bytes[LADE_DEVICE]);
       assert_within(&desk, plan, budget);
       assert_true(plan->predicted_ns <= before_ns);
+      n_found += small->predicted_ns == plan->predicted_ns;
+      n_budgets++;
       before_ns = plan->predicted_ns;
+      lade_plan_destroy(small);
       lade_plan_destroy(plan);
     }
     struct lade_plan *plan = plan_get(&desk, UINT64_MAX / 4);
@@ -151,6 +135,7 @@ static void larger_budgets_are_never_slower(void **state)
     assert_true(plan->predicted_ns <= before_ns);
     lade_plan_destroy(plan);
   }
+  assert_true(n_found >= n_budgets * 2 / 3); /* 29 of 36; without that step a quarter */
 }
 
 static void the_smallest_budget_is_an_edge(void **state)
@@ -790,7 +775,6 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(larger_budgets_are_never_slower),
-      cmocka_unit_test(a_plan_is_found_for_its_own_peak),
       cmocka_unit_test(the_smallest_budget_is_an_edge),
       cmocka_unit_test(the_smallest_budget_is_no_matter_of_prices),
       cmocka_unit_test(tiers_make_room),
