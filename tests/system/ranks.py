@@ -318,7 +318,7 @@ def disagreement():
             ("--eval-every $((2 + R))", "--eval-every 3 instead of 2"),
             ("--data data$R", "other validation data"),
             ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
-            ("--device $([ $R = 0 ] && echo cuda:0 || echo host)", "on the host, and the first rank on a GPU"),
+            ("--device $([ $R = 0 ] && echo cuda:0 || echo host)", "selects the host, and a GPU at the first rank"),
             ("$([ $R = 0 ] || echo --optimizer-in-backward) --clip 0", "--optimizer-in-backward at one of them only"))):
         if i % 3 and not IS_LONG:
             continue
