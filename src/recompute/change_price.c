@@ -86,7 +86,7 @@ static int groups_make(lade_pricer *s)
   return 0;
 }
 
-/* Note what the count of recompute needs of the graph and no residency changes. */
+/* List the ops with lean forms and mark the forward ops' outputs: no residency changes these. */
 static void ops_note(lade_pricer *s)
 {
   for (int op = 0; op < s->graph->n_ops; op++) {

@@ -40,7 +40,7 @@ struct lade_layout_job {
   enum lade_master master;
   double dropout;
   enum lade_software software;
-  /* What its steps have whatever the software: */
+  /* Properties of its steps, whichever software runs them: */
   bool overlaps_tensor; /* gathers and scatters of sequence parallel ranks run beside their products (share_cost.c) */
   bool gathers_late;    /* ZeRO 3's gathers of the backward half run beside no kernel (layout_cost.c) */
   bool is_eager;        /* elementwise ops are not fused (lade_cost) */

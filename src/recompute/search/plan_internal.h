@@ -53,7 +53,7 @@ struct lade_planner {
 /* Return the host's budget, or the bytes that pass through the host in any case if these are more. */
 uint64_t planner_host_budget(const struct lade_plan_params *params);
 
-/* The limits of a candidate, and what its trial found. */
+/* The limits of a candidate, and a bound of its time that its trial returns. */
 struct plan_trial {
   uint64_t device_bytes;
   int64_t worst_ns; /* it must be faster than this; INT64_MAX: any time will do */

@@ -157,7 +157,7 @@ static void row_change(struct bench_schedule *bench)
   remat_row_hold(&bench->schedule, turn, random_draw_below(&bench->draw, 2) ? REMAT_DRAW_NONE : bench->draw.state);
 }
 
-/* Release a drawn value around a boundary, and hold what makes it again. */
+/* Release a drawn value around a boundary, and hold its producer's inputs. */
 static void replace_change(struct bench_schedule *bench)
 {
   const int value = random_draw_below(&bench->draw, bench->problem.n_values);

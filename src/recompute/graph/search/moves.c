@@ -179,7 +179,7 @@ static bool move_release(struct remat_state *search)
   return value >= 0 && remat_release_around(&search->schedule, value, turn);
 }
 
-/* Release a value, and hold what is needed to make it again. */
+/* Release a value, and hold the missing inputs of its producer. */
 static bool move_replace(struct remat_state *search)
 {
   const int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
