@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL as Lade uses it: the bytes of a GPU that communicators and first collectives take, the time of the submitting
- * thread in a small collective, and messages of a pipeline between two processes.
+ * Costs of NCCL as Lade uses it. The bytes of a GPU that communicators and first collectives take; the time of the
+ * submitting thread in a small collective; messages of a pipeline between two processes.
  *
  *   lade launch -n N -- bench-collectives [--one-gpu] [BYTES]
  *

@@ -8,11 +8,11 @@
  *   --choices: measure products alone, such as NT:16384x4800x1600, and append to FILE the algorithm of each that is
  *              faster than the heuristic's first; LADE_MATMUL_CHOICES=FILE makes runs use them (matmul_choices.c)
  *
- * Memory: the bytes that a kernel must move over the time between the events around it, as a share of the rate of a
- * device-to-device copy in the same run. Products: operations per second of the algorithm that a run uses, as a share
- * of the best of all that cuBLASLt's heuristic offers. Attention: by each kernel that the GPU has, as a share of the
- * best product. Times are medians. Tensors are larger than any cache, and products multiply random numbers, because a
- * GPU's clock depends on how many bits change.
+ * Memory: the bytes that a kernel must move over the time between the events around it. The table has this rate as a
+ * share of that of a device-to-device copy in the same run. Products: operations per second of the algorithm that a run
+ * uses, as a share of the best of all that cuBLASLt's heuristic offers. Attention: by each kernel that the GPU has, as
+ * a share of the best product. Times are medians. Tensors are larger than any cache, and products multiply random
+ * numbers, because a GPU's clock depends on how many bits change.
  *
  * Each table, and each kernel of attention, is made by a process of its own with SECTION_S to do it in. So a fault,
  * which destroys the context, or an endless kernel affects no other table. Rows are printed as they are made.

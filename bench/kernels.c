@@ -6,8 +6,8 @@
  *
  *   bench-kernels [THREADS [forms]]
  *
- * With `forms`, attention alone: windows, soft caps, sinks and short documents beside whole causal attention, as ratios
- * of times from interleaved rounds, and the ratio of the pairs of queries and keys.
+ * With `forms`, attention alone: windows, soft caps, sinks and short documents beside whole causal attention. Each has
+ * the ratio of its time from interleaved rounds, and of its pairs of queries and keys.
  *
  * With one thread the clock is the thread's own, so that other work on the machine does not count.
  */

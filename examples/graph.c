@@ -61,11 +61,12 @@ static void forward(const float *x, const float *w, const float *skip, float *y)
 }
 
 /*
- * Compute the gradients of x and w. dy becomes the gradient of the sum, which is also that of the skip. @more is the
- * gradient that reaches x through another skip, or NULL.
+ * Compute the gradients of x and w; @in is {x, w, y}. dy becomes the gradient of the sum, which is also that of the
+ * skip. @more is the gradient that reaches x through another skip, or NULL.
  */
-static void backward(const float *x, const float *w, const float *y, const float *more, float *dy, float *dx, float *dw)
+static void backward(const float *const *in, const float *more, float *dy, float *dx, float *dw)
 {
+  const float *x = in[0], *w = in[1], *y = in[2];
   for (int i = 0; i < ELEMENTS; i++) {
     dy[i] = y[i] > 0 ? dy[i] : 0;
     dx[i] = more ? more[i] : 0;
@@ -179,7 +180,7 @@ static int op_run(void *user, const struct lade_op_call *call)
   else if (op->kind == LOSS)
     loss_of(in[0], in[1], call->writes[0], call->writes[1]);
   else if (op->kind == BACKWARD)
-    backward(in[0], in[1], in[2], op->has_skip ? in[3] : NULL, call->updates[0], call->writes[0], call->writes[1]);
+    backward(in, op->has_skip ? in[3] : NULL, call->updates[0], call->writes[0], call->writes[1]);
   else
     sgd(in[0], call->updates[0]);
   return 0;

@@ -39,8 +39,8 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
  * Load all kernels for @device from the files <op>.fatbin of @folder. NULL: the folder of the environment's
  * LADE_CUDA_KERNELS, or that of the build or the installation. Matrix products are cuBLASLt's if the machine has one,
  * unless LADE_MATMUL in the environment is "plain", by the algorithms that the file of LADE_MATMUL_CHOICES names.
- * LADE_ATTENTION chooses attention: "plain", "mma" or "wgmma". If unset, the first of wgmma, mma.sync and plain is
- * chosen that the GPU has and that agrees with the plain kernels on a small problem. The problem runs here; forward and
+ * LADE_ATTENTION chooses attention: "plain", "mma" or "wgmma". If unset, it is the first of wgmma, mma.sync and plain
+ * that the GPU has. It must also agree with the plain kernels on a small problem. The problem runs here; forward and
  * backward are chosen separately. The caller closes, before the device. Errors of lade_cuda_functions_open; -ENODEV
  * when the GPU lacks the named attention. Any thread; blocks while the driver loads and the problem runs, some ten
  * milliseconds.

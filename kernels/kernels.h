@@ -2,10 +2,10 @@
 /*
  * Every kernel's signature, once; and the one table through which they are called.
  *
- * A kernel is a function of a context (the thread pool and the step block) and of one struct of arguments, declared
- * below beside its definition. The function lade_kernels_init fills the table with the plain C reference. Each CPU
- * level (AVX2, AVX-512, AVX-512 with BF16) then overwrites the entries that it improves, so call sites never test
- * features.
+ * A kernel is a function of a context (the thread pool and the step block) and of one struct of arguments. The struct
+ * is declared below beside the kernel's definition. The function lade_kernels_init fills the table with the plain C
+ * reference. Each CPU level (AVX2, AVX-512, AVX-512 with BF16) then overwrites the entries that it improves, so call
+ * sites never test features.
  * Rules for every kernel:
  *
  *  - Tensors are dense, row-major, 64-byte aligned; sizes may be anything from 1 up.
@@ -649,8 +649,8 @@ struct lade_cast_args {
 
 /*
  * y = x[0] + x[1] + ... + x[n_terms-1], elementwise in F32, rounded to dtype once: the sum over ranks, whose order is
- * part of the result. It is a tree over neighbours: the sum of n terms is the sum of the first p plus the sum of the
- * others, p being the largest power of two below n. So four are (x0 + x1) + (x2 + x3), five that + x4. Sums of 2^k
+ * part of the result. It is a tree over neighbours: the sum of the first p of n terms is added to that of the others,
+ * where p is the largest power of two below n. So four are (x0 + x1) + (x2 + x3), five that + x4. Sums of 2^k
  * neighbours from a multiple of 2^k on are therefore nodes of the tree, on any rank (struct lade_k_tree). F32, BF16,
  * F16. y may be one of the x.
  */

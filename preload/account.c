@@ -32,10 +32,10 @@ static _Atomic(lade_ledger *) ledger;
 static struct lade_lock ledger_lock; /* held while the ledger is created */
 static _Thread_local int depth;      /* of nested brackets, because the driver calls itself */
 
-void say(const char *what, const char *why)
+void say(const char *subject, const char *reason)
 {
   char line[PATH_MAX + 256];
-  int n = snprintf(line, sizeof(line), "lade run: %s: %s\n", what, why);
+  int n = snprintf(line, sizeof(line), "lade run: %s: %s\n", subject, reason);
   ssize_t ignored = write(STDERR_FILENO, line, LADE_MIN((size_t)n, sizeof(line) - 1));
   (void)ignored;
 }

@@ -27,7 +27,7 @@ struct settings {
 const struct settings *settings_get(void);
 
 /* Print one line on stderr: "lade run: WHAT: WHY". */
-void say(const char *what, const char *why);
+void say(const char *subject, const char *reason);
 
 /* Return the process's ledger; its record is made at the first call. NULL: out of memory. */
 lade_ledger *account_ledger(void);

@@ -22,7 +22,7 @@
  * streams use, and blocks that outlive their step. Addresses of one stream's arena are reused in the stream's order
  * only.
  *
- * Any thread may call every function, except create and destroy. Calls for one device are serialised by a lock. A child
+ * Any thread may call every function, except during create and destroy. A lock serialises calls for one device. A child
  * made by fork gets -EPERM from every function. An allocation blocks as lade_cache_alloc; other functions wait for the
  * lock, and say so if they wait for work.
  */
@@ -58,8 +58,8 @@ LADE_API int lade_allocator_create(const struct lade_allocator_params *params, s
 
 /*
  * Wait for the streams, return all memory, and close the devices that the allocator opened. NULL is allowed. pre: no
- * other call is in progress, and destroyed streams were forgotten. A child of fork frees only its copy of the records.
- * Blocks.
+ * other call is in progress, and each destroyed stream was forgotten. A child of fork frees only its copy of the
+ * records. Blocks.
  */
 LADE_API void lade_allocator_destroy(lade_allocator *allocator);
 
@@ -80,9 +80,9 @@ LADE_API int lade_allocator_alloc(lade_allocator *allocator, uint64_t bytes, int
                                   struct lade_error *error, void **ret_address);
 
 /*
- * Free a block of @device in the order of @stream, which may be another stream than that of its allocation: then work
- * of both streams before this call may use the block. NULL is allowed. -EINVAL for an address that is no live block,
- * with nothing changed, -EPERM, -ENOMEM, -ENOSPC, -EAGAIN; the block stays live on every error.
+ * Free a block of @device in the order of @stream. This may be another stream than that of the allocation: then work of
+ * both streams before this call may use the block. NULL is allowed. -EINVAL for an address that is no live block,
+ * -EPERM, -ENOMEM, -ENOSPC, -EAGAIN; the block stays live on every error.
  */
 LADE_API int lade_allocator_free(lade_allocator *allocator, void *address, int device, void *stream,
                                  struct lade_error *error);

@@ -38,8 +38,9 @@ typedef struct lade_cache_pool lade_cache_pool;
 enum lade_cache_flags {
   /*
    * Placement is a function of the calls alone: all ranks with the same calls get the same offsets. The allocator does
-   * not read the progress of queues. It waits where that would decide, and takes a queue under capture as not done. The
-   * cache is locked meanwhile, so work of its queues must not call it.
+   * not read the progress of queues. It waits for work wherever progress would decide the placement, and regards the
+   * work of a queue under capture as unfinished. The cache is locked during such a wait, so work of its queues must not
+   * call it.
    */
   LADE_CACHE_DETERMINISTIC = 1,
   /*
@@ -54,7 +55,7 @@ enum { LADE_CACHE_MAX_TAGS = 64, LADE_CACHE_MAX_QUEUES = 63 };
 
 /*
  * Free blocks of this cache of at least @bytes together, and return the freed bytes; 0 if none can be freed. Runs on
- * the requesting thread, one call at a time: other threads that are out of memory wait for it, so it must not wait for
+ * the requesting thread, one call at a time. Other threads that are out of memory wait for it, so it must not wait for
  * them. It may submit work and call every function except destroy. Allocating and creating a pool return -EDEADLK
  * here, and forgetting the requesting queue does nothing. When it forgets another queue, requests for that queue in
  * other threads continue without a spill, and fail if no other step serves them.
@@ -92,10 +93,11 @@ struct lade_cache_request {
 };
 
 /*
- * Allocate a block of @request's bytes, aligned to 512 bytes; the caller frees it. May submit a wait to the queue.
- * -EINVAL for a bad request, -ENOMEM with the cause in @error when no step made room (lade_cache_report has details),
- * -EPERM in a child of fork. Call from the queue's submitting thread. Blocks for memory calls when the cache grows, and
- * for work as the last step.
+ * Allocate a block of @request's bytes, aligned to 512 bytes; the caller frees it. May submit a wait to the queue. Call
+ * it from the queue's submitting thread. Blocks for memory calls when the cache grows, and for work as the last step.
+ *   -EINVAL  a bad request
+ *   -ENOMEM  no step made room; @error has the cause, and lade_cache_report the details
+ *   -EPERM   the caller is a child of fork
  */
 LADE_API int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error,
                               void **ret_address);
@@ -158,7 +160,7 @@ LADE_API int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_p
 
 /*
  * Begin or end a capture of the queues that are routed to @pool. In between, the pool makes no memory call, reads no
- * queue and waits for none, so the capture records none of this. A request that does not fit the pool's memory is
+ * queue and waits for no queue, so the capture records no such call. A request that does not fit the pool's memory is
  * -ENOMEM. Captured work may never run. So other allocations neither wait on the host for a captured queue, nor let
  * another queue wait for its work. -EALREADY for a second begin, -EINVAL for an end without a begin.
  */
@@ -263,16 +265,16 @@ enum lade_cache_action {
 struct lade_cache_event {
   enum lade_cache_action action;
   int tag;
-  uint64_t address, bytes; /* LADE_CACHE_OOM: bytes left below the limit, requested bytes */
+  uint64_t address, bytes; /* of LADE_CACHE_OOM: the bytes left below the limit, and the requested bytes */
   int64_t time_us;   /* since 1970, of the last reading of the clock, at most 63 events of its queue ago */
   const char *place;
   int queue;         /* number of the queue in this cache; 0: the host */
 };
 
 /*
- * Copy at most @n of the last events, oldest first, and return their number. Events of one queue's memory, and so of
- * any address, keep their order; so do the calls of each thread. Events of several threads for several queues are in
- * the order of time_us; a free also reads the clock if work was submitted since the last free. Two calls of a thread
+ * Copy at most @n of the last events, oldest first, and return their number. Events of one queue's memory keep their
+ * order, and so do events of one address and calls of one thread. Events of several threads for several queues are in
+ * the order of time_us. A free also reads the clock if work was submitted since the last free. Two calls of a thread
  * for two queues within one tick of the processor's counter may change places (40 ns on some AArch64). Any thread.
  */
 LADE_API int lade_cache_get_trace(lade_cache *cache, struct lade_cache_event *ret_events, int n);

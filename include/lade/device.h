@@ -87,13 +87,16 @@ struct lade_device_params {
 };
 
 /*
- * Open a device; the caller closes it. -EINVAL for an unknown name or no capacity, -ENODEV if the GPU or its driver is
- * missing, -EOVERFLOW for more capacity than the device has, -ENOMEM. Any thread. Blocks.
+ * Open a device; the caller closes it. Any thread. Blocks.
+ *   -EINVAL     an unknown name, or no capacity
+ *   -ENODEV     the GPU or its driver is missing
+ *   -EOVERFLOW  the device has less than @params' capacity
+ *   -ENOMEM
  */
 LADE_API int lade_device_open(const struct lade_device_params *params, struct lade_error *error,
                               lade_device **ret_device);
 
-/* Close a device. NULL is allowed. pre: its queues, and all owners of its memory, are destroyed. */
+/* Close a device. NULL is allowed. pre: its queues, and all owners of its memory, are destroyed. Any thread. */
 LADE_API void lade_device_close(lade_device *device);
 
 /* Return a snapshot of sizes and counts. Any thread. Never blocks. */
@@ -102,19 +105,22 @@ LADE_API void lade_device_get_info(const lade_device *device, struct lade_device
 /* Return 0, or the first error of any work that has run. Any thread. Never blocks. */
 LADE_API int lade_device_status(const lade_device *device);
 
-/* Create a queue; the caller destroys it. -ENOMEM, -EAGAIN when a thread is refused. Any thread. */
+/*
+ * Create a queue; the caller destroys it. -EINVAL for an unknown role or NULL, -ENOMEM, -EAGAIN when a thread is
+ * refused, and errors of the driver. Any thread. Blocks while the queue's thread starts.
+ */
 LADE_API int lade_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);
 
 /*
- * Make a queue of @stream, a CUstream of the caller's in @device's context, which must outlive it; the caller destroys
- * the queue. @role is COMPUTE, TO_HOST, TO_DEVICE or COMM. -EINVAL for another role, device or NULL; -ENOMEM, -EAGAIN
- * when a thread is refused, and errors of the driver. Any thread.
+ * Make a queue of @stream, a CUstream of the caller's in @device's context; the caller destroys the queue before the
+ * stream. @role is COMPUTE, TO_HOST, TO_DEVICE or COMM. -EINVAL for another role, device or NULL; else the errors,
+ * threads and blocking of lade_queue_create.
  */
 LADE_API int lade_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue);
 
 /*
- * Return in @ret_count an event behind all work that the caller has put on the stream of @queue itself; of other queues
- * behind all that was submitted. Threads and blocking as lade_queue_launch. -EINVAL for NULL.
+ * Return in @ret_count the event after all work on @queue: of an adopted stream also after the work that the caller
+ * put on the stream without Lade. Threads and blocking as lade_queue_launch. -EINVAL for NULL.
  */
 LADE_API int lade_queue_record(lade_queue *queue, uint64_t *ret_count);
 

@@ -2,7 +2,7 @@
 /*
  * lade/graph.h - the graph of a training step of your own: storages of bytes, and opaque ops that read and write them.
  *
- * Lade plans such a step inside a byte budget (lade/graph_plan.h) without knowing the ops: it needs the bytes that each
+ * Lade plans such a step inside a byte budget (lade/graph_plan.h) without knowing the ops. It needs the bytes that each
  * op reads and writes, its time, and whether it may run again. A graph describes one whole step: forward, backward and
  * update. The step is a cycle: storages that exist before it exist after it, for the next step.
  *
@@ -11,12 +11,12 @@
  * operand is a storage or a range of one: views of a tensor are ranges of one storage.
  *
  * Ops are in the order in which an unconstrained step runs them. Each op that writes or updates a storage makes its
- * next version: an update reads the version before, a write may leave bytes outside its range as they were. An op reads
- * the versions that the ops before it made. An op that runs again makes the bytes that it made the first time; an op
- * that draws random numbers must therefore draw the same ones (lade_graph_op.draws).
+ * next version. An update reads the version before. A write need not cover its storage: the other bytes stay as they
+ * were. An op reads the versions that earlier ops made. An op that runs again must make the same bytes as the first
+ * time, so an op that draws random numbers draws the same ones again (lade_graph_op.draws).
  *
- * A graph is built by calls, or read from JSON (docs/graph.md has the fields), and then closed: closing checks it.
- * A closed graph is immutable, and any thread may read it. Before that one thread at a time uses it. No function blocks
+ * A graph is built by calls and then closed, which checks it; or it is read from JSON (docs/graph.md has the fields).
+ * A closed graph is immutable, and any thread may read it. One thread at a time uses an open one. No function blocks
  * except those that read and write files. Strings and arrays are copied.
  */
 #ifndef LADE_PUBLIC_GRAPH_H
@@ -86,31 +86,39 @@ LADE_API int lade_graph_create(lade_graph **ret_graph);
 LADE_API void lade_graph_destroy(lade_graph *graph);
 
 /*
- * Add a storage, and return its index: the number of storages before it. @ret_storage may be NULL. -EINVAL with a field
- * that is out of range in @error (may be NULL), or for a closed graph; -EOVERFLOW past a limit above; -ENOMEM.
+ * Add a storage, and return its index: the number of storages before it. @ret_storage and @error may be NULL.
+ *   -EINVAL     a field is out of range, which @error names, or the graph is closed
+ *   -EOVERFLOW  the graph would pass a limit above
+ *   -ENOMEM
  */
 LADE_API int lade_graph_add_storage(lade_graph *graph, const struct lade_storage *storage, struct lade_error *error,
                                     int *ret_storage);
 /*
- * Add an op after the others, and return its index. @ret_op may be NULL. A storage may appear in one op's list of reads
- * several times, and in its writes and updates, if their ranges do not overlap. -EINVAL with the name of the op: a
- * storage that does not exist, a range past its end, ranges written twice, a field out of range, or for a closed graph;
- * -EOVERFLOW, -ENOMEM.
+ * Add an op after the others, and return its index. @ret_op may be NULL. A list of reads may name a storage several
+ * times. Writes and updates may do so too if the ranges do not overlap.
+ *   -EINVAL     a storage does not exist, a range passes its end, a byte is written twice, or a field is out of range;
+ *               @error names the op. Or the graph is closed
+ *   -EOVERFLOW  the graph would pass a limit above
+ *   -ENOMEM
  */
 LADE_API int lade_graph_add_op(lade_graph *graph, const struct lade_graph_op *op, struct lade_error *error,
                                int *ret_op);
 /* Keep @storage after the step, as a result for the caller. Given storages are always kept. -EINVAL, -ENOMEM. */
 LADE_API int lade_graph_keep(lade_graph *graph, int storage, struct lade_error *error);
 /*
- * Check the whole graph and make it immutable. -EINVAL with the name of the op or the storage: a made storage that is
- * read before an op wrote it, or kept and written by none; -ENOMEM. After an error the graph is open, as before.
+ * Check the whole graph and make it immutable. After an error the graph is still open.
+ *   -EINVAL  an op reads a made storage that no earlier op wrote, or no op writes a storage that is kept; @error names
+ *            the op or the storage
+ *   -ENOMEM
  */
 LADE_API int lade_graph_close(lade_graph *graph, struct lade_error *error);
 
 /*
- * Read a graph from JSON, and close it. lade_graph_load reads a file ("-": standard input) and blocks. @error names the
- * place in the file, the field and the value that is expected. -ENOENT and other codes of opening the file; -EINVAL: no
- * JSON, an unknown or missing field, a value of another type, or an error of the functions above; -ENOMEM.
+ * Read a graph from JSON, and close it; the caller destroys it. lade_graph_load reads a file ("-": standard input) and
+ * blocks. @error names the place in the file, the field and the value that is expected.
+ *   -EINVAL            not JSON, an unknown or missing field, a value of another type, or an error of a function above
+ *   -ENOENT and others opening or reading the file failed
+ *   -ENOMEM
  */
 LADE_API int lade_graph_load(const char *path, struct lade_error *error, lade_graph **ret_graph);
 LADE_API int lade_graph_parse(const char *text, size_t n_bytes, struct lade_error *error, lade_graph **ret_graph);

@@ -54,13 +54,14 @@ struct lade_graph_path {
 struct lade_graph_plan_params {
   size_t struct_size;         /* sizeof(struct lade_graph_plan_params) */
   uint64_t budget_bytes;      /* of the device, or one of the constants above */
-  uint64_t host_budget_bytes; /* of storages that wait there at one time; given ones of that tier do not count */
+  uint64_t host_budget_bytes; /* limit of bytes put there at one time; given storages of that tier do not count */
   uint64_t store_budget_bytes;
   struct lade_graph_path to_host, from_host, to_store, from_store;
   /*
-   * Of the search; 0: LADE_GRAPH_ITERATIONS. Exceptions: a graph of 20 to 2,000 ops without other tiers gets 15,000 per
-   * op, but at most 2,000,000 and 1,400,000,000 / ops; one of more than 416 ops with them gets 125,000,000 / ops. With
-   * other tiers the plans by recompute alone and by transfers alone are made first, with the effort of each.
+   * Iterations of the search. 0: no limit with a time limit, else LADE_GRAPH_ITERATIONS, with two exceptions. Without
+   * other tiers a graph of 20 to 2,000 ops gets 15,000 per op, but at most 2,000,000 and at most 1,400,000,000 / ops.
+   * With other tiers a graph of more than 416 ops gets 125,000,000 / ops. Other tiers cost two more searches of this
+   * effort, which come first: one by recompute alone and one by transfers alone.
    */
   int64_t iterations;
   int64_t time_limit_ns; /* end the search after this time; 0: no limit */
@@ -102,17 +103,18 @@ struct lade_graph_plan_info {
 typedef struct lade_graph_plan lade_graph_plan;
 
 /*
- * Find the bounds of @graph that need no search, for lists without other tiers: unconstrained_bytes and floor_bytes of
- * the struct above. Either pointer may be NULL. -EINVAL: an open graph; -ENOMEM. Any thread. O(operands + lifetimes).
+ * Compute the bounds of @graph that need no search, for lists without other tiers: unconstrained_bytes and floor_bytes
+ * of the struct above. Either pointer may be NULL. -EINVAL for an open graph, -ENOMEM. Any thread. Never blocks;
+ * O(operands + lifetimes).
  */
 LADE_API int lade_graph_bounds(const lade_graph *graph, struct lade_error *error, uint64_t *ret_unconstrained_bytes,
                                uint64_t *ret_floor_bytes);
 
 /*
  * Plan @graph; the caller destroys the plan before the graph. Errors; @error (may be NULL) has one line:
- *   -ENOSPC  no list within the budget was found; @ret_info (may be NULL) is filled all the same, with
- *            planned_peak_bytes of the smallest list that was found
- *   -EINVAL  an open graph, or a parameter out of range
+ *   -ENOSPC  no list within the budget was found; @ret_info (may be NULL) is filled nevertheless: planned_peak_bytes is
+ *            the peak of the smallest list that was found
+ *   -EINVAL  the graph is open, or a parameter is out of range
  *   -ENOMEM
  * Any thread; several may plan one graph at once. Computes for seconds; does not sleep.
  */
@@ -136,7 +138,7 @@ struct lade_graph_totals {
  * Replay a list, yours or a plan's, with code that shares nothing with the search, and count its totals. The replay
  * checks that every op runs once and in order, with every operand on the device and at its version. It checks that
  * drops and moves name storages that are present, and that results and given storages end in their tiers. -EINVAL with
- * the first wrong instruction in @error; -ENOMEM. O(operands). Any thread.
+ * the first wrong instruction in @error; -ENOMEM. Any thread. Never blocks; O(operands).
  */
 LADE_API int lade_graph_replay(const lade_graph *graph, const struct lade_graph_instr *instrs, int n_instrs,
                                struct lade_error *error, struct lade_graph_totals *ret_totals);

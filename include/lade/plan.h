@@ -116,9 +116,9 @@ struct lade_run_params {
   enum lade_master master;     /* LADE_MASTER_24BIT with LADE_BF16 only */
   /*
    * Keep all parameters and optimizer state in the store, one directory, and publish them there after each step. A
-   * trainer that opens such a directory continues from its last completed step, after any ending of the earlier
-   * process; init and resume then apply to a new directory only. Another model or form of state is -EINVAL, a directory
-   * in use is -EBUSY.
+   * trainer that opens such a directory continues from its last completed step, however the earlier process ended. The
+   * parameters init and resume then apply to a new directory only. Another model or form of state is -EINVAL, a
+   * directory in use is -EBUSY.
    */
   bool durable;
   /*
@@ -127,9 +127,9 @@ struct lade_run_params {
    */
   enum lade_dtype grad_dtype;
   /*
-   * The layout of several ranks (docs/ranks.md): tensor, pipeline and data parallel ranks, 0 for 1; dp 0 is the rest of
-   * the ranks that train. ZeRO stage 0 to 3. lade_plan_find plans the first of tp * pp * dp ranks; a trainer of such a
-   * layout needs that many (lade/train.h).
+   * The layout of several ranks (docs/ranks.md): numbers of tensor, pipeline and data parallel ranks. tp 0 and pp 0
+   * mean 1; dp 0 means all ranks that train over tp * pp. zero is the ZeRO stage, 0 to 3. lade_plan_find plans the
+   * first of tp * pp * dp ranks; a trainer of such a layout needs all of them (lade/train.h).
    */
   int tp, pp, dp, zero;
   bool sequence_parallel;      /* with tp: norms, dropout and the activations between layers in parts, too */
@@ -166,8 +166,8 @@ struct lade_plan_report {
  * smallest budget that fits and the ways to make room.
  *
  * -EINVAL, -ENOENT and the like for a wrong model, machine, file or size, with one line in @error; -ENOMEM. Keeps no
- * memory. Any thread, several at once. Blocks: milliseconds for a described machine, seconds for the first measurement
- * of this machine.
+ * memory. Any thread, several at once. Computes for milliseconds on a described machine; blocks for seconds when it
+ * measures this machine for the first time.
  */
 LADE_API int lade_plan_find(const struct lade_run_params *run, struct lade_plan_report *ret_report,
                             struct lade_error *error);

@@ -77,9 +77,12 @@ struct lade_shard_block {
 
 /*
  * Join the ranks of the job that the launcher's variables describe; collective. The caller closes @ret_ranks. @params
- * may be NULL. Starts MPI, with MPI_THREAD_MULTIPLE, unless the program has started it. -ENOSYS for several ranks
- * without MPI; -EINVAL when launchers disagree, or for torchrun, whose processes MPI does not know; -ENOMEM, -EAGAIN
- * when the machine refuses threads, -EIO. One thread. Blocks until all ranks have joined.
+ * may be NULL. Starts MPI, with MPI_THREAD_MULTIPLE, unless the program has started it. One thread. Blocks until all
+ * ranks have joined.
+ *   -ENOSYS  several ranks without MPI
+ *   -EINVAL  launchers disagree, or the launcher is torchrun, whose processes MPI does not know
+ *   -EAGAIN  the machine refuses threads
+ *   -ENOMEM, -EIO
  */
 LADE_API int lade_ranks_open(const struct lade_ranks_params *params, struct lade_error *error, lade_ranks **ret_ranks);
 
@@ -130,8 +133,8 @@ LADE_API int lade_ranks_sum(lade_ranks *ranks, float *values, uint64_t n, struct
 LADE_API int lade_ranks_broadcast(lade_ranks *ranks, int root, void *data, uint64_t bytes, struct lade_error *error);
 
 /*
- * End the job because this rank cannot continue: calls of other ranks return -ECANCELED with @words. Of ranks on
- * several machines MPI ends all, this one included. Any thread. Never blocks.
+ * End the job because this rank cannot continue: calls of other ranks return -ECANCELED with @words. If the ranks are
+ * on several machines, MPI ends all their processes, this one included. Any thread. Never blocks.
  */
 LADE_API void lade_ranks_abort(lade_ranks *ranks, const char *words);
 
@@ -173,20 +176,20 @@ LADE_API int lade_shard_gather(lade_shard *shard, enum lade_dtype dtype, const v
 
 /*
  * Sum @all [padded_elements] over ranks and store this rank's block of the sum in @own [block_elements]; collective.
- * LADE_F32 or LADE_BF16, summed in FP32 over a tree and rounded once: the sum of n ranks is that of the first p plus
- * that of the others, where p is the largest power of two below n; for four ranks (x0 + x1) + (x2 + x3). On a GPU the
- * order is NCCL's, and BF16 is rounded at each addition. @own may be this rank's block inside @all. -EINVAL, with
+ * LADE_F32 or LADE_BF16, summed in FP32 over a tree and rounded once. The tree adds the sum of the first p of n ranks
+ * to the sum of the others, where p is the largest power of two below n: (x0 + x1) + (x2 + x3) for four ranks. On a GPU
+ * the order is NCCL's, and BF16 is rounded at each addition. @own may be this rank's block inside @all. -EINVAL, with
  * nothing done. Blocks.
  */
 LADE_API int lade_shard_reduce(lade_shard *shard, enum lade_dtype dtype, const void *all, void *own,
                                struct lade_error *error);
 
 /*
- * Submit the gather or the sum to @queue of the ranks' device; its event is (@queue, *ret_count), ret_count may be
+ * Submit the gather or the sum to @queue of the ranks' device; its event is (@queue, *ret_count), and ret_count may be
  * NULL. The vectors stay valid, and are not read or written, until the event. Calls on different queues run in the
- * order of the calls, at every rank the same. -EINVAL without a device, for a queue of another one, or for arguments,
- * with nothing done. An error of the work itself is returned by lade_ranks_wait and every later call. Blocks while 64
- * calls are in flight.
+ * order of the calls, which is the same at every rank. lade_ranks_wait and every later call return an error of the
+ * work itself. -EINVAL, with nothing done: no device was set, @queue is of another device, or an argument is wrong.
+ * Blocks while 64 calls are in flight.
  */
 LADE_API int lade_shard_gather_on(lade_shard *shard, lade_queue *queue, enum lade_dtype dtype, const void *own,
                                   void *all, uint64_t *ret_count, struct lade_error *error);

@@ -21,10 +21,10 @@
  * (lade_device_info.chunk_bytes). A stepper takes only these bytes there. Given storages keep their address on the
  * device, or on the host, until destroy; made storages move from op to op. Kept results stay until the next run.
  *
- * Threads. One thread at a time uses a stepper. Ops run in threads of Lade: those of the device one at a time, those of
- * the host (LADE_OP_ON_HOST) one at a time, and the two beside each other unless operands order them. On a CUDA device
- * device ops are called in the thread of lade_step_run with the device's context current, and put their work on the
- * stream.
+ * Threads. One thread at a time uses a stepper. Ops run in threads of Lade. Ops of the device run one at a time, and so
+ * do ops of the host (LADE_OP_ON_HOST). An op of the device and one of the host may overlap unless they share an
+ * operand. On a CUDA device the thread of lade_step_run calls the device's ops with the device's context current, and
+ * they put their work on the stream.
  *
  * The library never prints.
  */
@@ -62,7 +62,7 @@ struct lade_op_call {
    */
   void *const *reads, *const *writes, *const *updates;
   void *scratch;       /* scratch_bytes, aligned to 4096, with undefined contents; NULL: none */
-  void *stream;        /* the CUstream to put the work on; NULL on other devices and for ops of the host */
+  void *stream;        /* CUstream that gets the op's work; NULL on other devices and for ops of the host */
 };
 
 /*
@@ -123,8 +123,8 @@ typedef struct lade_stepper lade_stepper;
  * @ret_info (may be NULL) is filled as by lade_step_get_info. Given storages are zero. Blocks, for seconds of planning
  * and while a drive writes the store once. Any thread. Errors; @error (may be NULL) has one line:
  *   -ENOSPC  no plan within the budgets was found: @ret_info has min_budget_bytes, and else zeros; or a store is full
- *   -EINVAL  an open graph, one without ops or without addresses, a parameter out of range, a store that is needed and
- *            not named
+ *   -EINVAL  the graph is open, has no ops, or has no addresses; a parameter is out of range; the plan needs a store,
+ *            and @params names none
  *   -EOVERFLOW  an op of more than 65,534 operands
  *   -ENOMEM  memory, or the device has less than the plan needs
  *   others   of the store (lade/store.h) and of the device
@@ -146,16 +146,18 @@ LADE_API int lade_step_run(lade_stepper *stepper, struct lade_step_measures *ret
 LADE_API int lade_step_get_info(const lade_stepper *stepper, struct lade_step_info *ret_info);
 
 /*
- * Return the address of a given storage, constant until destroy, or of a kept result, valid until the next run: host
- * memory, or device memory for storages of a CUDA device. NULL for all other storages, those of a store, those without
- * bytes, and on a dry device. Read and write it between runs only.
+ * Return the address of a given storage, constant until destroy, or of a kept result, valid until the next run. It is
+ * in host memory, or in device memory for storages of a CUDA device. NULL for all other storages, storages in a store,
+ * storages of no bytes, and on a dry device. Read and write it between runs only. Never blocks.
  */
 LADE_API void *lade_step_address(lade_stepper *stepper, int storage);
 
 /*
  * Copy @bytes at @offset of a given storage, in any tier, or of a kept result to @dst; or from @src into a given
- * storage. Between runs. Blocks. -EINVAL: no such storage or range; -ENOTSUP on a dry device; errors of the device and
- * of the store; the error of a failed run.
+ * storage. Call them between runs. Blocks.
+ *   -EINVAL   no such storage or range
+ *   -ENOTSUP  the device is dry
+ *   others    of the device and of the store; or the error of a failed run
  */
 LADE_API int lade_step_get(lade_stepper *stepper, int storage, uint64_t offset, void *dst, uint64_t bytes,
                            struct lade_error *error);

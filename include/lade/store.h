@@ -73,7 +73,7 @@ struct lade_tensor_request {
   void *data;            /* borrowed until wait; a put only reads it */
   uint64_t bytes;
   uint64_t tensor_bytes; /* 0: the request is the whole tensor; else its size, and the request is a part of it */
-  uint64_t offset;       /* of the part; a multiple of 65536, as is bytes unless the part ends the tensor */
+  uint64_t offset;       /* of the part; a multiple of 65,536. So is bytes unless the part ends the tensor */
 };
 
 struct lade_tensor_store_info {
@@ -106,7 +106,7 @@ LADE_API int lade_tensor_store_open(const struct lade_tensor_store_params *param
 
 /*
  * Close a store. Tensors are lost, except for those that a durable store has published. Requests that have begun are
- * finished, others are given up, and all tickets end. NULL is allowed. pre: no call is in progress.
+ * finished, the others are dropped, and all tickets end. NULL is allowed. pre: no call is in progress. Blocks.
  */
 LADE_API void lade_tensor_store_close(lade_tensor_store *store);
 
@@ -136,11 +136,10 @@ LADE_API int lade_tensor_store_get(lade_tensor_store *store, const char *name, v
                                    struct lade_error *error);
 
 /*
- * Begin @request and return its ticket, which the caller gives to lade_tensor_store_wait once. A part to put of an
- * unknown name creates the tensor; a part of it that was never put is -EBADMSG when it is got. A put of a whole tensor
- * that fails drops the name. A put of a part that fails leaves the other parts; this part is -EBADMSG, and the tensor
- * cannot be published, until it is put again. Any thread. Blocks while the bytes in flight would pass the bound, and
- * not for the drive otherwise.
+ * Begin @request and return its ticket, which the caller gives to lade_tensor_store_wait once. The put of a part of an
+ * unknown name creates the tensor; the get of a part that was never put is -EBADMSG. If the put of a whole tensor fails
+ * its name is dropped. If the put of a part fails the other parts stay; until this part is put again, its get is
+ * -EBADMSG and the tensor cannot be published. Any thread. Blocks only while the bytes in flight would pass the bound.
  *   -EINVAL     a wrong name, size or range
  *   -ENOENT     no such name to get
  *   -EBUSY      a request in flight overlaps this one, and one of them is a put
@@ -150,7 +149,7 @@ LADE_API int lade_tensor_store_get(lade_tensor_store *store, const char *name, v
 LADE_API int lade_tensor_store_submit(lade_tensor_store *store, const struct lade_tensor_request *request,
                                       struct lade_error *error, lade_tensor_ticket **ret_ticket);
 
-/* Return 1 if the request of @ticket is finished, else 0. Waits for a publish alone. */
+/* Return 1 if the request of @ticket is finished, else 0. Any thread. Waits only for a publish. */
 LADE_API int lade_tensor_store_is_done(lade_tensor_store *store, const lade_tensor_ticket *ticket);
 
 /*
@@ -174,18 +173,18 @@ LADE_API int lade_tensor_store_publish(lade_tensor_store *store, struct lade_err
 
 /*
  * Write the name that follows @after (NULL: the first) in the order of bytes into @ret_name of @name_bytes, and its
- * size. -ENOENT after the last name; -EOVERFLOW if @name_bytes is too small. Waits for a publish alone. O(log tensors).
+ * size. -ENOENT after the last name; -EOVERFLOW if @name_bytes is too small. Waits only for a publish. O(log tensors).
  */
 LADE_API int lade_tensor_store_find_next(lade_tensor_store *store, const char *after, char *ret_name, size_t name_bytes,
                                          uint64_t *ret_bytes);
 
-/* Write the size of @name into @ret_bytes. -ENOENT. Waits for a publish alone. */
+/* Write the size of @name into @ret_bytes. -ENOENT. Waits only for a publish. */
 LADE_API int lade_tensor_store_find(lade_tensor_store *store, const char *name, uint64_t *ret_bytes);
 
-/* Drop @name and free its room. -ENOENT; -EBUSY if a request moves it. Waits for a publish alone. */
+/* Drop @name and free its room. -ENOENT; -EBUSY if a request moves it. Waits only for a publish. */
 LADE_API int lade_tensor_store_drop(lade_tensor_store *store, const char *name);
 
-/* Return sizes and counts. -EINVAL for a wrong struct_size. Waits for a publish alone. */
+/* Return sizes and counts. -EINVAL for a wrong struct_size. Waits only for a publish. */
 LADE_API int lade_tensor_store_get_info(lade_tensor_store *store, struct lade_tensor_store_info *ret_info);
 
 /*

@@ -48,7 +48,7 @@ struct lade_batch {
  */
 typedef int lade_batch_fn(void *user, const struct lade_batch *batch, struct lade_error *error);
 
-/* Receive a notice: io_uring is refused, the checkpoint used other kernels. @line is valid during the call. */
+/* Receive a notice, such as "io_uring is refused"; training goes on. @line is valid during the call. */
 typedef void lade_notice_fn(void *user, const char *line);
 
 struct lade_trainer_params {
@@ -77,7 +77,7 @@ struct lade_trainer_params {
   int64_t eval_batches;              /* maximum of batches in an evaluation */
 
   const char *init;                  /* first weights, safetensors with HuggingFace names; or NULL */
-  const char *resume;                /* a checkpoint, or a directory, of which the newest; or NULL */
+  const char *resume;                /* a checkpoint, or a directory whose newest one is taken; or NULL */
 
   lade_notice_fn *notice;            /* may be NULL */
   void *notice_user;
@@ -90,7 +90,7 @@ struct lade_trainer_params {
   struct lade_ranks *ranks;
 
   bool mask_documents; /* a token sees none of an earlier document in its row */
-  int64_t separator;   /* the token that ends a document, with mask_documents; -1: the one that data's files name */
+  int64_t separator;   /* the token that ends a document, with mask_documents; -1: the data files name it */
 };
 
 /* Set every field to its default, and struct_size to sizeof *ret_params. Any thread. Never blocks. */
@@ -102,9 +102,9 @@ typedef struct lade_trainer lade_trainer;
  * Open a trainer; the caller closes it. Strings and the users of callbacks are borrowed until then, and the rest of
  * @params is copied. Any thread. Blocks: seconds if this machine is measured.
  *   -EOVERFLOW                           the budget is too small; @error names the smallest that fits; nothing is taken
- *   -EINVAL, -ENOENT, -EBADMSG and such  wrong or damaged input; also several ranks of a job without params->ranks: the
- *                                        first rank returns it at once, and the others after 2 s, because launchers
- *                                        end these first
+ *   -EINVAL, -ENOENT, -EBADMSG and such  wrong or damaged input; also a rank of a job of several without params->ranks.
+ *                                        The first rank returns at once, the others after 2 s: launchers end a job
+ *                                        at its first failure, so the message is printed once
  *   -ENOMEM, -ENOSPC, -EIO               the machine refused a resource
  */
 LADE_API int lade_trainer_open(const struct lade_trainer_params *params, struct lade_error *error,
@@ -124,7 +124,7 @@ struct lade_trainer_report {
   double loss_scale;     /* 1 except for FP16 */
   int64_t wall_ns;       /* simulated on a dry device */
   int64_t queue_ns[LADE_QUEUES_MOST]; /* busy time of each queue; lade_queue_name */
-  int64_t stall_ns[LADE_QUEUES_MOST]; /* stalls of computing by the queue that caused them; its own: launches */
+  int64_t stall_ns[LADE_QUEUES_MOST]; /* idle time of computing by the queue that caused it; its own: launches */
 };
 
 /*
@@ -133,8 +133,8 @@ struct lade_trainer_report {
  *   -EDOM    a gradient is not finite (except under FP16's scaling); @error names step and tensor. Parameters are as
  *            before; with optimizer_in_backward they are lost, and every later call except close fails. Or the loss
  *            alone overflowed, as @error then says: the step was made and counts.
- *   -EINVAL  a token outside of the vocabulary; nothing was done, and the step may be tried again
- *   errors of the batch callback or of the data's files: likewise
+ *   -EINVAL  a token is outside the vocabulary; nothing was done, and the step may be tried again
+ *   errors of the batch callback or of the data's files: nothing was done either
  *   -EIO, -EBADMSG (@error names the tensor) and others: state is lost. Every later call except close fails with the
  *            same error; open again from a checkpoint.
  */
@@ -194,9 +194,11 @@ struct lade_param_info {
 LADE_API int lade_trainer_get_param(lade_trainer *trainer, int i, struct lade_param_info *ret_info);
 
 /*
- * Copy the FP32 master of parameter tensor @i into @dst [n_elements]. Call it between steps. -EINVAL for no such
- * tensor, and for several ranks, which hold parts of tensors: save a checkpoint; -ENODATA on a dry device; -EIO,
- * -EBADMSG from the store; -ENOMEM. Blocks.
+ * Copy the FP32 master of parameter tensor @i into @dst [n_elements]. Call it between steps. Blocks.
+ *   -EINVAL        no such tensor; or several ranks, which hold parts of tensors: save a checkpoint instead
+ *   -ENODATA       the device is dry
+ *   -EIO, -EBADMSG from the store
+ *   -ENOMEM
  */
 LADE_API int lade_trainer_read_param(lade_trainer *trainer, int i, float *dst, struct lade_error *error);
 

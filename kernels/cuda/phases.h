@@ -45,8 +45,8 @@ LADE_INLINE int64_t lade_cuda_row_blocks(int64_t n_rows)
 #define LADE_CUDA_ROW_PACKS 4
 
 /*
- * Partial sums of a block of rows wait in shared memory if they fit into 96 KiB, which every GPU has, together with the
- * room of reductions; else in their final place in the workspace.
+ * Partial sums of a block of rows wait in shared memory if they and the room of reductions fit into the 96 KiB of every
+ * GPU; else in their final place in the workspace.
  */
 #define LADE_CUDA_ROOM_FLOATS 64 /* of a reduction over the block: two sums of each current row for each warp */
 #define LADE_CUDA_ROW_SHARED_FLOATS (24576 - LADE_CUDA_ROOM_FLOATS)

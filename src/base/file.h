@@ -31,8 +31,8 @@ int lade_stream_load(int fd, const char *name, size_t max_bytes, struct lade_err
  * A link stays, and its target is replaced (-ENOENT if the target does not exist). The file keeps its permissions; a
  * new file gets the process's default ones (umask). -EINVAL for a device or a pipe, -EISDIR. -EPERM for a file of
  * another user, and for a link that belongs neither to this user nor to root. On failure the temporary file is removed
- * and @path is unchanged, with one exception: if the sync of the directory fails, as the line says, @path has the new
- * contents, and a power cut may bring the old ones back. Any thread. Blocks.
+ * and @path is unchanged, unless the line says that the sync of the directory failed. @path then has the new contents,
+ * and a power cut may bring the old ones back. Any thread. Blocks.
  */
 int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error);
 

@@ -64,7 +64,7 @@ typedef int lade_cuda_enqueue_fn(void *stream, void *args);
 
 /*
  * Submit the work that @fn puts on the queue's stream; @fn is called before this returns. If @fn is NULL, submit only
- * an event behind all work that the caller has put on an adopted stream. Otherwise as lade_queue_launch.
+ * an event after all work that the caller has put on an adopted stream. Otherwise as lade_queue_launch.
  */
 void lade_cuda_queue_enqueue(lade_queue *queue, lade_cuda_enqueue_fn *fn, void *args, struct lade_span *ret_span,
                              uint64_t *ret_count);

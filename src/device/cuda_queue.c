@@ -186,7 +186,7 @@ static void slot_start(struct cuda_queue *queue, struct cuda_slot *slot)
       !lade_cuda_check(cuda, "cuEventRecord", cuda->driver.cuEventRecord(slot->start, queue->stream));
 }
 
-/* Record the end event behind all work on the stream. Lock held. */
+/* Record the end event after all work on the stream. Lock held. */
 static void slot_end_locked(struct cuda_queue *queue, struct cuda_slot *slot)
 {
   struct cuda_device *cuda = cuda_get(queue);

@@ -9,8 +9,8 @@
  * gradient. So no separate op adds two gradients, and every gradient of an activation still has one producer.
  * Parameters have one gradient tensor each, an accumulator; a tied table is written twice.
  *
- * A gradient that passes through an op unchanged costs nothing. Without a norm, the backward of sum = residual + drop(x
- * + bias) gives the residual the same tensor, and without dropout x gets it too. Only the bias's column sum and the
+ * A gradient that passes through an op unchanged costs nothing. Take sum = residual + drop(x + bias) without a norm:
+ * its backward gives the residual the same tensor, and without dropout x too. Only the bias's column sum and the
  * dropout's draw are ops then.
  *
  * The gradient of a bias is the column sums of dy. The op that makes dy makes them too, if it can (the table's

@@ -183,7 +183,7 @@ void lade_model_graph_destroy(struct lade_model_graph *graph)
 
 bool lade_tensor_is_repeatable(const struct lade_model_graph *graph, int tensor)
 {
-  const struct lade_tensor *what = &graph->tensors[tensor];
-  return what->kind == LADE_TENSOR_ACTIVATION && !graph->ops[what->producer].is_backward &&
-         graph->ops[what->producer].kind != LADE_OP_RECV;
+  const struct lade_tensor *t = &graph->tensors[tensor];
+  return t->kind == LADE_TENSOR_ACTIVATION && !graph->ops[t->producer].is_backward &&
+         graph->ops[t->producer].kind != LADE_OP_RECV;
 }

@@ -362,7 +362,7 @@ struct lade_op {
   double bytes; /* least bytes read and written; of a collective: sent by this rank in a ring; of SEND: sent */
   uint64_t workspace_bytes;
   int optional; /* tensor: an operand that may be absent; -1 */
-  int lean;     /* number of the op without it, behind the others in the graph's ops; -1 */
+  int lean;     /* number of the op without it, after the others in the graph's ops; -1 */
 };
 
 struct lade_unit {

@@ -46,7 +46,7 @@
  * without logits counts them again; causal attention counts T(T+1)/2 pairs, or those in its window. Bytes count every
  * operand once, which a kernel must move if no operand stays in cache. Elementwise ops are bound by bytes; their flops
  * per element are rough counts that only keep a cost model from dividing zero. A collective's bytes are those that a
- * rank sends in a ring. That is (n - 1) / n of the whole for a gather or a scatter and twice that for a sum (Thakur,
+ * rank sends in a ring. A gather or a scatter sends (n - 1) / n of the whole, and a sum twice that (Thakur,
  * Rabenseifner, Gropp 2005); no algorithm needs fewer.
  *
  * Sizes: lade_model_check and lade_model_graph_create bound every dimension, so every product here fits 63 bits.

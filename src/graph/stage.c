@@ -12,7 +12,7 @@
  * The graph. A piece without the embedding begins with a RECV, and a piece without the head ends with a SEND. Each is
  * in a unit of its own, so that blocks keep one shape. In the scattered form (Narayanan et al. 2021, section 4.1) a
  * rank receives its rows alone, and gathers the others from its tensor parallel group; the backward half does the same
- * with the gradient. The gather belongs to the slot that reads the rows, behind the collectives of slots before it, so
+ * with the gradient. The gather belongs to the slot that reads the rows, after the collectives of slots before it, so
  * all ranks gather in one order. Parameters are numbered and random draws are counted as in the whole model: both
  * counts skip the parameters and ops of other stages before a piece, and stage boundaries do not count. The last stage
  * of a tied model has copies of the table's parts under the owner's number, as its last parameters.

@@ -34,7 +34,7 @@ struct lade_streaming {
 };
 #define LADE_STREAM_GRAIN (64 * 1024)
 
-/* Home tier of a parameter or its state between steps. */
+/* Tier of a parameter or its state between steps. */
 enum lade_tier { LADE_TIER_DEVICE, LADE_TIER_HOST, LADE_TIER_STORE };
 
 /* Predicted nanoseconds of everything that a program can contain; made once per plan from the cost model. */
@@ -44,7 +44,7 @@ struct lade_transfer_price {
 };
 struct lade_prices {
   int64_t *op_ns;                     /* by op of the graph, lean forms too */
-  int64_t *grad_sumsq_ns, *update_ns[3];    /* by parameter; update by home tier, the store's with its transfers */
+  int64_t *grad_sumsq_ns, *update_ns[3];    /* by parameter; update by state tier, the store's with its transfers */
   int64_t *update_near_ns;            /* streamed from the store, but for the working copy, which is in a nearer tier */
   int64_t *stream_edge_ns;            /* extra time of a run of streamed updates, by its first parameter */
   int64_t clip_ns;

@@ -3,8 +3,8 @@
  * Links between the ranks of a running job: measured once, and kept for the predictions of later jobs.
  *
  * A measurement describes the levels of a cluster (cluster.h): "node" joins the ranks of a node, "network" joins nodes.
- * It is kept in one JSON file beside the probe's (probe.h). The file belongs to a machine's name, to the engine of the
- * collectives with its version, and to numbers of nodes and of ranks per node. If there are several nodes, it also
+ * It is kept in one JSON file beside the probe's (probe.h). A file holds for one machine name, one engine of
+ * collectives in one version, and one number of nodes and of ranks per node. If there are several nodes, it also
  * belongs to their host names.
  */
 #ifndef LADE_MEASURED_LINKS_H

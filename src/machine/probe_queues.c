@@ -7,8 +7,8 @@
  * that neither side is in a near cache. The latency of a copy is the time of a small one.
  *
  * Each figure is a lower quartile. A copy or a launch ends with the wake-up of a waiting thread, which other programs
- * delay by whole time slices: on a machine with six runnable threads for each core, half of all copies took 1 to 5 ms
- * instead of 5 us to 0.4 ms.
+ * delay by whole time slices: with six runnable threads for each core, half of all copies took 1 to 5 ms instead of 5
+ * us to 0.4 ms.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -179,8 +179,8 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
 }
 
 /*
- * Measure the rates of writes, of half reads and of reads, a pass of each in turn, over the second half of
- * LASTING_BYTES, or of the bytes of LASTING_LIMIT_NS: the first half uses up a drive's cache or credit.
+ * Measure the rates of writes, of half reads and of reads, a pass of each in turn. Uses the second half of
+ * LASTING_BYTES, or of the bytes that LASTING_LIMIT_NS allows: the first half uses up a drive's cache or credit.
  */
 static int drive_lasting(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
 {
@@ -346,9 +346,9 @@ void lade_drive_points_fade(struct lade_drive_points *points, double factor)
 }
 
 /*
- * Minimise the sum of (y - latency l - ratio x)^2 with one latency and a ratio for each kind of work, where l is a
- * point's share of the latency. The ratio of a kind is (xy - latency lx) / xx. Put into the equation of the latency,
- * sum(ly - latency ll - ratio lx) = 0, it gives the latency.
+ * Minimise the sum of (y - latency l - ratio x)^2, with one latency and a ratio for each kind of work. A point's share
+ * of the latency is l. The ratio of a kind is (xy - latency lx) / xx. Put into the equation of the latency, sum(ly -
+ * latency ll - ratio lx) = 0, it gives the latency.
  */
 bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns,
                            double ret_ratios[LADE_DRIVE_N_WORKS])

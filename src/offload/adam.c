@@ -294,14 +294,14 @@ int lade_adam_update(lade_adam *adam, const struct lade_adam_shard *shard, const
   if (!adam)
     return lade_error_set(error, -EINVAL, "lade_adam_update: adam is NULL");
   struct lade_adam_shard s;
-  struct lade_adam_step how;
+  struct lade_adam_step own;
   int status = shard_read(adam, shard, true, &s, error);
   if (!status)
-    status = step_read(step, &how, error);
+    status = step_read(step, &own, error);
   if (status)
     return status;
-  const struct lade_step block = step_block(&how);
-  const struct lade_clip_result clip_result = {.factor = how.grad_scale == 0 ? 1.0f : (float)how.grad_scale};
+  const struct lade_step block = step_block(&own);
+  const struct lade_clip_result clip_result = {.factor = own.grad_scale == 0 ? 1.0f : (float)own.grad_scale};
   const struct lade_adamw_args args = {
       .dtype = s.dtype, .grad_dtype = s.grad_dtype, .moments = s.moments, .master = s.master,
       .n_elements = s.n_elements, .has_decay = s.has_decay, .stream = s.param, .first_element = s.first_element,

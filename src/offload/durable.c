@@ -85,16 +85,16 @@ struct lade_durable {
 };
 
 /* Report that a read or a write failed. @code is the system's, and the line in @error names it. */
-static int failed(const struct lade_durable *d, int code, const char *name, const char *what, struct lade_error *error)
+static int failed(const struct lade_durable *d, int code, const char *name, const char *verb, struct lade_error *error)
 {
-  return lade_error_set(error, store_code_of_transfer(code), "%s/%s: cannot %s: %s", d->dir, name, what,
+  return lade_error_set(error, store_code_of_transfer(code), "%s/%s: cannot %s: %s", d->dir, name, verb,
                         strerror(-code));
 }
 
 /* Report that an operation before the first read or write failed. */
-static int refused(const struct lade_durable *d, int code, const char *name, const char *what, struct lade_error *error)
+static int refused(const struct lade_durable *d, int code, const char *name, const char *verb, struct lade_error *error)
 {
-  return lade_error_set(error, store_code_of_open(code), "%s/%s: cannot %s: %s", d->dir, name, what, strerror(-code));
+  return lade_error_set(error, store_code_of_open(code), "%s/%s: cannot %s: %s", d->dir, name, verb, strerror(-code));
 }
 
 /* ---- files ---- */
@@ -168,7 +168,7 @@ static bool is_foreign(const struct lade_durable *d, const char *name)
  * Open the file @name, which must belong to this user alone, because state is written to it and read from it. -EIO for
  * a link, for another user's file, and for a file with a second name.
  */
-static int file_open(const struct lade_durable *d, const char *name, int flags, const char *what,
+static int file_open(const struct lade_durable *d, const char *name, int flags, const char *verb,
                      struct lade_error *error)
 {
   int code = lade_fault(d->params.faults, LADE_FAULT_FILE_OPEN);
@@ -178,7 +178,7 @@ static int file_open(const struct lade_durable *d, const char *name, int flags, 
   if (fd < 0 && code == -EACCES && is_foreign(d, name))
     code = -EPERM;
   else if (fd < 0 && code != -ELOOP)
-    return refused(d, code, name, what, error);
+    return refused(d, code, name, verb, error);
   if (!code)
     return fd;
   if (fd >= 0)
@@ -458,18 +458,18 @@ uint64_t lade_durable_publish_bytes(uint64_t slot_bytes)
 
 uint64_t lade_durable_held_bytes(const struct lade_durable *d)
 {
-  struct stat what;
-  return fstat(d->fd, &what) == 0 ? (uint64_t)what.st_blocks * 512 : 0;
+  struct stat file_status;
+  return fstat(d->fd, &file_status) == 0 ? (uint64_t)file_status.st_blocks * 512 : 0;
 }
 
 static int store_open(struct lade_durable *d, struct lade_error *error)
 {
-  const struct lade_store_params how = {.struct_size = sizeof(how), .dir = d->params.dir, .name = d->data_name,
-                                        .engine = d->params.engine, .allow_tmpfs = d->params.allow_tmpfs,
-                                        .allow_buffered = d->params.allow_buffered,
-                                        .faults = d->params.faults, .piece_bytes = d->piece_bytes,
-                                        .depth = d->depth};
-  int code = lade_store_open(&how, error, &d->store);
+  const struct lade_store_params params = {.struct_size = sizeof(params), .dir = d->params.dir, .name = d->data_name,
+                                           .engine = d->params.engine, .allow_tmpfs = d->params.allow_tmpfs,
+                                           .allow_buffered = d->params.allow_buffered,
+                                           .faults = d->params.faults, .piece_bytes = d->piece_bytes,
+                                           .depth = d->depth};
+  int code = lade_store_open(&params, error, &d->store);
   for (int i = 0; i < 2 && !code; i++)
     code = lade_store_reserve(d->store, table_bytes(d->slot_bytes), &d->tables[i]);
   for (int i = 0; i < 2 && !code; i++)

@@ -3,8 +3,8 @@
  * Staging slabs. Addresses are reserved first, with space to align to 2 MiB. Then the part of the slab that consists of
  * whole huge pages is mapped over them: from the reserved pool if it has enough, else as ordinary memory with
  * MADV_HUGEPAGE. The tail follows, in base pages. So the slab has the exact size, rounded to a base page, and all huge
- * pages that fit. A drive reads into 2 MiB pages at up to twice the rate, because a request is a list of physically
- * contiguous pieces of bounded length. Pinning too is counted in pages.
+ * pages that fit. A drive reads into 2 MiB pages at up to twice the rate: a request is a list of bounded length, of
+ * physically contiguous pieces. Pinning too is counted in pages.
  *
  * The slab is touched here (MADV_POPULATE_WRITE, or memset on kernels before 5.14). So missing memory is an error now
  * and not a fault later, and the first step is as fast as the second. The node is requested between mapping and

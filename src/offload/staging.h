@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory that suits drives and copies: one slab of exact size, on 2 MiB pages if the machine has them, resident
- * from the start, near a NUMA node if one is given. It is used as the host tier's arena and as the staging memory of
- * transfers.
+ * Host memory that suits drives and copies: one slab of exact size, resident from the start. It is on 2 MiB pages if
+ * the machine has them, and near a NUMA node if one is given. It is used as the host tier's arena and as the staging
+ * memory of transfers.
  */
 #ifndef LADE_STAGING_H
 #define LADE_STAGING_H

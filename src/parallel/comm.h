@@ -29,9 +29,9 @@
  * synchronises. The caller owns the memory. It must not change, and dst must not be read, until the collective has
  * ended.
  *
- * Sums (F32, BF16, F16) follow the tree of neighbouring ranks in struct lade_rank_sum_args ((x0 + x1) + (x2 + x3) for
- * four), in FP32, rounded once when stored. The bits are a function of the ranks' data, never of timing, path, chunking
- * or the number of threads. Other operations move bytes of any dtype.
+ * Sums of F32, BF16 and F16 are made in FP32 and rounded once when stored. Their order is the tree of neighbouring
+ * ranks in struct lade_rank_sum_args: (x0 + x1) + (x2 + x3) for four ranks. The bits are a function of the ranks' data,
+ * never of timing, path, chunking or the number of threads. Other operations move bytes of any dtype.
  *
  * Failure. An error of a communicator is final: every later call on it gives the same error. The other members' calls
  * end with:

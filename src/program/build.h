@@ -107,7 +107,7 @@ int plan_sequence(const struct lade_build_params *params, struct plan_step **ret
  */
 int32_t *plan_update_ends(const struct lade_build_params *params, const struct plan_step *steps, int n_steps);
 
-/* One live range: a stay of a value in device memory. */
+/* One live range: an interval of steps in which a value is in device memory. */
 struct live_range {
   int32_t value;               /* tensor + microbatch * n_tensors */
   int32_t first_pos, last_pos; /* steps that use it first and last; n_steps: updates after all steps do */
@@ -198,8 +198,8 @@ static inline int plan_op_form(const struct lade_build_params *params, int op)
 }
 
 /*
- * True if the working copy is gathered from shards before each use. Otherwise it is whole on the device or fetched from
- * its home tier.
+ * True if the working copy is gathered from shards before each use. Otherwise it is whole on the device, or fetched
+ * from the weight tier.
  */
 static inline bool plan_is_gathered(const struct lade_build_params *params, int param)
 {
@@ -229,7 +229,7 @@ static inline bool plan_is_weight_copied(const struct lade_build_params *params,
          residency->state_tiers[param] != LADE_TIER_DEVICE;
 }
 
-/* Return the predicted time of the update of the whole of @param, by the home tiers of its state and working copy. */
+/* Return the predicted time of the update of the whole of @param, by its state tier and weight tier. */
 static inline int64_t plan_update_ns(const struct lade_build_params *params, int param)
 {
   const int tier = params->residency->state_tiers[param];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A storage is named after the first value that its buffer holds, and an op after its kind and the first value that it
- * makes. From the second microbatch on, "@" and the number follow.
+ * Write the instructions of a program as ops of a graph; linear in operands. A storage is named after the first value
+ * that its buffer holds, and an op after its kind and the first value that it makes. From the second microbatch on, "@"
+ * and the number follow.
  */
 #include "program/export.h"
 
@@ -49,12 +50,12 @@ static void instr_name(const struct lade_program *program, const struct lade_ins
     if (has_value && (!named || (!(named->access & LADE_MAKES) && (operands[i].access & LADE_MAKES))))
       named = &operands[i];
   }
-  const char *what = instr->kind == LADE_INSTR_COMPUTE ? lade_op_kind_name(program->graph->ops[instr->op].kind)
+  const char *kind = instr->kind == LADE_INSTR_COMPUTE ? lade_op_kind_name(program->graph->ops[instr->op].kind)
                                                        : lade_instr_kind_name((enum lade_instr_kind)instr->kind);
   char value[NAME_BYTES] = "";
   if (named)
     value_name(program, operand_value(named), value);
-  snprintf(name, NAME_BYTES, "%.24s %.*s", what, LADE_NAME_BYTES + 32, value);
+  snprintf(name, NAME_BYTES, "%.24s %.*s", kind, LADE_NAME_BYTES + 32, value);
 }
 
 /* ---- ops ---- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Describe a model's step as the graph of a step of anybody's (lade/graph.h). The planner of such graphs, and other
- * people's planners, can then plan it. Our own planner's plans can be compared with theirs.
+ * Describe a model's step as a caller's graph (lade/graph.h). The planner of such graphs, and planners of other
+ * projects, can then plan the step, and their plans can be compared with those of the planner of models.
  *
  * The graph has the ops, bytes and times of the program. An op is an instruction that computes, in the program's order.
  * A storage is a buffer. Resident buffers (parameters, optimizer state, gradients' sums, the batch) are given. An op

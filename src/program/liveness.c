@@ -3,7 +3,7 @@
  * Find the live ranges of each value in device memory.
  *
  * The uses of a value, in list order, are cut into live ranges. A new range begins where the value is made (again), and
- * behind each gap in which the residency moves or drops it. Then the copies of each range get a slot, a position
+ * after each gap in which the residency moves or drops it. Then the copies of each range get a slot, a position
  * between two steps. A received value holds its memory from the step that sequence.c names, before its receive.
  *
  * Without prefetch, a copy out is right after the last use and a copy in right before the first. With prefetch, slots
@@ -126,28 +126,28 @@ static enum lade_space gap_space(const struct cutter *c, int tensor, int from_po
 /* Return the space in which the value is valid at the start of the step, or PLAN_GATHERED. LADE_DEVICE: none. */
 static enum lade_space state_tier_space(const struct cutter *c, int tensor)
 {
-  const struct lade_tensor *what = &c->graph->tensors[tensor];
-  if (lade_tensor_is_data(what))
+  const struct lade_tensor *t = &c->graph->tensors[tensor];
+  if (lade_tensor_is_data(t))
     return LADE_HOST;
-  if (what->kind == LADE_TENSOR_PARAM)
-    return plan_is_gathered(c->params, what->param)
+  if (t->kind == LADE_TENSOR_PARAM)
+    return plan_is_gathered(c->params, t->param)
                ? PLAN_GATHERED
-               : plan_tier_space(c->params->residency->weight_tiers[what->param]);
+               : plan_tier_space(c->params->residency->weight_tiers[t->param]);
   return LADE_DEVICE;
 }
 
 /* Return the space in which a value must be after its last use, for the update or the caller. LADE_DEVICE: any. */
 static enum lade_space end_space(const struct cutter *c, int tensor, int last_pos)
 {
-  const struct lade_tensor *what = &c->graph->tensors[tensor];
-  if (what->kind == LADE_TENSOR_LOSS)
+  const struct lade_tensor *t = &c->graph->tensors[tensor];
+  if (t->kind == LADE_TENSOR_LOSS)
     return LADE_HOST;
-  if (what->kind != LADE_TENSOR_GRAD || lade_shard_count(c->params->layout) > 1)
+  if (t->kind != LADE_TENSOR_GRAD || lade_shard_count(c->params->layout) > 1)
     return LADE_DEVICE; /* only a block of a sharded gradient goes on, which build_grads.c places */
-  enum lade_space tier = plan_tier_space(c->params->residency->state_tiers[what->param]);
+  enum lade_space tier = plan_tier_space(c->params->residency->state_tiers[t->param]);
   if (tier != LADE_STORE)
     return tier;
-  enum lade_space away = gap_space(c, tensor, last_pos, c->update_ends[what->param], true);
+  enum lade_space away = gap_space(c, tensor, last_pos, c->update_ends[t->param], true);
   /* A streamed update reads the gradient from the store too, unless it reaches device memory. */
   return away == LADE_DEVICE && !c->params->is_unified ? LADE_STORE : away;
 }
@@ -179,6 +179,22 @@ static bool waits_for_update(const struct cutter *c, int tensor)
 static bool range_push(struct cutter *c, const struct live_range *range)
 {
   return LADE_PUSH(&c->ranges, *range);
+}
+
+/* End @now, the last range of @tensor: with a copy out, or where its update on the device reads it. */
+static void last_range_end(const struct cutter *c, int tensor, struct live_range *now)
+{
+  const struct lade_tensor *t = &c->graph->tensors[tensor];
+  const bool is_grad = t->kind == LADE_TENSOR_GRAD;
+  const enum lade_space end = end_space(c, tensor, now->last_pos);
+  if (end != LADE_DEVICE) {
+    if (is_grad && c->graph->params[t->param].is_at_both_ends)
+      now->last_pos = c->n_steps - 1; /* its sum over both ends runs after all steps */
+    now->leave_slot = now->last_pos + 1;
+    now->target = (uint8_t)end;
+  } else if (is_grad && waits_for_update(c, tensor)) {
+    now->last_pos = update_pos(c, t->param);
+  }
 }
 
 /*
@@ -222,15 +238,7 @@ static bool value_cut(struct cutter *c, int value)
       return false;
     now.first_pos = now.leave_slot = -1;
   }
-  enum lade_space end = end_space(c, tensor, now.last_pos);
-  if (end != LADE_DEVICE) {
-    if (is_grad && c->graph->params[c->graph->tensors[tensor].param].is_at_both_ends)
-      now.last_pos = c->n_steps - 1; /* its sum over both ends runs after all steps */
-    now.leave_slot = now.last_pos + 1;
-    now.target = (uint8_t)end;
-  } else if (is_grad && waits_for_update(c, tensor)) {
-    now.last_pos = update_pos(c, c->graph->tensors[tensor].param);
-  }
+  last_range_end(c, tensor, &now);
   return range_push(c, &now);
 }
 
@@ -374,7 +382,7 @@ static bool live_take(struct cutter *c, int pos, uint64_t bytes)
 
 /* ---- reductions of gradients ---- */
 
-/* The reductions behind the last closed bucket. */
+/* The reductions after the last closed bucket. */
 struct bucket {
   int first;           /* index of its first reduction */
   uint64_t bytes;      /* that its collectives move */

@@ -25,7 +25,7 @@
 #include "lade/pack.h"
 #include "program/build.h"
 
-/* Return the offset of buffer @i behind those up to @next, and let them reach to its end. */
+/* Return the offset of buffer @i after those up to @next, and let them reach to its end. */
 static int64_t stack(const struct lade_program *program, int i, uint64_t *next)
 {
   const uint64_t offset = lade_align_up(*next, program->buffers[i].align);
@@ -72,8 +72,8 @@ static int space_pack(const struct lade_place_params *params, struct lade_progra
   struct lade_pack_item *items = calloc((size_t)program->n_buffers + 1, sizeof(*items));
   uint64_t *offsets = calloc((size_t)program->n_buffers + 1, sizeof(*offsets));
   int64_t *fixed = malloc(((size_t)program->n_buffers + 1) * sizeof(*fixed));
-  struct lade_pack_params how = {.struct_size = sizeof(how),
-                                 .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
+  struct lade_pack_params pack_params = {.struct_size = sizeof(pack_params),
+                                         .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
   struct lade_pack_result result = {0};
   int status = items && offsets && fixed ? 0 : -ENOMEM;
   for (int i = 0; i < program->n_buffers && !status; i++)
@@ -82,7 +82,7 @@ static int space_pack(const struct lade_place_params *params, struct lade_progra
     given_stack(program, space, fixed);
   int n = status ? 0 : items_fill(params, program, space, fixed, items);
   if (n)
-    status = lade_packer_pack(params->packer, items, n, &how, offsets, &result, NULL);
+    status = lade_packer_pack(params->packer, items, n, &pack_params, offsets, &result, NULL);
   for (int i = 0, k = 0; i < program->n_buffers && !status; i++) {
     if (program->buffers[i].space == space)
       program->buffers[i].offset = offsets[k++];
@@ -170,8 +170,8 @@ int lade_program_place_within(const struct lade_place_params *params, struct lad
 
 int lade_program_place(const struct lade_build_params *params, struct lade_program *program)
 {
-  const struct lade_place_params how = {
+  const struct lade_place_params place_params = {
       .granule_bytes = {params->chunk_bytes, params->chunk_bytes, LADE_STORE_ALIGN}, .residents = params->residents,
       .packer = params->packer, .pack_work_limit = params->pack_work_limit, .prices = params->prices};
-  return lade_program_place_within(&how, program);
+  return lade_program_place_within(&place_params, program);
 }

@@ -240,9 +240,9 @@ bool lade_program_transfers_conflict(const struct lade_program *program, int a, 
  */
 uint64_t lade_value_bytes(const struct lade_model_graph *graph, int tensor);
 /*
- * Return the bytes in the store of all parameters with their state if the store is their home tier, in whole granules.
- * A rank of @layout holds them whole or in blocks; NULL: whole. They are the first bytes of the store, parameter by
- * parameter: the working copy, then the parts of its state.
+ * Return the bytes of all parameters with their state in a store, in whole granules, if the store is their tier. A rank
+ * of @layout holds them whole or in blocks; NULL: whole. They are the first bytes of the store, parameter by parameter:
+ * the working copy, then the parts of its state.
  */
 uint64_t lade_state_store_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout);
 
@@ -299,9 +299,9 @@ enum lade_dtype lade_value_dtype(const struct lade_model_graph *graph, int tenso
 /* Return the bytes of @n_elements of @part. */
 uint64_t lade_part_bytes(const struct lade_model_graph *graph, enum lade_part part, int64_t n_elements);
 /*
- * Layout of the state of a parameter whose home tier is the store. The buffers of its parts are contiguous, and the
+ * Layout of the state of a parameter whose state tier is the store. The buffers of its parts are contiguous, and the
  * state begins at the first of them. Each grain has its residual, its m and its v; the scales of m and of v follow the
- * last grain. Consecutive grains are therefore one range (state_layout.c has a picture). All offsets are multiples of
+ * last grain. Consecutive grains are therefore one range (state_layout.c has a diagram). All offsets are multiples of
  * LADE_BUFFER_ALIGN. A part's checksums are stored under the granules of its own buffer, wherever the bytes are. States
  * of parameters with contiguous buffers are contiguous too.
  *
@@ -318,7 +318,7 @@ uint64_t lade_state_offset(const struct lade_model_graph *graph, int64_t n_held,
 struct lade_stream_params {
   const struct lade_model_graph *graph;
   const struct lade_layout *layout;
-  struct lade_streaming how;
+  struct lade_streaming streaming;
   int param;
   bool has_weight, has_grad;
 };
@@ -360,7 +360,7 @@ void lade_program_store_traffic(const struct lade_program *program, uint64_t *re
 void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret_sent_bytes);
 
 /*
- * Return the index behind the last instruction of the group that begins at @at: @at + 1 unless others are in its group.
+ * Return the index after the last instruction of the group that begins at @at: @at + 1 unless others are in its group.
  */
 int lade_program_group_end(const struct lade_program *program, int at);
 

@@ -7,12 +7,12 @@
  * other values unless the choice says `spill`: then the value leaves device memory in all of them too, as the smallest
  * budgets need.
  *
- * A parameter has two home tiers: the tier of its optimizer state, where AdamW runs, and the tier of its working copy,
- * which is the same or nearer to the device. State is larger and is used once a step, so a tier with room for the state
- * has room for the working copy. A working copy in the device tier is resident there. From another home tier it is
- * fetched before each use. Between uses the fetched copy is dropped by the same choices as an activation; no bytes are
- * written back, because the copy in the home tier is valid. An update reads and writes the working copy in its home
- * tier, or a copy on the host if the processor cannot reach that tier.
+ * A parameter has two tiers between steps: the state tier, that of its optimizer state, where AdamW runs, and the
+ * weight tier, that of its working copy. The weight tier is the state tier or nearer to the device. State is larger and
+ * is used once a step, so a tier with room for the state has room for the working copy. A working copy in the device
+ * tier is resident there. From another tier it is fetched before each use. Between uses the fetched copy is dropped by
+ * the same choices as an activation; no bytes are written back, because the copy in the weight tier is valid. An update
+ * reads and writes the working copy in the weight tier, or a copy on the host if the processor cannot reach that tier.
  *
  * A gradient is made on the device and travels to its update. Its saved gap is the one between two microbatches, and
  * the wait for the update if that streams from the store. If each microbatch's gradient is summed over ranks, it is the
@@ -70,7 +70,7 @@ static inline bool lade_residency_is_lean(const struct lade_model_graph *graph,
   return graph->ops[op].lean >= 0 && residency->choices[graph->ops[op].optional].saved == LADE_RESIDENCY_RECOMPUTE;
 }
 
-/* Set both home tiers of a parameter; @weight is @state or nearer. */
+/* Set the weight tier and the state tier of a parameter; @weight is @state or nearer. */
 void lade_residency_set_tiers(struct lade_residency *residency, int param, enum lade_tier weight,
                               enum lade_tier state);
 

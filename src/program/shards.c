@@ -137,12 +137,12 @@ int64_t lade_summed_partials(const struct lade_model_graph *graph, const struct 
 /* Return the bytes of a tensor of the graph: weights and gradients are as long as all shards together. */
 static uint64_t tensor_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
 {
-  const struct lade_tensor *what = &graph->tensors[tensor];
-  const bool is_cut = what->kind == LADE_TENSOR_PARAM || what->kind == LADE_TENSOR_GRAD;
+  const struct lade_tensor *t = &graph->tensors[tensor];
+  const bool is_cut = t->kind == LADE_TENSOR_PARAM || t->kind == LADE_TENSOR_GRAD;
   if (!is_cut || lade_shard_count(layout) == 1)
-    return what->bytes;
-  int64_t n_padded = shard_elements(graph, layout, what->param) * lade_shard_count(layout);
-  return (uint64_t)n_padded * lade_dtype_bytes(what->dtype);
+    return t->bytes;
+  int64_t n_padded = shard_elements(graph, layout, t->param) * lade_shard_count(layout);
+  return (uint64_t)n_padded * lade_dtype_bytes(t->dtype);
 }
 
 static uint64_t scalar_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)

@@ -6,7 +6,7 @@
  * one, a transfer to the drive a fraction for its checksums. If together they want more cores than there are, all slow
  * down in proportion, as under an operating system's time slices in the limit.
  *
- * The io queue keeps several transfers in flight (LADE_IO_AHEAD). When one begins, those behind it begin too, as far as
+ * The io queue keeps several transfers in flight (LADE_IO_AHEAD). When one begins, those after it begin too, as far as
  * their waits are met and they touch other bytes. Their bytes take their time one transfer after another, as on a drive
  * that is busy; their latency passes meanwhile.
  *
@@ -35,7 +35,7 @@ struct simulated_queue {
   int n, next;
   int32_t running;  /* -1: none */
   double left_ns, cores;
-  int n_ahead;      /* of the io queue: transfers behind the running one that have begun */
+  int n_ahead;      /* of the io queue: transfers after the running one that have begun */
   double begun_ns[LADE_IO_AHEAD + 1]; /* when, by index in the queue modulo the array's length */
 };
 
@@ -90,7 +90,7 @@ bool lade_instr_is_transfer(const struct lade_instr *instr)
   return instr->kind == LADE_INSTR_READ || instr->kind == LADE_INSTR_WRITE;
 }
 
-/* Return the number of the unit behind the last one that the operand touches. */
+/* Return the number of the unit after the last one that the operand touches. */
 static uint64_t units_end(const struct lade_buffer *buffer, const struct lade_operand *operand, uint64_t unit)
 {
   return (buffer->offset + operand->offset + operand->bytes + unit - 1) / unit;
@@ -122,7 +122,7 @@ bool lade_program_transfers_conflict(const struct lade_program *program, int a, 
   return false;
 }
 
-/* Begin transfers behind the running one, in order, as the executor does (run/executor/transfer.c). */
+/* Begin transfers after the running one, in order, as the executor does (run/executor/transfer.c). */
 static void transfers_begin_ahead(struct fluid *f, struct simulated_queue *lane)
 {
   while (lane->n_ahead < LADE_IO_AHEAD && lane->next + lane->n_ahead < lane->n) {

@@ -10,7 +10,7 @@
  *
  * So a window of an update, which is whole grains, is one range: one request reads it and one writes it. A norm or a
  * bias with its scales is one range as well. Whole grains are whole checksum granules in every part, and leave no gap.
- * Pieces behind them begin at multiples of LADE_BUFFER_ALIGN. A part's range is in granules and has at least as many
+ * Pieces after them begin at multiples of LADE_BUFFER_ALIGN. A part's range is in granules and has at least as many
  * bytes behind its own whole grains, so all pieces fit.
  *
  * States of parameters with adjacent ranges are adjacent too (run/executor/executor_values.c). Most parameters of a
@@ -92,11 +92,11 @@ static uint64_t window_bytes(const struct lade_stream_params *params, int64_t n)
 struct lade_stream_need lade_stream_need(const struct lade_stream_params *params)
 {
   const int64_t n_held = lade_param_shard(params->graph, params->layout, params->param).n_padded;
-  const int64_t n = LADE_MIN(n_held, lade_stream_window_elements(&params->how, streamed_bytes(params)));
+  const int64_t n = LADE_MIN(n_held, lade_stream_window_elements(&params->streaming, streamed_bytes(params)));
   const uint64_t scales_bytes = lade_state_scales_bytes(params->graph, n_held);
   const uint64_t within = n == n_held ? scales_bytes : 0;
   return (struct lade_stream_need){
-      .windows_bytes = (uint64_t)params->how.n_windows * (window_bytes(params, n) + within),
+      .windows_bytes = (uint64_t)params->streaming.n_windows * (window_bytes(params, n) + within),
       .whole_bytes = window_bytes(params, n_held) + within,
       .scales_bytes = scales_bytes - within};
 }

@@ -26,14 +26,14 @@ static bool range_is_valid(const struct live_range *range, int n_steps)
          (range->leave_slot < 0 || (range->leave_slot > range->last_pos && range->leave_slot <= n_steps));
 }
 
-/* True if @next begins, with its copy in, behind the end of @range, and behind its copy out. */
+/* True if @next begins, with its copy in, after the end of @range, and after its copy out. */
 static bool ranges_follow(const struct live_range *range, const struct live_range *next)
 {
   const int32_t begin = next->fetch_slot >= 0 ? next->fetch_slot : next->held_pos;
   return next->first_pos > range->last_pos && begin > range->last_pos && begin >= range->leave_slot;
 }
 
-/* True if @reduction is summed behind the step that completes it, and added before the next step that adds to it. */
+/* True if @reduction is summed after the step that completes it, and added before the next step that adds to it. */
 static bool reduction_is_valid(const struct grad_reduction *reduction, int n_steps)
 {
   return reduction->pos >= 0 && reduction->slot > reduction->pos && reduction->slot <= n_steps &&

@@ -143,9 +143,10 @@ struct lade_session_info {
 void lade_session_get_info(lade_session *session, struct lade_session_info *ret_info);
 
 /*
- * After the last step: measure the links between the ranks, and keep them for the predictions of later runs, if the run
- * took @run_ns long enough and none are kept (session_links.c); collective. No step may follow. The executor may have
- * been released, so the info of lade_session_get_info has none. As lade_links_measure; a caller may ignore its errors.
+ * Measure the links between the ranks after the last step, and keep the rates for predictions of later runs
+ * (session_links.c). Does so if @run_ns, the time of the run, is long enough and no rates are kept. Collective. No step
+ * may follow. The executor may have been released, so the info of lade_session_get_info has none. As
+ * lade_links_measure; a caller may ignore its errors.
  */
 int lade_session_keep_links(lade_session *session, int64_t run_ns, struct lade_error *error);
 

@@ -19,11 +19,11 @@
 
 #define PARAMS_MOST 512
 
-static void demand(int status, const struct lade_error *error, const char *what)
+static void demand(int status, const struct lade_error *error, const char *part)
 {
   if (!status)
     return;
-  fprintf(stderr, "run_fixture: %s: %s (%d)\n", what, error ? error->text : "", status);
+  fprintf(stderr, "run_fixture: %s: %s (%d)\n", part, error ? error->text : "", status);
   abort();
 }
 
@@ -63,13 +63,13 @@ void run_fixture_init(struct run_fixture *run_fixture, const struct run_fixture_
   }
   lade_kernels_init(&run_fixture->kernels, &cpu);
   demand(lade_pool_create(2, &run_fixture->pool), NULL, "threads");
-  struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = &model, .dtype = m->dtype,
-                                        .batch = m->batch,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = m->dtype,
+                                           .batch = m->batch,
                                   .seq_len = m->seq_len, .dropout = m->dropout, .kernels = &run_fixture->kernels,
                                       .n_threads = 2,
                                   .moments = m->moments, .master = m->master, .grad_dtype = m->grad_dtype,
                                   .has_documents = m->has_score_form, .share = m->share};
-  demand(lade_model_graph_create(&how, &error, &run_fixture->graph), &error, "graph");
+  demand(lade_model_graph_create(&params, &error, &run_fixture->graph), &error, "graph");
   struct lade_cost cost;
   lade_cost_init(&cost, &run_fixture_machine);
   demand(lade_cost_prices(&cost, run_fixture->graph, &run_fixture->prices), NULL, "prices");
@@ -93,17 +93,16 @@ lade_planner *run_fixture_planner(const struct run_fixture *run_fixture, uint64_
   lade_planner *planner = NULL;
   static struct lade_change overrides[PARAMS_MOST];
   const int n_overrides = run_fixture->is_durable ? run_fixture->graph->n_params : 0;
-  demand(n_overrides <= PARAMS_MOST ? 0 : -1, NULL, "room for pins");
+  demand(n_overrides <= PARAMS_MOST ? 0 : -1, NULL, "room for overrides");
   for (int i = 0; i < n_overrides; i++)
     overrides[i] = (struct lade_change){LADE_CHANGE_WEIGHT, LADE_TIER_STORE, i};
-  struct lade_plan_params how = {.struct_size = sizeof(how), .graph = run_fixture->graph, .layout = run_fixture->layout,
-                                 .prices = &run_fixture->prices, .n_microbatches = run_fixture->model.n_microbatches,
-                                 .is_unified = run_fixture->is_unified,
-                                 .optimizer_in_backward = run_fixture->optimizer_in_backward,
-                                 .chunk_bytes = run_fixture->chunk_bytes, .host_bytes = host_bytes,
-                                 .store_bytes = store_bytes, .recipe = recipe, .overrides = overrides,
-                                 .n_overrides = n_overrides};
-  demand(lade_planner_create(&how, &error, &planner), &error, "planner");
+  const struct lade_plan_params params = {
+      .struct_size = sizeof(params), .graph = run_fixture->graph, .layout = run_fixture->layout,
+      .prices = &run_fixture->prices, .n_microbatches = run_fixture->model.n_microbatches,
+      .is_unified = run_fixture->is_unified, .optimizer_in_backward = run_fixture->optimizer_in_backward,
+      .chunk_bytes = run_fixture->chunk_bytes, .host_bytes = host_bytes, .store_bytes = store_bytes, .recipe = recipe,
+      .overrides = overrides, .n_overrides = n_overrides};
+  demand(lade_planner_create(&params, &error, &planner), &error, "planner");
   return planner;
 }
 
@@ -114,16 +113,16 @@ struct lade_plan *run_fixture_plan(const struct run_fixture *run_fixture, struct
   struct lade_packer *packer = NULL;
   struct lade_plan *plan = calloc(1, sizeof(*plan));
   demand(plan && !lade_packer_create(&packer) ? 0 : -1, NULL, "packer");
-  struct lade_build_params how = {.graph = run_fixture->graph, .layout = run_fixture->layout, .residency = residency,
-                                  .prices = &run_fixture->prices,
-                                  .n_microbatches = run_fixture->model.n_microbatches, .is_training = true,
-                                  .is_unified = run_fixture->is_unified, .chunk_bytes = run_fixture->chunk_bytes,
-                                      .packer = packer};
+  struct lade_build_params params = {.graph = run_fixture->graph, .layout = run_fixture->layout, .residency = residency,
+                                     .prices = &run_fixture->prices,
+                                     .n_microbatches = run_fixture->model.n_microbatches, .is_training = true,
+                                     .is_unified = run_fixture->is_unified, .chunk_bytes = run_fixture->chunk_bytes,
+                                     .packer = packer};
   plan->residency = residency;
-  demand(lade_program_build(&how, &plan->train), NULL, "training program");
-  how.is_training = false;
-  how.residents = plan->train;
-  demand(lade_program_build(&how, &plan->eval), NULL, "evaluation program");
+  demand(lade_program_build(&params, &plan->train), NULL, "training program");
+  params.is_training = false;
+  params.residents = plan->train;
+  demand(lade_program_build(&params, &plan->eval), NULL, "evaluation program");
   demand(lade_program_prove(plan->train, no_limit, &error), &error, "proof of training");
   demand(lade_program_prove(plan->eval, no_limit, &error), &error, "proof of evaluation");
   for (int space = 0; space < LADE_N_SPACES; space++)
@@ -142,10 +141,10 @@ static uint64_t durable_bytes(const struct run_fixture *run_fixture)
 
 static int durable_open(struct run_fixture *run_fixture, struct lade_error *error)
 {
-  const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = run_fixture->store_dir,
-                                          .engine = run_fixture->engine,
-                                          .allow_tmpfs = run_fixture->allow_tmpfs, .faults = run_fixture->faults};
-  int status = lade_durable_open(&how, error, &run_fixture->durable);
+  const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = run_fixture->store_dir,
+                                             .engine = run_fixture->engine,
+                                             .allow_tmpfs = run_fixture->allow_tmpfs, .faults = run_fixture->faults};
+  int status = lade_durable_open(&params, error, &run_fixture->durable);
   return status ? status : lade_durable_prepare(run_fixture->durable, durable_bytes(run_fixture), 1, error);
 }
 
@@ -176,16 +175,28 @@ int run_fixture_open(struct run_fixture *run_fixture, const struct lade_plan *pl
                                       .faults = run_fixture->faults};
     status = lade_store_open(&store, error, &run_fixture->store);
   }
-  struct lade_executor_params how = {.struct_size = sizeof(how), .plan = plan, .device = run_fixture->device,
-                                     .kernels = &run_fixture->kernels, .pool = run_fixture->pool,
-                                     .store = run_fixture->store,
-                                     .durable = run_fixture->durable, .faults = run_fixture->faults,
-                                     .comms = run_fixture->comms};
+  struct lade_executor_params params = {.struct_size = sizeof(params), .plan = plan, .device = run_fixture->device,
+                                        .kernels = &run_fixture->kernels, .pool = run_fixture->pool,
+                                        .store = run_fixture->store,
+                                        .durable = run_fixture->durable, .faults = run_fixture->faults,
+                                        .comms = run_fixture->comms};
   if (!status)
-    status = lade_executor_create(&how, error, &run_fixture->executor);
+    status = lade_executor_create(&params, error, &run_fixture->executor);
   if (!status)
     status = lade_executor_meet(run_fixture->executor, error);
   return status ? status : values_begin(run_fixture, error);
+}
+
+struct lade_plan *run_fixture_open_stored(struct run_fixture *run_fixture)
+{
+  struct lade_residency *residency = NULL;
+  struct lade_error error = {0};
+  demand(lade_residency_create(run_fixture->graph, &residency), NULL, "residency");
+  for (int param = 0; param < run_fixture->graph->n_params; param++)
+    lade_residency_set_tiers(residency, param, LADE_TIER_DEVICE, LADE_TIER_STORE);
+  struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
+  demand(run_fixture_open(run_fixture, plan, &error), &error, "plan with state in the store");
+  return plan;
 }
 
 void run_fixture_close(struct run_fixture *run_fixture)
@@ -317,7 +328,7 @@ int run_fixture_digest(struct run_fixture *run_fixture, uint64_t *ret_digest, st
 int run_fixture_run(struct run_fixture *run_fixture, int n_steps, struct run_fixture_numbers *ret_numbers,
                     struct lade_error *error)
 {
-  LADE_ASSERT(n_steps <= RIG_MAX_STEPS);
+  LADE_ASSERT(n_steps <= RUN_FIXTURE_STEPS_MAX);
   memset(ret_numbers, 0, sizeof(*ret_numbers)); /* padding too, because the struct is compared by bytes */
   int status = run_fixture_eval(run_fixture, &ret_numbers->eval[0], error);
   for (int i = 0; i < n_steps && !status; i++) {
@@ -355,18 +366,18 @@ const char *run_fixture_store_refusal(enum lade_store_engine engine)
 {
   static struct lade_error error;
   lade_store *store = NULL;
-  struct lade_store_params how = {.struct_size = sizeof(how), .dir = ".", .engine = engine};
-  int status = lade_store_open(&how, &error, &store);
+  struct lade_store_params params = {.struct_size = sizeof(params), .dir = ".", .engine = engine};
+  int status = lade_store_open(&params, &error, &store);
   lade_store_close(store);
   return status ? error.text : NULL;
 }
 
 /* ---- sessions ---- */
 
-lade_session *run_fixture_session_open(const struct lade_session_params *how)
+lade_session *run_fixture_session_open(const struct lade_session_params *params)
 {
   struct lade_error error = {0};
   lade_session *session = NULL;
-  demand(lade_session_open(how, &error, &session), &error, "session");
+  demand(lade_session_open(params, &error, &session), &error, "session");
   return session;
 }

@@ -11,7 +11,7 @@
 #include "run/executor.h"
 #include "run/session.h"
 
-#define RIG_MAX_STEPS 8
+#define RUN_FIXTURE_STEPS_MAX 8
 
 struct run_fixture_model {
   enum lade_family family; /* Llama has half as many KV heads as heads */
@@ -77,7 +77,9 @@ struct lade_plan *run_fixture_plan(const struct run_fixture *run_fixture, struct
  * lade_checkpoint_random, or loaded from a durable fixture's directory.
  */
 int run_fixture_open(struct run_fixture *run_fixture, const struct lade_plan *plan, struct lade_error *error);
-void run_fixture_close(struct run_fixture *run_fixture); /* whatever is open */
+/* Plan with all state in the store and the rest of the model in memory, and open that plan. Aborts on failure. */
+struct lade_plan *run_fixture_open_stored(struct run_fixture *run_fixture);
+void run_fixture_close(struct run_fixture *run_fixture); /* all parts that are open */
 /* Remove the state of a durable fixture. */
 void run_fixture_forget(const struct run_fixture *run_fixture);
 
@@ -98,8 +100,8 @@ int run_fixture_digest(struct run_fixture *run_fixture, uint64_t *ret_digest, st
 
 /* The numbers of a run; equal runs are equal in every byte. */
 struct run_fixture_numbers {
-  double loss[RIG_MAX_STEPS], eval[2];
-  float norm[RIG_MAX_STEPS], factor[RIG_MAX_STEPS];
+  double loss[RUN_FIXTURE_STEPS_MAX], eval[2];
+  float norm[RUN_FIXTURE_STEPS_MAX], factor[RUN_FIXTURE_STEPS_MAX];
   uint64_t digest;
 };
 

@@ -17,8 +17,8 @@ void scratch_make(char *path, bool is_memory);
 void scratch_remove(const char *path);
 
 /*
- * Mount a file system of @size ("256k") in memory over directory @path, for this process and its children alone, to
- * test a full disk in a child. pre: the process has one thread. False if mount namespaces are forbidden.
+ * Mount a file system of @size ("256k") in memory over directory @path, to test a full disk in a child. This process
+ * and its children alone see it. pre: the process has one thread. False if mount namespaces are forbidden.
  */
 bool scratch_disk_mount(const char *path, const char *size);
 

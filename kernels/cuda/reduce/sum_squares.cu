@@ -54,8 +54,8 @@ template <class T> static __device__ inline void part_put(const struct thread_pa
 }
 
 /*
- * Add a lane's squares of a span in order. The numbers of AHEAD additions are read and widened before the first of
- * them, so that one addition waits for the other and for nothing else.
+ * Add a lane's squares of a span in order. The numbers of AHEAD additions are read and widened before the first
+ * addition. So an addition waits only for the one before it.
  */
 static __device__ inline void lane_add(double &sum, const float *span)
 {

@@ -4,7 +4,7 @@
  *
  * SILU, both approximations of GELU: x s(z) with the logistic function s of z = x, 1.702 x, or twice GELU's u. The
  * slope is s + x s (1-s) z'. e = exp(-|z|) keeps s and s (1-s) finite. Past |x| = 100 the slope's second term is zero
- * in double and x^3 may not be finite, so that term uses x clamped to 100.
+ * in double, and x^3 may overflow, so that term uses x clamped to 100.
  *
  * GELU_ERF: x Phi(x) with the normal distribution's Phi, from erfc, which does not cancel for negative x. The slope is
  * Phi(x) + x phi(x).

@@ -3,7 +3,7 @@
  * GELU in its tanh form (Hendrycks, Gimpel 2016; GPT-2's): with u = sqrt(2/pi) (x + 0.044715 x^3), x/2 (1 + tanh u) is
  * x * s with s = sigmoid(2u). This form does not cancel for negative x and needs one exponential. The slope is s + x s
  * (1-s) 2u'. e = exp(-2|u|) keeps both finite: s is 1/(1+e) or e/(1+e), and s (1-s) = e/(1+e)^2 on either side. Past
- * |x| = 100 the slope's second term is zero in double and x^3 may not be finite, so that term uses x clamped to 100.
+ * |x| = 100 the slope's second term is zero in double, and x^3 may overflow, so that term uses x clamped to 100.
  */
 #include <math.h>
 

@@ -4,9 +4,9 @@
  * multiplies two of them. Attention multiplies its small tiles with the same two functions. Private to kernels/host.
  *
  * A panel holds @width lanes (left_width rows of op(a), or nr columns of op(b)) over a range of k: [n_groups] of @width
- * lanes each. A group is the consecutive k that one instruction takes from a lane (32 for tiles of BF16, 2 for BF16 dot
- * products, 1 for FP32). A left panel has [width][group] elements there; a right panel's layout is the level's own.
- * Lanes and k beyond the matrix are zero, as far as a micro-tile reaches.
+ * lanes each. A group is the number of consecutive k that one instruction takes from a lane: 32 for BF16 tiles, 2 for
+ * BF16 dot products, 1 for FP32. A left panel has [width][group] elements there; a right panel's layout is the level's
+ * own. Lanes and k beyond the matrix are zero, as far as a micro-tile reaches.
  *
  * The right operand is always packed. The left one is taken group by group. So it can also be read in place when k is
  * contiguous and its dtype is the level's own: struct lade_left_block decides per panel.

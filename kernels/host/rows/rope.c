@@ -17,8 +17,8 @@
  * of original_context. Whole heads turn then; the factor is multiplied into the cosines and sines of query heads.
  *
  * Llama 3.1 slows the low frequencies. Wavelengths past original_context / low_freq_factor are slowed by scale_factor,
- * those below original_context / high_freq_factor not at all, and those between them linearly in original_context /
- * wavelength.
+ * and those below original_context / high_freq_factor not at all. Between them the factor is linear in original_context
+ * / wavelength.
  */
 #include <math.h>
 #include <string.h>

@@ -10,9 +10,9 @@
  * addresses of one arena are reused in the order of one stream, which needs no event. The others go to the cache, at
  * their own place in the list.
  *
- * A plan is never trusted. Before an offset is given out, the list of ranges in use of its arena (sorted, about as long
- * as live blocks) must have a gap there. So a late free costs a search, and never two owners of one byte. The cost is
- * O(log n) for the search and a memmove of the ranges behind it.
+ * A plan is never trusted. Before an offset is given out, its arena's list of ranges in use must have a gap there. The
+ * list is sorted, and about as long as there are live blocks. So a late free costs a search, and never two owners of
+ * one byte. The cost is O(log n) for the search and a memmove of the ranges behind it.
  *
  * A plan is made again when two equal steps in a row differ from it, or when a step showed longer lifetimes. The old
  * arenas are freed first, or with their last block.

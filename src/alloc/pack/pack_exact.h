@@ -96,8 +96,8 @@ bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor);
 int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s);
 
 /*
- * Return the least height at which an unplaced item that crosses from slot @s - 1 to @s can lie, at least the maximum
- * of the floors (pack_joints.c). INT64_MAX if there is none.
+ * Return the least height at which an unplaced item that crosses from slot @s - 1 to @s can lie (pack_joints.c). It is
+ * at least the maximum of the floors. INT64_MAX if there is none.
  */
 int64_t lade_pack_pile_joint(struct pack_pile *pile, int s);
 

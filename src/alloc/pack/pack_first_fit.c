@@ -9,9 +9,9 @@
  * stretches of time it has items, so that most blocks are passed among many short lifetimes. A group of blocks stores
  * the same bounds, and is passed in one step if the item meets none of its items. Programs of many equal layers consist
  * of such blocks: items that live throughout lie together, and the items that layers make at one offset lie in the
- * order of the layers. In a block that has to be walked, all lifetimes are compared at once, in 16 bits each, and only
- * items that are met are read. The worst case is O(n^2), at some ten nanoseconds per block of items and a nanosecond or
- * two per item that is met. Fixed items are placed first, so every gap below and between them is used.
+ * order of the layers. A walk through a block compares all its lifetimes at once, in 16 bits each, and reads only the
+ * items that are met. The worst case is O(n^2), at some ten nanoseconds per block of items and a nanosecond or two per
+ * item that is met. Fixed items are placed first, so every gap below and between them is used.
  *
  * Effort is counted in items passed, not in steps taken. So a limit gives the same answer at any speed of the walk.
  *

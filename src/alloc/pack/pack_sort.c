@@ -2,9 +2,9 @@
 /*
  * Sorting by falling key, for the packer's orders.
  *
- * The packer sorts some hundred entries in a call of some ten microseconds, so qsort's calls through a pointer and its
- * allocation would be a tenth of the call. Short runs are sorted by insertion, then merged in pairs, between the array
- * and the scratch. O(n log n), without recursion.
+ * A call of some ten microseconds sorts some hundred entries. The calls of qsort through a pointer and its allocation
+ * would be a tenth of that time. Short runs are sorted by insertion, then merged in pairs, between the array and the
+ * scratch. O(n log n), without recursion.
  */
 #include <string.h>
 

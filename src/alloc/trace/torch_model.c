@@ -22,9 +22,10 @@
  * takes O(log n), and a free makes no heap call that can fail. If the heap is full, an allocation fails and leaves the
  * model valid for the next call.
  *
- * Left out: blocks that several streams recorded (traces do not contain them), private pools of graphs, and settings
- * that are off by default in PyTorch (max_split_size, rounding to parts of powers of two, garbage collection). The
- * driver's choice of addresses is unknown. Here addresses only rise, which decides between free blocks of equal size.
+ * Left out: blocks that several streams recorded (traces do not contain them), and private pools of graphs. Left out
+ * too: settings that are off by default in PyTorch (max_split_size, rounding to parts of powers of two, garbage
+ * collection). The driver's choice of addresses is unknown. Here addresses only rise, which decides between free blocks
+ * of equal size.
  */
 #include "alloc/torch_model.h"
 

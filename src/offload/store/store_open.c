@@ -67,12 +67,12 @@ static int dirs_split(struct lade_store *store, const char *list, struct lade_er
   return 0;
 }
 
-static void note_add(struct lade_store *store, const char *format, const char *what)
+static void note_add(struct lade_store *store, const char *format, const char *reason)
 {
   size_t n = strlen(store->note);
   snprintf(store->note + n, sizeof(store->note) - n, "%s", n ? "; " : "store: ");
   n = strlen(store->note);
-  snprintf(store->note + n, sizeof(store->note) - n, format, what);
+  snprintf(store->note + n, sizeof(store->note) - n, format, reason);
 }
 
 static int drives_open(struct lade_store *store, const struct lade_store_params *params, struct lade_error *error)
@@ -434,14 +434,14 @@ int lade_store_prepare(struct lade_store *store, struct lade_error *error)
 int lade_store_adopt(struct lade_store *store, struct lade_error *error)
 {
   const char *dir = store->drives[0].dir;
-  struct stat what;
+  struct stat file_status;
   if (store->is_prepared)
     return lade_error_set(error, -EINVAL, "the store in %s is prepared already", dir);
-  if (fstat(store->drives[0].file.fd, &what) < 0)
+  if (fstat(store->drives[0].file.fd, &file_status) < 0)
     return lade_error_set(error, -EIO, "store in %s: %s", dir, strerror(errno));
-  if ((uint64_t)what.st_size < store->reserved_bytes)
+  if ((uint64_t)file_status.st_size < store->reserved_bytes)
     return lade_error_set(error, -EBADMSG, "store in %s: its file is damaged: it ends at byte %lld of %llu", dir,
-                          (long long)what.st_size, (unsigned long long)store->reserved_bytes);
+                          (long long)file_status.st_size, (unsigned long long)store->reserved_bytes);
   int code = store_file_check_limit(dir, store->reserved_bytes, error);
   return code ? code : store_begin(store, error);
 }

@@ -318,12 +318,12 @@ static int memo_read(struct lade_tensor_store *s, const char *dir, struct catalo
 int tensor_catalog_open(struct lade_tensor_store *s, const struct lade_tensor_store_params *params,
                         struct lade_error *error)
 {
-  const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = params->dirs, .stem = "lade-tensors",
-                                          .engine = params->use_threads ? LADE_STORE_POSIX : LADE_STORE_AUTO,
-                                          .allow_tmpfs = params->allow_tmpfs,
-                                          .allow_buffered = params->allow_buffered};
+  const struct lade_durable_params durable_params = {
+      .struct_size = sizeof(durable_params), .dir = params->dirs, .stem = "lade-tensors",
+      .engine = params->use_threads ? LADE_STORE_POSIX : LADE_STORE_AUTO, .allow_tmpfs = params->allow_tmpfs,
+      .allow_buffered = params->allow_buffered};
   struct catalog_memo memo = {0};
-  int code = lade_durable_open(&how, error, &s->durable);
+  int code = lade_durable_open(&durable_params, error, &s->durable);
   if (!code)
     code = memo_read(s, params->dirs, &memo, error);
   if (code)

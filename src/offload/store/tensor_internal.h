@@ -38,7 +38,7 @@ struct tensor {
   bool is_lost;                 /* a put of all of it failed: no new request finds it, its last request removes it */
   byte_ranges unwritten;          /* parts whose puts failed and that were not put since: no get may have them */
   uint32_t rank;                  /* in the tree; the tensor above has a rank as high at least */
-  struct tensor *sides[2];        /* the trees of the names before and behind */
+  struct tensor *sides[2];        /* the trees of the names before and after */
   struct tensor *previous, *next; /* of all tensors, in no order */
 };
 

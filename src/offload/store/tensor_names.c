@@ -29,30 +29,30 @@ static struct tensor **place_find(struct lade_tensor_store *s, const char *name)
   return at;
 }
 
-/* Cut @tree into the names before @name and those behind it. */
+/* Cut @tree into the names before @name and those after it. */
 static void tree_split(struct tensor *tree, const char *name, struct tensor *ret_sides[2])
 {
   struct tensor **ends[2] = {&ret_sides[0], &ret_sides[1]};
   while (tree) {
-    const int is_behind = strcmp(tree->name, name) > 0;
-    *ends[is_behind] = tree;
-    ends[is_behind] = &tree->sides[!is_behind];
-    tree = tree->sides[!is_behind];
+    const int is_after = strcmp(tree->name, name) > 0;
+    *ends[is_after] = tree;
+    ends[is_after] = &tree->sides[!is_after];
+    tree = tree->sides[!is_after];
   }
   *ends[0] = *ends[1] = NULL;
 }
 
-/* Join two trees into one at @at. pre: every name of @behind follows every name of @before. */
-static void trees_join(struct tensor *before, struct tensor *behind, struct tensor **at)
+/* Join two trees into one at @at. pre: every name of @after follows every name of @before. */
+static void trees_join(struct tensor *before, struct tensor *after, struct tensor **at)
 {
-  while (before && behind) {
-    const bool is_before = before->rank > behind->rank;
-    struct tensor *top = is_before ? before : behind;
+  while (before && after) {
+    const bool is_before = before->rank > after->rank;
+    struct tensor *top = is_before ? before : after;
     *at = top;
     at = &top->sides[is_before];
-    *(is_before ? &before : &behind) = *at;
+    *(is_before ? &before : &after) = *at;
   }
-  *at = before ? before : behind;
+  *at = before ? before : after;
 }
 
 static void tree_put(struct lade_tensor_store *s, struct tensor *tensor)
@@ -75,9 +75,9 @@ static struct tensor *successor_find(const struct lade_tensor_store *s, const ch
 {
   struct tensor *at = s->tree, *best = NULL;
   while (at) {
-    const bool is_behind = !name || strcmp(at->name, name) > 0;
-    best = is_behind ? at : best;
-    at = at->sides[!is_behind];
+    const bool is_after = !name || strcmp(at->name, name) > 0;
+    best = is_after ? at : best;
+    at = at->sides[!is_after];
   }
   return best;
 }

@@ -420,7 +420,7 @@ static int params_read(const struct lade_tensor_request *request, struct request
   return 0;
 }
 
-/* Queue an admitted request behind the others. Mutex held. */
+/* Queue an admitted request after the others. Mutex held. */
 static void request_queue(struct lade_tensor_store *s, lade_tensor_ticket *request)
 {
   request->is_async = true;

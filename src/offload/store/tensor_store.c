@@ -110,12 +110,12 @@ static int bounce_init(struct lade_tensor_store *s)
 static int store_make(struct lade_tensor_store *s, const struct lade_tensor_store_params *given,
                       struct lade_error *error)
 {
-  struct lade_store_params how = {.struct_size = sizeof(how), .dir = given->dirs, .allow_tmpfs = given->allow_tmpfs,
-                                  .allow_buffered = given->allow_buffered,
-                                  .engine = given->use_threads ? LADE_STORE_POSIX : LADE_STORE_AUTO};
+  const struct lade_store_params params = {
+      .struct_size = sizeof(params), .dir = given->dirs, .allow_tmpfs = given->allow_tmpfs,
+      .allow_buffered = given->allow_buffered, .engine = given->use_threads ? LADE_STORE_POSIX : LADE_STORE_AUTO};
   if (given->is_durable)
     return tensor_catalog_open(s, given, error);
-  int status = lade_store_open(&how, error, &s->store);
+  int status = lade_store_open(&params, error, &s->store);
   if (status)
     return status;
   status = lade_store_reserve(s->store, lade_align_up(s->budget_bytes, LADE_STORE_GRANULE_BYTES), &s->extent);

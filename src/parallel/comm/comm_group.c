@@ -175,11 +175,11 @@ int comm_group_vote(struct comm_group *group, int own, int *ret_member, struct l
   return failed;
 }
 
-int comm_group_agree(struct comm_group *group, bool has_memory, const char *what, struct lade_error *error)
+int comm_group_agree(struct comm_group *group, bool has_memory, const char *purpose, struct lade_error *error)
 {
   int lacking, failed = comm_group_vote(group, has_memory ? 0 : -ENOMEM, &lacking, error);
   if (!failed && lacking >= 0)
-    failed = lade_error_set(error, -ENOMEM, "rank %d has no memory for %s", group->members[lacking], what);
+    failed = lade_error_set(error, -ENOMEM, "rank %d has no memory for %s", group->members[lacking], purpose);
   return failed;
 }
 

@@ -107,7 +107,7 @@ int comm_group_gather(struct comm_group *group, const void *src, void *dst, int 
 /* Exchange @own. *ret_member is the first member with a value other than 0, or -1. outcomes[] holds all values. */
 int comm_group_vote(struct comm_group *group, int own, int *ret_member, struct lade_error *error);
 
-/* Return -ENOMEM at all members if one of them lacks memory for @what, so that all of them stop. */
-int comm_group_agree(struct comm_group *group, bool has_memory, const char *what, struct lade_error *error);
+/* Return -ENOMEM at all members if one of them lacks memory for @purpose, so that all of them stop. */
+int comm_group_agree(struct comm_group *group, bool has_memory, const char *purpose, struct lade_error *error);
 
 #endif

@@ -60,7 +60,7 @@ static bool process_is_stopped(pid_t pid)
   if (fd >= 0)
     close(fd);
   text[LADE_MAX(n, 0)] = 0;
-  const char *name_end = strrchr(text, ')'); /* the state is the letter behind the program's name */
+  const char *name_end = strrchr(text, ')'); /* the state is the letter after the program's name */
   return name_end && name_end[1] == ' ' && name_end[2] == 'T';
 }
 
@@ -134,10 +134,10 @@ static void futex_wake(_Atomic uint32_t *word)
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static void failure_set(struct comm_node *node, uint32_t what, int member)
+static void failure_set(struct comm_node *node, uint32_t kind, int member)
 {
   uint32_t none = 0;
-  atomic_compare_exchange_strong(&node->control->failure, &none, what | (uint32_t)(member + 1));
+  atomic_compare_exchange_strong(&node->control->failure, &none, kind | (uint32_t)(member + 1));
   atomic_store(&node->group->job->has_failed, true);
   futex_wake(&node->control->n_met);
 }

@@ -46,14 +46,14 @@ static int error_fill(struct lade_error *error, int code, const char *format, ..
   return code;
 }
 
-static int failure_report(struct lade_error *error, const char *what, int code)
+static int failure_report(struct lade_error *error, const char *call, int code)
 {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0, class = MPI_ERR_OTHER;
   MPI_Error_string(code, text, &length);
   MPI_Error_class(code, &class);
   int status = class == MPI_ERR_TRUNCATE ? -EPROTO : class == MPI_ERR_NO_MEM ? -ENOMEM : -EIO;
-  return error_fill(error, status, "%s: MPI says: %.*s", what, length, text);
+  return error_fill(error, status, "%s: MPI says: %.*s", call, length, text);
 }
 
 static MPI_Comm comm_of(void *group)

@@ -45,7 +45,7 @@ struct nccl_registration {
 
 /* A rank's launch, in memory that all ranks see, for comparison. */
 struct nccl_intent {
-  _Atomic uint64_t what; /* sequence, peer, kind and dtype; written last */
+  _Atomic uint64_t head; /* sequence, peer, kind and dtype; written last */
   _Atomic uint64_t n;    /* elements of all items */
   _Atomic uint64_t cut;  /* number of items, and a hash of the number of elements of each */
 };

@@ -36,16 +36,16 @@
 
 /* ---- launches ---- */
 
-#define WHAT_PEER_SHIFT 8
-#define WHAT_SEQUENCE_SHIFT 32
+#define HEAD_PEER_SHIFT 8
+#define HEAD_SEQUENCE_SHIFT 32
 #define CUT_HASH_SHIFT 8
 
 _Static_assert(LADE_COMM_LIST_MOST < 1 << CUT_HASH_SHIFT, "the number of items has its bits");
 
-static uint64_t what_of(const struct lade_collective *c, uint32_t sequence)
+static uint64_t head_of(const struct lade_collective *c, uint32_t sequence)
 {
   uint64_t peer = c->kind == LADE_BROADCAST ? (uint64_t)c->peer : 0;
-  return (uint64_t)sequence << WHAT_SEQUENCE_SHIFT | peer << WHAT_PEER_SHIFT | (uint64_t)c->kind << 4
+  return (uint64_t)sequence << HEAD_SEQUENCE_SHIFT | peer << HEAD_PEER_SHIFT | (uint64_t)c->kind << 4
          | (uint64_t)c->dtype;
 }
 
@@ -59,15 +59,15 @@ static uint64_t cut_of(const struct lade_comm_list *list)
 }
 
 /* Write "all_reduce of 5 f32 with peer 0", "all_reduce of 5 f32 in 2 with peer 0" into @text. */
-static const char *intent_describe(uint64_t what, uint64_t n, uint64_t cut, char text[128])
+static const char *intent_describe(uint64_t head, uint64_t n, uint64_t cut, char text[128])
 {
   char items[24] = "";
   unsigned n_items = (unsigned)(cut & ((1u << CUT_HASH_SHIFT) - 1));
   if (n_items > 1)
     snprintf(items, sizeof(items), " in %u", n_items);
-  snprintf(text, 128, "%s of %llu %s%s with peer %u", lade_collective_name((enum lade_collective_kind)(what >> 4 & 15)),
-           (unsigned long long)n, lade_dtype_name((enum lade_dtype)(what & 15)), items,
-           (unsigned)(what >> WHAT_PEER_SHIFT & 0xffffff));
+  snprintf(text, 128, "%s of %llu %s%s with peer %u", lade_collective_name((enum lade_collective_kind)(head >> 4 & 15)),
+           (unsigned long long)n, lade_dtype_name((enum lade_dtype)(head & 15)), items,
+           (unsigned)(head >> HEAD_PEER_SHIFT & 0xffffff));
   return text;
 }
 
@@ -76,18 +76,18 @@ static int intent_compare(const struct nccl_comm *comm, uint32_t sequence, int m
 {
   const struct nccl_intent *own = &comm->boards[comm->base.rank]->intents[sequence % NCCL_INTENTS];
   const struct nccl_intent *other = &comm->boards[member]->intents[sequence % NCCL_INTENTS];
-  uint64_t what = atomic_load(&other->what), n = atomic_load(&other->n), cut = atomic_load(&other->cut);
-  uint64_t own_what = atomic_load(&own->what), own_n = atomic_load(&own->n), own_cut = atomic_load(&own->cut);
-  if (what >> WHAT_SEQUENCE_SHIFT != sequence || atomic_load(&other->what) != what)
+  uint64_t head = atomic_load(&other->head), n = atomic_load(&other->n), cut = atomic_load(&other->cut);
+  uint64_t own_head = atomic_load(&own->head), own_n = atomic_load(&own->n), own_cut = atomic_load(&own->cut);
+  if (head >> HEAD_SEQUENCE_SHIFT != sequence || atomic_load(&other->head) != head)
     return 0; /* not launched yet, or already overwritten: a broadcast's root may be far ahead */
-  if (own_what >> WHAT_SEQUENCE_SHIFT != sequence || atomic_load(&own->what) != own_what)
+  if (own_head >> HEAD_SEQUENCE_SHIFT != sequence || atomic_load(&own->head) != own_head)
     return 0; /* the watcher looks while this rank launches */
-  if (what == own_what && n == own_n && cut == own_cut)
+  if (head == own_head && n == own_n && cut == own_cut)
     return 0;
   char text[128], own_text[128];
   return lade_error_set(error, -EPROTO, "rank %d runs %s, rank %d runs %s; all ranks of a group must run the same",
-                        comm->ranks[member], intent_describe(what, n, cut, text), comm->ranks[comm->base.rank],
-                        intent_describe(own_what, own_n, own_cut, own_text));
+                        comm->ranks[member], intent_describe(head, n, cut, text), comm->ranks[comm->base.rank],
+                        intent_describe(own_head, own_n, own_cut, own_text));
 }
 
 /* Compare the last @n_back launches with those of all others. */
@@ -111,11 +111,11 @@ int comm_nccl_intent_publish(struct nccl_comm *comm, const struct lade_comm_list
   struct nccl_board *own = comm->boards[comm->base.rank];
   uint32_t sequence = atomic_load(&own->n_launched) + 1;
   struct nccl_intent *intent = &own->intents[sequence % NCCL_INTENTS];
-  atomic_store(&intent->what, 0); /* so that a concurrent reader sees neither the old intent nor a part of the new
+  atomic_store(&intent->head, 0); /* so that a concurrent reader sees neither the old intent nor a part of the new
                                      one */
   atomic_store(&intent->n, comm_list_elements(list));
   atomic_store(&intent->cut, cut_of(list));
-  atomic_store(&intent->what, what_of(list->items, sequence));
+  atomic_store(&intent->head, head_of(list->items, sequence));
   atomic_store(&own->n_launched, sequence);
   return intents_compare(comm, 1, error);
 }

@@ -36,12 +36,12 @@ void comm_intent_fill(struct comm_intent *intent, const struct lade_comm_list *l
 /* Write "all_reduce of 5 fp32 with peer 0", for item @at, into @text. */
 static const char *intent_describe(const struct comm_intent *intent, uint64_t at, char *text)
 {
-  char which[48] = "";
+  char position[48] = "";
   at = LADE_MIN(at, intent->n_items - 1);
   if (intent->n_items > 1)
-    snprintf(which, sizeof(which), " (number %d of %d together)", (int)at + 1, (int)intent->n_items);
+    snprintf(position, sizeof(position), " (number %d of %d together)", (int)at + 1, (int)intent->n_items);
   snprintf(text, INTENT_TEXT_BYTES, "%s of %llu %s%s with peer %u", lade_collective_name(intent->kind),
-           (unsigned long long)intent->n[at], lade_dtype_name(intent->dtype), which, intent->peer);
+           (unsigned long long)intent->n[at], lade_dtype_name(intent->dtype), position, intent->peer);
   return text;
 }
 

@@ -11,7 +11,7 @@
 struct comm_intent {
   uint32_t kind, dtype, peer, sequence;
   uint64_t n_items;
-  uint64_t n[LADE_COMM_LIST_MOST]; /* elements of each item; 0 behind the last */
+  uint64_t n[LADE_COMM_LIST_MOST]; /* elements of each item; 0 after the last */
 };
 
 /* Locations of an item's buffers. Window 0: private memory, or no buffer. */

@@ -7,15 +7,15 @@
  * begins, and its lifetime grows with every instruction that names it. An op that may work in place takes over its
  * input's buffer if that input's live range ends there and no copy out reads it. The sums of squares of a gradient
  * follow its last addition, while it is still on the device. After all steps come the clip result and the updates, each
- * at its parameter's home tier.
+ * in its parameter's state tier.
  *
  * With the optimizer in the backward half, a parameter is updated as soon as no step adds to its gradient or reads it.
  * Its clip result is then over its gradient alone. The gradient's memory serves the rest of the backward half, and
  * updates on the host or in the store run concurrently with it.
  *
- * Buffers that live across steps (parameters and their state at their home tiers, the step's inputs and results on the
- * host) are made first. Their order depends on the graph and the home tiers alone. So a training and an evaluation
- * program over one arena agree on them by number.
+ * Buffers that live across steps (parameters and their state in their tiers, the step's inputs and results on the host)
+ * are made first. Their order depends on the graph and these tiers alone. So a training and an evaluation program over
+ * one arena agree on them by number.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -27,10 +27,10 @@
 
 static enum lade_owner range_owner(const struct builder *b, const struct live_range *it)
 {
-  const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
-  if (what->kind == LADE_TENSOR_PARAM)
+  const struct lade_tensor *t = &b->graph->tensors[it->value % b->graph->n_tensors];
+  if (t->kind == LADE_TENSOR_PARAM)
     return it->source == PLAN_GATHERED ? LADE_OWNER_COMM : LADE_OWNER_PARAMETERS;
-  if (what->kind == LADE_TENSOR_GRAD)
+  if (t->kind == LADE_TENSOR_GRAD)
     return plan_sums_each(b->params) ? LADE_OWNER_COMM : LADE_OWNER_GRADIENTS;
   bool is_saved = !b->steps[it->first_pos].is_backward && b->steps[LADE_MIN(it->last_pos, b->n_steps - 1)].is_backward;
   return is_saved ? LADE_OWNER_SAVED : LADE_OWNER_TRANSIENT;
@@ -63,9 +63,9 @@ static int range_at(struct builder *b, int value, int pos)
 /* Return the device buffer of @value for a step at @pos; make it now if this step makes the value. */
 static int32_t value_buffer(struct builder *b, int value, int pos)
 {
-  const struct lade_tensor *what = &b->graph->tensors[value % b->graph->n_tensors];
-  if (what->kind == LADE_TENSOR_PARAM && !plan_is_gathered(b->params, what->param) &&
-      b->params->residency->weight_tiers[what->param] == LADE_TIER_DEVICE)
+  const struct lade_tensor *t = &b->graph->tensors[value % b->graph->n_tensors];
+  if (t->kind == LADE_TENSOR_PARAM && !plan_is_gathered(b->params, t->param) &&
+      b->params->residency->weight_tiers[t->param] == LADE_TIER_DEVICE)
     return b->elsewhere[value];
   int at = range_at(b, value, pos);
   if (b->on_device[at] < 0)
@@ -117,13 +117,13 @@ static void residents_make(struct builder *b)
 static void range_leave(struct builder *b, int at)
 {
   const struct live_range *it = &b->live->ranges[at];
-  const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
-  if (what->kind == LADE_TENSOR_GRAD)
-    norm_settle(b, what->param);
-  const bool is_rounded = what->kind == LADE_TENSOR_GRAD && b->is_rounded[what->param];
-  struct lade_value value = is_rounded ? grad_now(b, what->param) : value_now(b, it->value);
-  struct value_place src = is_rounded ? grad_place(b, what->param) : (struct value_place){b->on_device[at], 0};
-  if (what->kind == LADE_TENSOR_LOSS)
+  const struct lade_tensor *t = &b->graph->tensors[it->value % b->graph->n_tensors];
+  if (t->kind == LADE_TENSOR_GRAD)
+    sumsq_settle(b, t->param);
+  const bool is_rounded = t->kind == LADE_TENSOR_GRAD && b->is_rounded[t->param];
+  struct lade_value value = is_rounded ? grad_now(b, t->param) : value_now(b, it->value);
+  struct value_place src = is_rounded ? grad_place(b, t->param) : (struct value_place){b->on_device[at], 0};
+  if (t->kind == LADE_TENSOR_LOSS)
     value = loss_reduce_emit(b, b->on_device[at], value);
   else
     b->elsewhere[it->value] = buffer_make(b, (enum lade_space)it->target, copy_owner(b, at),
@@ -136,11 +136,11 @@ static void range_fetch(struct builder *b, struct transfer *transfer)
 {
   const int at = transfer->range;
   const struct live_range *it = &b->live->ranges[at];
-  const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
+  const struct lade_tensor *t = &b->graph->tensors[it->value % b->graph->n_tensors];
   b->on_device[at] = buffer_make(b, LADE_DEVICE, range_owner(b, it),
                                  value_bytes(b, it->value % b->graph->n_tensors), false);
   if (it->source == PLAN_GATHERED)
-    transfer->block = weight_block_emit(b, what->param, b->on_device[at]);
+    transfer->block = weight_block_emit(b, t->param, b->on_device[at]);
   else
     transfer_emit(b, (struct value_place){b->elsewhere[it->value], 0}, (struct value_place){b->on_device[at], 0},
                   value_now(b, it->value));
@@ -250,12 +250,12 @@ static void output_add(struct builder *b, int pos, int i)
 {
   const struct plan_step *step = &b->steps[pos];
   const struct lade_op *op = &b->graph->ops[step->op];
-  const struct lade_tensor *what = &b->graph->tensors[op->out[i]];
+  const struct lade_tensor *t = &b->graph->tensors[op->out[i]];
   int value = plan_value_number(b->graph, op->out[i], step->microbatch);
-  if (what->kind == LADE_TENSOR_GRAD) {
+  if (t->kind == LADE_TENSOR_GRAD) {
     int32_t buffer = value_buffer(b, value, pos);
     struct lade_value grad = value_now(b, value);
-    bool is_first = grad.version == 0 || (plan_sums_each(b->params) && grad.version % b->n_adds[what->param] == 0);
+    bool is_first = grad.version == 0 || (plan_sums_each(b->params) && grad.version % b->n_adds[t->param] == 0);
     if (!is_first) {
       b->instrs.items[b->instrs.n - 1].accumulate |= 1u << i;
       operand_change(b, LADE_ROLE_OUT + i, buffer, grad, value_bytes(b, op->out[i]));
@@ -263,7 +263,7 @@ static void output_add(struct builder *b, int pos, int i)
       grad.version++;
       operand_make(b, LADE_ROLE_OUT + i, buffer, grad, value_bytes(b, op->out[i]));
     }
-    b->grad_versions[what->param]++;
+    b->grad_versions[t->param]++;
     return;
   }
   int at = range_at(b, value, pos);
@@ -274,7 +274,7 @@ static void output_add(struct builder *b, int pos, int i)
     if (owner == LADE_OWNER_SAVED)
       b->buffers.items[taken].owner = owner;
   }
-  operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, value, pos), value_now(b, value), what->bytes);
+  operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, value, pos), value_now(b, value), t->bytes);
 }
 
 /* Begin the collective of a graph's op over all ranks of its axis. */
@@ -357,11 +357,11 @@ static int builder_init(struct builder *b)
   b->away = malloc(n_params * sizeof(*b->away));
   b->due = calloc(n_params, sizeof(*b->due));
   b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
-  b->is_norm_due = calloc(n_params, sizeof(*b->is_norm_due));
+  b->is_sumsq_due = calloc(n_params, sizeof(*b->is_sumsq_due));
   b->is_rounded = calloc(n_params, sizeof(*b->is_rounded));
   if (!b->on_device || !b->step_instrs || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials ||
       !b->n_adds || !b->block_versions || !b->block_buffers || !b->away || !b->due || !b->grad_versions ||
-      !b->is_norm_due || !b->is_rounded)
+      !b->is_sumsq_due || !b->is_rounded)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->live->n_ranges * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
@@ -396,7 +396,7 @@ static void builder_finish(struct builder *b)
   free(b->away);
   free(b->due);
   free(b->grad_versions);
-  free(b->is_norm_due);
+  free(b->is_sumsq_due);
   free(b->is_rounded);
   free(b->backward_updates);
   LADE_ARRAY_FREE(&b->transfers);

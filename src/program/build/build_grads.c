@@ -127,7 +127,7 @@ static void round_emit(struct builder *b, int param)
 }
 
 /* Emit the rounding of a complete gradient, if any, and its sums of squares. */
-static void norm_emit(struct builder *b, int param)
+static void sumsq_emit(struct builder *b, int param)
 {
   if (lade_model_graph_rounds(b->graph))
     round_emit(b, param);
@@ -225,15 +225,15 @@ static void sum_land(struct builder *b, int param)
   b->away[param] = -1;
 }
 
-void norm_settle(struct builder *b, int param)
+void sumsq_settle(struct builder *b, int param)
 {
-  if (!b->is_norm_due[param])
+  if (!b->is_sumsq_due[param])
     return;
   sum_land(b, param);
   if (b->graph->params[param].is_at_both_ends)
     sum_reduce_emit(b, LADE_AXIS_EMBED, param);
-  norm_emit(b, param);
-  b->is_norm_due[param] = false;
+  sumsq_emit(b, param);
+  b->is_sumsq_due[param] = false;
 }
 
 /* ---- blocks ---- */
@@ -263,7 +263,7 @@ static void blocks_complete(struct builder *b, const int32_t *params, int n, int
   for (int i = 0; i < n; i++) {
     const struct lade_param *param = &b->graph->params[params[i]];
     const bool is_summed = is_replicated || param->n_sharers > 1;
-    b->is_norm_due[params[i]] = true;
+    b->is_sumsq_due[params[i]] = true;
     if (!param->is_at_both_ends)
       b->due[b->n_due++] = (struct due){params[i], is_summed ? b->n_batches : batch};
   }
@@ -326,7 +326,7 @@ static bool is_expected(const struct builder *b, int param)
 static void incoming_take(struct builder *b, const struct incoming *incoming)
 {
   const int32_t param = incoming->param;
-  struct held part = incoming->what;
+  struct held part = incoming->part;
   if (is_narrow(b) && !b->block_versions[param]) {
     block_begin(b, param);
     cast_emit(b, param, incoming->microbatch, part, sum_now(b, param));
@@ -366,10 +366,10 @@ static void block_leave(struct builder *b, int param)
 {
   const enum lade_space space = block_space(b, param);
   if (lade_model_graph_rounds(b->graph))
-    norm_settle(b, param);
+    sumsq_settle(b, param);
   if (!is_sharded(b) || space == LADE_DEVICE)
     return;
-  norm_settle(b, param);
+  sumsq_settle(b, param);
   if (space == LADE_STORE && b->params->is_unified && b->block_buffers[param] == grad_buffer(b, param))
     block_move(b, param, LADE_HOST); /* drives need whole pages, and a block among others has none */
   block_move(b, param, space);
@@ -395,7 +395,7 @@ void grads_settle(struct builder *b, bool is_end)
 {
   reductions_settle(b, 0);
   for (int param = 0; param < b->graph->n_params && is_end && !b->status; param++) {
-    if (is_sharded(b) && b->graph->params[param].is_at_both_ends && b->is_norm_due[param])
+    if (is_sharded(b) && b->graph->params[param].is_at_both_ends && b->is_sumsq_due[param])
       block_leave(b, param);
   }
 }
@@ -472,7 +472,7 @@ static void blocks_emit(struct builder *b, const struct grad_reduction *reductio
   for (int i = 0; i < n; i++) {
     const int32_t param = reductions[i].param;
     const bool is_last = b->grad_versions[param] == b->n_adds[param] * b->params->n_microbatches;
-    const struct incoming next = {.what = inputs[i].block, .param = param, .microbatch = reductions[i].microbatch,
+    const struct incoming next = {.part = inputs[i].block, .param = param, .microbatch = reductions[i].microbatch,
                                   .is_last = is_last, .is_block = !inputs[i].is_incoming,
                                   .target = reductions[i].target, .batch = b->n_batches};
     if (next.is_block && is_last)
@@ -494,9 +494,9 @@ static void wholes_complete(struct builder *b, const int32_t *params, int n)
   for (int i = 0; i < n; i++) {
     const int param = params[i];
     const bool is_at_both_ends = b->graph->params[param].is_at_both_ends;
-    b->is_norm_due[param] = b->graph->params[param].n_sharers > 1 || is_replicated || is_at_both_ends;
-    if (!b->is_norm_due[param])
-      norm_emit(b, param);
+    b->is_sumsq_due[param] = b->graph->params[param].n_sharers > 1 || is_replicated || is_at_both_ends;
+    if (!b->is_sumsq_due[param])
+      sumsq_emit(b, param);
     else if (b->away[param] >= 0 || (lade_model_graph_rounds(b->graph) && !is_at_both_ends))
       b->due[b->n_due++] = (struct due){param, b->n_batches};
   }

@@ -38,7 +38,7 @@ struct held {
 
 /* A microbatch's gradient as received from other ranks, not yet added to the block; in BF16 if sums are. */
 struct incoming {
-  struct held what;
+  struct held part;
   int32_t param;
   int16_t microbatch;
   bool is_last;
@@ -69,12 +69,12 @@ struct builder {
   int32_t *on_device;    /* by live range: its buffer */
   int32_t *step_instrs;  /* by step: its first instruction */
   int32_t *now;          /* by value: its current live range */
-  int32_t *elsewhere;    /* by value: buffer of its copy in its home tier or another, -1 */
-  int32_t *part_buffers; /* by parameter and part: buffer in its home tier, -1 */
+  int32_t *elsewhere;    /* by value: buffer of its copy in its tier between steps, or in another; -1: none */
+  int32_t *part_buffers; /* by parameter and part: buffer in the state tier, -1 */
   int64_t *first_partials; /* by parameter, n_params + 1 */
   int32_t *n_adds;        /* by parameter: additions of one microbatch to its gradient */
   int16_t *grad_versions; /* by parameter: additions so far */
-  bool *is_norm_due;      /* by parameter: complete, but sums of squares are not emitted yet */
+  bool *is_sumsq_due;     /* by parameter: complete, but sums of squares are not emitted yet */
   bool *is_rounded;       /* by parameter: its gradient is rounded, which makes it a block, with shards or without */
   int16_t *block_versions; /* by parameter: version of its gradient's block */
   int32_t *block_buffers;  /* by parameter: buffer of its gradient's block, -1 */
@@ -156,7 +156,7 @@ void grads_emit(struct builder *b, const struct grad_reduction *reductions, int 
 /* Let the compute queue take all reductions in flight; @is_end: also those after all steps. */
 void grads_settle(struct builder *b, bool is_end);
 /* Emit the sums of squares of @param's gradient, unless done; call it before the gradient leaves the device. */
-void norm_settle(struct builder *b, int param);
+void sumsq_settle(struct builder *b, int param);
 /* Sum a microbatch's loss in @buffer over ranks; return the value for the caller. */
 struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lade_value loss);
 

@@ -3,7 +3,7 @@
  * Emission: working copies in shards, and the end of a step.
  *
  * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed. Then the
- * updates run, each at its parameter's home tier. If state is in shards, this rank updates its block, and the working
+ * updates run, each in its parameter's state tier. If state is in shards, this rank updates its block, and the working
  * copy is gathered again: at once if it is whole on the device, else before each use (at the slots of liveness.c).
  * Gathers of one slot, or of consecutive updates, are adjacent in the list and form a group.
  *
@@ -20,13 +20,13 @@
 
 /* ---- working copies in shards ---- */
 
-/* Gather the ranks' blocks, this rank's @block at @src, into @whole at the beginning of @dst. */
-static void all_gather_emit(struct builder *b, enum lade_axis axis, int param, struct value_place src,
-                            struct lade_value block, int32_t dst, struct lade_value whole)
+/* Gather the ranks' blocks, of which @own is this rank's, into @whole at the beginning of @dst. */
+static void all_gather_emit(struct builder *b, enum lade_axis axis, int param, struct held own, int32_t dst,
+                            struct lade_value whole)
 {
   uint64_t bytes = value_bytes(b, whole.tensor);
   collective_begin(b, LADE_ALL_GATHER, axis, param, 0, bytes);
-  operand_read_at(b, LADE_ROLE_SRC, src, block, value_bytes(b, block.tensor));
+  operand_read_at(b, LADE_ROLE_SRC, own.at, own.value, value_bytes(b, own.value.tensor));
   operand_make(b, LADE_ROLE_DST, dst, whole, bytes);
 }
 
@@ -47,9 +47,9 @@ struct value_place weight_block_emit(struct builder *b, int param, int32_t buffe
 
 void weight_gather_emit(struct builder *b, int param, struct value_place block, int32_t buffer)
 {
-  const struct lade_value own = {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, 0};
+  const struct held own = {block, {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, 0}};
   const struct lade_value whole = {b->graph->params[param].tensor, 0, 0};
-  all_gather_emit(b, LADE_AXIS_SHARD, param, block, own, buffer, whole);
+  all_gather_emit(b, LADE_AXIS_SHARD, param, own, buffer, whole);
 }
 
 /* ---- the end of a step ---- */
@@ -67,7 +67,7 @@ struct summed {
   uint64_t bytes;
 };
 
-/* Add them up, and gather the sums of all ranks of @level in their order. */
+/* Add up the sums of squares in @now, and gather those of all ranks of @level in the order of ranks. */
 static void level_emit(struct builder *b, int level, struct summed *now)
 {
   const enum lade_axis axis = lade_sums_axis(level);
@@ -80,7 +80,7 @@ static void level_emit(struct builder *b, int level, struct summed *now)
   instr->predicted_ns = b->params->prices->clip_ns;
   operand_read(b, LADE_ROLE_SRC, now->buffer, (struct lade_value){now->tensor, 0, 0}, now->bytes);
   operand_make_at(b, LADE_ROLE_DST, own, sum, sizeof(double));
-  all_gather_emit(b, axis, -1, own, sum, buffer, sums);
+  all_gather_emit(b, axis, -1, (struct held){own, sum}, buffer, sums);
   *now = (struct summed){sums.tensor, buffer, value_bytes(b, sums.tensor)};
 }
 
@@ -127,7 +127,7 @@ static bool is_block_of_whole(const struct builder *b, int param)
   return is_sharded(b) && !plan_is_gathered(b->params, param);
 }
 
-/* Return the place of the working copy, or its block, at its home tier. */
+/* Return the place of the working copy, or its block, in the weight tier. */
 static struct value_place weight_place(const struct builder *b, int param)
 {
   uint64_t offset = is_block_of_whole(b, param) ? own_offset(b, value_bytes(b, updated_tensor(b, param))) : 0;
@@ -165,7 +165,7 @@ static void weights_gather_emit(struct builder *b, int first, int end)
     const struct lade_value value = {updated_tensor(b, param), 0, 1};
     const struct value_place tier = weight_place(b, param);
     if (is_block_of_whole(b, param))
-      all_gather_emit(b, LADE_AXIS_SHARD, param, tier, value, tier.buffer,
+      all_gather_emit(b, LADE_AXIS_SHARD, param, (struct held){tier, value}, tier.buffer,
                       (struct lade_value){b->graph->params[param].tensor, 0, 1});
   }
 }
@@ -268,7 +268,7 @@ void backward_update_emit(struct builder *b, int param)
   if (tier == LADE_TIER_HOST || (tier == LADE_TIER_STORE && !b->params->is_unified))
     clip.on_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, false);
   grads_settle(b, b->graph->params[param].is_at_both_ends);
-  norm_settle(b, param);
+  sumsq_settle(b, param);
   clip_emit(b, param, &clip);
   update_emit(b, param, &clip, weight_out_emit(b, param));
   weights_gather_emit(b, param, param + 1);
@@ -306,7 +306,7 @@ void end_emit(struct builder *b)
                                b->clip_result_host};
   grads_settle(b, true);
   for (int param = graph->n_params - 1; param >= 0; param--) /* roughly in the order in which they were summed */
-    norm_settle(b, param);
+    sumsq_settle(b, param);
   clip_emit(b, -1, &whole);
   if (b->backward_updates)
     return;

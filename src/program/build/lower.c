@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lowering follows the list once. It keeps, for each storage, its buffer in each space and its version on the
- * device. Given storages have one resident buffer in their tier, kept ones a buffer that lives to the end of the list.
- * A given storage of the device may wait elsewhere for a while. It then has a buffer at the start of the list and
- * another one at its end, which share an offset (offsets.c).
+ * Lower the list of a caller's own step to instructions, in one pass. The state of a storage is its buffer in each
+ * space and its version on the device. Given storages have one resident buffer in their tier, kept ones a buffer that
+ * lives to the end of the list. A given storage of the device may wait elsewhere for a while. It then has a buffer at
+ * the start of the list and another one at its end, which share an offset (offsets.c).
  *
  * Owners, for the ledger: scratch is workspace. A given storage that update ops alone use is optimizer state, and other
  * given ones are parameters. A made storage that an update op uses is a gradient, one of both passes is saved, and the
@@ -103,9 +103,9 @@ static bool write_is_partial(const struct graph_storage *storage, const struct g
   return !is_whole && (storage->is_given || operand->version > 1);
 }
 
-static int absent_fail(const struct lowering *l, const char *what, int storage)
+static int absent_fail(const struct lowering *l, const char *verb, int storage)
 {
-  return lade_error_set(l->error, -EINVAL, "the list %s \"%s\", which is not there", what,
+  return lade_error_set(l->error, -EINVAL, "the list %s \"%s\", which is not there", verb,
                         lade_echo(name_of(l, storage)).text);
 }
 
@@ -192,19 +192,21 @@ static int64_t path_ns(const struct lade_graph_path *path, uint64_t bytes)
   return path->bytes_per_s > 0 ? path->latency_ns + (int64_t)((double)bytes * 1e9 / path->bytes_per_s) : 0;
 }
 
-static enum lade_queue_id move_queue(enum lade_instr_kind kind, bool is_out)
-{
-  return kind != LADE_INSTR_COPY ? LADE_Q_IO : is_out ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
-}
+/* A transfer of a storage between two buffers, from their beginnings. */
+struct move {
+  enum lade_instr_kind kind; /* a copy, a read or a write */
+  enum lade_queue_id queue;
+  int32_t src, dst;
+  const struct lade_graph_path *path; /* latency and rate, for its predicted time */
+};
 
-static void move_add(struct lowering *l, enum lade_instr_kind kind, bool is_out, int storage, int32_t src, int32_t dst,
-                     const struct lade_graph_path *path)
+static void move_add(struct lowering *l, int storage, const struct move *move)
 {
   const uint64_t bytes = l->graph->storages.items[storage].bytes;
   const struct lade_value value = value_at(storage, l->storages[storage].version);
-  instr_begin(&l->b, kind, move_queue(kind, is_out))->predicted_ns = path_ns(path, bytes);
-  operand_read(&l->b, LADE_ROLE_SRC, src, value, bytes);
-  operand_make(&l->b, LADE_ROLE_DST, dst, value, bytes);
+  instr_begin(&l->b, move->kind, move->queue)->predicted_ns = path_ns(move->path, bytes);
+  operand_read(&l->b, LADE_ROLE_SRC, move->src, value, bytes);
+  operand_make(&l->b, LADE_ROLE_DST, move->dst, value, bytes);
 }
 
 static int put_lower(struct lowering *l, int storage, enum lade_space tier)
@@ -220,12 +222,14 @@ static int put_lower(struct lowering *l, int storage, enum lade_space tier)
   int32_t src = state->buffers[LADE_DEVICE];
   if (tier == LADE_STORE && !l->params->is_unified) {
     const int32_t staging = storage_buffer(l, storage, LADE_HOST, false);
-    move_add(l, LADE_INSTR_COPY, true, storage, src, staging, &l->params->to_host);
+    move_add(l, storage, &(struct move){LADE_INSTR_COPY, LADE_Q_TO_HOST, src, staging, &l->params->to_host});
     src = staging;
   }
-  const enum lade_instr_kind kind = tier == LADE_STORE ? LADE_INSTR_WRITE : LADE_INSTR_COPY;
-  move_add(l, kind, true, storage, src, state->buffers[tier],
-           tier == LADE_STORE ? &l->params->to_store : &l->params->to_host);
+  const int32_t dst = state->buffers[tier];
+  if (tier == LADE_STORE)
+    move_add(l, storage, &(struct move){LADE_INSTR_WRITE, LADE_Q_IO, src, dst, &l->params->to_store});
+  else
+    move_add(l, storage, &(struct move){LADE_INSTR_COPY, LADE_Q_TO_HOST, src, dst, &l->params->to_host});
   if (s->is_given && s->tier == LADE_DEVICE && !l->b.status)
     l->b.buffers.items[state->buffers[LADE_DEVICE]].is_resident = false;
   state->buffers[LADE_DEVICE] = -1;
@@ -244,12 +248,14 @@ static int get_lower(struct lowering *l, int storage, enum lade_space tier)
   state->buffers[LADE_DEVICE] = storage_buffer(l, storage, LADE_DEVICE, false);
   if (tier == LADE_STORE && !l->params->is_unified) {
     const int32_t staging = storage_buffer(l, storage, LADE_HOST, false);
-    move_add(l, LADE_INSTR_READ, false, storage, src, staging, &l->params->from_store);
+    move_add(l, storage, &(struct move){LADE_INSTR_READ, LADE_Q_IO, src, staging, &l->params->from_store});
     src = staging;
   }
-  const bool is_read = tier == LADE_STORE && l->params->is_unified;
-  move_add(l, is_read ? LADE_INSTR_READ : LADE_INSTR_COPY, false, storage, src, state->buffers[LADE_DEVICE],
-           is_read ? &l->params->from_store : &l->params->from_host);
+  const int32_t dst = state->buffers[LADE_DEVICE];
+  if (tier == LADE_STORE && l->params->is_unified)
+    move_add(l, storage, &(struct move){LADE_INSTR_READ, LADE_Q_IO, src, dst, &l->params->from_store});
+  else
+    move_add(l, storage, &(struct move){LADE_INSTR_COPY, LADE_Q_TO_DEVICE, src, dst, &l->params->from_host});
   if (!s->is_given || s->tier != tier)
     state->buffers[tier] = -1;
   return l->b.status;

@@ -14,7 +14,7 @@
  *
  * The schedule places the stage boundaries between slots, in one order for all stages (schedule_phases.c). A receive
  * may begin before its place in the list, because its queue runs ahead. So its memory is reserved as soon as the stage
- * has room for one more input: behind the ops of a slot, as many as the schedule takes ahead.
+ * has room for one more input: after the ops of a slot, as many as the schedule takes ahead.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -50,27 +50,27 @@ struct sequencer {
   LADE_ARRAY(struct plan_step) steps;
 };
 
-static bool step_push(struct sequencer *s, int op, int microbatch, bool is_recompute)
+static bool step_push(struct sequencer *s, int i_op, int microbatch, bool is_recompute)
 {
-  const struct lade_op *what = &s->graph->ops[op];
-  struct plan_step step = {.op = op,
+  const struct lade_op *op = &s->graph->ops[i_op];
+  struct plan_step step = {.op = i_op,
                            .microbatch = (int16_t)microbatch,
                            .is_recompute = is_recompute,
-                           .is_backward = is_recompute || what->is_backward,
+                           .is_backward = is_recompute || op->is_backward,
                            .reserved_pos = s->steps.n};
-  for (int i = 0; i < what->n_out; i++) {
-    if (what->out[i] >= 0)
-      s->is_there[what->out[i]] = true;
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] >= 0)
+      s->is_there[op->out[i]] = true;
   }
   return LADE_PUSH(&s->steps, step);
 }
 
-/* Return an input of @op that must be recomputed before it can run, or -1. */
-static int input_missing(const struct sequencer *s, int op)
+/* Return an input of @i_op that must be recomputed before it can run, or -1. */
+static int input_missing(const struct sequencer *s, int i_op)
 {
-  const struct lade_op *what = &s->graph->ops[plan_op_form(s->params, op)];
-  for (int i = 0; i < what->n_in; i++) {
-    int tensor = what->in[i];
+  const struct lade_op *op = &s->graph->ops[plan_op_form(s->params, i_op)];
+  for (int i = 0; i < op->n_in; i++) {
+    int tensor = op->in[i];
     if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor])
       return tensor;
   }
@@ -156,12 +156,12 @@ static bool backward_emit(struct sequencer *s, const struct lade_slot *slot)
   bool is_split = lade_schedule_is_split(&s->pipeline), is_ok = true;
   if (slot->half == LADE_HALF_BACKWARD)
     saved_keep(s);
-  for (int op = chunk->first[1]; is_ok && op < chunk->first[1] + chunk->n[1]; op++) {
-    const struct lade_op *what = &s->graph->ops[op];
-    bool is_other = is_split && is_for_weights(s->graph, what) != (slot->half == LADE_HALF_WEIGHTS);
-    if (is_other || is_between_stages(what))
+  for (int i_op = chunk->first[1]; is_ok && i_op < chunk->first[1] + chunk->n[1]; i_op++) {
+    const struct lade_op *op = &s->graph->ops[i_op];
+    bool is_other = is_split && is_for_weights(s->graph, op) != (slot->half == LADE_HALF_WEIGHTS);
+    if (is_other || is_between_stages(op))
       continue;
-    is_ok = op_emit(s, op, slot->microbatch);
+    is_ok = op_emit(s, i_op, slot->microbatch);
     dropped_forget(s);
   }
   return is_ok;

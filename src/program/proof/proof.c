@@ -13,7 +13,7 @@
  *   walk    run the list symbolically over maps from addresses to values: every read finds exactly the value that
  *           it names; two accesses, one of them a write, are ordered by queues and waits; at the end each resident
  *           buffer holds its next step's beginning
- *   captures  no instruction waits for, or behind, a part of a CUDA graph
+ *   captures  no instruction waits for, or after, a part of a CUDA graph
  *
  * This is sufficient. By form, every instruction computes the right function of the values that it names. By walk, it
  * reads those values, in list order and in any interleaving of the queues, because conflicting accesses are ordered as
@@ -21,7 +21,7 @@
  * inputs makes the right output, recomputed or not.
  *
  * A caller's own step (lade/graph.h) has a form of its own, and shares space, walk and captures. Its values have the
- * versions of its graph, so an op that runs again behind an update of its input is refused.
+ * versions of its graph, so an op that runs again after an update of its input is refused.
  *
  * Trusted: the graph, values.c, and that the executor drains all queues between steps. Longer lifetimes than uses and
  * more waits than needed cost time or bytes but break nothing, and are not refused.

@@ -4,9 +4,9 @@
  * (expectation), then compared with the actual ones, one by one. So the builder chooses only the buffer of an operand,
  * and later parts need no knowledge of kinds and ops.
  *
- * Versions of gradients are checked here too. The k-th addition to a parameter's gradient, counted over microbatches
- * and within each in the graph's order, adds to version k and makes version k + 1. The walk shows that version k is
- * there. Together they make every sum complete, with the same order in every program. Linear in operands.
+ * Versions of gradients are checked here too. Additions to a parameter's gradient are counted over microbatches, and
+ * within each in the graph's order. The k-th one adds to version k and makes version k + 1. The walk shows that version
+ * k is there. Together they make every sum complete, with the same order in every program. Linear in operands.
  */
 #include <stdlib.h>
 
@@ -118,7 +118,7 @@ static void round_expect(const struct proof *proof, const struct lade_instr *ins
   expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), value_of(rounded, 0, 0));
 }
 
-static void norm_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+static void sumsq_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_model_graph *graph = proof->graph;
   int64_t n_partials = proof->partial_at[instr->param + 1] - proof->partial_at[instr->param];
@@ -195,9 +195,9 @@ static void scratch_expect(const struct proof *proof, const struct lade_instr *i
 }
 
 /*
- * Expect the operands of an update at the state's home tier. On the device all operands are on the device. On the host
- * all are there, but the weight may be in any memory that the processor reaches. A streamed update takes parts from the
- * store, weight and gradient from the store or such memory, and all else from such memory.
+ * Expect the operands of an update in the state tier. On the device all operands are on the device. On the host all are
+ * there, but the weight may be in any memory that the processor reaches. A streamed update takes parts from the store,
+ * weight and gradient from the store or such memory, and all else from such memory.
  */
 static void update_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
@@ -565,7 +565,7 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
   case LADE_INSTR_RECV:
     return op_expect(proof, at, e);
   case LADE_INSTR_GRAD_SUMSQ:
-    norm_expect(proof, instr, e);
+    sumsq_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_CLIP:
     clip_expect(proof, instr, e);

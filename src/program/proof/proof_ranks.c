@@ -61,7 +61,7 @@ bool proof_axis_is_summed(const struct proof *proof, const struct lade_instr *in
 }
 
 /*
- * Return the axis over which parts of the gradient of @param are added up: rows behind the first over ranks with the
+ * Return the axis over which parts of the gradient of @param are added up: rows after the first over ranks with the
  * same KV heads.
  */
 static enum lade_axis parts_axis(const struct proof *proof, int param)

@@ -18,10 +18,10 @@ const char *proof_value(const struct proof *proof, struct lade_value value, char
 {
   char name[LADE_NAME_BYTES + 16];
   if (!proof->graph) {
-    bool is_storage = value.tensor >= 0 && value.tensor < proof->step_graph->storages.n;
-    const char *what = is_storage ? graph_name(proof->step_graph, proof->step_graph->storages.items[value.tensor].name)
-                                  : "";
-    snprintf(text, PROOF_VALUE_BYTES, "storage %d \"%.60s\" version %d", value.tensor, lade_echo(what).text,
+    const struct lade_graph *graph = proof->step_graph;
+    bool is_storage = value.tensor >= 0 && value.tensor < graph->storages.n;
+    const char *storage = is_storage ? graph_name(graph, graph->storages.items[value.tensor].name) : "";
+    snprintf(text, PROOF_VALUE_BYTES, "storage %d \"%.60s\" version %d", value.tensor, lade_echo(storage).text,
              value.version);
     return text;
   }
@@ -102,9 +102,9 @@ static void instr_describe(const struct proof *proof, const struct lade_instr *i
     int first = 0;
     while (first + 1 < op->n_out && op->out[first] < 0)
       first++;
-    int what = op->kind == LADE_OP_SEND ? op->in[0] : op->out[first];
+    int tensor = op->kind == LADE_OP_SEND ? op->in[0] : op->out[first];
     snprintf(text, bytes, "%s %s of %s, microbatch %d", kind, lade_op_kind_name(op->kind),
-             what >= 0 ? graph->tensors[what].name : "nothing", instr->microbatch);
+             tensor >= 0 ? graph->tensors[tensor].name : "nothing", instr->microbatch);
   } else if (instr->kind == LADE_INSTR_COLLECTIVE && instr->collective < LADE_N_COLLECTIVES) {
     snprintf(text, bytes, "%s %s", kind, lade_collective_name((enum lade_collective_kind)instr->collective));
   } else if (instr->kind != LADE_INSTR_COMPUTE && instr->param >= 0 && instr->param < graph->n_params) {
@@ -117,16 +117,16 @@ static void instr_describe(const struct proof *proof, const struct lade_instr *i
 int proof_fail(const struct proof *proof, int at, int i, const char *format, ...)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
-  char what[160], where[PROOF_VALUE_BYTES + 32] = "", why[256], value[PROOF_VALUE_BYTES];
+  char subject[160], place[PROOF_VALUE_BYTES + 32] = "", fault[256], value[PROOF_VALUE_BYTES];
   va_list args;
   va_start(args, format);
-  vsnprintf(why, sizeof(why), format, args);
+  vsnprintf(fault, sizeof(fault), format, args);
   va_end(args);
-  instr_describe(proof, instr, what, sizeof(what));
+  instr_describe(proof, instr, subject, sizeof(subject));
   if (i >= 0) {
     const struct lade_operand *operand = &proof->program->operands[instr->first_operand + i];
     struct lade_value named = operand->access & LADE_READS ? operand->reads : operand->makes;
-    snprintf(where, sizeof(where), "operand %d (%s): ", i, proof_value(proof, named, value));
+    snprintf(place, sizeof(place), "operand %d (%s): ", i, proof_value(proof, named, value));
   }
-  return lade_error_set(proof->error, -EINVAL, "instruction %d (%s): %s%s", at, what, where, why);
+  return lade_error_set(proof->error, -EINVAL, "instruction %d (%s): %s%s", at, subject, place, fault);
 }

@@ -2,10 +2,10 @@
 /*
  * Plan a chain by dynamic programming over its segments.
  *
- * A chain is ops, each of which reads outputs of the one before it alone, and behind them backward ops that read the
+ * A chain begins with ops, each of which reads only outputs of the op before it. Backward ops follow, which read the
  * outputs in reverse order: those of one op, and of the one before it. A stage is an op whose outputs a backward op
- * reads, with the ops before it of which none does. The plan of stages s .. t with
- * m bytes, whose input is there, is the better one of (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019; rotor):
+ * reads, with the ops before it of which none does. The plan of stages s .. t with m bytes, whose input is there, is
+ * the better one of (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019; rotor):
  *
  *   save        run stage s, keep all its outputs for its backward ops, and plan s + 1 .. t with the rest of the bytes
  *   checkpoint  run stages s .. k - 1, keep the input of stage k alone, plan k .. t with the rest of the bytes, and

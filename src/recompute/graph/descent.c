@@ -15,8 +15,8 @@
  *
  * Behind a release the chain that makes the value again is held until its other values are needed, if that saves time.
  *
- * The time of a transfer is its exposed part, estimated: the excess over the time between the two uses, and all of it
- * as soon as the transfers of its link take longer than the step.
+ * The time of a transfer is its exposed part, estimated: the excess over the time between the two uses. All of it is
+ * exposed as soon as the transfers of its link take longer than the step.
  *
  * O((candidates + tries) log candidates) and the changes of the tries.
  */

@@ -99,8 +99,9 @@ struct remat_choice {
 };
 
 /*
- * Make the schedule of @n_choices, ascending by value and span, or if @choices is NULL the one that holds every value
- * from its birth to its last use. -ENOMEM. is_broken afterwards: a choice needs an op that cannot run again.
+ * Make the schedule of @choices [@n_choices], which ascend by value and span. If @choices is NULL, make the schedule
+ * that holds every value from its birth to its last use. -ENOMEM. is_broken afterwards: a choice needs an op that
+ * cannot run again.
  */
 int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choice *choices, int n_choices);

@@ -7,11 +7,11 @@
  * memory counts once with it.
  *
  * Second, all live bytes are in some tier. Forward values can be recomputed from the tokens, so they need no memory.
- * But while a backward op runs, these are live: the parameters with their optimizer state, the gradients of parameters
- * made so far, this op's operands, and values of backward ops that later ones still read. The bytes that exceed the
- * other tiers' capacity are on the device. With optimizer_in_backward and one microbatch, the gradients made so far are
- * those to which a later op still adds. With several microbatches all of them wait at the end of the first. Of
- * gradients that are rounded, the rounded form counts from there on, under the same condition.
+ * But while a backward op runs, these are live: parameters with optimizer state, the gradients of parameters made so
+ * far, this op's operands, and outputs of backward ops that later ops still read. The bytes that exceed the other
+ * tiers' capacity are on the device. With optimizer_in_backward and one microbatch, the gradients made so far are those
+ * to which a later op still adds. With several microbatches all of them wait at the end of the first. Of gradients that
+ * are rounded, the rounded form counts from there on, under the same condition.
  */
 #include <stdlib.h>
 

@@ -44,9 +44,9 @@
 
 typedef LADE_ARRAY(int64_t) step_array;
 
-static int system_error(struct lade_error *error, int code, const char *path, const char *what)
+static int system_error(struct lade_error *error, int code, const char *path, const char *action)
 {
-  return lade_error_set(error, code, "%s: cannot %s: %s", path, what, strerror(-code));
+  return lade_error_set(error, code, "%s: cannot %s: %s", path, action, strerror(-code));
 }
 
 /* ---- names ---- */

@@ -43,7 +43,7 @@ struct elements_run {
   float *data;
 };
 
-/* Return the block of @run that begins @at elements behind its start; the last block may be shorter. */
+/* Return the block of @run that begins @at elements after its start; the last block may be shorter. */
 static inline struct elements_run elements_block(const struct elements_run *run, int64_t at)
 {
   return (struct elements_run){run->first + at, LADE_MIN(run->n - at, CHUNK_BLOCK_ELEMENTS), run->data + at};

@@ -115,7 +115,7 @@ static int model_compare(const struct load *load, struct lade_error *error)
   if (rc < 0)
     return rc;
   const struct {
-    const char *what;
+    const char *name;
     double saved, now;
   } fields[] = {{"attention heads", (double)saved.heads, (double)model->heads},
                 {"key and value heads", (double)saved.n_kv_heads, (double)model->n_kv_heads},
@@ -130,7 +130,7 @@ static int model_compare(const struct load *load, struct lade_error *error)
   for (size_t i = 0; i < n_fields; i++) {
     if (fields[i].saved != fields[i].now)
       return lade_error_set(error, -EINVAL, "%s: has %s of %g, the model of %g: this is a checkpoint of another model "
-                            "(%s)", load->path, fields[i].what, fields[i].saved, fields[i].now,
+                            "(%s)", load->path, fields[i].name, fields[i].saved, fields[i].now,
                             load->state.state.model);
   }
   const char *difference = lade_model_difference(&saved, model);

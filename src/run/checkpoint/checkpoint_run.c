@@ -263,10 +263,10 @@ static void difference_describe(const struct run_field *field, const char *old, 
 }
 
 /* Append to a list of differences, as far as there is room. */
-static void difference_add(char *text, size_t text_bytes, const char *what)
+static void difference_add(char *text, size_t text_bytes, const char *difference)
 {
   size_t used = strlen(text);
-  snprintf(text + used, text_bytes - used, "%s%s", used ? ", " : "", what);
+  snprintf(text + used, text_bytes - used, "%s%s", used ? ", " : "", difference);
 }
 
 int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const struct lade_checkpoint_run *now,
@@ -278,13 +278,13 @@ int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const s
   if (!saved->is_known || !now->is_known)
     return 0;
   for (size_t i = 0; i < LADE_COUNT(fields); i++) {
-    char old[32], new[32], what[128];
+    char old[32], new[32], difference[128];
     if (is_same(saved, now, &fields[i]))
       continue;
     value_format(saved, &fields[i], old);
     value_format(now, &fields[i], new);
-    difference_describe(&fields[i], old, new, what);
-    difference_add(text, text_bytes, what);
+    difference_describe(&fields[i], old, new, difference);
+    difference_add(text, text_bytes, difference);
     n++;
   }
   if (saved->data_key != now->data_key) {

@@ -275,9 +275,9 @@ int saved_state_write(const struct checkpoint_table *table, const struct lade_ch
 
 /* ---- reading state.json ---- */
 
-static int state_damaged(const char *path, const char *what, struct lade_error *error)
+static int state_damaged(const char *path, const char *fault, struct lade_error *error)
 {
-  return lade_error_set(error, -EBADMSG, "%s/%s is damaged: %s", path, CHECKPOINT_STATE, what);
+  return lade_error_set(error, -EBADMSG, "%s/%s is damaged: %s", path, CHECKPOINT_STATE, fault);
 }
 
 static int version_check(struct saved_state *file, const char *path, struct lade_error *error)

@@ -50,10 +50,10 @@ struct lade_safetensors {
 
 /* ---- messages ---- */
 
-static int tensor_refuse(const lade_safetensors *file, const char *name, const char *what, struct lade_error *error)
+static int tensor_refuse(const lade_safetensors *file, const char *name, const char *fault, struct lade_error *error)
 {
   return lade_error_set(error, -EBADMSG, "%s: tensor %s: %s: damaged, or not a safetensors file", file->path,
-                        lade_echo(name).text, what);
+                        lade_echo(name).text, fault);
 }
 
 /* ---- bytes ---- */

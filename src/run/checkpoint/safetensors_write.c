@@ -3,9 +3,9 @@
  * Writing safetensors: header first, each byte of data at its place, durable at the end.
  *
  * All sizes are known before the first byte of data. So the header needs no later change, and the file can be allocated
- * whole: a full drive is reported before any data is written. The header is padded with spaces to a multiple of 8
- * bytes, as the format requires, so that the data of a mapped file is aligned. A file that is not committed is removed.
- * The caller renames whole directories and so owns files under their final names.
+ * whole: a full drive is reported before any data is written. Spaces pad the header to a multiple of 8 bytes. The
+ * format requires this, so that the data of a mapped file is aligned. A file that is not committed is removed. The
+ * caller renames whole directories and so owns files under their final names.
  *
  * Several processes may write one file, each its own ranges. One creates it, with header and room; the others compute
  * the same header to know where the data begins. A shared writer does not know the ranges of the others, so its commit

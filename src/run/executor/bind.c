@@ -16,12 +16,12 @@
 
 void *executor_address(const lade_executor *ex, const struct lade_program *program, int32_t buffer, uint64_t offset)
 {
-  const struct lade_buffer *what = &program->buffers[buffer];
-  LADE_ASSERT(what->space != LADE_STORE);
-  if (what->space == LADE_DEVICE)
-    return (void *)(uintptr_t)(ex->arena + what->offset + offset);
+  const struct lade_buffer *placed = &program->buffers[buffer];
+  LADE_ASSERT(placed->space != LADE_STORE);
+  if (placed->space == LADE_DEVICE)
+    return (void *)(uintptr_t)(ex->arena + placed->offset + offset);
   uintptr_t host = ex->is_dry ? DRY_HOST_BASE : (uintptr_t)ex->host.data;
-  return (void *)(host + what->offset + offset);
+  return (void *)(host + placed->offset + offset);
 }
 
 static const struct lade_operand *operand_find(const struct lade_program *program, const struct lade_instr *instr,
@@ -65,8 +65,8 @@ static void compute_bind(lade_executor *ex, const struct lade_program *program, 
   call->kernel = op->kernel;
 }
 
-static void norm_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
-                      struct kernel_call *call)
+static void sumsq_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                       struct kernel_call *call)
 {
   struct lade_sum_squares_args args = {
       .dtype = ex->graph->grad_dtype, .n_elements = lade_norm_elements(ex->graph, program->layout, instr->param),
@@ -240,8 +240,8 @@ static void copy_bind(lade_executor *ex, const struct lade_program *program, con
 }
 
 /*
- * Link transfer @at to the one before it, @before, and find the latest that it must follow among those that may be in
- * flight beside it.
+ * Link transfer @at to the one before it, @before. Find the latest transfer that it must follow, among those that may
+ * be in flight beside it.
  */
 static void io_link(struct bound_program *bound, int at, int before)
 {
@@ -315,39 +315,50 @@ static void boundary_bind(lade_executor *ex, const struct lade_program *program,
                                          .src = is_send ? data : NULL, .dst = is_send ? NULL : data};
 }
 
+/* Bind an instruction that is one kernel. */
+static void kernel_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                        struct kernel_call *call)
+{
+  switch (instr->kind) {
+  case LADE_INSTR_COMPUTE:
+    compute_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_GRAD_SUMSQ:
+    sumsq_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_CLIP:
+    clip_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_UPDATE:
+    update_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_ADD:
+    add_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_SUM:
+    sum_bind(ex, program, instr, call);
+    break;
+  default:
+    cast_bind(ex, program, instr, call);
+    break;
+  }
+}
+
 static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
 {
   const struct lade_program *program = bound->program;
   const struct lade_instr *instr = &program->instrs[at];
   struct kernel_call *call = &bound->calls[at];
   call->executor = ex;
+  if (instr->is_streamed)
+    return stream_bind(ex, program, instr, &bound->streams[at]);
   switch (instr->kind) {
-  case LADE_INSTR_COMPUTE:
-    compute_bind(ex, program, instr, call);
-    break;
-  case LADE_INSTR_GRAD_SUMSQ:
-    norm_bind(ex, program, instr, call);
-    break;
-  case LADE_INSTR_CLIP:
-    clip_bind(ex, program, instr, call);
-    break;
-  case LADE_INSTR_UPDATE:
-    if (instr->is_streamed)
-      return stream_bind(ex, program, instr, &bound->streams[at]);
-    update_bind(ex, program, instr, call);
-    break;
   case LADE_INSTR_COPY:
     copy_bind(ex, program, instr, &bound->copies[at]);
     break;
-  case LADE_INSTR_ADD:
-    add_bind(ex, program, instr, call);
-    break;
-  case LADE_INSTR_CAST:
-  case LADE_INSTR_ROUND:
-    cast_bind(ex, program, instr, call);
-    break;
-  case LADE_INSTR_SUM:
-    sum_bind(ex, program, instr, call);
+  case LADE_INSTR_READ:
+  case LADE_INSTR_WRITE:
+    io_bind(ex, bound, at);
     break;
   case LADE_INSTR_COLLECTIVE:
     collective_bind(ex, program, instr, &bound->collectives[at]);
@@ -357,7 +368,7 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
     boundary_bind(ex, program, instr, &bound->collectives[at]);
     break;
   default:
-    io_bind(ex, bound, at);
+    kernel_bind(ex, program, instr, call);
     break;
   }
   return 0;

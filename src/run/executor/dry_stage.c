@@ -14,11 +14,11 @@ static int device_open(const struct lade_layout_job *job, const struct lade_plan
                        lade_device **ret_device)
 {
   const struct lade_machine *machine = &job->cluster->device;
-  const struct lade_dry_device_params how = {.struct_size = sizeof(how),
-                                             .capacity_bytes = plan->peak_bytes[LADE_DEVICE],
-                                             .chunk_bytes = LADE_STAGE_CHUNK_BYTES, .to_host = machine->to_host,
-                                             .to_device = machine->to_device};
-  return lade_device_open_dry(&how, error, ret_device);
+  const struct lade_dry_device_params params = {.struct_size = sizeof(params),
+                                                .capacity_bytes = plan->peak_bytes[LADE_DEVICE],
+                                                .chunk_bytes = LADE_STAGE_CHUNK_BYTES, .to_host = machine->to_host,
+                                                .to_device = machine->to_device};
+  return lade_device_open_dry(&params, error, ret_device);
 }
 
 static int step_run(lade_executor *executor, lade_device *device, const struct lade_plan *plan,
@@ -51,9 +51,9 @@ int lade_dry_stage_run(const struct lade_layout_job *job, const struct lade_stag
   int status = device_open(job, &plan, error, &device);
   if (status)
     return status;
-  const struct lade_executor_params how = {.struct_size = sizeof(how), .plan = &plan, .device = device,
-                                           .kernels = job->kernels};
-  status = lade_executor_create(&how, error, &executor);
+  const struct lade_executor_params params = {.struct_size = sizeof(params), .plan = &plan, .device = device,
+                                              .kernels = job->kernels};
+  status = lade_executor_create(&params, error, &executor);
   if (!status)
     status = step_run(executor, device, &plan, error, ret_dry);
   lade_executor_destroy(executor);

@@ -27,7 +27,7 @@ static bool is_between_ranks(const struct lade_instr *instr)
   return instr->kind == LADE_INSTR_COLLECTIVE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
 }
 
-/* Return the first instruction over @comm that failed, or -1. Instructions behind it fail as a consequence. */
+/* Return the first instruction over @comm that failed, or -1. Instructions after it fail as a consequence. */
 static int failed_find(const lade_executor *ex, const struct bound_program *bound, const lade_comm *comm)
 {
   for (int at = 0; at < bound->program->n_instrs; at++) {
@@ -470,11 +470,11 @@ static int host_take(lade_executor *ex, struct lade_error *error)
   uint64_t bytes = ex->params.plan->peak_bytes[LADE_HOST];
   if (ex->is_dry || !bytes)
     return 0;
-  const struct lade_pinned_params how = {
+  const struct lade_pinned_params params = {
       .device = ex->device, .bytes = bytes, .limit_bytes = ex->params.host_limit_bytes,
       .numa_node = numa_node_get(ex), .is_for_drives = ex->params.plan->peak_bytes[LADE_STORE] > 0,
       .faults = ex->params.faults};
-  int status = lade_pinned_init(&ex->host, &how);
+  int status = lade_pinned_init(&ex->host, &params);
   return status ? lade_error_set(error, status, "the machine refused %llu bytes for the host tier; lower --host-budget",
                                  (unsigned long long)bytes)
                 : 0;

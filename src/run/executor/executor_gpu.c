@@ -44,7 +44,7 @@ struct chain {
   struct lade_error error; /* from a library */
 };
 
-/* Return the index behind the last member of the chain that begins at @first. */
+/* Return the index after the last member of the chain that begins at @first. */
 static int chain_end(const struct lade_program *program, int first)
 {
   int end = first + 1;

@@ -43,7 +43,7 @@ struct io_call {
   uint64_t store_offset; /* in the plan's store */
   const struct bound_program *bound;
   int32_t at;            /* its instruction */
-  int32_t next;          /* of the io queue: the transfer behind it, if there is one before the next update; or -1 */
+  int32_t next;          /* of the io queue: the transfer after it, if there is one before the next update; or -1 */
   int32_t after;         /* of the io queue: the latest transfer before it with which it conflicts; -1: none near */
   _Atomic uint64_t submitted_run; /* the executor's n_runs once the counts of its waits are known */
   bool is_begun;         /* in flight; used by the io queue's thread */
@@ -54,7 +54,7 @@ struct io_call {
 #define STREAM_SLOTS 32 /* lots in flight at once */
 
 /*
- * Separate transfers of a lot: grains (program/program.h), scales that do not lie behind the grains, weight, gradient.
+ * Separate transfers of a lot: grains (program/program.h), scales that do not lie after the grains, weight, gradient.
  */
 enum { STREAM_GRAINS, STREAM_SCALES, STREAM_WEIGHT, STREAM_GRAD, STREAM_N_TRANSFERS };
 
@@ -86,7 +86,7 @@ struct stream_call {
   int n_scales;
   struct stream_scales scales[STREAM_MAX_SCALES];
   uint64_t scales_bytes;   /* of all scales, in whole pages */
-  uint64_t scales_offset;  /* in the scratch: behind the grains of the only item, or in the ring of scales */
+  uint64_t scales_offset;  /* in the scratch: after the grains of the only item, or in the ring of scales */
   int32_t scratch_buffer;
   char *scratch;
   uint64_t scratch_bytes;

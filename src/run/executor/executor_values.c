@@ -16,7 +16,7 @@
  *
  * If the rooms of several states are contiguous, the states are contiguous too, without the gaps that rooms of whole
  * granules have. So the states of several parameters are one range, and updates read and write it by one request
- * (stream.c). No state begins before its own room or ends behind it, so states never overlap.
+ * (stream.c). No state begins before its own room or ends after it, so states never overlap.
  *
  * Rejected: a buffer for each value that is being set, written when it is full. Windows of several values interleave,
  * so each part of a parameter would need its own buffer; reading back one granule per window costs less.

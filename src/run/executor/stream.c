@@ -15,14 +15,14 @@
  * run. After a failure the next instruction waits for all transfers in flight.
  *
  * State lies in the store grain by grain, and also in the scratch. So an item is one range with all data that its
- * elements need, except a weight and a gradient that are in the store too (program/state_layout.c). Items whose ranges
- * are contiguous in both form one lot: one read and one write, of at most a window. So two hundred norms and biases do
- * not become separate requests. A request costs a drive about as much as a tenth of a megabyte.
+ * elements need. A weight and a gradient in the store are not in it (program/state_layout.c). Items whose ranges are
+ * contiguous in both form one lot: one read and one write, of at most a window. So two hundred norms and biases do not
+ * become separate requests. A request costs a drive about as much as a tenth of a megabyte.
  *
  * Checksums are computed in the same pass. A task verifies a grain of each part, updates it and seals the result while
  * all of it is in its core's cache. Otherwise the one thread that waits for the drive would make two more passes over
  * memory. A grain that fails verification is not computed with. Scales are a few kilobytes, and the waiting thread
- * verifies and seals them. If a parameter has one item, its scales lie behind the grains of that item. Otherwise they
+ * verifies and seals them. If a parameter has one item, its scales lie after the grains of that item. Otherwise they
  * are read with the first item and written with the last. They then stay in a ring of their own while any item of their
  * parameter is in flight. With room for only two parameters' scales, each would wait until the scales of the one before
  * the last are written.
@@ -103,7 +103,7 @@ static enum lade_part part_of(const struct stream_part *part)
 }
 
 /*
- * Return the offset in the item of @part, a weight or gradient behind the grains. @part n_parts: the end of all parts.
+ * Return the offset in the item of @part, a weight or gradient after the grains. @part n_parts: the end of all parts.
  */
 static uint64_t part_offset(const struct stream_item *item, int part)
 {
@@ -162,7 +162,7 @@ static int scales_before(const struct stream_run *run, int i_call)
 
 /*
  * Place the scales of an update at @at of the ring of scales, [ring, end) of the scratch, or at its start. Return the
- * place behind them.
+ * place after them.
  */
 static uint64_t scales_place(struct stream_call *call, uint64_t at, uint64_t ring, uint64_t end)
 {
@@ -182,8 +182,8 @@ static uint64_t item_place(const struct stream_item *item)
 }
 
 /*
- * True if @item belongs to @lot, the lot of the item before it. An item with a weight or a gradient behind its grains
- * is a lot of its own. Scales in the ring of scales lie behind the parameter's last item in the store, but elsewhere in
+ * True if @item belongs to @lot, the lot of the item before it. An item with a weight or a gradient after its grains
+ * is a lot of its own. Scales in the ring of scales lie after the parameter's last item in the store, but elsewhere in
  * the scratch. So a lot ends there, and holds such scales of at most one parameter.
  */
 static bool is_of_lot(const struct stream_run *run, const struct stream_lot *lot, const struct stream_item *item)
@@ -210,7 +210,7 @@ static void lots_add(struct stream_run *run, int at)
   run->items[at].lot = run->n_lots - 1;
 }
 
-/* Place the items of call @i_call behind those before it, from @at of the ring on. Return the place behind them. */
+/* Place the items of call @i_call after those before it, from @at of the ring on. Return the place after them. */
 static uint64_t items_place(struct stream_run *run, int i_call, uint64_t at, uint64_t ring_bytes)
 {
   struct stream_call *call = run->calls[i_call];
@@ -249,8 +249,8 @@ static void lots_order(struct stream_run *run)
   }
 }
 
-/* Place the items and scales of a run. how->n_windows: the least number of windows for which the ring has room. */
-static int run_place(struct stream_run *run, const struct lade_streaming *how)
+/* Place the items and scales of a run. The ring has room for at least @streaming's windows. */
+static int run_place(struct stream_run *run, const struct lade_streaming *streaming)
 {
   uint64_t most_bytes = 0, at = 0;
   int64_t n_items = 0;
@@ -267,7 +267,7 @@ static int run_place(struct stream_run *run, const struct lade_streaming *how)
   const uint64_t scales_room = lade_stream_scales_bytes(most_bytes, run->n_calls > 1);
   LADE_ASSERT(scales_room <= run->scratch_bytes);
   const uint64_t ring_bytes = run->scratch_bytes - scales_room;
-  run->lot_bytes = LADE_MIN(how->window_bytes, ring_bytes / (uint64_t)how->n_windows);
+  run->lot_bytes = LADE_MIN(streaming->window_bytes, ring_bytes / (uint64_t)streaming->n_windows);
   run->reading_most = ring_bytes / 2;
   uint64_t scales_at = ring_bytes;
   for (int i = 0; i < run->n_calls; i++) {

@@ -2,7 +2,7 @@
 /*
  * Transfers between memory and the store: map a value to a range of a file and to the identity of its checksums. A
  * transfer of a whole value is submitted and waited for in its queue's thread; the store keeps several pieces of it in
- * flight. Before the thread waits, it submits the transfers behind that one, as far as their waits are met and they
+ * flight. Before the thread waits, it submits the transfers after that one, as far as their waits are met and they
  * touch other bytes (LADE_IO_AHEAD). So a drive is not idle for the latency of each value, and the queue still
  * completes its work in order. Updates that stream are in stream.c.
  *
@@ -145,7 +145,7 @@ static bool call_is_ready(const struct io_call *call)
 }
 
 /*
- * Begin transfers behind @call, which is in flight. All of them up to the last begun one are in flight, because they
+ * Begin transfers after @call, which is in flight. All of them up to the last begun one are in flight, because they
  * begin in order; so a conflict with any of them is one with @call or a later transfer.
  */
 static void calls_begin_ahead(const struct io_call *call)

@@ -86,16 +86,16 @@ int lade_rank_group_open(const struct lade_layout_params *params, struct lade_er
 int lade_rank_group_open_gpus(struct lade_rank_group *group, const struct lade_kernels *kernels, lade_device *device,
                               struct lade_error *error)
 {
-  const struct lade_launch who = {.rank = group->layout.rank, .world = group->layout.mesh.world};
+  const struct lade_launch launch = {.rank = group->layout.rank, .world = group->layout.mesh.world};
   const struct lade_collective meeting = {.kind = LADE_BARRIER};
   int status = 0;
   for (int axis = 0; axis < LADE_N_AXES && !status; axis++) {
-    const struct lade_comm_params how = {.struct_size = sizeof(how), .engine = LADE_COMM_NCCL, .launch = &who,
-                                         .kernels = kernels, .device = device, .control = group->axes[axis],
-                                         .has_neighbours = axis == LADE_AXIS_PP};
+    const struct lade_comm_params params = {.struct_size = sizeof(params), .engine = LADE_COMM_NCCL, .launch = &launch,
+                                            .kernels = kernels, .device = device, .control = group->axes[axis],
+                                            .has_neighbours = axis == LADE_AXIS_PP};
     if (!group->axes[axis])
       continue;
-    status = lade_comm_open(&how, error, &group->gpu_axes[axis]);
+    status = lade_comm_open(&params, error, &group->gpu_axes[axis]);
     if (!status)
       status = lade_comm_run(group->gpu_axes[axis], &meeting, error);
   }

@@ -35,7 +35,7 @@ struct data_tokenizer {
 bool data_header_is_unfinished(const void *header, size_t bytes);
 
 /*
- * Read the words behind llm.c's. Files of llm.c itself have no tokenizer. -EINVAL: another version; -EBADMSG: a word is
+ * Read the words after llm.c's. Files of llm.c itself have no tokenizer. -EINVAL: another version; -EBADMSG: a word is
  * out of range. @path begins messages.
  */
 int data_header_read(const char header[DATA_HEADER_BYTES], const char *path, int token_bytes, struct lade_error *error,

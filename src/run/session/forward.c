@@ -33,10 +33,10 @@ static void *memory_make(uint64_t bytes)
 
 static bool is_needed(const struct lade_model_graph *graph, int tensor)
 {
-  const struct lade_tensor *what = &graph->tensors[tensor];
-  if (what->kind == LADE_TENSOR_GRAD || what->is_optional)
+  const struct lade_tensor *t = &graph->tensors[tensor];
+  if (t->kind == LADE_TENSOR_GRAD || t->is_optional)
     return false;
-  return what->producer < 0 || what->producer < graph->n_fwd_ops;
+  return t->producer < 0 || t->producer < graph->n_fwd_ops;
 }
 
 static struct lade_matmul_args head_args(const struct lade_forward *forward)
@@ -84,13 +84,13 @@ int lade_forward_create(const struct lade_forward_params *params, struct lade_er
   if (!forward)
     return lade_error_set(error, -ENOMEM, "no memory for a model");
   int n_threads = params->pool ? lade_pool_n_threads(params->pool) : 1;
-  struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = params->model, .dtype = LADE_F32,
-                                        .batch = 1,
-                                  .seq_len = params->seq_len, .kernels = params->kernels, .n_threads = n_threads};
+  const struct lade_model_graph_params graph_params = {
+      .struct_size = sizeof(graph_params), .model = params->model, .dtype = LADE_F32, .batch = 1,
+      .seq_len = params->seq_len, .kernels = params->kernels, .n_threads = n_threads};
   forward->kernels = params->kernels;
   forward->pool = params->pool;
   forward->step.loss_scale = 1;
-  int status = lade_model_graph_create(&how, error, &forward->graph);
+  int status = lade_model_graph_create(&graph_params, error, &forward->graph);
   if (!status) {
     forward->head = head_find(forward->graph);
     status = memory_take(forward, n_threads);

@@ -77,19 +77,24 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
   return 0;
 }
 
+/* Read the caller's @run into this library's form and check it; NULL: the defaults. */
+static int run_read(const struct lade_run_params *run, struct lade_run_params *ret_own, struct lade_error *error)
+{
+  if (!run) {
+    lade_run_params_init(ret_own, sizeof(*ret_own));
+    return 0;
+  }
+  int status = lade_struct_read("lade_run_params", run, ret_own, sizeof(*ret_own), error);
+  return status ? status : run_check(ret_own, error);
+}
+
 int lade_run_session_params(const struct lade_run_params *run, struct lade_session_params *ret_params,
                             struct lade_error *error)
 {
   struct lade_run_params own;
-  if (run) {
-    int status = lade_struct_read("lade_run_params", run, &own, sizeof(own), error);
-    if (!status)
-      status = run_check(&own, error);
-    if (status)
-      return status;
-  } else {
-    lade_run_params_init(&own, sizeof(own));
-  }
+  int status = run_read(run, &own, error);
+  if (status)
+    return status;
   struct lade_session_params params;
   lade_session_defaults(&params);
   params.model = own.model;

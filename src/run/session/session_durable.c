@@ -3,7 +3,7 @@
  * A session whose state is durable, step by step. The store is the tier of every parameter. So a step publishes little
  * beside the state: a table of checksums, and a memo with the rest of the training state. The memo is the struct of a
  * checkpoint's state.json as it is in memory. State in another tier would have to be written whole in every step, as
- * many bytes as the store's own, by separate code. So another home tier is refused.
+ * many bytes as the store's own, by separate code. So durable state in another tier is refused.
  *
  * State found in the directory takes precedence over --init and --resume: the command that began a run also resumes it.
  * Only a checkpoint of a later step than the found state is an error, which the user must decide.
@@ -127,10 +127,10 @@ static int files_open(lade_session *s, struct lade_error *error)
     return lade_error_set(error, -EINVAL, "--durable has no effect without --store");
   if (s->params.is_dry || s->params.is_plan_only)
     return 0;
-  const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = s->params.store,
-                                          .rank = s->group.layout.rank, .allow_tmpfs = s->params.allow_tmpfs,
-                                          .faults = s->params.faults};
-  int status = lade_durable_open(&how, error, &s->durable);
+  const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = s->params.store,
+                                             .rank = s->group.layout.rank, .allow_tmpfs = s->params.allow_tmpfs,
+                                             .faults = s->params.faults};
+  int status = lade_durable_open(&params, error, &s->durable);
   return status ? status : memo_take(s, error);
 }
 
@@ -269,7 +269,7 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
 /* Read the size of the data file for a plan, which opens no files, because a training run may have them locked. */
 uint64_t session_durable_held(const lade_session *s)
 {
-  struct stat what;
+  struct stat file_status;
   char name[64], path[PATH_MAX];
   if (s->durable)
     return lade_durable_held_bytes(s->durable);
@@ -277,7 +277,7 @@ uint64_t session_durable_held(const lade_session *s)
     return 0;
   lade_durable_data_name(s->group.layout.rank, name, sizeof(name));
   const int length = snprintf(path, sizeof(path), "%s/%s", s->params.store, name);
-  return length < (int)sizeof(path) && stat(path, &what) == 0 ? (uint64_t)what.st_blocks * 512 : 0;
+  return length < (int)sizeof(path) && stat(path, &file_status) == 0 ? (uint64_t)file_status.st_blocks * 512 : 0;
 }
 
 uint64_t session_durable_published(const lade_session *s)

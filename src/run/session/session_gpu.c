@@ -9,7 +9,7 @@
  *
  * Each rank takes a GPU of its own (rank_group_gpus.c). NCCL's communicators are opened and warmed up before memory is
  * measured, so NCCL's memory is not planned for. The warm-up needs the graph, so the free memory is measured a second
- * time behind it. Agreements use the hosts' communicators, as in every session.
+ * time after it. Agreements use the hosts' communicators, as in every session.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -45,10 +45,10 @@ static int gpu_find(lade_session *s, int *ret_ordinal, struct lade_error *error)
 /* Open the device of @ordinal and its kernels. */
 static int gpu_open(lade_session *s, int ordinal, struct lade_error *error)
 {
-  const struct lade_cuda_device_params how = {.struct_size = sizeof(how), .ordinal = ordinal,
-                                              .faults = s->params.faults};
+  const struct lade_cuda_device_params params = {.struct_size = sizeof(params), .ordinal = ordinal,
+                                                 .faults = s->params.faults};
   struct lade_error why = {0};
-  int status = lade_device_open_cuda(&how, error, &s->device);
+  int status = lade_device_open_cuda(&params, error, &s->device);
   if (status)
     return status;
   status = lade_cuda_kernels_open(s->device, NULL, &why, &s->cuda_kernels);

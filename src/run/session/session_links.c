@@ -3,7 +3,7 @@
  * Measured links between the ranks of a session.
  *
  * Recall. The first rank looks for the links that an earlier job of as many ranks on the same machine kept. By their
- * prices it decides between the two forms of a send: whole, or scattered with a gather behind it (links.c), as
+ * prices it decides between the two forms of a send: whole, or scattered with a gather after it (links.c), as
  * `lade plan --cluster` does. It broadcasts links and decision, because all ranks must send in one form. The links also
  * price the program's collectives and sends. Without kept links a send between nodes is scattered, because a network is
  * slower than a node's own links. The bits of both forms are equal.
@@ -85,12 +85,12 @@ static int links_measure(lade_session *s, struct lade_error *error)
 {
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
   const struct lade_probe_params probe = probe_params(s, &gpu);
-  const struct lade_links_params how = {
-      .struct_size = sizeof(how), .world = s->group.world, .n_node_ranks = (int)s->links_key.n_node_ranks,
+  const struct lade_links_params params = {
+      .struct_size = sizeof(params), .world = s->group.world, .n_node_ranks = (int)s->links_key.n_node_ranks,
       .kernels = &s->host_kernels, .gpu = s->params.is_gpu ? s->device : NULL};
   struct lade_links_key key = s->links_key;
   struct lade_cluster cluster;
-  int status = lade_links_measure(&how, error, &cluster, &key.version);
+  int status = lade_links_measure(&params, error, &cluster, &key.version);
   if (!status && lade_rank_group_is_first(&s->group))
     lade_links_keep(&probe, &key, &cluster);
   return status;

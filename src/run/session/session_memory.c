@@ -47,10 +47,11 @@ static uint64_t growth_bytes(const lade_session *s, uint64_t n_instrs, uint64_t 
 /* Return an upper bound of a plan's bytes in a store: state of eight times a parameter's bytes, and all values. */
 static uint64_t stored_most(const lade_session *s)
 {
+  const uint64_t times = 8 * (uint64_t)s->n_microbatches, most = s->store_bytes / times;
   uint64_t bytes = 0;
-  for (int tensor = 0; tensor < s->graph->n_tensors; tensor++)
+  for (int tensor = 0; tensor < s->graph->n_tensors && bytes <= most; tensor++) /* ends before the product overflows */
     bytes += s->graph->tensors[tensor].bytes;
-  return LADE_MIN(s->store_bytes, 8 * bytes * (uint64_t)s->n_microbatches);
+  return bytes <= most ? times * bytes : s->store_bytes;
 }
 
 /* Return the growth before there is a plan, with the memory that planning leaves allocated. */

@@ -141,12 +141,12 @@ static int data_read(lade_session *s, struct lade_error *error)
       return 0;
     return lade_error_set(error, -EINVAL, "no data: name at least one file with --data");
   }
-  struct lade_data_params how = {
-      .struct_size = sizeof(how), .files = p->data, .n_files = p->n_data, .valid_files = p->valid,
+  struct lade_data_params params = {
+      .struct_size = sizeof(params), .files = p->data, .n_files = p->n_data, .valid_files = p->valid,
       .n_valid_files = p->n_valid, .valid_fraction = p->valid_fraction,
       .vocabulary = is_asked ? 0 : s->model.vocabulary, .batch = p->batch, .seq_len = p->seq_len,
       .order = p->order, .seed = p->seed, .faults = p->faults};
-  int status = lade_data_open(&how, error, &s->data);
+  int status = lade_data_open(&params, error, &s->data);
   if (status)
     return status;
   struct lade_data_info info;
@@ -184,12 +184,12 @@ static int threads_agree(lade_session *s, struct lade_error *error)
 static int share_graph(const lade_session *s, const struct lade_share *share, struct lade_error *error,
                        struct lade_model_graph **ret_graph)
 {
-  struct lade_model_graph_params how = {
-      .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
+  struct lade_model_graph_params params = {
+      .struct_size = sizeof(params), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .seq_len = s->params.seq_len, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
       .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
       .grad_dtype = s->params.grad_dtype, .has_documents = s->params.mask_documents, .share = *share};
-  return lade_model_graph_create(&how, error, ret_graph);
+  return lade_model_graph_create(&params, error, ret_graph);
 }
 
 /*
@@ -293,14 +293,14 @@ static int cost_probe(lade_session *s, struct lade_error *error)
   share.pp = share.n_chunks = 1;
   share.pp_rank = 0;
   int status = is_quick && is_piped ? share_graph(s, &share, error, &whole) : 0;
-  struct lade_probe_params how = {
-      .struct_size = sizeof(how), .kernels = &s->host_kernels, .gpu = s->params.is_gpu ? &gpu : NULL, .pool = s->pool,
-      .graph = is_piped ? whole : s->graph,
+  struct lade_probe_params params = {
+      .struct_size = sizeof(params), .kernels = &s->host_kernels, .gpu = s->params.is_gpu ? &gpu : NULL,
+      .pool = s->pool, .graph = is_piped ? whole : s->graph,
       .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache,
       .has_fresh_ops = !s->params.is_plan_only && !s->params.is_dry};
-  how.graph = is_quick ? how.graph : NULL;
+  params.graph = is_quick ? params.graph : NULL;
   if (!status)
-    status = lade_probe(&how, error, &s->cost);
+    status = lade_probe(&params, error, &s->cost);
   lade_model_graph_destroy(whole);
   return status;
 }
@@ -332,8 +332,8 @@ static int rate_measure(lade_session *s, struct lade_error *error)
 {
   if (s->params.is_gpu || s->params.is_dry || s->params.is_plan_only)
     return 0;
-  const struct lade_probe_params how = cache_params(s, NULL);
-  const double known = s->params.skip_cache ? 0 : lade_probe_best_rate(&how, s->params.dtype, 0);
+  const struct lade_probe_params params = cache_params(s, NULL);
+  const double known = s->params.skip_cache ? 0 : lade_probe_best_rate(&params, s->params.dtype, 0);
   int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, known, &s->matmul_flops_per_s);
   return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
 }
@@ -341,11 +341,11 @@ static int rate_measure(lade_session *s, struct lade_error *error)
 /* Replace the rate just measured by the best in the cache of measurements, which it may raise. */
 static void rate_settle(lade_session *s)
 {
-  const struct lade_probe_params how = cache_params(s, NULL);
+  const struct lade_probe_params params = cache_params(s, NULL);
   if (s->params.skip_cache || s->params.is_gpu || s->matmul_flops_per_s <= 0)
     return;
   s->matmul_flops_per_s = LADE_MAX(s->matmul_flops_per_s,
-                                   lade_probe_best_rate(&how, s->params.dtype, s->matmul_flops_per_s));
+                                   lade_probe_best_rate(&params, s->params.dtype, s->matmul_flops_per_s));
 }
 
 void session_rate_raise(lade_session *s, int64_t wall_ns)
@@ -361,9 +361,9 @@ void session_rate_raise(lade_session *s, int64_t wall_ns)
 void session_rate_keep(const lade_session *s)
 {
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
-  const struct lade_probe_params how = cache_params(s, &gpu);
+  const struct lade_probe_params params = cache_params(s, &gpu);
   if (s->is_rate_raised && !s->params.skip_cache && lade_rank_group_is_first(&s->group))
-    lade_probe_best_rate(&how, s->params.dtype, s->matmul_flops_per_s);
+    lade_probe_best_rate(&params, s->params.dtype, s->matmul_flops_per_s);
 }
 
 /* Add transfer @at of one value, which took @y_ns, to the observations of the drive. */
@@ -424,9 +424,9 @@ void session_drive_keep(const lade_session *s)
   lasting.total_bytes_per_s = drive_rate_seen(s, 0.5, ratios[LADE_DRIVE_UPDATES]);
   const struct lade_store_params store = store_params(s);
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
-  struct lade_probe_params how = cache_params(s, &gpu);
-  how.store = &store;
-  lade_probe_keep_lasting(&how, &lasting, drive->busy_ns < drive->wall_ns / 2);
+  struct lade_probe_params params = cache_params(s, &gpu);
+  params.store = &store;
+  lade_probe_keep_lasting(&params, &lasting, drive->busy_ns < drive->wall_ns / 2);
 }
 
 /* Take prices, at the first rank or at a rank alone. */
@@ -488,16 +488,16 @@ static int device_open(lade_session *s, struct lade_error *error)
     return session_gpu_limit(s, s->budget_bytes, error);
   }
   if (s->params.is_dry) {
-    struct lade_dry_device_params how = {
-        .struct_size = sizeof(how), .capacity_bytes = LADE_MAX(s->capacity_bytes, s->plan->peak_bytes[LADE_DEVICE]),
+    struct lade_dry_device_params params = {
+        .struct_size = sizeof(params), .capacity_bytes = LADE_MAX(s->capacity_bytes, s->plan->peak_bytes[LADE_DEVICE]),
         .chunk_bytes = CHUNK_BYTES, .to_host = machine->to_host, .to_device = machine->to_device,
         .faults = s->params.faults};
-    return lade_device_open_dry(&how, error, &s->device);
+    return lade_device_open_dry(&params, error, &s->device);
   }
-  struct lade_host_device_params how = {
-      .struct_size = sizeof(how), .capacity_bytes = s->budget_bytes / CHUNK_BYTES * CHUNK_BYTES, .pool = s->pool,
+  struct lade_host_device_params params = {
+      .struct_size = sizeof(params), .capacity_bytes = s->budget_bytes / CHUNK_BYTES * CHUNK_BYTES, .pool = s->pool,
       .to_host = s->params.throttle, .to_device = s->params.throttle, .faults = s->params.faults};
-  return lade_device_open_host(&how, error, &s->device);
+  return lade_device_open_host(&params, error, &s->device);
 }
 
 static int store_open(lade_session *s, struct lade_error *error)
@@ -507,9 +507,9 @@ static int store_open(lade_session *s, struct lade_error *error)
   if (s->params.is_dry)
     return 0;
   if (s->plan->peak_bytes[LADE_STORE] > durable_bytes) {
-    struct lade_store_params how = store_params(s);
-    how.capacity_bytes = s->store_bytes;
-    status = lade_store_open(&how, error, &s->store);
+    struct lade_store_params params = store_params(s);
+    params.capacity_bytes = s->store_bytes;
+    status = lade_store_open(&params, error, &s->store);
   }
   const lade_store *any = s->store ? s->store : s->durable ? lade_durable_store(s->durable) : NULL;
   if (!status && any && *lade_store_note(any))
@@ -539,13 +539,13 @@ static int executor_make(lade_session *s, struct lade_error *error)
   int status = store_open(s, error);
   if (status)
     return status;
-  struct lade_executor_params how = {
-      .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->host_kernels,
+  struct lade_executor_params params = {
+      .struct_size = sizeof(params), .plan = s->plan, .device = s->device, .kernels = &s->host_kernels,
       .cuda_kernels = s->cuda_kernels, .pool = s->pool, .store = s->store, .durable = s->durable,
       .host_limit_bytes = s->host_bytes,
       .comms = !s->group.world ? NULL : s->params.is_gpu ? s->group.gpu_axes : s->group.axes,
       .faults = s->params.faults};
-  status = lade_executor_create(&how, error, &s->executor);
+  status = lade_executor_create(&params, error, &s->executor);
   s->outside_bytes = session_gpu_outside(s);
   if (!status && *lade_executor_note(s->executor))
     session_notice(s, "%s", lade_executor_note(s->executor));

@@ -74,12 +74,12 @@ static struct lade_plan_params plan_params(const lade_session *s)
 /* Search as far as the bounds, replacing an earlier search. */
 static int search_begin(lade_session *s, struct lade_error *error)
 {
-  const struct lade_plan_params how = plan_params(s);
+  const struct lade_plan_params params = plan_params(s);
   lade_planner_destroy(s->planner);
   s->planner = NULL;
   int status = lade_fault(s->params.faults, LADE_FAULT_PLAN);
   if (!status) {
-    status = lade_planner_create(&how, error, &s->planner);
+    status = lade_planner_create(&params, error, &s->planner);
     if (status)
       return status;
     status = lade_planner_get_bounds(s->planner, &s->bounds);
@@ -95,8 +95,8 @@ static int bounds_work(void *user, struct lade_error *error)
 /* Make a planner at plan leaders, and give their bounds to all ranks; collective. */
 static int planner_make(lade_session *s, struct lade_error *error)
 {
-  const struct lade_plan_params how = plan_params(s);
-  int status = session_agree_leader(s, lade_plan_params_key(&how), error);
+  const struct lade_plan_params params = plan_params(s);
+  int status = session_agree_leader(s, lade_plan_params_key(&params), error);
   if (status)
     return status;
   status = lade_rank_group_work(&s->group, session_is_plan_leader(s) ? bounds_work : NULL, s, error);
@@ -352,8 +352,8 @@ static int decision_follow(lade_session *s, const void *data, uint64_t bytes, st
     return status;
   s->bounds = decision.bounds;
   s->prices.streaming = decision.streaming;
-  const struct lade_plan_params how = plan_params(s);
-  status = lade_plan_follow(&how, &decision, s->budget_bytes, error, &s->plan);
+  const struct lade_plan_params params = plan_params(s);
+  status = lade_plan_follow(&params, &decision, s->budget_bytes, error, &s->plan);
   lade_decision_finish(&decision);
   return status;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The executor of a caller's own step. A run submits the program's instructions in list order, each behind its waits,
+ * The executor of a caller's own step. A run submits the program's instructions in list order, each after its waits,
  * to the device's queues. Then it waits for all of them, as src/run/executor does for models. It allocates nothing.
  *
  * When an op, a copy or a transfer fails, its error is recorded, and the rest of the list passes without effect. Queues
@@ -283,9 +283,9 @@ static int stepper_init(lade_stepper *stepper, const struct lade_graph_plan_para
   stepper->is_dry = device.is_dry;
   stepper->is_unified = device.is_unified;
   stepper->is_cuda = lade_cuda_is(stepper->device);
-  const struct step_plan_params how = {.graph = stepper->graph, .search = *search, .chunk_bytes = device.chunk_bytes,
-                                       .is_unified = device.is_unified};
-  int status = step_plan_find(&how, error, &stepper->plan);
+  const struct step_plan_params params = {.graph = stepper->graph, .search = *search, .chunk_bytes = device.chunk_bytes,
+                                          .is_unified = device.is_unified};
+  int status = step_plan_find(&params, error, &stepper->plan);
   if (status == -ENOSPC && ret_info) {
     const struct lade_step_info least = {.min_budget_bytes = stepper->plan.min_budget_bytes};
     lade_struct_fill("lade_step_info", ret_info, &least, sizeof(least), NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory of a stepper, and its instructions bound to it. The device's arena is mapped to the planned peak. The chunk of
- * addresses behind it stays unmapped, so that an access past the plan faults. The host's slab and the store's room are
+ * addresses after it stays unmapped, so that an access past the plan faults. The host's slab and the store's room are
  * as long as planned. On a dry device there are addresses alone, and nothing runs.
  *
  * Each op that runs has its call ready, with the addresses of its ranges in the graph's order. They come from the
@@ -55,10 +55,10 @@ static int host_take(lade_stepper *stepper, struct lade_error *error)
   lade_device_get_info(stepper->device, &device);
   if (stepper->store)
     lade_store_get_info(stepper->store, &store);
-  const struct lade_pinned_params how = {
+  const struct lade_pinned_params params = {
       .device = stepper->device, .bytes = bytes, .limit_bytes = bytes, .is_for_drives = stepper->store,
       .numa_node = lade_numa_choose(lade_numa_of_pci(device.pci, "/sys"), store.numa_node), .faults = stepper->faults};
-  const int status = lade_pinned_init(&stepper->host, &how);
+  const int status = lade_pinned_init(&stepper->host, &params);
   return status ? lade_error_set(error, status, "the machine refused %llu bytes for storages that wait on the host",
                                  (unsigned long long)bytes)
                 : 0;
@@ -72,13 +72,13 @@ static int store_take(lade_stepper *stepper, struct lade_error *error)
   if (!stepper->params.store)
     return lade_error_set(error, -EINVAL, "the plan takes %llu bytes of a store, and no directory of one is named",
                           (unsigned long long)bytes);
-  const struct lade_store_params how = {.struct_size = sizeof(how), .dir = stepper->params.store,
-                                        .capacity_bytes = bytes, .allow_tmpfs = stepper->params.allow_tmpfs,
-                                        .allow_buffered = stepper->params.allow_tmpfs, .faults = stepper->faults};
+  const struct lade_store_params params = {.struct_size = sizeof(params), .dir = stepper->params.store,
+                                           .capacity_bytes = bytes, .allow_tmpfs = stepper->params.allow_tmpfs,
+                                           .allow_buffered = stepper->params.allow_tmpfs, .faults = stepper->faults};
   stepper->bounce = aligned_alloc(LADE_STORE_BLOCK_BYTES, STEP_WINDOW_BYTES);
   if (!stepper->bounce)
     return lade_error_set(error, -ENOMEM, "no memory for a window of the store");
-  int status = lade_store_open(&how, error, &stepper->store);
+  int status = lade_store_open(&params, error, &stepper->store);
   if (status)
     return status;
   status = lade_store_reserve(stepper->store, bytes, &stepper->extent);

@@ -70,10 +70,10 @@ static bool fits(const struct step_planning *planning, const struct lade_program
 static int place(const struct step_planning *planning, uint64_t pack_work, struct lade_program *program)
 {
   const struct lade_prices prices = {0}; /* queues do not share cores: ops have measured times */
-  const struct lade_place_params how = {
+  const struct lade_place_params params = {
       .granule_bytes = {planning->params->chunk_bytes, LADE_BUFFER_ALIGN, LADE_STORE_ALIGN},
       .packer = planning->packer, .pack_work_limit = pack_work, .prices = &prices};
-  const int status = lade_program_place_within(&how, program);
+  const int status = lade_program_place_within(&params, program);
   return status ? lade_error_set(planning->error, status, "out of memory placing %d buffers", program->n_buffers) : 0;
 }
 
@@ -81,13 +81,13 @@ static int place(const struct step_planning *planning, uint64_t pack_work, struc
 static int list_place(const struct step_planning *planning, const lade_graph_plan *list,
                       struct lade_program **ret_program)
 {
-  struct lade_lower_params how = {
+  struct lade_lower_params params = {
       .graph = planning->params->graph, .to_host = planning->params->search.to_host,
       .from_host = planning->params->search.from_host, .to_store = planning->params->search.to_store,
       .from_store = planning->params->search.from_store, .is_unified = planning->params->is_unified};
   struct lade_program *program = NULL;
-  how.instrs = lade_graph_plan_instrs(list, &how.n_instrs);
-  int status = lade_program_lower(&how, planning->error, &program);
+  params.instrs = lade_graph_plan_instrs(list, &params.n_instrs);
+  int status = lade_program_lower(&params, planning->error, &program);
   if (!status)
     status = place(planning, 0, program);
   if (!status && excess_get(planning, program, LADE_DEVICE) &&
@@ -102,10 +102,10 @@ static int list_place(const struct step_planning *planning, const lade_graph_pla
 }
 
 /* Plan with live budgets, in half of the time that is left, and place the list. */
-static int attempt(const struct step_planning *planning, const struct lade_graph_plan_params *how,
+static int attempt(const struct step_planning *planning, const struct lade_graph_plan_params *base,
                    struct step_plan *plan)
 {
-  struct lade_graph_plan_params search = *how;
+  struct lade_graph_plan_params search = *base;
   lade_graph_plan *list = NULL;
   if (search.time_limit_ns)
     search.time_limit_ns = LADE_MAX((search.time_limit_ns - (lade_now_ns() - planning->start_ns)) / 2, 1);

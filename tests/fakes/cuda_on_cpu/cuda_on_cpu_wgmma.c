@@ -12,8 +12,8 @@
  * Between a wait and the next product a thread must pass a fence. Sums that are added to, and register operands, must
  * be as they were at that fence; an array is tracked from its first product on. Register operands must be unchanged
  * until the product is done. All 128 threads issue the same products in the same order, and wait for all of them. Of
- * descriptors only swizzling by 128 bytes is supported. Swizzling uses the address in shared memory, which begins here
- * at SHARED_FIRST, aligned to no more than the multiple of 16 that a kernel is promised.
+ * descriptors only swizzling by 128 bytes is supported. Swizzling uses the address in shared memory. That memory begins
+ * here at SHARED_FIRST, which is aligned to 16 bytes and no more, as CUDA promises it.
  *
  * Sums are in rising order of k; the hardware's order may differ.
  */

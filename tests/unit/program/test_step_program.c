@@ -173,15 +173,21 @@ static void plans_of_drawn_graphs_are_lowered_and_proved(void **state)
 enum { W, X, H, Y, Z, NONE }; /* storages: given, batch, two made, a kept result; one without bytes */
 enum { F, G, B, U };
 
-static void op_add(lade_graph *graph, const char *name, const int *reads, int n_reads, int write, int update,
-                   enum lade_op_queue queue)
+/* An op that writes a storage on the device, or updates one on the host. */
+struct small_op {
+  const char *name;
+  int reads[2], n_reads, written, updated; /* -1: none */
+};
+
+static void op_add(lade_graph *graph, const struct small_op *small)
 {
-  struct lade_operand_range ranges[4], written = {.storage = write}, updated = {.storage = update};
-  for (int i = 0; i < n_reads; i++)
-    ranges[i] = (struct lade_operand_range){.storage = reads[i]};
-  const struct lade_graph_op op = {.struct_size = sizeof(op), .name = name, .reads = ranges, .n_reads = n_reads,
-                                   .writes = &written, .n_writes = write >= 0, .updates = &updated,
-                                   .n_updates = update >= 0, .scratch_bytes = 100, .ns = 1000, .queue = queue};
+  struct lade_operand_range reads[2], written = {.storage = small->written}, updated = {.storage = small->updated};
+  for (int i = 0; i < small->n_reads; i++)
+    reads[i] = (struct lade_operand_range){.storage = small->reads[i]};
+  const struct lade_graph_op op = {.struct_size = sizeof(op), .name = small->name, .reads = reads,
+                                   .n_reads = small->n_reads, .writes = &written, .n_writes = small->written >= 0,
+                                   .updates = &updated, .n_updates = small->updated >= 0, .scratch_bytes = 100,
+                                   .ns = 1000, .queue = small->updated >= 0 ? LADE_OP_ON_HOST : LADE_OP_ON_DEVICE};
   assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
 }
 
@@ -199,10 +205,10 @@ static lade_graph *step_make(void)
     storage.struct_size = sizeof(storage);
     assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, NULL), 0);
   }
-  op_add(graph, "f", (int[]){W, X}, 2, H, -1, LADE_OP_ON_DEVICE);
-  op_add(graph, "g", (int[]){H, NONE}, 2, Y, -1, LADE_OP_ON_DEVICE);
-  op_add(graph, "b", (int[]){H, Y}, 2, Z, -1, LADE_OP_ON_DEVICE);
-  op_add(graph, "u", (int[]){Z}, 1, -1, W, LADE_OP_ON_HOST);
+  static const struct small_op ops[] = {
+      {"f", {W, X}, 2, H, -1}, {"g", {H, NONE}, 2, Y, -1}, {"b", {H, Y}, 2, Z, -1}, {"u", {Z}, 1, -1, W}};
+  for (size_t i = 0; i < LADE_COUNT(ops); i++)
+    op_add(graph, &ops[i]);
   assert_int_equal(lade_graph_keep(graph, Z, NULL), 0);
   assert_int_equal(lade_graph_close(graph, NULL), 0);
   return graph;

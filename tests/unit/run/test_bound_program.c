@@ -134,20 +134,6 @@ static void broken_streams_are_seen(lade_executor *ex, struct bound_program *bou
   IS_SEEN(run->lots[1].first_item, 0);
 }
 
-/* Bind a plan with all state in the store and the rest of the model in memory. */
-static struct lade_plan *stored_open(struct run_fixture *run_fixture)
-{
-  struct lade_residency *residency = NULL;
-  struct lade_error error = {0};
-  assert_int_equal(lade_residency_create(run_fixture->graph, &residency), 0);
-  for (int param = 0; param < run_fixture->graph->n_params; param++)
-    lade_residency_set_tiers(residency, param, LADE_TIER_DEVICE, LADE_TIER_STORE);
-  struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
-  if (run_fixture_open(run_fixture, plan, &error))
-    fail_msg("%s", error.text);
-  return plan;
-}
-
 /* Bind the plan of the smallest budget. */
 static struct lade_plan *smallest_open(struct run_fixture *run_fixture, uint64_t host_bytes, uint64_t store_bytes)
 {
@@ -172,7 +158,7 @@ static void a_broken_bound_program_is_seen_by_the_recount(void **state)
   for (int tier = LADE_TIER_DEVICE; tier <= LADE_TIER_STORE && (tier != LADE_TIER_STORE || !store_refusal); tier++) {
     const bool is_stored = tier == LADE_TIER_STORE;
     struct lade_plan *plan = tier == LADE_TIER_DEVICE ? smallest_open(&run_fixture, 0, 0)
-                             : is_stored              ? stored_open(&run_fixture)
+                             : is_stored              ? run_fixture_open_stored(&run_fixture)
                                                       : smallest_open(&run_fixture, GIB, 0);
     lade_executor *ex = run_fixture.executor;
     struct bound_program *bound = &ex->train;

@@ -294,20 +294,6 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
   }
 }
 
-/* Bind a plan with all state in the store and the rest of the model in memory. */
-static struct lade_plan *stored_open(struct run_fixture *run_fixture)
-{
-  struct lade_residency *residency = NULL;
-  struct lade_error error = {0};
-  assert_int_equal(lade_residency_create(run_fixture->graph, &residency), 0);
-  for (int param = 0; param < run_fixture->graph->n_params; param++)
-    lade_residency_set_tiers(residency, param, LADE_TIER_DEVICE, LADE_TIER_STORE);
-  struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
-  if (run_fixture_open(run_fixture, plan, &error))
-    fail_msg("%s", error.text);
-  return plan;
-}
-
 static void step_or_fail(struct run_fixture *run_fixture)
 {
   struct lade_error error = {0};
@@ -322,7 +308,7 @@ static void requests_count(struct run_fixture *run_fixture, uint64_t *ret_reads,
   struct lade_faults faults;
   lade_faults_init(&faults);
   run_fixture->faults = &faults;
-  struct lade_plan *plan = stored_open(run_fixture);
+  struct lade_plan *plan = run_fixture_open_stored(run_fixture);
   *ret_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ);
   *ret_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE);
   step_or_fail(run_fixture);
@@ -401,7 +387,7 @@ static void at_most_half_of_the_ring_is_being_read(void **state)
     model.moments = i % 2 ? LADE_MOMENTS_BF16 : LADE_MOMENTS_F32; /* without scales, which are in a ring of their own */
     run_fixture_init(&run_fixture, &model);
     run_fixture.prices.streaming = how[i];
-    struct lade_plan *plan = stored_open(&run_fixture);
+    struct lade_plan *plan = run_fixture_open_stored(&run_fixture);
     const struct bound_program *train = &run_fixture.executor->train;
     assert_int_equal(train->n_runs, 1);
     const uint64_t ring_bytes = train->runs[0].scratch_bytes;

@@ -41,17 +41,26 @@ static int storage_add(lade_graph *graph, const char *name, uint64_t bytes, bool
   return index;
 }
 
-static void op_add(lade_graph *graph, const char *name, const int *reads, int n_reads, int write, const int *updates,
-                   int n_updates)
+/* An op that reads storages, and writes one or updates some. */
+struct chain_op {
+  const char *name;
+  int reads[3], n_reads;
+  int written; /* -1: none */
+  int updates[2], n_updates;
+};
+
+static void op_add(lade_graph *graph, const struct chain_op *chain)
 {
-  struct lade_operand_range in[4], out = {.storage = write}, both[4];
-  for (int i = 0; i < n_reads; i++)
-    in[i] = (struct lade_operand_range){.storage = reads[i]};
+  const int n_updates = chain->n_updates;
+  struct lade_operand_range in[3], out = {.storage = chain->written}, both[2];
+  for (int i = 0; i < chain->n_reads; i++)
+    in[i] = (struct lade_operand_range){.storage = chain->reads[i]};
   for (int i = 0; i < n_updates; i++)
-    both[i] = (struct lade_operand_range){.storage = updates[i]};
-  const struct lade_graph_op op = {.struct_size = sizeof(op), .name = name, .reads = in, .n_reads = n_reads,
-                                   .writes = &out, .n_writes = write >= 0, .updates = both, .n_updates = n_updates,
-                                   .ns = 100000, .draws = write >= 0, .is_once = n_updates > 0,
+    both[i] = (struct lade_operand_range){.storage = chain->updates[i]};
+  const struct lade_graph_op op = {.struct_size = sizeof(op), .name = chain->name, .reads = in,
+                                   .n_reads = chain->n_reads, .writes = &out, .n_writes = chain->written >= 0,
+                                   .updates = both, .n_updates = n_updates, .ns = 100000,
+                                   .draws = chain->written >= 0, .is_once = n_updates > 0,
                                    .pass = n_updates ? LADE_PASS_UPDATE : LADE_PASS_FORWARD};
   assert_int_equal(lade_graph_add_op(graph, &op, NULL, NULL), 0);
 }
@@ -65,15 +74,15 @@ static void chain_make(struct chain *chain, bool has_tiers)
     chain->weights[i] = storage_add(chain->graph, "w", 100000, true, has_tiers ? LADE_HOST : LADE_DEVICE);
     chain->moments[i] = storage_add(chain->graph, "m", 200000, true, has_tiers ? LADE_STORE : LADE_DEVICE);
     saved[i + 1] = storage_add(chain->graph, "h", LAYER_BYTES, false, LADE_DEVICE);
-    op_add(chain->graph, "layer", (int[]){saved[i], chain->weights[i]}, 2, saved[i + 1], NULL, 0);
+    op_add(chain->graph, &(struct chain_op){"layer", {saved[i], chain->weights[i]}, 2, saved[i + 1], {0}, 0});
   }
   chain->loss = storage_add(chain->graph, "loss", 4, false, LADE_DEVICE);
-  op_add(chain->graph, "loss", &saved[LAYERS], 1, chain->loss, NULL, 0);
+  op_add(chain->graph, &(struct chain_op){"loss", {saved[LAYERS]}, 1, chain->loss, {0}, 0});
   for (int i = LAYERS - 1, gradient = chain->loss; i >= 0; i--) {
     const int before = gradient;
     gradient = storage_add(chain->graph, "g", LAYER_BYTES, false, LADE_DEVICE);
-    op_add(chain->graph, "back", (int[]){saved[i], before, chain->weights[i]}, 3, gradient, NULL, 0);
-    op_add(chain->graph, "adam", &gradient, 1, -1, (int[]){chain->weights[i], chain->moments[i]}, 2);
+    op_add(chain->graph, &(struct chain_op){"back", {saved[i], before, chain->weights[i]}, 3, gradient, {0}, 0});
+    op_add(chain->graph, &(struct chain_op){"adam", {gradient}, 1, -1, {chain->weights[i], chain->moments[i]}, 2});
   }
   assert_int_equal(lade_graph_keep(chain->graph, chain->loss, NULL), 0);
   assert_int_equal(lade_graph_close(chain->graph, NULL), 0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Whole values follow each other to and from the drive without a pause: several are in flight at once. None of them
- * touches bytes that another one changes, though small budgets use the same addresses again and again, and the numbers
- * are those of the run that keeps everything.
+ * touches bytes that another one changes, though small budgets use the same addresses again and again. The numbers are
+ * those of the run that keeps everything.
  */
 #include <errno.h>
 #include <setjmp.h>

@@ -222,7 +222,7 @@ struct segment {
   int n, redo_turn; /* the first turn that makes one of them again */
 };
 
-/* Add @value, if it is held at @turn and not used there, up to its next use or the last turn that can make it again. */
+/* Add @value up to its next use or the last turn that can make it again, if @turn holds and does not use it. */
 static void segment_add(const struct remat_state *search, struct segment *segment, int value, int turn)
 {
   const struct remat_problem *problem = search->problem;
@@ -366,8 +366,8 @@ static bool move_exchange(struct remat_state *search)
 }
 
 /*
- * Hold @value, which @turn gets, from so many turns earlier that its transfer ends in time, where the transfer's time
- * is known and the turns have room.
+ * Hold @value, which @turn gets, from so many turns earlier that its transfer ends in time. Does so if the transfer's
+ * time is known and the turns have room.
  */
 static void get_early(struct remat_state *search, int value, int turn)
 {

@@ -12,8 +12,8 @@
  * temperature near the time of a typical op, and afterwards windows: the values born near one or two ops, for a
  * thousand moves each, kept if the result fits and is no slower. Windows keep their pace on long graphs. A round ends
  * when many windows in a row gained nothing; the next one begins from the best schedule. In a graph of up to
- * SHORT_OPS_MOST ops the second one begins from the schedule that holds least, because a descent from the one that
- * holds everything may end where no single move improves it.
+ * SHORT_OPS_MOST ops the second round begins from the schedule that holds least. A descent from the schedule that holds
+ * everything may end where no single move improves it.
  *
  * In a graph of up to SHORT_OPS_MOST ops without other tiers, rounds have no windows. They end with the first schedule
  * within the limit, or after ROUNDS_WITHOUT_FIT of them. Parallel tempering (temper.c) follows, because rounds from the
