@@ -167,7 +167,7 @@ static int64_t op_run(const struct op_probe *probe, const struct op_group *group
 {
   _Alignas(64) char args[LADE_OP_ARGS_BYTES];
   const struct lade_step step = {.seed = 1, .lr = 1e-4f, .loss_scale = 1};
-  const struct lade_kernel_ctx ctx = {probe->params->pool, &step};
+  const struct lade_kernel_ctx ctx = {.pool = probe->params->pool, .step = &step, .kernels = probe->params->kernels};
   const struct lade_op *op = &probe->graph->ops[index];
   struct lade_bind bind = {.n_microbatches = 1};
   for (int i = 0; i < op->n_in; i++)
