@@ -597,7 +597,7 @@ struct lade_head_loss_bwd_args {
  * partial[i] = the sum of squares of block i (LADE_SUM_BLOCK elements) of a gradient, F64, for every
  * block of the tensor: a fixed cut, so that it does not matter where blocks live.
  */
-#define LADE_SUM_BLOCK 65536
+#define LADE_SUM_BLOCK 16384
 struct lade_sum_squares_args {
   enum lade_dtype dtype; /* of the gradient: F32 or BF16 */
   int64_t n_elements;
