@@ -468,8 +468,8 @@ static void product_bench(struct bench *bench, const char *text)
     product_row(bench, &product_forms[i], m, n, k);
     return;
   }
-  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK, NN+gelu:MxNxK or TN:MxNxK of matrices of at most "
-          "%.0f numbers\n", text, most);
+  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK, NN+gelu:MxNxK or TN:MxNxK of "
+          "matrices of at most %.0f numbers\n", text, most);
   exit(2);
 }
 

@@ -53,8 +53,9 @@ static bool choice_parse(const char *text, struct lade_product_choice *ret)
   char layout[3], dtype[8], out[8], epilogue[8];
   long long m, n, k;
   int end = 0, i = 0;
-  if (sscanf(text, " %2s %7s %7s %lld %lld %lld %7s %d %n", layout, dtype, out, &m, &n, &k, epilogue, &ret->number, &end) !=
-          8 || text[end])
+  const int n_read = sscanf(text, " %2s %7s %7s %lld %lld %lld %7s %d %n", layout, dtype, out, &m, &n, &k, epilogue,
+                            &ret->number, &end);
+  if (n_read != 8 || text[end])
     return false;
   while (i < (int)LADE_COUNT(layouts) && strcmp(layouts[i], layout) != 0)
     i++;
