@@ -381,6 +381,14 @@ static void choice_write(const struct bench *bench, const struct lade_matmul_arg
   exit(1);
 }
 
+/* Return the time of a product; with GELU's slope of the op that it is. */
+static double product_seconds(struct bench *bench, const struct lade_matmul_args *args)
+{
+  const struct lade_matmul_gelu_bwd_args with_slope = {.product = *args};
+  return args->gelu_x ? kernel_seconds(bench, LADE_K_MATMUL_GELU_BWD, &with_slope)
+                      : kernel_seconds(bench, LADE_K_MATMUL, args);
+}
+
 /*
  * Return the time of the best algorithm that the heuristic offers; restores the run's own choice. With a file of
  * choices the best is written there, if it is faster than the first by more than times vary.
@@ -392,7 +400,7 @@ static double best_seconds(struct bench *bench, const struct lade_matmul_args *a
   for (int i = 0; i < MOST_CHOICES && bench->table.cublaslt; i++) {
     if (!lade_cublaslt_choose(bench->table.cublaslt, args, i))
       break;
-    const double seconds = kernel_seconds(bench, LADE_K_MATMUL, args);
+    const double seconds = product_seconds(bench, args);
     first = i ? first : seconds;
     best_number = i && seconds < fmin(best, CLEARLY_FASTER * first) ? i : best_number;
     best = fmin(best, seconds);
@@ -404,52 +412,64 @@ static double best_seconds(struct bench *bench, const struct lade_matmul_args *a
   return best;
 }
 
-static void product_row(struct bench *bench, enum lade_matmul_layout layout, bool has_bias, int64_t m, int64_t n,
-                        int64_t k)
+/* The forms of products, by their names in the table and on the command line. */
+enum epilogue { PLAIN, BIAS, SLOPE };
+static const struct product_form {
+  const char *name;
+  enum lade_matmul_layout layout;
+  enum epilogue epilogue;
+} product_forms[] = {{"NT", LADE_NT, PLAIN}, {"NT+bias", LADE_NT, BIAS}, {"NN", LADE_NN, PLAIN},
+                     {"NN+gelu", LADE_NN, SLOPE}, {"TN", LADE_TN, PLAIN}};
+
+static const struct product_form *form_find(enum lade_matmul_layout layout, enum epilogue epilogue)
 {
-  static const char *const names[] = {"NT", "NN", "TN"};
+  const struct product_form *form = product_forms;
+  while (form->layout != layout || form->epilogue != epilogue)
+    form++;
+  return form;
+}
+
+static void product_row(struct bench *bench, const struct product_form *form, int64_t m, int64_t n, int64_t k)
+{
   const double flops = 2 * (double)m * (double)n * (double)k;
-  const struct lade_matmul_args args = {.layout = layout, .dtype = LADE_BF16,
-                                        .out = layout == LADE_TN ? LADE_F32 : LADE_BF16, .m = m, .n = n, .k = k,
+  const struct lade_matmul_args args = {.layout = form->layout, .dtype = LADE_BF16,
+                                        .out = form->layout == LADE_TN ? LADE_F32 : LADE_BF16, .m = m, .n = n, .k = k,
                                         .a = place(bench, 0), .b = place(bench, 1), .c = place(bench, 2),
-                                        .bias = has_bias ? place(bench, 3) : NULL,
+                                        .bias = form->epilogue == BIAS ? place(bench, 3) : NULL,
+                                        .gelu_x = form->epilogue == SLOPE ? place(bench, 3) : NULL,
                                         .workspace = place(bench, WORKSPACE)};
-  double own = kernel_seconds(bench, LADE_K_MATMUL, &args), best = best_seconds(bench, &args, own);
+  double own = product_seconds(bench, &args), best = best_seconds(bench, &args, own);
   *bench->best_flops_per_s = fmax(*bench->best_flops_per_s, flops / best);
-  printf("| %s %lld x %lld x %lld | %.1f | %.1f | %.1f | %.0f %% |\n", names[layout], (long long)m, (long long)n,
+  printf("| %s %lld x %lld x %lld | %.1f | %.1f | %.1f | %.0f %% |\n", form->name, (long long)m, (long long)n,
          (long long)k, own * 1e6, flops / own / 1e12, flops / best / 1e12, 100 * best / own);
 }
 
 /* Measure a layer's products, forward and backward, over @rows tokens. */
 static void layer_bench(struct bench *bench, int64_t rows, int64_t in, int64_t out)
 {
-  product_row(bench, LADE_NT, true, rows, out, in);
-  product_row(bench, LADE_NN, false, rows, in, out);
-  product_row(bench, LADE_TN, false, out, in, rows);
+  product_row(bench, form_find(LADE_NT, BIAS), rows, out, in);
+  product_row(bench, form_find(LADE_NN, PLAIN), rows, in, out);
+  product_row(bench, form_find(LADE_TN, PLAIN), out, in, rows);
 }
 
-/* Measure the product that @text states, LAYOUT:MxNxK, or NT+bias:MxNxK. */
+/* Measure the product that @text states, FORM:MxNxK. */
 static void product_bench(struct bench *bench, const char *text)
 {
-  static const struct {
-    const char *name;
-    enum lade_matmul_layout layout;
-    bool has_bias;
-  } forms[] = {{"NT:", LADE_NT, false}, {"NT+bias:", LADE_NT, true}, {"NN:", LADE_NN, false}, {"TN:", LADE_TN, false}};
   const double most = (double)bench->place_bytes / 4;
-  for (size_t i = 0; i < LADE_COUNT(forms); i++) {
-    const size_t begin = strlen(forms[i].name);
+  for (size_t i = 0; i < LADE_COUNT(product_forms); i++) {
+    const size_t begin = strlen(product_forms[i].name) + 1;
     long long m, n, k;
     int end = 0;
-    if (strncmp(text, forms[i].name, begin) != 0 || sscanf(text + begin, "%lldx%lldx%lld%n", &m, &n, &k, &end) != 3 ||
+    if (strncmp(text, product_forms[i].name, begin - 1) != 0 || text[begin - 1] != ':' ||
+        sscanf(text + begin, "%lldx%lldx%lld%n", &m, &n, &k, &end) != 3 ||
         text[begin + (size_t)end] || m < 1 || n < 1 || k < 1 || (double)m * (double)n > most ||
         (double)m * (double)k > most || (double)n * (double)k > most)
       continue;
-    product_row(bench, forms[i].layout, forms[i].has_bias, m, n, k);
+    product_row(bench, &product_forms[i], m, n, k);
     return;
   }
-  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK or TN:MxNxK of matrices of at most "
-          "%.0f numbers\n", text, most);
+  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK, NN+gelu:MxNxK or TN:MxNxK of "
+          "matrices of at most %.0f numbers\n", text, most);
   exit(2);
 }
 
@@ -461,10 +481,12 @@ static void products_bench(struct bench *bench)
     return;
   if (bench->is_small) {
     layer_bench(bench, 32, 16, 64);
+    product_row(bench, form_find(LADE_NN, SLOPE), 32, 64, 16);
     return;
   }
   layer_bench(bench, 16384, 1600, 4800); /* gpt2-1.5b */
   layer_bench(bench, 16384, 1600, 6400);
+  product_row(bench, form_find(LADE_NN, SLOPE), 16384, 6400, 1600);
   layer_bench(bench, 8192, 4096, 6144); /* llama3-8b */
   layer_bench(bench, 8192, 4096, 14336);
 }

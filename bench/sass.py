@@ -333,19 +333,24 @@ def row_make(function, resources, gpu):
 
 # ---- a step ----
 
-# GPT-2 1.5B in BF16. Products by cuBLASLt are taken at this share of the peak, which no machine code here decides.
+# GPT-2 1.5B in BF16. Products by cuBLASLt are taken at a share of the peak, which no machine code here decides: 70 %,
+# or what they reached alone. In steps on two H200s they had 73.3 and 70.7 %, because power limits the clock there.
 MODEL = {'layers': 48, 'width': 1600, 'heads': 25, 'seq_len': 1024, 'vocabulary': 50257}
 PRODUCTS = 0.70
+# TFLOP/s of a layer's products alone on an H200 (nvidia-h200-first.md), forward and two backward, and their part of a
+# layer's operations. That of attention's projection, a third of the first line, was not measured.
+PRODUCTS_MEASURED = [((723, 777, 703), 4), ((761, 769, 757), 8)]
 COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
 # A layer has a norm, a residual with a norm, and one without, whose backward passes its gradient on.
+# GELU's backward is the epilogue of a product, which reads its x; then the MLP's biases' gradients are column sums.
 LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8,
-               'gelu_fwd_bf16': 16, 'gelu_bwd_columns_bf16': 24, 'column_sum_bf16': 2} # of the MLP's second bias
+               'gelu_fwd_bf16': 16, 'copy': 8, 'column_sum_bf16': 8 + 2}
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
 OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16
 # Sums of squares read 4 bytes of a parameter. A launch for each tensor takes at least the additions of one lane, one
-# after the other: 11.8 ms a step were measured on an H200 with blocks of 65,536. The bytes take 2.6 of them at the
-# measured bandwidth, so 580 chains of 4,096 additions take at most 9.2.
+# after the other: 11.8 ms a step were measured on an H200 when blocks had 65,536 elements. The bytes take 2.6 of them at
+# the measured bandwidth, so 580 chains of 4,096 additions take at most 9.2.
 LAYER_TENSORS, OTHER_TENSORS = 12, 4
 LANE_ADDITION_S = 9.2e-3 / 580 / 4096
 # Products of attention's kernels, each of T d operations of a token, and the rows of their blocks.
@@ -384,51 +389,54 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
 
 
 # Changes that would shorten the reckoned step, each on top of those before: words, bytes that a token's layer moves
-# more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the products' share of the peak.
+# more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the factor of the products' rate.
 CHANGES = [
-    ('products of layers by the best of measured algorithms: 1 %', {}, PRODUCTS / 0.99),
+    ('products of layers by the best of measured algorithms: 1 %', {}, 1 / 0.99),
     ("the MLP's second bias's gradient summed by the norm's backward that reads its dy", {'column_sum_bf16': -2}, None),
-    ("GELU's backward as the epilogue of the product before it; its bias's gradient by column sums",
-     {'gelu_bwd_columns_bf16': -24, 'copy': 8, 'column_sum_bf16': 8}, None),
     ("residuals added by the products before them, which round once where sums now round twice",
      {'residual_fwd_bf16': -(8 + 6), 'norm_fwd_bf16': 4, 'copy': 2 + 2}, None),
     ("GELU's forward as an epilogue; other bits where a plan makes it again from the stored value",
      {'gelu_fwd_bf16': -16, 'copy': 8}, None)]
 
 
-def changes_reckon(share_of, gpu):
+def changes_reckon(share_of, gpu, products=PRODUCTS):
     """Return (words, nanoseconds of a token, share of the speed of light) after each change. The last entry has the
     remaining rows, of layers and of logits, at a copy's bandwidth. The step has three products of the head."""
-    layer_bytes, products, rows = dict(LAYER_BYTES), PRODUCTS, []
-
-    def share_or_copy(kernel):
-        return 1 if kernel == 'copy' else share_of(kernel)
+    layer_bytes, rows = dict(LAYER_BYTES), []
 
     def row_add(words, share):
         parts, light = step_reckon(share, gpu, 3, products, layer_bytes)
         rows.append((words, sum(parts.values()), light))
-    row_add('today', share_or_copy)
-    for words, more, new_products in CHANGES:
+    row_add('today', share_of)
+    for words, more, factor in CHANGES:
         for kernel, n in more.items():
             layer_bytes[kernel] = layer_bytes.get(kernel, 0) + n
-        products = new_products or products
-        row_add(words, share_or_copy)
+        products *= factor or 1
+        row_add(words, share_of)
     row_add("all kernels that memory bounds at a copy's bandwidth",
             lambda kernel: share_of(kernel) if kernel.startswith('attention') else 1)
     return rows
 
 
+def products_alone(gpu):
+    """Return the share of the peak that a layer's products reached alone."""
+    seconds = sum(n * sum(1 / rate for rate in rates) / len(rates) for rates, n in PRODUCTS_MEASURED)
+    peak = gpu['tensor_flops'] * gpu['multiprocessors'] * gpu['clock_hz']
+    return sum(n for _, n in PRODUCTS_MEASURED) / seconds * 1e12 / peak
+
+
 def changes_print(share_of, gpu):
-    rows = changes_reckon(share_of, gpu)
+    rows, alone = changes_reckon(share_of, gpu), changes_reckon(share_of, gpu, products_alone(gpu))
     parts, light = step_reckon(share_of, gpu, 3)
     left = sum(ns for name, ns in parts.items() if name.startswith(('products', 'attention')))
     least = light * sum(parts.values())
     print('\n## Changes that would shorten a step\n')
     print('Each row on top of those above, none of them built. '
           f'60 % needs {least / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
-    print('|change|ns of a token|share of the speed of light|\n|---|---:|---:|')
-    for words, ns, after in rows:
-        print(f'|{words}|{ns:.0f}|{after:.1%}|')
+    print('|change|ns of a token|share of the speed of light|'
+          f'with products at {products_alone(gpu):.1%}|\n|---|---:|---:|---:|')
+    for (words, ns, after), (_, _, after_alone) in zip(rows, alone):
+        print(f'|{words}|{ns:.0f}|{after:.1%}|{after_alone:.1%}|')
 
 
 L2_BYTES_PER_CLOCK = 5120 # NVIDIA's paper on the A100; for the H100 none is stated
@@ -463,9 +471,11 @@ def one_pass_print(share_of, gpu):
 
 # Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-power.md): those of parts, and of
 # a whole one in a step of 32, with its share of the speed of light.
-MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'products of layers': 207.4}
+MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'backward of GELU': 8.1,
+               'products of layers': 207.4}
 MEASURED_STEP = (311.5, 0.522)
-ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * 2} # of a token, in units of the width
+ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * (8 + 2), # of a token, in units of the width
+              'backward of GELU': 48 * 8}
 MEASURED_COPY = 4.055e12
 
 
@@ -478,12 +488,14 @@ def measured_print():
     total, share = MEASURED_STEP
     changes = [('residual and norm', 'rows are loaded ahead; 85 % of a copy is the target, not reckoned',
                 copy_ms('residual and norm', 0.85)),
-               ('gradients of biases', "that of qkv by attention's backward, the MLP's first by gelu's; 85 % of a copy for the second is the target",
+               ('gradients of biases', "that of qkv by attention's backward; 85 % of a copy for the MLP's two is the target",
                 copy_ms('gradients of biases', 0.85)),
+               ('backward of GELU', 'the epilogue of a product, which reads its x as a copy would',
+                copy_ms('backward of GELU', 1)),
                ('products of layers', 'the best of measured algorithms: 1 %', 0.99 * MEASURED_MS['products of layers'])]
     print('\n## GPT-2 1.5B on an H200, from measured parts\n')
     print(f'A microbatch of 16 sequences in a step of 32 took {total} ms: {share:.1%} of 989 TFLOP/s. Each row replaces a '
-          'measured\npart by a reckoned one, on top of the rows above. The first two are built, and no GPU has run '
+          'measured\npart by a reckoned one, on top of the rows above. The first three are built, and no GPU has run '
           'them.\n')
     print('|part|change|measured ms|reckoned ms|share of the speed of light|\n|---|---|---:|---:|---:|')
     after = total
@@ -515,16 +527,18 @@ def beside_print(functions, resources, gpu):
 
 
 def step_print(rows, gpu):
-    shares = {row[0]: float(row[13].rstrip(' %')) / 100 for row in rows if row[13]}
+    shares = {row[0]: float(row[13].rstrip(' %')) / 100 for row in rows if row[13]} | {'copy': 1}
+    alone = products_alone(gpu)
     print('\n## GPT-2 1.5B in BF16, reckoned\n')
-    print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.0%} of the peak, copies at {COPY:.0%} of the '
+    print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.0%} of the peak, which two H200s nearly\nhad in steps, '
+          f'or at {alone:.1%}, which one had where they ran alone; copies at {COPY:.0%} of the '
           'bandwidth;\nkernels at their expected shares; causal attention with its skipped tiles. Collectives, launches '
           'and the host are left out.\n')
-    print('|part|four products of the head|three|\n|---|---:|---:|')
-    four, three = (step_reckon(shares.get, gpu, n) for n in (4, 3))
-    for name in four[0]:
-        print(f'|{name}|{four[0][name]:.0f}|{three[0][name]:.0f}|')
-    print(f'|share of the speed of light|{four[1]:.1%}|{three[1]:.1%}|')
+    print(f'|part|four products of the head|three|three, products at {alone:.1%}|\n|---|---:|---:|---:|')
+    columns = [step_reckon(shares.get, gpu, 4), step_reckon(shares.get, gpu, 3), step_reckon(shares.get, gpu, 3, alone)]
+    for name in columns[0][0]:
+        print(f'|{name}|' + '|'.join(f'{parts[name]:.0f}' for parts, _ in columns) + '|')
+    print('|share of the speed of light|' + '|'.join(f'{light:.1%}' for _, light in columns) + '|')
     changes_print(shares.get, gpu)
     one_pass_print(shares.get, gpu)
     measured_print()

@@ -60,6 +60,7 @@ struct lade_kernel_ctx {
   lade_pool *pool;
   const struct lade_step *step;
   const struct lade_cuda_launcher *launcher; /* of a CUDA device's kernels (cuda/launch.h); NULL on the host */
+  const struct lade_kernels *kernels;        /* on the host: the table, for LADE_K_MATMUL_GELU_BWD */
 };
 
 typedef void lade_kernel_fn(const struct lade_kernel_ctx *ctx, const void *args);
@@ -79,6 +80,7 @@ enum lade_kernel {
   LADE_K_ATTENTION_BWD,
   LADE_K_GELU_FWD,
   LADE_K_GELU_BWD,
+  LADE_K_MATMUL_GELU_BWD,
   LADE_K_SWIGLU_FWD,
   LADE_K_SWIGLU_BWD,
   LADE_K_ACTIVATION_FWD,
@@ -136,6 +138,7 @@ struct lade_matmul_args {
   const void *a, *b, *bias; /* bias may be NULL */
   void *c;
   bool accumulate; /* only with out == A */
+  const void *gelu_x; /* [m,n], D; only of LADE_K_MATMUL_GELU_BWD's product, else NULL */
   void *workspace;
 };
 
@@ -373,6 +376,17 @@ struct lade_gelu_bwd_args {
   void *workspace; /* with d_bias */
 };
 
+/*
+ * c[m,n] = the product, times the slope of GELU at gelu_x: a product's input gradient with GELU's backward. d_bias is
+ * the column sums of c, as in lade_gelu_bwd_args. Most variants round the product to D before they multiply and so
+ * have the bits of the two kernels; cuBLASLt's rounds once.
+ */
+struct lade_matmul_gelu_bwd_args {
+  struct lade_matmul_args product; /* without bias and accumulate; its workspace is that of the whole */
+  void *d_bias;                    /* [n] in A, may be NULL */
+  bool accumulate_bias;
+};
+
 /* y[n,f] = silu(gate) * up with x[n,2f] = [gate | up] (Shazeer 2020); dx has x's shape and may be x's memory. */
 struct lade_swiglu_fwd_args {
   enum lade_dtype dtype;
@@ -583,7 +597,7 @@ struct lade_head_loss_bwd_args {
  * partial[i] = the sum of squares of block i (LADE_SUM_BLOCK elements) of a gradient, F64, for every
  * block of the tensor: a fixed cut, so that it does not matter where blocks live.
  */
-#define LADE_SUM_BLOCK 65536
+#define LADE_SUM_BLOCK 16384
 struct lade_sum_squares_args {
   enum lade_dtype dtype; /* of the gradient: F32 or BF16 */
   int64_t n_elements;

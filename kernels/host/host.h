@@ -74,6 +74,15 @@ static inline struct lade_column_sum_args lade_gelu_bias_sum(const struct lade_g
                                        .workspace = a->workspace};
 }
 
+/* Return GELU's backward of @a, in place on the product. */
+static inline struct lade_gelu_bwd_args lade_matmul_gelu_get(const struct lade_matmul_gelu_bwd_args *a)
+{
+  const struct lade_matmul_args *product = &a->product;
+  return (struct lade_gelu_bwd_args){.dtype = product->dtype, .n_elements = product->m * product->n, .f = product->n,
+                                     .x = product->gelu_x, .dy = product->c, .dx = product->c, .d_bias = a->d_bias,
+                                     .accumulate = a->accumulate_bias, .workspace = product->workspace};
+}
+
 /* Return the same sum for attention, whose columns are those of qkv. */
 static inline struct lade_column_sum_args lade_attention_bias_sum(const struct lade_attention_bwd_args *a)
 {
@@ -152,6 +161,7 @@ void lade_residual_init(struct lade_kernels *kernels);
 void lade_dropout_init(struct lade_kernels *kernels);
 void lade_rope_init(struct lade_kernels *kernels);
 void lade_gelu_init(struct lade_kernels *kernels);
+void lade_matmul_gelu_bwd_init(struct lade_kernels *kernels);
 void lade_swiglu_init(struct lade_kernels *kernels);
 void lade_activation_init(struct lade_kernels *kernels);
 void lade_qk_norm_init(struct lade_kernels *kernels);
@@ -223,6 +233,7 @@ size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, 
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads);
 size_t lade_column_sum_workspace_bytes(const struct lade_column_sum_args *args);
 size_t lade_gelu_bwd_workspace_bytes(const struct lade_gelu_bwd_args *args);
+size_t lade_matmul_gelu_bwd_workspace_bytes(const struct lade_matmul_gelu_bwd_args *args, int n_threads);
 size_t lade_embed_bwd_workspace_bytes(const struct lade_embed_bwd_args *args);
 size_t lade_norm_bwd_workspace_bytes(const struct lade_norm_bwd_args *args);
 size_t lade_residual_bwd_workspace_bytes(const struct lade_residual_bwd_args *args);

@@ -24,6 +24,9 @@
  * If dx is one rank's part of a sum, dx comes first: the ranks add their parts up while the weight's gradient is
  * computed. As shown above this costs no memory, because these are first products.
  *
+ * The MLP's second product reads what GELU made. The product that makes its x's gradient multiplies by GELU's slope
+ * where it ends, so that a wide gradient is not written and read in between (matmul_gelu_bwd).
+ *
  * Rejected: stating per op the values that it saves. Saved values are those that a forward op makes and a backward op
  * reads. The graph's edges contain this already, and a second statement could disagree.
  */
@@ -184,12 +187,41 @@ static void matmul_params_backward(struct lade_build *build, int forward, const 
   lade_build_bias_grad(build, forward, dy, accumulator_get(build, op->in[2]));
 }
 
+/* Return the GELU that makes the product's x, if nothing else reads it; else -1. */
+static int gelu_find(const struct lade_build *build, int forward)
+{
+  const struct lade_model_graph *graph = build->graph;
+  const struct lade_op *op = &graph->ops[forward];
+  const int producer = graph->tensors[op->in[0]].producer;
+  if (op->attr.is_dx_partial || gradient_find(build, op->in[0]) >= 0 || producer < graph->units[op->unit].first_fwd ||
+      graph->ops[producer].kind != LADE_OP_GELU)
+    return -1;
+  for (int between = producer + 1; between < forward; between++)
+    for (int i = 0; i < graph->ops[between].n_in; i++)
+      if (graph->ops[between].in[i] == op->in[0])
+        return -1;
+  return producer;
+}
+
+/* Push the gradient of the input of @gelu, whose output the product @op reads. */
+static void matmul_gelu_backward(struct lade_build *build, int forward, const struct lade_op *op, int gelu, int dy)
+{
+  const int x = build->graph->ops[gelu].in[0];
+  int in[] = {dy, op->in[1], x}, out[] = {gradient_make(build, x), -1};
+  lade_build_backward_op(build, LADE_OP_MATMUL_GELU_BWD, forward, in, out);
+}
+
 void lade_matmul_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
+  const int gelu = gelu_find(build, forward);
   int dy = gradient_get(build, op.out[0]), before = gradient_find(build, op.in[0]);
   if (!op.attr.is_dx_partial)
     matmul_params_backward(build, forward, &op, dy);
+  if (gelu >= 0) {
+    matmul_gelu_backward(build, forward, &op, gelu, dy);
+    return;
+  }
   int dx = partial_make(build, &op);
   lade_build_backward_op(build, LADE_OP_MATMUL_DX, forward, (int[]){dy, op.in[1]}, &dx);
   partial_complete(build, forward, dx);
@@ -224,6 +256,8 @@ static void activation_backward(struct lade_build *build, int forward, enum lade
 
 void lade_gelu_backward(struct lade_build *build, int forward)
 {
+  if (gradient_find(build, build->graph->ops[forward].out[0]) < 0) /* the product that read y has made dx */
+    return;
   activation_backward(build, forward, LADE_OP_GELU_BWD);
 }
 

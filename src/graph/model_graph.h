@@ -285,6 +285,7 @@ enum lade_op_kind {
   LADE_OP_DROPOUT_BWD,
   LADE_OP_MATMUL, /* y = x W^T (+ b) */
   LADE_OP_MATMUL_DX,
+  LADE_OP_MATMUL_GELU_BWD, /* MATMUL_DX, and the backward of the GELU that made x */
   LADE_OP_MATMUL_DW,
   LADE_OP_BIAS_GRAD,
   LADE_OP_ROPE,
@@ -343,7 +344,7 @@ struct lade_op_attr {
    * property of the model; a rank has its leaves of it. If activations are rounded to less than A, so are ranks' parts.
    * Then no order gives equal bits, and there are no trees.
    */
-  struct lade_k_tree y_tree, dx_tree; /* of MATMUL: of its sum over inputs; of its MATMUL_DX's over outputs */
+  struct lade_k_tree y_tree, dx_tree; /* of MATMUL: of its sum over inputs; of its gradient of x over outputs */
   int64_t leaf_tokens;                /* of the head's sums over the vocabulary (struct lade_head_loss_fwd_args) */
 };
 

@@ -20,6 +20,7 @@
  *   scale, scale_bwd  x                                           -> y
  *   matmul         x, weight, bias?                               -> y
  *   matmul_dx      dy, weight                                     -> dx
+ *   matmul_gelu_bwd  dy, weight, x of GELU                        -> dx of GELU, d_bias? (of the product that made x)
  *   matmul_dw      dy, x                                          -> d_weight
  *   bias_grad      dy                                             -> d_bias
  *   rope, rope_bwd x                                              -> y
@@ -61,6 +62,7 @@
 ARGS_FIT(lade_matmul_args);
 ARGS_FIT(lade_column_sum_args);
 ARGS_FIT(lade_gelu_bwd_args);
+ARGS_FIT(lade_matmul_gelu_bwd_args);
 ARGS_FIT(lade_embed_bwd_args);
 ARGS_FIT(lade_norm_bwd_args);
 ARGS_FIT(lade_residual_fwd_args);
@@ -589,6 +591,8 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_MATMUL] = {"matmul", LADE_K_MATMUL, 3, 1, -1, matmul_outputs, .flops = matmul_flops, .bind = matmul_bind,
                       .backward = lade_matmul_backward},
   [LADE_OP_MATMUL_DX] = {"matmul_dx", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dx_bind},
+  [LADE_OP_MATMUL_GELU_BWD] = {"matmul_gelu_bwd", LADE_K_MATMUL_GELU_BWD, 3, 2, -1, .bias_out = 1,
+                               .flops = matmul_flops, .bind = lade_op_matmul_gelu_bwd_bind},
   [LADE_OP_MATMUL_DW] = {"matmul_dw", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dw_bind},
   [LADE_OP_BIAS_GRAD] = {"bias_grad", LADE_K_COLUMN_SUM, 1, 1, -1, .flops = bias_grad_flops, .bind = bias_grad_bind},
   [LADE_OP_ROPE] = {"rope", LADE_K_ROPE, 1, 1, 0, same_outputs, .flops_per_element = 3, .bind = lade_op_rope_bind,

@@ -89,6 +89,8 @@ void lade_op_gelu_bind(const struct lade_model_graph *graph, const struct lade_o
                        void *args);
 void lade_op_gelu_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
                            const struct lade_bind *bind, void *args);
+void lade_op_matmul_gelu_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                                  const struct lade_bind *bind, void *args);
 void lade_op_swiglu_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
                             struct lade_op_output *ret_out);
 void lade_op_swiglu_bind(const struct lade_model_graph *graph, const struct lade_op *op,

@@ -27,6 +27,20 @@ void lade_op_gelu_bwd_bind(const struct lade_model_graph *graph, const struct la
                                   .workspace = (void *)bind->workspace};
 }
 
+void lade_op_matmul_gelu_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                                  const struct lade_bind *bind, void *args)
+{
+  const struct lade_tensor *dy = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
+  *(struct lade_matmul_gelu_bwd_args *)args =
+      (struct lade_matmul_gelu_bwd_args){.product = {.layout = LADE_NN, .dtype = graph->dtype, .out = graph->dtype,
+                                                     .m = dy->dims[0], .n = weight->dims[1], .k = weight->dims[0],
+                                                     .tree = op->attr.dx_tree, .a = in_at(bind, 0), .b = in_at(bind, 1),
+                                                     .c = out_at(bind, 0), .gelu_x = in_at(bind, 2),
+                                                     .workspace = (void *)bind->workspace},
+                                         .d_bias = out_at(bind, 1),
+                                         .accumulate_bias = accumulate_get(op, bind, 2)};
+}
+
 void lade_op_swiglu_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
                            struct lade_op_output *ret_out)
 {

@@ -67,6 +67,16 @@ int probe_store_again(const struct lade_probe_params *params, struct lade_error 
 /* Measure every distinct op of params->graph for which @cost has no entry. -ENOMEM, -EAGAIN. */
 int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost);
 
+/* Return the bytes that ops which are measured together may have: more on a GPU, whose microbatches are larger. */
+uint64_t probe_ops_limit(bool is_gpu, const struct lade_machine *machine);
+
+/*
+ * Find the first op of every key that has no entry in @cost, has at most @limit_bytes and is not predicted to take too
+ * long. @ops has room for each op of @graph, lean ones too. Return their number, or -ENOMEM.
+ */
+int probe_ops_find(const struct lade_model_graph *graph, const struct lade_cost *cost, uint64_t limit_bytes,
+                   int *ops);
+
 /*
  * A GPU during its measurement: queues and a step block (probe_gpu.c). Call finish after init, also if init failed:
  * -ENOMEM, -EAGAIN, or the device's status.

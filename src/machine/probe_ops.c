@@ -167,7 +167,7 @@ static int64_t op_run(const struct op_probe *probe, const struct op_group *group
 {
   _Alignas(64) char args[LADE_OP_ARGS_BYTES];
   const struct lade_step step = {.seed = 1, .lr = 1e-4f, .loss_scale = 1};
-  const struct lade_kernel_ctx ctx = {probe->params->pool, &step};
+  const struct lade_kernel_ctx ctx = {.pool = probe->params->pool, .step = &step, .kernels = probe->params->kernels};
   const struct lade_op *op = &probe->graph->ops[index];
   struct lade_bind bind = {.n_microbatches = 1};
   for (int i = 0; i < op->n_in; i++)
@@ -237,9 +237,8 @@ static uint64_t op_bytes(const struct lade_model_graph *graph, const struct lade
   return bytes;
 }
 
-/* Find the first op of every key that has no entry and is small enough. Returns their number, or -ENOMEM. */
-static int distinct_find(const struct lade_model_graph *graph, const struct lade_cost *cost, uint64_t limit_bytes,
-                         int *ops)
+int probe_ops_find(const struct lade_model_graph *graph, const struct lade_cost *cost, uint64_t limit_bytes,
+                   int *ops)
 {
   struct lade_cost seen = {0};
   int n = 0, rc = 0;
@@ -310,15 +309,20 @@ static int probe_run(struct op_probe *probe, const int *ops, int n_ops, uint64_t
   return rc;
 }
 
+uint64_t probe_ops_limit(bool is_gpu, const struct lade_machine *machine)
+{
+  const uint64_t bytes = LADE_MIN(is_gpu ? MOST_GPU_GROUP_BYTES : MOST_GROUP_BYTES, machine->host_bytes / 4);
+  return LADE_MIN(bytes, machine->device_bytes / 4);
+}
+
 int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost)
 {
   const struct lade_model_graph *graph = params->graph;
-  uint64_t limit_bytes = LADE_MIN(params->gpu ? MOST_GPU_GROUP_BYTES : MOST_GROUP_BYTES, cost->machine.host_bytes / 4);
-  limit_bytes = LADE_MIN(limit_bytes, cost->machine.device_bytes / 4);
+  const uint64_t limit_bytes = probe_ops_limit(params->gpu, &cost->machine);
   const int n_forms = graph->n_ops + graph->n_lean_ops;
   int *ops = calloc((size_t)n_forms + (size_t)graph->n_tensors, sizeof(*ops));
   uint64_t *place = calloc((size_t)graph->n_tensors, sizeof(*place));
-  int n_ops = ops && place ? distinct_find(graph, cost, limit_bytes, ops) : -ENOMEM;
+  int n_ops = ops && place ? probe_ops_find(graph, cost, limit_bytes, ops) : -ENOMEM;
   int rc = n_ops < 0 ? lade_error_set(error, n_ops, "probe: out of memory") : 0;
   struct op_probe probe = {.params = params, .graph = graph};
   if (n_ops > 0) {

@@ -264,6 +264,6 @@ bool level_whole(struct lade_kernels *kernels)
 struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)
 {
   static const struct lade_cuda_launcher launcher = {launch_run, NULL}, with_products = {launch_run, product_run};
-  return (struct lade_kernel_ctx){.pool = pool, .step = step,
+  return (struct lade_kernel_ctx){.pool = pool, .step = step, .kernels = kernels,
                                   .launcher = kernels->cublaslt ? &with_products : &launcher};
 }

@@ -76,5 +76,5 @@ bool level_whole(struct lade_kernels *kernels)
 
 struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)
 {
-  return (struct lade_kernel_ctx){.pool = pool, .step = step};
+  return (struct lade_kernel_ctx){.pool = pool, .step = step, .kernels = kernels};
 }

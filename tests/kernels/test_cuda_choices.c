@@ -23,6 +23,8 @@
 static const struct lade_matmul_args product = {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16,
                                                 .n = 24, .k = 4096};
 static char path[64];
+static const struct lade_matmul_args with_slope = {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16,
+                                                   .n = 24, .k = 4096, .gelu_x = path};
 
 /* Make the file of one @text. */
 static void file_make(const char *text)
@@ -56,8 +58,8 @@ static size_t scratch_get(char ret_name[192])
   return bytes;
 }
 
-/* Write number @i to the end of the file, as a bench does. */
-static void choice_append(int i)
+/* Write number @i of the product of @args to the end of the file, as a bench does. */
+static void choice_of_append(const struct lade_matmul_args *args, int i)
 {
   struct lade_error error = {0};
   lade_device *device = device_open();
@@ -65,11 +67,16 @@ static void choice_append(int i)
   unsetenv("LADE_MATMUL_CHOICES");
   assert_int_equal(lade_cublaslt_open(device, &error, &lt), 0);
   FILE *file = fopen(path, "a");
-  assert_int_equal(lade_cublaslt_choice_write(lt, &product, i, file), 0);
+  assert_int_equal(lade_cublaslt_choice_write(lt, args, i, file), 0);
   fclose(file);
   lade_cublaslt_close(lt);
   lade_device_close(device);
   setenv("LADE_MATMUL_CHOICES", path, 1);
+}
+
+static void choice_append(int i)
+{
+  choice_of_append(&product, i);
 }
 
 static void a_file_gives_its_algorithms_and_a_name_of_its_own(void **state)
@@ -90,6 +97,10 @@ static void a_file_gives_its_algorithms_and_a_name_of_its_own(void **state)
   choice_append(0); /* the last line of a product counts */
   assert_true(scratch_get(other) > 0);
   assert_string_not_equal(other, first);
+  file_make("");
+  choice_of_append(&with_slope, 1); /* the same sizes with another epilogue are another product */
+  assert_true(scratch_get(other) > 0);
+  assert_non_null(strstr(other, " (1)"));
 }
 
 /* A comment may be of any length, and the line behind it still has its number. */

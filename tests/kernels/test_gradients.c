@@ -55,7 +55,7 @@ static const struct lade_drop drop_half = {.drop_below = 0x60000000, .stream = 3
 /* Call @kernel with @args, whose workspace pointer is at @workspace (NULL: none). */
 static void call(struct check *check, enum lade_kernel kernel, void *args, void **workspace)
 {
-  const struct lade_kernel_ctx ctx = {check->pool, &check->step};
+  const struct lade_kernel_ctx ctx = {.pool = check->pool, .step = &check->step, .kernels = &check->kernels};
   size_t n_bytes = lade_kernel_workspace_bytes(&check->kernels, kernel, args, lade_pool_n_threads(check->pool));
   void *block = NULL;
   assert_int_equal(posix_memalign(&block, 64, n_bytes + 64), 0);
@@ -403,6 +403,36 @@ static void gelu(void **state)
   check_run(&c);
 }
 
+/* y = gelu(x) W^T, whose gradient of x is one kernel. */
+static double middle[N * D]; /* gelu(x) */
+
+static void gelu_product_forward(struct check *c)
+{
+  struct lade_gelu_fwd_args gelu = {.dtype = LADE_F64, .n_elements = N * D, .x = c->in[0].x, .y = middle};
+  struct lade_matmul_args a = {.layout = LADE_NT, .dtype = LADE_F64, .out = LADE_F64, .m = N, .n = F, .k = D,
+                               .a = middle, .b = c->in[1].x, .c = c->out[0].x};
+  call(c, LADE_K_GELU_FWD, &gelu, NULL);
+  call(c, LADE_K_MATMUL, &a, &a.workspace);
+}
+
+static void gelu_product_backward(struct check *c)
+{
+  struct lade_matmul_gelu_bwd_args a = {
+      .product = {.layout = LADE_NN, .dtype = LADE_F64, .out = LADE_F64, .m = N, .n = D, .k = F, .a = c->out[0].g,
+                  .b = c->in[1].x, .c = c->in[0].g, .gelu_x = c->in[0].x}};
+  struct lade_matmul_args dw = {.layout = LADE_TN, .dtype = LADE_F64, .out = LADE_F64, .m = F, .n = D, .k = N,
+                                .a = c->out[0].g, .b = middle, .c = c->in[1].g};
+  call(c, LADE_K_MATMUL_GELU_BWD, &a, &a.product.workspace);
+  call(c, LADE_K_MATMUL, &dw, &dw.workspace);
+}
+
+static void gelu_and_product(void **state)
+{
+  struct check c = {.n_in = 2, .n_out = 1, .in = {{.n = N * D}, {.n = F * D}}, .out = {{.n = N * F}},
+                    .forward = gelu_product_forward, .backward = gelu_product_backward};
+  check_run(&c);
+}
+
 static void swiglu_forward(struct check *c)
 {
   struct lade_swiglu_fwd_args a = {.dtype = LADE_F64, .n = N, .f = F, .x = c->in[0].x, .y = c->out[0].x};
@@ -461,7 +491,7 @@ int main(void)
       cmocka_unit_test(residual_with_rms_norm), cmocka_unit_test(dropout),
       cmocka_unit_test(rope),                  cmocka_unit_test(attention),
       cmocka_unit_test(gelu),                  cmocka_unit_test(swiglu),
-      cmocka_unit_test(head_loss),
+      cmocka_unit_test(head_loss),             cmocka_unit_test(gelu_and_product),
   };
   return cmocka_run_group_tests_name("backwards equal central differences", tests, NULL, NULL);
 }

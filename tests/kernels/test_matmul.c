@@ -241,6 +241,102 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
   }
 }
 
+/* ---- with GELU's slope ---- */
+
+/* One product with GELU's slope and a bias's gradient, in D and in double. */
+struct slope_problem {
+  struct problem product;
+  void *x_exact;
+  float *d_bias, *d_bias_parts; /* by the op, and by column sums of its c */
+  uint16_t *parts;              /* c by two kernels */
+};
+
+static struct slope_problem slope_problem_make(struct lade_matmul_args args)
+{
+  struct slope_problem problem = {.product = problem_make(args, RANDOM, false)};
+  problem.product.args.gelu_x = operand_make(args.dtype, RANDOM, 5, args.m * args.n, &problem.x_exact);
+  problem.product.exact.gelu_x = problem.x_exact;
+  problem.d_bias = memory_make((size_t)args.n * sizeof(float));
+  problem.d_bias_parts = memory_make((size_t)args.n * sizeof(float));
+  problem.parts = memory_make(problem.product.c_bytes);
+  return problem;
+}
+
+static void slope_problem_free(struct slope_problem *problem)
+{
+  free((void *)problem->product.args.gelu_x);
+  free(problem->x_exact);
+  free(problem->d_bias);
+  free(problem->d_bias_parts);
+  free(problem->parts);
+  problem_free(&problem->product);
+}
+
+/* Compute c by two kernels into @problem->parts. */
+static void slope_parts_run(struct slope_problem *problem, const struct lade_kernels *kernels, lade_pool *pool)
+{
+  struct lade_matmul_args product = problem->product.args;
+  struct lade_gelu_bwd_args gelu = {.dtype = product.dtype, .n_elements = product.m * product.n, .f = product.n,
+                                    .x = product.gelu_x, .dy = problem->parts, .dx = problem->parts};
+  product.c = problem->parts;
+  product.gelu_x = NULL;
+  kernel_call(kernels, LADE_K_MATMUL, &product, &product.workspace, pool);
+  kernel_call(kernels, LADE_K_GELU_BWD, &gelu, &gelu.workspace, pool);
+}
+
+/* Run the op twice, the second time adding to the bias's gradient; compare all with its parts and with @exact. */
+static void slope_level_check(struct slope_problem *problem, const struct lade_kernels *kernels, lade_pool *pool)
+{
+  struct problem *product = &problem->product;
+  const size_t row_bytes = (size_t)product->args.n * sizeof(float);
+  struct lade_matmul_gelu_bwd_args args = {.product = product->args, .d_bias = problem->d_bias};
+  struct lade_column_sum_args sum = {.dtype = product->args.dtype, .m = product->args.m, .n = product->args.n,
+                                     .x = product->args.c, .sum = problem->d_bias_parts};
+  for (int i = 0; i < 2; i++) {
+    args.accumulate_bias = sum.accumulate = i;
+    memset(product->args.c, 0xee, product->c_bytes);
+    kernel_call(kernels, LADE_K_MATMUL_GELU_BWD, &args, &args.product.workspace, pool);
+    kernel_call(kernels, LADE_K_COLUMN_SUM, &sum, &sum.workspace, pool);
+    assert_memory_equal(problem->d_bias, problem->d_bias_parts, row_bytes);
+  }
+  memcpy(product->result, product->args.c, product->c_bytes);
+  args.d_bias = NULL;
+  kernel_call(kernels, LADE_K_MATMUL_GELU_BWD, &args, &args.product.workspace, pool);
+  assert_memory_equal(product->args.c, product->result, product->c_bytes);
+  slope_parts_run(problem, kernels, pool);
+  if (!kernels->cublaslt) /* the library rounds once */
+    assert_memory_equal(product->args.c, problem->parts, product->c_bytes);
+  double norm, error = error_get(product->args.out, product->args.c, product->exact.c,
+                                 product->args.m * product->args.n, &norm);
+  double bound = 2 * unit_get(product->args.out) + 0x1p-23 * sqrt((double)product->args.k) + 0x1p-18;
+  if (!(error <= bound * norm))
+    fail_msg("%s %s: error %g of %g, bound %g", kernels->variant[LADE_K_MATMUL],
+             lade_dtype_name(product->args.dtype), error, norm, bound);
+}
+
+static void a_product_with_gelus_slope_is_its_parts(void **state)
+{
+  static const int64_t shapes[][3] = {{13, 31, 2}, {97, 104, 89}, {61, 64, 1027}, {200, 72, 17}};
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_MATMUL, levels);
+  const struct lade_kernel_ctx ctx = {.kernels = &levels[0]};
+  lade_pool *pool;
+  assert_int_equal(lade_pool_create(2, &pool), 0);
+  for (size_t at = 0; at < LADE_COUNT(shapes) * LADE_COUNT(dtypes); at++) {
+    const int64_t *shape = shapes[at / LADE_COUNT(dtypes)];
+    const enum lade_dtype dtype = dtypes[at % LADE_COUNT(dtypes)];
+    struct slope_problem problem = slope_problem_make((struct lade_matmul_args){
+        .layout = LADE_NN, .dtype = dtype, .out = dtype, .m = shape[0], .n = shape[1], .k = shape[2]});
+    struct lade_matmul_gelu_bwd_args exact = {.product = problem.product.exact};
+    levels[0].fn[LADE_K_MATMUL_GELU_BWD](&ctx, &exact);
+    for (int level = 0; level < n_levels; level++)
+      slope_level_check(&problem, &levels[level], pool);
+    slope_problem_free(&problem);
+  }
+  lade_pool_destroy(pool);
+}
+
 int main(void)
 {
   printf("seed %d\n", SEED);
@@ -250,6 +346,7 @@ int main(void)
       cmocka_unit_test(a_weight_larger_than_the_shared_room_is_right),
       cmocka_unit_test(packed_k_counts_every_piece),
       cmocka_unit_test(a_tree_of_leaves_is_right),
+      cmocka_unit_test(a_product_with_gelus_slope_is_its_parts),
       cmocka_unit_test(ranks_that_share_the_leaves_give_the_bits_of_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

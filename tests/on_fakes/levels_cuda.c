@@ -99,5 +99,6 @@ struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *
       {{launch_run}, CUDA_FORWARD}, {{launch_run}, CUDA_BACKWARD}, {{launch_run}, CUDA_SHUFFLED}};
   int n_threads = lade_pool_n_threads(pool);
   int order = n_threads < 2 ? CUDA_FORWARD : n_threads == 2 ? CUDA_BACKWARD : CUDA_SHUFFLED;
-  return (struct lade_kernel_ctx){.pool = pool, .step = step, .launcher = &launchers[order].base};
+  return (struct lade_kernel_ctx){.pool = pool, .step = step, .launcher = &launchers[order].base,
+                                  .kernels = kernels};
 }

@@ -113,7 +113,7 @@ static void plain_run(enum lade_kernel kernel, const void *args, uint32_t step_n
   struct lade_cpu none = {0};
   struct lade_step step = step_make(step_number);
   lade_kernels_init(&plain, &none);
-  plain.fn[kernel](&(struct lade_kernel_ctx){.step = &step}, args);
+  plain.fn[kernel](&(struct lade_kernel_ctx){.step = &step, .kernels = &plain}, args);
 }
 
 static void values_make(float *values, int n, float first, float step)
@@ -372,11 +372,24 @@ static int product_run(struct gpu *gpu, const struct product *p, size_t shift, v
   return status;
 }
 
+static void distance_check(const struct lade_matmul_args *args, const void *got, const void *want)
+{
+  double norm = 0, distance = 0, unit = args->out == LADE_F32 ? 0x1p-18 : args->out == LADE_BF16 ? 0x1p-8 : 0x1p-10;
+  for (int64_t i = 0; i < args->m * args->n; i++) {
+    double x = operand_get(args->out, want, i), d = operand_get(args->out, got, i) - x;
+    norm += x * x;
+    distance += d * d;
+  }
+  if (!(sqrt(distance) <= unit * sqrt(norm)))
+    fail_msg("%s to %s, layout %d, %ld x %ld x %ld: %g of %g", lade_dtype_name(args->dtype),
+             lade_dtype_name(args->out), args->layout, (long)args->m, (long)args->n, (long)args->k, sqrt(distance),
+             sqrt(norm));
+}
+
 static void product_check(struct gpu *gpu, const struct product *p, size_t shift)
 {
   static struct product want;
   static _Alignas(64) char got[PLACE_BYTES / 4];
-  double norm = 0, distance = 0, unit = p->args.out == LADE_F32 ? 0x1p-18 : p->args.out == LADE_BF16 ? 0x1p-8 : 0x1p-10;
   want = *p;
   want.args.a = want.a;
   want.args.b = want.b;
@@ -384,15 +397,7 @@ static void product_check(struct gpu *gpu, const struct product *p, size_t shift
   want.args.bias = p->args.bias ? want.bias : NULL;
   assert_int_equal(product_run(gpu, p, shift, got), 0);
   plain_run(LADE_K_MATMUL, &want.args, 7);
-  for (int64_t i = 0; i < p->args.m * p->args.n; i++) {
-    double x = operand_get(p->args.out, want.c, i), d = operand_get(p->args.out, got, i) - x;
-    norm += x * x;
-    distance += d * d;
-  }
-  if (!(sqrt(distance) <= unit * sqrt(norm)))
-    fail_msg("%s to %s, layout %d, %ld x %ld x %ld: %g of %g", lade_dtype_name(p->args.dtype),
-             lade_dtype_name(p->args.out), p->args.layout, (long)p->args.m, (long)p->args.n, (long)p->args.k,
-             sqrt(distance), sqrt(norm));
+  distance_check(&p->args, got, want.c);
 }
 
 /* The last one's rows of 16-bit values do not begin at multiples of 16 bytes, which the library refuses. */
@@ -419,6 +424,54 @@ static void products_are_the_librarys_and_right(void **state)
           product_check(&gpu, &p, 0);
           assert_int_equal(lt.calls("cublasLtMatmul") - before, !is_own);
         }
+  gpu_close(&gpu);
+}
+
+/*
+ * GELU's slope is the library's epilogue, without a launch of its own, where it takes the product: in 16 bits and rows
+ * of whole 16 bytes. Elsewhere a second kernel multiplies. Both are right.
+ */
+static void gelus_slope_is_the_librarys_epilogue(void **state)
+{
+  static const struct {
+    enum lade_dtype dtype;
+    int64_t m, n, k;
+    uint64_t n_products, n_launches;
+  } cases[] = {{LADE_BF16, 24, 40, 16, 1, 0}, {LADE_F16, 24, 40, 200, 1, 0},
+               {LADE_F32, 24, 40, 16, 1, 1},  {LADE_BF16, 24, 30, 16, 0, 2}};
+  struct gpu gpu;
+  static struct product p;
+  static char x[PLACE_BYTES / 4], got[PLACE_BYTES / 4];
+  gpu_open(&gpu);
+  kernels_open(&gpu);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    const struct lade_matmul_args args = {.layout = LADE_NN, .dtype = cases[i].dtype, .out = cases[i].dtype,
+                                          .m = cases[i].m, .n = cases[i].n, .k = cases[i].k};
+    product_make(&p, &args, false);
+    operand_make(args.dtype, x, args.m * args.n, 5);
+    struct lade_matmul_gelu_bwd_args want = {.product = p.args}, on_gpu = {.product = p.args};
+    want.product.gelu_x = x;
+    on_gpu.product.a = at(&gpu, 1);
+    on_gpu.product.b = at(&gpu, 2);
+    on_gpu.product.c = at(&gpu, 3);
+    on_gpu.product.gelu_x = at(&gpu, 4);
+    on_gpu.product.workspace = at(&gpu, 5);
+    move(&gpu, at(&gpu, 1), p.a, sizeof(p.a));
+    move(&gpu, at(&gpu, 2), p.b, sizeof(p.b));
+    move(&gpu, at(&gpu, 4), x, sizeof(x));
+    struct lade_kernels table;
+    lade_cuda_kernels_get(gpu.kernels, &table);
+    lade_kernel_workspace_bytes(&table, LADE_K_MATMUL_GELU_BWD, &on_gpu, 1);
+    const uint64_t products = lt.calls("cublasLtMatmul"), launches = fake.calls("cuLaunchKernel");
+    const uint64_t chosen = lt.calls("cublasLtMatmulAlgoGetHeuristic");
+    assert_int_equal(run(&gpu, LADE_K_MATMUL_GELU_BWD, &on_gpu), 0);
+    assert_int_equal(lt.calls("cublasLtMatmul") - products, cases[i].n_products);
+    assert_int_equal(fake.calls("cuLaunchKernel") - launches, cases[i].n_launches);
+    assert_int_equal(lt.calls("cublasLtMatmulAlgoGetHeuristic"), chosen);
+    move(&gpu, got, at(&gpu, 3), c_bytes(&p));
+    plain_run(LADE_K_MATMUL_GELU_BWD, &want, 7);
+    distance_check(&p.args, got, p.c);
+  }
   gpu_close(&gpu);
 }
 
@@ -727,6 +780,7 @@ int main(void)
       cmocka_unit_test(every_call_of_loading_may_fail),
       cmocka_unit_test(a_refused_launch_is_the_devices_status),
       cmocka_unit_test(products_are_the_librarys_and_right),
+      cmocka_unit_test(gelus_slope_is_the_librarys_epilogue),
       cmocka_unit_test(accumulating_adds_the_complete_sum_once),
       cmocka_unit_test(an_algorithm_is_chosen_once_for_a_kind),
       cmocka_unit_test(operands_that_lie_askew_are_the_plain_kernels),

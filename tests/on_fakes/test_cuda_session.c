@@ -17,10 +17,13 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "device/cuda.h"
+#include "kernels/cuda.h"
+#include "machine/probe_internal.h"
 #include "run/session.h"
 #include "tests/support/fakes/fakes.h"
 
-#define CALM "host_chunks=1,modules=0,functions=0,fail=none,nth=1,code=2,forever=0,lose=0"
+#define CALM "cold=0,host_chunks=1,modules=0,functions=0,fail=none,nth=1,code=2,forever=0,lose=0"
 
 static struct fake_driver fake;
 static struct fake_cublaslt lt;
@@ -358,6 +361,35 @@ static bool file_write(char *path, int n_suffix, const char *text)
   return is_written;
 }
 
+/* Measure the rate of products on a device with these @settings. */
+static double product_rate_get(const char *settings)
+{
+  const struct lade_cuda_device_params how = {.struct_size = sizeof(how)};
+  struct lade_error error = {0};
+  struct lade_probe_gpu gpu = {0};
+  lade_cuda_kernels *kernels = NULL;
+  double rate = 0;
+  assert_int_equal(fake.set(CALM), 0);
+  assert_int_equal(lade_device_open_cuda(&how, &error, &gpu.device), 0);
+  assert_int_equal(lade_cuda_kernels_open(gpu.device, "kernels", &error, &kernels), 0);
+  gpu.kernels = kernels;
+  assert_int_equal(fake.set(settings), 0);
+  const struct lade_probe_params params = {.struct_size = sizeof(params), .gpu = &gpu};
+  assert_int_equal(probe_gpu_matmul(&params, LADE_F32, &rate), 0);
+  assert_int_equal(fake.set(CALM), 0);
+  lade_cuda_kernels_close(kernels);
+  lade_device_close(gpu.device);
+  nothing_is_left();
+  return rate;
+}
+
+/* A device that was idle has a low clock. The first products are slow then, and their rate is not the device's. */
+static void a_rate_is_of_a_warm_clock(void **state)
+{
+  const double cold = product_rate_get("cold=1000000000"), warm = product_rate_get("cold=3");
+  assert_true(cold > 0 && warm > 30 * cold);
+}
+
 int main(void)
 {
   if (!fake_driver_find(&fake) || !fake_cublaslt_find(&lt)) {
@@ -377,6 +409,7 @@ int main(void)
       cmocka_unit_test(memory_that_somebody_else_took_is_one_line),
       cmocka_unit_test(what_the_gpu_holds_beside_the_arena_is_told_by_taker),
       cmocka_unit_test(a_steady_step_takes_nothing_from_the_driver),
+      cmocka_unit_test(a_rate_is_of_a_warm_clock),
   };
   int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
   unlink(model);

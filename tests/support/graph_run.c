@@ -125,7 +125,8 @@ void graph_run_op(struct graph_run *run, int i_op, int microbatch, int n_microba
   }
   _Alignas(64) char args[LADE_OP_ARGS_BYTES];
   lade_op_bind(run->graph, i_op, &bind, args);
-  run->kernels->fn[op->kernel](&(struct lade_kernel_ctx){.pool = run->pool, .step = &run->step}, args);
+  run->kernels->fn[op->kernel](
+      &(struct lade_kernel_ctx){.pool = run->pool, .step = &run->step, .kernels = run->kernels}, args);
 }
 
 void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int microbatch)

@@ -179,6 +179,18 @@ static __device__ inline void tiles_begin_first(const struct lade_attention_fwd_
     turn_give(0);
 }
 
+/*
+ * Return 16 rows of D elements for this warp's results, in place of its own warpgroup's queries: of its 64 rows in one
+ * panel. The other warpgroup's products of its last tile may still read the other rows.
+ */
+template <class T, int D> static __device__ inline T *results_room(const struct forward_block<T, D> &b)
+{
+  constexpr int EACH = GROUP_ROWS * LADE_CUDA_PANEL / (16 * D); /* warps with room in one panel's 64 rows */
+  const int warp = warp_get() % 4;
+  return b.queries + warp / EACH * (ROWS * LADE_CUDA_PANEL) + b.group * (GROUP_ROWS * LADE_CUDA_PANEL) +
+         warp % EACH * (16 * D);
+}
+
 template <class T, int D>
 static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
 {
@@ -215,7 +227,7 @@ static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fw
   ptx_products_fence();
   values_weigh_begin(b, b.n_seen - 1, w);
   ptx_products_wait<0>(w.q.out[0]);
-  queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* its warpgroup reads the queries no longer */
+  queries_put(w.q, b.s, a, b.first + own, results_room(b));
 }
 
 WARPGROUP_KERNEL(attention_wgmma_fwd, 64, lade_attention_fwd_args, THREADS, LADE_CUDA_WGMMA_BLOCKS)

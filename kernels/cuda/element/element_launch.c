@@ -47,7 +47,7 @@ static struct lade_column_sum_args gelu_bias_sum(const struct lade_gelu_bwd_args
                                        .sum = a->d_bias, .accumulate = a->accumulate, .workspace = a->workspace};
 }
 
-static void gelu_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_cuda_gelu_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_gelu_bwd_args *a = args;
   if (!a->d_bias) {
@@ -122,7 +122,7 @@ void lade_cuda_element_init(struct lade_kernels *kernels)
   kernels->fn[LADE_K_CAST] = cast;
   kernels->fn[LADE_K_DROPOUT] = dropout;
   kernels->fn[LADE_K_GELU_FWD] = gelu_fwd;
-  kernels->fn[LADE_K_GELU_BWD] = gelu_bwd;
+  kernels->fn[LADE_K_GELU_BWD] = lade_cuda_gelu_bwd;
   kernels->fn[LADE_K_SWIGLU_FWD] = swiglu_fwd;
   kernels->fn[LADE_K_SWIGLU_BWD] = swiglu_bwd;
 }

@@ -39,7 +39,11 @@ enum {
 enum { CUBLASLT_R_32F = 0, CUBLASLT_R_16F = 2, CUBLASLT_R_16BF = 14 };       /* cudaDataType_t */
 enum { CUBLASLT_COMPUTE_32F = 68, CUBLASLT_COMPUTE_32F_PEDANTIC = 69 };      /* cublasComputeType_t */
 enum { CUBLASLT_OP_N = 0, CUBLASLT_OP_T = 1 };                               /* cublasOperation_t, an int32_t */
-enum { CUBLASLT_EPILOGUE_NONE = 1, CUBLASLT_EPILOGUE_ADD_BIAS = 4 };         /* cublasLtEpilogue_t, a uint32_t */
+enum { /* cublasLtEpilogue_t, a uint32_t */
+  CUBLASLT_EPILOGUE_NONE = 1,
+  CUBLASLT_EPILOGUE_ADD_BIAS = 4,
+  CUBLASLT_EPILOGUE_GELU_SLOPE = 192
+};
 enum {                                                                       /* cublasLtReductionScheme_t, a uint32_t */
   CUBLASLT_REDUCE_NONE = 0,
   CUBLASLT_REDUCE_IN_PLACE = 1,
@@ -50,7 +54,9 @@ enum { /* cublasLtMatmulDescAttributes_t */
   CUBLASLT_DESC_TRANSA = 3,
   CUBLASLT_DESC_TRANSB = 4,
   CUBLASLT_DESC_EPILOGUE = 7,
-  CUBLASLT_DESC_BIAS_POINTER = 8
+  CUBLASLT_DESC_BIAS_POINTER = 8,
+  CUBLASLT_DESC_AUX_POINTER = 11,
+  CUBLASLT_DESC_AUX_STRIDE = 12
 };
 enum { /* cublasLtMatmulPreferenceAttributes_t; the alignments are uint32_t, the workspace a uint64_t */
   CUBLASLT_PREF_MAX_WORKSPACE_BYTES = 1,

@@ -20,11 +20,12 @@
  *  - Operands are promised to lie at ALIGN_BYTES, always. The plain kernel computes the others; as tensors begin at
  *    64 bytes, the choice follows from shapes and not from a tensor's place in a plan.
  *
- * The only epilogue is the bias: added to the sum in FP32 and rounded once, as kernels.h says. The library's GELU takes
- * the sum before it is rounded, while ours takes the stored value: a plan that recomputes it from the stored value
- * would get other bits than one that keeps it. Its GELU backward multiplies an unrounded gradient, so it is not used
- * for the same reason. Its gradient of the bias overwrites, where ours accumulates over microbatches, and the precision
- * of its sum is not documented.
+ * Epilogues are the bias, added to the sum in FP32 and rounded once, as kernels.h says, and the slope of GELU. The
+ * latter multiplies the sum before it is rounded. That is one op in every plan (matmul_gelu_bwd), so no residency
+ * changes its bits. The library's GELU forward is not used: it takes the sum before it is rounded, while ours takes the
+ * stored value. A plan that recomputes it from the stored value would get other bits than one that keeps it. The
+ * library's gradient of the bias is not used either: it overwrites, where ours accumulates over microbatches, and the
+ * precision of its sum is not documented.
  */
 #include "kernels/cuda/matmul/matmul_cublaslt.h"
 
@@ -43,6 +44,7 @@
 #define WORKSPACE_ALIGN_BYTES 256u                 /* cuBLAS's requirement for a workspace */
 #define MOST_WORKSPACE_BYTES (UINT64_C(32) << 20)  /* cuBLAS's recommendation for sm_90; other GPUs take less */
 #define N_CHOICES 8
+#define GELU_ROW_ELEMENTS 8                        /* the library's requirement for rows of GELU's x */
 
 /* A driver runs the libraries of its own major version and of those before. */
 static const char *const sonames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
@@ -65,7 +67,7 @@ struct lade_cublaslt {
   char key[160];                       /* of choices: library, GPU and driver */
   char name[192];
   struct lade_product_choices choices; /* none unless LADE_MATMUL_CHOICES names a file */
-  pthread_mutex_t lock; /* guards the fields below, and a descriptor's bias */
+  pthread_mutex_t lock; /* guards the fields below, and a descriptor's pointer */
   LADE_ARRAY(struct chosen_product *) products;
   bool has_missed; /* a kind could not be allocated, so plans do not know its scratch: no product may run */
 };
@@ -75,7 +77,7 @@ struct lade_cublaslt {
 static struct lade_product_kind kind_get(const struct lade_matmul_args *args)
 {
   return (struct lade_product_kind){args->layout, args->dtype, args->out, args->m, args->n, args->k,
-                                    args->bias != NULL};
+                                    args->bias != NULL, args->gelu_x != NULL};
 }
 
 static int type_of(enum lade_dtype dtype)
@@ -83,11 +85,15 @@ static int type_of(enum lade_dtype dtype)
   return dtype == LADE_BF16 ? CUBLASLT_R_16BF : dtype == LADE_F16 ? CUBLASLT_R_16F : CUBLASLT_R_32F;
 }
 
-/* True if the library can take it: it counts in 32 bits, and takes a bias only in the type of the output. */
+/*
+ * True if the library can take it: it counts in 32 bits, takes a bias only in the type of the output, and GELU's x only
+ * in 16 bits, in rows that are multiples of 16 bytes.
+ */
 static bool kind_is_known(const struct lade_product_kind *kind)
 {
   return LADE_MAX(LADE_MAX(kind->m, kind->n), kind->k) <= INT32_MAX && kind->dtype <= LADE_F16 &&
-         !(kind->has_bias && kind->out != kind->dtype);
+         !(kind->has_bias && kind->out != kind->dtype) &&
+         !(kind->has_gelu && (kind->dtype == LADE_F32 || kind->out != kind->dtype || kind->n % GELU_ROW_ELEMENTS));
 }
 
 /* ---- choosing ---- */
@@ -148,7 +154,9 @@ static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_produc
   const int compute = kind->dtype == LADE_F32 ? CUBLASLT_COMPUTE_32F_PEDANTIC : CUBLASLT_COMPUTE_32F;
   const int32_t a_op = kind->layout == LADE_NT ? CUBLASLT_OP_T : CUBLASLT_OP_N;
   const int32_t b_op = kind->layout == LADE_TN ? CUBLASLT_OP_T : CUBLASLT_OP_N;
-  const uint32_t epilogue = kind->has_bias ? CUBLASLT_EPILOGUE_ADD_BIAS : CUBLASLT_EPILOGUE_NONE;
+  const uint32_t epilogue = kind->has_bias   ? CUBLASLT_EPILOGUE_ADD_BIAS
+                            : kind->has_gelu ? CUBLASLT_EPILOGUE_GELU_SLOPE
+                                             : CUBLASLT_EPILOGUE_NONE;
   const void *aligned = (const void *)(uintptr_t)ALIGN_BYTES; /* the heuristic reads the alignment alone */
   return call_check(lt, "cublasLtMatmulDescCreate",
                     lt->library.cublasLtMatmulDescCreate(&product->descriptor, compute, CUBLASLT_R_32F),
@@ -156,7 +164,9 @@ static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_produc
          attribute_set(lt, product, CUBLASLT_DESC_TRANSA, &a_op, sizeof(a_op)) &&
          attribute_set(lt, product, CUBLASLT_DESC_TRANSB, &b_op, sizeof(b_op)) &&
          attribute_set(lt, product, CUBLASLT_DESC_EPILOGUE, &epilogue, sizeof(epilogue)) &&
-         (!kind->has_bias || attribute_set(lt, product, CUBLASLT_DESC_BIAS_POINTER, &aligned, sizeof(aligned)));
+         (!kind->has_bias || attribute_set(lt, product, CUBLASLT_DESC_BIAS_POINTER, &aligned, sizeof(aligned))) &&
+         (!kind->has_gelu || (attribute_set(lt, product, CUBLASLT_DESC_AUX_STRIDE, &kind->n, sizeof(kind->n)) &&
+                              attribute_set(lt, product, CUBLASLT_DESC_AUX_POINTER, &aligned, sizeof(aligned))));
 }
 
 /*
@@ -274,10 +284,11 @@ static void product_put(struct lade_cublaslt *lt, struct chosen_product *product
   const struct cublaslt_library *library = &lt->library;
   uintptr_t workspace = lade_align_up((uintptr_t)args->workspace, WORKSPACE_ALIGN_BYTES);
   LADE_ASSERT(args->workspace || !product->workspace_bytes);
-  if (args->bias && !call_check(lt, "cublasLtMatmulDescSetAttribute",
-                                library->cublasLtMatmulDescSetAttribute(product->descriptor, CUBLASLT_DESC_BIAS_POINTER,
-                                                                        &args->bias, sizeof(args->bias)),
-                                error))
+  const int attribute = args->gelu_x ? CUBLASLT_DESC_AUX_POINTER : CUBLASLT_DESC_BIAS_POINTER;
+  const void *const more = args->gelu_x ? args->gelu_x : args->bias;
+  if (more && !call_check(lt, "cublasLtMatmulDescSetAttribute",
+                          library->cublasLtMatmulDescSetAttribute(product->descriptor, attribute, &more, sizeof(more)),
+                          error))
     return;
   call_check(lt, "cublasLtMatmul",
              library->cublasLtMatmul(lt->handle, product->descriptor, &one, args->b, product->a, args->a, product->b,
@@ -291,7 +302,8 @@ bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade
                        struct lade_error *error)
 {
   const struct lade_product_kind kind = kind_get(args);
-  uintptr_t bits = (uintptr_t)args->a | (uintptr_t)args->b | (uintptr_t)args->c | (uintptr_t)args->bias;
+  const uintptr_t bits = (uintptr_t)args->a | (uintptr_t)args->b | (uintptr_t)args->c | (uintptr_t)args->bias |
+                         (uintptr_t)args->gelu_x;
   struct lade_error why = {0};
   if (lade_device_status(lt->device)) /* its context may not be current, and no product would run */
     return true;

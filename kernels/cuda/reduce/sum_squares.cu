@@ -8,7 +8,7 @@
  * adds nothing.
  *
  * Moves n elements. Bound: memory, if a multiprocessor has enough blocks: one adds a span in the latency of 256
- * additions in F64, one after the other. Small tensors: the latency of 4,096 of them.
+ * additions in F64, one after the other. Small tensors: the latency of 1,024 of them.
  */
 #include "kernels/cuda/kernel.h"
 

@@ -3,7 +3,7 @@
  * A rank's part of the norm, with the bits of kernels/host/reduce/tree_sum.c: one block adds all partials (tree.h). The
  * sum of none is zero.
  *
- * Moves 8 bytes for each partial, one to 65,536 elements of a gradient. Bound: latency, as of clip.cu.
+ * Moves 8 bytes for each partial, one to 16,384 elements of a gradient. Bound: latency, as of clip.cu.
  */
 #include "kernels/cuda/reduce/tree.h"
 

@@ -56,7 +56,7 @@ void lade_cuda_columns_launch(const struct lade_kernel_ctx *ctx, enum lade_cuda_
                                                     .outputs = {sum->sum}, .accumulate = sum->accumulate});
 }
 
-static void column_sum(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_cuda_column_sum(const struct lade_kernel_ctx *ctx, const void *args)
 {
   lade_cuda_columns_launch(ctx, LADE_CUDA_COLUMN_SUM, args, args);
 }
@@ -248,7 +248,7 @@ size_t lade_cuda_qk_norm_bwd_bytes(const struct lade_qk_norm_bwd_args *a)
 
 void lade_cuda_row_init(struct lade_kernels *kernels)
 {
-  kernels->fn[LADE_K_COLUMN_SUM] = column_sum;
+  kernels->fn[LADE_K_COLUMN_SUM] = lade_cuda_column_sum;
   kernels->fn[LADE_K_EMBED_FWD] = embed_fwd;
   kernels->fn[LADE_K_EMBED_BWD] = embed_bwd;
   kernels->fn[LADE_K_NORM_FWD] = norm_fwd;

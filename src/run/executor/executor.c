@@ -636,7 +636,7 @@ int lade_executor_create(const struct lade_executor_params *params, struct lade_
   ex->params = *params;
   ex->device = params->device;
   ex->graph = params->plan->train->graph;
-  ex->ctx = (struct lade_kernel_ctx){.pool = params->pool, .step = &ex->step};
+  ex->ctx = (struct lade_kernel_ctx){.pool = params->pool, .step = &ex->step, .kernels = params->kernels};
   lade_first_error_init(&ex->failure);
   int status = executor_init(ex, error);
   if (status) {

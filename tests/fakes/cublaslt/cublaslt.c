@@ -2,7 +2,8 @@
 /*
  * The fake for cuBLASLt. Descriptors store their settings. An algorithm's words hold the product that it was chosen
  * for, its split of k, and the promised alignments. A product copies all of that and runs as a piece of work of the
- * driver's fake, column by column. Each element is a sum of fused multiply-adds in rising order of k.
+ * driver's fake, column by column. Each element is a sum of fused multiply-adds in rising order of k. GELU's slope
+ * multiplies the sum before it is rounded.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -43,7 +44,8 @@ struct descriptor {
   int compute, scale;
   int32_t a_op, b_op;
   uint32_t epilogue;
-  const void *bias;
+  const void *bias, *aux;
+  int64_t aux_stride;
 };
 
 struct preference {
@@ -251,7 +253,9 @@ cublaslt_status cublasLtMatmulDescSetAttribute(cublaslt_product product, int att
   } table[] = {{CUBLASLT_DESC_TRANSA, &descriptor->a_op, 4},
                {CUBLASLT_DESC_TRANSB, &descriptor->b_op, 4},
                {CUBLASLT_DESC_EPILOGUE, &descriptor->epilogue, 4},
-               {CUBLASLT_DESC_BIAS_POINTER, &descriptor->bias, sizeof(void *)}};
+               {CUBLASLT_DESC_BIAS_POINTER, &descriptor->bias, sizeof(void *)},
+               {CUBLASLT_DESC_AUX_POINTER, &descriptor->aux, sizeof(void *)},
+               {CUBLASLT_DESC_AUX_STRIDE, &descriptor->aux_stride, sizeof(int64_t)}};
   cublaslt_status result = enter("cublasLtMatmulDescSetAttribute", 0);
   if (result)
     return result;
@@ -354,17 +358,23 @@ static struct product product_get(cublaslt_product how, cublaslt_layout a, cubla
   if ((p.d.type != p.a.type && p.d.type != CUBLASLT_R_32F) || p.how.scale != CUBLASLT_R_32F ||
       (p.how.compute != CUBLASLT_COMPUTE_32F && p.how.compute != CUBLASLT_COMPUTE_32F_PEDANTIC))
     misuse("there is no product of these types");
-  if (p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS ? !p.how.bias : p.how.epilogue != CUBLASLT_EPILOGUE_NONE)
-    misuse("epilogue %u is not known or lacks its bias", p.how.epilogue);
+  const bool has_slope = p.how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE;
+  if (p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS ? !p.how.bias
+      : has_slope                                  ? !p.how.aux
+                                                   : p.how.epilogue != CUBLASLT_EPILOGUE_NONE)
+    misuse("epilogue %u is not known or lacks its operand", p.how.epilogue);
+  if (has_slope && (p.how.aux_stride % 8 || p.how.aux_stride < (int64_t)p.d.rows || type_bytes(p.d.type) != 2))
+    misuse("rows of GELU's input, %lld apart, do not fit the product", (long long)p.how.aux_stride);
   return p;
 }
 
-/* Return FNV-1a of all fields but the address of the bias. */
+/* Return FNV-1a of all fields but the addresses of bias and aux. */
 static uint64_t product_hash(struct product p)
 {
   const uint64_t words[] = {(uint64_t)p.how.compute, (uint64_t)p.how.a_op, (uint64_t)p.how.b_op, p.how.epilogue,
                             (uint64_t)p.a.type, p.a.rows, p.a.columns, (uint64_t)p.a.stride, p.b.rows, p.b.columns,
-                            (uint64_t)p.b.stride, (uint64_t)p.d.type, (uint64_t)p.d.stride};
+                            (uint64_t)p.b.stride, (uint64_t)p.d.type, (uint64_t)p.d.stride,
+                            (uint64_t)p.how.aux_stride};
   uint64_t hash = 0xcbf29ce484222325;
   for (size_t i = 0; i < LADE_COUNT(words); i++)
     hash = (hash ^ words[i]) * 0x100000001b3;
@@ -391,12 +401,14 @@ static struct cublaslt_choice choice_make(const struct product *p, const struct 
 {
   struct cublaslt_choice choice = {.waves = 1};
   struct algo algo = {.magic = MAGIC, .product = product_hash(*p), .scheme = scheme, .n_splits = scheme ? 2 : 1,
-                      .bias_align_bytes = p->how.bias ? (uint16_t)low_bit(p->how.bias) : 1};
+                      .bias_align_bytes = p->how.bias ? (uint16_t)low_bit(p->how.bias)
+                                          : p->how.aux ? (uint16_t)low_bit(p->how.aux)
+                                                       : 1};
   for (int i = 0; i < 4; i++)
     algo.align_bytes[i] = (uint16_t)preference->align_bytes[i];
   if (scheme == CUBLASLT_REDUCE_COMPUTE_TYPE)
     algo.workspace_bytes = 2 * p->d.rows * p->d.columns * sizeof(float);
-  if (p->how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS) /* with an epilogue it is another algorithm */
+  if (p->how.epilogue != CUBLASLT_EPILOGUE_NONE) /* with an epilogue it is another algorithm */
     algo.workspace_bytes += p->d.rows * sizeof(float);
   memcpy(&choice.algo, &algo, sizeof(algo));
   choice.workspace_bytes = algo.workspace_bytes;
@@ -475,6 +487,14 @@ static float element_sum(const struct run *run, uint64_t row, uint64_t column)
   return sum;
 }
 
+/* Return the slope of GELU's tanh form. */
+static float gelu_slope(float at)
+{
+  const double x = LADE_MAX(LADE_MIN(at, 100.0), -100.0), root = 0.79788456080286535588, cubic = 0.044715;
+  const double t = tanh(root * (x + cubic * x * x * x));
+  return (float)(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * cubic * x * x));
+}
+
 static void product_run(void *args)
 {
   const struct run *run = args;
@@ -489,6 +509,8 @@ static void product_run(void *args)
         value += run->beta * element_get(d->type, run->d, i);
       if (run->p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS)
         value += element_get(d->type, run->p.how.bias, row);
+      if (run->p.how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE)
+        value *= gelu_slope(element_get(d->type, run->p.how.aux, column * (uint64_t)run->p.how.aux_stride + row));
       element_put(d->type, run->d, i, value);
     }
 }
@@ -525,6 +547,12 @@ static void run_check(const struct run *run)
   if (p->how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS) {
     memory_check("the bias", p->how.bias, p->d.rows * type_bytes(p->d.type));
     aligned_check("the bias", p->how.bias, algo->bias_align_bytes);
+  }
+  if (p->how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE) {
+    const uint64_t bytes = ((p->d.columns - 1) * (uint64_t)p->how.aux_stride + p->d.rows) * type_bytes(p->d.type);
+    memory_check("GELU's input", p->how.aux, bytes);
+    apart_check(run, "GELU's input", p->how.aux, bytes);
+    aligned_check("GELU's input", p->how.aux, algo->bias_align_bytes);
   }
 }
 

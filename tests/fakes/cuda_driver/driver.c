@@ -16,6 +16,7 @@ static const struct setting settings[] = {
     {"channels", &fake.channels}, {"lose", &fake.lose},
     {"lose_code", &fake.lose_code}, {"host_chunks", &fake.host_chunks}, {"slices", &fake.slices},
     {"modules", &fake.modules}, {"functions", &fake.functions},
+    {"cold", &fake.cold},
     {NULL, NULL}};
 
 struct fake fake = {

@@ -30,6 +30,7 @@
  *                          CUDA_DEVICE_MAX_CONNECTIONS replaces N, as it does the driver's 8
  *   modules=0  functions=0 KiB of the device that a module takes when it is loaded, and a function when it is
  *   handles=1              0: exportable memory cannot be made, although the device reports that it can
+ *   cold=0                 the next N kernels take 1,000 times as long, by the clock of events
  *   fail=cuMemCreate  nth=1  code=2  forever=0     that call number of that function returns code; "any": of all
  *   lose=N  lose_code=719                          the Nth piece of asynchronous work breaks its context
  * Resets the call counts. Return 0, or -1 for an unknown key.

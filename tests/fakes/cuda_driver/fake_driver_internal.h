@@ -35,6 +35,8 @@ struct fake {
   struct control control;
   uint64_t version, devices, sm, memory, words, handles, channels, slices, host_chunks, lose, lose_code; /* settings */
   uint64_t modules, functions;          /* further settings, in KiB */
+  uint64_t cold;                        /* kernels that are still to be slow: the device's clock has not risen */
+  int64_t cold_ns;                      /* the time that such kernels took more, by the clock of events */
   struct CUctx_st primary[MAX_DEVICES];
   uint64_t used_bytes[MAX_DEVICES];
   struct channel channels_used[MAX_CHANNELS];

@@ -12,10 +12,11 @@
  *
  * Shared memory is poison (0xff bytes, NaN as floats) when a block begins, and a strip behind it must stay unchanged.
  * Threads take turns in rising, falling or shuffled order, and so do blocks: a kernel whose result depends on the order
- * lacks a barrier. In rising and falling order a warp goes as far ahead of the others as barriers allow. A race within
- * one turn, such as two lanes that store to one place, is not detected. An asynchronous copy poisons its target when it
- * begins and is carried out when the thread waits for it. A read before that, or a late one of the old contents, reads
- * poison.
+ * lacks a barrier. In rising and falling order a warp goes as far ahead of the others as barriers allow. Warps that a
+ * named barrier lets go come next, if they are before the one that arrived last: they are then ahead of products that
+ * it has not waited for. A race within one turn, such as two lanes that store to one place, is not detected. An
+ * asynchronous copy poisons its target when it begins and is carried out when the thread waits for it. A read before
+ * that, or a late one of the old contents, reads poison.
  *
  * The address sanitizer, if linked in, is notified of every switch. The thread sanitizer would need a fiber of its own
  * for every thread of every block. This file and the kernels are therefore built without it, because they are one
@@ -88,6 +89,7 @@ static struct {
   char *stacks;
   int free_stacks[MAX_THREADS], n_free;
   int current, n_threads;
+  bool has_let_go; /* a named barrier, since this was cleared */
   uint32_t shuffle;
   const void *scheduler_bottom;
   size_t scheduler_bytes;
@@ -168,6 +170,7 @@ static bool named_count(int barrier, int n_threads)
     if (cpu.threads[i].state == AT_NAMED && cpu.threads[i].line == barrier)
       cpu.threads[i].state = READY;
   memset(named, 0, sizeof(*named));
+  cpu.has_let_go = true;
   return true;
 }
 
@@ -321,7 +324,8 @@ static void group_release(int first, int n, enum state state)
 
 /*
  * Run all threads to the next barrier of the block. Return the number of turns. In rising and falling order a warp gets
- * there before the next one begins; in shuffled order all warps go from exchange to exchange together.
+ * there before the next one begins, and the order begins anew when a named barrier has let warps go; in shuffled order
+ * all warps go from exchange to exchange together.
  */
 static int warps_run(void)
 {
@@ -331,12 +335,17 @@ static int warps_run(void)
   for (int turn = 0; turn < n_warps; turn += n_at_once) {
     const int first = (int)order_next(&order) * WARP;
     int n_ready;
+    cpu.has_let_go = false;
     do {
       n_ready = turns_give(first, n_at_once * WARP);
       n += n_ready;
       for (int warp = 0; warp < n_at_once; warp++)
         group_release(first + warp * WARP, WARP, AT_EXCHANGE);
-    } while (n_ready);
+    } while (n_ready && (n_at_once > 1 || !cpu.has_let_go));
+    if (n_at_once == 1 && cpu.has_let_go) {
+      order = order_begin((unsigned)n_warps, cpu.shuffle);
+      turn = -n_at_once;
+    }
   }
   return n;
 }

@@ -164,7 +164,8 @@ static void order_check(const struct lade_model_graph *graph)
   for (int i = graph->n_fwd_ops; i < graph->n_ops; i++) {
     if (graph->ops[i].kind == LADE_OP_MATMUL_DW)
       last_dw = graph->ops[i].forward;
-    if (graph->ops[i].kind == LADE_OP_MATMUL_DX && !graph->ops[i].attr.is_dx_partial)
+    if ((graph->ops[i].kind == LADE_OP_MATMUL_DX && !graph->ops[i].attr.is_dx_partial) ||
+        graph->ops[i].kind == LADE_OP_MATMUL_GELU_BWD)
       assert_int_equal(graph->ops[i].forward, last_dw);
   }
 }
@@ -300,7 +301,7 @@ static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
 {
   struct lade_model model = preset_get("nano");
   struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
-  const struct lade_op *gelu = &graph->ops[op_find(graph, LADE_OP_GELU_BWD, 1)];
+  const struct lade_op *gelu = &graph->ops[op_find(graph, LADE_OP_MATMUL_GELU_BWD, 1)];
   int n_readers = 0;
   assert_true(gelu->out[1] >= 0 && gelu->workspace_bytes > 0);
   assert_int_equal(graph->tensors[gelu->out[1]].kind, LADE_TENSOR_GRAD);
@@ -313,6 +314,22 @@ static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
   for (int i = 0; i < graph->n_ops; i++)
     n_readers += graph->ops[i].kind == LADE_OP_BIAS_GRAD && graph->ops[i].in[0] == attention->out[0];
   assert_int_equal(n_readers, 0);
+  lade_model_graph_destroy(graph);
+}
+
+/* The product's gradient of what GELU made is not a value: no op writes it, and none reads it. */
+static void the_product_behind_gelu_makes_the_gradient_before_it(void **state)
+{
+  struct lade_model model = preset_get("nano");
+  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
+  const struct lade_op *gelu = &graph->ops[op_find(graph, LADE_OP_GELU, 1)];
+  const struct lade_op *fused = &graph->ops[op_find(graph, LADE_OP_MATMUL_GELU_BWD, 1)];
+  assert_int_equal(op_find(graph, LADE_OP_GELU_BWD, 1), -1);
+  assert_int_equal(fused->in[2], gelu->in[0]);
+  assert_int_equal(graph->ops[fused->forward].in[0], gelu->out[0]);
+  for (int i = 0; i < graph->n_ops; i++)
+    if (graph->ops[i].kind == LADE_OP_MATMUL_DX)
+      assert_int_not_equal(graph->ops[i].forward, fused->forward);
   lade_model_graph_destroy(graph);
 }
 
@@ -445,7 +462,8 @@ static void executed_matmul_flops_are_the_formulas(void **state)
   for (int i = 0; i < graph->n_ops; i++) {
     enum lade_op_kind kind = graph->ops[i].kind;
     double flops = graph->ops[i].flops;
-    products += kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_DW ? flops : 0;
+    const bool is_dx = kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_GELU_BWD;
+    products += kind == LADE_OP_MATMUL || is_dx || kind == LADE_OP_MATMUL_DW ? flops : 0;
     attention += kind == LADE_OP_ATTENTION || kind == LADE_OP_ATTENTION_BWD ? flops : 0;
     head += kind == LADE_OP_HEAD_LOSS || kind == LADE_OP_HEAD_LOSS_BWD ? flops : 0;
   }
@@ -513,6 +531,7 @@ int main(void)
       cmocka_unit_test(stages_without_layers_take_no_first_keys),
       cmocka_unit_test(without_dropout_the_branch_shares_the_residual_gradient),
       cmocka_unit_test(the_op_that_makes_dy_makes_the_gradient_of_its_bias),
+      cmocka_unit_test(the_product_behind_gelu_makes_the_gradient_before_it),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(values_after_a_branch_are_named_for_it),

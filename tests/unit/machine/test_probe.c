@@ -18,6 +18,7 @@
 #include "base/faults.h"
 #include "base/cpu.h"
 #include "base/file.h"
+#include "kernels/cuda.h"
 #include "machine/probe.h"
 #include "machine/probe_internal.h"
 
@@ -475,6 +476,41 @@ static void a_drive_is_measured_in_the_room_that_it_has(void **state)
   assert_int_equal(rmdir(cache), 0);
 }
 
+/* Return the distinct ops of a large microbatch that are measured together in at most @limit_bytes. */
+static int large_ops_count(uint64_t limit_bytes, const struct lade_cost *cost)
+{
+  struct lade_kernels table;
+  struct lade_model model;
+  struct lade_model_graph *large = NULL;
+  lade_cuda_kernels_init(&table);
+  assert_int_equal(lade_model_preset("gpt2-1.5b", &model, NULL), 0);
+  const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16,
+                                                 .batch = 16, .seq_len = 1024, .kernels = &table, .n_threads = 1};
+  assert_int_equal(lade_model_graph_create(&params, NULL, &large), 0);
+  int *const ops = calloc((size_t)(large->n_ops + large->n_lean_ops), sizeof(*ops));
+  assert_non_null(ops);
+  const int n_ops = probe_ops_find(large, cost, limit_bytes, ops);
+  free(ops);
+  lade_model_graph_destroy(large);
+  return n_ops;
+}
+
+/* A GPU's microbatch has ops of some GB: each of them is measured, and none keeps a price by its shape. */
+static void a_gpus_large_microbatch_is_measured(void **state)
+{
+  struct lade_cost cost;
+  struct lade_machine machine;
+  assert_int_equal(lade_machine_preset("h200-141g", NULL, &machine), 0);
+  lade_cost_init(&cost, &machine);
+  const int n_all = large_ops_count(UINT64_MAX, &cost);
+  assert_true(n_all > 20);
+  assert_int_equal(large_ops_count(probe_ops_limit(true, &machine), &cost), n_all);
+  assert_true(large_ops_count(probe_ops_limit(false, &machine), &cost) < n_all);
+  machine.device_bytes = UINT64_C(2) << 30; /* a small GPU has a part of it */
+  assert_int_equal(probe_ops_limit(true, &machine), UINT64_C(1) << 29);
+  lade_cost_finish(&cost);
+}
+
 static int setup(void **state)
 {
   struct lade_cpu cpu = lade_cpu_get();
@@ -516,6 +552,7 @@ int main(void)
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
       cmocka_unit_test(a_small_copy_that_was_delayed_makes_no_rate),
       cmocka_unit_test(a_quartile_is_below_what_others_delay),
+      cmocka_unit_test(a_gpus_large_microbatch_is_measured),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
