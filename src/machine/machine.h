@@ -36,7 +36,11 @@ struct lade_machine_store {
    * beside the work of a step; it replaces latency_ns if a rate is known.
    */
   double lasting_read_bytes_per_s, lasting_write_bytes_per_s, lasting_bytes_per_s, lasting_latency_ns;
-  uint64_t burst_bytes;       /* a run that moves more keeps its lasting rates; 0: LADE_DRIVE_BURST_BYTES */
+  /*
+   * Bytes that the renewed probe moved before the transfers of its lasting rates. A run that moves more keeps rates of
+   * its own. 0: not probed, and LADE_DRIVE_BURST_BYTES.
+   */
+  uint64_t burst_bytes;
   double latency_ns;          /* of one transfer */
   /*
    * The drive's preferred requests: the longest request and their number in flight; the bytes of a window of a streamed

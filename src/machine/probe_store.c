@@ -21,7 +21,8 @@
  *
  * A drive may serve its first gigabytes from a cache or a credit. Its lasting rate is that of the transfers of the
  * latest long run (lade_probe_keep_lasting). Where the caller wants everything measured anew, the probe itself moves
- * 16 GB for it, for at most 20 seconds.
+ * 16 GB for it, for at most 20 seconds. The bytes of its first half are kept too, because a slow drive moves fewer: a
+ * run that moves as many is a long one.
  *
  * The run's own data may fit where the probe's 64 MiB do not. Then the probe takes half, and half of that, down to a
  * single transfer. It has fewer transfers in flight, and does not search sizes. Later runs, which may have more room,
@@ -186,7 +187,7 @@ static int drive_lasting(struct drive *drive, struct lade_error *error, struct l
 {
   const double pass_bytes = (double)drive->n_pieces * (double)PIECE_BYTES;
   const int64_t start_ns = lade_now_ns();
-  double bytes = 0, second_bytes[3] = {0}, second_ns[3] = {0};
+  double bytes = 0, first_bytes = 0, second_bytes[3] = {0}, second_ns[3] = {0};
   int64_t ns = 0;
   int n_second = 0; /* passes: at least one of each */
   for (int pass = 0; n_second < 3 || (bytes < LASTING_BYTES && ns < LASTING_LIMIT_NS); pass = (pass + 1) % 3) {
@@ -196,6 +197,7 @@ static int drive_lasting(struct drive *drive, struct lade_error *error, struct l
       return rc;
     const int64_t end_ns = lade_now_ns() - start_ns;
     n_second += !is_first;
+    first_bytes += is_first ? pass_bytes : 0;
     second_bytes[pass] += is_first ? 0 : pass_bytes;
     second_ns[pass] += is_first ? 0 : (double)(end_ns - ns);
     bytes += pass_bytes;
@@ -205,6 +207,7 @@ static int drive_lasting(struct drive *drive, struct lade_error *error, struct l
   store->lasting_bytes_per_s = second_bytes[1] / LADE_MAX(second_ns[1], 1) * 1e9;
   store->lasting_read_bytes_per_s = second_bytes[2] / LADE_MAX(second_ns[2], 1) * 1e9;
   store->lasting_latency_ns = store->latency_ns;
+  store->burst_bytes = (uint64_t)first_bytes;
   return 0;
 }
 

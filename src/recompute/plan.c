@@ -363,7 +363,8 @@ static int room_words(const lade_planner *planner, uint64_t device_bytes, char *
 {
   const struct lade_plan_params *params = &planner->params;
   const uint64_t needed = state_bytes(planner), has = device_bytes + params->host_bytes + params->store_bytes;
-  const char *store = params->store_bytes ? ", or --store-budget" : ", or a --store";
+  const char *store =
+      params->store_bytes ? ", or a larger store: --store-budget, free bytes in --store" : ", or a --store";
   char state[32];
   if (needed > has || params->graph->batch == 1)
     return snprintf(words, words_bytes, "parameters and optimizer state alone are %s; more room comes from --moments "

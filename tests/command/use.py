@@ -154,6 +154,11 @@ assert plan["ledger"]["host"]["total"] <= 2 << 20 and not plan["ledger"]["host"]
 examples = [line for line in run("train", "--help")[1].splitlines() if "--budget min" in line and "--store" in line]
 assert examples and all("--host-budget 0" in line for line in examples), examples
 
+# A store that is too small for the rest is enlarged on its drive, not only by an option.
+refused(3, ["the smallest budget found is", "a larger store: --store-budget, free bytes in --store"], "train", "--model",
+        "baby", "--batch", "1", "--data", "text.txt", "--machine", "laptop-8c", "--quiet", "--budget", "10MiB",
+        "--host-budget", "0", "--store", ".", "--store-budget", "1MiB")
+
 # A directory of HuggingFace's files is a model, with and without a slash in its name; a damaged file is damage.
 step = os.path.join("run", "step-00000002")
 os.mkdir("hf")

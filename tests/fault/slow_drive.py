@@ -3,7 +3,10 @@
 """A drive that is fast for the probe and slow in steps, reads and writes at rates of their own: the first run predicts
 the first rates and says so, and keeps the rates of its steps; the next run predicts its step within a tenth.
 
-Usage: slow_drive.py LADE REFUSE SLOW_DRIVE
+Usage: slow_drive.py LADE REFUSE SLOW_DRIVE [probe]
+
+With "probe" the drive is slow for the probe too. `lade doctor --probe` then stops at its time limit and keeps the bytes
+that a long run moves, fewer than those of a fast drive.
 """
 import errno
 import glob
@@ -48,6 +51,13 @@ def kept():
         probed = json.load(file)
     return path, probed
 
+
+if sys.argv[4:] == ["probe"]:
+    lade("doctor", "--probe", "--store", ".", "--allow-tmpfs", **RATES, SLOW_FILE_BYTES=str(256 << 20))
+    [entry] = kept()[1]["stores"].values()
+    assert 0 < entry["burst_bytes"] < 2 << 30, entry  # 10 s of at most 120 MB/s, in whole passes
+    assert 15e6 < entry["lasting_read_bytes_per_s"] < 45e6 and 60e6 < entry["lasting_write_bytes_per_s"] < 180e6, entry
+    sys.exit(0)
 
 fast, err = train(2)
 moved = fast["store_read_bytes_per_step"] + fast["store_written_bytes_per_step"]

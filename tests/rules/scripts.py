@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Every script parses, says what it is for, can be executed, and passes shellcheck where there is one. scripts/build
-refuses suites that an option would drop. No build file asks meson for a Python installation: that needs distutils,
+refuses suites that an option would drop. scripts/bootstrap takes a compiler of several words. No build file asks meson for a Python installation: that needs distutils,
 which a bare python3 lacks, and nothing would configure."""
 import os
 import shutil
 import subprocess
+import tempfile
 
 import tree
 
@@ -40,9 +41,21 @@ def refusals_check():
         f"scripts/build --command rules: exit status {result.returncode}, {result.stderr!r}: expected a refusal, 2"]
 
 
+def compilers_check():
+    """Return a problem if `CC="env cc" scripts/bootstrap` asks for a compiler. Nothing is installed: apt-get fails."""
+    with tempfile.TemporaryDirectory(prefix="lade-scripts-") as folder:
+        with open(os.path.join(folder, "apt-get"), "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\nexit 1\n")
+        os.chmod(file.name, 0o755)
+        result = subprocess.run([os.path.join(tree.ROOT, "scripts", "bootstrap")], capture_output=True, text=True,
+                                check=False, timeout=60,
+                                env=dict(os.environ, CC="env cc", PATH=folder + os.pathsep + os.environ["PATH"]))
+    return [f"CC='env cc' scripts/bootstrap: {result.stderr}"] if "build-essential" in result.stderr else []
+
+
 scripts = [problem for path in tree.files() if tree.is_script(path) for problem in problems_find(path)]
 WHEEL = "python/meson.build" # read where a wheel is built, by a whole Python
 builds = [f"{path}: import('python') needs more than a bare python3; find_program('python3') does not"
           for path in tree.files() if os.path.basename(path) == "meson.build" and path != WHEEL
           and "import('python')" in tree.text(path)]
-tree.report(scripts + refusals_check() + builds)
+tree.report(scripts + refusals_check() + compilers_check() + builds)
