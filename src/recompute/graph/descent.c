@@ -470,7 +470,7 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
   struct descent descent = {.schedule = schedule, .problem = schedule->problem, .params = params};
   const size_t n = (size_t)schedule->problem->n_ops + 2;
   const int64_t work = ((int64_t)schedule->problem->n_ops + schedule->problem->n_values) * WORK_MOST;
-  descent.work_most = schedule->work + LADE_MAX(work, WORK_LEAST);
+  descent.work_most = schedule->work + LADE_MAX((int64_t)((double)work * params->effort), WORK_LEAST);
   if (remat_over(schedule) == 0)
     return 0;
   descent.time_ns = malloc(n * sizeof(*descent.time_ns));

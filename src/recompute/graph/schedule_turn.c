@@ -23,13 +23,11 @@ static struct remat_value_turn *value_see(struct remat_schedule *schedule, int v
     return seen;
   const struct remat_holding *holding = &schedule->holdings[value];
   *seen = (struct remat_value_turn){.mark = schedule->mark};
-  for (int i = 0; i < holding->spans.n; i++) {
+  const int i = remat_span_from(holding, turn);
+  if (i < holding->spans.n) {
     const struct remat_span *span = &holding->spans.items[i];
-    if (span->to < turn)
-      continue;
     seen->is_held = span->from <= turn;
     seen->is_held_behind = span->from <= turn + 1 && span->to > turn; /* spans do not touch each other */
-    break;
   }
   if (turn == schedule->problem->n_ops)
     seen->is_held_behind = schedule->problem->values[value].last_use == turn;

@@ -122,7 +122,7 @@ int remat_search_descend(struct remat_state *search, bool is_drawn)
 {
   const struct remat_search_params *params = search->params;
   struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload,
-                                     .deadline_ns = params->fit_deadline_ns};
+                                     .deadline_ns = params->fit_deadline_ns, .effort = params->descent_effort};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
   while (is_drawn && search->problem->n_ops <= SHORT_OPS_MOST && !params->links && !search->is_over &&
