@@ -78,7 +78,7 @@ struct remat_schedule {
   bool forbids_redo; /* values only wait on tiers: a turn that runs an op again is broken */
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
-  int64_t work;   /* ops of all turns that were evaluated so far */
+  int64_t work;   /* edges of the ops of all turns that were evaluated so far */
   int64_t state, n_states; /* number of the present state; each change makes another one */
   LADE_ARRAY(struct remat_change) journal;
   LADE_ARRAY(int32_t) old_redos;
@@ -135,7 +135,7 @@ const struct remat_choice *remat_choices_get(const struct remat_choices *choices
 
 #define REMAT_SPANS_SHORT 8 /* spans that are searched one by one */
 
-/* Return the index of the first span of @holding that ends at @boundary or behind it; the number of spans: none does. */
+/* Return the index of the first span of @holding that ends at or behind @boundary; the number of spans: none does. */
 static inline int remat_span_from(const struct remat_holding *holding, int boundary)
 {
   const struct remat_span *spans = holding->spans.items;
