@@ -35,8 +35,8 @@
 #define REMADE_MOST 8     /* values that one replacement makes again */
 #define REMADE_SHIFT 62   /* one input of four is made again, instead of held */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
-#define WORK_MOST 100     /* ops of evaluated turns, for each op and value of the graph: near the floor rows are long */
-#define WORK_LEAST 2000000    /* the same, of a short graph: a tenth of a second */
+#define WORK_MOST 220     /* edges in evaluated turns, for each op and value of the graph: near the floor rows are long */
+#define WORK_LEAST 4500000    /* the same, of a short graph: a tenth of a second */
 
 /* A range of boundaries in which a value may be released. */
 struct candidate {
@@ -470,7 +470,7 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
   struct descent descent = {.schedule = schedule, .problem = schedule->problem, .params = params};
   const size_t n = (size_t)schedule->problem->n_ops + 2;
   const int64_t work = ((int64_t)schedule->problem->n_ops + schedule->problem->n_values) * WORK_MOST;
-  descent.work_most = schedule->work + LADE_MAX(work, WORK_LEAST);
+  descent.work_most = schedule->work + LADE_MAX((int64_t)((double)work * params->effort), WORK_LEAST);
   if (remat_over(schedule) == 0)
     return 0;
   descent.time_ns = malloc(n * sizeof(*descent.time_ns));

@@ -11,6 +11,7 @@ struct remat_descent_params {
   bool may_wait[LADE_N_SPACES];  /* tiers on which values may wait */
   bool is_offload;               /* nothing is made again */
   int64_t deadline_ns;           /* on lade_now_ns; INT64_MAX: none */
+  double effort;                 /* share of the work that a descent may do; of a long graph */
 };
 
 /*

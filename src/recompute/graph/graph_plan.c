@@ -187,14 +187,15 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
  * they need the fewest operands at one time; the next one begins with the schedule in @planning->least. A schedule
  * whose peak is below *@peak replaces that one, and *@peak becomes its peak. It may still be above the budget.
  */
-static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, int64_t deadline_ns,
-                        uint64_t *peak)
+static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, double descent_effort,
+                        int64_t deadline_ns, uint64_t *peak)
 {
   struct remat_choices choices = {0};
   struct remat_search_params how = {.problem = &planning->problem,
                                     .limit_bytes = limit_of(&planning->problem, budget_bytes),
                                     .deadline_ns = deadline_ns, .fit_deadline_ns = deadline_ns,
-                                    .seed = planning->params.seed, .stops_at_fit = true};
+                                    .seed = planning->params.seed, .descent_effort = descent_effort,
+                                    .stops_at_fit = true};
   tiers_allow(planning, &how);
   how.is_offload = how.links != NULL;
   int status = how.is_offload ? smaller_try(planning, &how, &choices, peak) : 0;
@@ -211,7 +212,9 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
 
 /*
  * Lower the smallest peak step by step, halving the step where a search does not reach the next, until it is within
- * @enough_bytes. Each search has a third of the effort that is left for this.
+ * @enough_bytes. Each search has a third of the moves that are left for this. Descents may do half as much work from
+ * one halving to the next: near the floor hardly a release helps, and full descents of 100,000 ops would take 4 s each
+ * for the last 0.1 % of the budget.
  */
 static int least_lower(struct graph_planning *planning, uint64_t enough_bytes)
 {
@@ -220,12 +223,14 @@ static int least_lower(struct graph_planning *planning, uint64_t enough_bytes)
   const uint64_t floor = planning->info.floor_bytes;
   uint64_t step = (peak - floor) / 2;
   int64_t moves = moves_of(planning) / MIN_SHARE;
+  double effort = 1;
   int status = 0;
   for (int round = 0; round < MIN_ROUNDS && step > peak / LEAST_STEPS && peak > enough_bytes && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
     const uint64_t target = peak - step;
-    status = smaller_find(planning, target, LADE_MAX(moves / 3, 1), part_ns ? now_ns + part_ns : end_ns, &peak);
+    status = smaller_find(planning, target, LADE_MAX(moves / 3, 1), effort, part_ns ? now_ns + part_ns : end_ns, &peak);
     moves -= moves / 3;
+    effort /= peak > target ? 2 : 1;
     step = peak > target ? step / 2 : LADE_MIN(step, (peak - floor) / 2);
   }
   planning->info.min_budget_bytes = peak;
@@ -241,7 +246,8 @@ static struct remat_search_params search_params(const struct graph_planning *pla
   return (struct remat_search_params){.problem = &planning->problem,
                                       .limit_bytes = limit_of(&planning->problem, budget_bytes),
                                       .n_moves = n_moves, .fit_moves = n_moves, .deadline_ns = deadline_ns,
-                                      .fit_deadline_ns = deadline_ns, .seed = planning->params.seed};
+                                      .fit_deadline_ns = deadline_ns, .seed = planning->params.seed,
+                                      .descent_effort = 1};
 }
 
 /* Plan by recompute alone: in short graphs by tempering, from the best persistent plan if the graph is a chain. */

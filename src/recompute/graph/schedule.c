@@ -130,10 +130,8 @@ void remat_waiting_add(struct remat_schedule *schedule, int value, int from, int
   if (schedule->sources[value] == LADE_DEVICE)
     return;
   from = LADE_MAX(from, schedule->problem->values[value].birth + 1);
-  for (int i = 0; i < holding->spans.n && from <= to; i++) {
+  for (int i = remat_span_from(holding, from); i < holding->spans.n && from <= to; i++) {
     const struct remat_span *span = &holding->spans.items[i];
-    if (span->to < from)
-      continue;
     waiting_add(schedule, value, from, LADE_MIN(to, span->from - 1), sign);
     from = span->to + 1;
   }
@@ -227,9 +225,7 @@ static void spans_replace(struct remat_schedule *schedule, int value, int at, in
 static void span_join(struct remat_schedule *schedule, int value, int from, int to)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  int at = 0;
-  while (at < holding->spans.n && holding->spans.items[at].to < from - 1)
-    at++;
+  const int at = remat_span_from(holding, from - 1);
   struct remat_span span = {from, to};
   int n = 0;
   while (at + n < holding->spans.n && holding->spans.items[at + n].from <= to + 1) {
@@ -244,9 +240,7 @@ static void span_join(struct remat_schedule *schedule, int value, int from, int 
 static void span_cut(struct remat_schedule *schedule, int value, int from, int to)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  int at = 0;
-  while (holding->spans.items[at].to < from)
-    at++;
+  const int at = remat_span_from(holding, from);
   const struct remat_span old = holding->spans.items[at];
   LADE_ASSERT(old.from <= from && to <= old.to);
   struct remat_span parts[2];
@@ -316,11 +310,8 @@ static void held_trim(struct remat_schedule *schedule, int value, int turn)
   if (goes_on || !remat_is_held(schedule, value, turn))
     return;
   const struct remat_holding *holding = &schedule->holdings[value];
-  int from = remat_touch_before(schedule, value, turn) + 1;
-  for (int i = 0; i < holding->spans.n; i++) {
-    if (holding->spans.items[i].from <= turn && turn <= holding->spans.items[i].to)
-      from = LADE_MAX(from, holding->spans.items[i].from);
-  }
+  const int span_from = holding->spans.items[remat_span_from(holding, turn)].from;
+  const int from = LADE_MAX(remat_touch_before(schedule, value, turn) + 1, span_from);
   range_change(schedule, value, from, turn, false);
 }
 

@@ -78,7 +78,7 @@ struct remat_schedule {
   bool forbids_redo; /* values only wait on tiers: a turn that runs an op again is broken */
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
-  int64_t work;   /* ops of all turns that were evaluated so far */
+  int64_t work;   /* edges of the ops of all turns that were evaluated so far */
   int64_t state, n_states; /* number of the present state; each change makes another one */
   LADE_ARRAY(struct remat_change) journal;
   LADE_ARRAY(int32_t) old_redos;
@@ -134,15 +134,31 @@ struct remat_span remat_span_whole(const struct remat_problem *problem, int valu
 /* Return the choices for remat_schedule_init: NULL if none were saved, but not for a schedule that holds nothing. */
 const struct remat_choice *remat_choices_get(const struct remat_choices *choices);
 
+#define REMAT_SPANS_SHORT 8 /* spans that are searched one by one */
+
+/* Return the index of the first span of @holding that ends at or behind @boundary; the number of spans: none does. */
+static inline int remat_span_from(const struct remat_holding *holding, int boundary)
+{
+  const struct remat_span *spans = holding->spans.items;
+  int lo = 0, hi = holding->spans.n;
+  while (hi - lo > REMAT_SPANS_SHORT) {
+    const int mid = lo + (hi - lo) / 2;
+    if (spans[mid].to < boundary)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  while (lo < hi && spans[lo].to < boundary)
+    lo++;
+  return lo;
+}
+
 /* True if @value is held at @boundary. */
 static inline bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  for (int i = 0; i < holding->spans.n; i++) {
-    if (boundary <= holding->spans.items[i].to)
-      return boundary >= holding->spans.items[i].from;
-  }
-  return false;
+  const int i = remat_span_from(holding, boundary);
+  return i < holding->spans.n && boundary >= holding->spans.items[i].from;
 }
 
 /*

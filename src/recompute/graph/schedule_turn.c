@@ -23,13 +23,11 @@ static struct remat_value_turn *value_see(struct remat_schedule *schedule, int v
     return seen;
   const struct remat_holding *holding = &schedule->holdings[value];
   *seen = (struct remat_value_turn){.mark = schedule->mark};
-  for (int i = 0; i < holding->spans.n; i++) {
+  const int i = remat_span_from(holding, turn);
+  if (i < holding->spans.n) {
     const struct remat_span *span = &holding->spans.items[i];
-    if (span->to < turn)
-      continue;
     seen->is_held = span->from <= turn;
     seen->is_held_behind = span->from <= turn + 1 && span->to > turn; /* spans do not touch each other */
-    break;
   }
   if (turn == schedule->problem->n_ops)
     seen->is_held_behind = schedule->problem->values[value].last_use == turn;
@@ -165,13 +163,14 @@ static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
   return !schedule->is_broken;
 }
 
-/* Note at which place of the turn each value is used last. */
+/* Note at which place of the turn each value is used last, and count the op's edges as work. */
 static void places_note(struct remat_schedule *schedule, int op, int place, int turn)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_op *o = &problem->ops[op];
   for (int i = 0; i < o->n_in + o->n_out; i++) /* outputs lie behind inputs */
     value_see(schedule, problem->edges[o->first_in + i].value, turn)->last_place = place;
+  schedule->work += o->n_in + o->n_out;
 }
 
 /* Run @op at @place of the turn: return the most bytes while it runs, and change the @live ones. */
@@ -201,11 +200,11 @@ struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, in
 {
   struct remat_turn_result result = {0};
   if (!row_make(schedule, turn, &result.redo_ns) || schedule->status) {
-    schedule->work += schedule->row.n / 2;
+    schedule->work += schedule->row.n;
     return (struct remat_turn_result){.is_broken = true};
   }
   const int n = schedule->row.n, has_op = turn < schedule->problem->n_ops;
-  schedule->work += n + (has_op ? 1 : 1 + schedule->problem->n_lasting);
+  schedule->work += has_op ? 0 : 1 + schedule->problem->n_lasting;
   for (int place = 0; place < n; place++)
     places_note(schedule, schedule->row.items[place], place, turn);
   if (has_op)

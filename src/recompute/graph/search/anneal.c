@@ -20,7 +20,7 @@
 #define WINDOWS_LEAST 20    /* windows without a gain that end a round, and more for longer graphs */
 #define WINDOWS_PER_OPS 2
 #define PRICE_MOVES 50      /* between two changes of the price */
-#define MOVE_WORK 60       /* ops of turns that a usual move evaluates at most; more count as more moves */
+#define MOVE_WORK 120      /* edges in turns that a usual move evaluates at most; more count as more moves */
 #define CLOCK_MOVES 64     /* between two looks at the clock */
 
 /* ---- the best ---- */
@@ -64,6 +64,11 @@ int remat_search_restart(struct remat_state *search, const struct remat_choices 
 
 /* ---- descent ---- */
 
+void remat_moves_count(struct remat_state *search, int64_t n, int64_t work)
+{
+  search->n_moves += LADE_MAX(n, (search->schedule.work - work) / MOVE_WORK);
+}
+
 void remat_clock_look(struct remat_state *search)
 {
   bool fits = search->best_ns < INT64_MAX;
@@ -92,6 +97,7 @@ static bool descent_step(struct remat_state *search)
   struct remat_schedule *schedule = &search->schedule;
   int64_t most;
   const int turn = turn_bytes_peak(&schedule->bytes, &most);
+  const int64_t work = schedule->work;
   double best = INFINITY;
   int pick = -1;
   for (int i = 0; i < CANDIDATES && !schedule->status && !search->is_over; i++) {
@@ -104,7 +110,7 @@ static bool descent_step(struct remat_state *search)
     remat_rollback(schedule);
     remat_clock_look(search);
   }
-  search->n_moves += CANDIDATES;
+  remat_moves_count(search, CANDIDATES, work);
   if (pick >= 0 && !schedule->status) {
     const int next = remat_touch_from(schedule, pick, turn);
     remat_release_cheaper(schedule, pick, turn);
@@ -122,7 +128,7 @@ int remat_search_descend(struct remat_state *search, bool is_drawn)
 {
   const struct remat_search_params *params = search->params;
   struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload,
-                                     .deadline_ns = params->fit_deadline_ns};
+                                     .deadline_ns = params->fit_deadline_ns, .effort = params->descent_effort};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
   while (is_drawn && search->problem->n_ops <= SHORT_OPS_MOST && !params->links && !search->is_over &&
@@ -168,11 +174,6 @@ int remat_search_release(struct remat_state *search)
 }
 
 /* ---- annealing ---- */
-
-void remat_moves_count(struct remat_state *search, int64_t n, int64_t work)
-{
-  search->n_moves += LADE_MAX(n, (search->schedule.work - work) / MOVE_WORK);
-}
 
 /*
  * Cool down over @n moves of the whole problem, and take the best on the way. Moves of much work count as more, so that
