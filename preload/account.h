@@ -26,7 +26,7 @@ struct settings {
 };
 const struct settings *settings_get(void);
 
-/* Print one line on stderr: "lade run: WHAT: WHY". */
+/* Print one line on stderr: "lade run: SUBJECT: REASON". */
 void say(const char *subject, const char *reason);
 
 /* Return the process's ledger; its record is made at the first call. NULL: out of memory. */

@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "base/lock.h"
 
-#define BUCKETS_FIRST 64
+#define BUCKETS_FIRST 64 /* a power of two; doubled as holdings come */
 
 struct lade_holding {
   struct lade_holding *next; /* in its bucket, or in a caller's list */

@@ -54,7 +54,7 @@ enum lade_ledger_space {
 /* Return the lower-case name of a kind with bytes, "linear"; static. */
 const char *lade_ledger_kind_name(enum lade_ledger_kind kind);
 
-#define LADE_LEDGER_DEVICES 32
+#define LADE_LEDGER_DEVICES 32 /* accounts of devices, by ordinal */
 #define LADE_LEDGER_HOST LADE_LEDGER_DEVICES /* the account of memory outside of devices */
 
 /* Bytes of a kind or an account, peak and current; calls that were granted and undone. */
@@ -69,7 +69,7 @@ struct lade_ledger_account {
   struct lade_ledger_sums bounded, kinds[LADE_LEDGER_N_KINDS];
 };
 
-#define LADE_LEDGER_RECORD_VERSION 2
+#define LADE_LEDGER_RECORD_VERSION 2 /* of the record's layout, for readers of another build */
 
 struct lade_ledger_record {
   uint32_t version; /* written last: an incomplete record has 0 */

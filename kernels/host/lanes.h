@@ -4,11 +4,11 @@
  * sixteen lanes: sums have one order and every level the same bits.
  *
  *   vf, vu, vd                16 lanes of F32, of 32-bit words, of F64
- *   vf_load_f32[_n]           16 elements (the first n, zeros behind them); stores likewise
+ *   vf_load_f32[_n]           16 elements (the first n, zeros after them); stores likewise
  *   vf_fma, vf_fnma           a*b + c and c - a*b, rounded once
  *   vf_min, vf_max            the second operand where one is not a number
  *   vf_scale(a, n)            a * 2^n for whole n in -150..127, rounded once
- *   vf_first(a, n)            zeros behind the first n lanes
+ *   vf_first(a, n)            zeros after the first n lanes
  *   vf_where_negative(t,a,b)  a where t's sign is set, b elsewhere
  *   vf_where_at_least(a,b,v)  v where word a >= word b, 0 elsewhere
  *   vf_sum, vd_sum            lanes as a tree: j + (j+8), then 4, 2, 1

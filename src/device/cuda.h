@@ -50,7 +50,7 @@ int lade_cuda_list(struct lade_error *error, struct lade_cuda_seen *ret_seen);
  * then holds back the others of its channel. Any thread.
  */
 #define LADE_CUDA_CHANNELS_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
-#define LADE_CUDA_CHANNELS_MOST 32
+#define LADE_CUDA_CHANNELS_MOST 32 /* the driver's own limit */
 int lade_cuda_n_channels(void);
 
 /*

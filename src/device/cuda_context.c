@@ -19,7 +19,7 @@
 
 #include "device/cuda_internal.h"
 
-#define ANCHOR_NS 1000000000
+#define ANCHOR_NS 1000000000 /* age at which a new anchor is taken */
 
 int lade_cuda_check(struct cuda_device *cuda, const char *call, cuda_result result)
 {

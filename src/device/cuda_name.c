@@ -5,7 +5,7 @@
 
 #include "device/cuda.h"
 
-#define MAX_DIGITS 4
+#define MAX_DIGITS 4 /* of the ordinal in "cuda:N" */
 
 int lade_cuda_ordinal(const char *name)
 {

@@ -41,7 +41,7 @@
  * driver calls of all other threads, also those of a witness.
  */
 #define N_SLOTS 128
-#define WORD_BYTES 64
+#define WORD_BYTES 64 /* a cache line for each word */
 
 enum slot_kind { SLOT_WORK, SLOT_STREAM, SLOT_WAIT_STREAM, SLOT_WAIT_WORD, SLOT_STOP };
 

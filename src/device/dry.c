@@ -22,8 +22,8 @@
 
 #include "device/device_ops.h"
 
-#define CHUNK_BYTES ((uint64_t)2 << 20)
-#define EVENTS_KEPT ((uint64_t)1 << 20)
+#define CHUNK_BYTES ((uint64_t)2 << 20) /* that of the host device */
+#define EVENTS_KEPT ((uint64_t)1 << 20) /* of one queue; a power of two */
 #define EVENTS_BYTES (EVENTS_KEPT * sizeof(int64_t))
 #define FIRST_ADDRESS ((uint64_t)1 << 56) /* above every address of a process: never a real pointer */
 #define LAST_ADDRESS ((uint64_t)1 << 62)

@@ -35,7 +35,7 @@
 #include "base/memory.h"
 #include "device/host.h"
 
-#define CHUNK_BYTES ((uint64_t)2 << 20)
+#define CHUNK_BYTES ((uint64_t)2 << 20) /* a huge page */
 #define POPULATE_BYTES (4 * CHUNK_BYTES) /* one task of populating */
 #define PAGE_BYTES 4096                  /* no supported machine has smaller pages */
 

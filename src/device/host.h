@@ -67,6 +67,7 @@ int lade_host_queue_start(struct host_queue *queue, void *(*main)(void *));
 int lade_host_queue_create_with(lade_device *device, enum lade_queue_role role, const struct host_queue_params *params,
                                 lade_queue **ret_queue);
 
+/* A queue lives until its owner and all waits for its events have dropped it. Any thread. */
 void lade_host_queue_ref(struct host_queue *queue);
 void lade_host_queue_unref(struct host_queue *queue);
 /* Return the count of the next submitted work. For the submitting thread. */
@@ -78,6 +79,7 @@ void lade_host_queue_wait_check(lade_device *device, struct host_queue *other, u
 /* End every wait for a count above @final_count, which cannot happen any more. */
 void lade_host_queue_end(struct host_queue *queue, uint64_t final_count);
 
+/* Operations of the host device's queues (device_ops.h). */
 int lade_host_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);
 void lade_host_queue_destroy(lade_queue *queue);
 uint64_t lade_host_queue_launch(lade_queue *queue, const struct lade_work *work);

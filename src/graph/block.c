@@ -30,7 +30,7 @@
 #include "base/base.h"
 #include "graph/family.h"
 
-#define INIT_STD 0.02f
+#define INIT_STD 0.02f /* standard deviation of first weights, as in GPT-2 */
 
 static const struct lade_family_row *row_get(const struct lade_build *build)
 {

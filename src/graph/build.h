@@ -208,6 +208,7 @@ int lade_build_attention(struct lade_build *build, const char *name, int64_t i_l
 
 /* ---- rules and the walk (backward.c) ---- */
 
+/* Push the backward ops of forward op @forward, and set the gradients of its inputs. */
 void lade_embed_backward(struct lade_build *build, int forward);
 void lade_norm_backward(struct lade_build *build, int forward);
 void lade_residual_backward(struct lade_build *build, int forward);

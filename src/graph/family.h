@@ -43,6 +43,7 @@ struct lade_family_row {
   const char *table_name, *norm_op, *final_op; /* in graphs */
 };
 
+/* Return the row of @family; static. */
 const struct lade_family_row *lade_family_get(enum lade_family family);
 
 /* Find the family with this model_type; -1: none. */

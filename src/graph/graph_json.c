@@ -23,7 +23,7 @@
 #include "base/file.h"
 #include "graph/graph.h"
 
-#define SCHEMA_VERSION 1
+#define SCHEMA_VERSION 1 /* of the file's fields */
 #define REAL_EXACT 9007199254740992.0 /* 2^53: reals up to here are whole numbers without a gap */
 #define REASON_BYTES 384
 

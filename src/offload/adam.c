@@ -18,7 +18,7 @@
 #include "kernels/kernels.h"
 #include "lade/adam.h"
 
-#define THREADS_MOST 1024
+#define THREADS_MOST 1024 /* more is a mistake of the caller */
 #define ELEMENTS_MOST (INT64_C(1) << 44) /* of a shard: the sum of its bytes does not overflow */
 #define PIECE_ELEMENTS 32768 /* of one task; a multiple of draw runs and of blocks */
 

@@ -48,9 +48,9 @@
 #include "offload/durable.h"
 #include "offload/store/store_internal.h"
 
-#define NAME_BYTES 48
+#define NAME_BYTES 48 /* of a stem, a rank and an ending */
 #define MAGIC "lade-dur"
-#define VERSION 1
+#define VERSION 1 /* of the record's layout */
 #define RECORD_BYTES 4096 /* one block: a drive writes sectors whole, and the checksum detects a torn block */
 
 struct record {

@@ -23,7 +23,7 @@
 #include "offload/numa.h"
 #include "offload/staging.h"
 
-#define HUGE_BYTES (2ull << 20)
+#define HUGE_BYTES (2ull << 20) /* a huge page */
 #define MADVISE_POPULATE_WRITE 23 /* Linux 5.14; not in older headers */
 
 /* Map memory at @at, in the reserved addresses. */

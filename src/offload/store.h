@@ -172,6 +172,7 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives,
 /* Set @ret_is_memory to true if any of @dirs is on a file system in memory. Errors of lade_store_room. */
 int lade_store_is_memory(const char *dirs, bool *ret_is_memory, struct lade_error *error);
 
+/* Return the engine, sizes and counts. Any thread. Never blocks on the drive. */
 void lade_store_get_info(lade_store *store, struct lade_store_info *ret_info);
 
 /* Reserve @bytes of the file. -EOVERFLOW past the capacity, -EINVAL after prepare. One thread. */

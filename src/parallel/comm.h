@@ -73,8 +73,8 @@
 
 typedef struct lade_comm lade_comm;
 
-#define LADE_COMM_NOTICE_MS 500
-#define LADE_COMM_STOPPED_MS 5000
+#define LADE_COMM_NOTICE_MS 500 /* most time until a rank's end is noticed on its node */
+#define LADE_COMM_STOPPED_MS 5000 /* a rank stopped for longer is an error */
 #define LADE_COMM_TIMEOUT_MS 300000          /* the default: a slower rank declares itself busy */
 #define LADE_COMM_STAGING_BYTES (1ull << 20) /* the default */
 #define LADE_COMM_LIST_MOST 64               /* items of a list; bounds its space in shared memory */

@@ -142,6 +142,7 @@ struct live_ranges {
   int n_reductions;
 };
 
+/* Find the live ranges and reductions of a sequence of steps; finish frees them. -ENOMEM, with nothing to free. */
 int live_ranges_create(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
                        const int32_t *update_ends, struct live_ranges *ret_live);
 void live_ranges_finish(struct live_ranges *live);

@@ -375,7 +375,7 @@ const char *lade_instr_kind_name(enum lade_instr_kind kind);
 /* Return the queue on which collectives of @axis run. */
 enum lade_queue_id lade_axis_queue(enum lade_axis axis);
 
-void lade_program_destroy(struct lade_program *program);
+void lade_program_destroy(struct lade_program *program); /* NULL is allowed */
 
 /*
  * Prove @program (proof.c, independent of the builder). Every read finds the right version in its range. No two live

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A residency is three flat arrays, cheap to copy, because the search holds one per candidate. */
+/*
+ * Making and copying residencies, and the recipes that choose recomputed values by kind of op.
+ *
+ * A residency is three flat arrays: choices by tensor, and two tiers by parameter. The search holds one per candidate,
+ * so a copy is three memory copies. Everything here is linear in tensors and parameters.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

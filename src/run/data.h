@@ -78,6 +78,7 @@ int lade_data_open(const struct lade_data_params *params, struct lade_error *err
 /* Close @data; NULL is allowed. */
 void lade_data_close(lade_data *data);
 
+/* Describe the open data. Any thread. Never blocks. */
 void lade_data_get_info(const lade_data *data, struct lade_data_info *ret_info);
 
 /*

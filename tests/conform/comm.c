@@ -310,12 +310,12 @@ struct arena {
 /* Make a rank's own memory of a kind that other ranks can map; more at higher ranks. On a GPU, its own memory. */
 static void arena_create(struct arena *arena)
 {
-  struct lade_host_device_params how = {.struct_size = sizeof(how)};
+  struct lade_host_device_params params = {.struct_size = sizeof(params)};
   uint64_t address = 0;
   arena->range.bytes = (uint64_t)(world.rank + 2) << 21;
   arena->device = world.device;
   if (!world.device)
-    assert_int_equal(lade_device_open_host(&how, NULL, &arena->device), 0);
+    assert_int_equal(lade_device_open_host(&params, NULL, &arena->device), 0);
   assert_int_equal(lade_device_reserve(arena->device, arena->range.bytes, &address), 0);
   assert_int_equal(lade_device_chunk_create_shared(arena->device, arena->range.bytes, &arena->chunk), 0);
   assert_int_equal(lade_device_map(arena->device, address, arena->chunk), 0);

@@ -39,14 +39,14 @@ static struct disk_op *op_add(enum disk_op_kind kind, int file)
   return op;
 }
 
-/* Return the number of the file behind @fd, if it was created in the directory; -1: it was not. */
+/* Return the number of the file after @fd, if it was created in the directory; -1: it was not. */
 static int file_of(int fd)
 {
-  struct stat what;
-  if (!recording || fstat(fd, &what) || what.st_dev != recorded_device)
+  struct stat status;
+  if (!recording || fstat(fd, &status) || status.st_dev != recorded_device)
     return -1;
   for (int i = 0; i < n_files; i++) {
-    if (files[i] == what.st_ino)
+    if (files[i] == status.st_ino)
       return i;
   }
   return -1;
@@ -54,20 +54,20 @@ static int file_of(int fd)
 
 static bool is_dir(int fd)
 {
-  struct stat what;
-  return recording && fstat(fd, &what) == 0 && what.st_dev == recorded_device && what.st_ino == recorded_dir;
+  struct stat status;
+  return recording && fstat(fd, &status) == 0 && status.st_dev == recorded_device && status.st_ino == recorded_dir;
 }
 
 /* Note that @fd was opened as @name: a file seen for the first time has just been created. */
 static void opened(int fd, const char *name)
 {
-  struct stat what;
+  struct stat status;
   pthread_mutex_lock(&mutex);
-  if (recording && fd >= 0 && fstat(fd, &what) == 0 && S_ISREG(what.st_mode) && what.st_dev == recorded_device &&
+  if (recording && fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_dev == recorded_device &&
       (strstr(name, "lade-durable") || strstr(name, "lade-tensors")) && file_of(fd) < 0) {
     if (n_files == DISK_FILES_MOST)
       abort();
-    files[n_files] = what.st_ino;
+    files[n_files] = status.st_ino;
     const char *slash = strrchr(name, '/');
     snprintf(op_add(DISK_ENTRY, n_files++)->name, sizeof(recording->ops[0].name), "%s", slash ? slash + 1 : name);
   }
@@ -112,11 +112,11 @@ static void synced(int fd)
 
 static void renamed(int dir_fd, const char *old_name, const char *name)
 {
-  struct stat what;
+  struct stat status;
   pthread_mutex_lock(&mutex);
-  if (recording && fstatat(dir_fd, name, &what, 0) == 0) {
+  if (recording && fstatat(dir_fd, name, &status, 0) == 0) {
     for (int i = 0; i < n_files; i++) {
-      if (files[i] != what.st_ino)
+      if (files[i] != status.st_ino)
         continue;
       struct disk_op *op = op_add(DISK_RENAME, i);
       snprintf(op->name, sizeof(op->name), "%s", name);
@@ -174,13 +174,13 @@ WRAP_OPEN(openat64, (int dir_fd, const char *path, int flags, ...), flags, (dir_
 
 void disk_record(const char *dir, struct disk_log *log)
 {
-  struct stat what;
-  if (stat(dir, &what))
+  struct stat status;
+  if (stat(dir, &status))
     abort();
   log->n = 0;
   n_files = 0;
-  recorded_device = what.st_dev;
-  recorded_dir = what.st_ino;
+  recorded_device = status.st_dev;
+  recorded_dir = status.st_ino;
   recording = log;
 }
 

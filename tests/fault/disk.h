@@ -2,7 +2,7 @@
 /*
  * A disk that keeps synced operations and an arbitrary selection of the others: none, all, some, torn at sectors, in
  * another order. The file disk.c wraps the system calls through the linker. It records a running program's operations
- * on the files of one directory. An image of the disk after a power cut behind any of these operations is then laid out
+ * on the files of one directory. An image of the disk after a power cut, at any of these operations, is then laid out
  * in another directory. Names are entries of the directory and need its own sync, as in POSIX.
  *
  * One log at a time; the recorded program may have several threads.
@@ -57,7 +57,7 @@ struct disk_whim {
 /* Return how many of the first @n operations were not synced. */
 int disk_n_pending(const struct disk_log *log, int n);
 
-/* Lay out in the empty directory @dir the state after a power cut behind the first @n operations. */
+/* Lay out in the empty directory @dir the state after a power cut that follows the first @n operations. */
 void disk_image(const struct disk_log *log, int n, const struct disk_whim *whim, const char *dir);
 
 #endif

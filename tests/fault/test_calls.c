@@ -131,10 +131,10 @@ static void program_fixture_run(struct calls_fixture *fixture, struct outcome *r
   saves_remove(in_scratch("saves"));
 }
 
-static void line_check(int status, const struct lade_error *error, const char *what)
+static void line_check(int status, const struct lade_error *error, const char *label)
 {
   if (status && (error->code != status || !*error->text || strchr(error->text, '\n')))
-    fail_msg("%s: status %d comes with code %d and the line '%s'", what, status, error->code, error->text);
+    fail_msg("%s: status %d comes with code %d and the line '%s'", label, status, error->code, error->text);
 }
 
 static int descriptors_count(void)
@@ -184,20 +184,20 @@ static void program_fixture_end(struct calls_fixture *fixture)
 }
 
 /* Run once with a fault, and check for an error of one line or the right numbers, and for leaks. */
-static struct outcome run_checked(struct calls_fixture *fixture, const char *what)
+static struct outcome run_checked(struct calls_fixture *fixture, const char *label)
 {
   struct outcome outcome;
   int64_t blocks_before = heap_n_blocks();
   int descriptors_before = descriptors_count();
   program_fixture_run(fixture, &outcome);
-  line_check(outcome.status, &outcome.error, what);
-  line_check(outcome.save_status, &outcome.save_error, what);
+  line_check(outcome.status, &outcome.error, label);
+  line_check(outcome.save_status, &outcome.save_error, label);
   if (!outcome.status && outcome.digest != fixture->digest)
-    fail_msg("%s: the numbers are others", what);
+    fail_msg("%s: the numbers are others", label);
   if (heap_n_blocks() != blocks_before)
-    fail_msg("%s: %lld blocks leak (%s)", what, (long long)(heap_n_blocks() - blocks_before), outcome.error.text);
+    fail_msg("%s: %lld blocks leak (%s)", label, (long long)(heap_n_blocks() - blocks_before), outcome.error.text);
   if (descriptors_count() != descriptors_before)
-    fail_msg("%s: a descriptor leaks (%s)", what, outcome.error.text);
+    fail_msg("%s: a descriptor leaks (%s)", label, outcome.error.text);
   return outcome;
 }
 
@@ -216,18 +216,18 @@ static uint64_t nth_next(uint64_t nth, bool for_good)
 static uint64_t point_fails(struct calls_fixture *fixture, enum lade_fault_point point, int code, bool for_good,
                             bool must_pass)
 {
-  char what[160];
+  char label[160];
   for (uint64_t nth = 1;; nth = nth_next(nth, for_good)) {
     lade_faults_arm(&fixture->faults, point, nth, for_good, code);
-    snprintf(what, sizeof(what), "%s: call %llu of %s fails %s with %s", manner_names[fixture->manner],
+    snprintf(label, sizeof(label), "%s: call %llu of %s fails %s with %s", manner_names[fixture->manner],
              (unsigned long long)nth, lade_fault_name(point), for_good ? "for good" : "once", strerror(-code));
-    struct outcome outcome = run_checked(fixture, what);
+    struct outcome outcome = run_checked(fixture, label);
     if (!lade_faults_injected(&fixture->faults)) {
       assert_int_equal(outcome.status | outcome.save_status, 0);
       return nth - 1;
     }
     if (must_pass && (outcome.status || outcome.save_status))
-      fail_msg("%s: %s%s", what, outcome.error.text, outcome.save_error.text);
+      fail_msg("%s: %s%s", label, outcome.error.text, outcome.save_error.text);
   }
 }
 
@@ -288,11 +288,11 @@ static int planned_run(struct calls_fixture *fixture, struct lade_error *error)
   struct lade_plan *plan = NULL;
   struct lade_plan_bounds bounds;
   struct lade_step_result result;
-  struct lade_plan_params how = {.struct_size = sizeof(how), .graph = run_fixture->graph,
-                                 .prices = &run_fixture->prices,
-                                 .n_microbatches = 1, .is_unified = true, .chunk_bytes = 1 << 16,
-                                 .host_bytes = 1 << 30, .recipe = LADE_RECIPE_FULL};
-  int status = lade_planner_create(&how, error, &planner);
+  struct lade_plan_params params = {.struct_size = sizeof(params), .graph = run_fixture->graph,
+                                    .prices = &run_fixture->prices,
+                                    .n_microbatches = 1, .is_unified = true, .chunk_bytes = 1 << 16,
+                                    .host_bytes = 1 << 30, .recipe = LADE_RECIPE_FULL};
+  int status = lade_planner_create(&params, error, &planner);
   if (!status && (status = lade_planner_get_bounds(planner, &bounds)))
     lade_error_set(error, status, "bounds");
   if (!status)
@@ -319,18 +319,18 @@ static void any_allocation_may_fail(void **state)
     int64_t stride = 1;
     for (int64_t nth = 1;; nth += stride) {
       struct lade_error error = {0};
-      char what[80];
+      char label[80];
       int64_t blocks_before = heap_n_blocks();
-      snprintf(what, sizeof(what), "allocation %lld fails %s", (long long)nth, for_good ? "for good" : "once");
+      snprintf(label, sizeof(label), "allocation %lld fails %s", (long long)nth, for_good ? "for good" : "once");
       is_for_good = for_good;
       n_allocations = 0;
       fail_at = nth;
       int status = planned_run(&fixture, &error);
       bool is_hit = n_allocations >= nth;
       fail_at = 0;
-      line_check(status, &error, what);
+      line_check(status, &error, label);
       if (heap_n_blocks() != blocks_before)
-        fail_msg("%s: %lld blocks leak (%s)", what, (long long)(heap_n_blocks() - blocks_before), error.text);
+        fail_msg("%s: %lld blocks leak (%s)", label, (long long)(heap_n_blocks() - blocks_before), error.text);
       if (!is_hit) {
         assert_int_equal(status, 0);
         break;

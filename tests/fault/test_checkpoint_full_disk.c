@@ -22,9 +22,9 @@
 #define SKIPPED 77
 #define N_STEPS 100 /* more than fit */
 
-static int failed(const char *what, const struct lade_error *error)
+static int failed(const char *label, const struct lade_error *error)
 {
-  printf("FAIL: %s: %s\n", what, error->text);
+  printf("FAIL: %s: %s\n", label, error->text);
   return 1;
 }
 

@@ -59,10 +59,10 @@ static int store_reopen(void)
   for (int fd = 3; fd < 256; fd++) {
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     ssize_t n = readlink(path, target, sizeof(target) - 1);
-    struct stat what;
-    if (n <= 0 || fstat(fd, &what) || !S_ISREG(what.st_mode) || what.st_nlink)
+    struct stat status;
+    if (n <= 0 || fstat(fd, &status) || !S_ISREG(status.st_mode) || status.st_nlink)
       continue;
-    assert_int_equal(what.st_mode & 07777, 0600); /* not readable by other users */
+    assert_int_equal(status.st_mode & 07777, 0600); /* not readable by other users */
     int again = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
     if (again >= 0)
       return again;

@@ -85,7 +85,7 @@ static void generation_make(lade_durable *durable, uint64_t generation, uint64_t
   }
 }
 
-/* Return NULL, or the error in the newest generation. If that is behind @acknowledged, it must be the one of @take. */
+/* Return NULL, or the error in the newest generation. If that is after @acknowledged, it must be the one of @take. */
 static const char *generation_fault(lade_durable *durable, int64_t acknowledged, int take)
 {
   uint64_t generation = lade_durable_generation(durable);
@@ -109,9 +109,9 @@ static const char *generation_fault(lade_durable *durable, int64_t acknowledged,
 static int durable_open(const char *dir, struct lade_faults *faults, lade_durable **ret_durable,
                         struct lade_error *error)
 {
-  const struct lade_durable_params how = {
-      .struct_size = sizeof(how), .dir = dir, .engine = LADE_STORE_POSIX, .allow_tmpfs = true, .faults = faults};
-  return lade_durable_open(&how, error, ret_durable);
+  const struct lade_durable_params params = {
+      .struct_size = sizeof(params), .dir = dir, .engine = LADE_STORE_POSIX, .allow_tmpfs = true, .faults = faults};
+  return lade_durable_open(&params, error, ret_durable);
 }
 
 /* Publish; return 0, or the error. */
@@ -202,7 +202,7 @@ static const char *whim_try(const struct disk_log *log, int n, const struct disk
   return image_fault(acknowledged, take);
 }
 
-/* Return NULL, or the error in some image of a cut behind the first @n operations. */
+/* Return NULL, or the error in some image of a cut after the first @n operations. */
 static const char *cut_fault(const struct disk_log *log, int n, int n_drawn)
 {
   int n_pending = disk_n_pending(log, n);
@@ -314,8 +314,8 @@ static const char *loss_words(const char *loss)
 static void loss_print(int at, const char *how, const char *loss)
 {
   const struct disk_op *op = &protocol.ops[at];
-  const char *what = op->kind == DISK_SYNC_DIR ? "names" : op->file == JOURNAL_FILE ? "journal" : "data";
-  printf("operation %d, a sync of the %s, %s: %s\n", at, what, how, loss_words(loss));
+  const char *synced = op->kind == DISK_SYNC_DIR ? "names" : op->file == JOURNAL_FILE ? "journal" : "data";
+  printf("operation %d, a sync of the %s, %s: %s\n", at, synced, how, loss_words(loss));
 }
 
 static void no_sync_is_in_vain(void **state)
@@ -387,12 +387,12 @@ static int last_before(int at, enum disk_op_kind kind, int file)
   return at;
 }
 
-static void loses(struct disk_log log, int from, const char *what)
+static void loses(struct disk_log log, int from, const char *when)
 {
   const char *loss = loss_find(&log, from);
   if (!loss)
-    fail_msg("nothing is lost %s", what);
-  printf("%s: %s\n", what, loss_words(loss));
+    fail_msg("nothing is lost %s", when);
+  printf("%s: %s\n", when, loss_words(loss));
 }
 
 /* The second life finds a name in memory alone, which must be on the disk before a generation is acknowledged. */

@@ -167,7 +167,7 @@ static const char *whim_try(const struct disk_log *log, int n, const struct disk
   return image_fault(image_dir, acknowledged);
 }
 
-/* Return NULL, or the first loss after a cut behind any operation. */
+/* Return NULL, or the first loss after a cut after any operation. */
 static const char *log_fault(const struct disk_log *log)
 {
   const char *fault = NULL;

@@ -89,15 +89,15 @@ static void the_limit_holds(uint64_t limit_bytes)
 
 int main(int argc, char **argv)
 {
-  const char *what = argc > 2 ? argv[2] : "";
+  const char *scenario = argc > 2 ? argv[2] : "";
   REQUIRE(argc > 1);
   plugin_open(argv[1]);
-  if (strcmp(what, "wrong") == 0) {
+  if (strcmp(scenario, "wrong") == 0) {
     a_wrong_variable_fails_every_allocation("20 apples");
     a_wrong_variable_fails_every_allocation("20"); /* bytes: a unit is missing */
     REQUIRE(plugin.limit(8 * MIB, NULL) == 0); /* the call needs no variable */
     the_limit_holds(8 * MIB);
-  } else if (strcmp(what, "limit") == 0) {
+  } else if (strcmp(scenario, "limit") == 0) {
     setenv("LADE_ALLOCATOR_LIMIT", "64MiB", 1);
     REQUIRE(plugin.limit(8 * MIB, NULL) == 0);
     the_limit_holds(8 * MIB);

@@ -358,12 +358,12 @@ static void any_driver_call_may_fail_and_nothing_leaks(void **state)
 /* ---- the driver's host memory ---- */
 
 /* Take pinned memory, check that it is zero, fill it, release it. True if it was the driver's. */
-static bool pinned_is_the_drivers(const struct lade_pinned_params *how)
+static bool pinned_is_the_drivers(const struct lade_pinned_params *params)
 {
   struct lade_pinned pinned;
-  assert_int_equal(lade_pinned_init(&pinned, how), 0);
-  assert_true(pinned.bytes >= how->bytes);
-  assert_true(pinned.bytes <= LADE_MAX(how->limit_bytes, lade_align_up(how->bytes, 4096)));
+  assert_int_equal(lade_pinned_init(&pinned, params), 0);
+  assert_true(pinned.bytes >= params->bytes);
+  assert_true(pinned.bytes <= LADE_MAX(params->limit_bytes, lade_align_up(params->bytes, 4096)));
   assert_int_equal((uintptr_t)pinned.data % CHUNK, 0);
   for (uint64_t i = 0; i < pinned.bytes; i++)
     assert_int_equal(pinned.data[i], 0);
@@ -378,31 +378,31 @@ static void pinned_memory_is_the_drivers_where_it_has_some(void **state)
 {
   lade_device *device = must_open();
   const int64_t n_live = fake.live();
-  struct lade_pinned_params how = {.device = device, .bytes = CHUNK + 1, .limit_bytes = 2 * CHUNK, .numa_node = -1};
-  assert_true(pinned_is_the_drivers(&how));
-  how.numa_node = 0;
-  assert_true(pinned_is_the_drivers(&how));
-  how.numa_node = 77; /* a node that does not exist */
-  assert_false(pinned_is_the_drivers(&how));
-  how.numa_node = -1;
-  how.limit_bytes = 2 * CHUNK - 1; /* a chunk more than allowed */
-  assert_false(pinned_is_the_drivers(&how));
-  how.limit_bytes = 2 * CHUNK;
-  how.is_for_drives = true;
-  assert_false(pinned_is_the_drivers(&how));
-  how.is_for_drives = false;
+  struct lade_pinned_params params = {.device = device, .bytes = CHUNK + 1, .limit_bytes = 2 * CHUNK, .numa_node = -1};
+  assert_true(pinned_is_the_drivers(&params));
+  params.numa_node = 0;
+  assert_true(pinned_is_the_drivers(&params));
+  params.numa_node = 77; /* a node that does not exist */
+  assert_false(pinned_is_the_drivers(&params));
+  params.numa_node = -1;
+  params.limit_bytes = 2 * CHUNK - 1; /* a chunk more than allowed */
+  assert_false(pinned_is_the_drivers(&params));
+  params.limit_bytes = 2 * CHUNK;
+  params.is_for_drives = true;
+  assert_false(pinned_is_the_drivers(&params));
+  params.is_for_drives = false;
   assert_int_equal(setenv("LADE_CUDA_HOST_CHUNKS", "0", 1), 0);
-  assert_false(pinned_is_the_drivers(&how));
+  assert_false(pinned_is_the_drivers(&params));
   unsetenv("LADE_CUDA_HOST_CHUNKS");
   assert_int_equal(fake.live(), n_live);
-  how.bytes = 0;
-  assert_int_equal(lade_pinned_init(&(struct lade_pinned){0}, &how), -EINVAL);
+  params.bytes = 0;
+  assert_int_equal(lade_pinned_init(&(struct lade_pinned){0}, &params), -EINVAL);
   lade_device_close(device);
   assert_int_equal(fake.set("host_chunks=0"), 0);
-  how = (struct lade_pinned_params){.device = must_open(), .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
-  assert_false(pinned_is_the_drivers(&how));
-  assert_int_equal(lade_device_host_create(how.device, CHUNK, CHUNK, 0, &(struct lade_host_chunk){0}), -ENOTSUP);
-  lade_device_close(how.device);
+  params = (struct lade_pinned_params){.device = must_open(), .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
+  assert_false(pinned_is_the_drivers(&params));
+  assert_int_equal(lade_device_host_create(params.device, CHUNK, CHUNK, 0, &(struct lade_host_chunk){0}), -ENOTSUP);
+  lade_device_close(params.device);
   assert_int_equal(fake.live(), 0);
 }
 
@@ -414,15 +414,15 @@ static void pinned_memory_is_our_own_where_the_driver_refuses(void **state)
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
     lade_device *device = must_open();
     const int64_t n_live = fake.live();
-    const struct lade_pinned_params how = {.device = device, .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
+    const struct lade_pinned_params params = {.device = device, .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
     char settings[96];
     snprintf(settings, sizeof(settings), "fail=%s,nth=1,code=2", calls[i]);
     assert_int_equal(fake.set(settings), 0);
-    assert_false(pinned_is_the_drivers(&how));
+    assert_false(pinned_is_the_drivers(&params));
     assert_int_equal(fake.failed(), 1);
     assert_int_equal(fake.live(), n_live);
     assert_int_equal(lade_device_status(device), 0);
-    assert_true(pinned_is_the_drivers(&how)); /* it failed once */
+    assert_true(pinned_is_the_drivers(&params)); /* it failed once */
     lade_device_close(device);
   }
 }

@@ -50,22 +50,22 @@ static void notice_keep(void *user, const char *line)
 /* Open a session with the residency file's tiers, so that kernels, copies and updates of the host all have work. */
 static int session_open(struct lade_error *error, lade_session **ret_session)
 {
-  struct lade_session_params how;
-  lade_session_defaults(&how);
-  how.model = model;
-  how.batch = 2;
-  how.micro_batch = 1;
-  how.seq_len = 8;
-  how.dtype = LADE_F32;
-  how.is_gpu = true;
-  how.machine = "h200-141g"; /* described: nothing is measured */
-  how.residency_file = residency;
-  how.n_threads = 1;
-  how.batch_fn = batch_fill;
-  how.n_valid_batches = 1;
-  how.notice = notice_keep;
+  struct lade_session_params params;
+  lade_session_defaults(&params);
+  params.model = model;
+  params.batch = 2;
+  params.micro_batch = 1;
+  params.seq_len = 8;
+  params.dtype = LADE_F32;
+  params.is_gpu = true;
+  params.machine = "h200-141g"; /* described: nothing is measured */
+  params.residency_file = residency;
+  params.n_threads = 1;
+  params.batch_fn = batch_fill;
+  params.n_valid_batches = 1;
+  params.notice = notice_keep;
   *notices = 0;
-  return lade_session_open(&how, error, ret_session);
+  return lade_session_open(&params, error, ret_session);
 }
 
 /* Run a whole session: two steps, an evaluation, a digest. */

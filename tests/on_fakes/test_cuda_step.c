@@ -124,8 +124,8 @@ static void drawn_graphs_give_the_bits_of_a_plain_run(void **state)
   struct step_fixture fixture = {0};
   fixture_init(&fixture);
   for (uint64_t seed = 0; seed < GRAPHS; seed++) {
-    const struct random_graph_params how = {.seed = seed * 4 + 3, .n_layers = 3 + (int)seed, .has_tiers = true};
-    lade_graph *small = random_graph_make(&how), *graph = step_ops_scale(small, SCALE);
+    const struct random_graph_params params = {.seed = seed * 4 + 3, .n_layers = 3 + (int)seed, .has_tiers = true};
+    lade_graph *small = random_graph_make(&params), *graph = step_ops_scale(small, SCALE);
     struct lade_step_info info;
     step_ops_init(&fixture.ops, graph);
     for (int i = 0; i < 2; i++) {

@@ -92,10 +92,10 @@ struct part {
   struct values_memory memory;
 };
 
-static void part_open(struct part *part, struct world *world, size_t i, const struct lade_layout_params *how)
+static void part_open(struct part *part, struct world *world, size_t i, const struct lade_layout_params *layout_params)
 {
   struct lade_error error = {0};
-  struct lade_layout_params params = *how;
+  struct lade_layout_params params = *layout_params;
   params.struct_size = sizeof(params);
   demand(!lade_rank_group_join(world->comm, &error, &part->group), "%s", error.text);
   demand(!lade_rank_group_open(&params, &error, &part->group), "%s", error.text);
@@ -185,7 +185,7 @@ static uint64_t alone_save(size_t i, struct values_memory *memory, struct lade_m
   return digest;
 }
 
-static void alone_compare(const struct values_memory *memory, int64_t step, const char *what, int layout)
+static void alone_compare(const struct values_memory *memory, int64_t step, const char *label, int layout)
 {
   struct lade_error error = {0};
   struct lade_checkpoint_state state;
@@ -193,20 +193,20 @@ static void alone_compare(const struct values_memory *memory, int64_t step, cons
   values_memory_init(&loaded, memory->graph);
   demand(!lade_checkpoint_load(&loaded.values, step_path(step), NULL, &state, &error), "%s", error.text);
   demand(state.step == step && values_memory_equal(memory, &loaded), "%s: layout %d saves other bits than it loaded",
-         what, layout);
+         label, layout);
   values_memory_finish(&loaded);
 }
 
 /* ---- properties ---- */
 
 /* Load a checkpoint's weights like HuggingFace's: each rank takes its part, and recognises the other parts' names. */
-static void weights_begin_a_run(struct part *part, uint64_t digest, const char *what)
+static void weights_begin_a_run(struct part *part, uint64_t digest, const char *label)
 {
   struct lade_error error = {0};
   uint64_t found = 0;
-  demand(!lade_checkpoint_init(&part->memory.values, step_path(1), NULL, &error), "%s: %s", what, error.text);
-  demand(!lade_checkpoint_digest(&part->memory.values, &found, &error), "%s: %s", what, error.text);
-  demand(found == digest, "%s: a run begins with other parameters", what);
+  demand(!lade_checkpoint_init(&part->memory.values, step_path(1), NULL, &error), "%s: %s", label, error.text);
+  demand(!lade_checkpoint_digest(&part->memory.values, &found, &error), "%s: %s", label, error.text);
+  demand(found == digest, "%s: a run begins with other parameters", label);
 }
 
 /* Save and load around all layouts, each from the one before. */

@@ -75,11 +75,11 @@ static void plan_run(struct run *run, struct run_fixture *run_fixture, struct la
          (unsigned long long)info.peak_bytes);
 }
 
-static void run_open(struct run *run, struct run_fixture *run_fixture, const struct program_fixture_setting *how)
+static void run_open(struct run *run, struct run_fixture *run_fixture, const struct program_fixture_setting *setting)
 {
   struct lade_residency *residency = NULL;
   demand(!lade_residency_create(run_fixture->graph, &residency), "no memory for a residency");
-  program_fixture_residency_set(residency, run_fixture->graph, how);
+  program_fixture_residency_set(residency, run_fixture->graph, setting);
   plan_run(run, run_fixture, run_fixture_plan(run_fixture, residency));
 }
 
@@ -108,17 +108,17 @@ static void run_close(struct run *run)
 /* ---- comparison with one rank ---- */
 
 /* Compare the norms over all stages' gradients, at each stage. */
-static void norms_agree(const struct run *got, const struct run *want, const char *what)
+static void norms_agree(const struct run *got, const struct run *want, const char *label)
 {
   for (int i = 0; i < N_STEPS; i++)
     demand(fabs((double)got->numbers.norm[i] - (double)want->numbers.norm[i]) <=
                NORM_BOUND * (double)want->numbers.norm[i],
-           "%s: step %d has norm %.9g, one rank %.9g", what, i, (double)got->numbers.norm[i],
+           "%s: step %d has norm %.9g, one rank %.9g", label, i, (double)got->numbers.norm[i],
            (double)want->numbers.norm[i]);
 }
 
 static void value_agrees(const struct run *got, int got_tensor, const struct run *want, int want_tensor,
-                         const char *what)
+                         const char *label)
 {
   struct lade_error error = {0};
   uint64_t bytes = lade_value_bytes(got->run_fixture->graph, got_tensor);
@@ -127,37 +127,37 @@ static void value_agrees(const struct run *got, int got_tensor, const struct run
          "a value has another size");
   demand(!lade_executor_get(got->run_fixture->executor, got_tensor, 0, ours, bytes, &error), "%s", error.text);
   demand(!lade_executor_get(want->run_fixture->executor, want_tensor, 0, theirs, bytes, &error), "%s", error.text);
-  demand(memcmp(ours, theirs, bytes) == 0, "%s: %s is not what one rank has", what,
+  demand(memcmp(ours, theirs, bytes) == 0, "%s: %s is not what one rank has", label,
          lade_value_name(got->run_fixture->graph, got_tensor, name));
   free(ours);
   free(theirs);
 }
 
-static void params_agree(const struct run *got, const struct run *want, const char *what)
+static void params_agree(const struct run *got, const struct run *want, const char *label)
 {
   const struct lade_model_graph *graph = got->run_fixture->graph, *whole = want->run_fixture->graph;
   for (int param = 0; param < graph->n_params; param++) {
     int number = graph->params[param].number;
-    value_agrees(got, graph->params[param].tensor, want, whole->params[number].tensor, what);
+    value_agrees(got, graph->params[param].tensor, want, whole->params[number].tensor, label);
     for (int part = 0; part < LADE_N_PARTS; part++) {
       int tensor = lade_value_part(graph, param, (enum lade_part)part);
       if (tensor >= 0)
-        value_agrees(got, tensor, want, lade_value_part(whole, number, (enum lade_part)part), what);
+        value_agrees(got, tensor, want, lade_value_part(whole, number, (enum lade_part)part), label);
     }
   }
 }
 
 /* Compare losses within @bound, relative; 0: the same bits. */
-static void losses_agree(const struct run *got, const struct run *want, double bound, const char *what)
+static void losses_agree(const struct run *got, const struct run *want, double bound, const char *label)
 {
   if (got->run_fixture->graph->loss < 0)
     return;
   for (int i = 0; i < N_STEPS; i++)
     demand(fabs(got->numbers.loss[i] - want->numbers.loss[i]) <= bound * want->numbers.loss[i],
-           "%s: step %d has loss %.9g, one rank %.9g", what, i, got->numbers.loss[i], want->numbers.loss[i]);
+           "%s: step %d has loss %.9g, one rank %.9g", label, i, got->numbers.loss[i], want->numbers.loss[i]);
   for (int i = 0; i < 2; i++)
     demand(fabs(got->numbers.eval[i] - want->numbers.eval[i]) <= bound * want->numbers.eval[i],
-           "%s: evaluation %d gives %.9g, one rank %.9g", what, i, got->numbers.eval[i], want->numbers.eval[i]);
+           "%s: evaluation %d gives %.9g, one rank %.9g", label, i, got->numbers.eval[i], want->numbers.eval[i]);
 }
 
 /* Return the token table's first bytes on this stage; 0: it has no table. */
@@ -178,20 +178,20 @@ static uint64_t table_peek(const struct run *run)
 }
 
 /* Check that both ends of the pipeline have the same table. Collective. */
-static void tables_agree(struct world *world, const struct run *got, const char *what)
+static void tables_agree(struct world *world, const struct run *got, const char *label)
 {
   uint64_t tables[64], own = table_peek(got);
   struct lade_error error = {0};
   struct lade_collective gather = {.kind = LADE_ALL_GATHER, .dtype = LADE_F64, .n = 1, .src = &own, .dst = tables};
   demand(!lade_comm_run(world->comm, &gather, &error), "%s", error.text);
-  demand(tables[0] == tables[world->size - 1], "%s: the first and the last stage have different tables", what);
+  demand(tables[0] == tables[world->size - 1], "%s: the first and the last stage have different tables", label);
 }
 
 /* ---- one model ---- */
 
-static void same_numbers(const struct run *got, const struct run *again, const char *what, const char *how)
+static void same_numbers(const struct run *got, const struct run *again, const char *label, const char *how)
 {
-  demand(memcmp(&got->numbers, &again->numbers, sizeof(got->numbers)) == 0, "%s: %s gives other numbers", what, how);
+  demand(memcmp(&got->numbers, &again->numbers, sizeof(got->numbers)) == 0, "%s: %s gives other numbers", label, how);
 }
 
 static void rigs_init(struct world *world, const struct lade_layout *layout, size_t i, struct run_fixture *one,
@@ -328,12 +328,12 @@ static void case_agrees(struct world *world, size_t i, int dp)
   const struct program_fixture_setting keep = setting_kept(i), mixed = setting_mixed(i);
   struct lade_layout layout;
   struct lade_error error = {0};
-  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank,
-                                   .pp = world->size / dp, .dp = dp, .zero = dp > 1, .schedule = cases[i].schedule,
-                                   .virtual_stages = cases[i].n_chunks, .grad_reduce = LADE_F32};
+  struct lade_layout_params params = {.struct_size = sizeof(params), .world = world->size, .rank = world->rank,
+                                      .pp = world->size / dp, .dp = dp, .zero = dp > 1, .schedule = cases[i].schedule,
+                                      .virtual_stages = cases[i].n_chunks, .grad_reduce = LADE_F32};
   struct run_fixture one, ours;
   struct run want, got, again;
-  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  demand(!lade_layout_init(&params, &error, &layout), "%s", error.text);
   world_split(world, &layout);
   rigs_init(world, &layout, i, &one, &ours);
   run_open(&want, &one, &keep);
@@ -362,8 +362,8 @@ static void case_agrees(struct world *world, size_t i, int dp)
 
 #define TP 2
 
-static void scattered_rig_init(struct world *world, const struct lade_layout *layout, size_t i, bool is_scattered,
-                               struct run_fixture *ret_fixture)
+static void scattered_fixture_init(struct world *world, const struct lade_layout *layout, size_t i, bool is_scattered,
+                                   struct run_fixture *ret_fixture)
 {
   struct run_fixture_model model = run_fixture_tiny(cases[i].family);
   const int pp = lade_layout_size(layout, LADE_AXIS_PP);
@@ -383,7 +383,7 @@ static void scattered_rig_init(struct world *world, const struct lade_layout *la
   ret_fixture->comms = world->axes;
 }
 
-static void scattered_bytes_agree(const struct run *whole, const struct run *parts, const char *what)
+static void scattered_bytes_agree(const struct run *whole, const struct run *parts, const char *label)
 {
   uint64_t of_whole[LADE_N_AXES], of_parts[LADE_N_AXES], sent = 0, received = 0;
   const struct lade_model_graph *graph = whole->run_fixture->graph;
@@ -395,10 +395,10 @@ static void scattered_bytes_agree(const struct run *whole, const struct run *par
     received += graph->ops[op].kind == LADE_OP_RECV ? (uint64_t)graph->ops[op].bytes : 0;
   }
   demand(sent && received && of_whole[LADE_AXIS_PP] - of_parts[LADE_AXIS_PP] == n_microbatches * sent / TP * (TP - 1),
-         "%s: %llu bytes go to other stages in parts, %llu whole", what, (unsigned long long)of_parts[LADE_AXIS_PP],
+         "%s: %llu bytes go to other stages in parts, %llu whole", label, (unsigned long long)of_parts[LADE_AXIS_PP],
          (unsigned long long)of_whole[LADE_AXIS_PP]);
   demand(of_parts[LADE_AXIS_TP] - of_whole[LADE_AXIS_TP] == n_microbatches * received / TP * (TP - 1),
-         "%s: gathers of %llu bytes", what, (unsigned long long)of_parts[LADE_AXIS_TP]);
+         "%s: gathers of %llu bytes", label, (unsigned long long)of_parts[LADE_AXIS_TP]);
 }
 
 static void parts_give_the_bits_of_wholes(struct world *world, size_t i)
@@ -406,34 +406,35 @@ static void parts_give_the_bits_of_wholes(struct world *world, size_t i)
   const struct program_fixture_setting keep = setting_kept(i), mixed = setting_mixed(i);
   struct lade_layout layout;
   struct lade_error error = {0};
-  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank, .tp = TP,
-                                   .pp = world->size / TP, .schedule = cases[i].schedule,
-                                   .virtual_stages = cases[i].n_chunks, .grad_reduce = LADE_F32};
-  struct run_fixture rigs[2];
+  struct lade_layout_params layout_params = {
+      .struct_size = sizeof(layout_params), .world = world->size, .rank = world->rank, .tp = TP,
+      .pp = world->size / TP, .schedule = cases[i].schedule, .virtual_stages = cases[i].n_chunks,
+      .grad_reduce = LADE_F32};
+  struct run_fixture fixtures[2];
   struct run whole, parts, again;
-  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  demand(!lade_layout_init(&layout_params, &error, &layout), "%s", error.text);
   world_split(world, &layout);
-  scattered_rig_init(world, &layout, i, false, &rigs[0]);
-  scattered_rig_init(world, &layout, i, true, &rigs[1]);
-  run_open(&whole, &rigs[0], &keep);
-  run_open(&parts, &rigs[1], &keep);
+  scattered_fixture_init(world, &layout, i, false, &fixtures[0]);
+  scattered_fixture_init(world, &layout, i, true, &fixtures[1]);
+  run_open(&whole, &fixtures[0], &keep);
+  run_open(&parts, &fixtures[1], &keep);
   same_numbers(&whole, &parts, cases[i].name, "sending in parts");
   scattered_bytes_agree(&whole, &parts, cases[i].name);
-  for (int param = 0; param < rigs[0].graph->n_params; param++)
-    value_agrees(&parts, rigs[1].graph->params[param].tensor, &whole, rigs[0].graph->params[param].tensor,
+  for (int param = 0; param < fixtures[0].graph->n_params; param++)
+    value_agrees(&parts, fixtures[1].graph->params[param].tensor, &whole, fixtures[0].graph->params[param].tensor,
                  cases[i].name);
   run_close(&whole);
   run_close(&parts);
-  run_open(&again, &rigs[1], &mixed);
+  run_open(&again, &fixtures[1], &mixed);
   same_numbers(&whole, &again, cases[i].name, "another residency of parts");
   run_close(&again);
   if (cases[i].schedule == LADE_SCHEDULE_INTERLEAVED) {
-    run_smallest(&again, &rigs[1]);
+    run_smallest(&again, &fixtures[1]);
     same_numbers(&whole, &again, cases[i].name, "the smallest budget of parts");
     run_close(&again);
   }
-  run_fixture_finish(&rigs[0]);
-  run_fixture_finish(&rigs[1]);
+  run_fixture_finish(&fixtures[0]);
+  run_fixture_finish(&fixtures[1]);
   world_unite(world);
 }
 

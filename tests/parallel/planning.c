@@ -240,14 +240,14 @@ static bool call_fails(struct world *world, struct lade_session_params *params, 
 }
 
 /* Fail the first calls one by one, later ones in growing steps. */
-static void calls_fail(struct world *world, struct lade_session_params *params, const char *what)
+static void calls_fail(struct world *world, struct lade_session_params *params, const char *label)
 {
   uint64_t nth = 1;
   while (call_fails(world, params, nth))
     nth += nth < CALLS_ONE_BY_ONE ? 1 : nth / 3;
-  demand(nth > 10, "rank %d: %d calls of %s", world->rank, (int)nth, what);
+  demand(nth > 10, "rank %d: %d calls of %s", world->rank, (int)nth, label);
   if (world->rank == 0)
-    printf("%s: fewer than %d calls\n", what, (int)nth);
+    printf("%s: fewer than %d calls\n", label, (int)nth);
   fflush(stdout);
 }
 
@@ -278,18 +278,18 @@ static void what_fails_at_one_rank_is_voted_on(void)
 
 int main(int argc, char **argv)
 {
-  const char *what = argv[argc - 1];
-  if (strcmp(what, "slow") == 0)
+  const char *scenario = argv[argc - 1];
+  if (strcmp(scenario, "slow") == 0)
     a_slow_search_is_waited_for();
-  else if (strcmp(what, "sharing") == 0)
+  else if (strcmp(scenario, "sharing") == 0)
     ranks_of_a_machine_share_it();
-  else if (strcmp(what, "links") == 0)
+  else if (strcmp(scenario, "links") == 0)
     a_long_run_keeps_its_links();
-  else if (strcmp(what, "lost") == 0)
+  else if (strcmp(scenario, "lost") == 0)
     a_lost_planner_is_found_out();
-  else if (strcmp(what, "follower") == 0)
+  else if (strcmp(scenario, "follower") == 0)
     a_follower_that_fails_is_reported();
-  else if (strcmp(what, "votes") == 0)
+  else if (strcmp(scenario, "votes") == 0)
     what_fails_at_one_rank_is_voted_on();
   printf("DONE\n");
   return 0;

@@ -39,14 +39,14 @@ static const struct {
              {"llama", LADE_LLAMA, LADE_F32, 0, 1, false, false, 1e-5}};
 
 /* Run from the beginning and close; check that the measured peak is the plan's. */
-static void run(struct run_fixture *run_fixture, const struct program_fixture_setting *how,
+static void run(struct run_fixture *run_fixture, const struct program_fixture_setting *setting,
                 struct run_fixture_numbers *ret_numbers)
 {
   struct lade_error error = {0};
   struct lade_device_info info;
   struct lade_residency *residency = NULL;
   demand(!lade_residency_create(run_fixture->graph, &residency), "no memory for a residency");
-  program_fixture_residency_set(residency, run_fixture->graph, how);
+  program_fixture_residency_set(residency, run_fixture->graph, setting);
   struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
   demand(!run_fixture_open(run_fixture, plan, &error), "%s", error.text);
   demand(!run_fixture_run(run_fixture, N_STEPS, ret_numbers, &error), "%s", error.text);
@@ -59,7 +59,7 @@ static void run(struct run_fixture *run_fixture, const struct program_fixture_se
 }
 
 /* Check that values held whole by every rank have the same bits on all of them after the last step. */
-static void replicas_agree(struct world *world, struct run_fixture *run_fixture, const char *what)
+static void replicas_agree(struct world *world, struct run_fixture *run_fixture, const char *label)
 {
   const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP};
   struct lade_residency *residency = NULL;
@@ -79,7 +79,7 @@ static void replicas_agree(struct world *world, struct run_fixture *run_fixture,
     demand(bits && !lade_executor_get(run_fixture->executor, run_fixture->graph->params[param].tensor, 0, bits,
                                       weight->bytes, &error),
            "%s", error.text);
-    demand(world_agrees(world, XXH3_64bits(bits, weight->bytes)), "%s: ranks have another %s", what, weight->name);
+    demand(world_agrees(world, XXH3_64bits(bits, weight->bytes)), "%s: ranks have another %s", label, weight->name);
     free(bits);
   }
   run_fixture_close(run_fixture);
@@ -129,7 +129,7 @@ static void rigs_init(struct world *world, size_t i, struct run_fixture *one, st
 }
 
 /* Check that the program sends the bytes of the graph's collectives, in every microbatch. */
-static void traffic_agrees(const struct run_fixture *run_fixture, const char *what)
+static void traffic_agrees(const struct run_fixture *run_fixture, const char *label)
 {
   const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP};
   struct lade_residency *residency = NULL;
@@ -149,11 +149,11 @@ static void traffic_agrees(const struct run_fixture *run_fixture, const char *wh
     *(shared < 1 ? &of_kv : &wanted) += 2 * shared * (double)grad->bytes * (n - 1) / n;
   }
   wanted += (n_ranks - 1) * (double)sizeof(double); /* and each rank's sum of squares */
-  demand((double)sent[LADE_AXIS_TP] == wanted, "%s: sends %llu bytes: expected %.0f", what,
+  demand((double)sent[LADE_AXIS_TP] == wanted, "%s: sends %llu bytes: expected %.0f", label,
          (unsigned long long)sent[LADE_AXIS_TP], wanted);
   demand((double)sent[LADE_AXIS_KV] == of_kv &&
          (of_kv > 0) == (n_ranks > (double)run_fixture->graph->model.n_kv_heads),
-         "%s: sends %llu bytes of KV heads: expected %.0f", what, (unsigned long long)sent[LADE_AXIS_KV], of_kv);
+         "%s: sends %llu bytes of KV heads: expected %.0f", label, (unsigned long long)sent[LADE_AXIS_KV], of_kv);
   lade_plan_destroy(plan);
 }
 
@@ -243,9 +243,9 @@ int main(void)
   world_open(&world);
   struct lade_layout layout;
   struct lade_error error = {0};
-  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world.size, .rank = world.rank,
-                                   .tp = world.size, .n_kv_heads = N_KV_HEADS, .grad_reduce = LADE_F32};
-  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  struct lade_layout_params params = {.struct_size = sizeof(params), .world = world.size, .rank = world.rank,
+                                      .tp = world.size, .n_kv_heads = N_KV_HEADS, .grad_reduce = LADE_F32};
+  demand(!lade_layout_init(&params, &error, &layout), "%s", error.text);
   world_split(&world, &layout);
   for (size_t i = 0; i < LADE_COUNT(cases); i++)
     case_agrees(&world, &layout, i);

@@ -75,23 +75,24 @@ uint32_t program_fixture_draw(uint32_t *seed, uint32_t below)
   return lade_philox_word(7, 0, 0, (*seed)++) % below;
 }
 
-static struct lade_model_graph *share_graph(const struct program_fixture_setting *how, const struct lade_share *share)
+static struct lade_model_graph *share_graph(const struct program_fixture_setting *setting,
+                                            const struct lade_share *share)
 {
   int64_t layers = LADE_MAX(2, share->pp * LADE_MAX(share->n_chunks, 1));
-  struct lade_model model = {.name = "tiny", .family = how->family, .layers = layers, .heads = 4, .n_kv_heads = 4,
+  struct lade_model model = {.name = "tiny", .family = setting->family, .layers = layers, .heads = 4, .n_kv_heads = 4,
                              .width = 32, .hidden = 128, .context = 16, .vocabulary = 4096, .is_tied = true,
                              .norm_eps = 1e-5f};
-  if (how->family == LADE_LLAMA) {
+  if (setting->family == LADE_LLAMA) {
     model.n_kv_heads = 2;
     model.is_tied = false;
   }
-  model.rope_base = how->family == LADE_GPT2 ? 0 : 10000;
+  model.rope_base = setting->family == LADE_GPT2 ? 0 : 10000;
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = how->dtype,
-                                     .grad_dtype = how->grad_dtype, .batch = 2, .seq_len = 16, .dropout = how->dropout,
-                                     .kernels = &kernels, .n_threads = 2, .share = *share};
+  const struct lade_model_graph_params params = {
+      .struct_size = sizeof(params), .model = &model, .dtype = setting->dtype, .grad_dtype = setting->grad_dtype,
+      .batch = 2, .seq_len = 16, .dropout = setting->dropout, .kernels = &kernels, .n_threads = 2, .share = *share};
   struct lade_model_graph *graph = NULL;
   assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
   return graph;
@@ -99,8 +100,8 @@ static struct lade_model_graph *share_graph(const struct program_fixture_setting
 
 struct lade_model_graph *program_fixture_graph(enum lade_family family, enum lade_dtype dtype, float dropout)
 {
-  const struct program_fixture_setting how = {.family = family, .dtype = dtype, .dropout = dropout};
-  return share_graph(&how, &(struct lade_share){0});
+  const struct program_fixture_setting setting = {.family = family, .dtype = dtype, .dropout = dropout};
+  return share_graph(&setting, &(struct lade_share){0});
 }
 
 /* Return prices: a nanosecond for sixteen bytes of an op, twice that for a lean form; links a few times slower. */
@@ -131,7 +132,7 @@ struct lade_prices program_fixture_prices(const struct lade_model_graph *graph)
 }
 
 void program_fixture_residency_set(struct lade_residency *residency, const struct lade_model_graph *graph,
-                                   const struct program_fixture_setting *how)
+                                   const struct program_fixture_setting *setting)
 {
   static const struct lade_choice choices[] = {[FIXTURE_KEEP] = {LADE_RESIDENCY_KEEP, LADE_RESIDENCY_KEEP},
                                                [FIXTURE_RECOMPUTE] = {LADE_RESIDENCY_RECOMPUTE, LADE_RESIDENCY_KEEP},
@@ -139,25 +140,25 @@ void program_fixture_residency_set(struct lade_residency *residency, const struc
                                                [FIXTURE_STORE] = {LADE_RESIDENCY_STORE, LADE_RESIDENCY_KEEP},
                                                [FIXTURE_SPILL_HOST] = {LADE_RESIDENCY_HOST, LADE_RESIDENCY_HOST},
                                                [FIXTURE_SPILL_STORE] = {LADE_RESIDENCY_STORE, LADE_RESIDENCY_STORE}};
-  uint32_t seed = how->seed;
+  uint32_t seed = setting->seed;
   for (int i = 0; i < graph->n_tensors; i++) {
-    int manner = how->manner == FIXTURE_MIXED ? (int)program_fixture_draw(&seed, FIXTURE_N_MANNERS - 1) :
-        (int)how->manner;
+    int manner = setting->manner == FIXTURE_MIXED ? (int)program_fixture_draw(&seed, FIXTURE_N_MANNERS - 1) :
+        (int)setting->manner;
     if (manner == FIXTURE_KEEP || (manner == FIXTURE_RECOMPUTE && !lade_tensor_is_repeatable(graph, i)))
       continue;
-    if (manner == FIXTURE_RECOMPUTE && how->manner == FIXTURE_RECOMPUTE && program_fixture_draw(&seed, 2))
+    if (manner == FIXTURE_RECOMPUTE && setting->manner == FIXTURE_RECOMPUTE && program_fixture_draw(&seed, 2))
       continue; /* some */
     residency->choices[i] = choices[manner];
   }
   for (int i = 0; i < graph->n_params; i++) {
-    bool is_mixed = how->state_tiers >= FIXTURE_MIXED_TIERS;
-    int state = is_mixed ? (int)program_fixture_draw(&seed, 3) : how->state_tiers;
-    int weight = is_mixed ? (int)program_fixture_draw(&seed, (uint32_t)state + 1) : how->has_resident_weights ? 0 :
+    bool is_mixed = setting->state_tiers >= FIXTURE_MIXED_TIERS;
+    int state = is_mixed ? (int)program_fixture_draw(&seed, 3) : setting->state_tiers;
+    int weight = is_mixed ? (int)program_fixture_draw(&seed, (uint32_t)state + 1) : setting->has_resident_weights ? 0 :
         state;
     lade_residency_set_tiers(residency, i, (enum lade_tier)weight, (enum lade_tier)state);
   }
-  residency->prefetch_bytes = how->prefetch_bytes;
-  residency->optimizer_in_backward = how->optimizer_in_backward;
+  residency->prefetch_bytes = setting->prefetch_bytes;
+  residency->optimizer_in_backward = setting->optimizer_in_backward;
 }
 
 void program_fixture_prices_finish(struct lade_prices *prices)
@@ -169,37 +170,37 @@ void program_fixture_prices_finish(struct lade_prices *prices)
 }
 
 struct lade_program *program_fixture_build(const struct program_fixture *fixture,
-                                           const struct program_fixture_setting *how,
+                                           const struct program_fixture_setting *setting,
                                            const struct lade_program *residents)
 {
   struct lade_program *program = NULL;
-  struct lade_build_params params = {.graph = fixture->graph, .layout = program_fixture_layout(fixture, how),
+  struct lade_build_params params = {.graph = fixture->graph, .layout = program_fixture_layout(fixture, setting),
                                      .residency = fixture->residency, .prices = &fixture->prices,
-                                     .n_microbatches = how->n_microbatches, .is_training = !how->is_evaluation,
-                                     .is_unified = how->is_unified, .chunk_bytes = 65536, .residents = residents,
+                                     .n_microbatches = setting->n_microbatches, .is_training = !setting->is_evaluation,
+                                     .is_unified = setting->is_unified, .chunk_bytes = 65536, .residents = residents,
                                      .packer = fixture->packer};
   assert_int_equal(lade_program_build(&params, &program), 0);
   return program;
 }
 
-void program_fixture_init(struct program_fixture *fixture, const struct program_fixture_setting *how)
+void program_fixture_init(struct program_fixture *fixture, const struct program_fixture_setting *setting)
 {
-  const int tp = LADE_MAX(how->tp, 1), tp_rank = tp > 1;
-  const struct lade_share share = {.tp = tp, .tp_rank = tp_rank, .pp = how->pp, .pp_rank = how->stage,
-                                   .n_chunks = how->n_chunks, .is_scattered = true};
-  *fixture = (struct program_fixture){.graph = share_graph(how, &share)};
-  struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(how->dp, 1),
-                                      .tp = tp, .pp = LADE_MAX(how->pp, 1),
-                                      .rank = how->pp ? how->stage * tp + tp_rank : how->dp > 1,
-                                      .schedule = how->schedule, .virtual_stages = how->n_chunks,
-                                      .grad_reduce = how->is_narrow ? LADE_BF16 : LADE_F32, .zero = how->zero,
-                                      .shard = how->shard};
+  const int tp = LADE_MAX(setting->tp, 1), tp_rank = tp > 1;
+  const struct lade_share share = {.tp = tp, .tp_rank = tp_rank, .pp = setting->pp, .pp_rank = setting->stage,
+                                   .n_chunks = setting->n_chunks, .is_scattered = true};
+  *fixture = (struct program_fixture){.graph = share_graph(setting, &share)};
+  struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(setting->dp, 1),
+                                      .tp = tp, .pp = LADE_MAX(setting->pp, 1),
+                                      .rank = setting->pp ? setting->stage * tp + tp_rank : setting->dp > 1,
+                                      .schedule = setting->schedule, .virtual_stages = setting->n_chunks,
+                                      .grad_reduce = setting->is_narrow ? LADE_BF16 : LADE_F32, .zero = setting->zero,
+                                      .shard = setting->shard};
   assert_int_equal(lade_layout_init(&layout, NULL, &fixture->layout), 0);
   fixture->prices = program_fixture_prices(fixture->graph);
   assert_int_equal(lade_residency_create(fixture->graph, &fixture->residency), 0);
-  program_fixture_residency_set(fixture->residency, fixture->graph, how);
+  program_fixture_residency_set(fixture->residency, fixture->graph, setting);
   assert_int_equal(lade_packer_create(&fixture->packer), 0);
-  fixture->program = program_fixture_build(fixture, how, NULL);
+  fixture->program = program_fixture_build(fixture, setting, NULL);
 }
 
 void program_fixture_finish(struct program_fixture *fixture)

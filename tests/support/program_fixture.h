@@ -57,24 +57,26 @@ struct program_fixture {
   struct lade_program *program;
 };
 
-void program_fixture_init(struct program_fixture *fixture, const struct program_fixture_setting *how);
+/* Make the graph, layout, prices and residency of @setting, and its training program. Errors fail the test. */
+void program_fixture_init(struct program_fixture *fixture, const struct program_fixture_setting *setting);
 void program_fixture_finish(struct program_fixture *fixture);
 /* Build another program of the same fixture, with the residents of @residents (may be NULL). The caller owns it. */
 struct lade_program *program_fixture_build(const struct program_fixture *fixture,
-                                           const struct program_fixture_setting *how,
+                                           const struct program_fixture_setting *setting,
                                            const struct lade_program *residents);
 
 /* Set the manner, tiers and prefetching of @how in @residency, which is fresh. */
 void program_fixture_residency_set(struct lade_residency *residency, const struct lade_model_graph *graph,
-                                   const struct program_fixture_setting *how);
+                                   const struct program_fixture_setting *setting);
 
 /* Return the layout that programs of @how are built for; NULL: one rank. */
 static inline const struct lade_layout *program_fixture_layout(const struct program_fixture *fixture,
-                                                               const struct program_fixture_setting *how)
+                                                               const struct program_fixture_setting *setting)
 {
-  return how->dp || how->pp ? &fixture->layout : NULL;
+  return setting->dp || setting->pp ? &fixture->layout : NULL;
 }
 
+/* Make a small graph of a family, and prices of its ops that grow with their bytes; the caller frees both. */
 struct lade_model_graph *program_fixture_graph(enum lade_family family, enum lade_dtype dtype, float dropout);
 struct lade_prices program_fixture_prices(const struct lade_model_graph *graph);
 void program_fixture_prices_finish(struct lade_prices *prices);

@@ -121,19 +121,19 @@ const char *run_fixture_store_refusal(enum lade_store_engine engine);
  */
 static inline struct lade_session_params run_fixture_session_params(void)
 {
-  struct lade_session_params how;
-  lade_session_defaults(&how);
-  how.layers = 2;
-  how.vocabulary = 64;
-  how.batch = 4;
-  how.micro_batch = 2;
-  how.seq_len = 16;
-  how.machine = "laptop-8c"; /* described: nothing is measured */
-  how.n_threads = 1;
-  return how;
+  struct lade_session_params params;
+  lade_session_defaults(&params);
+  params.layers = 2;
+  params.vocabulary = 64;
+  params.batch = 4;
+  params.micro_batch = 2;
+  params.seq_len = 16;
+  params.machine = "laptop-8c"; /* described: nothing is measured */
+  params.n_threads = 1;
+  return params;
 }
 
 /* Return an open session, which the caller destroys. An error ends the program with its text. */
-lade_session *run_fixture_session_open(const struct lade_session_params *how);
+lade_session *run_fixture_session_open(const struct lade_session_params *params);
 
 #endif

@@ -133,13 +133,13 @@ static void a_step_asks_for_no_memory(void **state)
 /* The last stage gives its loss to the others; a dry stage alone takes the same path. */
 static void a_step_of_a_stage_uses_no_heap(void **state)
 {
-  struct lade_session_params how = run_fixture_session_params();
+  struct lade_session_params params = run_fixture_session_params();
   struct lade_step_report report;
   struct lade_error error = {0};
   lade_session *session = NULL;
-  how.is_dry = true;
-  how.layout.pp = 2;
-  if (lade_session_open(&how, &error, &session) || lade_session_step(session, &report, &error))
+  params.is_dry = true;
+  params.layout.pp = 2;
+  if (lade_session_open(&params, &error, &session) || lade_session_step(session, &report, &error))
     fail_msg("%s", error.text);
   const int64_t n_heap_calls = heap_n_calls();
   if (lade_session_step(session, &report, &error))

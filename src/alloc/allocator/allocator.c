@@ -138,7 +138,7 @@ static int block_alloc(struct allocator_device *at, uint64_t bytes, int stream, 
 }
 
 /*
- * Order later users of a planned block behind the work of @users. Later blocks of a plan's arena belong to one stream,
+ * Order later users of a planned block after the work of @users. Later blocks of a plan's arena belong to one stream,
  * which waits on the device. A retired arena has none; its own free waits.
  */
 static int arena_block_wait(struct allocator_device *at, const struct live_block *block, uint64_t users,

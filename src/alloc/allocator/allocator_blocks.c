@@ -3,14 +3,14 @@
  * The live blocks of the pluggable allocator: a hash table by address.
  *
  * Linear probing in a table that is at most half full, so a search looks at two slots on average. Removal moves the
- * blocks behind the gap forward, so there are no marks of removed blocks and the table never degrades. Addresses are
+ * blocks after the gap forward, so there are no marks of removed blocks and the table never degrades. Addresses are
  * multiples of 512; a multiplication spreads them.
  */
 #include <stdlib.h>
 
 #include "alloc/allocator/allocator_internal.h"
 
-#define MIN_SLOTS 256
+#define MIN_SLOTS 256 /* a power of two; doubled as blocks come */
 
 static size_t slot_of(const struct live_blocks *blocks, uint64_t address)
 {
@@ -62,7 +62,7 @@ void lade_live_blocks_remove(struct live_blocks *blocks, struct live_block *bloc
   size_t mask = blocks->n_slots - 1, gap = (size_t)(block - blocks->slots);
   for (size_t i = (gap + 1) & mask; blocks->slots[i].address; i = (i + 1) & mask) {
     size_t home = slot_of(blocks, blocks->slots[i].address);
-    if (((i - home) & mask) < ((i - gap) & mask)) /* its search begins behind the gap */
+    if (((i - home) & mask) < ((i - gap) & mask)) /* its search begins after the gap */
       continue;
     blocks->slots[gap] = blocks->slots[i];
     gap = i;

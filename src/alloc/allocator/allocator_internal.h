@@ -117,13 +117,13 @@ int lade_allocator_stream_get(struct allocator_device *at, void *stream, struct 
 /* True if one of @streams, a bit for each index, is under capture. */
 bool lade_allocator_is_capturing(const struct allocator_device *at, uint64_t streams);
 
-/* Record an event behind the caller's work on each of @streams. */
+/* Record an event after the caller's work on each of @streams. */
 void lade_allocator_events_record(struct allocator_device *at, uint64_t streams);
 
-/* Free the pending blocks behind one event for each of their streams; later, if one is under capture. */
+/* Free the pending blocks after one event for each of their streams; later, if one is under capture. */
 void lade_allocator_flush(struct allocator_device *at);
 
-/* Free a block of the cache behind the work of @streams, at the next flush. -ENOMEM, with the block live. */
+/* Free a block of the cache after the work of @streams, at the next flush. -ENOMEM, with the block live. */
 int lade_allocator_defer(struct allocator_device *at, void *address, uint64_t streams, struct lade_error *error);
 
 /* Flush, then allocate @bytes from the cache. */

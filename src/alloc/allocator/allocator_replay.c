@@ -12,7 +12,7 @@
  *
  * A plan is never trusted. Before an offset is given out, its arena's list of ranges in use must have a gap there. The
  * list is sorted, and about as long as there are live blocks. So a late free costs a search, and never two owners of
- * one byte. The cost is O(log n) for the search and a memmove of the ranges behind it.
+ * one byte. The cost is O(log n) for the search and a memmove of the ranges after it.
  *
  * A plan is made again when two equal steps in a row differ from it, or when a step showed longer lifetimes. The old
  * arenas are freed first, or with their last block.
@@ -26,7 +26,7 @@
 
 /* ---- ranges of an arena ---- */
 
-/* Return the index of the first range that ends behind @offset. */
+/* Return the index of the first range that ends after @offset. */
 static int range_find(const struct replay_arena *arena, uint64_t offset)
 {
   int low = 0, high = arena->live.n;

@@ -3,8 +3,8 @@
  * The streams of a device of the pluggable allocator, and its frees that wait for events on them.
  *
  * The cache orders blocks by counts of submitted work, and knows nothing of kernels that the caller puts on its own
- * streams. So each free needs an event behind them. Recording one takes two driver calls and wakes a thread, and most
- * frees come in runs. They wait in a list, which the next allocation empties behind one event for each stream of the
+ * streams. So each free needs an event after them. Recording one takes two driver calls and wakes a thread, and most
+ * frees come in runs. They wait in a list, which the next allocation empties after one event for each stream of the
  * list. A later event covers more work than the free needs, so it is always right. No memory is held longer than until
  * it could be used again.
  *

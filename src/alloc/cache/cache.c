@@ -44,12 +44,12 @@
 #include "alloc/cache/cache_trace.h"
 #include "base/fork_guard.h"
 
-#define MAX_TRACE_ENTRIES ((uint64_t)1 << 26)
+#define MAX_TRACE_ENTRIES ((uint64_t)1 << 26) /* of one queue: 2 GiB of trace */
 #define SMALL_DIVISOR 8        /* blocks up to this part of a chunk are small */
 #define ROUNDING_DIVISOR 128   /* part of a block that whole chunks may cost */
 #define MAX_HOST_CHUNKS 16384  /* a quarter of the default vm.max_map_count */
 #define QUARANTINE_BYTES ((uint64_t)64 << 20)
-#define MAX_REQUEST_BYTES ((uint64_t)1 << 62)
+#define MAX_REQUEST_BYTES ((uint64_t)1 << 62) /* so that rounding up cannot overflow */
 #define MAX_WAITS 100 /* of one climb: other threads may take the freed memory each time */
 
 /* ---- create and destroy ---- */

@@ -43,8 +43,8 @@
 
 #include "alloc/cache/cache_blocks.h"
 
-#define SLAB_BLOCKS 128
-#define INDEX_FIRST ((uint64_t)1024)
+#define SLAB_BLOCKS 128 /* records of blocks in one allocation */
+#define INDEX_FIRST ((uint64_t)1024) /* slots; a power of two, doubled as blocks come */
 #define INDEX_DIVISOR 2 /* at most this part of the index's buckets is used */
 
 /* ---- descriptors ---- */

@@ -22,10 +22,10 @@ struct recount {
   uint64_t tag_bytes[LADE_CACHE_MAX_TAGS];
 };
 
-static bool must(struct recount *count, bool is_true, const char *what, uint64_t where)
+static bool must(struct recount *count, bool is_true, const char *rule, uint64_t where)
 {
   if (!is_true && !count->code)
-    count->code = lade_error_set(count->error, -EBADMSG, "cache: broken: %s (%#llx)", what, (unsigned long long)where);
+    count->code = lade_error_set(count->error, -EBADMSG, "cache: broken: %s (%#llx)", rule, (unsigned long long)where);
   return is_true;
 }
 
@@ -154,9 +154,9 @@ static void pool_check(struct recount *count, const struct lade_cache_pool *pool
   must(count, n_holes == count->n_holes - n_holes_before, "lists and segments disagree on holes", n_holes);
 }
 
-static void stat_check(struct recount *count, const struct lade_cache_stat *stat, uint64_t current, const char *what)
+static void stat_check(struct recount *count, const struct lade_cache_stat *stat, uint64_t current, const char *rule)
 {
-  must(count, stat->current == current && stat->peak >= current && stat->allocated - stat->freed == current, what,
+  must(count, stat->current == current && stat->peak >= current && stat->allocated - stat->freed == current, rule,
        stat->current);
 }
 

@@ -454,7 +454,7 @@ static struct cache_block *block_after(const struct cache_segment *segment, cons
   return anchor ? anchor->after : segment->first;
 }
 
-/* Return the block that covers @address, which is behind @anchor. */
+/* Return the block that covers @address, which is after @anchor. */
 static struct cache_block *block_at(lade_cache *cache, const struct cache_segment *segment,
                                     const struct cache_block *anchor, uint64_t address)
 {

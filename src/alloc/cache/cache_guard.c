@@ -20,9 +20,9 @@
 
 #include "alloc/cache/cache_trace.h"
 
-#define FRESH 0xcb
-#define GUARD 0xfd
-#define FREED 0xdb
+#define FRESH 0xcb /* never written since the allocation */
+#define GUARD 0xfd /* beside the block */
+#define FREED 0xdb /* in quarantine */
 
 int lade_cache_guard_init(lade_cache *cache, uint64_t quarantine_bytes)
 {
@@ -38,12 +38,12 @@ void lade_cache_guard_finish(lade_cache *cache)
   free(cache->findings);
 }
 
-static void finding_add(lade_cache *cache, const struct cache_block *block, const char *what, uint64_t offset)
+static void finding_add(lade_cache *cache, const struct cache_block *block, const char *fault, uint64_t offset)
 {
   uint64_t i = cache->stats.n_findings++;
   if (i < N_FINDINGS)
     lade_error_set(&cache->findings[i], -EFAULT,
-                   "cache: %s at byte %lld of the %llu at %#llx, allocated at %s, freed at %s", what,
+                   "cache: %s at byte %lld of the %llu at %#llx, allocated at %s, freed at %s", fault,
                    (long long)offset - (long long)GUARD_BYTES, (unsigned long long)block->requested_bytes,
                    (unsigned long long)(block->address + GUARD_BYTES), lade_cache_echo(block->place, ECHO_BYTES).text,
                    lade_cache_echo(block->free_place, ECHO_BYTES).text);
@@ -121,7 +121,7 @@ static bool first_leave(lade_cache *cache)
   return true;
 }
 
-/* Fill quiet blocks with FREED, in the order of the frees. A block that is not quiet delays those behind it. */
+/* Fill quiet blocks with FREED, in the order of the frees. A block that is not quiet delays those after it. */
 static void quarantine_poison(lade_cache *cache)
 {
   for (struct cache_block *block = cache->quarantine_first; cache->is_touchable && block; block = block->next) {

@@ -53,13 +53,13 @@
 
 #define UNIT_BYTES ((uint64_t)512) /* every block's granule: rows in GPU kernels are aligned to it */
 #define BIN_STEPS_SHIFT 7
-#define BIN_STEPS (1u << BIN_STEPS_SHIFT)
+#define BIN_STEPS (1u << BIN_STEPS_SHIFT) /* bins for each power of two */
 #define EXACT_UNITS (2 * BIN_STEPS) /* sizes below have a bin each */
 #define N_BINS 3520                 /* of a segment's bytes, and in whole words */
 #define N_QUEUES (LADE_CACHE_MAX_QUEUES + 1) /* number 0: memory that every queue may use */
 #define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment, so that the largest bin holds it */
 #define N_FINDINGS 64
-#define N_MOVED 1024
+#define N_MOVED 1024 /* counters, by hash of the request */
 #define MAX_BORROWED 16
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
@@ -202,7 +202,7 @@ struct freed {
   uint64_t address;
   const char *place, *free_place;
 };
-#define N_FREED 4096
+#define N_FREED 4096 /* by hash of the address: a later free replaces an earlier one */
 
 /* The last refused request, and the memory that would have sufficed. */
 struct refusal {
@@ -562,6 +562,7 @@ int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *reques
 
 /* ---- cache_guard.c; called only when the cache sanitizes ---- */
 
+/* Allocate the records of frees; finish frees them. Fill: write guards and the pattern of fresh memory. -ENOMEM. */
 int lade_cache_guard_init(lade_cache *cache, uint64_t quarantine_bytes);
 void lade_cache_guard_finish(lade_cache *cache);
 void lade_cache_guard_fill(struct cache_block *block);

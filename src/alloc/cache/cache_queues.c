@@ -10,7 +10,7 @@
  * A block with other recorded queues waits until each of them passes its count at the free. Then it is free for its own
  * queue.
  *
- * To take a block of q for p, p waits on the device, and an empty piece of work is submitted behind the wait. Counts
+ * To take a block of q for p, p waits on the device, and an empty piece of work is submitted after the wait. Counts
  * include work and not waits. Without that work, a block that is taken and freed at once would carry an event of p that
  * is over already. But q may not yet have reached its own event.
  *

@@ -174,10 +174,10 @@ static void page_print(struct page *page, const char *format, ...)
   page->n_bytes += n > 0 ? (size_t)n : 0;
 }
 
-static void page_line(struct page *page, const char *what, uint64_t bytes)
+static void page_line(struct page *page, const char *title, uint64_t bytes)
 {
   char text[16];
-  page_print(page, "  %-*s %12s\n", ECHO_PAGE, lade_cache_echo(what, ECHO_PAGE).text,
+  page_print(page, "  %-*s %12s\n", ECHO_PAGE, lade_cache_echo(title, ECHO_PAGE).text,
              lade_size_format(bytes, text, sizeof(text)));
 }
 
@@ -226,9 +226,9 @@ static int owners_collect(const lade_cache *cache, struct owner **ret_owners)
   return n_places;
 }
 
-static void owners_print(struct page *page, const char *what, const struct owner *owners, int n)
+static void owners_print(struct page *page, const char *title, const struct owner *owners, int n)
 {
-  page_print(page, "%s\n", what);
+  page_print(page, "%s\n", title);
   for (int i = 0; i < n && i < N_OWNERS && owners[i].bytes; i++)
     page_line(page, owners[i].place, owners[i].bytes);
 }

@@ -19,7 +19,7 @@
 
 #include "alloc/cache/cache_blocks.h"
 
-#define MAX_SHARE_CHUNKS 65536
+#define MAX_SHARE_CHUNKS 65536 /* of a received description, which is not trusted */
 
 static uint64_t user_address(const lade_cache *cache, const struct cache_block *block)
 {

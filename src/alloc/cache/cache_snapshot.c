@@ -149,7 +149,7 @@ static void put_block(struct pickle *pickle, const lade_cache *cache, const stru
   put_op(pickle, "u");
 }
 
-/* Put the run of mapped blocks from @first on as a segment. Return the block behind it. */
+/* Put the run of mapped blocks from @first on as a segment. Return the block after it. */
 static const struct cache_block *put_run(struct pickle *pickle, const lade_cache *cache,
                                          const struct cache_block *first,
                                          uint64_t pool)

@@ -23,8 +23,8 @@
 #define CORE_PART 0.5
 
 /* Shares of the effort behind the core that the exact search gets in a round, before its result is repaired. */
-#define EXACT_PART_SHORT 0.8
-#define EXACT_PART 0.5
+#define EXACT_SHARE_SHORT 0.8
+#define EXACT_SHARE 0.5
 
 /*
  * Steps, for each item, of a first round of all methods if SHORT_TIMES as many are left. Each method takes a share of
@@ -214,9 +214,9 @@ static void search(lade_packer *packer)
     return;
   if (lade_pack_search_fast(packer, has_first_attempt ? FIRST_WORK : LADE_PACK_FAST_WORK))
     return;
-  if (has_short_round && round_run(packer, short_work, EXACT_PART_SHORT))
+  if (has_short_round && round_run(packer, short_work, EXACT_SHARE_SHORT))
     return;
-  round_run(packer, UINT64_MAX, EXACT_PART);
+  round_run(packer, UINT64_MAX, EXACT_SHARE);
 }
 
 int lade_packer_create(lade_packer **ret_packer)

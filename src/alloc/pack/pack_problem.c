@@ -23,7 +23,7 @@
 #include "alloc/pack/pack_internal.h"
 
 /* Share of a part's effort that the exact search gets, before its result is repaired. */
-#define EXACT_PART 0.5
+#define PART_EXACT_SHARE 0.5
 
 /*
  * Sort the ends and starts by time, an end of an item as ~item. Program positions are dense, so they are sorted by
@@ -218,6 +218,6 @@ bool lade_pack_part(lade_packer *packer, const struct lade_pack_item *items, int
   lade_pack_problem_init(packer, items, n);
   lade_pack_answer_init(packer, stop_bytes);
   if (!lade_pack_search_fast(packer, LADE_PACK_FAST_WORK))
-    lade_pack_search_long(packer, EXACT_PART);
+    lade_pack_search_long(packer, PART_EXACT_SHARE);
   return true;
 }

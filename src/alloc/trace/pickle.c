@@ -79,11 +79,11 @@ static const struct op *op_find(uint8_t code);
 
 /* ---- helpers of the opcodes ---- */
 
-static int damage(lade_pickle *pickle, const char *what)
+static int damage(lade_pickle *pickle, const char *fault)
 {
   const struct op *op = op_find(pickle->bytes[pickle->op_at]);
   return lade_error_set(pickle->error, -EBADMSG, "%s: byte %zu: %s (%s); damaged, or no pickle of data", pickle->name,
-                        pickle->op_at, what, op ? op->name : "no opcode");
+                        pickle->op_at, fault, op ? op->name : "no opcode");
 }
 
 static int memory_out(lade_pickle *pickle)

@@ -245,14 +245,14 @@ static int packed_replay(struct replay_walk *walk, const struct lade_pack_item *
                          const struct lade_replay_params *params, struct lade_replay *replay)
 {
   const struct lade_trace *trace = walk->trace;
-  struct lade_pack_params how = {.struct_size = sizeof(how), .time_limit_ns = params->time_limit_ns,
-                                 .stop_bytes = params->budget_bytes};
+  struct lade_pack_params pack_params = {.struct_size = sizeof(pack_params), .time_limit_ns = params->time_limit_ns,
+                                         .stop_bytes = params->budget_bytes};
   struct lade_pack_result result;
   /* A budget below the peak of live bytes cannot be met: pack down to the lower bound. */
   if (params->budget_bytes < trace->peak_live_bytes)
-    how.stop_bytes = 0;
+    pack_params.stop_bytes = 0;
   int64_t start_ns = lade_now_ns();
-  int code = lade_pack(items, trace->blocks.n, &how, walk->addresses, &result, walk->error);
+  int code = lade_pack(items, trace->blocks.n, &pack_params, walk->addresses, &result, walk->error);
   replay->ns = lade_now_ns() - start_ns;
   if (code)
     return code;

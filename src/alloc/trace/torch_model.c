@@ -13,7 +13,7 @@
  *               rest of more than 1 MiB. A segment is returnable when it is one free block.
  *   expandable  One range of addresses per pool and stream, an eighth larger than the device, in which pages are
  *               mapped: 2 MiB for the small pool, 20 MiB for the large one. A block that can grow into unmapped
- *               addresses counts with its grown size, so that it is taken late. When none fits, pages are mapped behind
+ *               addresses counts with its grown size, so that it is taken late. When none fits, pages are mapped after
  *               the lowest free block that then becomes large enough. Rests of 512 bytes and more are cut off. Whole
  *               pages under free blocks are returnable.
  *

@@ -39,8 +39,8 @@ bool lade_trace_line_next(struct lade_trace_text *text, struct lade_trace_field 
  */
 int lade_trace_fields_cut(struct lade_trace_field line, char separator, int most, struct lade_trace_field *ret_fields);
 
-/* Read the field as a whole number from @least to @most. -EBADMSG with the line, @what and the field's text. */
-int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *what, uint64_t least,
+/* Read the field as a whole number from @least to @most. -EBADMSG with the line, @name and the field's text. */
+int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *name, uint64_t least,
                       uint64_t most, uint64_t *ret_number);
 
 /* Set an error that begins with the line. Return -EBADMSG. */

@@ -60,7 +60,7 @@ int lade_trace_line_refuse(struct lade_trace_text *text, const char *format, ...
   return lade_error_set(text->error, -EBADMSG, "%s: line %d: %s", text->name, text->line, reason);
 }
 
-int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *what, uint64_t least,
+int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *name, uint64_t least,
                       uint64_t most, uint64_t *ret_number)
 {
   uint64_t number = 0;
@@ -72,10 +72,10 @@ int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field fiel
     number = is_number && !is_huge ? number * 10 + digit : number;
   }
   if (!is_number)
-    return lade_trace_line_refuse(text, "%s is '%s': expected a whole number from %" PRIu64 " to %" PRIu64, what,
+    return lade_trace_line_refuse(text, "%s is '%s': expected a whole number from %" PRIu64 " to %" PRIu64, name,
                                   lade_trace_echo(field).text, least, most);
   if (is_huge || number < least)
-    return lade_trace_line_refuse(text, "%s is %s: it must be from %" PRIu64 " to %" PRIu64, what,
+    return lade_trace_line_refuse(text, "%s is %s: it must be from %" PRIu64 " to %" PRIu64, name,
                                   lade_trace_echo(field).text, least, most);
   *ret_number = number;
   return 0;

@@ -267,7 +267,7 @@ static int id_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-/* The part of the current segment behind the blocks read so far. */
+/* The part of the current segment after the blocks read so far. */
 struct rest {
   uint64_t at, end;
   int queue;

@@ -23,7 +23,7 @@
 
 #define NO_LIMIT_BYTES (UINT64_C(1) << 62) /* version 1 states no limit as the largest number of whole pages */
 
-/* Read the number behind @key, in KiB, from a file of "key: number kB" lines; false without such a line. */
+/* Read the number after @key, in KiB, from a file of "key: number kB" lines; false without such a line. */
 static bool field_read(const char *path, const char *key, uint64_t *ret_kib)
 {
   char line[256];

@@ -12,7 +12,7 @@
 #include "base/free_space.h"
 #include "offload/store/store_internal.h"
 
-#define TRIAL_BYTES (32ull << 20)
+#define TRIAL_BYTES (32ull << 20) /* overwritten on each drive, to compare their speeds */
 #define TRIAL_STORE_BYTES (256ull << 20) /* in a smaller store the drives are not tried */
 
 /* Measure the bytes per second of overwriting the first TRIAL_BYTES of @drive's file. They are written once before. */

@@ -16,7 +16,7 @@
 #include "base/base.h"
 #include "offload/store/stripes.h"
 
-#define SPARE_PART 8
+#define SPARE_PART 8 /* an eighth more slots than stripes */
 #define SPARE_LEAST 8 /* per drive */
 
 /* Divide @rest by weight among drives that are not full; return the undivided rest. */

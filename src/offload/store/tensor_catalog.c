@@ -24,8 +24,8 @@
 #include "offload/store/tensor_internal.h"
 
 #define MAGIC "lade-tns"
-#define VERSION 1
-#define ENTRY_BYTES_PER_GRANULE 256
+#define VERSION 1 /* of the catalog's layout */
+#define ENTRY_BYTES_PER_GRANULE 256 /* a name of up to 192 bytes and the entry's numbers */
 
 struct catalog_memo {
   char magic[8];

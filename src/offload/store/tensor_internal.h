@@ -18,7 +18,7 @@
 #include "offload/store.h"
 #include "offload/store/free_extents.h"
 
-#define TENSOR_WINDOW_BYTES (4u << 20)
+#define TENSOR_WINDOW_BYTES (4u << 20) /* of one transfer */
 #define TENSOR_N_WINDOWS 8    /* of one request in flight, and of bounced ones in all; 32 MiB keep a drive busy */
 #define TENSOR_N_MOVERS 4     /* requests that move at once; short ones leave the drive idle between them */
 #define TENSOR_NAME_SHOWN 200 /* of a name in messages */
@@ -84,6 +84,7 @@ struct lade_tensor_store {
 
 /* ---- tensor_names.c; mutex held ---- */
 
+/* Return the tensor @name, or NULL. O(log tensors). */
 struct tensor *tensor_find(struct lade_tensor_store *s, const char *name);
 
 /* Return the tensor whose name follows @after in the order of bytes; @after NULL: the first. O(log tensors). */

@@ -29,8 +29,8 @@
 #include "parallel/comm/comm_group_internal.h"
 #include "parallel/comm/comm_node_internal.h"
 
-#define YIELDS 64
-#define WAIT_FIRST_NS 10000
+#define YIELDS 64 /* before the first sleep: most peers arrive at once */
+#define WAIT_FIRST_NS 10000 /* of the first sleep; doubled up to WAIT_MOST_NS */
 #define WAIT_MOST_NS 200000
 #define LINGER_MS (4 * COMM_LOOK_MS)
 

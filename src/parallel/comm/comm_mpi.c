@@ -32,7 +32,7 @@ struct mpi_comm {
   atomic_bool has_spoken;
 };
 
-#define PIECE_LEAST 4096
+#define PIECE_LEAST 4096 /* a page */
 
 /* ---- without shared memory ---- */
 

@@ -49,7 +49,7 @@
 #define SCRATCH_BYTES 64 /* of each communicator: a number to sum; a byte to send and one to receive */
 #define SCRATCHES 64     /* for communicators in turn; outside the device's chunks and their capacity */
 #define SCRATCH_SEND 16
-#define SCRATCH_RECV 32
+#define SCRATCH_RECV 32 /* offsets in the scratch */
 #define PAGE_BYTES 4096
 #define PAIR_CTAS 4 /* blocks of a send or receive between stages */
 

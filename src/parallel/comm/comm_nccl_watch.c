@@ -31,14 +31,14 @@
 #include "device/cuda.h"
 #include "parallel/comm/comm_nccl_internal.h"
 
-#define PAUSE_FIRST_NS 5000
+#define PAUSE_FIRST_NS 5000 /* of the first pause; doubled up to PAUSE_MOST_NS */
 #define PAUSE_MOST_NS 500000
 
 /* ---- launches ---- */
 
-#define HEAD_PEER_SHIFT 8
-#define HEAD_SEQUENCE_SHIFT 32
-#define CUT_HASH_SHIFT 8
+#define HEAD_PEER_SHIFT 8 /* 24 bits; below it kind and dtype, 4 bits each */
+#define HEAD_SEQUENCE_SHIFT 32 /* 32 bits */
+#define CUT_HASH_SHIFT 8 /* below it the number of items */
 
 _Static_assert(LADE_COMM_LIST_MOST < 1 << CUT_HASH_SHIFT, "the number of items has its bits");
 

@@ -17,7 +17,7 @@
 #include "parallel/comm/comm_node_internal.h"
 #include "parallel/comm/comm_node_moves_internal.h"
 
-#define SPINS 2000
+#define SPINS 2000 /* before a sleep, if each rank of the node has a core */
 #define CHUNK_LEAST 4096 /* per member, so that parts of a chunk are whole pages */
 
 /* ---- agreeing ---- */

@@ -89,7 +89,7 @@ void comm_node_late(struct comm_node *node, int member);
 struct comm_part {
   uint64_t from, n;
 };
-#define COMM_PART_ALIGN 64
+#define COMM_PART_ALIGN 64 /* a cache line */
 
 static inline uint64_t comm_part_most(uint64_t total, int size)
 {

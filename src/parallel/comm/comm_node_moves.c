@@ -23,7 +23,7 @@
 
 #include "parallel/comm/comm_node_moves_internal.h"
 
-#define COPY_TASK_BYTES (256ull << 10)
+#define COPY_TASK_BYTES (256ull << 10) /* of one task of the pool */
 #define DELIVER_BYTES (256ull << 10) /* below this size a result is probably read while it is in the caches */
 
 /* ---- tools ---- */

@@ -10,7 +10,9 @@ struct comm_agreement {
   bool is_src_shared, is_dst_shared; /* for each item, the buffers of all members are in one window */
 };
 
+/* True if a rank can read or write the members' own buffers, as this kind of collective needs it. */
 bool comm_move_is_direct(const struct lade_comm_list *list, const struct comm_agreement *agreement);
+/* Run @list over the members' own buffers, or through the node's staging memory. Errors of a meeting. Blocks. */
 int comm_move_direct(struct comm_node *node, const struct lade_comm_list *list, const struct comm_agreement *agreement,
                      struct lade_error *error);
 int comm_move_staged(struct comm_node *node, const struct lade_comm_list *list, struct lade_error *error);

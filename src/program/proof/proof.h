@@ -32,6 +32,7 @@ struct proof {
   int64_t *partial_at; /* by parameter, n_params + 1: its first partial sum */
 };
 
+/* Check form: of a model's program, and of a caller's own step. */
 int proof_form(struct proof *proof);
 int proof_form_step(const struct proof *proof);
 /* Parts of both forms: the list; an operand's buffer, range and lifetime; the waits of an instruction. */

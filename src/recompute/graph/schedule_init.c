@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Make, save, recount and free a schedule of recompute. */
+/*
+ * Make, save, recount and free a schedule of recompute (schedule.h).
+ *
+ * A schedule is made from a list of choices, the spans of turns in which each value is held, and from the tiers on
+ * which values wait. The redos of each turn and the bytes of all turns follow from them. Only choices and tiers are
+ * saved, so a saved schedule takes little memory; loading makes all else again. The recount loads a second schedule
+ * from the choices of the first, and compares the turns, holdings and sums of both.
+ */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

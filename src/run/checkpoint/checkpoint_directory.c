@@ -39,7 +39,7 @@
 #define STEP_MAX_DIGITS 18
 #define TEMPORARY_PREFIX "." STEP_PREFIX
 #define TEMPORARY_MARK ".tmp-"
-#define TEMPORARY_MAX_BYTES 96
+#define TEMPORARY_MAX_BYTES 96 /* of a temporary name */
 #define TEMPORARY_OLD "-old"
 
 typedef LADE_ARRAY(int64_t) step_array;

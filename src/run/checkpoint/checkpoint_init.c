@@ -25,7 +25,7 @@
 #include "base/file.h"
 #include "run/checkpoint/checkpoint_internal.h"
 
-#define INDEX_MAX_BYTES (64u << 20)
+#define INDEX_MAX_BYTES (64u << 20) /* a thousand layers take a few MiB */
 
 struct init_file {
   char *path;

@@ -54,6 +54,7 @@ int chunk_init(struct chunk_buffer *chunk, const struct lade_values *values, int
                struct lade_error *error);
 void chunk_finish(struct chunk_buffer *chunk);
 
+/* Return the elements of a parameter in this graph. */
 int64_t chunk_n_elements(const struct lade_model_graph *graph, int param);
 /* Return the elements of a row; 1 for vectors. */
 int64_t chunk_n_cols(const struct lade_model_graph *graph, int param);

@@ -31,7 +31,7 @@
 
 /* A chunk of 8 MiB holds a whole transposed weight of models up to 1400 wide, except the MLP's weights. */
 #define TRANSPOSE_MAX_BLOCKS 4
-#define STAGING_BYTES (1 << 20)
+#define STAGING_BYTES (1 << 20) /* of one read or write of the file */
 
 /* Elements [first, first + n) of a slice in memory, and the slice's shape. */
 struct slice_span {

@@ -29,7 +29,7 @@
 #include "run/checkpoint/checkpoint_internal.h"
 
 #define FORMAT "lade-checkpoint"
-#define FORMAT_VERSION 2
+#define FORMAT_VERSION 2 /* written */
 #define FORMAT_VERSION_XXH3 1 /* can be read */
 #define MAX_STATE_BYTES (64u << 20) /* also of the index: a thousand layers take a few MiB */
 #define MAX_CONFIG_BYTES (1u << 20)

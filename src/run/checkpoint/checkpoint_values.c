@@ -30,8 +30,8 @@
 #include "base/philox.h"
 #include "run/checkpoint/checkpoint_internal.h"
 
-#define INIT_STREAM 0x40000000u
-#define INIT_TASK_ELEMENTS 8192
+#define INIT_STREAM 0x40000000u /* the parameter's number is added; no op uses these streams */
+#define INIT_TASK_ELEMENTS 8192 /* of one task of the pool */
 #define TWO_PI 6.283185307179586476925
 
 int64_t chunk_n_cols(const struct lade_model_graph *graph, int param)

@@ -25,8 +25,8 @@
 #include "run/checkpoint/safetensors_internal.h"
 #include "run/safetensors.h"
 
-#define PREFIX_BYTES 8
-#define PAD_BYTES 8
+#define PREFIX_BYTES 8 /* the header's length */
+#define PAD_BYTES 8 /* the header's length is a multiple of it */
 #define MOST_WRITE_BYTES (UINT64_C(1) << 30) /* in one system call */
 
 struct lade_safetensors_writer {

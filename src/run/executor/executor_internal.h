@@ -240,6 +240,7 @@ lade_comm *executor_comm(const lade_executor *executor, const struct lade_instr 
 int streams_bind(struct bound_program *bound);
 void streams_finish(struct bound_program *bound);
 
+/* Bind every instruction of @program (bind.c); finish in any case. -ENOMEM. */
 int bound_init(lade_executor *executor, const struct lade_program *program, struct bound_program *ret_bound);
 void bound_finish(struct bound_program *bound);
 

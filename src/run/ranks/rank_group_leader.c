@@ -19,7 +19,7 @@
 #include "base/thread.h"
 #include "run/rank_group.h"
 
-#define MEETINGS_PER_PATIENCE 4
+#define MEETINGS_PER_PATIENCE 4 /* so that a late meeting is no timeout */
 
 struct work {
   struct lade_rank_group *group;

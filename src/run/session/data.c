@@ -42,8 +42,8 @@
 #define VERSION_LLAMA3 7
 #define VOCABULARY_LLAMA3 128256
 #define HEADER_BYTES DATA_HEADER_BYTES
-#define CHUNK_BYTES 16384
-#define SCAN_BYTES (1 << 20)
+#define CHUNK_BYTES 16384 /* of one read of tokens */
+#define SCAN_BYTES (1 << 20) /* of one read when tokens are compared with the vocabulary */
 #define SCAN_LIMIT_BYTES (INT64_C(4) << 30)
 #define KEY_SAMPLES 64 /* sampled places, and tokens at each; of a short text all */
 #define KEY_TOKENS 512

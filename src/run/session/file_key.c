@@ -19,8 +19,8 @@
 
 #include "base/base.h"
 
-#define PLACE_BYTES 4096
-#define N_PLACES 64
+#define PLACE_BYTES 4096 /* hashed at each place */
+#define N_PLACES 64 /* over the whole file, the last one included */
 
 /* Hash size and samples of the open file @fd, seeded with @before. */
 static int contents_key(int fd, uint64_t before, uint64_t *ret_key)

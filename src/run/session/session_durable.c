@@ -27,7 +27,7 @@
 #include "run/checkpoint/checkpoint_internal.h"
 #include "run/session/session_internal.h"
 
-#define MEMO_VERSION 6
+#define MEMO_VERSION 6 /* of the memo's layout */
 #define FILES "lade-durable*" /* of all ranks, as a user would remove them */
 
 struct memo {

@@ -89,6 +89,7 @@ void session_drive_count(lade_session *session, int64_t wall_ns);
 /* Keep the drive's rates and latency for later predictions, if this run moved more than a drive's burst. */
 void session_drive_keep(const lade_session *session);
 
+/* Return access to the state of the running session, for checkpoints and digests; valid until it is closed. */
 struct lade_values lade_session_values(lade_session *session);
 
 /* Resolve the separator, with the data open (session_documents.c). -EINVAL: none is stated or named. */
@@ -256,6 +257,7 @@ int session_place(const lade_session *session, const char *where, int status, st
 /* Report this rank's failure @status, with its line, to the other ranks. Return @status. */
 int session_fail(lade_session *session, int status, struct lade_error *error);
 
+/* Give a line to the caller's notice function, if there is one. */
 void session_notice(const lade_session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -87,7 +87,7 @@ struct lade_stepper {
   struct lade_first_error failure; /* of a step: a run returns its line, and so does every later call */
 };
 
-#define STEP_WINDOW_BYTES ((uint64_t)16 * LADE_STORE_GRANULE_BYTES)
+#define STEP_WINDOW_BYTES ((uint64_t)16 * LADE_STORE_GRANULE_BYTES) /* a MiB */
 
 /* Create a stepper whose own requests can fail by @faults, which may be NULL; as lade_step_create. */
 int step_create(const lade_graph *graph, const struct lade_step_params *params, struct lade_faults *faults,

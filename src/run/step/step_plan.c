@@ -18,7 +18,7 @@
 #include "recompute/plan.h"
 #include "run/step/step_internal.h"
 
-#define ATTEMPTS 6
+#define ATTEMPTS 6 /* plans with lower and lower live budgets */
 #define PACK_WORK 200000000 /* elementary steps of about 1 ns, where the fast pass does not fit */
 
 struct step_planning {

@@ -194,12 +194,12 @@ const uint64_t *cuda_on_cpu_exchange(uint64_t bits, int line)
   return set;
 }
 
-static void shared_check(const void *at, size_t n_bytes, const char *what)
+static void shared_check(const void *at, size_t n_bytes, const char *label)
 {
   const unsigned char *byte = at;
   if (byte >= lade_shared && byte + n_bytes <= lade_shared + cpu.launch.shared_bytes && (uintptr_t)at % n_bytes == 0)
     return;
-  fprintf(stderr, "%s at %td of %zu bytes of shared memory, not %zu whole ones there\n", what, byte - lade_shared,
+  fprintf(stderr, "%s at %td of %zu bytes of shared memory, not %zu whole ones there\n", label, byte - lade_shared,
           cpu.launch.shared_bytes, n_bytes);
   abort();
 }

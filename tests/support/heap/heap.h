@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-bool heap_is_counted(void);
+bool heap_is_counted(void); /* false if this build does not count (heap_stub.c) */
 int64_t heap_n_calls(void);  /* calls so far, of any thread */
 int64_t heap_n_blocks(void); /* live blocks */
 

@@ -637,12 +637,12 @@ enum { N_NESTED = 8192, LOOKS_PER_BLOCK = 16 };
 /* A request for new chunks examines free blocks and holes: more live blocks do not make it examine more. */
 static void a_climb_does_not_walk_past_what_lives(void **state)
 {
-  struct lade_device_params how = {sizeof(how), "dry", (uint64_t)64 << 30};
+  struct lade_device_params device_params = {sizeof(device_params), "dry", (uint64_t)64 << 30};
   struct lade_cache_params params = {.struct_size = sizeof(params)};
   lade_queue *queue = NULL;
   lade_cache *cache = NULL;
   static void *blocks[N_NESTED];
-  assert_int_equal(lade_device_open(&how, NULL, &params.device), 0);
+  assert_int_equal(lade_device_open(&device_params, NULL, &params.device), 0);
   assert_int_equal(lade_queue_create(params.device, LADE_QUEUE_COMPUTE, &queue), 0);
   assert_int_equal(lade_cache_create(&params, NULL, &cache), 0);
   for (uint32_t i = 0; i < N_NESTED; i++)

@@ -497,12 +497,12 @@ static void test_the_longest_history_of_several_devices_is_read(void **state)
 
 static void test_what_the_cache_writes_is_read_back(void **state)
 {
-  struct lade_device_params how = {sizeof(how), "dry", (uint64_t)1 << 30};
+  struct lade_device_params device_params = {sizeof(device_params), "dry", (uint64_t)1 << 30};
   struct lade_cache_params params = {.struct_size = sizeof(params), .n_trace_entries = 64};
   lade_queue *queues[2];
   lade_cache *cache;
   void *blocks[4];
-  assert_int_equal(lade_device_open(&how, NULL, &params.device), 0);
+  assert_int_equal(lade_device_open(&device_params, NULL, &params.device), 0);
   assert_int_equal(lade_cache_create(&params, NULL, &cache), 0);
   for (int i = 0; i < 2; i++)
     assert_int_equal(lade_queue_create(params.device, LADE_QUEUE_COMPUTE, &queues[i]), 0);

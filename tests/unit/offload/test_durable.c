@@ -29,9 +29,9 @@ static _Alignas(4096) unsigned char bytes[SLOT_BYTES];
 
 static int state_open(struct lade_faults *faults, lade_durable **ret_durable, struct lade_error *error)
 {
-  const struct lade_durable_params how = {
-      .struct_size = sizeof(how), .dir = scratch, .engine = LADE_STORE_POSIX, .allow_tmpfs = true, .faults = faults};
-  int status = lade_durable_open(&how, error, ret_durable);
+  const struct lade_durable_params params = {
+      .struct_size = sizeof(params), .dir = scratch, .engine = LADE_STORE_POSIX, .allow_tmpfs = true, .faults = faults};
+  int status = lade_durable_open(&params, error, ret_durable);
   if (status)
     return status;
   status = lade_durable_prepare(*ret_durable, SLOT_BYTES, LAYOUT, error);
@@ -203,9 +203,9 @@ static void the_generation_under_way_is_not_found(void **state)
 
 static int rank_open(int rank, struct lade_faults *faults, lade_durable **ret_durable, struct lade_error *error)
 {
-  const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = scratch, .rank = rank, .faults = faults,
-                                          .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
-  return lade_durable_open(&how, error, ret_durable);
+  const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = scratch, .rank = rank,
+                                             .faults = faults, .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
+  return lade_durable_open(&params, error, ret_durable);
 }
 
 static void ranks_have_files_of_their_own(void **state)
@@ -342,16 +342,16 @@ static void a_directory_in_use_is_refused(void **state)
 
 static void another_layout_is_refused(void **state)
 {
-  const struct lade_durable_params how = {
-      .struct_size = sizeof(how), .dir = scratch, .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
+  const struct lade_durable_params params = {
+      .struct_size = sizeof(params), .dir = scratch, .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
   lade_durable *durable;
   struct lade_error error = {0};
   state_make(1);
-  assert_int_equal(lade_durable_open(&how, &error, &durable), 0);
+  assert_int_equal(lade_durable_open(&params, &error, &durable), 0);
   assert_int_equal(lade_durable_prepare(durable, SLOT_BYTES, LAYOUT + 1, &error), -EINVAL);
   assert_non_null(strstr(error.text, "something else"));
   lade_durable_close(durable);
-  assert_int_equal(lade_durable_open(&how, &error, &durable), 0);
+  assert_int_equal(lade_durable_open(&params, &error, &durable), 0);
   assert_int_equal(lade_durable_prepare(durable, 2 * SLOT_BYTES, LAYOUT, &error), -EINVAL);
   lade_durable_close(durable);
   state_is(1);
@@ -359,13 +359,13 @@ static void another_layout_is_refused(void **state)
 
 static void several_directories_are_refused(void **state)
 {
-  struct lade_durable_params how = {.struct_size = sizeof(how), .dir = ".,.", .allow_tmpfs = true};
+  struct lade_durable_params params = {.struct_size = sizeof(params), .dir = ".,.", .allow_tmpfs = true};
   lade_durable *durable;
   struct lade_error error = {0};
-  assert_int_equal(lade_durable_open(&how, &error, &durable), -EINVAL);
+  assert_int_equal(lade_durable_open(&params, &error, &durable), -EINVAL);
   assert_non_null(strstr(error.text, "one directory"));
-  how.dir = "no,,such";
-  assert_int_equal(lade_durable_open(&how, &error, &durable), -ENOENT);
+  params.dir = "no,,such";
+  assert_int_equal(lade_durable_open(&params, &error, &durable), -ENOENT);
   assert_non_null(strstr(error.text, "no,such"));
 }
 

@@ -252,13 +252,13 @@ static void the_node_of_the_gpu_comes_before_that_of_the_drives(void **state)
  */
 static int store_node(const char *topology)
 {
-  const struct lade_store_params how = {.struct_size = sizeof(how), .dir = scratch, .sysfs = in_scratch("sys"),
-                                        .allow_tmpfs = true, .allow_buffered = true, .engine = LADE_STORE_POSIX};
+  const struct lade_store_params params = {.struct_size = sizeof(params), .dir = scratch, .sysfs = in_scratch("sys"),
+                                           .allow_tmpfs = true, .allow_buffered = true, .engine = LADE_STORE_POSIX};
   struct lade_store_info info;
   struct lade_error error = {0};
   lade_store *store = NULL;
   assert_int_equal(setenv("HWLOC_SYNTHETIC", topology, 1), 0);
-  if (lade_store_open(&how, &error, &store))
+  if (lade_store_open(&params, &error, &store))
     fail_msg("%s", error.text);
   lade_store_get_info(store, &info);
   slab_check(HUGE_BYTES, info.numa_node);

@@ -23,12 +23,12 @@
 #define MANY_MICROBATCHES 200
 
 static struct lade_build_params params_of(const struct program_fixture *fixture,
-                                          const struct program_fixture_setting *how)
+                                          const struct program_fixture_setting *setting)
 {
-  return (struct lade_build_params){.graph = fixture->graph, .layout = program_fixture_layout(fixture, how),
+  return (struct lade_build_params){.graph = fixture->graph, .layout = program_fixture_layout(fixture, setting),
                                     .residency = fixture->residency, .prices = &fixture->prices,
-                                    .n_microbatches = how->n_microbatches, .is_training = !how->is_evaluation,
-                                    .is_unified = how->is_unified, .chunk_bytes = CHUNK, .packer = fixture->packer};
+                                    .n_microbatches = setting->n_microbatches, .is_training = !setting->is_evaluation,
+                                    .is_unified = setting->is_unified, .chunk_bytes = CHUNK, .packer = fixture->packer};
 }
 
 static void programs_are_equal(const struct lade_program *a, const struct lade_program *b)
@@ -43,11 +43,11 @@ static void programs_are_equal(const struct lade_program *a, const struct lade_p
 }
 
 /* Refuse the Nth allocation of a build and all after it, for every N. */
-static void builds_fail_whole(const struct program_fixture_setting *how)
+static void builds_fail_whole(const struct program_fixture_setting *setting)
 {
   struct program_fixture fixture;
-  program_fixture_init(&fixture, how);
-  const struct lade_build_params params = params_of(&fixture, how);
+  program_fixture_init(&fixture, setting);
+  const struct lade_build_params params = params_of(&fixture, setting);
   int status = -ENOMEM, n_refused = 0;
   for (int n = 1; status && n < MANY_ALLOCATIONS; n++) {
     struct lade_program *program = NULL;
@@ -220,14 +220,14 @@ static void groups_move_the_same_bytes(void **state)
 /* The first of three stages sends its output of each microbatch, and waits for each send. */
 static void sends_are_calls_of_their_axis(void **state)
 {
-  const struct program_fixture_setting *how = &program_fixture_settings[8];
+  const struct program_fixture_setting *setting = &program_fixture_settings[8];
   struct program_fixture s;
   int n_calls[LADE_N_AXES], n_collectives = 0;
-  program_fixture_init(&s, how);
+  program_fixture_init(&s, setting);
   lade_program_comm_groups(s.program, n_calls);
   for (int at = 0; at < s.program->n_instrs; at++)
     n_collectives += s.program->instrs[at].kind == LADE_INSTR_COLLECTIVE && s.program->instrs[at].axis == LADE_AXIS_PP;
-  assert_int_equal(n_calls[LADE_AXIS_PP], n_collectives + how->n_microbatches);
+  assert_int_equal(n_calls[LADE_AXIS_PP], n_collectives + setting->n_microbatches);
   program_fixture_finish(&s);
 }
 
@@ -325,11 +325,11 @@ static const struct lade_buffer *operand_buffer_of(const struct lade_program *pr
 }
 
 /* Check that each block makes a round trip between any two microbatches, and is away while nothing is added to it. */
-static void blocks_make_round_trips(const struct program_fixture_setting *how, enum lade_space space)
+static void blocks_make_round_trips(const struct program_fixture_setting *setting, enum lade_space space)
 {
   struct program_fixture s;
-  program_fixture_init(&s, how);
-  const int n_trips = s.graph->n_params * (how->n_microbatches - 1);
+  program_fixture_init(&s, setting);
+  const int n_trips = s.graph->n_params * (setting->n_microbatches - 1);
   int n_left = 0, n_back = 0;
   for (int at = 0; at < s.program->n_instrs; at++) {
     if (block_moved(s.program, at) < 0)
@@ -337,7 +337,7 @@ static void blocks_make_round_trips(const struct program_fixture_setting *how, e
     n_left += operand_buffer_of(s.program, at, 1)->space == space;
     n_back += operand_buffer_of(s.program, at, 0)->space == space;
     const struct lade_value *value = &s.program->operands[s.program->instrs[at].first_operand].reads;
-    assert_in_range(value->version, 1, how->n_microbatches - 1);
+    assert_in_range(value->version, 1, setting->n_microbatches - 1);
   }
   assert_int_equal(n_left, n_trips);
   assert_int_equal(n_back, n_trips);
@@ -348,14 +348,14 @@ static void blocks_make_round_trips(const struct program_fixture_setting *how, e
 static void blocks_wait_elsewhere_between_microbatches(void **state)
 {
   for (int i = 0; i < 16; i++) {
-    struct program_fixture_setting how = {.family = i & 1 ? LADE_GPT2 : LADE_LLAMA, .dtype = LADE_BF16,
-                                          .n_microbatches = 3,
+    struct program_fixture_setting setting = {.family = i & 1 ? LADE_GPT2 : LADE_LLAMA, .dtype = LADE_BF16,
+                                              .n_microbatches = 3,
                                 .manner = i & 2 ? FIXTURE_STORE : FIXTURE_HOST, .dp = 4, .zero = i & 4 ? 3 : 2,
                                 .prefetch_bytes = i & 8 ? UINT64_MAX / 2 : 0};
-    how.shard = how.zero == 3 ? 2 : 0;
-    blocks_make_round_trips(&how, i & 2 ? LADE_STORE : LADE_HOST);
-    how.is_narrow = true;
-    blocks_make_round_trips(&how, i & 2 ? LADE_STORE : LADE_HOST);
+    setting.shard = setting.zero == 3 ? 2 : 0;
+    blocks_make_round_trips(&setting, i & 2 ? LADE_STORE : LADE_HOST);
+    setting.is_narrow = true;
+    blocks_make_round_trips(&setting, i & 2 ? LADE_STORE : LADE_HOST);
   }
 }
 
@@ -364,10 +364,11 @@ static void blocks_come_back_ahead_where_there_is_room(void **state)
 {
   int n_between[2] = {0};
   for (int i = 0; i < 2; i++) {
-    const struct program_fixture_setting how = {.family = LADE_LLAMA, .dtype = LADE_BF16, .n_microbatches = 2, .dp = 2,
-                                      .manner = FIXTURE_HOST, .zero = 2, .prefetch_bytes = i ? UINT64_MAX / 2 : 0};
+    const struct program_fixture_setting setting = {
+        .family = LADE_LLAMA, .dtype = LADE_BF16, .n_microbatches = 2, .dp = 2, .manner = FIXTURE_HOST, .zero = 2,
+        .prefetch_bytes = i ? UINT64_MAX / 2 : 0};
     struct program_fixture s;
-    program_fixture_init(&s, &how);
+    program_fixture_init(&s, &setting);
     for (int at = 0; at < s.program->n_instrs; at++) {
       if (block_moved(s.program, at) < 0 || operand_buffer_of(s.program, at, 1)->space != LADE_DEVICE)
         continue;
@@ -386,10 +387,10 @@ static void blocks_come_back_ahead_where_there_is_room(void **state)
 /* A copy of the block from before the latest addition, whose memory still exists, must not be read by the next one. */
 static void an_older_copy_of_a_block_is_caught(void **state)
 {
-  const struct program_fixture_setting how = {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .dp = 2,
+  const struct program_fixture_setting setting = {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .dp = 2,
                                     .manner = FIXTURE_HOST, .zero = 3};
   struct program_fixture s;
-  program_fixture_init(&s, &how);
+  program_fixture_init(&s, &setting);
   int *order = malloc((size_t)s.program->n_instrs * sizeof(*order)), n_broken = 0;
   assert_non_null(order);
   for (int at = 0; at < s.program->n_instrs; at++)
@@ -483,11 +484,11 @@ static void broken_live_ranges_are_seen_by_the_recount(void **state)
   IS_SEEN(LIVE_IS_VALID, first[2], 1);
   IS_SEEN(LIVE_IS_VALID, r[0].value, 1);
   IS_SEEN(LIVE_IS_VALID, r[0].first_pos, -1);
-  IS_SEEN(LIVE_IS_VALID, r[0].held_pos, 2);  /* behind its first step */
+  IS_SEEN(LIVE_IS_VALID, r[0].held_pos, 2);  /* after its first step */
   IS_SEEN(LIVE_IS_VALID, r[0].held_pos, -1);
   IS_SEEN(LIVE_IS_VALID, r[0].last_pos, 0);
   IS_SEEN(LIVE_IS_VALID, r[0].leave_slot, 2);  /* while a step uses it */
-  IS_SEEN(LIVE_IS_VALID, r[0].leave_slot, 6);  /* behind the copy in of the same value */
+  IS_SEEN(LIVE_IS_VALID, r[0].leave_slot, 6);  /* after the copy in of the same value */
   IS_SEEN(LIVE_IS_VALID, r[0].leave_slot, -1); /* it goes to the host and is not copied there */
   IS_SEEN(LIVE_IS_VALID, r[0].target, LADE_DEVICE);
   IS_SEEN(LIVE_IS_VALID, r[1].source, PLAN_GATHERED + 1);
@@ -523,7 +524,7 @@ static int hidden_check(const struct lade_program *program, const struct lade_pr
 }
 
 /*
- * The latency of a transfer is hidden behind the bytes of the transfers before it, unless they touch the same bytes. No
+ * The latency of a transfer is hidden after the bytes of the transfers before it, unless they touch the same bytes. No
  * step is then longer than with every latency in full.
  */
 static void latencies_of_transfers_in_a_row_are_hidden(void **state)

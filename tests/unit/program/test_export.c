@@ -77,17 +77,18 @@ static void a_graph_needs_the_bytes_of_its_program(void **state)
     struct program_fixture fixture;
     struct lade_error error = {0};
     struct lade_graph_plan_info info = {.struct_size = sizeof(info)};
-    struct lade_graph_plan_params how = {.struct_size = sizeof(how), .budget_bytes = UINT64_MAX, .iterations = 1000};
+    struct lade_graph_plan_params params = {.struct_size = sizeof(params), .budget_bytes = UINT64_MAX,
+                                            .iterations = 1000};
     lade_graph_plan *plan = NULL;
     program_fixture_init(&fixture, &plain[at]);
     lade_graph *graph = export(fixture.program);
-    assert_int_equal(lade_graph_plan_find(graph, &how, &error, &info, &plan), 0);
+    assert_int_equal(lade_graph_plan_find(graph, &params, &error, &info, &plan), 0);
     lade_graph_plan_destroy(plan);
     const uint64_t live_bytes = fixture.program->live_peak_bytes[LADE_DEVICE];
     assert_in_range(info.unconstrained_bytes, live_bytes, live_bytes + kept_bytes(graph));
-    how.budget_bytes = (info.min_budget_bytes + info.unconstrained_bytes) / 2;
-    assert_int_equal(lade_graph_plan_find(graph, &how, &error, &info, &plan), 0);
-    assert_true(info.planned_peak_bytes <= how.budget_bytes && info.n_redone > 0);
+    params.budget_bytes = (info.min_budget_bytes + info.unconstrained_bytes) / 2;
+    assert_int_equal(lade_graph_plan_find(graph, &params, &error, &info, &plan), 0);
+    assert_true(info.planned_peak_bytes <= params.budget_bytes && info.n_redone > 0);
     lade_graph_plan_destroy(plan);
     lade_graph_destroy(graph);
     program_fixture_finish(&fixture);
@@ -97,7 +98,7 @@ static void a_graph_needs_the_bytes_of_its_program(void **state)
 static void programs_that_are_no_plain_step_are_refused(void **state)
 {
   static const struct {
-    struct program_fixture_setting how;
+    struct program_fixture_setting setting;
     const char *words;
   } refused[] = {
       {{.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 1, .manner = FIXTURE_RECOMPUTE},
@@ -114,7 +115,7 @@ static void programs_that_are_no_plain_step_are_refused(void **state)
     struct program_fixture fixture;
     struct lade_error error = {0};
     lade_graph *graph = NULL;
-    program_fixture_init(&fixture, &refused[i].how);
+    program_fixture_init(&fixture, &refused[i].setting);
     assert_int_equal(lade_program_export(fixture.program, &error, &graph), -EINVAL);
     assert_null(graph);
     if (!strstr(error.text, refused[i].words))

@@ -39,16 +39,16 @@ static void built_programs_are_proved(void **state)
 {
   static const uint64_t prefetch_bytes[] = {0, 1 << 21, UINT64_MAX / 2};
   for (uint32_t i = 0; i < FIXTURE_N_MANNERS * 32; i++) {
-    struct program_fixture_setting how = {.family = i & 1 ? LADE_LLAMA : LADE_GPT2, .n_microbatches = i & 2 ? 3 : 1,
+    struct program_fixture_setting setting = {.family = i & 1 ? LADE_LLAMA : LADE_GPT2, .n_microbatches = i & 2 ? 3 : 1,
                                 .is_unified = i & 4, .state_tiers = (int)(i / 8 % 4),
                                 .manner = (enum program_fixture_manner)(i / 32),
                                 .prefetch_bytes = prefetch_bytes[i % 3], .dropout = i % 5 ? 0 : 0.1f, .seed = i * 1000,
                                 .dtype = i % 7 == 0 ? LADE_F16 : i % 2 ? LADE_F32 : LADE_BF16};
     struct program_fixture s;
-    program_fixture_init(&s, &how);
+    program_fixture_init(&s, &setting);
     assert_proved(s.program);
-    how.is_evaluation = true;
-    struct lade_program *evaluation = program_fixture_build(&s, &how, s.program);
+    setting.is_evaluation = true;
+    struct lade_program *evaluation = program_fixture_build(&s, &setting, s.program);
     assert_proved(evaluation);
     assert_int_equal(lade_program_prove_shared(s.program, evaluation, NULL), 0);
     lade_program_destroy(evaluation);
@@ -469,11 +469,11 @@ static void streamed_updates_share_their_scratch(void **state)
 
 /* ---- instructions ---- */
 
-static void fields_of_instructions_matter(const struct program_fixture_setting *how)
+static void fields_of_instructions_matter(const struct program_fixture_setting *setting)
 {
   struct program_fixture s;
   struct lade_error error;
-  program_fixture_init(&s, how);
+  program_fixture_init(&s, setting);
   struct lade_program *p = s.program;
   for (int at = 0; at < p->n_instrs; at++) {
     struct lade_instr *instr = &p->instrs[at], right = *instr;
@@ -625,10 +625,10 @@ static void every_field_of_a_buffer_matters(void **state)
 /* If kernels cannot read the host's memory, the step block has two resident buffers without other contents. */
 static void the_step_block_has_places_of_its_own(void **state)
 {
-  struct program_fixture_setting how = program_fixture_settings[4];
+  struct program_fixture_setting setting = program_fixture_settings[4];
   struct program_fixture s;
-  how.is_unified = false;
-  program_fixture_init(&s, &how);
+  setting.is_unified = false;
+  program_fixture_init(&s, &setting);
   struct lade_program *p = s.program;
   const int32_t on_host = p->step_on_host, on_device = p->step_on_device;
   p->step_on_host = on_device;
@@ -683,10 +683,10 @@ static void understated_totals_are_caught(void **state)
 static void an_evaluation_changes_nothing(void **state)
 {
   struct program_fixture s;
-  struct program_fixture_setting how = program_fixture_settings[2];
-  program_fixture_init(&s, &how);
-  how.is_evaluation = true;
-  struct lade_program *evaluation = program_fixture_build(&s, &how, s.program);
+  struct program_fixture_setting setting = program_fixture_settings[2];
+  program_fixture_init(&s, &setting);
+  setting.is_evaluation = true;
+  struct lade_program *evaluation = program_fixture_build(&s, &setting, s.program);
   assert_proved(evaluation);
   evaluation->is_training = true;
   assert_caught(evaluation, "never runs");
@@ -718,11 +718,11 @@ static void an_evaluation_changes_nothing(void **state)
 static void programs_over_one_arena_agree_on_residents(void **state)
 {
   struct program_fixture s;
-  struct program_fixture_setting how = program_fixture_settings[4];
+  struct program_fixture_setting setting = program_fixture_settings[4];
   struct lade_error error = {0};
-  program_fixture_init(&s, &how);
-  how.is_evaluation = true;
-  struct lade_program *evaluation = program_fixture_build(&s, &how, s.program);
+  program_fixture_init(&s, &setting);
+  setting.is_evaluation = true;
+  struct lade_program *evaluation = program_fixture_build(&s, &setting, s.program);
   assert_int_equal(lade_program_prove_shared(s.program, evaluation, &error), -EINVAL);
   assert_non_null(strstr(error.text, "must be proved"));
   assert_proved(s.program);

@@ -41,11 +41,11 @@ static const struct lade_graph_path path = {1e9, 1000};
 static int place(struct lade_program *program)
 {
   const struct lade_prices prices = {0};
-  struct lade_place_params how = {.granule_bytes = {4096, 4096, LADE_STORE_ALIGN}, .prices = &prices};
-  int status = lade_packer_create(&how.packer);
+  struct lade_place_params params = {.granule_bytes = {4096, 4096, LADE_STORE_ALIGN}, .prices = &prices};
+  int status = lade_packer_create(&params.packer);
   if (!status)
-    status = lade_program_place_within(&how, program);
-  lade_packer_destroy(how.packer);
+    status = lade_program_place_within(&params, program);
+  lade_packer_destroy(params.packer);
   return status;
 }
 
@@ -53,11 +53,11 @@ static int place(struct lade_program *program)
 static struct lade_program *list_lower(const lade_graph *graph, const struct lade_graph_instr *instrs, int n,
                                        bool is_unified, struct lade_error *error)
 {
-  const struct lade_lower_params how = {.graph = graph, .instrs = instrs, .n_instrs = n, .to_host = path,
-                                        .from_host = path, .to_store = path, .from_store = path,
-                                        .is_unified = is_unified};
+  const struct lade_lower_params params = {.graph = graph, .instrs = instrs, .n_instrs = n, .to_host = path,
+                                           .from_host = path, .to_store = path, .from_store = path,
+                                           .is_unified = is_unified};
   struct lade_program *program = NULL;
-  if (lade_program_lower(&how, error, &program))
+  if (lade_program_lower(&params, error, &program))
     return NULL;
   assert_int_equal(place(program), 0);
   assert_true(program_is_valid(program));
@@ -424,7 +424,7 @@ static void every_wait_is_needed(void **state)
   assert_true(n_waits > 100);
 }
 
-/* A redo behind an update of a storage that it reads computes other bytes: the walk finds it. */
+/* A redo after an update of a storage that it reads computes other bytes: the walk finds it. */
 static void a_redo_behind_an_update_of_its_input_is_caught(void **state)
 {
   lade_graph *graph = step_make();
@@ -471,12 +471,12 @@ static void memory_that_runs_out_is_said(void **state)
   lade_graph *graph = step_make();
   int status = -ENOMEM;
   for (int n = 0; status; n++) {
-    const struct lade_lower_params how = {.graph = graph, .instrs = all_kinds, .n_instrs = LADE_COUNT(all_kinds),
-                                          .is_unified = true};
+    const struct lade_lower_params params = {.graph = graph, .instrs = all_kinds, .n_instrs = LADE_COUNT(all_kinds),
+                                             .is_unified = true};
     struct lade_program *program = NULL;
     struct lade_error error = {0};
     allocations_left = n;
-    status = lade_program_lower(&how, &error, &program);
+    status = lade_program_lower(&params, &error, &program);
     if (!status)
       status = place(program);
     if (!status)

@@ -57,9 +57,9 @@ static int batch_fill(void *user, const struct lade_batch *batch, struct lade_er
 static int trainer_open(struct lade_error *error, lade_trainer **ret_trainer)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   lade_run_params_init(&run, sizeof(run));
-  lade_trainer_params_init(&how, sizeof(how));
+  lade_trainer_params_init(&params, sizeof(params));
   run.layers = 1;
   run.batch = 1;
   run.seq = 8;
@@ -69,10 +69,10 @@ static int trainer_open(struct lade_error *error, lade_trainer **ret_trainer)
   run.n_threads = 1;
   run.store = scratch;
   run.durable = run.allow_tmpfs = true;
-  how.run = &run;
-  how.batch = batch_fill;
-  how.steps = 10;
-  return lade_trainer_open(&how, error, ret_trainer);
+  params.run = &run;
+  params.batch = batch_fill;
+  params.steps = 10;
+  return lade_trainer_open(&params, error, ret_trainer);
 }
 
 static void journal_move(struct record *record, int is_write)

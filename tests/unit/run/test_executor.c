@@ -274,7 +274,7 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
     enum lade_moments moments;
     enum lade_master master;
     double most; /* bytes per parameter, each way */
-    struct lade_streaming how; /* no bit depends on it: many short windows, one for all, and in between */
+    struct lade_streaming streaming; /* no bit depends on it: many short windows, one for all, and in between */
     const char *name;
   } cases[] = {{LADE_MOMENTS_F32, LADE_MASTER_EXACT, 10.1, {1, 2}, "exact"},
                {LADE_MOMENTS_BF16, LADE_MASTER_EXACT, 6.1, {1 << 20, 1}, "bf16 moments"},
@@ -286,7 +286,7 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
     model.moments = cases[i].moments;
     model.master = cases[i].master;
     run_fixture_init(&run_fixture, &model);
-    run_fixture.prices.streaming = cases[i].how;
+    run_fixture.prices.streaming = cases[i].streaming;
     uint64_t want = two_steps(&run_fixture, LADE_TIER_DEVICE, 0, cases[i].name);
     if (two_steps(&run_fixture, LADE_TIER_STORE, cases[i].most, cases[i].name) != want)
       fail_msg("%s: other bits than in memory", cases[i].name);
@@ -380,13 +380,13 @@ int __wrap_lade_store_submit(struct lade_store *store, struct lade_transfer *tra
 /* The drive then has the other half to do when all these reads complete at once; much less would leave it idle. */
 static void at_most_half_of_the_ring_is_being_read(void **state)
 {
-  static const struct lade_streaming how[] = {{3 << 19, 6}, {1 << 20, 4}, {3 << 18, 12}};
-  for (size_t i = 0; i < LADE_COUNT(how) && !store_refusal; i++) {
+  static const struct lade_streaming streaming[] = {{3 << 19, 6}, {1 << 20, 4}, {3 << 18, 12}};
+  for (size_t i = 0; i < LADE_COUNT(streaming) && !store_refusal; i++) {
     struct run_fixture_model model = wide_model();
     struct run_fixture run_fixture;
     model.moments = i % 2 ? LADE_MOMENTS_BF16 : LADE_MOMENTS_F32; /* without scales, which are in a ring of their own */
     run_fixture_init(&run_fixture, &model);
-    run_fixture.prices.streaming = how[i];
+    run_fixture.prices.streaming = streaming[i];
     struct lade_plan *plan = run_fixture_open_stored(&run_fixture);
     const struct bound_program *train = &run_fixture.executor->train;
     assert_int_equal(train->n_runs, 1);
@@ -397,8 +397,8 @@ static void at_most_half_of_the_ring_is_being_read(void **state)
     step_or_fail(&run_fixture);
     watch.is_on = false;
     if (watch.most_bytes > ring_bytes / 2 || watch.most_bytes < ring_bytes / 4)
-      fail_msg("%d windows of %llu bytes: %llu of the ring's %llu are being read", how[i].n_windows,
-               (unsigned long long)how[i].window_bytes, (unsigned long long)watch.most_bytes,
+      fail_msg("%d windows of %llu bytes: %llu of the ring's %llu are being read", streaming[i].n_windows,
+               (unsigned long long)streaming[i].window_bytes, (unsigned long long)watch.most_bytes,
                (unsigned long long)ring_bytes);
     run_fixture_close(&run_fixture);
     lade_plan_destroy(plan);
@@ -413,22 +413,23 @@ static void residency_agrees(struct run_fixture *run_fixture, const struct run_f
   struct lade_residency *residency = NULL;
   struct run_fixture_numbers numbers;
   uint32_t at = seed * 1000;
-  struct program_fixture_setting how = {.manner = (enum program_fixture_manner)program_fixture_draw(&at,
-                                                                                                    FIXTURE_N_MANNERS),
-                              .state_tiers = (int)program_fixture_draw(&at, 4), .seed = at + 10};
-  how.has_resident_weights = seed % 2;
-  how.prefetch_bytes = program_fixture_draw(&at, 2) ? (uint64_t)program_fixture_draw(&at, 2000000) : 0;
+  const enum program_fixture_manner manner = (enum program_fixture_manner)program_fixture_draw(&at, FIXTURE_N_MANNERS);
+  const int state_tiers = (int)program_fixture_draw(&at, 4);
+  struct program_fixture_setting setting = {.manner = manner, .state_tiers = state_tiers, .seed = at + 10};
+  setting.has_resident_weights = seed % 2;
+  setting.prefetch_bytes = program_fixture_draw(&at, 2) ? (uint64_t)program_fixture_draw(&at, 2000000) : 0;
   run_fixture->is_unified = program_fixture_draw(&at, 2);
   assert_int_equal(lade_residency_create(run_fixture->graph, &residency), 0);
-  how.optimizer_in_backward = run_fixture->optimizer_in_backward;
-  program_fixture_residency_set(residency, run_fixture->graph, &how);
+  setting.optimizer_in_backward = run_fixture->optimizer_in_backward;
+  program_fixture_residency_set(residency, run_fixture->graph, &setting);
   struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
   assert_int_equal(plan->train->optimizer_in_backward, run_fixture->optimizer_in_backward);
   bool has_store = plan->peak_bytes[LADE_STORE] > 0;
   if (!has_store || !store_refusal) {
     run_or_fail(run_fixture, plan, &numbers);
     numbers_equal(&numbers, want, "residency of seed %u (manner %d, tiers %d, early %llu, unified %d)", seed,
-                  (int)how.manner, how.state_tiers, (unsigned long long)how.prefetch_bytes, run_fixture->is_unified);
+                  (int)setting.manner, setting.state_tiers, (unsigned long long)setting.prefetch_bytes,
+                  run_fixture->is_unified);
   }
   lade_plan_destroy(plan);
 }

@@ -49,9 +49,10 @@ static void fixture_init(struct fixture *f, enum lade_family family)
   *f = (struct fixture){.model = model_of(family)};
   lade_kernels_init(&f->kernels, &cpu);
   assert_int_equal(lade_pool_create(2, &f->pool), 0);
-  struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = &f->model, .dtype = LADE_F32, .batch = 1,
-                                  .seq_len = SEQ_LEN, .kernels = &f->kernels, .n_threads = 2};
-  assert_int_equal(lade_model_graph_create(&how, NULL, &f->graph), 0);
+  const struct lade_model_graph_params graph_params = {
+      .struct_size = sizeof(graph_params), .model = &f->model, .dtype = LADE_F32, .batch = 1, .seq_len = SEQ_LEN,
+      .kernels = &f->kernels, .n_threads = 2};
+  assert_int_equal(lade_model_graph_create(&graph_params, NULL, &f->graph), 0);
   graph_run_init(&f->run, f->graph, &f->kernels, f->pool);
   graph_run_randomize(&f->run, 7, 0.2);
   for (int i = 0; i < SEQ_LEN; i++) {

@@ -197,16 +197,16 @@ static void structs_of_other_lengths_are_refused(void **state)
 
 static void trainers_that_are_none_are_refused(void **state)
 {
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   lade_trainer *trainer = NULL;
   double loss;
   uint64_t digest;
   float value;
-  lade_trainer_params_init(&how, sizeof(how));
+  lade_trainer_params_init(&params, sizeof(params));
   must_refuse(lade_trainer_open(NULL, &error, &trainer));
-  must_refuse(lade_trainer_open(&how, &error, NULL));
-  how.n_data = 1;
-  must_refuse(lade_trainer_open(&how, &error, &trainer));
+  must_refuse(lade_trainer_open(&params, &error, NULL));
+  params.n_data = 1;
+  must_refuse(lade_trainer_open(&params, &error, &trainer));
   lade_trainer_close(NULL);
   must_refuse(lade_trainer_step(NULL, NULL, &error));
   must_refuse(lade_trainer_eval(NULL, &loss, &error));
@@ -227,7 +227,7 @@ static int batch_fill(void *user, const struct lade_batch *batch, struct lade_er
 
 static void trainers_refuse_what_is_missing(void **state)
 {
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct lade_run_params run = run_make();
   struct lade_trainer_report report = {0};
   struct lade_trainer_info info = {0};
@@ -235,11 +235,11 @@ static void trainers_refuse_what_is_missing(void **state)
   struct lade_param_info param = {.struct_size = sizeof(param)};
   lade_trainer *trainer;
   float value;
-  lade_trainer_params_init(&how, sizeof(how));
-  how.run = &run;
-  how.batch = batch_fill;
-  how.n_valid_batches = 1;
-  assert_int_equal(lade_trainer_open(&how, &error, &trainer), 0);
+  lade_trainer_params_init(&params, sizeof(params));
+  params.run = &run;
+  params.batch = batch_fill;
+  params.n_valid_batches = 1;
+  assert_int_equal(lade_trainer_open(&params, &error, &trainer), 0);
   must_refuse(lade_trainer_step(trainer, &report, &error));
   must_refuse(lade_trainer_eval(trainer, NULL, &error));
   must_refuse(lade_trainer_save(trainer, NULL, 0, &error));
@@ -392,7 +392,7 @@ static void requests_refused(lade_cache *cache, lade_queue *queue)
 
 static void caches_refuse_what_is_missing(void **state)
 {
-  const struct lade_device_params how = {.struct_size = sizeof(how), .capacity_bytes = 64 << 20};
+  const struct lade_device_params device_params = {.struct_size = sizeof(device_params), .capacity_bytes = 64 << 20};
   struct lade_cache_params params = {.struct_size = sizeof(params)};
   struct lade_cache_stats stats = {0};
   struct lade_cache_tag tag;
@@ -402,7 +402,7 @@ static void caches_refuse_what_is_missing(void **state)
   lade_queue *queue;
   lade_cache *cache;
   int number;
-  assert_int_equal(lade_device_open(&how, &error, &device), 0);
+  assert_int_equal(lade_device_open(&device_params, &error, &device), 0);
   assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMPUTE, &queue), 0);
   params.device = device;
   params.flags = UINT32_MAX;

@@ -20,12 +20,12 @@
 
 static struct lade_session_params params_make(int n_node_ranks)
 {
-  struct lade_session_params how = run_fixture_session_params();
-  how.machine = NULL; /* kept links count for the measured machine alone */
-  how.is_plan_only = true;
-  how.layout = (struct lade_layout_params){.tp = 2, .pp = 2, .world = 4};
-  how.n_node_ranks = n_node_ranks;
-  return how;
+  struct lade_session_params params = run_fixture_session_params();
+  params.machine = NULL; /* kept links count for the measured machine alone */
+  params.is_plan_only = true;
+  params.layout = (struct lade_layout_params){.tp = 2, .pp = 2, .world = 4};
+  params.n_node_ranks = n_node_ranks;
+  return params;
 }
 
 /* Keep links within nodes of two ranks, and between two nodes, as a job of @n_nodes nodes. */
@@ -45,9 +45,9 @@ static void links_keep(int64_t n_nodes, double node_bytes_per_s, double network_
 /* Plan the ranks on nodes of two; check the form of sends and the source of prices. */
 static void plan_check(bool has_links, bool is_scattered, uint64_t *ret_sent_bytes)
 {
-  const struct lade_session_params how = params_make(2);
+  const struct lade_session_params params = params_make(2);
   struct lade_session_info info;
-  lade_session *session = run_fixture_session_open(&how);
+  lade_session *session = run_fixture_session_open(&params);
   lade_session_get_info(session, &info);
   assert_int_equal(info.cost->links != NULL, has_links);
   assert_int_equal(session->is_scattered, is_scattered);
@@ -78,10 +78,10 @@ static void other_links_are_not_taken(void **state)
   snprintf(command, sizeof(command), "sed -i s/latency_ns/latency/ %s/lade/links-*", getenv("XDG_CACHE_HOME"));
   assert_int_equal(system(command), 0);
   plan_check(false, true, &unused);
-  struct lade_session_params how = params_make(2);
-  how.machine = "laptop-8c"; /* a described machine has no measured links */
+  struct lade_session_params params = params_make(2);
+  params.machine = "laptop-8c"; /* a described machine has no measured links */
   links_keep(2, 1e9, 1e12);
-  lade_session *session = run_fixture_session_open(&how);
+  lade_session *session = run_fixture_session_open(&params);
   assert_false(session->has_links);
   lade_session_close(session);
 }

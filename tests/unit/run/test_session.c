@@ -35,17 +35,17 @@ static int batch_fill(void *user, const struct lade_batch *batch, struct lade_er
 
 static struct lade_session_params params_make(void)
 {
-  struct lade_session_params how = run_fixture_session_params();
-  how.batch_fn = batch_fill;
-  return how;
+  struct lade_session_params params = run_fixture_session_params();
+  params.batch_fn = batch_fill;
+  return params;
 }
 
 static lade_session *fp16_open(enum lade_dtype grad_dtype)
 {
-  struct lade_session_params how = params_make();
-  how.dtype = LADE_F16;
-  how.grad_dtype = grad_dtype;
-  return run_fixture_session_open(&how);
+  struct lade_session_params params = params_make();
+  params.dtype = LADE_F16;
+  params.grad_dtype = grad_dtype;
+  return run_fixture_session_open(&params);
 }
 
 static uint64_t digest_of(lade_session *session)
@@ -118,9 +118,9 @@ static bool is_saved(const char *name)
 }
 
 /* Check that the checkpoint @name has parameters of @digest, and can be resumed. */
-static void saved_is(const struct lade_session_params *how, const char *name, uint64_t digest)
+static void saved_is(const struct lade_session_params *params, const char *name, uint64_t digest)
 {
-  struct lade_session_params again = *how;
+  struct lade_session_params again = *params;
   again.resume = in_scratch(name);
   again.faults = NULL;
   lade_session *session = run_fixture_session_open(&again);
@@ -142,7 +142,7 @@ static void steps_go_on_while_a_save_is_written(void **state)
 {
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
   for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
-    struct lade_session_params how = params_make();
+    struct lade_session_params params = params_make();
     struct lade_faults faults;
     struct lade_error error = {0};
     sem_t gate;
@@ -150,10 +150,10 @@ static void steps_go_on_while_a_save_is_written(void **state)
     sem_init(&gate, 0, 0);
     faults.visit = sync_wait;
     faults.visit_user = &gate;
-    how.dtype = dtypes[i];
-    how.async_save = true;
-    how.faults = &faults;
-    lade_session *session = run_fixture_session_open(&how);
+    params.dtype = dtypes[i];
+    params.async_save = true;
+    params.faults = &faults;
+    lade_session *session = run_fixture_session_open(&params);
     struct lade_session_info info;
     lade_session_get_info(session, &info);
     assert_true(info.is_async_saving && info.host_bytes >= session_saver_bytes(session));
@@ -172,8 +172,8 @@ static void steps_go_on_while_a_save_is_written(void **state)
     assert_true(is_saved("step-00000003"));
     assert_int_equal(lade_session_finish_saves(session, &error), 0);
     lade_session_close(session);
-    saved_is(&how, "step-00000001", first);
-    saved_is(&how, "step-00000003", third);
+    saved_is(&params, "step-00000001", first);
+    saved_is(&params, "step-00000003", third);
     sem_destroy(&gate);
     scratch_teardown(NULL);
     scratch_setup_in_memory(NULL);
@@ -182,11 +182,11 @@ static void steps_go_on_while_a_save_is_written(void **state)
 
 static void a_failed_async_save_is_returned_by_the_next_call(void **state)
 {
-  struct lade_session_params how = params_make();
+  struct lade_session_params params = params_make();
   struct lade_error error = {0};
-  how.async_save = true;
+  params.async_save = true;
   for (int is_end = 0; is_end <= 1; is_end++) {
-    lade_session *session = run_fixture_session_open(&how);
+    lade_session *session = run_fixture_session_open(&params);
     int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     assert_int_equal(flock(fd, LOCK_EX), 0); /* as if another process saved there */
     save(session);
@@ -204,10 +204,10 @@ static void a_failed_async_save_is_returned_by_the_next_call(void **state)
 /* The result of a save is available without waiting, and another save is possible after a failed one. */
 static void a_failed_save_is_seen_between_steps_and_another_is_made(void **state)
 {
-  struct lade_session_params how = params_make();
+  struct lade_session_params params = params_make();
   struct lade_error error = {0};
-  how.async_save = true;
-  lade_session *session = run_fixture_session_open(&how);
+  params.async_save = true;
+  lade_session *session = run_fixture_session_open(&params);
   assert_false(lade_session_has_saved(session));
   int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   assert_int_equal(flock(fd, LOCK_EX), 0);
@@ -223,27 +223,27 @@ static void a_failed_save_is_seen_between_steps_and_another_is_made(void **state
   save(session);
   assert_int_equal(lade_session_finish_saves(session, &error), 0);
   lade_session_close(session);
-  saved_is(&how, name, digest);
+  saved_is(&params, name, digest);
 }
 
 static void a_session_that_closes_waits_for_its_save(void **state)
 {
-  struct lade_session_params how = params_make();
-  how.async_save = true;
-  lade_session *session = run_fixture_session_open(&how);
+  struct lade_session_params params = params_make();
+  params.async_save = true;
+  lade_session *session = run_fixture_session_open(&params);
   uint64_t digest = digest_of(session);
   save(session);
   lade_session_close(session);
-  saved_is(&how, "step-00000000", digest);
+  saved_is(&params, "step-00000000", digest);
 }
 
 static void without_room_for_a_copy_saves_hold_up_steps(void **state)
 {
-  struct lade_session_params how = params_make();
+  struct lade_session_params params = params_make();
   struct lade_session_info info;
-  how.async_save = true;
-  how.has_host_budget = true;
-  lade_session *session = run_fixture_session_open(&how);
+  params.async_save = true;
+  params.has_host_budget = true;
+  lade_session *session = run_fixture_session_open(&params);
   lade_session_get_info(session, &info);
   assert_false(info.is_async_saving);
   save(session);
@@ -254,9 +254,9 @@ static void without_room_for_a_copy_saves_hold_up_steps(void **state)
 /* A rate that was measured in a busy moment gives way to a step that needed a higher one. */
 static void no_step_is_faster_than_light(void **state)
 {
-  const struct lade_session_params how = params_make();
+  const struct lade_session_params session_params = params_make();
   struct lade_session_info info;
-  lade_session *session = run_fixture_session_open(&how);
+  lade_session *session = run_fixture_session_open(&session_params);
   assert_true(session->matmul_flops_per_s > 0 && !session->is_rate_raised);
   session->params.skip_cache = true;
   session->matmul_flops_per_s = 1;
@@ -284,12 +284,12 @@ static void stages_on_several_nodes_send_scattered(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     uint64_t sent_bytes[2]; /* without scattered sends, and with them if the nodes allow it */
     for (int is_divided = 0; is_divided <= 1; is_divided++) {
-      struct lade_session_params how = run_fixture_session_params();
+      struct lade_session_params params = run_fixture_session_params();
       struct lade_session_info info;
-      how.is_plan_only = true;
-      how.layout = (struct lade_layout_params){.struct_size = sizeof(how.layout), .tp = 2, .pp = 2, .dp = 1};
-      how.n_node_ranks = is_divided ? cases[i].n_node_ranks : 4;
-      lade_session *session = run_fixture_session_open(&how);
+      params.is_plan_only = true;
+      params.layout = (struct lade_layout_params){.struct_size = sizeof(params.layout), .tp = 2, .pp = 2, .dp = 1};
+      params.n_node_ranks = is_divided ? cases[i].n_node_ranks : 4;
+      lade_session *session = run_fixture_session_open(&params);
       lade_session_get_info(session, &info);
       assert_true(session->is_scattered == (is_divided && cases[i].is_scattered));
       sent_bytes[is_divided] = info.comm_bytes[LADE_AXIS_PP];
@@ -304,12 +304,12 @@ static void stages_on_several_nodes_send_scattered(void **state)
 /* A device that holds more than the run may take is refused with both numbers, and never planned for. */
 static void a_device_that_holds_too_much_is_refused(void **state)
 {
-  const struct lade_device_params how = {.struct_size = sizeof(how), .capacity_bytes = UINT64_C(8) << 20};
+  const struct lade_device_params params = {.struct_size = sizeof(params), .capacity_bytes = UINT64_C(8) << 20};
   struct lade_session session = {0};
   struct lade_error error = {0};
   lade_chunk *chunk;
   (void)state;
-  assert_int_equal(lade_device_open(&how, &error, &session.device), 0);
+  assert_int_equal(lade_device_open(&params, &error, &session.device), 0);
   assert_int_equal(lade_device_chunk_create(session.device, UINT64_C(4) << 20, &chunk), 0);
   assert_int_equal(session_gpu_limit(&session, UINT64_C(2) << 20, &error), -EBUSY);
   assert_non_null(strstr(error.text, "holds 4194304 bytes before step 0, and is to hold 2097152 at most: raise "));

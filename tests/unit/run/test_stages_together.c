@@ -43,13 +43,13 @@ static const struct program_fixture_setting shapes[] = {
 
 static void pipeline_init(struct pipeline *pipeline, const struct program_fixture_setting *shape)
 {
-  struct program_fixture_setting how = *shape;
+  struct program_fixture_setting setting = *shape;
   *pipeline = (struct pipeline){.n = shape->pp};
-  for (how.stage = 0; how.stage < shape->pp; how.stage++) {
-    struct program_fixture *fixture = &pipeline->fixtures[how.stage];
-    program_fixture_init(fixture, &how);
-    pipeline->programs[how.stage] = fixture->program;
-    pipeline->prices[how.stage] = &fixture->prices;
+  for (setting.stage = 0; setting.stage < shape->pp; setting.stage++) {
+    struct program_fixture *fixture = &pipeline->fixtures[setting.stage];
+    program_fixture_init(fixture, &setting);
+    pipeline->programs[setting.stage] = fixture->program;
+    pipeline->prices[setting.stage] = &fixture->prices;
   }
 }
 
@@ -73,14 +73,14 @@ static void no_memory_makes_stages_wait_in_a_circle(void **state)
       struct pipeline pipeline;
       struct lade_stages_time time;
       struct lade_error error = {.text = ""};
-      struct program_fixture_setting how = shapes[i];
-      how.dtype = LADE_F32;
-      how.manner = manners[k / 4];
-      how.state_tiers = k % 2 ? FIXTURE_MIXED_TIERS : LADE_TIER_DEVICE;
-      how.prefetch_bytes = k & 2 ? UINT64_MAX / 2 : 0;
-      how.is_unified = k % 2;
-      how.seed = (uint32_t)(10 * i + k);
-      pipeline_init(&pipeline, &how);
+      struct program_fixture_setting setting = shapes[i];
+      setting.dtype = LADE_F32;
+      setting.manner = manners[k / 4];
+      setting.state_tiers = k % 2 ? FIXTURE_MIXED_TIERS : LADE_TIER_DEVICE;
+      setting.prefetch_bytes = k & 2 ? UINT64_MAX / 2 : 0;
+      setting.is_unified = k % 2;
+      setting.seed = (uint32_t)(10 * i + k);
+      pipeline_init(&pipeline, &setting);
       if (pipeline_simulate(&pipeline, &error, &time))
         print_error("shape %zu, manner %zu: %s\n", i, k, error.text);
       assert_string_equal(error.text, "");
@@ -127,11 +127,11 @@ static void memory_is_reserved_as_soon_as_a_stage_has_room(void **state)
 {
   for (size_t i = 0; i < LADE_COUNT(shapes); i++) {
     struct pipeline pipeline;
-    struct program_fixture_setting how = shapes[i];
-    how.dtype = LADE_F32;
-    how.manner = FIXTURE_KEEP;
-    pipeline_init(&pipeline, &how);
-    const int n_ahead = lade_schedule_n_ahead(&(struct lade_pipeline){.schedule = how.schedule});
+    struct program_fixture_setting setting = shapes[i];
+    setting.dtype = LADE_F32;
+    setting.manner = FIXTURE_KEEP;
+    pipeline_init(&pipeline, &setting);
+    const int n_ahead = lade_schedule_n_ahead(&(struct lade_pipeline){.schedule = setting.schedule});
     for (int stage = 1; stage < pipeline.n - 1; stage++)
       receives_have_memory_early(pipeline.programs[stage], n_ahead);
     pipeline_finish(&pipeline);
@@ -204,16 +204,16 @@ static void one_hardware_channel_suffices(void **state)
   } others[] = {{0, 0, 0}, {2, 0, 0}, {0, 2, 0}, {0, 2, 3}};
   for (size_t i = 0; i < LADE_COUNT(shapes) * LADE_COUNT(others); i++) {
     struct pipeline pipeline;
-    struct program_fixture_setting how = shapes[i / LADE_COUNT(others)];
-    how.dtype = LADE_F32;
-    how.tp = others[i % LADE_COUNT(others)].tp;
-    how.dp = others[i % LADE_COUNT(others)].dp;
-    how.zero = others[i % LADE_COUNT(others)].zero;
-    how.manner = i % 2 ? FIXTURE_MIXED : FIXTURE_KEEP;
-    how.optimizer_in_backward &= how.zero == 0;
-    pipeline_init(&pipeline, &how);
+    struct program_fixture_setting setting = shapes[i / LADE_COUNT(others)];
+    setting.dtype = LADE_F32;
+    setting.tp = others[i % LADE_COUNT(others)].tp;
+    setting.dp = others[i % LADE_COUNT(others)].dp;
+    setting.zero = others[i % LADE_COUNT(others)].zero;
+    setting.manner = i % 2 ? FIXTURE_MIXED : FIXTURE_KEEP;
+    setting.optimizer_in_backward &= setting.zero == 0;
+    pipeline_init(&pipeline, &setting);
     if (!one_channel_ends(&pipeline))
-      print_error("shape %zu: tp %d, dp %d, zero %d\n", i / LADE_COUNT(others), how.tp, how.dp, how.zero);
+      print_error("shape %zu: tp %d, dp %d, zero %d\n", i / LADE_COUNT(others), setting.tp, setting.dp, setting.zero);
     assert_true(one_channel_ends(&pipeline));
     pipeline_finish(&pipeline);
   }
@@ -290,22 +290,22 @@ static void with_equal_stages_the_bubble_is_the_schedules(void **state)
   for (size_t i = 0; i < LADE_COUNT(shapes); i++) {
     struct pipeline pipeline;
     struct lade_error error = {.text = ""};
-    struct program_fixture_setting how = shapes[i];
+    struct program_fixture_setting setting = shapes[i];
     struct piece_ns pieces[STAGES_MOST * 3];
     struct lade_stages_time found;
     struct schedule_time expected;
-    how.dtype = LADE_F32;
-    pipeline_init(&pipeline, &how);
-    for (how.stage = 0; how.stage < how.pp; how.stage++) {
-      struct program_fixture *fixture = &pipeline.fixtures[how.stage];
-      prices_equal(fixture, &pieces[how.stage]);
+    setting.dtype = LADE_F32;
+    pipeline_init(&pipeline, &setting);
+    for (setting.stage = 0; setting.stage < setting.pp; setting.stage++) {
+      struct program_fixture *fixture = &pipeline.fixtures[setting.stage];
+      prices_equal(fixture, &pieces[setting.stage]);
       lade_program_destroy(fixture->program);
-      fixture->program = program_fixture_build(fixture, &how, NULL);
-      pipeline.programs[how.stage] = fixture->program;
+      fixture->program = program_fixture_build(fixture, &setting, NULL);
+      pipeline.programs[setting.stage] = fixture->program;
     }
-    for (int piece = how.pp; piece < how.pp * LADE_MAX(how.n_chunks, 1); piece++)
+    for (int piece = setting.pp; piece < setting.pp * LADE_MAX(setting.n_chunks, 1); piece++)
       pieces[piece] = pieces[0];
-    struct lade_pipeline like = lade_pipeline_get(&pipeline.fixtures[0].layout, how.n_microbatches, true);
+    struct lade_pipeline like = lade_pipeline_get(&pipeline.fixtures[0].layout, setting.n_microbatches, true);
     assert_int_equal(schedule_walk(&like, pieces, 0, &expected), 0);
     assert_int_equal(pipeline_simulate(&pipeline, &error, &found), 0);
     assert_true(fabs(found.bubble - expected.bubble) < 1e-6);

@@ -48,10 +48,10 @@ static lade_graph *graph_draw(uint64_t number, bool *ret_has_tiers)
       *ret_has_tiers |= graph->storages.items[s].tier != LADE_DEVICE;
     return graph;
   }
-  const struct random_graph_params how = {.seed = number, .n_layers = 2 + (int)(number % 13),
-                                          .is_soup = number % 5 == 4, .is_written_once = number % 2,
-                                          .has_tiers = *ret_has_tiers};
-  lade_graph *small = random_graph_make(&how), *graph = step_ops_scale(small, number % 2 ? 1024 : 773);
+  const struct random_graph_params params = {.seed = number, .n_layers = 2 + (int)(number % 13),
+                                             .is_soup = number % 5 == 4, .is_written_once = number % 2,
+                                             .has_tiers = *ret_has_tiers};
+  lade_graph *small = random_graph_make(&params), *graph = step_ops_scale(small, number % 2 ? 1024 : 773);
   lade_graph_destroy(small);
   return graph;
 }

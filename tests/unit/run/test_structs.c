@@ -64,7 +64,7 @@ static void read_as_promised(struct bench *bench, call_fn *call, const void *val
   assert_int_equal(call(bench, given), 0);
   given[bytes + TAIL_BYTES - 1] = 1;
   assert_int_equal(call(bench, given), -EINVAL);
-  memset(given + known_bytes, 0x7f, sizeof(given) - known_bytes); /* older headers: other data is behind the struct */
+  memset(given + known_bytes, 0x7f, sizeof(given) - known_bytes); /* older headers: other data is after the struct */
   size_set(given, known_bytes);
   assert_int_equal(call(bench, given), 0);
   size_set(given, 0);

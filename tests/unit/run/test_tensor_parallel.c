@@ -371,7 +371,7 @@ static void double_gradients_are_those_of_the_whole_model(void **state)
 
 /*
  * In FP32 all sums that ranks share have one order for 1, 2, 4 and 8 ranks. Only sums over parts of a parameter's
- * gradient have other orders, and no other value depends on them: with rows cut, those of norms and of biases behind a
+ * gradient have other orders, and no other value depends on them: with rows cut, those of norms and of biases after a
  * sum. Fewer KV heads than ranks are a separate case, because parts of their gradients pass through products before
  * they are summed.
  */

@@ -68,22 +68,22 @@ static void run_init(struct lade_run_params *run)
   run->n_threads = 1;
 }
 
-static void params_init(struct lade_trainer_params *how, const struct lade_run_params *run, struct feed *feed)
+static void params_init(struct lade_trainer_params *params, const struct lade_run_params *run, struct feed *feed)
 {
-  lade_trainer_params_init(how, sizeof(*how));
-  how->run = run;
-  how->batch = feed_fill;
-  how->batch_user = feed;
-  how->n_valid_batches = 2;
-  how->steps = 2 * N_STEPS;
-  how->warmup = 1;
+  lade_trainer_params_init(params, sizeof(*params));
+  params->run = run;
+  params->batch = feed_fill;
+  params->batch_user = feed;
+  params->n_valid_batches = 2;
+  params->steps = 2 * N_STEPS;
+  params->warmup = 1;
 }
 
-static lade_trainer *trainer_open(const struct lade_trainer_params *how)
+static lade_trainer *trainer_open(const struct lade_trainer_params *params)
 {
   lade_trainer *trainer = NULL;
   struct lade_error error = {0};
-  int status = lade_trainer_open(how, &error, &trainer);
+  int status = lade_trainer_open(params, &error, &trainer);
   if (status)
     print_message("%s\n", error.text);
   assert_int_equal(status, 0);
@@ -116,9 +116,9 @@ static struct outcome outcome_get(lade_trainer *trainer)
 
 static struct outcome outcome_of(const struct lade_run_params *run, struct feed feed)
 {
-  struct lade_trainer_params how;
-  params_init(&how, run, &feed);
-  lade_trainer *trainer = trainer_open(&how);
+  struct lade_trainer_params params;
+  params_init(&params, run, &feed);
+  lade_trainer *trainer = trainer_open(&params);
   steps_make(trainer, N_STEPS);
   struct outcome outcome = outcome_get(trainer);
   lade_trainer_close(trainer);
@@ -146,7 +146,7 @@ static void the_smallest_budget_gives_the_numbers_of_the_unconstrained_run(void 
 static void a_plan_states_the_peak_and_ledger_that_training_has(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = feed_make();
   struct lade_plan_report plan = {.struct_size = sizeof(plan)}, ran = {.struct_size = sizeof(ran)};
   run_init(&run);
@@ -156,8 +156,8 @@ static void a_plan_states_the_peak_and_ledger_that_training_has(void **state)
   assert_int_equal(lade_plan_find(&run, &plan, NULL), 0);
   assert_true(plan.has_plan);
   assert_int_equal(plan.batch, BATCH);
-  params_init(&how, &run, &feed);
-  lade_trainer *trainer = trainer_open(&how);
+  params_init(&params, &run, &feed);
+  lade_trainer *trainer = trainer_open(&params);
   steps_make(trainer, 1);
   assert_int_equal(lade_trainer_get_plan(trainer, &ran), 0);
   struct outcome outcome = outcome_get(trainer);
@@ -175,7 +175,7 @@ static void a_plan_states_the_peak_and_ledger_that_training_has(void **state)
 static void a_budget_that_does_not_suffice_is_an_answer_of_a_plan_and_an_error_of_a_trainer(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = feed_make();
   struct lade_plan_report plan = {.struct_size = sizeof(plan)};
   struct lade_error error = {0};
@@ -188,9 +188,9 @@ static void a_budget_that_does_not_suffice_is_an_answer_of_a_plan_and_an_error_o
   assert_true(plan.peak_bytes[LADE_DEVICE] == 0 && plan.step_ns == 0);
   assert_true(strstr(error.text, "host_budget_bytes") && strstr(error.text, "micro_batch"));
   assert_null(strstr(error.text, "--"));
-  params_init(&how, &run, &feed);
+  params_init(&params, &run, &feed);
   error.text[0] = 0;
-  assert_int_equal(lade_trainer_open(&how, &error, &trainer), -EOVERFLOW);
+  assert_int_equal(lade_trainer_open(&params, &error, &trainer), -EOVERFLOW);
   assert_int_not_equal(strlen(error.text), 0);
   assert_ptr_equal(trainer, &feed);
   run.budget = (struct lade_budget){.kind = LADE_BUDGET_BYTES, .bytes = plan.min_budget_bytes};
@@ -201,12 +201,12 @@ static void a_budget_that_does_not_suffice_is_an_answer_of_a_plan_and_an_error_o
 static void own_batches_come_by_number_and_row_whatever_the_microbatch(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = feed_make();
   run_init(&run);
   run.micro_batch = 1;
-  params_init(&how, &run, &feed);
-  lade_trainer *trainer = trainer_open(&how);
+  params_init(&params, &run, &feed);
+  lade_trainer *trainer = trainer_open(&params);
   steps_make(trainer, 2);
   assert_int_equal(feed.n_calls, 2 * BATCH);
   double loss = 0;
@@ -221,7 +221,7 @@ static void a_file_and_a_callback_with_its_bytes_train_alike(void **state)
   static char text[4096];
   char path[] = "/tmp/lade-train-XXXXXX";
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = feed_make();
   struct lade_trainer_report report = {.struct_size = sizeof(report)}, other = {.struct_size = sizeof(other)};
   int fd = mkstemp(path);
@@ -233,16 +233,16 @@ static void a_file_and_a_callback_with_its_bytes_train_alike(void **state)
   run_init(&run);
   run.vocabulary = 0;
   run.batch = 1;
-  params_init(&how, &run, &feed);
-  lade_trainer *trainer = trainer_open(&how);
+  params_init(&params, &run, &feed);
+  lade_trainer *trainer = trainer_open(&params);
   assert_int_equal(lade_trainer_step(trainer, &report, NULL), 0);
   lade_trainer_close(trainer);
   const char *const files[] = {path};
-  how.batch = NULL;
-  how.data = files;
-  how.n_data = 1;
-  how.order = LADE_ORDER_SEQUENTIAL;
-  trainer = trainer_open(&how);
+  params.batch = NULL;
+  params.data = files;
+  params.n_data = 1;
+  params.order = LADE_ORDER_SEQUENTIAL;
+  trainer = trainer_open(&params);
   assert_int_equal(lade_trainer_step(trainer, &other, NULL), 0);
   lade_trainer_close(trainer);
   close(fd);
@@ -254,14 +254,14 @@ static void a_file_and_a_callback_with_its_bytes_train_alike(void **state)
 static void a_bad_token_or_a_failing_callback_changes_nothing_and_may_be_tried_again(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = {.bad_step = 1, .fail_step = 2};
   struct lade_trainer_report report = {.struct_size = sizeof(report), .step = 77};
   struct lade_error error = {0};
   run_init(&run);
   struct outcome clean = outcome_of(&run, feed_make());
-  params_init(&how, &run, &feed);
-  lade_trainer *trainer = trainer_open(&how);
+  params_init(&params, &run, &feed);
+  lade_trainer *trainer = trainer_open(&params);
   steps_make(trainer, 1);
   assert_int_equal(lade_trainer_step(trainer, &report, &error), -EINVAL);
   assert_names(error.text, "step 1", "row 1", "position 3", "is 64", "vocabulary of 64");
@@ -290,18 +290,18 @@ static void a_saved_run_with_own_batches_goes_on_bit_for_bit(void **state)
 {
   char dir[] = "/tmp/lade-train-XXXXXX", command[64];
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = feed_make();
   run_init(&run);
   assert_non_null(mkdtemp(dir));
   struct outcome whole = outcome_of(&run, feed_make());
-  params_init(&how, &run, &feed);
-  lade_trainer *trainer = trainer_open(&how);
+  params_init(&params, &run, &feed);
+  lade_trainer *trainer = trainer_open(&params);
   steps_make(trainer, N_STEPS / 2);
   assert_int_equal(lade_trainer_save(trainer, dir, 1, NULL), 0);
   lade_trainer_close(trainer);
-  how.resume = dir;
-  trainer = trainer_open(&how);
+  params.resume = dir;
+  trainer = trainer_open(&params);
   steps_make(trainer, N_STEPS - N_STEPS / 2);
   struct outcome resumed = outcome_get(trainer);
   lade_trainer_close(trainer);
@@ -314,7 +314,7 @@ static void a_saved_run_with_own_batches_goes_on_bit_for_bit(void **state)
 static void parameters_can_be_read_in_full(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = feed_make();
   struct lade_trainer_info info = {.struct_size = sizeof(info)};
   struct lade_plan_report plan = {.struct_size = sizeof(plan)};
@@ -322,8 +322,8 @@ static void parameters_can_be_read_in_full(void **state)
   int64_t n_elements = 0;
   int n_changed = 0;
   run_init(&run);
-  params_init(&how, &run, &feed);
-  lade_trainer *trainer = trainer_open(&how);
+  params_init(&params, &run, &feed);
+  lade_trainer *trainer = trainer_open(&params);
   assert_int_equal(lade_trainer_get_info(trainer, &info), 0);
   assert_int_equal(lade_trainer_get_plan(trainer, &plan), 0);
   for (int i = 0; i < info.n_param_tensors; i++) {
@@ -354,7 +354,7 @@ static void parameters_can_be_read_in_full(void **state)
 static void a_dry_trainer_steps_in_simulated_time_and_has_no_values(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct lade_trainer_report report = {.struct_size = sizeof(report)};
   struct lade_error error = {0};
   uint64_t digest = 77;
@@ -364,9 +364,9 @@ static void a_dry_trainer_steps_in_simulated_time_and_has_no_values(void **state
   run.vocabulary = 0;
   run.device = "dry";
   run.machine = "h100-80g";
-  lade_trainer_params_init(&how, sizeof(how));
-  how.run = &run;
-  lade_trainer *trainer = trainer_open(&how);
+  lade_trainer_params_init(&params, sizeof(params));
+  params.run = &run;
+  lade_trainer *trainer = trainer_open(&params);
   assert_int_equal(lade_trainer_step(trainer, &report, &error), 0);
   assert_true(report.wall_ns > 0);
   assert_int_equal(lade_trainer_digest_params(trainer, &digest, &error), -ENODATA);
@@ -380,12 +380,12 @@ static void a_dry_trainer_steps_in_simulated_time_and_has_no_values(void **state
 static void stalls_are_told_by_their_cause(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct lade_trainer_report report = {.struct_size = sizeof(report)};
   struct lade_error error = {0};
   lade_trainer *trainer = NULL;
   lade_run_params_init(&run, sizeof(run));
-  lade_trainer_params_init(&how, sizeof(how));
+  lade_trainer_params_init(&params, sizeof(params));
   run.model = "gpt2-124m";
   run.device = "dry";
   run.machine = "h100-80g";
@@ -394,8 +394,8 @@ static void stalls_are_told_by_their_cause(void **state)
   run.has_host_budget = true;
   run.host_budget_bytes = UINT64_C(256) << 20; /* to pass through */
   run.budget = (struct lade_budget){.kind = LADE_BUDGET_MIN};
-  how.run = &run;
-  assert_int_equal(lade_trainer_open(&how, &error, &trainer), 0);
+  params.run = &run;
+  assert_int_equal(lade_trainer_open(&params, &error, &trainer), 0);
   for (int step = 0; step < 2; step++) {
     int64_t sum_ns = 0, io_ns = 0;
     assert_int_equal(lade_trainer_step(trainer, &report, &error), 0);
@@ -413,15 +413,15 @@ static void stalls_are_told_by_their_cause(void **state)
 static void a_program_of_older_headers_gets_defaults_and_no_more_than_it_has_room_for(void **state)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct feed feed = feed_make();
   run_init(&run);
   run.struct_size = offsetof(struct lade_run_params, n_threads);
   run.n_threads = -5; /* past its end: never read */
-  params_init(&how, &run, &feed);
-  how.struct_size = offsetof(struct lade_trainer_params, notice);
-  memset((char *)&how + how.struct_size, 0xff, sizeof(how) - how.struct_size);
-  lade_trainer *trainer = trainer_open(&how);
+  params_init(&params, &run, &feed);
+  params.struct_size = offsetof(struct lade_trainer_params, notice);
+  memset((char *)&params + params.struct_size, 0xff, sizeof(params) - params.struct_size);
+  lade_trainer *trainer = trainer_open(&params);
   struct lade_trainer_report report = {.struct_size = offsetof(struct lade_trainer_report, wall_ns), .wall_ns = 77};
   assert_int_equal(lade_trainer_step(trainer, &report, NULL), 0);
   assert_true(report.loss > 0);
@@ -518,22 +518,22 @@ static int ranks_train(const char *path, bool joins)
 {
   struct lade_error error = {0};
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct lade_trainer_info info = {.struct_size = sizeof(info)};
   lade_ranks *ranks = NULL;
   lade_trainer *trainer = NULL;
   int status = joins ? lade_ranks_open(NULL, &error, &ranks) : 0;
   lade_run_params_init(&run, sizeof(run));
-  lade_trainer_params_init(&how, sizeof(how));
+  lade_trainer_params_init(&params, sizeof(params));
   run.batch = 4;
   run.zero = 1;
-  how.run = &run;
-  how.data = &path;
-  how.n_data = 1;
-  how.steps = 3;
-  how.ranks = ranks;
+  params.run = &run;
+  params.data = &path;
+  params.n_data = 1;
+  params.steps = 3;
+  params.ranks = ranks;
   if (!status)
-    status = lade_trainer_open(&how, &error, &trainer);
+    status = lade_trainer_open(&params, &error, &trainer);
   for (int step = 0; step < 3 && !status; step++)
     status = lade_trainer_step(trainer, NULL, &error);
   if (!status)
