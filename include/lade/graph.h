@@ -109,9 +109,8 @@ LADE_API int lade_graph_close(lade_graph *graph, struct lade_error *error);
 
 /*
  * Read a graph from JSON, and close it. lade_graph_load reads a file ("-": standard input) and blocks. @error names the
- * place in the file, the field and the value that is expected. -ENOENT and other codes of opening the file; -EBADMSG: no
- * JSON; -EINVAL: an unknown or missing field, a value of another type, or an error of the functions above;
- * -ENOMEM.
+ * place in the file, the field and the value that is expected. -ENOENT and other codes of opening the file; -EBADMSG:
+ * no JSON; -EINVAL: an unknown or missing field, a value of another type, or an error of the functions above; -ENOMEM.
  */
 LADE_API int lade_graph_load(const char *path, struct lade_error *error, lade_graph **ret_graph);
 LADE_API int lade_graph_parse(const char *text, size_t n_bytes, struct lade_error *error, lade_graph **ret_graph);
