@@ -116,7 +116,8 @@ LADE_API int lade_graph_close(lade_graph *graph, struct lade_error *error);
 /*
  * Read a graph from JSON, and close it; the caller destroys it. lade_graph_load reads a file ("-": standard input) and
  * blocks. @error names the place in the file, the field and the value that is expected.
- *   -EINVAL            not JSON, an unknown or missing field, a value of another type, or an error of a function above
+ *   -EBADMSG           not JSON
+ *   -EINVAL            an unknown or missing field, a value of another type, or an error of a function above
  *   -ENOENT and others opening or reading the file failed
  *   -ENOMEM
  */

@@ -350,8 +350,8 @@ static int root_read(struct graph_reader *reader, const json_t *root, const json
   if (!root && (!problem->text[0] || json_error_code(problem) == json_error_out_of_memory))
     return reader_no_memory(reader); /* a syntax error always has a text */
   if (!root)
-    return reader_refuse(reader, "line %d, column %d: not JSON: %s", problem->line, problem->column,
-                         lade_echo(problem->text).text);
+    return lade_error_set(reader->error, -EBADMSG, "%s: line %d, column %d: not JSON: %s", reader->file, problem->line,
+                          problem->column, lade_echo(problem->text).text);
   if (!json_is_object(root))
     return reader_refuse(reader, "it is %s: expected an object with schema_version, storages and ops",
                          lade_json_echo(root).text);

@@ -119,5 +119,15 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
         assert options <= set(completed(script, "lade", verb, "--")) or verb == "bench", (verb, options)
         assert all(option in zsh for option in options - {"--size", "--rounds", "--dir"}), (verb, options)
     assert completed(script, "lade", "train", "--dtype", "b") == ["bf16"]
+    assert completed(script, "lade", "train", "--dtype", "=", "b") == ["bf16"]
+    assert completed(script, "lade", "plan", "--machine", "h1") == ["h100-80g"]
+    assert completed(script, "lade", "launch", "-n", "2", "--", "tr") == ["train"]
+    assert "--model" in completed(script, "lade", "launch", "-n", "2", "--", "train", "--mod")
     if shutil.which("zsh"):
-        run("zsh", "-n", os.path.join(usr, "share", "zsh", "vendor-completions", "_lade"))
+        folder = os.path.join(usr, "share", "zsh", "vendor-completions")
+        run("zsh", "-n", os.path.join(folder, "_lade"))
+        for line, word in (("plan --machine h1", "h100-80g"), ("launch -n 2 -- train --optimizer-in", "backward")):
+            out = run("zsh", "-fc", f"zmodload zsh/zpty; zpty z zsh -fi; zpty -w z 'fpath=({folder} $fpath); autoload -U "
+                      "compinit; compinit -D -u; setopt no_list_beep; PS1=READY'; sleep 3; zpty -w -n z "
+                      f"$'lade {line}\\t'; sleep 3; zpty -r z all '*{word}*'; print -r -- $all")
+            assert word in out, (line, out)

@@ -178,6 +178,7 @@ assert run("plan", "--model", "own-model", *PLAN[1:])[0] == 0
 refused(5, ["text.txt", "JSON"], "plan", "--model", "text.txt")
 for data in (b'{"model_type": "gpt2",', b"[]"):
     refused(5, ["cut.json", "JSON"], "plan", "--model", write("cut.json", data))
+refused(5, ["cut.json: line 1", "not JSON"], "plan", "--graph", write("cut.json", b'{"schema_version": 1,'))
 header = struct.pack("<256i", 20240520, 1, 1000, *[0] * 253)
 for name, data, words in (("cut.bin", header + b"\1\0" * 10, "cut short"), ("odd.bin", b"\1\0\1", "cut short")):
     refused(5, [name, words], "train", "--model", "gpt2-124m", "--layers", "1", "--data", write(name, data))

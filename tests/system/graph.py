@@ -324,9 +324,11 @@ assert code == 3 and "fits          no" in out and err.count("\n") == 1, (code, 
 G = ["--graph", "chain.json"]
 refused(2, ["nope.json", "No such file"], "--graph", "nope.json")
 refused(2, ["."], "--graph", ".")
-for text in ("", "{", "[]", '{"schema_version":1}', '{"schema_version":2,"storages":[],"ops":[]}',
+for text in ("", "{", "\0\xff"):
+    refused(5, ["bad.json", "not JSON"], "--graph", write("bad.json", text))
+for text in ("[]", '{"schema_version":1}', '{"schema_version":2,"storages":[],"ops":[]}',
              '{"schema_version":1,"storages":[],"ops":[{"name":"a","reads":[3],"writes":[],"ns":1}]}',
-             '{"schema_version":1,"storages":[{"name":"a","bytes":-1}],"ops":[]}', "\0\xff"):
+             '{"schema_version":1,"storages":[{"name":"a","bytes":-1}],"ops":[]}'):
     refused(2, ["bad.json"], "--graph", write("bad.json", text))
 refused(2, ["--instructions", "missing/list.json", "No such file"], *G, "--instructions", "missing/list.json")
 refused(2, ["--instructions chain.json", "overwrite", "--graph chain.json"], *G, "--instructions", "chain.json")

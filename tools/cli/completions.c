@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `lade completions bash|zsh`: the completion script of a shell, from the table of options. The build runs it and
- * installs the results, so a new option is completed without an entry elsewhere. Values of choices are completed; after
- * other options the shell offers files.
+ * installs the results, so a new option is completed without an entry elsewhere. Values of choices and names of
+ * presets are completed; after other options the shell offers files. Words behind the "--" of `lade launch` are
+ * completed as a command of their own, and in zsh those of `lade run` too.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "base/base.h"
+#include "graph/model_graph.h"
+#include "machine/cluster.h"
+#include "machine/machine.h"
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
 
@@ -24,9 +28,29 @@ static bool is_of(const struct option *option, enum verb_id verb)
   return option->name && (option->verbs & verb);
 }
 
-/* Print the choices of @option, separated by blanks; nothing if it has none. */
+/* Options that take the name of a preset or a file. */
+static const struct {
+  const char *option;
+  const char *(*name)(int i);
+} presets[] = {{"model", lade_model_preset_name},
+               {"machine", lade_machine_preset_name},
+               {"cluster", lade_cluster_preset_name}};
+
+/* Return the function that lists the presets of @option; NULL if it has none. */
+static const char *(*preset_find(const struct option *option))(int i)
+{
+  for (size_t k = 0; k < LADE_COUNT(presets); k++)
+    if (strcmp(presets[k].option, option->name) == 0)
+      return presets[k].name;
+  return NULL;
+}
+
+/* Print the choices or presets of @option, separated by blanks; nothing if it has none. */
 static void choices_print(const struct option *option)
 {
+  const char *(*preset)(int i) = preset_find(option);
+  for (int i = 0; preset && preset(i); i++)
+    printf("%s%s", i ? " " : "", preset(i));
   for (const struct option_choice *choice = option->choices; choice && choice->text; choice++)
     printf("%s%s", choice > option->choices ? " " : "", choice->text);
 }
@@ -55,13 +79,19 @@ static void bash_print(void)
   puts("# bash completion of lade, made by `lade completions bash`\n"
        "_lade() {\n"
        "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options= values= is_value=\n"
+       "  local verb=${COMP_WORDS[1]} first=1 i\n"
+       "  for ((i = 2; i < COMP_CWORD; i++)); do\n"
+       "    if [ \"$verb ${COMP_WORDS[i]}\" = 'launch --' ]; then first=$((i + 1)) verb=${COMP_WORDS[i+1]}; fi\n"
+       "  done\n"
+       "  if [ \"$before\" = = ]; then before=${COMP_WORDS[COMP_CWORD-2]}; fi\n"
+       "  if [ \"$current\" = = ]; then current=; fi\n"
        "  COMPREPLY=()\n"
-       "  case ${COMP_WORDS[1]} in");
+       "  case $verb in");
   for (size_t i = 0; i < LADE_COUNT(verbs); i++)
     bash_verb_print(verbs[i]);
   for (size_t i = 0; i < LADE_COUNT(others); i++)
     printf("    %s) options=\"%s\" ;;\n", others[i].name, others[i].words);
-  printf("  esac\n  if [ \"$COMP_CWORD\" = 1 ]; then\n    options=\"--help --version");
+  printf("  esac\n  if [ \"$COMP_CWORD\" = $first ]; then\n    options=\"--help --version");
   for (size_t i = 0; i < LADE_COUNT(verbs); i++)
     printf(" %s", verb_name(verbs[i]));
   for (size_t i = 0; i < LADE_COUNT(others); i++)
@@ -96,7 +126,11 @@ static void zsh_option_print(const struct option *option)
     putchar(':');
     zsh_text_print(option->metavar);
     putchar(':');
-    if (option->choices) {
+    if (preset_find(option)) {
+      fputs("{compadd -- ", stdout);
+      choices_print(option);
+      fputs("; _files}", stdout);
+    } else if (option->choices) {
       putchar('(');
       choices_print(option);
       putchar(')');
@@ -115,7 +149,14 @@ static void zsh_print(void)
     printf(" %s", verb_name(verbs[i]));
   for (size_t i = 0; i < LADE_COUNT(others); i++)
     printf(" %s", others[i].name);
-  puts(" --help --version\n    return\n  fi\n  shift words; (( CURRENT-- ))\n  case $verb in");
+  puts(" --help --version\n    return\n  fi\n  shift words; (( CURRENT-- ))\n"
+       "  local rest=${words[(i)--]}\n"
+       "  if [[ $verb == launch ]] && (( rest < CURRENT )); then\n"
+       "    words=(lade \"${(@)words[rest+1,-1]}\"); (( CURRENT -= rest - 1 )); _lade; return\n"
+       "  elif [[ $verb == run ]] && (( rest < CURRENT )); then\n"
+       "    words=(\"${(@)words[rest+1,-1]}\"); (( CURRENT -= rest )); _normal; return\n"
+       "  fi\n"
+       "  case $verb in");
   for (size_t i = 0; i < LADE_COUNT(verbs); i++) {
     printf("    %s) _arguments \\\n", verb_name(verbs[i]));
     for (const struct option *option = option_table; option->help; option++)
