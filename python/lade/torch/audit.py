@@ -5,22 +5,14 @@ The uncaptured step needs the memory that the budget saves. Where the device lac
 the batch, with a plan of their own, and brings the state back. The captured step of the whole batch runs without an audit.
 """
 import copy
-import ctypes
-import hashlib
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import Error
 from . import difference, generators, optimizers
+from .digests import bits
 from .tracing.branches import Otherwise
-
-
-def bits(tensor):
-    """Return a digest of a tensor's bits. The storage is read by address: numpy() would forbid to resize it."""
-    flat = tensor.detach().cpu().contiguous()
-    n = flat.numel() * flat.element_size()
-    return hashlib.sha256((ctypes.c_char * n).from_address(flat.data_ptr()) if n else b"").hexdigest()
 
 
 def free_bytes(device):

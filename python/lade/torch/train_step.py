@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 from ..errors import CannotCapture, Error
 from . import generators, optimizers
 from .running import parked, residents, tiers
-from .audit import Audit, bits
+from .audit import Audit
+from .digests import bits
 from .tracing.branches import Otherwise
 from .pricing.meter import events_of
 from .planned import Planned, Tiers
@@ -101,9 +102,8 @@ class Step:
         try:
             leaves, ready = self._find(args, kwargs, branch)
         except CannotCapture as fault:
-            own = fault.__cause__
-            if branch and own is not None and type(own).__module__.split(".")[0] not in ("torch", "lade"):
-                raise own  # the branch itself, such as a loop that stops at a loss of NaN
+            if branch and _is_users(fault.__cause__):
+                raise fault.__cause__  # the branch itself, such as a loop that stops at a loss of NaN
             raise
         self.last, before = ready, generators.states(self.device) if ready.planned.trace.branches else None
         try:
@@ -149,7 +149,7 @@ class Step:
 
     def _prepare(self, args, kwargs, leaves, spec, branch):
         _refuse_wrapped(self.model)
-        if len(self.ready.get(self._key(spec, leaves), ())) >= PLANS_MOST:
+        if not self._make_room(self.ready.get(self._key(spec, leaves), [])):
             raise CannotCapture(f"the step has asked for values that had {PLANS_MOST} different answers, each with a plan of its "
                                 "own; keep them in tensors, or decide outside of the step", "value of a tensor")
         self.sync()
@@ -159,6 +159,13 @@ class Step:
             self.ready.setdefault(self._key(spec, leaves), []).append(ready)
         interrupts.deliver()
         return ready
+
+    def _make_room(self, plans):
+        """True if one more of @plans may be made: beyond the most, the oldest of another branch or shape goes."""
+        others = [ready for ready in plans if ready.planned.trace.branch or ready.planned.trace.answers.has_shapes]
+        if len(plans) >= PLANS_MOST and others:
+            plans.remove(others[0])
+        return len(plans) < PLANS_MOST
 
     def _made_ready(self, planned, seconds):
         """Take the bytes of a plan's tiers, and create the state of its optimizer. Error changes nothing."""
@@ -180,8 +187,7 @@ class Step:
         seconds = 0.0
         for _ in range(CAPTURES_MOST):
             start = time.perf_counter()
-            captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts,
-                             self.places.values(), branch)
+            captured = self._capture(args, kwargs, branch)
             self._refuse_counters(captured, args, kwargs)
             seconds += time.perf_counter() - start
             try:
@@ -189,6 +195,20 @@ class Step:
             except Relayout:
                 continue
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
+
+    def _capture(self, args, kwargs, branch):
+        """Return the captured step; behind a guess that the user's code refuses the other answer is tried."""
+        answers = branch
+        while True:
+            try:
+                captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts,
+                                 self.places.values(), answers)
+                captured.branch = branch
+                return captured
+            except CannotCapture as fault:
+                if not _is_users(fault.__cause__) or fault.other_guess is None:
+                    raise
+                answers = fault.other_guess
 
     def _refuse_counters(self, captured, args, kwargs):
         """Refuse numbers and texts that a second step would change again; one that changes once is put after the step."""
@@ -199,7 +219,7 @@ class Step:
             for place in changed:
                 place.put(place.leaves[0])
             again = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts, self.places.values(),
-                          captured.branch)
+                          captured.branches)
             for place in again.places:
                 if place.is_plain:
                     refuse_change(place.name)
@@ -291,6 +311,8 @@ class Step:
             self.broken = f"{len(runtime.away)} storages cannot be fetched: {lost}"
         elif runtime.is_updated:
             self.broken = f"{type(fault).__name__}: {fault}"
+        else:
+            runtime.undo()
 
     # for users
 
@@ -368,6 +390,11 @@ class _Clock:
             return end - start
         end.synchronize()
         return start.elapsed_time(end) / 1e3
+
+
+def _is_users(fault):
+    """True for an exception that neither torch nor this package defines."""
+    return fault is not None and type(fault).__module__.split(".")[0] not in ("torch", "lade")
 
 
 def _models(model):

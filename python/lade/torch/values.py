@@ -18,9 +18,8 @@ from .pricing.kernels import HIDDEN_WRITES
 from .pricing.meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
-
-
-_MAY_END = BRANCH, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
+# Ops that may end a step.
+MAY_END = BRANCH, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
 
 
 class Op:
@@ -183,12 +182,14 @@ class Values:
         schema = node.target._schema
         if len(schema.returns) != len(outputs) and len(schema.returns) != 1:
             return
-        for returned, (value, _) in zip(schema.returns, outputs):
+        is_list = len(schema.returns) == 1 and len(outputs) > 1  # of views; a list's set of aliases is empty
+        returns = schema.returns * len(outputs) if is_list else schema.returns
+        for returned, (value, _) in zip(returns, outputs):
             info = returned.alias_info
             for i, argument in enumerate(schema.arguments):
                 arg = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
                 if info and argument.alias_info and isinstance(arg, torch.fx.Node) \
-                        and info.before_set & argument.alias_info.before_set:
+                        and (is_list or info.before_set & argument.alias_info.before_set):
                     self.union.join(self._key(value), self._key(self.value(arg)))
 
     # storages
@@ -242,7 +243,7 @@ def updates_early(values):
     for op in values.ops:
         (moved if op.node.target is optimizers.UPDATE else rest).append(op)
     place = {id(op): i for i, op in enumerate(values.ops)}
-    touched, ends = {}, [(place[id(op)], i) for i, op in enumerate(rest) if op.node.target in _MAY_END]
+    touched, ends = {}, [(place[id(op)], i) for i, op in enumerate(rest) if op.node.target in MAY_END]
     for i, op in enumerate(rest):
         for k in (*op.reads, *op.writes, *op.updates):
             touched.setdefault(k, []).append((place[id(op)], i))

@@ -4,6 +4,7 @@
 Equal layers have equal calls, so few calls run. Operands come from one arena for each dtype, so pricing takes the
 memory of the largest op and not of the step. Between two marks in the allocator's events lie the events of one call.
 """
+import hashlib
 import time
 import weakref
 
@@ -13,6 +14,7 @@ from torch.fx.node import map_arg
 from ...errors import CannotCapture
 from . import kernels, parts
 from .. import generators, optimizers
+from ..digests import bits
 from ..tracing.layouts import Described
 from .meter import MARK_BYTES, events_of, peak_of, storage_bytes
 from .operands import Arena, needs_of
@@ -39,7 +41,14 @@ def call_key(values, op):
     args = map_arg((op.node.args, dict(op.node.kwargs)), lambda node: Described(values.metas[values.value(node)]))
     if op.node.target is optimizers.UPDATE:
         args = (args[0][:4], args[1])
-    return str(op.node.target), repr(args)
+    if "lade_reals" in op.node.meta and "lade_digest" not in op.node.meta:
+        op.node.meta["lade_digest"] = _digest(op.node.meta["lade_reals"])
+    return str(op.node.target), repr(args) + op.node.meta.get("lade_digest", "")
+
+
+def _digest(tensors):
+    """Return a digest of the values that a price depends on; unknown ones are None."""
+    return hashlib.sha256(repr([None if t is None else bits(t) for t in tensors]).encode()).hexdigest()
 
 
 class Relayout(Exception):
@@ -254,10 +263,11 @@ class Pricer:
         if op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL):
             return self._update(values, op, price)
         self.arena.reset()
-        leaves = []
+        leaves, reals = [], op.node.meta.get("lade_reals")
 
         def cut(node):
-            leaves.append(self._made_up(values, node))
+            real = reals[len(leaves)] if reals is not None else None
+            leaves.append(self._made_up(values, node) if real is None else real.clone())
             return leaves[-1]
         args, kwargs = map_arg((tuple(op.node.args), dict(op.node.kwargs)), cut)
         return kernels.callable_of(op.node), args, kwargs, leaves

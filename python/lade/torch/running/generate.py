@@ -15,7 +15,10 @@ from ...graph import DEVICE, DROP, OP, PUT, REDO
 from .. import optimizers
 from ..pricing import kernels
 from ..tracing.branches import BRANCH
-from ..values import flat_args
+from ..values import MAY_END, flat_args
+
+
+_KEPT_MOST = 16 << 20 # bytes of given storages that a step may write before it may end, such as running statistics
 
 
 class Room:
@@ -91,6 +94,9 @@ class Generator:
         self.bound, self.of_storage = set(), {}
         self.redrawn = {index for kind, index, _ in instrs if kind == REDO and values.ops[index].draws}
         self.saved_draws = set()
+        self.last_end = max((i for i, (kind, index, _) in enumerate(instrs)
+                             if kind == OP and values.ops[index].node.target in MAY_END), default=-1)
+        self.kept = set()  # given storages that are written before an op which may end the step
 
     # names
 
@@ -191,11 +197,22 @@ class Generator:
         """Emit waits for copies of storages."""
         self.lines += [f"R.wait({k})" for k in storages]
 
-    def _op(self, index, is_again):
+    def _before_update(self, op, at):
+        """Emit the lines before instruction @at, which writes given storages: a step that may still end keeps their bytes."""
+        new = [k for k in op.updates if self.values.storages[k]["is_given"] and k not in self.kept]
+        n_bytes = sum(self.values.storages[k]["bytes"] for k in self.kept.union(new))
+        is_update = op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL)
+        if at > self.last_end or is_update or n_bytes > _KEPT_MOST:
+            self.lines.append("R.is_updated = True")
+            return
+        self.lines += [f"R.keep({self._held(k)})" for k in new]
+        self.kept.update(new)
+
+    def _op(self, index, is_again, at):
         op = self.values.ops[index]
         self._wait(self.room.before_op(op))
         if self.values.changes_given(op):
-            self.lines.append("R.is_updated = True")
+            self._before_update(op, at)
         if is_again:
             for storage in op.writes:
                 self.unbind(storage)
@@ -282,7 +299,7 @@ class Generator:
             if i < behind:
                 continue
             if kind in (OP, REDO):
-                self._op(index, kind == REDO)
+                self._op(index, kind == REDO, i)
             elif kind == DROP:
                 self._wait(self.room.before_drop(index))
                 self._drop(index)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves, draws and updates of a running step."""
 import collections
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -35,6 +36,7 @@ class Runtime:
         self.moving, self.away = {}, {}  # copies under way, storages elsewhere
         self.joined = {}  # numbers of parameters -> updaters that update them together
         self.meter, self.older, self.is_metered = None, set(), False
+        self.kept = []  # (storage, its bytes before the step's first write), outside of torch's allocator
         self.watching, self.exact = None, {}  # the op that is being recorded; scratch of ops by their number
         self.bounced = tiers.Bounced(self.store, planned.device) if self.is_cuda else None
         self.stream, self.reading = None, {}  # of CUDA: the ops' stream; (first, last, event) of copies from the host
@@ -64,7 +66,7 @@ class Runtime:
 
     def begin(self, meter, tensors):
         """Prepare a step. @meter, if any, is told of frees of given storages, which are older than its events."""
-        self.is_updated, self.moving, self.meter, self.is_metered = False, {}, None, meter is not None
+        self.is_updated, self.moving, self.meter, self.is_metered, self.kept = False, {}, None, meter is not None, []
         self.store.grow(self.planned.store_need)  # another plan that failed to grow it may have lost it
         self._follow_stream()
         self._send_out(tensors)
@@ -133,6 +135,19 @@ class Runtime:
         if bool(flag) != wanted:
             trace = self.planned.trace
             raise Otherwise((*trace.branches[:index], not wanted), trace.branch_lines[index])
+
+    def keep(self, tensor):
+        """Keep the bytes of a storage that the step is about to write, while it may still end."""
+        storage = tensor.untyped_storage()
+        held = storage.cpu()
+        self.kept.append((storage, ctypes.string_at(held.data_ptr(), held.nbytes())))
+
+    def undo(self):
+        """Bring back the bytes that keep() kept. pre: no storage is elsewhere."""
+        for storage, data in self.kept:
+            held = torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
+            storage.copy_(held)
+        self.kept = []
 
     # moves
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branches of a step on whether values that it computes are finite.
+"""Branches of a step on values that it computes.
 
-A model may clamp hidden states that are not finite, and a loop may leave out an update whose loss is not. A capture takes the
-branch of finite values and leaves an op in the graph, which looks at the value in each step. If the other branch is due, that
-op ends the step before it has changed anything that outlives it. The step begins anew by a plan of the other branch.
+A model may clamp hidden states that are not finite, drop a layer by a draw, or leave out an update by its loss. A capture takes
+one branch and leaves an op in the graph, which looks at the value in each step. If the other branch is due, that op ends the
+step before it has changed anything that outlives it. The step begins anew by a plan of the other branch.
+
+The first capture takes the branch of finite values. Of other flags it takes the one where all() is true and any other flag
+is false. A capture that fails behind such a guess is repeated with the other answer.
 """
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,7 +24,8 @@ _NOT = torch.logical_not, _T.logical_not, torch.bitwise_not, _T.bitwise_not, _T.
 _OR = torch.logical_or, _T.logical_or, torch.bitwise_or, _T.bitwise_or, _T.__or__
 _AND = torch.logical_and, _T.logical_and, torch.bitwise_and, _T.bitwise_and, _T.__and__
 _DIFFERS = torch.ne, _T.ne, _T.__ne__  # of a value and itself: it is no number
-_ASKS = _T.__bool__, _T.item, torch.is_nonzero, _T.is_nonzero
+_TRUTHS = _T.__bool__, torch.is_nonzero, _T.is_nonzero
+_ASKS = *_TRUTHS, _T.item
 
 
 class Otherwise(Exception):
@@ -33,15 +37,15 @@ class Otherwise(Exception):
         self.branch = branch
 
 
-class Finite(TorchFunctionMode):
-    """Answers questions whether values are finite during a capture."""
+class Branches(TorchFunctionMode):
+    """Answers questions about computed values during a capture."""
 
     def __init__(self, forced, line_of):
-        """@forced: the first answers; later ones are those of finite values. @line_of(): the user's line."""
+        """@forced: the first answers; later ones are guesses. @line_of(): the user's line."""
         super().__init__()
         self.forced, self.line_of = forced, line_of
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
-        self.answered = {}  # (id of a known tensor, its version) -> the answer: `a or b` and its `if` ask one tensor twice
+        self.answered = {}  # (id of a tensor, its version) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
         self.known, self.answered = {}, {}
@@ -50,7 +54,9 @@ class Finite(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         asked = [*args, *(kwargs or {}).values()]
         if func in _ASKS and id(asked[0]) in self.known:
-            return self._answer(*self.known[id(asked[0])])
+            return self.answer(*self.known[id(asked[0])])
+        if func in _TRUTHS and asked[0].dtype != torch.bool and asked[0].numel() == 1:
+            return bool(asked[0] != 0)
         result = func(*args, **(kwargs or {}))
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
@@ -74,14 +80,20 @@ class Finite(TorchFunctionMode):
             return any(found)
         return all(found) if func in _AND else None
 
-    def _answer(self, flag, value):
+    def answer(self, flag, value):
+        """Return the answer about @flag, a tensor: the forced one, or the guess @value."""
         key = id(flag), flag._version
         if key in self.answered:
-            return self.answered[key]
+            return self.answered[key][1]
         index = len(self.answers)
         answer = self.forced[index] if index < len(self.forced) else value
         self.answers.append(answer)
-        self.answered[key] = answer
+        self.answered[key] = flag, answer  # a tensor that is gone may leave its id to another one
         self.lines.append(self.line_of())
         BRANCH(flag, answer, index)
         return answer
+
+    def other_guess(self):
+        """Return the answers with the last one turned if it was a guess, or None."""
+        is_guessed = len(self.answers) > len(self.forced)
+        return (*self.answers[:-1], not self.answers[-1]) if is_guessed else None

@@ -11,6 +11,9 @@ from torch.utils import _pytree as pytree
 
 # Described once with one tensor for two results, and at later calls, from a cache, with two, as the kernel returns them.
 _APART = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
+# CTC losses, of which torch has no descriptions: number of the operand with the targets' lengths.
+_CTC = {torch.ops.aten._ctc_loss.default: 3, torch.ops.aten._ctc_loss.Tensor: 3}
+_CTC_BACKWARD = torch.ops.aten._ctc_loss_backward.default, torch.ops.aten._ctc_loss_backward.Tensor
 
 
 def alignment(device):
@@ -35,8 +38,17 @@ class Mode(FakeTensorMode):
     def __init__(self, layouts):
         super().__init__(allow_non_fake_inputs=True)
         self.layouts = layouts
+        self.next_form = None  # of the next call: its op, and forms of its results or the longest target of a CTC loss
 
     def dispatch(self, func, types, args=(), kwargs=None):
+        if func in _CTC:
+            lengths = args[_CTC[func]]
+            return self._ctc(args[0], self.next_form[1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0))
+        if func in _CTC_BACKWARD:
+            return self._new(args[1].shape, args[1].dtype, args[1].device)
+        if self.next_form is not None and self.next_form[0] is func:
+            first = next(t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor))
+            return pytree.tree_map_only(torch.Tensor, lambda t: self._new_like(t, first.device), self.next_form[1])
         result = super().dispatch(func, types, args, kwargs)
         if func in _APART:
             result = self._apart(result)
@@ -46,6 +58,18 @@ class Mode(FakeTensorMode):
         if isinstance(result, torch.Tensor):
             return self._like(result, *forms[None])
         return type(result)(self._like(t, *forms[i]) if i in forms else t for i, t in enumerate(result))
+
+    def _new(self, shape, dtype, device):
+        return FakeTensor(self, torch.empty(shape, dtype=dtype, device="meta"), device)
+
+    def _new_like(self, form, device):
+        return FakeTensor(self, torch.empty_strided(form.shape, form.stride(), dtype=form.dtype, device="meta"), device)
+
+    def _ctc(self, scores, longest):
+        """Return the losses of a CTC loss and the table that its backward reads, of @longest targets."""
+        n_times, n_rows = scores.shape[0], scores.shape[1]
+        return (self._new((n_rows,), scores.dtype, scores.device),
+                self._new((n_rows, n_times, 2 * longest + 1), scores.dtype, scores.device))
 
     def _apart(self, tensors):
         made = []

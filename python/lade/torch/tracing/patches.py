@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
 from .. import generators, optimizers
+from . import assignment
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
@@ -139,6 +140,16 @@ def _scalers(recorder):
     yield mock.patch.object(GradScaler, "_maybe_opt_step", maybe_step)
 
 
+def _lengths():
+    """Return a patch of the CTC loss that makes tensors of lengths in lists, which torch reads by address."""
+    plain = torch.ctc_loss
+
+    def of_tensors(log_probs, targets, input_lengths, target_lengths, *args, **kwargs):
+        lengths = [t if isinstance(t, torch.Tensor) else torch.tensor(t) for t in (input_lengths, target_lengths)]
+        return plain(log_probs, targets, *lengths, *args, **kwargs)
+    return mock.patch.object(torch, "ctc_loss", of_tensors)
+
+
 def _generators_state():
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state(legacy=False)["state"] if numpy else None
@@ -197,6 +208,8 @@ def _module_names(recorder, stack):
     def create_named(graph, *args, **kwargs):
         node = create(graph, *args, **kwargs)
         node.meta["lade_module"] = entered[-1] if entered else ""
+        if recorder.watch.operands is not None:
+            node.meta["lade_reals"] = recorder.watch.operands
         return node
     hooks = torch.nn.modules.module
     stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
@@ -221,7 +234,7 @@ def capturing(recorder):
                     stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
-                      _last_rates(recorder), averages()):
+                      _last_rates(recorder), averages(), _lengths(), *assignment.patches()):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))
@@ -236,7 +249,7 @@ def capturing(recorder):
         stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())
-        stack.enter_context(recorder.finite)
+        stack.enter_context(recorder.branches)
         yield
     after = _generators_state()
     if after[2] != before[2]:

@@ -9,6 +9,7 @@ import functools
 import gc
 import operator
 import os
+import sys
 import traceback
 import types
 
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ...errors import CannotCapture
 from . import patches
 from .. import optimizers
-from .branches import Finite
+from .branches import Branches
 from .layouts import Mode
 from .places import Found, Places, keeps_fakes
 from .watch import COUNTS, SPARSE, Watch
@@ -216,7 +217,7 @@ _MEANINGS = (
     (("FakeTensor.__format__", ".numpy() is not supported"), "value of a tensor",
      "the step reads the value of a tensor; return the tensor, and read it after the step"),
     (("HigherOrderOperator", "registered for HOP"), "torch.cond",
-     "higher-order ops, such as torch.cond, are not captured; compute both sides and take one by torch.where"),
+     "higher-order ops, such as torch.cond, are not captured; branch by if, or take a side by torch.where"),
     ((_NESTED,), "torch.nested", "nested tensors are not captured; pad the batch"),
     ((_COMPILED,), "torch.compile", "torch.compile inside of the step is not captured; give the plain model"),
 )
@@ -385,8 +386,19 @@ def _drop_unused_state(result, optimizer):
     result.inputs = kept
 
 
+def _clear_caches():
+    """Empty the caches of functools.lru_cache: a result of the capture in one would be taken for a real tensor later."""
+    for thing in gc.get_objects():
+        if type(thing) is functools._lru_cache_wrapper:
+            room = (getattr(thing, "__module__", None) or "torch").split(".")[0]
+            if room != "torch" and room not in sys.stdlib_module_names:
+                thing.cache_clear()
+
+
 def _refuse_kept(watch, known):
     """Refuse a step whose tensors are held by objects that places.py does not reach, such as those of an extension."""
+    if watch.held(known) is not None:
+        _clear_caches()
     kept = watch.held(known)
     if kept is None:
         return
@@ -546,9 +558,10 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     mode = _mode_of([t for _, t in given.params], layouts or {})
     fakes = _Fakes(given, optimizer, leaves, mode)
     result = Trace(None, given, fakes.inputs(), fakes.own)
-    places, watch, recorder = Places(fn, given.modules), Watch(), Recorder(optimizer, fakes.own, fakes.states)
+    branches = Branches(branch, calling_line)
+    places, watch, recorder = Places(fn, given.modules), Watch(branches, mode), Recorder(optimizer, fakes.own, fakes.states)
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
-    recorder.watch, recorder.finite = watch, Finite(branch, calling_line)
+    recorder.watch, recorder.branches = watch, branches
     body = _Body(fn, spec, fakes, places, watch, result)
     try:
         with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
@@ -556,7 +569,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as fault:
-        raise _refusal(fault) from fault
+        refusal = _refusal(fault)
+        refusal.other_guess = branches.other_guess()
+        raise refusal from fault
     finally:
         places.restore()
         watch.restore()
@@ -568,5 +583,5 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
     result.answers, result.hooks = watch.answers, recorder.hooks
-    result.branch, result.branches, result.branch_lines = branch, tuple(recorder.finite.answers), recorder.finite.lines
+    result.branch, result.branches, result.branch_lines = branch, tuple(branches.answers), branches.lines
     return result

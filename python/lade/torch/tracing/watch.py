@@ -9,6 +9,9 @@ tensor of few elements, such as a buffer that counts. Each answer decides which 
 kept and run again before each call, and a plan serves the calls with its answers. A number in such a tensor is answered
 too, if the step does not change it, or only sets a flag of 0 and 1.
 
+An op whose results have a shape by its operands' values, such as masked_select, is captured where arguments and constants
+decide them. The shape is an answer then. Prices are measured with the true operands (node.meta["lade_reals"]).
+
 A check of torch.distributions that its arguments are valid becomes an op that fails where they are not. Tensors of the user
 that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and restored
 after the capture. A result that is still held after the capture is in a place that the step does not renew.
@@ -31,6 +34,8 @@ _ARGUMENT_MOST = 1 << 22  # elements of a followed argument, and of results that
 _ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 _SCALAR, _ASSERT = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._assert_async.msg
 _ANY = torch.ops.aten.any.default
+_MAX = torch.ops.aten.max.default
+_ALL = torch.ops.aten.all.default, torch.ops.aten.all.dim, torch.ops.aten.all.dims
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
@@ -42,6 +47,11 @@ _COPIES = torch.ops.aten.fill_.Tensor, torch.ops.aten.copy_.default
 COUNTS = ("the step reads a number from a tensor and changes it there, so each step would be another graph; keep the number "
           "in tensors, or count outside of the step")
 SPARSE = "sparse tensors are not captured; use dense ones, such as those of nn.Embedding(sparse=False)"
+_MASKS = torch.bool, torch.uint8
+_INDEX, _NONZERO = torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default
+_INDEXING = _INDEX, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, \
+    torch.ops.aten._index_put_impl_.default
+_CTC = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 
@@ -100,6 +110,16 @@ class _Kept:
                 yield ref
 
 
+class _Shapes:
+    """Asks for the shapes of the results of a kept op."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def run(self, leaves, done):
+        return [[tuple(t.shape) for t in self.kept.run(leaves, done)]]
+
+
 class Answers:
     """Questions of a step about its arguments, with the answers that its graph has."""
 
@@ -108,6 +128,11 @@ class Answers:
 
     def note(self, kept, answer):
         self.asked.append((kept, answer))
+
+    @property
+    def has_shapes(self):
+        """True if an answer is the shape of a result."""
+        return any(isinstance(kept, _Shapes) for kept, _ in self.asked)
 
     def hold(self, leaves):
         """True if the answers are those for the arguments @leaves.
@@ -133,15 +158,18 @@ def _checked():
 class Watch(TorchDispatchMode):
     """Within this mode constants are followed, and writes to real tensors are noted."""
 
-    def __init__(self):
+    def __init__(self, branches, mode):
+        """@branches: answers about values that neither constants nor arguments decide. @mode: of the fake tensors."""
         super().__init__()
+        self.branches, self.mode = branches, mode
+        self.operands = None  # of the call under way, the values that its price depends on
         self.known = {}     # id of a tensor -> (itself, its values, one of _REFS if a call decides them, or None)
         self.answers = Answers()
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
         self.changed = set()  # storages of real tensors that the step has written: their values are not known any more
         self.numbers = {}   # memory -> a number that the step asked for, which the tensor there decides
-        self.any_of = None  # a weak reference to the last result of any()
+        self.any_of = self.all_of = None  # weak references to the last results of any() and all()
 
     def argue(self, leaves, fakes):
         """Follow the arguments of the step; @fakes stand for @leaves in the capture."""
@@ -179,22 +207,26 @@ class Watch(TorchDispatchMode):
             if isinstance(answer, bool) or self._note_number(kept, answer):
                 self.answers.note(kept, answer)
                 return answer
-        if func is _SCALAR and reals is None and args[0].dtype == torch.bool and not self._is_any(args[0]):
+        if func is _SCALAR and reals is None and args[0].dtype == torch.bool and not self._is_last(args[0], self.any_of):
             checked = _checked()
             if checked is not None:
                 _ASSERT(args[0], f"ValueError: an argument of {checked} is outside of its constraint")
                 return True
+        if func is _SCALAR and reals is None and args[0].dtype == torch.bool:
+            return self.branches.answer(args[0], self._is_last(args[0], self.all_of))
         if func._schema.is_mutable:
             self._keep(func, args, kwargs)
         if func is _ZERO:
             raise CannotCapture("forward-mode AD, such as torch.func.jvp, is not captured; take gradients by torch.autograd.grad",
                                 "torch.autograd.forward_ad")
-        result = func(*args, **kwargs)
+        result = self._call(func, args, kwargs, tensors, reals)
         if any(t.layout is not torch.strided for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)):
             raise CannotCapture(SPARSE, str(func))
         self._follow(func, args, kwargs, tensors, reals, result)
         if func is _ANY:
             self.any_of = weakref.ref(result)
+        elif func in _ALL:
+            self.all_of = weakref.ref(result)
         return result
 
     def _reals(self, func, tensors):
@@ -208,6 +240,62 @@ class Watch(TorchDispatchMode):
         real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, value, (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
             return func(*real_args, **real_kwargs)
+
+    def _call(self, func, args, kwargs, tensors, reals):
+        """Call an op; describe shapes that values decide, and note the values that its price depends on."""
+        is_masked = any(t.dtype in _MASKS for t in tensors)
+        if func in _CTC:
+            self.mode.next_form = func, self._longest(args[4 if func is _CTC[1] else 3], func)
+            self.operands = self._values(tensors)
+        elif func in _INDEXING:
+            if is_masked:
+                self.operands = [t if t is not None and t.dtype in _MASKS else None for t in self._values(tensors)]
+            if is_masked and func is _INDEX:
+                self.mode.next_form = self._indexed(func, *args)
+        elif reals is not None and torch.Tag.dynamic_output_shape in func.tags:
+            self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), reals
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.operands = self.mode.next_form = None
+
+    def _values(self, tensors):
+        """Return the known values of tensors, None for each other one."""
+        return [self.known.get(id(t), (None, None))[1] for t in tensors]
+
+    def _shaped(self, func, args, kwargs, tensors):
+        """Return the results of a call on known operands; their shapes are an answer if arguments decide them."""
+        found = self._run(func, args, kwargs)
+        if any(self._ref(t) for t in tensors):
+            shapes = [tuple(t.shape) for t in pytree.tree_leaves(found)]
+            self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes)
+        return found
+
+    def _indexed(self, func, tensor, indices):
+        """Return the form of a tensor at @indices, some of them masks, or None if a mask is not known."""
+        found = []
+        for index in indices:
+            if index is not None and index.dtype in _MASKS:
+                places = self._run(_NONZERO, (index,), {}) if id(index) in self.known else None
+                if places is None:
+                    return None
+                if self._ref(index):
+                    self.answers.note(_Shapes(self._keep_op(_NONZERO, (index,), {})), [tuple(places.shape)])
+                found += [torch.empty(len(places), dtype=torch.int64, device="meta")] * places.shape[1]
+            else:
+                found.append(None if index is None else torch.empty(index.shape, dtype=torch.int64, device="meta"))
+        with _disable_current_modes():
+            return func, func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), found)
+
+    def _longest(self, lengths, func):
+        """Return the longest of a CTC loss's targets."""
+        if id(lengths) not in self.known:
+            raise CannotCapture("the step computes the lengths of its targets, which decide a shape; compute them outside",
+                                str(func))
+        longest = int(self._run(_MAX, (lengths,), {})) if lengths.numel() else 0
+        if self._ref(lengths) and lengths.numel():
+            self.answers.note(self._keep_op(_MAX, (lengths,), {}), longest)
+        return longest
 
     def _follow(self, func, args, kwargs, tensors, reals, result):
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
@@ -225,9 +313,10 @@ class Watch(TorchDispatchMode):
         for i, (fake, real) in enumerate(zip(made, values)):
             self.known[id(fake)] = fake, real, _Ref(kept, i) if kept is not None else None
 
-    def _is_any(self, tensor):
-        """True for the result of any(): a check that asks for it fails where it is true."""
-        return self.any_of is not None and self.any_of() is tensor
+    @staticmethod
+    def _is_last(tensor, last):
+        """True for the last result of any() or all(). A check that asks for any() fails where it is true."""
+        return last is not None and last() is tensor
 
     def _note_number(self, kept, answer):
         """True if tensors that outlive the step decide a number alone; an argument may give another one to each step."""

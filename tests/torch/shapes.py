@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes that the values of the arguments decide, CTC losses, and assignments by the host within a step."""
+import copy
+import itertools
+import types
+from unittest import mock
+
+from fixture import *  # noqa: F403
+
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(4, 12, 16, generator=GENERATOR)
+Y = torch.randint(1, 8, (4, 12), generator=GENERATOR)
+MASKS = [torch.arange(12)[None] < torch.tensor([[n], [12], [5], [7]]) for n in (3, 9, 3, 0)]
+
+
+def net():
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
+
+
+def of(loss_of):
+    """Return a maker of steps with a loss."""
+    def make(model, optimizer):
+        def train(*batch):
+            loss = loss_of(model, *batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return train
+    return make
+
+
+def same(name, loss_of, data, n_plans, make_model=net):
+    """Assert eager's bits and planned = measured over different batches, which need @n_plans plans."""
+    torch.manual_seed(0)
+    model = make_model()
+    own = copy.deepcopy(model)
+    optimizer = adamw(own)
+    train = of(loss_of)(own, optimizer)
+    torch.manual_seed(SEED)
+    wanted = [float(train(*batch)) for batch in data], lade.torch.digest(own, optimizer), torch.get_rng_state().tolist()
+    for budget, host, audit in (("100%", None, True), ("min", "64MiB", False)):
+        own = copy.deepcopy(model)
+        optimizer = adamw(own)
+        step = lade.torch.step(of(loss_of)(own, optimizer), own, optimizer, budget, host=host, audit=audit)
+        torch.manual_seed(SEED)
+        losses, peaks = [], []
+        for batch in data[:-1]:
+            losses.append(float(step(*batch)))
+        peaks = lade.torch.measure(step, *data[-1])["peak_bytes"], step.report()["planned_peak_bytes"]
+        assert losses == wanted[0][:-1], (name, budget, losses, wanted[0])
+        assert lade.torch.digest(own, optimizer) == wanted[1], (name, budget)
+        assert torch.get_rng_state().tolist() == wanted[2], (name, budget)
+        assert peaks[0] == peaks[1], (name, budget, peaks)
+        assert sum(map(len, step.ready.values())) == n_plans, (name, step.ready)
+    print(name, flush=True)
+
+
+def masks_of_the_batch_decide_shapes():
+    masks = [(X, mask) for mask in MASKS[:3]]
+    same("rows by a mask", lambda m, x, mask: m(x)[mask].square().mean(), masks, 2)
+    same("rows by their places", lambda m, x, mask: m(x)[mask.nonzero(as_tuple=True)].square().mean(), masks, 2)
+    same("labels by a mask", lambda m, x, mask, y: F.cross_entropy(m(x)[mask], y.masked_select(mask)),
+         [(X, mask, Y) for mask in MASKS[:3]], 2)
+    same("classes that occur", lambda m, x, y: m(x).flatten(0, 1)[torch.unique(y)].square().mean(),
+         [(X, Y), (X, Y // 2), (X, Y)], 2)
+    same("repeats", lambda m, x, n: torch.repeat_interleave(m(x)[0], n, dim=0).square().mean(),
+         [(X, torch.arange(12)), (X, torch.arange(12) // 3), (X, torch.arange(12))], 2)
+
+
+class Rows(nn.Module):
+    """Writes one row in the places of a mask, as models of masked speech do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.row = net(), nn.Parameter(torch.ones(8))
+
+    def forward(self, x, mask):
+        x = self.net(x) * 1
+        x[mask] = self.row
+        return x
+
+
+def masked_rows_are_written():
+    same("a row in masked places", lambda m, x, mask: m(x, mask).square().mean(), [(X, mask) for mask in MASKS[:3]], 2, Rows)
+
+
+def adaptive():
+    return nn.ModuleList([nn.Linear(16, 32), nn.AdaptiveLogSoftmaxWithLoss(32, 20, [4, 10])])
+
+
+def frequent_classes_have_a_head_of_their_own():
+    same("an adaptive softmax", lambda m, x, y: m[1](m[0](x).flatten(0, 1), y.flatten()).loss,
+         [(X, Y), (X, Y * 3 % 20), (X, Y)], 3, adaptive)
+
+
+def ctc_losses_take_lengths_in_all_forms():
+    def scores(m, x):
+        return m(x).log_softmax(-1).transpose(0, 1)
+
+    def concatenated(m, x, y):
+        mask = y > 0
+        return F.ctc_loss(scores(m, x), y.masked_select(mask), torch.full((4,), 12), mask.sum(-1), reduction="sum")
+    lengths = [torch.tensor(n) for n in ([3, 5, 2, 4], [3, 4, 2, 4], [5, 5, 1, 4])]  # two plans: by the longest
+    same("lengths in a tensor", lambda m, x, n: F.ctc_loss(scores(m, x), Y[:, :5].contiguous(), torch.full((4,), 12), n),
+         [(X, n) for n in lengths], 2)
+    same("lengths in lists", lambda m, x: F.ctc_loss(scores(m, x), Y[:, :5].contiguous(), [12] * 4, (3, 5, 2, 4),
+                                                     zero_infinity=True), [(X,)] * 3, 1)
+    same("targets in a row", concatenated, [(X, Y[:, :5] * mask[:, :5]) for mask in MASKS[:3]], 2)
+    model = net()
+    optimizer = adamw(model)
+    train = of(lambda m, x: F.ctc_loss(scores(m, x), Y, torch.full((4,), 12), m(x)[:, 0].argmax(-1)))(model, optimizer)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "_ctc_loss", "lengths of its targets",
+            "shapes.py")
+
+
+def fake_scipy():
+    """A module with SciPy's function, for environments without SciPy: the best assignment of rows to columns."""
+    def linear_sum_assignment(cost_matrix, maximize=False):
+        import numpy
+        sign, (n_rows, n_columns) = (-1 if maximize else 1), cost_matrix.shape
+        assert n_rows >= n_columns
+        rows = min(itertools.permutations(range(n_rows), n_columns),
+                   key=lambda rows: sign * sum(float(cost_matrix[r, c]) for c, r in enumerate(rows)))
+        pairs = sorted((r, c) for c, r in enumerate(rows))
+        return numpy.array([r for r, _ in pairs]), numpy.array([c for _, c in pairs])
+    optimize = types.ModuleType("scipy.optimize")
+    optimize.linear_sum_assignment = linear_sum_assignment
+    package = types.ModuleType("scipy")
+    package.optimize = optimize
+    return {"scipy": package, "scipy.optimize": optimize}
+
+
+def queries_are_matched_with_targets():
+    """A loss as of DETR: the host matches queries and targets by computed costs, which change from step to step."""
+    targets = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(2))
+    with mock.patch.dict(sys.modules, fake_scipy()):
+        from scipy.optimize import linear_sum_assignment
+
+        def loss_of(m, x):
+            found, loss = m(x)[:, :5], 0
+            for own, wanted in zip(found, targets):
+                with torch.no_grad():
+                    rows, columns = sys.modules["scipy.optimize"].linear_sum_assignment(torch.cdist(own, wanted).cpu())
+                rows, columns = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(columns, dtype=torch.int64)
+                loss = loss + (own[rows] - wanted[columns]).square().mean()
+            return loss
+        same("matched queries", loss_of, [(X,), (X.flip(0),), (X * 2,)], 1)
+        assert sys.modules["scipy.optimize"].linear_sum_assignment is linear_sum_assignment
+
+
+def computed_masks_are_refused():
+    model = net()
+    optimizer = adamw(model)
+    for loss_of in (lambda m, x: m(x)[m(x) > 0].mean(), lambda m, x: m(x).masked_select(m(x) > 0).mean()):
+        train = of(loss_of)(model, optimizer)
+        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "keep the shape", "shapes.py")
+
+
+if __name__ == "__main__":
+    lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
+    for test in (masks_of_the_batch_decide_shapes, masked_rows_are_written, frequent_classes_have_a_head_of_their_own,
+                 ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, computed_masks_are_refused):
+        test()
