@@ -488,14 +488,10 @@ def others_report(planner, out):
 def mpt_report(planner, out):
     errors = {}
     for cluster, rows in MPT.items():
-        constants = H100_KERNELS if cluster == "dgx-h100" else A100_KERNELS
-        slower = {f"eager_attention_{half}": constants.get(f"eager_attention_{half}", constants[f"attention_{half}"]) /
-                  TRITON_SLOWER for half in ("forward", "backward")}
-        described = planner.with_kernels(cluster, **slower)
         for size, seq, ranks, micro, n_micro, recompute, tflops in rows:
-            found = planner.plan(described, planner.model_file(MPT_SIZES[size], seq, 50368), [
+            found = planner.plan(cluster, planner.model_file(MPT_SIZES[size], seq, 50368), [
                 "--dp", str(ranks), "--batch", str(ranks * micro * n_micro), "--micro-batch", str(micro), "--seq", str(seq),
-                "--zero", "3", "--recompute", recompute, "--fused-attention", "--eager", "--late-gathers"])
+                "--zero", "3", "--recompute", recompute])
             error = math.log(tflops / found["model_tflops_per_rank"])
             errors.setdefault((cluster, recompute), []).append(error)
             out.append(f"| {cluster} | MPT {size}, dp {ranks}, {seq} tokens, micro-batch {micro}, recompute {recompute}; "

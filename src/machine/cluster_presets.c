@@ -17,12 +17,14 @@
  *             bits); its depth is the H100's times the rate of a multiprocessor. RTX 4090: PyTorch's products of 10,240
  *             in BF16 reach 158.5 TFLOP/s (zzc0721/torch-performance-test-data 78); its depth is the A100's times the
  *             rate of a multiprocessor
- *   attention FlashAttention-2 (Dao 2023): 0.65 forward and 0.55 backward of the products' rate on A100. H100 and H200:
- *             408 and 335 TFLOP/s, 0.85 of the 480 and 394 that heads of 128 reach alone on the H200, because a step
- *             slows attention by as much. PyTorch's own ops call FlashAttention-2 there: 0.35 of the peak forward (Shah
- *             et al. 2024), and backward less by the A100's ratio. GB200: cuDNN 9.13 reaches 1,235 TFLOP/s forward on a
+ *   attention Causal attention over T tokens reaches T / (T + 490) of its rate. FlashAttention-2's figures (Dao 2023,
+ *             heads of 128, 512 to 16,384 tokens, both halves) are 193 T / (T + 490) TFLOP/s on A100 and 331 T /
+ *             (T + 490) on H100, within 4 %. A step slows it as it slows products, to 0.94 on A100 (255 of 270): 0.81
+ *             and 0.68 of the products' rate. The H100 computes PyTorch's own ops with it: the same, 0.51 and 0.48.
+ *             Else 408 and 335 TFLOP/s of 4,096 tokens, 0.85 of the 480 and 394 that heads of 128 reach alone on the
+ *             H200, because a step slows attention by as much. GB200: cuDNN 9.13 reaches 1,235 TFLOP/s forward on a
  *             B200, FlashAttention-4's 1,605 over 1.3 (its authors, 2026); assumed as Hopper's are: 0.85 of it in a
- *             step, and the H100's ratio backward. RTX 4090, assumed: 0.7 and 0.6, near the A100's, whose kernels it
+ *             step, and the H100's ratio backward. RTX 4090, assumed: the A100's, whose kernels it
  *             runs. Scores of attention that is not fused, 8 and 18 bytes: fitted; the passes of mask, softmax and
  *             dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
  *   power     the data sheets' limits: A100 400 W, H100 and H200 700 W, GB200 1200 W, RTX 4090 450 W. At a lower one,
@@ -77,13 +79,16 @@ struct cluster_preset {
   const char *assumed; /* numbers without a source, as --explain names them; NULL: none */
 };
 
+#define ATTENTION_DEPTH 490 /* tokens */
+
 #define A100_KERNELS \
-  {.n_sms = 108, .product_flops_per_s = 255e12, .product_depth = 165, .attention_forward = 0.65, \
-   .attention_backward = 0.55, .score_forward_bytes = 8, .score_backward_bytes = 18, .rated_watts = 400}
+  {.n_sms = 108, .product_flops_per_s = 255e12, .product_depth = 165, .attention_forward = 0.81, \
+   .attention_backward = 0.68, .attention_depth = ATTENTION_DEPTH, .score_forward_bytes = 8, \
+   .score_backward_bytes = 18, .rated_watts = 400}
 #define H100_KERNELS \
-  {.n_sms = 132, .product_flops_per_s = 640e12, .product_depth = 100, .attention_forward = 0.64, \
-   .attention_backward = 0.52, .eager_attention_forward = 0.54, .eager_attention_backward = 0.46, \
-   .rated_watts = 700}
+  {.n_sms = 132, .product_flops_per_s = 640e12, .product_depth = 100, .attention_forward = 0.72, \
+   .attention_backward = 0.58, .attention_depth = ATTENTION_DEPTH, .eager_attention_forward = 0.51, \
+   .eager_attention_backward = 0.48, .rated_watts = 700}
 
 #define HOP_ASSUMED "the latency of a hop between nodes"
 
@@ -99,15 +104,17 @@ static const struct cluster_preset presets[] = {
      0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED},
     {"gb200-nvl72", "gb200-186g", 4, 72, 169, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
      {.n_sms = 148, .product_flops_per_s = 1215e12, .product_depth = 169, .attention_forward = 0.86,
-      .attention_backward = 0.70, .rated_watts = 1200}, "nvlink", "rails", 0.65 * 900e9, 2900, 1.33, 0.80 * 50e9,
-     24000, "the share of attention's published rate within a step, NVLink's share, " HOP_ASSUMED},
+      .attention_backward = 0.70, .attention_depth = ATTENTION_DEPTH, .rated_watts = 1200}, "nvlink", "rails",
+     0.65 * 900e9, 2900, 1.33, 0.80 * 50e9, 24000,
+     "the share of attention's published rate within a step, NVLink's share, " HOP_ASSUMED},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
      0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, HOP_ASSUMED ", the error to expect"},
     {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
      0.65 * 450e9, 2900, 1.33, 0.78 * 50e9, 66000, "the error to expect"},
     {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,
-     {.n_sms = 128, .product_flops_per_s = 158.5e12, .product_depth = 87, .attention_forward = 0.7,
-      .attention_backward = 0.6, .rated_watts = 450}, "pcie", NULL, 0.5 * 31.5e9, 10000, 1, 0, 0,
+     {.n_sms = 128, .product_flops_per_s = 158.5e12, .product_depth = 87, .attention_forward = 0.81,
+      .attention_backward = 0.68, .attention_depth = ATTENTION_DEPTH, .rated_watts = 450}, "pcie", NULL, 0.5 * 31.5e9,
+     10000, 1, 0, 0,
      "attention's rates, PCI Express's rate and latency, the error to expect"},
 };
 

@@ -22,8 +22,10 @@
  * A machine with a kernel model (struct lade_kernel_model) has prices by shape for 16-bit types. A product of m by n by
  * k runs in tiles, in waves of as many tiles as there are multiprocessors; the last wave may be partly empty. A tile's
  * sum of length k reaches k / (k + depth) of the rate, because its start and end do not compute. The library's choice
- * among four tile shapes is the best one. All other ops move their bytes at the memory's sustained rate. A device whose
- * power limit is below the rated one computes at a lower clock.
+ * among four tile shapes is the best one. Causal attention over T tokens reaches T / (T + depth) of its rate, because
+ * tiles on the diagonal are computed whole and half used, and each row of tiles has a start and an end. All other ops
+ * move their bytes at the memory's sustained rate. A device whose power limit is below the rated one computes at a
+ * lower clock.
  *
  * Updates and norms stream memory: bytes over bandwidth. On a unified machine the device and the host tier of an update
  * are the same memory and the same cores. There host_bytes_per_s is the measured rate of AdamW itself.
@@ -242,13 +244,19 @@ static double shaped_product_ns(const struct lade_cost *cost, const struct lade_
   return lade_cost_product_ns(&cost->machine, rows, out, in, times);
 }
 
-/* Return the share of the products' rate that fused attention reaches. */
-static double attention_share(const struct lade_cost *cost, bool is_backward)
+double lade_cost_attention_fill(const struct lade_machine *machine, double seq_len)
+{
+  return seq_len > 0 ? seq_len / (seq_len + machine->kernels.attention_depth) : 1;
+}
+
+/* Return the share of the products' rate that fused attention over sequences of @seq_len reaches. */
+static double attention_share(const struct lade_cost *cost, bool is_backward, double seq_len)
 {
   const struct lade_kernel_model *model = &cost->machine.kernels;
+  const double fill = lade_cost_attention_fill(&cost->machine, seq_len) / fmax(cost->attention_slower, 1);
   if (cost->is_eager && model->eager_attention_forward > 0)
-    return is_backward ? model->eager_attention_backward : model->eager_attention_forward;
-  return is_backward ? model->attention_backward : model->attention_forward;
+    return fill * (is_backward ? model->eager_attention_backward : model->eager_attention_forward);
+  return fill * (is_backward ? model->attention_backward : model->attention_forward);
 }
 
 /*
@@ -264,9 +272,10 @@ static double attention_ns(const struct lade_cost *cost, const struct lade_model
   const bool is_backward = op->kind == LADE_OP_ATTENTION_BWD;
   const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST &&
                           lade_family_get(graph->model.family)->has_positions;
+  const double T = (double)graph->seq_len;
   if (!has_scores)
-    return op->flops / (product_rate(model) * attention_share(cost, is_backward)) * 1e9;
-  const double T = (double)graph->seq_len, scores = (double)graph->batch * (double)op->attr.heads * T * T;
+    return op->flops / (product_rate(model) * attention_share(cost, is_backward, T)) * 1e9;
+  const double scores = (double)graph->batch * (double)op->attr.heads * T * T;
   const double head_dim = (double)op->attr.head_dim;
   const double products_ns = lade_cost_product_ns(&cost->machine, T * (double)graph->batch * (double)op->attr.heads, T,
                                                   head_dim, is_backward ? 4 : 2);
@@ -368,9 +377,10 @@ int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_gr
 static int64_t shaped_work_ns(const struct lade_cost *cost, const struct lade_cost_work *work)
 {
   const struct lade_kernel_model *model = &cost->machine.kernels;
-  const double share = work->kind == LADE_OP_ATTENTION       ? model->attention_forward
-                       : work->kind == LADE_OP_ATTENTION_BWD ? model->attention_backward
-                                                             : 0;
+  double share = work->kind == LADE_OP_ATTENTION       ? model->attention_forward
+                 : work->kind == LADE_OP_ATTENTION_BWD ? model->attention_backward
+                                                       : 0;
+  share *= lade_cost_attention_fill(&cost->machine, work->seq_len);
   double ns = work->bytes / cost->machine.device_bytes_per_s * 1e9;
   if (share > 0)
     ns = fmax(ns, work->flops / (product_rate(model) * share) * 1e9);

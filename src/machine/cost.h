@@ -65,6 +65,7 @@ struct lade_cluster_links; /* cluster.h */
 struct lade_cost {
   struct lade_machine machine;
   const struct lade_cluster_links *links; /* borrowed: between the ranks of a mesh; NULL: as copies to the host */
+  double attention_slower; /* fused attention takes so many times its time by the machine; 0: once */
   bool is_eager; /* price elementwise ops by shape as PyTorch runs them without a compiler: an op, a kernel */
   double sum_squares_bytes_per_s; /* of gradients read; 0: predicted by the device's bandwidth */
   int n_ops, capacity;
@@ -93,12 +94,16 @@ struct lade_cost_work {
   double flops, bytes;    /* bytes read and written */
   double m, n, k;         /* of a product [m, k] by [k, n]; m 0: none */
   double n_products;      /* of that shape */
+  double seq_len;         /* of attention: tokens of a sequence; 0: very many */
 };
 /* Predict @work in @dtype, with its launch, as lade_cost_op_ns predicts an op without a measurement. */
 int64_t lade_cost_work_ns(const struct lade_cost *cost, enum lade_dtype dtype, const struct lade_cost_work *work);
 
 /* Predict @n_times products of [m, k] by [k, n] in a 16-bit type. pre: the machine has a kernel model. */
 double lade_cost_product_ns(const struct lade_machine *machine, double m, double n, double k, double n_times);
+
+/* Return the part of its rate that causal fused attention reaches over sequences of @seq_len tokens; 0: very many. */
+double lade_cost_attention_fill(const struct lade_machine *machine, double seq_len);
 
 /* Predict copies over the links, and transfers to and from the store. pre: the machine has a store. */
 int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);

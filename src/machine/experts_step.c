@@ -208,7 +208,8 @@ static double op_bytes(const struct step_op *op)
 
 static int64_t work_price(const struct tape *b, enum lade_op_kind kind, double flops, const struct step_op *op)
 {
-  const struct lade_cost_work work = {.kind = kind, .flops = flops, .bytes = op_bytes(op)};
+  const struct lade_cost_work work = {.kind = kind, .flops = flops, .bytes = op_bytes(op),
+                                      .seq_len = (double)b->params->seq_len};
   return lade_cost_work_ns(b->params->cost, b->params->dtype, &work);
 }
 

@@ -84,6 +84,7 @@ static const struct field fields[] = {
     {"kernels.product_depth", AT(kernels.product_depth), FIELD_NUMBER, 1, 1e6, true, true},
     {"kernels.attention_forward", AT(kernels.attention_forward), FIELD_NUMBER, 1e-3, 1, true, true},
     {"kernels.attention_backward", AT(kernels.attention_backward), FIELD_NUMBER, 1e-3, 1, true, true},
+    {"kernels.attention_depth", AT(kernels.attention_depth), FIELD_NUMBER, 1, 1e6, true, true},
     {"kernels.eager_attention_forward", AT(kernels.eager_attention_forward), FIELD_NUMBER, 1e-3, 1, true, true},
     {"kernels.eager_attention_backward", AT(kernels.eager_attention_backward), FIELD_NUMBER, 1e-3, 1, true, true},
     {"kernels.score_forward_bytes", AT(kernels.score_forward_bytes), FIELD_NUMBER, 1, 1e3, true, true},

@@ -58,8 +58,9 @@ struct lade_kernel_model {
   int n_sms;                    /* multiprocessors: a product's tiles run in waves of as many */
   double product_flops_per_s;   /* sustained by a deep product whose tiles fill all waves, in 16-bit types */
   double product_depth;         /* length of the summed dimension at which a product reaches half of that rate */
-  double attention_forward;     /* share of product_flops_per_s of fused attention */
+  double attention_forward;     /* share of product_flops_per_s of fused attention over long sequences */
   double attention_backward;
+  double attention_depth;       /* tokens of a sequence at which causal attention reaches half of that share */
   double eager_attention_forward; /* the same of the attention that PyTorch's ops call; 0: attention_forward */
   double eager_attention_backward;
   double score_forward_bytes;   /* moved per score of attention that is not fused; 0: it is always fused */

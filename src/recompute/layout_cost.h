@@ -113,6 +113,18 @@ bool lade_software_overlaps_tensor(const struct lade_layout_job *job, enum lade_
 /* True if stages of @n_stages scatter gradients under ZeRO 2 and 3 once a step; else once a microbatch. */
 bool lade_software_scatters_once(enum lade_software software, int n_stages);
 
+/* True for steps of FSDP as runs of 2022 and 2023 had them: slower attention, and gathers that are late. */
+bool lade_software_is_early_fsdp(const struct lade_layout_job *job, enum lade_software software);
+
+/* True if ZeRO 3's gathers of the backward half run beside no kernel. */
+bool lade_software_gathers_late(const struct lade_layout_job *job, enum lade_software software);
+
+/* True if gathered parameters and gradients to be scattered are copied out of and into one flat buffer. */
+bool lade_software_copies_flat(enum lade_software software);
+
+/* True if full recompute stops at the last value that the backward half reads. */
+bool lade_software_stops_early(enum lade_software software);
+
 /* Return the parameters whose gradients one collective sums over @n_replicas; 0: those of a layer. */
 double lade_software_bucket_params(const struct lade_layout_job *job, enum lade_software software, int n_replicas);
 

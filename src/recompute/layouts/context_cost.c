@@ -27,9 +27,12 @@ void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_
   const double kv_heads = LADE_MAX((double)model->n_kv_heads / key->tp, 1);
   const double block = 2 * (double)key->micro_batch * (double)job->seq_len * kv_heads *
                        (double)lade_model_head_dim(model) * (double)lade_dtype_bytes(job->dtype);
+  const double local = (double)job->seq_len; /* attention over all tokens reaches more of its rate than over these */
+  const double fill = lade_cost_attention_fill(&job->cluster->device, local) /
+                      lade_cost_attention_fill(&job->cluster->device, local * size);
   const double gather_ns = (double)gather.latency_ns + (size - 1) * block * gather.ns_per_byte;
-  layer->forward_ns += layer->attention_ns[0] * (size - 1) + gather_ns;
-  layer->backward_ns += layer->attention_ns[1] * (size - 1) + 2 * gather_ns;
+  layer->forward_ns += layer->attention_ns[0] * (size * fill - 1) + gather_ns;
+  layer->backward_ns += layer->attention_ns[1] * (size * fill - 1) + 2 * gather_ns;
   layer->exposed_ns += 3 * gather_ns;
   layer->peak_bytes += 2 * size * block;
 }

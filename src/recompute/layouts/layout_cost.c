@@ -188,7 +188,7 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   const double scatter_ns = rings_ns(&gather, n, grad_bytes * sent_share(job, core, shard));
   const double gather_ns = rings_ns(&gather, n, n_params * weight * sent_share(job, core, shard));
   double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
-  const double late_ns = job->gathers_late ? gather_ns : 0;
+  const double late_ns = lade_software_gathers_late(job, core->share->software) ? gather_ns : 0;
   const double n_scatters = lade_software_scatters_once(core->share->software, core->pipeline.n_stages) ? 1 : m;
   if (zero == LADE_ZERO_MOST)
     exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) + scatter_ns * (1 - hidden) +
@@ -217,6 +217,24 @@ static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_
   const double bytes = (double)lade_dtype_bytes(job->dtype) + 2 * (double)lade_dtype_bytes(job->grad_dtype);
   const double slots = core->pipeline.n_microbatches * core->span_ns / core->busy_ns;
   return slots * core->params[0] * bytes / job->cluster->device.device_bytes_per_s * 1e9;
+}
+
+/*
+ * Return the time in which FSDP copies between parameters and the flat buffers of its collectives. A gather's result is
+ * read and written, once a half under ZeRO 3 and once a step under ZeRO 2; gradients are read, and written in the type
+ * of their sum. (torch's fully_shard: split_with_sizes_copy, chunk_cat.)
+ */
+static double flat_copies_ns(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                             const struct lade_layout *layout)
+{
+  if (!lade_software_copies_flat(core->share->software) || layout->zero < 2 ||
+      lade_layout_size(layout, LADE_AXIS_SHARD) == 1)
+    return 0;
+  const double m = core->pipeline.n_microbatches, weight = (double)lade_dtype_bytes(job->dtype);
+  const double n_gathers = layout->zero == LADE_ZERO_MOST ? 2 * m : 1;
+  const double n_scatters = lade_software_scatters_once(core->share->software, core->pipeline.n_stages) ? 1 : m;
+  const double bytes = n_gathers * 2 * weight + n_scatters * (weight + (double)lade_dtype_bytes(layout->grad_reduce));
+  return core->params[0] * bytes / job->cluster->device.device_bytes_per_s * 1e9;
 }
 
 /*
@@ -518,7 +536,8 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   struct lade_layout_cost cost = {.grad_ns = grads_exposed(job, core, layout)};
   const double halves = (double)core->pipeline.n_microbatches * (double)job->model->layers / core->pipeline.n_stages;
   cost.update_ns = update_time(job, core, layout, state_tier, cost.grad_ns);
-  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout->zero);
+  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout->zero) +
+                 flat_copies_ns(job, core, layout);
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
   const struct lade_unit_cost *layer = &core->share->layer;

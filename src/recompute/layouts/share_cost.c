@@ -45,6 +45,7 @@ struct share_walk {
   bool *is_saved;    /* by tensor, to be filled; NULL: unasked */
   double host_ns_per_byte; /* of host memory */
   int n_overlapping; /* ranks whose collectives run beside products; 0: they do not */
+  bool stops_early;  /* full recompute leaves out ops whose results no backward op reads */
 };
 
 /* Return the op of step @at, without optional operands. */
@@ -369,7 +370,7 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
     times_fill(walk, units);
     memset(walk->ready_ns, 0, n_tensors * sizeof(*walk->ready_ns));
     unhidden_fill(walk, units);
-    if (recipe == LADE_RECIPE_FULL)
+    if (recipe == LADE_RECIPE_FULL && !walk->stops_early)
       rerun_add(walk, is_rerun, units);
     uses_find(walk);
     again_count(walk, units);
@@ -390,7 +391,8 @@ int share_walk_cost(const struct share_basis *basis, const struct lade_residency
   struct share_walk walk = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
                             .is_saved = is_saved,
                             .host_ns_per_byte = 1e9 / basis->cost.machine.host_bytes_per_s,
-                            .n_overlapping = basis->n_overlapping};
+                            .n_overlapping = basis->n_overlapping,
+                            .stops_early = lade_software_stops_early(basis->software)};
   struct lade_unit_cost units[N_SHARE_UNITS] = {{0}};
   struct plan_step *steps = NULL;
   const struct lade_build_params how = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,

@@ -201,6 +201,22 @@ static void a_lower_power_limit_slows_what_computes(void **state)
   }
 }
 
+/* Attention over as many tokens as the device's depth takes twice the time of its rate over very many. */
+static void short_attention_is_slower(void **state)
+{
+  struct lade_cluster cluster;
+  struct lade_cost cost;
+  assert_int_equal(lade_cluster_preset("dgx-a100-80g", NULL, &cluster), 0);
+  cluster.device.launch_ns = 0;
+  lade_cost_init(&cost, &cluster.device);
+  for (int half = 0; half < 2; half++) {
+    struct lade_cost_work work = {.kind = half ? LADE_OP_ATTENTION_BWD : LADE_OP_ATTENTION, .flops = 1e12};
+    const double long_ns = (double)lade_cost_work_ns(&cost, LADE_BF16, &work);
+    work.seq_len = cluster.device.kernels.attention_depth;
+    assert_true(fabs((double)lade_cost_work_ns(&cost, LADE_BF16, &work) / long_ns - 2) < 1e-6);
+  }
+}
+
 /* 64 tokens, a vocabulary of 128,256, in both halves together @logit_bytes each. */
 static void a_loss_that_is_not_fused_moves_its_logits(void **state)
 {
@@ -395,6 +411,7 @@ int main(void)
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
       cmocka_unit_test(eager_ops_cost_their_own_passes),
       cmocka_unit_test(a_lower_power_limit_slows_what_computes),
+      cmocka_unit_test(short_attention_is_slower),
       cmocka_unit_test(a_loss_that_is_not_fused_moves_its_logits),
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
