@@ -35,7 +35,7 @@
 #define REMADE_MOST 8     /* values that one replacement makes again */
 #define REMADE_SHIFT 62   /* one input of four is made again, instead of held */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
-#define WORK_MOST 220     /* edges in evaluated turns, for each op and value of the graph: near the floor rows are long */
+#define WORK_MOST 220     /* edges in evaluated turns, for each op and value: near the floor rows are long */
 #define WORK_LEAST 4500000    /* the same, of a short graph: a tenth of a second */
 
 /* A range of boundaries in which a value may be released. */
