@@ -517,6 +517,57 @@ static void a_recombination_without_memory_leaves_the_schedule(void **state)
   parents_close(&parents);
 }
 
+/* ---- searches within a schedule ---- */
+
+static void spans_are_found_as_one_by_one(void **state)
+{
+  struct remat_span spans[100];
+  struct random_draw draw = {7};
+  for (int n = 0; n <= (int)LADE_COUNT(spans); n++) {
+    const struct remat_holding holding = {.spans = {.items = spans, .n = n}};
+    int last = 0;
+    for (int i = 0; i < n; i++) {
+      spans[i].from = last + 2 + random_draw_below(&draw, 3);
+      last = spans[i].to = spans[i].from + random_draw_below(&draw, 4);
+    }
+    for (int boundary = -1; boundary <= last + 2; boundary++) {
+      int at = 0;
+      while (at < n && spans[at].to < boundary)
+        at++;
+      assert_int_equal(remat_span_from(&holding, boundary), at);
+    }
+  }
+}
+
+static int64_t op_edges(const struct remat_problem *problem, int op)
+{
+  return problem->ops[op].n_in + problem->ops[op].n_out;
+}
+
+static void the_work_of_a_turn_is_the_edges_of_its_ops(void **state)
+{
+  int n_redos = 0;
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    struct bench_schedule bench;
+    bench_open(&bench, seed);
+    struct remat_schedule *schedule = &bench.schedule;
+    const struct remat_descent_params how = {.deadline_ns = INT64_MAX, .effort = 1};
+    assert_true(remat_descend(schedule, &how) >= 0);
+    for (int turn = 0; turn <= bench.problem.n_ops; turn++) {
+      const struct remat_turn *t = &schedule->turns[turn];
+      int64_t edges = turn < bench.problem.n_ops ? op_edges(&bench.problem, turn) : 1 + bench.problem.n_lasting;
+      for (int i = 0; i < t->redos.n; i++)
+        edges += op_edges(&bench.problem, t->redos.items[i]);
+      n_redos += t->redos.n;
+      const int64_t before = schedule->work;
+      assert_int_equal(remat_turn_evaluate(schedule, turn).redo_ns, t->redo_ns);
+      assert_int_equal(schedule->work - before, edges);
+    }
+    bench_close(&bench);
+  }
+  assert_true(n_redos > GRAPHS);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -529,6 +580,8 @@ int main(void)
       cmocka_unit_test(allocations_that_fail_are_rolled_back),
       cmocka_unit_test(a_recombined_schedule_is_whole_and_takes_the_place_of_a_better_one_by_temperature_alone),
       cmocka_unit_test(a_recombination_without_memory_leaves_the_schedule),
+      cmocka_unit_test(spans_are_found_as_one_by_one),
+      cmocka_unit_test(the_work_of_a_turn_is_the_edges_of_its_ops),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

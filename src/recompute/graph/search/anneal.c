@@ -20,7 +20,7 @@
 #define WINDOWS_LEAST 20    /* windows without a gain that end a round, and more for longer graphs */
 #define WINDOWS_PER_OPS 2
 #define PRICE_MOVES 50      /* between two changes of the price */
-#define MOVE_WORK 120      /* edges in turns that a usual move evaluates at most; more count as more moves */
+#define MOVE_WORK 140      /* edges in turns that a usual move evaluates at most; more count as more moves */
 #define CLOCK_MOVES 64     /* between two looks at the clock */
 
 /* ---- the best ---- */
