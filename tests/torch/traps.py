@@ -592,7 +592,7 @@ def refusals():
             "Listing.losses")
     assert not listing.losses
     step = lade.torch.step(plain_of(model, optimizer), model, optimizer, 1000)
-    fault = refused(lade.DoesNotFit, lambda: step(*batch()), "smallest")
+    fault = refused(lade.DoesNotFit, lambda: step(*batch()), "smallest", "host= or store=")
     assert fault.min_budget_bytes > 1000
     assert lade.torch.digest(model, optimizer) == before and not optimizer.state
     assert all(p.grad is None for p in model.parameters())

@@ -134,7 +134,10 @@ class Planned:
     def _find(self, seconds):
         """Return a plan; one that needs given storages elsewhere between steps only if no other fits, or for "min"."""
         if not self.limits.host_bytes and not self.limits.store_bytes:
-            return self._plan(seconds)
+            try:
+                return self._plan(seconds)
+            except DoesNotFit as fault:
+                raise DoesNotFit(f"{fault}; host= or store= lets bytes wait elsewhere", fault.min_budget_bytes) from None
         for kinds in ((), ("state",)):
             self._live_elsewhere(kinds)
             if self.budget is not None and self._need_bytes() <= self.budget:
