@@ -22,5 +22,12 @@ def plan(*arguments, code=0):
     return result
 
 
+def fields_once(pairs):
+    """Return the object of @pairs, none of which may have the name of another."""
+    names = [name for name, _ in pairs]
+    require(len(set(names)) == len(names), "an object has one name twice", names)
+    return dict(pairs)
+
+
 def plan_json(*arguments, code=0):
-    return json.loads(plan("--json", *arguments, code=code).stdout)
+    return json.loads(plan("--json", *arguments, code=code).stdout, object_pairs_hook=fields_once)
