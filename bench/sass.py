@@ -530,10 +530,10 @@ def step_print(rows, gpu):
     shares = {row[0]: float(row[13].rstrip(' %')) / 100 for row in rows if row[13]} | {'copy': 1}
     alone = products_alone(gpu)
     print('\n## GPT-2 1.5B in BF16, reckoned\n')
-    print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.0%} of the peak, which two H200s nearly\nhad in steps, '
-          f'or at {alone:.1%}, which one had where they ran alone; copies at {COPY:.0%} of the '
-          'bandwidth;\nkernels at their expected shares; causal attention with its skipped tiles. Collectives, launches '
-          'and the host are left out.\n')
+    print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.0%} of the peak; two H200s had 70.7 and 73.3 % in steps. At\n'
+          f'{alone:.1%} those of layers were measured alone, without the power limit of a step. Copies are at {COPY:.0%} of '
+          'the\nbandwidth; kernels at their expected shares; causal attention with its skipped tiles. Collectives, launches, the '
+          'host\nand the instructions of epilogues are left out.\n')
     print(f'|part|four products of the head|three|three, products at {alone:.1%}|\n|---|---:|---:|---:|')
     columns = [step_reckon(shares.get, gpu, 4), step_reckon(shares.get, gpu, 3), step_reckon(shares.get, gpu, 3, alone)]
     for name in columns[0][0]:

@@ -201,6 +201,19 @@ def whole_run(scratch):
         return said.getvalue(), file.read()
 
 
+def no_gpu_is_a_table():
+    """Without a GPU the script ends with its table, in which each part is not run."""
+    said, driver = io.StringIO(), os.environ["LADE_FAKE"]
+    os.environ["LADE_FAKE"] = "devices=0"
+    sys.argv = ["gpu-check", "--build", build, "--only", "unknowns,kernels"]
+    with redirect_stdout(said):
+        gpu_check.main()
+    os.environ["LADE_FAKE"] = driver
+    table = said.getvalue()[said.getvalue().index("| what |"):]
+    assert "| unknowns | not run here |  |  |\n" in table and "| kernels | not run here |" in table, said.getvalue()
+    assert "gpt2-1.5b" not in table, table
+
+
 def unknowns_measured(scratch):
     """Every unknown has its figure and its target, in the results and in the table before the last line; one that
     breaks is reported in its place."""
@@ -224,6 +237,7 @@ def unknowns_measured(scratch):
     for figure in figures:
         assert re.search(rf"^\| 0\. {figure} \|$", table, re.MULTILINE), (figure, table)
         assert re.search(rf"^\| 0\. {figure} \|$", kept, re.MULTILINE), (figure, kept)
+    no_gpu_is_a_table()
     os.environ.update(LADE_FAKE_NCCL="fail=ncclAllReduce", LADE_FAKE="memory=64,channels=8,fail=cuStreamBeginCapture,forever=1")
     said, _ = whole_run(scratch)
     for figure in (r"NCCL, one rank \| exit 1: .*ncclAllReduce: internal error.* \| runs \| NO",

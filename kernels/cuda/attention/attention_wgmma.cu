@@ -181,13 +181,14 @@ static __device__ inline void tiles_begin_first(const struct lade_attention_fwd_
 
 /*
  * Return 16 rows of D elements for this warp's results, in place of its own warpgroup's queries: of its 64 rows in one
- * panel. The other warpgroup's products of its last tile may still read the other rows.
+ * panel. The other warpgroup's products of its last tile may still read the other rows. The thread is read again, so
+ * that its numbers take no registers of the loop.
  */
 template <class T, int D> static __device__ inline T *results_room(const struct forward_block<T, D> &b)
 {
   constexpr int EACH = GROUP_ROWS * LADE_CUDA_PANEL / (16 * D); /* warps with room in one panel's 64 rows */
-  const int warp = warp_get() % 4;
-  return b.queries + warp / EACH * (ROWS * LADE_CUDA_PANEL) + b.group * (GROUP_ROWS * LADE_CUDA_PANEL) +
+  const int thread = ptx_thread_get(), warp = thread / 32 % 4;
+  return b.queries + warp / EACH * (ROWS * LADE_CUDA_PANEL) + thread / 128 * (GROUP_ROWS * LADE_CUDA_PANEL) +
          warp % EACH * (16 * D);
 }
 
