@@ -4,8 +4,8 @@
  *
  * Queues: nanoseconds per piece of empty work in a stream, per submission with a wait, and per handover between two
  * queues that wait for each other; and the time of throttled copies over that of their link (never below 1). Memory:
- * the same bytes populated, mapped and unmapped as the device does it, and copied, next to a memfd of as many bytes
- * that is populated and copied; interleaved, the best of the rounds.
+ * the same bytes populated, mapped and unmapped as the device does it, and copied. Next to it a memfd of as many bytes
+ * is populated and copied. Rounds are interleaved, and the best of them counts.
  */
 #include <stdio.h>
 #include <string.h>

@@ -7,10 +7,10 @@
  * (LADE_TENSOR_GRAD) is an accumulator that several ops may add to; each op that outputs it makes its next version. One
  * op is one call of one kernel.
  *
- * The op table (ops.c) is the only place that defines an op: its name, the shapes of its outputs, flops and bytes, the
- * inputs whose memory an output may take over, its kernel's arguments, and the rule of its backward. The backward half
- * of a graph is derived by walking the forward ops in reverse (backward.c). The saved values follow from the uses and
- * are not stored.
+ * The op table (ops.c) is the only place that defines an op: its name, the shapes of its outputs, flops and bytes,
+ * inputs whose memory an output may take over, the kernel's arguments, and the backward rule. The backward half of a
+ * graph is derived by walking the forward ops in reverse (backward.c). The saved values follow from the uses and are
+ * not stored.
  *
  * A unit is a span of ops that is sharded, checkpointed and scheduled together: the embedding, one transformer block,
  * the head with the loss. Units of equal shape have the same class.

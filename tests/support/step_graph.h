@@ -6,8 +6,8 @@
 #include "graph/graph.h"
 
 /*
- * Draw the closed graph @number: up to 19 storages and 39 ops with every kind of operand and hostile names, in random
- * order, except that a made storage is written before it is read. The caller destroys it.
+ * Draw the closed graph @number: up to 19 storages and 39 ops with every kind of operand and hostile names. Their order
+ * is random, except that a made storage is written before it is read. The caller destroys it.
  */
 lade_graph *step_graph_draw(uint32_t number);
 

@@ -2,9 +2,9 @@
 /*
  * `lade bench store`: sequential bandwidth of the store compared with fio's, on one file system, in one run.
  *
- * A round is one pass of writing and one of reading by each series. The series: fio with buffers on huge pages, the
- * store with its default engine, the same with checksums, durable state, the store on threads without and with
- * checksums, and fio with its defaults, whose processor time is the usual cost. Each series has a file of its own,
+ * A round is one pass of writing and one of reading by each series. The series: fio with buffers on huge pages; the
+ * store with its default engine; the same with checksums; durable state; the store on threads without and with
+ * checksums; and fio with its defaults, whose processor time is the usual cost. Each series has a file of its own,
  * written once beforehand.
  *
  * Durable state has checksums too. Its writing pass writes a generation while it keeps the one before, and ends with

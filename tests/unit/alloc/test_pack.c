@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The packer against definitions, not against itself: instances cut from a full rectangle (so their best peak is
- * known), skeletons of training steps, and a checker that gets every kind of broken answer. Public instances are packed
- * if the data folder exists. Exhaustive search on small instances is in test_pack_exact.c.
+ * The packer against definitions, not against itself: instances cut from a full rectangle, so their best peak is known,
+ * and skeletons of training steps. The checker gets every kind of broken answer. Public instances are packed if the
+ * data folder exists. Exhaustive search on small instances is in test_pack_exact.c.
  */
 #include <errno.h>
 #include <inttypes.h>
