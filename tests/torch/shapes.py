@@ -69,6 +69,17 @@ def masks_of_the_batch_decide_shapes():
          [(X, torch.arange(12)), (X, torch.arange(12) // 3), (X, torch.arange(12))], 2)
 
 
+def counts_of_the_batch_are_numbers():
+    """A number of tokens that the step reads has a plan for each value; old ones make room."""
+    def loss_of(m, x, mask):
+        n = mask.sum().item()
+        assert mask.sum(-1).max().item() <= x.shape[1]
+        return m(x).square().sum() / n
+    same("a count", loss_of, [(X, mask) for mask in MASKS[:3]], 2)
+    with mock.patch.object(lade.torch.train_step, "PLANS_MOST", 1):
+        same("a count, one plan at a time", loss_of, [(X, mask) for mask in MASKS], 1)
+
+
 class Rows(nn.Module):
     """Writes one row in the places of a mask, as models of masked speech do."""
 
@@ -160,6 +171,6 @@ def computed_masks_are_refused():
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (masks_of_the_batch_decide_shapes, masked_rows_are_written, frequent_classes_have_a_head_of_their_own,
+    for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers, masked_rows_are_written, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, computed_masks_are_refused):
         test()

@@ -161,8 +161,8 @@ class Step:
         return ready
 
     def _make_room(self, plans):
-        """True if one more of @plans may be made: beyond the most, the oldest of another branch or shape goes."""
-        others = [ready for ready in plans if ready.planned.trace.branch or ready.planned.trace.answers.has_shapes]
+        """True if one more of @plans may be made: beyond the most, the oldest of another branch, shape or count goes."""
+        others = [ready for ready in plans if ready.planned.trace.branch or ready.planned.trace.answers.is_open]
         if len(plans) >= PLANS_MOST and others:
             plans.remove(others[0])
         return len(plans) < PLANS_MOST

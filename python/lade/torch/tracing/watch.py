@@ -125,14 +125,11 @@ class Answers:
 
     def __init__(self):
         self.asked = []
+        self.is_open = False  # True if arguments may give many answers: they decide a shape or a number
 
-    def note(self, kept, answer):
+    def note(self, kept, answer, is_open=False):
         self.asked.append((kept, answer))
-
-    @property
-    def has_shapes(self):
-        """True if an answer is the shape of a result."""
-        return any(isinstance(kept, _Shapes) for kept, _ in self.asked)
+        self.is_open = self.is_open or is_open
 
     def hold(self, leaves):
         """True if the answers are those for the arguments @leaves.
@@ -204,8 +201,9 @@ class Watch(TorchDispatchMode):
             if not any(self._ref(t) for t in tensors):
                 return answer
             kept = self._keep_op(func, args, kwargs)
-            if isinstance(answer, bool) or self._note_number(kept, answer):
-                self.answers.note(kept, answer)
+            is_open = isinstance(answer, int) and not isinstance(answer, bool) and self._is_argued(kept)
+            if is_open or isinstance(answer, bool) or self._note_number(kept, answer):
+                self.answers.note(kept, answer, is_open)
                 return answer
         if func is _SCALAR and reals is None and args[0].dtype == torch.bool and not self._is_last(args[0], self.any_of):
             checked = _checked()
@@ -268,7 +266,7 @@ class Watch(TorchDispatchMode):
         found = self._run(func, args, kwargs)
         if any(self._ref(t) for t in tensors):
             shapes = [tuple(t.shape) for t in pytree.tree_leaves(found)]
-            self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes)
+            self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes, True)
         return found
 
     def _indexed(self, func, tensor, indices):
@@ -280,7 +278,7 @@ class Watch(TorchDispatchMode):
                 if places is None:
                     return None
                 if self._ref(index):
-                    self.answers.note(_Shapes(self._keep_op(_NONZERO, (index,), {})), [tuple(places.shape)])
+                    self.answers.note(_Shapes(self._keep_op(_NONZERO, (index,), {})), [tuple(places.shape)], True)
                 found += [torch.empty(len(places), dtype=torch.int64, device="meta")] * places.shape[1]
             else:
                 found.append(None if index is None else torch.empty(index.shape, dtype=torch.int64, device="meta"))
@@ -294,7 +292,7 @@ class Watch(TorchDispatchMode):
                                 str(func))
         longest = int(self._run(_MAX, (lengths,), {})) if lengths.numel() else 0
         if self._ref(lengths) and lengths.numel():
-            self.answers.note(self._keep_op(_MAX, (lengths,), {}), longest)
+            self.answers.note(self._keep_op(_MAX, (lengths,), {}), longest, True)
         return longest
 
     def _follow(self, func, args, kwargs, tensors, reals, result):
@@ -320,11 +318,15 @@ class Watch(TorchDispatchMode):
 
     def _note_number(self, kept, answer):
         """True if tensors that outlive the step decide a number alone; an argument may give another one to each step."""
-        sources = list(kept.sources())
-        if any(isinstance(source, _Ref) for source in sources):
+        if self._is_argued(kept):
             return False
-        self.numbers.update((source.memory, answer) for source in sources)
+        self.numbers.update((source.memory, answer) for source in kept.sources())
         return True
+
+    @staticmethod
+    def _is_argued(kept):
+        """True if an argument decides a kept op."""
+        return any(isinstance(source, _Ref) for source in kept.sources())
 
     def counts(self, tensor):
         """True if the step asked for a number that @tensor, a real one, decides."""
