@@ -20,7 +20,13 @@
 #include "tests/support/schedule_walk.h"
 
 #define STAGES_MOST 4
-#define OP_NS 1000
+/*
+ * Times of a block's halves, as multiples of HALF_NS, which every count of ops up to 16 divides. Sends and receives that
+ * are grouped wait for each other. With a backward half shorter than the forward one, ZB-H2 therefore takes longer than
+ * its order alone.
+ */
+#define HALF_NS 720720
+#define N_HALVES 3 /* forward, backward, weights */
 
 struct pipeline {
   int n;
@@ -257,23 +263,33 @@ static bool is_for_weights(const struct lade_model_graph *graph, const struct la
   return is_all;
 }
 
-/* Price ops of blocks at a microsecond each, all others at nothing. *ret_piece: the time of a piece. */
+/* Return the half of a block that @op is in; -1: not an op of a block. */
+static int half_of(const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  const char *unit = graph->units[op->unit].name;
+  if (unit[0] != 'h' || unit[1] != '.')
+    return -1;
+  return !op->is_backward ? 0 : is_for_weights(graph, op) ? 2 : 1;
+}
+
+/* Price the ops of a piece's blocks so that each half takes its time, all others at nothing. */
 static void prices_equal(struct program_fixture *fixture, struct piece_ns *ret_piece)
 {
+  static const int64_t half_ns[N_HALVES] = {3 * HALF_NS, 3 * HALF_NS, 2 * HALF_NS};
   const struct lade_model_graph *graph = fixture->graph;
   struct lade_prices *prices = &fixture->prices;
-  *ret_piece = (struct piece_ns){0};
+  int n_ops[N_HALVES] = {0};
   for (int i = 0; i < graph->n_ops; i++) {
-    const struct lade_op *op = &graph->ops[i];
-    bool is_of_block = graph->units[op->unit].name[0] == 'h' && graph->units[op->unit].name[1] == '.';
-    prices->op_ns[i] = is_of_block ? OP_NS : 0;
-    if (graph->units[op->unit].chunk > 0 || !is_of_block)
-      continue;
-    double *part = !op->is_backward ? &ret_piece->forward
-                   : is_for_weights(graph, op) ? &ret_piece->weights
-                                               : &ret_piece->backward;
-    *part += OP_NS;
+    const int half = half_of(graph, &graph->ops[i]);
+    if (half >= 0 && graph->units[graph->ops[i].unit].chunk == 0)
+      n_ops[half]++;
   }
+  for (int i = 0; i < graph->n_ops; i++) {
+    const int half = half_of(graph, &graph->ops[i]);
+    prices->op_ns[i] = half >= 0 ? half_ns[half] / n_ops[half] : 0;
+    assert_true(half < 0 || half_ns[half] % n_ops[half] == 0);
+  }
+  *ret_piece = (struct piece_ns){half_ns[0], half_ns[1], half_ns[2]};
   for (int param = 0; param < graph->n_params; param++) {
     prices->grad_sumsq_ns[param] = 0;
     for (int tier = 0; tier < 3; tier++)
