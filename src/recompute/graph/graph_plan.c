@@ -182,26 +182,36 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
   return status;
 }
 
+struct smaller_params {
+  uint64_t budget_bytes;
+  int64_t n_moves;
+  double descent_effort;
+  int64_t deadline_ns;
+};
+
 /*
- * Look for a schedule within @budget_bytes. If there are other tiers, the first search is by transfers alone, because
- * they need the fewest operands at one time; the next one begins with the schedule in @planning->least. A schedule
- * whose peak is below *@peak replaces that one, and *@peak becomes its peak. It may still be above the budget.
+ * Look for a schedule within the budget of @smaller. If there are other tiers, the first search is by transfers alone,
+ * because they need the fewest operands at one time; the next one begins with the schedule in @planning->least. A
+ * schedule whose peak is below *@peak replaces that one, and *@peak becomes its peak. It may still be above the budget.
+ * *ret_n_moves: moves made of the next one's.
  */
-static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, double descent_effort,
-                        int64_t deadline_ns, uint64_t *peak)
+static int smaller_find(struct graph_planning *planning, const struct smaller_params *smaller, uint64_t *peak,
+                        int64_t *ret_n_moves)
 {
   struct remat_choices choices = {0};
   struct remat_search_params how = {.problem = &planning->problem,
-                                    .limit_bytes = limit_of(&planning->problem, budget_bytes),
-                                    .deadline_ns = deadline_ns, .fit_deadline_ns = deadline_ns,
-                                    .seed = planning->params.seed, .descent_effort = descent_effort,
+                                    .limit_bytes = limit_of(&planning->problem, smaller->budget_bytes),
+                                    .deadline_ns = smaller->deadline_ns, .fit_deadline_ns = smaller->deadline_ns,
+                                    .seed = planning->params.seed, .descent_effort = smaller->descent_effort,
                                     .stops_at_fit = true};
   tiers_allow(planning, &how);
   how.is_offload = how.links != NULL;
+  *ret_n_moves = 0;
   int status = how.is_offload ? smaller_try(planning, &how, &choices, peak) : 0;
-  if (!status && *peak > budget_bytes) {
+  if (!status && *peak > smaller->budget_bytes) {
     how.is_offload = false;
-    how.n_moves = how.fit_moves = n_moves;
+    how.n_moves = how.fit_moves = smaller->n_moves;
+    how.ret_n_moves = ret_n_moves;
     status = choices_copy(&choices, &planning->least);
     if (!status)
       status = smaller_try(planning, &how, &choices, peak);
@@ -212,9 +222,9 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
 
 /*
  * Lower the smallest peak step by step, halving the step where a search does not reach the next, until it is within
- * @enough_bytes. Each search has a third of the moves that are left for this. Descents may do half as much work from
- * one halving to the next: near the floor hardly a release helps, and full descents of 100,000 ops would take 4 s each
- * for the last 0.1 % of the budget.
+ * @enough_bytes. Each search may make a third of the moves that earlier ones left. Descents may do half as much work
+ * from one halving to the next: near the floor hardly a release helps, and full descents of 100,000 ops would take 4 s
+ * each for the last 0.1 % of the budget.
  */
 static int least_lower(struct graph_planning *planning, uint64_t enough_bytes)
 {
@@ -222,16 +232,18 @@ static int least_lower(struct graph_planning *planning, uint64_t enough_bytes)
   uint64_t peak = planning->info.unconstrained_bytes;
   const uint64_t floor = planning->info.floor_bytes;
   uint64_t step = (peak - floor) / 2;
-  int64_t moves = moves_of(planning) / MIN_SHARE;
+  int64_t moves = moves_of(planning) / MIN_SHARE, n_made = 0;
   double effort = 1;
   int status = 0;
   for (int round = 0; round < MIN_ROUNDS && step > peak / LEAST_STEPS && peak > enough_bytes && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
-    const uint64_t target = peak - step;
-    status = smaller_find(planning, target, LADE_MAX(moves / 3, 1), effort, part_ns ? now_ns + part_ns : end_ns, &peak);
-    moves -= moves / 3;
-    effort /= peak > target ? 2 : 1;
-    step = peak > target ? step / 2 : LADE_MIN(step, (peak - floor) / 2);
+    const struct smaller_params smaller = {.budget_bytes = peak - step, .n_moves = LADE_MAX(moves / 3, 1),
+                                           .descent_effort = effort,
+                                           .deadline_ns = part_ns ? now_ns + part_ns : end_ns};
+    status = smaller_find(planning, &smaller, &peak, &n_made);
+    moves = LADE_MAX(moves - n_made, 0);
+    effort /= peak > smaller.budget_bytes ? 2 : 1;
+    step = peak > smaller.budget_bytes ? step / 2 : LADE_MIN(step, (peak - floor) / 2);
   }
   planning->info.min_budget_bytes = peak;
   return status;

@@ -182,5 +182,7 @@ int remat_search(const struct remat_search_params *params, struct remat_choices 
   if (!status && !search.is_over)
     status = search_run(&search);
   remat_schedule_finish(&search.schedule);
+  if (params->ret_n_moves)
+    *params->ret_n_moves = search.n_moves;
   return status ? status : search.best_ns < INT64_MAX ? 0 : -ENOSPC;
 }

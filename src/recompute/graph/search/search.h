@@ -16,6 +16,7 @@ struct remat_search_params {
   int64_t n_moves;      /* moves to try */
   int64_t deadline_ns;  /* on lade_now_ns; INT64_MAX: none */
   int64_t fit_moves, fit_deadline_ns; /* the same, while no schedule within the limit is found */
+  int64_t *ret_n_moves; /* moves that were made; NULL: not asked for */
   uint64_t seed;
   double descent_effort; /* share of the work that a descent may do; of a long graph */
   bool stops_at_fit;    /* end with the first schedule within the limit */
