@@ -21,9 +21,9 @@
 
 #define STAGES_MOST 4
 /*
- * Times of a block's halves, as multiples of HALF_NS, which every count of ops up to 16 divides. Sends and receives that
- * are grouped wait for each other. With a backward half shorter than the forward one, ZB-H2 therefore takes longer than
- * its order alone.
+ * Times of a block's halves are multiples of HALF_NS, which every count of ops up to 16 divides. Sends and receives
+ * that are grouped wait for each other. With a backward half shorter than the forward one, ZB-H2 therefore takes longer
+ * than its order alone.
  */
 #define HALF_NS 720720
 #define N_HALVES 3 /* forward, backward, weights */
