@@ -334,7 +334,7 @@ def row_make(function, resources, gpu):
 # ---- a step ----
 
 # GPT-2 1.5B in BF16. Products by cuBLASLt are taken at a share of the peak, which no machine code here decides: 70 %,
-# or what they reached alone. In steps on two H200s they had 73.3 and 70.7 %, because power limits the clock there.
+# or the rates that they reached alone. In steps on two H200s they had 73.3 and 70.7 %, because power limits the clock there.
 MODEL = {'layers': 48, 'width': 1600, 'heads': 25, 'seq_len': 1024, 'vocabulary': 50257}
 PRODUCTS = 0.70
 # TFLOP/s of a layer's products alone on an H200 (nvidia-h200-first.md), forward and two backward, and their part of a

@@ -24,8 +24,8 @@
  * If dx is one rank's part of a sum, dx comes first: the ranks add their parts up while the weight's gradient is
  * computed. As shown above this costs no memory, because these are first products.
  *
- * The MLP's second product reads what GELU made. The product that makes its x's gradient multiplies by GELU's slope
- * where it ends, so that a wide gradient is not written and read in between (matmul_gelu_bwd).
+ * The MLP's second product reads GELU's output. The product that makes the gradient of that output multiplies it by
+ * GELU's slope at once, so that the wide gradient is not written and read in between (matmul_gelu_bwd).
  *
  * Rejected: stating per op the values that it saves. Saved values are those that a forward op makes and a backward op
  * reads. The graph's edges contain this already, and a second statement could disagree.

@@ -317,7 +317,7 @@ static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
   lade_model_graph_destroy(graph);
 }
 
-/* The product's gradient of what GELU made is not a value: no op writes it, and none reads it. */
+/* The gradient of GELU's output is not a value: no op writes it, and none reads it. */
 static void the_product_behind_gelu_makes_the_gradient_before_it(void **state)
 {
   struct lade_model model = preset_get("nano");
