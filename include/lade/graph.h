@@ -61,7 +61,10 @@ struct lade_operand_range {
 /* The part of the step that an op belongs to, for reports. */
 enum lade_pass { LADE_PASS_FORWARD, LADE_PASS_BACKWARD, LADE_PASS_UPDATE, LADE_N_PASSES };
 
-/* The processor of an op. Ops of the device and of the host may overlap unless they share an operand. */
+/*
+ * The processor of an op. An op of the device and one of the host may overlap unless one changes bytes that the other
+ * uses.
+ */
 enum lade_op_queue { LADE_OP_ON_DEVICE, LADE_OP_ON_HOST, LADE_N_OP_QUEUES };
 
 struct lade_graph_op {
@@ -116,7 +119,7 @@ LADE_API int lade_graph_close(lade_graph *graph, struct lade_error *error);
 /*
  * Read a graph from JSON, and close it; the caller destroys it. lade_graph_load reads a file ("-": standard input) and
  * blocks. @error names the place in the file, the field and the value that is expected.
- *   -EBADMSG           not JSON
+ *   -EBADMSG           not JSON, or an object has a field twice
  *   -EINVAL            an unknown or missing field, a value of another type, or an error of a function above
  *   -ENOENT and others opening or reading the file failed
  *   -ENOMEM

@@ -22,9 +22,9 @@
  * device, or on the host, until destroy; made storages move from op to op. Kept results stay until the next run.
  *
  * Threads. One thread at a time uses a stepper. Ops run in threads of Lade. Ops of the device run one at a time, and so
- * do ops of the host (LADE_OP_ON_HOST). An op of the device and one of the host may overlap unless they share an
- * operand. On a CUDA device the thread of lade_step_run calls the device's ops with the device's context current, and
- * they put their work on the stream.
+ * do ops of the host (LADE_OP_ON_HOST). An op of the device and one of the host may overlap unless one changes bytes
+ * that the other uses: both may read a storage at once. On a CUDA device the thread of lade_step_run calls the device's
+ * ops with the device's context current, and they put their work on the stream.
  *
  * The library never prints.
  */
