@@ -2,9 +2,9 @@
 /*
  * Plan a caller's step: problem, search, list, replay (lade/graph_plan.h).
  *
- * The smallest budget is searched for first, with a share of the effort, since a refusal names it: from the schedule
- * that holds everything the limit sinks until a search with a fixed effort does not reach it. The search within the
- * budget begins from the nearest schedule that this has found.
+ * The smallest budget is searched for first, with a share of the effort, since a refusal names it. From the schedule
+ * that holds everything the limit sinks step by step; a step that a search does not reach is halved. The search within
+ * the budget begins from the nearest schedule that this has found.
  */
 #include <errno.h>
 #include <math.h>
