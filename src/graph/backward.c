@@ -256,9 +256,11 @@ static void activation_backward(struct lade_build *build, int forward, enum lade
 
 void lade_gelu_backward(struct lade_build *build, int forward)
 {
-  if (gradient_find(build, build->graph->ops[forward].out[0]) < 0) /* the product that read y has made dx */
-    return;
-  activation_backward(build, forward, LADE_OP_GELU_BWD);
+  const struct lade_op op = forward_get(build, forward);
+  if (gradient_find(build, op.out[0]) >= 0)
+    activation_backward(build, forward, LADE_OP_GELU_BWD);
+  else
+    LADE_ASSERT(gradient_find(build, op.in[0]) >= 0); /* the product that read y has made dx */
 }
 
 void lade_swiglu_backward(struct lade_build *build, int forward)
