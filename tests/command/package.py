@@ -121,6 +121,8 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
     assert completed(script, "lade", "train", "--dtype", "b") == ["bf16"]
     assert completed(script, "lade", "train", "--dtype", "=", "b") == ["bf16"]
     assert completed(script, "lade", "plan", "--machine", "h1") == ["h100-80g"]
+    assert completed(script, "lade", "plan", "--model", "mixtral-8x7") == ["mixtral-8x7b"]
+    assert completed(script, "lade", "train", "--model", "mixtral-8x7") == []
     assert completed(script, "lade", "launch", "-n", "2", "--", "tr") == ["train"]
     assert "--model" in completed(script, "lade", "launch", "-n", "2", "--", "train", "--mod")
     if shutil.which("zsh"):

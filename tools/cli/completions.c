@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "graph/experts.h"
 #include "graph/model_graph.h"
 #include "machine/cluster.h"
 #include "machine/machine.h"
@@ -28,31 +29,35 @@ static bool is_of(const struct option *option, enum verb_id verb)
   return option->name && (option->verbs & verb);
 }
 
-/* Options that take the name of a preset or a file. */
+/* Options that take the name of a preset or a file, and the verbs that know these presets. */
 static const struct {
   const char *option;
+  unsigned verbs;
   const char *(*name)(int i);
-} presets[] = {{"model", lade_model_preset_name},
-               {"machine", lade_machine_preset_name},
-               {"cluster", lade_cluster_preset_name}};
+} presets[] = {{"model", ~0u, lade_model_preset_name},
+               {"model", VERB_PLAN, lade_experts_preset_name},
+               {"machine", ~0u, lade_machine_preset_name},
+               {"cluster", ~0u, lade_cluster_preset_name}};
 
-/* Return the function that lists the presets of @option; NULL if it has none. */
-static const char *(*preset_find(const struct option *option))(int i)
+static bool has_presets(const struct option *option)
 {
   for (size_t k = 0; k < LADE_COUNT(presets); k++)
     if (strcmp(presets[k].option, option->name) == 0)
-      return presets[k].name;
-  return NULL;
+      return true;
+  return false;
 }
 
-/* Print the choices or presets of @option, separated by blanks; nothing if it has none. */
-static void choices_print(const struct option *option)
+/* Print the choices or presets of an option of @verb, separated by blanks; nothing if it has none. */
+static void choices_print(const struct option *option, enum verb_id verb)
 {
-  const char *(*preset)(int i) = preset_find(option);
-  for (int i = 0; preset && preset(i); i++)
-    printf("%s%s", i ? " " : "", preset(i));
+  int n = 0;
+  for (size_t k = 0; k < LADE_COUNT(presets); k++) {
+    const bool is_known = strcmp(presets[k].option, option->name) == 0 && (presets[k].verbs & verb);
+    for (int i = 0; is_known && presets[k].name(i); i++)
+      printf("%s%s", n++ ? " " : "", presets[k].name(i));
+  }
   for (const struct option_choice *choice = option->choices; choice && choice->text; choice++)
-    printf("%s%s", choice > option->choices ? " " : "", choice->text);
+    printf("%s%s", n++ ? " " : "", choice->text);
 }
 
 /* ---- bash ---- */
@@ -68,7 +73,7 @@ static void bash_verb_print(enum verb_id verb)
     if (!is_of(option, verb) || option->type == OPTION_FLAG)
       continue;
     printf("        --%s) values=\"", option->name);
-    choices_print(option);
+    choices_print(option, verb);
     printf("\"; is_value=1 ;;\n");
   }
   puts("      esac ;;");
@@ -116,7 +121,7 @@ static void zsh_text_print(const char *text)
   }
 }
 
-static void zsh_option_print(const struct option *option)
+static void zsh_option_print(const struct option *option, enum verb_id verb)
 {
   printf("      '%s--%s%s[", option->type == OPTION_FILES ? "*" : "", option->name,
          option->type == OPTION_FLAG ? "" : "=");
@@ -126,13 +131,13 @@ static void zsh_option_print(const struct option *option)
     putchar(':');
     zsh_text_print(option->metavar);
     putchar(':');
-    if (preset_find(option)) {
+    if (has_presets(option)) {
       fputs("{compadd -- ", stdout);
-      choices_print(option);
+      choices_print(option, verb);
       fputs("; _files}", stdout);
     } else if (option->choices) {
       putchar('(');
-      choices_print(option);
+      choices_print(option, verb);
       putchar(')');
     } else if (option->type == OPTION_TEXT || option->type == OPTION_FILES) {
       fputs("_files", stdout);
@@ -161,7 +166,7 @@ static void zsh_print(void)
     printf("    %s) _arguments \\\n", verb_name(verbs[i]));
     for (const struct option *option = option_table; option->help; option++)
       if (is_of(option, verbs[i]))
-        zsh_option_print(option);
+        zsh_option_print(option, verbs[i]);
     puts("      '*:file:_files' ;;");
   }
   for (size_t i = 0; i < LADE_COUNT(others); i++)
