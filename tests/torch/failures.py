@@ -5,9 +5,12 @@
 Usage: failures.py LIBLADE
 """
 import contextlib
+import gc
 import os
 import signal
 import tempfile
+import weakref
+from concurrent import futures
 from unittest import mock
 
 from fixture import SEED, adamw, batch, lade, made, nn, plain, refused, torch
@@ -138,6 +141,30 @@ def plans_share_the_host_budget():
     step(*batch(8))
 
 
+def steps_are_collected_while_another_submits_a_copy():
+    """The collector may run inside submit(). What it destroys there submits copies of its own, and has eager's bits."""
+    model, optimizer, old = made("min", audit=False, host="64MiB", ways=("host",))
+    twin, other, _ = made()
+    for own, call in ((optimizer, old), (other, plain(twin, other))):
+        torch.manual_seed(8)
+        call(*batch())
+    assert old.last.runtime.away
+    _, _, step = made("min", audit=False, host="64MiB", ways=("host",))
+    step(*batch())
+    old.itself = old  # a cycle: the collector alone destroys it
+    alive = weakref.ref(old)
+    del old, call, own
+    held = futures.Future.__init__
+
+    def collecting(future):
+        gc.collect()
+        held(future)
+    with mock.patch.object(futures.Future, "__init__", collecting):
+        step(*batch())
+    assert alive() is None
+    assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
+
+
 def plans_share_the_store(scratch):
     """The plans of a step take one reservation, as large as the largest need, and have eager's bits in any order."""
     model, optimizer, step = made("min", layers=1, store=scratch, **STORED)
@@ -266,7 +293,8 @@ if __name__ == "__main__":
     train_step.PLAN_SECONDS = 0.3, 0.3
     for case in (interrupts_wait_for_the_end, failures_behind_an_update_end_training, drives_fail,
                  tiers_that_fail_behind_a_branch_are_named, living_bytes_that_do_not_return_are_an_error,
-                 plans_share_the_host_budget, interrupts_of_a_plan_change_nothing, the_store_is_taken_before_step_0):
+                 plans_share_the_host_budget, steps_are_collected_while_another_submits_a_copy,
+                 interrupts_of_a_plan_change_nothing, the_store_is_taken_before_step_0):
         case()
         print(case.__name__, flush=True)
     for case in (plans_share_the_store, stores_fail_in_a_step, bytes_lost_by_a_drive_are_named):

@@ -2,13 +2,13 @@
 """Moves, draws and updates of a running step."""
 import collections
 import ctypes
-from concurrent.futures import ThreadPoolExecutor
+import os
 
 import torch
 
 from ... import graph as g
 from ...errors import Error
-from . import parked, tiers
+from . import parked, tiers, worker
 from .. import generators, optimizers
 from ..tracing.branches import Otherwise
 from .cuda_copies import copies_of
@@ -16,8 +16,8 @@ from ..pricing.meter import events_of
 
 _FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
 
-# A thread for each tier. They outlive all steps, because a step that is collected still brings bytes back. An executor
-# of the step would be collected with it, and its thread would have ended.
+# A thread for each tier and process. They outlive all steps, because a step that is collected still brings bytes back. A thread of
+# the step would be collected with it, and would have ended.
 _THREADS = {}
 
 
@@ -178,9 +178,10 @@ class Runtime:
 
     def _submit(self, tier, call, *args):
         """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
-        if tier not in _THREADS:
-            _THREADS[tier] = ThreadPoolExecutor(1, thread_name_prefix="lade")
-        return _THREADS[tier].submit(call, *args)
+        key = tier, os.getpid()  # a forked process has no threads of its parent
+        if key not in _THREADS:
+            _THREADS[key] = worker.Worker()
+        return _THREADS[key].submit(call, *args)
 
     def _begin_cuda(self, index, tier, place, tensor, n, is_out):
         """Begin a copy behind the ops before it.
