@@ -42,8 +42,10 @@ def refusals_check():
 
 
 def compilers_check():
-    """Return a problem if `CC="env cc" scripts/bootstrap` asks for a compiler. Nothing is installed: apt-get fails, and sudo, which
-    would find the real one."""
+    """Return a problem if `CC="env cc" scripts/bootstrap` asks for a compiler.
+
+    Nothing is installed: apt-get fails, and so does sudo, which would find the real one.
+    """
     with tempfile.TemporaryDirectory(prefix="lade-scripts-") as folder:
         for name in ("apt-get", "sudo"):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
