@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Every script parses, says what it is for, can be executed, and passes shellcheck where there is one. scripts/build
-refuses suites that an option would drop. scripts/bootstrap takes a compiler of several words. No build file asks meson for a Python installation: that needs distutils,
-which a bare python3 lacks, and nothing would configure."""
+refuses suites that an option would drop. scripts/bootstrap takes a compiler of several words. No build file asks meson
+for a Python installation: that needs distutils, which a bare python3 lacks, and nothing would configure."""
 import os
 import shutil
 import subprocess
@@ -42,11 +42,15 @@ def refusals_check():
 
 
 def compilers_check():
-    """Return a problem if `CC="env cc" scripts/bootstrap` asks for a compiler. Nothing is installed: apt-get fails."""
+    """Return a problem if `CC="env cc" scripts/bootstrap` asks for a compiler.
+
+    Nothing is installed: apt-get fails, and so does sudo, which would find the real one.
+    """
     with tempfile.TemporaryDirectory(prefix="lade-scripts-") as folder:
-        with open(os.path.join(folder, "apt-get"), "w", encoding="utf-8") as file:
-            file.write("#!/bin/sh\nexit 1\n")
-        os.chmod(file.name, 0o755)
+        for name in ("apt-get", "sudo"):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\nexit 1\n")
+            os.chmod(file.name, 0o755)
         result = subprocess.run([os.path.join(tree.ROOT, "scripts", "bootstrap")], capture_output=True, text=True,
                                 check=False, timeout=60,
                                 env=dict(os.environ, CC="env cc", PATH=folder + os.pathsep + os.environ["PATH"]))

@@ -514,6 +514,24 @@ def a_step_that_fails_behind_statistics_brings_them_back():
     step(SAMPLE)
 
 
+def loops_that_a_computed_value_ends_are_refused():
+    """The guess that no value is small enough would capture turns without end."""
+    def loss_of(model, x):
+        x = model(x)
+        while True:
+            x = x * 0.5
+            if x.abs().max() < 0.01:
+                return x.square().mean()
+    model = net()
+    optimizer = adam(model.parameters())
+    before = lade.torch.digest(model, optimizer)
+    step = lade.torch.step(plain_step(model, optimizer, loss_of), model, optimizer, "100%")
+    with mock.patch.object(lade.torch.tracing.branches, "_ANSWERS_MOST", 64):
+        fault = refused(lade.CannotCapture, lambda: step(SAMPLE), "more than 64 computed values", "loops.py")
+    assert fault.op == "value of a tensor" and "< 0.01" in fault.line, fault
+    assert lade.torch.digest(model, optimizer) == before
+
+
 def closures_run_once():
     """torch's own optimizers call a closure once, with gradients on, and return its loss."""
     def closed(make_optimizer):
@@ -608,7 +626,7 @@ TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, 
          flags_in_buffers_choose_the_plan, numbers_in_buffers_choose_the_plan, arguments_are_compared_with_constants,
          branches_on_finite_values_are_those_of_eager, other_branches_end_as_eager_does_or_say_so,
          branches_on_computed_values_are_those_of_eager, old_branches_make_room_for_new_ones,
-         a_step_that_fails_behind_statistics_brings_them_back,
+         a_step_that_fails_behind_statistics_brings_them_back, loops_that_a_computed_value_ends_are_refused,
          audits_of_the_first_rows_end_where_these_take_another_branch, closures_run_once,
          a_flag_is_not_known_once_a_view_of_it_is_written,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]

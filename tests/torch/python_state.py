@@ -234,6 +234,24 @@ def answers_about_arguments():
     refused(RuntimeError, lambda: step(x, y, mask.long()), "ValueError: a weight is large")
 
 
+def caches_without_tensors_are_kept():
+    """A cache of the step's tensors is emptied after a capture, and one of the user's objects is not."""
+    @functools.lru_cache(maxsize=None)
+    def ramp(n):
+        return torch.arange(n) / n
+
+    @functools.lru_cache(maxsize=4)
+    def settings():
+        return types.SimpleNamespace(rate=0.1)
+    own, model = settings(), nn.Linear(16, 5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = lade.torch.step(lambda x, y: updated((model(x) * ramp(5)).square().mean(), optimizer), model, optimizer, "100%")
+    for x, y in batches():
+        step(x, y)
+    assert settings() is own
+    assert type(ramp(5)) is torch.Tensor
+
+
 def counted(model, optimizer, places):
     def train(x, y):
         places["n"] += 1
@@ -322,6 +340,7 @@ def variables_are_renewed():
 
 
 for case in (tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
-             hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments, refusals):
+             hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments,
+             caches_without_tensors_are_kept, refusals):
     case()
     print(case.__name__, flush=True)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes that the values of the arguments decide, CTC losses, and assignments by the host within a step."""
 import copy
+import gc
 import itertools
 import types
+import weakref
 from unittest import mock
 
 from fixture import *  # noqa: F403
@@ -97,6 +99,19 @@ def masked_rows_are_written():
     same("a row in masked places", lambda m, x, mask: m(x, mask).square().mean(), [(X, mask) for mask in MASKS[:3]], 2, Rows)
 
 
+def writes_at_masked_places_take_scratch_by_their_number():
+    """Planned = measured where no gradient asks for the places; one value is filled in, which has one plan."""
+    def writing(value):
+        def loss_of(m, x, mask):
+            weights = torch.zeros(64, 128, 64)
+            weights[mask] = value
+            return m(x).square().mean() * (1 + weights.mean())
+        return loss_of
+    data = [(X, torch.arange(64 * 128).view(64, 128) < n) for n in (5, 5, 4096)]
+    same("rows in masked places of a constant", writing(torch.ones(64)), data, 2)
+    same("a number in masked places", writing(1.0), data, 1)
+
+
 def adaptive():
     return nn.ModuleList([nn.Linear(16, 32), nn.AdaptiveLogSoftmaxWithLoss(32, 20, [4, 10])])
 
@@ -161,6 +176,27 @@ def queries_are_matched_with_targets():
         assert sys.modules["scipy.optimize"].linear_sum_assignment is linear_sum_assignment
 
 
+def plans_keep_no_batch():
+    """Neither the operands of a price nor the bytes that a restart needs outlive a step."""
+    model = net()
+    optimizer = adamw(model)
+
+    def loss_of(m, x, y):
+        x.mul_(0.5)  # before a branch, so the step keeps its bytes
+        loss = m(x).flatten(0, 1)[torch.unique(y)].square().mean()
+        return loss * 2 if loss > 5 else loss
+    step = lade.torch.step(of(loss_of)(model, optimizer), model, optimizer, "100%", audit=False)
+    x, y = X.clone(), Y.clone()
+    held = weakref.ref(y)
+    step(x, y)
+    del x, y
+    gc.collect()
+    assert held() is None
+    ready, = next(iter(step.ready.values()))
+    assert not ready.runtime.kept
+    assert not any("lade_reals" in node.meta for node in ready.planned.trace.gm.graph.nodes)
+
+
 def computed_masks_are_refused():
     model = net()
     optimizer = adamw(model)
@@ -171,6 +207,8 @@ def computed_masks_are_refused():
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers, masked_rows_are_written, frequent_classes_have_a_head_of_their_own,
-                 ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, computed_masks_are_refused):
+    for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers, masked_rows_are_written,
+                 writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
+                 ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
+                 computed_masks_are_refused):
         test()

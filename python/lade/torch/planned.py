@@ -102,8 +102,8 @@ class Planned:
         if limits.budget == "min":
             self._settle_ops(self.run_bounded())
         self._set_parts()
-        for op in self.values.ops:
-            op.node.meta.pop("lade_reals", None)  # a plan keeps no batch
+        for node in trace.gm.graph.nodes:
+            node.meta.pop("lade_reals", None)  # a plan keeps no batch
         self.price_seconds = time.perf_counter() - start
         start = time.perf_counter()
         self.names = names_of(self.values, trace)

@@ -268,7 +268,7 @@ class Step:
             self._failed(runtime, fault)
             raise
         finally:
-            self.is_running = False
+            self.is_running, runtime.kept = False, []
             self._park(planned.living_tensors(tensors))
         clock.end()
         self.measured["clock"] = clock

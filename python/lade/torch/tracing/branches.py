@@ -6,11 +6,15 @@ one branch and leaves an op in the graph, which looks at the value in each step.
 step before it has changed anything that outlives it. The step begins anew by a plan of the other branch.
 
 The first capture takes the branch of finite values. Of other flags it takes the one where all() is true and any other flag
-is false. A capture that fails behind such a guess is repeated with the other answer.
+is false. A capture that fails behind such a guess is repeated with the other answer. A loop that such guesses never end is
+refused.
 """
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...errors import CannotCapture
+
+_ANSWERS_MOST = 1024  # of one capture: a model of a hundred layers asks a few times in each
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
 _LIBRARY.define("branch(Tensor flag, bool wanted, int index) -> ()")
 _LIBRARY.impl("branch", lambda *_args: None, "CompositeExplicitAutograd")
@@ -33,7 +37,7 @@ class Otherwise(Exception):
 
     def __init__(self, branch, line):
         super().__init__(f"a value is not as in the plan's branch ({line}), and the step had changed what outlives it, such as "
-                         "running statistics, before it asked")
+                         "parameters, before it asked")
         self.branch = branch
 
 
@@ -86,6 +90,9 @@ class Branches(TorchFunctionMode):
         if key in self.answered:
             return self.answered[key][1]
         index = len(self.answers)
+        if index == _ANSWERS_MOST:
+            raise CannotCapture(f"the step branches on more than {_ANSWERS_MOST} computed values, as a loop does that a value "
+                                "ends; give the loop a number of turns", "value of a tensor")
         answer = self.forced[index] if index < len(self.forced) else value
         self.answers.append(answer)
         self.answered[key] = flag, answer  # a tensor that is gone may leave its id to another one

@@ -387,12 +387,18 @@ def _drop_unused_state(result, optimizer):
 
 
 def _clear_caches():
-    """Empty the caches of functools.lru_cache: a result of the capture in one would be taken for a real tensor later."""
+    """Empty the caches of functools.lru_cache that hold fake tensors, which a later call would take for real ones."""
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper:
             room = (getattr(thing, "__module__", None) or "torch").split(".")[0]
-            if room != "torch" and room not in sys.stdlib_module_names:
+            if room != "torch" and room not in sys.stdlib_module_names and _caches_fakes(thing):
                 thing.cache_clear()
+
+
+def _caches_fakes(cached):
+    """True if results that a function of functools.lru_cache keeps are, or have, fake tensors."""
+    found = [value for one in gc.get_referents(cached) for value in (one.values() if type(one) is dict else [one])]
+    return any(isinstance(leaf, FakeTensor) or keeps_fakes(leaf) for leaf in pytree.tree_leaves(found))
 
 
 def _refuse_kept(watch, known):

@@ -141,6 +141,12 @@ class Answers:
             return all(kept.run(leaves, done)[0] == answer for kept, answer in self.asked)
 
 
+def _fills(_tensor, indices, values, accumulate=False, *_):
+    """True if a write at @indices is masked_fill_() in torch, which takes no scratch by the number of places."""
+    return values.numel() == 1 and values.device.type == "cpu" and not accumulate \
+        and sum(index is not None for index in indices) == 1
+
+
 def _checked():
     """Return the class whose arguments torch.distributions checks now, or None if other code asks."""
     frame = sys._getframe(1)
@@ -250,6 +256,8 @@ class Watch(TorchDispatchMode):
                 self.operands = [t if t is not None and t.dtype in _MASKS else None for t in self._values(tensors)]
             if is_masked and func is _INDEX:
                 self.mode.next_form = self._indexed(func, *args)
+            elif is_masked and not _fills(*args):
+                self._places_of(args[1])
         elif reals is not None and torch.Tag.dynamic_output_shape in func.tags:
             self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), reals
         try:
@@ -271,6 +279,17 @@ class Watch(TorchDispatchMode):
 
     def _indexed(self, func, tensor, indices):
         """Return the form of a tensor at @indices, some of them masks, or None if a mask is not known."""
+        found = self._places_of(indices)
+        if found is None:
+            return None
+        with _disable_current_modes():
+            return func, func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), found)
+
+    def _places_of(self, indices):
+        """Return descriptions of @indices with the places of masks, or None if a mask is not known.
+
+        The number of places is an answer: results have it as their size, and writes take scratch by it.
+        """
         found = []
         for index in indices:
             if index is not None and index.dtype in _MASKS:
@@ -282,8 +301,7 @@ class Watch(TorchDispatchMode):
                 found += [torch.empty(len(places), dtype=torch.int64, device="meta")] * places.shape[1]
             else:
                 found.append(None if index is None else torch.empty(index.shape, dtype=torch.int64, device="meta"))
-        with _disable_current_modes():
-            return func, func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), found)
+        return found
 
     def _longest(self, lengths, func):
         """Return the longest of a CTC loss's targets."""
