@@ -119,6 +119,36 @@ def tiers_that_fail_behind_a_branch_are_named():
     assert "the drive is gone" in step.broken and "branch" not in step.broken, step.broken
 
 
+def interrupts_of_a_step_that_begins_anew_are_delivered():
+    """Ctrl-C before a branch that has no plan yet ends the call; model and generators are as before it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+    optimizer = adamw(model)
+
+    def train(x):
+        loss = model(x).square().mean()
+        if torch.isfinite(loss):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+    step = lade.torch.step(train, model, optimizer, "100%", audit=False)
+    data = torch.ones(16, 8)
+    step(data)
+    before, seeds = lade.torch.digest(model, optimizer), torch.get_rng_state()
+    own = step.last.runtime
+    branch = own.branch
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        branch(*args)
+    with mock.patch.object(own, "branch", interrupted):
+        refused(KeyboardInterrupt, lambda: step(data * float("nan")), "")
+    assert step.broken is None and lade.torch.digest(model, optimizer) == before
+    assert torch.equal(torch.get_rng_state(), seeds)
+    assert step(data * float("nan")).isnan()
+
+
 def living_bytes_that_do_not_return_are_an_error():
     _, _, step = made("min", audit=False, host="64MiB")
     step(*batch())
@@ -292,6 +322,7 @@ def no_space(*_args):
 if __name__ == "__main__":
     train_step.PLAN_SECONDS = 0.3, 0.3
     for case in (interrupts_wait_for_the_end, failures_behind_an_update_end_training, drives_fail,
+                 interrupts_of_a_step_that_begins_anew_are_delivered,
                  tiers_that_fail_behind_a_branch_are_named, living_bytes_that_do_not_return_are_an_error,
                  plans_share_the_host_budget, steps_are_collected_while_another_submits_a_copy,
                  interrupts_of_a_plan_change_nothing, the_store_is_taken_before_step_0):

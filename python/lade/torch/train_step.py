@@ -117,6 +117,7 @@ class Step:
         if other == branch:
             raise Error(f"the step asks other questions than its capture, and has no plan of the branch {other}")
         generators.set_states(self.device, before)
+        self.interrupts.deliver()  # all is as before the step
         return self._call_branch(args, kwargs, meter, other)
 
     def prepare(self, *args, **kwargs):
@@ -255,7 +256,8 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        self.at_work, self.is_running, interrupts, clock = runtime, True, _Interrupts(), _Clock(self.device)
+        self.interrupts = interrupts = _Interrupts()
+        self.at_work, self.is_running, clock = runtime, True, _Clock(self.device)
         try:
             runtime.begin(meter, tensors)
             if meter:
