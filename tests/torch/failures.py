@@ -86,12 +86,8 @@ def drives_fail():
     refused(lade.Error, lambda: step(*batch()), "the drive is gone", "between two steps")
 
 
-def tiers_that_fail_behind_a_branch_are_named():
-    """A step begins anew by another branch, and its tier does not return the bytes: the fault is the tier's."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
-    optimizer = adamw(model)
-
+def finite(model, optimizer):
+    """Return a step that updates only if its loss is finite."""
     def train(x):
         loss = model(x).square().mean()
         if torch.isfinite(loss):
@@ -99,7 +95,15 @@ def tiers_that_fail_behind_a_branch_are_named():
             optimizer.step()
             optimizer.zero_grad()
         return loss.detach()
-    step = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False)
+    return train
+
+
+def tiers_that_fail_behind_a_branch_are_named():
+    """A step begins anew by another branch, and its tier does not return the bytes: the fault is the tier's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = adamw(model)
+    step = lade.torch.step(finite(model, optimizer), model, optimizer, "min", host="64MiB", audit=False)
     data = torch.ones(16, 8)
     step(data)
 
@@ -124,15 +128,7 @@ def interrupts_of_a_step_that_begins_anew_are_delivered():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
     optimizer = adamw(model)
-
-    def train(x):
-        loss = model(x).square().mean()
-        if torch.isfinite(loss):
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss.detach()
-    step = lade.torch.step(train, model, optimizer, "100%", audit=False)
+    step = lade.torch.step(finite(model, optimizer), model, optimizer, "100%", audit=False)
     data = torch.ones(16, 8)
     step(data)
     before, seeds = lade.torch.digest(model, optimizer), torch.get_rng_state()
