@@ -61,7 +61,7 @@ def kernels_fail():
         gpu_check.kernels_measure(check, build, "--small")
         assert check.counts == {"passed": 0, "failed": 1, "skipped": 0}, check.counts
         assert "| copy |" in check.tables and ("| add |" in check.tables) == kept, check.tables
-        assert "| NT " in check.tables, "products are cuBLASLt's, and another process's"
+        assert "| NT+bias " in check.tables and "| TN " in check.tables, "products are cuBLASLt's, and another process's"
     os.environ["LADE_FAKE"] = "memory=64"
 
 
@@ -254,7 +254,7 @@ with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as folder:
     targets_are_found()
     text = everything_measure(folder)
 assert "products by cuBLASLt 130100" in text, text
-for row in ("copy", "adamw", "residual_bwd", r"NT \d+ x \d+ x \d+", r"TN \d+ x \d+ x \d+",
+for row in ("copy", "adamw", "residual_bwd", r"NT\+bias \d+ x \d+ x \d+", r"TN \d+ x \d+ x \d+", r"NN\+gelu \d+ x \d+ x \d+",
             "forward, wgmma", "backward, wgmma", "forward, mma", "backward, mma", "forward, plain", "backward, plain"):
     assert re.search(rf"^\| {row} \|( *[0-9.]+( %)? \|)+$", text, re.MULTILINE), (row, text)
 for figure in (r"0\. tests \| gpu \|", r"0\. unknowns \| ", r"1\. the memory-bound kernel .* \| \d+ %, [-\w, ]+ \| 85 % \| (yes|NO)", r"1\. the product .* \| 98 % \| (yes|NO)",
