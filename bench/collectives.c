@@ -213,10 +213,10 @@ static void comm_open(struct bench *bench, const struct lade_kernels *kernels, b
                                               .ordinal = is_one_gpu ? 0 : LADE_MAX(launch.local_rank, 0)};
   must(bench, lade_device_open_cuda(&gpu, &error, &bench->device), &error);
   bench->opened_bytes = in_use_get(bench);
-  const struct lade_comm_params how = {.struct_size = sizeof(how), .engine = LADE_COMM_NCCL, .launch = &launch,
-                                       .kernels = kernels, .device = bench->device, .timeout_ms = TIMEOUT_MS,
-                                       .has_neighbours = true};
-  must(bench, lade_comm_open(&how, &error, &bench->comm), &error);
+  const struct lade_comm_params params = {.struct_size = sizeof(params), .engine = LADE_COMM_NCCL, .launch = &launch,
+                                          .kernels = kernels, .device = bench->device, .timeout_ms = TIMEOUT_MS,
+                                          .has_neighbours = true};
+  must(bench, lade_comm_open(&params, &error, &bench->comm), &error);
 }
 
 static void result_print(struct bench *bench, double message_us)

@@ -116,13 +116,13 @@ static void results_compare(struct bench *bench, enum op op)
 /* Make a rank's arena, as its executor does; the offset of the buffers differs from rank to rank. */
 static void arena_make(struct bench *bench)
 {
-  const struct lade_host_device_params how = {.struct_size = sizeof(how)};
+  const struct lade_host_device_params params = {.struct_size = sizeof(params)};
   const uint64_t bytes = bench->n * sizeof(float), below = (uint64_t)bench->rank * 4096;
   struct lade_error error = {.text = "no memory"};
   uint64_t address = 0;
   struct lade_comm_range *arena = &bench->arena;
   arena->bytes = lade_align_up(2 * bytes + below, 2 << 20);
-  if (lade_device_open_host(&how, &error, &bench->device) ||
+  if (lade_device_open_host(&params, &error, &bench->device) ||
       lade_device_reserve(bench->device, arena->bytes, &address) ||
       lade_device_chunk_create_shared(bench->device, arena->bytes, &bench->chunk) ||
       lade_device_map(bench->device, address, bench->chunk) ||

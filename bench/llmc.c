@@ -81,10 +81,10 @@ static size_t elements_of(const struct trainer *t, int tensor)
 
 static int storage(struct trainer *t, const char *name, size_t floats, bool is_given)
 {
-  const struct lade_storage what = {.struct_size = sizeof(what), .name = name, .bytes = floats * sizeof(float),
-                                    .is_given = is_given};
+  const struct lade_storage new_storage = {.struct_size = sizeof(new_storage), .name = name,
+                                           .bytes = floats * sizeof(float), .is_given = is_given};
   int index = 0;
-  must(t, lade_graph_add_storage(t->graph, &what, &t->error, &index));
+  must(t, lade_graph_add_storage(t->graph, &new_storage, &t->error, &index));
   return index;
 }
 
@@ -105,12 +105,12 @@ static void op(struct trainer *t, struct call call, const char *name, enum lade_
 {
   struct lade_operand_range in[8], out[8], both[8];
   const int index = lade_graph_n_ops(t->graph);
-  const struct lade_graph_op what = {
-      .struct_size = sizeof(what), .name = name, .reads = in, .n_reads = ranges_fill(in, reads), .writes = out,
+  const struct lade_graph_op new_op = {
+      .struct_size = sizeof(new_op), .name = name, .reads = in, .n_reads = ranges_fill(in, reads), .writes = out,
       .n_writes = ranges_fill(out, writes), .updates = both, .n_updates = ranges_fill(both, updates),
       .scratch_bytes = scratch_floats * sizeof(float), .pass = pass, .is_once = call.kind == UPDATE,
       .ns = t->ns[index] ? t->ns[index] : 1000000};
-  must(t, lade_graph_add_op(t->graph, &what, &t->error, NULL));
+  must(t, lade_graph_add_op(t->graph, &new_op, &t->error, NULL));
   t->calls[index] = call;
 }
 

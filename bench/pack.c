@@ -114,13 +114,13 @@ static int drawn_make(const char *name, item_array *items)
   return 1;
 }
 
-static int jigsaw_add(struct jigsaw how, item_array *items)
+static int jigsaw_add(struct jigsaw spec, item_array *items)
 {
-  if (how.n_pieces < 1 || how.n_pieces > how.span || how.per_mille_out < 0 || how.per_mille_out >= 1000)
+  if (spec.n_pieces < 1 || spec.n_pieces > spec.span || spec.per_mille_out < 0 || spec.per_mille_out >= 1000)
     return -EINVAL;
-  if (!lade_array_reserve((void **)&items->items, &items->capacity, how.n_pieces, sizeof(*items->items)))
+  if (!lade_array_reserve((void **)&items->items, &items->capacity, spec.n_pieces, sizeof(*items->items)))
     return -ENOMEM;
-  items->n = jigsaw_make(&how, items->items);
+  items->n = jigsaw_make(&spec, items->items);
   return 0;
 }
 
@@ -128,16 +128,16 @@ static int jigsaw_add(struct jigsaw how, item_array *items)
 static int instance_make(const char *name, item_array *items)
 {
   static const char *const cuts[JIGSAW_N_CUTS] = {"even", "any", "wheels"};
-  struct jigsaw how = {.span = 1024, .height = 1024, .granule = 1024};
+  struct jigsaw spec = {.span = 1024, .height = 1024, .granule = 1024};
   char kind[8];
   int rc = drawn_make(name, items);
   if (rc <= 0)
     return rc;
-  if (sscanf(name, "%7[a-z]:%d:%d:%" SCNu64, kind, &how.n_pieces, &how.per_mille_out, &how.seed) == 4)
+  if (sscanf(name, "%7[a-z]:%d:%d:%" SCNu64, kind, &spec.n_pieces, &spec.per_mille_out, &spec.seed) == 4)
     for (int k = 0; k < JIGSAW_N_CUTS; k++)
       if (!strcmp(kind, cuts[k])) {
-        how.cuts = (enum jigsaw_cuts)k;
-        return jigsaw_add(how, items);
+        spec.cuts = (enum jigsaw_cuts)k;
+        return jigsaw_add(spec, items);
       }
   return strncmp(name, "stack:", 6) ? file_read(name, items) : stack_make(atoi(name + 6), items);
 }

@@ -111,36 +111,36 @@ static inline void instance_swap(struct lade_pack_item *a, struct lade_pack_item
 }
 
 /* Cut one of the @n pieces. Returns the new number of pieces. */
-static inline int jigsaw_step(struct instance_draws *draws, const struct jigsaw *how, struct lade_pack_item *items,
+static inline int jigsaw_step(struct instance_draws *draws, const struct jigsaw *spec, struct lade_pack_item *items,
                               int n)
 {
-  struct lade_pack_item *from = jigsaw_pick(draws, how->cuts, items, n);
-  const bool is_vertical = instance_draw(draws, 2), is_wheel = how->cuts == JIGSAW_WHEELS && instance_draw(draws, 2);
+  struct lade_pack_item *from = jigsaw_pick(draws, spec->cuts, items, n);
+  const bool is_vertical = instance_draw(draws, 2), is_wheel = spec->cuts == JIGSAW_WHEELS && instance_draw(draws, 2);
   const int length = from->upper - from->lower, bytes = (int)from->bytes, extent = is_vertical ? length : bytes;
-  if (is_wheel && n + 4 <= how->n_pieces && LADE_MIN(length, bytes) >= 8) {
+  if (is_wheel && n + 4 <= spec->n_pieces && LADE_MIN(length, bytes) >= 8) {
     jigsaw_wheel(draws, from, items + n);
     return n + 4;
   }
-  if (extent < (how->cuts == JIGSAW_ANY ? (is_vertical ? how->span : how->height) / 64 : 0) || extent < 2)
+  if (extent < (spec->cuts == JIGSAW_ANY ? (is_vertical ? spec->span : spec->height) / 64 : 0) || extent < 2)
     return n;
-  jigsaw_cut(from, items + n, is_vertical, jigsaw_at(draws, extent, how->cuts != JIGSAW_ANY));
+  jigsaw_cut(from, items + n, is_vertical, jigsaw_at(draws, extent, spec->cuts != JIGSAW_ANY));
   return n + 1;
 }
 
-/* Returns how many of the @how->n_pieces at @items are left. */
-static inline int jigsaw_make(const struct jigsaw *how, struct lade_pack_item *items)
+/* Returns how many of the @spec->n_pieces at @items are left. */
+static inline int jigsaw_make(const struct jigsaw *spec, struct lade_pack_item *items)
 {
-  struct instance_draws draws = {how->seed, 0};
+  struct instance_draws draws = {spec->seed, 0};
   int n = 1;
-  items[0] = (struct lade_pack_item){0, how->span, (uint64_t)how->height, 1, 0};
-  while (n < how->n_pieces)
-    n = jigsaw_step(&draws, how, items, n);
+  items[0] = (struct lade_pack_item){0, spec->span, (uint64_t)spec->height, 1, 0};
+  while (n < spec->n_pieces)
+    n = jigsaw_step(&draws, spec, items, n);
   for (int i = n - 1; i > 0; i--)
     instance_swap(&items[i], &items[instance_draw(&draws, (uint32_t)i + 1)]);
-  n -= n * how->per_mille_out / 1000;
+  n -= n * spec->per_mille_out / 1000;
   for (int i = 0; i < n; i++) {
-    items[i].bytes *= how->granule;
-    items[i].fixed = how->has_ground && items[i].fixed == 0 ? 0 : -1;
+    items[i].bytes *= spec->granule;
+    items[i].fixed = spec->has_ground && items[i].fixed == 0 ? 0 : -1;
   }
   return n;
 }
@@ -212,13 +212,13 @@ static inline void network_update(struct network_step *step)
 }
 
 /* Returns how many items were made; there is room for NETWORK_LAYER_ITEMS a layer, of at most 1,000 layers. */
-static inline int network_make(const struct network *how, struct lade_pack_item *items)
+static inline int network_make(const struct network *spec, struct lade_pack_item *items)
 {
   struct network_layer layers[1000];
-  struct network_step step = {.draws = {how->seed, 0}, .items = items, .t = 2};
+  struct network_step step = {.draws = {spec->seed, 0}, .items = items, .t = 2};
   const uint64_t base = 1024 * (uint64_t)(8192 + instance_draw(&step.draws, 65536));
-  for (int l = 0; l < how->n_layers; l++) {
-    const int stage = 4 * l / how->n_layers;
+  for (int l = 0; l < spec->n_layers; l++) {
+    const int stage = 4 * l / spec->n_layers;
     const bool is_narrow = instance_draw(&step.draws, 3) != 0;
     layers[l] = (struct network_layer){.output_bytes = base >> (stage + 2 * is_narrow),
                                        .weight_bytes = (uint64_t)(4 + instance_draw(&step.draws, 12))
@@ -226,9 +226,9 @@ static inline int network_make(const struct network *how, struct lade_pack_item 
     network_forward(&step, &layers[l]);
   }
   const int n_stages = 1 + (int)instance_draw(&step.draws, 4);
-  for (int l = how->n_layers - 1; l >= 0; l--) {
+  for (int l = spec->n_layers - 1; l >= 0; l--) {
     network_backward(&step, &layers[l]);
-    if (l * n_stages / how->n_layers != (l - 1) * n_stages / how->n_layers || l == 0)
+    if (l * n_stages / spec->n_layers != (l - 1) * n_stages / spec->n_layers || l == 0)
       network_update(&step);
   }
   return step.n;

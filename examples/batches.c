@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 {
   int64_t most_stride = 4;
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct lade_error error = {0};
   lade_trainer *trainer;
   long steps = argc > 1 ? strtol(argv[1], NULL, 10) : 200;
@@ -53,14 +53,14 @@ int main(int argc, char **argv)
   run.vocabulary = VOCABULARY;
   run.batch = 8;
   run.seq = 32;
-  lade_trainer_params_init(&how, sizeof(how));
-  how.run = &run;
-  how.batch = batch_fill;
-  how.batch_user = &most_stride;
-  how.n_valid_batches = 4;
-  how.steps = steps;
-  how.warmup = 10;
-  int status = lade_trainer_open(&how, &error, &trainer);
+  lade_trainer_params_init(&params, sizeof(params));
+  params.run = &run;
+  params.batch = batch_fill;
+  params.batch_user = &most_stride;
+  params.n_valid_batches = 4;
+  params.steps = steps;
+  params.warmup = 10;
+  int status = lade_trainer_open(&params, &error, &trainer);
   if (!status) {
     status = train(trainer, steps, &error);
     lade_trainer_close(trainer);

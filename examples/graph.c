@@ -108,29 +108,30 @@ struct net {
 
 static int storage(struct net *net, const char *name, size_t bytes, bool is_given)
 {
-  const struct lade_storage what = {.struct_size = sizeof(what), .name = name, .bytes = bytes, .is_given = is_given};
+  const struct lade_storage new_storage = {.struct_size = sizeof(new_storage), .name = name, .bytes = bytes,
+                                           .is_given = is_given};
   int index = 0;
   if (!net->status)
-    net->status = lade_graph_add_storage(net->graph, &what, &net->error, &index);
+    net->status = lade_graph_add_storage(net->graph, &new_storage, &net->error, &index);
   return index;
 }
 
 /* Add an op. Lists of storages end with -1; @update is one, or -1. */
-static void op(struct net *net, struct op how, struct lade_graph_op what, const int *reads, const int *writes,
+static void op(struct net *net, struct op details, struct lade_graph_op new_op, const int *reads, const int *writes,
                int update)
 {
   struct lade_operand_range in[8] = {{0, 0, 0}}, out[8] = {{0, 0, 0}}, both = {update, 0, 0};
   int index = 0;
-  for (; reads[what.n_reads] >= 0; what.n_reads++)
-    in[what.n_reads].storage = reads[what.n_reads];
-  for (; writes[what.n_writes] >= 0; what.n_writes++)
-    out[what.n_writes].storage = writes[what.n_writes];
-  what.struct_size = sizeof(what);
-  what.reads = in, what.writes = out, what.updates = &both;
-  what.n_updates = update >= 0;
+  for (; reads[new_op.n_reads] >= 0; new_op.n_reads++)
+    in[new_op.n_reads].storage = reads[new_op.n_reads];
+  for (; writes[new_op.n_writes] >= 0; new_op.n_writes++)
+    out[new_op.n_writes].storage = writes[new_op.n_writes];
+  new_op.struct_size = sizeof(new_op);
+  new_op.reads = in, new_op.writes = out, new_op.updates = &both;
+  new_op.n_updates = update >= 0;
   if (!net->status)
-    net->status = lade_graph_add_op(net->graph, &what, &net->error, &index);
-  net->ops[index] = how;
+    net->status = lade_graph_add_op(net->graph, &new_op, &net->error, &index);
+  net->ops[index] = details;
 }
 
 /* Every second layer of the second half adds the input of layer LAYERS - i: a skip connection. */

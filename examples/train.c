@@ -44,7 +44,7 @@ static void summary_print(lade_trainer *trainer)
 int main(int argc, char **argv)
 {
   struct lade_run_params run;
-  struct lade_trainer_params how;
+  struct lade_trainer_params params;
   struct lade_error error = {0};
   lade_trainer *trainer;
   if (argc < 2) {
@@ -58,15 +58,15 @@ int main(int argc, char **argv)
     run.budget.kind = LADE_BUDGET_BYTES;
     run.budget.bytes = (uint64_t)(strtod(argv[2], NULL) * MIB);
   }
-  lade_trainer_params_init(&how, sizeof(how));
-  how.run = &run;
-  how.data = &text;
-  how.n_data = 1;
-  how.steps = argc > 3 ? strtol(argv[3], NULL, 10) : 200;
-  how.warmup = how.steps / 10;
-  int status = lade_trainer_open(&how, &error, &trainer);
+  lade_trainer_params_init(&params, sizeof(params));
+  params.run = &run;
+  params.data = &text;
+  params.n_data = 1;
+  params.steps = argc > 3 ? strtol(argv[3], NULL, 10) : 200;
+  params.warmup = params.steps / 10;
+  int status = lade_trainer_open(&params, &error, &trainer);
   if (!status) {
-    status = train(trainer, how.steps, &error);
+    status = train(trainer, params.steps, &error);
     if (!status)
       summary_print(trainer);
     lade_trainer_close(trainer);

@@ -24,7 +24,8 @@ enum lade_cuda_attention {
 };
 
 /* Choose the attention of @kernel, forward or backward, in @kernels, a table as above with attention by mma.sync. */
-void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who);
+void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel,
+                                enum lade_cuda_attention attention);
 
 /*
  * Return one line, with the cost, if @kernels computes heads of this size or scores of this form by a slower attention

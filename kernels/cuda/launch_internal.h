@@ -48,8 +48,8 @@ size_t lade_cuda_matmul_gelu_bwd_bytes(const struct lade_kernels *kernels,
                                        const struct lade_matmul_gelu_bwd_args *args);
 lade_kernel_fn lade_cuda_gelu_bwd, lade_cuda_column_sum;
 
-/* True if @who, mma.sync or wgmma, has heads of @head_dim. Slower attentions compute others, in the same table. */
-bool lade_cuda_attention_has(enum lade_cuda_attention who, enum lade_dtype dtype, int64_t head_dim);
+/* True if @attention, mma.sync or wgmma, has heads of @head_dim. Slower attentions of the same table compute others. */
+bool lade_cuda_attention_has(enum lade_cuda_attention attention, enum lade_dtype dtype, int64_t head_dim);
 
 /* True if scores are more than scaled and causal: then wgmma's place is taken by mma.sync. */
 bool lade_cuda_attention_has_form(const struct lade_score_form *form);
@@ -58,8 +58,8 @@ bool lade_cuda_attention_has_form(const struct lade_score_form *form);
 struct lade_attention_most lade_cuda_attention_most(void);
 
 /* Return an attention's kernel, and its name in LADE_ATTENTION (static; NULL past the last). */
-lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who);
-const char *lade_cuda_attention_name(enum lade_cuda_attention who);
+lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention attention);
+const char *lade_cuda_attention_name(enum lade_cuda_attention attention);
 
 /*
  * Return the variant of @bwd, a backward of lade_cuda_attention_fn, that never divides the query heads of a key head.

@@ -185,26 +185,27 @@ static size_t struct_bytes(const void *given)
   return bytes;
 }
 
-int lade_struct_check(const char *what, const void *given, struct lade_error *error)
+int lade_struct_check(const char *type_name, const void *given, struct lade_error *error)
 {
   if (!given)
-    return lade_error_set(error, -EINVAL, "%s: the pointer is NULL", what);
+    return lade_error_set(error, -EINVAL, "%s: the pointer is NULL", type_name);
   size_t bytes = struct_bytes(given);
   if (bytes >= sizeof(bytes) && bytes <= STRUCT_BYTES_MOST)
     return 0;
-  return lade_error_set(error, -EINVAL, "%s: struct_size is %zu: set it to sizeof the struct", what, bytes);
+  return lade_error_set(error, -EINVAL, "%s: struct_size is %zu: set it to sizeof the struct", type_name, bytes);
 }
 
-int lade_struct_read(const char *what, const void *given, void *ret_own, size_t own_bytes, struct lade_error *error)
+int lade_struct_read(const char *type_name, const void *given, void *ret_own, size_t own_bytes,
+                     struct lade_error *error)
 {
-  int status = lade_struct_check(what, given, error);
+  int status = lade_struct_check(type_name, given, error);
   if (status)
     return status;
   size_t bytes = struct_bytes(given);
   for (size_t i = own_bytes; i < bytes; i++) {
     if (((const char *)given)[i])
       return lade_error_set(error, -EINVAL, "%s: asks for what this library, version %s, does not know: it was "
-                            "compiled against newer headers", what, lade_version());
+                            "compiled against newer headers", type_name, lade_version());
   }
   memset(ret_own, 0, own_bytes);
   memcpy(ret_own, given, LADE_MIN(bytes, own_bytes));
@@ -212,9 +213,10 @@ int lade_struct_read(const char *what, const void *given, void *ret_own, size_t 
   return 0;
 }
 
-int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t own_bytes, struct lade_error *error)
+int lade_struct_fill(const char *type_name, void *ret_given, const void *own, size_t own_bytes,
+                     struct lade_error *error)
 {
-  int status = lade_struct_check(what, ret_given, error);
+  int status = lade_struct_check(type_name, ret_given, error);
   if (status)
     return status;
   size_t bytes = struct_bytes(ret_given);

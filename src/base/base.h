@@ -84,18 +84,20 @@ char *lade_size_exact(uint64_t bytes, char text[LADE_SIZE_TEXT]);
  *
  * Read the caller's @given into @ret_own, @own_bytes of this library's version, with zeros past the caller's end.
  * -EINVAL if struct_size is smaller than size_t, or if the caller's struct has non-zero bytes beyond @own_bytes, which
- * are fields unknown to this library. @what names the struct in @error.
+ * are fields unknown to this library. @type_name names the struct in @error.
  */
-int lade_struct_read(const char *what, const void *given, void *ret_own, size_t own_bytes, struct lade_error *error);
+int lade_struct_read(const char *type_name, const void *given, void *ret_own, size_t own_bytes,
+                     struct lade_error *error);
 
 /*
  * Fill the caller's @ret_given from this library's @own. Write at most the caller's struct_size bytes, keep
  * struct_size, and write zeros past this library's fields. -EINVAL if struct_size is smaller than size_t.
  */
-int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t own_bytes, struct lade_error *error);
+int lade_struct_fill(const char *type_name, void *ret_given, const void *own, size_t own_bytes,
+                     struct lade_error *error);
 
 /* Return the error that lade_struct_fill would return. Callers use it before the work whose result they fill in. */
-int lade_struct_check(const char *what, const void *given, struct lade_error *error);
+int lade_struct_check(const char *type_name, const void *given, struct lade_error *error);
 
 /*
  * True if a call that failed with @code, a negative errno, should be tried again. Retries -EINTR, -EAGAIN and -EBUSY,

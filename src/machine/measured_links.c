@@ -146,14 +146,15 @@ static int level_measure(const struct level_bench *bench, uint64_t bytes, struct
 static int group_open(struct level_bench *bench, struct lade_error *error)
 {
   const struct lade_links_params *params = bench->params;
-  const struct lade_launch who = {.rank = lade_comm_rank(params->world), .world = lade_comm_size(params->world)};
-  const struct lade_comm_params how = {.struct_size = sizeof(how), .engine = LADE_COMM_NCCL, .launch = &who,
-                                       .kernels = params->kernels, .device = params->gpu, .control = bench->hosts};
+  const struct lade_launch launch = {.rank = lade_comm_rank(params->world), .world = lade_comm_size(params->world)};
+  const struct lade_comm_params comm_params = {.struct_size = sizeof(comm_params), .engine = LADE_COMM_NCCL,
+                                               .launch = &launch, .kernels = params->kernels,
+                                               .device = params->gpu, .control = bench->hosts};
   bench->group = bench->hosts;
   if (!params->gpu)
     return 0;
   bench->group = NULL;
-  int status = lade_comm_open(&how, error, &bench->group);
+  int status = lade_comm_open(&comm_params, error, &bench->group);
   if (status)
     return status;
   status = lade_queue_create(params->gpu, LADE_QUEUE_COMM, &bench->queue);

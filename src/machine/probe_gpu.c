@@ -31,36 +31,36 @@
 
 /* ---- memory and queues ---- */
 
-int probe_gpu_map(const struct lade_probe_gpu *what, uint64_t bytes, struct probe_chunk *chunk)
+int probe_gpu_map(const struct lade_probe_gpu *probed, uint64_t bytes, struct probe_chunk *chunk)
 {
   struct lade_device_info info;
-  lade_device_get_info(what->device, &info);
+  lade_device_get_info(probed->device, &info);
   chunk->bytes = lade_align_up(bytes, info.chunk_bytes);
-  int rc = lade_device_reserve(what->device, chunk->bytes, &chunk->address);
+  int rc = lade_device_reserve(probed->device, chunk->bytes, &chunk->address);
   if (!rc)
-    rc = lade_device_chunk_create(what->device, chunk->bytes, &chunk->chunk);
-  return rc ? rc : lade_device_map(what->device, chunk->address, chunk->chunk);
+    rc = lade_device_chunk_create(probed->device, chunk->bytes, &chunk->chunk);
+  return rc ? rc : lade_device_map(probed->device, chunk->address, chunk->chunk);
 }
 
-void probe_gpu_unmap(const struct lade_probe_gpu *what, struct probe_chunk *chunk)
+void probe_gpu_unmap(const struct lade_probe_gpu *probed, struct probe_chunk *chunk)
 {
-  lade_device_chunk_release(what->device, chunk->chunk);
+  lade_device_chunk_release(probed->device, chunk->chunk);
   if (chunk->address)
-    lade_device_release(what->device, chunk->address, chunk->bytes);
+    lade_device_release(probed->device, chunk->address, chunk->bytes);
   *chunk = (struct probe_chunk){0};
 }
 
-int probe_gpu_init(struct probe_gpu *gpu, const struct lade_probe_gpu *what)
+int probe_gpu_init(struct probe_gpu *gpu, const struct lade_probe_gpu *probed)
 {
   const struct lade_step step = {.seed = 1, .lr = 1e-4f, .loss_scale = 1};
-  *gpu = (struct probe_gpu){.what = what};
-  int rc = probe_gpu_map(what, sizeof(step), &gpu->step);
+  *gpu = (struct probe_gpu){.probed = probed};
+  int rc = probe_gpu_map(probed, sizeof(step), &gpu->step);
   if (!rc)
-    rc = lade_queue_create(what->device, LADE_QUEUE_COMPUTE, &gpu->compute);
+    rc = lade_queue_create(probed->device, LADE_QUEUE_COMPUTE, &gpu->compute);
   if (!rc)
-    rc = lade_queue_create(what->device, LADE_QUEUE_TO_DEVICE, &gpu->to_device);
+    rc = lade_queue_create(probed->device, LADE_QUEUE_TO_DEVICE, &gpu->to_device);
   if (!rc)
-    rc = lade_queue_create(what->device, LADE_QUEUE_TO_HOST, &gpu->to_host);
+    rc = lade_queue_create(probed->device, LADE_QUEUE_TO_HOST, &gpu->to_host);
   return rc ? rc : probe_gpu_put(gpu, gpu->step.address, &step, sizeof(step));
 }
 
@@ -69,7 +69,7 @@ void probe_gpu_finish(struct probe_gpu *gpu)
   lade_queue_destroy(gpu->compute);
   lade_queue_destroy(gpu->to_device);
   lade_queue_destroy(gpu->to_host);
-  probe_gpu_unmap(gpu->what, &gpu->step);
+  probe_gpu_unmap(gpu->probed, &gpu->step);
 }
 
 int probe_gpu_put(struct probe_gpu *gpu, uint64_t address, const void *src, uint64_t bytes)
@@ -85,7 +85,7 @@ static int64_t kernels_ns(struct probe_gpu *gpu, enum lade_kernel kernel, const 
   struct lade_span first = {0}, last = {0};
   uint64_t count = 0;
   for (int i = 0; i < n; i++)
-    lade_cuda_kernels_submit(gpu->what->kernels, gpu->compute, kernel, args,
+    lade_cuda_kernels_submit(gpu->probed->kernels, gpu->compute, kernel, args,
                              (const struct lade_step *)(uintptr_t)gpu->step.address, i ? &last : &first, &count);
   if (lade_queue_sync(gpu->compute, count))
     return 1;
@@ -107,10 +107,10 @@ static int64_t typical_ns(struct probe_gpu *gpu, enum lade_kernel kernel, const 
 }
 
 /* Return the bytes that each of @n arrays may have: @most_bytes, halved until all take half of the device at most. */
-static uint64_t room_find(const struct lade_probe_gpu *what, uint64_t most_bytes, unsigned n)
+static uint64_t room_find(const struct lade_probe_gpu *probed, uint64_t most_bytes, unsigned n)
 {
   struct lade_device_info info;
-  lade_device_get_info(what->device, &info);
+  lade_device_get_info(probed->device, &info);
   while (n * most_bytes > info.capacity_bytes / 2 && most_bytes > LEAST_STREAM_BYTES)
     most_bytes /= 2;
   return most_bytes;
@@ -135,7 +135,7 @@ static double matmul_rate(struct probe_gpu *gpu, struct lade_matmul_args args, i
   double best = 0, largest_flops = 0;
   struct lade_matmul_args largest = args;
   struct lade_kernels kernels;
-  lade_cuda_kernels_get(gpu->what->kernels, &kernels);
+  lade_cuda_kernels_get(gpu->probed->kernels, &kernels);
   const int64_t start_ns = lade_now_ns();
   for (int64_t n = LEAST_MATRIX; n <= most; n *= 2) {
     const double flops = 2.0 * (double)n * (double)n * (double)n;

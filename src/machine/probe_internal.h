@@ -86,15 +86,15 @@ struct probe_chunk {
   uint64_t address, bytes;
 };
 struct probe_gpu {
-  const struct lade_probe_gpu *what;
+  const struct lade_probe_gpu *probed;
   struct probe_chunk step;
   lade_queue *compute, *to_host, *to_device;
 };
-int probe_gpu_init(struct probe_gpu *gpu, const struct lade_probe_gpu *what);
+int probe_gpu_init(struct probe_gpu *gpu, const struct lade_probe_gpu *probed);
 void probe_gpu_finish(struct probe_gpu *gpu);
 /* Map memory of @bytes; unmap accepts a partial map. -ENOMEM. */
-int probe_gpu_map(const struct lade_probe_gpu *what, uint64_t bytes, struct probe_chunk *chunk);
-void probe_gpu_unmap(const struct lade_probe_gpu *what, struct probe_chunk *chunk);
+int probe_gpu_map(const struct lade_probe_gpu *probed, uint64_t bytes, struct probe_chunk *chunk);
+void probe_gpu_unmap(const struct lade_probe_gpu *probed, struct probe_chunk *chunk);
 /* Copy to the device and wait. Returns the device's status. */
 int probe_gpu_put(struct probe_gpu *gpu, uint64_t address, const void *src, uint64_t bytes);
 /* Run a kernel; return its nanoseconds by the device's events. A negative result is the device's status. */

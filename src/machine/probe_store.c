@@ -254,9 +254,9 @@ static int64_t clock_ns(void *user)
 static int drive_tune(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
 {
   struct lade_store_info info;
-  const struct tune_drive how = {requests_measure, clock_ns, drive};
+  const struct tune_drive tune = {requests_measure, clock_ns, drive};
   lade_store_get_info(drive->store, &info);
-  return info.n_drives == 1 ? tune_run(&how, error, store) : 0;
+  return info.n_drives == 1 ? tune_run(&tune, error, store) : 0;
 }
 
 /* ---- both ---- */

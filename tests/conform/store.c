@@ -88,8 +88,8 @@ static void memory_may_be_pinned_and_let_go(void **state)
 {
   struct lade_extent extent;
   lade_store *store = store_make(NULL, SLAB_BYTES, &extent);
-  const int how = MAP_PRIVATE | MAP_ANONYMOUS;
-  char *slab = mmap(NULL, SLAB_BYTES, PROT_READ | PROT_WRITE, how, -1, 0), *second = data_make(SLAB_BYTES);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+  char *slab = mmap(NULL, SLAB_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0), *second = data_make(SLAB_BYTES);
   assert_true(slab != MAP_FAILED);
   bool is_pinned = lade_store_pin(store, slab + PIECE_BYTES / 2, MIB); /* begins within a piece */
   pinned_bytes_verify(store, is_pinned, MIB);
@@ -98,7 +98,7 @@ static void memory_may_be_pinned_and_let_go(void **state)
     lade_store_pin(store, second, SLAB_BYTES);
   slab_run(store, extent, second, 3);
   lade_store_unpin(store, slab + PIECE_BYTES / 2, MIB);
-  assert_true(mmap(slab, SLAB_BYTES, PROT_READ | PROT_WRITE, how | MAP_FIXED, -1, 0) == slab);
+  assert_true(mmap(slab, SLAB_BYTES, PROT_READ | PROT_WRITE, flags | MAP_FIXED, -1, 0) == slab);
   slab_run(store, extent, slab, 5);
   slab_run(store, extent, second, 7);
   lade_store_unpin(store, second, SLAB_BYTES);

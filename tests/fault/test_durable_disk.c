@@ -311,11 +311,11 @@ static const char *loss_words(const char *loss)
   return path ? path + strlen(image_dir) + strspn(path + strlen(image_dir), "/: ") : loss;
 }
 
-static void loss_print(int at, const char *how, const char *loss)
+static void loss_print(int at, const char *ending, const char *loss)
 {
   const struct disk_op *op = &protocol.ops[at];
   const char *synced = op->kind == DISK_SYNC_DIR ? "names" : op->file == JOURNAL_FILE ? "journal" : "data";
-  printf("operation %d, a sync of the %s, %s: %s\n", at, synced, how, loss_words(loss));
+  printf("operation %d, a sync of the %s, %s: %s\n", at, synced, ending, loss_words(loss));
 }
 
 static void no_sync_is_in_vain(void **state)

@@ -90,7 +90,7 @@ static int arena_take(void *found)
 static int speed_find(void *driver)
 {
   int (*device_get)(int *ret_id) = (int (*)(int *))dlsym(driver, "cuCtxGetDevice");
-  int (*ask)(int *ret_value, int what, int id) = (int (*)(int *, int, int))dlsym(driver, "cuDeviceGetAttribute");
+  int (*ask)(int *ret_value, int attribute, int id) = (int (*)(int *, int, int))dlsym(driver, "cuDeviceGetAttribute");
   int id = 0, n = 0;
   int result = device_get && ask ? device_get(&id) : 1;
   if (!result)
@@ -173,7 +173,7 @@ static int put_run(void *stream, void *args)
   return lade_cuda_functions_launch(gpu.functions, launch->place, stream, &grid, params);
 }
 
-static void put_wait(struct put *put, const char *what)
+static void put_wait(struct put *put, const char *label)
 {
   uint64_t count = 0;
   lade_cuda_queue_enqueue(gpu.queue, put_run, put, NULL, &count);
@@ -183,7 +183,7 @@ static void put_wait(struct put *put, const char *what)
     lade_cuda_get_error(gpu.device, &put->error);
   }
   if (put->error.code)
-    fail_msg("%s: %s", what, put->error.text);
+    fail_msg("%s: %s", label, put->error.text);
 }
 
 static void launch_run(const struct lade_cuda_launcher *launcher, const struct lade_cuda_launch *launch,
@@ -229,10 +229,10 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
   if (kernel != LADE_K_ATTENTION_FWD)
     level_get("cuda", &levels[n++]);
   const int n_attentions = lade_cuda_get_capability(gpu.device) == 90 ? LADE_CUDA_N_ATTENTIONS : LADE_CUDA_BY_WGMMA;
-  for (int who = 0; kernel == LADE_K_ATTENTION_FWD && who < n_attentions; who++, n++) {
+  for (int attention = 0; kernel == LADE_K_ATTENTION_FWD && attention < n_attentions; attention++, n++) {
     level_get("cuda", &levels[n]);
-    lade_cuda_attention_choose(&levels[n], LADE_K_ATTENTION_FWD, (enum lade_cuda_attention)who);
-    lade_cuda_attention_choose(&levels[n], LADE_K_ATTENTION_BWD, (enum lade_cuda_attention)who);
+    lade_cuda_attention_choose(&levels[n], LADE_K_ATTENTION_FWD, (enum lade_cuda_attention)attention);
+    lade_cuda_attention_choose(&levels[n], LADE_K_ATTENTION_BWD, (enum lade_cuda_attention)attention);
   }
   return n;
 }

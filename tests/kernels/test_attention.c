@@ -145,14 +145,14 @@ static void run(struct problem *problem, const struct lade_kernels *kernels, boo
   lade_pool_destroy(pool);
 }
 
-static void compare(const char *what, const char *variant, const struct problem *problem, enum lade_dtype dtype,
+static void compare(const char *label, const char *variant, const struct problem *problem, enum lade_dtype dtype,
                     const void *data, const void *exact, int64_t n)
 {
   double norm, error = error_get(dtype, data, exact, n, &norm);
   /* Rounded operands of a second product; a gradient also includes delta's rounded output. */
   double bound = 4 * unit_get(problem->fwd.dtype) + 0x1p-20;
   if (!(error <= bound * norm + 1e-6))
-    fail_msg("%s %s %s batch %ld time %ld heads %ld/%ld dim %ld: error %g of %g, bound %g", what, variant,
+    fail_msg("%s %s %s batch %ld time %ld heads %ld/%ld dim %ld: error %g of %g, bound %g", label, variant,
              lade_dtype_name(problem->fwd.dtype), (long)problem->fwd.batch, (long)problem->fwd.seq_len,
              (long)problem->fwd.heads, (long)problem->fwd.n_kv_heads, (long)problem->fwd.head_dim, error, norm, bound);
 }

@@ -37,7 +37,7 @@ static void the_largest_attention_has_a_grid(void **state)
                 {LADE_BF16, 128, most.batch, 64},           {LADE_BF16, most.head_dim, 1, most.seq_len},
                 {LADE_F16, 80, 1, most.seq_len},            {LADE_BF16, 96, most.batch, 64}};
   for (int i = 0; i < (int)LADE_COUNT(shapes) * LADE_CUDA_N_ATTENTIONS; i++) {
-    const enum lade_cuda_attention who = (enum lade_cuda_attention)(i % LADE_CUDA_N_ATTENTIONS);
+    const enum lade_cuda_attention attention = (enum lade_cuda_attention)(i % LADE_CUDA_N_ATTENTIONS);
     const int k = i / LADE_CUDA_N_ATTENTIONS;
     const struct lade_attention_fwd_args fwd = {
         .dtype = shapes[k].dtype, .batch = shapes[k].batch, .seq_len = shapes[k].seq_len, .heads = 8, .n_kv_heads = 2,
@@ -45,8 +45,8 @@ static void the_largest_attention_has_a_grid(void **state)
     const struct lade_attention_bwd_args bwd = {
         .dtype = shapes[k].dtype, .batch = shapes[k].batch, .seq_len = shapes[k].seq_len, .heads = 8, .n_kv_heads = 2,
         .head_dim = shapes[k].head_dim};
-    lade_cuda_attention_fn(LADE_K_ATTENTION_FWD, who)(&ctx, &fwd);
-    lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, who)(&ctx, &bwd);
+    lade_cuda_attention_fn(LADE_K_ATTENTION_FWD, attention)(&ctx, &fwd);
+    lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, attention)(&ctx, &bwd);
   }
 }
 
@@ -73,7 +73,7 @@ static void grid_note(const struct lade_cuda_launcher *launcher, const struct la
 static void few_key_heads_are_divided(void **state)
 {
   const struct {
-    enum lade_cuda_attention who;
+    enum lade_cuda_attention attention;
     int64_t batch, seq_len, heads, n_kv_heads, head_dim;
     unsigned n_blocks, n_whole;
     int64_t n_parts;
@@ -96,7 +96,7 @@ static void few_key_heads_are_divided(void **state)
         .n_kv_heads = cases[i].n_kv_heads, .head_dim = cases[i].head_dim};
     struct lade_kernels table;
     lade_cuda_kernels_init(&table);
-    lade_cuda_attention_choose(&table, LADE_K_ATTENTION_BWD, cases[i].who);
+    lade_cuda_attention_choose(&table, LADE_K_ATTENTION_BWD, cases[i].attention);
     table.fn[LADE_K_ATTENTION_BWD](&ctx, &args);
     assert_int_equal(list.dkv_blocks, cases[i].n_blocks);
     assert_int_equal(list.n_sums, cases[i].n_parts > 1);
@@ -106,7 +106,7 @@ static void few_key_heads_are_divided(void **state)
                      4 * (delta + (cases[i].n_parts > 1 ? cases[i].n_parts * part : 0)));
     list.n_sums = 0;
     lade_kernel_fn *whole = lade_cuda_attention_whole_fn(table.fn[LADE_K_ATTENTION_BWD]);
-    assert_int_equal(whole == NULL, cases[i].who == LADE_CUDA_BY_PLAIN);
+    assert_int_equal(whole == NULL, cases[i].attention == LADE_CUDA_BY_PLAIN);
     if (whole)
       whole(&ctx, &args);
     assert_int_equal(list.dkv_blocks, cases[i].n_whole);

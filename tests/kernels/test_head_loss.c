@@ -78,12 +78,12 @@ static void run(struct problem *problem, const struct lade_kernels *kernels, int
   lade_pool_destroy(pool);
 }
 
-static void compare(const char *what, const char *variant, const struct problem *problem, enum lade_dtype dtype,
+static void compare(const char *label, const char *variant, const struct problem *problem, enum lade_dtype dtype,
                     const void *data, const void *exact, int64_t n, double unit)
 {
   double norm, error = error_get(dtype, data, exact, n, &norm);
   if (!(error <= unit * norm))
-    fail_msg("%s %s %s n %ld d %ld vocabulary %ld: error %g of %g, bound %g", what, variant,
+    fail_msg("%s %s %s n %ld d %ld vocabulary %ld: error %g of %g, bound %g", label, variant,
              lade_dtype_name(problem->fwd.dtype), (long)problem->fwd.n, (long)problem->fwd.d,
              (long)problem->fwd.vocabulary, error, norm, unit);
 }

@@ -66,10 +66,10 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
   level_get("cuda", &levels[1]);
   if (kernel != LADE_K_ATTENTION_FWD)
     return 2;
-  for (int who = LADE_CUDA_BY_WGMMA; who < LADE_CUDA_N_ATTENTIONS; who++) {
-    levels[who] = levels[1];
-    lade_cuda_attention_choose(&levels[who], LADE_K_ATTENTION_FWD, (enum lade_cuda_attention)who);
-    lade_cuda_attention_choose(&levels[who], LADE_K_ATTENTION_BWD, (enum lade_cuda_attention)who);
+  for (int attention = LADE_CUDA_BY_WGMMA; attention < LADE_CUDA_N_ATTENTIONS; attention++) {
+    levels[attention] = levels[1];
+    lade_cuda_attention_choose(&levels[attention], LADE_K_ATTENTION_FWD, (enum lade_cuda_attention)attention);
+    lade_cuda_attention_choose(&levels[attention], LADE_K_ATTENTION_BWD, (enum lade_cuda_attention)attention);
   }
   return LADE_CUDA_N_ATTENTIONS;
 }

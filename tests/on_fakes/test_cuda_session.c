@@ -364,13 +364,13 @@ static bool file_write(char *path, int n_suffix, const char *text)
 /* Measure the rate of products on a device with these @settings. */
 static double product_rate_get(const char *settings)
 {
-  const struct lade_cuda_device_params how = {.struct_size = sizeof(how)};
+  const struct lade_cuda_device_params cuda_device_params = {.struct_size = sizeof(cuda_device_params)};
   struct lade_error error = {0};
   struct lade_probe_gpu gpu = {0};
   lade_cuda_kernels *kernels = NULL;
   double rate = 0;
   assert_int_equal(fake.set(CALM), 0);
-  assert_int_equal(lade_device_open_cuda(&how, &error, &gpu.device), 0);
+  assert_int_equal(lade_device_open_cuda(&cuda_device_params, &error, &gpu.device), 0);
   assert_int_equal(lade_cuda_kernels_open(gpu.device, "kernels", &error, &kernels), 0);
   gpu.kernels = kernels;
   assert_int_equal(fake.set(settings), 0);

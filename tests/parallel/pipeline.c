@@ -189,9 +189,10 @@ static void tables_agree(struct world *world, const struct run *got, const char 
 
 /* ---- one model ---- */
 
-static void same_numbers(const struct run *got, const struct run *again, const char *label, const char *how)
+static void same_numbers(const struct run *got, const struct run *again, const char *label, const char *change)
 {
-  demand(memcmp(&got->numbers, &again->numbers, sizeof(got->numbers)) == 0, "%s: %s gives other numbers", label, how);
+  demand(memcmp(&got->numbers, &again->numbers, sizeof(got->numbers)) == 0, "%s: %s gives other numbers", label,
+         change);
 }
 
 static void rigs_init(struct world *world, const struct lade_layout *layout, size_t i, struct run_fixture *one,

@@ -30,7 +30,7 @@ cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
 cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
 cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph);
 cuda_result cuGraphDestroy(void *graph);
-cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes);
+cuda_result cuMemAlloc_v3(void *params, cuda_address *ret_at, size_t bytes);
 cuda_result cuMemAddressReserve(cuda_address *ret_at, size_t bytes, size_t alignment, cuda_address hint,
                                 unsigned long long flags);
 cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory memory, int type, unsigned long long flags);

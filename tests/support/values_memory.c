@@ -11,11 +11,11 @@
 #include "base/float.h"
 #include "base/philox.h"
 
-static void demand(bool is_met, const char *what)
+static void demand(bool is_met, const char *claim)
 {
   if (is_met)
     return;
-  fprintf(stderr, "values: %s\n", what);
+  fprintf(stderr, "values: %s\n", claim);
   abort();
 }
 

@@ -16,9 +16,9 @@
 #define MIB ((uint64_t)1 << 20)
 enum { N_BLOCKS = 300, N_QUEUES = 3, N_CALLS = 6000, LIMIT_MIB = 128 };
 
-static int fail(const char *what)
+static int fail(const char *message)
 {
-  fprintf(stderr, "cache-snapshot: %s\n", what);
+  fprintf(stderr, "cache-snapshot: %s\n", message);
   return 1;
 }
 

@@ -53,7 +53,7 @@ static const struct setting settings[] = {
 static const int memory_calls[] = {SYS_mmap, SYS_munmap, SYS_mremap, SYS_madvise, SYS_mprotect, SYS_brk};
 
 /* Run in a child, with a fixture of its own. */
-static int steps_run(enum lade_family family, const struct setting *how)
+static int steps_run(enum lade_family family, const struct setting *given)
 {
   struct run_fixture_model model = run_fixture_tiny(family);
   struct lade_error error = {0};
@@ -64,15 +64,16 @@ static int steps_run(enum lade_family family, const struct setting *how)
   double eval[2];
   model.n_microbatches = 2;
   run_fixture_init(&run_fixture, &model);
-  run_fixture.engine = how->engine;
-  run_fixture.is_durable = how->is_durable;
+  run_fixture.engine = given->engine;
+  run_fixture.is_durable = given->is_durable;
   run_fixture.store_dir = run_fixture.is_durable ? run_fixture_directory() : run_fixture.store_dir;
-  lade_planner *planner = run_fixture_planner(&run_fixture, how->host_bytes, how->store_bytes, LADE_RECIPE_AUTO);
+  lade_planner *planner = run_fixture_planner(&run_fixture, given->host_bytes, given->store_bytes, LADE_RECIPE_AUTO);
   if (lade_planner_get_bounds(planner, &bounds))
     return NOT_BEGUN;
-  uint64_t budget = bounds.min_bytes + (uint64_t)(how->share * (double)(bounds.unconstrained_bytes - bounds.min_bytes));
+  const uint64_t span_bytes = bounds.unconstrained_bytes - bounds.min_bytes;
+  uint64_t budget = bounds.min_bytes + (uint64_t)(given->share * (double)span_bytes);
   if (lade_planner_plan(planner, budget, &error, &plan) || run_fixture_open(&run_fixture, plan, &error)) {
-    fprintf(stderr, "%s: %s\n", how->name, error.text);
+    fprintf(stderr, "%s: %s\n", given->name, error.text);
     return NOT_BEGUN;
   }
   if (!seccomp_refuse(memory_calls, (int)LADE_COUNT(memory_calls), 0))
@@ -88,19 +89,19 @@ static int steps_run(enum lade_family family, const struct setting *how)
   return n_heap_calls ? ALLOCATED : is_right ? DONE : NUMBERS_DIFFER;
 }
 
-static void outcome_check(const struct setting *how, int status)
+static void outcome_check(const struct setting *given, int status)
 {
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS)
-    fail_msg("%s: a step asks the system for memory", how->name);
+    fail_msg("%s: a step asks the system for memory", given->name);
   if (WIFSIGNALED(status))
-    fail_msg("%s: signal %d", how->name, WTERMSIG(status));
+    fail_msg("%s: signal %d", given->name, WTERMSIG(status));
   int code = WEXITSTATUS(status);
   if (code == NO_SECCOMP) {
     printf("SKIP: system calls: seccomp is forbidden here\n");
     skip();
   }
   if (code != DONE)
-    fail_msg("%s: %s", how->name, code == ALLOCATED ? "a step uses the heap" :
+    fail_msg("%s: %s", given->name, code == ALLOCATED ? "a step uses the heap" :
              code == NOT_BEGUN ? "not begun" : "the step went wrong");
 }
 

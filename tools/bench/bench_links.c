@@ -51,13 +51,14 @@ static int node_ranks(struct links_bench *bench)
 static int gpu_open(struct links_bench *bench)
 {
   struct lade_error *error = &bench->error;
-  struct lade_cuda_device_params how = {.struct_size = sizeof(how)};
+  struct lade_cuda_device_params params = {.struct_size = sizeof(params)};
   if (bench->options.device < DEVICE_CUDA)
     return 0;
-  int status = lade_rank_group_find_gpu(&bench->group, bench->options.device - DEVICE_CUDA, NULL, error, &how.ordinal);
+  int status = lade_rank_group_find_gpu(&bench->group, bench->options.device - DEVICE_CUDA, NULL, error,
+                                        &params.ordinal);
   if (status)
     return status;
-  status = lade_device_open_cuda(&how, error, &bench->gpu);
+  status = lade_device_open_cuda(&params, error, &bench->gpu);
   if (!status)
     status = lade_cuda_kernels_open(bench->gpu, NULL, error, &bench->gpu_kernels);
   return lade_rank_group_vote(&bench->group, status, error);
@@ -105,10 +106,11 @@ static int cluster_measure(struct links_bench *bench)
   int version = 0;
   if (n_node < 0)
     return n_node;
-  const struct lade_links_params how = {.struct_size = sizeof(how), .world = bench->job.world, .n_node_ranks = n_node,
-                                        .kernels = &bench->job.kernels, .gpu = bench->gpu};
+  const struct lade_links_params params = {.struct_size = sizeof(params), .world = bench->job.world,
+                                           .n_node_ranks = n_node,
+                                           .kernels = &bench->job.kernels, .gpu = bench->gpu};
   struct lade_links_key key = {0};
-  int status = lade_links_measure(&how, &bench->error, cluster, &version);
+  int status = lade_links_measure(&params, &bench->error, cluster, &version);
   if (!status)
     status = key_make(bench, &key);
   if (status || !job_is_first(&bench->job))

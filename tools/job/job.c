@@ -172,7 +172,8 @@ static void *vigil_keep(void *user)
 }
 
 /* Call lade_comm_open with a timeout for its first part, MPI's start, which has none. */
-static int world_open(struct job *job, const struct lade_comm_params *how, double timeout_s, struct lade_error *error)
+static int world_open(struct job *job, const struct lade_comm_params *params, double timeout_s,
+                      struct lade_error *error)
 {
   /* Twice the timeout, because the wait after MPI's start names the late rank. */
   struct vigil vigil = {.job = job, .timeout_s = 2 * timeout_s, .lock = PTHREAD_MUTEX_INITIALIZER};
@@ -184,7 +185,7 @@ static int world_open(struct job *job, const struct lade_comm_params *how, doubl
   pthread_condattr_destroy(&clock);
   int status = lade_thread_start(&thread, "lade-vigil", vigil_keep, &vigil);
   if (!status) {
-    status = lade_comm_open(how, error, &job->world);
+    status = lade_comm_open(params, error, &job->world);
     pthread_mutex_lock(&vigil.lock);
     vigil.has_ended = true;
     pthread_cond_signal(&vigil.ended);
@@ -205,10 +206,10 @@ int job_join(struct job *job, double timeout_s, struct lade_error *error)
   plugin_find();
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&job->kernels, &cpu);
-  struct lade_comm_params how = {
-      .struct_size = sizeof(how), .launch = &job->launch, .kernels = &job->kernels, .log = note_print,
+  struct lade_comm_params params = {
+      .struct_size = sizeof(params), .launch = &job->launch, .kernels = &job->kernels, .log = note_print,
       .timeout_ms = (int)(timeout_s * 1e3)};
-  return world_open(job, &how, timeout_s, error);
+  return world_open(job, &params, timeout_s, error);
 }
 
 int job_leave(struct job *job, int status, const struct lade_error *error)

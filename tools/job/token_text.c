@@ -105,10 +105,10 @@ static int process_start(struct token_text *text, const char *path, struct lade_
   int status = python_command_make("lade.data.prompt", "sample", error, command, words);
   words[PYTHON_WORDS - 1] = path;
   if (!status) {
-    const struct subprocess_params how = {.command = (char *const *)(uintptr_t)words, .end_signal = SIGKILL,
-                                          .prepare = streams_set, .user = text};
+    const struct subprocess_params params = {.command = (char *const *)(uintptr_t)words, .end_signal = SIGKILL,
+                                             .prepare = streams_set, .user = text};
     pid_t child = 0;
-    status = subprocess_start(&how, error, &child);
+    status = subprocess_start(&params, error, &child);
     text->child = status ? 0 : child;
   }
   free(command);

@@ -43,13 +43,13 @@ static void residency_export(const struct cluster_plan *plan, const char *mark, 
 {
   static const struct {
     int policy;
-    const char *how;
+    const char *mode;
   } ways[] = {{LADE_RESIDENCY_RECOMPUTE, "recomputed"}, {LADE_RESIDENCY_HOST, "on the host between both halves"}};
   char names[CLUSTER_NAMES_BYTES];
   for (size_t i = 0; i < LADE_COUNT(ways) && recipe_get(plan) == LADE_RECIPE_AUTO; i++) {
     cluster_values_name(plan, ways[i].policy, sizeof(names), names);
     if (names[0])
-      fprintf(file, "%s of each layer %s: %s; %s has no option for each value\n", mark, ways[i].how, names, project);
+      fprintf(file, "%s of each layer %s: %s; %s has no option for each value\n", mark, ways[i].mode, names, project);
   }
 }
 

@@ -126,7 +126,7 @@ static int activation_add(struct placement_survey *survey, int tensor)
                         .where = lade_residency_policy_name((enum lade_residency_policy)choice->saved),
                         .seconds = survey->seconds[tensor],
                         .is_spilled = choice->spill != LADE_RESIDENCY_KEEP};
-  snprintf(place.what, sizeof(place.what), "%s", lade_name_within(survey->graph, tensor));
+  snprintf(place.name, sizeof(place.name), "%s", lade_name_within(survey->graph, tensor));
   reason_write(survey, tensor, (enum lade_residency_policy)choice->saved, place.reason);
   return LADE_PUSH(survey->places, place) ? 0 : -ENOMEM;
 }
@@ -136,8 +136,8 @@ static int activations_add(struct placement_survey *survey, int unit)
   const struct lade_model_graph *graph = survey->graph;
   int status = 0;
   for (int tensor = 0; tensor < graph->n_tensors && !status; tensor++) {
-    const struct lade_tensor *what = &graph->tensors[tensor];
-    if (what->kind != LADE_TENSOR_ACTIVATION || what->unit != unit || graph->ops[what->producer].is_backward)
+    const struct lade_tensor *value = &graph->tensors[tensor];
+    if (value->kind != LADE_TENSOR_ACTIVATION || value->unit != unit || graph->ops[value->producer].is_backward)
       continue;
     if (survey->is_waiting[tensor] || survey->seconds[tensor] > 0)
       status = activation_add(survey, tensor);
@@ -164,10 +164,10 @@ static void value_sum(const struct placement_survey *survey, int value, struct p
 /* Add the working copy of @param: this rank's block if it is sharded, and copies of gathered weights. */
 static void weight_sum(const struct placement_survey *survey, int param, struct placement *place)
 {
-  const struct lade_build_params how = {.graph = survey->graph, .layout = &survey->info->layout,
-                                        .residency = survey->info->plan->residency};
+  const struct lade_build_params build_params = {.graph = survey->graph, .layout = &survey->info->layout,
+                                                 .residency = survey->info->plan->residency};
   const int whole = survey->graph->params[param].tensor;
-  const bool is_gathered = plan_is_gathered(&how, param);
+  const bool is_gathered = plan_is_gathered(&build_params, param);
   value_sum(survey, is_gathered ? lade_value_block(survey->graph, param, LADE_BLOCK_WEIGHT) : whole, place);
   place->seconds += is_gathered ? survey->seconds[whole] : 0;
 }
@@ -196,7 +196,7 @@ static int state_tiers_add(struct placement_survey *survey, int unit, enum lade_
   }
   if (!place.bytes)
     return 0;
-  snprintf(place.what, sizeof(place.what), "%s", is_state ? "optimizer state" : "parameters");
+  snprintf(place.name, sizeof(place.name), "%s", is_state ? "optimizer state" : "parameters");
   snprintf(place.reason, sizeof(place.reason), "%s%s", state_tier_reasons[kind][tier],
            is_pinned ? "; fixed by the residency file" : "");
   return LADE_PUSH(survey->places, place) ? 0 : -ENOMEM;
@@ -261,7 +261,7 @@ static bool units_are_alike(const struct placement_report *places, int a, int b,
     return false;
   for (int i = 0; i < n; i++) {
     const struct placement *x = &places->items[a + i], *y = &places->items[b + i];
-    if (strcmp(x->what, y->what) != 0 || strcmp(x->where, y->where) != 0 || x->is_spilled != y->is_spilled ||
+    if (strcmp(x->name, y->name) != 0 || strcmp(x->where, y->where) != 0 || x->is_spilled != y->is_spilled ||
         x->bytes != y->bytes)
       return false;
   }
@@ -279,7 +279,7 @@ static void place_print(const struct placement_report *places, int at, int n, in
   if (sum > 0)
     seconds_format(sum, seconds, sizeof(seconds));
   lade_size_format(place->bytes * (uint64_t)n_units, bytes, sizeof(bytes));
-  fprintf(file, "    %-9s %-24s %10s %10s  %s%s\n", place->where, place->what, bytes, seconds, place->reason,
+  fprintf(file, "    %-9s %-24s %10s %10s  %s%s\n", place->where, place->name, bytes, seconds, place->reason,
           place->is_spilled ? "; leaves between its other uses too" : "");
 }
 
@@ -312,7 +312,7 @@ json_t *placement_report_json(const struct placement_report *places, const struc
       json_array_append_new(units, json_pack("{s:s, s:o}", "unit", graph->units[place->unit].name, "choices",
                                              choices));
     }
-    json_array_append_new(choices, json_pack("{s:s, s:s, s:b, s:o, s:o, s:s}", "what", place->what, "where",
+    json_array_append_new(choices, json_pack("{s:s, s:s, s:b, s:o, s:o, s:s}", "what", place->name, "where",
                                              place->where, "is_spilled", place->is_spilled, "bytes",
                                              json_bytes(place->bytes), "seconds", json_number(place->seconds),
                                              "reason", place->reason));

@@ -13,7 +13,7 @@
 
 struct placement {
   int unit;
-  char what[LADE_NAME_BYTES]; /* the tensor's name within its unit, "parameters" or "optimizer state" */
+  char name[LADE_NAME_BYTES]; /* the tensor's name within its unit, "parameters" or "optimizer state" */
   const char *where;          /* "keep", "recompute", "host", "store"; of parameters "device", "host", "store" */
   bool is_spilled;            /* also leaves the device between its other uses */
   uint64_t bytes;             /* of one microbatch; of parameters and optimizer state this rank's */

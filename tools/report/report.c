@@ -464,20 +464,20 @@ static void times_print(const struct summary *summary, FILE *file)
 {
   const struct lade_plan *plan = summary->info.plan;
   char a[32], b[32];
-  const char *how = summary->is_dry ? "executed dry" : "measured";
+  const char *origin = summary->is_dry ? "executed dry" : "measured";
   if (summary->is_described && !summary->is_dry) {
-    how = "measured here";
+    origin = "measured here";
     fprintf(file, "machine       times are predicted for %s and measured on this machine\n",
             summary->info.cost->machine.name);
   }
   crowding_print(summary, file);
   fprintf(file, "step          predicted %s, %s %s\n", seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
-          how, seconds_format(summary->seconds[0], b, sizeof(b)));
+          origin, seconds_format(summary->seconds[0], b, sizeof(b)));
   for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
     double predicted = (double)plan->train->predicted_busy_ns[queue] / 1e9, measured = summary->seconds[1 + queue];
     if (predicted > 0 || measured > 0)
       fprintf(file, "  %-11s predicted %s, %s %s\n", lade_queue_name((enum lade_queue_id)queue),
-              seconds_format(predicted, a, sizeof(a)), how, seconds_format(measured, b, sizeof(b)));
+              seconds_format(predicted, a, sizeof(a)), origin, seconds_format(measured, b, sizeof(b)));
   }
   stalls_print(summary, file);
   if (lade_layout_size(&summary->info.layout, LADE_AXIS_PP) > 1 && isfinite(summary->bubble))

@@ -41,9 +41,9 @@ static void name_write(FILE *file, const struct lade_program *program, const str
 {
   char name[LADE_NAME_BYTES + 16];
   int tensor = tensor_of(program, instr);
-  const char *what = instr->kind == LADE_INSTR_COMPUTE ? lade_op_kind_name(program->graph->ops[instr->op].kind)
+  const char *label = instr->kind == LADE_INSTR_COMPUTE ? lade_op_kind_name(program->graph->ops[instr->op].kind)
                                                        : lade_instr_kind_name((enum lade_instr_kind)instr->kind);
-  fprintf(file, "%s%s %s", instr->is_recompute ? "again: " : "", what,
+  fprintf(file, "%s%s %s", instr->is_recompute ? "again: " : "", label,
           tensor < 0 ? "" : lade_value_name(program->graph, tensor, name));
 }
 

@@ -143,12 +143,12 @@ static void rates_check(struct report *report, const struct options *options)
   int status = lade_pool_create(options->n_threads ? (int)options->n_threads : lade_cpu_count(), &pool);
   const struct lade_store_params store = {.struct_size = sizeof(store), .dir = options->session.store,
                                           .allow_tmpfs = options->session.allow_tmpfs};
-  const struct lade_probe_params how = {.struct_size = sizeof(how), .kernels = &kernels, .pool = pool,
-                                        .store = options->session.store ? &store : NULL, .is_renewed = true};
+  const struct lade_probe_params params = {.struct_size = sizeof(params), .kernels = &kernels, .pool = pool,
+                                           .store = options->session.store ? &store : NULL, .is_renewed = true};
   if (!status && options->has_probe)
-    status = lade_probe(&how, &error, &cost);
+    status = lade_probe(&params, &error, &cost);
   else if (!status)
-    status = lade_probe_recall(&how, &cost) ? 0 : -ENOENT;
+    status = lade_probe_recall(&params, &cost) ? 0 : -ENOENT;
   if (!status) {
     finding_add(report, "rates", FINDING_GOOD, NULL, "%.1f Gflop/s in fp32 products, %.1f in bf16, the best seen; "
                 "memory %.1f GB/s, AdamW %.1f GB/s", cost.machine.matmul_flops_per_s[LADE_F32] / 1e9,

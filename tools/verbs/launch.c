@@ -208,9 +208,9 @@ static int mpirun_start(struct launch *launch, pid_t *ret_child)
   arguments_fill(launch, is_crowded, n_text, arguments);
   if (is_crowded)
     setenv("OMP_NUM_THREADS", "1", 0);
-  const struct subprocess_params how = {.command = (char *const *)(uintptr_t)arguments, .end_signal = SIGTERM,
+  const struct subprocess_params params = {.command = (char *const *)(uintptr_t)arguments, .end_signal = SIGTERM,
                                      .prepare = mpirun_prepare, .user = launch};
-  int status = subprocess_start(&how, &launch->error, ret_child);
+  int status = subprocess_start(&params, &launch->error, ret_child);
   free(arguments);
   return status;
 }
@@ -429,17 +429,17 @@ static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_
 {
   const struct lade_error *words = &end->verdict.error;
   const int rank = end->verdict.first_lost;
-  char how[64];
-  signal_name(end->code, how, sizeof(how));
+  char ended_by[64];
+  signal_name(end->code, ended_by, sizeof(ended_by));
   if (words->code) {
-    const bool has_cause = words->code == -EPIPE && *how;
+    const bool has_cause = words->code == -EPIPE && *ended_by;
     lade_error_set(&launch->error, words->code, "%.300s%s%s%s", words->text, has_cause ? "; " : "",
-                   has_cause ? how : "", has_cause ? " ended it" : "");
+                   has_cause ? ended_by : "", has_cause ? " ended it" : "");
     return lost_tell(launch, end->verdict.verb, is_again, &launch->error);
   }
   lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word%s%s", rank,
                  atomic_load(&launch->table->ranks[rank].pid) ? "before the others could see it" : "before it began",
-                 *how ? ", by " : "", how);
+                 *ended_by ? ", by " : "", ended_by);
   return lost_tell(launch, "launch", is_again, &launch->error);
 }
 
@@ -449,9 +449,9 @@ static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_
  */
 static int silent_end_tell(const struct launch *launch, const struct end *end)
 {
-  char text[200], how[64];
-  if (*signal_name(end->code, how, sizeof(how)))
-    snprintf(text, sizeof(text), "mpirun ended with code %d, the code of a rank that %s ended", end->code, how);
+  char text[200], ended_by[64];
+  if (*signal_name(end->code, ended_by, sizeof(ended_by)))
+    snprintf(text, sizeof(text), "mpirun ended with code %d, the code of a rank that %s ended", end->code, ended_by);
   else if (launch->has_reports)
     snprintf(text, sizeof(text), "no rank has begun: mpirun ended with code %d", end->code);
   else

@@ -707,15 +707,15 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
 
 static int search_plan(struct cluster_planning *planning, const struct cluster_plan *empty)
 {
-  const struct lade_layout_search_params how = search_params(planning);
+  const struct lade_layout_search_params params = search_params(planning);
   struct search_result result = {.plans = calloc((size_t)planning->options->n_top + 1, sizeof(*result.plans))};
   const double begin = seconds_now();
   jobs_fill(planning);
-  int status = ranks_check(planning, how.n_ranks);
+  int status = ranks_check(planning, params.n_ranks);
   if (!status)
     status = result.plans ? 0 : lade_error_set(&planning->error, -ENOMEM, "no memory for the layouts");
   if (!status)
-    status = lade_layout_search_run(&planning->job, &how, &planning->error, &result.search);
+    status = lade_layout_search_run(&planning->job, &params, &planning->error, &result.search);
   const bool has_found = !status || status == -EOVERFLOW;
   result.seconds = seconds_now() - begin;
   if (has_found)

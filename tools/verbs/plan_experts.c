@@ -79,9 +79,9 @@ static int cost_get(struct experts_planning *planning)
   if (!named) {
     lade_kernels_init(&kernels, &cpu);
     status = lade_pool_create((int)planning->options->n_threads, &pool);
-    const struct lade_probe_params how = {.struct_size = sizeof(how), .kernels = &kernels, .pool = pool};
+    const struct lade_probe_params params = {.struct_size = sizeof(params), .kernels = &kernels, .pool = pool};
     status = status ? lade_error_set(&planning->error, status, "threads were refused: %s", strerror(-status))
-                    : lade_probe(&how, &planning->error, &planning->cost);
+                    : lade_probe(&params, &planning->error, &planning->cost);
     lade_pool_destroy(pool);
   }
   planning->has_cost = !status;

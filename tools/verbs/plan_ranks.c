@@ -55,13 +55,13 @@ static int exposed_count(struct stage_plan *stage, struct lade_error *error)
 
 static int stage_make(struct options *options, int rank, struct stage_plan *stage, struct lade_error *error)
 {
-  struct lade_session_params how = options->session;
-  how.layout.rank = rank;
-  how.is_plan_only = options->device != DEVICE_DRY;
-  int status = lade_session_open(&how, error, &stage->session);
-  if (status == -EOVERFLOW && !how.is_plan_only) { /* a dry device is opened only for a plan that fits */
-    how.is_plan_only = true;
-    status = lade_session_open(&how, error, &stage->session);
+  struct lade_session_params params = options->session;
+  params.layout.rank = rank;
+  params.is_plan_only = options->device != DEVICE_DRY;
+  int status = lade_session_open(&params, error, &stage->session);
+  if (status == -EOVERFLOW && !params.is_plan_only) { /* a dry device is opened only for a plan that fits */
+    params.is_plan_only = true;
+    status = lade_session_open(&params, error, &stage->session);
   }
   if (status)
     return status;
@@ -82,15 +82,15 @@ static int stage_make(struct options *options, int rank, struct stage_plan *stag
 static int rank_follow(const struct options *options, const struct stage_plan *first, int rank,
                        struct lade_error *error)
 {
-  struct lade_session_params how = options->session;
+  struct lade_session_params params = options->session;
   struct lade_session_info info;
   struct lade_step_report step;
   struct lade_error why;
   lade_session *session;
-  how.layout.rank = rank;
-  how.is_plan_only = options->device != DEVICE_DRY;
-  how.template_session = first->session;
-  int status = lade_session_open(&how, error, &session);
+  params.layout.rank = rank;
+  params.is_plan_only = options->device != DEVICE_DRY;
+  params.template_session = first->session;
+  int status = lade_session_open(&params, error, &session);
   if (status)
     return status;
   lade_session_get_info(session, &info);
@@ -239,10 +239,10 @@ static int stages_make(struct options *options, const struct lade_mesh *mesh, st
 int ranks_plan_make(struct options *options, struct ranks_plan *ret_ranks, struct lade_error *error)
 {
   struct lade_layout layout;
-  struct lade_layout_params how = options->session.layout;
-  how.struct_size = sizeof(how);
+  struct lade_layout_params params = options->session.layout;
+  params.struct_size = sizeof(params);
   *ret_ranks = (struct ranks_plan){0};
-  int status = lade_layout_init(&how, error, &layout);
+  int status = lade_layout_init(&params, error, &layout);
   const int n = status ? 0 : lade_layout_size(&layout, LADE_AXIS_PP);
   if (!status)
     status = stages_alloc(n, ret_ranks, error);

@@ -231,11 +231,11 @@ static int environment_set(void *user)
 
 static int command_run(struct command_run *run)
 {
-  const struct subprocess_params how = {.command = run->command, .end_signal = SIGKILL, .prepare = environment_set,
+  const struct subprocess_params params = {.command = run->command, .end_signal = SIGKILL, .prepare = environment_set,
                                      .user = run};
   int state = 0;
   pid_t child;
-  int status = subprocess_start(&how, &run->error, &child);
+  int status = subprocess_start(&params, &run->error, &child);
   if (!status)
     status = subprocess_wait(child, &run->error, &state);
   run->outcome.signal = WIFSIGNALED(state) ? WTERMSIG(state) : 0;

@@ -89,9 +89,10 @@ static int forward_make(struct sampler *sample, const char *path)
     return lade_error_set(&sample->error, status, "threads were refused: %s", strerror(-status));
   int64_t n_most = sample->n_tokens + options->n_tokens;
   sample->seq_len = LADE_MIN(sample->model.context, n_most);
-  struct lade_forward_params how = {.struct_size = sizeof(how), .model = &sample->model, .seq_len = sample->seq_len,
-                                    .kernels = &sample->kernels, .pool = sample->pool};
-  status = lade_forward_create(&how, &sample->error, &sample->forward);
+  struct lade_forward_params params = {.struct_size = sizeof(params), .model = &sample->model,
+                                       .seq_len = sample->seq_len,
+                                       .kernels = &sample->kernels, .pool = sample->pool};
+  status = lade_forward_create(&params, &sample->error, &sample->forward);
   if (status)
     return status;
   struct lade_values values = lade_forward_values(sample->forward);

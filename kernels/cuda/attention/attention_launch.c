@@ -17,11 +17,11 @@
 #define LEAST_ROWS 64     /* of a block with tensor cores */
 #define MOST_SHARED_BYTES_90 (227u << 10)
 
-bool lade_cuda_attention_has(enum lade_cuda_attention who, enum lade_dtype dtype, int64_t head_dim)
+bool lade_cuda_attention_has(enum lade_cuda_attention attention, enum lade_dtype dtype, int64_t head_dim)
 {
   const bool has_all = head_dim == 64 || head_dim == 128;
   const bool has_mma = has_all || head_dim == 80 || head_dim == 96 || head_dim == 256;
-  return (dtype == LADE_BF16 || dtype == LADE_F16) && (who >= LADE_CUDA_BY_WGMMA ? has_all : has_mma);
+  return (dtype == LADE_BF16 || dtype == LADE_F16) && (attention >= LADE_CUDA_BY_WGMMA ? has_all : has_mma);
 }
 
 bool lade_cuda_attention_has_form(const struct lade_score_form *form)
@@ -210,10 +210,10 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 /* ---- parts of query heads ---- */
 
-/* Return the number of parts of a key head's query heads in the gradients by @who, mma.sync or wgmma. */
-static int64_t dkv_parts(enum lade_cuda_attention who, const struct lade_attention_bwd_args *a)
+/* Return the number of parts of a key head's query heads in the gradients by @attention, mma.sync or wgmma. */
+static int64_t dkv_parts(enum lade_cuda_attention attention, const struct lade_attention_bwd_args *a)
 {
-  const bool is_wgmma = who == LADE_CUDA_BY_WGMMA;
+  const bool is_wgmma = attention == LADE_CUDA_BY_WGMMA;
   const int64_t enough = is_wgmma ? LADE_CUDA_WGMMA_DKV_ENOUGH(a->head_dim) : LADE_CUDA_MMA_DKV_ENOUGH;
   const int64_t rows = is_wgmma ? LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim) : LADE_CUDA_MMA_DKV_ROWS(a->head_dim);
   const int64_t columns = is_wgmma ? 1 : LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
@@ -323,12 +323,12 @@ size_t lade_cuda_attention_bwd_bytes(const struct lade_kernels *kernels, const s
   return LADE_MAX(bytes, bias_bytes(a));
 }
 
-lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)
+lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention attention)
 {
   static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd};
   static lade_kernel_fn *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd};
   LADE_ASSERT(kernel == LADE_K_ATTENTION_FWD || kernel == LADE_K_ATTENTION_BWD);
-  return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
+  return kernel == LADE_K_ATTENTION_FWD ? fwd[attention] : bwd[attention];
 }
 
 lade_kernel_fn *lade_cuda_attention_whole_fn(lade_kernel_fn *bwd)
@@ -336,17 +336,18 @@ lade_kernel_fn *lade_cuda_attention_whole_fn(lade_kernel_fn *bwd)
   return bwd == mma_bwd ? mma_bwd_whole : bwd == wgmma_bwd ? wgmma_bwd_whole : NULL;
 }
 
-const char *lade_cuda_attention_name(enum lade_cuda_attention who)
+const char *lade_cuda_attention_name(enum lade_cuda_attention attention)
 {
   static const char *const names[] = {"plain", "mma", "wgmma"};
-  return who < LADE_CUDA_N_ATTENTIONS ? names[who] : NULL;
+  return attention < LADE_CUDA_N_ATTENTIONS ? names[attention] : NULL;
 }
 
-void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who)
+void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel,
+                                enum lade_cuda_attention attention)
 {
   static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
-  kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
-  kernels->variant[kernel] = variants[who];
+  kernels->fn[kernel] = lade_cuda_attention_fn(kernel, attention);
+  kernels->variant[kernel] = variants[attention];
 }
 
 const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, enum lade_dtype dtype, int64_t head_dim,

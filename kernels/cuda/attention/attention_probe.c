@@ -53,7 +53,7 @@ struct probe {
   lade_chunk *chunk;
   uint64_t address, chunk_bytes;
   struct probe_buffers *host, *room; /* room is @address */
-  enum lade_cuda_attention who; /* the candidate under test */
+  enum lade_cuda_attention attention; /* the candidate under test */
   enum lade_dtype dtype;
   int64_t head_dim, seq_len;
   struct lade_score_form form;
@@ -96,7 +96,7 @@ static int room_move(const struct probe *probe, void *dst, const void *src)
 }
 
 /* Run @kernel by one attention; its results are number @i. */
-static int attention_run(const struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention who, int i,
+static int attention_run(const struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention attention, int i,
                          int *ret_refused)
 {
   struct probe_buffers *room = probe->room;
@@ -113,7 +113,7 @@ static int attention_run(const struct probe *probe, enum lade_kernel kernel, enu
                                               .lse = room->lse[0], .d_out = room->d_out, .d_qkv = room->d_qkv[i],
                                               .workspace = room->scratch};
   bool is_fwd = kernel == LADE_K_ATTENTION_FWD;
-  return call_run(probe, lade_cuda_attention_fn(kernel, who), is_fwd ? (const void *)&fwd : &bwd, ret_refused);
+  return call_run(probe, lade_cuda_attention_fn(kernel, attention), is_fwd ? (const void *)&fwd : &bwd, ret_refused);
 }
 
 /* ---- comparing ---- */
@@ -181,7 +181,7 @@ static int plain_run(struct probe *probe, enum lade_kernel kernel)
  * Compare a candidate with the plain kernels on one problem. Returns 0, with the reason for a difference in @why or an
  * empty text; or the device's status.
  */
-static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention who,
+static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention attention,
                          struct lade_error *why)
 {
   const char *direction = kernel == LADE_K_ATTENTION_FWD ? "forward" : "backward";
@@ -192,7 +192,7 @@ static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade
   if (!status)
     status = plain_run(probe, kernel);
   if (!status)
-    status = attention_run(probe, kernel, who, 1, &refused);
+    status = attention_run(probe, kernel, attention, 1, &refused);
   if (!status)
     status = room_move(probe, probe->host, probe->room);
   if (status)
@@ -220,14 +220,17 @@ static bool is_left(int i, enum lade_dtype dtype)
   return problems[i].has_form || !lade_cuda_attention_has(LADE_CUDA_BY_WGMMA, dtype, problems[i].head_dim);
 }
 
-/* Check @who on its problems; mma.sync that stands in for @chosen, wgmma, only on those that wgmma leaves to it. */
-static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention who,
+/*
+ * Check @attention on its problems. If it is mma.sync beside the chosen wgmma, check only the problems that wgmma
+ * leaves to it.
+ */
+static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention attention,
                            enum lade_cuda_attention chosen, struct lade_error *why)
 {
   static const enum lade_dtype dtypes[] = {LADE_BF16, LADE_F16};
-  const bool is_wgmma = who >= LADE_CUDA_BY_WGMMA;
+  const bool is_wgmma = attention >= LADE_CUDA_BY_WGMMA;
   int status = 0;
-  probe->who = who;
+  probe->attention = attention;
   for (int i = 0; i < 2 * (int)LADE_COUNT(problems) && !status && !why->code; i++) {
     probe->dtype = dtypes[i % 2];
     probe->head_dim = problems[i / 2].head_dim;
@@ -238,7 +241,7 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
     if (is_wgmma ? is_left(i / 2, probe->dtype) : chosen >= LADE_CUDA_BY_WGMMA && !is_left(i / 2, probe->dtype))
       continue;
     LADE_ASSERT(probe->seq_len * probe->head_dim <= SEQ_LEN_MOST * MOST_DIM);
-    status = problem_check(probe, kernel, who, why);
+    status = problem_check(probe, kernel, attention, why);
   }
   return status;
 }
@@ -246,12 +249,12 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
 /* ---- choosing ---- */
 
 /* Append a wrong candidate to the line. @next takes its place. */
-static void note_add(struct lade_error *note, enum lade_cuda_attention who, enum lade_cuda_attention next,
+static void note_add(struct lade_error *note, enum lade_cuda_attention attention, enum lade_cuda_attention next,
                      const char *why)
 {
   struct lade_error before = *note;
   lade_error_set(note, -EIO, "%s%sattention by %s is wrong on this GPU (%s): %s attends instead; please report it",
-                 before.text, *before.text ? "; " : "", lade_cuda_attention_name(who), why,
+                 before.text, *before.text ? "; " : "", lade_cuda_attention_name(attention), why,
                  lade_cuda_attention_name(next));
 }
 
@@ -262,24 +265,24 @@ static void note_add(struct lade_error *note, enum lade_cuda_attention who, enum
 static int kernel_choose(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention best,
                          struct lade_kernels *table, struct lade_error *note)
 {
-  enum lade_cuda_attention who = best;
+  enum lade_cuda_attention attention = best;
   struct lade_error why = {0};
   int status = 0;
-  while (who != LADE_CUDA_BY_PLAIN && !status) {
+  while (attention != LADE_CUDA_BY_PLAIN && !status) {
     why = (struct lade_error){0};
-    status = candidate_check(probe, kernel, who, who, &why);
+    status = candidate_check(probe, kernel, attention, attention, &why);
     if (!why.code)
       break;
-    note_add(note, who, who - 1, why.text);
-    who--;
+    note_add(note, attention, attention - 1, why.text);
+    attention--;
   }
-  if (!status && who >= LADE_CUDA_BY_WGMMA)
-    status = candidate_check(probe, kernel, LADE_CUDA_BY_MMA, who, &why);
-  if (why.code && who >= LADE_CUDA_BY_WGMMA) {
+  if (!status && attention >= LADE_CUDA_BY_WGMMA)
+    status = candidate_check(probe, kernel, LADE_CUDA_BY_MMA, attention, &why);
+  if (why.code && attention >= LADE_CUDA_BY_WGMMA) {
     note_add(note, LADE_CUDA_BY_MMA, LADE_CUDA_BY_PLAIN, why.text);
-    who = LADE_CUDA_BY_PLAIN;
+    attention = LADE_CUDA_BY_PLAIN;
   }
-  lade_cuda_attention_choose(table, kernel, who);
+  lade_cuda_attention_choose(table, kernel, attention);
   return status;
 }
 
@@ -320,11 +323,12 @@ static void failure_tell(const struct probe *probe, struct lade_error *error)
 {
   struct lade_error why = {0};
   lade_cuda_get_error(probe->device, &why);
-  if (probe->who == LADE_CUDA_BY_PLAIN)
+  if (probe->attention == LADE_CUDA_BY_PLAIN)
     *error = why;
   else
     lade_error_set(error, why.code, "%.300s, while attention by %s was tried; LADE_ATTENTION=%s does without it",
-                   why.text, lade_cuda_attention_name(probe->who), lade_cuda_attention_name(probe->who - 1));
+                   why.text, lade_cuda_attention_name(probe->attention),
+                   lade_cuda_attention_name(probe->attention - 1));
 }
 
 /* Get the attention that the environment names, if any. */

@@ -41,11 +41,11 @@ static char *divisors_list(int64_t n, int64_t most, char *text, size_t text_byte
   return text;
 }
 
-static int size_refuse(struct lade_error *error, const char *axis, int64_t size, const char *what, int64_t n)
+static int size_refuse(struct lade_error *error, const char *axis, int64_t size, const char *whole, int64_t n)
 {
   char list[256];
   return lade_error_set(error, -EINVAL, "%s %lld does not divide %s %lld; sizes that do: %s", axis, (long long)size,
-                        what, (long long)n, divisors_list(n, LADE_WORLD_MOST, list, sizeof(list)));
+                        whole, (long long)n, divisors_list(n, LADE_WORLD_MOST, list, sizeof(list)));
 }
 
 static int sizes_check(const struct lade_mesh_params *params, struct lade_error *error)

@@ -23,7 +23,7 @@ EXPORT cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_b
 EXPORT cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *ret_handle, cuda_address at);
 EXPORT cuda_result cuGetExportTable(const void **ret_table, const void *id);
 EXPORT cuda_result cuFakeNovelty(int *ret_value);
-EXPORT cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes);
+EXPORT cuda_result cuMemAlloc_v3(void *params, cuda_address *ret_at, size_t bytes);
 
 enum block_kind { BLOCK_MEMORY, BLOCK_IMPORT, BLOCK_ARRAY, BLOCK_POOL, BLOCK_EXTERNAL };
 
@@ -389,9 +389,9 @@ cuda_result cuGetExportTable(const void **ret_table, const void *id)
   return 0;
 }
 
-cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes)
+cuda_result cuMemAlloc_v3(void *params, cuda_address *ret_at, size_t bytes)
 {
-  return how ? CUDA_INVALID_VALUE : memory_take("cuMemAlloc", BLOCK_MEMORY, -1, 0, bytes, ret_at);
+  return params ? CUDA_INVALID_VALUE : memory_take("cuMemAlloc", BLOCK_MEMORY, -1, 0, bytes, ret_at);
 }
 
 cuda_result cuFakeNovelty(int *ret_value)

@@ -51,7 +51,7 @@ struct chunk {
 
 /* A product of a warpgroup. */
 struct product {
-  struct cuda_on_cpu_product what; /* of the first thread; c and a are each thread's own */
+  struct cuda_on_cpu_product form; /* of the first thread; c and a are each thread's own */
   float a[M][K];
   float b[4][K][MOST_N / 4];       /* by the lane of four that reads it: its columns in order */
   struct chunk chunks[M * K * 2 / CHUNK + MOST_N * K * 2 / CHUNK];
@@ -226,7 +226,7 @@ static float element_get(const struct product *product, const unsigned char *byt
 {
   uint16_t bits;
   memcpy(&bits, bytes + 2 * i, sizeof(bits));
-  return product->what.is_bf16 ? lade_bf16_to_f32(bits) : lade_f16_to_f32(bits);
+  return product->form.is_bf16 ? lade_bf16_to_f32(bits) : lade_f16_to_f32(bits);
 }
 
 static void b_put(struct product *product, int k, int column, float value)
@@ -237,20 +237,20 @@ static void b_put(struct product *product, int k, int column, float value)
 /* Read the operands in shared memory, when the first thread of the warpgroup issues the product. */
 static void operands_take(struct product *product)
 {
-  const struct cuda_on_cpu_product *what = &product->what;
+  const struct cuda_on_cpu_product *form = &product->form;
   product->n_chunks = 0;
-  for (int i = 0; !what->a && i < M; i++)
+  for (int i = 0; !form->a && i < M; i++)
     for (int j = 0; j < K / 8; j++) {
-      const unsigned char *bytes = chunk_take(product, chunk_address(what->a_at, false, i, j));
+      const unsigned char *bytes = chunk_take(product, chunk_address(form->a_at, false, i, j));
       for (int e = 0; e < 8; e++)
         product->a[i][8 * j + e] = element_get(product, bytes, e);
     }
-  const int n_i = what->is_turned ? K : what->n, n_j = (what->is_turned ? what->n : K) / 8;
+  const int n_i = form->is_turned ? K : form->n, n_j = (form->is_turned ? form->n : K) / 8;
   for (int i = 0; i < n_i; i++)
     for (int j = 0; j < n_j; j++) {
-      const unsigned char *bytes = chunk_take(product, chunk_address(what->b_at, what->is_turned, i, j));
+      const unsigned char *bytes = chunk_take(product, chunk_address(form->b_at, form->is_turned, i, j));
       for (int e = 0; e < 8; e++)
-        b_put(product, what->is_turned ? i : 8 * j + e, what->is_turned ? 8 * j + e : i,
+        b_put(product, form->is_turned ? i : 8 * j + e, form->is_turned ? 8 * j + e : i,
               element_get(product, bytes, e));
     }
 }
@@ -319,11 +319,11 @@ static void sums_end(struct sums *sums)
 /* Compute this thread's part of a product: two rows, two columns in each eight. */
 static void product_make(const struct product *product, struct sums *sums)
 {
-  const int row = row_get(), n = product->what.n / 4;
+  const int row = row_get(), n = product->form.n / 4;
   for (int half = 0; half < 2; half++) {
     float c[MOST_N / 4];
     for (int i = 0; i < n; i++)
-      c[i] = product->what.is_added ? sums->value[i / 2 * 4 + 2 * half + i % 2] : 0;
+      c[i] = product->form.is_added ? sums->value[i / 2 * 4 + 2 * half + i % 2] : 0;
     for (int k = 0; k < K; k++) {
       const float a = product->a[row + 8 * half][k], *b = product->b[cuda_on_cpu_thread.x % 4][k];
       for (int i = 0; i < n; i++)
@@ -382,33 +382,33 @@ void cuda_on_cpu_products_fence(int line)
 /* Check that all threads of a warpgroup issue the same product. */
 static void product_compare(const struct product *first, const struct cuda_on_cpu_product *own)
 {
-  const struct cuda_on_cpu_product *what = &first->what;
-  if (what->n != own->n || what->is_bf16 != own->is_bf16 || !what->a != !own->a || what->is_turned != own->is_turned ||
-      what->is_added != own->is_added || what->b_at != own->b_at || what->a_at != own->a_at)
+  const struct cuda_on_cpu_product *form = &first->form;
+  if (form->n != own->n || form->is_bf16 != own->is_bf16 || !form->a != !own->a || form->is_turned != own->is_turned ||
+      form->is_added != own->is_added || form->b_at != own->b_at || form->a_at != own->a_at)
     wrong("it issues another product than the first of its warpgroup");
 }
 
-void cuda_on_cpu_product_issue(const struct cuda_on_cpu_product *what)
+void cuda_on_cpu_product_issue(const struct cuda_on_cpu_product *form)
 {
   struct thread *thread = self();
   struct group *group = group_get();
   struct product *product = &group->products[thread->n_issued % MOST_UNDER_WAY];
-  LADE_ASSERT(what->n <= MOST_N && state.n_threads % GROUP == 0);
+  LADE_ASSERT(form->n <= MOST_N && state.n_threads % GROUP == 0);
   LADE_ASSERT(thread->n_issued - thread->n_done < MOST_UNDER_WAY);
   if (!thread->is_fenced)
     wrong("a product without a fence since the last wait");
   if (thread->n_issued == group->n_issued) {
-    product->what = *what;
+    product->form = *form;
     operands_take(product);
     group->n_issued++;
   }
-  product_compare(product, what);
-  left_begin(thread, what->a);
-  if (what->a)
-    fragment_put(product, what->a);
-  struct sums *sums = sums_find(thread, what->c, what->n / 2);
+  product_compare(product, form);
+  left_begin(thread, form->a);
+  if (form->a)
+    fragment_put(product, form->a);
+  struct sums *sums = sums_find(thread, form->c, form->n / 2);
   thread->sums_of[thread->n_issued++ % MOST_UNDER_WAY] = sums;
-  sums_begin(sums, what->is_added);
+  sums_begin(sums, form->is_added);
 }
 
 void cuda_on_cpu_products_commit(void)

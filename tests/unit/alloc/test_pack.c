@@ -104,9 +104,9 @@ static void test_most_jigsaws_of_hundreds_of_pieces_are_filled_again(void **stat
   for (int cuts = 0; cuts < JIGSAW_N_CUTS; cuts++)
     for (size_t k = 0; k < LADE_COUNT(sizes); k++)
       for (int per_mille_out = 0; per_mille_out <= 30; per_mille_out += 30, n_all++) {
-        const struct jigsaw how = {.cuts = (enum jigsaw_cuts)cuts, .n_pieces = sizes[k], .span = 1024, .height = 1024,
-                                   .granule = 1024, .per_mille_out = per_mille_out, .seed = 1};
-        n_filled += pack(jigsaw_make(&how, items), 1000000000, 1 << 20).peak_bytes <= 1 << 20;
+        const struct jigsaw spec = {.cuts = (enum jigsaw_cuts)cuts, .n_pieces = sizes[k], .span = 1024, .height = 1024,
+                                    .granule = 1024, .per_mille_out = per_mille_out, .seed = 1};
+        n_filled += pack(jigsaw_make(&spec, items), 1000000000, 1 << 20).peak_bytes <= 1 << 20;
       }
   if (n_filled < n_all - n_all / 12)
     fail_msg("%d of %d", n_filled, n_all);
@@ -120,9 +120,9 @@ static void test_rare_solutions_are_found_by_many_short_attempts(void **state)
 {
   (void)state;
   for (uint64_t seed = 101; seed <= 103; seed++) {
-    const struct jigsaw how = {.cuts = JIGSAW_WHEELS, .n_pieces = 300, .span = 1024, .height = 1024, .granule = 1024,
-                               .seed = seed};
-    assert_int_equal(pack(jigsaw_make(&how, items), 60000000, 1 << 20).peak_bytes, 1 << 20);
+    const struct jigsaw spec = {.cuts = JIGSAW_WHEELS, .n_pieces = 300, .span = 1024, .height = 1024, .granule = 1024,
+                                .seed = seed};
+    assert_int_equal(pack(jigsaw_make(&spec, items), 60000000, 1 << 20).peak_bytes, 1 << 20);
   }
 }
 
@@ -134,9 +134,9 @@ static void test_jigsaws_that_were_bent_come_near_their_bound(void **state)
 {
   for (int cuts = 0; cuts < JIGSAW_N_CUTS; cuts++)
     for (int n = 150; n <= 300; n += 150) {
-      const struct jigsaw how = {.cuts = (enum jigsaw_cuts)cuts, .n_pieces = n, .span = 1024, .height = 1024,
-                                 .granule = 4 << 20, .seed = 1};
-      jigsaw_make(&how, items);
+      const struct jigsaw spec = {.cuts = (enum jigsaw_cuts)cuts, .n_pieces = n, .span = 1024, .height = 1024,
+                                  .granule = 4 << 20, .seed = 1};
+      jigsaw_make(&spec, items);
       draw_start(29);
       for (int i = 0; i < n; i++)
         items[i].bytes += draw(4) == 0 ? draw(16 << 20) : 0;
@@ -149,8 +149,8 @@ static void test_jigsaws_that_were_bent_come_near_their_bound(void **state)
 /* 150 pieces that fill a rectangle, and thousands of buffers at other times: too many for one exact search. */
 static void test_a_hard_part_of_a_large_program_is_packed_by_itself(void **state)
 {
-  const struct jigsaw how = {.n_pieces = 150, .span = 1024, .height = 1024, .granule = 1024, .seed = 3};
-  int n = jigsaw_make(&how, items);
+  const struct jigsaw spec = {.n_pieces = 150, .span = 1024, .height = 1024, .granule = 1024, .seed = 3};
+  int n = jigsaw_make(&spec, items);
   draw_start(31);
   for (int end = n + 4000; n < end; n++) {
     int lower = 1000 + (int)draw(8000);
@@ -185,9 +185,9 @@ static void twins_compare(int n, uint64_t work_limit)
 static void test_a_problem_written_down_in_another_way_has_the_same_answer(void **state)
 {
   for (uint64_t seed = 1; seed <= 3; seed++) {
-    const struct jigsaw how = {.cuts = (enum jigsaw_cuts)(seed - 1), .n_pieces = 120, .span = 1024, .height = 1024,
-                               .granule = 1, .per_mille_out = 100, .seed = seed};
-    twins_compare(jigsaw_make(&how, items), 20000000);
+    const struct jigsaw spec = {.cuts = (enum jigsaw_cuts)(seed - 1), .n_pieces = 120, .span = 1024, .height = 1024,
+                                .granule = 1, .per_mille_out = 100, .seed = seed};
+    twins_compare(jigsaw_make(&spec, items), 20000000);
     twins_compare(network_make(&(struct network){60, seed}, items), 20000000);
     boxes_make(seed, 250, items);
     twins_compare(250, 20000000);

@@ -219,10 +219,10 @@ static uint64_t jigsaws_pack(enum jigsaw_cuts cuts, int n_pieces, int *ret_short
   *ret_short = 0;
   assert_int_equal(lade_packer_create(&packer), 0);
   for (uint64_t seed = 0; seed < N_JIGSAWS; seed++) {
-    const struct jigsaw how = {.cuts = cuts, .n_pieces = n_pieces, .span = 1024, .height = 1024, .granule = 1024,
-                               .seed = seed};
+    const struct jigsaw spec = {.cuts = cuts, .n_pieces = n_pieces, .span = 1024, .height = 1024, .granule = 1024,
+                                .seed = seed};
     struct lade_pack_result result;
-    const int n = jigsaw_make(&how, pieces);
+    const int n = jigsaw_make(&spec, pieces);
     assert_int_equal(lade_packer_pack(packer, pieces, n, &params, places, &result, NULL), 0);
     assert_true(result.is_optimal && result.peak_bytes == 1024 * 1024);
     assert_int_equal(lade_pack_check(pieces, n, places, result.peak_bytes, NULL), 0);

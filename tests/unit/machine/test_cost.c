@@ -358,20 +358,20 @@ static void windows_are_cut_by_bytes(void **state)
 {
   struct lade_cost cost;
   machine_make(&cost, "h100-80g");
-  struct lade_streaming how = lade_cost_streaming(&cost);
-  assert_int_equal(how.window_bytes, 3 << 19); /* of no particular drive */
-  assert_int_equal(how.n_windows, 6);
+  struct lade_streaming streaming = lade_cost_streaming(&cost);
+  assert_int_equal(streaming.window_bytes, 3 << 19); /* of no particular drive */
+  assert_int_equal(streaming.n_windows, 6);
   for (size_t bytes = 3; bytes <= 12; bytes++) {
-    int64_t n = lade_stream_window_elements(&how, bytes);
+    int64_t n = lade_stream_window_elements(&streaming, bytes);
     assert_int_equal(n % LADE_STREAM_GRAIN, 0);
-    assert_true((uint64_t)n * bytes <= how.window_bytes);
-    assert_true((uint64_t)(n + LADE_STREAM_GRAIN) * bytes > how.window_bytes);
+    assert_true((uint64_t)n * bytes <= streaming.window_bytes);
+    assert_true((uint64_t)(n + LADE_STREAM_GRAIN) * bytes > streaming.window_bytes);
   }
   cost.machine.store.window_bytes = 1; /* too few for a grain */
   cost.machine.store.n_windows = 2;
-  how = lade_cost_streaming(&cost);
-  assert_int_equal(how.n_windows, 2);
-  assert_int_equal(lade_stream_window_elements(&how, 10), LADE_STREAM_GRAIN);
+  streaming = lade_cost_streaming(&cost);
+  assert_int_equal(streaming.n_windows, 2);
+  assert_int_equal(lade_stream_window_elements(&streaming, 10), LADE_STREAM_GRAIN);
 }
 
 static void every_part_of_a_step_has_a_price(void **state)

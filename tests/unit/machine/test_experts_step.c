@@ -156,14 +156,15 @@ struct answer {
 
 static struct answer step_answer(const struct lade_experts_step_params *params)
 {
-  const struct lade_graph_plan_params how = {.struct_size = sizeof(how), .budget_bytes = LADE_GRAPH_BUDGET_NONE};
+  const struct lade_graph_plan_params graph_plan_params = {.struct_size = sizeof(graph_plan_params),
+                                                           .budget_bytes = LADE_GRAPH_BUDGET_NONE};
   struct lade_graph_plan_info info = {.struct_size = sizeof(info)};
   struct lade_error error = {0};
   lade_graph *graph = NULL;
   lade_graph_plan *plan = NULL;
   if (lade_experts_step_graph(params, &error, &graph))
     fail_msg("%s: %s", params->model->name, error.text);
-  assert_int_equal(lade_graph_plan_find(graph, &how, &error, &info, &plan), 0);
+  assert_int_equal(lade_graph_plan_find(graph, &graph_plan_params, &error, &info, &plan), 0);
   const struct answer answer = {info.unconstrained_bytes, info.floor_bytes, info.predicted_step_ns,
                                 lade_graph_n_ops(graph)};
   lade_graph_plan_destroy(plan);

@@ -170,11 +170,11 @@ static void generations_are_found_again(void **state)
   state_is(0);
   state_make(2);
   state_is(3);
-  struct stat what;
-  assert_int_equal(stat(in_scratch(LADE_DURABLE_DATA), &what), 0);
-  assert_int_equal(what.st_mode & 07777, 0600);
-  assert_int_equal(stat(in_scratch(LADE_DURABLE_JOURNAL), &what), 0);
-  assert_int_equal(what.st_mode & 07777, 0600);
+  struct stat file;
+  assert_int_equal(stat(in_scratch(LADE_DURABLE_DATA), &file), 0);
+  assert_int_equal(file.st_mode & 07777, 0600);
+  assert_int_equal(stat(in_scratch(LADE_DURABLE_JOURNAL), &file), 0);
+  assert_int_equal(file.st_mode & 07777, 0600);
 }
 
 static void what_was_never_published_leaves_nothing(void **state)

@@ -277,10 +277,11 @@ static float gradient_at(int of_rank, uint64_t i, uint16_t weight, int step)
 
 static void copy_update(struct copy *copy, lade_adam *adam, int step)
 {
-  const struct lade_adam_step how = {.struct_size = sizeof(how), .seed = 3, .step = (uint32_t)step, .lr = 0.01,
-                                     .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1,
-                                     .grad_scale = 1.0 / size};
-  assert_works(lade_adam_update(adam, &copy->shard, &how, &error));
+  const struct lade_adam_step adam_step = {.struct_size = sizeof(adam_step), .seed = 3, .step = (uint32_t)step,
+                                           .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8,
+                                           .weight_decay = 0.1,
+                                           .grad_scale = 1.0 / size};
+  assert_works(lade_adam_update(adam, &copy->shard, &adam_step, &error));
 }
 
 /* Return the sum of the gradients of the data of ranks [first, first + n), over the tree of sums over ranks. */

@@ -334,10 +334,10 @@ static void transfers_of_another_value_are_caught(void **state)
       const struct lade_value right = from->reads, made = to->makes;
       if (instr->kind < LADE_INSTR_COPY || instr->kind > LADE_INSTR_WRITE || right.tensor >= s.graph->n_tensors)
         continue;
-      const struct lade_tensor *what = &s.graph->tensors[right.tensor];
-      if (what->kind == LADE_TENSOR_GRAD)
+      const struct lade_tensor *value = &s.graph->tensors[right.tensor];
+      if (value->kind == LADE_TENSOR_GRAD)
         from->reads.version = (int16_t)(right.version + (right.version > 1 ? -1 : 1));
-      else if (what->kind == LADE_TENSOR_PARAM)
+      else if (value->kind == LADE_TENSOR_PARAM)
         from->reads.version = !right.version;
       else if (program_fixture_settings[k].n_microbatches > 1)
         from->reads.microbatch = instr->microbatch =

@@ -69,14 +69,14 @@ static struct lade_program *list_lower(const lade_graph *graph, const struct lad
 /* Plan drawn graph @seed at a budget between the smallest and the unconstrained one; NULL: no plan. */
 static lade_graph_plan *drawn_plan(uint64_t seed, lade_graph **ret_graph)
 {
-  const struct random_graph_params how = {.seed = seed, .n_layers = 2 + (int)(seed % 17), .is_soup = seed % 3 == 2,
-                                          .is_written_once = seed % 2, .has_tiers = seed % 4 == 3};
+  const struct random_graph_params given = {.seed = seed, .n_layers = 2 + (int)(seed % 17), .is_soup = seed % 3 == 2,
+                                            .is_written_once = seed % 2, .has_tiers = seed % 4 == 3};
   struct lade_graph_plan_params params = {.struct_size = sizeof(params), .iterations = 2000, .to_host = path,
                                           .from_host = path, .to_store = path, .from_store = path,
                                           .host_budget_bytes = seed % 5 ? 4096 : 0, .store_budget_bytes = 4096};
   uint64_t unconstrained_bytes, floor_bytes;
   lade_graph_plan *plan = NULL;
-  *ret_graph = random_graph_make(&how);
+  *ret_graph = random_graph_make(&given);
   assert_int_equal(lade_graph_bounds(*ret_graph, NULL, &unconstrained_bytes, &floor_bytes), 0);
   params.budget_bytes = seed % 2 ? LADE_GRAPH_BUDGET_MIN : (unconstrained_bytes + floor_bytes) / 2 + 1;
   const int status = lade_graph_plan_find(*ret_graph, &params, NULL, NULL, &plan);

@@ -68,15 +68,15 @@ static struct run_fixture_numbers reference(struct run_fixture *run_fixture)
 static void numbers_equal(const struct run_fixture_numbers *got, const struct run_fixture_numbers *want,
                           const char *format, ...)
 {
-  char what[256];
+  char text[256];
   va_list args;
   if (memcmp(got, want, sizeof(*got)) == 0)
     return;
   va_start(args, format);
-  vsnprintf(what, sizeof(what), format, args);
+  vsnprintf(text, sizeof(text), format, args);
   va_end(args);
   fail_msg("%s: other numbers: loss %a %a %a, not %a %a %a; evaluation %a %a, not %a %a; norm %a, not %a; digest %llx, "
-           "not %llx", what, got->loss[0], got->loss[1], got->loss[2], want->loss[0], want->loss[1], want->loss[2],
+           "not %llx", text, got->loss[0], got->loss[1], got->loss[2], want->loss[0], want->loss[1], want->loss[2],
            got->eval[0], got->eval[1], want->eval[0], want->eval[1], (double)got->norm[0], (double)want->norm[0],
            (unsigned long long)got->digest, (unsigned long long)want->digest);
 }

@@ -450,14 +450,14 @@ static void a_program_of_older_headers_gets_defaults_and_no_more_than_it_has_roo
 #define REFUSE_TRAINING(change) \
   do { \
     struct lade_run_params run; \
-    struct lade_trainer_params how; \
+    struct lade_trainer_params params; \
     struct feed feed = feed_make(); \
     struct lade_error error = {0}; \
     lade_trainer *trainer = NULL; \
     run_init(&run); \
-    params_init(&how, &run, &feed); \
+    params_init(&params, &run, &feed); \
     change; \
-    assert_in_range(-lade_trainer_open(&how, &error, &trainer), 1, 4095); \
+    assert_in_range(-lade_trainer_open(&params, &error, &trainer), 1, 4095); \
     assert_int_not_equal(strlen(error.text), 0); \
     assert_null(strstr(error.text, "--")); \
     assert_null(trainer); \
@@ -489,21 +489,21 @@ static void what_is_no_run_is_refused_in_words(void **state)
 static void what_is_no_training_is_refused_in_words(void **state)
 {
   const char *const none[] = {"/nowhere/at/all"};
-  REFUSE_TRAINING(how.struct_size = 0);
-  REFUSE_TRAINING(how.batch = NULL);
-  REFUSE_TRAINING((how.data = none, how.n_data = 1));
-  REFUSE_TRAINING((how.batch = NULL, how.data = none, how.n_data = 1));
-  REFUSE_TRAINING(how.lr = NAN);
-  REFUSE_TRAINING(how.beta2 = 1);
-  REFUSE_TRAINING(how.beta2 = 1 - 1e-10); /* 1 in FP32 */
-  REFUSE_TRAINING(how.eps = 0);
-  REFUSE_TRAINING(how.eps = 1e-60);
-  REFUSE_TRAINING(how.lr = 1e300);
-  REFUSE_TRAINING(how.steps = -1);
-  REFUSE_TRAINING(how.valid_fraction = 1);
-  REFUSE_TRAINING(how.n_valid_batches = -1);
-  REFUSE_TRAINING(how.resume = "/nowhere");
-  REFUSE_TRAINING(how.init = "/nowhere");
+  REFUSE_TRAINING(params.struct_size = 0);
+  REFUSE_TRAINING(params.batch = NULL);
+  REFUSE_TRAINING((params.data = none, params.n_data = 1));
+  REFUSE_TRAINING((params.batch = NULL, params.data = none, params.n_data = 1));
+  REFUSE_TRAINING(params.lr = NAN);
+  REFUSE_TRAINING(params.beta2 = 1);
+  REFUSE_TRAINING(params.beta2 = 1 - 1e-10); /* 1 in FP32 */
+  REFUSE_TRAINING(params.eps = 0);
+  REFUSE_TRAINING(params.eps = 1e-60);
+  REFUSE_TRAINING(params.lr = 1e300);
+  REFUSE_TRAINING(params.steps = -1);
+  REFUSE_TRAINING(params.valid_fraction = 1);
+  REFUSE_TRAINING(params.n_valid_batches = -1);
+  REFUSE_TRAINING(params.resume = "/nowhere");
+  REFUSE_TRAINING(params.init = "/nowhere");
   REFUSE_TRAINING(run.batch = 0);
   REFUSE_TRAINING(run.optimizer_in_backward = true);
   REFUSE_TRAINING(run.durable = true);
