@@ -108,11 +108,10 @@ struct net {
 
 static int storage(struct net *net, const char *name, size_t bytes, bool is_given)
 {
-  const struct lade_storage new_storage = {.struct_size = sizeof(new_storage), .name = name, .bytes = bytes,
-                                           .is_given = is_given};
+  const struct lade_storage item = {.struct_size = sizeof(item), .name = name, .bytes = bytes, .is_given = is_given};
   int index = 0;
   if (!net->status)
-    net->status = lade_graph_add_storage(net->graph, &new_storage, &net->error, &index);
+    net->status = lade_graph_add_storage(net->graph, &item, &net->error, &index);
   return index;
 }
 
