@@ -48,7 +48,6 @@ struct model_descent {
   struct peak_analysis *analysis;
   const struct peak *peak; /* of the current residency */
   int32_t peak_number;
-  double recompute_ns;     /* lade_pricer_recompute_ns of the current residency */
   struct idle_value *idle; /* by value's number: its idle bytes at the peak, if any */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
   int32_t *representatives; /* by a group's first tensor: the member live at the peak that represents the group; -1 */
@@ -246,7 +245,7 @@ static void change_consider(struct model_descent *d, struct lade_change change, 
     return;
   change.id = d->peak_members[0];
   const int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* only one of them is at the peak */
-  const struct lade_queue_times added = lade_change_price(d->pricer, d->residency, d->recompute_ns, &change);
+  const struct lade_queue_times added = lade_change_price(d->pricer, d->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(base, &added, n_priced);
   if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > d->most_ns)
     return;
@@ -492,7 +491,7 @@ static int round_run(struct model_descent *d, bool *ret_is_over)
     return status;
   if (d->most_ns == 0)
     d->most_ns = REPEAT_MOST * d->peak->queue_times.compute_ns;
-  d->recompute_ns = lade_pricer_recompute_ns(d->pricer, d->residency);
+  lade_pricer_rebase(d->pricer, d->residency);
   idle_spread(d);
   best_find(d, &best);
   *ret_is_over = !best.is_found;
