@@ -9,11 +9,11 @@
  * With shards a rank updates and moves its own block, and a dropped working copy is gathered again. If unit costs
  * include shards, the queue of gathers and sums counts like the others.
  *
- * The recompute cost is that of a pass over a microbatch's backward ops with the set of present values, as the program's
- * sequence makes it. As long as no value is dropped more than once, an op runs again at most once, whatever the order:
- * if a backward op, or an op that runs again, reads a dropped output of it. So one more dropped value adds its own op,
- * and the ops that this one needs: O(ops added) per price, after O(ops) for the residency. Values that are dropped after
- * each backward op need a pass per price.
+ * The recompute cost is that of a pass over a microbatch's backward ops with the set of present values, as the
+ * program's sequence makes it. As long as no value is dropped more than once, an op runs again at most once, in
+ * whatever order: if a backward op, or an op that runs again, reads a dropped output of it. So one more dropped
+ * value adds its own op, and the ops that this one needs: O(ops added) per price, after O(ops) for the residency.
+ * Values that are dropped after each backward op need a pass per price.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -44,6 +44,7 @@ struct model_descent {
   const bool *is_pinned; /* by lade_change_index */
   lade_pricer *pricer;
   int allowed;
+  int group_rounds; /* in which a group of many units moves */
   struct lade_residency *residency;
   struct peak_analysis *analysis;
   const struct peak *peak; /* of the current residency */
@@ -178,8 +179,7 @@ static int members_pick(struct model_descent *d, const struct lade_change *chang
 {
   int n = 0, n_picked = 0;
   const int32_t *group = lade_change_group(d->pricer, (enum lade_change_kind)change->kind, change->id, &n);
-  int rounds = descent_is_large(d->params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
-  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
+  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / d->group_rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
     int32_t id = group[lade_change_is_tier(change) ? n - 1 - i : i];
     if (is_live_member(d, change, id))
@@ -504,6 +504,7 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
   struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
                      .pricer = params->pricer, .analysis = params->analysis, .allowed = params->allowed,
                      .trajectory = &trajectory};
+  d.group_rounds = params->is_coarse ? 1 : descent_is_large(d.params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   size_t n_values = (size_t)lade_value_count(d.graph);
   d.idle = calloc(n_values, sizeof(*d.idle));
   d.peak_members = calloc(n_values, sizeof(*d.peak_members));
