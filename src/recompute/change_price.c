@@ -9,8 +9,11 @@
  * With shards a rank updates and moves its own block, and a dropped working copy is gathered again. If unit costs
  * include shards, the queue of gathers and sums counts like the others.
  *
- * The recompute cost is counted by a pass over a microbatch's backward ops with the set of present values, as the
- * program's sequence does; O(ops) per price.
+ * The recompute cost is that of a pass over a microbatch's backward ops with the set of present values, as the
+ * program's sequence makes it. As long as no value is dropped more than once, an op runs again at most once, in
+ * whatever order: if a backward op, or an op that runs again, reads a dropped output of it. So one more dropped
+ * value adds its own op, and the ops that this one needs: O(ops added) per price, after O(ops) for the residency.
+ * Values that are dropped after each backward op need a pass per price.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -35,6 +38,10 @@ struct lade_pricer {
   bool *is_there;       /* scratch, by tensor */
   int32_t *dropped;     /* scratch: values that are dropped after each backward op */
   int32_t *stack;
+  double base_ns;       /* of the residency of lade_pricer_rebase: its recompute time */
+  bool is_dropped_often; /* there: some value is dropped after each backward op */
+  bool *is_again;       /* there: by op, it runs again */
+  bool *is_needed;      /* there: by tensor, a backward op or an op that runs again reads it */
 };
 
 struct group_key {
@@ -119,8 +126,10 @@ int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_u
   s->is_there = calloc(n, sizeof(*s->is_there));
   s->dropped = calloc(n, sizeof(*s->dropped));
   s->stack = calloc((size_t)graph->n_ops + 1, sizeof(*s->stack));
+  s->is_again = calloc((size_t)graph->n_ops + 1, sizeof(*s->is_again));
+  s->is_needed = calloc(n, sizeof(*s->is_needed));
   bool is_whole = s->order && s->group_first && s->group_n && s->param_order && s->lean_ops && s->is_forward &&
-                  s->is_there && s->dropped && s->stack;
+                  s->is_there && s->dropped && s->stack && s->is_again && s->is_needed;
   int status = is_whole ? 0 : -ENOMEM;
   if (!status)
     status = groups_make(s);
@@ -147,6 +156,8 @@ void lade_pricer_destroy(lade_pricer *s)
   free(s->is_there);
   free(s->dropped);
   free(s->stack);
+  free(s->is_again);
+  free(s->is_needed);
   free(s);
 }
 
@@ -201,27 +212,43 @@ static void op_run(lade_pricer *s, int op)
   }
 }
 
+/* Return the activation that must be present as input @i of @op, or -1. */
+static int32_t input_needed(const struct lade_op *op, const struct lade_model_graph *graph, int i)
+{
+  const int32_t tensor = op->in[i];
+  bool is_needed = tensor >= 0 && graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION &&
+                   tensor != op->optional; /* the lean form makes the optional one itself */
+  return is_needed ? tensor : -1;
+}
+
 static int producer_missing(const lade_pricer *s, int op)
 {
-  const struct lade_op *what = &s->graph->ops[op];
-  for (int i = 0; i < what->n_in; i++) {
-    int tensor = what->in[i];
-    if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor] &&
-        tensor != what->optional) /* its lean form makes the tensor itself */
+  for (int i = 0; i < s->graph->ops[op].n_in; i++) {
+    const int32_t tensor = input_needed(&s->graph->ops[op], s->graph, i);
+    if (tensor >= 0 && !s->is_there[tensor])
       return s->graph->tensors[tensor].producer;
   }
   return -1;
 }
 
+/* Return the extra time of the lean form of @op. */
+static double lean_ns(const lade_pricer *s, int op)
+{
+  return (double)(s->unit_costs->op_ns[s->graph->ops[op].lean] - s->unit_costs->op_ns[op]);
+}
+
+static double lean_forms_ns(const lade_pricer *s, const struct lade_residency *residency)
+{
+  double ns = 0;
+  for (int i = 0; i < s->n_lean_ops; i++)
+    ns += lade_residency_is_lean(s->graph, residency, s->lean_ops[i]) ? lean_ns(s, s->lean_ops[i]) : 0;
+  return ns;
+}
+
 double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *residency)
 {
   const struct lade_model_graph *graph = s->graph;
-  double ns = 0;
-  for (int i = 0; i < s->n_lean_ops; i++) {
-    const int op = s->lean_ops[i];
-    if (lade_residency_is_lean(graph, residency, op))
-      ns += (double)(s->unit_costs->op_ns[graph->ops[op].lean] - s->unit_costs->op_ns[op]);
-  }
+  double ns = lean_forms_ns(s, residency);
   memcpy(s->is_there, s->is_forward, (size_t)graph->n_tensors * sizeof(*s->is_there));
   int n_dropped = 0;
   for (int i = 0; i < graph->n_tensors; i++) {
@@ -248,6 +275,70 @@ double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *res
     for (int i = 0; i < n_dropped; i++)
       s->is_there[s->dropped[i]] = false;
   }
+  return ns;
+}
+
+/* Let the dropped inputs of @op be made again: their ops join the @n of the stack. Return how many there are then. */
+static int inputs_require(lade_pricer *s, const struct lade_residency *residency, int op, int n)
+{
+  for (int i = 0; i < s->graph->ops[op].n_in; i++) {
+    const int32_t tensor = input_needed(&s->graph->ops[op], s->graph, i);
+    if (tensor < 0 || !s->is_forward[tensor] || residency->choices[tensor].saved != LADE_RESIDENCY_RECOMPUTE)
+      continue;
+    const int32_t producer = s->graph->tensors[tensor].producer;
+    if (!s->is_again[producer])
+      s->stack[n++] = producer;
+    s->is_again[producer] = true;
+  }
+  return n;
+}
+
+void lade_pricer_rebase(lade_pricer *s, const struct lade_residency *residency)
+{
+  const struct lade_model_graph *graph = s->graph;
+  int n = 0;
+  s->is_dropped_often = false;
+  for (int i = 0; i < graph->n_tensors; i++)
+    s->is_dropped_often |= residency->choices[i].saved == LADE_RESIDENCY_RECOMPUTE &&
+                           residency->choices[i].spill == LADE_RESIDENCY_RECOMPUTE;
+  s->base_ns = s->is_dropped_often ? lade_pricer_recompute_ns(s, residency) : lean_forms_ns(s, residency);
+  memset(s->is_again, 0, (size_t)graph->n_ops * sizeof(*s->is_again));
+  memset(s->is_needed, 0, (size_t)graph->n_tensors * sizeof(*s->is_needed));
+  for (int op = graph->n_fwd_ops; op < graph->n_ops; op++)
+    n = inputs_require(s, residency, op, n);
+  for (int i = 0; i < n; i++) {
+    s->base_ns += s->is_dropped_often ? 0 : (double)s->unit_costs->op_ns[s->stack[i]];
+    n = inputs_require(s, residency, s->stack[i], n);
+  }
+  for (int op = 0; op < graph->n_ops; op++) {
+    for (int i = 0; i < graph->ops[op].n_in && (op >= graph->n_fwd_ops || s->is_again[op]); i++) {
+      const int32_t tensor = input_needed(&graph->ops[op], graph, i);
+      if (tensor >= 0)
+        s->is_needed[tensor] = true;
+    }
+  }
+}
+
+/* Return the recompute time per microbatch that is added if @tensor, which is kept, is made again instead. */
+static double saved_drop_ns(lade_pricer *s, const struct lade_residency *residency, int32_t tensor)
+{
+  const int32_t producer = s->graph->tensors[tensor].producer;
+  double ns = 0;
+  int n = 0;
+  for (int i = 0; i < s->n_lean_ops; i++) {
+    if (s->graph->ops[s->lean_ops[i]].optional == tensor)
+      ns += lean_ns(s, s->lean_ops[i]);
+  }
+  if (s->is_needed[tensor] && s->is_forward[tensor] && !s->is_again[producer]) {
+    s->is_again[producer] = true;
+    s->stack[n++] = producer;
+  }
+  for (int i = 0; i < n; i++) {
+    ns += (double)s->unit_costs->op_ns[s->stack[i]];
+    n = inputs_require(s, residency, s->stack[i], n);
+  }
+  for (int i = 0; i < n; i++)
+    s->is_again[s->stack[i]] = false;
   return ns;
 }
 
@@ -340,7 +431,7 @@ static void gathers_add(const struct lade_pricer *s, enum lade_tier tier, double
     round_trip_add(s, tier == LADE_TIER_STORE, m * bytes / t->n_shards, false, true, queue_times);
 }
 
-struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency *residency, double recompute_ns,
+struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency *residency,
                                           const struct lade_change *change)
 {
   struct lade_queue_times added = {0};
@@ -362,8 +453,13 @@ struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency 
     return added;
   }
   const struct lade_choice before = residency->choices[change->id];
+  if (change->kind == LADE_CHANGE_SAVED && before.saved == LADE_RESIDENCY_KEEP && !s->is_dropped_often &&
+      before.spill != LADE_RESIDENCY_RECOMPUTE) {
+    added.compute_ns = m * saved_drop_ns(s, residency, change->id);
+    return added;
+  }
   lade_change_apply(change, residency);
-  added.compute_ns = m * (lade_pricer_recompute_ns(s, residency) - recompute_ns);
+  added.compute_ns = m * (lade_pricer_recompute_ns(s, residency) - s->base_ns);
   residency->choices[change->id] = before;
   return added;
 }

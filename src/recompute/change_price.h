@@ -85,12 +85,15 @@ double lade_queue_times_least_ns(const lade_pricer *pricer, const struct lade_qu
 struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queue_times,
                                              const struct lade_queue_times *added, int times);
 
+/* Note the ops that run again under @residency, from which lade_change_price prices changes that recompute. O(ops). */
+void lade_pricer_rebase(lade_pricer *pricer, const struct lade_residency *residency);
+
 /*
  * Return the addition of @change to a step's queue times, given the choices so far. Recompute chains are counted
- * exactly, by the ops that run again with the change and without it: @recompute_ns is lade_pricer_recompute_ns of
- * @residency. A choice of @residency is changed and restored meanwhile.
+ * exactly, by the ops that run again with the change and without it. pre: lade_pricer_rebase was called for @residency
+ * since its choices changed. A choice of @residency may be changed and restored meanwhile.
  */
-struct lade_queue_times lade_change_price(lade_pricer *pricer, struct lade_residency *residency, double recompute_ns,
+struct lade_queue_times lade_change_price(lade_pricer *pricer, struct lade_residency *residency,
                                           const struct lade_change *change);
 
 /* Return the time per microbatch of recomputed ops under @residency, with the extra time of lean forms; may be < 0. */

@@ -91,7 +91,6 @@ struct best_change {
 struct change_search {
   struct residency_maker *maker;
   bool may_copy;
-  double recompute_ns; /* of the maker's residency */
   struct best_change best;
 };
 
@@ -99,7 +98,7 @@ static void change_try(struct change_search *search, int tensor, enum lade_resid
 {
   struct residency_maker *m = search->maker;
   const struct lade_change change = {LADE_CHANGE_SAVED, (uint8_t)to, tensor};
-  const struct lade_queue_times added = lade_change_price(m->pricer, m->residency, search->recompute_ns, &change);
+  const struct lade_queue_times added = lade_change_price(m->pricer, m->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(&m->times, &added, 1);
   const double score = (lade_queue_times_ns(m->pricer, &sum) - lade_queue_times_ns(m->pricer, &m->times)) /
                        (double)m->basis->graph->tensors[tensor].bytes;
@@ -147,7 +146,7 @@ static int descent_add(struct residency_maker *m, bool may_copy)
   m->unit_costs.to_device_ns = m->basis->prices.to_device.ns_per_byte * share;
   do {
     search.best.is_found = false;
-    search.recompute_ns = lade_pricer_recompute_ns(m->pricer, m->residency);
+    lade_pricer_rebase(m->pricer, m->residency);
     share_values_visit(m->basis->graph, SHARE_LAYER, value_try, &search);
     if (!search.best.is_found)
       break;

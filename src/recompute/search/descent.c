@@ -44,11 +44,11 @@ struct model_descent {
   const bool *is_pinned; /* by lade_change_index */
   lade_pricer *pricer;
   int allowed;
+  int group_rounds; /* in which a group of many units moves */
   struct lade_residency *residency;
   struct peak_analysis *analysis;
   const struct peak *peak; /* of the current residency */
   int32_t peak_number;
-  double recompute_ns;     /* lade_pricer_recompute_ns of the current residency */
   struct idle_value *idle; /* by value's number: its idle bytes at the peak, if any */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
   int32_t *representatives; /* by a group's first tensor: the member live at the peak that represents the group; -1 */
@@ -179,8 +179,7 @@ static int members_pick(struct model_descent *d, const struct lade_change *chang
 {
   int n = 0, n_picked = 0;
   const int32_t *group = lade_change_group(d->pricer, (enum lade_change_kind)change->kind, change->id, &n);
-  int rounds = descent_is_large(d->params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
-  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
+  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / d->group_rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
     int32_t id = group[lade_change_is_tier(change) ? n - 1 - i : i];
     if (is_live_member(d, change, id))
@@ -246,7 +245,7 @@ static void change_consider(struct model_descent *d, struct lade_change change, 
     return;
   change.id = d->peak_members[0];
   const int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* only one of them is at the peak */
-  const struct lade_queue_times added = lade_change_price(d->pricer, d->residency, d->recompute_ns, &change);
+  const struct lade_queue_times added = lade_change_price(d->pricer, d->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(base, &added, n_priced);
   if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > d->most_ns)
     return;
@@ -492,7 +491,7 @@ static int round_run(struct model_descent *d, bool *ret_is_over)
     return status;
   if (d->most_ns == 0)
     d->most_ns = REPEAT_MOST * d->peak->queue_times.compute_ns;
-  d->recompute_ns = lade_pricer_recompute_ns(d->pricer, d->residency);
+  lade_pricer_rebase(d->pricer, d->residency);
   idle_spread(d);
   best_find(d, &best);
   *ret_is_over = !best.is_found;
@@ -505,6 +504,7 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
   struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
                      .pricer = params->pricer, .analysis = params->analysis, .allowed = params->allowed,
                      .trajectory = &trajectory};
+  d.group_rounds = params->is_coarse ? 1 : descent_is_large(d.params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   size_t n_values = (size_t)lade_value_count(d.graph);
   d.idle = calloc(n_values, sizeof(*d.idle));
   d.peak_members = calloc(n_values, sizeof(*d.peak_members));

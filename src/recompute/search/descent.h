@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The planner's trajectories: descent.c makes one, plan.c asks for it, search.c chooses from it. */
+/* The planner's trajectories: descent.c makes one, trajectories.c asks for it, search.c chooses from it. */
 #ifndef LADE_DESCENT_H
 #define LADE_DESCENT_H
 
@@ -37,6 +37,7 @@ struct descent_params {
   lade_pricer *pricer;
   struct peak_analysis *analysis; /* of the same prices */
   int allowed;
+  bool is_coarse; /* a change takes all members of its group that are live at the peak, for few rounds */
 };
 
 /* Start from the residency of @params and make the cheapest change at the peak until none is left. -ENOMEM. */

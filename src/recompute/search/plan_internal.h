@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Internals of the planner, shared by plan.c, which makes the trajectories, and search.c, which chooses from them. */
+/* Internals of the planner, shared by plan.c, trajectories.c and search.c, which chooses from the trajectories. */
 #ifndef LADE_PLAN_INTERNAL_H
 #define LADE_PLAN_INTERNAL_H
 
@@ -42,6 +42,7 @@ struct lade_planner {
   lade_packer *packer;
   struct trajectory trajectories[N_TRAJECTORIES]; /* the first n_stated by stated prices, the others by plain ones */
   int n_stated, n_trajectories;
+  bool is_plain_coarse; /* of the trajectories by plain prices only the coarse one was made */
   LADE_ARRAY(struct packed_peak) peaks; /* known so far: other prices and other budgets reach the same states */
   struct lade_plan_bounds bounds;
   struct plan_candidate least; /* the state behind bounds.min_bytes */
@@ -49,6 +50,11 @@ struct lade_planner {
   double ladder_parts;        /* of each step of the ladder: more than 1 if the smallest budget is near the largest */
   bool has_bounds;
 };
+
+/* Make all trajectories, from the planner's start. -ENOMEM, with those made so far. */
+int planner_make_trajectories(lade_planner *planner);
+/* Make the trajectories by plain prices, in place of the coarse one. -ENOMEM, with none of them left. */
+int planner_refine_plain(lade_planner *planner);
 
 /* Return the host's budget, or the bytes that pass through the host in any case if these are more. */
 uint64_t planner_host_budget(const struct lade_plan_params *params);

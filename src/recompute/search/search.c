@@ -522,6 +522,23 @@ static int min_find(lade_planner *planner, int first, int end, struct plan_candi
 }
 
 /*
+ * Find the smallest budget and its state. A coarse trajectory is live in the lower bound, but its programs may be
+ * larger when they are packed; then the others are made.
+ */
+static int least_find(lade_planner *planner)
+{
+  struct lade_plan_bounds *bounds = &planner->bounds;
+  int status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->least, &bounds->min_bytes);
+  if (!status && planner->is_plain_coarse && bounds->min_bytes > bounds->lower_bound_bytes) {
+    status = planner_refine_plain(planner);
+    if (!status)
+      status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->least, &bounds->min_bytes);
+  }
+  planner->least.least_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
+  return status;
+}
+
+/*
  * Find the fastest time of everything kept in all the memory of the ladder; 0: none. Trajectories with
  * optimizer_in_backward come first.
  */
@@ -580,12 +597,11 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
     int status = unconstrained_find(planner);
     if (status)
       return status;
-    status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->least, &planner->bounds.min_bytes);
+    planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
+    status = least_find(planner);
     if (status)
       return status;
-    planner->least.least_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
     planner->ladder_parts = ladder_parts_find(planner);
-    planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
     for (int trajectory = 0; trajectory < planner->n_stated; trajectory++)
       planner->bounds.n_states += planner->trajectories[trajectory].states.n;
     planner->has_bounds = true;

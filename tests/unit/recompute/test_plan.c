@@ -682,50 +682,6 @@ static void blocks_of_gradients_leave_between_microbatches(void **state)
   }
 }
 
-/* Return the pricer's price of @change with state in @n_shards, each link and each gather at a nanosecond per byte. */
-static struct lade_queue_times price_of(const struct lade_model_graph *graph, int n_shards, struct lade_change change)
-{
-  struct lade_prices prices = program_fixture_prices(graph);
-  const struct lade_unit_costs unit_costs = {
-      .op_ns = prices.op_ns, .update_ns = {prices.update_ns[0], prices.update_ns[1], prices.update_ns[2]},
-      .update_near_ns = prices.update_near_ns, .to_host_ns = 1, .to_device_ns = 1, .gather_ns = 1,
-      .n_shards = n_shards, .n_grad_shards = n_shards, .n_microbatches = 2};
-  struct lade_residency *residency = NULL;
-  lade_pricer *pricer = NULL;
-  assert_int_equal(lade_residency_create(graph, &residency), 0);
-  assert_int_equal(lade_pricer_create(graph, &unit_costs, &pricer), 0);
-  const struct lade_queue_times load = lade_change_price(pricer, residency, 0, &change);
-  lade_pricer_destroy(pricer);
-  lade_residency_destroy(residency);
-  program_fixture_prices_finish(&prices);
-  return load;
-}
-
-/*
- * A rank updates and moves its own block; a dropped working copy comes back from the other ranks, over no link of its
- * own.
- */
-static void what_is_in_shards_is_priced_by_blocks(void **state)
-{
-  struct lade_model_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
-  const int weight = graph->params[0].tensor;
-  const struct lade_change state_leaves = {LADE_CHANGE_STATE, LADE_TIER_HOST, 0};
-  const struct lade_change copy_drops = {LADE_CHANGE_SAVED, LADE_RESIDENCY_HOST, weight};
-  const struct lade_change grad_leaves = {LADE_CHANGE_SAVED, LADE_RESIDENCY_HOST, graph->params[0].grad};
-  const struct lade_queue_times whole = price_of(graph, 1, state_leaves), block = price_of(graph, 8, state_leaves);
-  const struct lade_queue_times dropped = price_of(graph, 8, copy_drops);
-  const struct lade_queue_times whole_grad = price_of(graph, 1, grad_leaves), grad = price_of(graph, 8, grad_leaves);
-  assert_true(whole.host_ns > 0 && whole.to_host_ns > 0);
-  assert_float_equal(block.host_ns, whole.host_ns / 8, 1e-6 * whole.host_ns);
-  assert_float_equal(block.to_host_ns, whole.to_host_ns / 8, 1e-6 * whole.to_host_ns);
-  assert_float_equal(dropped.comm_ns, 2.0 * (double)graph->tensors[weight].bytes, 1);
-  assert_true(dropped.to_device_ns == 0 && dropped.to_host_ns == 0);
-  assert_true(whole_grad.to_host_ns > 0 && whole_grad.to_device_ns > 0);
-  assert_float_equal(grad.to_host_ns, whole_grad.to_host_ns / 8, 1e-6 * whole_grad.to_host_ns);
-  assert_float_equal(grad.to_device_ns, whole_grad.to_device_ns / 8, 1e-6 * whole_grad.to_device_ns);
-  lade_model_graph_destroy(graph);
-}
-
 /* Ranks differ by their needs, and with equal needs by their keys. */
 static void ranks_that_differ_are_told_apart(void **state)
 {
@@ -791,7 +747,6 @@ int main(void)
       cmocka_unit_test(large_tables_are_never_whole),
       cmocka_unit_test(a_tied_table_takes_its_gradient_and_two_parts),
       cmocka_unit_test(blocks_of_gradients_leave_between_microbatches),
-      cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
       cmocka_unit_test(ranks_that_differ_are_told_apart),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Make the trajectories of a planner.
+ *
+ * A trajectory is a greedy sequence of changes, from everything kept to the smallest memory (descent.c). No greedy
+ * order always gives the best mix of changes, so the planner makes several (trajectory_kinds). They differ in the
+ * changes that they may make: recompute alone, offload alone, both, optimizer state before its working copy. They
+ * also differ in the share of a copy's time that they assume to be exposed. Where state is in shards, one more prices
+ * blocks and gathers as they are. The others price state as if each rank had it whole: the gathers that they ignore
+ * leave the links some slack. Each way finds plans that the other misses. If optimizer_in_backward is allowed, all
+ * kinds are made with it as well: it keeps fewer gradients, but the scratch of its updates overlaps activations.
+ *
+ * As many trajectories again use the prices of one fixed machine (plan.c); they give the smallest budget. Measured
+ * prices vary from probe to probe. They decide which plan is fastest in a budget, but not the smallest budget. By
+ * these prices a coarse trajectory is made first: it moves whole groups, in few rounds. If it reaches the lower bound
+ * of every budget, nothing is smaller, and the others are not made.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/thread.h"
+#include "lade/pack.h"
+#include "recompute/search/plan_internal.h"
+
+#define TIGHT_BYTES 48 /* of the tiers, per parameter: with less, a value may have to be recomputed several times */
+
+/* Price parameters and state as shared by @n_shards ranks; 1: as if each rank had them whole. */
+static void unit_costs_share(const struct lade_plan_params *params, int n_shards, struct lade_unit_costs *unit_costs)
+{
+  const struct lade_transfer_price *link = &params->prices->comm[LADE_AXIS_SHARD];
+  unit_costs->n_shards = n_shards;
+  unit_costs->n_grad_shards = n_shards > 1 && params->layout->zero >= 2 ? n_shards : 1;
+  unit_costs->gather_latency_ns = (double)link->latency_ns;
+  unit_costs->gather_ns = link->ns_per_byte * (n_shards - 1) / n_shards;
+}
+
+/* A kind of trajectory: the changes it may make, and the prices it makes them by. */
+struct trajectory_kind {
+  int allowed;
+  double exposed_fraction; /* of each transfer and host update, charged to the compute queue */
+  bool is_of_shards;       /* state is priced as shared by ranks */
+  bool is_alone;           /* no tier is used, though there is one */
+  bool is_for_large;       /* made for large programs too, where a trajectory takes long */
+};
+
+/*
+ * Programs whose state is far larger than the device need the first kind. Where all state fits, the second and the last
+ * are faster by up to a third. The first moves state whose updates on the host are exposed.
+ */
+static const struct trajectory_kind trajectory_kinds[N_TRAJECTORY_KINDS] = {
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, .is_for_large = true},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, .is_for_large = true},
+    {DESCENT_RECOMPUTE, 0.05},
+    {DESCENT_OFFLOAD, 0.05},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_APART, 0.05},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, .is_of_shards = true},
+    {DESCENT_RECOMPUTE, 0.05, .is_alone = true, .is_for_large = true},
+};
+
+/* True if a trajectory of @kind may differ from that of the first kind, and is worth its time. */
+static bool kind_is_useful(const lade_planner *planner, const struct pricing *pricing,
+                           const struct trajectory_kind *kind)
+{
+  const struct lade_plan_params *params = &planner->params;
+  const bool is_plain = pricing == &planner->plain; /* leads to the smallest budget, not to fast steps */
+  if (kind == &trajectory_kinds[0])
+    return true;
+  if (descent_is_large(params) && (is_plain || !kind->is_for_large))
+    return false;
+  if (kind->is_of_shards)
+    return lade_shard_count(params->layout) > 1;
+  return (params->host_bytes || params->store_bytes) && !(is_plain && kind->is_alone);
+}
+
+/* The trajectories by one pricing, while they are made: on a thread of its own. */
+struct descents {
+  const lade_planner *planner;
+  struct pricing *pricing;
+  bool may_be_coarse; /* the coarse trajectory is enough if it reaches the lower bound */
+  struct lade_residency *start;
+  struct trajectory made[N_TRAJECTORIES / 2];
+  int n_made, status;
+  bool is_coarse; /* the coarse trajectory is the only one made */
+};
+
+/* Make the next trajectory of @d, of @kind. */
+static int descent_of_kind_make(struct descents *d, const struct trajectory_kind *kind, bool is_coarse)
+{
+  const lade_planner *planner = d->planner;
+  struct pricing *pricing = d->pricing;
+  const int n_shards = lade_shard_count(planner->params.layout);
+  uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
+  bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
+  struct lade_plan_params params = pricing->params;
+  if (kind->is_alone)
+    params.host_bytes = params.store_bytes = 0;
+  pricing->unit_costs.exposed_fraction = kind->exposed_fraction;
+  unit_costs_share(&pricing->params, kind->is_of_shards ? n_shards : 1, &pricing->unit_costs);
+  int allowed = kind->allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
+  const struct descent_params how = {.plan = &params, .start = d->start, .is_pinned = planner->is_pinned,
+                                     .pricer = pricing->pricer, .analysis = &pricing->analysis, .allowed = allowed,
+                                     .is_coarse = is_coarse};
+  int status = descent_make(&how, &d->made[d->n_made]);
+  d->n_made += status == 0;
+  return status;
+}
+
+/* Make the trajectories with optimizer_in_backward or without. */
+static int descents_of_kind_make(struct descents *d, bool optimizer_in_backward)
+{
+  int status = 0;
+  d->start->optimizer_in_backward = optimizer_in_backward;
+  for (int i = 0; i < N_TRAJECTORY_KINDS && !status; i++) {
+    if (kind_is_useful(d->planner, d->pricing, &trajectory_kinds[i]))
+      status = descent_of_kind_make(d, &trajectory_kinds[i], false);
+  }
+  return status;
+}
+
+/* Make the coarse trajectory, and keep it if some state of it is live in no more than the lower bound. */
+static int descent_coarse_make(struct descents *d)
+{
+  const struct lade_plan_params *params = &d->planner->params;
+  const uint64_t bound_bytes = plan_lower_bound(params);
+  d->start->optimizer_in_backward = params->optimizer_in_backward;
+  int status = descent_of_kind_make(d, &trajectory_kinds[0], true);
+  if (status)
+    return status;
+  for (int i = 0; i < d->made[0].states.n && !d->is_coarse; i++)
+    d->is_coarse = d->made[0].states.items[i].live_bytes[LADE_DEVICE] <= bound_bytes;
+  if (!d->is_coarse)
+    descent_finish(&d->made[--d->n_made]);
+  return 0;
+}
+
+static void *descents_make(void *descents)
+{
+  struct descents *d = descents;
+  struct pricing *pricing = d->pricing;
+  const bool optimizer_in_backward = d->planner->params.optimizer_in_backward;
+  d->status = lade_residency_copy(d->planner->start, &d->start);
+  if (!d->status)
+    d->status = peak_analysis_init(&pricing->analysis, &pricing->params, pricing->pricer);
+  if (!d->status && d->may_be_coarse)
+    d->status = descent_coarse_make(d);
+  if (!d->status && !d->is_coarse && optimizer_in_backward)
+    d->status = descents_of_kind_make(d, true);
+  if (!d->status && !d->is_coarse && !(optimizer_in_backward && descent_is_large(&d->planner->params)))
+    d->status = descents_of_kind_make(d, false);
+  pricing->n_peaks = pricing->analysis.items.n;
+  peak_analysis_finish(&pricing->analysis);
+  lade_residency_destroy(d->start);
+  return NULL;
+}
+
+/* Append the trajectories of @d to the planner's. */
+static void descents_take(lade_planner *planner, const struct descents *d)
+{
+  memcpy(&planner->trajectories[planner->n_trajectories], d->made, (size_t)d->n_made * sizeof(*d->made));
+  planner->n_trajectories += d->n_made;
+}
+
+/*
+ * Make all trajectories. Those by plain prices share no data with the others, so they are made meanwhile, on a thread
+ * of their own: afterwards, if the machine refuses one.
+ */
+int planner_make_trajectories(lade_planner *planner)
+{
+  struct descents all[] = {{.planner = planner, .pricing = &planner->stated},
+                           {.planner = planner, .pricing = &planner->plain, .may_be_coarse = true}};
+  pthread_t thread;
+  const bool has_thread = !lade_thread_start(&thread, "lade-plan", descents_make, &all[1]);
+  descents_make(&all[0]);
+  if (has_thread)
+    pthread_join(thread, NULL);
+  else
+    descents_make(&all[1]);
+  for (size_t i = 0; i < LADE_COUNT(all); i++)
+    descents_take(planner, &all[i]);
+  planner->n_stated = all[0].n_made;
+  planner->is_plain_coarse = all[1].is_coarse;
+  return all[0].status ? all[0].status : all[1].status;
+}
+
+int planner_refine_plain(lade_planner *planner)
+{
+  struct descents d = {.planner = planner, .pricing = &planner->plain};
+  while (planner->n_trajectories > planner->n_stated)
+    descent_finish(&planner->trajectories[--planner->n_trajectories]);
+  planner->is_plain_coarse = false;
+  descents_make(&d);
+  descents_take(planner, &d);
+  return d.status;
+}
