@@ -21,14 +21,19 @@
  *             heads of 128, 512 to 16,384 tokens, both halves) are 193 T / (T + 490) TFLOP/s on A100 and 331 T /
  *             (T + 490) on H100, within 4 %. A step slows it as it slows products, to 0.94 on A100 (255 of 270): 0.81
  *             and 0.68 of the products' rate. The H100 computes PyTorch's own ops with it: the same, 0.51 and 0.48.
- *             Else 408 and 335 TFLOP/s of 4,096 tokens, 0.85 of the 480 and 394 that heads of 128 reach alone on the
- *             H200, because a step slows attention by as much. GB200: cuDNN 9.13 reaches 1,235 TFLOP/s forward on a
- *             B200, FlashAttention-4's 1,605 over 1.3 (its authors, 2026); assumed as Hopper's are: 0.85 of it in a
+ *             Else 412 and 332 TFLOP/s of 4,096 tokens, 0.86 and 0.84 of the 480 and 394 that heads of 128 reach alone
+ *             on the H200, because a step slows attention by as much: 0.72 and 0.58.
+ *             GB200: cuDNN 9.13 reaches 1,235 TFLOP/s forward on a B200, FlashAttention-4's 1,605 over 1.3 (its
+ *             authors, 2026); assumed as Hopper's are: 0.85 of it in a
  *             step, and the H100's ratio backward. RTX 4090, assumed: the A100's, whose kernels it
  *             runs. Scores of attention that is not fused, 8 and 18 bytes: fitted; the passes of mask, softmax and
  *             dropout and of the products, at two bytes each, count 8 to 12 and 15 to 20
  *   power     the data sheets' limits: A100 400 W, H100 and H200 700 W, GB200 1200 W, RTX 4090 450 W. At a lower one,
  *             kernels.power_watts, the clock is lower (cost.c)
+ *   launches  PyTorch launches a kernel of a training step in 11 us. A step of Qwen3 on a B200 launches 8,080 in 90 ms,
+ *             and they run for 37 ms (modelscope/FunASR 3705: 0.244 s, less 1 s in 59 of 382 steps for plans). Other
+ *             hosts take 10 us (a laptop) to 31 us (a cloud's L4; roboflow/rf-detr 1410) and 24 us (a B200 with
+ *             replicas; huggingface/lerobot 4607)
  *   memory    0.785 of the data sheet's rate, fitted on A100 and used for all; launch 5.75 us, fitted on A100
  *   NVLink    600 GB/s on an A100 in both directions, 900 on Hopper, 1800 on Blackwell. Collectives sustain 0.50 of one
  *             direction beside other work, and a hop takes 2.9 us: fitted on A100 (nccl-tests alone print 0.77).
@@ -94,6 +99,7 @@ struct cluster_preset {
 
 #define MEMORY_SHARE 0.785
 #define LAUNCH_NS 5750
+#define HOST_OP_NS 11000
 
 static const struct cluster_preset presets[] = {
     {"dgx-a100-80g", "a100-80g", 8, 8, 78, 2e12, 312e12, 0.15, MEMORY_SHARE * 2039e9, A100_KERNELS, "nvlink", "rails",
@@ -147,6 +153,7 @@ static int preset_make(const struct cluster_preset *preset, struct lade_error *e
   snprintf(cluster.name, sizeof(cluster.name), "%s", preset->name);
   cluster.assumed = preset->assumed;
   cluster.device.kernels = preset->kernels;
+  cluster.device.kernels.host_op_ns = HOST_OP_NS;
   cluster.device.launch_ns = LAUNCH_NS;
   cluster.device.device_bytes_per_s = preset->memory_bytes_per_s;
   cluster.device.host_bytes = cluster.node_host_bytes / (uint64_t)cluster.n_node_devices;

@@ -312,6 +312,43 @@ static const double eager_factors[LADE_N_OP_KINDS][2] = { /* of layer norms, of 
 #define EAGER_LOGIT_BYTES 16
 #define EAGER_LOGIT_BYTES_BACKWARD 18
 
+/*
+ * Kernels that PyTorch launches without a compiler for one op here, in models with layer norms and with RMS norms. They
+ * are counted by dispatch (torch 2.15) on a layer of GPT, 10 forward and 32 backward, and of Llama, 40 and 79. Models
+ * with RMS norms have separate weights for queries, keys, values and both halves of a gated MLP: 7 products of a layer
+ * for 4 here, and as many sums of gradients. Attention is FlashAttention's one kernel, and three backward. 0: 1.
+ */
+static const double eager_launches[LADE_N_OP_KINDS][2] = {
+    [LADE_OP_EMBED_BWD] = {2, 2},
+    [LADE_OP_NORM] = {1, 8},
+    [LADE_OP_NORM_BWD] = {3, 17},
+    [LADE_OP_RESIDUAL] = {2, 9},
+    [LADE_OP_RESIDUAL_BWD] = {6, 18}, /* with a bias's gradient and its sum, as attention's */
+    [LADE_OP_MATMUL] = {1, 7.0 / 4},
+    [LADE_OP_MATMUL_DX] = {1, 10.0 / 4},
+    [LADE_OP_MATMUL_GELU_BWD] = {2, 2},
+    [LADE_OP_MATMUL_DW] = {2, 2 * 7.0 / 4},
+    [LADE_OP_BIAS_GRAD] = {2, 2},
+    [LADE_OP_ROPE] = {10, 10},
+    [LADE_OP_ROPE_BWD] = {10, 10},
+    [LADE_OP_ATTENTION_BWD] = {5, 3},
+    [LADE_OP_SWIGLU] = {2, 2},
+    [LADE_OP_SWIGLU_BWD] = {3, 3},
+    [LADE_OP_GATED] = {2, 2},
+    [LADE_OP_GATED_BWD] = {3, 3},
+    [LADE_OP_QK_NORM] = {2, 16},
+    [LADE_OP_QK_NORM_BWD] = {6, 34},
+    [LADE_OP_HEAD_LOSS] = {4, 4}, /* product, cast, logarithms, loss */
+    [LADE_OP_HEAD_LOSS_BWD] = {6, 6},
+};
+
+double lade_cost_launches(const struct lade_cost *cost, const struct lade_model_graph *graph, int op)
+{
+  const bool is_rms = lade_family_get(graph->model.family)->norm == LADE_NORM_RMS;
+  const double n = cost->is_eager ? eager_launches[graph->ops[op].kind][is_rms] : 0;
+  return n > 0 ? n : 1;
+}
+
 /* Return the bytes of @op, as PyTorch moves them without a compiler if @cost says so. */
 static double op_bytes(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {

@@ -65,7 +65,7 @@ struct lade_cluster_links; /* cluster.h */
 struct lade_cost {
   struct lade_machine machine;
   const struct lade_cluster_links *links; /* borrowed: between the ranks of a mesh; NULL: as copies to the host */
-  double attention_slower; /* fused attention takes so many times its time by the machine; 0: once */
+  double attention_slower; /* fused attention of a graph takes so many times its time by the machine; 0: once */
   bool is_eager; /* price elementwise ops by shape as PyTorch runs them without a compiler: an op, a kernel */
   double sum_squares_bytes_per_s; /* of gradients read; 0: predicted by the device's bandwidth */
   int n_ops, capacity;
@@ -88,6 +88,12 @@ bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns)
 /* Predict one op, with its launch: measured, or max(flops / rate, bytes / bandwidth) with the factors of cost.c. */
 int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, int op);
 
+/*
+ * Return the kernels that a host launches for one op of @graph: one, or the kernels of PyTorch's ops without a compiler
+ * if @cost is eager. A weight's gradient is also added to a sum over microbatches there.
+ */
+double lade_cost_launches(const struct lade_cost *cost, const struct lade_model_graph *graph, int op);
+
 /* Work that is no op of a model's graph: a step that is planned as a graph of opaque ops. */
 struct lade_cost_work {
   enum lade_op_kind kind; /* whose share of the machine's rates it reaches; of products MATMUL, of other work NORM */
@@ -96,7 +102,10 @@ struct lade_cost_work {
   double n_products;      /* of that shape */
   double seq_len;         /* of attention: tokens of a sequence; 0: very many */
 };
-/* Predict @work in @dtype, with its launch, as lade_cost_op_ns predicts an op without a measurement. */
+/*
+ * Predict @work in @dtype, with its launch, as lade_cost_op_ns predicts an op without a measurement. Opaque ops have no
+ * software: is_eager and attention_slower do not count.
+ */
 int64_t lade_cost_work_ns(const struct lade_cost *cost, enum lade_dtype dtype, const struct lade_cost_work *work);
 
 /* Predict @n_times products of [m, k] by [k, n] in a 16-bit type. pre: the machine has a kernel model. */

@@ -92,6 +92,7 @@ static const struct field fields[] = {
     {"kernels.logit_bytes", AT(kernels.logit_bytes), FIELD_NUMBER, 1, 1e3, true, true},
     {"kernels.rated_watts", AT(kernels.rated_watts), FIELD_NUMBER, 1, 1e5, true, true},
     {"kernels.power_watts", AT(kernels.power_watts), FIELD_NUMBER, 1, 1e5, true, true},
+    {"kernels.host_op_ns", AT(kernels.host_op_ns), FIELD_NUMBER, 1, 1e9, true, true},
 };
 
 static void *field_at(const struct field *field, const struct lade_machine *machine)

@@ -68,6 +68,7 @@ struct lade_kernel_model {
   double logit_bytes;           /* moved per logit, in both halves, by a loss that is not fused; 0: it is fused */
   double rated_watts;           /* power limit at which product_flops_per_s is sustained; 0: unknown */
   double power_watts;           /* the device's own limit, at most @rated_watts; 0: @rated_watts */
+  double host_op_ns;            /* of the host, to launch one kernel from PyTorch; 0: less than any kernel takes */
 };
 
 struct lade_machine {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""lade plan --export: DeepSpeed's, torchtitan's and Megatron-LM's own parsers take what Lade writes. What is not installed
-is skipped. LADE_MEGATRON names a checkout of Megatron-LM, whose parser is in no package.
+"""lade plan --export: DeepSpeed's, torchtitan's and Megatron-LM's own parsers take what Lade writes, and PyTorch's
+fully_shard runs it. A project that is not installed is skipped by name. LADE_MEGATRON names a checkout of Megatron-LM,
+whose parser is in no package.
 
 Usage: exports.py LADE
 """
@@ -71,6 +72,65 @@ def torchtitan_takes_them(directory):
             assert config.activation_checkpoint.selective_ac_option == "op", config
 
 
+FSDP2 = """
+import sys, torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+def model_make():
+    torch.manual_seed(0)
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(2))
+    model.head = torch.nn.Linear(64, 64)
+    model.forward = lambda x: model.head(model.layers[1](model.layers[0](x)))
+    return model
+
+def step(model, before):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.ones(4, 64)).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert any((p.full_tensor() != old).any() for p, old in zip(model.parameters(), before)), "no step was made"
+
+for path, world in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
+    if world == 1:
+        dist.init_process_group("gloo", init_method="file://" + path + ".store", rank=0, world_size=1)
+    else:  # collectives that move nothing, for a mesh of many ranks in one process
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    scope = {"model": model_make()}
+    model, before = scope["model"], [p.detach().clone() for p in scope["model"].parameters()]
+    exec(compile(open(path, encoding="utf-8").read().replace('"cuda"', '"cpu"'), path, "exec"), scope)
+    assert all(isinstance(block, FSDPModule) for block in (model, *model.layers)), model
+    for p, whole in zip(model.parameters(), before):
+        assert isinstance(p, DTensor) and p.device_mesh.mesh_dim_names == ("replicate", "shard"), p
+        assert p.to_local().numel() * scope["mesh"]["shard"].size() == whole.numel(), (p, whole)
+    if world == 1:
+        step(model, before)
+    print(*scope["mesh"].shape)
+    dist.destroy_process_group()
+"""
+
+
+def fsdp2_takes_them(directory):
+    """Each layout on a mesh of all its ranks without a network, and one rank's with two steps over gloo."""
+    program, words, meshes = os.path.join(directory, "fsdp2.py"), [], []
+    with open(program, "w", encoding="utf-8") as file:
+        file.write(FSDP2)
+    for layout in [*LAYOUTS[:3], ["--tp", "1", "--dp", "1", "--zero", "0", "--recompute", "none"]]:
+        given = {"--tp": "2", "--pp": "1", **dict(zip(layout, layout[1:]))}
+        tp, pp, dp = (int(given[name]) for name in ("--tp", "--pp", "--dp"))
+        shard = int(given.get("--shard", dp))
+        words += [os.path.join(directory, f"fsdp2-{len(meshes)}.txt"), str(tp * pp * dp)]
+        meshes.append(f"{pp} {dp // shard} {shard} {tp}")
+        with open(words[-2], "w", encoding="utf-8") as file:
+            file.write(export("fsdp2", layout))
+    done = subprocess.run([sys.executable, program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.split("\n")[:-1] == meshes, (done.stdout, done.stderr[-2000:])
+
+
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Modules of kernels for GPUs, which Megatron-LM imports and its parser does not use."""
 
@@ -120,21 +180,27 @@ def megatron_takes_them(folder):
         assert args.fp16 == ("fp16" in layout) and args.bf16 != args.fp16, (layout, words)
 
 
-has = {name: importlib.util.find_spec(name) is not None for name in ("torch", "deepspeed", "torchtitan")}
+def is_here(name, *parts):
+    """True if package @name is installed, with the file @parts."""
+    found = importlib.util.find_spec(name)
+    places = list(found.submodule_search_locations or []) if found else []
+    return any(os.path.exists(os.path.join(place, *parts)) for place in places)
+
+
 MEGATRON = os.environ.get("LADE_MEGATRON")
-if not has["torch"] or not (has["deepspeed"] or has["torchtitan"] or MEGATRON):
-    print("SKIP: neither deepspeed nor torchtitan before 0.3 is installed beside torch, nor does LADE_MEGATRON name a "
-          "checkout of Megatron-LM")
+if not is_here("torch"):
+    print("SKIP: torch is not installed, which every parser needs")
     sys.exit(77)
 with tempfile.TemporaryDirectory(prefix="lade-exports-") as scratch:
-    if has["deepspeed"]:
-        deepspeed_takes_them()
-        print("deepspeed takes the exports")
-    if has["torchtitan"] and importlib.util.find_spec("torchtitan").submodule_search_locations:
-        if os.path.exists(os.path.join(list(importlib.util.find_spec("torchtitan").submodule_search_locations)[0],
-                                       "config", "job_config.py")):
-            torchtitan_takes_them(scratch)
-            print("torchtitan takes the exports")
-    if MEGATRON:
-        megatron_takes_them(MEGATRON)
-        print("megatron takes the exports")
+    checks = [("fully_shard", is_here("torch", "distributed", "fsdp", "_fully_shard"), "torch 2.6 or later is not installed",
+               lambda: fsdp2_takes_them(scratch)),
+              ("deepspeed", is_here("deepspeed"), "it is not installed", deepspeed_takes_them),
+              ("torchtitan", is_here("torchtitan", "config", "job_config.py"), "no version with TOML, 0.2, is installed",
+               lambda: torchtitan_takes_them(scratch)),
+              ("megatron", MEGATRON, "LADE_MEGATRON names no checkout of it", lambda: megatron_takes_them(MEGATRON))]
+    for project, has_parser, reason, check in checks:
+        if has_parser:
+            check()
+        print(f"{project} takes the exports" if has_parser else f"SKIP: {project}: {reason}")
+    if not any(has_parser for _, has_parser, _, _ in checks):
+        sys.exit(77)

@@ -235,6 +235,31 @@ def steps_of_fsdp_copy_and_stop_early(directory):
             "early FSDP", (early["step_seconds"], named["step_seconds"], fused["step_seconds"]))
 
 
+def launches_bound_small_steps(directory):
+    """A step of PyTorch takes at least the host's time for its launches: as many as are counted of a layer of GPT and of
+    Llama without a compiler. A step of Lade, or one of long kernels, takes none."""
+    base = ["--dp", "8", "--zero", "1", "--recompute", "none", "--micro-batch", "1"]
+    small = [*base, "--seq", "128", "--batch", "16"]
+    gpt = gpt_file(directory, 16, 2048, 24, 50304, 1024)
+
+    def seconds(host_op_ns, *how):
+        path = os.path.join(directory, "host.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"preset": "dgx-h100", "device": {"kernels": {"host_op_ns": host_op_ns}}}, file)
+        return plan_json("--cluster", path, *how)["step_seconds"]
+
+    for model, layers, counted in ((gpt, 24, 42), ("llama3-8b", 32, 119)):
+        how = [*small, "--model", model, "--software", "deepspeed"]
+        slow, preset = seconds(1e6, *how), plan_json("--cluster", "dgx-h100", *how)["step_seconds"]
+        launches = (seconds(2e6, *how) - slow) / 1e-3 / 2  # of a microbatch; embedding and head launch 20
+        require(abs((launches - 20) / layers / counted - 1) < 0.06, "launches of a layer", (model, launches))
+        require(1.02 * seconds(1, *how) < preset < slow, "the preset's host", (model, preset, slow))
+    lade = [*small, "--model", gpt, "--software", "lade"]
+    long = [*base, "--seq", "4096", "--batch", "16", "--model", "llama3-8b", "--software", "deepspeed"]
+    for how in (lade, long):
+        require(seconds(11e3, *how) == seconds(1, *how), "launches that take no time", how)
+
+
 def options_price_other_software():
     """Late gathers are those of ZeRO 3; sums of gradients that are kernels cost from two microbatches."""
     base = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--dp", "8", "--seq", "4096", "--micro-batch", "1",
@@ -665,6 +690,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     eager_attention_has_its_own_rate(scratch)
     runs_of_pytorch_are_predicted(scratch)
     steps_of_fsdp_copy_and_stop_early(scratch)
+    launches_bound_small_steps(scratch)
     options_price_other_software()
     context_parallel_has_a_price()
     context_parallel_is_searched_explained_and_exported()

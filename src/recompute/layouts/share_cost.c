@@ -12,6 +12,10 @@
  * it. The collective of one piece runs beside the product of another: of C and P for t ranks, C - P (t - 1)/t of the
  * collective remain, and at least one piece. The rest slows the product down by the multiprocessors that it takes.
  *
+ * A kernel cannot start before the host has launched it, and the host runs ahead of the device within a step. So both
+ * halves of a unit together take at least the host's time for its launches, recompute included: lade_cost_launches
+ * kernels of host_op_ns each. A program of Lade launches from C, which takes less than launch_ns.
+ *
  * Memory. A forward value that a backward step reads before it is made again is saved. The peak of the backward half
  * counts all values from the step that makes them to the last one that reads them.
  *
@@ -35,6 +39,7 @@
 
 struct share_walk {
   const struct lade_model_graph *graph;
+  const struct lade_cost *cost;
   const struct lade_residency *residency;
   const struct lade_prices *prices;
   const struct plan_step *steps;
@@ -46,6 +51,8 @@ struct share_walk {
   double host_ns_per_byte; /* of host memory */
   int n_overlapping; /* ranks whose collectives run beside products; 0: they do not */
   bool stops_early;  /* full recompute leaves out ops whose results no backward op reads */
+  double host_op_ns; /* of the host, to launch a kernel; 0: never the longer time */
+  double host_ns[N_SHARE_UNITS][2]; /* of the host, to launch all kernels of a unit's halves */
 };
 
 /* Return the op of step @at, without optional operands. */
@@ -139,6 +146,12 @@ static bool ends_half(const struct share_walk *walk, int at)
          next->is_backward != step->is_backward;
 }
 
+/* Return the host's time to launch the kernels of @op. */
+static double launches_ns(const struct share_walk *walk, int op)
+{
+  return walk->host_op_ns * lade_cost_launches(walk->cost, walk->graph, op);
+}
+
 /* Fill the times of all units. */
 static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
 {
@@ -153,6 +166,7 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
       unit->attention_ns[step->is_backward] += (double)walk->prices->op_ns[step->op];
     if (is_weights_step(walk->graph, op))
       unit->weights_ns += op_ns_at(walk, at);
+    walk->host_ns[op->unit][step->is_backward] += launches_ns(walk, step->op);
     if (!ends_half(walk, at))
       continue;
     const double end_ns = LADE_MAX(queues.now_ns[0], queues.now_ns[1]);
@@ -184,17 +198,33 @@ static void unhidden_fill(struct share_walk *walk, struct lade_unit_cost *units)
   }
 }
 
+/* Make both halves of each unit together as long as the host takes to launch them. The shorter halves grow. */
+static void host_wait(const struct share_walk *walk, struct lade_unit_cost *units)
+{
+  for (int unit = 0; unit < N_SHARE_UNITS; unit++) {
+    const double *host_ns = walk->host_ns[unit];
+    double *halves_ns[] = {&units[unit].forward_ns, &units[unit].backward_ns}, lacks_ns[2];
+    for (int half = 0; half < 2; half++)
+      lacks_ns[half] = LADE_MAX(host_ns[half] - *halves_ns[half], 0);
+    const double wait_ns = host_ns[0] + host_ns[1] - *halves_ns[0] - *halves_ns[1];
+    for (int half = 0; half < 2 && wait_ns > 0; half++)
+      *halves_ns[half] += wait_ns * lacks_ns[half] / (lacks_ns[0] + lacks_ns[1]);
+  }
+}
+
 /*
  * Add the forward ops of the layer that the backward half does not run again. Frameworks rerun the whole layer under
  * full recompute; the program leaves out ops whose results no backward op reads, the last product above all.
  */
-static void rerun_add(const struct share_walk *walk, bool *is_rerun, struct lade_unit_cost *units)
+static void rerun_add(struct share_walk *walk, bool *is_rerun, struct lade_unit_cost *units)
 {
   for (int at = 0; at < walk->n_steps; at++)
     is_rerun[walk->steps[at].op] |= walk->steps[at].is_recompute;
   for (int op = 0; op < walk->graph->n_fwd_ops; op++) {
-    if (walk->graph->ops[op].unit == SHARE_LAYER && !is_rerun[op])
-      units[SHARE_LAYER].skipped_ns += (double)walk->prices->op_ns[op];
+    if (walk->graph->ops[op].unit != SHARE_LAYER || is_rerun[op])
+      continue;
+    units[SHARE_LAYER].skipped_ns += (double)walk->prices->op_ns[op];
+    walk->host_ns[SHARE_LAYER][1] += launches_ns(walk, op);
   }
   units[SHARE_LAYER].backward_ns += units[SHARE_LAYER].skipped_ns;
 }
@@ -372,6 +402,7 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
     unhidden_fill(walk, units);
     if (recipe == LADE_RECIPE_FULL && !walk->stops_early)
       rerun_add(walk, is_rerun, units);
+    host_wait(walk, units);
     uses_find(walk);
     again_count(walk, units);
     status = memory_fill(walk, units);
@@ -388,7 +419,10 @@ static int walk_run(struct share_walk *walk, enum lade_recipe recipe, struct lad
 int share_walk_cost(const struct share_basis *basis, const struct lade_residency *residency, enum lade_recipe recipe,
                     bool *is_saved, struct lade_share_cost *ret_cost)
 {
-  struct share_walk walk = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
+  const bool is_pytorch = basis->software != LADE_SOFTWARE_LADE || basis->cost.is_eager;
+  struct share_walk walk = {.graph = basis->graph, .cost = &basis->cost, .residency = residency,
+                            .prices = &basis->prices,
+                            .host_op_ns = is_pytorch ? basis->cost.machine.kernels.host_op_ns : 0,
                             .is_saved = is_saved,
                             .host_ns_per_byte = 1e9 / basis->cost.machine.host_bytes_per_s,
                             .n_overlapping = basis->n_overlapping,
