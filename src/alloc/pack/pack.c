@@ -39,6 +39,7 @@
  * Instances of more items, or with more slack as a part of the bound, begin with an order of first fit. It takes a
  * hundredth of an attempt of the exact search among many items, and packs most instances that have slack.
  */
+#define FIRST_ATTEMPTS 3
 #define FIRST_ATTEMPT_ITEMS 512
 #define FIRST_ATTEMPT_SLACK 0.125
 
@@ -191,17 +192,17 @@ static void items_stack(lade_packer *packer)
 }
 
 /*
- * Make the first attempt of the exact search before anything else, because it packs most small instances that fit at
+ * Make the first attempts of the exact search before anything else, because they pack most small instances that fit at
  * all. True if the target is met.
  */
-static bool attempt_first(lade_packer *packer)
+static bool attempts_first(lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
   const bool is_loose = (double)packer->target_bytes > (1 + FIRST_ATTEMPT_SLACK) * (double)problem->lower_bound;
   if (problem->n > FIRST_ATTEMPT_ITEMS || problem->n_fixed || is_loose)
     return false;
   items_stack(packer);
-  return packer->best_bytes <= packer->target_bytes || lade_pack_exact(packer, 1);
+  return packer->best_bytes <= packer->target_bytes || lade_pack_exact(packer, FIRST_ATTEMPTS);
 }
 
 static void search(lade_packer *packer)
@@ -210,7 +211,7 @@ static void search(lade_packer *packer)
   const uint64_t short_work = (is_whole ? SHORT_WORK_WHOLE : SHORT_WORK) * (uint64_t)packer->problem.n;
   const bool has_short_round = has_effort(&packer->effort, SHORT_TIMES * short_work);
   const bool has_first_attempt = has_short_round && is_whole;
-  if (has_first_attempt && attempt_first(packer))
+  if (has_first_attempt && attempts_first(packer))
     return;
   if (lade_pack_search_fast(packer, has_first_attempt ? FIRST_WORK : LADE_PACK_FAST_WORK))
     return;

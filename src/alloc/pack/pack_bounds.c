@@ -78,13 +78,29 @@ static void lowest_raise(struct pack_pile *pile, int j, int64_t lowest)
   slots_due(pile, pile->lo[j], pile->hi[j]);
 }
 
-/* Sort a slot's @n unplaced items by falling lowest offset, with these offsets in pile->keys. */
+/* Copy the lowest offsets of a slot's @n unplaced items into pile->keys. Return the least; *ret_most is the largest. */
+static int64_t keys_get(struct pack_pile *pile, const int32_t *items, int n, int64_t *ret_most)
+{
+  int64_t least = LADE_PACK_DONE, most = 0;
+  for (int a = 0; a < n; a++) {
+    const int64_t lowest = pile->lowest[items[a]];
+    pile->keys[a] = lowest;
+    least = LADE_MIN(least, lowest);
+    most = LADE_MAX(most, lowest);
+  }
+  *ret_most = most;
+  return least;
+}
+
+/* Sort a slot's @n unplaced items by falling lowest offset, and these offsets in pile->keys with them. */
 static void slot_sort(struct pack_pile *pile, int32_t *items, int n)
 {
   int64_t *keys = pile->keys;
-  for (int a = 0; a < n; a++) {
+  for (int a = 1; a < n; a++) {
+    const int64_t key = keys[a];
+    if (keys[a - 1] >= key)
+      continue;
     const int32_t j = items[a];
-    const int64_t key = pile->lowest[j];
     int b = a;
     for (; b > 0 && keys[b - 1] < key; b--) {
       items[b] = items[b - 1];
@@ -125,7 +141,13 @@ static bool slot_infer(struct pack_pile *pile, int s)
   const int n = pile->n_open[s];
   const int64_t *keys = pile->keys;
   struct slot_ends ends = {INT64_MAX, INT64_MAX, -1};
-  int64_t sum = 0;
+  int64_t sum = 0, most, least = keys_get(pile, items, n, &most);
+  if (least > pile->floor[s])
+    value_set(pile, &pile->floor[s], least);
+  if (most + pile->rest[s] <= pile->capacity) {
+    pile->work += (uint64_t)n + 10;
+    return true; /* no level and no item can break a rule */
+  }
   slot_sort(pile, items, n);
   pile->work += 4 * (uint64_t)n + 10;
   for (int a = 0; a < n; a++) {
@@ -144,9 +166,6 @@ static bool slot_infer(struct pack_pile *pile, int s)
     }
   }
   LADE_ASSERT(sum == pile->rest[s]);
-  const int64_t level = n > 0 ? keys[n - 1] : LADE_PACK_DONE;
-  if (level > pile->floor[s])
-    value_set(pile, &pile->floor[s], level);
   if (n > 1)
     slot_not_first(pile, items, n, sum, ends);
   return true;
@@ -289,11 +308,11 @@ static int64_t items_end(const struct pack_pile *pile, const int32_t *items, int
  * Either the lowest offset of the slot's next item j is above the floor already, or j rests on an unplaced item outside
  * the slot. An unplaced item that covers the slot would itself be the next item.
  */
-int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s)
+int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s, int64_t enough)
 {
   const int32_t *items = pile->slot_items.items + pile->slot_start[s];
   int64_t next = INT64_MAX, floor = pile->floor[s];
-  for (int a = 0; a < pile->n_open[s]; a++) {
+  for (int a = 0; a < pile->n_open[s] && next > enough; a++) {
     const int32_t j = items[a];
     if (pile->lowest[j] > floor)
       next = LADE_MIN(next, pile->lowest[j]);

@@ -17,12 +17,12 @@
  *
  * A bad early choice can cost unbounded time, while another preference finds a solution with hardly a step back. So
  * attempts begin short. Five preferences among items times three among corners are each tried with a small limit of
- * nodes, unlike kinds first. They are then tried again with random noise and a growing limit. One corner rule takes the
- * lowest corner and one takes the corner with the fewest choices. The third weighs these against the number of failed
- * inferences at the slot in all attempts of the call. Slots that fail often are better decided early (Boussemart and
- * others' weighted degrees, 2004). An attempt that ends without meeting its limit proves that no packing fits, and the
- * lower bound rises. In one of every two cycles a kind assumes a shape of the free bytes (pack_fillers.c). A failure of
- * such an attempt proves nothing.
+ * choices taken back, unlike kinds first. They are then tried again with random noise and a growing limit. One corner
+ * rule takes the lowest corner and one takes the corner with the fewest choices. The third weighs these against the
+ * number of failed inferences at the slot in all attempts of the call. Slots that fail often are better decided early
+ * (Boussemart and others' weighted degrees, 2004). An attempt that ends without meeting its limit proves that no
+ * packing fits, and the lower bound rises. In one of every two cycles a kind assumes a shape of the free bytes
+ * (pack_fillers.c). A failure of such an attempt proves nothing.
  *
  * A quarter of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the
  * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes
@@ -45,10 +45,13 @@
 #define DEPTH_MAX 8192
 #define CAPACITY_MAX (INT64_MAX / 4)
 /*
- * The first attempts' nodes per item: one descent with little repair. Where solutions are rare, most attempts fail
- * however long they go on, so many kinds are tried before any of them costs much; measured.
+ * Choices per item that one of the first attempts may take back: one descent with little repair. Choices that stand are
+ * not limited, because slack makes a choice of each gap. Where solutions are rare, most attempts fail however long they
+ * go on, so many kinds are tried before any of them costs much; measured.
  */
-#define NODES_PER_ITEM 1.5
+#define UNDONE_PER_ITEM 0.4
+/* Free space of more fillers than this has no simple shape, and an attempt with them costs more and fails; measured. */
+#define ITEMS_PER_FILLER 4
 /* Effort of hard attempts for each unit of soft ones; measured. */
 #define HARD_PER_SOFT 3
 /* Most by which the number of an item varies, as a part of it, in attempts that would repeat earlier ones. */
@@ -71,17 +74,17 @@ static const struct attempt_kind {
   int preference, corner_rule;
   bool is_filled;
 } attempt_kinds[N_KINDS] = {
-    {PREFER_LENGTH, CORNER_FEWEST, false},
-    {PREFER_BYTES, CORNER_FEWEST, false},
-    {PREFER_AREA, CORNER_FEWEST, false},
+    {PREFER_LENGTH, CORNER_LOWEST, false},
     {PREFER_TIGHT_LENGTH, CORNER_FEWEST, true},
+    {PREFER_AREA, CORNER_FEWEST, false},
+    {PREFER_AREA, CORNER_LOWEST, false},
+    {PREFER_LENGTH, CORNER_FEWEST, false},
+    {PREFER_TIGHT_AREA, CORNER_WEIGHTED, false},
+    {PREFER_BYTES, CORNER_FEWEST, false},
     {PREFER_LENGTH, CORNER_WEIGHTED, false},
     {PREFER_TIGHT_AREA, CORNER_FEWEST, true},
-    {PREFER_LENGTH, CORNER_LOWEST, false},
     {PREFER_TIGHT_LENGTH, CORNER_WEIGHTED, false},
     {PREFER_TIGHT_AREA, CORNER_WEIGHTED, true},
-    {PREFER_AREA, CORNER_LOWEST, false},
-    {PREFER_TIGHT_AREA, CORNER_WEIGHTED, false},
     {PREFER_TIGHT_LENGTH, CORNER_LOWEST, false},
     {PREFER_AREA, CORNER_WEIGHTED, true},
     {PREFER_TIGHT_AREA, CORNER_LOWEST, false},
@@ -97,7 +100,7 @@ struct exact {
   struct pack_candidate *candidates;
   struct keyed *ranks; /* items with their preference, and as much scratch */
   struct pack_numbers choices; /* of all open nodes */
-  uint64_t n_nodes, node_limit;
+  uint64_t n_nodes, n_undone, undone_limit; /* nodes, and choices taken back, of this attempt */
   uint64_t random_state;
   double noise;
   int preference, corner_rule, depth;
@@ -112,9 +115,8 @@ struct exact {
 /* The choices at one slot. */
 struct corner {
   int32_t slot, n_choices;
-  int64_t slack;      /* bytes that the slot may waste */
-  int64_t next_floor; /* above the gap; INT64_MAX also if no slack is left, because a gap is then impossible */
-  bool has_gap;       /* a gap is possible */
+  int64_t slack; /* bytes that the slot may waste */
+  bool has_gap;  /* a gap is possible */
 };
 
 /* True if the item directly below @j has the same lifetime and a higher number. Then only the other order is tried. */
@@ -145,14 +147,13 @@ static bool item_is_choice(const struct pack_pile *pile, int j, int s)
 
 static struct corner corner_get(struct pack_pile *pile, int s)
 {
-  struct corner corner = {.slot = s, .next_floor = INT64_MAX};
+  struct corner corner = {.slot = s};
   corner.slack = pile->capacity - pile->floor[s] - pile->rest[s];
   const int32_t *items = pile->slot_items.items + pile->slot_start[s];
   for (int a = 0; a < pile->n_open[s]; a++)
     corner.n_choices += item_is_choice(pile, items[a], s);
-  if (corner.slack > 0)
-    corner.next_floor = lade_pack_pile_next_floor(pile, s);
-  corner.has_gap = corner.next_floor <= pile->capacity - pile->rest[s];
+  const int64_t floor_most = pile->capacity - pile->rest[s];
+  corner.has_gap = corner.slack > 0 && lade_pack_pile_next_floor(pile, s, floor_most) <= floor_most;
   pile->work += 2 * (uint64_t)pile->n_open[s];
   return corner;
 }
@@ -232,7 +233,7 @@ static bool node_enter(struct exact *exact)
   uint64_t work = exact->pile.work + 100;
   exact->pile.work = 0;
   exact->n_nodes++;
-  if (lade_pack_spend(exact->effort, work) || exact->n_nodes > exact->node_limit || exact->depth > DEPTH_MAX ||
+  if (lade_pack_spend(exact->effort, work) || exact->n_undone > exact->undone_limit || exact->depth > DEPTH_MAX ||
       exact->pile.is_out_of_memory)
     exact->is_aborted = true;
   return !exact->is_aborted;
@@ -249,19 +250,21 @@ static bool choices_try(struct exact *exact, int a, int b, const struct corner *
   struct pack_pile *pile = &exact->pile;
   const int mark = pile->trail.n, first = exact->choices.n, n_choices = corner->n_choices + corner->has_gap;
   bool is_solved = false;
-  int64_t next_floor = corner->next_floor;
-  if (pile->is_soft && corner->slack <= 0)
-    next_floor = lade_pack_pile_next_floor(pile, corner->slot);
+  int64_t next_floor = INT64_MAX; /* above the gap */
+  if (pile->is_soft || corner->has_gap)
+    next_floor = lade_pack_pile_next_floor(pile, corner->slot, INT64_MIN);
   *ret_lack = corner->has_gap ? INT64_MAX : next_floor - (pile->capacity - pile->rest[corner->slot]);
   if (!choices_push(exact, corner))
     exact->is_aborted = true;
   for (int k = 0; k < n_choices && !is_solved && !exact->is_aborted; k++) {
     const bool is_possible = k < corner->n_choices ? lade_pack_pile_place(pile, exact->choices.items[first + k])
-                                                   : lade_pack_pile_raise(pile, corner->slot, corner->next_floor);
+                                                   : lade_pack_pile_raise(pile, corner->slot, next_floor);
     is_solved = is_possible && range_solve(exact, a, b);
     if (!is_solved) {
       *ret_lack = LADE_MIN(*ret_lack, pile->lack);
-      lade_pack_pile_undo(pile, mark);
+      exact->n_undone++;
+      if (!exact->is_aborted) /* the next attempt begins with an empty pile */
+        lade_pack_pile_undo(pile, mark);
     }
     exact->is_aborted |= pile->is_out_of_memory; /* the trail has holes, so not every change was undone */
   }
@@ -462,29 +465,34 @@ static void attempt_choose(struct exact *exact, const struct pack_problem *probl
   exact->random_state = 0x9E3779B97F4A7C15u * (uint64_t)(k + 1);
   if (kind->is_filled == (cycle % 2 == 0) && !exact->pile.is_soft)
     n_fillers = lade_pack_fillers_make(problem, capacity, &exact->random_state, exact->candidates + problem->n);
-  exact->is_filled = n_fillers > 0 && n_fillers <= problem->n;
+  exact->is_filled = n_fillers > 0 && n_fillers <= problem->n / ITEMS_PER_FILLER;
   exact->pile.n = problem->n + (exact->is_filled ? n_fillers : 0);
   exact->pile.capacity = capacity;
   exact->preference = kind->preference;
   exact->corner_rule = kind->corner_rule;
   exact->noise = cycle > 0 && !(exact->is_filled && round == 0) ? NOISE : 0;
-  exact->n_nodes = 0;
-  exact->node_limit = (uint64_t)(NODES_PER_ITEM * exact->pile.n) << LADE_MIN(round, 40);
+  exact->n_nodes = exact->n_undone = 0;
+  exact->undone_limit = (uint64_t)(1 + UNDONE_PER_ITEM * exact->pile.n) << LADE_MIN(round, 40);
   exact->patience = round == 0 ? 0 : (uint64_t)exact->pile.n << LADE_MIN(round, 40) >> 4;
   exact->n_nodes_patient = exact->patience;
   if (exact->pile.is_soft)
-    exact->node_limit = UINT64_MAX;
+    exact->undone_limit = UINT64_MAX;
 }
 
 /*
- * True if an attempt with the current numbering and corner rule was made without noise. If not, remember it. Where all
- * slots are equally full, for example, the preferences for full slots number the items as others do.
+ * True if an attempt with the current corner rule and order of choices was made without noise. If not, remember it.
+ * Items are choices of one corner if they begin together or end together, so only their order among these counts. Where
+ * all slots are equally full, for example, the preferences for full slots order the items as others do.
+ *
+ * pre: the pile's lists are made.
  */
 static bool attempt_is_seen(const struct exact *exact, struct pack_attempts *made)
 {
   uint64_t hash = (uint64_t)exact->corner_rule + (exact->pile.is_soft ? N_CORNER_RULES : 0);
-  for (int j = 0; j < exact->pile.n; j++)
-    hash = (hash ^ (uint64_t)exact->original[j]) * 0x9E3779B97F4A7C15u;
+  for (int j = 0; j < exact->pile.n; j++) {
+    hash = (hash ^ (uint64_t)exact->original[exact->pile.begin_items[j]]) * 0x9E3779B97F4A7C15u;
+    hash = (hash ^ (uint64_t)exact->original[exact->pile.end_items[j]]) * 0x9E3779B97F4A7C15u;
+  }
   for (int k = 0; k < made->n_seen; k++)
     if (made->seen[k] == hash)
       return true;
@@ -500,11 +508,11 @@ static bool attempt(struct exact *exact, lade_packer *packer, int64_t capacity, 
   struct pack_pile *pile = &exact->pile;
   attempt_choose(exact, problem, capacity, k);
   pile_reset(exact, problem, exact->preference);
-  if (exact->noise == 0 && attempt_is_seen(exact, &packer->attempts))
-    exact->noise = NOISE;
   exact->is_aborted = pile->is_out_of_memory = !pile_link(pile);
   if (exact->is_aborted)
     return false;
+  if (exact->noise == 0 && attempt_is_seen(exact, &packer->attempts))
+    exact->noise = NOISE;
   lade_pack_spend(exact->effort, (uint64_t)pile->n * (uint64_t)(pile->n + pile->n_slots) / 2);
   exact->depth = 0;
   exact->choices.n = 0;
