@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import types
+import warnings
 import weakref
 from unittest import mock
 
@@ -78,8 +79,72 @@ def counts_of_the_batch_are_numbers():
         assert mask.sum(-1).max().item() <= x.shape[1]
         return m(x).square().sum() / n
     same("a count", loss_of, [(X, mask) for mask in MASKS[:3]], 2)
-    with mock.patch.object(lade.torch.train_step, "PLANS_MOST", 1):
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 1):
         same("a count, one plan at a time", loss_of, [(X, mask) for mask in MASKS], 1)
+
+
+def step_of(loss_of, model, **options):
+    optimizer = adamw(model)
+    return lade.torch.step(of(loss_of)(model, optimizer), model, optimizer, "100%", **{"audit": False, **options})
+
+
+def counts_that_never_come_again_are_told_once():
+    """A step is told with its line at the third count, and of plans that no call met only the last is kept then."""
+    step = step_of(lambda m, x, mask: m(x).square().sum() / mask.sum().item(), net())
+    masks = [torch.arange(48).view(4, 12) < n for n in range(1, 7)]
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 4), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n, mask in enumerate(masks, 1):
+            step(X, mask)
+            assert sum(map(len, step.ready.values())) == (n if n <= 4 else 1), n
+            own = [str(one.message) for one in told if "lade" in str(one.message)]
+            assert len(own) == (n >= 3), (n, own)
+    assert "3 different" in own[0] and "shapes.py" in own[0] and "mask.sum().item()" in own[0], own
+
+
+def the_plan_that_was_used_longest_ago_makes_room():
+    step = step_of(lambda m, x, mask: m(x)[mask].square().mean(), net())
+    a, b, c = [torch.arange(48).view(4, 12) < n for n in (3, 5, 7)]
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 2):
+        for mask, n_made in ((a, 1), (b, 2), (a, 2), (c, 3), (a, 3), (b, 4)):
+            step(X, mask)
+            plans, = step.ready.values()
+            assert plans.n_made == n_made and len(plans) <= 2, (n_made, plans.n_made)
+
+
+def a_capture_that_fails_takes_no_plans_room():
+    def loss_of(m, x, mask):
+        if mask.sum().item() == 5:
+            raise ArithmeticError("five")
+        return m(x).square().mean()
+    step = step_of(loss_of, net())
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 1):
+        step(X, torch.arange(48).view(4, 12) < 3)
+        ready, = next(iter(step.ready.values()))
+        refused(lade.CannotCapture, lambda: step(X, torch.arange(48).view(4, 12) < 5), "five")
+        assert list(next(iter(step.ready.values()))) == [ready]
+
+
+def masks_are_made_and_changed_in_the_step():
+    """As Longformer does: a mask like the tokens, with a first place that is set; and copies of arguments that change."""
+    def of_tokens(m, x, y):
+        marks = torch.zeros_like(y)
+        marks[:, 0] = 1
+        return m(x)[(marks > 0).nonzero(as_tuple=True)].square().mean()
+
+    def of_copies(m, x, mask):
+        before, own = mask.sum().item(), mask.clone()
+        first = own[:, 0]
+        first.fill_(True)
+        own[1].logical_and_(mask[0])
+        return m(x)[own].square().mean() * (before + first.sum().item())
+
+    def of_arguments(m, x, mask):
+        mask[:, 0] = True
+        return m(x)[mask].square().mean()
+    same("places in new masks", of_tokens, [(X, Y), (X, Y // 2), (X, Y)], 1)
+    same("places in changed copies", of_copies, [(X, mask.clone()) for mask in MASKS[:3]], 2)
+    refused(lade.CannotCapture, lambda: step_of(of_arguments, net())(X, MASKS[0].clone()), "keep the shape", "shapes.py")
 
 
 class Rows(nn.Module):
@@ -176,6 +241,55 @@ def queries_are_matched_with_targets():
         assert sys.modules["scipy.optimize"].linear_sum_assignment is linear_sum_assignment
 
 
+def a_step_imports_the_matcher_itself():
+    """The import of scipy.optimize within a step gets the replacement, and SciPy has its own function after it."""
+    with tempfile.TemporaryDirectory() as room, mock.patch.object(sys, "path", [room, *sys.path]), \
+            mock.patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.split(".")[0] == "scipy"]:
+            del sys.modules[name]
+        os.mkdir(os.path.join(room, "scipy"))
+        for name, text in (("__init__", ""), ("optimize", "import numpy\ndef linear_sum_assignment(cost, maximize=False):\n"
+                                                          "    places = numpy.arange(min(cost.shape))\n    return places, places\n")):
+            with open(os.path.join(room, "scipy", f"{name}.py"), "w", encoding="utf-8") as file:
+                file.write(text)
+
+        def loss_of(m, x):
+            from scipy.optimize import linear_sum_assignment
+            found = m(x)[0]
+            rows, _ = linear_sum_assignment(torch.cdist(found, found[:3]).detach())
+            return found[torch.as_tensor(rows)].square().mean()
+        step = step_of(loss_of, net())
+        step(X)
+        assert type(sys.modules["scipy.optimize"].linear_sum_assignment(torch.ones(2, 2))[0]).__name__ == "ndarray"
+        assert "f_lade_assign" in step.last.planned.source
+        assert not any("Imports" in type(one).__name__ for one in sys.meta_path)
+
+
+def costs_that_are_no_numbers_end_a_step_before_its_updates():
+    """SciPy refuses them: statistics that the step has written come back, and the next step runs."""
+    modules = fake_scipy()
+    plain = modules["scipy.optimize"].linear_sum_assignment
+
+    def strict(cost_matrix, maximize=False):
+        if (cost_matrix != cost_matrix).any():
+            raise ValueError("matrix contains invalid numeric entries")
+        return plain(cost_matrix, maximize)
+    modules["scipy.optimize"].linear_sum_assignment = strict
+
+    def loss_of(m, x):
+        found = m(x[0])
+        rows, _ = sys.modules["scipy.optimize"].linear_sum_assignment(torch.cdist(found[:5], torch.ones(3, 8)).detach())
+        return found[torch.as_tensor(rows)].square().mean()
+    with mock.patch.dict(sys.modules, modules):
+        model = nn.Sequential(nn.BatchNorm1d(16), net())
+        step = step_of(loss_of, model)
+        step(X)
+        before = lade.torch.digest(model, step.optimizer)
+        refused(ValueError, lambda: step(X * float("nan")), "invalid numeric entries")
+        assert lade.torch.digest(model, step.optimizer) == before
+        step(X)
+
+
 def plans_keep_no_batch():
     """Neither the operands of a price nor the bytes that a restart needs outlive a step."""
     model = net()
@@ -207,7 +321,11 @@ def computed_masks_are_refused():
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers, masked_rows_are_written,
+    for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers,
+                 counts_that_never_come_again_are_told_once, the_plan_that_was_used_longest_ago_makes_room,
+                 a_capture_that_fails_takes_no_plans_room, masks_are_made_and_changed_in_the_step,
+                 a_step_imports_the_matcher_itself, costs_that_are_no_numbers_end_a_step_before_its_updates,
+                 masked_rows_are_written,
                  writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
                  computed_masks_are_refused):

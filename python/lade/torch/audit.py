@@ -9,7 +9,7 @@ import copy
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import Error
+from ..errors import CannotCapture, DoesNotFit, Error
 from . import difference, generators, optimizers
 from .digests import bits
 from .tracing.branches import Otherwise
@@ -86,7 +86,12 @@ class Audit:
                 return
             less, rows, _ = found
             own_args, own_kwargs = pytree.tree_unflatten(less, spec)
-            small = self.step._find(own_args, own_kwargs, self.ready.planned.trace.branch)[1]
+            try:
+                small = self.step._find(own_args, own_kwargs, self.ready.planned.trace.branch)[1]
+            except (CannotCapture, DoesNotFit) as fault:  # the step of the whole batch has its plan
+                self.ready.note = ("not audited: the uncaptured step does not fit the device, and the first rows of the batch have "
+                                   f"no plan ({fault})")
+                return
             if self._fits(small):
                 break
         self.step.sync()

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,6 +25,7 @@ from .digests import bits
 from .tracing.branches import Otherwise
 from .pricing.meter import events_of
 from .planned import Planned, Tiers
+from .plans import PLANS_MOST, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing.places import refuse_change
@@ -31,7 +33,6 @@ from .tracing.trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
-PLANS_MOST = 32         # of one form of the arguments, each with other answers
 CAPTURES_MOST = 8       # of one step, each with more strides known
 
 
@@ -63,7 +64,7 @@ class Step:
     def __init__(self, fn, model, optimizer, limits, audit):
         self.fn, self.model, self.optimizer = fn, model, optimizers.joined(optimizer)
         self.limits, self.audit = limits, audit
-        self.ready = {}  # what a plan is for -> plans, one for each set of answers about the arguments
+        self.ready, self.is_told = {}, False  # what a plan is for -> Plans
         self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
@@ -132,10 +133,9 @@ class Step:
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
             self.given, self.ready = Given(self.model, self.optimizer), {}
-        for ready in self.ready.get(self._key(spec, leaves), ()):
-            if ready.planned.trace.branch == branch and ready.planned.trace.answers.hold(leaves):
-                return leaves, ready
-        return leaves, self._prepare(args, kwargs, leaves, spec, branch)
+        plans = self.ready.get(self._key(spec, leaves))
+        ready = plans.find(branch, leaves) if plans else None
+        return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch)
 
     def _key(self, spec, leaves):
         """Return what a plan is for."""
@@ -150,23 +150,25 @@ class Step:
 
     def _prepare(self, args, kwargs, leaves, spec, branch):
         _refuse_wrapped(self.model)
-        if not self._make_room(self.ready.get(self._key(spec, leaves), [])):
+        plans = self.ready.get(self._key(spec, leaves))
+        if plans and not plans.has_room():
             raise CannotCapture(f"the step has asked for values that had {PLANS_MOST} different answers, each with a plan of its "
                                 "own; keep them in tensors, or decide outside of the step", "value of a tensor")
         self.sync()
         planned, seconds = self._plan(args, kwargs, branch)
         with _Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
-            self.ready.setdefault(self._key(spec, leaves), []).append(ready)
+            plans = self.ready.setdefault(self._key(spec, leaves), Plans())
+            plans.add(ready)
         interrupts.deliver()
+        self._tell(plans.note())
         return ready
 
-    def _make_room(self, plans):
-        """True if one more of @plans may be made: beyond the most, the oldest of another branch, shape or count goes."""
-        others = [ready for ready in plans if ready.planned.trace.branch or ready.planned.trace.answers.is_open]
-        if len(plans) >= PLANS_MOST and others:
-            plans.remove(others[0])
-        return len(plans) < PLANS_MOST
+    def _tell(self, text):
+        """Say once that plans are made in each call."""
+        if text is not None and not self.is_told:
+            self.is_told = True
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _made_ready(self, planned, seconds):
         """Take the bytes of a plan's tiers, and create the state of its optimizer. Error changes nothing."""
@@ -298,7 +300,8 @@ class Step:
     def _settle(self, ready, exact):
         """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
         if not ready.planned.settle(exact):
-            self.ready = {key: [other for other in found if other is not ready] for key, found in self.ready.items()}
+            for plans in self.ready.values():
+                plans.remove(ready)
 
     def settle(self, ready):
         """Run the calls whose scratch has a bound, on made-up operands."""

@@ -13,13 +13,14 @@ import torch
 from ..errors import CannotCapture
 from ..graph import DEVICE
 from . import optimizers
+from .tracing.assignment import ASSIGN
 from .tracing.branches import BRANCH
 from .pricing.kernels import HIDDEN_WRITES
 from .pricing.meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
-# Ops that may end a step.
-MAY_END = BRANCH, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
+# Ops that may end a step: branches, checks, and calls of other libraries, which refuse some values.
+MAY_END = BRANCH, ASSIGN, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
 
 
 class Op:

@@ -52,6 +52,10 @@ _INDEX, _NONZERO = torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default
 _INDEXING = _INDEX, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, \
     torch.ops.aten._index_put_impl_.default
 _CTC = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
+# Ops whose results no value of an operand decides, but its shape.
+_LIKE = (torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default,
+         torch.ops.aten.empty_like.default, torch.ops.aten.new_zeros.default, torch.ops.aten.new_ones.default,
+         torch.ops.aten.new_full.default, torch.ops.aten.new_empty.default)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 
@@ -91,12 +95,15 @@ _REFS = _Ref, _Slot, _Outside
 class _Kept:
     """An op that arguments decide: its function and operands, tensors of arguments and of kept ops as _Ref."""
 
-    def __init__(self, func, args, kwargs):
-        self.func, self.args, self.kwargs = func, args, kwargs
+    def __init__(self, func, args, kwargs, before):
+        """@before: kept ops that read what this one writes, or wrote what it reads."""
+        self.func, self.args, self.kwargs, self.before = func, args, kwargs, before
 
     def run(self, leaves, done):
         """Return the flat results for the arguments @leaves; @done has those of ops that ran."""
         if self not in done:
+            for kept in self.before:
+                kept.run(leaves, done)
             args, kwargs = pytree.tree_map_only(_REFS, lambda ref: ref.value(leaves, done), (self.args, self.kwargs))
             done[self] = pytree.tree_leaves(self.func(*args, **kwargs))
         return done[self]
@@ -125,11 +132,13 @@ class Answers:
 
     def __init__(self):
         self.asked = []
-        self.is_open = False  # True if arguments may give many answers: they decide a shape or a number
+        self.is_open, self.open_line = False, None  # True if arguments may give many answers: they decide a shape or a number
 
-    def note(self, kept, answer, is_open=False):
+    def note(self, kept, answer, line_of=None):
+        """@line_of(): the user's line; None if arguments may give few answers alone."""
         self.asked.append((kept, answer))
-        self.is_open = self.is_open or is_open
+        if line_of is not None and not self.is_open:
+            self.is_open, self.open_line = True, line_of()
 
     def hold(self, leaves):
         """True if the answers are those for the arguments @leaves.
@@ -171,6 +180,8 @@ class Watch(TorchDispatchMode):
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
         self.changed = set()  # storages of real tensors that the step has written: their values are not known any more
+        self.outer = set()  # storages of arguments, flags and tensors outside: no op that runs again may write them
+        self.touched = {}   # storage of a followed tensor -> [(kept op, True if it writes)], in the order of the step
         self.numbers = {}   # memory -> a number that the step asked for, which the tensor there decides
         self.any_of = self.all_of = None  # weak references to the last results of any() and all()
 
@@ -180,6 +191,7 @@ class Watch(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and type(leaf) is torch.Tensor and not leaf.requires_grad \
                     and leaf.numel() <= _ARGUMENT_MOST and leaf.layout is torch.strided and not leaf.is_meta:
                 self.known[id(fake)] = fake, leaf, _Ref(i)
+                self.outer.add(leaf.untyped_storage()._cdata)
 
     def give(self, slots):
         """Follow flags: @slots are (fake tensor, real tensor, dict, key) of the buffers of the model."""
@@ -192,6 +204,7 @@ class Watch(TorchDispatchMode):
         memory = real.untyped_storage()  # a whole one, so that all views that may write it are followed
         if memory.nbytes() <= _FLAG_MOST * real.element_size() and memory._cdata not in self.changed:
             self.known.setdefault(id(tensor), (tensor, real, ref))
+            self.outer.add(memory._cdata)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
@@ -209,7 +222,7 @@ class Watch(TorchDispatchMode):
             kept = self._keep_op(func, args, kwargs)
             is_open = isinstance(answer, int) and not isinstance(answer, bool) and self._is_argued(kept)
             if is_open or isinstance(answer, bool) or self._note_number(kept, answer):
-                self.answers.note(kept, answer, is_open)
+                self.answers.note(kept, answer, self.branches.line_of if is_open else None)
                 return answer
         if func is _SCALAR and reals is None and args[0].dtype == torch.bool and not self._is_last(args[0], self.any_of):
             checked = _checked()
@@ -259,22 +272,24 @@ class Watch(TorchDispatchMode):
             elif is_masked and not _fills(*args):
                 self._places_of(args[1])
         elif reals is not None and torch.Tag.dynamic_output_shape in func.tags:
-            self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), reals
+            self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), self._values(tensors)
         try:
             return func(*args, **kwargs)
         finally:
             self.operands = self.mode.next_form = None
 
     def _values(self, tensors):
-        """Return the known values of tensors, None for each other one."""
-        return [self.known.get(id(t), (None, None))[1] for t in tensors]
+        """Return copies of the known values of tensors, which the step may change, None for each other one."""
+        found = [self.known.get(id(t), (None, None))[1] for t in tensors]
+        with _disable_current_modes(), torch.no_grad():
+            return [None if t is None else t.clone() for t in found]
 
     def _shaped(self, func, args, kwargs, tensors):
         """Return the results of a call on known operands; their shapes are an answer if arguments decide them."""
         found = self._run(func, args, kwargs)
         if any(self._ref(t) for t in tensors):
             shapes = [tuple(t.shape) for t in pytree.tree_leaves(found)]
-            self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes, True)
+            self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes, self.branches.line_of)
         return found
 
     def _indexed(self, func, tensor, indices):
@@ -297,7 +312,8 @@ class Watch(TorchDispatchMode):
                 if places is None:
                     return None
                 if self._ref(index):
-                    self.answers.note(_Shapes(self._keep_op(_NONZERO, (index,), {})), [tuple(places.shape)], True)
+                    self.answers.note(_Shapes(self._keep_op(_NONZERO, (index,), {})), [tuple(places.shape)],
+                                      self.branches.line_of)
                 found += [torch.empty(len(places), dtype=torch.int64, device="meta")] * places.shape[1]
             else:
                 found.append(None if index is None else torch.empty(index.shape, dtype=torch.int64, device="meta"))
@@ -310,24 +326,31 @@ class Watch(TorchDispatchMode):
                                 str(func))
         longest = int(self._run(_MAX, (lengths,), {})) if lengths.numel() else 0
         if self._ref(lengths) and lengths.numel():
-            self.answers.note(self._keep_op(_MAX, (lengths,), {}), longest, True)
+            self.answers.note(self._keep_op(_MAX, (lengths,), {}), longest, self.branches.line_of)
         return longest
 
     def _follow(self, func, args, kwargs, tensors, reals, result):
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.made += map(weakref.ref, made)
-        is_argued = any(self._ref(t) for t in tensors)
+        is_argued, is_mutable = any(self._ref(t) for t in tensors), func._schema.is_mutable
         most = _ARGUMENT_MOST if is_argued else _FOLLOWED_MOST
         is_small = all(t.numel() <= most for t in made) and made
         if reals is None or not is_small or not all(isinstance(t, FakeTensor) for t in made) \
-                or is_argued and func._schema.is_mutable:
-            if func._schema.is_mutable:
+                or is_argued and is_mutable and not self._is_own(func, args, kwargs):
+            if is_mutable:
                 self._forget(func, args, kwargs)
             return
+        is_argued = is_argued and func not in _LIKE
         kept = self._keep_op(func, args, kwargs) if is_argued else None
         values = [t for t in pytree.tree_leaves(self._run(func, args, kwargs)) if isinstance(t, torch.Tensor)]
         for i, (fake, real) in enumerate(zip(made, values)):
             self.known[id(fake)] = fake, real, _Ref(kept, i) if kept is not None else None
+
+    def _is_own(self, func, args, kwargs):
+        """True if a call writes results of kept ops alone, so that it may run again for an answer."""
+        refs = [(self._ref(t), self.known[id(t)][1]) for t in self._written(func, args, kwargs) if id(t) in self.known]
+        return all(isinstance(ref, _Ref) and not isinstance(ref.op, int) and real.untyped_storage()._cdata not in self.outer
+                   for ref, real in refs)
 
     @staticmethod
     def _is_last(tensor, last):
@@ -360,7 +383,16 @@ class Watch(TorchDispatchMode):
                 return self._ref(t) or t
             with _disable_current_modes(), torch.no_grad():  # the copy of a constant is real
                 return self.known[id(t)][1].clone()
-        return _Kept(func, *pytree.tree_map_only(torch.Tensor, operand, (tuple(args), dict(kwargs))))
+        operands = pytree.tree_map_only(torch.Tensor, operand, (tuple(args), dict(kwargs)))
+        is_write = func._schema.is_mutable
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and self._ref(t)]
+        touched = [self.touched.setdefault(memory, [])
+                   for memory in {self.known[id(t)][1].untyped_storage()._cdata for t in tensors}]
+        before = [kept for ops in touched for kept, is_other in ops if is_write or is_other]
+        kept = _Kept(func, *operands, before)
+        for ops in touched:
+            ops.append((kept, is_write))
+        return kept
 
     @staticmethod
     def _written(func, args, kwargs):
