@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import pickle
 import types
 import warnings
 import weakref
@@ -34,6 +35,17 @@ def of(loss_of):
     return make
 
 
+def seed():
+    torch.manual_seed(SEED)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(SEED)
+
+
+def generators():
+    """Return the states of torch's generator and of NumPy's."""
+    return pickle.dumps(lade.torch.generators.states_of_step(torch.device("cpu")))
+
+
 def same(name, loss_of, data, n_plans, make_model=net):
     """Assert eager's bits and planned = measured over different batches, which need @n_plans plans."""
     torch.manual_seed(0)
@@ -41,22 +53,22 @@ def same(name, loss_of, data, n_plans, make_model=net):
     own = copy.deepcopy(model)
     optimizer = adamw(own)
     train = of(loss_of)(own, optimizer)
-    torch.manual_seed(SEED)
-    wanted = [float(train(*batch)) for batch in data], lade.torch.digest(own, optimizer), torch.get_rng_state().tolist()
+    seed()
+    wanted = [float(train(*batch)) for batch in data], lade.torch.digest(own, optimizer), generators()
     for budget, host, audit in (("100%", None, True), ("min", "64MiB", False)):
         own = copy.deepcopy(model)
         optimizer = adamw(own)
         step = lade.torch.step(of(loss_of)(own, optimizer), own, optimizer, budget, host=host, audit=audit)
-        torch.manual_seed(SEED)
-        losses, peaks = [], []
+        seed()
+        losses = []
         for batch in data[:-1]:
             losses.append(float(step(*batch)))
         peaks = lade.torch.measure(step, *data[-1])["peak_bytes"], step.report()["planned_peak_bytes"]
         assert losses == wanted[0][:-1], (name, budget, losses, wanted[0])
         assert lade.torch.digest(own, optimizer) == wanted[1], (name, budget)
-        assert torch.get_rng_state().tolist() == wanted[2], (name, budget)
+        assert generators() == wanted[2], (name, budget)
         assert peaks[0] == peaks[1], (name, budget, peaks)
-        assert sum(map(len, step.ready.values())) == n_plans, (name, step.ready)
+        assert n_plans is None or sum(map(len, step.ready.values())) == n_plans, (name, step.ready)
     print(name, flush=True)
 
 
@@ -311,12 +323,106 @@ def plans_keep_no_batch():
     assert not any("lade_reals" in node.meta for node in ready.planned.trace.gm.graph.nodes)
 
 
-def computed_masks_are_refused():
+def named(m, x):
+    """A layer by a number that the step computes, as Switch Transformers chooses experts."""
+    scores = m(x).flatten(0, 1)
+    chosen, loss = scores.argmax(-1), 0
+    for expert in F.one_hot(chosen, 8).sum(0).greater(0).nonzero():
+        places, = torch.where(chosen == expert)
+        loss = loss + scores[places].square().sum() * len(f"{'x' * (1 + int(f'{expert[0]}'))}")
+    return loss / 48
+
+
+def sized(m, x):
+    """Parts of tokens by a list of sizes, as JetMoE gives tokens to experts."""
+    scores = m(x).flatten(0, 1)
+    sizes = F.one_hot(scores.argmax(-1), 8).sum(0)
+    parts = scores[scores.argmax(-1).argsort()].split(sizes.tolist())
+    return sum(part.square().sum() * (i + 1) for i, part in enumerate(parts)) / 48
+
+
+def written(m, x):
+    """Rows at places that the step computes; their gradient is a sum over as many rows."""
+    scores = m(x) * 1
+    scores[scores.sum(-1) > 0] = m[-1].bias
+    return scores.square().mean()
+
+
+def computed_values_decide_shapes():
+    data = [(X,), (X.flip(1) * 3,), (X[:, :, torch.randperm(16, generator=GENERATOR)],), (X,)]
+    same("rows by a computed mask", lambda m, x: (h := m(x))[h > 0].mean(), data, None,
+         lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net()))
+    same("values by a computed mask", lambda m, x: m(x).masked_select(m(x) > 0).square().mean(), data[:2], None)
+    same("layers by a computed number", named, data[:3], None)
+    same("sizes in a list", sized, data[:3], None)
+    same("computed rows are written", written, data[:2], None)
+
+
+def plans_of_computed_shapes_are_told():
+    """Three calls with three counts are told, and a call with a count that a plan has makes none."""
+    step = step_of(lambda m, x: (h := m(x))[h > 0].square().mean(), nn.Sequential(nn.Linear(16, 8)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n, (x, n_told) in enumerate(((X, 0), (X * 2 + 1, 0), (X + 2, 1), (X - 2, 1))):
+            with torch.no_grad():  # the same counts in each run
+                step.model[0].weight.copy_(torch.eye(8, 16))
+                step.model[0].bias.zero_()
+            step(x)
+            own = [str(one.message) for one in told if "lade" in str(one.message)]
+            assert len(own) == n_told, (n, own)
+    assert "3 different" in own[0] and "[h > 0]" in own[0], own
+    *_, plans = step.ready.values()  # the first has no optimizer's state
+    n_made = plans.n_made
+    with torch.no_grad():
+        step.model[0].weight.copy_(torch.eye(8, 16))
+        step.model[0].bias.zero_()
+    step(X - 2)
+    assert plans.n_made == n_made
+    assert sum(plan.planned.trace.is_cut for own in step.ready.values() for plan in own) == 1
+
+
+def shapes_behind_an_update_are_refused():
+    """The step could not begin anew there. Unique values have no count that a plan could ask for."""
     model = net()
     optimizer = adamw(model)
-    for loss_of in (lambda m, x: m(x)[m(x) > 0].mean(), lambda m, x: m(x).masked_select(m(x) > 0).mean()):
-        train = of(loss_of)(model, optimizer)
-        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "keep the shape", "shapes.py")
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), (h := model(x).detach())[h > 0].mean()
+    before = lade.torch.digest(model, optimizer)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "keep the shape", "shapes.py")
+    refused(lade.CannotCapture, lambda: step_of(lambda m, x: torch.unique(m(x) > 0).float().mean(), model)(X), "keep the shape")
+    assert lade.torch.digest(model, optimizer) == before
+
+
+def spans_of(shape, mask_prob, mask_length, attention_mask=None, min_masks=0):
+    """Draws as transformers' function does."""
+    import numpy
+    rows = numpy.zeros(shape, dtype=bool)
+    lengths = attention_mask.sum(-1).tolist() if attention_mask is not None else [shape[1]] * shape[0]
+    for row, length in zip(rows, lengths):
+        n = max(int(mask_prob * length / mask_length + numpy.random.rand()), min_masks)
+        for first in numpy.random.choice(max(length - mask_length, 1), min(n, max(length - mask_length, 1)), replace=False):
+            row[first:first + mask_length] = True
+    return rows
+
+
+def spans_are_those_that_numpy_draws():
+    """Its generator ends where eager steps leave it, and the number of masked places has plans of its own."""
+    module = types.ModuleType("transformers.models.fake")
+    module._compute_mask_indices = spans_of
+
+    def loss_of(m, x, mask):
+        h = m.net(x) * 1
+        h[torch.tensor(module._compute_mask_indices((4, 12), 0.5, 3, mask, 1), dtype=torch.bool)] = m.row
+        features = torch.tensor(module._compute_mask_indices((4, 8), mask_prob=0.3, mask_length=2), dtype=torch.bool)
+        h[features[:, None].expand(-1, 12, -1)] = 0
+        return h.square().mean()
+    with mock.patch.dict(sys.modules, {"transformers.models.fake": module}):
+        same("spans of NumPy", loss_of, [(X, mask.long()) for mask in MASKS[:3]], None, Rows)
+        assert module._compute_mask_indices is spans_of
 
 
 if __name__ == "__main__":
@@ -328,5 +434,6 @@ if __name__ == "__main__":
                  masked_rows_are_written,
                  writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
-                 computed_masks_are_refused):
+                 computed_values_decide_shapes, plans_of_computed_shapes_are_told, shapes_behind_an_update_are_refused,
+                 spans_are_those_that_numpy_draws):
         test()

@@ -13,7 +13,8 @@ class Plans:
     """Plans of one form, the one that served the last call at the end."""
 
     def __init__(self):
-        self.all, self.n_made, self.is_met = [], 0, False
+        self.all, self.n_made, self.n_new, self.is_met = [], 0, 0, False  # n_new: since a call ended by an older plan
+        self.branch = ()  # of the last call that ended
 
     def __iter__(self):
         return iter(self.all)
@@ -26,7 +27,6 @@ class Plans:
         for plan in self.all:
             if plan.planned.trace.branch == branch and plan.planned.trace.answers.hold(leaves):
                 self.all.append(self.all.pop(self.all.index(plan)))
-                self.is_met = True
                 return plan
         return None
 
@@ -37,23 +37,34 @@ class Plans:
     def add(self, plan):
         """Keep a new plan; beyond the most the open one that was used longest ago goes. pre: has_room()."""
         self.n_made += 1
+        self.n_new += not plan.planned.trace.is_cut
         if len(self.all) >= PLANS_MOST:
             self.all.remove(next(filter(_is_open, self.all)))
         if self.n_made > PLANS_MOST and not self.is_met:
             self.all = [other for other in self.all if not _is_open(other)]
         self.all.append(plan)
+        plan.plans = self
+
+    def ended(self, plan):
+        """Note the plan of a call that has ended: the next call begins with it if computed values decide shapes."""
+        if plan.n_ended:
+            self.is_met, self.n_new = True, 0
+        plan.n_ended, trace = plan.n_ended + 1, plan.planned.trace
+        self.branch = () if all(isinstance(answer, bool) for answer in trace.branch) else trace.branch
 
     def remove(self, plan):
         self.all = [other for other in self.all if other is not plan]
 
     def note(self):
-        """Return a text for the user if the last plans were made in calls that met no older one, or None."""
-        answers = self.all[-1].planned.trace.answers
-        if self.is_met or self.n_made < _NEW_MOST or not answers.is_open:
+        """Return a text for the user if the last calls met no older plan, or None."""
+        trace = self.all[-1].planned.trace
+        lines = [line for answer, line in zip(trace.branches, trace.branch_lines) if not isinstance(answer, bool)]
+        line = trace.answers.open_line or (lines[0] if lines else None)
+        if self.n_new < _NEW_MOST or trace.is_cut or line is None:
             return None
-        return (f"lade: {self.n_made} calls of the step had {self.n_made} different shapes or numbers by the values of its "
-                f"arguments ({answers.open_line}); each is captured and planned anew, which takes longer than a step. Return the "
-                "tensor and read it after the step, or pad to one size")
+        return (f"lade: {self.n_new} calls of the step had {self.n_new} different shapes or numbers by values ({line}); each is "
+                "captured and planned anew, which takes longer than a step. Return the tensor and read it after the step, or keep to "
+                "one size")
 
 
 def _is_open(plan):

@@ -33,6 +33,7 @@ from .tracing.trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
+CUT_SECONDS = 0.1, 0.1  # of that for the part of a step before a question
 CAPTURES_MOST = 8       # of one step, each with more strides known
 
 
@@ -56,6 +57,7 @@ class _Ready:
     def __init__(self, planned, seconds):
         self.planned, self.capture_seconds, self.runtime = planned, seconds, None
         self.is_audited, self.note = False, ""
+        self.plans, self.n_ended = None, 0  # the plans of its form, and calls that it ended
 
 
 class Step:
@@ -96,17 +98,23 @@ class Step:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise Error("a CUDA graph is being captured, and a planned step plans, draws and moves bytes outside of graphs: "
                         "call the step without one")
-        return self._call_branch(args, kwargs, meter, ())
+        branch = None
+        while True:
+            try:
+                return self._call_branch(args, kwargs, meter, branch)
+            except Otherwise as fault:
+                branch = fault.branch
 
     def _call_branch(self, args, kwargs, meter, branch):
-        """Run the step with the first answers of branches.py, and anew with others where they are due."""
+        """Run the step with the first answers of branches.py, None for those of the last call. Otherwise has the due answers."""
         try:
             leaves, ready = self._find(args, kwargs, branch)
         except CannotCapture as fault:
             if branch and _is_users(fault.__cause__):
                 raise fault.__cause__  # the branch itself, such as a loop that stops at a loss of NaN
             raise
-        self.last, before = ready, generators.states(self.device) if ready.planned.trace.branches else None
+        self.last = ready
+        before = generators.states_of_step(self.device) if ready.planned.trace.branches else None
         try:
             if self.audit and not ready.is_audited:
                 return Audit(self, ready).run(args, kwargs, leaves, meter)
@@ -114,28 +122,30 @@ class Step:
         except Otherwise as fault:
             if self.broken:
                 raise Error(self.broken) from fault
-            other = fault.branch
-        if other == branch:
-            raise Error(f"the step asks other questions than its capture, and has no plan of the branch {other}")
-        generators.set_states(self.device, before)
-        self.interrupts.deliver()  # all is as before the step
-        return self._call_branch(args, kwargs, meter, other)
+            if fault.branch == ready.planned.trace.branch:
+                raise Error("the step asks other questions than its capture, and has no plan of the branch "
+                            f"{fault.branch}") from fault
+            generators.set_states_of_step(self.device, before)
+            self.interrupts.deliver()  # all is as before the step
+            raise
 
     def prepare(self, *args, **kwargs):
         """Capture and plan the step for these arguments, and run nothing. DoesNotFit, CannotCapture."""
         self.last = self._find(args, kwargs)[1]
         return self
 
-    def _find(self, args, kwargs, branch=()):
-        """Return (flat arguments, the plan that serves them)."""
+    def _find(self, args, kwargs, branch=None):
+        """Return (flat arguments, the plan that serves them); without a @branch one of the last call's, or the first."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
             self.given, self.ready = Given(self.model, self.optimizer), {}
         plans = self.ready.get(self._key(spec, leaves))
-        ready = plans.find(branch, leaves) if plans else None
-        return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch)
+        ready = plans.find(plans.branch if branch is None else branch, leaves) if plans else None
+        if ready is None and plans and branch is None and plans.branch:
+            ready = plans.find((), leaves)
+        return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch or ())
 
     def _key(self, spec, leaves):
         """Return what a plan is for."""
@@ -173,6 +183,7 @@ class Step:
     def _made_ready(self, planned, seconds):
         """Take the bytes of a plan's tiers, and create the state of its optimizer. Error changes nothing."""
         ready = _Ready(planned, seconds)
+        ready.is_audited = planned.trace.is_cut  # it never ends a step
         ready.runtime = Runtime(planned, self.store)
         self._create_state(planned.trace)
         new = {place.id: place for place in planned.trace.places if place.id not in self.places}
@@ -193,8 +204,9 @@ class Step:
             captured = self._capture(args, kwargs, branch)
             self._refuse_counters(captured, args, kwargs)
             seconds += time.perf_counter() - start
+            limits, search = (self.limits.of_part(), CUT_SECONDS) if captured.is_cut else (self.limits, PLAN_SECONDS)
             try:
-                return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
+                return Planned(captured, self.pricer, limits, self.device, search), seconds
             except Relayout:
                 continue
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
@@ -276,6 +288,8 @@ class Step:
             self._park(planned.living_tensors(tensors))
         clock.end()
         self.measured["clock"] = clock
+        if ready.plans is not None:
+            ready.plans.ended(ready)
         if runtime.exact:
             self._settle(ready, runtime.exact)
             runtime.exact = {}

@@ -9,7 +9,7 @@ from ... import graph as g
 from ...errors import Error
 from . import parked, tiers, worker
 from .. import generators, optimizers
-from ..tracing.branches import Otherwise
+from ..tracing.branches import Otherwise, read
 from .cuda_copies import copies_of
 from ..pricing.meter import events_of
 
@@ -130,6 +130,13 @@ class Runtime:
         if bool(flag) != wanted:
             trace = self.planned.trace
             raise Otherwise((*trace.branches[:index], not wanted), trace.branch_lines[index])
+
+    def values(self, tensor, is_count, wanted, index):
+        """Go on if a tensor's values, or the number of those that are true, are those of the plan."""
+        found = read(tensor, is_count)
+        if found != wanted:
+            trace = self.planned.trace
+            raise Otherwise((*trace.branches[:index], tuple(found)), trace.branch_lines[index])
 
     def keep(self, tensor):
         """Keep the bytes of a storage that the step is about to write, while it may still end."""

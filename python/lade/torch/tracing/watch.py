@@ -49,8 +49,10 @@ COUNTS = ("the step reads a number from a tensor and changes it there, so each s
 SPARSE = "sparse tensors are not captured; use dense ones, such as those of nn.Embedding(sparse=False)"
 _MASKS = torch.bool, torch.uint8
 _INDEX, _NONZERO = torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default
+_SELECT = torch.ops.aten.masked_select.default
 _INDEXING = _INDEX, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, \
     torch.ops.aten._index_put_impl_.default
+_VALUES_MOST, _LIST_MOST = 128, 1024  # elements of a computed mask, and of a list, whose values are asked for
 _CTC = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
 # Ops whose results no value of an operand decides, but its shape.
 _LIKE = (torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default,
@@ -167,6 +169,12 @@ def _checked():
     return None
 
 
+def _made_up(mask, count):
+    """Return a mask like a fake one, with @count true elements."""
+    first = torch.arange(mask.numel(), device=mask.fake_device) < count[0]
+    return first.reshape(mask.shape).to(mask.dtype)
+
+
 class Watch(TorchDispatchMode):
     """Within this mode constants are followed, and writes to real tensors are noted."""
 
@@ -174,12 +182,14 @@ class Watch(TorchDispatchMode):
         """@branches: answers about values that neither constants nor arguments decide. @mode: of the fake tensors."""
         super().__init__()
         self.branches, self.mode = branches, mode
+        self.asking = None  # operands of a call with masks
         self.operands = None  # of the call under way, the values that its price depends on
         self.known = {}     # id of a tensor -> (itself, its values, one of _REFS if a call decides them, or None)
         self.answers = Answers()
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
         self.changed = set()  # storages of real tensors that the step has written: their values are not known any more
+        self.learned = {}   # storage of a fake tensor -> ids of those that learn() follows, of which other views may be unknown
         self.outer = set()  # storages of arguments, flags and tensors outside: no op that runs again may write them
         self.touched = {}   # storage of a followed tensor -> [(kept op, True if it writes)], in the order of the step
         self.numbers = {}   # memory -> a number that the step asked for, which the tensor there decides
@@ -214,6 +224,8 @@ class Watch(TorchDispatchMode):
         for t in tensors:
             if not isinstance(t, FakeTensor) and func not in _LIFTS and id(t) not in self.written:
                 self._flag(t, t, _Outside(t))
+        if func is _NONZERO and args[0].dim() == 1 and args[0].numel() <= _VALUES_MOST:
+            self.learn(args[0])
         reals = self._reals(func, tensors)
         if func in _ASKED and reals is not None:
             answer = self._run(func, args, kwargs)
@@ -266,17 +278,20 @@ class Watch(TorchDispatchMode):
             self.operands = self._values(tensors)
         elif func in _INDEXING:
             if is_masked:
-                self.operands = [t if t is not None and t.dtype in _MASKS else None for t in self._values(tensors)]
+                self.operands, self.asking = [t if t is not None and t.dtype in _MASKS else None
+                                              for t in self._values(tensors)], tensors
             if is_masked and func is _INDEX:
                 self.mode.next_form = self._indexed(func, *args)
             elif is_masked and not _fills(*args):
-                self._places_of(args[1])
+                self._places_of(args[1], self._is_place_asked(*args[:3]))
         elif reals is not None and torch.Tag.dynamic_output_shape in func.tags:
             self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), self._values(tensors)
+        elif func is _NONZERO or func is _SELECT and args[0].shape == args[1].shape:
+            self._counted(func, args)
         try:
             return func(*args, **kwargs)
         finally:
-            self.operands = self.mode.next_form = None
+            self.operands = self.asking = self.mode.next_form = None
 
     def _values(self, tensors):
         """Return copies of the known values of tensors, which the step may change, None for each other one."""
@@ -292,23 +307,51 @@ class Watch(TorchDispatchMode):
             self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes, self.branches.line_of)
         return found
 
+    def _counted(self, func, args):
+        """Describe the result of a call by the number of places in its mask, which the step computes."""
+        mask = args[-1]
+        count = self.branches.ask(mask, True)
+        if count is None:
+            return
+        with _disable_current_modes():
+            made_up = _made_up(mask, count)
+            form = func(made_up) if func is _NONZERO else torch.empty(count, dtype=args[0].dtype, device="meta")
+        self.mode.next_form, self.operands = (func, form), [*[None] * (len(args) - 1), made_up]
+
+    def learn(self, tensor):
+        """Ask for the values of a computed tensor of numbers or flags, if they are not known, and follow it from then on."""
+        if not isinstance(tensor, FakeTensor) or id(tensor) in self.known or tensor.is_floating_point() \
+                or tensor.is_complex() or tensor.numel() > _LIST_MOST:
+            return
+        values = self.branches.ask(tensor, False)
+        if values is not None:
+            with _disable_current_modes():
+                real = torch.tensor(values, dtype=tensor.dtype).reshape(tensor.shape).to(tensor.fake_device)
+            self.known[id(tensor)] = tensor, real, None
+            self.learned.setdefault(tensor.untyped_storage()._cdata, []).append(id(tensor))
+
+    def knows(self, tensor):
+        return id(tensor) in self.known
+
     def _indexed(self, func, tensor, indices):
-        """Return the form of a tensor at @indices, some of them masks, or None if a mask is not known."""
-        found = self._places_of(indices)
+        """Return the form of a tensor at @indices, some of them masks, or None if the number of a mask's places is not known."""
+        found = self._places_of(indices, True)
         if found is None:
             return None
         with _disable_current_modes():
             return func, func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), found)
 
-    def _places_of(self, indices):
-        """Return descriptions of @indices with the places of masks, or None if a mask is not known.
+    def _places_of(self, indices, is_asked):
+        """Return descriptions of @indices with the places of masks, or None if their number is not known.
 
-        The number of places is an answer: results have it as their size, and writes take scratch by it.
+        The number of places is an answer: results have it as their size, and writes take scratch by it. @is_asked: the step asks
+        for the number where it computes the mask.
         """
         found = []
         for index in indices:
             if index is not None and index.dtype in _MASKS:
-                places = self._run(_NONZERO, (index,), {}) if id(index) in self.known else None
+                places = self._run(_NONZERO, (index,), {}) if id(index) in self.known else \
+                    self._computed_places(index) if is_asked else None
                 if places is None:
                     return None
                 if self._ref(index):
@@ -318,6 +361,27 @@ class Watch(TorchDispatchMode):
             else:
                 found.append(None if index is None else torch.empty(index.shape, dtype=torch.int64, device="meta"))
         return found
+
+    def _is_place_asked(self, tensor, indices, values):
+        """True if a write at @indices needs the number of a computed mask's places: other ops ask for it, or @values have it.
+
+        The gradient of @values asks for it. Other writes have one plan, which counts all places.
+        """
+        masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+        n_rest = tensor.dim() - sum(mask.dim() for mask in masks)
+        return values.requires_grad or values.dim() > n_rest or any(map(self.branches.has_count, masks))
+
+    def _computed_places(self, mask):
+        """Return as many places as a computed mask has, or None; prices are measured with them."""
+        operands, self.operands = self.operands, None  # they are not those of the question
+        count, self.operands = self.branches.ask(mask, True), operands
+        if count is None:
+            return None
+        with _disable_current_modes():
+            made_up = _made_up(mask, count)
+            at = next(i for i, t in enumerate(self.asking) if t is mask)
+            self.operands[at] = made_up
+            return made_up.nonzero()
 
     def _longest(self, lengths, func):
         """Return the longest of a CTC loss's targets."""
@@ -404,7 +468,10 @@ class Watch(TorchDispatchMode):
 
     def _forget(self, func, args, kwargs):
         """Forget all constants that share memory with tensors that a call writes: another value may be in them."""
-        written = self._written(func, args, kwargs)
+        written = list(self._written(func, args, kwargs))
+        for t in written:
+            for key in self.learned.pop(t.untyped_storage()._cdata, ()):
+                self.known.pop(key, None)
         lost = {self.known[id(t)][1].untyped_storage()._cdata for t in written if id(t) in self.known}
         is_set = func in _SETS or func in _COPIES and id(args[1]) in self.known and not self._ref(args[1])
         for memory in lost & self.numbers.keys():
