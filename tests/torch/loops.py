@@ -391,6 +391,24 @@ def audits_of_the_first_rows_end_where_these_take_another_branch():
     assert lade.torch.digest(model) == lade.torch.digest(own)
 
 
+def audits_of_the_first_rows_end_where_these_are_refused():
+    """The whole batch has a plan, and a capture of its first rows is refused."""
+    data, model = SAMPLE.repeat(8, 1)[:8], net()
+    optimizer = adam(model.parameters())
+    train = plain_step(model, optimizer, lambda model, x: model(x).square().mean())
+    step = lade.torch.step(train, model, optimizer, "100%").prepare(data)
+    find = step._find
+
+    def refusing(args, *rest):
+        if len(args[0]) < 8:
+            raise lade.CannotCapture("no rows", "rows")
+        return find(args, *rest)
+    with mock.patch.object(lade.torch.audit, "free_bytes", lambda device: step.last.planned.unconstrained_bytes - 1), \
+            mock.patch.object(step, "_find", refusing):
+        step(data)
+    assert "have no plan (rows: no rows)" in step.report()["note"], step.report()["note"]
+
+
 def other_branches_end_as_eager_does_or_say_so():
     def stops(loss):
         if torch.isnan(loss):
@@ -491,7 +509,7 @@ def old_branches_make_room_for_new_ones():
     own = copy.deepcopy(model)
     other = adam(own.parameters())
     eager = plain_step(own, other, lambda model, x: model(x).square().mean())
-    with mock.patch.object(lade.torch.train_step, "PLANS_MOST", 2):
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 2):
         for i in range(6):
             torch.manual_seed(i)
             wanted = float(eager(SAMPLE))
@@ -616,7 +634,7 @@ def refusals_name_what_torch_calls_it():
     refused(lade.CannotCapture, of(lambda m, x: m(x.abs().long()).mean(), lambda: nn.Embedding(8, 4, sparse=True),
                                    torch.optim.SparseAdam), "sparse=False", "loops.py")
     refused(lade.CannotCapture, of(lambda m, x: torch.func.jvp(m, (x,), (x,))[1].mean()), "forward-mode AD", "loops.py")
-    refused(lade.CannotCapture, of(lambda m, x: m(x).masked_select(m(x) > 0).mean()), "keep the shape", "loops.py")
+    refused(lade.CannotCapture, of(lambda m, x: torch.unique(m(x) > 0).float().mean()), "keep the shape", "loops.py")
     refused(lade.CannotCapture, of(lambda m, x: m(x).mean() * len(f"{m(x).mean():.3f}")), "value of a tensor: ", "loops.py")
     of(lambda m, x: -torch.distributions.Wishart(m(x).square().mean() + 9, torch.eye(3)).log_prob(torch.eye(3)).mean())()
 
@@ -627,8 +645,8 @@ TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, 
          branches_on_finite_values_are_those_of_eager, other_branches_end_as_eager_does_or_say_so,
          branches_on_computed_values_are_those_of_eager, old_branches_make_room_for_new_ones,
          a_step_that_fails_behind_statistics_brings_them_back, loops_that_a_computed_value_ends_are_refused,
-         audits_of_the_first_rows_end_where_these_take_another_branch, closures_run_once,
-         a_flag_is_not_known_once_a_view_of_it_is_written,
+         audits_of_the_first_rows_end_where_these_take_another_branch,
+         audits_of_the_first_rows_end_where_these_are_refused, closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":

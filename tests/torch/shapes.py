@@ -3,7 +3,9 @@
 import copy
 import gc
 import itertools
+import pickle
 import types
+import warnings
 import weakref
 from unittest import mock
 
@@ -33,6 +35,17 @@ def of(loss_of):
     return make
 
 
+def seed():
+    torch.manual_seed(SEED)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(SEED)
+
+
+def generators():
+    """Return the states of torch's generator and of NumPy's."""
+    return pickle.dumps(lade.torch.generators.states_of_step(torch.device("cpu")))
+
+
 def same(name, loss_of, data, n_plans, make_model=net):
     """Assert eager's bits and planned = measured over different batches, which need @n_plans plans."""
     torch.manual_seed(0)
@@ -40,22 +53,22 @@ def same(name, loss_of, data, n_plans, make_model=net):
     own = copy.deepcopy(model)
     optimizer = adamw(own)
     train = of(loss_of)(own, optimizer)
-    torch.manual_seed(SEED)
-    wanted = [float(train(*batch)) for batch in data], lade.torch.digest(own, optimizer), torch.get_rng_state().tolist()
+    seed()
+    wanted = [float(train(*batch)) for batch in data], lade.torch.digest(own, optimizer), generators()
     for budget, host, audit in (("100%", None, True), ("min", "64MiB", False)):
         own = copy.deepcopy(model)
         optimizer = adamw(own)
         step = lade.torch.step(of(loss_of)(own, optimizer), own, optimizer, budget, host=host, audit=audit)
-        torch.manual_seed(SEED)
-        losses, peaks = [], []
+        seed()
+        losses = []
         for batch in data[:-1]:
             losses.append(float(step(*batch)))
         peaks = lade.torch.measure(step, *data[-1])["peak_bytes"], step.report()["planned_peak_bytes"]
         assert losses == wanted[0][:-1], (name, budget, losses, wanted[0])
         assert lade.torch.digest(own, optimizer) == wanted[1], (name, budget)
-        assert torch.get_rng_state().tolist() == wanted[2], (name, budget)
+        assert generators() == wanted[2], (name, budget)
         assert peaks[0] == peaks[1], (name, budget, peaks)
-        assert sum(map(len, step.ready.values())) == n_plans, (name, step.ready)
+        assert n_plans is None or sum(map(len, step.ready.values())) == n_plans, (name, step.ready)
     print(name, flush=True)
 
 
@@ -78,8 +91,72 @@ def counts_of_the_batch_are_numbers():
         assert mask.sum(-1).max().item() <= x.shape[1]
         return m(x).square().sum() / n
     same("a count", loss_of, [(X, mask) for mask in MASKS[:3]], 2)
-    with mock.patch.object(lade.torch.train_step, "PLANS_MOST", 1):
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 1):
         same("a count, one plan at a time", loss_of, [(X, mask) for mask in MASKS], 1)
+
+
+def step_of(loss_of, model, **options):
+    optimizer = adamw(model)
+    return lade.torch.step(of(loss_of)(model, optimizer), model, optimizer, "100%", **{"audit": False, **options})
+
+
+def counts_that_never_come_again_are_told_once():
+    """A step is told with its line at the third count, and of plans that no call met only the last is kept then."""
+    step = step_of(lambda m, x, mask: m(x).square().sum() / mask.sum().item(), net())
+    masks = [torch.arange(48).view(4, 12) < n for n in range(1, 7)]
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 4), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n, mask in enumerate(masks, 1):
+            step(X, mask)
+            assert sum(map(len, step.ready.values())) == (n if n <= 4 else 1), n
+            own = [str(one.message) for one in told if "lade" in str(one.message)]
+            assert len(own) == (n >= 3), (n, own)
+    assert "3 different" in own[0] and "shapes.py" in own[0] and "mask.sum().item()" in own[0], own
+
+
+def the_plan_that_was_used_longest_ago_makes_room():
+    step = step_of(lambda m, x, mask: m(x)[mask].square().mean(), net())
+    a, b, c = [torch.arange(48).view(4, 12) < n for n in (3, 5, 7)]
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 2):
+        for mask, n_made in ((a, 1), (b, 2), (a, 2), (c, 3), (a, 3), (b, 4)):
+            step(X, mask)
+            plans, = step.ready.values()
+            assert plans.n_made == n_made and len(plans) <= 2, (n_made, plans.n_made)
+
+
+def a_capture_that_fails_takes_no_plans_room():
+    def loss_of(m, x, mask):
+        if mask.sum().item() == 5:
+            raise ArithmeticError("five")
+        return m(x).square().mean()
+    step = step_of(loss_of, net())
+    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 1):
+        step(X, torch.arange(48).view(4, 12) < 3)
+        ready, = next(iter(step.ready.values()))
+        refused(lade.CannotCapture, lambda: step(X, torch.arange(48).view(4, 12) < 5), "five")
+        assert list(next(iter(step.ready.values()))) == [ready]
+
+
+def masks_are_made_and_changed_in_the_step():
+    """As Longformer does: a mask like the tokens, with a first place that is set; and copies of arguments that change."""
+    def of_tokens(m, x, y):
+        marks = torch.zeros_like(y)
+        marks[:, 0] = 1
+        return m(x)[(marks > 0).nonzero(as_tuple=True)].square().mean()
+
+    def of_copies(m, x, mask):
+        before, own = mask.sum().item(), mask.clone()
+        first = own[:, 0]
+        first.fill_(True)
+        own[1].logical_and_(mask[0])
+        return m(x)[own].square().mean() * (before + first.sum().item())
+
+    def of_arguments(m, x, mask):
+        mask[:, 0] = True
+        return m(x)[mask].square().mean()
+    same("places in new masks", of_tokens, [(X, Y), (X, Y // 2), (X, Y)], 1)
+    same("places in changed copies", of_copies, [(X, mask.clone()) for mask in MASKS[:3]], 2)
+    refused(lade.CannotCapture, lambda: step_of(of_arguments, net())(X, MASKS[0].clone()), "keep the shape", "shapes.py")
 
 
 class Rows(nn.Module):
@@ -176,6 +253,55 @@ def queries_are_matched_with_targets():
         assert sys.modules["scipy.optimize"].linear_sum_assignment is linear_sum_assignment
 
 
+def a_step_imports_the_matcher_itself():
+    """The import of scipy.optimize within a step gets the replacement, and SciPy has its own function after it."""
+    with tempfile.TemporaryDirectory() as room, mock.patch.object(sys, "path", [room, *sys.path]), \
+            mock.patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.split(".")[0] == "scipy"]:
+            del sys.modules[name]
+        os.mkdir(os.path.join(room, "scipy"))
+        for name, text in (("__init__", ""), ("optimize", "import numpy\ndef linear_sum_assignment(cost, maximize=False):\n"
+                                                          "    places = numpy.arange(min(cost.shape))\n    return places, places\n")):
+            with open(os.path.join(room, "scipy", f"{name}.py"), "w", encoding="utf-8") as file:
+                file.write(text)
+
+        def loss_of(m, x):
+            from scipy.optimize import linear_sum_assignment
+            found = m(x)[0]
+            rows, _ = linear_sum_assignment(torch.cdist(found, found[:3]).detach())
+            return found[torch.as_tensor(rows)].square().mean()
+        step = step_of(loss_of, net())
+        step(X)
+        assert type(sys.modules["scipy.optimize"].linear_sum_assignment(torch.ones(2, 2))[0]).__name__ == "ndarray"
+        assert "f_lade_assign" in step.last.planned.source
+        assert not any("Imports" in type(one).__name__ for one in sys.meta_path)
+
+
+def costs_that_are_no_numbers_end_a_step_before_its_updates():
+    """SciPy refuses them: statistics that the step has written come back, and the next step runs."""
+    modules = fake_scipy()
+    plain = modules["scipy.optimize"].linear_sum_assignment
+
+    def strict(cost_matrix, maximize=False):
+        if (cost_matrix != cost_matrix).any():
+            raise ValueError("matrix contains invalid numeric entries")
+        return plain(cost_matrix, maximize)
+    modules["scipy.optimize"].linear_sum_assignment = strict
+
+    def loss_of(m, x):
+        found = m(x[0])
+        rows, _ = sys.modules["scipy.optimize"].linear_sum_assignment(torch.cdist(found[:5], torch.ones(3, 8)).detach())
+        return found[torch.as_tensor(rows)].square().mean()
+    with mock.patch.dict(sys.modules, modules):
+        model = nn.Sequential(nn.BatchNorm1d(16), net())
+        step = step_of(loss_of, model)
+        step(X)
+        before = lade.torch.digest(model, step.optimizer)
+        refused(ValueError, lambda: step(X * float("nan")), "invalid numeric entries")
+        assert lade.torch.digest(model, step.optimizer) == before
+        step(X)
+
+
 def plans_keep_no_batch():
     """Neither the operands of a price nor the bytes that a restart needs outlive a step."""
     model = net()
@@ -197,18 +323,117 @@ def plans_keep_no_batch():
     assert not any("lade_reals" in node.meta for node in ready.planned.trace.gm.graph.nodes)
 
 
-def computed_masks_are_refused():
+def named(m, x):
+    """A layer by a number that the step computes, as Switch Transformers chooses experts."""
+    scores = m(x).flatten(0, 1)
+    chosen, loss = scores.argmax(-1), 0
+    for expert in F.one_hot(chosen, 8).sum(0).greater(0).nonzero():
+        places, = torch.where(chosen == expert)
+        loss = loss + scores[places].square().sum() * len(f"{'x' * (1 + int(f'{expert[0]}'))}")
+    return loss / 48
+
+
+def sized(m, x):
+    """Parts of tokens by a list of sizes, as JetMoE gives tokens to experts."""
+    scores = m(x).flatten(0, 1)
+    sizes = F.one_hot(scores.argmax(-1), 8).sum(0)
+    parts = scores[scores.argmax(-1).argsort()].split(sizes.tolist())
+    return sum(part.square().sum() * (i + 1) for i, part in enumerate(parts)) / 48
+
+
+def written(m, x):
+    """Rows at places that the step computes; their gradient is a sum over as many rows."""
+    scores = m(x) * 1
+    scores[scores.sum(-1) > 0] = m[-1].bias
+    return scores.square().mean()
+
+
+def computed_values_decide_shapes():
+    data = [(X,), (X.flip(1) * 3,), (X[:, :, torch.randperm(16, generator=GENERATOR)],), (X,)]
+    same("rows by a computed mask", lambda m, x: (h := m(x))[h > 0].mean(), data, None,
+         lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net()))
+    same("values by a computed mask", lambda m, x: m(x).masked_select(m(x) > 0).square().mean(), data[:2], None)
+    same("layers by a computed number", named, data[:3], None)
+    same("sizes in a list", sized, data[:3], None)
+    same("computed rows are written", written, data[:2], None)
+
+
+def plans_of_computed_shapes_are_told():
+    """Three calls with three counts are told, and a call with a count that a plan has makes none."""
+    step = step_of(lambda m, x: (h := m(x))[h > 0].square().mean(), nn.Sequential(nn.Linear(16, 8)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n, (x, n_told) in enumerate(((X, 0), (X * 2 + 1, 0), (X + 2, 1), (X - 2, 1))):
+            with torch.no_grad():  # the same counts in each run
+                step.model[0].weight.copy_(torch.eye(8, 16))
+                step.model[0].bias.zero_()
+            step(x)
+            own = [str(one.message) for one in told if "lade" in str(one.message)]
+            assert len(own) == n_told, (n, own)
+    assert "3 different" in own[0] and "[h > 0]" in own[0], own
+    *_, plans = step.ready.values()  # the first has no optimizer's state
+    n_made = plans.n_made
+    with torch.no_grad():
+        step.model[0].weight.copy_(torch.eye(8, 16))
+        step.model[0].bias.zero_()
+    step(X - 2)
+    assert plans.n_made == n_made
+    assert sum(plan.planned.trace.is_cut for own in step.ready.values() for plan in own) == 1
+
+
+def shapes_behind_an_update_are_refused():
+    """The step could not begin anew there. Unique values have no count that a plan could ask for."""
     model = net()
     optimizer = adamw(model)
-    for loss_of in (lambda m, x: m(x)[m(x) > 0].mean(), lambda m, x: m(x).masked_select(m(x) > 0).mean()):
-        train = of(loss_of)(model, optimizer)
-        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "keep the shape", "shapes.py")
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), (h := model(x).detach())[h > 0].mean()
+    before = lade.torch.digest(model, optimizer)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "keep the shape", "shapes.py")
+    refused(lade.CannotCapture, lambda: step_of(lambda m, x: torch.unique(m(x) > 0).float().mean(), model)(X), "keep the shape")
+    assert lade.torch.digest(model, optimizer) == before
+
+
+def spans_of(shape, mask_prob, mask_length, attention_mask=None, min_masks=0):
+    """Draws as transformers' function does."""
+    import numpy
+    rows = numpy.zeros(shape, dtype=bool)
+    lengths = attention_mask.sum(-1).tolist() if attention_mask is not None else [shape[1]] * shape[0]
+    for row, length in zip(rows, lengths):
+        n = max(int(mask_prob * length / mask_length + numpy.random.rand()), min_masks)
+        for first in numpy.random.choice(max(length - mask_length, 1), min(n, max(length - mask_length, 1)), replace=False):
+            row[first:first + mask_length] = True
+    return rows
+
+
+def spans_are_those_that_numpy_draws():
+    """Its generator ends where eager steps leave it, and the number of masked places has plans of its own."""
+    module = types.ModuleType("transformers.models.fake")
+    module._compute_mask_indices = spans_of
+
+    def loss_of(m, x, mask):
+        h = m.net(x) * 1
+        h[torch.tensor(module._compute_mask_indices((4, 12), 0.5, 3, mask, 1), dtype=torch.bool)] = m.row
+        features = torch.tensor(module._compute_mask_indices((4, 8), mask_prob=0.3, mask_length=2), dtype=torch.bool)
+        h[features[:, None].expand(-1, 12, -1)] = 0
+        return h.square().mean()
+    with mock.patch.dict(sys.modules, {"transformers.models.fake": module}):
+        same("spans of NumPy", loss_of, [(X, mask.long()) for mask in MASKS[:3]], None, Rows)
+        assert module._compute_mask_indices is spans_of
 
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers, masked_rows_are_written,
+    for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers,
+                 counts_that_never_come_again_are_told_once, the_plan_that_was_used_longest_ago_makes_room,
+                 a_capture_that_fails_takes_no_plans_room, masks_are_made_and_changed_in_the_step,
+                 a_step_imports_the_matcher_itself, costs_that_are_no_numbers_end_a_step_before_its_updates,
+                 masked_rows_are_written,
                  writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
-                 computed_masks_are_refused):
+                 computed_values_decide_shapes, plans_of_computed_shapes_are_told, shapes_behind_an_update_are_refused,
+                 spans_are_those_that_numpy_draws):
         test()

@@ -5,11 +5,12 @@ The uncaptured step needs the memory that the budget saves. Where the device lac
 the batch, with a plan of their own, and brings the state back. The captured step of the whole batch runs without an audit.
 """
 import copy
+import pickle
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import Error
+from ..errors import CannotCapture, DoesNotFit, Error
 from . import difference, generators, optimizers
 from .digests import bits
 from .tracing.branches import Otherwise
@@ -86,7 +87,12 @@ class Audit:
                 return
             less, rows, _ = found
             own_args, own_kwargs = pytree.tree_unflatten(less, spec)
-            small = self.step._find(own_args, own_kwargs, self.ready.planned.trace.branch)[1]
+            try:
+                small = self.step._find(own_args, own_kwargs, self.ready.planned.trace.branch)[1]
+            except (CannotCapture, DoesNotFit) as fault:  # the step of the whole batch has its plan
+                self.ready.note = ("not audited: the uncaptured step does not fit the device, and the first rows of the batch have "
+                                   f"no plan ({fault})")
+                return
             if self._fits(small):
                 break
         self.step.sync()
@@ -133,7 +139,7 @@ class Audit:
                 found[f"state {i}.{key}"] = bits(value) if isinstance(value, torch.Tensor) else repr(value)
         for place in ready.planned.trace.places:
             found.update((f"place {place.name}.{i}", bits(t)) for i, t in enumerate(place.tensors()))
-        found["generator"] = repr(generators.states(step.device))
+        found["generator"], found["NumPy's generator"] = map(pickle.dumps, generators.states_of_step(step.device))
         return found
 
 
@@ -169,7 +175,7 @@ class Snapshot:
                        for place in ready.planned.trace.places]
         self.hooks = ready.planned.trace.hooks
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
-        self.generators = generators.states(step.device)
+        self.generators = generators.states_of_step(step.device)
 
     def restore(self):
         for kept in self.own:
@@ -192,4 +198,4 @@ class Snapshot:
             scheduler.load_state_dict(held)
         for group, held in zip(self.step.optimizer.param_groups if self.step.optimizer else (), self.groups):
             group.update(held)
-        generators.set_states(self.step.device, self.generators)
+        generators.set_states_of_step(self.step.device, self.generators)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of torch's default generators, kept outside of torch's allocator: of the CPU, and of a CUDA device."""
+"""The states of torch's default generators, kept outside of torch's allocator: of the CPU, and of a CUDA device.
+
+A whole step may draw from NumPy's generator besides (tracing/spans.py).
+"""
+import sys
+
 import torch
 
 
@@ -17,6 +22,20 @@ def set_states(device, saved):
     torch.set_rng_state(cpu)
     for state in cuda:
         torch.cuda.set_rng_state(state, device)
+
+
+def states_of_step(device):
+    """Return the states of all generators that a step on @device draws from."""
+    numpy = sys.modules.get("numpy")
+    return states(device), numpy.random.get_state(legacy=False) if numpy else None
+
+
+def set_states_of_step(device, saved):
+    """Go back to @saved states of all generators."""
+    own, drawn = saved
+    set_states(device, own)
+    if drawn is not None:
+        sys.modules["numpy"].random.set_state(drawn)
 
 
 class Offset:

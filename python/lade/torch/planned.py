@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One plan of a captured step: the library's graph, the budget, the list, and the function that runs it."""
 import contextlib
+import copy
 import os
 import time
 
@@ -38,6 +39,13 @@ class Tiers:
         if store is not None and "store" in ways:
             self.store_bytes = size_bytes(store_budget) if store_budget is not None else disk_free(store) // 2
         self.paths = {}
+
+    def of_part(self):
+        """Return the budgets of a part of the step, whose unconstrained peak says nothing about that of the whole."""
+        part = copy.copy(self)
+        if isinstance(self.budget, str) and self.budget.rstrip().endswith("%") and budget_bytes(self.budget, 1 << 20) < 1 << 20:
+            part.budget = "min"
+        return part
 
     def measure(self, device):
         """Measure the paths, once."""

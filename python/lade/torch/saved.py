@@ -15,14 +15,13 @@ and is an error when the tensor is used.
 """
 import collections
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import DoesNotFit, Error
 from ..size import size_bytes
-from .running import tiers
+from .running import tiers, worker
 from .running.cuda_copies import copies_of
 from .planned import disk_free
 from .tracing.trace import modules_of
@@ -45,10 +44,13 @@ class _Entry:
 
 
 class _ThreadCopy:
-    """A copy in a thread; the store's requests and the events of CUDA's copies have the same two functions."""
+    """A copy in a thread; the store's requests and the events of CUDA's copies have the same two functions.
 
-    def __init__(self, thread, call, *args):
-        self.future = thread.submit(call, *args)
+    A destructor may begin one: the garbage collector ends entries, whose sweep makes room.
+    """
+
+    def __init__(self, call, *args):
+        self.future = worker.submit("saved", call, *args)
 
     def is_done(self):
         return self.future.done()
@@ -91,8 +93,7 @@ class saved:
             wanted = size_bytes(store_bytes) if store_bytes is not None else min(8 * self.limit, disk_free(store) // 2)
             self.store = tiers.Store(store, wanted)
         self.bounced = tiers.Bounced(self.store, self.device) if self.store and self.device.type == "cuda" else None
-        self.lock, self.thread = threading.RLock(), ThreadPoolExecutor(1)
-        self.inside, self.dropped = False, collections.deque()
+        self.lock, self.inside, self.dropped = threading.RLock(), False, collections.deque()
         self.entries, self.by_storage, self.rooms, self.outs = {}, {}, {}, collections.deque()
         self.live_bytes = self.peak_bytes = self.moved_bytes = self.number = self.n_ahead = 0
         self.order, self.sequence, self.at, self.to_move = {}, [], 0, set()
@@ -115,7 +116,7 @@ class saved:
         """Free the host's memory and the store. pre: no backward is to come."""
         with self.lock:
             self._sweep()
-        self.thread.shutdown()
+        _ThreadCopy(int).wait()  # behind the copies under way
         self.rooms.clear()
         if self.store is not None:
             self.store.close()
@@ -335,9 +336,9 @@ class saved:
                 return entry.copy.begin(0, entry.tensor, entry.n_bytes, is_out, tiers.current_stream(self.device))
             with copies_of(tiers.device_index(self.device)) as copies:
                 ready = copies.record(tiers.current_stream(self.device))
-            return _ThreadCopy(self.thread, self.bounced.move, entry.copy, entry.tensor, entry.n_bytes, is_out, ready)
+            return _ThreadCopy(self.bounced.move, entry.copy, entry.tensor, entry.n_bytes, is_out, ready)
         if entry.where == "host":
-            return _ThreadCopy(self.thread, entry.copy.put if is_out else entry.copy.get, 0, entry.tensor, entry.n_bytes)
+            return _ThreadCopy(entry.copy.put if is_out else entry.copy.get, 0, entry.tensor, entry.n_bytes)
         begin = self.store.submit_put if is_out else self.store.submit_get
         return begin(entry.copy, (entry.tensor.untyped_storage().data_ptr(), entry.n_bytes))
 

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,6 +25,7 @@ from .digests import bits
 from .tracing.branches import Otherwise
 from .pricing.meter import events_of
 from .planned import Planned, Tiers
+from .plans import PLANS_MOST, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing.places import refuse_change
@@ -31,7 +33,7 @@ from .tracing.trace import Given, calling_line, modules_of, trace
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
-PLANS_MOST = 32         # of one form of the arguments, each with other answers
+CUT_SECONDS = 0.1, 0.1  # of that for the part of a step before a question
 CAPTURES_MOST = 8       # of one step, each with more strides known
 
 
@@ -55,6 +57,7 @@ class _Ready:
     def __init__(self, planned, seconds):
         self.planned, self.capture_seconds, self.runtime = planned, seconds, None
         self.is_audited, self.note = False, ""
+        self.plans, self.n_ended = None, 0  # the plans of its form, and calls that it ended
 
 
 class Step:
@@ -63,7 +66,7 @@ class Step:
     def __init__(self, fn, model, optimizer, limits, audit):
         self.fn, self.model, self.optimizer = fn, model, optimizers.joined(optimizer)
         self.limits, self.audit = limits, audit
-        self.ready = {}  # what a plan is for -> plans, one for each set of answers about the arguments
+        self.ready, self.is_told = {}, False  # what a plan is for -> Plans
         self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
@@ -95,17 +98,23 @@ class Step:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise Error("a CUDA graph is being captured, and a planned step plans, draws and moves bytes outside of graphs: "
                         "call the step without one")
-        return self._call_branch(args, kwargs, meter, ())
+        branch = None
+        while True:
+            try:
+                return self._call_branch(args, kwargs, meter, branch)
+            except Otherwise as fault:
+                branch = fault.branch
 
     def _call_branch(self, args, kwargs, meter, branch):
-        """Run the step with the first answers of branches.py, and anew with others where they are due."""
+        """Run the step with the first answers of branches.py, None for those of the last call. Otherwise has the due answers."""
         try:
             leaves, ready = self._find(args, kwargs, branch)
         except CannotCapture as fault:
             if branch and _is_users(fault.__cause__):
                 raise fault.__cause__  # the branch itself, such as a loop that stops at a loss of NaN
             raise
-        self.last, before = ready, generators.states(self.device) if ready.planned.trace.branches else None
+        self.last = ready
+        before = generators.states_of_step(self.device) if ready.planned.trace.branches else None
         try:
             if self.audit and not ready.is_audited:
                 return Audit(self, ready).run(args, kwargs, leaves, meter)
@@ -113,29 +122,30 @@ class Step:
         except Otherwise as fault:
             if self.broken:
                 raise Error(self.broken) from fault
-            other = fault.branch
-        if other == branch:
-            raise Error(f"the step asks other questions than its capture, and has no plan of the branch {other}")
-        generators.set_states(self.device, before)
-        self.interrupts.deliver()  # all is as before the step
-        return self._call_branch(args, kwargs, meter, other)
+            if fault.branch == ready.planned.trace.branch:
+                raise Error("the step asks other questions than its capture, and has no plan of the branch "
+                            f"{fault.branch}") from fault
+            generators.set_states_of_step(self.device, before)
+            self.interrupts.deliver()  # all is as before the step
+            raise
 
     def prepare(self, *args, **kwargs):
         """Capture and plan the step for these arguments, and run nothing. DoesNotFit, CannotCapture."""
         self.last = self._find(args, kwargs)[1]
         return self
 
-    def _find(self, args, kwargs, branch=()):
-        """Return (flat arguments, the plan that serves them)."""
+    def _find(self, args, kwargs, branch=None):
+        """Return (flat arguments, the plan that serves them); without a @branch one of the last call's, or the first."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
             self.given, self.ready = Given(self.model, self.optimizer), {}
-        for ready in self.ready.get(self._key(spec, leaves), ()):
-            if ready.planned.trace.branch == branch and ready.planned.trace.answers.hold(leaves):
-                return leaves, ready
-        return leaves, self._prepare(args, kwargs, leaves, spec, branch)
+        plans = self.ready.get(self._key(spec, leaves))
+        ready = plans.find(plans.branch if branch is None else branch, leaves) if plans else None
+        if ready is None and plans and branch is None and plans.branch:
+            ready = plans.find((), leaves)
+        return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch or ())
 
     def _key(self, spec, leaves):
         """Return what a plan is for."""
@@ -150,27 +160,30 @@ class Step:
 
     def _prepare(self, args, kwargs, leaves, spec, branch):
         _refuse_wrapped(self.model)
-        if not self._make_room(self.ready.get(self._key(spec, leaves), [])):
+        plans = self.ready.get(self._key(spec, leaves))
+        if plans and not plans.has_room():
             raise CannotCapture(f"the step has asked for values that had {PLANS_MOST} different answers, each with a plan of its "
                                 "own; keep them in tensors, or decide outside of the step", "value of a tensor")
         self.sync()
         planned, seconds = self._plan(args, kwargs, branch)
         with _Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
-            self.ready.setdefault(self._key(spec, leaves), []).append(ready)
+            plans = self.ready.setdefault(self._key(spec, leaves), Plans())
+            plans.add(ready)
         interrupts.deliver()
+        self._tell(plans.note())
         return ready
 
-    def _make_room(self, plans):
-        """True if one more of @plans may be made: beyond the most, the oldest of another branch, shape or count goes."""
-        others = [ready for ready in plans if ready.planned.trace.branch or ready.planned.trace.answers.is_open]
-        if len(plans) >= PLANS_MOST and others:
-            plans.remove(others[0])
-        return len(plans) < PLANS_MOST
+    def _tell(self, text):
+        """Say once that plans are made in each call."""
+        if text is not None and not self.is_told:
+            self.is_told = True
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _made_ready(self, planned, seconds):
         """Take the bytes of a plan's tiers, and create the state of its optimizer. Error changes nothing."""
         ready = _Ready(planned, seconds)
+        ready.is_audited = planned.trace.is_cut  # it never ends a step
         ready.runtime = Runtime(planned, self.store)
         self._create_state(planned.trace)
         new = {place.id: place for place in planned.trace.places if place.id not in self.places}
@@ -191,8 +204,9 @@ class Step:
             captured = self._capture(args, kwargs, branch)
             self._refuse_counters(captured, args, kwargs)
             seconds += time.perf_counter() - start
+            limits, search = (self.limits.of_part(), CUT_SECONDS) if captured.is_cut else (self.limits, PLAN_SECONDS)
             try:
-                return Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS), seconds
+                return Planned(captured, self.pricer, limits, self.device, search), seconds
             except Relayout:
                 continue
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
@@ -274,6 +288,8 @@ class Step:
             self._park(planned.living_tensors(tensors))
         clock.end()
         self.measured["clock"] = clock
+        if ready.plans is not None:
+            ready.plans.ended(ready)
         if runtime.exact:
             self._settle(ready, runtime.exact)
             runtime.exact = {}
@@ -298,7 +314,8 @@ class Step:
     def _settle(self, ready, exact):
         """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
         if not ready.planned.settle(exact):
-            self.ready = {key: [other for other in found if other is not ready] for key, found in self.ready.items()}
+            for plans in self.ready.values():
+                plans.remove(ready)
 
     def settle(self, ready):
         """Run the calls whose scratch has a bound, on made-up operands."""

@@ -13,13 +13,15 @@ import torch
 from ..errors import CannotCapture
 from ..graph import DEVICE
 from . import optimizers
-from .tracing.branches import BRANCH
+from .tracing.assignment import ASSIGN
+from .tracing.branches import BRANCH, VALUES
+from .tracing.spans import SPANS
 from .pricing.kernels import HIDDEN_WRITES
 from .pricing.meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
-# Ops that may end a step.
-MAY_END = BRANCH, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
+# Ops that may end a step: branches, checks, and calls of other libraries, which refuse some values.
+MAY_END = BRANCH, VALUES, ASSIGN, SPANS, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
 
 
 class Op:
@@ -158,7 +160,7 @@ class Values:
         op.outputs = [value for value, _ in outputs]
         op.updates = written
         op.draws = torch.Tag.nondeterministic_seeded in target.tags
-        op.is_once = "c10d" in target.namespace
+        op.is_once = "c10d" in target.namespace or target is SPANS
         for value, _ in outputs:
             for operand in written:
                 if self.union.find(self._key(value)) == self.union.find(self._key(operand)):

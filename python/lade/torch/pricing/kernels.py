@@ -9,6 +9,8 @@ HIDDEN_WRITES = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3
 # Ops whose scratch depends on values: the one of all their operands' elements that takes the most. A larger norm takes a
 # longer series for matrix_exp.
 SCRATCH_BY_VALUES = {"aten::linalg_matrix_exp": 64.0}
+# Writes at a mask find its places, whose number is not known before the step where the step computes the mask.
+_MASKED_WRITES = {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 # oneDNN's LSTM returns its workspace only where gradients are recorded.
 _WORKSPACE = {"aten::mkldnn_rnn_layer": 3}
 
@@ -25,6 +27,17 @@ def most_scratch_value(node):
     """Return the value of made-up operands with which a call takes the most scratch, or None if none differs."""
     schema = getattr(node.target, "_schema", None)
     return SCRATCH_BY_VALUES.get(schema.name) if schema is not None else None
+
+
+def is_bound(node):
+    """True if the scratch of a call is the most that its values may take: a mask counts as true everywhere."""
+    if most_scratch_value(node) is not None:
+        return True
+    if getattr(node.target, "_schema", None) is None or node.target._schema.name not in _MASKED_WRITES:
+        return False
+    masks = [index for index in node.args[1] if index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8)]
+    is_filled = node.args[2].meta["val"].numel() == 1  # such a write needs no places
+    return bool(masks) and not is_filled and "lade_digest" not in node.meta
 
 
 def callable_of(node):

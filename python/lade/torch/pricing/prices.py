@@ -15,6 +15,7 @@ from ...errors import CannotCapture
 from . import kernels, parts
 from .. import generators, optimizers
 from ..digests import bits
+from ..tracing.branches import BRANCH, VALUES
 from ..tracing.layouts import Described
 from .meter import MARK_BYTES, events_of, peak_of, storage_bytes
 from .operands import Arena, needs_of
@@ -41,6 +42,8 @@ def call_key(values, op):
     args = map_arg((op.node.args, dict(op.node.kwargs)), lambda node: Described(values.metas[values.value(node)]))
     if op.node.target is optimizers.UPDATE:
         args = (args[0][:4], args[1])
+    elif op.node.target in (BRANCH, VALUES):
+        args = args[0][:len(args[0]) - 2]  # the answer and its number have no price
     if "lade_reals" in op.node.meta and "lade_digest" not in op.node.meta:
         op.node.meta["lade_digest"] = _digest(op.node.meta["lade_reals"])
     return str(op.node.target), repr(args) + op.node.meta.get("lade_digest", "")
@@ -142,7 +145,7 @@ class Pricer:
     def _run_some(self, values, wanted, device, in_part):
         """Run calls, of large products a part if @in_part."""
         self.arena, self.n_marks = Arena(device, self._needs(values, wanted.values())), 0
-        states = generators.states(device)
+        states = generators.states_of_step(device)
         is_whole_update = any(op.node.target is optimizers.UPDATE_ALL for op in wanted.values())
         own = [optimizers.Attributes(one) for one in optimizers.members_of(self.optimizer)] if is_whole_update else ()
         # oneDNN and others prepare themselves at a call's first run: those events are no price.
@@ -152,7 +155,7 @@ class Pricer:
                 for key, op in wanted.items():
                     spans.append((key, *self._run(values, op, device, in_part)))
         finally:
-            generators.set_states(device, states)
+            generators.set_states_of_step(device, states)
             self.arena = None
             for attributes in own:
                 attributes.restore()

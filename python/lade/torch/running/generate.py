@@ -14,7 +14,7 @@ from ...errors import Error
 from ...graph import DEVICE, DROP, OP, PUT, REDO
 from .. import optimizers
 from ..pricing import kernels
-from ..tracing.branches import BRANCH
+from ..tracing.branches import BRANCH, VALUES
 from ..values import MAY_END, flat_args
 
 
@@ -229,6 +229,8 @@ class Generator:
         elif op.node.target is BRANCH:
             flag, wanted, number = op.node.args
             self.lines.append(f"R.branch({self.text(flag)}, {wanted}, {number})")
+        elif op.node.target is VALUES:
+            self.lines.append(f"R.values({', '.join(map(self.text, op.node.args))})")
         elif op.node.target is optimizers.UPDATE_ALL:
             _, grads, _, found, _ = op.node.args
             self.lines.append(f"R.update_all({index}, {self.text(grads)}, {self.text(found)})")

@@ -2,7 +2,6 @@
 """Moves, draws and updates of a running step."""
 import collections
 import ctypes
-import os
 
 import torch
 
@@ -10,15 +9,11 @@ from ... import graph as g
 from ...errors import Error
 from . import parked, tiers, worker
 from .. import generators, optimizers
-from ..tracing.branches import Otherwise
+from ..tracing.branches import Otherwise, read
 from .cuda_copies import copies_of
 from ..pricing.meter import events_of
 
 _FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
-
-# A thread for each tier and process. They outlive all steps, because a step that is collected still brings bytes back. A thread of
-# the step would be collected with it, and would have ended.
-_THREADS = {}
 
 
 class Runtime:
@@ -136,6 +131,13 @@ class Runtime:
             trace = self.planned.trace
             raise Otherwise((*trace.branches[:index], not wanted), trace.branch_lines[index])
 
+    def values(self, tensor, is_count, wanted, index):
+        """Go on if a tensor's values, or the number of those that are true, are those of the plan."""
+        found = read(tensor, is_count)
+        if found != wanted:
+            trace = self.planned.trace
+            raise Otherwise((*trace.branches[:index], tuple(found)), trace.branch_lines[index])
+
     def keep(self, tensor):
         """Keep the bytes of a storage that the step is about to write, while it may still end."""
         storage = tensor.untyped_storage()
@@ -168,20 +170,13 @@ class Runtime:
             self.moving[index] = work, tier, place, tensor, storage, False
 
     def _begin(self, index, tier, place, tensor, n, is_out):
-        """Begin a copy; its result() waits for it."""
+        """Begin a copy; its result() waits for it. A tier has one thread: a place on the host is written after it was read."""
         if self.is_cuda:
             return self._begin_cuda(index, tier, place, tensor, n, is_out)
         if tier == g.HOST:
-            return self._submit(tier, self.host.put if is_out else self.host.get, place, tensor, n)
+            return worker.submit(tier, self.host.put if is_out else self.host.get, place, tensor, n)
         call = self.store.put if is_out else self.store.get
-        return self._submit(tier, call, b"%d" % index, (tensor.untyped_storage().data_ptr(), n))
-
-    def _submit(self, tier, call, *args):
-        """Call in the tier's thread, behind the calls before it: a place on the host is written after it was read."""
-        key = tier, os.getpid()  # a forked process has no threads of its parent
-        if key not in _THREADS:
-            _THREADS[key] = worker.Worker()
-        return _THREADS[key].submit(call, *args)
+        return worker.submit(tier, call, b"%d" % index, (tensor.untyped_storage().data_ptr(), n))
 
     def _begin_cuda(self, index, tier, place, tensor, n, is_out):
         """Begin a copy behind the ops before it.
@@ -198,7 +193,7 @@ class Runtime:
             return _OnStream(event, self)
         with copies_of(tiers.device_index(self.planned.device)) as copies:
             ready = copies.record(self.stream)
-        return self._submit(tier, self.bounced.move, b"%d" % index, tensor, n, is_out, ready)
+        return worker.submit(tier, self.bounced.move, b"%d" % index, tensor, n, is_out, ready)
 
     def wait(self, index):
         """Wait for the copy of a storage. Error if it failed."""

@@ -7,6 +7,7 @@ again, so that the second submit() would never return. Here submit() holds no lo
 a destructor.
 """
 import atexit
+import os
 import queue
 import threading
 from concurrent.futures import Future
@@ -39,6 +40,19 @@ class Worker:
         self._is_ended = True
         self._calls.put(None)
         self._thread.join()
+
+
+# A thread for each use and process. They outlive their users, because a step that is collected still brings bytes back. A
+# thread of the step would be collected with it, and would have ended.
+_WORKERS = {}
+
+
+def submit(use, call, *args):
+    """Make the call in this process's thread for @use, behind the calls before it; return its Future."""
+    key = use, os.getpid()  # a forked process has no threads of its parent
+    if key not in _WORKERS:
+        _WORKERS[key] = Worker()
+    return _WORKERS[key].submit(call, *args)
 
 
 def _make(future, call, args):

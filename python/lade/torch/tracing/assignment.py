@@ -2,15 +2,18 @@
 """Assignments of rows to columns within a step, as losses of detection models match queries and targets.
 
 scipy.optimize.linear_sum_assignment runs on the host and reads values, but its results have a shape by its operand's alone.
-So a call with a computed tensor is one op of the graph, which runs SciPy in each step.
+So a call with a computed tensor is one op of the graph, which runs SciPy in each step. SciPy refuses costs that are no
+numbers, so the op may end a step. A step that imports SciPy itself gets the replacement from its import.
 """
+import importlib.abc
+import importlib.machinery
 import sys
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-_NAME = "linear_sum_assignment"
+_NAME, _MODULE = "linear_sum_assignment", "scipy.optimize"
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
 _LIBRARY.define("assign(Tensor cost, bool maximize) -> (Tensor, Tensor)")
 
@@ -29,17 +32,56 @@ def _described(cost, maximize):
 _LIBRARY.impl("assign", _assign, "CPU")
 _LIBRARY.impl("assign", _assign, "CUDA")
 torch.library.register_fake("lade::assign", _described, lib=_LIBRARY)
+ASSIGN = torch.ops.lade.assign.default
+
+
+def _replacement(plain):
+    """Return a function like SciPy's @plain that takes computed tensors."""
+    def assigned(cost_matrix, maximize=False):
+        if isinstance(cost_matrix, FakeTensor):
+            return ASSIGN(cost_matrix.detach(), maximize)
+        return plain(cost_matrix, maximize)
+    return assigned
+
+
+class _Imports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Within this context an import of SciPy's module ends with the replacement in it."""
+
+    def __init__(self):
+        self.loader = self.module = self.plain = None
+
+    def __enter__(self):
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *fault):
+        sys.meta_path.remove(self)
+        if self.module is not None:
+            setattr(self.module, _NAME, self.plain)
+
+    def find_spec(self, name, path, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == _MODULE else None
+        if spec is not None:
+            self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        self.module, self.plain = module, getattr(module, _NAME)
+        setattr(module, _NAME, _replacement(self.plain))
 
 
 def patches():
-    """Yield patches of SciPy's function in all modules that name it."""
-    optimize = sys.modules.get("scipy.optimize")
-    plain = getattr(optimize, _NAME, None)
-
-    def assigned(cost_matrix, maximize=False):
-        if isinstance(cost_matrix, FakeTensor):
-            return torch.ops.lade.assign(cost_matrix.detach(), maximize)
-        return plain(cost_matrix, maximize)
-    for module in list(sys.modules.values()) if plain is not None else ():
+    """Yield patches of SciPy's function in all modules that name it, or of its import where none has made it."""
+    plain = getattr(sys.modules.get(_MODULE), _NAME, None)
+    if plain is None:
+        yield _Imports()
+        return
+    assigned = _replacement(plain)
+    for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(_NAME) is plain:
             yield mock.patch.object(module, _NAME, assigned)

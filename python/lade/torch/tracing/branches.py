@@ -8,8 +8,14 @@ step before it has changed anything that outlives it. The step begins anew by a 
 The first capture takes the branch of finite values. Of other flags it takes the one where all() is true and any other flag
 is false. A capture that fails behind such a guess is repeated with the other answer. A loop that such guesses never end is
 refused.
+
+A step may also take a shape or a list of numbers from values that it computes, such as the tokens that a router gives to each
+expert. No guess serves there. The capture ends at such a question: the ops before it are a plan of their own, which runs, finds
+the answer and ends the step. The step begins anew by a capture that has the answer, up to the next question. A plan of the
+whole step asks again in each call, and serves all calls with its answers.
 """
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CannotCapture
@@ -19,7 +25,24 @@ _LIBRARY = torch.library.Library("lade", "FRAGMENT")
 _LIBRARY.define("branch(Tensor flag, bool wanted, int index) -> ()")
 _LIBRARY.impl("branch", lambda *_args: None, "CompositeExplicitAutograd")
 BRANCH = torch.ops.lade.branch.default
-torch.fx.node.has_side_effect(BRANCH)  # its result is not used
+_LIBRARY.define("values(Tensor tensor, bool is_count, int[]? wanted, int index) -> ()")
+
+
+def read(tensor, is_count):
+    """Return how many elements are true, in a list, or all elements."""
+    return [int(tensor.count_nonzero())] if is_count else list(map(int, tensor.flatten().tolist()))
+
+
+def _values(tensor, is_count, _wanted, _index):
+    read(tensor, is_count)  # a price runs this
+
+
+_LIBRARY.impl("values", _values, "CPU")
+_LIBRARY.impl("values", _values, "CUDA")
+torch.library.register_fake("lade::values", lambda *_args: None, lib=_LIBRARY)
+VALUES = torch.ops.lade.values.default
+for one in (BRANCH, VALUES):
+    torch.fx.node.has_side_effect(one)  # its result is not used
 
 _T = torch.Tensor
 _TESTS = {torch.isfinite: True, _T.isfinite: True, torch.isinf: False, _T.isinf: False, torch.isnan: False, _T.isnan: False}
@@ -32,6 +55,11 @@ _TRUTHS = _T.__bool__, torch.is_nonzero, _T.is_nonzero
 _ASKS = *_TRUTHS, _T.item
 
 
+def _key(tensor, is_count):
+    """Return a key of a tensor's values, which autograd may save and return as another object."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor._version, is_count
+
+
 class Otherwise(Exception):
     """A step has to begin anew with @branch, the answers that lead to the other branch."""
 
@@ -39,6 +67,10 @@ class Otherwise(Exception):
         super().__init__(f"a value is not as in the plan's branch ({line}), and the step had changed what outlives it, such as "
                          "parameters, before it asked")
         self.branch = branch
+
+
+class Asked(BaseException):
+    """Ends a capture at a question that no guess serves; no handler of the user's takes it."""
 
 
 class Branches(TorchFunctionMode):
@@ -49,6 +81,7 @@ class Branches(TorchFunctionMode):
         super().__init__()
         self.forced, self.line_of = forced, line_of
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
+        self.watch = self.is_late = None  # is_late(): True behind the optimizer's step
         self.answered = {}  # (id of a tensor, its version) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
@@ -61,6 +94,10 @@ class Branches(TorchFunctionMode):
             return self.answer(*self.known[id(asked[0])])
         if func in _TRUTHS and asked[0].dtype != torch.bool and asked[0].numel() == 1:
             return bool(asked[0] != 0)
+        if func is _T.__format__ and isinstance(asked[0], FakeTensor) and asked[0].dim() == 0:
+            self.watch.learn(asked[0])
+            if self.watch.knows(asked[0]):
+                return format(asked[0].item(), *args[1:])
         result = func(*args, **(kwargs or {}))
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
@@ -89,18 +126,42 @@ class Branches(TorchFunctionMode):
         key = id(flag), flag._version
         if key in self.answered:
             return self.answered[key][1]
-        index = len(self.answers)
-        if index == _ANSWERS_MOST:
-            raise CannotCapture(f"the step branches on more than {_ANSWERS_MOST} computed values, as a loop does that a value "
-                                "ends; give the loop a number of turns", "value of a tensor")
+        index = self._new()
         answer = self.forced[index] if index < len(self.forced) else value
         self.answers.append(answer)
         self.answered[key] = flag, answer  # a tensor that is gone may leave its id to another one
-        self.lines.append(self.line_of())
         BRANCH(flag, answer, index)
         return answer
 
+    def ask(self, tensor, is_count):
+        """Return read() of a computed tensor as a tuple; Asked if the answer is not known yet, None behind an update."""
+        key = _key(tensor, is_count)
+        if key in self.answered:
+            return self.answered[key][1]
+        if self.is_late():
+            return None  # the step could not begin anew
+        index = self._new()
+        answer = self.forced[index] if index < len(self.forced) else None
+        self.answers.append(answer)
+        self.answered[key] = tensor, answer
+        VALUES(tensor, is_count, None if answer is None else list(answer), index)
+        if answer is None:
+            raise Asked
+        return answer
+
+    def has_count(self, tensor):
+        """True if the step has asked how many elements of a tensor are true."""
+        return _key(tensor, True) in self.answered
+
+    def _new(self):
+        """Return the number of one more question."""
+        if len(self.answers) == _ANSWERS_MOST:
+            raise CannotCapture(f"the step branches on more than {_ANSWERS_MOST} computed values, as a loop does that a value "
+                                "ends; give the loop a number of turns", "value of a tensor")
+        self.lines.append(self.line_of())
+        return len(self.answers)
+
     def other_guess(self):
         """Return the answers with the last one turned if it was a guess, or None."""
-        is_guessed = len(self.answers) > len(self.forced)
+        is_guessed = len(self.answers) > len(self.forced) and isinstance(self.answers[-1], bool)
         return (*self.answers[:-1], not self.answers[-1]) if is_guessed else None

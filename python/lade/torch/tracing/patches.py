@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
 from .. import generators, optimizers
-from . import assignment
+from . import assignment, spans
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
@@ -150,6 +150,16 @@ def _lengths():
     return mock.patch.object(torch, "ctc_loss", of_tensors)
 
 
+def _lists(recorder):
+    """Return a patch that asks for the values of a whole tensor where a step makes a list of it."""
+    plain = FakeTensor.tolist
+
+    def listed(tensor):
+        recorder.watch.learn(tensor)
+        return plain(tensor)
+    return mock.patch.object(FakeTensor, "tolist", listed)
+
+
 def _generators_state():
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state(legacy=False)["state"] if numpy else None
@@ -234,7 +244,7 @@ def capturing(recorder):
                     stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
-                      _last_rates(recorder), averages(), _lengths(), *assignment.patches()):
+                      _last_rates(recorder), averages(), _lengths(), _lists(recorder), *assignment.patches(), *spans.patches()):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ...errors import CannotCapture
 from . import patches
 from .. import optimizers
-from .branches import Branches
+from .branches import Asked, Branches
 from .layouts import Mode
 from .places import Found, Places, keeps_fakes
 from .watch import COUNTS, SPARSE, Watch
@@ -197,6 +197,7 @@ class Trace:
         self.gm, self.given, self.inputs, self.fakes = gm, given, inputs, fakes
         self.out_spec, self.out_leaves, self.grads, self.late = None, [], [], []
         self.places = []  # where the step leaves tensors in Python
+        self.is_cut = False  # True if the graph ends at a question about a computed value
 
 
 def user_line(fault):
@@ -489,8 +490,14 @@ class _Body:
     def __call__(self, *_flat):
         argued, storages = self._prepare(), self._storages()
         args, kwargs = pytree.tree_unflatten(self.fakes.batch, self.spec)
-        with self.watch:
-            out = self.fn(*args, **kwargs)
+        try:
+            with self.watch:
+                out = self.fn(*args, **kwargs)
+        except Asked:
+            self.result.is_cut = True
+            self.result.out_leaves, self.result.out_spec = pytree.tree_flatten(())
+            self.result.n_out = self.result.n_tensors = 0
+            return []
         self._refuse_data(argued, storages)
         tensors = [*self._returned(out), *self._left()]
         self.result.n_tensors = len(tensors)
@@ -568,6 +575,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     places, watch, recorder = Places(fn, given.modules), Watch(branches, mode), Recorder(optimizer, fakes.own, fakes.states)
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
     recorder.watch, recorder.branches = watch, branches
+    branches.watch, branches.is_late = watch, lambda: bool(recorder.stepped)
     body = _Body(fn, spec, fakes, places, watch, result)
     try:
         with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
@@ -584,7 +592,10 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
         for t in fakes.own.values():
             t.grad = None
     result.out_leaves = [leaf if not isinstance(leaf, torch.Tensor) else torch.Tensor for leaf in result.out_leaves]
-    _refuse_kept(watch, fakes.all())
+    if not result.is_cut:
+        _refuse_kept(watch, fakes.all())
+    elif watch.held(fakes.all()) is not None:
+        _clear_caches()
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields

@@ -49,9 +49,15 @@ COUNTS = ("the step reads a number from a tensor and changes it there, so each s
 SPARSE = "sparse tensors are not captured; use dense ones, such as those of nn.Embedding(sparse=False)"
 _MASKS = torch.bool, torch.uint8
 _INDEX, _NONZERO = torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default
+_SELECT = torch.ops.aten.masked_select.default
 _INDEXING = _INDEX, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, \
     torch.ops.aten._index_put_impl_.default
+_VALUES_MOST, _LIST_MOST = 128, 1024  # elements of a computed mask, and of a list, whose values are asked for
 _CTC = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
+# Ops whose results no value of an operand decides, but its shape.
+_LIKE = (torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default,
+         torch.ops.aten.empty_like.default, torch.ops.aten.new_zeros.default, torch.ops.aten.new_ones.default,
+         torch.ops.aten.new_full.default, torch.ops.aten.new_empty.default)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 
@@ -91,12 +97,15 @@ _REFS = _Ref, _Slot, _Outside
 class _Kept:
     """An op that arguments decide: its function and operands, tensors of arguments and of kept ops as _Ref."""
 
-    def __init__(self, func, args, kwargs):
-        self.func, self.args, self.kwargs = func, args, kwargs
+    def __init__(self, func, args, kwargs, before):
+        """@before: kept ops that read what this one writes, or wrote what it reads."""
+        self.func, self.args, self.kwargs, self.before = func, args, kwargs, before
 
     def run(self, leaves, done):
         """Return the flat results for the arguments @leaves; @done has those of ops that ran."""
         if self not in done:
+            for kept in self.before:
+                kept.run(leaves, done)
             args, kwargs = pytree.tree_map_only(_REFS, lambda ref: ref.value(leaves, done), (self.args, self.kwargs))
             done[self] = pytree.tree_leaves(self.func(*args, **kwargs))
         return done[self]
@@ -125,11 +134,13 @@ class Answers:
 
     def __init__(self):
         self.asked = []
-        self.is_open = False  # True if arguments may give many answers: they decide a shape or a number
+        self.is_open, self.open_line = False, None  # True if arguments may give many answers: they decide a shape or a number
 
-    def note(self, kept, answer, is_open=False):
+    def note(self, kept, answer, line_of=None):
+        """@line_of(): the user's line; None if arguments may give few answers alone."""
         self.asked.append((kept, answer))
-        self.is_open = self.is_open or is_open
+        if line_of is not None and not self.is_open:
+            self.is_open, self.open_line = True, line_of()
 
     def hold(self, leaves):
         """True if the answers are those for the arguments @leaves.
@@ -158,6 +169,12 @@ def _checked():
     return None
 
 
+def _made_up(mask, count):
+    """Return a mask like a fake one, with @count true elements."""
+    first = torch.arange(mask.numel(), device=mask.fake_device) < count[0]
+    return first.reshape(mask.shape).to(mask.dtype)
+
+
 class Watch(TorchDispatchMode):
     """Within this mode constants are followed, and writes to real tensors are noted."""
 
@@ -165,12 +182,16 @@ class Watch(TorchDispatchMode):
         """@branches: answers about values that neither constants nor arguments decide. @mode: of the fake tensors."""
         super().__init__()
         self.branches, self.mode = branches, mode
+        self.asking = None  # operands of a call with masks
         self.operands = None  # of the call under way, the values that its price depends on
         self.known = {}     # id of a tensor -> (itself, its values, one of _REFS if a call decides them, or None)
         self.answers = Answers()
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
         self.changed = set()  # storages of real tensors that the step has written: their values are not known any more
+        self.learned = {}   # storage of a fake tensor -> ids of those that learn() follows, of which other views may be unknown
+        self.outer = set()  # storages of arguments, flags and tensors outside: no op that runs again may write them
+        self.touched = {}   # storage of a followed tensor -> [(kept op, True if it writes)], in the order of the step
         self.numbers = {}   # memory -> a number that the step asked for, which the tensor there decides
         self.any_of = self.all_of = None  # weak references to the last results of any() and all()
 
@@ -180,6 +201,7 @@ class Watch(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and type(leaf) is torch.Tensor and not leaf.requires_grad \
                     and leaf.numel() <= _ARGUMENT_MOST and leaf.layout is torch.strided and not leaf.is_meta:
                 self.known[id(fake)] = fake, leaf, _Ref(i)
+                self.outer.add(leaf.untyped_storage()._cdata)
 
     def give(self, slots):
         """Follow flags: @slots are (fake tensor, real tensor, dict, key) of the buffers of the model."""
@@ -192,6 +214,7 @@ class Watch(TorchDispatchMode):
         memory = real.untyped_storage()  # a whole one, so that all views that may write it are followed
         if memory.nbytes() <= _FLAG_MOST * real.element_size() and memory._cdata not in self.changed:
             self.known.setdefault(id(tensor), (tensor, real, ref))
+            self.outer.add(memory._cdata)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
@@ -201,6 +224,8 @@ class Watch(TorchDispatchMode):
         for t in tensors:
             if not isinstance(t, FakeTensor) and func not in _LIFTS and id(t) not in self.written:
                 self._flag(t, t, _Outside(t))
+        if func is _NONZERO and args[0].dim() == 1 and args[0].numel() <= _VALUES_MOST:
+            self.learn(args[0])
         reals = self._reals(func, tensors)
         if func in _ASKED and reals is not None:
             answer = self._run(func, args, kwargs)
@@ -209,7 +234,7 @@ class Watch(TorchDispatchMode):
             kept = self._keep_op(func, args, kwargs)
             is_open = isinstance(answer, int) and not isinstance(answer, bool) and self._is_argued(kept)
             if is_open or isinstance(answer, bool) or self._note_number(kept, answer):
-                self.answers.note(kept, answer, is_open)
+                self.answers.note(kept, answer, self.branches.line_of if is_open else None)
                 return answer
         if func is _SCALAR and reals is None and args[0].dtype == torch.bool and not self._is_last(args[0], self.any_of):
             checked = _checked()
@@ -253,55 +278,110 @@ class Watch(TorchDispatchMode):
             self.operands = self._values(tensors)
         elif func in _INDEXING:
             if is_masked:
-                self.operands = [t if t is not None and t.dtype in _MASKS else None for t in self._values(tensors)]
+                self.operands, self.asking = [t if t is not None and t.dtype in _MASKS else None
+                                              for t in self._values(tensors)], tensors
             if is_masked and func is _INDEX:
                 self.mode.next_form = self._indexed(func, *args)
             elif is_masked and not _fills(*args):
-                self._places_of(args[1])
+                self._places_of(args[1], self._is_place_asked(*args[:3]))
         elif reals is not None and torch.Tag.dynamic_output_shape in func.tags:
-            self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), reals
+            self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), self._values(tensors)
+        elif func is _NONZERO or func is _SELECT and args[0].shape == args[1].shape:
+            self._counted(func, args)
         try:
             return func(*args, **kwargs)
         finally:
-            self.operands = self.mode.next_form = None
+            self.operands = self.asking = self.mode.next_form = None
 
     def _values(self, tensors):
-        """Return the known values of tensors, None for each other one."""
-        return [self.known.get(id(t), (None, None))[1] for t in tensors]
+        """Return copies of the known values of tensors, which the step may change, None for each other one."""
+        found = [self.known.get(id(t), (None, None))[1] for t in tensors]
+        with _disable_current_modes(), torch.no_grad():
+            return [None if t is None else t.clone() for t in found]
 
     def _shaped(self, func, args, kwargs, tensors):
         """Return the results of a call on known operands; their shapes are an answer if arguments decide them."""
         found = self._run(func, args, kwargs)
         if any(self._ref(t) for t in tensors):
             shapes = [tuple(t.shape) for t in pytree.tree_leaves(found)]
-            self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes, True)
+            self.answers.note(_Shapes(self._keep_op(func, args, kwargs)), shapes, self.branches.line_of)
         return found
 
+    def _counted(self, func, args):
+        """Describe the result of a call by the number of places in its mask, which the step computes."""
+        mask = args[-1]
+        count = self.branches.ask(mask, True)
+        if count is None:
+            return
+        with _disable_current_modes():
+            made_up = _made_up(mask, count)
+            form = func(made_up) if func is _NONZERO else torch.empty(count, dtype=args[0].dtype, device="meta")
+        self.mode.next_form, self.operands = (func, form), [*[None] * (len(args) - 1), made_up]
+
+    def learn(self, tensor):
+        """Ask for the values of a computed tensor of numbers or flags, if they are not known, and follow it from then on."""
+        if not isinstance(tensor, FakeTensor) or id(tensor) in self.known or tensor.is_floating_point() \
+                or tensor.is_complex() or tensor.numel() > _LIST_MOST:
+            return
+        values = self.branches.ask(tensor, False)
+        if values is not None:
+            with _disable_current_modes():
+                real = torch.tensor(values, dtype=tensor.dtype).reshape(tensor.shape).to(tensor.fake_device)
+            self.known[id(tensor)] = tensor, real, None
+            self.learned.setdefault(tensor.untyped_storage()._cdata, []).append(id(tensor))
+
+    def knows(self, tensor):
+        return id(tensor) in self.known
+
     def _indexed(self, func, tensor, indices):
-        """Return the form of a tensor at @indices, some of them masks, or None if a mask is not known."""
-        found = self._places_of(indices)
+        """Return the form of a tensor at @indices, some of them masks, or None if the number of a mask's places is not known."""
+        found = self._places_of(indices, True)
         if found is None:
             return None
         with _disable_current_modes():
             return func, func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), found)
 
-    def _places_of(self, indices):
-        """Return descriptions of @indices with the places of masks, or None if a mask is not known.
+    def _places_of(self, indices, is_asked):
+        """Return descriptions of @indices with the places of masks, or None if their number is not known.
 
-        The number of places is an answer: results have it as their size, and writes take scratch by it.
+        The number of places is an answer: results have it as their size, and writes take scratch by it. @is_asked: the step asks
+        for the number where it computes the mask.
         """
         found = []
         for index in indices:
             if index is not None and index.dtype in _MASKS:
-                places = self._run(_NONZERO, (index,), {}) if id(index) in self.known else None
+                places = self._run(_NONZERO, (index,), {}) if id(index) in self.known else \
+                    self._computed_places(index) if is_asked else None
                 if places is None:
                     return None
                 if self._ref(index):
-                    self.answers.note(_Shapes(self._keep_op(_NONZERO, (index,), {})), [tuple(places.shape)], True)
+                    self.answers.note(_Shapes(self._keep_op(_NONZERO, (index,), {})), [tuple(places.shape)],
+                                      self.branches.line_of)
                 found += [torch.empty(len(places), dtype=torch.int64, device="meta")] * places.shape[1]
             else:
                 found.append(None if index is None else torch.empty(index.shape, dtype=torch.int64, device="meta"))
         return found
+
+    def _is_place_asked(self, tensor, indices, values):
+        """True if a write at @indices needs the number of a computed mask's places: other ops ask for it, or @values have it.
+
+        The gradient of @values asks for it. Other writes have one plan, which counts all places.
+        """
+        masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+        n_rest = tensor.dim() - sum(mask.dim() for mask in masks)
+        return values.requires_grad or values.dim() > n_rest or any(map(self.branches.has_count, masks))
+
+    def _computed_places(self, mask):
+        """Return as many places as a computed mask has, or None; prices are measured with them."""
+        operands, self.operands = self.operands, None  # they are not those of the question
+        count, self.operands = self.branches.ask(mask, True), operands
+        if count is None:
+            return None
+        with _disable_current_modes():
+            made_up = _made_up(mask, count)
+            at = next(i for i, t in enumerate(self.asking) if t is mask)
+            self.operands[at] = made_up
+            return made_up.nonzero()
 
     def _longest(self, lengths, func):
         """Return the longest of a CTC loss's targets."""
@@ -310,24 +390,31 @@ class Watch(TorchDispatchMode):
                                 str(func))
         longest = int(self._run(_MAX, (lengths,), {})) if lengths.numel() else 0
         if self._ref(lengths) and lengths.numel():
-            self.answers.note(self._keep_op(_MAX, (lengths,), {}), longest, True)
+            self.answers.note(self._keep_op(_MAX, (lengths,), {}), longest, self.branches.line_of)
         return longest
 
     def _follow(self, func, args, kwargs, tensors, reals, result):
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.made += map(weakref.ref, made)
-        is_argued = any(self._ref(t) for t in tensors)
+        is_argued, is_mutable = any(self._ref(t) for t in tensors), func._schema.is_mutable
         most = _ARGUMENT_MOST if is_argued else _FOLLOWED_MOST
         is_small = all(t.numel() <= most for t in made) and made
         if reals is None or not is_small or not all(isinstance(t, FakeTensor) for t in made) \
-                or is_argued and func._schema.is_mutable:
-            if func._schema.is_mutable:
+                or is_argued and is_mutable and not self._is_own(func, args, kwargs):
+            if is_mutable:
                 self._forget(func, args, kwargs)
             return
+        is_argued = is_argued and func not in _LIKE
         kept = self._keep_op(func, args, kwargs) if is_argued else None
         values = [t for t in pytree.tree_leaves(self._run(func, args, kwargs)) if isinstance(t, torch.Tensor)]
         for i, (fake, real) in enumerate(zip(made, values)):
             self.known[id(fake)] = fake, real, _Ref(kept, i) if kept is not None else None
+
+    def _is_own(self, func, args, kwargs):
+        """True if a call writes results of kept ops alone, so that it may run again for an answer."""
+        refs = [(self._ref(t), self.known[id(t)][1]) for t in self._written(func, args, kwargs) if id(t) in self.known]
+        return all(isinstance(ref, _Ref) and not isinstance(ref.op, int) and real.untyped_storage()._cdata not in self.outer
+                   for ref, real in refs)
 
     @staticmethod
     def _is_last(tensor, last):
@@ -360,7 +447,16 @@ class Watch(TorchDispatchMode):
                 return self._ref(t) or t
             with _disable_current_modes(), torch.no_grad():  # the copy of a constant is real
                 return self.known[id(t)][1].clone()
-        return _Kept(func, *pytree.tree_map_only(torch.Tensor, operand, (tuple(args), dict(kwargs))))
+        operands = pytree.tree_map_only(torch.Tensor, operand, (tuple(args), dict(kwargs)))
+        is_write = func._schema.is_mutable
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and self._ref(t)]
+        touched = [self.touched.setdefault(memory, [])
+                   for memory in {self.known[id(t)][1].untyped_storage()._cdata for t in tensors}]
+        before = [kept for ops in touched for kept, is_other in ops if is_write or is_other]
+        kept = _Kept(func, *operands, before)
+        for ops in touched:
+            ops.append((kept, is_write))
+        return kept
 
     @staticmethod
     def _written(func, args, kwargs):
@@ -372,7 +468,10 @@ class Watch(TorchDispatchMode):
 
     def _forget(self, func, args, kwargs):
         """Forget all constants that share memory with tensors that a call writes: another value may be in them."""
-        written = self._written(func, args, kwargs)
+        written = list(self._written(func, args, kwargs))
+        for t in written:
+            for key in self.learned.pop(t.untyped_storage()._cdata, ()):
+                self.known.pop(key, None)
         lost = {self.known[id(t)][1].untyped_storage()._cdata for t in written if id(t) in self.known}
         is_set = func in _SETS or func in _COPIES and id(args[1]) in self.known and not self._ref(args[1])
         for memory in lost & self.numbers.keys():
