@@ -295,10 +295,12 @@ template <int N> static __device__ inline void block_sums(float (&values)[N], fl
 #pragma unroll
   for (int i = 0; i < N; i++)
     values[i] = room[i];
-  for (int other = 1; other < n_warps; other++)
 #pragma unroll
-    for (int i = 0; i < N; i++)
-      values[i] += room[other * N + i];
+  for (int other = 1; other < LADE_CUDA_THREADS / 32; other++)
+    if (other < n_warps)
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        values[i] += room[other * N + i];
 }
 
 static __device__ inline float block_sum(float value, float *room)
@@ -317,8 +319,10 @@ static __device__ inline float block_max(float value, float *room)
     room[warp] = value;
   __syncthreads();
   float max = room[0];
-  for (int i = 1; i < n_warps; i++)
-    max = fmaxf(max, room[i]);
+#pragma unroll
+  for (int i = 1; i < LADE_CUDA_THREADS / 32; i++)
+    if (i < n_warps)
+      max = fmaxf(max, room[i]);
   return max;
 }
 

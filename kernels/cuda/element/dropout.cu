@@ -8,6 +8,31 @@
  */
 #include "kernels/cuda/kernel.h"
 
+/*
+ * Make the draws of a pack of N elements in each of a thread's turns, the first with the draw @first. All draws go
+ * through a round together: they share its keys, which the compiler would else compute anew for each draw.
+ */
+template <int N>
+static __device__ inline void draws_make(struct lade_philox (&draws)[LADE_CUDA_TURNS][N / 4], uint64_t seed,
+                                         uint32_t number, uint32_t stream, uint64_t first)
+{
+  uint32_t keys[4] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+#pragma unroll
+  for (int at = 0; at < LADE_CUDA_TURNS * (N / 4); at++) {
+    const uint64_t draw = first + (uint64_t)(at / (N / 4)) * blockDim.x * (N / 4) + at % (N / 4);
+    draws[at / (N / 4)][at % (N / 4)] = {{(uint32_t)draw, (uint32_t)(draw >> 32), stream, number}};
+  }
+#pragma unroll
+  for (int round = 0; round < LADE_PHILOX_ROUNDS; round++) {
+#pragma unroll
+    for (int at = 0; at < LADE_CUDA_TURNS * (N / 4); at++)
+      lade_philox_round(&draws[at / (N / 4)][at % (N / 4)], keys[0], keys[1]);
+    keys[0] += LADE_PHILOX_KEY_0;
+    keys[1] += LADE_PHILOX_KEY_1;
+    ptx_words_forget(keys);
+  }
+}
+
 /* Packs of whole draws. */
 template <class T, int N>
 static __device__ void dropout_draws(const struct lade_dropout_args &a, const struct lade_step *step, int64_t end)
@@ -17,16 +42,15 @@ static __device__ void dropout_draws(const struct lade_dropout_args &a, const st
 #pragma unroll 1
   for (int64_t i = packs_first<N>(); i < end; i += packs_step<N>()) {
     pack<T, N> p[LADE_CUDA_TURNS];
+    struct lade_philox draws[LADE_CUDA_TURNS][N / 4];
     packs_load(p, (const T *)a.x, i, end);
+    draws_make<N>(draws, seed, number, a.drop.stream, (a.drop.first_element + (uint64_t)i) / 4);
 #pragma unroll
     for (int turn = 0; turn < LADE_CUDA_TURNS; turn++) {
-      const uint64_t first = (a.drop.first_element + (uint64_t)i) / 4 + (uint64_t)turn * blockDim.x * (N / 4);
       float numbers[N];
 #pragma unroll
-      for (int j = 0; j < N; j++) {
-        const struct lade_philox draw = lade_philox_draw(seed, number, a.drop.stream, first + (uint64_t)j / 4);
-        numbers[j] = draw.word[j % 4] >= a.drop.drop_below ? get(p[turn].x[j]) * a.drop.scale : 0.0f;
-      }
+      for (int j = 0; j < N; j++)
+        numbers[j] = draws[turn][j / 4].word[j % 4] >= a.drop.drop_below ? get(p[turn].x[j]) * a.drop.scale : 0.0f;
       pack_put(p[turn], numbers);
     }
     packs_store((T *)a.y, p, i, end);
@@ -37,6 +61,7 @@ template <class T, int N>
 static __device__ void dropout_packs(const struct lade_dropout_args &a, const struct lade_step *step, int64_t first,
                                      int64_t end)
 {
+  const struct lade_step own = *step;
 #pragma unroll 1
   for (int64_t i = first + packs_first<N>(); i < end; i += packs_step<N>()) {
     pack<T, N> p[LADE_CUDA_TURNS];
@@ -47,7 +72,7 @@ static __device__ void dropout_packs(const struct lade_dropout_args &a, const st
 #pragma unroll
       for (int j = 0; j < N; j++)
         numbers[j] = get(p[turn].x[j]);
-      drop_numbers(numbers, step, a.drop, i + (int64_t)turn * blockDim.x * N);
+      drop_numbers(numbers, &own, a.drop, i + (int64_t)turn * blockDim.x * N);
       pack_put(p[turn], numbers);
     }
     packs_store((T *)a.y, p, i, end);

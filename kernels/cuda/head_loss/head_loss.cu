@@ -30,19 +30,29 @@ static __device__ inline void logits_load(pack<float, N> (&x)[PACKS], const stru
     x[p] = pack_load<float, N>(logits + (column_get(p, N) < (int)a.n_columns ? column_get(p, N) : 0));
 }
 
+/* Make the logits past the chunk's end those of tokens that never occur. */
+template <int N>
+static __device__ inline void logits_end(pack<float, N> (&x)[PACKS], const struct lade_cuda_head &a)
+{
+#pragma unroll
+  for (int at = 0; at < PACKS * N; at++)
+    x[at / N].x[at % N] = column_get(at / N, N) < (int)a.n_columns ? x[at / N].x[at % N] : -INFINITY;
+}
+
 /* Return the row's maximum with @before, and the sum of exponentials less it. */
 template <int N>
 static __device__ inline void logits_meet(const struct lade_cuda_head &a, float *room, float &max, float &added)
 {
   pack<float, N> x[PACKS];
   logits_load(x, a);
+  logits_end(x, a);
 #pragma unroll
   for (int at = 0; at < PACKS * N; at++)
     max = fmaxf(max, x[at / N].x[at % N]);
   max = block_max(max, room);
 #pragma unroll
   for (int at = 0; at < PACKS * N; at++)
-    added += column_get(at / N, N) < (int)a.n_columns ? expf(x[at / N].x[at % N] - max) : 0.0f;
+    added += expf(x[at / N].x[at % N] - max);
   added = block_sum(added, room);
 }
 
@@ -55,8 +65,8 @@ LADE_KERNEL(head_cap, lade_cuda_head)
 }
 LADE_CUDA_EXPORT(head_cap, lade_cuda_head)
 
-/* Reduce: a block has one row of the current block of rows. */
-LADE_KERNEL(head_reduce, lade_cuda_head)
+/* Reduce: a block has one row of the current block of rows. Blocks are many: one's memory rests in reductions. */
+LADE_KERNEL_BLOCKS(head_reduce, lade_cuda_head, 6)
 {
   LADE_SHARED(float, room);
   int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_token - a.first_column;

@@ -10,8 +10,25 @@
 
 #define COLUMNS LADE_CUDA_SUM_COLUMNS
 #define SLICES (LADE_CUDA_THREADS / COLUMNS)
+#define AHEAD 16 /* partial sums that a thread loads before it adds the first */
 
-LADE_KERNEL(row_sums, lade_cuda_row_sums)
+/*
+ * Add @n partial sums from @from on, @stride floats apart, to @sum: AHEAD of them, or fewer if not IS_WHOLE. Those that
+ * do not exist add zero, which changes no sum that began as zero.
+ */
+template <bool IS_WHOLE>
+static __device__ inline void partials_add(float &sum, const float *from, int64_t stride, int n)
+{
+  float partial[AHEAD];
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++, from += IS_WHOLE || i < n ? stride : 0)
+    partial[i] = *from;
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++)
+    sum += IS_WHOLE || i < n ? partial[i] : 0.0f;
+}
+
+LADE_KERNEL_BLOCKS(row_sums, lade_cuda_row_sums, 6)
 {
   LADE_SHARED(float, room);
   const int lane = (int)threadIdx.x % COLUMNS, slice = (int)threadIdx.x / COLUMNS;
@@ -20,9 +37,14 @@ LADE_KERNEL(row_sums, lade_cuda_row_sums)
   float *output = a.outputs[blockIdx.y], sum = 0;
   if (!output)
     return;
-#pragma unroll 16
-  for (int64_t block = slice * n; block < end && j < a.d; block++)
-    sum += a.partials[(block * a.n_outputs + blockIdx.y) * a.d + j];
+  const float *partials = a.partials + blockIdx.y * a.d + j;
+  const int64_t stride = a.n_outputs * a.d;
+  int64_t block = j < a.d ? slice * n : end;
+#pragma unroll 1
+  for (; block + AHEAD <= end; block += AHEAD)
+    partials_add<true>(sum, partials + block * stride, stride, AHEAD);
+  if (block < end)
+    partials_add<false>(sum, partials + block * stride, stride, (int)(end - block));
   room[threadIdx.x] = sum;
   __syncthreads();
   if (slice > 0 || j >= a.d)

@@ -38,6 +38,6 @@ template <class T> static __device__ void norm_bwd_of(const struct lade_norm_bwd
   residual.rstd = a.rstd;
   residual.d_residual = a.dx;
   residual.workspace = a.workspace;
-  rows_bwd<false, T>(residual, step, shared);
+  rows_bwd<ROWS_NORM, T>(residual, step, shared);
 }
 LADE_KERNEL_OF_DTYPES_BLOCKS(norm_bwd, lade_norm_bwd_args, 2)

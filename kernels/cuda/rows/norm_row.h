@@ -134,6 +134,9 @@ static __device__ inline void norm_row(const struct lade_norm_fwd_args &a, int64
 
 /* ---- backward ---- */
 
+/* Backward of a norm; with the column sums of d_residual, a bias's gradient; with dx, dropped, and dx's column sums. */
+enum rows_form { ROWS_NORM, ROWS_BIAS, ROWS_DROP };
+
 /*
  * A block has ROWS(P) rows at a time: as many as make half of PACKS packs a thread, because the next rows' packs are
  * loaded while the current ones are worked on (AHEAD). Dropout's words take the registers of that. With one pack a
@@ -218,16 +221,28 @@ template <class T, int N, int P> static __device__ inline void rows_keep(struct 
   }
 }
 
-/* Add to[N] += x: partial sums of this thread's columns. */
-template <int N> static __device__ inline void partials_add(float *to, const float (&x)[N])
+/* Load partial sums of this thread's columns, or store them. */
+template <int N> static __device__ inline void partials_load(float (&x)[N], const float *from)
 {
   constexpr int WIDTH = N < 4 ? N : 4;
 #pragma unroll
   for (int j = 0; j < N; j += WIDTH) {
-    pack<float, WIDTH> p = *(const pack<float, WIDTH> *)(to + j);
+    const pack<float, WIDTH> p = *(const pack<float, WIDTH> *)(from + j);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
-      p.x[k] += x[j + k];
+      x[j + k] = p.x[k];
+  }
+}
+
+template <int N> static __device__ inline void partials_store(float *to, const float (&x)[N])
+{
+  constexpr int WIDTH = N < 4 ? N : 4;
+#pragma unroll
+  for (int j = 0; j < N; j += WIDTH) {
+    pack<float, WIDTH> p;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++)
+      p.x[k] = x[j + k];
     *(pack<float, WIDTH> *)(to + j) = p;
   }
 }
@@ -244,15 +259,19 @@ static __device__ inline void gradients_add(const struct rows<T, N, P> &rows,
 {
 #pragma unroll
   for (int p = 0; p < P; p++) {
-    float d_weight[N] = {}, d_bias[N] = {};
+    float d_weight[N], d_bias[N];
     const int column = column_get<N>(at, p);
     if (column >= (int)a.d)
       continue;
+    if (!IS_HELD(P)) {
+      partials_load(d_weight, partials + column);
+      partials_load(d_bias, partials + a.d + column);
+    }
     const pack<T, N> weight = *(const pack<T, N> *)(weights + column);
 #pragma unroll
     for (int at_r = 0; at_r < ROWS(P) * N; at_r++) {
       const int r = at_r / N, j = at_r % N;
-      const float dy = r < n ? get(rows.dy[r][p].x[j]) : 0.0f;
+      const float dy = ROWS(P) == 1 || r < n ? get(rows.dy[r][p].x[j]) : 0.0f;
       const float h = (get(rows.x[r][p].x[j]) - statistics.mean[r]) * statistics.rstd[r];
       const float g = dy * (get(weight.x[j]) + a.weight_offset);
       sums[2 * r] += g;
@@ -262,9 +281,29 @@ static __device__ inline void gradients_add(const struct rows<T, N, P> &rows,
     }
     if (IS_HELD(P))
       continue;
-    partials_add(partials + column, d_weight);
-    partials_add(partials + a.d + column, d_bias);
+    partials_store(partials + column, d_weight);
+    partials_store(partials + a.d + column, d_bias);
   }
+}
+
+/* Of each current row: avg(g), 0 for RMS, and rstd avg(g h). */
+template <int P> struct rows_averages {
+  float g[ROWS(P)], gh[ROWS(P)];
+};
+
+/* Return them from @sums, of g and g h of each row. */
+template <int P>
+static __device__ inline struct rows_averages<P> averages_get(const struct lade_residual_bwd_args &a,
+                                                              const struct rows_statistics<P> &statistics,
+                                                              const float (&sums)[2 * ROWS(P)])
+{
+  struct rows_averages<P> averages;
+#pragma unroll
+  for (int r = 0; r < ROWS(P); r++) {
+    averages.g[r] = a.kind == LADE_NORM_LAYER ? sums[2 * r] / (float)a.d : 0.0f;
+    averages.gh[r] = sums[2 * r + 1] / (float)a.d * statistics.rstd[r];
+  }
+  return averages;
 }
 
 /*
@@ -273,38 +312,35 @@ static __device__ inline void gradients_add(const struct rows<T, N, P> &rows,
 template <class T, int N, int P>
 static __device__ inline void residual_put(const struct rows<T, N, P> &rows,
                                            const struct rows_statistics<P> &statistics,
+                                           const struct rows_averages<P> &averages,
                                            const struct lade_residual_bwd_args &a,
-                                           int r, int p, const pack<T, N> &weight, float avg_g, float avg_gh, T *to,
-                                           pack<T, N> &d_residual)
+                                           int r, int p, const pack<T, N> &weight, T *to, pack<T, N> &d_residual)
 {
   float dx[N];
 #pragma unroll
   for (int j = 0; j < N; j++) {
     dx[j] = a.d_sum ? get(rows.d_sum[r][p].x[j]) : 0.0f;
     if (a.kind != LADE_NORM_NONE) {
-      const float h = (get(rows.x[r][p].x[j]) - statistics.mean[r]) * statistics.rstd[r];
+      const float from_mean = get(rows.x[r][p].x[j]) - statistics.mean[r];
       const float g = get(rows.dy[r][p].x[j]) * (get(weight.x[j]) + a.weight_offset);
-      dx[j] = fmaf(statistics.rstd[r], fmaf(-h, avg_gh, g - avg_g), dx[j]);
+      dx[j] = fmaf(statistics.rstd[r], fmaf(-from_mean, averages.gh[r], g - averages.g[r]), dx[j]);
     }
   }
   pack_put(d_residual, dx);
   pack_store(to, d_residual);
 }
 
-/*
- * Compute dx of a pack of d_residual, dropped and rounded if it is a tensor; add it to @sums, of the bias's gradient.
- */
-template <bool HAS_DROP, class T, int N>
+/* Compute dx of a pack of d_residual, with ROWS_DROP dropped and rounded; add it to @sums, of the bias's gradient. */
+template <enum rows_form FORM, class T, int N>
 static __device__ inline void dx_put(const struct lade_residual_bwd_args &a, const struct lade_step *step, int64_t i,
                                      pack<T, N> d_residual, float (&sums)[N])
 {
-  if (a.dx) {
+  if (FORM == ROWS_DROP) {
     float dx[N];
 #pragma unroll
     for (int j = 0; j < N; j++)
       dx[j] = get(d_residual.x[j]);
-    if (HAS_DROP)
-      drop_numbers(dx, step, a.drop, i);
+    drop_numbers(dx, step, a.drop, i);
     pack_put(d_residual, dx);
     pack_store((T *)a.dx + i, d_residual);
   }
@@ -314,38 +350,40 @@ static __device__ inline void dx_put(const struct lade_residual_bwd_args &a, con
 }
 
 /*
- * Store the results for the loaded span of the rows from @first on. HAS_DX: also dx and its column sums, the third of
- * the partial sums. @sums: of the whole rows.
+ * Store the results for the loaded span of the rows from @first on. ROWS_BIAS, ROWS_DROP: also the column sums of dx,
+ * the third of the partial sums. @sums: of the whole rows.
  */
-template <bool HAS_DX, bool AHEAD, class T, int N, int P>
+template <enum rows_form FORM, class T, int N, int P>
 static __device__ inline void span_put(const struct rows<T, N, P> &rows,
                                        const struct rows_statistics<P> &statistics, int n,
                                        const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                        const T *weights, int64_t first, int at, const float (&sums)[2 * ROWS(P)],
                                        float *partials)
 {
+  const struct rows_averages<P> averages = averages_get<P>(a, statistics, sums);
 #pragma unroll
   for (int p = 0; p < P; p++) {
     const int column = column_get<N>(at, p);
-    float d_x_bias[N] = {};
+    float d_x_bias[N];
     pack<T, N> weight = {};
     if (column >= (int)a.d)
       continue;
+    if (FORM != ROWS_NORM)
+      partials_load(d_x_bias, partials + 2 * a.d + column);
     if (a.kind != LADE_NORM_NONE)
       weight = *(const pack<T, N> *)(weights + column);
 #pragma unroll
     for (int r = 0; r < ROWS(P); r++) {
       const int64_t i = (first + r) * a.d + column;
       pack<T, N> d_residual;
-      if (r >= n)
+      if (ROWS(P) > 1 && r >= n)
         continue;
-      residual_put(rows, statistics, a, r, p, weight, a.kind == LADE_NORM_LAYER ? sums[2 * r] / (float)a.d : 0.0f,
-                   sums[2 * r + 1] / (float)a.d, (T *)a.d_residual + i, d_residual);
-      if (HAS_DX)
-        dx_put<!AHEAD>(a, step, i, d_residual, d_x_bias);
+      residual_put(rows, statistics, averages, a, r, p, weight, (T *)a.d_residual + i, d_residual);
+      if (FORM != ROWS_NORM)
+        dx_put<FORM>(a, step, i, d_residual, d_x_bias);
     }
-    if (HAS_DX)
-      partials_add(partials + 2 * a.d + column, d_x_bias);
+    if (FORM != ROWS_NORM)
+      partials_store(partials + 2 * a.d + column, d_x_bias);
   }
 }
 
@@ -356,7 +394,7 @@ template <class T> struct rows_room {
 };
 
 /* Process the rows from @first on, whose first span is loaded; the block's are before @end. */
-template <bool HAS_DX, bool AHEAD, class T, int N, int P>
+template <enum rows_form FORM, class T, int N, int P>
 static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
                                        const struct lade_step *step, int64_t first, int64_t end,
                                        const struct rows_statistics<P> &statistics, struct held_sums<N> &held,
@@ -378,7 +416,7 @@ static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct 
   FOR_SPANS(P, at, a.d, span) {
     if (!IS_WHOLE(P) && a.d > span)
       rows_load(rows, a, first, end, at);
-    span_put<HAS_DX, AHEAD>(rows, statistics, n, a, step, room.weights, first, at, sums, room.partials);
+    span_put<FORM>(rows, statistics, n, a, step, room.weights, first, at, sums, room.partials);
   }
 }
 
@@ -386,7 +424,7 @@ static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct 
  * Process this block of threads' block of rows. The next rows' packs are loaded before the current ones are used, so
  * that memory works during reductions.
  */
-template <bool HAS_DX, bool AHEAD, class T, int N, int P>
+template <enum rows_form FORM, bool AHEAD, class T, int N, int P>
 static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                         const struct rows_room<T> &room)
 {
@@ -405,7 +443,7 @@ static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, 
       lanes = statistics_load(a, at, end);
     if (AHEAD)
       rows_load(next, a, then, end, 0);
-    rows_run<HAS_DX, AHEAD>(current, a, step, at, end, statistics_get<P>(lanes, lane), held, room);
+    rows_run<FORM>(current, a, step, at, end, statistics_get<P>(lanes, lane), held, room);
     if (AHEAD)
       current = next;
     else
@@ -414,37 +452,33 @@ static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, 
   const int column = column_get<N>(0, 0);
   if (!IS_HELD(P) || column >= (int)a.d)
     return;
-  partials_add(room.partials + column, held.d_weight);
-  partials_add(room.partials + a.d + column, held.d_bias);
+  partials_store(room.partials + column, held.d_weight); /* they began as zeros */
+  partials_store(room.partials + a.d + column, held.d_bias);
 }
 
 /* Process it with as few packs a thread as make a row. */
-template <bool HAS_DX, class T, int N>
+template <enum rows_form FORM, class T, int N>
 static __device__ inline void rows_walk_sized(const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                               const struct rows_room<T> &room)
 {
-  const bool has_drop = HAS_DX && a.drop.drop_below;
-  if (a.d <= span_get<N, 1>() && !has_drop)
-    rows_walk<HAS_DX, true, T, N, 1>(a, step, room);
-  else if (a.d <= span_get<N, 2>() && !has_drop)
-    rows_walk<HAS_DX, true, T, N, 2>(a, step, room);
-  else if (a.d <= span_get<N, 1>())
-    rows_walk<HAS_DX, false, T, N, 1>(a, step, room);
+  constexpr bool AHEAD = FORM != ROWS_DROP;
+  if (a.d <= span_get<N, 1>())
+    rows_walk<FORM, AHEAD, T, N, 1>(a, step, room);
   else if (a.d <= span_get<N, 2>())
-    rows_walk<HAS_DX, false, T, N, 2>(a, step, room);
+    rows_walk<FORM, AHEAD, T, N, 2>(a, step, room);
   else
-    rows_walk<HAS_DX, false, T, N, PACKS>(a, step, room);
+    rows_walk<FORM, false, T, N, PACKS>(a, step, room);
 }
 
 /*
- * Run the backward of a block of rows. Partial sums of d_weight, d_bias and, if HAS_DX, d_x_bias lie in @shared, if
- * they fit, until they go to the workspace; the norm's weight lies behind them.
+ * Run the backward of a block of rows. Partial sums of d_weight, d_bias and, except for ROWS_NORM, d_x_bias lie in
+ * @shared, if they fit, until they go to the workspace; the norm's weight lies behind them.
  */
-template <bool HAS_DX, class T>
+template <enum rows_form FORM, class T>
 static __device__ inline void rows_bwd(const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                        float *shared)
 {
-  const int n_sums = HAS_DX ? 3 : 2;
+  const int n_sums = FORM == ROWS_NORM ? 2 : 3;
   const int64_t n_partials = n_sums * a.d;
   float *to = (float *)a.workspace + blockIdx.x * n_partials;
   float *partials = lade_cuda_row_shared(a.d, n_sums) ? shared + LADE_CUDA_ROOM_FLOATS : to;
@@ -457,9 +491,9 @@ static __device__ inline void rows_bwd(const struct lade_residual_bwd_args &a, c
   __syncthreads();
   const struct rows_room<T> room = {partials, shared, has_weights ? weights : (const T *)a.weight};
   if (a.d % LADE_PACK(T) == 0)
-    rows_walk_sized<HAS_DX, T, LADE_PACK(T)>(a, step, room);
+    rows_walk_sized<FORM, T, LADE_PACK(T)>(a, step, room);
   else
-    rows_walk_sized<HAS_DX, T, 1>(a, step, room);
+    rows_walk_sized<FORM, T, 1>(a, step, room);
   __syncthreads();
   for (int64_t j = threadIdx.x; j < n_partials && partials != to; j += blockDim.x)
     to[j] = partials[j];

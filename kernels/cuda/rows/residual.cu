@@ -5,11 +5,13 @@
  *
  * Moves 4 n d elements forward (3 without a norm); backward 4 n d, with dropout 5 n d, and 6 d F32 numbers for each
  * block of at least 16 rows. Bound: memory; with dropout the Philox words, one draw for four elements.
+ *
+ * Dropout has kernels of its own, residual_drop_*: the others need no registers and no instructions for it.
  */
 #include "kernels/cuda/rows/norm_row.h"
 
 /* Compute the sum of the span from @at on, store it and leave it in @sums. */
-template <class T, int N>
+template <bool HAS_DROP, class T, int N>
 static __device__ inline void sum_span(const struct lade_residual_fwd_args &a, const struct lade_step *step,
                                        int64_t row, int at, pack<T, N> (&sums)[PACKS])
 {
@@ -25,7 +27,8 @@ static __device__ inline void sum_span(const struct lade_residual_fwd_args &a, c
 #pragma unroll
     for (int j = 0; j < N; j++)
       numbers[j] = get(x[p].x[j]) + get(bias[p].x[j]);
-    drop_numbers(numbers, step, a.drop, i);
+    if (HAS_DROP)
+      drop_numbers(numbers, step, a.drop, i);
 #pragma unroll
     for (int j = 0; j < N; j++)
       numbers[j] = get(sums[p].x[j]) + numbers[j];
@@ -35,7 +38,7 @@ static __device__ inline void sum_span(const struct lade_residual_fwd_args &a, c
   }
 }
 
-template <class T, int N>
+template <bool HAS_DROP, class T, int N>
 static __device__ inline void residual_row(const struct lade_residual_fwd_args &a, const struct lade_step *step,
                                            int64_t row, float *room)
 {
@@ -43,7 +46,7 @@ static __device__ inline void residual_row(const struct lade_residual_fwd_args &
   pack<T, N> sums[PACKS] = {};
 #pragma unroll 1
   for (int at = 0; at < (int)a.d; at += span)
-    sum_span(a, step, row, at, sums);
+    sum_span<HAS_DROP>(a, step, row, at, sums);
   if (a.kind == LADE_NORM_NONE)
     return;
   struct lade_norm_fwd_args norm = {};
@@ -60,21 +63,44 @@ static __device__ inline void residual_row(const struct lade_residual_fwd_args &
   norm_row(norm, row, room, sums, a.d <= span);
 }
 
-template <class T>
-static __device__ void residual_fwd_of(const struct lade_residual_fwd_args &a, const struct lade_step *step)
+template <bool HAS_DROP, class T>
+static __device__ inline void residual_rows(const struct lade_residual_fwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(float, room);
   if (a.d % LADE_PACK(T) == 0)
-    residual_row<T, LADE_PACK(T)>(a, step, blockIdx.x, room);
+    residual_row<HAS_DROP, T, LADE_PACK(T)>(a, step, blockIdx.x, room);
   else
-    residual_row<T, 1>(a, step, blockIdx.x, room);
+    residual_row<HAS_DROP, T, 1>(a, step, blockIdx.x, room);
+}
+
+template <class T>
+static __device__ void residual_fwd_of(const struct lade_residual_fwd_args &a, const struct lade_step *step)
+{
+  residual_rows<false, T>(a, step);
 }
 LADE_KERNEL_OF_DTYPES_BLOCKS(residual_fwd, lade_residual_fwd_args, 3)
+
+template <class T>
+static __device__ void residual_drop_fwd_of(const struct lade_residual_fwd_args &a, const struct lade_step *step)
+{
+  const struct lade_step own = *step;
+  residual_rows<true, T>(a, &own);
+}
+LADE_KERNEL_OF_DTYPES_BLOCKS(residual_drop_fwd, lade_residual_fwd_args, 3)
 
 template <class T>
 static __device__ void residual_bwd_of(const struct lade_residual_bwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(float, shared);
-  rows_bwd<true, T>(a, step, shared);
+  rows_bwd<ROWS_BIAS, T>(a, step, shared);
 }
 LADE_KERNEL_OF_DTYPES_BLOCKS(residual_bwd, lade_residual_bwd_args, 2)
+
+template <class T>
+static __device__ void residual_drop_bwd_of(const struct lade_residual_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  const struct lade_step own = *step;
+  rows_bwd<ROWS_DROP, T>(a, &own, shared);
+}
+LADE_KERNEL_OF_DTYPES_BLOCKS(residual_drop_bwd, lade_residual_bwd_args, 2)

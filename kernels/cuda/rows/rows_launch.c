@@ -120,13 +120,14 @@ static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 /*
  * Make a launch over blocks of rows with space for @n_outputs partial sums and the norm's weight. Threads have one pack
- * of each of several rows, or two, before they have four of one row. Blocks are few, and each should have many threads.
+ * of each of several rows, or two, before they have four of one row. Half a block's threads suffice for a row where two
+ * packs each are the whole row: then four blocks share a multiprocessor, and one's memory works in another's reduction.
  */
 static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d,
                                           int n_outputs)
 {
   int64_t n_packs = lade_cuda_row_packs(dtype, d);
-  int n_each = n_packs <= LADE_CUDA_THREADS ? 1 : n_packs <= 2 * LADE_CUDA_THREADS ? 2 : LADE_CUDA_ROW_PACKS;
+  int n_each = n_packs <= LADE_CUDA_THREADS / 2 ? 1 : n_packs <= 2 * LADE_CUDA_THREADS ? 2 : LADE_CUDA_ROW_PACKS;
   const int64_t weight_floats = lade_cuda_row_weight_floats(d, n_outputs, (int64_t)lade_dtype_bytes(dtype));
   return (struct lade_cuda_launch){
       .grid = {(unsigned)lade_cuda_row_blocks(n_rows)}, .n_threads = row_threads(n_packs, n_each), .args = args,
@@ -149,14 +150,16 @@ size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *a)
 static void residual_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_fwd_args *a = args;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_FWD, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
+  const enum lade_cuda_function function = a->drop.drop_below ? LADE_CUDA_RESIDUAL_DROP_FWD : LADE_CUDA_RESIDUAL_FWD;
+  lade_cuda_launch_grid(ctx, function, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
 }
 
 static void residual_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_bwd_args *a = args;
   bool has_norm = a->kind != LADE_NORM_NONE;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_BWD, a->dtype, row_blocks(a, a->dtype, a->n, a->d, 3));
+  const enum lade_cuda_function function = a->dx ? LADE_CUDA_RESIDUAL_DROP_BWD : LADE_CUDA_RESIDUAL_BWD;
+  lade_cuda_launch_grid(ctx, function, a->dtype, row_blocks(a, a->dtype, a->n, a->d, 3));
   row_sums(ctx, a->n,
            (struct lade_cuda_row_sums){.d = a->d, .n_outputs = 3, .partials = a->workspace,
                                        .outputs = {has_norm ? a->d_weight : NULL, has_norm ? a->d_norm_bias : NULL,
