@@ -156,7 +156,7 @@ def masks_are_made_and_changed_in_the_step():
         return m(x)[mask].square().mean()
     same("places in new masks", of_tokens, [(X, Y), (X, Y // 2), (X, Y)], 1)
     same("places in changed copies", of_copies, [(X, mask.clone()) for mask in MASKS[:3]], 2)
-    refused(lade.CannotCapture, lambda: step_of(of_arguments, net())(X, MASKS[0].clone()), "keep the shape", "shapes.py")
+    same("places in changed arguments", of_arguments, [(X, mask.clone()) for mask in MASKS[:2]], None)
 
 
 class Rows(nn.Module):
@@ -348,6 +348,17 @@ def written(m, x):
     return scores.square().mean()
 
 
+def tensors_are_made_of_computed_numbers():
+    """As Qwen2-VL does with the places of images: torch.tensor of a list with numbers and computed ones."""
+    def loss_of(m, x):
+        h = m(x)
+        rows = torch.tensor([h[0].argmax() % 48, 3, h[1].argmax() % 48], dtype=torch.int32)
+        scale = torch.as_tensor([[h.detach().max(), 2], (True, h.detach().min().double())])
+        assert scale.dtype == torch.float64
+        return h.flatten(0, 1)[rows].square().mean() + scale.sum() * h.mean()
+    same("tensors of computed numbers", loss_of, [(X,), (X.flip(0),)], 1)
+
+
 def computed_values_decide_shapes():
     data = [(X,), (X.flip(1) * 3,), (X[:, :, torch.randperm(16, generator=GENERATOR)],), (X,)]
     same("rows by a computed mask", lambda m, x: (h := m(x))[h > 0].mean(), data, None,
@@ -434,6 +445,6 @@ if __name__ == "__main__":
                  masked_rows_are_written,
                  writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
-                 computed_values_decide_shapes, plans_of_computed_shapes_are_told, shapes_behind_an_update_are_refused,
+                 tensors_are_made_of_computed_numbers, computed_values_decide_shapes, plans_of_computed_shapes_are_told, shapes_behind_an_update_are_refused,
                  spans_are_those_that_numpy_draws):
         test()

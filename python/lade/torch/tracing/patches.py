@@ -7,6 +7,7 @@ Each has a replacement here, which records the act as an op or for later, or ref
 own functions are back.
 """
 import contextlib
+import functools
 import random
 import sys
 from unittest import mock
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _foreach_utils
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
@@ -150,6 +152,32 @@ def _lengths():
     return mock.patch.object(torch, "ctc_loss", of_tensors)
 
 
+def _tensors():
+    """Yield patches of functions that make a tensor of a list, which torch reads by address: computed elements are stacked."""
+    def patched(plain):
+        def made(data, *args, dtype=None, device=None, requires_grad=False, **kwargs):
+            found = pytree.tree_leaves(data) if isinstance(data, (list, tuple)) else []
+            if not any(isinstance(one, FakeTensor) for one in found):
+                own = {"dtype": dtype, "device": device, **({"requires_grad": True} if requires_grad else {}), **kwargs}
+                return plain(data, *args, **own)
+            dtypes = [one.dtype if isinstance(one, torch.Tensor) else plain(one).dtype for one in found]
+            kind = functools.reduce(torch.promote_types, dtypes)
+            result = _stacked(data, kind).to(dtype=dtype or kind, device=device or torch.get_default_device())
+            return result.requires_grad_() if requires_grad else result
+        return made
+    yield mock.patch.object(torch, "tensor", patched(torch.tensor))
+    yield mock.patch.object(torch, "as_tensor", patched(torch.as_tensor))
+
+
+def _stacked(data, dtype):
+    """Return a tensor of nested lists of tensors and numbers."""
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_stacked(one, dtype) for one in data])
+    if isinstance(data, torch.Tensor):
+        return data.detach().to(dtype=dtype, device="cpu")
+    return torch.full((), data, dtype=dtype)
+
+
 def _lists(recorder):
     """Return a patch that asks for the values of a whole tensor where a step makes a list of it."""
     plain = FakeTensor.tolist
@@ -244,7 +272,8 @@ def capturing(recorder):
                     stack.enter_context(mock.patch.object(checkpoint, name, _plain_checkpoint))
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
-                      _last_rates(recorder), averages(), _lengths(), _lists(recorder), *assignment.patches(), *spans.patches()):
+                      _last_rates(recorder), averages(), _lengths(), _lists(recorder), *_tensors(), *assignment.patches(),
+                      *spans.patches()):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))
