@@ -9,10 +9,11 @@
  * On each budget step a few states are tried: those with the least bound on their time among the states that leave
  * nothing, or some per cent of the step, to prefetched copies. The bound is the time of the busiest queue, which no
  * schedule can beat. The search for a budget begins at the step above it, because some plans are smaller than their
- * step, and descends. It ends when no state that fits a step has a bound below the best time found. Steps and states do
- * not depend on the budget, so a larger budget chooses from a superset of a smaller one's candidates: it is never
- * slower. The last step is the smallest budget. For large programs (descent_is_large) the ladder is coarse, and the
- * search ends at the first step within the budget that yields a plan. So it takes a few seconds at most.
+ * step, and descends. A plan competes if it is within the budget: fragmentation may lift it above its step. The
+ * search ends when no state that fits a step has a bound below the best time found. Steps and states do not depend on
+ * the budget, so a larger budget chooses from a superset of a smaller one's candidates: it is never slower. The last
+ * step is the smallest budget. For large programs (descent_is_large) the ladder is coarse, and the search ends at the
+ * first step within the budget that yields a plan. So it takes a few seconds at most.
  *
  * The unconstrained peak is that of a program just in time. Where data parallel ranks gather copies and sum gradients,
  * more memory is useful: prefetched copies and gradients that wait for their bucket save latencies. There the ladder
@@ -22,12 +23,12 @@
  * skipped. With ample memory each copy is then gathered once. There "never slower" means: never slower than a smaller
  * budget or than that plan.
  *
- * From step to step both the size and the time to beat fall. So a state that was tried just in time is not built again,
- * whether it won, was too slow or did not fit. Nor is a residency prefetched twice for one step, whichever trajectory
- * it comes from. This skips more than half of all candidates. Of the others, those that are too large or too slow
- * before they are packed are not packed (training_build). One that was too slow by an eighth with more prefetch is not
- * tried with less. That rule is no bound: in 1,600 trials less prefetch made a program faster by 12 % at most, but none
- * of those won. The forty budgets compared with and without the rule got the same plans.
+ * From step to step the time to beat falls. So a state that was tried just in time is not built again, whether it
+ * won, was too slow or did not fit. Nor is a residency prefetched twice for one step, whichever trajectory it comes
+ * from. This skips more than half of all candidates. Of the others, those that are too large or too slow before they
+ * are packed are not packed (training_build). One that was too slow by an eighth with more prefetch is not tried with
+ * less. That rule is no bound: in 1,600 trials less prefetch made a program faster by 12 % at most, but none of those
+ * won. The forty budgets compared with and without the rule got the same plans.
  *
  * The smallest budget is the smallest packed peak of any state of the trajectories by plain prices. bound.c computes a
  * lower bound of it.
@@ -291,7 +292,7 @@ static bool state_first(const lade_planner *planner, int trajectory, uint64_t li
   return true;
 }
 
-/* Attempts at a residency in one search, in which sizes and times to beat only fall. */
+/* Attempts at a residency in one search, in which the time to beat only falls. */
 struct attempt {
   bool is_made; /* tried just in time: a second build gives the same */
   uint64_t prefetch_bytes; /* the latest prefetch limit tried */
@@ -369,7 +370,7 @@ static int candidate_compete(struct step_trial *t, const struct plan_candidate *
   return status;
 }
 
-/* Try the candidates of one step. On the step above the budget, those whose plans are within the budget compete. */
+/* Try the candidates of one step; those whose plans are within the budget compete. */
 static int budget_step_try(struct step_trial *t, uint64_t size_bytes, uint64_t device_bytes)
 {
   const int *levels = is_large(t->planner) ? budget_step_levels_large : budget_step_levels;
@@ -377,21 +378,20 @@ static int budget_step_try(struct step_trial *t, uint64_t size_bytes, uint64_t d
   /* Above the unconstrained peak there is room for prefetch with every value kept. */
   const uint64_t first_prefetch_bytes =
       size_bytes > t->planner->bounds.unconstrained_bytes ? budget_step_prefetch_bytes(size_bytes) : 0;
-  const uint64_t most_bytes = LADE_MIN(size_bytes, device_bytes);
   int status = 0;
   t->is_over = true;
   for (int trajectory = 0; trajectory < t->planner->n_stated; trajectory++) {
     int32_t tried = -1;
     struct plan_candidate first; /* keeps the most: with much offload the bound of other states is too optimistic */
     if (!status && state_first(t->planner, trajectory, size_bytes, &first))
-      status = candidate_compete(t, &first, first_prefetch_bytes, most_bytes);
+      status = candidate_compete(t, &first, first_prefetch_bytes, device_bytes);
     for (int i = 0; i < n_levels && !status; i++) {
       struct plan_candidate c = {0};
       if (!state_pick(t->planner, trajectory, size_bytes / 100 * (uint64_t)levels[i], &c) || c.state == tried)
         continue;
-      status = candidate_compete(t, &c, budget_step_prefetch_bytes(size_bytes), most_bytes);
+      status = candidate_compete(t, &c, budget_step_prefetch_bytes(size_bytes), device_bytes);
       if (!status) /* whatever its time, because the set of candidates must not depend on the budget */
-        status = candidate_compete(t, &c, 0, most_bytes);
+        status = candidate_compete(t, &c, 0, device_bytes);
       tried = c.state;
     }
   }
