@@ -324,6 +324,17 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
 
 /* ---- search (layout_search.c) ---- */
 
+/*
+ * The memory of a layout is taken to be @more times its estimate, in all residencies, because a proof found as much.
+ * @is_of_kind: that of all layouts with its (tp, pp, dp, schedule).
+ */
+struct lade_layout_correction {
+  struct lade_layout_params layout;
+  int64_t micro_batch;
+  double more;
+  bool is_of_kind;
+};
+
 struct lade_layout_search_params {
   int n_ranks;
   uint64_t device_bytes;       /* budget of a rank */
@@ -334,6 +345,8 @@ struct lade_layout_search_params {
   enum lade_recipe recipe;     /* AUTO: free, optimizer state may be on the host; else state is on the device */
   enum lade_dtype grad_reduce;
   int n_most;                  /* layouts to return */
+  int n_corrections;
+  const struct lade_layout_correction *corrections; /* borrowed */
   /* Precisions of optimizer states to try; none: the job's alone. A job of FP16 or FP32 has no 24-bit masters. */
   int n_moments, n_masters;
   enum lade_moments moments[LADE_N_MOMENTS];
@@ -348,6 +361,7 @@ struct lade_layout_found {
   enum lade_moments moments; /* of its optimizer states */
   enum lade_master master;
   struct lade_layout_cost cost;
+  double fitted_bytes; /* of cost.peak_bytes, the part that was held against device_bytes, without corrections */
 };
 
 struct lade_layout_search {

@@ -29,6 +29,9 @@
 #define DEFAULT_SEQ_LEN 1024
 #define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
 #define FOUND_MORE 20
+#define KIND_ALONE 8   /* failed proofs of a kind after which they speak for all its layouts */
+#define KINDS_AGAIN 64 /* searches of kinds whose proof failed: each takes milliseconds, and a proof */
+#define MORE_ROUNDED (1 + 1e-9) /* so that rounding does not bring the same layout again */
 
 struct cluster_planning {
   struct options *options;
@@ -554,32 +557,16 @@ static void jobs_fill(struct cluster_planning *planning)
   }
 }
 
-/*
- * Plan @found with its residency. If the proof finds that this one does not fit, take the next slower one that needs
- * less by as much. The search took the fastest one that fits by the estimate, so the faster ones are skipped.
- */
-static int residencies_try(struct cluster_plan *plan, const struct lade_layout_found *found,
-                           const struct lade_share_residencies *residencies, struct lade_error *error)
+/* Plan @found with its residency, which is one of @residencies. */
+static int residency_plan(struct cluster_plan *plan, const struct lade_layout_found *found,
+                          const struct lade_share_residencies *residencies, struct lade_error *error)
 {
-  double more = 0; /* proved bytes over estimated ones */
-  int status = 0, n_proved = 0;
-  bool is_behind = false;
-  for (int i = 0; i < residencies->n && !status && n_proved < GIVEN_PROOFS && !plan->fits; i++) {
-    struct cluster_plan next = *plan;
-    is_behind |= memcmp(&residencies->items[i].residency, &found->residency, sizeof(found->residency)) == 0;
-    next.share = residencies->items[i];
-    if (is_behind)
-      status = layout_cost(&next, error);
-    const double estimated = (double)next.peak_bytes;
-    if (!is_behind || status || (n_proved && (estimated * more > (double)next.budget_bytes ||
-                                              next.host_bytes > next.host_budget_bytes)))
-      continue;
-    status = layout_plan(&next, error);
-    more = (double)next.peak_bytes / estimated;
-    n_proved++;
-    *plan = next;
-  }
-  return status;
+  int i = 0;
+  while (i + 1 < residencies->n &&
+         memcmp(&residencies->items[i].residency, &found->residency, sizeof(found->residency)) != 0)
+    i++;
+  plan->share = residencies->items[i];
+  return layout_plan(plan, error);
 }
 
 static int found_plan(struct cluster_planning *planning, const struct lade_layout_found *found,
@@ -597,13 +584,15 @@ static int found_plan(struct cluster_planning *planning, const struct lade_layou
   if (!status)
     status = residencies_make(plan, planning->options->session.recipe, error, residencies);
   if (!status)
-    status = residencies_try(plan, found, residencies, error);
+    status = residency_plan(plan, found, residencies, error);
   free(residencies);
   return status;
 }
 
 struct search_result {
   struct lade_layout_search search;
+  struct lade_layout_correction corrections[KINDS_AGAIN]; /* of layouts whose proofs found more than the budget */
+  int n_corrections;
   struct cluster_plan *plans;
   int n_plans;
   double seconds, proof_seconds; /* of the search; of building and proving its best layouts */
@@ -639,11 +628,51 @@ static void plan_take(struct search_result *result, int at, int n_top, const str
   result->n_plans = LADE_MIN(result->n_plans, n_top);
 }
 
+static bool is_of_kind(const struct lade_layout_params *a, const struct lade_layout_params *b)
+{
+  return a->tp == b->tp && a->pp == b->pp && a->dp == b->dp && a->schedule == b->schedule;
+}
+
 /*
- * Prove the found layouts in order of their times. A proof may find that a layout needs a slower residency than the
- * estimate said, so the found times are lower bounds. Skip a layout if its bound is not below the time of the plan with
- * its sizes. Skip it also if the bound is not below the time of the last of the wanted plans. If no layout fits, keep
- * the first one.
+ * Search the kind of found layout @i again, with its estimate corrected by the bytes that its proof found: another
+ * residency, tier, ZeRO stage, microbatch or number of chunks may be the fastest one then. It takes the place of @i, or
+ * a later one in order of time. -EOVERFLOW, -EINVAL: there is none.
+ */
+static int kind_search(struct cluster_planning *planning, struct search_result *result, int i, uint64_t proved_bytes)
+{
+  struct lade_layout_search again, *search = &result->search;
+  struct lade_layout_found *found = search->found;
+  struct lade_layout_search_params how = search_params(planning);
+  struct lade_layout_correction one = {found[i].layout, found[i].micro_batch,
+                                       (double)proved_bytes / found[i].fitted_bytes * MORE_ROUNDED, false};
+  int n_of_kind = 0;
+  for (int c = 0; c < result->n_corrections; c++)
+    n_of_kind += is_of_kind(&result->corrections[c].layout, &one.layout);
+  one.is_of_kind = n_of_kind >= KIND_ALONE;
+  result->corrections[result->n_corrections++] = one;
+  how.tp = found[i].layout.tp;
+  how.pp = found[i].layout.pp;
+  how.dp = found[i].layout.dp / LADE_MAX(planning->job.n_context, 1);
+  how.schedule = (int)found[i].layout.schedule;
+  how.corrections = result->corrections;
+  how.n_corrections = result->n_corrections;
+  how.n_most = 1;
+  const int status = lade_layout_search_run(&planning->job, &how, NULL, &again);
+  if (!status) {
+    int at = i;
+    for (; at + 1 < search->n_found && found[at + 1].cost.step_ns < again.found[0].cost.step_ns; at++)
+      found[at] = found[at + 1];
+    found[at] = again.found[0];
+  }
+  if (!status || status == -EOVERFLOW)
+    free(again.found);
+  return status == -ENOMEM ? lade_error_set(&planning->error, status, "no memory for the search") : status;
+}
+
+/*
+ * Prove the found layouts in order of their times. Skip a layout if its time is not below that of the plan with its
+ * sizes, or that of the last of the wanted plans. If no layout fits, keep the first one. The kind of a layout whose
+ * proof failed is searched again, so that a near one takes its place.
  */
 static int found_prove(struct cluster_planning *planning, const struct cluster_plan *empty,
                        struct search_result *result)
@@ -666,6 +695,12 @@ static int found_prove(struct cluster_planning *planning, const struct cluster_p
       result->plans[0] = plan;
       has_misfit = true;
     }
+    if (status || plan.peak_bytes <= plan.budget_bytes || !plan.is_proved ||
+        result->n_corrections == KINDS_AGAIN)
+      continue;
+    status = kind_search(planning, result, i, plan.peak_bytes);
+    i -= !status; /* another layout is in its place */
+    status = status == -EOVERFLOW || status == -EINVAL ? 0 : status;
   }
   return status;
 }

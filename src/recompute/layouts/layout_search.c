@@ -18,8 +18,8 @@
  *
  * Optimizer state goes to the host only if no recipe is given, because a recipe moves nothing to the host.
  *
- * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is kept:
- * if the proof of one finds that it does not fit, the caller has others.
+ * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is
+ * kept. If the proof of one finds that it does not fit, the caller searches its kind again with its estimate corrected.
  */
 #include <errno.h>
 #include <math.h>
@@ -30,7 +30,7 @@
 #include "recompute/layout_cost.h"
 
 #define MICRO_BATCH_MOST 64   /* a larger one only fills more memory: products are at their full rate long before */
-#define SLACK 0.97            /* memory of a layout is an estimate within 3 %; proofs decide (stage_program.c) */
+#define SLACK 0.94            /* of an estimated peak: a proof, which decides, may find as much less */
 #define N_SCHEDULES_SEARCHED 3
 #define SHARD_FEW 64
 #define N_SHARD_GROUPS 3
@@ -335,6 +335,21 @@ static void least_note(struct layout_searcher *s, const struct lade_layout_found
     s->least = *found;
 }
 
+/* Return the factor of the corrections by which the memory of @found is above its estimate. */
+static double more_find(const struct lade_layout_search_params *params, const struct lade_layout_found *found)
+{
+  double more = 1;
+  for (int i = 0; i < params->n_corrections; i++) {
+    const struct lade_layout_correction *one = &params->corrections[i];
+    const struct lade_layout_params *a = &one->layout, *b = &found->layout;
+    const bool is_same = one->micro_batch == found->micro_batch && a->virtual_stages == b->virtual_stages &&
+                         a->zero == b->zero && a->shard == b->shard && a->is_sequence == b->is_sequence;
+    if (is_same_kind(a, b) && (is_same || one->is_of_kind))
+      more = fmax(more, one->more);
+  }
+  return more;
+}
+
 /*
  * Find the fastest residency of @layout that fits, and fill @found with its bound. -EOVERFLOW: none does. The last
  * residency needs the least memory.
@@ -343,6 +358,7 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
                           const struct lade_layout_job *job, struct lade_layout_found *found, int *ret_chosen)
 {
   const struct lade_share_residencies *residencies = cores->candidate->residencies;
+  const double more = more_find(s->params, found);
   for (int i = 0; i < residencies->n; i++) {
     int status = core_make(s, cores, i, CORE_BOUND);
     if (status)
@@ -351,9 +367,9 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
     *ret_chosen = i;
     if (found->cost.host_bytes > s->params->host_bytes)
       continue;
-    const double slack = residencies->items[i].layer.host_bytes > 0 ? 1 : SLACK; /* copies need their room */
     found->residency = residencies->items[i].residency;
-    if ((double)found->cost.peak_bytes * slack <= (double)s->params->device_bytes) {
+    found->fitted_bytes = (double)found->cost.peak_bytes * SLACK;
+    if (found->fitted_bytes * more <= (double)s->params->device_bytes) {
       lade_layout_core_cost(job, &cores->cores[i], layout, found->state_tier, &found->cost);
       return 0;
     }
