@@ -406,6 +406,12 @@ def shapes_behind_an_update_are_refused():
     refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "keep the shape", "shapes.py")
     refused(lade.CannotCapture, lambda: step_of(lambda m, x: torch.unique(m(x) > 0).float().mean(), model)(X), "keep the shape")
     assert lade.torch.digest(model, optimizer) == before
+    model = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net())
+    step = step_of(lambda m, x: (h := m(x))[h > 0].mean(), model)
+    before = lade.torch.digest(model, step.optimizer)
+    with mock.patch.object(lade.torch.running.generate, "_KEPT_MOST", 64):
+        refused(lade.CannotCapture, lambda: step(X), "too large to be kept", "[h > 0]")
+    assert lade.torch.digest(model, step.optimizer) == before and not step.broken
 
 
 def spans_of(shape, mask_prob, mask_length, attention_mask=None, min_masks=0):

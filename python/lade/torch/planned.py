@@ -257,6 +257,11 @@ class Planned:
                       if kind in (g.PUT, g.GET) and tier == g.HOST and k in self.places)
         return places
 
+    @property
+    def is_final(self):
+        """True if the list writes what outlives the step where no restart follows (running/generate.py)."""
+        return generate.FINAL in self.source
+
     def given_bytes(self, tensors):
         """Return the bytes of given storages, of @tensors and of constants, on the device, each storage once."""
         all_tensors = (*tensors, *self.values.constants.values())

@@ -206,9 +206,13 @@ class Step:
             seconds += time.perf_counter() - start
             limits, search = (self.limits.of_part(), CUT_SECONDS) if captured.is_cut else (self.limits, PLAN_SECONDS)
             try:
-                return Planned(captured, self.pricer, limits, self.device, search), seconds
+                planned = Planned(captured, self.pricer, limits, self.device, search)
             except Relayout:
                 continue
+            if captured.is_cut and planned.is_final:
+                raise CannotCapture("a computed value decides a shape behind writes to buffers that are too large to be kept for a "
+                                    "new begin; compute it before them", "value of a tensor", captured.branch_lines[-1])
+            return planned, seconds
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
 
     def _capture(self, args, kwargs, branch):

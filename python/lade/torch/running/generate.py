@@ -18,6 +18,7 @@ from ..tracing.branches import BRANCH, VALUES
 from ..values import MAY_END, flat_args
 
 
+FINAL = "R.is_updated = True"  # a step cannot begin anew behind this
 _KEPT_MOST = 16 << 20 # bytes of given storages that a step may write before it may end, such as running statistics
 
 
@@ -203,7 +204,7 @@ class Generator:
         n_bytes = sum(self.values.storages[k]["bytes"] for k in self.kept.union(new))
         is_update = op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL)
         if at > self.last_end or is_update or n_bytes > _KEPT_MOST:
-            self.lines.append("R.is_updated = True")
+            self.lines.append(FINAL)
             return
         self.lines += [f"R.keep({self._held(k)})" for k in new]
         self.kept.update(new)
