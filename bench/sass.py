@@ -33,7 +33,9 @@ takes LIMIT + the sum of its pipes and of instructions without one + BLOCK_CLOCK
 block's time for its start, its first copies and its results. It was fitted to forward without turns on an H200, at the
 lengths of SEQ_LEN: 194 TFLOP/s for heads of 64, 378 for heads of 128. Backward was not fitted. Reckoned by the same constant it had
 175 and 315; measured were 167 and 393.
-Instructions are those of the fast path; "slow" is the count with slow cases, masks and dropout. Not in the model: bank
+Rows are of width 1600, and their blocks have the threads that rows_launch.c takes for it.
+Instructions are those of the fast path: without the regions behind branches that hold no access to memory; "slow" is
+the count with slow cases, masks and dropout. Dropout's own kernels and norms skip no FP32 arithmetic either. Not in the model: bank
 conflicts, L2 and its bandwidth, prologues, tails of grids, barriers.
 
 Sources. Results per clock: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", 9.0. Bandwidth,
@@ -71,7 +73,9 @@ SEQ_LEN = {64: 1024, 128: 4096} # of heads of each size, GPT-2's and a long one:
 # Kernels that FP32 arithmetic bounds, and those of one block or of a few numbers, which only latency bounds.
 FMA_BOUND = re.compile(r'matmul_|attention_(fwd|dq|dkv)_(bf16|f16|f32)')
 LOOP_TURNS = 8
-ROWS_AT_ONCE = ('norm_fwd', 'residual_fwd') # a turn of their loops is a span of the row
+ROWS_AT_ONCE = ('norm_fwd', 'residual_fwd', 'residual_drop_fwd') # a turn of their loops is a span of the row
+ARITHMETIC = re.compile(r'(norm|residual|residual_drop)_(fwd|bwd)|dropout')
+ROWS_BACKWARD = re.compile(r'(norm|residual|residual_drop)_bwd')
 LATENCY_BOUND = ('clip', 'tree_sum', 'head_finish', 'head_join', 'head_scale', 'embed_sort', 'attention_sinks')
 
 
@@ -104,7 +108,13 @@ def tensor_flops(instruction):
 
 
 def is_work(instruction):
-    return tensor_flops(instruction) > 0 or instruction.base in ('LDG', 'STG', 'LDGSTS')
+    """Accesses to shared memory are work too: a branch skips them in threads past the end of a row, not in others."""
+    return tensor_flops(instruction) > 0 or instruction.base in ('LDG', 'STG', 'LDGSTS', 'LDS', 'STS', 'LD', 'ST')
+
+
+def is_work_or_arithmetic(instruction):
+    """Of dropout's kernels the draws are work, and of a norm's what a residual without a norm leaves out."""
+    return is_work(instruction) or instruction.base in ('FADD', 'FMUL', 'FFMA')
 
 
 def is_tensor_work(instruction):
@@ -140,7 +150,8 @@ def rows_loops(function, loops, own):
 
 def hot_part(function, measure):
     """Return the indices of the hot part: the loop whose own work, without that of loops inside, is the most; or the
-    code outside of all loops, if its work is more. Of loops with equal work it is the shortest: others have dropout."""
+    code outside of all loops, if its work is more. Of loops with equal work it is the shortest: others have dropout. Of
+    a norm's backward it is that with two packs a thread: another has the sums of two rows at a time."""
     loops = sorted(sass_listing.loops_find(function), key=lambda loop: loop[1] - loop[0])
     owner = {}
     for loop in loops:
@@ -190,7 +201,7 @@ def demands(function, gpu):
     """Return the clocks of one warp's turn on one scheduler, by station, and the counts behind them."""
     limit = limit_of(function)
     part = hot_part(function, work_of(function, limit))
-    has_work = is_tensor_work if limit == 'tensor' else is_work
+    has_work = is_tensor_work if limit == 'tensor' else is_work_or_arithmetic if ARITHMETIC.match(function.name) else is_work
     fast = set(sass_listing.fast_path(function, part[0], part[-1], has_work))
     code = [function.code[at] for at in part if at in fast]
     pipes = Counter(PIPE_OF[i.base] for i in code if i.base in PIPE_OF)
@@ -249,7 +260,7 @@ def launch_shared_bytes(name):
         return 4 * (get('ATTENTION_THREADS') + n * (dim + 1))
     if name.startswith('matmul_'):
         return 2 * get('SLAB') * (get('TILE') + 1) * 4
-    if re.match(r'(norm|residual)_bwd', name):
+    if ROWS_BACKWARD.match(name):
         n_sums = 2 if name.startswith('norm') else 3
         return 4 * (get('ROOM_FLOATS') + 1600 * n_sums) + 1600 * (4 if name.endswith('f32') else 2)
     if name.startswith('sum_squares'):
@@ -259,10 +270,21 @@ def launch_shared_bytes(name):
     return 4 * get('ROOM_FLOATS')
 
 
-def warps_resident(resources, shared_bytes, gpu):
+def launch_warps(name, resources):
+    """Return the warps of a block: the most, or those that rows_launch.c takes for rows of width 1600."""
+    get, packs = constants_read(), MODEL['width'] // (4 if name.endswith('f32') else 8)
+    if ROWS_BACKWARD.match(name):
+        packs = -(-packs // (1 if packs <= get('THREADS') // 2 else 2))
+    elif name.startswith(ROWS_AT_ONCE):
+        packs = -(-packs // get('ROW_PACKS'))
+    else:
+        packs = resources.threads
+    return -(-packs // LANES)
+
+
+def warps_resident(resources, warps, shared_bytes, gpu):
     """Return the warps of a multiprocessor: the fewest that registers (allocated by 256 a warp), shared memory, blocks
-    and warps allow."""
-    warps = -(-resources.threads // LANES)
+    and warps allow, in blocks of @warps."""
     by_registers = gpu['registers'] // (-(-resources.registers * LANES // 256) * 256) // warps
     by_shared = gpu['shared_bytes'] // (resources.shared_bytes + shared_bytes + gpu['block_shared_bytes'])
     return warps * min(by_registers, by_shared, gpu['blocks'], gpu['warps'] // warps)
@@ -317,12 +339,13 @@ def shares_get(found, n_warps, block_warps):
 def row_make(function, resources, gpu):
     found = demands(function, gpu)
     shared = launch_shared_bytes(function.name)
-    n_warps = warps_resident(resources, shared, gpu)
+    block_warps = launch_warps(function.name, resources)
+    n_warps = warps_resident(resources, block_warps, shared, gpu)
     if '_wgmma_' in function.name:
-        expected, most = warpgroups_share(found, n_warps, -(-resources.threads // LANES), block_turns(function.name),
+        expected, most = warpgroups_share(found, n_warps, block_warps, block_turns(function.name),
                                           '_fwd_' in function.name)
     else:
-        expected, most = shares_get(found, n_warps, -(-resources.threads // LANES))
+        expected, most = shares_get(found, n_warps, block_warps)
     clocks = found['clocks']
     is_latency = function.name.startswith(LATENCY_BOUND)
     share = ['latency', '', ''] if is_latency else [found['limit'], f'{100 * expected:.0f} %', f'{100 * most:.0f} %']
@@ -333,19 +356,22 @@ def row_make(function, resources, gpu):
 
 # ---- a step ----
 
-# GPT-2 1.5B in BF16. Products by cuBLASLt are taken at a share of the peak, which no machine code here decides: 70 %,
-# or the rates that they reached alone. In steps on two H200s they had 73.3 and 70.7 %, because power limits the clock there.
+# GPT-2 1.5B in BF16. Products by cuBLASLt are taken at a share of the peak, which no machine code here decides: that of
+# steps, or the rates that they reached alone. Power limits the clock in steps.
 MODEL = {'layers': 48, 'width': 1600, 'heads': 25, 'seq_len': 1024, 'vocabulary': 50257}
-PRODUCTS = 0.70
+# In steps on two H200s, of 989 TFLOP/s: 199.8 ms (nvidia-h200-first.md) and 207.4 ms (nvidia-h200-power.md).
+PRODUCTS_IN_STEPS = (0.733, 0.707)
+PRODUCTS = sum(PRODUCTS_IN_STEPS) / len(PRODUCTS_IN_STEPS)
+PRODUCTS_CAREFUL = 0.70
 # TFLOP/s of a layer's products alone on an H200 (nvidia-h200-first.md), forward and two backward, and their part of a
 # layer's operations. That of attention's projection, a third of the first line, was not measured.
 PRODUCTS_MEASURED = [((723, 777, 703), 4), ((761, 769, 757), 8)]
 COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
-# A layer has a norm, a residual with a norm, and one without, whose backward passes its gradient on.
-# GELU's backward is the epilogue of a product, which reads its x; then the MLP's biases' gradients are column sums.
-LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8,
-               'gelu_fwd_bf16': 16, 'copy': 8, 'column_sum_bf16': 8 + 2}
+# A layer has two norms; the second one's backward has a column sum more. Epilogues of products add the residuals, which
+# they read, twice 2; multiply by GELU's slope, whose x they read, 8; and sum the columns of gradients that they read.
+LAYER_BYTES = {'norm_fwd_bf16': 4 + 4, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8, 'gelu_fwd_bf16': 16,
+               'copy': 2 + 2 + 8}
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
 OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16
 # Sums of squares read 4 bytes of a parameter. A launch for each tensor takes at least the additions of one lane, one
@@ -391,10 +417,7 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
 # Changes that would shorten the reckoned step, each on top of those before: words, bytes that a token's layer moves
 # more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the factor of the products' rate.
 CHANGES = [
-    ('products of layers by the best of measured algorithms: 1 %', {}, 1 / 0.99),
-    ("the MLP's second bias's gradient summed by the norm's backward that reads its dy", {'column_sum_bf16': -2}, None),
-    ("residuals added by the products before them, which round once where sums now round twice",
-     {'residual_fwd_bf16': -(8 + 6), 'norm_fwd_bf16': 4, 'copy': 2 + 2}, None),
+    ('products of layers by the best of measured algorithms, 1 %: where a file of choices is', {}, 1 / 0.99),
     ("GELU's forward as an epilogue; other bits where a plan makes it again from the stored value",
      {'gelu_fwd_bf16': -16, 'copy': 8}, None)]
 
@@ -426,17 +449,17 @@ def products_alone(gpu):
 
 
 def changes_print(share_of, gpu):
-    rows, alone = changes_reckon(share_of, gpu), changes_reckon(share_of, gpu, products_alone(gpu))
+    rows, careful = changes_reckon(share_of, gpu), changes_reckon(share_of, gpu, PRODUCTS_CAREFUL)
     parts, light = step_reckon(share_of, gpu, 3)
     left = sum(ns for name, ns in parts.items() if name.startswith(('products', 'attention')))
     least = light * sum(parts.values())
     print('\n## Changes that would shorten a step\n')
-    print('Each row on top of those above, none of them built. '
-          f'60 % needs {least / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
+    print('Each row on top of those above. Files of choices are built (docs/cuda.md), the others are not. '
+          f'60 % needs\n{least / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
     print('|change|ns of a token|share of the speed of light|'
-          f'with products at {products_alone(gpu):.1%}|\n|---|---:|---:|---:|')
-    for (words, ns, after), (_, _, after_alone) in zip(rows, alone):
-        print(f'|{words}|{ns:.0f}|{after:.1%}|{after_alone:.1%}|')
+          f'with products at {PRODUCTS_CAREFUL:.0%}|\n|---|---:|---:|---:|')
+    for (words, ns, after), (_, _, after_careful) in zip(rows, careful):
+        print(f'|{words}|{ns:.0f}|{after:.1%}|{after_careful:.1%}|')
 
 
 L2_BYTES_PER_CLOCK = 5120 # NVIDIA's paper on the A100; for the H100 none is stated
@@ -474,8 +497,8 @@ def one_pass_print(share_of, gpu):
 MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'backward of GELU': 8.1,
                'products of layers': 207.4}
 MEASURED_STEP = (311.5, 0.522)
-ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * (8 + 2), # of a token, in units of the width
-              'backward of GELU': 48 * 8}
+# Bytes of a token in units of the width.
+ROWS_BYTES = {'residual and norm': 48 * (2 * 4 + 2 * 2 + 2 * 8), 'gradients of biases': 0, 'backward of GELU': 48 * 8}
 MEASURED_COPY = 4.055e12
 
 
@@ -486,10 +509,10 @@ def copy_ms(part, share, tokens=16384):
 def measured_print():
     """Print the measured step, and its reckoned share of the speed of light after changes, each on top of the others."""
     total, share = MEASURED_STEP
-    changes = [('residual and norm', 'rows are loaded ahead; 85 % of a copy is the target, not reckoned',
+    changes = [('residual and norm', 'products add residuals; 85 % of a copy is the target, not reckoned',
                 copy_ms('residual and norm', 0.85)),
-               ('gradients of biases', "that of qkv by attention's backward; 85 % of a copy for the MLP's two is the target",
-                copy_ms('gradients of biases', 0.85)),
+               ('gradients of biases', "by attention's and the norm's backward, and the MLP's two by the weights' products",
+                copy_ms('gradients of biases', 1)),
                ('backward of GELU', 'the epilogue of a product, which reads its x as a copy would',
                 copy_ms('backward of GELU', 1)),
                ('products of layers', 'the best of measured algorithms: 1 %', 0.99 * MEASURED_MS['products of layers'])]
@@ -519,7 +542,7 @@ def beside_print(functions, resources, gpu):
     """Print what the model says for an H200 beside what was measured there."""
     print('\n## The model beside an H200\n')
     print('Percent of the bandwidth of a copy, 3.96 TB/s there. The model leaves out the start and end of blocks, of which\n'
-          'kernels with a row for each block have most.\n')
+          'kernels with a row for each block have most. dropout, residual_fwd and norm_fwd have fewer instructions since.\n')
     print('|kernel|measured|reckoned|\n|---|---:|---:|')
     for name, measured in H200_SHARES.items():
         row = row_make(functions[name], resources[name], gpu | {'bytes_per_s': H200_COPY})
@@ -530,12 +553,15 @@ def step_print(rows, gpu):
     shares = {row[0]: float(row[13].rstrip(' %')) / 100 for row in rows if row[13]} | {'copy': 1}
     alone = products_alone(gpu)
     print('\n## GPT-2 1.5B in BF16, reckoned\n')
-    print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.0%} of the peak; two H200s had 70.7 and 73.3 % in steps. At\n'
-          f'{alone:.1%} those of layers were measured alone, without the power limit of a step. Copies are at {COPY:.0%} of '
-          'the\nbandwidth; kernels at their expected shares; causal attention with its skipped tiles. Collectives, launches, the '
-          'host\nand the instructions of epilogues are left out.\n')
-    print(f'|part|four products of the head|three|three, products at {alone:.1%}|\n|---|---:|---:|---:|')
-    columns = [step_reckon(shares.get, gpu, 4), step_reckon(shares.get, gpu, 3), step_reckon(shares.get, gpu, 3, alone)]
+    print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.1%} of the peak, the mean of steps on two H200s, '
+          f'{PRODUCTS_IN_STEPS[0]:.1%} and\n{PRODUCTS_IN_STEPS[1]:.1%}. At {alone:.1%} those of layers were measured alone, '
+          f'without the power limit of a step. Copies are at {COPY:.0%} of\nthe bandwidth; kernels at their expected shares; '
+          'causal attention with its skipped tiles. Collectives, launches, the\nhost and the instructions of epilogues are '
+          'left out.\n')
+    print(f'|part|four products of the head|three|three, products at {PRODUCTS_CAREFUL:.0%}|three, at {alone:.1%}|\n'
+          '|---|---:|---:|---:|---:|')
+    columns = [step_reckon(shares.get, gpu, *how)
+               for how in ((4, PRODUCTS), (3, PRODUCTS), (3, PRODUCTS_CAREFUL), (3, alone))]
     for name in columns[0][0]:
         print(f'|{name}|' + '|'.join(f'{parts[name]:.0f}' for parts, _ in columns) + '|')
     print('|share of the speed of light|' + '|'.join(f'{light:.1%}' for _, light in columns) + '|')

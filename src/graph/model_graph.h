@@ -284,9 +284,11 @@ enum lade_op_kind {
   LADE_OP_DROPOUT,
   LADE_OP_DROPOUT_BWD,
   LADE_OP_MATMUL, /* y = x W^T (+ b) */
+  LADE_OP_MATMUL_RESIDUAL, /* MATMUL and the residual stream that its branch joins */
   LADE_OP_MATMUL_DX,
   LADE_OP_MATMUL_GELU_BWD, /* MATMUL_DX, and the backward of the GELU that made x */
   LADE_OP_MATMUL_DW,
+  LADE_OP_MATMUL_DW_BIAS, /* MATMUL_DW and BIAS_GRAD */
   LADE_OP_BIAS_GRAD,
   LADE_OP_ROPE,
   LADE_OP_ROPE_BWD,

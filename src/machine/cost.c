@@ -57,7 +57,8 @@ static const double compact_factors[LADE_N_MOMENTS] = {
 /* Share of the matrix rate that an op reaches; 0: it is bound by bytes alone. */
 static const double product_factors[LADE_N_OP_KINDS] = {
     [LADE_OP_MATMUL] = 0.90,    [LADE_OP_MATMUL_DX] = 0.90, [LADE_OP_MATMUL_DW] = 0.90,
-    [LADE_OP_MATMUL_GELU_BWD] = 0.90,
+    [LADE_OP_MATMUL_GELU_BWD] = 0.90, [LADE_OP_MATMUL_RESIDUAL] = 0.90,
+    [LADE_OP_MATMUL_DW_BIAS] = 0.90,
     [LADE_OP_ATTENTION] = 0.50, [LADE_OP_ATTENTION_BWD] = 0.40,
     [LADE_OP_HEAD_LOSS] = 0.75, [LADE_OP_HEAD_LOSS_BWD] = 0.75, [LADE_OP_HEAD_STATS] = 0.75,
 };
@@ -239,7 +240,7 @@ static double shaped_product_ns(const struct lade_cost *cost, const struct lade_
   const double rows = (double)(graph->batch * graph->seq_len), times = op->flops / (2 * rows * out * in);
   if (op->kind == LADE_OP_MATMUL_DX || op->kind == LADE_OP_MATMUL_GELU_BWD)
     return lade_cost_product_ns(&cost->machine, rows, in, out, times);
-  if (op->kind == LADE_OP_MATMUL_DW)
+  if (op->kind == LADE_OP_MATMUL_DW || op->kind == LADE_OP_MATMUL_DW_BIAS)
     return lade_cost_product_ns(&cost->machine, out, in, rows, times);
   return lade_cost_product_ns(&cost->machine, rows, out, in, times);
 }
@@ -389,12 +390,18 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
   return cost->machine.kernels.n_sms > 0 && lade_dtype_bytes(dtype) == 2;
 }
 
-/* Price GELU's backward behind a product as a kernel of its own, as most kernels and other software run it. */
-static int64_t gelu_bwd_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+/*
+ * Price GELU's backward, the residual's sum or a bias's gradient behind a product as a kernel of its own, as most
+ * kernels and other software run it.
+ */
+static int64_t second_kernel_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
+                                const struct lade_op *op)
 {
-  if (op->kind != LADE_OP_MATMUL_GELU_BWD)
+  const bool has_sums = op->kind == LADE_OP_MATMUL_DW_BIAS;
+  if (!has_sums && op->kind != LADE_OP_MATMUL_GELU_BWD && op->kind != LADE_OP_MATMUL_RESIDUAL)
     return 0;
-  const double bytes = 3 * (double)graph->tensors[op->out[0]].bytes;
+  const double bytes = has_sums ? (double)graph->tensors[op->in[0]].bytes
+                                : 3 * (double)graph->tensors[op->out[0]].bytes;
   const double rate = cost->machine.device_bytes_per_s * (is_shaped(cost, graph->dtype) ? 1 : STREAM_FACTOR);
   return whole_ns(bytes / rate * 1e9) + (int64_t)cost->machine.launch_ns;
 }
@@ -407,7 +414,7 @@ int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_gr
   ns = is_shaped(cost, graph->dtype) ? shaped_ns(cost, graph, &graph->ops[op])
                                      : roofline_ns(cost, graph->dtype, graph->ops[op].kind, graph->ops[op].flops,
                                                    graph->ops[op].bytes);
-  return ns + gelu_bwd_ns(cost, graph, &graph->ops[op]) + (int64_t)cost->machine.launch_ns;
+  return ns + second_kernel_ns(cost, graph, &graph->ops[op]) + (int64_t)cost->machine.launch_ns;
 }
 
 /* Price work by its shape; attention is fused. pre: the machine has a kernel model. */

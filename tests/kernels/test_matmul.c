@@ -337,6 +337,138 @@ static void a_product_with_gelus_slope_is_its_parts(void **state)
   lade_pool_destroy(pool);
 }
 
+/* ---- with a residual ---- */
+
+/* Compute c by two kernels: the product, and the residual's, which adds the bias too. */
+static void residual_parts_run(const struct problem *problem, void *c, const struct lade_kernels *kernels,
+                               lade_pool *pool)
+{
+  void *none;
+  struct lade_matmul_args product = problem->args;
+  struct lade_residual_fwd_args sum = {.dtype = product.dtype, .n = product.m, .d = product.n, .drop = {.scale = 1},
+                                       .x = c, .bias = product.bias, .residual = product.residual, .sum = c};
+  product.c = c;
+  product.bias = product.residual = NULL;
+  kernel_call(kernels, LADE_K_MATMUL, &product, &product.workspace, pool);
+  kernel_call(kernels, LADE_K_RESIDUAL_FWD, &sum, &none, pool);
+}
+
+static void residual_level_check(struct problem *problem, const struct lade_kernels *kernels, lade_pool *pool)
+{
+  struct lade_matmul_args *args = &problem->args;
+  for (int i = 0; i < 2; i++) { /* made again it has the same bits, whatever was there */
+    memset(args->c, i ? 0xee : 0x11, problem->c_bytes);
+    kernel_call(kernels, LADE_K_MATMUL_RESIDUAL, args, &args->workspace, pool);
+    if (i)
+      assert_memory_equal(args->c, problem->result, problem->c_bytes);
+    memcpy(problem->result, args->c, problem->c_bytes);
+  }
+  residual_parts_run(problem, args->c, kernels, pool);
+  if (!kernels->cublaslt) /* the library rounds once */
+    assert_memory_equal(args->c, problem->result, problem->c_bytes);
+  double norm, error = error_get(args->out, problem->result, problem->exact.c, args->m * args->n, &norm);
+  double bound = 2 * unit_get(args->out) + 0x1p-23 * sqrt((double)args->k) + 0x1p-22;
+  if (!(error <= bound * norm))
+    fail_msg("%s %s bias %d: error %g of %g, bound %g", kernels->variant[LADE_K_MATMUL], lade_dtype_name(args->dtype),
+             args->bias != NULL, error, norm, bound);
+}
+
+static void a_product_with_a_residual_is_its_parts(void **state)
+{
+  static const int64_t shapes[][3] = {{13, 31, 2}, {97, 104, 89}, {61, 64, 1027}, {200, 72, 17}};
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_MATMUL, levels);
+  const struct lade_kernel_ctx ctx = {.kernels = &levels[0]};
+  lade_pool *pool;
+  assert_int_equal(lade_pool_create(2, &pool), 0);
+  for (size_t at = 0; at < 2 * LADE_COUNT(shapes) * LADE_COUNT(dtypes); at++) {
+    const int64_t *shape = shapes[at / 2 / LADE_COUNT(dtypes)];
+    const enum lade_dtype dtype = dtypes[at / 2 % LADE_COUNT(dtypes)];
+    struct problem problem = problem_make((struct lade_matmul_args){.layout = LADE_NT, .dtype = dtype, .out = dtype,
+                                                                    .m = shape[0], .n = shape[1], .k = shape[2]},
+                                          RANDOM, at % 2);
+    void *residual;
+    problem.args.residual = operand_make(dtype, RANDOM, 5, shape[0] * shape[1], &residual);
+    problem.exact.residual = residual;
+    levels[0].fn[LADE_K_MATMUL_RESIDUAL](&ctx, &problem.exact);
+    for (int level = 0; level < n_levels; level++)
+      residual_level_check(&problem, &levels[level], pool);
+    free((void *)problem.args.residual);
+    free(residual);
+    problem_free(&problem);
+  }
+  lade_pool_destroy(pool);
+}
+
+/* ---- with a bias's gradient ---- */
+
+static void bias_grad_level_check(struct problem *problem, const struct lade_kernels *kernels, lade_pool *pool,
+                                  const double *exact)
+{
+  struct lade_matmul_args *args = &problem->args;
+  const size_t row_bytes = (size_t)args->m * sizeof(float);
+  float *parts = memory_make(row_bytes), *once = memory_make(row_bytes);
+  struct lade_matmul_args product = *args;
+  struct lade_column_sum_args sum = {.dtype = args->dtype, .m = args->k, .n = args->m, .x = args->a, .sum = parts};
+  product.d_bias = NULL;
+  for (int i = 0; i < 2; i++) {
+    args->accumulate = args->accumulate_bias = i;
+    kernel_call(kernels, LADE_K_MATMUL_BIAS_GRAD, args, &args->workspace, pool);
+    memcpy(problem->result, args->c, problem->c_bytes);
+    if (i == 0)
+      memcpy(once, args->d_bias, row_bytes);
+  }
+  for (int64_t j = 0; j < args->m; j++) /* the second complete sum is added to the first, once */
+    assert_true(((float *)args->d_bias)[j] == once[j] + once[j]);
+  for (int i = 0; i < 2; i++) {
+    product.accumulate = i;
+    kernel_call(kernels, LADE_K_MATMUL, &product, &product.workspace, pool);
+  }
+  kernel_call(kernels, LADE_K_COLUMN_SUM, &sum, &sum.workspace, pool);
+  if (!kernels->cublaslt) { /* the library may choose another algorithm, and has an order of its own */
+    assert_memory_equal(args->c, problem->result, problem->c_bytes);
+    assert_memory_equal(once, parts, row_bytes);
+  }
+  double norm, error = error_get(LADE_F32, once, exact, args->m, &norm);
+  if (!(error <= (0x1p-23 * sqrt((double)args->k) + 0x1p-23) * norm))
+    fail_msg("%s %s: column sums with error %g of %g", kernels->variant[LADE_K_MATMUL], lade_dtype_name(args->dtype),
+             error, norm);
+  free(parts);
+  free(once);
+}
+
+static void a_weights_gradient_with_its_biass_is_its_parts(void **state)
+{
+  static const int64_t shapes[][3] = {{13, 31, 2}, {96, 104, 88}, {64, 64, 1027}, {200, 72, 17}};
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_MATMUL, levels);
+  const struct lade_kernel_ctx ctx = {.kernels = &levels[0]};
+  lade_pool *pool;
+  assert_int_equal(lade_pool_create(2, &pool), 0);
+  for (size_t at = 0; at < LADE_COUNT(shapes) * LADE_COUNT(dtypes); at++) {
+    const int64_t *shape = shapes[at / LADE_COUNT(dtypes)];
+    struct problem problem = problem_make(
+        (struct lade_matmul_args){.layout = LADE_TN, .dtype = dtypes[at % LADE_COUNT(dtypes)], .out = LADE_F32,
+                                  .m = shape[0], .n = shape[1], .k = shape[2]}, RANDOM, false);
+    double *sums = memory_make((size_t)shape[0] * sizeof(double));
+    problem.args.d_bias = memory_make((size_t)shape[0] * sizeof(float));
+    const struct lade_column_sum_args exact = {.dtype = LADE_F64, .m = shape[2], .n = shape[0], .x = problem.exact.a,
+                                               .sum = sums};
+    struct lade_column_sum_args with_room = exact;
+    with_room.workspace = memory_make(lade_kernel_workspace_bytes(&levels[0], LADE_K_COLUMN_SUM, &exact, 1) + 64);
+    levels[0].fn[LADE_K_COLUMN_SUM](&ctx, &with_room);
+    for (int level = 0; level < n_levels; level++)
+      bias_grad_level_check(&problem, &levels[level], pool, sums);
+    free(with_room.workspace);
+    free(problem.args.d_bias);
+    free(sums);
+    problem_free(&problem);
+  }
+  lade_pool_destroy(pool);
+}
+
 int main(void)
 {
   printf("seed %d\n", SEED);
@@ -347,6 +479,8 @@ int main(void)
       cmocka_unit_test(packed_k_counts_every_piece),
       cmocka_unit_test(a_tree_of_leaves_is_right),
       cmocka_unit_test(a_product_with_gelus_slope_is_its_parts),
+      cmocka_unit_test(a_product_with_a_residual_is_its_parts),
+      cmocka_unit_test(a_weights_gradient_with_its_biass_is_its_parts),
       cmocka_unit_test(ranks_that_share_the_leaves_give_the_bits_of_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -45,6 +45,14 @@ class Listing(unittest.TestCase):
         kept = sass_listing.fast_path(self.copy, 3, 12, sass.is_work)
         self.assertEqual(kept, [3, 4, 5, 6, 9, 10, 11, 12])
 
+    def test_fast_path_keeps_shared_memory_and_of_dropout_arithmetic(self):
+        self.copy.code[7] = sass_listing.Instruction(0, 'LDS.64', 'R2, [R3]', False)
+        self.assertEqual(sass_listing.fast_path(self.copy, 3, 12, sass.is_work), list(range(3, 13)))
+        self.copy.code[7] = sass_listing.Instruction(0, 'FMUL', 'R2, R3, R4', False)
+        self.assertEqual(sass_listing.fast_path(self.copy, 3, 12, sass.is_work), [3, 4, 5, 6, 9, 10, 11, 12])
+        self.copy.name = 'dropout_bf16'
+        self.assertEqual(sass.demands(self.copy, GPU)['clocks']['issue'], 10)
+
     def test_fast_path_keeps_what_has_work(self):
         kept = sass_listing.fast_path(self.copy, 0, 13, sass.is_work)
         self.assertIn(3, kept)
@@ -119,12 +127,17 @@ class Model(unittest.TestCase):
 
     def test_occupancy_by_each_limit(self):
         def warps(registers, shared, threads):
-            return sass.warps_resident(sass_listing.Resources(registers, 0, 0, threads), shared, GPU)
+            return sass.warps_resident(sass_listing.Resources(registers, 0, 0, threads), threads // 32, shared, GPU)
         self.assertEqual(warps(33, 0, 256), 48)    # 40 registers are allocated: 1280 a warp, 51 warps, 6 blocks
         self.assertEqual(warps(32, 0, 1024), 64)   # all warps
         self.assertEqual(warps(16, 0, 32), 32)     # blocks
         self.assertEqual(warps(32, 112 << 10, 256), 16) # shared memory: two blocks
         self.assertEqual(warps(168, 200 << 10, 256), 8)
+
+    def test_blocks_of_rows_have_the_threads_of_their_launch(self):
+        most = sass_listing.Resources(64, 0, 0, 256)
+        self.assertEqual([sass.launch_warps(name, most) for name in ('norm_fwd_bf16', 'residual_drop_fwd_f32', 'norm_bwd_bf16',
+                                                                     'residual_bwd_f32', 'gelu_fwd_bf16')], [2, 4, 4, 7, 8])
 
     def test_one_warp_hides_nothing_and_many_hide_all(self):
         found = {'limit': 'memory', 'stall': 800, 'has_barrier': False,
