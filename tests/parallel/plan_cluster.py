@@ -277,6 +277,12 @@ def options_price_other_software():
                    2 * (seconds[zero, "8", "--eager"] - seconds[zero, "8", ""]) for zero in ("1", "2", "3")}
     require(abs(added["1"] / sums - 1) < 0.02 and max(abs(added["2"]), abs(added["3"])) < 0.1 * sums, "sums of gradients",
             (added, sums))
+    # Stages of FSDP scatter once a step: each of 8 microbatches adds whole gradients, in the type of the scatter.
+    base = ["--cluster", "dgx-h100", "--model", "llama3-8b", "--pp", "2", "--dp", "4", "--seq", "4096", "--micro-batch", "1",
+            "--recompute", "full", "--zero", "2", "--software", "fsdp", "--batch", "32"]
+    whole, half = (plan_json(*base, "--grad-reduce", how)["step_seconds"] for how in ("fp32", "bf16"))
+    saved = (8 * 4 + 2) * 4.0e9 / (0.785 * 3.35e12)  # 4 bytes a sum; 2 of the copy into the flat buffer
+    require(1 < (whole - half) / saved < 1.3, "sums of FSDP's stages", (whole - half, saved))
 
 
 def context_parallel_has_a_price():

@@ -208,13 +208,18 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
 /*
  * Return the time of sums of gradients over microbatches, if they are kernels of their own: PyTorch without a compiler
  * reads a product's gradient and adds it to the sum. ZeRO 2 and 3 scatter each microbatch's gradients, and the sums of
- * their shards are too short to count.
+ * their shards are too short to count. Software that scatters once a step adds whole gradients, in the type of the
+ * scatter (fully_shard: to_accumulated_grad_if_needed).
  */
-static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_layout_core *core, int zero)
+static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                           const struct lade_layout *layout)
 {
-  if (!lade_software_is_eager(job, core->share->software) || zero >= 2 || core->pipeline.n_microbatches == 1)
+  const enum lade_software software = core->share->software;
+  const bool is_once = layout->zero >= 2 && lade_software_scatters_once(software, core->pipeline.n_stages);
+  if (!lade_software_is_eager(job, software) || (layout->zero >= 2 && !is_once) || core->pipeline.n_microbatches == 1)
     return 0;
-  const double bytes = (double)lade_dtype_bytes(job->dtype) + 2 * (double)lade_dtype_bytes(job->grad_dtype);
+  const enum lade_dtype sum = is_once ? layout->grad_reduce : job->grad_dtype;
+  const double bytes = (double)lade_dtype_bytes(job->dtype) + 2 * (double)lade_dtype_bytes(sum);
   const double slots = core->pipeline.n_microbatches * core->span_ns / core->busy_ns;
   return slots * core->params[0] * bytes / job->cluster->device.device_bytes_per_s * 1e9;
 }
@@ -536,7 +541,7 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   struct lade_layout_cost cost = {.grad_ns = grads_exposed(job, core, layout)};
   const double halves = (double)core->pipeline.n_microbatches * (double)job->model->layers / core->pipeline.n_stages;
   cost.update_ns = update_time(job, core, layout, state_tier, cost.grad_ns);
-  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout->zero) +
+  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout) +
                  flat_copies_ns(job, core, layout);
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
