@@ -119,7 +119,7 @@ LADE_API int lade_graph_close(lade_graph *graph, struct lade_error *error);
 /*
  * Read a graph from JSON, and close it; the caller destroys it. lade_graph_load reads a file ("-": standard input) and
  * blocks. @error names the place in the file, the field and the value that is expected.
- *   -EBADMSG           not JSON, or an object has a field twice
+ *   -EBADMSG           no JSON object, or an object has a field twice
  *   -EINVAL            an unknown or missing field, a value of another type, or an error of a function above
  *   -ENOENT and others opening or reading the file failed
  *   -ENOMEM

@@ -353,8 +353,9 @@ static int root_read(struct graph_reader *reader, const json_t *root, const json
     return lade_error_set(reader->error, -EBADMSG, "%s: line %d, column %d: not JSON: %s", reader->file, problem->line,
                           problem->column, lade_echo(problem->text).text);
   if (!json_is_object(root))
-    return reader_refuse(reader, "it is %s: expected an object with schema_version, storages and ops",
-                         lade_json_echo(root).text);
+    return lade_error_set(reader->error, -EBADMSG,
+                          "%s: it is %s: expected an object with schema_version, storages and ops", reader->file,
+                          lade_json_echo(root).text);
   reader->object = root;
   if (lade_graph_create(&reader->graph))
     return reader_no_memory(reader);

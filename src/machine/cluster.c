@@ -220,7 +220,7 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
   struct lade_cluster cluster = {0};
   struct lade_error why;
   if (!json_is_object(object))
-    return lade_error_set(error, -EINVAL, "%s: not a JSON object", where);
+    return lade_error_set(error, -EBADMSG, "%s: not a JSON object", where);
   int status = unknown_refuse(where, "", object, cluster_fields, LADE_COUNT(cluster_fields), others, error);
   const json_t *preset = json_object_get(object, "preset"), *device = json_object_get(object, "device");
   const json_t *levels = json_object_get(object, "levels"), *name = json_object_get(object, "name");

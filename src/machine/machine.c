@@ -320,7 +320,7 @@ int lade_machine_from_json(const json_t *object, const char *where, struct lade_
   struct json_source source = {where, object, error};
   struct lade_machine machine = {0};
   if (!json_is_object(object))
-    return lade_error_set(error, -EINVAL, "%s: not a JSON object", where);
+    return lade_error_set(error, -EBADMSG, "%s: not a JSON object", where);
   int rc = unknown_refuse(&source, object, "");
   if (rc)
     return rc;

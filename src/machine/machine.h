@@ -95,8 +95,8 @@ int lade_machine_preset(const char *name, struct lade_error *error, struct lade_
 const char *lade_machine_preset_name(int i);
 
 /*
- * Read a machine from a JSON file as docs/machines.md describes. -ENOENT and the like for the file; -EBADMSG if
- * it is not JSON; -EINVAL with the field that is missing, unknown, of another type or out of range. Any thread. Blocks.
+ * Read a machine from a JSON file as docs/machines.md describes. -ENOENT and the like for the file; -EBADMSG if it is
+ * no JSON object; -EINVAL with the field that is missing, unknown, of another type or out of range. Any thread. Blocks.
  */
 int lade_machine_load(const char *path, struct lade_error *error, struct lade_machine *ret_machine);
 

@@ -360,6 +360,12 @@ void lade_program_store_traffic(const struct lade_program *program, uint64_t *re
 void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret_sent_bytes);
 
 /*
+ * Count the bytes that this rank sends in one run of @program to gather shards before the first gradient leaves. These
+ * gathers run beside the compute of the forward half; under ZeRO 1 and 2 all others follow the updates.
+ */
+uint64_t lade_program_forward_gathers(const struct lade_program *program);
+
+/*
  * Return the index after the last instruction of the group that begins at @at: @at + 1 unless others are in its group.
  */
 int lade_program_group_end(const struct lade_program *program, int at);

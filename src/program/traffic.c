@@ -126,6 +126,21 @@ void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret
   }
 }
 
+uint64_t lade_program_forward_gathers(const struct lade_program *program)
+{
+  const int size = lade_layout_size(program->layout, LADE_AXIS_SHARD);
+  uint64_t bytes = 0;
+  for (int i = 0; i < program->n_instrs; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    if (instr->kind != LADE_INSTR_COLLECTIVE || instr->axis != LADE_AXIS_SHARD)
+      continue;
+    if (instr->collective != LADE_ALL_GATHER)
+      break; /* the first gradient leaves */
+    bytes += collective_sent_bytes(LADE_ALL_GATHER, collective_bytes(program, instr), size);
+  }
+  return bytes;
+}
+
 void lade_program_store_traffic(const struct lade_program *program, uint64_t *ret_read_bytes,
                                 uint64_t *ret_written_bytes)
 {

@@ -134,6 +134,7 @@ struct lade_session_info {
   uint64_t store_read_bytes, store_written_bytes; /* by a training step, planned */
   uint64_t measured_read_bytes, measured_written_bytes; /* by the last step, as its stores counted, in whole blocks */
   uint64_t comm_bytes[LADE_N_AXES];  /* sent by this rank in a training step, by axis */
+  uint64_t forward_gather_bytes;     /* of them, gathers of shards before the first gradient leaves */
   int comm_calls[LADE_N_AXES];       /* collectives, a group counting once, and sends */
   uint64_t numerics_key;
   int64_t step;                      /* steps completed since step 0, resumes included */

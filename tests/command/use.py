@@ -148,6 +148,17 @@ with open(kept[0], encoding="utf-8") as file:
 assert 0 < summary["speed_of_light"] <= 1 and max(rates.values()) > 1e8, (summary["speed_of_light"], rates)
 
 # As little memory as it goes over a drive: the lines that say so keep the batch alone on the host.
+# A drive without room for a single value is named, because the plan then goes without it.
+for room, is_noted in (("64KiB", True), ("1GiB", False)):
+    code, out, err = run(*PLAN, "--budget", "min", "--store", ".", "--store-budget", room)
+    assert code == 0 and ("nothing waits in --store ., which has room for 64.0 KiB" in err) == is_noted, (room, out, err)
+
+# JSON text that is no object is damage in each kind of file.
+write("list.json", b"[1,2]")
+for asked in (["--model", "list.json"], ["--model", "nano", "--machine", "list.json"], ["--graph", "list.json"],
+              ["--model", "nano", "--cluster", "list.json"]):
+    refused(5, ["list.json", "object"], "plan", *asked)
+
 SMALLEST = ["--budget", "min", "--host-budget", "0", "--store", "."]
 plan = json.loads(run("plan", "--model", "baby", "--batch", "16", "--machine", "laptop-8c", *SMALLEST, "--json")[1])
 assert plan["ledger"]["host"]["total"] <= 2 << 20 and not plan["ledger"]["host"]["optimizer_state"], plan["ledger"]

@@ -252,6 +252,7 @@ void comm_set(json_t *object, const struct lade_session_info *info)
   }
   json_object_set_new(object, "comm_bytes", sent);
   json_object_set_new(object, "comm_calls", calls);
+  json_object_set_new(object, "forward_gather_bytes", json_bytes(info->forward_gather_bytes));
 }
 
 void layout_set(json_t *object, const struct lade_session_info *info)
@@ -333,6 +334,10 @@ void layout_print(const struct lade_session_info *info, FILE *file)
     before = ", ";
   }
   fputc('\n', file);
+  /* ZeRO 1 and 2 send the same, so what runs beside compute tells their times apart */
+  if ((info->layout.zero == 1 || info->layout.zero == 2) && info->comm_bytes[LADE_AXIS_SHARD])
+    fprintf(file, "              of shard, weights gathered beside the forward pass: %s\n",
+            lade_size_format(info->forward_gather_bytes, text, sizeof(text)));
 }
 
 void outside_print(const struct lade_session_info *info, FILE *file)

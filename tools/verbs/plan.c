@@ -383,6 +383,19 @@ static void capacity_note(const struct planning *planning)
   message_print("plan: note", line);
 }
 
+/* Note a drive that is too full for the plan to keep anything there. */
+static void full_store_note(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  char line[256], left[32];
+  if (!planning->options.session.store || !info->plan || info->plan->peak_bytes[LADE_STORE] ||
+      info->store_budget_bytes >= info->bounds.unconstrained_bytes)
+    return;
+  snprintf(line, sizeof(line), "nothing waits in --store %.128s, which has room for %s",
+           planning->options.session.store, lade_size_format(info->store_budget_bytes, left, sizeof(left)));
+  message_print("plan: note", line);
+}
+
 /* Report a plan that was made or refused. Return the exit code. */
 static int plan_tell(struct planning *planning)
 {
@@ -391,6 +404,7 @@ static int plan_tell(struct planning *planning)
   else if (plan_dump(planning))
     return exit_fail("plan", -ENOMEM, NULL);
   capacity_note(planning);
+  full_store_note(planning);
   const struct stage_plan *refused = refused_find(&planning->ranks);
   if (!refused)
     return LADE_EXIT_DONE;

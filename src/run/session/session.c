@@ -389,4 +389,5 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
   ret_info->store_written_bytes += session_durable_published(s);
   lade_program_comm_traffic(s->plan->train, ret_info->comm_bytes);
   lade_program_comm_groups(s->plan->train, ret_info->comm_calls);
+  ret_info->forward_gather_bytes = lade_program_forward_gathers(s->plan->train);
 }

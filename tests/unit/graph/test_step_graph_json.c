@@ -120,7 +120,7 @@ static void fields_of_the_file_are_checked(void **state)
   refused("{\"schema_version\":1,\"storages\":[],\"ops\":null}", "ops is null", "list");
   refused("{\"schema_version\":1,\"storages\":[7],\"ops\":[]}", "storages[0] is 7", "object");
   refused("{\"schema_version\":1,\"storages\":[],\"ops\":[[\"\\u0007\"]]}", "ops[0] is [\"\\u0007\"]", "object");
-  refused("[1]", "[1]", "object", "schema_version");
+  damaged("[1]", "[1]", "object", "schema_version");
   refused(FILE_OF(",\"tensors\":[]", "", OP_FIELDS), "unknown field \"tensors\"", "storages, ops, keep");
   refused(FILE_OF(",\"a\\nb\":[]", "", OP_FIELDS), "unknown field \"a?b\"");
   refused(FILE_OF(",\"addresses\":0", "", OP_FIELDS), "addresses is 0", "true or false");

@@ -69,7 +69,7 @@ static void wrong_files_are_refused_with_the_field(void **state)
   static const struct {
     const char *text, *word;
   } cases[] = {
-      {"[]", "object"},
+      {"[]", "not a JSON object"},
       {"{\"preset\": \"dgx-h100\", \"spine\": 3}", "spine"},
       {"{\"preset\": \"nowhere\"}", "preset"},
       {"{\"preset\": \"dgx-h100\", \"device\": \"nowhere\"}", "file: device: no machine named 'nowhere'"},
@@ -102,7 +102,8 @@ static void wrong_files_are_refused_with_the_field(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct lade_cluster cluster;
     struct lade_error error = {0};
-    assert_int_equal(text_read(cases[i].text, &error, &cluster), -EINVAL);
+    const bool is_damaged = strstr(cases[i].word, "JSON") != NULL;
+    assert_int_equal(text_read(cases[i].text, &error, &cluster), is_damaged ? -EBADMSG : -EINVAL);
     if (!strstr(error.text, cases[i].word))
       print_error("%s: '%s' lacks '%s'\n", cases[i].text, error.text, cases[i].word);
     assert_non_null(strstr(error.text, cases[i].word));
