@@ -583,9 +583,9 @@ static void streamed_bytes(const struct lade_cost *cost, const struct lade_adamw
   *ret_written = written;
 }
 
-int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes)
+int64_t lade_stream_window_elements(const struct lade_streaming *streaming, size_t element_bytes)
 {
-  const int64_t n = (int64_t)(how->window_bytes / LADE_MAX(element_bytes, 1));
+  const int64_t n = (int64_t)(streaming->window_bytes / LADE_MAX(element_bytes, 1));
   return LADE_MAX(n / LADE_STREAM_GRAIN * LADE_STREAM_GRAIN, LADE_STREAM_GRAIN);
 }
 
@@ -603,8 +603,8 @@ int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade
 {
   int read, written;
   streamed_bytes(cost, form, has_weight, &read, &written);
-  const struct lade_streaming how = lade_cost_streaming(cost);
-  uint64_t window = (uint64_t)LADE_MIN(form->n_elements, lade_stream_window_elements(&how, (size_t)written));
+  const struct lade_streaming streaming = lade_cost_streaming(cost);
+  uint64_t window = (uint64_t)LADE_MIN(form->n_elements, lade_stream_window_elements(&streaming, (size_t)written));
   return lade_cost_read_ns(cost, window * (uint64_t)read) + lade_cost_write_ns(cost, window * (uint64_t)written);
 }
 
@@ -617,9 +617,10 @@ struct lade_streaming lade_cost_streaming(const struct lade_cost *cost)
 
 struct lade_streaming lade_cost_streaming_small(const struct lade_cost *cost)
 {
-  const struct lade_streaming how = lade_cost_streaming(cost), usual = {WINDOW_BYTES, N_WINDOWS};
-  bool is_small = how.window_bytes * (uint64_t)how.n_windows <= usual.window_bytes * (uint64_t)usual.n_windows;
-  return is_small ? how : usual;
+  const struct lade_streaming streaming = lade_cost_streaming(cost), usual = {WINDOW_BYTES, N_WINDOWS};
+  bool is_small = streaming.window_bytes * (uint64_t)streaming.n_windows <=
+                  usual.window_bytes * (uint64_t)usual.n_windows;
+  return is_small ? streaming : usual;
 }
 
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype)

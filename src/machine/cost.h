@@ -151,7 +151,7 @@ int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade
 int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight);
 
 /* Return the elements of the longest window if @element_bytes move per element. */
-int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes);
+int64_t lade_stream_window_elements(const struct lade_streaming *streaming, size_t element_bytes);
 
 /* Return the cut of such updates: the drive's preferred one or, if unknown, six windows of 1.5 MiB. */
 struct lade_streaming lade_cost_streaming(const struct lade_cost *cost);

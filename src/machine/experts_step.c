@@ -105,9 +105,9 @@ __attribute__((format(printf, 4, 5))) static int storage_add(struct tape *b, dou
   va_start(list, format);
   vsnprintf(name, sizeof(name), format, list);
   va_end(list);
-  const struct lade_storage how = {.struct_size = sizeof(how), .name = name, .bytes = (uint64_t)bytes,
-                                   .is_given = is_given};
-  fail(b, lade_graph_add_storage(b->graph, &how, b->error, &storage));
+  const struct lade_storage new_storage = {.struct_size = sizeof(new_storage), .name = name, .bytes = (uint64_t)bytes,
+                                           .is_given = is_given};
+  fail(b, lade_graph_add_storage(b->graph, &new_storage, b->error, &storage));
   return storage;
 }
 
@@ -194,11 +194,11 @@ static void op_emit(struct tape *b, const struct step_op *op, int64_t ns, int la
   if (b->rc)
     return;
   snprintf(text, sizeof(text), "%s%s%s", prefix(b, layer, place), name, suffix);
-  const struct lade_graph_op how = {
-      .struct_size = sizeof(how), .name = text, .reads = op->reads.items, .writes = op->writes.items,
+  const struct lade_graph_op new_op = {
+      .struct_size = sizeof(new_op), .name = text, .reads = op->reads.items, .writes = op->writes.items,
       .updates = op->updates.items, .n_reads = op->reads.n, .n_writes = op->writes.n, .n_updates = op->updates.n,
       .scratch_bytes = op->scratch_bytes, .ns = ns, .pass = op->pass};
-  fail(b, lade_graph_add_op(b->graph, &how, b->error, NULL));
+  fail(b, lade_graph_add_op(b->graph, &new_op, b->error, NULL));
 }
 
 static double op_bytes(const struct step_op *op)

@@ -94,9 +94,9 @@ static uint64_t layout_key(uint64_t key, const struct lade_layout *layout)
 {
   if (!layout)
     return key;
-  const int64_t how[] = {lade_layout_position(layout, LADE_AXIS_PP), layout->zero, layout->is_sequence,
+  const int64_t properties[] = {lade_layout_position(layout, LADE_AXIS_PP), layout->zero, layout->is_sequence,
                          layout->schedule, layout->virtual_stages, layout->grad_reduce};
-  key = key_mix(key, how, sizeof(how));
+  key = key_mix(key, properties, sizeof(properties));
   for (int axis = 0; axis < LADE_N_AXES; axis++) {
     const int64_t own[] = {layout->mesh.axes[axis].size, layout->mesh.axes[axis].stride};
     key = key_mix(key, own, sizeof(own));

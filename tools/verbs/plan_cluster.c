@@ -642,7 +642,7 @@ static int kind_search(struct cluster_planning *planning, struct search_result *
 {
   struct lade_layout_search again, *search = &result->search;
   struct lade_layout_found *found = search->found;
-  struct lade_layout_search_params how = search_params(planning);
+  struct lade_layout_search_params params = search_params(planning);
   struct lade_layout_correction one = {found[i].layout, found[i].micro_batch,
                                        (double)proved_bytes / found[i].fitted_bytes * MORE_ROUNDED, false};
   int n_of_kind = 0;
@@ -650,14 +650,14 @@ static int kind_search(struct cluster_planning *planning, struct search_result *
     n_of_kind += is_of_kind(&result->corrections[c].layout, &one.layout);
   one.is_of_kind = n_of_kind >= KIND_ALONE;
   result->corrections[result->n_corrections++] = one;
-  how.tp = found[i].layout.tp;
-  how.pp = found[i].layout.pp;
-  how.dp = found[i].layout.dp / LADE_MAX(planning->job.n_context, 1);
-  how.schedule = (int)found[i].layout.schedule;
-  how.corrections = result->corrections;
-  how.n_corrections = result->n_corrections;
-  how.n_most = 1;
-  const int status = lade_layout_search_run(&planning->job, &how, NULL, &again);
+  params.tp = found[i].layout.tp;
+  params.pp = found[i].layout.pp;
+  params.dp = found[i].layout.dp / LADE_MAX(planning->job.n_context, 1);
+  params.schedule = (int)found[i].layout.schedule;
+  params.corrections = result->corrections;
+  params.n_corrections = result->n_corrections;
+  params.n_most = 1;
+  const int status = lade_layout_search_run(&planning->job, &params, NULL, &again);
   if (!status) {
     int at = i;
     for (; at + 1 < search->n_found && found[at + 1].cost.step_ns < again.found[0].cost.step_ns; at++)

@@ -143,7 +143,7 @@ static uint64_t turn_waiting(const struct bound_search *search, int turn)
 }
 
 /* Find the turn that bounds the time of redos best, and its bound; without other tiers. */
-static double bound_run(struct bound_search *search, uint64_t limit_bytes, struct remat_relax_params *how)
+static double bound_run(struct bound_search *search, uint64_t limit_bytes, struct remat_relax_params *params)
 {
   double most = 0;
   for (int i = 0; i <= search->problem->n_ops && i < TURNS_MOST; i++) {
@@ -153,8 +153,8 @@ static double bound_run(struct bound_search *search, uint64_t limit_bytes, struc
     const double ns = excess > 0 ? turn_bound(search, turn, excess) : 0;
     if (ns > most) {
       most = ns;
-      how->first_turn = turn;
-      how->first_price = ns / excess;
+      params->first_turn = turn;
+      params->first_price = ns / excess;
     }
     operands_mark(search, turn, false);
   }
@@ -231,25 +231,25 @@ int remat_bound_find(const struct remat_bound_params *params, int64_t *ret_bound
 {
   const struct remat_problem *problem = params->problem;
   struct bound_search search = {.problem = problem};
-  struct remat_relax_params how = {.problem = problem, .limit_bytes = params->limit_bytes, .links = params->links,
-                                   .ret_prices = params->ret_prices};
+  struct remat_relax_params relax_params = {.problem = problem, .limit_bytes = params->limit_bytes,
+                                            .links = params->links, .ret_prices = params->ret_prices};
   bool can_wait = params->may_wait[LADE_HOST] || params->may_wait[LADE_STORE];
   double redo_ns = 0, relaxed_ns = 0, moved_ns = 0;
   *ret_bound_ns = INT64_MAX;
   if (problem->floor_bytes - problem->fixed_bytes > params->limit_bytes)
     return 0;
-  memcpy(how.may_wait, params->may_wait, sizeof(how.may_wait));
+  memcpy(relax_params.may_wait, params->may_wait, sizeof(relax_params.may_wait));
   int status = search_allocate(&search);
   if (!status) {
     items_make(&search);
     turns_make(&search);
-    redo_ns = can_wait ? 0 : bound_run(&search, params->limit_bytes, &how);
+    redo_ns = can_wait ? 0 : bound_run(&search, params->limit_bytes, &relax_params);
   }
   search_free(&search);
   if (status || redo_ns >= (double)INT64_MAX)
     return status;
-  how.upper_ns = params->known_ns ? params->known_ns : problem->base_ns + (int64_t)(2 * redo_ns);
-  status = remat_relax(&how, &relaxed_ns);
+  relax_params.upper_ns = params->known_ns ? params->known_ns : problem->base_ns + (int64_t)(2 * redo_ns);
+  status = remat_relax(&relax_params, &relaxed_ns);
   if (!status && params->links)
     status = residents_bound(params, &moved_ns);
   *ret_bound_ns = LADE_MAX(problem->base_ns + (int64_t)redo_ns,

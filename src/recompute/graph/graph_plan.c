@@ -152,23 +152,23 @@ static int64_t moves_of(const struct graph_planning *planning)
   return LADE_MAX(LADE_MIN(n_ops * MOVES_PER_OP, most), LADE_GRAPH_ITERATIONS);
 }
 
-/* Let the search of @how use the tiers, if there are any. */
-static void tiers_allow(struct graph_planning *planning, struct remat_search_params *how)
+/* Let @search use the tiers, if there are any. */
+static void tiers_allow(struct graph_planning *planning, struct remat_search_params *search)
 {
-  how->links = has_tiers(planning) ? &planning->links : NULL;
-  how->waiting_bytes[LADE_HOST] = planning->params.host_budget_bytes;
-  how->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
+  search->links = has_tiers(planning) ? &planning->links : NULL;
+  search->waiting_bytes[LADE_HOST] = planning->params.host_budget_bytes;
+  search->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
 }
 
 /*
  * Search from @choices. A schedule whose peak is below *@peak replaces that in @planning->least, and the nearest one
  * while that is above the budget. -ENOMEM.
  */
-static int smaller_try(struct graph_planning *planning, const struct remat_search_params *how,
+static int smaller_try(struct graph_planning *planning, const struct remat_search_params *search,
                        struct remat_choices *choices, uint64_t *peak)
 {
   uint64_t found = *peak;
-  int status = remat_search(how, choices);
+  int status = remat_search(search, choices);
   if (!status || status == -ENOSPC)
     status = peak_get(planning, choices, &found);
   if (!status && found < *peak) {
@@ -199,22 +199,22 @@ static int smaller_find(struct graph_planning *planning, const struct smaller_pa
                         int64_t *ret_n_moves)
 {
   struct remat_choices choices = {0};
-  struct remat_search_params how = {.problem = &planning->problem,
-                                    .limit_bytes = limit_of(&planning->problem, smaller->budget_bytes),
-                                    .deadline_ns = smaller->deadline_ns, .fit_deadline_ns = smaller->deadline_ns,
-                                    .seed = planning->params.seed, .descent_effort = smaller->descent_effort,
-                                    .stops_at_fit = true};
-  tiers_allow(planning, &how);
-  how.is_offload = how.links != NULL;
+  struct remat_search_params search = {.problem = &planning->problem,
+                                       .limit_bytes = limit_of(&planning->problem, smaller->budget_bytes),
+                                       .deadline_ns = smaller->deadline_ns, .fit_deadline_ns = smaller->deadline_ns,
+                                       .seed = planning->params.seed, .descent_effort = smaller->descent_effort,
+                                       .stops_at_fit = true};
+  tiers_allow(planning, &search);
+  search.is_offload = search.links != NULL;
   *ret_n_moves = 0;
-  int status = how.is_offload ? smaller_try(planning, &how, &choices, peak) : 0;
+  int status = search.is_offload ? smaller_try(planning, &search, &choices, peak) : 0;
   if (!status && *peak > smaller->budget_bytes) {
-    how.is_offload = false;
-    how.n_moves = how.fit_moves = smaller->n_moves;
-    how.ret_n_moves = ret_n_moves;
+    search.is_offload = false;
+    search.n_moves = search.fit_moves = smaller->n_moves;
+    search.ret_n_moves = ret_n_moves;
     status = choices_copy(&choices, &planning->least);
     if (!status)
-      status = smaller_try(planning, &how, &choices, peak);
+      status = smaller_try(planning, &search, &choices, peak);
   }
   remat_choices_free(&choices);
   return status;
@@ -266,13 +266,13 @@ static struct remat_search_params search_params(const struct graph_planning *pla
 static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_choices *choices)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  struct remat_search_params how = search_params(planning, budget_bytes, moves, 1);
+  struct remat_search_params params = search_params(planning, budget_bytes, moves, 1);
   if (planning->info.min_budget_bytes <= budget_bytes) {
-    how.fit_moves = moves / 4;
-    how.fit_deadline_ns = deadline_of(planning, 0.4);
+    params.fit_moves = moves / 4;
+    params.fit_deadline_ns = deadline_of(planning, 0.4);
   }
-  how.tries_chain = true;
-  return remat_search(&how, choices);
+  params.tries_chain = true;
+  return remat_search(&params, choices);
 }
 
 /*
@@ -374,12 +374,12 @@ static int choices_take(struct graph_planning *planning, uint64_t budget_bytes, 
 }
 
 /* Search with the tiers in one of three ways, and let the result be the plan if it is better than *@best_ns. */
-static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_search_params how,
+static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_search_params params,
                         double *best_ns)
 {
   struct remat_choices choices = {0};
-  tiers_allow(planning, &how);
-  int status = remat_search(&how, &choices);
+  tiers_allow(planning, &params);
+  int status = remat_search(&params, &choices);
   if (!status)
     status = choices_take(planning, budget_bytes, &choices, best_ns);
   remat_choices_free(&choices);
@@ -389,10 +389,10 @@ static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, 
 /* Let the better one of a descent with both ways and one by transfers alone be the plan; both take little time. */
 static int descents_take(struct graph_planning *planning, uint64_t budget_bytes, double *best_ns)
 {
-  struct remat_search_params how = search_params(planning, budget_bytes, 0, 0.5);
-  int status = tiers_search(planning, budget_bytes, how, best_ns);
-  how.is_offload = true;
-  return status ? status : tiers_search(planning, budget_bytes, how, best_ns);
+  struct remat_search_params params = search_params(planning, budget_bytes, 0, 0.5);
+  int status = tiers_search(planning, budget_bytes, params, best_ns);
+  params.is_offload = true;
+  return status ? status : tiers_search(planning, budget_bytes, params, best_ns);
 }
 
 /* Bound the time of every step within the budget from below. @known_ns: the time of one; 0: none is known. */
@@ -400,12 +400,12 @@ static int bound_find(struct graph_planning *planning, uint64_t budget_bytes, in
 {
   struct remat_search_params tiers = {.problem = &planning->problem};
   tiers_allow(planning, &tiers);
-  struct remat_bound_params how = {.problem = &planning->problem,
-                                   .limit_bytes = limit_of(&planning->problem, budget_bytes),
-                                   .links = tiers.links, .known_ns = known_ns};
+  struct remat_bound_params params = {.problem = &planning->problem,
+                                      .limit_bytes = limit_of(&planning->problem, budget_bytes),
+                                      .links = tiers.links, .known_ns = known_ns};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    how.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);
-  return remat_bound_find(&how, &planning->info.bound_ns);
+    params.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);
+  return remat_bound_find(&params, &planning->info.bound_ns);
 }
 
 /* Set *@is_proved if the bound shows that no step within the budget is faster than one of @best_ns. */
@@ -451,19 +451,19 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
     if (!status)
       status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE, &best_ns);
   }
-  struct remat_search_params how = search_params(planning, budget_bytes, moves / 2, MOVING_SHARE);
-  how.is_offload = true;
+  struct remat_search_params params = search_params(planning, budget_bytes, moves / 2, MOVING_SHARE);
+  params.is_offload = true;
   if (!status && !has_redos(planning))
-    status = tiers_search(planning, budget_bytes, how, &best_ns);
+    status = tiers_search(planning, budget_bytes, params, &best_ns);
   if (!status)
     status = choices_take(planning, budget_bytes, &planning->least, &best_ns);
   if (status)
     return status;
-  how = search_params(planning, budget_bytes, moves - moves / 2, 1);
-  tiers_allow(planning, &how);
-  status = remat_search(&how, &planning->choices);
-  how.n_moves = 0;
-  return status ? status : remat_search(&how, &planning->choices);
+  params = search_params(planning, budget_bytes, moves - moves / 2, 1);
+  tiers_allow(planning, &params);
+  status = remat_search(&params, &planning->choices);
+  params.n_moves = 0;
+  return status ? status : remat_search(&params, &planning->choices);
 }
 
 /*
@@ -478,9 +478,9 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
   if (status != -ENOSPC || planning->info.min_budget_bytes > budget_bytes)
     return status;
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  struct remat_search_params how = search_params(planning, budget_bytes, moves - moves / 2, 1);
+  struct remat_search_params params = search_params(planning, budget_bytes, moves - moves / 2, 1);
   status = choices_copy(&planning->choices, &planning->nearest);
-  return status ? status : remat_search(&how, &planning->choices);
+  return status ? status : remat_search(&params, &planning->choices);
 }
 
 /*

@@ -429,9 +429,9 @@ int share_walk_cost(const struct share_basis *basis, const struct lade_residency
                             .stops_early = lade_software_stops_early(basis->software)};
   struct lade_unit_cost units[N_SHARE_UNITS] = {{0}};
   struct plan_step *steps = NULL;
-  const struct lade_build_params how = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
-                                        .n_microbatches = 1, .is_training = true};
-  int status = plan_sequence(&how, &steps, &walk.n_steps);
+  const struct lade_build_params params = {.graph = basis->graph, .residency = residency, .prices = &basis->prices,
+                                           .n_microbatches = 1, .is_training = true};
+  int status = plan_sequence(&params, &steps, &walk.n_steps);
   walk.steps = steps;
   if (!status)
     status = walk_run(&walk, recipe, units);
@@ -465,13 +465,13 @@ int share_basis_init(const struct lade_layout_job *job, const struct lade_share_
   for (int64_t i = 0; i < job->model->layers; i++) /* of layers with and without a window, the dearer kind counts */
     model.window = lade_layer_set_has(&job->model->windowed, i) ? model.window : 0;
   model.layers = 1;
-  const struct lade_model_graph_params how = {
-      .struct_size = sizeof(how), .model = &model, .dtype = job->dtype, .batch = key->micro_batch,
+  const struct lade_model_graph_params params = {
+      .struct_size = sizeof(params), .model = &model, .dtype = job->dtype, .batch = key->micro_batch,
       .seq_len = job->seq_len, .dropout = (float)job->dropout, .kernels = job->kernels, .n_threads = 1,
       .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
       .share = {.tp = key->tp, .is_sequence = key->is_sequence}};
   if (!status)
-    status = lade_model_graph_create(&how, error, &ret_basis->graph);
+    status = lade_model_graph_create(&params, error, &ret_basis->graph);
   if (status)
     return status;
   ret_basis->software = key->software;

@@ -34,8 +34,8 @@ static int enough_microbatches(const struct lade_layout *layout, int stage, int 
 static int graph_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                       struct lade_error *error, struct lade_model_graph **ret_graph)
 {
-  const struct lade_model_graph_params how = {
-      .struct_size = sizeof(how), .model = job->model, .dtype = job->dtype, .batch = micro_batch,
+  const struct lade_model_graph_params params = {
+      .struct_size = sizeof(params), .model = job->model, .dtype = job->dtype, .batch = micro_batch,
       .seq_len = job->seq_len, .dropout = (float)job->dropout, .kernels = job->kernels, .n_threads = 1,
       .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
       .share = {.tp = lade_layout_size(layout, LADE_AXIS_TP), .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
@@ -43,7 +43,7 @@ static int graph_make(const struct lade_layout_job *job, const struct lade_layou
                 .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages,
                 .is_scattered = lade_layout_sends_scattered(job, layout, micro_batch),
                 .n_shards = layout->zero == LADE_ZERO_MOST ? lade_shard_count(layout) : 1}};
-  return lade_model_graph_create(&how, error, ret_graph);
+  return lade_model_graph_create(&params, error, ret_graph);
 }
 
 /*
@@ -147,26 +147,26 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
   lade_program_comm_traffic(program, ret_program->sent_bytes);
 }
 
-static int program_make(const struct lade_build_params *how, struct lade_error *error,
+static int program_make(const struct lade_build_params *params, struct lade_error *error,
                         struct lade_program **ret_program)
 {
   const uint64_t all[LADE_N_SPACES] = {[LADE_DEVICE] = UINT64_MAX, [LADE_HOST] = UINT64_MAX, [LADE_STORE] = UINT64_MAX};
-  int status = lade_program_build(how, ret_program);
+  int status = lade_program_build(params, ret_program);
   return status ? lade_error_set(error, status, "no memory for the program of a stage")
                 : lade_program_prove(*ret_program, all, error);
 }
 
 static int programs_make(int n_microbatches, bool is_for_run, struct lade_stage_build *build, struct lade_error *error)
 {
-  struct lade_build_params how = {
+  struct lade_build_params params = {
       .graph = build->graph, .layout = &build->layout, .residency = build->residency, .prices = &build->prices,
       .is_training = true, .chunk_bytes = LADE_STAGE_CHUNK_BYTES, .packer = build->packer,
       .n_microbatches = enough_microbatches(&build->layout, lade_layout_position(&build->layout, LADE_AXIS_PP),
                                             n_microbatches)};
-  int status = program_make(&how, error, &build->train);
-  how.is_training = false;
-  how.residents = build->train;
-  return status || !is_for_run ? status : program_make(&how, error, &build->eval);
+  int status = program_make(&params, error, &build->train);
+  params.is_training = false;
+  params.residents = build->train;
+  return status || !is_for_run ? status : program_make(&params, error, &build->eval);
 }
 
 int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,

@@ -74,8 +74,8 @@ static uint64_t state_bytes(const struct lade_model_graph *graph, const struct l
 
 static bool is_backward_value(const struct lade_model_graph *graph, int tensor)
 {
-  const struct lade_tensor *what = &graph->tensors[tensor];
-  return what->kind == LADE_TENSOR_ACTIVATION && graph->ops[what->producer].is_backward;
+  const struct lade_tensor *value = &graph->tensors[tensor];
+  return value->kind == LADE_TENSOR_ACTIVATION && graph->ops[value->producer].is_backward;
 }
 
 /*

@@ -205,18 +205,18 @@ static uint64_t moved_bytes(const struct model_descent *d, const struct lade_cha
     return state_tier_bytes(d, (enum lade_change_kind)change->kind, id) +
            (has_grad ? grad_bytes(d, id) : 0);
   }
-  const struct lade_tensor *what = &d->graph->tensors[id];
-  if (what->kind == LADE_TENSOR_GRAD && is_grad_cut(d))
-    return lade_held_bytes(d->graph, d->params->layout, lade_value_block(d->graph, what->param, LADE_BLOCK_GRAD));
-  return what->kind != LADE_TENSOR_PARAM ? what->bytes : 0;
+  const struct lade_tensor *value = &d->graph->tensors[id];
+  if (value->kind == LADE_TENSOR_GRAD && is_grad_cut(d))
+    return lade_held_bytes(d->graph, d->params->layout, lade_value_block(d->graph, value->param, LADE_BLOCK_GRAD));
+  return value->kind != LADE_TENSOR_PARAM ? value->bytes : 0;
 }
 
 /* True for a sharded working copy in the device tier: it may be dropped, and is gathered again for its next use. */
 static bool is_gathered_again(const struct model_descent *d, int tensor)
 {
-  const struct lade_tensor *what = &d->graph->tensors[tensor];
-  return what->kind == LADE_TENSOR_PARAM && lade_shard_count(d->params->layout) > 1 &&
-         d->params->layout->zero == LADE_ZERO_MOST && d->residency->weight_tiers[what->param] == LADE_TIER_DEVICE;
+  const struct lade_tensor *value = &d->graph->tensors[tensor];
+  return value->kind == LADE_TENSOR_PARAM && lade_shard_count(d->params->layout) > 1 &&
+         d->params->layout->zero == LADE_ZERO_MOST && d->residency->weight_tiers[value->param] == LADE_TIER_DEVICE;
 }
 
 /* True if the tier has room for the members. */
@@ -272,11 +272,11 @@ static void tiers_consider(struct model_descent *d, struct lade_change change, u
 /* Consider an activation, or a gradient whose parameter has left: its saved gap first, then its other gaps. */
 static void value_consider(struct model_descent *d, int tensor, const struct lade_queue_times *base, struct best *best)
 {
-  const struct lade_tensor *what = &d->graph->tensors[tensor];
+  const struct lade_tensor *value = &d->graph->tensors[tensor];
   const struct lade_choice choice = d->residency->choices[tensor];
   const uint64_t bytes = d->idle[tensor].bytes;
-  bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !d->graph->ops[what->producer].is_backward;
-  if (what->is_optional) { /* its reader makes it again faster than a tier returns it */
+  bool is_forward = value->kind == LADE_TENSOR_ACTIVATION && !d->graph->ops[value->producer].is_backward;
+  if (value->is_optional) { /* its reader makes it again faster than a tier returns it */
     if (choice.saved == LADE_RESIDENCY_KEEP)
       change_consider(d, (struct lade_change){LADE_CHANGE_SAVED, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
     return;
@@ -335,12 +335,12 @@ static void state_tiers_consider(struct model_descent *d, int param, const struc
  */
 static void tensor_consider(struct model_descent *d, int tensor, const struct lade_queue_times *base, struct best *best)
 {
-  const struct lade_tensor *what = &d->graph->tensors[tensor];
-  if (what->kind == LADE_TENSOR_GRAD && !is_grad_cut(d)) {
-    state_tier_consider(d, LADE_CHANGE_STATE, what->param, d->idle[tensor].bytes, base, best);
-    state_tier_consider(d, LADE_CHANGE_WEIGHT, what->param, d->idle[tensor].bytes, base, best);
+  const struct lade_tensor *value = &d->graph->tensors[tensor];
+  if (value->kind == LADE_TENSOR_GRAD && !is_grad_cut(d)) {
+    state_tier_consider(d, LADE_CHANGE_STATE, value->param, d->idle[tensor].bytes, base, best);
+    state_tier_consider(d, LADE_CHANGE_WEIGHT, value->param, d->idle[tensor].bytes, base, best);
   }
-  if (what->kind == LADE_TENSOR_PARAM && d->residency->weight_tiers[what->param] == LADE_TIER_DEVICE &&
+  if (value->kind == LADE_TENSOR_PARAM && d->residency->weight_tiers[value->param] == LADE_TIER_DEVICE &&
       !is_gathered_again(d, tensor))
     return; /* resident: it has no gaps */
   value_consider(d, tensor, base, best);

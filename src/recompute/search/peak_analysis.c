@@ -225,8 +225,8 @@ static void idle_keep(const struct peak_analysis *s, struct peak *peak)
 static int peak_take(struct peak_analysis *s, const struct lade_residency *residency, struct peak *peak)
 {
   const struct lade_program *program = s->program;
-  struct lade_build_params how = descent_build_params(s->params, residency);
-  int status = lade_program_emit_over(&how, s->program);
+  struct lade_build_params build_params = descent_build_params(s->params, residency);
+  int status = lade_program_emit_over(&build_params, s->program);
   if (!status)
     status = idle_collect(s, residency, program, peak);
   if (!status) {

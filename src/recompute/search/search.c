@@ -115,23 +115,23 @@ static bool is_near(const lade_planner *planner, const struct lade_program *prog
 }
 
 /*
- * Emit the training program of @how into *ret_program and place it. *ret_is_lost if a bound shows before that that it
- * cannot win: too many bytes are live, or it is too slow even if no two buffers share addresses. Packing takes most of
- * a trial's time, and most trials end here.
+ * Emit the training program of @params into *ret_program and place it. *ret_is_lost if a bound shows before placing
+ * that it cannot win: too many bytes are live, or it is too slow even if no two buffers share addresses. Packing takes
+ * most of a trial's time, and most trials end here.
  */
-static int training_build(const struct lade_build_params *how, struct plan_trial *trial,
+static int training_build(const struct lade_build_params *params, struct plan_trial *trial,
                           struct lade_program **ret_program, bool *ret_is_lost)
 {
-  int status = lade_program_emit(how, ret_program);
+  int status = lade_program_emit(params, ret_program);
   if (status)
     return status;
   *ret_is_lost = (*ret_program)->live_peak_bytes[LADE_DEVICE] > trial->device_bytes;
   if (!*ret_is_lost && trial->worst_ns < INT64_MAX) {
-    status = lade_program_place_apart(how, *ret_program);
+    status = lade_program_place_apart(params, *ret_program);
     trial->apart_ns = (*ret_program)->predicted_ns;
     *ret_is_lost = trial->apart_ns >= trial->worst_ns;
   }
-  return status || *ret_is_lost ? status : lade_program_place(how, *ret_program);
+  return status || *ret_is_lost ? status : lade_program_place(params, *ret_program);
 }
 
 /*
@@ -148,11 +148,11 @@ static int plan_build(const lade_planner *planner, const struct lade_layout *lay
     return -ENOMEM;
   }
   plan->residency = residency;
-  struct lade_build_params how = descent_build_params(&planner->params, residency);
-  how.layout = layout;
-  how.packer = planner->packer;
-  how.pack_work_limit = pack_work;
-  int status = training_build(&how, trial, &plan->train, &is_lost);
+  struct lade_build_params build_params = descent_build_params(&planner->params, residency);
+  build_params.layout = layout;
+  build_params.packer = planner->packer;
+  build_params.pack_work_limit = pack_work;
+  int status = training_build(&build_params, trial, &plan->train, &is_lost);
   if (!status && !is_lost)
     is_lost = plan->train->predicted_ns >= trial->worst_ns || !is_near(planner, plan->train, trial->device_bytes);
   if (!status && is_lost) {
@@ -161,9 +161,9 @@ static int plan_build(const lade_planner *planner, const struct lade_layout *lay
     return 0;
   }
   if (!status) {
-    how.is_training = false;
-    how.residents = plan->train;
-    status = lade_program_build(&how, &plan->eval);
+    build_params.is_training = false;
+    build_params.residents = plan->train;
+    status = lade_program_build(&build_params, &plan->eval);
   }
   if (status) {
     lade_plan_destroy(plan);

@@ -98,10 +98,10 @@ static int descent_of_kind_make(struct descents *d, const struct trajectory_kind
   pricing->unit_costs.exposed_fraction = kind->exposed_fraction;
   unit_costs_share(&pricing->params, kind->is_of_shards ? n_shards : 1, &pricing->unit_costs);
   int allowed = kind->allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
-  const struct descent_params how = {.plan = &params, .start = d->start, .is_pinned = planner->is_pinned,
-                                     .pricer = pricing->pricer, .analysis = &pricing->analysis, .allowed = allowed,
-                                     .is_coarse = is_coarse};
-  int status = descent_make(&how, &d->made[d->n_made]);
+  const struct descent_params descent = {.plan = &params, .start = d->start, .is_pinned = planner->is_pinned,
+                                         .pricer = pricing->pricer, .analysis = &pricing->analysis, .allowed = allowed,
+                                         .is_coarse = is_coarse};
+  int status = descent_make(&descent, &d->made[d->n_made]);
   d->n_made += status == 0;
   return status;
 }

@@ -29,11 +29,11 @@ struct desk {
   struct lade_plan_bounds bounds;
 };
 
-static void desk_open(struct desk *desk, const struct lade_layout_params *how, int rank)
+static void desk_open(struct desk *desk, const struct lade_layout_params *layout_params, int rank)
 {
   struct lade_error error = {0};
   *desk = (struct desk){.graph = program_fixture_graph(LADE_LLAMA, LADE_BF16, 0)};
-  assert_int_equal(lade_layout_init(how, &error, &desk->layout), 0);
+  assert_int_equal(lade_layout_init(layout_params, &error, &desk->layout), 0);
   desk->layout.rank = rank;
   desk->prices = program_fixture_prices(desk->graph);
   for (int axis = 0; axis < LADE_N_AXES; axis++)
@@ -64,8 +64,8 @@ static struct lade_plan *plan_get(const struct desk *desk, uint64_t budget_bytes
 static int desk_setup(void **state)
 {
   static struct desk desk;
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 2, .zero = 1};
-  desk_open(&desk, &how, 0);
+  const struct lade_layout_params params = {.struct_size = sizeof(params), .dp = 2, .zero = 1};
+  desk_open(&desk, &params, 0);
   *state = &desk;
   return 0;
 }
@@ -231,10 +231,11 @@ static void a_decision_for_nothing_that_there_is_is_refused(void **state)
 /* The key covers all inputs of the search, and none of a rank's own. */
 static void who_decides_alike_has_one_key(void **state)
 {
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 4, .zero = LADE_ZERO_MOST};
+  const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = 4,
+                                                   .zero = LADE_ZERO_MOST};
   const struct lade_change pin = {LADE_CHANGE_STATE, LADE_TIER_HOST, 0};
   struct desk desk;
-  desk_open(&desk, &how, 0);
+  desk_open(&desk, &layout_params, 0);
   struct lade_prices prices = desk.prices;
   struct lade_layout last = desk.layout, replicas = desk.layout;
   const struct lade_plan_params base = desk.params;

@@ -102,9 +102,9 @@ static void plans_of_drawn_graphs_hold_within_every_budget(void **state)
 {
   static const int percents[] = {100, 85, 70, 55, 40, 10};
   for (uint64_t seed = 0; seed < GRAPHS; seed++) {
-    const struct random_graph_params how = {.seed = seed, .n_layers = 1 + (int)(seed % 17), .is_soup = seed % 3 == 2,
-                                            .is_written_once = seed % 4 == 3};
-    lade_graph *graph = random_graph_make(&how);
+    const struct random_graph_params params = {.seed = seed, .n_layers = 1 + (int)(seed % 17), .is_soup = seed % 3 == 2,
+                                               .is_written_once = seed % 4 == 3};
+    lade_graph *graph = random_graph_make(&params);
     uint64_t unconstrained_bytes = 0, floor_bytes = 0;
     assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, &floor_bytes), 0);
     assert_true(floor_bytes <= unconstrained_bytes);
@@ -119,8 +119,8 @@ static void plans_of_drawn_graphs_hold_within_every_budget(void **state)
 static void a_budget_of_the_unconstrained_peak_costs_nothing(void **state)
 {
   for (uint64_t seed = 0; seed < GRAPHS; seed++) {
-    const struct random_graph_params how = {.seed = seed, .n_layers = 12, .is_soup = seed % 2};
-    lade_graph *graph = random_graph_make(&how);
+    const struct random_graph_params given = {.seed = seed, .n_layers = 12, .is_soup = seed % 2};
+    lade_graph *graph = random_graph_make(&given);
     struct lade_graph_plan_params params = params_get(LADE_GRAPH_BUDGET_NONE, 60);
     struct lade_graph_plan_info info;
     lade_graph_plan *plan;
@@ -374,9 +374,9 @@ static void plans_of_tiny_graphs_are_the_best_ones(void **state)
 {
   struct exact_counts counts = {0};
   for (uint64_t seed = 0; seed < TINY_GRAPHS; seed++) {
-    const struct random_graph_params how = {.seed = 100 + seed, .n_layers = 2 + (int)(seed % 3),
-                                            .is_soup = seed % 4 == 3, .is_written_once = true};
-    lade_graph *graph = random_graph_make(&how);
+    const struct random_graph_params params = {.seed = 100 + seed, .n_layers = 2 + (int)(seed % 3),
+                                               .is_soup = seed % 4 == 3, .is_written_once = true};
+    lade_graph *graph = random_graph_make(&params);
     uint64_t unconstrained_bytes = 0, floor_bytes = 0;
     assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, &floor_bytes), 0);
     for (uint64_t i = 0; i <= 6; i++)
@@ -506,8 +506,8 @@ static void a_value_without_its_input_is_not_made_again(void **state)
 
 static void extreme_parameters_are_planned_or_refused(void **state)
 {
-  const struct random_graph_params how = {.seed = 5, .n_layers = 8};
-  lade_graph *graph = random_graph_make(&how), *open = graph_open();
+  const struct random_graph_params given = {.seed = 5, .n_layers = 8};
+  lade_graph *graph = random_graph_make(&given), *open = graph_open();
   struct lade_graph_plan_params params = params_get(LADE_GRAPH_BUDGET_NONE, 100);
   struct lade_graph_plan_info info = {.struct_size = sizeof(info)};
   struct lade_error error;
@@ -554,8 +554,8 @@ static void extreme_parameters_are_planned_or_refused(void **state)
 
 static void a_limit_of_time_ends_the_search(void **state)
 {
-  const struct random_graph_params how = {.seed = 11, .n_layers = 80};
-  lade_graph *graph = random_graph_make(&how);
+  const struct random_graph_params given = {.seed = 11, .n_layers = 80};
+  lade_graph *graph = random_graph_make(&given);
   struct lade_graph_plan_params params = params_get(LADE_GRAPH_BUDGET_MIN, INT64_MAX);
   struct lade_graph_plan_info info;
   lade_graph_plan *plan;
@@ -569,8 +569,8 @@ static void a_limit_of_time_ends_the_search(void **state)
 /* The longest limit searches as no limit does: all iterations, for the same list. */
 static void the_longest_limit_of_time_is_none(void **state)
 {
-  const struct random_graph_params how = {.seed = 11, .n_layers = 20};
-  lade_graph *graph = random_graph_make(&how);
+  const struct random_graph_params given = {.seed = 11, .n_layers = 20};
+  lade_graph *graph = random_graph_make(&given);
   struct lade_graph_plan_params params = params_get(LADE_GRAPH_BUDGET_MIN, 20000);
   struct lade_graph_plan_info limited, unlimited;
   lade_graph_plan *plans[2];
@@ -586,8 +586,8 @@ static void the_longest_limit_of_time_is_none(void **state)
 
 static void an_allocation_that_fails_is_an_error_without_a_plan(void **state)
 {
-  const struct random_graph_params how = {.seed = 3, .n_layers = 6};
-  lade_graph *graph = random_graph_make(&how);
+  const struct random_graph_params given = {.seed = 3, .n_layers = 6};
+  lade_graph *graph = random_graph_make(&given);
   const struct lade_graph_plan_params params = params_get(LADE_GRAPH_BUDGET_MIN, 100);
   int status = -ENOMEM, step = 1;
   for (int n = 0; status; n += step) {

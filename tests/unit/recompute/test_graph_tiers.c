@@ -68,9 +68,9 @@ static void drawn_graphs_replay_within_the_budgets_of_all_tiers(void **state)
 {
   int64_t n_moved = 0;
   for (uint64_t seed = 0; seed < GRAPHS; seed++) {
-    const struct random_graph_params how = {.seed = seed, .n_layers = 2 + (int)(seed % 15), .is_soup = seed % 3 == 2,
-                                            .is_written_once = seed % 2, .has_tiers = seed % 4 == 3};
-    lade_graph *graph = random_graph_make(&how);
+    const struct random_graph_params given = {.seed = seed, .n_layers = 2 + (int)(seed % 15), .is_soup = seed % 3 == 2,
+                                              .is_written_once = seed % 2, .has_tiers = seed % 4 == 3};
+    lade_graph *graph = random_graph_make(&given);
     struct lade_graph_plan_params params = tiers_params(1, 1e9);
     struct lade_graph_plan_info info;
     uint64_t unconstrained_bytes = 0;
@@ -82,7 +82,7 @@ static void drawn_graphs_replay_within_the_budgets_of_all_tiers(void **state)
       if (plan_check(graph, &params, &info))
         continue;
       n_moved += info.moved_bytes > 0;
-      if (!how.has_tiers)
+      if (!given.has_tiers)
         assert_true(info.host_bytes <= params.host_budget_bytes && info.store_bytes <= params.store_budget_bytes);
     }
     params.budget_bytes = LADE_GRAPH_BUDGET_MIN;
@@ -97,8 +97,8 @@ static void no_tier_makes_a_plan_slower(void **state)
 {
   int n_faster = 0, n_equal = 0;
   for (uint64_t seed = 0; seed < GRAPHS; seed++) {
-    const struct random_graph_params how = {.seed = seed, .n_layers = 4 + (int)(seed % 15), .is_soup = seed % 3 == 2};
-    lade_graph *graph = random_graph_make(&how);
+    const struct random_graph_params given = {.seed = seed, .n_layers = 4 + (int)(seed % 15), .is_soup = seed % 3 == 2};
+    lade_graph *graph = random_graph_make(&given);
     uint64_t unconstrained_bytes = 0;
     assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, NULL), 0);
     for (uint64_t percent = 50; percent <= 80; percent += 15) {
@@ -157,8 +157,8 @@ static lade_graph *chain_make(int n_layers, uint64_t peak_layers)
 static void a_value_that_its_new_source_releases_is_released_once(void **state)
 {
   uint64_t unconstrained_bytes, floor_bytes;
-  const struct random_graph_params how = {.seed = 127, .n_layers = 4};
-  lade_graph *graph = random_graph_make(&how);
+  const struct random_graph_params given = {.seed = 127, .n_layers = 4};
+  lade_graph *graph = random_graph_make(&given);
   struct lade_graph_plan_info info;
   assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, &floor_bytes), 0);
   struct lade_graph_plan_params params = tiers_params(floor_bytes + (unconstrained_bytes - floor_bytes) / 7 + 1, 1e9);

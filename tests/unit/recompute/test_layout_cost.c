@@ -132,13 +132,13 @@ static void stage_build(const struct one_layout *one, const struct lade_layout_j
   struct lade_error error;
   built->layout = *layout;
   built->layout.rank = lade_mesh_member(&layout->mesh, LADE_AXIS_PP, 0, stage);
-  const struct lade_model_graph_params how = {
-      .struct_size = sizeof(how), .model = job->model, .dtype = job->dtype, .batch = one->micro_batch,
+  const struct lade_model_graph_params model_graph_params = {
+      .struct_size = sizeof(model_graph_params), .model = job->model, .dtype = job->dtype, .batch = one->micro_batch,
       .seq_len = job->seq_len, .kernels = &kernels, .n_threads = 1, .grad_dtype = job->grad_dtype,
       .share = {.tp = tp, .is_sequence = layout->is_sequence, .pp = pp, .pp_rank = stage,
                 .n_chunks = layout->virtual_stages,
                 .is_scattered = lade_layout_sends_scattered(job, layout, one->micro_batch)}};
-  assert_int_equal(lade_model_graph_create(&how, &error, &built->graph), 0);
+  assert_int_equal(lade_model_graph_create(&model_graph_params, &error, &built->graph), 0);
   lade_cluster_links_make(job->cluster, &layout->mesh, &links);
   lade_cost_init(&cost, &job->cluster->device);
   cost.links = &links;
@@ -423,13 +423,14 @@ static void values_elsewhere_cost_what_their_programs_do(void **state)
 }
 
 /* Return the least of @best_ns and the times of @params under all @residencies and state tiers that fit. */
-static double fastest_residency(const struct lade_layout_job *job, const struct lade_layout_search_params *how,
+static double fastest_residency(const struct lade_layout_job *job,
+                                const struct lade_layout_search_params *layout_search_params,
                                 const struct lade_layout_params *params, int64_t micro_batch,
                                 const struct lade_share_residencies *residencies, double best_ns)
 {
   struct lade_layout layout;
   struct lade_layout_cost cost;
-  const enum lade_tier last = how->host_bytes ? LADE_TIER_HOST : LADE_TIER_DEVICE;
+  const enum lade_tier last = layout_search_params->host_bytes ? LADE_TIER_HOST : LADE_TIER_DEVICE;
   if (lade_layout_init(params, NULL, &layout))
     return best_ns;
   for (int i = 0; i < residencies->n; i++) {
@@ -437,7 +438,8 @@ static double fastest_residency(const struct lade_layout_job *job, const struct 
       const double slack = residencies->items[i].layer.host_bytes > 0 ? 1 : 0.97;
       if (lade_layout_cost_make(job, &layout, micro_batch, tier, &residencies->items[i], NULL, &cost))
         continue;
-      if ((double)cost.peak_bytes * slack <= (double)how->device_bytes && cost.host_bytes <= how->host_bytes)
+      if ((double)cost.peak_bytes * slack <= (double)layout_search_params->device_bytes &&
+          cost.host_bytes <= layout_search_params->host_bytes)
         best_ns = LADE_MIN(best_ns, cost.step_ns);
     }
   }
@@ -445,11 +447,12 @@ static double fastest_residency(const struct lade_layout_job *job, const struct 
 }
 
 /* Try every schedule of 16 ranks as @tp with ZeRO stage @zero, and return the fastest that fits. */
-static double fastest_of_share(const struct lade_layout_job *job, const struct lade_layout_search_params *how, int tp,
+static double fastest_of_share(const struct lade_layout_job *job,
+                               const struct lade_layout_search_params *layout_search_params, int tp,
                                int zero, bool is_sequence, int64_t micro_batch, double best_ns)
 {
-  const struct lade_share_key key = {tp, is_sequence, micro_batch, how->recipe,
-                                     lade_software_of(job, zero, how->recipe)};
+  const struct lade_share_key key = {tp, is_sequence, micro_batch, layout_search_params->recipe,
+                                     lade_software_of(job, zero, layout_search_params->recipe)};
   struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
   const int n_pieces = (int)lade_pieces_most(job->model);
   int status = lade_share_residencies_make(job, &key, NULL, residencies);
@@ -459,7 +462,7 @@ static double fastest_of_share(const struct lade_layout_job *job, const struct l
         struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = zero,
                                                   .is_sequence = is_sequence, .virtual_stages = v);
         params.schedule = (enum lade_schedule)schedule;
-        best_ns = fastest_residency(job, how, &params, micro_batch, residencies, best_ns);
+        best_ns = fastest_residency(job, layout_search_params, &params, micro_batch, residencies, best_ns);
       }
     }
   }
@@ -467,12 +470,12 @@ static double fastest_of_share(const struct lade_layout_job *job, const struct l
   return best_ns;
 }
 
-static double fastest_by_trying(const struct lade_layout_job *job, const struct lade_layout_search_params *how)
+static double fastest_by_trying(const struct lade_layout_job *job, const struct lade_layout_search_params *params)
 {
   double best_ns = INFINITY;
   for (int tp = 1; tp <= 16; tp++) {
     for (int more = 0; more < 16; more++)
-      best_ns = fastest_of_share(job, how, tp, more / 4, more % 2, 1 + more / 2 % 2, best_ns);
+      best_ns = fastest_of_share(job, params, tp, more / 4, more % 2, 1 + more / 2 % 2, best_ns);
   }
   return best_ns;
 }
@@ -492,22 +495,22 @@ static void the_search_finds_the_fastest(void **state)
                {UINT64_C(2) << 30, UINT64_C(64) << 30, LADE_RECIPE_FULL},
                {UINT64_C(1) << 30, 0, LADE_RECIPE_FULL}}; /* ZeRO 1 and more alone fit, which other software runs */
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
-    const struct lade_layout_search_params how = {.n_ranks = 16, .device_bytes = cases[i].device_bytes, .zero = -1,
-                                                  .schedule = -1, .is_sequence = -1, .n_most = 4,
-                                                  .host_bytes = cases[i].host_bytes, .recipe = cases[i].recipe};
+    const struct lade_layout_search_params params = {.n_ranks = 16, .device_bytes = cases[i].device_bytes, .zero = -1,
+                                                     .schedule = -1, .is_sequence = -1, .n_most = 4,
+                                                     .host_bytes = cases[i].host_bytes, .recipe = cases[i].recipe};
     struct lade_layout_search search;
     struct lade_error error;
-    struct lade_layout_search_params tried = how;
-    if (how.recipe != LADE_RECIPE_AUTO)
+    struct lade_layout_search_params tried = params;
+    if (params.recipe != LADE_RECIPE_AUTO)
       tried.host_bytes = 0; /* a recipe moves nothing to the host */
-    assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), 0);
+    assert_int_equal(lade_layout_search_run(&job, &params, &error, &search), 0);
     assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, &tried) * (1 + 1e-12));
-    if (how.recipe == LADE_RECIPE_FULL && how.device_bytes == UINT64_C(1) << 30)
+    if (params.recipe == LADE_RECIPE_FULL && params.device_bytes == UINT64_C(1) << 30)
       assert_true(search.found[0].layout.zero > 0);
     for (int a = 1; a < search.n_found; a++)
       assert_true(search.found[a - 1].cost.step_ns <= search.found[a].cost.step_ns);
     for (int a = 0; a < search.n_found; a++)
-      assert_true(how.recipe == LADE_RECIPE_AUTO || search.found[a].state_tier == LADE_TIER_DEVICE);
+      assert_true(params.recipe == LADE_RECIPE_AUTO || search.found[a].state_tier == LADE_TIER_DEVICE);
     assert_true(search.n_costed <= search.n_evaluated);
     free(search.found);
   }
@@ -516,16 +519,16 @@ static void the_search_finds_the_fastest(void **state)
 static void a_search_that_fits_nowhere_names_the_least(void **state)
 {
   const struct lade_layout_job job = job_of(&gpt2, 32);
-  struct lade_layout_search_params how = {.n_ranks = 2, .device_bytes = 1 << 20, .zero = -1, .schedule = -1,
-                                          .is_sequence = -1, .n_most = 2};
+  struct lade_layout_search_params params = {.n_ranks = 2, .device_bytes = 1 << 20, .zero = -1, .schedule = -1,
+                                             .is_sequence = -1, .n_most = 2};
   struct lade_layout_search search;
   struct lade_error error;
-  assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), -EOVERFLOW);
+  assert_int_equal(lade_layout_search_run(&job, &params, &error, &search), -EOVERFLOW);
   assert_int_equal(search.n_found, 1);
   assert_non_null(strstr(error.text, "needs least"));
   free(search.found);
-  how.tp = 3;
-  assert_int_equal(lade_layout_search_run(&job, &how, &error, &search), -EINVAL);
+  params.tp = 3;
+  assert_int_equal(lade_layout_search_run(&job, &params, &error, &search), -EINVAL);
 }
 
 int main(void)

@@ -376,8 +376,9 @@ static uint64_t least_pinned(enum lade_family family, int zero, enum lade_recipe
 {
   struct desk desk;
   struct lade_layout layout;
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = zero ? 4 : 1, .zero = zero};
-  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = zero ? 4 : 1,
+                                                   .zero = zero};
+  assert_int_equal(lade_layout_init(&layout_params, NULL, &layout), 0);
   desk_open(&desk, family, &machines[1]);
   desk.params.layout = &layout;
   desk.params.chunk_bytes = LADE_BUFFER_ALIGN;
@@ -530,11 +531,12 @@ static struct lade_model_graph *preset_graph(const char *name)
 /* Plan @graph, which it takes over, for 8 ranks with the smallest budget and @spare of it more. */
 static struct state_bytes shards_plan(struct lade_model_graph *graph, double spare)
 {
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 8, .zero = LADE_ZERO_MOST};
+  const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = 8,
+                                                   .zero = LADE_ZERO_MOST};
   struct desk desk = {.graph = graph, .prices = program_fixture_prices(graph)};
   struct state_bytes bytes = {0};
   struct lade_layout layout;
-  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  assert_int_equal(lade_layout_init(&layout_params, NULL, &layout), 0);
   desk.params = (struct lade_plan_params){.struct_size = sizeof(desk.params), .graph = graph, .layout = &layout,
                                           .n_microbatches = 2, .chunk_bytes = LADE_BUFFER_ALIGN};
   desk_start(&desk);
@@ -593,12 +595,13 @@ static void with_room_each_copy_is_gathered_once(void **state)
 {
   for (int i = 0; i < 4; i++) {
     const enum lade_family family = i & 1 ? LADE_LLAMA : LADE_GPT2;
-    const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = i & 2 ? 8 : 2, .zero = LADE_ZERO_MOST};
+    const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = i & 2 ? 8 : 2,
+                                                     .zero = LADE_ZERO_MOST};
     struct lade_change overrides[64];
     struct lade_layout layout;
     struct desk desk, kept;
     uint64_t sent[LADE_N_AXES], least[LADE_N_AXES];
-    assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+    assert_int_equal(lade_layout_init(&layout_params, NULL, &layout), 0);
     gathering_desk_start(&desk, family, &layout, NULL, 0);
     assert_true(desk.graph->n_params <= (int)LADE_COUNT(overrides));
     for (int p = 0; p < desk.graph->n_params; p++)
@@ -649,11 +652,11 @@ static void a_tied_table_takes_its_gradient_and_two_parts(void **state)
 /* Return the smallest budget of a rank with space on the host, for @n_microbatches of the same size. */
 static uint64_t least_of_microbatches(enum lade_family family, int zero, int n_microbatches, struct state_bytes *bytes)
 {
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 8, .zero = zero};
+  const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = 8, .zero = zero};
   struct desk desk = {.graph = scaled_graph(family, LADE_BF16, 256)};
   struct lade_layout layout;
   desk.prices = program_fixture_prices(desk.graph);
-  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  assert_int_equal(lade_layout_init(&layout_params, NULL, &layout), 0);
   desk.params = (struct lade_plan_params){.struct_size = sizeof(desk.params), .graph = desk.graph, .layout = &layout,
                                           .n_microbatches = n_microbatches, .chunk_bytes = LADE_BUFFER_ALIGN,
                                           .host_bytes = PLENTY};
@@ -685,12 +688,12 @@ static void blocks_of_gradients_leave_between_microbatches(void **state)
 /* Ranks differ by their needs, and with equal needs by their keys. */
 static void ranks_that_differ_are_told_apart(void **state)
 {
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 4, .zero = LADE_ZERO_MOST};
+  const struct lade_layout_params params = {.struct_size = sizeof(params), .dp = 4, .zero = LADE_ZERO_MOST};
   struct lade_layout layout;
   struct lade_error error = {0};
   struct desk desk;
   char most[32], fewest[32];
-  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  assert_int_equal(lade_layout_init(&params, NULL, &layout), 0);
   gathering_desk_start(&desk, LADE_GPT2, &layout, NULL, 0);
   struct lade_plan *least = plan_get(&desk, desk.bounds.min_bytes), *ample = plan_get(&desk, PLENTY);
   assert_int_equal(lade_plan_compare(ample, least, &error), -EINVAL);

@@ -551,8 +551,8 @@ static void the_work_of_a_turn_is_the_edges_of_its_ops(void **state)
     struct bench_schedule bench;
     bench_open(&bench, seed);
     struct remat_schedule *schedule = &bench.schedule;
-    const struct remat_descent_params how = {.deadline_ns = INT64_MAX, .effort = 1};
-    assert_true(remat_descend(schedule, &how) >= 0);
+    const struct remat_descent_params params = {.deadline_ns = INT64_MAX, .effort = 1};
+    assert_true(remat_descend(schedule, &params) >= 0);
     for (int turn = 0; turn <= bench.problem.n_ops; turn++) {
       const struct remat_turn *t = &schedule->turns[turn];
       int64_t edges = turn < bench.problem.n_ops ? op_edges(&bench.problem, turn) : 1 + bench.problem.n_lasting;

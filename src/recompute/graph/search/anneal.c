@@ -127,16 +127,17 @@ static bool descent_step(struct remat_state *search)
 int remat_search_descend(struct remat_state *search, bool is_drawn)
 {
   const struct remat_search_params *params = search->params;
-  struct remat_descent_params how = {.links = params->links, .is_offload = params->is_offload,
-                                     .deadline_ns = params->fit_deadline_ns, .effort = params->descent_effort};
+  struct remat_descent_params descent_params = {.links = params->links, .is_offload = params->is_offload,
+                                                .deadline_ns = params->fit_deadline_ns,
+                                                .effort = params->descent_effort};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    how.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
+    descent_params.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
   while (is_drawn && search->problem->n_ops <= SHORT_OPS_MOST && !params->links && !search->is_over &&
          remat_over(&search->schedule) > 0 && search->n_moves < params->fit_moves && descent_step(search))
     ;
   if (search->schedule.status)
     return search->schedule.status;
-  const int64_t n_tries = remat_descend(&search->schedule, &how);
+  const int64_t n_tries = remat_descend(&search->schedule, &descent_params);
   if (n_tries < 0)
     return (int)n_tries;
   search->n_moves += n_tries;

@@ -235,10 +235,10 @@ static int prices_make(struct tempering *tempering)
   int64_t bound_ns = 0;
   double *prices = calloc(n, sizeof(*prices));
   tempering->prices = calloc(n + 1, sizeof(*tempering->prices));
-  struct remat_bound_params how = {.problem = problem, .limit_bytes = search->params->limit_bytes,
-                                   .known_ns = search->best_ns < INT64_MAX ? problem->base_ns + search->best_ns : 0,
-                                   .ret_prices = prices};
-  int status = prices && tempering->prices ? remat_bound_find(&how, &bound_ns) : -ENOMEM;
+  const int64_t known_ns = search->best_ns < INT64_MAX ? problem->base_ns + search->best_ns : 0;
+  struct remat_bound_params bound_params = {.problem = problem, .limit_bytes = search->params->limit_bytes,
+                                            .known_ns = known_ns, .ret_prices = prices};
+  int status = prices && tempering->prices ? remat_bound_find(&bound_params, &bound_ns) : -ENOMEM;
   for (size_t t = 0; t < n && !status; t++)
     tempering->prices[t + 1] = tempering->prices[t] + prices[t];
   free(prices);
