@@ -53,7 +53,7 @@ struct lade_planner {
 
 /* Make all trajectories, from the planner's start. -ENOMEM, with those made so far. */
 int planner_make_trajectories(lade_planner *planner);
-/* Make the trajectories by plain prices, in place of the coarse one. -ENOMEM, with none of them left. */
+/* Make the trajectories by plain prices, in place of the coarse one. -ENOMEM, with those made so far. */
 int planner_refine_plain(lade_planner *planner);
 
 /* Return the host's budget, or the bytes that pass through the host in any case if these are more. */
