@@ -663,7 +663,8 @@ TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, 
          branches_on_computed_values_are_those_of_eager, old_branches_make_room_for_new_ones,
          a_step_that_fails_behind_statistics_brings_them_back, loops_that_a_computed_value_ends_are_refused,
          audits_of_the_first_rows_end_where_these_take_another_branch,
-         audits_of_the_first_rows_end_where_these_are_refused, assertions_of_finite_values_take_one_capture, closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
+         audits_of_the_first_rows_end_where_these_are_refused, assertions_of_finite_values_take_one_capture,
+         closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":
