@@ -352,7 +352,8 @@ def branches_on_finite_values_are_those_of_eager():
     never = guarded(lambda loss: False)
     asks = {"not isfinite": lambda loss: not torch.isfinite(loss), "isnan or isinf": lambda loss: loss.isnan() or loss.isinf(),
             "isnan | isinf": lambda loss: (torch.isnan(loss) | torch.isinf(loss)).item(), "!=": lambda loss: loss != loss,
-            "by keyword": lambda loss: torch.is_nonzero(input=torch.isnan(input=loss))}
+            "by keyword": lambda loss: torch.is_nonzero(input=torch.isnan(input=loss)),
+            "by counts": lambda loss: torch.isnan(loss).sum() > 0 or not loss.isinf().sum() == 0}
     for name, model, make in (("clamped", Clamped(), never), *((name, net(), guarded(ask)) for name, ask in asks.items())):
         own = copy.deepcopy(model)
         optimizer, train = make(own)
@@ -370,6 +371,22 @@ def branches_on_finite_values_are_those_of_eager():
             n_plans = sum(map(len, step.ready.values()))  # a loss is asked once, also by `a or b` and its `if`
             assert n_plans == 2, (name, budget, n_plans)
         print(name, flush=True)
+
+
+def assertions_of_finite_values_take_one_capture():
+    """As I-BERT asserts at each quantized layer that no value is NaN: the first guess is the one that goes on."""
+    def loss_of(model, x):
+        for layer in model:
+            x = layer(x)
+            assert x.isnan().sum() == 0, "NaN"
+        return x.square().mean()
+    model = net()
+    optimizer = adam(model.parameters())
+    step = lade.torch.step(plain_step(model, optimizer, loss_of), model, optimizer, "100%")
+    with mock.patch.object(lade.torch.train_step, "trace", wraps=lade.torch.train_step.trace) as traced:
+        step(SAMPLE)
+    assert traced.call_count == 1, traced.call_count
+    refused(AssertionError, lambda: step(SAMPLE * float("nan")), "NaN")
 
 
 def audits_of_the_first_rows_end_where_these_take_another_branch():
@@ -646,7 +663,8 @@ TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, 
          branches_on_computed_values_are_those_of_eager, old_branches_make_room_for_new_ones,
          a_step_that_fails_behind_statistics_brings_them_back, loops_that_a_computed_value_ends_are_refused,
          audits_of_the_first_rows_end_where_these_take_another_branch,
-         audits_of_the_first_rows_end_where_these_are_refused, closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
+         audits_of_the_first_rows_end_where_these_are_refused, assertions_of_finite_values_take_one_capture,
+         closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":

@@ -50,6 +50,9 @@ _REDUCTIONS = torch.all, _T.all, torch.any, _T.any
 _NOT = torch.logical_not, _T.logical_not, torch.bitwise_not, _T.bitwise_not, _T.__invert__
 _OR = torch.logical_or, _T.logical_or, torch.bitwise_or, _T.bitwise_or, _T.__or__
 _AND = torch.logical_and, _T.logical_and, torch.bitwise_and, _T.bitwise_and, _T.__and__
+_SUMS = torch.sum, _T.sum, torch.count_nonzero, _T.count_nonzero
+_COMPARED = {torch.eq: True, _T.eq: True, _T.__eq__: True, torch.ne: False, _T.ne: False, _T.__ne__: False, torch.gt: False,
+             _T.gt: False, _T.__gt__: False}  # with 0, where the number of true elements is 0
 _DIFFERS = torch.ne, _T.ne, _T.__ne__  # of a value and itself: it is no number
 _TRUTHS = _T.__bool__, torch.is_nonzero, _T.is_nonzero
 _ASKS = *_TRUTHS, _T.item
@@ -81,11 +84,12 @@ class Branches(TorchFunctionMode):
         super().__init__()
         self.forced, self.line_of = forced, line_of
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
+        self.zeros = {}  # id of a tensor -> itself, a number that is 0 if all is finite
         self.watch = self.is_late = None  # is_late(): True behind the optimizer's step
         self.answered = {}  # (id of a tensor, its version) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
-        self.known, self.answered = {}, {}
+        self.known, self.answered, self.zeros = {}, {}, {}
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -102,6 +106,8 @@ class Branches(TorchFunctionMode):
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
             self.known[id(result)] = result, value
+        elif func in _SUMS and isinstance(result, torch.Tensor) and self.known.get(id(args[0]), (None, None))[1] is False:
+            self.zeros[id(result)] = result
         return result
 
     def _value(self, func, args):
@@ -110,6 +116,9 @@ class Branches(TorchFunctionMode):
             return _TESTS[func]
         if func in _DIFFERS and len(args) == 2 and args[0] is args[1]:
             return False
+        if func in _COMPARED and len(args) == 2 and id(args[0]) in self.zeros and type(args[1]) in (int, float) \
+                and args[1] == 0:
+            return _COMPARED[func]
         found = [self.known.get(id(one), (None, None))[1] for one in args[:2] if isinstance(one, torch.Tensor)]
         if not found or None in found:
             return None
