@@ -153,6 +153,10 @@ for room, is_noted in (("64KiB", True), ("1GiB", False)):
     code, out, err = run(*PLAN, "--budget", "min", "--store", ".", "--store-budget", room)
     assert code == 0 and ("nothing waits in --store ., which has room for 64.0 KiB" in err) == is_noted, (room, out, err)
 
+# A path through links that lead to themselves names no file.
+os.symlink("loop", "loop")
+refused(2, ["loop/config.json", "symbolic links"], "plan", "--model", "loop/config.json")
+
 # JSON text that is no object is damage in each kind of file.
 write("list.json", b"[1,2]")
 for asked in (["--model", "list.json"], ["--model", "nano", "--machine", "list.json"], ["--graph", "list.json"],

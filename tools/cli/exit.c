@@ -25,6 +25,7 @@ enum lade_exit exit_code(int status)
   case EPERM:
   case ERANGE:
   case ENODATA:
+  case ELOOP:
   case ENAMETOOLONG:
     return LADE_EXIT_USAGE;
   case EOVERFLOW:
