@@ -42,7 +42,7 @@ struct lade_planner {
   lade_packer *packer;
   struct trajectory trajectories[N_TRAJECTORIES]; /* the first n_stated by stated prices, the others by plain ones */
   int n_stated, n_trajectories;
-  bool is_plain_coarse; /* of the trajectories by plain prices only the coarse one was made */
+  bool is_plain_coarse; /* by plain prices the coarse trajectory alone was made, or not all of the others */
   LADE_ARRAY(struct packed_peak) peaks; /* known so far: other prices and other budgets reach the same states */
   struct lade_plan_bounds bounds;
   struct plan_candidate least; /* the state behind bounds.min_bytes */
@@ -53,7 +53,10 @@ struct lade_planner {
 
 /* Make all trajectories, from the planner's start. -ENOMEM, with those made so far. */
 int planner_make_trajectories(lade_planner *planner);
-/* Make the trajectories by plain prices, in place of the coarse one. -ENOMEM, with those made so far. */
+/*
+ * Make the trajectories by plain prices, in place of the coarse one. -ENOMEM, with those made so far, which the next call
+ * replaces.
+ */
 int planner_refine_plain(lade_planner *planner);
 
 /* Return the host's budget, or the bytes that pass through the host in any case if these are more. */

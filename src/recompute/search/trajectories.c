@@ -188,8 +188,8 @@ int planner_refine_plain(lade_planner *planner)
   struct descents d = {.planner = planner, .pricing = &planner->plain};
   while (planner->n_trajectories > planner->n_stated)
     descent_finish(&planner->trajectories[--planner->n_trajectories]);
-  planner->is_plain_coarse = false;
   descents_make(&d);
   descents_take(planner, &d);
+  planner->is_plain_coarse = d.status != 0; /* after a failure the next call makes them all again */
   return d.status;
 }
