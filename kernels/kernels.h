@@ -60,7 +60,7 @@ struct lade_kernel_ctx {
   lade_pool *pool;
   const struct lade_step *step;
   const struct lade_cuda_launcher *launcher; /* of a CUDA device's kernels (cuda/launch.h); NULL on the host */
-  const struct lade_kernels *kernels;        /* on the host: the table, for kernels that are two of it */
+  const struct lade_kernels *kernels;        /* on the host: the table, for kernels that run two others */
 };
 
 typedef void lade_kernel_fn(const struct lade_kernel_ctx *ctx, const void *args);

@@ -330,12 +330,10 @@ static bool has_post_norms(const struct lade_build *build)
   return row_get(build)->place != LADE_NORMS_BEFORE;
 }
 
-/*
- * A branch before its residual, and the bias that the residual adds; -1: none. Or the sum with the residual.
- */
+/* A branch's result, and the bias that the residual's op is to add to it; -1: none. */
 struct branch {
   int x, bias;
-  bool is_sum;
+  bool is_sum; /* x has the residual and the bias in it already */
 };
 
 /* Build the product of @x with a constant. */
@@ -354,7 +352,7 @@ struct branch_end {
   const char *param_name;   /* of the weight, for the bias's name */
   enum lade_bias bias_part;
   const char *post_norm;    /* name of the parameters of the norm after it, if the family has such norms */
-  int residual;             /* that the product may add; -1: another op adds it */
+  int residual;             /* stream that the product may add; -1: another op adds it */
   const char *sum_name;     /* of that sum: "x1", "x2" */
 };
 
@@ -400,8 +398,8 @@ static struct branch branch_finish(struct lade_build *build, int64_t i_layer, co
 }
 
 /*
- * Build the attention branch of @x, with the norm @norm_name before it (NULL: none). @residual: that its last product
- * may add, or -1. *ret_h: the gathered rows that the branch reads.
+ * Build the attention branch of @x, with the norm @norm_name before it (NULL: none). @residual: the stream
+ * that its last product may add, or -1. *ret_h: the gathered rows that the branch reads.
  */
 static struct branch attention_build(struct lade_build *build, int64_t i_layer, int x, const char *norm_name,
                                      int residual, int *ret_h)
@@ -442,8 +440,8 @@ static enum lade_op_kind activation_kind(const struct lade_build *build, const c
 }
 
 /*
- * Build the MLP branch of h, after its norm; @is_gathered: h has all rows. @residual: that its last product may add, or
- * -1.
+ * Build the MLP branch of h, after its norm; @is_gathered: h has all rows. @residual: the stream that its last product
+ * may add, or -1.
  */
 static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h, bool is_gathered, int residual)
 {
@@ -471,8 +469,8 @@ static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h,
 }
 
 /*
- * Build the sum of @residual and a branch, and with @norm the next norm; of a branch that is the sum already, the norm
- * alone. Return the sum, and the norm's y in *ret_y: without a norm the sum.
+ * Build the sum of @residual and a branch, unless the branch is that sum already, and the next norm if @norm is given.
+ * Return the sum. *ret_y: the norm's y; without a norm the sum.
  */
 static int residual_build(struct lade_build *build, const char *name, struct branch branch, int residual,
                           const struct norm *norm, int *ret_y)

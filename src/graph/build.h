@@ -19,8 +19,8 @@ struct lade_build {
   int chunk;        /* that new units belong to */
   int n_skipped_params, n_skipped_ops; /* of the whole model's forward half, before this point, on other stages */
   /*
-   * Forward ops that only some shares have: stage boundaries, collectives, a table's later parts; less the residuals
-   * that products add without an op of their own.
+   * Forward ops that only some shares have: stage boundaries, collectives, a table's later parts. Less the sums with
+   * the residual that are part of a product here and an op of their own in other shares. May be negative.
    */
   int n_boundary_ops;
   int *gradient_of; /* by tensor: the tensor that holds its gradient so far; -1 */

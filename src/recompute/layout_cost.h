@@ -325,8 +325,8 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
 /* ---- search (layout_search.c) ---- */
 
 /*
- * The memory of a layout is taken to be @more times its estimate, in all residencies, because a proof found as much.
- * @is_of_kind: that of all layouts with its (tp, pp, dp, schedule).
+ * A layout whose proof found @more times its fitted_bytes. The search takes that factor for all residencies, tiers and
+ * precisions of the layout; with @is_of_kind for all layouts of its (tp, pp, dp, schedule).
  */
 struct lade_layout_correction {
   struct lade_layout_params layout;

@@ -37,11 +37,12 @@
 
 /*
  * Instances of more items, or with more slack as a part of the bound, begin with an order of first fit. It takes a
- * hundredth of an attempt of the exact search among many items, and packs most instances that have slack.
+ * hundredth of an attempt of the exact search among many items, and packs most instances that have slack. The others
+ * begin with FIRST_ATTEMPTS attempts, each of another kind; measured.
  */
-#define FIRST_ATTEMPTS 3
 #define FIRST_ATTEMPT_ITEMS 512
 #define FIRST_ATTEMPT_SLACK 0.125
+#define FIRST_ATTEMPTS 3
 
 /* Steps of the fast pass, for each item, if a round of all methods follows: one order, always placed. */
 #define FIRST_WORK 1

@@ -50,7 +50,7 @@
  * go on, so many kinds are tried before any of them costs much; measured.
  */
 #define UNDONE_PER_ITEM 0.4
-/* Free space of more fillers than this has no simple shape, and an attempt with them costs more and fails; measured. */
+/* Items for each filler, at least. Free space of more fillers has no simple shape, and such attempts fail; measured. */
 #define ITEMS_PER_FILLER 4
 /* Effort of hard attempts for each unit of soft ones; measured. */
 #define HARD_PER_SOFT 3
@@ -263,7 +263,7 @@ static bool choices_try(struct exact *exact, int a, int b, const struct corner *
     if (!is_solved) {
       *ret_lack = LADE_MIN(*ret_lack, pile->lack);
       exact->n_undone++;
-      if (!exact->is_aborted) /* the next attempt begins with an empty pile */
+      if (!exact->is_aborted) /* else the attempt is over, and the next one resets the pile */
         lade_pack_pile_undo(pile, mark);
     }
     exact->is_aborted |= pile->is_out_of_memory; /* the trail has holes, so not every change was undone */
@@ -284,7 +284,7 @@ static bool capacity_grow(struct exact *exact, int64_t lack)
   return !exact->is_aborted;
 }
 
-/* Decide at the corner @corner and continue. False: a dead end, and all changes are undone. */
+/* Decide at the corner @corner and continue. False: a dead end, all changes undone; or an aborted attempt. */
 static bool corner_decide(struct exact *exact, int a, int b, struct corner corner)
 {
   int64_t lack;

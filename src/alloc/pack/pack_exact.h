@@ -91,7 +91,7 @@ bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor);
 
 /*
  * Return the lowest offset of the next item on slot @s if none starts at its floor; INT64_MAX if there is no such
- * offset. Stops at a first one of @enough or less, which need not be the lowest.
+ * offset. Stops at the first offset of @enough or less, which need not be the lowest; INT64_MIN: finds the lowest.
  */
 int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s, int64_t enough);
 

@@ -30,7 +30,7 @@
 #include "recompute/layout_cost.h"
 
 #define MICRO_BATCH_MOST 64   /* a larger one only fills more memory: products are at their full rate long before */
-#define SLACK 0.94            /* of an estimated peak: a proof, which decides, may find as much less */
+#define SLACK 0.94            /* part of an estimated peak that must fit: a proof, which decides, may find 6 % less */
 #define N_SCHEDULES_SEARCHED 3
 #define SHARD_FEW 64
 #define N_SHARD_GROUPS 3
@@ -335,7 +335,7 @@ static void least_note(struct layout_searcher *s, const struct lade_layout_found
     s->least = *found;
 }
 
-/* Return the factor of the corrections by which the memory of @found is above its estimate. */
+/* Return the largest factor of the corrections that apply to @found; 1: none does. */
 static double more_find(const struct lade_layout_search_params *params, const struct lade_layout_found *found)
 {
   double more = 1;
