@@ -6,8 +6,8 @@
  *
  * The planner goes from "keep everything" towards less memory, one change at a time, and remembers this trajectory. A
  * budget is answered by the fastest state on it that fits. The trajectory does not depend on the budget, so a larger
- * budget chooses from more states and is never slower (ZeRO-3: than that or than everything kept in ample room;
- * search.c).
+ * budget chooses from more states and is never slower (ZeRO-3: than that or than everything kept in ample room). Large
+ * programs are the exception, because their search ends early (search.c).
  *
  * A planner is used by one thread at a time. Its creation starts a second thread and ends it. Graph and prices are
  * borrowed and outlive it and its plans.

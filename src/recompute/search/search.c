@@ -13,7 +13,8 @@
  * search ends when no state that fits a step has a bound below the best time found. Steps and states do not depend on
  * the budget, so a larger budget chooses from a superset of a smaller one's candidates: it is never slower. The last
  * step is the smallest budget. For large programs (descent_is_large) the ladder is coarse, and the search ends at the
- * first step within the budget that yields a plan. So it takes a few seconds at most.
+ * first step within the budget once there is a plan. So it takes a few seconds at most, and may miss a faster plan of a
+ * smaller budget.
  *
  * The unconstrained peak is that of a program just in time. Where data parallel ranks gather copies and sum gradients,
  * more memory is useful: prefetched copies and gradients that wait for their bucket save latencies. There the ladder
