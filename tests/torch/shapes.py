@@ -303,7 +303,7 @@ def costs_that_are_no_numbers_end_a_step_before_its_updates():
 
 
 def plans_keep_no_batch():
-    """Neither the operands of a price nor the bytes that a restart needs outlive a step."""
+    """Neither the operands of a price nor the bytes that a restart needs outlive a step, and no plan outlives its maker."""
     model = net()
     optimizer = adamw(model)
 
@@ -321,6 +321,11 @@ def plans_keep_no_batch():
     ready, = next(iter(step.ready.values()))
     assert not ready.runtime.kept
     assert not any("lade_reals" in node.meta for node in ready.planned.trace.gm.graph.nodes)
+    plan = weakref.ref(ready)
+    gc.disable()  # a plan holds the host's memory, which waits for no collection
+    del step, ready
+    gc.enable()
+    assert plan() is None
 
 
 def named(m, x):
@@ -348,6 +353,30 @@ def written(m, x):
     return scores.square().mean()
 
 
+OUTSIDE = (torch.arange(48) % 3 == 0).view(4, 12)
+
+
+def outside(m, x):
+    """Rows at places of a mask that is neither an argument nor the model's."""
+    scores = m(x) * 1
+    scores[OUTSIDE] = m[-1].bias
+    return scores.square().mean() + torch.sum(input=scores) * len(OUTSIDE.nonzero())
+
+
+def changed(m, x):
+    """Numbers and a mask that the step changes after it asked for them, by other computed values and by .data."""
+    h = m(x).flatten(0, 1)
+    sizes = F.one_hot(h.argmax(-1), 8).sum(0)
+    n, first = sizes.tolist()[0], sizes[0]
+    sizes.add_((h.detach().sum(0) > 0).long() * 5)
+    mask = h.detach() > 0.1
+    n_true = len(mask.nonzero())
+    mask.logical_not_()
+    n_false = len(mask.data.nonzero())
+    mask.data.logical_and_(h.detach() > 0)
+    return h.square().mean() * (1 + int(f"{first}")) + (n + n_true + 2 * n_false + 3 * len(mask.nonzero())) * h.mean()
+
+
 def tensors_are_made_of_computed_numbers():
     """As Qwen2-VL does with the places of images: torch.tensor of a list with numbers and computed ones."""
     def loss_of(m, x):
@@ -355,7 +384,9 @@ def tensors_are_made_of_computed_numbers():
         rows = torch.tensor([h[0].argmax() % 48, 3, h[1].argmax() % 48], dtype=torch.int32)
         scale = torch.as_tensor([[h.detach().max(), 2], (True, h.detach().min().double())])
         assert scale.dtype == torch.float64
-        return h.flatten(0, 1)[rows].square().mean() + scale.sum() * h.mean()
+        large = h.argmax() * 0 + 16777217  # float32 does not have it
+        exact = torch.tensor([large, 2.5], dtype=torch.float64)[0] - torch.tensor([large, 0.5], dtype=torch.int64)[0] + 1
+        return h.flatten(0, 1)[rows].square().mean() + scale.sum() * exact.float() * h.mean()
     same("tensors of computed numbers", loss_of, [(X,), (X.flip(0),)], 1)
 
 
@@ -367,6 +398,8 @@ def computed_values_decide_shapes():
     same("layers by a computed number", named, data[:3], None)
     same("sizes in a list", sized, data[:3], None)
     same("computed rows are written", written, data[:2], None)
+    same("rows at an outside mask are written", outside, data[:2], None)
+    same("values are changed after a question", changed, data[:2], None)
 
 
 def plans_of_computed_shapes_are_told():
@@ -451,6 +484,6 @@ if __name__ == "__main__":
                  masked_rows_are_written,
                  writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
-                 tensors_are_made_of_computed_numbers, computed_values_decide_shapes, plans_of_computed_shapes_are_told, shapes_behind_an_update_are_refused,
-                 spans_are_those_that_numpy_draws):
+                 tensors_are_made_of_computed_numbers, computed_values_decide_shapes, plans_of_computed_shapes_are_told,
+                 shapes_behind_an_update_are_refused, spans_are_those_that_numpy_draws):
         test()

@@ -5,6 +5,8 @@ Answers are branches, shapes and counts that values decide. A step whose values 
 each call. It is told so once. When as many plans as may be kept were made and no call met one again, older ones only hold
 memory, so they are dropped.
 """
+import weakref
+
 PLANS_MOST = 32  # of one form
 _NEW_MOST = 3    # plans that follow one another without a call that met an older one, before the user is told
 
@@ -43,7 +45,7 @@ class Plans:
         if self.n_made > PLANS_MOST and not self.is_met:
             self.all = [other for other in self.all if not _is_open(other)]
         self.all.append(plan)
-        plan.plans = self
+        plan.plans = weakref.ref(self)  # no cycle: a step that ends frees its plans' memory at once
 
     def ended(self, plan):
         """Note the plan of a call that has ended: the next call begins with it if computed values decide shapes."""

@@ -57,7 +57,7 @@ class _Ready:
     def __init__(self, planned, seconds):
         self.planned, self.capture_seconds, self.runtime = planned, seconds, None
         self.is_audited, self.note = False, ""
-        self.plans, self.n_ended = None, 0  # the plans of its form, and calls that it ended
+        self.plans, self.n_ended = lambda: None, 0  # plans(): those of its form; n_ended: calls that it ended
 
 
 class Step:
@@ -292,8 +292,9 @@ class Step:
             self._park(planned.living_tensors(tensors))
         clock.end()
         self.measured["clock"] = clock
-        if ready.plans is not None:
-            ready.plans.ended(ready)
+        plans = ready.plans()
+        if plans is not None:
+            plans.ended(ready)
         if runtime.exact:
             self._settle(ready, runtime.exact)
             runtime.exact = {}

@@ -50,9 +50,10 @@ _WORKERS = {}
 def submit(use, call, *args):
     """Make the call in this process's thread for @use, behind the calls before it; return its Future."""
     key = use, os.getpid()  # a forked process has no threads of its parent
-    if key not in _WORKERS:
-        _WORKERS[key] = Worker()
-    return _WORKERS[key].submit(call, *args)
+    worker = _WORKERS.get(key)
+    if worker is None:  # two threads, or a destructor inside of Worker(), may come here at once: one worker serves both
+        worker = _WORKERS.setdefault(key, Worker())
+    return worker.submit(call, *args)
 
 
 def _make(future, call, args):

@@ -58,11 +58,6 @@ _TRUTHS = _T.__bool__, torch.is_nonzero, _T.is_nonzero
 _ASKS = *_TRUTHS, _T.item
 
 
-def _key(tensor, is_count):
-    """Return a key of a tensor's values, which autograd may save and return as another object."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor._version, is_count
-
-
 class Otherwise(Exception):
     """A step has to begin anew with @branch, the answers that lead to the other branch."""
 
@@ -86,7 +81,7 @@ class Branches(TorchFunctionMode):
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
         self.zeros = {}  # id of a tensor -> itself, a number that is 0 if all is finite
         self.watch = self.is_late = None  # is_late(): True behind the optimizer's step
-        self.answered = {}  # (id of a tensor, its version) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
+        self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
         self.known, self.answered, self.zeros = {}, {}, {}
@@ -106,7 +101,7 @@ class Branches(TorchFunctionMode):
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
             self.known[id(result)] = result, value
-        elif func in _SUMS and isinstance(result, torch.Tensor) and self.known.get(id(args[0]), (None, None))[1] is False:
+        elif func in _SUMS and isinstance(result, torch.Tensor) and self.known.get(id(asked[0]), (None, None))[1] is False:
             self.zeros[id(result)] = result
         return result
 
@@ -132,7 +127,7 @@ class Branches(TorchFunctionMode):
 
     def answer(self, flag, value):
         """Return the answer about @flag, a tensor: the forced one, or the guess @value."""
-        key = id(flag), flag._version
+        key = id(flag), *self._version(flag)
         if key in self.answered:
             return self.answered[key][1]
         index = self._new()
@@ -144,7 +139,7 @@ class Branches(TorchFunctionMode):
 
     def ask(self, tensor, is_count):
         """Return read() of a computed tensor as a tuple; Asked if the answer is not known yet, None behind an update."""
-        key = _key(tensor, is_count)
+        key = self._key(tensor, is_count)
         if key in self.answered:
             return self.answered[key][1]
         if self.is_late():
@@ -160,7 +155,16 @@ class Branches(TorchFunctionMode):
 
     def has_count(self, tensor):
         """True if the step has asked how many elements of a tensor are true."""
-        return _key(tensor, True) in self.answered
+        return self._key(tensor, True) in self.answered
+
+    def _version(self, tensor):
+        """Return numbers that every write to a tensor changes, also one by .data."""
+        return tensor._version, self.watch.n_writes[tensor.untyped_storage()._cdata]
+
+    def _key(self, tensor, is_count):
+        """Return a key of a tensor's values, which autograd may save and return as another object."""
+        return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
+                *self._version(tensor), is_count)
 
     def _new(self):
         """Return the number of one more question."""

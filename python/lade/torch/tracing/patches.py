@@ -160,9 +160,9 @@ def _tensors():
             if not any(isinstance(one, FakeTensor) for one in found):
                 own = {"dtype": dtype, "device": device, **({"requires_grad": True} if requires_grad else {}), **kwargs}
                 return plain(data, *args, **own)
-            dtypes = [one.dtype if isinstance(one, torch.Tensor) else plain(one).dtype for one in found]
-            kind = functools.reduce(torch.promote_types, dtypes)
-            result = _stacked(data, kind).to(dtype=dtype or kind, device=device or torch.get_default_device())
+            kind = dtype or functools.reduce(torch.promote_types, (one.dtype if isinstance(one, torch.Tensor) else plain(one).dtype
+                                                                   for one in found))
+            result = _stacked(data, kind).to(device or torch.get_default_device())
             return result.requires_grad_() if requires_grad else result
         return made
     yield mock.patch.object(torch, "tensor", patched(torch.tensor))

@@ -16,6 +16,7 @@ A check of torch.distributions that its arguments are valid becomes an op that f
 that are in no model stay real in a capture. An op that writes one would change it, so it is copied before and restored
 after the capture. A result that is still held after the capture is in a place that the step does not renew.
 """
+import collections
 import gc
 import os
 import sys
@@ -170,8 +171,9 @@ def _checked():
 
 
 def _made_up(mask, count):
-    """Return a mask like a fake one, with @count true elements."""
-    first = torch.arange(mask.numel(), device=mask.fake_device) < count[0]
+    """Return a mask like @mask, with @count true elements. One from outside that is too large to follow is real."""
+    device = mask.fake_device if isinstance(mask, FakeTensor) else mask.device
+    first = torch.arange(mask.numel(), device=device) < count[0]
     return first.reshape(mask.shape).to(mask.dtype)
 
 
@@ -186,6 +188,7 @@ class Watch(TorchDispatchMode):
         self.operands = None  # of the call under way, the values that its price depends on
         self.known = {}     # id of a tensor -> (itself, its values, one of _REFS if a call decides them, or None)
         self.answers = Answers()
+        self.n_writes = collections.Counter()  # of a storage; a tensor by .data has a version counter of its own
         self.written = {}   # id of a real tensor -> (itself, a copy from before the capture)
         self.made = []      # weak references to the results of all ops
         self.changed = set()  # storages of real tensors that the step has written: their values are not known any more
@@ -251,6 +254,7 @@ class Watch(TorchDispatchMode):
         result = self._call(func, args, kwargs, tensors, reals)
         if any(t.layout is not torch.strided for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)):
             raise CannotCapture(SPARSE, str(func))
+        self.n_writes.update(t.untyped_storage()._cdata for t in self._written(func, args, kwargs))
         self._follow(func, args, kwargs, tensors, reals, result)
         if func is _ANY:
             self.any_of = weakref.ref(result)
@@ -469,10 +473,8 @@ class Watch(TorchDispatchMode):
     def _forget(self, func, args, kwargs):
         """Forget all constants that share memory with tensors that a call writes: another value may be in them."""
         written = list(self._written(func, args, kwargs))
-        for t in written:
-            for key in self.learned.pop(t.untyped_storage()._cdata, ()):
-                self.known.pop(key, None)
-        lost = {self.known[id(t)][1].untyped_storage()._cdata for t in written if id(t) in self.known}
+        keys = {id(t) for t in written}.union(*(self.learned.pop(t.untyped_storage()._cdata, ()) for t in written))
+        lost = {self.known[key][1].untyped_storage()._cdata for key in keys & self.known.keys()}
         is_set = func in _SETS or func in _COPIES and id(args[1]) in self.known and not self._ref(args[1])
         for memory in lost & self.numbers.keys():
             if not is_set or self.numbers[memory] not in (0, 1):
