@@ -393,14 +393,17 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
 }
 
 /*
- * Price GELU's backward, the residual's sum or a bias's gradient behind a product as a kernel of its own, as most
- * kernels and other software run it.
+ * Price GELU's backward, the residual's sum or a bias's gradient behind a product as a kernel of its own, as other
+ * software and Lade's host and plain kernels run it. In 16 bits on a GPU Lade's products have them as epilogues.
  */
 static int64_t second_kernel_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
                                 const struct lade_op *op)
 {
   const bool has_sums = op->kind == LADE_OP_MATMUL_DW_BIAS;
   if (!has_sums && op->kind != LADE_OP_MATMUL_GELU_BWD && op->kind != LADE_OP_MATMUL_RESIDUAL)
+    return 0;
+  const bool is_gpu = !cost->machine.is_unified;
+  if (is_gpu && lade_dtype_bytes(graph->dtype) == 2 && !cost->has_plain_products)
     return 0;
   const double bytes = has_sums ? (double)graph->tensors[op->in[0]].bytes
                                 : 3 * (double)graph->tensors[op->out[0]].bytes;

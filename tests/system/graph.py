@@ -326,7 +326,8 @@ refused(2, ["nope.json", "No such file"], "--graph", "nope.json")
 refused(2, ["."], "--graph", ".")
 for text in ("", "{", "\0\xff"):
     refused(5, ["bad.json", "not JSON"], "--graph", write("bad.json", text))
-for text in ("[]", '{"schema_version":1}', '{"schema_version":2,"storages":[],"ops":[]}',
+refused(5, ["bad.json", "it is []: expected an object"], "--graph", write("bad.json", "[]"))
+for text in ('{"schema_version":1}', '{"schema_version":2,"storages":[],"ops":[]}',
              '{"schema_version":1,"storages":[],"ops":[{"name":"a","reads":[3],"writes":[],"ns":1}]}',
              '{"schema_version":1,"storages":[{"name":"a","bytes":-1}],"ops":[]}'):
     refused(2, ["bad.json"], "--graph", write("bad.json", text))
