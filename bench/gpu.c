@@ -381,14 +381,12 @@ static void choice_write(const struct bench *bench, const struct lade_matmul_arg
   exit(1);
 }
 
-/* Return the time of a product; with an epilogue that is an op of its own, of that op. */
+/* Return the time of a product; with GELU's slope of the op that it is. */
 static double product_seconds(struct bench *bench, const struct lade_matmul_args *args)
 {
   const struct lade_matmul_gelu_bwd_args with_slope = {.product = *args};
-  return args->gelu_x     ? kernel_seconds(bench, LADE_K_MATMUL_GELU_BWD, &with_slope)
-         : args->residual ? kernel_seconds(bench, LADE_K_MATMUL_RESIDUAL, args)
-         : args->d_bias   ? kernel_seconds(bench, LADE_K_MATMUL_BIAS_GRAD, args)
-                          : kernel_seconds(bench, LADE_K_MATMUL, args);
+  return args->gelu_x ? kernel_seconds(bench, LADE_K_MATMUL_GELU_BWD, &with_slope)
+                      : kernel_seconds(bench, LADE_K_MATMUL, args);
 }
 
 /*
@@ -415,14 +413,13 @@ static double best_seconds(struct bench *bench, const struct lade_matmul_args *a
 }
 
 /* The forms of products, by their names in the table and on the command line. */
-enum epilogue { PLAIN, BIAS, RESIDUAL, SLOPE, SUMS };
+enum epilogue { PLAIN, BIAS, SLOPE };
 static const struct product_form {
   const char *name;
   enum lade_matmul_layout layout;
   enum epilogue epilogue;
-} product_forms[] = {{"NT", LADE_NT, PLAIN}, {"NT+bias", LADE_NT, BIAS}, {"NT+residual", LADE_NT, RESIDUAL},
-                     {"NN", LADE_NN, PLAIN}, {"NN+gelu", LADE_NN, SLOPE}, {"TN", LADE_TN, PLAIN},
-                     {"TN+sums", LADE_TN, SUMS}};
+} product_forms[] = {{"NT", LADE_NT, PLAIN}, {"NT+bias", LADE_NT, BIAS}, {"NN", LADE_NN, PLAIN},
+                     {"NN+gelu", LADE_NN, SLOPE}, {"TN", LADE_TN, PLAIN}};
 
 static const struct product_form *form_find(enum lade_matmul_layout layout, enum epilogue epilogue)
 {
@@ -438,10 +435,7 @@ static void product_row(struct bench *bench, const struct product_form *form, in
   const struct lade_matmul_args args = {.layout = form->layout, .dtype = LADE_BF16,
                                         .out = form->layout == LADE_TN ? LADE_F32 : LADE_BF16, .m = m, .n = n, .k = k,
                                         .a = place(bench, 0), .b = place(bench, 1), .c = place(bench, 2),
-                                        .bias = form->epilogue == BIAS || form->epilogue == RESIDUAL ? place(bench, 3)
-                                                                                                     : NULL,
-                                        .residual = form->epilogue == RESIDUAL ? place(bench, 4) : NULL,
-                                        .d_bias = form->epilogue == SUMS ? place(bench, 3) : NULL,
+                                        .bias = form->epilogue == BIAS ? place(bench, 3) : NULL,
                                         .gelu_x = form->epilogue == SLOPE ? place(bench, 3) : NULL,
                                         .workspace = place(bench, WORKSPACE)};
   double own = product_seconds(bench, &args), best = best_seconds(bench, &args, own);
@@ -456,14 +450,6 @@ static void layer_bench(struct bench *bench, int64_t rows, int64_t in, int64_t o
   product_row(bench, form_find(LADE_NT, BIAS), rows, out, in);
   product_row(bench, form_find(LADE_NN, PLAIN), rows, in, out);
   product_row(bench, form_find(LADE_TN, PLAIN), out, in, rows);
-}
-
-/* Measure those products of an MLP of width @d that have an epilogue beside the bias, over @rows tokens. */
-static void epilogues_bench(struct bench *bench, int64_t rows, int64_t d, int64_t hidden)
-{
-  product_row(bench, form_find(LADE_NT, RESIDUAL), rows, d, hidden);
-  product_row(bench, form_find(LADE_NN, SLOPE), rows, hidden, d);
-  product_row(bench, form_find(LADE_TN, SUMS), hidden, d, rows);
 }
 
 /* Measure the product that @text states, FORM:MxNxK. */
@@ -482,8 +468,8 @@ static void product_bench(struct bench *bench, const char *text)
     product_row(bench, &product_forms[i], m, n, k);
     return;
   }
-  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NT+residual:MxNxK, NN:MxNxK, NN+gelu:MxNxK, "
-          "TN:MxNxK or TN+sums:MxNxK of matrices of at most %.0f numbers\n", text, most);
+  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK, NN+gelu:MxNxK or TN:MxNxK of "
+          "matrices of at most %.0f numbers\n", text, most);
   exit(2);
 }
 
@@ -495,12 +481,12 @@ static void products_bench(struct bench *bench)
     return;
   if (bench->is_small) {
     layer_bench(bench, 32, 16, 64);
-    epilogues_bench(bench, 32, 16, 64);
+    product_row(bench, form_find(LADE_NN, SLOPE), 32, 64, 16);
     return;
   }
   layer_bench(bench, 16384, 1600, 4800); /* gpt2-1.5b */
   layer_bench(bench, 16384, 1600, 6400);
-  epilogues_bench(bench, 16384, 1600, 6400);
+  product_row(bench, form_find(LADE_NN, SLOPE), 16384, 6400, 1600);
   layer_bench(bench, 8192, 4096, 6144); /* llama3-8b */
   layer_bench(bench, 8192, 4096, 14336);
 }

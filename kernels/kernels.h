@@ -60,7 +60,7 @@ struct lade_kernel_ctx {
   lade_pool *pool;
   const struct lade_step *step;
   const struct lade_cuda_launcher *launcher; /* of a CUDA device's kernels (cuda/launch.h); NULL on the host */
-  const struct lade_kernels *kernels;        /* on the host: the table, for kernels that run two others */
+  const struct lade_kernels *kernels;        /* on the host: the table, for LADE_K_MATMUL_GELU_BWD */
 };
 
 typedef void lade_kernel_fn(const struct lade_kernel_ctx *ctx, const void *args);
@@ -81,8 +81,6 @@ enum lade_kernel {
   LADE_K_GELU_FWD,
   LADE_K_GELU_BWD,
   LADE_K_MATMUL_GELU_BWD,
-  LADE_K_MATMUL_RESIDUAL,
-  LADE_K_MATMUL_BIAS_GRAD,
   LADE_K_SWIGLU_FWD,
   LADE_K_SWIGLU_BWD,
   LADE_K_ACTIVATION_FWD,
@@ -131,15 +129,7 @@ struct lade_k_tree {
   int64_t part[LADE_SPANS_MOST]; /* part[s] * n_leaves >= span[s] > part[s] * (n_leaves - 1) */
 };
 
-/*
- * c[m,n] = op(a) op(b) (+ bias[n], not with accumulate). a, b, bias: D. c: out.
- *
- * LADE_K_MATMUL_RESIDUAL takes the same: c = op(a) op(b) (+ bias[n]) + residual, with out D and without accumulate. The
- * product is rounded to D before bias and residual are added; a library on a CUDA device rounds the whole sum once.
- *
- * LADE_K_MATMUL_BIAS_GRAD takes the same, of the layout TN with out A: c is a weight's gradient, and d_bias[m] (+)= the
- * column sums of a, the bias's. Their order is that of LADE_K_COLUMN_SUM, or the library's.
- */
+/* c[m,n] = op(a) op(b) (+ bias[n], not with accumulate). a, b, bias: D. c: out. */
 struct lade_matmul_args {
   enum lade_matmul_layout layout;
   enum lade_dtype dtype, out; /* out: D or A */
@@ -149,9 +139,6 @@ struct lade_matmul_args {
   void *c;
   bool accumulate; /* only with out == A */
   const void *gelu_x; /* [m,n], D; only of LADE_K_MATMUL_GELU_BWD's product, else NULL */
-  const void *residual; /* [m,n], D, not c; only of LADE_K_MATMUL_RESIDUAL, else NULL */
-  void *d_bias;         /* [m], A; only of LADE_K_MATMUL_BIAS_GRAD, else NULL */
-  bool accumulate_bias;
   void *workspace;
 };
 
@@ -240,7 +227,7 @@ struct lade_drop {
 
 /*
  * Fused bias, dropout, residual and norm: sum = residual + drop(x + bias); y = norm(sum).
- * With kind NONE only sum is made. sum may be residual's memory, or x's.
+ * With kind NONE only sum is made. sum may be residual's memory.
  */
 struct lade_residual_fwd_args {
   enum lade_dtype dtype;

@@ -74,21 +74,6 @@ static inline struct lade_column_sum_args lade_gelu_bias_sum(const struct lade_g
                                        .workspace = a->workspace};
 }
 
-/* Return the sum that is the bias's gradient behind the product @a, which makes a weight's. */
-static inline struct lade_column_sum_args lade_matmul_bias_sum(const struct lade_matmul_args *a)
-{
-  return (struct lade_column_sum_args){.dtype = a->dtype, .m = a->k, .n = a->m, .x = a->a, .sum = a->d_bias,
-                                       .accumulate = a->accumulate_bias, .workspace = a->workspace};
-}
-
-/* Return the residual's sum of @a, in place on the product. */
-static inline struct lade_residual_fwd_args lade_matmul_residual_get(const struct lade_matmul_args *a)
-{
-  return (struct lade_residual_fwd_args){.dtype = a->dtype, .kind = LADE_NORM_NONE, .n = a->m, .d = a->n,
-                                         .drop = {.scale = 1}, .x = a->c, .bias = a->bias, .residual = a->residual,
-                                         .sum = a->c};
-}
-
 /* Return GELU's backward of @a, in place on the product. */
 static inline struct lade_gelu_bwd_args lade_matmul_gelu_get(const struct lade_matmul_gelu_bwd_args *a)
 {
@@ -177,8 +162,6 @@ void lade_dropout_init(struct lade_kernels *kernels);
 void lade_rope_init(struct lade_kernels *kernels);
 void lade_gelu_init(struct lade_kernels *kernels);
 void lade_matmul_gelu_bwd_init(struct lade_kernels *kernels);
-void lade_matmul_residual_init(struct lade_kernels *kernels);
-void lade_matmul_bias_grad_init(struct lade_kernels *kernels);
 void lade_swiglu_init(struct lade_kernels *kernels);
 void lade_activation_init(struct lade_kernels *kernels);
 void lade_qk_norm_init(struct lade_kernels *kernels);
@@ -250,7 +233,6 @@ size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, 
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads);
 size_t lade_column_sum_workspace_bytes(const struct lade_column_sum_args *args);
 size_t lade_gelu_bwd_workspace_bytes(const struct lade_gelu_bwd_args *args);
-size_t lade_matmul_bias_grad_workspace_bytes(const struct lade_matmul_args *args, int n_threads);
 size_t lade_matmul_gelu_bwd_workspace_bytes(const struct lade_matmul_gelu_bwd_args *args, int n_threads);
 size_t lade_embed_bwd_workspace_bytes(const struct lade_embed_bwd_args *args);
 size_t lade_norm_bwd_workspace_bytes(const struct lade_norm_bwd_args *args);

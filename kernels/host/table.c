@@ -26,8 +26,6 @@ static const char *const names[LADE_N_KERNELS] = {
     [LADE_K_GELU_FWD] = "gelu_fwd",
     [LADE_K_GELU_BWD] = "gelu_bwd",
     [LADE_K_MATMUL_GELU_BWD] = "matmul_gelu_bwd",
-    [LADE_K_MATMUL_RESIDUAL] = "matmul_residual",
-    [LADE_K_MATMUL_BIAS_GRAD] = "matmul_bias_grad",
     [LADE_K_SWIGLU_FWD] = "swiglu_fwd",
     [LADE_K_SWIGLU_BWD] = "swiglu_bwd",
     [LADE_K_ACTIVATION_FWD] = "activation_fwd",
@@ -66,8 +64,6 @@ void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu)
   lade_rope_init(kernels);
   lade_gelu_init(kernels);
   lade_matmul_gelu_bwd_init(kernels);
-  lade_matmul_residual_init(kernels);
-  lade_matmul_bias_grad_init(kernels);
   lade_swiglu_init(kernels);
   lade_activation_init(kernels);
   lade_qk_norm_init(kernels);
@@ -96,11 +92,9 @@ size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade
   if (kernels->workspace_bytes)
     return kernels->workspace_bytes(kernels, kernel, args);
   switch (kernel) {
-  case LADE_K_MATMUL:
-  case LADE_K_MATMUL_RESIDUAL: return lade_matmul_workspace_bytes(args, n_threads);
+  case LADE_K_MATMUL: return lade_matmul_workspace_bytes(args, n_threads);
   case LADE_K_COLUMN_SUM: return lade_column_sum_workspace_bytes(args);
   case LADE_K_GELU_BWD: return lade_gelu_bwd_workspace_bytes(args);
-  case LADE_K_MATMUL_BIAS_GRAD: return lade_matmul_bias_grad_workspace_bytes(args, n_threads);
   case LADE_K_MATMUL_GELU_BWD: return lade_matmul_gelu_bwd_workspace_bytes(args, n_threads);
   case LADE_K_EMBED_BWD: return lade_embed_bwd_workspace_bytes(args);
   case LADE_K_NORM_BWD: return lade_norm_bwd_workspace_bytes(args);

@@ -13,15 +13,10 @@
  * its backward gives the residual the same tensor, and without dropout x too. Only the bias's column sum and the
  * dropout's draw are ops then.
  *
- * A product that adds the residual (matmul_residual) passes the gradient of its sum on as that of the residual. The
- * norm behind it has the backward that the fused residual op has (residual_bwd), which makes the gradient of the
- * product's bias too.
- *
  * The gradient of a bias is the column sums of dy. The op that makes dy makes them too, if it can (the table's
- * bias_out); else the product that makes the weight's gradient, which reads dy (matmul_dw_bias). So dy is not read
- * again for them.
+ * bias_out): dy is then not read again for them.
  *
- * Order inside of a layer y = x W^T + b: gradients of weight and bias, then dx. At the MLP's second product x is the
+ * Order inside of a layer y = x W^T + b: weight gradient, bias gradient, then dx. At the MLP's second product x is the
  * 4d wide gelu output, whose last use is the weight gradient. With that first, x ends before dx (4d wide too) begins.
  * The peak of the block is then one wide value lower than in the other order. At the first product both orders hold the
  * same wide values. So one order serves everywhere.
@@ -131,31 +126,9 @@ void lade_embed_backward(struct lade_build *build, int forward)
     build->gradient_of[before] = dx;
 }
 
-/* True if @tensor is the sum of a product and the residual, made in the unit of op @forward. */
-static bool is_product_sum(const struct lade_build *build, int forward, int tensor)
-{
-  const int producer = build->graph->tensors[tensor].producer;
-  return producer >= 0 && build->graph->ops[producer].kind == LADE_OP_MATMUL_RESIDUAL &&
-         build->graph->ops[producer].unit == build->graph->ops[forward].unit;
-}
-
-/* Push the backward of a norm of the residual's sum. */
-static void sum_norm_backward(struct lade_build *build, int forward, const struct lade_op *op)
-{
-  int in[] = {gradient_find(build, op->in[0]), gradient_get(build, op->out[0]), op->in[0], op->in[1], op->out[1],
-              op->out[2]};
-  int out[] = {gradient_make(build, op->in[0]), -1, -1, accumulator_get(build, op->in[1]),
-               accumulator_get(build, op->in[2])};
-  lade_build_backward_op(build, LADE_OP_RESIDUAL_BWD, forward, in, out);
-}
-
 void lade_norm_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  if (is_product_sum(build, forward, op.in[0])) {
-    sum_norm_backward(build, forward, &op);
-    return;
-  }
   int d_residual = gradient_find(build, op.in[0]);
   int in[] = {gradient_get(build, op.out[0]), op.in[0], op.in[1], op.out[1], op.out[2], d_residual};
   int out[] = {gradient_make(build, op.in[0]), accumulator_get(build, op.in[1]), accumulator_get(build, op.in[2])};
@@ -207,10 +180,11 @@ void lade_dropout_backward(struct lade_build *build, int forward)
 /* Push the gradients of weight and bias. */
 static void matmul_params_backward(struct lade_build *build, int forward, const struct lade_op *op, int dy)
 {
-  int out[] = {accumulator_get(build, op->in[1]), accumulator_get(build, op->in[2])};
-  const bool has_sums = out[1] >= 0 && !lade_build_bias_join(build, forward, dy, out[1]);
-  lade_build_backward_op(build, has_sums ? LADE_OP_MATMUL_DW_BIAS : LADE_OP_MATMUL_DW, forward,
-                         (int[]){dy, op->in[0]}, out);
+  int d_weight = accumulator_get(build, op->in[1]);
+  lade_build_backward_op(build, LADE_OP_MATMUL_DW, forward, (int[]){dy, op->in[0]}, &d_weight);
+  if (op->in[2] < 0)
+    return;
+  lade_build_bias_grad(build, forward, dy, accumulator_get(build, op->in[2]));
 }
 
 /* Return the GELU that makes the product's x, if nothing else reads it; else -1. */
@@ -254,14 +228,6 @@ void lade_matmul_backward(struct lade_build *build, int forward)
   gradient_join(build, forward, op.in[0], before);
   if (op.attr.is_dx_partial)
     matmul_params_backward(build, forward, &op, dy);
-}
-
-void lade_matmul_residual_backward(struct lade_build *build, int forward)
-{
-  const struct lade_op op = forward_get(build, forward);
-  LADE_ASSERT(gradient_find(build, op.in[3]) < 0); /* a second consumer of the residual would need an add */
-  build->gradient_of[op.in[3]] = gradient_get(build, op.out[0]);
-  lade_matmul_backward(build, forward);
 }
 
 void lade_rope_backward(struct lade_build *build, int forward)

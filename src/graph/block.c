@@ -7,11 +7,10 @@
  * input less often. Slices map their rows to the tensors of a checkpoint. Rope is an op of its own after the product,
  * in place if the planner allows it; its backward needs no saved value, so attention keeps only the rotated qkv.
  *
- * A branch's last product adds bias and residual itself (matmul_residual), and the next norm reads one tensor. Dropout,
- * a sum over tensor parallel ranks, and a second branch of the same input come between the two: then the product has no
- * bias, and a fused op adds the bias, draws the dropout, adds the residual and makes the next norm in one pass over the
- * row. If a norm follows (OLMo 2), or a product with a constant (Granite), the product adds the bias. A block takes and
- * returns only the residual stream (its first norm is its own), so only one tensor crosses between units.
+ * A branch's last product has no bias op of its own if a residual follows: the fused residual op adds the bias, draws
+ * the dropout, adds the residual and makes the next norm in one pass over the row. If a norm follows (OLMo 2), or a
+ * product with a constant (Granite), the product adds the bias. A block takes and returns only the residual stream (its
+ * first norm is its own), so only one tensor crosses between units.
  *
  * Positions are a learned table, rotations of queries and keys, or ALiBi in the scores. Queries, keys and values may be
  * clamped after their product (MPT). The table may have a norm of its own (BLOOM).
@@ -330,10 +329,9 @@ static bool has_post_norms(const struct lade_build *build)
   return row_get(build)->place != LADE_NORMS_BEFORE;
 }
 
-/* A branch's result, and the bias that the residual's op is to add to it; -1: none. */
+/* A branch before its residual, and the bias that the residual adds; -1: none. */
 struct branch {
   int x, bias;
-  bool is_sum; /* x has the residual and the bias in it already */
 };
 
 /* Build the product of @x with a constant. */
@@ -352,33 +350,16 @@ struct branch_end {
   const char *param_name;   /* of the weight, for the bias's name */
   enum lade_bias bias_part;
   const char *post_norm;    /* name of the parameters of the norm after it, if the family has such norms */
-  int residual;             /* stream that the product may add; -1: another op adds it */
-  const char *sum_name;     /* of that sum: "x1", "x2" */
 };
 
-/* Build a branch's last product with bias and residual. */
-static struct branch branch_sum(struct lade_build *build, int64_t i_layer, const struct branch_end *end)
-{
-  const struct lade_op_attr row = lade_attr_row(build, end->n_in);
-  const int bias = out_bias_param(build, i_layer, end->param_name, end->bias_part, false);
-  const int op = lade_build_op(build, LADE_OP_MATMUL_RESIDUAL, end->sum_name, &row,
-                               (int[]){end->x, end->weight, bias, end->residual});
-  return (struct branch){.x = lade_build_out(build, op, 0), .bias = -1, .is_sum = true};
-}
-
-/*
- * Build a branch's last product, its sum over ranks, the norm after it, and the product with the residual's scale; or
- * the product that adds the residual, if none of these stands between.
- */
+/* Build a branch's last product, its sum over ranks, the norm after it, and the product with the residual's scale. */
 static struct branch branch_finish(struct lade_build *build, int64_t i_layer, const struct branch_end *end)
 {
   const float scale = build->graph->model.residual_scale;
   const bool is_in_product = has_post_norms(build) || scale > 0;
   struct lade_op_attr row = lade_attr_row(build, end->n_in);
-  struct branch branch = {.x = -1, .bias = -1};
+  struct branch branch = {-1, -1};
   char name[LADE_NAME_BYTES];
-  if (!is_in_product && end->residual >= 0 && build->graph->share.tp == 1 && build->dropout <= 0)
-    return branch_sum(build, i_layer, end);
   int bias = is_in_product ? out_bias_param(build, i_layer, end->param_name, end->bias_part, true) : -1;
   row.is_bias_shared = is_in_product;
   int product = lade_build_op(build, LADE_OP_MATMUL, end->product_name, &row, (int[]){end->x, end->weight, bias});
@@ -398,11 +379,11 @@ static struct branch branch_finish(struct lade_build *build, int64_t i_layer, co
 }
 
 /*
- * Build the attention branch of @x, with the norm @norm_name before it (NULL: none). @residual: the stream
- * that its last product may add, or -1. *ret_h: the gathered rows that the branch reads.
+ * Build the attention branch of @x, with the norm @norm_name before it (NULL: none). *ret_h: the gathered rows that the
+ * branch reads.
  */
 static struct branch attention_build(struct lade_build *build, int64_t i_layer, int x, const char *norm_name,
-                                     int residual, int *ret_h)
+                                     int *ret_h)
 {
   const struct lade_model *model = &build->graph->model;
   const struct lade_family_row *row = row_get(build);
@@ -423,7 +404,7 @@ static struct branch attention_build(struct lade_build *build, int64_t i_layer, 
   int out = heads_build(build, i_layer, lade_build_out(build, qkv, 0), sinks);
   const struct branch_end end = {.prefix = "attn", .product_name = "attn.proj", .x = out, .weight = out_weight,
                                  .n_in = n_in, .param_name = row->out, .bias_part = LADE_BIAS_OUT,
-                                 .post_norm = row->post_1, .residual = residual, .sum_name = "x1"};
+                                 .post_norm = row->post_1};
   return branch_finish(build, i_layer, &end);
 }
 
@@ -439,11 +420,8 @@ static enum lade_op_kind activation_kind(const struct lade_build *build, const c
   return activation == LADE_GELU_TANH ? LADE_OP_GELU : LADE_OP_ACTIVATION;
 }
 
-/*
- * Build the MLP branch of h, after its norm; @is_gathered: h has all rows. @residual: the stream that its last product
- * may add, or -1.
- */
-static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h, bool is_gathered, int residual)
+/* Build the MLP branch of h, after its norm; @is_gathered: h has all rows. */
+static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h, bool is_gathered)
 {
   const struct lade_model *model = &build->graph->model;
   const struct lade_family_row *row = row_get(build);
@@ -463,33 +441,18 @@ static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h,
   int act = lade_build_op(build, kind, name, &attr, (int[]){lade_build_out(build, wide, 0)});
   const struct branch_end end = {.prefix = "mlp", .product_name = row->is_gated ? "mlp.down" : "mlp.proj",
                                  .x = lade_build_out(build, act, 0), .weight = down, .n_in = model->hidden,
-                                 .param_name = row->down, .bias_part = LADE_BIAS_MLP, .post_norm = row->post_2,
-                                 .residual = residual, .sum_name = "x2"};
+                                 .param_name = row->down, .bias_part = LADE_BIAS_MLP, .post_norm = row->post_2};
   return branch_finish(build, i_layer, &end);
 }
 
-/*
- * Build the sum of @residual and a branch, unless the branch is that sum already, and the next norm if @norm is given.
- * Return the sum. *ret_y: the norm's y; without a norm the sum.
- */
+/* Build the sum of @residual and a branch, and with @norm the next norm. Return the op. */
 static int residual_build(struct lade_build *build, const char *name, struct branch branch, int residual,
-                          const struct norm *norm, int *ret_y)
+                          const struct norm *norm)
 {
-  char norm_name[LADE_NAME_BYTES];
-  snprintf(norm_name, sizeof(norm_name), "%s.norm", name);
-  *ret_y = branch.x;
-  if (branch.is_sum && !norm)
-    build->n_boundary_ops--; /* other shares have an op for the sum */
-  if (branch.is_sum && norm)
-    *ret_y = norm_build(build, norm_name, branch.x, *norm);
-  if (branch.is_sum)
-    return branch.x;
   struct lade_op_attr attr = norm ? attr_norm(build) : (struct lade_op_attr){.norm = LADE_NORM_NONE};
   attr.dropout = build->dropout;
   int in[] = {branch.x, branch.bias, residual, norm ? norm->weight : -1, norm ? norm->bias : -1};
-  const int op = lade_build_op(build, LADE_OP_RESIDUAL, name, &attr, in);
-  *ret_y = lade_build_out(build, op, norm ? 1 : 0);
-  return lade_build_out(build, op, 0);
+  return lade_build_op(build, LADE_OP_RESIDUAL, name, &attr, in);
 }
 
 /* Return the names of a parallel block's norms. */
@@ -505,13 +468,13 @@ static const char *parallel_norm_name(const struct lade_build *build, int i)
 static int parallel_build(struct lade_build *build, int64_t i_layer, int x)
 {
   const bool has_two = build->graph->model.n_parallel_norms == 2;
-  int h, none;
-  struct branch attention = attention_build(build, i_layer, x, parallel_norm_name(build, 0), -1, &h);
+  int h;
+  struct branch attention = attention_build(build, i_layer, x, parallel_norm_name(build, 0), &h);
   if (has_two)
     h = norm_build(build, "mlp_norm", x, norm_param(build, i_layer, parallel_norm_name(build, 1)));
-  struct branch mlp = mlp_build(build, i_layer, h, !has_two, -1);
-  int x1 = residual_build(build, "x1", attention, x, NULL, &none);
-  return residual_build(build, "x2", mlp, x1, NULL, &none);
+  struct branch mlp = mlp_build(build, i_layer, h, !has_two);
+  int x1 = lade_build_out(build, residual_build(build, "x1", attention, x, NULL), 0);
+  return lade_build_out(build, residual_build(build, "x2", mlp, x1, NULL), 0);
 }
 
 /* Build a block whose MLP reads the sum of @x and attention. */
@@ -520,13 +483,14 @@ static int sequential_build(struct lade_build *build, int64_t i_layer, int x)
   const struct lade_family_row *row = row_get(build);
   const bool has_norms = row->place != LADE_NORMS_AFTER;
   int h;
-  struct branch branch = attention_build(build, i_layer, x, has_norms ? row->norm_1 : NULL, x, &h);
+  struct branch branch = attention_build(build, i_layer, x, has_norms ? row->norm_1 : NULL, &h);
   struct norm norm = {-1, -1};
   if (has_norms)
     norm = norm_param(build, i_layer, row->norm_2);
-  int x1 = residual_build(build, "x1", branch, x, has_norms ? &norm : NULL, &h);
-  branch = mlp_build(build, i_layer, h, false, x1);
-  return residual_build(build, "x2", branch, x1, NULL, &h);
+  int x1 = residual_build(build, "x1", branch, x, has_norms ? &norm : NULL);
+  h = lade_build_out(build, x1, has_norms ? 1 : 0);
+  branch = mlp_build(build, i_layer, h, false);
+  return lade_build_out(build, residual_build(build, "x2", branch, lade_build_out(build, x1, 0), NULL), 0);
 }
 
 /* Return the class of a layer's unit: those of one class have equal ops. */

@@ -18,10 +18,7 @@ struct lade_build {
   int unit;         /* that new objects belong to */
   int chunk;        /* that new units belong to */
   int n_skipped_params, n_skipped_ops; /* of the whole model's forward half, before this point, on other stages */
-  /*
-   * Forward ops that only some shares have: stage boundaries, collectives, a table's later parts. Less the sums with
-   * the residual that are part of a product here and an op of their own in other shares. May be negative.
-   */
+  /* forward ops that only shares have: stage boundaries, collectives, a table's later parts */
   int n_boundary_ops;
   int *gradient_of; /* by tensor: the tensor that holds its gradient so far; -1 */
 };
@@ -101,10 +98,10 @@ int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int
                            const int *out);
 
 /*
- * Make @d_bias the column sums of @dy by the op that makes @dy, if it can and is of the same unit as @forward: then @dy
- * is not read again. False: no op does.
+ * Make @d_bias the column sums of @dy: by the op that makes @dy, if it can and is of the same unit as @forward, because
+ * then @dy is not read again; else by an op of its own.
  */
-bool lade_build_bias_join(struct lade_build *build, int forward, int dy, int d_bias);
+void lade_build_bias_grad(struct lade_build *build, int forward, int dy, int d_bias);
 
 /* Add the lean forms of all ops with an optional operand, once both halves are there. */
 void lade_build_lean_ops(struct lade_build *build);
@@ -217,7 +214,6 @@ void lade_norm_backward(struct lade_build *build, int forward);
 void lade_residual_backward(struct lade_build *build, int forward);
 void lade_dropout_backward(struct lade_build *build, int forward);
 void lade_matmul_backward(struct lade_build *build, int forward);
-void lade_matmul_residual_backward(struct lade_build *build, int forward);
 void lade_rope_backward(struct lade_build *build, int forward);
 void lade_attention_backward(struct lade_build *build, int forward);
 void lade_gelu_backward(struct lade_build *build, int forward);

@@ -280,15 +280,13 @@ enum lade_op_kind {
   LADE_OP_NORM,
   LADE_OP_NORM_BWD,
   LADE_OP_RESIDUAL, /* bias, dropout, residual, and norm when it has one */
-  LADE_OP_RESIDUAL_BWD, /* of a sum and the norm behind it; without a norm only DROPOUT_BWD and BIAS_GRAD are left */
+  LADE_OP_RESIDUAL_BWD, /* with a norm; without one the gradient passes through: DROPOUT_BWD, BIAS_GRAD */
   LADE_OP_DROPOUT,
   LADE_OP_DROPOUT_BWD,
   LADE_OP_MATMUL, /* y = x W^T (+ b) */
-  LADE_OP_MATMUL_RESIDUAL, /* MATMUL, then the sum with the residual stream */
   LADE_OP_MATMUL_DX,
   LADE_OP_MATMUL_GELU_BWD, /* MATMUL_DX, and the backward of the GELU that made x */
   LADE_OP_MATMUL_DW,
-  LADE_OP_MATMUL_DW_BIAS, /* MATMUL_DW and BIAS_GRAD */
   LADE_OP_BIAS_GRAD,
   LADE_OP_ROPE,
   LADE_OP_ROPE_BWD,

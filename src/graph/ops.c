@@ -19,11 +19,9 @@
  *   dropout_bwd    dy                                             -> dx
  *   scale, scale_bwd  x                                           -> y
  *   matmul         x, weight, bias?                               -> y
- *   matmul_residual  x, weight, bias?, residual                   -> sum
  *   matmul_dx      dy, weight                                     -> dx
  *   matmul_gelu_bwd  dy, weight, x of GELU                        -> dx of GELU, d_bias? (of the product that made x)
  *   matmul_dw      dy, x                                          -> d_weight
- *   matmul_dw_bias dy, x                                          -> d_weight, d_bias
  *   bias_grad      dy                                             -> d_bias
  *   rope, rope_bwd x                                              -> y
  *   attention      qkv, sinks?, first keys?                       -> out, lse
@@ -348,7 +346,7 @@ static void matmul_outputs(const struct lade_model_graph *graph, const struct la
 static double matmul_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   const struct lade_tensor *a = tensor_in(graph, op, 0), *b = tensor_in(graph, op, 1);
-  if (op->kind == LADE_OP_MATMUL_DW || op->kind == LADE_OP_MATMUL_DW_BIAS) /* dy[N,out], x[N,in] */
+  if (op->kind == LADE_OP_MATMUL_DW) /* dy[N,out], x[N,in] */
     return 2.0 * (double)a->dims[1] * (double)tensor_elements(b);
   return 2.0 * (double)a->dims[0] * (double)tensor_elements(b); /* x or dy with N rows, weight[out,in] */
 }
@@ -372,13 +370,6 @@ static void matmul_bind(const struct lade_model_graph *graph, const struct lade_
   a->bias = op->attr.is_bias_shared && graph->share.tp_rank > 0 ? NULL : in_at(bind, 2);
 }
 
-static void matmul_residual_bind(const struct lade_model_graph *graph, const struct lade_op *op,
-                                 const struct lade_bind *bind, void *args)
-{
-  matmul_bind(graph, op, bind, args);
-  ((struct lade_matmul_args *)args)->residual = in_at(bind, 3);
-}
-
 static void matmul_dx_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
@@ -396,15 +387,6 @@ static void matmul_dw_bind(const struct lade_model_graph *graph, const struct la
   *a = matmul_args(graph, bind, LADE_TN, dy->dims[1], x->dims[1], dy->dims[0]);
   a->out = graph->accumulator;
   a->accumulate = accumulate_get(op, bind, 1);
-}
-
-static void matmul_dw_bias_bind(const struct lade_model_graph *graph, const struct lade_op *op,
-                                const struct lade_bind *bind, void *args)
-{
-  struct lade_matmul_args *a = args;
-  matmul_dw_bind(graph, op, bind, args);
-  a->d_bias = out_at(bind, 1);
-  a->accumulate_bias = accumulate_get(op, bind, 2);
 }
 
 static double bias_grad_flops(const struct lade_model_graph *graph, const struct lade_op *op)
@@ -601,22 +583,17 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_NORM_BWD] = {"norm_bwd", LADE_K_NORM_BWD, 6, 3, 5, .flops_per_element = 16, .bind = norm_bwd_bind},
   [LADE_OP_RESIDUAL] = {"residual", LADE_K_RESIDUAL_FWD, 5, 4, 2, residual_outputs, .flops_per_element = 12,
                         .bind = residual_bind, .backward = lade_residual_backward},
-  [LADE_OP_RESIDUAL_BWD] = {"residual_bwd", LADE_K_RESIDUAL_BWD, 6, 5, 0, .bias_out = 2, .flops_per_element = 20,
+  [LADE_OP_RESIDUAL_BWD] = {"residual_bwd", LADE_K_RESIDUAL_BWD, 6, 5, 0, .flops_per_element = 20,
                             .bind = residual_bwd_bind},
   [LADE_OP_DROPOUT] = {"dropout", LADE_K_DROPOUT, 1, 1, 0, same_outputs, .flops_per_element = 12,
                        .bind = dropout_bind, .backward = lade_dropout_backward},
   [LADE_OP_DROPOUT_BWD] = {"dropout_bwd", LADE_K_DROPOUT, 1, 1, 0, .flops_per_element = 12, .bind = dropout_bind},
   [LADE_OP_MATMUL] = {"matmul", LADE_K_MATMUL, 3, 1, -1, matmul_outputs, .flops = matmul_flops, .bind = matmul_bind,
                       .backward = lade_matmul_backward},
-  [LADE_OP_MATMUL_RESIDUAL] = {"matmul_residual", LADE_K_MATMUL_RESIDUAL, 4, 1, -1, matmul_outputs,
-                               .flops = matmul_flops, .bind = matmul_residual_bind,
-                               .backward = lade_matmul_residual_backward},
   [LADE_OP_MATMUL_DX] = {"matmul_dx", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dx_bind},
   [LADE_OP_MATMUL_GELU_BWD] = {"matmul_gelu_bwd", LADE_K_MATMUL_GELU_BWD, 3, 2, -1, .bias_out = 1,
                                .flops = matmul_flops, .bind = lade_op_matmul_gelu_bwd_bind},
   [LADE_OP_MATMUL_DW] = {"matmul_dw", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dw_bind},
-  [LADE_OP_MATMUL_DW_BIAS] = {"matmul_dw_bias", LADE_K_MATMUL_BIAS_GRAD, 2, 2, -1, .flops = matmul_flops,
-                              .bind = matmul_dw_bias_bind},
   [LADE_OP_BIAS_GRAD] = {"bias_grad", LADE_K_COLUMN_SUM, 1, 1, -1, .flops = bias_grad_flops, .bind = bias_grad_bind},
   [LADE_OP_ROPE] = {"rope", LADE_K_ROPE, 1, 1, 0, same_outputs, .flops_per_element = 3, .bind = lade_op_rope_bind,
                     .backward = lade_rope_backward},

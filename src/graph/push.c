@@ -205,18 +205,18 @@ int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int
   return i_op;
 }
 
-bool lade_build_bias_join(struct lade_build *build, int forward, int dy, int d_bias)
+void lade_build_bias_grad(struct lade_build *build, int forward, int dy, int d_bias)
 {
   struct lade_model_graph *graph = build->graph;
   const int producer = graph->tensors[dy].producer;
   struct lade_op *op = &graph->ops[producer];
   const int bias_out = lade_op_table[op->kind].bias_out;
-  const bool is_library = op->kind == LADE_OP_MATMUL_GELU_BWD && lade_dtype_bytes(graph->dtype) == 2;
-  if (is_library || !bias_out || op->out[0] != dy || op->out[bias_out] >= 0 || op->unit != graph->ops[forward].unit)
-    return false; /* a library's product in 16 bits has no sums in A */
-  op->out[bias_out] = d_bias;
-  op_complete(build, producer);
-  return true;
+  if (bias_out && op->out[0] == dy && op->out[bias_out] < 0 && op->unit == graph->ops[forward].unit) {
+    op->out[bias_out] = d_bias;
+    op_complete(build, producer);
+  } else {
+    lade_build_backward_op(build, LADE_OP_BIAS_GRAD, forward, &dy, &d_bias);
+  }
 }
 
 /* Return the tensor that @op may do without, or -1. */

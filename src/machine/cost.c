@@ -57,8 +57,7 @@ static const double compact_factors[LADE_N_MOMENTS] = {
 /* Share of the matrix rate that an op reaches; 0: it is bound by bytes alone. */
 static const double product_factors[LADE_N_OP_KINDS] = {
     [LADE_OP_MATMUL] = 0.90,    [LADE_OP_MATMUL_DX] = 0.90, [LADE_OP_MATMUL_DW] = 0.90,
-    [LADE_OP_MATMUL_GELU_BWD] = 0.90, [LADE_OP_MATMUL_RESIDUAL] = 0.90,
-    [LADE_OP_MATMUL_DW_BIAS] = 0.90,
+    [LADE_OP_MATMUL_GELU_BWD] = 0.90,
     [LADE_OP_ATTENTION] = 0.50, [LADE_OP_ATTENTION_BWD] = 0.40,
     [LADE_OP_HEAD_LOSS] = 0.75, [LADE_OP_HEAD_LOSS_BWD] = 0.75, [LADE_OP_HEAD_STATS] = 0.75,
 };
@@ -240,7 +239,7 @@ static double shaped_product_ns(const struct lade_cost *cost, const struct lade_
   const double rows = (double)(graph->batch * graph->seq_len), times = op->flops / (2 * rows * out * in);
   if (op->kind == LADE_OP_MATMUL_DX || op->kind == LADE_OP_MATMUL_GELU_BWD)
     return lade_cost_product_ns(&cost->machine, rows, in, out, times);
-  if (op->kind == LADE_OP_MATMUL_DW || op->kind == LADE_OP_MATMUL_DW_BIAS)
+  if (op->kind == LADE_OP_MATMUL_DW)
     return lade_cost_product_ns(&cost->machine, out, in, rows, times);
   return lade_cost_product_ns(&cost->machine, rows, out, in, times);
 }
@@ -326,11 +325,9 @@ static const double eager_launches[LADE_N_OP_KINDS][2] = {
     [LADE_OP_RESIDUAL] = {2, 9},
     [LADE_OP_RESIDUAL_BWD] = {6, 18}, /* with a bias's gradient and its sum, as attention's */
     [LADE_OP_MATMUL] = {1, 7.0 / 4},
-    [LADE_OP_MATMUL_RESIDUAL] = {2, 7.0 / 4 + 1}, /* the product, and the residual's sum */
     [LADE_OP_MATMUL_DX] = {1, 10.0 / 4},
     [LADE_OP_MATMUL_GELU_BWD] = {2, 2},
     [LADE_OP_MATMUL_DW] = {2, 2 * 7.0 / 4},
-    [LADE_OP_MATMUL_DW_BIAS] = {4, 2 * 7.0 / 4 + 2}, /* MATMUL_DW and BIAS_GRAD */
     [LADE_OP_BIAS_GRAD] = {2, 2},
     [LADE_OP_ROPE] = {10, 10},
     [LADE_OP_ROPE_BWD] = {10, 10},
@@ -393,20 +390,16 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
 }
 
 /*
- * Price GELU's backward, the residual's sum or a bias's gradient behind a product as a kernel of its own, as other
- * software and Lade's host and plain kernels run it. In 16 bits on a GPU Lade's products have them as epilogues.
+ * Price GELU's backward behind a product as a kernel of its own, as other software and Lade's host and plain kernels run
+ * it. In 16 bits on a GPU Lade's products have it as an epilogue.
  */
-static int64_t second_kernel_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
-                                const struct lade_op *op)
+static int64_t gelu_bwd_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
-  const bool has_sums = op->kind == LADE_OP_MATMUL_DW_BIAS;
-  if (!has_sums && op->kind != LADE_OP_MATMUL_GELU_BWD && op->kind != LADE_OP_MATMUL_RESIDUAL)
-    return 0;
   const bool is_gpu = !cost->machine.is_unified;
-  if (is_gpu && lade_dtype_bytes(graph->dtype) == 2 && !cost->has_plain_products)
+  if (op->kind != LADE_OP_MATMUL_GELU_BWD ||
+      (is_gpu && lade_dtype_bytes(graph->dtype) == 2 && !cost->has_plain_products))
     return 0;
-  const double bytes = has_sums ? (double)graph->tensors[op->in[0]].bytes
-                                : 3 * (double)graph->tensors[op->out[0]].bytes;
+  const double bytes = 3 * (double)graph->tensors[op->out[0]].bytes;
   const double rate = cost->machine.device_bytes_per_s * (is_shaped(cost, graph->dtype) ? 1 : STREAM_FACTOR);
   return whole_ns(bytes / rate * 1e9) + (int64_t)cost->machine.launch_ns;
 }
@@ -419,7 +412,7 @@ int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_gr
   ns = is_shaped(cost, graph->dtype) ? shaped_ns(cost, graph, &graph->ops[op])
                                      : roofline_ns(cost, graph->dtype, graph->ops[op].kind, graph->ops[op].flops,
                                                    graph->ops[op].bytes);
-  return ns + second_kernel_ns(cost, graph, &graph->ops[op]) + (int64_t)cost->machine.launch_ns;
+  return ns + gelu_bwd_ns(cost, graph, &graph->ops[op]) + (int64_t)cost->machine.launch_ns;
 }
 
 /* Price work by its shape; attention is fused. pre: the machine has a kernel model. */

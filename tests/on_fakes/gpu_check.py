@@ -255,7 +255,6 @@ with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as folder:
     text = everything_measure(folder)
 assert "products by cuBLASLt 130100" in text, text
 for row in ("copy", "adamw", "residual_bwd", r"NT\+bias \d+ x \d+ x \d+", r"TN \d+ x \d+ x \d+", r"NN\+gelu \d+ x \d+ x \d+",
-            r"NT\+residual \d+ x \d+ x \d+", r"TN\+sums \d+ x \d+ x \d+",
             "forward, wgmma", "backward, wgmma", "forward, mma", "backward, mma", "forward, plain", "backward, plain"):
     assert re.search(rf"^\| {row} \|( *[0-9.]+( %)? \|)+$", text, re.MULTILINE), (row, text)
 for figure in (r"0\. tests \| gpu \|", r"0\. unknowns \| ", r"1\. the memory-bound kernel .* \| \d+ %, [-\w, ]+ \| 85 % \| (yes|NO)", r"1\. the product .* \| 98 % \| (yes|NO)",

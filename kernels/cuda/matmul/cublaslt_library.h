@@ -42,8 +42,7 @@ enum { CUBLASLT_OP_N = 0, CUBLASLT_OP_T = 1 };                               /* 
 enum { /* cublasLtEpilogue_t, a uint32_t */
   CUBLASLT_EPILOGUE_NONE = 1,
   CUBLASLT_EPILOGUE_ADD_BIAS = 4,
-  CUBLASLT_EPILOGUE_GELU_SLOPE = 192,
-  CUBLASLT_EPILOGUE_B_SUMS = 512
+  CUBLASLT_EPILOGUE_GELU_SLOPE = 192
 };
 enum {                                                                       /* cublasLtReductionScheme_t, a uint32_t */
   CUBLASLT_REDUCE_NONE = 0,

@@ -8,11 +8,11 @@
  * of products and appends a line for each product for which another algorithm than the first is faster. A run reads the
  * file that LADE_MATMUL_CHOICES names when it opens the library, measures nothing and writes nothing.
  *
- * A line is a key and a choice, "KEY: LAYOUT DTYPE OUT M N K bias|gelu|sums|- NUMBER". The key names the library with
- * its version, the GPU's model and the driver's version, because the numbers of algorithms depend on all three. Lines
- * of other keys are skipped: one file may serve several machines, and after an update of the driver the heuristic's
- * first algorithms serve until products are measured again. The last line of a product counts. Empty lines and those
- * after # are skipped.
+ * A line is a key and a choice, "KEY: LAYOUT DTYPE OUT M N K bias|gelu|- NUMBER". The key names the library with its
+ * version, the GPU's model and the driver's version, because the numbers of algorithms depend on all three. Lines of
+ * other keys are skipped: one file may serve several machines, and after an update of the driver the heuristic's first
+ * algorithms serve until products are measured again. The last line of a product counts. Empty lines and those after #
+ * are skipped.
  *
  * The hash of a run's choices is part of the library's name, and so of the numerics_key. Ranks whose files differ
  * refuse to run together, and resuming a checkpoint under other choices warns that its numbers differ. A file that
@@ -34,7 +34,7 @@ static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
 bool lade_product_kind_is(const struct lade_product_kind *x, const struct lade_product_kind *y)
 {
   return x->layout == y->layout && x->dtype == y->dtype && x->out == y->out && x->m == y->m && x->n == y->n &&
-         x->k == y->k && x->has_bias == y->has_bias && x->has_gelu == y->has_gelu && x->has_sums == y->has_sums;
+         x->k == y->k && x->has_bias == y->has_bias && x->has_gelu == y->has_gelu;
 }
 
 static bool dtype_find(const char *name, enum lade_dtype *ret_dtype)
@@ -61,11 +61,9 @@ static bool choice_parse(const char *text, struct lade_product_choice *ret)
     i++;
   ret->kind = (struct lade_product_kind){.layout = (enum lade_matmul_layout)i, .m = m, .n = n, .k = k,
                                          .has_bias = strcmp(epilogue, "bias") == 0,
-                                         .has_gelu = strcmp(epilogue, "gelu") == 0,
-                                         .has_sums = strcmp(epilogue, "sums") == 0};
+                                         .has_gelu = strcmp(epilogue, "gelu") == 0};
   return i < (int)LADE_COUNT(layouts) && dtype_find(dtype, &ret->kind.dtype) && dtype_find(out, &ret->kind.out) &&
-         m > 0 && n > 0 && k > 0 &&
-         (ret->kind.has_bias || ret->kind.has_gelu || ret->kind.has_sums || strcmp(epilogue, "-") == 0) &&
+         m > 0 && n > 0 && k > 0 && (ret->kind.has_bias || ret->kind.has_gelu || strcmp(epilogue, "-") == 0) &&
          ret->number >= 0 && ret->number <= MOST_NUMBER;
 }
 
@@ -81,7 +79,7 @@ static void choice_print(const struct lade_product_choice *choice, char ret_text
   const struct lade_product_kind *kind = &choice->kind;
   snprintf(ret_text, CHOICE_BYTES, "%s %s %s %lld %lld %lld %s %d", layouts[kind->layout], lade_dtype_name(kind->dtype),
            lade_dtype_name(kind->out), (long long)kind->m, (long long)kind->n, (long long)kind->k,
-           kind->has_bias ? "bias" : kind->has_gelu ? "gelu" : kind->has_sums ? "sums" : "-", choice->number);
+           kind->has_bias ? "bias" : kind->has_gelu ? "gelu" : "-", choice->number);
 }
 
 /* Take one line. 0, -EINVAL if it has another form, or -ENOMEM. */

@@ -15,9 +15,6 @@
  *    schemes that add into the output would round in between, and accumulate in pieces.
  *  - With accumulate beta is 1: the sum is complete, in FP32, when c is added to it. The algorithm is the same with
  *    and without, so a gradient that is moved away and added later has the same bits.
- *  - With a residual beta is 1 too, and the residual is the matrix that is added, in FP32, before the sum is rounded
- *    once. That is one op in every plan (matmul_residual), so recomputing gives the same bits again. It changes no
- *    layout, so the choice is that of the product without it.
  *  - Scratch comes from the plan, as much as the algorithm needs. The library has none of its own, so the work of
  *    other streams cannot change a result.
  *  - Operands are promised to lie at ALIGN_BYTES, always. The plain kernel computes the others; as tensors begin at
@@ -26,12 +23,9 @@
  * Epilogues are the bias, added to the sum in FP32 and rounded once, as kernels.h says, and the slope of GELU. The
  * latter multiplies the sum before it is rounded. That is one op in every plan (matmul_gelu_bwd), so no residency
  * changes its bits. The library's GELU forward is not used: it takes the sum before it is rounded, while ours takes the
- * stored value. A plan that recomputes it from the stored value would get other bits than one that keeps it.
- *
- * The gradient of a bias is the epilogue of the product that makes the weight's, which reads dy anyway: the column sums
- * of its B (our a), asked for in FP32. The library overwrites, so with accumulate the sums go to scratch and are added
- * from there, complete. Its order of adding is its own, as for products; test-gpu-matmul holds it to FP32's bound. Its
- * sums behind GELU's slope are not used, because they are in the type of the product, 16 bits.
+ * stored value. A plan that recomputes it from the stored value would get other bits than one that keeps it. The
+ * library's gradient of the bias is not used either: it overwrites, where ours accumulates over microbatches, and the
+ * precision of its sum is not documented.
  */
 #include "kernels/cuda/matmul/matmul_cublaslt.h"
 
@@ -83,7 +77,7 @@ struct lade_cublaslt {
 static struct lade_product_kind kind_get(const struct lade_matmul_args *args)
 {
   return (struct lade_product_kind){args->layout, args->dtype, args->out, args->m, args->n, args->k,
-                                    args->bias != NULL, args->gelu_x != NULL, args->d_bias != NULL};
+                                    args->bias != NULL, args->gelu_x != NULL};
 }
 
 static int type_of(enum lade_dtype dtype)
@@ -93,14 +87,13 @@ static int type_of(enum lade_dtype dtype)
 
 /*
  * True if the library can take it: it counts in 32 bits, takes a bias only in the type of the output, and GELU's x only
- * in 16 bits, in rows that are multiples of 16 bytes. Column sums are asked for in FP32 alone, the type of its sums.
+ * in 16 bits, in rows that are multiples of 16 bytes.
  */
 static bool kind_is_known(const struct lade_product_kind *kind)
 {
   return LADE_MAX(LADE_MAX(kind->m, kind->n), kind->k) <= INT32_MAX && kind->dtype <= LADE_F16 &&
          !(kind->has_bias && kind->out != kind->dtype) &&
-         !(kind->has_gelu && (kind->dtype == LADE_F32 || kind->out != kind->dtype || kind->n % GELU_ROW_ELEMENTS)) &&
-         !(kind->has_sums && (kind->dtype == LADE_F32 || kind->out != LADE_F32));
+         !(kind->has_gelu && (kind->dtype == LADE_F32 || kind->out != kind->dtype || kind->n % GELU_ROW_ELEMENTS));
 }
 
 /* ---- choosing ---- */
@@ -163,7 +156,6 @@ static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_produc
   const int32_t b_op = kind->layout == LADE_TN ? CUBLASLT_OP_T : CUBLASLT_OP_N;
   const uint32_t epilogue = kind->has_bias   ? CUBLASLT_EPILOGUE_ADD_BIAS
                             : kind->has_gelu ? CUBLASLT_EPILOGUE_GELU_SLOPE
-                            : kind->has_sums ? CUBLASLT_EPILOGUE_B_SUMS
                                              : CUBLASLT_EPILOGUE_NONE;
   const void *aligned = (const void *)(uintptr_t)ALIGN_BYTES; /* the heuristic reads the alignment alone */
   return call_check(lt, "cublasLtMatmulDescCreate",
@@ -172,8 +164,7 @@ static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_produc
          attribute_set(lt, product, CUBLASLT_DESC_TRANSA, &a_op, sizeof(a_op)) &&
          attribute_set(lt, product, CUBLASLT_DESC_TRANSB, &b_op, sizeof(b_op)) &&
          attribute_set(lt, product, CUBLASLT_DESC_EPILOGUE, &epilogue, sizeof(epilogue)) &&
-         (!(kind->has_bias || kind->has_sums) ||
-          attribute_set(lt, product, CUBLASLT_DESC_BIAS_POINTER, &aligned, sizeof(aligned))) &&
+         (!kind->has_bias || attribute_set(lt, product, CUBLASLT_DESC_BIAS_POINTER, &aligned, sizeof(aligned))) &&
          (!kind->has_gelu || (attribute_set(lt, product, CUBLASLT_DESC_AUX_STRIDE, &kind->n, sizeof(kind->n)) &&
                               attribute_set(lt, product, CUBLASLT_DESC_AUX_POINTER, &aligned, sizeof(aligned))));
 }
@@ -294,15 +285,14 @@ static void product_put(struct lade_cublaslt *lt, struct chosen_product *product
   uintptr_t workspace = lade_align_up((uintptr_t)args->workspace, WORKSPACE_ALIGN_BYTES);
   LADE_ASSERT(args->workspace || !product->workspace_bytes);
   const int attribute = args->gelu_x ? CUBLASLT_DESC_AUX_POINTER : CUBLASLT_DESC_BIAS_POINTER;
-  const void *const more = args->gelu_x ? args->gelu_x : args->d_bias ? args->d_bias : args->bias;
+  const void *const more = args->gelu_x ? args->gelu_x : args->bias;
   if (more && !call_check(lt, "cublasLtMatmulDescSetAttribute",
                           library->cublasLtMatmulDescSetAttribute(product->descriptor, attribute, &more, sizeof(more)),
                           error))
     return;
   call_check(lt, "cublasLtMatmul",
              library->cublasLtMatmul(lt->handle, product->descriptor, &one, args->b, product->a, args->a, product->b,
-                                     args->accumulate || args->residual ? &one : &zero,
-                                     args->residual ? args->residual : args->c, product->c, args->c, product->c,
+                                     args->accumulate ? &one : &zero, args->c, product->c, args->c, product->c,
                                      &product->algo, product->workspace_bytes ? (void *)workspace : NULL,
                                      product->workspace_bytes, stream),
              error);
@@ -313,7 +303,7 @@ bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade
 {
   const struct lade_product_kind kind = kind_get(args);
   const uintptr_t bits = (uintptr_t)args->a | (uintptr_t)args->b | (uintptr_t)args->c | (uintptr_t)args->bias |
-                         (uintptr_t)args->gelu_x | (uintptr_t)args->residual | (uintptr_t)args->d_bias;
+                         (uintptr_t)args->gelu_x;
   struct lade_error why = {0};
   if (lade_device_status(lt->device)) /* its context may not be current, and no product would run */
     return true;

@@ -147,7 +147,7 @@ size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *a)
   return row_sums_bytes(a->n, a->d, 2);
 }
 
-void lade_cuda_residual_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+static void residual_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_fwd_args *a = args;
   const enum lade_cuda_function function = a->drop.drop_below ? LADE_CUDA_RESIDUAL_DROP_FWD : LADE_CUDA_RESIDUAL_FWD;
@@ -256,7 +256,7 @@ void lade_cuda_row_init(struct lade_kernels *kernels)
   kernels->fn[LADE_K_EMBED_BWD] = embed_bwd;
   kernels->fn[LADE_K_NORM_FWD] = norm_fwd;
   kernels->fn[LADE_K_NORM_BWD] = norm_bwd;
-  kernels->fn[LADE_K_RESIDUAL_FWD] = lade_cuda_residual_fwd;
+  kernels->fn[LADE_K_RESIDUAL_FWD] = residual_fwd;
   kernels->fn[LADE_K_RESIDUAL_BWD] = residual_bwd;
   kernels->fn[LADE_K_ROPE] = rope;
   kernels->fn[LADE_K_QK_SUMS] = qk_sums;

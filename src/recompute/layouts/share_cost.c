@@ -83,8 +83,8 @@ struct queue_pair {
 
 static bool is_product(enum lade_op_kind kind)
 {
-  return kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_RESIDUAL || kind == LADE_OP_MATMUL_DX ||
-         kind == LADE_OP_MATMUL_GELU_BWD || kind == LADE_OP_MATMUL_DW || kind == LADE_OP_MATMUL_DW_BIAS;
+  return kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_GELU_BWD ||
+         kind == LADE_OP_MATMUL_DW;
 }
 
 /* Return the step of the product that reads the gather, or makes the input of the scatter, of step @at; -1: none. */

@@ -163,7 +163,7 @@ static int tokens_fill(lade_forward *forward, const int32_t *tokens, int64_t n_t
 static void op_run(lade_forward *forward, int i_op)
 {
   const struct lade_op *op = &forward->graph->ops[i_op];
-  const struct lade_kernel_ctx ctx = {.pool = forward->pool, .step = &forward->step, .kernels = forward->kernels};
+  const struct lade_kernel_ctx ctx = {.pool = forward->pool, .step = &forward->step};
   struct lade_bind bind = {.workspace = (uintptr_t)forward->workspace, .n_microbatches = 1};
   _Alignas(64) char args[LADE_OP_ARGS_BYTES];
   for (int i = 0; i < op->n_in; i++)
@@ -181,7 +181,7 @@ int lade_forward_logits(lade_forward *forward, const int32_t *tokens, int64_t n_
     return status;
   for (int op = 0; op < forward->head; op++)
     op_run(forward, op);
-  const struct lade_kernel_ctx ctx = {.pool = forward->pool, .step = &forward->step, .kernels = forward->kernels};
+  const struct lade_kernel_ctx ctx = {.pool = forward->pool, .step = &forward->step};
   struct lade_matmul_args args = head_args(forward);
   const float *rows = forward->memory[forward->graph->ops[forward->head].in[0]];
   args.a = rows + (n_tokens - 1) * args.k;

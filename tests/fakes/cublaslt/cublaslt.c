@@ -359,15 +359,12 @@ static struct product product_get(cublaslt_product how, cublaslt_layout a, cubla
       (p.how.compute != CUBLASLT_COMPUTE_32F && p.how.compute != CUBLASLT_COMPUTE_32F_PEDANTIC))
     misuse("there is no product of these types");
   const bool has_slope = p.how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE;
-  const bool has_sums = p.how.epilogue == CUBLASLT_EPILOGUE_B_SUMS;
-  if (p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS || has_sums ? !p.how.bias
+  if (p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS ? !p.how.bias
       : has_slope                                  ? !p.how.aux
                                                    : p.how.epilogue != CUBLASLT_EPILOGUE_NONE)
     misuse("epilogue %u is not known or lacks its operand", p.how.epilogue);
   if (has_slope && (p.how.aux_stride % 8 || p.how.aux_stride < (int64_t)p.d.rows || type_bytes(p.d.type) != 2))
     misuse("rows of GELU's input, %lld apart, do not fit the product", (long long)p.how.aux_stride);
-  if (has_sums && (p.d.type != CUBLASLT_R_32F || type_bytes(p.a.type) != 2))
-    misuse("column sums are of matrices of type %d, in type %d", p.b.type, p.d.type);
   return p;
 }
 
@@ -453,7 +450,7 @@ struct run {
   struct product p;
   struct algo algo;
   float alpha, beta;
-  const void *a, *b, *c;
+  const void *a, *b;
   void *d, *workspace;
 };
 
@@ -498,20 +495,6 @@ static float gelu_slope(float at)
   return (float)(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * cubic * x * x));
 }
 
-/* Return the sum over k of a column of op(b), in the parts that the products have. */
-static float column_sum(const struct run *run, uint64_t column)
-{
-  const bool is_b = run->p.how.b_op == CUBLASLT_OP_T;
-  float sum = 0;
-  for (uint64_t s = 0, n = run->algo.n_splits; s < n; s++) {
-    float part = 0;
-    for (uint64_t i = run->p.k * s / n; i < run->p.k * (s + 1) / n; i++)
-      part += operand_get(run, &run->p.b, run->b, is_b ? column : i, is_b ? i : column);
-    sum += part;
-  }
-  return sum;
-}
-
 static void product_run(void *args)
 {
   const struct run *run = args;
@@ -523,15 +506,13 @@ static void product_run(void *args)
       uint64_t i = column * (uint64_t)d->stride + row;
       float value = run->alpha * element_sum(run, row, column);
       if (run->beta != 0)
-        value += run->beta * element_get(d->type, run->c, i);
+        value += run->beta * element_get(d->type, run->d, i);
       if (run->p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS)
         value += element_get(d->type, run->p.how.bias, row);
       if (run->p.how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE)
         value *= gelu_slope(element_get(d->type, run->p.how.aux, column * (uint64_t)run->p.how.aux_stride + row));
       element_put(d->type, run->d, i, value);
     }
-  for (uint64_t column = 0; column < d->columns && run->p.how.epilogue == CUBLASLT_EPILOGUE_B_SUMS; column++)
-    element_put(d->type, (void *)run->p.how.bias, column, column_sum(run, column));
 }
 
 static void aligned_check(const char *what, const void *at, uint64_t align_bytes)
@@ -555,25 +536,17 @@ static void run_check(const struct run *run)
     misuse("an algorithm is used that was not chosen for this product");
   memory_check("a", run->a, layout_bytes(&p->a));
   memory_check("b", run->b, layout_bytes(&p->b));
-  memory_check("c", run->c, layout_bytes(&p->d));
   memory_check("d", run->d, layout_bytes(&p->d));
   apart_check(run, "a", run->a, layout_bytes(&p->a));
   apart_check(run, "b", run->b, layout_bytes(&p->b));
-  if (run->c != run->d)
-    apart_check(run, "c", run->c, layout_bytes(&p->d));
   apart_check(run, "the workspace", run->workspace, algo->workspace_bytes);
   aligned_check("a", run->a, algo->align_bytes[0]);
   aligned_check("b", run->b, algo->align_bytes[1]);
-  aligned_check("c", run->c, algo->align_bytes[2]);
+  aligned_check("c", run->d, algo->align_bytes[2]);
   aligned_check("d", run->d, algo->align_bytes[3]);
   if (p->how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS) {
     memory_check("the bias", p->how.bias, p->d.rows * type_bytes(p->d.type));
     aligned_check("the bias", p->how.bias, algo->bias_align_bytes);
-  }
-  if (p->how.epilogue == CUBLASLT_EPILOGUE_B_SUMS) {
-    memory_check("the column sums", p->how.bias, p->d.columns * type_bytes(p->d.type));
-    apart_check(run, "the column sums", p->how.bias, p->d.columns * type_bytes(p->d.type));
-    aligned_check("the column sums", p->how.bias, algo->bias_align_bytes);
   }
   if (p->how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE) {
     const uint64_t bytes = ((p->d.columns - 1) * (uint64_t)p->how.aux_stride + p->d.rows) * type_bytes(p->d.type);
@@ -607,8 +580,8 @@ cublaslt_status cublasLtMatmul(cublaslt_handle handle, cublaslt_product how, con
                                cublaslt_stream stream)
 {
   cublaslt_status result = enter("cublasLtMatmul", 0);
-  if (driver.status() == CUDA_INVALID_CONTEXT || !stream)
-    misuse("a product has no context or no stream");
+  if (driver.status() == CUDA_INVALID_CONTEXT || !stream || c != d)
+    misuse("a product has no context, no stream, or another place for c than for d");
   if (!result && driver.status())
     result = CUBLASLT_EXECUTION_FAILED;
   if (result)
@@ -616,7 +589,7 @@ cublaslt_status cublasLtMatmul(cublaslt_handle handle, cublaslt_product how, con
   struct run *run = malloc(sizeof(*run));
   LADE_ASSERT(run);
   *run = (struct run){.p = product_get(how, a_layout, b_layout, c_layout, d_layout), .alpha = *(const float *)alpha,
-                      .beta = *(const float *)beta, .a = a, .b = b, .c = c, .d = d, .workspace = workspace};
+                      .beta = *(const float *)beta, .a = a, .b = b, .d = d, .workspace = workspace};
   memcpy(&run->algo, algo, sizeof(run->algo));
   run_check(run);
   if (run->algo.workspace_bytes > workspace_bytes) {

@@ -162,7 +162,7 @@ static void order_check(const struct lade_model_graph *graph)
 {
   int last_dw = -1;
   for (int i = graph->n_fwd_ops; i < graph->n_ops; i++) {
-    if (graph->ops[i].kind == LADE_OP_MATMUL_DW || graph->ops[i].kind == LADE_OP_MATMUL_DW_BIAS)
+    if (graph->ops[i].kind == LADE_OP_MATMUL_DW)
       last_dw = graph->ops[i].forward;
     if ((graph->ops[i].kind == LADE_OP_MATMUL_DX && !graph->ops[i].attr.is_dx_partial) ||
         graph->ops[i].kind == LADE_OP_MATMUL_GELU_BWD)
@@ -300,7 +300,7 @@ static void without_dropout_the_branch_shares_the_residual_gradient(void **state
 static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
 {
   struct lade_model model = preset_get("nano");
-  struct lade_model_graph *graph = graph_make(&model, LADE_F32, 2, 16, 0);
+  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
   const struct lade_op *gelu = &graph->ops[op_find(graph, LADE_OP_MATMUL_GELU_BWD, 1)];
   int n_readers = 0;
   assert_true(gelu->out[1] >= 0 && gelu->workspace_bytes > 0);
@@ -314,53 +314,6 @@ static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
   for (int i = 0; i < graph->n_ops; i++)
     n_readers += graph->ops[i].kind == LADE_OP_BIAS_GRAD && graph->ops[i].in[0] == attention->out[0];
   assert_int_equal(n_readers, 0);
-  const struct lade_op *norm = &graph->ops[op_find(graph, LADE_OP_RESIDUAL_BWD, 1)];
-  assert_int_equal(graph->ops[norm->forward].kind, LADE_OP_NORM);
-  assert_true(norm->out[2] >= 0); /* of attention's last product, whose dy is the gradient of the sum */
-  assert_int_equal(graph->tensors[norm->out[2]].dims[0], model.width);
-  lade_model_graph_destroy(graph);
-}
-
-/* In 16 bits the products that read dy make the gradients of the MLP's biases: no op reads it for them alone. */
-static void a_weights_product_makes_the_gradient_of_its_bias(void **state)
-{
-  struct lade_model model = preset_get("nano");
-  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
-  int n_sums = 0;
-  for (int i = 0; i < graph->n_ops; i++) {
-    const struct lade_op *op = &graph->ops[i];
-    if (op->kind != LADE_OP_MATMUL_DW_BIAS)
-      continue;
-    n_sums++;
-    assert_int_equal(graph->tensors[op->out[1]].dims[0], graph->tensors[op->out[0]].dims[0]);
-    assert_int_equal(graph->tensors[op->out[1]].producer, i);
-    assert_int_equal(graph->ops[op->forward].unit, op->unit);
-  }
-  assert_int_equal(n_sums, 2 * model.layers);
-  assert_int_equal(op_find(graph, LADE_OP_BIAS_GRAD, 1), -1);
-  assert_int_equal(graph->ops[op_find(graph, LADE_OP_MATMUL_GELU_BWD, 1)].out[1], -1);
-  lade_model_graph_destroy(graph);
-}
-
-/* A sum with a draw, a collective or another branch's input before it is an op of its own. */
-static void products_add_the_residual_unless_something_stands_between(void **state)
-{
-  struct lade_model model = preset_get("nano"), parallel = model;
-  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
-  const struct lade_op *sum = &graph->ops[op_find(graph, LADE_OP_MATMUL_RESIDUAL, 2)];
-  assert_int_equal(op_find(graph, LADE_OP_RESIDUAL, 1), -1);
-  assert_true(sum->in[2] >= 0);
-  assert_int_equal(graph->tensors[sum->in[3]].unit, 1); /* the first block's output */
-  assert_int_equal(sum->alias[0], -1);                   /* the product writes before it adds */
-  lade_model_graph_destroy(graph);
-  graph = graph_make(&model, LADE_BF16, 2, 16, 0.1f);
-  assert_int_equal(op_find(graph, LADE_OP_MATMUL_RESIDUAL, 1), -1);
-  lade_model_graph_destroy(graph);
-  parallel.family = LADE_GPT_NEOX;
-  parallel.n_parallel_norms = 2;
-  parallel.rope_base = 1e4f;
-  graph = graph_make(&parallel, LADE_BF16, 2, 16, 0);
-  assert_int_equal(op_find(graph, LADE_OP_MATMUL_RESIDUAL, 1), -1);
   lade_model_graph_destroy(graph);
 }
 
@@ -510,8 +463,7 @@ static void executed_matmul_flops_are_the_formulas(void **state)
     enum lade_op_kind kind = graph->ops[i].kind;
     double flops = graph->ops[i].flops;
     const bool is_dx = kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_GELU_BWD;
-    const bool is_forward = kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_RESIDUAL;
-    products += is_forward || is_dx || kind == LADE_OP_MATMUL_DW || kind == LADE_OP_MATMUL_DW_BIAS ? flops : 0;
+    products += kind == LADE_OP_MATMUL || is_dx || kind == LADE_OP_MATMUL_DW ? flops : 0;
     attention += kind == LADE_OP_ATTENTION || kind == LADE_OP_ATTENTION_BWD ? flops : 0;
     head += kind == LADE_OP_HEAD_LOSS || kind == LADE_OP_HEAD_LOSS_BWD ? flops : 0;
   }
@@ -580,8 +532,6 @@ int main(void)
       cmocka_unit_test(without_dropout_the_branch_shares_the_residual_gradient),
       cmocka_unit_test(the_op_that_makes_dy_makes_the_gradient_of_its_bias),
       cmocka_unit_test(the_product_behind_gelu_makes_the_gradient_before_it),
-      cmocka_unit_test(a_weights_product_makes_the_gradient_of_its_bias),
-      cmocka_unit_test(products_add_the_residual_unless_something_stands_between),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(values_after_a_branch_are_named_for_it),
