@@ -30,6 +30,7 @@ from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing.places import refuse_change
 from .tracing.trace import Given, calling_line, modules_of, trace
+from .tracing.watch import NESTED, SPARSE
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
@@ -451,6 +452,8 @@ def _refuse_wrapped(model):
 
 def _leaf_key(leaf):
     if isinstance(leaf, torch.Tensor):
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            raise CannotCapture(NESTED if leaf.is_nested else SPARSE, "arguments", calling_line())
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad,
                 leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64)
     try:
