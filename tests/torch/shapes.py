@@ -403,6 +403,17 @@ def computed_values_decide_shapes():
     same("values are changed after a question", changed, data[:2], None)
 
 
+def a_prepared_part_says_so():
+    """prepare() ends at the first computed shape; the report names its line, and that of a call is of the whole step."""
+    step = step_of(lambda m, x: (h := m(x))[h > 0].square().mean(), net(), audit=True)
+    step.prepare(X)
+    part = step.report()
+    assert "a part of the step" in part["note"] and "[h > 0]" in part["note"] and not part["is_audited"], part
+    step(X)
+    whole = step.report()
+    assert not whole["note"] and whole["is_audited"] and whole["n_ops"] > part["n_ops"], whole
+
+
 def plans_of_computed_shapes_are_told():
     """Three calls with three counts are told, and a call with a count that a plan has makes none."""
     step = step_of(lambda m, x: (h := m(x))[h > 0].square().mean(), nn.Sequential(nn.Linear(16, 8)))
@@ -498,6 +509,6 @@ if __name__ == "__main__":
                  writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
                  tensors_are_made_of_computed_numbers, computed_values_decide_shapes, plans_of_computed_shapes_are_told,
-                 sparse_and_nested_arguments_are_refused, shapes_behind_an_update_are_refused,
+                 a_prepared_part_says_so, sparse_and_nested_arguments_are_refused, shapes_behind_an_update_are_refused,
                  spans_are_those_that_numpy_draws):
         test()
