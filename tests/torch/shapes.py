@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes that the values of the arguments decide, CTC losses, and assignments by the host within a step."""
+import contextlib
 import copy
 import gc
 import itertools
@@ -402,6 +403,17 @@ def computed_values_decide_shapes():
     same("values are changed after a question", changed, data[:2], None)
 
 
+def a_prepared_part_says_so():
+    """prepare() ends at the first computed shape; the report names its line, and that of a call is of the whole step."""
+    step = step_of(lambda m, x: (h := m(x))[h > 0].square().mean(), net(), audit=True)
+    step.prepare(X)
+    part = step.report()
+    assert "a part of the step" in part["note"] and "[h > 0]" in part["note"] and not part["is_audited"], part
+    step(X)
+    whole = step.report()
+    assert not whole["note"] and whole["is_audited"] and whole["n_ops"] > part["n_ops"], whole
+
+
 def plans_of_computed_shapes_are_told():
     """Three calls with three counts are told, and a call with a count that a plan has makes none."""
     step = step_of(lambda m, x: (h := m(x))[h > 0].square().mean(), nn.Sequential(nn.Linear(16, 8)))
@@ -423,6 +435,14 @@ def plans_of_computed_shapes_are_told():
     step(X - 2)
     assert plans.n_made == n_made
     assert sum(plan.planned.trace.is_cut for own in step.ready.values() for plan in own) == 1
+
+
+def sparse_and_nested_arguments_are_refused():
+    step = step_of(lambda m, x, other: m(x).square().mean() * other.values().sum(), net())
+    refused(lade.CannotCapture, lambda: step(X, torch.eye(3).to_sparse()), "sparse", "shapes.py")
+    rows = [torch.ones(3), torch.ones(2)]
+    for layout in (torch.jagged, torch.strided):
+        refused(lade.CannotCapture, lambda: step(X, torch.nested.nested_tensor(rows, layout=layout)), "nested", "shapes.py")
 
 
 def shapes_behind_an_update_are_refused():
@@ -471,6 +491,10 @@ def spans_are_those_that_numpy_draws():
         h[features[:, None].expand(-1, 12, -1)] = 0
         return h.square().mean()
     with mock.patch.dict(sys.modules, {"transformers.models.fake": module}):
+        with contextlib.ExitStack() as others:  # a running step beside a capture in another thread
+            for patch in lade.torch.tracing.spans.patches():
+                others.enter_context(patch)
+            assert torch.ops.lade.spans(None, module.__name__, [4, 12], 0.5, 3, 1).any()
         same("spans of NumPy", loss_of, [(X, mask.long()) for mask in MASKS[:3]], None, Rows)
         assert module._compute_mask_indices is spans_of
 
@@ -485,5 +509,6 @@ if __name__ == "__main__":
                  writes_at_masked_places_take_scratch_by_their_number, frequent_classes_have_a_head_of_their_own,
                  ctc_losses_take_lengths_in_all_forms, queries_are_matched_with_targets, plans_keep_no_batch,
                  tensors_are_made_of_computed_numbers, computed_values_decide_shapes, plans_of_computed_shapes_are_told,
-                 shapes_behind_an_update_are_refused, spans_are_those_that_numpy_draws):
+                 a_prepared_part_says_so, sparse_and_nested_arguments_are_refused, shapes_behind_an_update_are_refused,
+                 spans_are_those_that_numpy_draws):
         test()

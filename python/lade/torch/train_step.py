@@ -30,6 +30,7 @@ from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing.places import refuse_change
 from .tracing.trace import Given, calling_line, modules_of, trace
+from .tracing.watch import NESTED, SPARSE
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
@@ -183,7 +184,10 @@ class Step:
     def _made_ready(self, planned, seconds):
         """Take the bytes of a plan's tiers, and create the state of its optimizer. Error changes nothing."""
         ready = _Ready(planned, seconds)
-        ready.is_audited = planned.trace.is_cut  # it never ends a step
+        if planned.trace.is_cut:
+            ready.is_audited = True  # it never ends a step
+            ready.note = ("a part of the step, up to a computed value that decides a shape or a list "
+                          f"({planned.trace.branch_lines[-1]}); a call plans the whole step")
         ready.runtime = Runtime(planned, self.store)
         self._create_state(planned.trace)
         new = {place.id: place for place in planned.trace.places if place.id not in self.places}
@@ -388,7 +392,7 @@ class Step:
         found["capture_seconds"] = ready.capture_seconds
         found["measured_step_seconds"] = self.measured["clock"].seconds() if "clock" in self.measured else None
         found["measured_peak_bytes"] = self.measured.get("peak_bytes")
-        found["is_audited"], found["note"] = ready.is_audited, ready.note
+        found["is_audited"], found["note"] = ready.is_audited and not ready.planned.trace.is_cut, ready.note
         found["ledger"], found["modules"] = ready.planned.ledger()
         return found
 
@@ -451,6 +455,8 @@ def _refuse_wrapped(model):
 
 def _leaf_key(leaf):
     if isinstance(leaf, torch.Tensor):
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            raise CannotCapture(NESTED if leaf.is_nested else SPARSE, "arguments", calling_line())
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad,
                 leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64)
     try:

@@ -18,8 +18,9 @@ _LIBRARY.define("spans(Tensor? mask, str module, int[] shape, float share, int l
 
 
 def _spans(mask, module, shape, share, length, least):
-    found = getattr(sys.modules[module], _NAME)(tuple(shape), share, length, mask, least)
-    return torch.from_numpy(found).clone()  # in memory of torch's allocator
+    function = getattr(sys.modules[module], _NAME)
+    function = getattr(function, "plain", function)  # a capture in another thread may have replaced it
+    return torch.from_numpy(function(tuple(shape), share, length, mask, least)).clone()  # in memory of torch's allocator
 
 
 def _described(_mask, _module, shape, _share, _length, _least):
@@ -36,6 +37,7 @@ def _replacement(module, plain):
         if not 1 <= mask_length <= shape[1]:
             return plain(shape, mask_prob, mask_length, attention_mask, min_masks)  # which refuses it
         return SPANS(attention_mask, module.__name__, list(shape), mask_prob, mask_length, min_masks)
+    drawn.plain = plain
     return drawn
 
 

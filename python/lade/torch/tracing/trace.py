@@ -25,7 +25,7 @@ from .. import optimizers
 from .branches import Asked, Branches
 from .layouts import Mode
 from .places import Found, Places, keeps_fakes
-from .watch import COUNTS, SPARSE, Watch
+from .watch import COUNTS, NESTED, SPARSE, Watch
 
 _TORCH = os.path.dirname(torch.__file__)
 _NESTED, _COMPILED = os.path.join(_TORCH, "nested", ""), os.path.join(_TORCH, "_dynamo", "")
@@ -219,7 +219,7 @@ _MEANINGS = (
      "the step reads the value of a tensor; return the tensor, and read it after the step"),
     (("HigherOrderOperator", "registered for HOP"), "torch.cond",
      "higher-order ops, such as torch.cond, are not captured; branch by if, or take a side by torch.where"),
-    ((_NESTED,), "torch.nested", "nested tensors are not captured; pad the batch"),
+    ((_NESTED,), "torch.nested", NESTED),
     ((_COMPILED,), "torch.compile", "torch.compile inside of the step is not captured; give the plain model"),
 )
 

@@ -47,6 +47,7 @@ _SETS = torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default
 _COPIES = torch.ops.aten.fill_.Tensor, torch.ops.aten.copy_.default
 COUNTS = ("the step reads a number from a tensor and changes it there, so each step would be another graph; keep the number "
           "in tensors, or count outside of the step")
+NESTED = "nested tensors are not captured; pad the batch"
 SPARSE = "sparse tensors are not captured; use dense ones, such as those of nn.Embedding(sparse=False)"
 _MASKS = torch.bool, torch.uint8
 _INDEX, _NONZERO = torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default
