@@ -332,12 +332,12 @@ static void failure_tell(const struct probe *probe, struct lade_error *error)
 }
 
 /* Get the attention that the environment names, if any. */
-static bool wish_get(enum lade_cuda_attention *ret_who)
+static bool wish_get(enum lade_cuda_attention *ret_attention)
 {
   const char *wish = getenv("LADE_ATTENTION");
   for (int i = 0; wish && i < LADE_CUDA_N_ATTENTIONS; i++)
     if (strcmp(wish, lade_cuda_attention_name((enum lade_cuda_attention)i)) == 0) {
-      *ret_who = (enum lade_cuda_attention)i;
+      *ret_attention = (enum lade_cuda_attention)i;
       return true;
     }
   return false;

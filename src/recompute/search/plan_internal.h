@@ -54,8 +54,8 @@ struct lade_planner {
 /* Make all trajectories, from the planner's start. -ENOMEM, with those made so far. */
 int planner_make_trajectories(lade_planner *planner);
 /*
- * Make the trajectories by plain prices, in place of the coarse one. -ENOMEM, with those made so far, which the next call
- * replaces.
+ * Make the trajectories by plain prices, in place of the coarse one. -ENOMEM, with those made so far: the next call
+ * makes them again.
  */
 int planner_refine_plain(lade_planner *planner);
 
