@@ -390,8 +390,8 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
 }
 
 /*
- * Price GELU's backward behind a product as a kernel of its own, as other software and Lade's host and plain kernels run
- * it. In 16 bits on a GPU Lade's products have it as an epilogue.
+ * Price GELU's backward behind a product as a kernel of its own, as other software and Lade's host and plain kernels
+ * run it. In 16 bits on a GPU Lade's products have it as an epilogue.
  */
 static int64_t gelu_bwd_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
