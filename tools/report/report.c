@@ -334,7 +334,7 @@ void layout_print(const struct lade_session_info *info, FILE *file)
     before = ", ";
   }
   fputc('\n', file);
-  /* ZeRO 1 and 2 send the same, so what runs beside compute tells their times apart */
+  /* ZeRO 1 and 2 send the same bytes; gathers beside the forward pass explain different step times */
   if ((info->layout.zero == 1 || info->layout.zero == 2) && info->comm_bytes[LADE_AXIS_SHARD])
     fprintf(file, "              of shard, weights gathered beside the forward pass: %s\n",
             lade_size_format(info->forward_gather_bytes, text, sizeof(text)));
