@@ -303,6 +303,45 @@ template <int N> static __device__ inline void block_sums(float (&values)[N], fl
         values[i] += room[other * N + i];
 }
 
+/* Sum N values, a power of two, over the warp; lane i gets sum i / (32 / N). Fewer shuffles than N sums of all lanes. */
+template <int N> static __device__ inline float warp_few_sums(float (&values)[N])
+{
+  const int lane = ptx_thread_get() % 32;
+#pragma unroll
+  for (int width = N / 2, bit = 16; width > 0; width /= 2, bit /= 2)
+#pragma unroll
+    for (int i = 0; i < width; i++) {
+      const float given = lane & bit ? values[i] : values[i + width];
+      values[i] = (lane & bit ? values[i + width] : values[i]) + __shfl_xor_sync(0xffffffffu, given, bit);
+    }
+#pragma unroll
+  for (int bit = 16 / N; bit > 0; bit /= 2)
+    values[0] += __shfl_xor_sync(0xffffffffu, values[0], bit);
+  return values[0];
+}
+
+/*
+ * Sum N values, at most four, over the block as block_sums does, with one barrier. The @room, N floats for each warp of
+ * the largest block, is free again after the block's next barrier.
+ */
+template <int N> static __device__ inline void block_few_sums(float (&values)[N], float *room)
+{
+  constexpr int PART = 32 / N, WARPS = LADE_CUDA_THREADS / 32;
+  static_assert(N * WARPS <= 32, "a warp has the sums of all warps");
+  const int thread = ptx_thread_get(), lane = thread % 32;
+  const float own = warp_few_sums(values);
+  if (lane % PART == 0)
+    room[thread / 32 * N + lane / PART] = own;
+  __syncthreads();
+  float sum = lane < (int)blockDim.x / 32 * N ? room[lane] : 0.0f;
+#pragma unroll
+  for (int bit = N; bit < WARPS * N; bit *= 2)
+    sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    values[i] = __shfl_sync(0xffffffffu, sum, i);
+}
+
 static __device__ inline float block_sum(float value, float *room)
 {
   float values[1] = {value};

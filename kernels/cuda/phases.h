@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 8
+#define LADE_CUDA_REVISION 9
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -56,11 +56,25 @@ LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
   return d * n_outputs <= LADE_CUDA_ROW_SHARED_FLOATS ? d * n_outputs : 0;
 }
 
-/* Behind them the norm's weight waits, if it fits, too: floats for it. */
-LADE_INLINE int64_t lade_cuda_row_weight_floats(int64_t d, int n_outputs, int64_t element_bytes)
+/*
+ * Backward of norms: packs of 16 bytes of a tensor that a thread has in a turn, of as many rows as that makes; and
+ * floats of shared memory of two turns of three tensors.
+ */
+#define LADE_CUDA_NORM_BWD_PACKS 2
+#define LADE_CUDA_NORM_BWD_FLOATS (2 * 3 * LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_THREADS * 4)
+
+/* Return a thread's packs of a row, 1 or 2; 0 for longer rows and for those that are not whole packs. */
+LADE_INLINE int lade_cuda_norm_bwd_packs(int64_t d, int pack)
 {
-  const int64_t sums = lade_cuda_row_shared(d, n_outputs), floats = (d * element_bytes + 3) / 4;
-  return sums && sums + floats <= LADE_CUDA_ROW_SHARED_FLOATS ? floats : 0;
+  const int64_t n_packs = (d + (int64_t)pack * LADE_CUDA_THREADS - 1) / ((int64_t)pack * LADE_CUDA_THREADS);
+  return d % pack || n_packs > LADE_CUDA_NORM_BWD_PACKS ? 0 : (int)n_packs;
+}
+
+/* Return the floats of shared memory of a block, with the room of its reductions. */
+LADE_INLINE int64_t lade_cuda_norm_bwd_floats(int64_t d, int pack, int n_outputs)
+{
+  return LADE_CUDA_ROOM_FLOATS +
+         (lade_cuda_norm_bwd_packs(d, pack) ? LADE_CUDA_NORM_BWD_FLOATS : lade_cuda_row_shared(d, n_outputs));
 }
 
 /* outputs[i][d] (+)= the sum over blocks of partials[block][i][d]; an output may be NULL. */
@@ -81,7 +95,8 @@ struct lade_cuda_row_sums {
 /* ---- the optimizer's sums ---- */
 
 #define LADE_CUDA_SUM_LANES 16  /* threads that add one block of LADE_SUM_BLOCK elements */
-#define LADE_CUDA_SUM_SPAN 4096 /* elements of it in shared memory, next to those of the next span */
+#define LADE_CUDA_SUM_SPAN 2048 /* elements of it in shared memory, next to those of the next span */
+#define LADE_CUDA_SUM_THREADS 128
 
 /* ---- the update ---- */
 

@@ -8,7 +8,8 @@ static void sum_squares(const struct lade_kernel_ctx *ctx, const void *args)
   const struct lade_sum_squares_args *a = args;
   lade_cuda_launch_grid(ctx, LADE_CUDA_SUM_SQUARES, a->dtype,
                         (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(a->n_elements, LADE_SUM_BLOCK)},
-                                                  .args = a, .shared_bytes = 2 * LADE_CUDA_SUM_SPAN * sizeof(float)});
+                                                  .n_threads = LADE_CUDA_SUM_THREADS, .args = a,
+                                                  .shared_bytes = 2 * LADE_CUDA_SUM_SPAN * sizeof(float)});
 }
 
 /* Launch one block, with a double of each thread. */

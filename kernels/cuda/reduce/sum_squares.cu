@@ -7,16 +7,17 @@
  * to shared memory, 16 bytes at a time and one span ahead of the sixteen that add. Elements past the end are 0, which
  * adds nothing.
  *
- * Moves n elements. Bound: memory, if a multiprocessor has enough blocks: one adds a span in the latency of 256
- * additions in F64, one after the other. Small tensors: the latency of 1,024 of them.
+ * Moves n elements. Bound: memory, if a multiprocessor has enough blocks: one adds a span in the latency of 128
+ * additions in F64, one after the other. So blocks and spans are small, and many of them share a multiprocessor. Small
+ * tensors: the latency of 1,024 additions.
  */
 #include "kernels/cuda/kernel.h"
 
 #define LANES LADE_CUDA_SUM_LANES
 #define SPAN LADE_CUDA_SUM_SPAN
-#define EACH (SPAN / LADE_CUDA_THREADS) /* elements of a span that a thread loads */
+#define EACH (SPAN / LADE_CUDA_SUM_THREADS) /* elements of a span that a thread loads */
 #define AHEAD 16
-#define BLOCKS 6 /* of a multiprocessor of sm_90, whose shared memory has room for them */
+#define BLOCKS 5 /* of twice these threads: a multiprocessor of sm_90 has ten chains of additions at once */
 
 static_assert(SPAN % (AHEAD * LANES) == 0, "a span is whole turns of the lanes");
 
@@ -27,7 +28,7 @@ template <class T> struct thread_part {
 /* Return the place of element @j of this thread's pack @p in the span. */
 template <class T> static __device__ inline int place_get(int p, int j)
 {
-  return (p * LADE_CUDA_THREADS + (int)threadIdx.x) * LADE_PACK(T) + j;
+  return (p * LADE_CUDA_SUM_THREADS + (int)threadIdx.x) * LADE_PACK(T) + j;
 }
 
 /* Load this thread's part of the span from @x on, of which @n elements exist. */

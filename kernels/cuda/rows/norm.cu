@@ -6,7 +6,7 @@
  * Moves 2 n d elements forward: a row stays in registers (norm_row.h). Backward 4 n d with a residual, and 4 d F32
  * numbers for each block of at least 16 rows. Bound: memory.
  */
-#include "kernels/cuda/rows/norm_row.h"
+#include "kernels/cuda/rows/norm_bwd.h"
 
 template <class T> static __device__ void norm_fwd_of(const struct lade_norm_fwd_args &a, const struct lade_step *step)
 {

@@ -7,7 +7,8 @@
  * of its block and the heads (row_sums.cu adds the blocks).
  *
  * A lane has packs of four neighbours, or single elements where heads are no multiple of four. Over all heads a warp
- * has a long group, so each lane loads TURNS packs before it waits for one; a head is one pack a lane, or a few.
+ * has a long group, so packs are 16 bytes and each lane loads TURNS of them before it waits for one. A head is one pack
+ * a lane, or a few; forward a warp loads several such heads before it waits.
  *
  * Moves 2 n (H + 2 Hk) D elements forward and 5 of these backward. Bound: memory; over all heads two warps of a block
  * work, and loads of TURNS packs hide the latency.
@@ -39,6 +40,7 @@ static __device__ inline group group_get(const Args &a, bool is_by_head, int64_t
 
 #define LANE_PACK 4
 #define LANE_TURNS 4
+#define HEADS 4 /* of one pack a lane that a warp has in flight */
 
 /* Return a lane's first element of a group; those of its turns are 32 packs apart. */
 template <int N> static __device__ inline int64_t lane_first(void)
@@ -135,6 +137,44 @@ template <class T, int N, int TURNS> static __device__ inline void qk_norm_by(co
   values_copy<T, N>(a, a.x, a.y);
 }
 
+/* Normalise heads of one pack a lane at most. A warp loads HEADS heads of the row before it waits for one. */
+template <class T> static __device__ inline void heads_fwd(const struct lade_qk_norm_fwd_args &a)
+{
+  constexpr int N = LANE_PACK;
+  const int n_groups = (int)(a.heads + a.n_kv_heads), n_warps = (int)blockDim.x / 32, lane = (int)threadIdx.x % 32;
+  const bool has_pack = lane * N < a.head_dim;
+  const int64_t row = blockIdx.x, j = has_pack ? lane * N : 0, first = row * row_elements(a) + j;
+  const pack<T, N> q_weight = pack_load<T, N>((const T *)a.q_weight + j);
+  const pack<T, N> k_weight = pack_load<T, N>((const T *)a.k_weight + j);
+#pragma unroll 1
+  for (int i = (int)threadIdx.x / 32; i < n_groups; i += n_warps * HEADS) {
+    pack<T, N> x[HEADS];
+    float squares[HEADS] = {};
+#pragma unroll
+    for (int t = 0; t < HEADS; t++)
+      x[t] = pack_load<T, N>((const T *)a.x + first + (i + t * n_warps < n_groups ? i + t * n_warps : i) * a.head_dim);
+#pragma unroll
+    for (int at = 0; at < HEADS * N; at++)
+      squares[at / N] += has_pack ? get(x[at / N].x[at % N]) * get(x[at / N].x[at % N]) : 0.0f;
+    const float rstd = 1 / sqrtf(warp_few_sums(squares) / (float)a.head_dim + a.eps);
+    const int own = i + lane / (32 / HEADS) * n_warps;
+    if (lane % (32 / HEADS) == 0 && own < n_groups)
+      ((float *)a.rstd)[row * n_groups + own] = rstd;
+#pragma unroll
+    for (int t = 0; t < HEADS; t++) {
+      const int head = i + t * n_warps;
+      const float factor = __shfl_sync(0xffffffffu, rstd, t * (32 / HEADS));
+      float y[N];
+#pragma unroll
+      for (int k = 0; k < N; k++)
+        y[k] = get(x[t].x[k]) * factor * (get(head < a.heads ? q_weight.x[k] : k_weight.x[k]) + a.weight_offset);
+      if (head < n_groups && has_pack)
+        numbers_put((T *)a.y + first + head * a.head_dim, y);
+    }
+  }
+  values_copy<T, N>(a, a.x, a.y);
+}
+
 /* Set a group's dx = rstd (dy (weight + offset) - h dot / total), h = x rstd; @share: dot / total. */
 template <class T, int N, int TURNS>
 static __device__ inline void group_bwd(const struct lade_qk_norm_bwd_args &a, const group &g, float rstd, float share)
@@ -177,6 +217,8 @@ template <class T, class Args> static __device__ inline void row_run(const Args 
     qk_norm_by<T, 1, 1>(a);
   else if (a.is_by_head)
     qk_norm_by<T, LANE_PACK, 1>(a);
+  else if (a.head_dim % LADE_PACK(T) == 0)
+    qk_norm_by<T, LADE_PACK(T), LANE_TURNS>(a);
   else
     qk_norm_by<T, LANE_PACK, LANE_TURNS>(a);
 }
@@ -184,7 +226,10 @@ template <class T, class Args> static __device__ inline void row_run(const Args 
 template <class T>
 static __device__ void qk_norm_fwd_of(const struct lade_qk_norm_fwd_args &a, const struct lade_step *step)
 {
-  row_run<T>(a);
+  if (a.is_by_head && a.head_dim % LANE_PACK == 0 && a.head_dim <= 32 * LANE_PACK)
+    heads_fwd<T>(a);
+  else
+    row_run<T>(a);
 }
 LADE_KERNEL_OF_DTYPES(qk_norm_fwd, lade_qk_norm_fwd_args)
 

@@ -8,7 +8,7 @@
  *
  * Dropout has kernels of its own, residual_drop_*: the others need no registers and no instructions for it.
  */
-#include "kernels/cuda/rows/norm_row.h"
+#include "kernels/cuda/rows/norm_bwd.h"
 
 /* Compute the sum of the span from @at on, store it and leave it in @sums. */
 template <bool HAS_DROP, class T, int N>

@@ -118,20 +118,15 @@ static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
 }
 
-/*
- * Make a launch over blocks of rows with space for @n_outputs partial sums and the norm's weight. Threads have one pack
- * of each of several rows, or two, before they have four of one row. Half a block's threads suffice for a row where two
- * packs each are the whole row: then four blocks share a multiprocessor, and one's memory works in another's reduction.
- */
+/* Make a launch over blocks of rows, for the backward of norms with @n_outputs sums over rows. */
 static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d,
                                           int n_outputs)
 {
-  int64_t n_packs = lade_cuda_row_packs(dtype, d);
-  int n_each = n_packs <= LADE_CUDA_THREADS / 2 ? 1 : n_packs <= 2 * LADE_CUDA_THREADS ? 2 : LADE_CUDA_ROW_PACKS;
-  const int64_t weight_floats = lade_cuda_row_weight_floats(d, n_outputs, (int64_t)lade_dtype_bytes(dtype));
+  const int pack = 16 / (int)lade_dtype_bytes(dtype), n_each = lade_cuda_norm_bwd_packs(d, pack);
   return (struct lade_cuda_launch){
-      .grid = {(unsigned)lade_cuda_row_blocks(n_rows)}, .n_threads = row_threads(n_packs, n_each), .args = args,
-      .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS + lade_cuda_row_shared(d, n_outputs) + weight_floats)};
+      .grid = {(unsigned)lade_cuda_row_blocks(n_rows)},
+      .n_threads = row_threads(lade_cuda_row_packs(dtype, d), n_each ? n_each : LADE_CUDA_ROW_PACKS), .args = args,
+      .shared_bytes = shared_floats(lade_cuda_norm_bwd_floats(d, pack, n_outputs))};
 }
 
 static void norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
