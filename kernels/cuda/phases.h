@@ -56,6 +56,16 @@ LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
   return d * n_outputs <= LADE_CUDA_ROW_SHARED_FLOATS ? d * n_outputs : 0;
 }
 
+/* Rows of a block of norms: a few, the next copied ahead, if that leaves a GPU enough blocks. They decide no bits. */
+#define LADE_CUDA_NORM_FWD_ROWS 8
+#define LADE_CUDA_NORM_FWD_BLOCKS 2048
+
+LADE_INLINE int64_t lade_cuda_norm_fwd_rows(int64_t n_rows)
+{
+  const int64_t rows = n_rows / LADE_CUDA_NORM_FWD_BLOCKS;
+  return rows < 1 ? 1 : rows < LADE_CUDA_NORM_FWD_ROWS ? rows : LADE_CUDA_NORM_FWD_ROWS;
+}
+
 /*
  * Backward of norms: packs of 16 bytes of a tensor that a thread has in a turn, of as many rows as that makes; and
  * floats of shared memory of two turns of three tensors.

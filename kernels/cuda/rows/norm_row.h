@@ -3,9 +3,9 @@
  * Rows of LayerNorm or RMSNorm by one block of threads, for norm.cu, residual.cu and norm_bwd.h.
  *
  * Thread t has the packs t, t + threads, ... of a row, some of them at a time: with the other threads' packs, a span of
- * the row. It loads all its packs of a span before it waits for one. If one span is the row, up to 16 KiB of it, it
- * keeps them in registers for later passes; else they are read again. Only this thread reads and writes its packs, so
- * it may read back its own stores.
+ * the row. It loads all its packs of a span before it waits for one. A row of one span, of up to 16 KiB, stays in
+ * registers for later passes; a longer one is read again. Only this thread reads and writes its packs, so it may read
+ * back its own stores.
  */
 #ifndef LADE_CUDA_NORM_ROW_H
 #define LADE_CUDA_NORM_ROW_H
@@ -36,23 +36,6 @@ static __device__ inline void span_load(pack<T, N> (&to)[P], const void *row, in
     to[p] = pack_load<T, N>((const T *)row + (column < d ? column : 0));
   }
 }
-
-/*
- * Keep packs for another pass as they were loaded: four registers for eight numbers. The compiler would keep the
- * numbers, a register each, and spill, because threads are as many as registers allow.
- */
-template <class T, int N, int P> static __device__ inline void span_keep(pack<T, N> (&packs)[P])
-{
-#pragma unroll
-  for (int p = 0; p < P && sizeof(packs[0]) == 16; p++) {
-    uint32_t words[4] = {};
-    memcpy(words, &packs[p], sizeof(packs[p]) < sizeof(words) ? sizeof(packs[p]) : sizeof(words));
-    ptx_words_forget(words);
-    memcpy(&packs[p], words, sizeof(packs[p]) < sizeof(words) ? sizeof(packs[p]) : sizeof(words));
-  }
-}
-
-/* ---- forward ---- */
 
 /* Return the sum of (x - mean)^POWER over this thread's packs. */
 template <int POWER, class T, int N>
@@ -99,49 +82,94 @@ static __device__ inline void norm_span(const struct lade_norm_fwd_args &a, int6
   }
 }
 
+/* Return the room of a row's sum, of the mean or the squares: no sum uses that of the one before it. */
+static __device__ inline float *room_get(float *room, int64_t row, bool is_mean)
+{
+  return room + (row % 2 * 2 + is_mean) * (LADE_CUDA_THREADS / 32);
+}
+
+static __device__ inline void statistics_put(const struct lade_norm_fwd_args &a, int64_t row, float mean, float rstd)
+{
+  if (threadIdx.x > 0)
+    return;
+  ((float *)a.rstd)[row] = rstd;
+  if (a.kind == LADE_NORM_LAYER)
+    ((float *)a.mean)[row] = mean;
+}
+
 /*
- * Process a row, whose packs are in @x if @is_held. The variance is summed about the mean in a second pass, as in all
- * variants. The weights of a row of one span are loaded before its reductions, in which memory answers.
+ * Process a row of one span, whose packs are loaded. The variance is summed about the mean in a second pass, as in all
+ * variants. The numbers stay in registers as F32, so that each is converted once.
  */
 template <class T, int N>
 static __device__ inline void norm_row(const struct lade_norm_fwd_args &a, int64_t row, float *room,
-                                       pack<T, N> (&x)[PACKS], bool is_held)
+                                       const pack<T, N> (&packs)[PACKS], const struct norm_weights<T, N> &w)
+{
+  float x[PACKS][N], sum[1] = {}, squares[1] = {}, mean = 0;
+#pragma unroll
+  for (int p = 0; p < PACKS; p++)
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      x[p][j] = get(packs[p].x[j]);
+  if (a.kind == LADE_NORM_LAYER) {
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+#pragma unroll
+      for (int j = 0; j < N && column_get<N>(0, p) < (int)a.d; j++)
+        sum[0] += x[p][j];
+    block_few_sums(sum, room_get(room, row, true));
+    mean = sum[0] / (float)a.d;
+  }
+#pragma unroll
+  for (int p = 0; p < PACKS; p++)
+#pragma unroll
+    for (int j = 0; j < N && column_get<N>(0, p) < (int)a.d; j++) {
+      x[p][j] -= mean;
+      squares[0] = fmaf(x[p][j], x[p][j], squares[0]);
+    }
+  block_few_sums(squares, room_get(room, row, false));
+  const float rstd = 1 / sqrtf(squares[0] / (float)a.d + a.eps);
+  statistics_put(a, row, mean, rstd);
+#pragma unroll
+  for (int p = 0; p < PACKS; p++) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      x[p][j] = fmaf(x[p][j] * rstd, get(w.weight[p].x[j]) + a.weight_offset, get(w.bias[p].x[j]));
+    if (column_get<N>(0, p) < (int)a.d)
+      numbers_put((T *)a.y + row * a.d + column_get<N>(0, p), x[p]);
+  }
+}
+
+/* Process a longer row, which is read three times. */
+template <class T, int N>
+static __device__ inline void norm_long_row(const struct lade_norm_fwd_args &a, int64_t row, float *room)
 {
   const int span = span_get<N, PACKS>();
   const T *from = (const T *)a.x + row * a.d;
-  float sum = 0, mean = 0, squares = 0;
-  struct norm_weights<T, N> weights = {};
-  if (!is_held)
-    span_load(x, from, 0, (int)a.d);
-  norm_weights_load(weights, a, 0);
+  pack<T, N> x[PACKS];
+  float sum[1] = {}, squares[1] = {}, mean = 0;
 #pragma unroll 1
   for (int at = 0; at < (int)a.d && a.kind == LADE_NORM_LAYER; at += span) {
-    if (at > 0)
-      span_load(x, from, at, (int)a.d);
-    sum += powers_sum<1>(x, 0, at, (int)a.d);
-    span_keep(x);
+    span_load(x, from, at, (int)a.d);
+    sum[0] += powers_sum<1>(x, 0, at, (int)a.d);
   }
-  if (a.kind == LADE_NORM_LAYER)
-    mean = block_sum(sum, room) / (float)a.d;
-#pragma unroll 1
-  for (int at = 0; at < (int)a.d; at += span) {
-    if (a.d > span)
-      span_load(x, from, at, (int)a.d);
-    squares += powers_sum<2>(x, mean, at, (int)a.d);
-    span_keep(x);
-  }
-  float rstd = 1 / sqrtf(block_sum(squares, room) / (float)a.d + a.eps);
-  if (threadIdx.x == 0) {
-    ((float *)a.rstd)[row] = rstd;
-    if (a.kind == LADE_NORM_LAYER)
-      ((float *)a.mean)[row] = mean;
+  if (a.kind == LADE_NORM_LAYER) {
+    block_few_sums(sum, room_get(room, row, true));
+    mean = sum[0] / (float)a.d;
   }
 #pragma unroll 1
   for (int at = 0; at < (int)a.d; at += span) {
-    if (a.d > span) {
-      span_load(x, from, at, (int)a.d);
-      norm_weights_load(weights, a, at);
-    }
+    span_load(x, from, at, (int)a.d);
+    squares[0] += powers_sum<2>(x, mean, at, (int)a.d);
+  }
+  block_few_sums(squares, room_get(room, row, false));
+  const float rstd = 1 / sqrtf(squares[0] / (float)a.d + a.eps);
+  statistics_put(a, row, mean, rstd);
+#pragma unroll 1
+  for (int at = 0; at < (int)a.d; at += span) {
+    struct norm_weights<T, N> weights = {};
+    span_load(x, from, at, (int)a.d);
+    norm_weights_load(weights, a, at);
     norm_span(a, row, at, mean, rstd, x, weights);
   }
 }

@@ -143,16 +143,22 @@ template <class T> static __device__ inline void heads_fwd(const struct lade_qk_
   constexpr int N = LANE_PACK;
   const int n_groups = (int)(a.heads + a.n_kv_heads), n_warps = (int)blockDim.x / 32, lane = (int)threadIdx.x % 32;
   const bool has_pack = lane * N < a.head_dim;
-  const int64_t row = blockIdx.x, j = has_pack ? lane * N : 0, first = row * row_elements(a) + j;
-  const pack<T, N> q_weight = pack_load<T, N>((const T *)a.q_weight + j);
-  const pack<T, N> k_weight = pack_load<T, N>((const T *)a.k_weight + j);
+  const int64_t row = blockIdx.x, j = has_pack ? lane * N : 0;
+  const T *from = (const T *)a.x + row * row_elements(a) + j;
+  T *to = (T *)a.y + row * row_elements(a) + j;
+  float q_weight[N], k_weight[N];
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    q_weight[k] = get(((const T *)a.q_weight)[j + k]) + a.weight_offset;
+    k_weight[k] = get(((const T *)a.k_weight)[j + k]) + a.weight_offset;
+  }
 #pragma unroll 1
   for (int i = (int)threadIdx.x / 32; i < n_groups; i += n_warps * HEADS) {
     pack<T, N> x[HEADS];
     float squares[HEADS] = {};
 #pragma unroll
     for (int t = 0; t < HEADS; t++)
-      x[t] = pack_load<T, N>((const T *)a.x + first + (i + t * n_warps < n_groups ? i + t * n_warps : i) * a.head_dim);
+      x[t] = pack_load<T, N>(from + (i + t * n_warps < n_groups ? i + t * n_warps : i) * (int)a.head_dim);
 #pragma unroll
     for (int at = 0; at < HEADS * N; at++)
       squares[at / N] += has_pack ? get(x[at / N].x[at % N]) * get(x[at / N].x[at % N]) : 0.0f;
@@ -167,9 +173,9 @@ template <class T> static __device__ inline void heads_fwd(const struct lade_qk_
       float y[N];
 #pragma unroll
       for (int k = 0; k < N; k++)
-        y[k] = get(x[t].x[k]) * factor * (get(head < a.heads ? q_weight.x[k] : k_weight.x[k]) + a.weight_offset);
+        y[k] = get(x[t].x[k]) * factor * (head < (int)a.heads ? q_weight[k] : k_weight[k]);
       if (head < n_groups && has_pack)
-        numbers_put((T *)a.y + first + head * a.head_dim, y);
+        numbers_put(to + head * (int)a.head_dim, y);
     }
   }
   values_copy<T, N>(a, a.x, a.y);

@@ -60,7 +60,13 @@ static __device__ inline void residual_row(const struct lade_residual_fwd_args &
   norm.y = a.y;
   norm.mean = a.mean;
   norm.rstd = a.rstd;
-  norm_row(norm, row, room, sums, a.d <= span);
+  if (a.d > span) {
+    norm_long_row<T, N>(norm, row, room);
+    return;
+  }
+  struct norm_weights<T, N> weights = {};
+  norm_weights_load(weights, norm, 0); /* memory answers in the reductions */
+  norm_row(norm, row, room, sums, weights);
 }
 
 template <bool HAS_DROP, class T>
@@ -78,7 +84,7 @@ static __device__ void residual_fwd_of(const struct lade_residual_fwd_args &a, c
 {
   residual_rows<false, T>(a, step);
 }
-LADE_KERNEL_OF_DTYPES_BLOCKS(residual_fwd, lade_residual_fwd_args, 3)
+LADE_KERNEL_OF_DTYPES_BLOCKS(residual_fwd, lade_residual_fwd_args, 2)
 
 template <class T>
 static __device__ void residual_drop_fwd_of(const struct lade_residual_fwd_args &a, const struct lade_step *step)
@@ -86,7 +92,7 @@ static __device__ void residual_drop_fwd_of(const struct lade_residual_fwd_args 
   const struct lade_step own = *step;
   residual_rows<true, T>(a, &own);
 }
-LADE_KERNEL_OF_DTYPES_BLOCKS(residual_drop_fwd, lade_residual_fwd_args, 3)
+LADE_KERNEL_OF_DTYPES_BLOCKS(residual_drop_fwd, lade_residual_fwd_args, 2)
 
 template <class T>
 static __device__ void residual_bwd_of(const struct lade_residual_bwd_args &a, const struct lade_step *step)

@@ -115,7 +115,10 @@ static struct lade_cuda_launch rows_launch(const void *args, enum lade_dtype dty
 static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_norm_fwd_args *a = args;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
+  struct lade_cuda_launch launch = rows_launch(a, a->dtype, a->n, a->d);
+  launch.grid[0] = (unsigned)lade_div_up(a->n, lade_cuda_norm_fwd_rows(a->n));
+  launch.shared_bytes += 2 * LADE_CUDA_ROW_PACKS * launch.n_threads * 16; /* two rows of packs of 16 bytes */
+  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype, launch);
 }
 
 /* Make a launch over blocks of rows, for the backward of norms with @n_outputs sums over rows. */
