@@ -303,7 +303,10 @@ template <int N> static __device__ inline void block_sums(float (&values)[N], fl
         values[i] += room[other * N + i];
 }
 
-/* Sum N values, a power of two, over the warp; lane i gets sum i / (32 / N). Fewer shuffles than N sums of all lanes. */
+/*
+ * Sum N values, a power of two, over the warp; lane i gets sum i / (32 / N). That takes fewer shuffles than N sums that
+ * all lanes get.
+ */
 template <int N> static __device__ inline float warp_few_sums(float (&values)[N])
 {
   const int lane = ptx_thread_get() % 32;

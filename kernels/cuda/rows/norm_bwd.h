@@ -173,7 +173,7 @@ struct turn_packs {
 };
 static_assert(2 * sizeof(struct turn_packs) == LADE_CUDA_NORM_BWD_FLOATS * sizeof(float), "the launch has two turns");
 
-/* This thread's place: its number, the element of its first pack in the first row of a turn, and the rows from there. */
+/* This thread's place: its number, the element of its first pack in a turn's first row, and the rows from there. */
 struct turn_place {
   int thread;
   int64_t i;
