@@ -50,7 +50,7 @@ class Audit:
         return self.step._run(self.ready, leaves, meter)
 
     def _fits(self, ready):
-        """True if the device can give what an uncaptured step takes beside given storages, and copies of those."""
+        """True if the device can give the bytes of an uncaptured step beside given storages, and of copies of those."""
         return ready.planned.unconstrained_bytes <= free_bytes(self.step.device)
 
     def _whole(self, ready, args, kwargs, leaves, meter):

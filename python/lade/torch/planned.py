@@ -171,7 +171,7 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _unparkable(self):
-        """Return the storages of parameters and state whose class has no parked one (running/parked.py): they stay on the device.
+        """Return the storages of parameters and state that stay on the device: their class has no parked one (parked.py).
 
         State that does not exist yet is taken to be of its parameter's kind.
         """
