@@ -59,7 +59,7 @@ struct bench {
   lade_queue *compute, *copies;
   lade_cuda_kernels *kernels;
   struct lade_kernels table;
-  struct words *words; /* on the device, behind the places */
+  struct words *words; /* on the device, after the places */
   double copy_bytes_per_s;
   double *best_flops_per_s; /* shared by all sections */
 };

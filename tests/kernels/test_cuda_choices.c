@@ -103,7 +103,7 @@ static void a_file_gives_its_algorithms_and_a_name_of_its_own(void **state)
   assert_non_null(strstr(other, " (1)"));
 }
 
-/* A comment may be of any length, and the line behind it still has its number. */
+/* A comment may be of any length, and the line after it still has its number. */
 static void a_long_comment_is_skipped(void **state)
 {
   char text[3000], name[192];

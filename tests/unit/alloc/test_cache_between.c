@@ -129,7 +129,7 @@ struct churn {
 
 enum { CHURN_CALLS = 400 };
 
-/* Allocate half of the limit, again and again, with work behind each: two of these always fit. */
+/* Allocate half of the limit, again and again, with work after each: two of these always fit. */
 static void *churn_main(void *arg)
 {
   const struct churn *churn = arg;

@@ -143,7 +143,7 @@ static void neighbours_of_different_queues_are_taken_together(void **state)
   struct ladder ladder = ladder_open_to(state, 5, never, NULL);
   queues_join(&ladder, 5);
   void *first = block_of(&ladder, 0, 2), *second = block_of(&ladder, 1, 2);
-  block_of(&ladder, 0, 1); /* live block behind them: no hole is in reach */
+  block_of(&ladder, 0, 1); /* live block after them: no hole is in reach */
   hold(&ladder, 0);
   hold(&ladder, 1);
   must_free(ladder.bed.cache, first);
@@ -174,7 +174,7 @@ struct owner {
   bool is_opener;
 };
 
-/* Give up one block per call, the last first, behind unfinished work. */
+/* Give up one block per call, the last first, while work on it is unfinished. */
 static uint64_t give_one(void *arg, uint64_t bytes)
 {
   struct owner *owner = arg;

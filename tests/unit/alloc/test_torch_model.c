@@ -181,7 +181,7 @@ static void a_block_that_can_grow_is_taken_late(void **state)
   assert_int_equal(torch_model_reserved_bytes(model), 40 * MIB);
   must_free(model, first);
   assert_int_equal(must_alloc(model, 4 * MIB, 0), first);
-  assert_int_equal(must_alloc(model, 27 * MIB, 0), second + 5 * MIB); /* 5 MiB, and then the mapped part behind */
+  assert_int_equal(must_alloc(model, 27 * MIB, 0), second + 5 * MIB); /* 5 MiB, and then the mapped part after them */
   torch_model_destroy(model);
 }
 

@@ -461,7 +461,7 @@ static void a_drive_is_measured_in_the_room_that_it_has(void **state)
   params.store = &store;
   params.cache_dir = cache;
   lade_faults_init(&faults);
-  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 2, false, -ENOSPC); /* behind the first trial: the allocation */
+  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 2, false, -ENOSPC); /* after the first trial: the allocation */
   if (lade_probe(&params, &error, &cost))
     fail_msg("%s", error.text);
   assert_int_equal(lade_faults_injected(&faults), 1);

@@ -343,7 +343,7 @@ static int names_compare(const void *a, const void *b)
   return strcmp(a, b);
 }
 
-/* Names come in the order of bytes, whatever the order of puts and drops, and while the names behind are dropped. */
+/* Names come in the order of bytes, whatever the order of puts and drops, and while the names after them are dropped. */
 static void names_come_in_order(void **state)
 {
   enum { N = 600 };
@@ -360,7 +360,7 @@ static void names_come_in_order(void **state)
     if (i % 6 == 0)
       assert_int_equal(lade_tensor_store_put(store, names[i], &byte, 1, NULL), 0);
     else if (i % 3 == 0)
-      names[i][0] = '~'; /* behind all others */
+      names[i][0] = '~'; /* after all others */
   }
   qsort(names, N, sizeof(names[0]), names_compare);
   while (!lade_tensor_store_find_next(store, at ? name : NULL, name, sizeof(name), &bytes)) {

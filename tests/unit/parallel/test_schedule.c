@@ -226,7 +226,7 @@ static struct message list_message(const struct lade_pipeline *pipeline, const s
 }
 
 /*
- * Check a list alone: slots come in order, each behind its input and before its result, which precedes the next slot;
+ * Check a list alone: slots come in order, each after its input and before its result, which precedes the next slot;
  * an input is held from its arrival to the end of its slot.
  */
 static void list_verify(const struct lade_pipeline *pipeline, const struct list *list, int stage)
