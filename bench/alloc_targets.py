@@ -5,7 +5,7 @@
 Usage: bench/alloc_targets.py [--build build] [--data FOLDER] [--seeds N] [--rounds N] [--out FILE]
 
 Bytes do not depend on the machine. Of times the best of the rounds counts, since a machine that others use never makes
-one faster; what is compared with something else was measured in turn with it. The report is markdown.
+one faster; compared candidates are measured in turn. The report is markdown.
 """
 import argparse
 import json
