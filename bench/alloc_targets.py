@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the packer and the caching allocator promise, measured beside the targets (docs/memory.md).
+"""Measure the packer and the caching allocator beside their targets (docs/memory.md).
 
 Usage: bench/alloc_targets.py [--build build] [--data FOLDER] [--seeds N] [--rounds N] [--out FILE]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Lade promises, measured: budgets against the unconstrained run, in interleaved rounds.
+"""Measure Lade's targets: budgets against the unconstrained run, in interleaved rounds.
 
 Usage: bench/targets.py [--lade build/lade] [--data FILE] [--store DIR] [--rounds N] [--steps N] [--curves] [--only-streams]
        [--out FILE]

@@ -170,7 +170,7 @@ class Graph:
 
 
 class Plan:
-    """A list of instructions (kind, index, tier), and what it costs (struct lade_graph_plan_info)."""
+    """A list of instructions (kind, index, tier), and its figures (struct lade_graph_plan_info)."""
 
     def __init__(self, info, instrs):
         self.info, self.instrs = info, instrs

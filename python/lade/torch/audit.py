@@ -18,7 +18,7 @@ from .tracing.branches import Otherwise
 
 def free_bytes(device):
     """Return the bytes that the device can still give."""
-    if device.type == "cuda":  # and what torch's allocator holds and can give again
+    if device.type == "cuda":  # idle memory of torch's allocator counts too
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) \
             - torch.cuda.memory_allocated(device)
     with open("/proc/meminfo", encoding="ascii") as file:

@@ -259,7 +259,7 @@ class Planned:
 
     @property
     def is_final(self):
-        """True if the list writes what outlives the step where no restart follows (running/generate.py)."""
+        """True if the list writes storages that outlive the step only where no restart follows (running/generate.py)."""
         return generate.FINAL in self.source
 
     def given_bytes(self, tensors):

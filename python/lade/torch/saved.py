@@ -178,7 +178,7 @@ class saved:
         return entry
 
     def _step_begin(self):
-        """Take over what the last step learned: the order of use, and the storages to copy out."""
+        """Take over the order of use and the storages to copy out, which the last step learned."""
         if self.learning:
             self.sequence, self.order = self.learning, {number: at for at, number in enumerate(self.learning)}
             excess = sum(self.sizes[number] for number in self.sequence) - self.limit

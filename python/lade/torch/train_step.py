@@ -53,7 +53,7 @@ class Report(dict):
 
 
 class _Ready:
-    """A plan with its runtime, and what its calls share."""
+    """A plan with its runtime, and the state that its calls share."""
 
     def __init__(self, planned, seconds):
         self.planned, self.capture_seconds, self.runtime = planned, seconds, None

@@ -247,7 +247,7 @@ class Runtime:
                 self.wait(index)
             except _FAULTS as fault:
                 self.moving.pop(index, None)
-                tensor.untyped_storage().resize_(0)  # what it holds is no copy
+                tensor.untyped_storage().resize_(0)  # its bytes are no copy
                 lost = lost or fault
         return lost
 

@@ -106,7 +106,7 @@ class Branches(TorchFunctionMode):
         return result
 
     def _value(self, func, args):
-        """Return what a result is where all is finite, or None if that is not known."""
+        """Return the value of a result if all is finite, or None if that is not known."""
         if func in _TESTS:
             return _TESTS[func]
         if func in _DIFFERS and len(args) == 2 and args[0] is args[1]:

@@ -108,7 +108,7 @@ class Place:
         return isinstance(self.before, _PLAIN)
 
     def signature(self):
-        """Return what a graph depends on: the form of the value that is there now."""
+        """Return the form of the value that is there now, on which a graph depends."""
         value = self.get()
         if value is None or value is ABSENT or isinstance(value, _PLAIN):
             return repr(value)

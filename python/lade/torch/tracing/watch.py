@@ -100,7 +100,7 @@ class _Kept:
     """An op that arguments decide: its function and operands, tensors of arguments and of kept ops as _Ref."""
 
     def __init__(self, func, args, kwargs, before):
-        """@before: kept ops that read what this one writes, or wrote what it reads."""
+        """@before: kept ops that read tensors which this one writes, or that wrote tensors which it reads."""
         self.func, self.args, self.kwargs, self.before = func, args, kwargs, before
 
     def run(self, leaves, done):
