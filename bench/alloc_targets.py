@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the packer and the caching allocator promise, measured beside the targets (docs/memory.md).
+"""Measure the packer and the caching allocator beside their targets (docs/memory.md).
 
 Usage: bench/alloc_targets.py [--build build] [--data FOLDER] [--seeds N] [--rounds N] [--out FILE]
 
 Bytes do not depend on the machine. Of times the best of the rounds counts, since a machine that others use never makes
-one faster; what is compared with something else was measured in turn with it. The report is markdown.
+one faster; compared candidates are measured in turn. The report is markdown.
 """
 import argparse
 import json

@@ -59,7 +59,7 @@ struct bench {
   lade_queue *compute, *copies;
   lade_cuda_kernels *kernels;
   struct lade_kernels table;
-  struct words *words; /* on the device, behind the places */
+  struct words *words; /* on the device, after the places */
   double copy_bytes_per_s;
   double *best_flops_per_s; /* shared by all sections */
 };
@@ -104,16 +104,16 @@ static int time_compare(const void *x, const void *y)
 }
 
 /* Put one piece of work on its queue; return its event's count. */
-typedef uint64_t submit_fn(struct bench *bench, const void *what, struct lade_span *ret_span);
+typedef uint64_t submit_fn(struct bench *bench, const void *work, struct lade_span *ret_span);
 
 /* Return the median; if the device fails, print its error and end the process. */
-static double seconds_take(struct bench *bench, lade_queue *queue, submit_fn *submit, const void *what)
+static double seconds_take(struct bench *bench, lade_queue *queue, submit_fn *submit, const void *work)
 {
   double seconds[N_RUNS];
   for (int i = -N_WARM; i < N_RUNS; i++) {
     struct lade_span span = {0};
     struct lade_error error = {0};
-    if (lade_queue_sync(queue, submit(bench, what, &span))) {
+    if (lade_queue_sync(queue, submit(bench, work, &span))) {
       lade_cuda_get_error(bench->device, &error);
       fprintf(stderr, "bench-gpu: %s\n", error.text);
       exit(1);
@@ -125,7 +125,7 @@ static double seconds_take(struct bench *bench, lade_queue *queue, submit_fn *su
   return seconds[N_RUNS / 2];
 }
 
-static uint64_t copy_submit(struct bench *bench, const void *what, struct lade_span *ret_span)
+static uint64_t copy_submit(struct bench *bench, const void *work, struct lade_span *ret_span)
 {
   const struct lade_copy copy = {.dst = place(bench, 1), .src = place(bench, 0), .bytes = bench->place_bytes,
                                  .ret_span = ret_span};
@@ -139,9 +139,9 @@ struct call {
   const void *args;
 };
 
-static uint64_t call_submit(struct bench *bench, const void *what, struct lade_span *ret_span)
+static uint64_t call_submit(struct bench *bench, const void *work, struct lade_span *ret_span)
 {
-  const struct call *call = what;
+  const struct call *call = work;
   uint64_t count = 0;
   lade_cuda_kernels_submit(bench->kernels, bench->compute, call->kernel, call->args, &bench->words->step, ret_span,
                            &count);
@@ -510,9 +510,9 @@ static int variant_enqueue(void *stream, void *found)
                                 &call->bench->words->step);
 }
 
-static uint64_t variant_submit(struct bench *bench, const void *what, struct lade_span *ret_span)
+static uint64_t variant_submit(struct bench *bench, const void *work, struct lade_span *ret_span)
 {
-  struct variant_call call = {bench, what};
+  struct variant_call call = {bench, work};
   uint64_t count = 0;
   lade_cuda_queue_enqueue(bench->compute, variant_enqueue, &call, ret_span, &count);
   return count;
@@ -524,7 +524,7 @@ static uint64_t variant_submit(struct bench *bench, const void *what, struct lad
  */
 static void grouped_rows(struct bench *bench)
 {
-  const char *who = getenv("LADE_ATTENTION");
+  const char *kernel_name = getenv("LADE_ATTENTION");
   const int64_t seq_len = bench->is_small ? 16 : 2048, heads = bench->is_small ? 2 : 32;
   const int64_t dim = bench->is_small ? 64 : 128;
   const int64_t n_kv_heads = bench->is_small ? 1 : 8;
@@ -538,15 +538,15 @@ static void grouped_rows(struct bench *bench)
                                               .workspace = place(bench, WORKSPACE)};
   lade_kernel_fn *const divided = bench->table.fn[LADE_K_ATTENTION_BWD];
   const struct {
-    const char *what;
+    const char *name;
     lade_kernel_fn *fn;
   } ways[] = {{"query heads in parts", divided}, {"whole key heads", lade_cuda_attention_whole_fn(divided)}};
   kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd); /* for out and lse */
   for (size_t i = 0; i < LADE_COUNT(ways) && ways[i].fn; i++) {
     const double flops = 5 * (double)(heads * dim) * (double)(seq_len * (seq_len + 1));
     const double seconds = seconds_take(bench, bench->compute, variant_submit, &(struct variant){ways[i].fn, &bwd});
-    printf("| one sequence of %lld, %s, backward, %s | %.1f | %.1f | %.0f %% |\n", (long long)seq_len, ways[i].what,
-           who, seconds * 1e6, flops / seconds / 1e12, 100 * flops / seconds / *bench->best_flops_per_s);
+    printf("| one sequence of %lld, %s, backward, %s | %.1f | %.1f | %.0f %% |\n", (long long)seq_len, ways[i].name,
+           kernel_name, seconds * 1e6, flops / seconds / 1e12, 100 * flops / seconds / *bench->best_flops_per_s);
   }
 }
 
@@ -562,7 +562,7 @@ struct attention_shape {
  */
 static void attention_rows(struct bench *bench, const struct attention_shape *shape)
 {
-  const char *who = getenv("LADE_ATTENTION");
+  const char *kernel_name = getenv("LADE_ATTENTION");
   const int64_t seen = shape->window ? shape->window : shape->seq_len;
   const double twice_pairs = (double)shape->batch * (double)(seen * (seen + 1) + 2 * (shape->seq_len - seen) * seen);
   const double flops = 2 * (double)(shape->heads * shape->head_dim) * twice_pairs;
@@ -576,10 +576,10 @@ static void attention_rows(struct bench *bench, const struct attention_shape *sh
       .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3), .d_out = place(bench, 1),
       .d_qkv = place(bench, 4), .workspace = place(bench, WORKSPACE)};
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
-  printf("| %sforward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, forward * 1e6, flops / forward / 1e12,
+  printf("| %sforward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, kernel_name, forward * 1e6, flops / forward / 1e12,
          100 * flops / forward / *bench->best_flops_per_s);
   double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
-  printf("| %sbackward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, who, backward * 1e6,
+  printf("| %sbackward, %s | %.1f | %.1f | %.0f %% |\n", shape->name, kernel_name, backward * 1e6,
          2.5 * flops / backward / 1e12, 100 * 2.5 * flops / backward / *bench->best_flops_per_s);
 }
 

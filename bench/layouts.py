@@ -62,9 +62,9 @@ class Baby:
 
     def block(self, tp):
         d = self.width
-        norm, behind = [Tensor(d, 2, True), Tensor(d, 1, True)], Tensor(d, 1, True)
-        return norm + [Tensor(3 * d * d // tp, 2), Tensor(3 * d // tp, 1), Tensor(d * d // tp, 2), behind] + norm + [
-            Tensor(4 * d * d // tp, 2), Tensor(4 * d // tp, 1), Tensor(4 * d * d // tp, 2), behind]
+        norm, bias = [Tensor(d, 2, True), Tensor(d, 1, True)], Tensor(d, 1, True)  # the bias is added after a sum
+        return norm + [Tensor(3 * d * d // tp, 2), Tensor(3 * d // tp, 1), Tensor(d * d // tp, 2), bias] + norm + [
+            Tensor(4 * d * d // tp, 2), Tensor(4 * d // tp, 1), Tensor(4 * d * d // tp, 2), bias]
 
     def head(self, tp):
         return [Tensor(self.width, 2, True), Tensor(self.width, 1, True)]
@@ -252,9 +252,9 @@ class Job:
 
     def __init__(self, args, model, config, data, directory):
         self.args, self.directory = args, directory
-        for what in ("keep", "drop"):
-            with open(self.copies(what), "w", encoding="ascii") as file:
-                file.write(f"copies * {what}\n")
+        for choice in ("keep", "drop"):
+            with open(self.copies(choice), "w", encoding="ascii") as file:
+                file.write(f"copies * {choice}\n")
         self.options = ["--model", config, "--data", data, "--dtype", "fp32", "--batch", str(BATCH), "--seq", str(SEQ_LEN),
                         "--lr", "1e-4", "--min-lr", "1e-4", "--warmup", "0", "--eval-iters", "1", "--machine",
                         "a100-40g", "--device", "host", "--budget", "1GiB", "--host-budget", "0", "--threads", "1",
@@ -262,8 +262,8 @@ class Job:
         self.reference = self.run(None, self.args.steps)
         self.gradients = None if args.no_gradients else self.gradients_of(None)
 
-    def copies(self, what):
-        return os.path.join(self.directory, what)
+    def copies(self, choice):
+        return os.path.join(self.directory, choice)
 
     def command(self, layout, steps, *more):
         start = [self.args.lade]

@@ -211,7 +211,7 @@ static int layer_backward(struct trainer *t, int l, const struct layer *a, int d
   return dinput;
 }
 
-/* Add head and loss with their backward calls behind @last. Return the gradient of its output; @dwte: its share. */
+/* Add head and loss with their backward calls after @last. Return the gradient of its output; @dwte: its share. */
 static int head_add(struct trainer *t, const struct layer *last, int dwte)
 {
   int(*p)[LAYERS] = t->params;

@@ -26,7 +26,7 @@ Lavenberg 1980), with a third station without a queue: STALL, the clocks for whi
 loads in a turn. A load is there the latency of memory after its issue, and the instructions in between hide a part. If
 threads meet at a barrier in a turn, the customers are blocks: a block's turn passes the stations with all of its warps.
 For an H200 the bound says 70 % for gelu's backward and residual's forward, which reached 96 and 97 %. The last table of
-the output has what is computed exactly beside what was measured.
+the output has the exact computation beside the measurement.
 Warpgroups (attention_wgmma_*) are in step: a block issues its products, and then its other instructions, one pipe after
 the other. So the customers of the network are blocks, or in forward warpgroups, which take turns. Alone, a customer's turn
 takes LIMIT + the sum of its pipes and of instructions without one + BLOCK_CLOCKS / turns of a block. BLOCK_CLOCKS is a
@@ -113,12 +113,12 @@ def is_work(instruction):
 
 
 def is_work_or_arithmetic(instruction):
-    """Of dropout's kernels the draws are work, and of a norm's what a residual without a norm leaves out."""
+    """Count as work the draws of dropout's kernels, and the part of a norm's that a residual without a norm lacks."""
     return is_work(instruction) or instruction.base in ('FADD', 'FMUL', 'FFMA')
 
 
 def is_tensor_work(instruction):
-    """Of kernels that tensor cores bound, what dropout loads is no work: without dropout its region is skipped."""
+    """Count no loads of dropout in kernels that tensor cores bound: without dropout that region is skipped."""
     return tensor_flops(instruction) > 0 or instruction.base == 'LDGSTS'
 
 
@@ -198,7 +198,7 @@ def stall_clocks(code, memory_clocks, is_loop):
 
 
 def demands(function, gpu):
-    """Return the clocks of one warp's turn on one scheduler, by station, and the counts behind them."""
+    """Return the clocks of one warp's turn on one scheduler, by station, and the counts from which they follow."""
     limit = limit_of(function)
     part = hot_part(function, work_of(function, limit))
     has_work = is_tensor_work if limit == 'tensor' else is_work_or_arithmetic if ARITHMETIC.match(function.name) else is_work
@@ -324,7 +324,7 @@ def shares_get(found, n_warps, block_warps):
     """Return the share of the limit that is expected, and the most."""
     limit = found['clocks'][found['limit']]
     run = max(found['clocks']['issue'], found['clocks']['pipe'])
-    if found['limit'] == 'fma': # the pipe is the limit: what else is issued beside it is hidden or not
+    if found['limit'] == 'fma': # the pipe is the limit: other instructions beside it are hidden or not
         run = found['clocks']['issue']
     most = max(limit, run)
     if found['limit'] == 'memory':
@@ -542,7 +542,7 @@ H200_COPY = 3.96e12
 
 
 def beside_print(functions, resources, gpu):
-    """Print what the model says for an H200 beside what was measured there."""
+    """Print the model's predictions for an H200 beside the measurements there."""
     print('\n## The model beside an H200\n')
     print('Percent of the bandwidth of a copy, 3.96 TB/s there. The model leaves out the start and end of blocks, of which\n'
           'kernels with a row for each block have most. The measured dropout,\nresidual_fwd and norm_fwd had more instructions.\n')
@@ -563,8 +563,8 @@ def step_print(rows, gpu):
           'left out.\n')
     print(f'|part|four products of the head|three|three, products at {PRODUCTS_CAREFUL:.0%}|three, at {alone:.1%}|\n'
           '|---|---:|---:|---:|---:|')
-    columns = [step_reckon(shares.get, gpu, *how)
-               for how in ((4, PRODUCTS), (3, PRODUCTS), (3, PRODUCTS_CAREFUL), (3, alone))]
+    columns = [step_reckon(shares.get, gpu, *case)
+               for case in ((4, PRODUCTS), (3, PRODUCTS), (3, PRODUCTS_CAREFUL), (3, alone))]
     for name in columns[0][0]:
         print(f'|{name}|' + '|'.join(f'{parts[name]:.0f}' for parts, _ in columns) + '|')
     print('|share of the speed of light|' + '|'.join(f'{light:.1%}' for _, light in columns) + '|')

@@ -26,7 +26,7 @@ class Resources:
 
 @dataclass
 class Instruction:
-    """One line of a listing. @name has its modifiers, "LDG.E.128"; @operands is the text behind it."""
+    """One line of a listing. @name has its modifiers, "LDG.E.128"; @operands is the text after it."""
     address: int
     name: str
     operands: str
@@ -39,7 +39,7 @@ class Instruction:
 
 @dataclass
 class Function:
-    """Instructions in their order, and the index of the instruction behind each label."""
+    """Return the instructions in their order, and the index of the instruction after each label."""
     name: str
     code: list = field(default_factory=list)
     labels: dict = field(default_factory=dict)

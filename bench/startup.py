@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a build for GPUs costs at the start, where there is no driver: `lade doctor` of it and of one without, in turns.
+"""Measure the start of a build for GPUs on a machine without a driver: `lade doctor` of it and of a CPU build, in turns.
 
 Usage: bench/startup.py [--lade build/lade] --without OTHER/lade [--rounds N] [--out FILE]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Lade promises, measured: budgets against the unconstrained run, in interleaved rounds.
+"""Measure Lade's targets: budgets against the unconstrained run, in interleaved rounds.
 
 Usage: bench/targets.py [--lade build/lade] [--data FILE] [--store DIR] [--rounds N] [--steps N] [--curves] [--only-streams]
        [--out FILE]
@@ -157,10 +157,10 @@ def streams_measure(args, out):
                 summary = run(args, "--model", "baby", "--layers", "24", "--batch", "1", "--seq", "16", "--eval-iters", "1",
                               "--steps", str(max(args.steps, STREAM_STEPS)), "--budget", "100%", "--host-budget", "0",
                               "--store", args.store, "--residency", args.optimizer_file, *options)
-                behind = duplex_measure(args, path, *best)
-                if summary and before and behind:
-                    results[name].append((summary, (before + behind) / 2))
-                before = behind
+                after = duplex_measure(args, path, *best)
+                if summary and before and after:
+                    results[name].append((summary, (before + after) / 2))
+                before = after
                 print(f"round {number + 1}/{args.rounds}: state on the drive, {name}", file=sys.stderr)
     out += ["", "| `baby` of 24 layers, state on the drive, working copies in memory | read, bytes per parameter | written | at most "
             "| update, ms | the drive, GB/s | of the drive's duplex rate (target 0.90) | least and most of a round |",
@@ -196,7 +196,7 @@ def curves_measure(args, out):
 
 def plans_measure(args, out):
     out.append("")
-    for what, options in (("`lade plan --model gpt-1t`", ["plan", "--model", "gpt-1t", "--batch", "1", "--json"]),
+    for title, options in (("`lade plan --model gpt-1t`", ["plan", "--model", "gpt-1t", "--batch", "1", "--json"]),
                           ("one dry step of gpt3-175b with NVMe",
                            ["train", "--model", "gpt3-175b", "--device", "dry", "--batch", "1", "--steps", "1", "--budget",
                             "80GB", "--store", args.store, "--store-budget", "4TB", "--machine", "h100-80g", "--json"])):
@@ -205,7 +205,7 @@ def plans_measure(args, out):
             start = time.monotonic()
             done = subprocess.run([args.lade, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             times.append(time.monotonic() - start)
-        out.append(f"* {what}: {statistics.median(times):.2f} s, exit {done.returncode}")
+        out.append(f"* {title}: {statistics.median(times):.2f} s, exit {done.returncode}")
 
 
 def main():
@@ -226,8 +226,8 @@ def main():
     with tempfile.NamedTemporaryFile("w", suffix=".residency", delete=False) as file:
         file.write("optimizer * store\n")
     args.optimizer_file = file.name
-    what = f"of {args.steps} steps; links of the throttled run: {args.link}/s each way"
-    out = [f"# {machine_name()}", "", f"{args.rounds} interleaved rounds{'' if args.only_streams else ' ' + what}.", ""]
+    conditions = f"of {args.steps} steps; links of the throttled run: {args.link}/s each way"
+    out = [f"# {machine_name()}", "", f"{args.rounds} interleaved rounds{'' if args.only_streams else ' ' + conditions}.", ""]
     if not args.only_streams:
         budgets_measure(args, out)
     streams_measure(args, out)

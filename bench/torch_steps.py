@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whole training steps of PyTorch, of a shape that Lade trains too: what scripts/gpu-check holds Lade's steps against.
+"""Whole training steps of PyTorch, of a shape that Lade trains too: scripts/gpu-check compares Lade's steps with them.
 
 Usage: bench/torch_steps.py --model gpt2-1.5b|llama3-8b [--seq N] [--batch N] [--micro-batch N] [--steps N]
          [--device cuda|cpu] [--eager] [--count] [--layers N] [--width N] [--heads N] [--n-kv-heads N] [--hidden N]
@@ -8,12 +8,12 @@ Usage: bench/torch_steps.py --model gpt2-1.5b|llama3-8b [--seq N] [--batch N] [-
 
 The fastest that plain PyTorch has: parameters, gradients and moments in BF16 with no master copy beside them, which is
 less than Lade keeps; torch.compile of a block, which all layers share, and of the head with its loss; attention by
-scaled_dot_product_attention; AdamW in its fused form, behind a clipping by the norm of all gradients; GPT-2's
+scaled_dot_product_attention; AdamW in its fused form, after clipping by the norm of all gradients; GPT-2's
 vocabulary rounded up to a multiple of 64. Blocks are recomputed in the backward pass only where the step does not fit
 without: first none, then half of them, then all.
 
 A step is --batch sequences of --seq tokens in microbatches, and the update. Prints one line of JSON: tokens a second
-and seconds of the median step, all steps' seconds, the parameters (without what was rounded up), the peak of allocated
+and seconds of the median step, all steps' seconds, the parameters (without padding), the peak of allocated
 bytes, how many blocks were recomputed, the last loss, and PyTorch's version. --count prints the parameters alone and
 needs no PyTorch. Exits 77 with one line where PyTorch is not installed or has no such device.
 """

@@ -29,7 +29,7 @@ static int state_publish(lade_tensor_store *store, struct state *state, struct l
     status = lade_tensor_store_submit(store, &put, error, &tickets[n]);
     n -= status != 0;
   }
-  for (int i = 0; i < n; i++) { /* every ticket is waited for, also behind a failure */
+  for (int i = 0; i < n; i++) { /* every ticket is waited for, also after a failure */
     int code = lade_tensor_store_wait(store, tickets[i], status ? NULL : error);
     status = status ? status : code;
   }

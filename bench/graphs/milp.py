@@ -125,7 +125,7 @@ class Remat:
         return last
 
     def is_useful(self, op, stage):
-        """True if a run of @op in the later @stage can make what is still read."""
+        """True if a run of @op in the later @stage can make a value that is still read."""
         return self.again[op] and any(self.last_need[storage] >= stage for storage in self.writes[op]
                                       if storage not in self.graph.kept)
 

@@ -51,7 +51,7 @@ def vgg_small(net, size, _):
 
 
 def unet_levels(net, size, depth, width, pair):
-    """A U-Net with @depth poolings; @pair makes two convolutions with what belongs to each."""
+    """A U-Net with @depth poolings; @pair makes two convolutions, each with its norm and activation."""
     x, skips = net.input(3, *size), []
     for level in range(depth):
         x = pair(f"down{level}", x, width << level)

@@ -74,9 +74,9 @@ class Chain:
                     row[m] = self.ns[s] + rest
                 for k in range(s + 1, t + 1):
                     kept, run = self.out[k - 1], sum(self.ns[s:k])
-                    behind, before = best[k, t], best[s, k - 1]
+                    after, before = best[k, t], best[s, k - 1]
                     for m in range(max(self.run_units(s, k) + gradient, kept), most + 1):
-                        ns = run + behind[m - kept] + before[m]
+                        ns = run + after[m - kept] + before[m]
                         if ns < row[m]:
                             row[m] = ns
                 best[s, t] = row

@@ -7,7 +7,7 @@ Cases: bf16 and fp32 (each budget), large (GPT-2 124M), limit, streams, saved, a
 by default, in the order given.
 liblade is the file in LADE_LIBRARY, or the one that the package finds. Each case prints one line of JSON and, if it
 fails, its traceback; a table follows. host_s is the time until a step's call returns, before its device is done; python
-has the functions of most time of their own in one call. A case that would begin behind the time limit is left out and
+has the functions of most time of their own in one call. A case that would begin after the time limit is left out and
 said so. Exits 1 if a case failed, or if bits or bytes differ. --device cpu runs the same cases over a small model, to
 check this script.
 """
@@ -167,7 +167,7 @@ class Check:
             line["error"] = "a step inside of a CUDA graph must be refused"
         except lade.Error as fault:
             line["refused"] = str(fault)
-        step(ids)  # it can be called behind the refusal
+        step(ids)  # it can be called after the refusal
         return line
 
     def torch_peak(self, step, ids):

@@ -8,7 +8,7 @@ from .library import _ROOT, installed
 
 
 def command():
-    """Return the path of the command. Error says where it was looked for."""
+    """Return the path of the command. Error names the places searched."""
     places = [os.path.join(_ROOT, "build", "lade")] if os.path.exists(os.path.join(_ROOT, "meson.build")) else []
     places += [os.path.join(os.path.dirname(sys.executable), "lade"), *installed("bin", "lade")]
     for place in places:

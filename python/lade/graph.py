@@ -102,7 +102,7 @@ class Graph:
 
     def add_op(self, name, reads=(), writes=(), updates=(), *, ns=0, scratch_bytes=0, is_once=False, draws=False,
                part=FORWARD, queue=0):
-        """Add an op behind the others; return its index. Operands are storages or (storage, offset, bytes)."""
+        """Add an op after the others; return its index. Operands are storages or (storage, offset, bytes)."""
         index, arrays = c.c_int(), [_ranges(operands) for operands in (reads, writes, updates)]
         op = _Op(c.sizeof(_Op), _name(name), *arrays, len(reads), len(writes), len(updates), scratch_bytes, ns, is_once,
                  draws, part, queue)
@@ -170,7 +170,7 @@ class Graph:
 
 
 class Plan:
-    """A list of instructions (kind, index, tier), and what it costs (struct lade_graph_plan_info)."""
+    """A list of instructions (kind, index, tier), and its figures (struct lade_graph_plan_info)."""
 
     def __init__(self, info, instrs):
         self.info, self.instrs = info, instrs

@@ -50,7 +50,7 @@ def _candidates():
 
 @functools.lru_cache(maxsize=None)
 def library():
-    """Return the loaded library. Error says which places were tried."""
+    """Return the loaded library. Error names the places tried."""
     tried = []
     for path in _candidates():
         if os.sep in path and not os.path.exists(path):

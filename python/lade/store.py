@@ -121,7 +121,7 @@ class Store:
     """A store in one directory, or in a list of them on different drives.
 
     @budget: bytes for all tensors ("8GiB"), taken from the drive and written once when the store opens; 0 opens the
-    durable store that exists in the directory, with its budget. @is_durable keeps what publish() published. Without it
+    durable store that exists in the directory, with its budget. @is_durable keeps published tensors. Without it
     all bytes are lost at close(). @in_flight bounds the bytes of requests that have begun. Any thread; close() alone.
     """
 

@@ -19,7 +19,7 @@
 #include "base/file.h"
 #include "machine/cluster.h"
 
-#define MAX_FILE_BYTES (1 << 20)
+#define MAX_FILE_BYTES (1 << 20) /* far more than any description has */
 
 enum cluster_field_type { CLUSTER_COUNT, CLUSTER_BYTES, CLUSTER_NUMBER };
 
@@ -29,7 +29,7 @@ struct cluster_field {
   enum cluster_field_type type;
   double low, high;
   bool is_optional;
-  double preset; /* of an optional field that is absent */
+  double preset; /* value of an optional field that is absent */
 };
 
 #define OF_CLUSTER(member) offsetof(struct lade_cluster, member)
@@ -76,7 +76,7 @@ static void field_put(const struct cluster_field *field, double number, void *ba
     *(double *)at = number;
 }
 
-/* Read @value in the form of @field. False: another form, or out of range. */
+/* Read @value in the form of @field. False if it has another form or is out of range. */
 static bool field_read(const struct cluster_field *field, const json_t *value, void *base)
 {
   uint64_t bytes = 0;
@@ -142,7 +142,8 @@ static int unknown_refuse(const char *where, const char *prefix, const json_t *o
 }
 
 /*
- * Copy the name @value into @ret_text. False: no text, too long, or with control characters, which reports would print.
+ * Copy the name @value into @ret_text. False if it is no text, is too long, or has control characters, which reports
+ * would print.
  */
 static bool text_read(const json_t *value, char *ret_text, size_t text_bytes)
 {
@@ -173,7 +174,7 @@ static int level_read(const char *where, int at, const json_t *object, struct la
                                        error);
 }
 
-/* Read a list of levels. Ranges are checked; that levels nest, lade_cluster_check finds. */
+/* Read a list of levels and check their ranges. lade_cluster_check finds levels that do not nest. */
 static int levels_read(const char *where, const json_t *list, struct lade_cluster *cluster, struct lade_error *error)
 {
   const size_t n = json_array_size(list);
@@ -238,7 +239,7 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
     status = device_read(where, device, preset != NULL, &cluster, error);
   if (!status && (levels || !preset))
     status = levels_read(where, levels, &cluster, error);
-  else if (!status && json_object_get(object, "nodes")) /* the preset's last level joins as many as there are */
+  else if (!status && json_object_get(object, "nodes")) /* the preset's last level joins all devices */
     cluster.levels[cluster.n_levels - 1].n_devices = cluster.n_nodes * cluster.n_node_devices;
   if (!status)
     status = lade_cluster_check(&cluster, where, error);

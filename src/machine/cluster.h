@@ -15,7 +15,7 @@
 #include "machine/machine.h"
 #include "parallel/mesh.h"
 
-#define LADE_CLUSTER_LEVELS_MOST 6
+#define LADE_CLUSTER_LEVELS_MOST 6 /* more than fabrics have: switch, rails, spine */
 #define LADE_LEVEL_NAME_BYTES 32
 
 struct lade_cluster_level {
@@ -81,8 +81,9 @@ void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struc
                                  struct lade_transfer_price *ret_price);
 
 /*
- * True if a boundary value of @bytes reaches the next stage sooner in the scattered form. There each tensor parallel
- * rank sends 1/tp, and the others' parts are gathered. Its price is that send's and that gather's (lade_share).
+ * True if a boundary value of @bytes reaches the next stage sooner in the scattered form. In that form each tensor
+ * parallel rank sends 1/tp of it, and the receivers gather the parts (lade_share). Its price is that of the send and
+ * of the gather.
  */
 bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const struct lade_mesh *mesh, double bytes);
 

@@ -71,7 +71,7 @@
 #include "machine/cluster.h"
 
 #define GIB(n) ((uint64_t)(n) << 30)
-#define MOST_DEVICES (INT64_C(1) << 24)
+#define MOST_DEVICES (INT64_C(1) << 24) /* more than any job uses */
 
 struct cluster_preset {
   const char *name, *device; /* a machine preset */
@@ -97,9 +97,9 @@ struct cluster_preset {
 
 #define HOP_ASSUMED "the latency of a hop between nodes"
 
-#define MEMORY_SHARE 0.785
-#define LAUNCH_NS 5750
-#define HOST_OP_NS 11000
+#define MEMORY_SHARE 0.785 /* of the data sheet's rate: "memory" above */
+#define LAUNCH_NS 5750     /* of a kernel in a stream: "memory" above */
+#define HOST_OP_NS 11000   /* of the host, for a kernel of PyTorch's: "launches" above */
 
 static const struct cluster_preset presets[] = {
     {"dgx-a100-80g", "a100-80g", 8, 8, 78, 2e12, 312e12, 0.15, MEMORY_SHARE * 2039e9, A100_KERNELS, "nvlink", "rails",

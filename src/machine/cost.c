@@ -42,7 +42,7 @@
 #include "machine/cluster.h"
 #include "machine/cost.h"
 
-#define STREAM_FACTOR 0.85
+#define STREAM_FACTOR 0.85      /* of the memory bandwidth: "everything else" above */
 
 #define WINDOW_BYTES (3u << 19) /* one request each way */
 #define N_WINDOWS 6             /* one computed, the others in flight to or from the drive */
@@ -175,7 +175,7 @@ static int64_t roofline_ns(const struct lade_cost *cost, enum lade_dtype dtype, 
 
 /* ---- kernels by shape ---- */
 
-#define SCORES_SEQ_MOST 2048
+#define SCORES_SEQ_MOST 2048 /* keys that the softmax kernels of unfused attention take */
 
 /* Tiles that libraries choose from, and the share of the rate that each reaches in full waves. */
 static const struct {
@@ -260,10 +260,10 @@ static double attention_share(const struct lade_cost *cost, bool is_backward, do
 }
 
 /*
- * Price attention: fused, by a share of the products' rate over the pairs that causality leaves; else by products over
- * all pairs, and by the passes of mask, softmax and dropout over the scores in memory. The latter is how published runs
- * of 2021 and 2022 attended, up to the 2,048 keys that their softmax kernels take. Models without learned positions
- * (Llama, 2023, and later families) came after FlashAttention and are always fused.
+ * Price attention. Fused attention takes a share of the products' rate over the pairs that causality leaves. Unfused
+ * attention takes products over all pairs, and the passes of mask, softmax and dropout over the scores in memory.
+ * Published runs of 2021 and 2022 have unfused attention, up to the 2,048 keys that their softmax kernels take. Models
+ * without learned positions (Llama, 2023, and later families) came after FlashAttention and are always fused.
  */
 static double attention_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
                            const struct lade_op *op)
@@ -389,7 +389,7 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
   return cost->machine.kernels.n_sms > 0 && lade_dtype_bytes(dtype) == 2;
 }
 
-/* Price GELU's backward behind a product as a kernel of its own, as most kernels and other software run it. */
+/* Price GELU's backward after a product as a kernel of its own, as most kernels and other software run it. */
 static int64_t gelu_bwd_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
   if (op->kind != LADE_OP_MATMUL_GELU_BWD)
@@ -446,8 +446,8 @@ int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes)
 }
 
 /*
- * Return seconds per byte when @share of the bytes are read: reads, writes and both together each stay within their
- * rate.
+ * Return seconds per byte when @share of the bytes are read: the least time in which reads, writes and both together
+ * each stay within their rate.
  */
 static double limits_seconds(const struct lade_machine_store *store, double share)
 {
@@ -476,8 +476,8 @@ static double mix_seconds(const struct lade_machine_store *store, double share)
 }
 
 /*
- * Return the time of bytes in a long run over their time among the drive's first ones, when @share of them are read:
- * linear between the known rates of writes, of both and of reads, and that of the nearest one beyond them.
+ * Return the time of bytes in a long run over their time among the drive's first gigabytes, when @share of them are
+ * read. It is linear between the known ratios of writes, of both and of reads, and constant beyond them.
  */
 static double lasting_factor(const struct lade_machine_store *store, double share)
 {

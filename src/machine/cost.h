@@ -32,7 +32,7 @@ struct lade_streaming {
   uint64_t window_bytes;
   int n_windows; /* at least 1 */
 };
-#define LADE_STREAM_GRAIN (64 * 1024)
+#define LADE_STREAM_GRAIN (64 * 1024) /* elements: as many as a granule of the store has bytes */
 
 /* Tier of a parameter or its state between steps. */
 enum lade_tier { LADE_TIER_DEVICE, LADE_TIER_HOST, LADE_TIER_STORE };
@@ -44,14 +44,14 @@ struct lade_transfer_price {
 };
 struct lade_prices {
   int64_t *op_ns;                     /* by op of the graph, lean forms too */
-  int64_t *grad_sumsq_ns, *update_ns[3];    /* by parameter; update by state tier, the store's with its transfers */
-  int64_t *update_near_ns;            /* streamed from the store, but for the working copy, which is in a nearer tier */
+  int64_t *grad_sumsq_ns, *update_ns[3]; /* by parameter; updates by state tier, the store's with its transfers */
+  int64_t *update_near_ns;            /* updates with state streamed from the store and a working copy in memory */
   int64_t *stream_edge_ns;            /* extra time of a run of streamed updates, by its first parameter */
   int64_t clip_ns;
   struct lade_transfer_price to_host, to_device, read, write;
   struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */
   struct lade_transfer_price comm_sum[LADE_N_AXES]; /* the same of an all-reduce, which may go along trees */
-  double copy_cores;                  /* that one copy occupies, of n_cores */
+  double copy_cores;                  /* cores that one copy occupies, of n_cores */
   double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
   struct lade_streaming streaming;    /* not a price: the drive's preferred cut of updates from the store */
 };
@@ -65,8 +65,8 @@ struct lade_cluster_links; /* cluster.h */
 struct lade_cost {
   struct lade_machine machine;
   const struct lade_cluster_links *links; /* borrowed: between the ranks of a mesh; NULL: as copies to the host */
-  double attention_slower; /* fused attention of a graph takes so many times its time by the machine; 0: once */
-  bool is_eager; /* price elementwise ops by shape as PyTorch runs them without a compiler: an op, a kernel */
+  double attention_slower; /* factor on the time of fused attention in a graph; 0: 1 */
+  bool is_eager; /* price elementwise ops by shape as PyTorch runs them without a compiler: each op is a kernel */
   double sum_squares_bytes_per_s; /* of gradients read; 0: predicted by the device's bandwidth */
   int n_ops, capacity;
   struct lade_cost_op *ops;       /* ascending by key */

@@ -25,15 +25,15 @@
 #include "base/base.h"
 #include "base/moments.h"
 
-#define NAME_BYTES 64
-#define NODE_IN 5
-#define NODE_OUT 3
-#define OPERANDS_MOST 24
-#define TILE_ROWS 64
+#define NAME_BYTES 64    /* of an op or a value */
+#define NODE_IN 5        /* most inputs of a node */
+#define NODE_OUT 3       /* most outputs of a node */
+#define OPERANDS_MOST 24 /* of one list of an op */
+#define TILE_ROWS 64     /* rows of a tile of a grouped product */
 #define LOSS_ROWS 1024 /* of logits at once, in FP32 */
 #define INDEX_BYTES 8  /* of a token's expert: its number and its weight */
-#define OPS_PER_LAYER 80
-#define BYTES_MOST 0x1p59
+#define OPS_PER_LAYER 80  /* more than any layer has in one microbatch */
+#define BYTES_MOST 0x1p59 /* half of the bytes that a graph may have */
 
 struct step_value {
   int storage, grad; /* grad -1: none yet */

@@ -59,8 +59,8 @@ void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int6
 }
 
 /*
- * Members send to all others at once, each over its own links: of a rank's bytes the part for members behind a level
- * crosses that level, and the slowest level decides.
+ * Members send to all others at once, each over its own links. The part of a rank's bytes that is for members of other
+ * domains crosses their level, and the slowest level decides.
  */
 void lade_cluster_exchange_price(const struct lade_cluster *cluster, int size, int64_t stride,
                                  struct lade_transfer_price *ret_price)

@@ -25,7 +25,7 @@
 #include "base/file.h"
 #include "machine/machine.h"
 
-#define MAX_FILE_BYTES (1 << 20)
+#define MAX_FILE_BYTES (1 << 20) /* far more than any description has */
 
 enum machine_field_type { FIELD_TEXT, FIELD_COUNT, FIELD_FLAG, FIELD_BYTES, FIELD_WHOLE_RATE, FIELD_NUMBER };
 
@@ -39,8 +39,8 @@ struct field {
 };
 
 #define AT(member) offsetof(struct lade_machine, member)
-#define LEAST_RATE 1e3
-#define MOST_RATE 1e18
+#define LEAST_RATE 1e3    /* per second: a smaller one is likely in another unit */
+#define MOST_RATE 1e18    /* per second: the same */
 #define PIECE_ALIGN 65536 /* requests are whole granules of the store */
 
 static const struct field fields[] = {

@@ -20,7 +20,7 @@
 
 #define LADE_MACHINE_NAME_BYTES 96
 
-#define LADE_DRIVE_BURST_BYTES (UINT64_C(8) << 30)
+#define LADE_DRIVE_BURST_BYTES (UINT64_C(8) << 30) /* moved by a run that measures lasting rates (burst_bytes below) */
 
 struct lade_machine_store {
   uint64_t bytes;             /* capacity; 0: no drive, and the rates are ignored */

@@ -34,15 +34,15 @@
 #include "base/file.h"
 #include "machine/probe_internal.h"
 
-#define N_ROUNDS 7
+#define N_ROUNDS 7 /* of which the shortest counts */
 #define HOST_BYTES (UINT64_C(16) << 20) /* of all ranks of a group together: beyond caches, and short */
 #define GPU_BYTES (UINT64_C(32) << 20)
-#define SMALL_WORDS 16
+#define SMALL_WORDS 16  /* of each rank, to measure the latency */
 #define SMALL_PIECES 32 /* collectives in a row on a GPU */
-#define LARGE_PIECES 4
+#define LARGE_PIECES 4  /* the same, of long ones */
 
-#define FORMAT 1
-#define MAX_FILE_BYTES (1 << 16)
+#define FORMAT 1                 /* version of the file; another one is not read */
+#define MAX_FILE_BYTES (1 << 16) /* far more than six levels take */
 
 /* ---- one level ---- */
 
@@ -71,7 +71,7 @@ static int average(lade_comm *world, double *ns, struct lade_error *error)
   return status;
 }
 
-/* Return @status, or -ENOMEM if it is 0 and another rank's is not: no rank then waits for one that has left. */
+/* Return @status, or -ENOMEM if it is 0 and another rank's is not. So no rank waits for one that has left. */
 static int vote(lade_comm *world, int status, struct lade_error *error)
 {
   float n_failed = status != 0;
@@ -180,7 +180,7 @@ static int group_measure(struct level_bench *bench, int status, struct lade_erro
 {
   const uint64_t bytes = lade_links_bytes(bench->queue != NULL) / 2;
   lade_comm *world = bench->params->world;
-  /* As steps exchange on hosts: in windows of the world, so without staging. */
+  /* Measure in windows of the world, without staging, as steps on hosts exchange. */
   lade_comm *owner = bench->queue ? bench->group : world;
   void *buffers = NULL;
   status = vote(world, status, error);

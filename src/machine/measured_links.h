@@ -30,7 +30,7 @@ struct lade_links_params {
 int lade_links_measure(const struct lade_links_params *params, struct lade_error *error,
                        struct lade_cluster *ret_cluster, int *ret_version);
 
-/* Return the bytes of memory that a rank needs for it, of the GPU or of the host. Any thread. */
+/* Return the bytes, of the GPU or of the host, that a rank needs for lade_links_measure. Any thread. */
 uint64_t lade_links_bytes(bool is_gpu);
 
 struct lade_links_key {

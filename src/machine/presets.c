@@ -27,6 +27,7 @@
 
 #define GB 1e9
 #define GIB(n) ((uint64_t)(n) << 30)
+/* Shares of a data sheet's figure that programs sustain: see above. */
 #define PRODUCT 0.75
 #define DEVICE_MEMORY 0.88
 #define HOST_MEMORY 0.75

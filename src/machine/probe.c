@@ -2,10 +2,10 @@
 /*
  * The order of the probe, and the rates that belong to the machine alone.
  *
- * What is measured is what will run: products through the kernel table, AdamW and sums of squares through
- * theirs, copies and launches through the queues of a host device (probe_queues.c), ops in the memory of one
- * (probe_ops.c). A rate of memory is a lower quartile of a few runs after a warm-up. A step sees typical times, and
- * other programs only lengthen them. The matrix rate is a best, because it is a limit that others are compared with.
+ * The probe measures the code that a step runs: products, AdamW and sums of squares through the kernel table, copies
+ * and launches through the queues of a host device (probe_queues.c), ops in the memory of one (probe_ops.c). A rate of
+ * memory is a lower quartile of a few runs after a warm-up, because other programs only lengthen times. The matrix rate
+ * is the best of its runs, because it is a limit with which others are compared.
  *
  * Where less memory is left than the areas take (probe_area.c), measuring takes less, and its figures are not kept for
  * other runs.
@@ -27,13 +27,13 @@
 #include "device/cuda.h"
 #include "machine/probe_internal.h"
 
-#define ROOM_BYTES_LEAST (UINT64_C(24) << 20)
-#define RATE_LIMIT_NS 250000000
-#define RATE_AGAIN_NS 30000000
-#define PRODUCT_LEAST 512
-#define PRODUCT_MOST 2048
-#define N_REPEATS 3
-#define N_PASSES 5
+#define ROOM_BYTES_LEAST (UINT64_C(24) << 20) /* free memory below which the probe refuses to measure */
+#define RATE_LIMIT_NS 250000000 /* of products of one type */
+#define RATE_AGAIN_NS 30000000  /* the same, if a rate of these cores is known */
+#define PRODUCT_LEAST 512       /* rows of the smallest square matrix */
+#define PRODUCT_MOST 2048       /* and of the largest one */
+#define N_REPEATS 3             /* products of one size, of which the fastest counts */
+#define N_PASSES 5              /* over memory, of which the lower quartile counts */
 
 /* ---- matrix rate ---- */
 
@@ -99,7 +99,7 @@ int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, 
   for (int64_t size = PRODUCT_LEAST; size <= largest; size *= 2) {
     args.m = args.n = args.k = size;
     double flops = 2.0 * (double)size * (double)size * (double)size;
-    for (int i = 0; i < N_REPEATS + (size == PRODUCT_LEAST); i++) { /* the very first run is a warm-up */
+    for (int i = 0; i < N_REPEATS + (size == PRODUCT_LEAST); i++) { /* one more of the first size, as a warm-up */
       if (best > 0 && lade_now_ns() - start_ns + product_ns(size, best) > limit_ns)
         break;
       int64_t ns = LADE_MAX(matmul_ns(kernels, pool, &args), 1);
@@ -264,7 +264,7 @@ static int measure_fail(const struct lade_probe_params *params, struct lade_erro
   return lade_error_set(error, status, "probe: no memory to measure in; state the machine with --machine");
 }
 
-/* @ret_is_cramped: the drive was measured in little room, so its rates hold only at this moment. */
+/* Measure what @cost lacks. *ret_is_cramped: the drive had little room, so its rates hold only at this moment. */
 static int measure(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost,
                    bool *ret_is_new, bool *ret_is_cramped)
 {

@@ -78,12 +78,12 @@ struct lade_drive_points {
 void lade_drive_point_add(struct lade_drive_points *points, enum lade_drive_work work, double x_ns, double y_ns,
                           double latency_share);
 
-/* Multiply the weight of all points so far by @factor: the latest bytes tell the most about the next ones. */
+/* Multiply the weight of all points so far by @factor, because the latest bytes predict the next ones best. */
 void lade_drive_points_fade(struct lade_drive_points *points, double factor);
 
 /*
- * Get the latency, at least 0, and by kind of work the ratio of the bytes' time to the predicted one, 0 for a kind
- * without points. False: there are no points.
+ * Get the latency, at least 0, and for each kind of work the ratio of the bytes' time to the predicted one; 0 for a
+ * kind without points. False if there are no points.
  */
 bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_latency_ns,
                            double ret_ratios[LADE_DRIVE_N_WORKS]);

@@ -18,7 +18,7 @@
 #include "machine/probe_internal.h"
 
 #define HUGE_PAGE_BYTES (2u << 20)
-#define AREA_BYTES_LEAST ((size_t)2 << 20)
+#define AREA_BYTES_LEAST ((size_t)2 << 20) /* one huge page, however little memory is free */
 #define MARGIN_BYTES (UINT64_C(8) << 20) /* for threads, the cache file and the heap, on top of the measured areas */
 #define FILL_ELEMENTS 65536
 

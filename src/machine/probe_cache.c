@@ -30,10 +30,10 @@
 #include "base/file.h"
 #include "machine/probe_internal.h"
 
-#define FORMAT 5
-#define MAX_FILE_BYTES (4 << 20)
-#define MAX_OPS 20000
-#define MOST_NS 1e15
+#define FORMAT 5                 /* version of the file; another one is not read */
+#define MAX_FILE_BYTES (4 << 20) /* enough for MAX_OPS */
+#define MAX_OPS 20000            /* past it the file starts anew: shapes of thousands of models */
+#define MOST_NS 1e15             /* of an op, and most units per second of a rate: larger ones are damage */
 
 struct identity {
   char cpu[LADE_MACHINE_NAME_BYTES];

@@ -18,16 +18,16 @@
 #include "device/cuda.h"
 #include "machine/probe_internal.h"
 
-#define LIMIT_NS 250000000
-#define WARM_NS 50000000
-#define N_REPEATS 3
-#define N_LAUNCHES 200
-#define COPY_BYTES ((size_t)16 << 20)
-#define SMALL_BYTES ((size_t)4096)
+#define LIMIT_NS 250000000            /* after which no larger size is measured */
+#define WARM_NS 50000000              /* in which an idle GPU has raised its clock */
+#define N_REPEATS 3                   /* of which the median counts */
+#define N_LAUNCHES 200                /* whose mean counts */
+#define COPY_BYTES ((size_t)16 << 20) /* of a copy whose time is mostly that of its bytes */
+#define SMALL_BYTES ((size_t)4096)    /* of a copy whose time is the latency */
 #define LEAST_STREAM_BYTES ((uint64_t)1 << 20)
-#define MOST_STREAM_BYTES ((uint64_t)256 << 20)
-#define LEAST_MATRIX 256
-#define MOST_MATRIX 4096
+#define MOST_STREAM_BYTES ((uint64_t)256 << 20) /* past the caches of today's GPUs */
+#define LEAST_MATRIX 256              /* rows of the smallest square matrix */
+#define MOST_MATRIX 4096              /* and of the largest one */
 
 /* ---- memory and queues ---- */
 
@@ -106,7 +106,7 @@ static int64_t typical_ns(struct probe_gpu *gpu, enum lade_kernel kernel, const 
   return probe_median(ns, N_REPEATS);
 }
 
-/* Return the bytes that each of @n arrays may have: @most_bytes, halved until all take half of the device at most. */
+/* Return the bytes that each of @n arrays may have: @most_bytes, halved until all take at most half of the device. */
 static uint64_t room_find(const struct lade_probe_gpu *probed, uint64_t most_bytes, unsigned n)
 {
   struct lade_device_info info;

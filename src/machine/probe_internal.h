@@ -13,8 +13,8 @@ struct json_t;
 uint64_t probe_room_bytes(void);
 
 /*
- * Return the bytes of each of the two areas that memory is measured in. At their largest, every other measurement fits,
- * too.
+ * Return the bytes of each of the two areas in which memory is measured. All other measurements fit in areas of the
+ * largest size.
  */
 #define PROBE_AREA_BYTES_MOST ((size_t)64 << 20)
 size_t probe_area_bytes(void);

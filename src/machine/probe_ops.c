@@ -28,13 +28,13 @@
 #include "base/philox.h"
 #include "machine/probe_internal.h"
 
-#define MOST_GROUP_BYTES (UINT64_C(1) << 30)
+#define MOST_GROUP_BYTES (UINT64_C(1) << 30)     /* of ops that are measured together on a host */
 #define MOST_GPU_GROUP_BYTES (UINT64_C(4) << 30) /* a head that keeps its logits has some GB */
 #define OP_LIMIT_NS INT64_C(1000000000)    /* predicted; longer ops are not run */
 #define PASS_LIMIT_NS INT64_C(1000000000)  /* a longer first pass is used as the result */
 #define TOTAL_LIMIT_NS INT64_C(10000000000)
-#define N_PASSES 10
-#define ALIGN 4096
+#define N_PASSES 10 /* the first is a warm-up */
+#define ALIGN 4096  /* of a tensor: a page */
 
 struct op_probe {
   const struct lade_probe_params *params;

@@ -17,12 +17,12 @@
 #include "base/base.h"
 #include "machine/probe_internal.h"
 
-#define N_PASSES 12
+#define N_PASSES 12   /* of N_LAUNCHES, whose lower quartile counts */
 #define N_LAUNCHES 250
-#define COPY_BYTES ((size_t)4 << 20)
+#define COPY_BYTES ((size_t)4 << 20) /* of a copy whose time is mostly that of its bytes */
 #define N_PLACES 12 /* 48 MiB on each side, less if little memory is free */
-#define N_COPIES 24
-#define SMALL_BYTES 4096
+#define N_COPIES 24      /* whose lower quartile counts */
+#define SMALL_BYTES 4096 /* of a copy whose time is the latency */
 
 /* ---- launches and copies ---- */
 

@@ -38,17 +38,17 @@
 #include "machine/probe_internal.h"
 #include "machine/tune.h"
 
-#define PIECE_BYTES ((size_t)2 << 20)
-#define N_PIECES 16
+#define PIECE_BYTES ((size_t)2 << 20) /* of a transfer: the store's default request */
+#define N_PIECES 16      /* of the extent, in flight together */
 #define N_SINGLES 32     /* transfers one at a time */
-#define PAUSE_NS 500000
-#define LIMIT_NS 80000000
+#define PAUSE_NS 500000  /* long enough for the io thread and the drive's host to sleep */
+#define LIMIT_NS 80000000    /* of the passes of one rate */
 #define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
 #define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
 #define LASTING_BYTES 16e9   /* moved for the lasting rate, unless they take longer than the limit */
 #define LASTING_LIMIT_NS INT64_C(20000000000)
-#define REQUEST_BYTES_MOST (6u << 20)
-#define REQUESTS_MOST 64
+#define REQUEST_BYTES_MOST (6u << 20) /* the longest that the tuner sends */
+#define REQUESTS_MOST 64              /* the most that it has in flight */
 
 struct drive {
   lade_store *store;
@@ -128,11 +128,10 @@ static double middle_mean(int64_t *values, int n)
 }
 
 /*
- * Measure the time of one transfer alone beyond that of its bytes at the rates of @measured, over writes and reads in
- * pairs. Each transfer of every other pair follows a pause, because an io queue waits for the computation before about
- * as many of its transfers: its thread and the drive's host have then slept, and wake up within the transfer's time.
- * Every other two pairs are of a whole piece, because a value of one piece keeps the drive less busy than the passes
- * did.
+ * Measure the time of a single transfer beyond that of its bytes at the rates of @measured. Writes and reads alternate.
+ * Both transfers of every other pair follow a pause, because an io queue waits for the computation before about half of
+ * its transfers. Its thread and the drive's host then sleep, and wake up within the transfer's time. Half of the pairs
+ * move a granule, the others a whole piece, because a value of one piece keeps the drive less busy than the passes did.
  */
 static int drive_latency(struct drive *drive, const struct lade_machine_store *measured, struct lade_error *error,
                          double *ret_ns)

@@ -18,10 +18,10 @@
  */
 #include "machine/tune.h"
 
-#define MARGIN 1.1
-#define N_TURNS 2 /* in which a challenger must be faster again */
-#define DRAIN_MOST_NS 3e8
-#define N_TRIES 3
+#define MARGIN 1.1          /* a challenger must be this many times as fast */
+#define N_TURNS 2           /* in which a challenger must be faster again */
+#define DRAIN_MOST_NS 3e8   /* time in which a drive must finish a setting's bytes in flight */
+#define N_TRIES 3           /* other sizes, and other numbers, than the default ones */
 
 #define KIB(n) ((uint64_t)(n) << 10)
 
@@ -68,7 +68,7 @@ static int rate_get(struct tuning *t, const struct setting *setting, double *ret
   return status;
 }
 
-/* Replace @best, whose rate is @rate, by @other if that is faster, also when both are measured again in turns. */
+/* Replace @best, whose rate is *@rate, by @other if that is faster, and is so again when both are measured in turns. */
 static int setting_try(struct tuning *t, struct setting other, struct setting *best, double *rate)
 {
   double others = 0;

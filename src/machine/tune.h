@@ -18,9 +18,9 @@ struct tune_drive {
   void *user;
 };
 
-/* Approximate longest measurement on an idle drive; and the most time of a tuning. */
+/* About the longest measurement on an idle drive. */
 #define TUNE_MEASURE_NS 30000000
-#define TUNE_LIMIT_NS 4000000000
+#define TUNE_LIMIT_NS 4000000000 /* of a tuning */
 #define TUNE_BYTES_MOST (UINT64_C(64) << 20) /* the most bytes that a measurement has in flight */
 
 /*

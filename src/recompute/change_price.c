@@ -23,7 +23,7 @@
 #include "recompute/change_price.h"
 
 #define OTHERS_SHARE 0.01 /* of the other queues' work is charged, so that it is not free if gathers take longest */
-#define TRANSFER_CORES 0.25 /* that a transfer to the drive uses for checksums */
+#define TRANSFER_CORES 0.25 /* cores that a transfer to the drive uses for checksums */
 
 struct lade_pricer {
   const struct lade_model_graph *graph;
@@ -39,9 +39,9 @@ struct lade_pricer {
   int32_t *dropped;     /* scratch: values that are dropped after each backward op */
   int32_t *stack;
   double base_ns;       /* of the residency of lade_pricer_rebase: its recompute time */
-  bool is_dropped_often; /* there: some value is dropped after each backward op */
-  bool *is_again;       /* there: by op, it runs again */
-  bool *is_needed;      /* there: by tensor, a backward op or an op that runs again reads it */
+  bool is_dropped_often; /* that residency drops some value after each backward op */
+  bool *is_again;       /* by op: it runs again under that residency */
+  bool *is_needed;      /* by tensor: a backward op, or an op that runs again under that residency, reads it */
 };
 
 struct group_key {
@@ -278,7 +278,7 @@ double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *res
   return ns;
 }
 
-/* Let the dropped inputs of @op be made again: their ops join the @n of the stack. Return how many there are then. */
+/* Let the dropped inputs of @op be made again: push their ops on the stack of @n. Return its new number. */
 static int inputs_require(lade_pricer *s, const struct lade_residency *residency, int op, int n)
 {
   for (int i = 0; i < s->graph->ops[op].n_in; i++) {
@@ -396,7 +396,7 @@ static void update_add(const struct lade_pricer *s, int param, enum lade_tier we
     queue_times->host_ns += ns;
   else
     queue_times->io_ns += ns;
-  /* Off the device the update runs after the backward half, where no compute overlaps it. */
+  /* An update off the device runs after the backward half, where no compute overlaps it. */
   if (state != LADE_TIER_DEVICE)
     queue_times->compute_ns += t->exposed_fraction * ns;
   if (state == LADE_TIER_HOST)

@@ -57,14 +57,14 @@ struct lade_unit_costs {
   const int64_t *update_ns[3];                   /* by tier, by parameter */
   const int64_t *update_near_ns;                 /* streamed, with the working copy in a nearer tier */
   double to_host_ns, to_device_ns, read_ns, write_ns; /* per byte */
-  double copy_cores;                             /* that one copy occupies */
+  double copy_cores;                             /* cores that one copy occupies */
   double n_cores;                                /* shared by all queues; 0: not shared */
-  double gather_latency_ns, gather_ns;           /* of gathering a working copy from shards; gather_ns per byte of it */
-  int n_shards;                                  /* of each parameter and its state; 1: priced as whole */
-  int n_grad_shards;                             /* of a gradient that waits between microbatches; 1: it is whole */
+  double gather_latency_ns, gather_ns;           /* to gather a working copy from shards: latency, and ns per byte */
+  int n_shards;                                  /* shards of each parameter and its state; 1: priced as whole */
+  int n_grad_shards;                             /* shards of a gradient that waits between microbatches; 1: none */
   int n_microbatches;
   bool is_unified;         /* updates on the host or through the store reach device memory */
-  double exposed_fraction; /* of each transfer, charged to the compute queue: no schedule hides every copy */
+  double exposed_fraction; /* part of each transfer charged to the compute queue: no schedule hides every copy */
 };
 
 typedef struct lade_pricer lade_pricer;

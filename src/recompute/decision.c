@@ -9,7 +9,7 @@
  * range, and that a working copy is not farther than its state. The program builder relies on both. It does not check
  * that the decision is good: the reader's programs are proved, within its own budgets, or refused.
  *
- * A thousand layers are some 100 KB.
+ * The decision of a model of a thousand layers has some 100 KB.
  */
 #include <errno.h>
 #include <stddef.h>

@@ -13,7 +13,7 @@
 struct lade_decision {
   struct lade_residency *residency;
   struct lade_plan_bounds bounds;
-  struct lade_streaming streaming;    /* of the prices behind the decision */
+  struct lade_streaming streaming;    /* cut of streamed updates in the prices of the decision */
   uint64_t peak_bytes[LADE_N_SPACES]; /* of the plan leader's program: followers pack as tightly */
 };
 

@@ -110,7 +110,7 @@ bool lade_software_is_eager(const struct lade_layout_job *job, enum lade_softwar
 /* True if collectives of sequence parallel ranks run beside products. */
 bool lade_software_overlaps_tensor(const struct lade_layout_job *job, enum lade_software software);
 
-/* True if stages of @n_stages scatter gradients under ZeRO 2 and 3 once a step; else once a microbatch. */
+/* True if a pipeline of @n_stages scatters gradients under ZeRO 2 and 3 once a step; false: once a microbatch. */
 bool lade_software_scatters_once(enum lade_software software, int n_stages);
 
 /* True for steps of FSDP as runs of 2022 and 2023 had them: slower attention, and gathers that are late. */

@@ -18,7 +18,7 @@
 #include "recompute/decision.h"
 #include "recompute/search/plan_internal.h"
 
-/* A fixed machine: costs of moving bytes and of computing, in common proportions. */
+/* A fixed machine, whose costs of moving bytes and of computing have common proportions. */
 static const struct lade_machine plain_machine = {
     .name = "plain", .n_cores = 8, .is_unified = true,
     .matmul_flops_per_s = {[LADE_F32] = 1e12, [LADE_BF16] = 1e12, [LADE_F16] = 1e12}, .device_bytes_per_s = 1e11,
@@ -160,7 +160,7 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (!planner)
     return lade_error_set(error, -ENOMEM, "planning ran out of memory");
   planner->params = *params;
-  if (params->chunk_bytes) /* a tier takes whole chunks: room that none fills would mislead the descent */
+  if (params->chunk_bytes) /* a tier takes whole chunks: bytes beside them would mislead the descent */
     planner->params.host_bytes -= params->host_bytes % params->chunk_bytes;
   planner->own_layout = params->layout;
   leader_set(planner);

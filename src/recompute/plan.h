@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Planning: from a graph, prices and budgets to a pair of proved programs (training and evaluation, over one arena) and
- * to these bounds: the need of the unconstrained run, the smallest budget that is reached, and a lower bound for every
- * program over these ops.
+ * to these bounds: the device bytes of the unconstrained run, the smallest budget for which a plan is found, and a
+ * lower bound for every program over these ops.
  *
  * The planner goes from "keep everything" towards less memory, one change at a time, and remembers this trajectory. A
- * budget is answered by the fastest state on it that fits. The trajectory does not depend on the budget, so a larger
- * budget chooses from more states and is never slower (ZeRO-3: than that or than everything kept in ample room). Large
- * programs are the exception, because their search ends early (search.c).
+ * budget gets the fastest state on it that fits. The trajectory does not depend on the budget, so a larger budget
+ * chooses from more states and is never slower. There are two exceptions. Under ZeRO-3 a plan is never slower than a
+ * smaller budget's or than everything kept in ample room. The search of large programs ends early (search.c).
  *
  * A planner is used by one thread at a time. Its creation starts a second thread and ends it. Graph and prices are
  * borrowed and outlive it and its plans.
@@ -55,7 +55,7 @@ void lade_planner_destroy(lade_planner *planner);
 
 struct lade_plan_bounds {
   uint64_t unconstrained_bytes; /* device peak with everything kept */
-  int64_t unconstrained_ns;     /* its step; a session lowers it to that of a plan which is faster */
+  int64_t unconstrained_ns;     /* step with everything kept; a session lowers it to that of a faster plan */
   uint64_t min_bytes;           /* smallest device budget for which a plan was found */
   uint64_t lower_bound_bytes;   /* no program needs less: see bound.c */
   int n_states;                 /* length of the trajectory */

@@ -27,7 +27,7 @@
 #include "base/file.h"
 #include "recompute/plan.h"
 
-#define LINE_BYTES 512
+#define LINE_BYTES 512           /* of a line; a longer one is refused */
 #define MAX_FILE_BYTES (4 << 20) /* enough for ten thousand layers with each value by name */
 
 struct overrides {

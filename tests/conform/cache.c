@@ -26,7 +26,7 @@ static void blocks_are_aligned_and_apart(void **state)
   bed_close(&bed);
 }
 
-static void memory_holds_what_was_written(void **state)
+static void written_bytes_are_read_back(void **state)
 {
   const struct target *target = *state;
   if (target->is_dry)
@@ -170,7 +170,7 @@ static void requests_that_make_no_sense_are_refused(void **state)
   bed_close(&bed);
 }
 
-static void the_ledger_sums_to_what_is_allocated(void **state)
+static void the_ledger_sums_to_the_allocated_bytes(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
   int tags[3], again = 0;
@@ -370,7 +370,7 @@ static void a_trace_entry_holds_all_that_happened(void **state)
 }
 
 /* Through descriptors, as in another process (tests/unit/alloc/test_cache_share.c has a real one). */
-static void what_is_shared_is_the_same_memory(void **state)
+static void shared_blocks_are_the_same_memory(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
   const struct lade_cache_params params = {.struct_size = sizeof(params), .device = bed.device};
@@ -468,20 +468,20 @@ int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
       cmocka_unit_test(blocks_are_aligned_and_apart),
-      cmocka_unit_test(memory_holds_what_was_written),
+      cmocka_unit_test(written_bytes_are_read_back),
       cmocka_unit_test(a_freed_block_is_at_once_free_for_its_queue),
       cmocka_unit_test(free_memory_is_not_stranded_by_size),
       cmocka_unit_test(the_limit_is_hard_and_the_refusal_says_why),
       cmocka_unit_test(no_request_is_too_large_to_be_refused),
       cmocka_unit_test(requests_that_make_no_sense_are_refused),
-      cmocka_unit_test(the_ledger_sums_to_what_is_allocated),
+      cmocka_unit_test(the_ledger_sums_to_the_allocated_bytes),
       cmocka_unit_test(trim_gives_idle_memory_back),
       cmocka_unit_test(the_owner_is_asked_before_memory_is_out),
       cmocka_unit_test(a_private_pool_under_capture_makes_no_memory_call),
       cmocka_unit_test(a_capture_looks_at_no_queue),
       cmocka_unit_test(a_trace_ring_keeps_the_newest),
       cmocka_unit_test(a_trace_entry_holds_all_that_happened),
-      cmocka_unit_test(what_is_shared_is_the_same_memory),
+      cmocka_unit_test(shared_blocks_are_the_same_memory),
       cmocka_unit_test(forgotten_queues_make_room_for_new_ones),
       cmocka_unit_test(random_calls_leave_everything_accounted_for),
   };

@@ -140,7 +140,7 @@ static void the_same_every_time_and_everywhere(void **state)
 }
 
 /* Messages of several lengths, also empty ones, from rank to rank around the ring. */
-static void what_is_sent_arrives_in_order(void **state)
+static void messages_arrive_in_order(void **state)
 {
   static const uint64_t sizes[] = {1, 0, 5000, N_MOST, 3};
   char *data = room_get(world.comm, false);
@@ -357,7 +357,7 @@ static void half_is_not_registered(const struct arena *arena)
 }
 
 /* NCCL does not count collectives, and may refuse to register; its fake ensures that all ranks register or none. */
-static void what_is_registered_is_read_where_it_is(void **state)
+static void registered_memory_is_read_in_place(void **state)
 {
   struct arena arena;
   struct lade_comm_info info;
@@ -653,14 +653,14 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_same_every_time_and_everywhere),
       cmocka_unit_test(a_list_has_the_bits_of_its_items),
       cmocka_unit_test(a_list_may_be_long),
-      cmocka_unit_test(what_is_sent_arrives_in_order),
+      cmocka_unit_test(messages_arrive_in_order),
       cmocka_unit_test(a_send_is_synchronous),
       cmocka_unit_test(every_axis_of_a_mesh_is_a_group),
       cmocka_unit_test(a_negative_colour_takes_no_part),
       cmocka_unit_test(memory_that_one_rank_lacks_is_an_error_at_all),
       cmocka_unit_test(memory_that_one_rank_lacks_to_begin_is_an_error_at_all),
       cmocka_unit_test(shared_memory_serves_the_parts),
-      cmocka_unit_test(what_is_registered_is_read_where_it_is),
+      cmocka_unit_test(registered_memory_is_read_in_place),
       cmocka_unit_test(many_are_in_flight_on_several_queues),
       cmocka_unit_test(neighbours_may_all_begin_with_a_receive),
       cmocka_unit_test(a_dry_device_only_counts_the_time),

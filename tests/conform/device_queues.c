@@ -292,7 +292,7 @@ static void nap(void *args)
 }
 
 /* A waiter for the last of many pieces of work sleeps once, not once for each of them. */
-static void a_waiter_is_woken_for_what_it_waits_for(void **state)
+static void a_waiter_is_woken_once_for_its_event(void **state)
 {
   const struct target *target = *state;
   if (target->is_dry || target->is_cuda)
@@ -311,7 +311,7 @@ static void a_waiter_is_woken_for_what_it_waits_for(void **state)
   lade_device_close(device);
 }
 
-static void destroying_a_queue_runs_what_was_submitted(void **state)
+static void destroying_a_queue_runs_submitted_work(void **state)
 {
   const struct target *target = *state;
   lade_device *device = device_open(state, NULL);
@@ -326,7 +326,7 @@ static void destroying_a_queue_runs_what_was_submitted(void **state)
   lade_device_close(device);
 }
 
-static void a_wait_for_what_cannot_come_is_an_error(void **state)
+static void a_wait_for_an_impossible_event_is_an_error(void **state)
 {
   const struct target *target = *state;
   lade_device *device = device_open(state, NULL);
@@ -396,7 +396,7 @@ static void a_simulated_clock_knows_deadlocks_and_old_events(void **state)
   lade_device_close(device);
 }
 
-static void what_was_submitted_is_known_to_any_thread(void **state)
+static void submitted_work_is_known_to_any_thread(void **state)
 {
   lade_device *device = device_open(state, NULL);
   lade_queue *queue = queue_open(device, LADE_QUEUE_COMPUTE), *signal = queue_open(device, LADE_QUEUE_SIGNAL);
@@ -424,12 +424,12 @@ int main(int argc, char **argv)
       cmocka_unit_test(copies_keep_the_rate_of_their_link),
       cmocka_unit_test(signals_order_work_and_never_fall),
       cmocka_unit_test(a_full_ring_blocks_the_submitter_and_loses_nothing),
-      cmocka_unit_test(a_waiter_is_woken_for_what_it_waits_for),
-      cmocka_unit_test(destroying_a_queue_runs_what_was_submitted),
-      cmocka_unit_test(a_wait_for_what_cannot_come_is_an_error),
+      cmocka_unit_test(a_waiter_is_woken_once_for_its_event),
+      cmocka_unit_test(destroying_a_queue_runs_submitted_work),
+      cmocka_unit_test(a_wait_for_an_impossible_event_is_an_error),
       cmocka_unit_test(the_first_error_sticks_and_counters_advance),
       cmocka_unit_test(a_simulated_clock_knows_deadlocks_and_old_events),
-      cmocka_unit_test(what_was_submitted_is_known_to_any_thread),
+      cmocka_unit_test(submitted_work_is_known_to_any_thread),
   };
   return target_run(argc, argv, tests, LADE_COUNT(tests));
 }

@@ -36,7 +36,7 @@ WRAP(void *, mremap, (void *at, size_t bytes, size_t to_bytes, int flags, void *
 WRAP(int, madvise, (void *at, size_t bytes, int advice), (at, bytes, advice))
 WRAP(int, mprotect, (void *at, size_t bytes, int protection), (at, bytes, protection))
 
-static void what_is_written_is_read_back(void **state)
+static void written_bytes_are_read_back(void **state)
 {
   const uint64_t sizes[] = {1, 4095, 4096, 65536, 65537, 262144, 262145, 3 * MIB + 12345};
   for (size_t i = 0; i < LADE_COUNT(sizes); i++) {
@@ -244,7 +244,7 @@ static void count_done(struct lade_transfer *transfer)
   ++*(int *)transfer->user;
 }
 
-static void completion_is_told_once_and_only_by_poll_wait_or_close(void **state)
+static void completion_is_reported_once_and_only_by_poll_wait_or_close(void **state)
 {
   struct lade_extent extent;
   lade_store *store = store_make(NULL, MIB, &extent);
@@ -736,13 +736,13 @@ static void the_file_has_no_name(void **state)
 int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_is_written_is_read_back),
+      cmocka_unit_test(written_bytes_are_read_back),
       cmocka_unit_test(memory_may_be_pinned_and_let_go),
       cmocka_unit_test(parts_that_start_at_a_granule_stand_alone),
       cmocka_unit_test(many_transfers_under_way_reach_their_own_places),
       cmocka_unit_test(several_threads_share_one_store),
       cmocka_unit_test(transfers_take_no_memory),
-      cmocka_unit_test(completion_is_told_once_and_only_by_poll_wait_or_close),
+      cmocka_unit_test(completion_is_reported_once_and_only_by_poll_wait_or_close),
       cmocka_unit_test(a_completion_may_submit_the_next_transfer),
       cmocka_unit_test(closing_ends_every_transfer),
       cmocka_unit_test(checksums_may_be_the_callers_work),

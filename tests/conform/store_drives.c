@@ -66,7 +66,7 @@ static void all_run(struct drives_fixture *fixture, enum lade_store_op op, uint6
 }
 
 /* The file of a store in @dir has no name, so its blocks cannot be counted; its reads and writes can. */
-static void both_directories_carry_what_is_written(void **state)
+static void both_directories_hold_written_bytes(void **state)
 {
   struct drives_fixture fixture;
   struct lade_store_info info;
@@ -101,7 +101,7 @@ static void expect_aside(struct drives_fixture *fixture, const char *dir, const 
 }
 
 /* The Nth write to one drive and all after it fail: no value that was stored before is lost. */
-static void what_a_failing_drive_refuses_is_written_elsewhere(void **state)
+static void writes_that_a_failing_drive_refuses_go_elsewhere(void **state)
 {
   const int codes[] = {-EIO, -ENOSPC, -EROFS, -EAGAIN};
   for (size_t k = 0; k < LADE_COUNT(codes); k++) {
@@ -144,7 +144,7 @@ static void no_drive_is_set_aside_for_want_of_a_thread(void **state)
   program_fixture_end(&fixture);
 }
 
-static void what_a_failed_drive_had_is_an_error_and_can_be_written_anew(void **state)
+static void data_of_a_failed_drive_is_an_error_and_can_be_rewritten(void **state)
 {
   struct drives_fixture fixture;
   int n_lost = 0;
@@ -298,7 +298,7 @@ static void parts_of_stripes_leave_a_drive_that_is_set_aside(void **state)
   program_fixture_end(&fixture);
 }
 
-static void a_slow_drive_is_set_aside_and_its_data_stays_readable(void **state)
+static void a_slow_drive_is_set_aside_and_its_data_can_be_read(void **state)
 {
   struct drives_fixture fixture;
   char text[512];
@@ -379,14 +379,14 @@ static void two_directories_on_one_drive_are_remarked_on(void **state)
 int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(both_directories_carry_what_is_written),
-      cmocka_unit_test(what_a_failing_drive_refuses_is_written_elsewhere),
+      cmocka_unit_test(both_directories_hold_written_bytes),
+      cmocka_unit_test(writes_that_a_failing_drive_refuses_go_elsewhere),
       cmocka_unit_test(no_drive_is_set_aside_for_want_of_a_thread),
-      cmocka_unit_test(what_a_failed_drive_had_is_an_error_and_can_be_written_anew),
+      cmocka_unit_test(data_of_a_failed_drive_is_an_error_and_can_be_rewritten),
       cmocka_unit_test(the_rest_of_a_stripe_that_moved_is_lost),
       cmocka_unit_test(a_neighbour_in_the_granule_of_a_stripe_that_moved_is_lost),
       cmocka_unit_test(parts_of_stripes_leave_a_drive_that_is_set_aside),
-      cmocka_unit_test(a_slow_drive_is_set_aside_and_its_data_stays_readable),
+      cmocka_unit_test(a_slow_drive_is_set_aside_and_its_data_can_be_read),
       cmocka_unit_test(the_last_drive_is_never_set_aside),
       cmocka_unit_test(a_list_of_directories_is_checked_name_by_name),
       cmocka_unit_test(two_directories_on_one_drive_are_remarked_on),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Recording, and images. An operation is settled once its file, or for names the directory, was synced after it. The
- * image has all settled operations in order, and of the others those that the whim selects. Sectors are 512 bytes: the
+ * image has all settled operations in order, and of the others those of the selection. Sectors are 512 bytes: the
  * least that drives promise to write whole.
  */
 #include "tests/fault/disk.h"
@@ -309,20 +309,22 @@ int disk_n_pending(const struct disk_log *log, int n)
   return pending_list(log, n, pending);
 }
 
-static void pending_apply(struct image *image, const struct disk_log *log, int n, const struct disk_whim *whim)
+static void pending_apply(struct image *image, const struct disk_log *log, int n,
+                          const struct disk_selection *selection)
 {
   int pending[DISK_OPS_MOST], n_pending = pending_list(log, n, pending);
-  for (int i = n_pending - 1; i > 0 && whim->kind == DISK_ANY; i--) {
+  for (int i = n_pending - 1; i > 0 && selection->kind == DISK_ANY; i--) {
     int other = (int)(draw(image) % (uint64_t)(i + 1)), kept = pending[i];
     pending[i] = pending[other];
     pending[other] = kept;
   }
   for (int i = 0; i < n_pending; i++) {
-    uint64_t fate = whim->kind == DISK_ANY ? draw(image) % 3 : 0; /* done, torn, not done */
-    bool is_done = whim->kind == DISK_ALL || (whim->kind == DISK_ANY && fate < 2) ||
-                   (whim->kind == DISK_ONLY && i == whim->which) || (whim->kind == DISK_BUT && i != whim->which);
+    uint64_t outcome = selection->kind == DISK_ANY ? draw(image) % 3 : 0; /* done, torn, not done */
+    bool is_done = selection->kind == DISK_ALL || (selection->kind == DISK_ANY && outcome < 2) ||
+                   (selection->kind == DISK_ONLY && i == selection->which) ||
+                   (selection->kind == DISK_BUT && i != selection->which);
     if (is_done)
-      op_apply(image, &log->ops[pending[i]], fate == 1);
+      op_apply(image, &log->ops[pending[i]], outcome == 1);
   }
 }
 
@@ -340,14 +342,14 @@ static void file_lay(const struct image *image, int file, const char *dir, const
   close(fd);
 }
 
-void disk_image(const struct disk_log *log, int n, const struct disk_whim *whim, const char *dir)
+void disk_image(const struct disk_log *log, int n, const struct disk_selection *selection, const char *dir)
 {
-  struct image image = {.state = whim->seed};
+  struct image image = {.state = selection->seed};
   for (int i = 0; i < n; i++) {
     if (is_change(&log->ops[i]) && is_settled(log, n, i))
       op_apply(&image, &log->ops[i], false);
   }
-  pending_apply(&image, log, n, whim);
+  pending_apply(&image, log, n, selection);
   for (int i = 0; i < DISK_FILES_MOST; i++) {
     if (*image.names[i])
       file_lay(&image, image.of_name[i], dir, image.names[i]);

@@ -48,7 +48,7 @@ static inline bool disk_is_sync(const struct disk_op *op)
 bool disk_settles(const struct disk_op *sync, const struct disk_op *op);
 
 /* Which unsynced operations the disk has done. */
-struct disk_whim {
+struct disk_selection {
   enum { DISK_NONE, DISK_ALL, DISK_ONLY, DISK_BUT, DISK_ANY } kind;
   int which;     /* ONLY this one of them, or all BUT this one */
   uint64_t seed; /* of ANY: a subset, torn, in any order */
@@ -58,6 +58,6 @@ struct disk_whim {
 int disk_n_pending(const struct disk_log *log, int n);
 
 /* Lay out in the empty directory @dir the state after a power cut that follows the first @n operations. */
-void disk_image(const struct disk_log *log, int n, const struct disk_whim *whim, const char *dir);
+void disk_image(const struct disk_log *log, int n, const struct disk_selection *selection, const char *dir);
 
 #endif

@@ -153,7 +153,7 @@ def killed_at_sync(layout):
     return begin(layout, launch=at_sync(rank, nth, "signal=KILL")).end()
 
 
-def what_all_ranks_have_is_gone_on_from():
+def ranks_continue_from_the_generation_that_all_have():
     if can_trace():
         drive_fails(ZERO_3, 1, 7)
         reads_fail(ZERO_3, 1)
@@ -166,10 +166,10 @@ def blocks_of_a_killed_job_are_gone_on_from():
     clear()
     killed_in_steps(ZERO_1)
     goes_on(ZERO_1, WANT, "after a kill of all ranks")
-    a_checkpoint_at_one_rank_holds_nobody(ZERO_1, WANT)
+    a_checkpoint_at_one_rank_blocks_no_other(ZERO_1, WANT)
 
 
-def a_checkpoint_at_one_rank_holds_nobody(layout, want):
+def a_checkpoint_at_one_rank_blocks_no_other(layout, want):
     """A job at its end is started again: all ranks learn of a checkpoint that only one rank checks."""
     alone = [word for word in TRAIN if word not in ("--store", "state", "--durable", "--allow-tmpfs")]
     code, _, err = jobs.run(jobs.command(LADE, 0, *alone, "--steps", "1", "--save", "ck"), ENVIRONMENT)
@@ -254,7 +254,7 @@ def a_directory_that_a_rank_lacks_is_named():
     require(not os.listdir("elsewhere/state"), "a refusal leaves files")
 
 
-def what_is_not_one_state_is_refused_and_not_touched():
+def states_of_different_runs_are_refused_and_not_touched():
     older_files_of_a_rank_are_refused()
     files_of_another_run_are_refused()
     a_directory_that_a_rank_lacks_is_named()
@@ -300,6 +300,6 @@ with jobs.scratch():
     WANT = undisturbed(REPLICAS)
     if len(sys.argv) > 4:
         jobs.tests_run((layouts_survive_kills, the_first_step_and_the_first_rank_are_no_others,
-                        what_is_not_one_state_is_refused_and_not_touched))
+                        states_of_different_runs_are_refused_and_not_touched))
     else:
-        jobs.tests_run((what_all_ranks_have_is_gone_on_from, blocks_of_a_killed_job_are_gone_on_from))
+        jobs.tests_run((ranks_continue_from_the_generation_that_all_have, blocks_of_a_killed_job_are_gone_on_from))

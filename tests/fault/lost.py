@@ -383,7 +383,7 @@ def mpirun_is_killed():
     require(code == 0 and json.loads(out)["steps"] == int(said[1]) + 1, "the reported command does not go on", err)
 
 
-def a_restart_that_finds_all_done_says_so():
+def a_restart_with_no_step_left_reports_it():
     """No step is left: the line comes at the end."""
     once = '[ $OMPI_COMM_WORLD_RANK = 0 ] || [ -e once ] || { touch once; kill -9 $$; }; exec "$0" "$@"'
     steps = ["--steps", "2", "--save", "done"]
@@ -442,7 +442,7 @@ def a_restart_takes_its_own_saves():
     require(code == 0 and digests(out) == digests(undisturbed), "the reported command does not go on", err)
 
 
-def what_ranks_call_wrong_is_not_tried_again():
+def failures_that_ranks_report_are_not_retried():
     """A restart would fail again."""
     result = subprocess.run([LADE, "launch", "-n", "2", "--max-restarts", "5", "--", *TRAIN, "--budget", "1MiB"],
                             env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
@@ -573,12 +573,12 @@ with jobs.scratch():
     random.seed(seed)
     print(f"seed {seed}", flush=True)
     quick = (a_rank_is_killed, a_rank_is_stopped, a_kill_leaves_no_file_behind,
-             what_ranks_call_wrong_is_not_tried_again)
+             failures_that_ranks_report_are_not_retried)
     long = (the_rank_that_plans_is_lost, the_next_launch_removes_files_of_a_dead_one,
             a_rank_ends_before_the_first_message, ranks_without_a_use_remain, ranks_that_have_not_begun_are_not_lost,
             a_rank_never_comes_to_mpirun_alone, a_rank_without_the_first_speaks, a_job_starts_again,
             jobs_shrink, a_layout_that_lacks_memory_ends_the_job, no_rank_remains, mpirun_is_killed,
-            a_restart_that_finds_all_done_says_so, a_restart_leaves_other_runs_alone, a_restart_takes_its_own_saves,
+            a_restart_with_no_step_left_reports_it, a_restart_leaves_other_runs_alone, a_restart_takes_its_own_saves,
             a_code_after_all_ranks_ended_well_is_not_tried_again,
             kills_of_each_layout)
     if sys.argv[3:] not in ([], ["long"]):

@@ -125,7 +125,7 @@ static void refusals_that_pass_are_tried_again(void **state)
   assert_int_equal(every_nth(LADE_FAULT_RING_COMPLETE, false, -ECANCELED), 0);
 }
 
-static void refusals_that_stay_are_an_error_in_the_end(void **state)
+static void permanent_refusals_become_an_error(void **state)
 {
   struct lade_faults faults;
   struct lade_error error;
@@ -220,7 +220,7 @@ static void a_ring_that_breaks_is_an_error(void **state)
   free(data);
 }
 
-static void a_refused_ring_falls_back_and_says_so(void **state)
+static void a_refused_ring_falls_back_with_a_note(void **state)
 {
   const int codes[] = {-EPERM, -ENOSYS, -ENOMEM};
   struct lade_faults faults;
@@ -462,7 +462,7 @@ static int child_with_odd_open(void)
   return life_run(NULL, engine, &error) != -EIO || !strstr(error.text, strerror(call_refusal));
 }
 
-static void what_refuses_before_the_first_transfer_is_a_failure_of_io(void **state)
+static void refusals_before_the_first_transfer_are_io_errors(void **state)
 {
   const int codes[] = {EINTR, EAGAIN, EBUSY, ENODEV, ETIMEDOUT};
   for (size_t i = 0; i < LADE_COUNT(codes); i++) {
@@ -734,11 +734,11 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_failed_transfer_is_an_error),
       cmocka_unit_test(short_transfers_are_continued),
       cmocka_unit_test(refusals_that_pass_are_tried_again),
-      cmocka_unit_test(refusals_that_stay_are_an_error_in_the_end),
+      cmocka_unit_test(permanent_refusals_become_an_error),
       cmocka_unit_test(a_failed_transfer_names_its_tensor_and_leaves_the_store_usable),
       cmocka_unit_test(a_refused_submission_concerns_one_transfer),
       cmocka_unit_test(a_ring_that_breaks_is_an_error),
-      cmocka_unit_test(a_refused_ring_falls_back_and_says_so),
+      cmocka_unit_test(a_refused_ring_falls_back_with_a_note),
       cmocka_unit_test(a_sandbox_without_io_uring_is_served_by_threads),
       cmocka_unit_test(a_file_system_without_o_direct_is_refused_unless_allowed),
       cmocka_unit_test(without_o_tmpfile_the_file_is_unlinked_at_once),
@@ -748,7 +748,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_store_without_room_is_refused_with_both_numbers),
       cmocka_unit_test(a_file_size_limit_is_an_error_and_not_a_signal),
       cmocka_unit_test(without_fallocate_the_first_writing_allocates),
-      cmocka_unit_test(what_refuses_before_the_first_transfer_is_a_failure_of_io),
+      cmocka_unit_test(refusals_before_the_first_transfer_are_io_errors),
       cmocka_unit_test(a_limit_of_locked_memory_is_enough_or_done_without),
       cmocka_unit_test(a_directory_that_is_removed_is_not_missed),
       cmocka_unit_test(an_overlay_is_a_store_or_refused_by_name),

@@ -123,7 +123,7 @@ static void save_survives(const struct values_memory *old, const struct values_m
   }
 }
 
-static void a_failing_save_leaves_what_was_there(void **state)
+static void a_failed_save_leaves_the_former_checkpoint(void **state)
 {
   struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory old, new;
@@ -166,7 +166,7 @@ static void names_rotate_where_they_cannot_be_exchanged(void **state)
   lade_model_graph_destroy(graph);
 }
 
-static void failing_values_leave_what_was_there(void **state)
+static void failing_values_leave_the_former_checkpoint(void **state)
 {
   struct lade_model_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_BF16, SIZE_SMALL);
   struct values_memory old, new;
@@ -211,7 +211,7 @@ static void a_failing_first_save_leaves_no_directory(void **state)
   lade_model_graph_destroy(graph);
 }
 
-static void a_failing_load_says_so(void **state)
+static void a_failed_load_returns_its_error(void **state)
 {
   struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F16, SIZE_SMALL);
   struct values_memory saved, memory;
@@ -316,13 +316,15 @@ static void a_kill_at_any_moment_leaves_a_loadable_checkpoint(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(a_failing_save_leaves_what_was_there, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_failed_save_leaves_the_former_checkpoint,
+                                      scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(names_rotate_where_they_cannot_be_exchanged,
                                       scratch_setup_in_memory, scratch_teardown),
-      cmocka_unit_test_setup_teardown(failing_values_leave_what_was_there, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(failing_values_leave_the_former_checkpoint,
+                                      scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_failing_first_save_leaves_no_directory,
                                       scratch_setup_in_memory, scratch_teardown),
-      cmocka_unit_test_setup_teardown(a_failing_load_says_so, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_failed_load_returns_its_error, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_kill_at_any_moment_leaves_a_loadable_checkpoint,
                                       scratch_setup_in_memory, scratch_teardown),
   };

@@ -188,7 +188,7 @@ static const char *image_fault(int64_t acknowledged, int take)
   return fault;
 }
 
-static const char *whim_try(const struct disk_log *log, int n, const struct disk_whim *whim)
+static const char *selection_try(const struct disk_log *log, int n, const struct disk_selection *selection)
 {
   int64_t acknowledged = -1;
   int take = 0;
@@ -198,7 +198,7 @@ static const char *whim_try(const struct disk_log *log, int n, const struct disk
     take += is_taken;
   }
   image_clear();
-  disk_image(log, n, whim, image_dir);
+  disk_image(log, n, selection, image_dir);
   return image_fault(acknowledged, take);
 }
 
@@ -206,16 +206,16 @@ static const char *whim_try(const struct disk_log *log, int n, const struct disk
 static const char *cut_fault(const struct disk_log *log, int n, int n_drawn)
 {
   int n_pending = disk_n_pending(log, n);
-  const char *fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ALL});
+  const char *fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_ALL});
   if (!fault && n_pending)
-    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_NONE});
+    fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_NONE});
   for (int i = 0; i < n_pending && n_pending > 1 && !fault; i++) {
-    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ONLY, .which = i});
+    fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_ONLY, .which = i});
     if (!fault)
-      fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_BUT, .which = i});
+      fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_BUT, .which = i});
   }
   for (int i = 0; i < n_drawn && n_pending && !fault; i++)
-    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ANY, .seed = (uint64_t)(n * 1000 + i)});
+    fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_ANY, .seed = (uint64_t)(n * 1000 + i)});
   return fault;
 }
 
@@ -265,7 +265,7 @@ static int protocol_finish(void **state)
   return scratch_teardown(state);
 }
 
-static void what_was_acknowledged_survives_every_cut(void **state)
+static void acknowledged_generations_survive_every_cut(void **state)
 {
   int n_syncs = 0;
   for (int i = 0; i < protocol.n; i++)
@@ -460,7 +460,7 @@ static void one_record_in_place_would_not_do(void **state)
  * Another rank did not publish generation 2, so this one withdraws it, and makes it anew with other bytes. From then on
  * the old one may not be found, because the other rank might have the new one.
  */
-static void what_was_taken_back_does_not_come_back(void **state)
+static void withdrawn_generations_do_not_return(void **state)
 {
   static struct disk_log log;
   const char *dir = in_scratch("ahead");
@@ -491,7 +491,7 @@ static void what_was_taken_back_does_not_come_back(void **state)
 int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_was_acknowledged_survives_every_cut),
+      cmocka_unit_test(acknowledged_generations_survive_every_cut),
       cmocka_unit_test(no_sync_is_in_vain),
       cmocka_unit_test(no_order_is_in_vain),
       cmocka_unit_test(opening_makes_the_name_durable),
@@ -499,7 +499,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(opening_writes_the_record_again),
       cmocka_unit_test(a_slot_is_not_reused_before_the_other_counts),
       cmocka_unit_test(one_record_in_place_would_not_do),
-      cmocka_unit_test(what_was_taken_back_does_not_come_back),
+      cmocka_unit_test(withdrawn_generations_do_not_return),
   };
   n_whims = argc > 1 && strcmp(argv[1], "every") == 0 ? WHIMS_MANY : n_whims;
   return cmocka_run_group_tests(tests, protocol_record, protocol_finish);

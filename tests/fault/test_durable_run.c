@@ -239,7 +239,7 @@ static void a_step_that_is_not_published_did_not_happen(void **state)
   assert_true(again[2] == result.loss);
 }
 
-static void a_skipped_step_keeps_what_counts(void **state)
+static void a_skipped_step_keeps_the_current_state(void **state)
 {
   store_needed();
   double losses[N_STEPS];
@@ -329,7 +329,7 @@ static void the_rest_of_a_values_block_is_zeros(void **state)
   close(fd);
 }
 
-static void damages_of_what_counts_are_found(void **state)
+static void damages_of_the_current_state_are_found(void **state)
 {
   store_needed();
   double losses[N_STEPS];
@@ -357,9 +357,9 @@ int main(void)
       cmocka_unit_test(many_lives_have_the_numbers_of_one),
       cmocka_unit_test(where_state_lies_is_of_a_version),
       cmocka_unit_test_setup_teardown(a_step_that_is_not_published_did_not_happen, durable_setup, durable_teardown),
-      cmocka_unit_test_setup_teardown(a_skipped_step_keeps_what_counts, durable_setup, durable_teardown),
+      cmocka_unit_test_setup_teardown(a_skipped_step_keeps_the_current_state, durable_setup, durable_teardown),
       cmocka_unit_test_setup_teardown(the_rest_of_a_values_block_is_zeros, durable_setup, durable_teardown),
-      cmocka_unit_test_setup_teardown(damages_of_what_counts_are_found, durable_setup, durable_teardown),
+      cmocka_unit_test_setup_teardown(damages_of_the_current_state_are_found, durable_setup, durable_teardown),
   };
   store_refusal = run_fixture_store_refusal(LADE_STORE_AUTO);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -152,7 +152,7 @@ static int lives_finish(void **state)
   return scratch_teardown(state);
 }
 
-static const char *whim_try(const struct disk_log *log, int n, const struct disk_whim *whim)
+static const char *selection_try(const struct disk_log *log, int n, const struct disk_selection *selection)
 {
   static const char *const names[] = {"lade-tensors.data", "lade-tensors.journal", "lade-tensors.journal.new"};
   int acknowledged = -1;
@@ -163,7 +163,7 @@ static const char *whim_try(const struct disk_log *log, int n, const struct disk
     snprintf(path, sizeof(path), "%s/%s", image_dir, names[i]);
     unlink(path);
   }
-  disk_image(log, n, whim, image_dir);
+  disk_image(log, n, selection, image_dir);
   return image_fault(image_dir, acknowledged);
 }
 
@@ -172,12 +172,12 @@ static const char *log_fault(const struct disk_log *log)
 {
   const char *fault = NULL;
   for (int n = 1; n <= log->n && !fault; n++) {
-    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ALL});
+    fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_ALL});
     if (fault || !disk_n_pending(log, n))
       continue;
-    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_NONE});
+    fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_NONE});
     for (int i = 0; i < N_WHIMS && !fault; i++)
-      fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ANY, .seed = (uint64_t)(n * 100 + i)});
+      fault = selection_try(log, n, &(struct disk_selection){.kind = DISK_ANY, .seed = (uint64_t)(n * 100 + i)});
   }
   return fault;
 }

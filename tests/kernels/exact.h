@@ -76,7 +76,7 @@ static inline double error_get(enum lade_dtype dtype, const void *data, const do
   return sqrt(error);
 }
 
-/* Call @kernel with a workspace of exactly the stated size, full of NaN; the bytes behind it must stay unchanged. */
+/* Call @kernel with a workspace of exactly the stated size, full of NaN; the bytes after it must stay unchanged. */
 static inline void kernel_call(const struct lade_kernels *kernels, enum lade_kernel kernel, void *args,
                                void **workspace_field, lade_pool *pool)
 {

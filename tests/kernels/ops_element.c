@@ -166,7 +166,7 @@ static bool cast_build(struct call *call, int i_shape)
   return true;
 }
 
-/* The terms are contiguous. The pointers to them are set behind the arguments, once the data has its address. */
+/* The terms are contiguous. The pointers to them are set after the arguments, once the data has its address. */
 #define TERMS 8
 #define TERMS_AT 128
 

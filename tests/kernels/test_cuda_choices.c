@@ -103,7 +103,7 @@ static void a_file_gives_its_algorithms_and_a_name_of_its_own(void **state)
   assert_non_null(strstr(other, " (1)"));
 }
 
-/* A comment may be of any length, and the line behind it still has its number. */
+/* A comment may be of any length, and the line after it still has its number. */
 static void a_long_comment_is_skipped(void **state)
 {
   char text[3000], name[192];
@@ -123,7 +123,7 @@ static void a_long_comment_is_skipped(void **state)
   lade_device_close(device);
 }
 
-static void what_a_run_cannot_obey_is_an_error(void **state)
+static void choices_that_a_run_cannot_follow_are_errors(void **state)
 {
   static const char *const texts[] = {"#\ncuBLASLt: NT bf16 bf16 16 24 4096 bias\n",
                                       "\nK: XX bf16 bf16 16 24 4096 - 1\n", "\nK: NT bf17 bf16 16 24 4096 - 1\n",
@@ -174,7 +174,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_file_gives_its_algorithms_and_a_name_of_its_own),
       cmocka_unit_test(a_long_comment_is_skipped),
-      cmocka_unit_test(what_a_run_cannot_obey_is_an_error),
+      cmocka_unit_test(choices_that_a_run_cannot_follow_are_errors),
       cmocka_unit_test(a_number_that_is_not_offered_fails_the_product),
   };
   return cmocka_run_group_tests(tests, NULL, file_remove);

@@ -50,7 +50,7 @@ static lade_device *must_open(void)
 
 /* ---- opening ---- */
 
-static void what_is_missing_is_said_in_one_line(void **state)
+static void missing_features_are_refused_in_one_line(void **state)
 {
   const struct {
     const char *settings;
@@ -604,7 +604,7 @@ static void an_address_without_memory_is_an_error(void **state)
 
 /* ---- contexts of the caller ---- */
 
-static void current_contexts_stay_current(void **state)
+static void current_contexts_are_restored(void **state)
 {
   cuda_context own = NULL, now = NULL;
   assert_int_equal(fake.init(0), 0);
@@ -663,7 +663,7 @@ static void an_adopted_context_and_stream_are_used_and_left(void **state)
 
 /* ---- measures ---- */
 
-static void what_others_took_is_the_difference(void **state)
+static void memory_of_other_contexts_is_the_difference(void **state)
 {
   lade_device *device = must_open();
   struct lade_cuda_memory before = {0}, after = {0};
@@ -729,7 +729,7 @@ static void spans_are_times_on_the_stream(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup(what_is_missing_is_said_in_one_line, calm),
+      cmocka_unit_test_setup(missing_features_are_refused_in_one_line, calm),
       cmocka_unit_test_setup(names_of_gpus, calm),
       cmocka_unit_test_setup(gpus_are_listed_by_their_uuids, calm),
       cmocka_unit_test_setup(the_public_name_opens_the_gpu, calm),
@@ -741,9 +741,9 @@ int main(void)
       cmocka_unit_test_setup(a_capture_that_fails_is_no_failure_of_the_device, calm),
       cmocka_unit_test_setup(a_broken_context_ends_waiting_and_keeps_its_first_error, calm),
       cmocka_unit_test_setup(an_address_without_memory_is_an_error, calm),
-      cmocka_unit_test_setup(current_contexts_stay_current, calm),
+      cmocka_unit_test_setup(current_contexts_are_restored, calm),
       cmocka_unit_test_setup(an_adopted_context_and_stream_are_used_and_left, calm),
-      cmocka_unit_test_setup(what_others_took_is_the_difference, calm),
+      cmocka_unit_test_setup(memory_of_other_contexts_is_the_difference, calm),
       cmocka_unit_test_setup(memory_that_others_hold_is_refused, calm),
       cmocka_unit_test_setup(spans_are_times_on_the_stream, calm),
   };

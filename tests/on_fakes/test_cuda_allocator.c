@@ -167,7 +167,7 @@ static void a_stream_reuses_its_blocks_and_the_default_stream_is_one(void **stat
   fixture_finish(&f);
 }
 
-/* The work of the first stream is slow: without an event behind it, the second stream would write under it. */
+/* The work of the first stream is slow: without an event after it, the second stream would write under it. */
 static void another_stream_gets_a_block_behind_the_work_that_used_it(void **state)
 {
   struct fixture f;

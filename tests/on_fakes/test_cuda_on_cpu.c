@@ -192,7 +192,7 @@ static void warpgroups_make_the_product(void **state)
   }
 }
 
-static void what_is_wrong_about_products_of_warpgroups_is_caught(void **state)
+static void errors_in_products_of_warpgroups_are_caught(void **state)
 {
   static struct warpgroup warpgroup;
   struct hostile_args args;
@@ -219,7 +219,7 @@ int main(void)
       cmocka_unit_test(matrices_begin_at_whole_chunks),
       cmocka_unit_test(fragments_make_the_product),
       cmocka_unit_test(warpgroups_make_the_product),
-      cmocka_unit_test(what_is_wrong_about_products_of_warpgroups_is_caught),
+      cmocka_unit_test(errors_in_products_of_warpgroups_are_caught),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

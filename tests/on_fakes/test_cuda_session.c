@@ -189,7 +189,7 @@ static void a_device_that_breaks_in_a_step_ends_it_by_name(void **state)
 }
 
 /* Memory that was free when the device was opened is gone when the arena is allocated. */
-static void memory_that_somebody_else_took_is_one_line(void **state)
+static void memory_that_another_process_took_is_one_line(void **state)
 {
   struct lade_error error = {0};
   uint64_t digest = 0;
@@ -268,7 +268,7 @@ static void a_product_refused_in_a_capture_is_not_refused_for_ever(void **state)
 }
 
 /* The context, and kernels when they are loaded and first launched; a step takes no more. */
-static void what_the_gpu_holds_beside_the_arena_is_told_by_taker(void **state)
+static void memory_outside_the_arena_is_reported_by_taker(void **state)
 {
   struct lade_error error = {0};
   struct lade_session_info info;
@@ -406,8 +406,8 @@ int main(void)
       cmocka_unit_test(a_device_that_breaks_in_a_step_ends_it_by_name),
       cmocka_unit_test(a_graph_that_cannot_be_made_changes_no_number),
       cmocka_unit_test(a_product_refused_in_a_capture_is_not_refused_for_ever),
-      cmocka_unit_test(memory_that_somebody_else_took_is_one_line),
-      cmocka_unit_test(what_the_gpu_holds_beside_the_arena_is_told_by_taker),
+      cmocka_unit_test(memory_that_another_process_took_is_one_line),
+      cmocka_unit_test(memory_outside_the_arena_is_reported_by_taker),
       cmocka_unit_test(a_steady_step_takes_nothing_from_the_driver),
       cmocka_unit_test(a_rate_is_of_a_warm_clock),
   };

@@ -140,7 +140,7 @@ static void drawn_graphs_give_the_bits_of_a_plain_run(void **state)
   fixture_finish(&fixture);
 }
 
-/* Work that the caller has put on an adopted stream itself is behind an event of the queue. */
+/* An event of the queue covers work that the caller itself has put on the adopted stream. */
 static void a_callers_stream_is_a_queue(void **state)
 {
   struct step_fixture fixture = {0};

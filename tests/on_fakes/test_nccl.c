@@ -175,7 +175,7 @@ static void refused(lade_device *device, int code, const char *words)
   assert_ptr_equal(comm, &error);
 }
 
-static void what_is_missing_is_said_in_one_line(void **state)
+static void missing_features_are_refused_in_one_line(void **state)
 {
   struct lade_host_device_params params = {.struct_size = sizeof(params), .capacity_bytes = 4 << 20};
   lade_device *host = NULL, *device = device_open();
@@ -412,7 +412,7 @@ static void a_device_that_breaks_is_the_communicator_s_error(void **state)
   }
 }
 
-static void an_abort_ends_what_hangs(void **state)
+static void an_abort_ends_hanging_calls(void **state)
 {
   lade_device *device = device_open();
   struct lade_error error = {0};
@@ -442,7 +442,7 @@ static void an_abort_ends_what_hangs(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup(what_is_missing_is_said_in_one_line, calm),
+      cmocka_unit_test_setup(missing_features_are_refused_in_one_line, calm),
       cmocka_unit_test_setup(handles_that_are_polled_work, calm),
       cmocka_unit_test_setup(every_call_of_nccl_that_fails_is_named_and_leaves_nothing, calm),
       cmocka_unit_test_setup(refusals_of_the_driver_leave_nothing, calm),
@@ -450,7 +450,7 @@ int main(void)
       cmocka_unit_test_setup(an_arena_is_registered_with_nccl_where_it_can_be, calm),
       cmocka_unit_test_setup(an_asynchronous_error_ends_the_work_and_sticks, calm),
       cmocka_unit_test_setup(a_device_that_breaks_is_the_communicator_s_error, calm),
-      cmocka_unit_test_setup(an_abort_ends_what_hangs, calm),
+      cmocka_unit_test_setup(an_abort_ends_hanging_calls, calm),
   };
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&kernels, &cpu);

@@ -180,7 +180,7 @@ static void calls_on_queues_run_in_order(void **state)
   assert_works(lade_ranks_wait(ranks, &error));
   for (uint64_t i = 0; i < N; i++)
     assert_true(v.all[i] == sum_at(i, CALLS / 2 - 1));
-  /* A blocking call comes behind the calls on queues. */
+  /* A blocking call runs after the calls on queues. */
   puts[0].round = 99;
   lade_queue_launch(queue, &(struct lade_work){.fn = gradients_put, .args = &puts[0]}, NULL);
   assert_works(lade_shard_reduce_on(v.shard, queue, LADE_F32, v.all, v.own, NULL, &error));

@@ -298,7 +298,7 @@ def signals_pass():
     assert run("true")[0] == 7  # which checks that nothing is left over
 
 
-def only_what_dead_runs_left_is_removed():
+def only_files_of_dead_runs_are_removed():
     """A living run keeps its records; other users' files, and targets of links, stay."""
     job = subprocess.Popen([LADE, "run", "--report", REPORT + ".lives", "--", HOLDER, "soname", "wait"], text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
@@ -324,7 +324,7 @@ def only_what_dead_runs_left_is_removed():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def what_is_no_record_is_passed_by():
+def files_that_are_no_records_are_skipped():
     """A command may create any file in the folder of the records: none of them blocks."""
     code, _, err, report = run("sh", "-c", "mkfifo $LADE_RUN_DIRECTORY/f; ln -s /dev/zero $LADE_RUN_DIRECTORY/z")
     assert code == 7 and report["processes"] == [] and report["unrecorded_processes"] == 0, (code, err)
@@ -353,7 +353,7 @@ def children_have_reports_of_their_own():
     assert [process["devices"][0]["peak_bytes"] for process in report["processes"]] == [8 * MIB] * 2, report
 
 
-def many_processes_are_told_in_few_lines():
+def many_processes_are_reported_in_few_lines():
     """Processes without CUDA are left out, those that took nothing share one line, and of the others the largest are
     shown.
     """
@@ -413,7 +413,7 @@ def a_report_that_cannot_be_written_is_reported():
             assert "at most 1.0 MiB" in result.stderr, result
 
 
-def what_the_loader_passes_by_is_reported():
+def programs_without_preloading_are_reported():
     """Programs without preloading: an empty environment, and a program without a loader if one can be built."""
     whole = os.path.join(SCRATCH.name, "whole")
     compiler = [*os.environ.get("CC", "cc").split(), "-static", "-x", "c", "-", "-o", whole]
@@ -470,10 +470,10 @@ ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_wi
 ON_FAKES = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
             the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
             forms_of_another_day_pass_and_are_reported,
-            many_processes_are_told_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
+            many_processes_are_reported_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
             endings_are_the_commands, signals_pass,
-            only_what_dead_runs_left_is_removed, what_is_no_record_is_passed_by, names_move_no_cursor, surroundings_do_not_matter, a_parents_habits_do_not_matter,
-            a_report_that_cannot_be_written_is_reported, what_the_loader_passes_by_is_reported,
+            only_files_of_dead_runs_are_removed, files_that_are_no_records_are_skipped, names_move_no_cursor, surroundings_do_not_matter, a_parents_habits_do_not_matter,
+            a_report_that_cannot_be_written_is_reported, programs_without_preloading_are_reported,
             a_folder_without_room_is_reported)
 if IS_GPU:
     gpu_or_skip()

@@ -74,7 +74,7 @@ static void cache_fixture_churn(struct cache_fixture *fixture)
   }
 }
 
-/* Make blocks that were freed and are still in use behind a closed gate. */
+/* Make blocks that were freed and are still in use, because a closed gate holds their queue. */
 static int cache_fixture_pend(struct cache_fixture *fixture, bool is_dry)
 {
   for (int i = 0; i < 3; i++) {

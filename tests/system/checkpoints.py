@@ -66,7 +66,7 @@ def is_refused(words, code=5):
             f"damage ends with {found} and does not name {words}", err)
 
 
-def damage_is_told_once():
+def damage_is_reported_once():
     """One line for all ranks, with the tensor or the file, and exit code 5."""
     directory = f"eight/step-{N_SAVED:08d}"
     names = sorted(name for name in os.listdir(directory) if name.startswith("optimizer-"))
@@ -112,4 +112,4 @@ with jobs.scratch():
         json.dump(MODEL, config)
     with open("tokens.bin", "wb") as tokens:
         array.array("H", (i * i % 997 if i % 5 else i // 5 % 3 for i in range(40000))).tofile(tokens)
-    jobs.tests_run((layouts_go_on, damage_is_told_once, tables_in_parts_go_around))
+    jobs.tests_run((layouts_go_on, damage_is_reported_once, tables_in_parts_go_around))

@@ -109,7 +109,7 @@ def every_rank_builds_its_own():
     plan(*SMALL, "--dp", "2", "--every-rank", "--rank", "1", code=2)
 
 
-def a_person_sees_what_is_planned():
+def the_screen_shows_the_plan():
     """On a terminal, in a line that is removed again; never among the results, and not with --quiet."""
     stages, largest = ["--pp", "2"], ["--max", "layers", "--budget", "16MiB"]
     for extra, words in ((stages, "planning the ranks of stage 2 of 2"), ([*stages, "--quiet"], ""),
@@ -170,7 +170,7 @@ def places_are_those_of_a_rank():
                     f"zero {zero}: the {what} of units are not the rank's", (held, rank["ledger"]["device"]))
 
 
-def what_is_listed_can_be_written():
+def listed_choices_are_lines_of_a_residency_file():
     """Every line of the listing is a line of a residency file, which then fixes everything listed."""
     arguments = [*SMALL[:-2], "--host-budget", "64MiB"]
     words = {"parameters": "weights", "optimizer state": "optimizer"}
@@ -243,10 +243,10 @@ def both_ends_of_a_trillion_run_dry():
 
 
 TESTS = [every_rank_is_in_the_table, shards_of_gradients_cost_no_time, zero_stages_take_the_same_on_the_device,
-         host_memory_makes_no_step_slower, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
+         host_memory_makes_no_step_slower, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, the_screen_shows_the_plan,
          a_rank_that_does_not_fit_is_named,
          the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host, places_are_those_of_a_rank,
-         what_is_listed_can_be_written, a_line_may_be_about_another_stage,
+         listed_choices_are_lines_of_a_residency_file, a_line_may_be_about_another_stage,
          copies_of_kv_heads_have_blocks_of_their_own]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry,

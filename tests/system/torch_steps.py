@@ -31,7 +31,7 @@ def shapes_are_lades():
         assert code == 0 and int(out) == json.loads(done.stdout)["parameters"], (model, out, err)
 
 
-def what_is_missing_is_one_line():
+def missing_software_is_one_line():
     with tempfile.TemporaryDirectory(prefix="lade-torch-") as modules:
         for text, words in (("raise ImportError('nothing here')", "PyTorch is not installed (nothing here)"),
                             ("raise OSError('libcudart.so.13: cannot open')", "libcudart.so.13"),
@@ -60,7 +60,7 @@ def small_models_train():
 
 
 shapes_are_lades()
-what_is_missing_is_one_line()
+missing_software_is_one_line()
 if importlib.util.find_spec("torch"):
     small_models_train()
 else:

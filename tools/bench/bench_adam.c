@@ -22,9 +22,9 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define N_PARAMETERS ((int64_t)32 << 20)
-#define N_ROUNDS 9
-#define PAGE_BYTES ((size_t)2 << 20)
+#define N_PARAMETERS ((int64_t)32 << 20) /* their arrays are several times any cache */
+#define N_ROUNDS 9                       /* odd, so that the median is a round */
+#define PAGE_BYTES ((size_t)2 << 20)     /* a huge page */
 
 enum adam_candidate { EXACT, BF16_MOMENTS, EIGHT_BIT, EIGHT_BIT_24, CASTS, IN_PLACE, N_CANDIDATES };
 

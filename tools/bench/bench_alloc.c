@@ -26,18 +26,18 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define N_LIVE 1024
-#define N_SIZES 65536
+#define N_LIVE 1024   /* blocks live at once */
+#define N_SIZES 65536 /* drawn calls, used in a circle */
 #define N_PIECE 8192  /* pairs timed together: shorter than a time slice of the scheduler */
 #define N_PIECES 32   /* in turn; the first pieces of a round make the live blocks */
 #define N_THREAD_PAIRS 25000
-#define N_THREAD_RUNS 2
-#define N_ROUNDS 6
+#define N_THREAD_RUNS 2 /* the first one makes the live blocks */
+#define N_ROUNDS 6      /* interleaved, so that each candidate meets the same load */
 #define N_QUEUES 4
-#define MAX_THREADS 8
-#define DEVICE_BYTES ((uint64_t)2 << 30)
+#define MAX_THREADS 8   /* two on each queue */
+#define DEVICE_BYTES ((uint64_t)2 << 30) /* more than the live blocks need, so no call meets the limit */
 #define PLAIN_BYTES ((uint64_t)64 << 30) /* of address space, without memory */
-#define PLAIN_BUCKETS 4096
+#define PLAIN_BUCKETS 4096 /* of the hash of live addresses: four for each block */
 
 struct calls {
   uint32_t which[N_SIZES];
@@ -221,7 +221,7 @@ static void *worker_run(void *arg)
   return NULL;
 }
 
-/* Run the piece of the calls that starts at number @at. 0 or a negative errno. */
+/* Run the piece of the calls that starts at number @at. Return 0 or a negative errno. */
 typedef int piece_fn(struct alloc_bench *bench, uint32_t at);
 
 static int cache_piece(struct alloc_bench *bench, uint32_t at)

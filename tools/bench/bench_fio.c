@@ -21,7 +21,7 @@
 #include "base/base.h"
 #include "tools/bench/bench_fio.h"
 
-#define ENVIRONMENT_MAX 1024
+#define ENVIRONMENT_MAX 1024 /* variables that fio inherits; later ones are left out */
 
 extern char **environ;
 

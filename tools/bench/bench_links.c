@@ -23,7 +23,7 @@
 #include "tools/job/job.h"
 #include "tools/report/report.h"
 
-#define WAIT_S 60
+#define WAIT_S 60 /* for ranks that start late */
 
 struct links_bench {
   struct job job;

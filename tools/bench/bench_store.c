@@ -42,7 +42,7 @@
 
 enum { WRITE, READ, N_OPS };
 enum { FIO, STORE, STORE_CHECKED, DURABLE, POSIX, POSIX_CHECKED, FIO_PLAIN, N_SERIES };
-enum { BEST, THREADS, N_STORES }; /* its default engine; threads */
+enum { BEST, THREADS, N_STORES }; /* a store with its default engine; one with threads */
 
 static const char *const series_names[N_SERIES] = {
     "fio", "store", "store, checksums", "durable state", "threads", "threads, checksums", "fio, default buffers"};

@@ -2,7 +2,7 @@
 /*
  * `lade completions bash|zsh`: the completion script of a shell, from the table of options. The build runs it and
  * installs the results, so a new option is completed without an entry elsewhere. Values of choices and names of
- * presets are completed; after other options the shell offers files. Words behind the "--" of `lade launch` are
+ * presets are completed; after other options the shell offers files. Words after the "--" of `lade launch` are
  * completed as a command of their own, and in zsh those of `lade run` too.
  */
 #include <errno.h>

@@ -20,11 +20,11 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define CONFIG_MAX_BYTES (16 << 20) /* a command line of the usual bound, every byte escaped */
+#define CONFIG_MAX_BYTES (16 << 20) /* more than the longest usual command line with every byte escaped */
 
 /* ---- reading ---- */
 
-/* Return the byte of the escape at @from, behind its backslash; *ret_n: the characters of the escape. */
+/* Return the byte of the escape whose backslash is before @from; *ret_n: the characters after the backslash. */
 static char escape_read(const char *from, int *ret_n)
 {
   const bool is_octal = strspn(from, "01234567") >= 3 && from[0] < '4' && memcmp(from, "000", 3) != 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the command ends: one line on stderr, one code to the shell.
+ * The end of the command: one line on stderr, one code to the shell.
  *
  * The library returns negative errnos; include/lade/types.h lists those with a meaning of their own. Scripts see eight
  * codes. A wrong name that the user gave, also of a missing file, is a usage mistake. A failure on good input is not.

@@ -3,7 +3,7 @@
  * The `lade` command: finds the verb that the first argument names and passes it the remaining arguments.
  *
  * Each verb is one file in tools/verbs and one line in the table, which is also the help. Results go to stdout, which
- * is flushed and checked here once for all verbs. A full disk behind `lade plan --json > file` is therefore an error,
+ * is flushed and checked here once for all verbs. A disk that fills up during `lade plan --json > file` is an error,
  * never a short file with exit code 0. A reader that has left ends the command by SIGPIPE.
  */
 #include <errno.h>

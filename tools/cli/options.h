@@ -22,7 +22,7 @@ enum verb_id {
   VERB_SAMPLE = 16,
   VERB_BENCH = 32,
   VERB_REPLAY = 64,
-  VERB_BENCH_STORE = 128, /* the bench subject that has options of its own */
+  VERB_BENCH_STORE = 128, /* a subject of `lade bench` with options of its own */
   VERB_RUN = 256,
   VERB_DATA = 512,
   VERB_BENCH_LINKS = 1024, /* as VERB_BENCH_STORE */
@@ -83,8 +83,8 @@ struct option_state {
   struct option_list texts; /* of FILES, instead of text */
 };
 
-#define OPTIONS_MAX 152
-#define SWEEP_N_SIZES 4
+#define OPTIONS_MAX 152 /* entries of the table, with room for a few more */
+#define SWEEP_N_SIZES 4 /* tp, pp, dp, zero */
 
 struct options {
   struct lade_session_params session;
@@ -166,8 +166,8 @@ void options_help(enum verb_id verb, FILE *file);
 
 /* ---- reading ---- */
 
-#define OPTIONS_GO (-1)
-#define OPTIONS_ANSWERED 1
+#define OPTIONS_GO (-1)    /* of options_read: the verb goes on */
+#define OPTIONS_ANSWERED 1 /* of options_parse: the options asked for an answer, which was printed */
 
 /*
  * Read the command line of @verb and the file that its --config names, and check everything. Return OPTIONS_ANSWERED

@@ -24,7 +24,7 @@
 
 #define UNIT_BYTES (64 << 10) /* a smaller budget needs a unit; the chunks of a device are larger */
 
-/* Pairs of options: the first has no meaning without the second. A third text, if any, says why. */
+/* Pairs of options: the first has no meaning without the second. The third text, if any, is the reason. */
 static const char *const needs[][3] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
     {"save-file", "save"}, {"mtbf", "save"}, {"svg", "frontier"}, {"search", "cluster"}, {"ranks", "cluster"},

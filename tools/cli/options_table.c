@@ -12,13 +12,13 @@
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
 
-#define RUN (VERB_TRAIN | VERB_SWEEP)
-#define ALL (VERB_TRAIN | VERB_SWEEP | VERB_PLAN)
+#define RUN (VERB_TRAIN | VERB_SWEEP)             /* verbs that train */
+#define ALL (VERB_TRAIN | VERB_SWEEP | VERB_PLAN) /* verbs that plan a run */
 #define AT(field) .offset = offsetof(struct options, field)
 #define SECTION(title) {.type = OPTION_SECTION, .verbs = ~0u, .help = title}
 
-#define SHAPE_MOST 1e9
-#define BATCH_MOST 1e6
+#define SHAPE_MOST 1e9 /* below 2^31, so that sizes and token numbers fit 32 bits */
+#define BATCH_MOST 1e6 /* rows: products with any sequence stay far below 2^63 */
 #define MICRO_BATCH_MOST INT16_MAX /* rows of a microbatch are counted in 16 bits */
 
 #define HELP_COLUMN 29   /* column where the text of --help begins */

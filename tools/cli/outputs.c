@@ -77,7 +77,7 @@ static int output_check(const char *option, const char *path, bool is_directory,
 
 /* ---- files that are read, or written twice ---- */
 
-/* Identity of a path's file: device and inode number; for a file not there yet its folder's numbers and its name. */
+/* Identity of a path's file: device and inode number; for a missing file its folder's numbers and its name. */
 struct file_id {
   dev_t device;
   ino_t number;

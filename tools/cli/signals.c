@@ -17,11 +17,12 @@
 static volatile sig_atomic_t first_signal;
 static volatile pid_t child_process;
 static volatile sig_atomic_t nowhere, *mark = &nowhere;
-static signals_take_fn *taker;
-static void *taker_user;
-static int64_t first_ns; /* when first_signal came, if a taker is registered */
+static signals_handler_fn *handler;
+static void *handler_user;
+static int64_t first_ns; /* when first_signal came, if a handler is registered */
 
-#define ONE_WISH_NS 500000000 /* `timeout` sends its signal to the command and then to its whole process group */
+/* Signals this close together are one request: `timeout` signals the command and then its whole process group. */
+#define ONE_REQUEST_NS 500000000
 
 static void signal_note(int signal)
 {
@@ -70,10 +71,10 @@ void signals_forward(pid_t child)
 
 /* ---- child commands ---- */
 
-/* The last two go to a taker only. */
+/* Signals of other processes that are passed on. The last two go to a registered handler only. */
 static const int passed[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
-#define N_TAKEN LADE_COUNT(passed)
-#define N_PASSED (N_TAKEN - 2)
+#define N_HANDLED LADE_COUNT(passed) /* signals that a handler gets */
+#define N_PASSED (N_HANDLED - 2)     /* signals that a child gets without a handler */
 
 static bool is_end(int signal)
 {
@@ -84,12 +85,12 @@ static void signal_take(int signal)
 {
   const int64_t now_ns = lade_now_ns();
   if (!is_end(signal)) {
-    taker(taker_user, child_process, signal, SIGNALS_OTHER);
+    handler(handler_user, child_process, signal, SIGNALS_OTHER);
   } else if (!first_signal) {
     first_ns = now_ns;
-    taker(taker_user, child_process, signal, SIGNALS_END);
-  } else if (now_ns - first_ns > ONE_WISH_NS) {
-    taker(taker_user, child_process, signal, SIGNALS_END_NOW);
+    handler(handler_user, child_process, signal, SIGNALS_END);
+  } else if (now_ns - first_ns > ONE_REQUEST_NS) {
+    handler(handler_user, child_process, signal, SIGNALS_END_NOW);
   }
   if (signal == SIGTSTP)
     raise(SIGSTOP);
@@ -101,7 +102,7 @@ static void signal_take(int signal)
 static void signal_pass(int signal, siginfo_t *info, void *context)
 {
   int saved_errno = errno;
-  if (taker)
+  if (handler)
     signal_take(signal);
   else if (info->si_code <= 0 && child_process > 0)
     kill(child_process, signal);
@@ -126,16 +127,16 @@ void signals_pass(pid_t child, const sigset_t *mask)
   for (size_t i = 0; i < N_PASSED; i++)
     sigaddset(&action.sa_mask, passed[i]);
   child_process = child;
-  for (size_t i = 0; i < (taker ? N_TAKEN : N_PASSED); i++)
+  for (size_t i = 0; i < (handler ? N_HANDLED : N_PASSED); i++)
     if (sigaction(passed[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
       sigaction(passed[i], &action, NULL);
   sigprocmask(SIG_SETMASK, mask, NULL);
 }
 
-void signals_give(signals_take_fn *take, void *user)
+void signals_handler_set(signals_handler_fn *new_handler, void *user)
 {
-  taker_user = user;
-  taker = take;
+  handler_user = user;
+  handler = new_handler;
 }
 
 void signals_end(int signal_number)

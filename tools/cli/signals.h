@@ -28,21 +28,21 @@ void signals_hold(sigset_t *ret_mask);
 /* Pass signals of other processes on to @child from now on. Ignored signals stay ignored. */
 void signals_pass(pid_t child, const sigset_t *mask);
 
-/* The meaning of a signal. */
-enum signals_wish {
-  SIGNALS_OTHER,
+/* The request that a signal makes. */
+enum signals_request {
+  SIGNALS_OTHER,  /* a signal that does not ask for the end */
   SIGNALS_END,    /* the first signal that asks for the end */
   SIGNALS_END_NOW /* another such signal at least half a second later; earlier ones repeat the first request */
 };
 
 /* Handle a signal inside its handler: only kill(2) and reading memory are allowed. @child is 0 if there is none. */
-typedef void signals_take_fn(void *user, pid_t child, int signal_number, enum signals_wish wish);
+typedef void signals_handler_fn(void *user, pid_t child, int signal_number, enum signals_request request);
 
 /*
- * From the next signals_pass on, give signals to @take in place of the child, which has its own process group. This
- * includes the terminal's signals and job control: this process stops after @take has returned.
+ * From the next signals_pass on, call @handler for signals instead of passing them to the child, which has its own
+ * process group. This includes the terminal's signals and job control: this process stops after @handler has returned.
  */
-void signals_give(signals_take_fn *take, void *user);
+void signals_handler_set(signals_handler_fn *handler, void *user);
 
 /* End this process by the signal that ended the child. Does not return. */
 void signals_end(int signal_number) __attribute__((noreturn));

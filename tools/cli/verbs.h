@@ -29,7 +29,7 @@ enum lade_exit {
 enum lade_exit exit_code(int status);
 
 /*
- * text_put prints outside text (paths, programs, words of a command) as one line that moves no cursor. A line feed
+ * text_put prints text from outside (paths, programs, words of a command) as one line that moves no cursor. A line feed
  * becomes \n. Other control characters, also those of UTF-8, become a backslash and three octal digits, as in C and in
  * a shell's $'...'. Inside quotes, @quote and backslashes are escaped too; @quote 0: no quotes.
  */

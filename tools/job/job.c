@@ -26,14 +26,15 @@
 #include "tools/cli/signals.h"
 #include "tools/cli/verbs.h"
 
-#define HEARSAY_US 400000 /* twice the time that the failed rank needs to close a failed communicator */
+/* Time for the message of the rank that failed: twice the time that it needs to close a failed communicator. */
+#define PEER_MESSAGE_US 400000
 #define MPIRUN_US 2000000 /* mpirun ends the other ranks sooner than this after the first one has failed */
 
 extern char **environ;
 
 int job_read(struct job *job, enum verb_id verb, struct lade_error *error)
 {
-  /* The driver reads it when it starts. Its 8 channels are fewer than the streams of a stage; a user's number stays. */
+  /* The driver reads it at its start. The default of 8 is below the streams of a stage. A value of the user's stays. */
   setenv(LADE_CUDA_CHANNELS_VARIABLE, "32", 0);
   *job = (struct job){.verb = verb, .launch = {.world = 1}};
   int status = lade_launch_read(environ, error, &job->launch);
@@ -94,7 +95,7 @@ static int options_fail(const struct job *job, int status, const struct lade_err
   if (!job->table)
     return failure_say(job, status, &own);
   if (!job_is_first(job))
-    job_status_await_first(job->table, HEARSAY_US * INT64_C(1000));
+    job_status_await_first(job->table, PEER_MESSAGE_US * INT64_C(1000));
   job_status_leave(job->table, job->launch.rank, status, own.text);
   return exit_code(status);
 }
@@ -134,7 +135,7 @@ static void plugin_find(void)
 }
 
 /* Timeout of MPI's start, which waits without bound for a rank that ended before it, and cannot be cancelled. */
-struct vigil {
+struct start_timeout {
   const struct job *job;
   double timeout_s;
   pthread_mutex_t lock;
@@ -142,12 +143,12 @@ struct vigil {
   bool has_ended;
 };
 
-static void vigil_fail(const struct vigil *vigil)
+static void start_timeout_fail(const struct start_timeout *timeout)
 {
-  const struct job *job = vigil->job;
+  const struct job *job = timeout->job;
   struct lade_error error = {0};
   lade_error_set(&error, -ETIMEDOUT, "the ranks of this job have not met within %g s: one of its %d has ended, or "
-                 "never began", vigil->timeout_s, job->launch.world);
+                 "never began", timeout->timeout_s, job->launch.world);
   if (job->table)
     job_status_leave(job->table, job->launch.rank, -ETIMEDOUT, error.text);
   else
@@ -155,19 +156,19 @@ static void vigil_fail(const struct vigil *vigil)
   _exit(LADE_EXIT_FAILED);
 }
 
-static void *vigil_keep(void *user)
+static void *start_timeout_run(void *user)
 {
-  struct vigil *vigil = user;
+  struct start_timeout *timeout = user;
   struct timespec until;
   int status = 0;
   clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_sec += (time_t)vigil->timeout_s + 1;
-  pthread_mutex_lock(&vigil->lock);
-  while (!vigil->has_ended && !status)
-    status = pthread_cond_timedwait(&vigil->ended, &vigil->lock, &until);
-  if (!vigil->has_ended)
-    vigil_fail(vigil);
-  pthread_mutex_unlock(&vigil->lock);
+  until.tv_sec += (time_t)timeout->timeout_s + 1;
+  pthread_mutex_lock(&timeout->lock);
+  while (!timeout->has_ended && !status)
+    status = pthread_cond_timedwait(&timeout->ended, &timeout->lock, &until);
+  if (!timeout->has_ended)
+    start_timeout_fail(timeout);
+  pthread_mutex_unlock(&timeout->lock);
   return NULL;
 }
 
@@ -176,23 +177,23 @@ static int world_open(struct job *job, const struct lade_comm_params *params, do
                       struct lade_error *error)
 {
   /* Twice the timeout, because the wait after MPI's start names the late rank. */
-  struct vigil vigil = {.job = job, .timeout_s = 2 * timeout_s, .lock = PTHREAD_MUTEX_INITIALIZER};
+  struct start_timeout timeout = {.job = job, .timeout_s = 2 * timeout_s, .lock = PTHREAD_MUTEX_INITIALIZER};
   pthread_condattr_t clock;
   pthread_t thread;
   pthread_condattr_init(&clock);
   pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-  pthread_cond_init(&vigil.ended, &clock);
+  pthread_cond_init(&timeout.ended, &clock);
   pthread_condattr_destroy(&clock);
-  int status = lade_thread_start(&thread, "lade-vigil", vigil_keep, &vigil);
+  int status = lade_thread_start(&thread, "lade-mpi-start", start_timeout_run, &timeout);
   if (!status) {
     status = lade_comm_open(params, error, &job->world);
-    pthread_mutex_lock(&vigil.lock);
-    vigil.has_ended = true;
-    pthread_cond_signal(&vigil.ended);
-    pthread_mutex_unlock(&vigil.lock);
+    pthread_mutex_lock(&timeout.lock);
+    timeout.has_ended = true;
+    pthread_cond_signal(&timeout.ended);
+    pthread_mutex_unlock(&timeout.lock);
     pthread_join(thread, NULL);
   }
-  pthread_cond_destroy(&vigil.ended);
+  pthread_cond_destroy(&timeout.ended);
   return status;
 }
 
@@ -219,7 +220,7 @@ int job_leave(struct job *job, int status, const struct lade_error *error)
     if (job->world && !lade_comm_status(job->world, NULL))
       lade_comm_abort(job->world, error && *error->text ? error->text : strerror(-status));
     if (status == -ECANCELED && job->world) /* a rank that saw the failure itself has the more specific message */
-      usleep(HEARSAY_US);
+      usleep(PEER_MESSAGE_US);
     if (!job->table && !job->world)
       code = failure_say(job, status, error);
     else if (!job->table && lade_comm_is_speaker(job->world))
@@ -227,7 +228,7 @@ int job_leave(struct job *job, int status, const struct lade_error *error)
     if (job->table)
       job_status_leave(job->table, job->launch.rank, status, error && *error->text ? error->text : strerror(-status));
     if (status == -EPIPE)
-      usleep(HEARSAY_US);
+      usleep(PEER_MESSAGE_US);
   } else if (job->table) {
     job_status_leave(job->table, job->launch.rank, 0, NULL);
   }

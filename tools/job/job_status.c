@@ -28,7 +28,7 @@
 #include "run/checkpoint.h"
 
 #define JOB_STATUS_VARIABLE "LADE_LAUNCH_BOARD"
-#define MEET_PAUSE_NS 5000000
+#define MEET_PAUSE_NS 5000000 /* between two looks at the table: ranks take longer to start */
 
 static size_t job_status_bytes(int n_ranks)
 {
@@ -197,10 +197,10 @@ int job_status_signal(const struct job_status *table, int signal_number)
   return n;
 }
 
-/* Return how unspecific a rank's message is: 0 for a failure of its own. */
-static int hearsay(const struct lade_error *words)
+/* Return the distance of a message from its cause: 0, the rank itself failed; 1, it saw that; 2, it was notified. */
+static int message_distance(const struct lade_error *error)
 {
-  return words->code == -ECANCELED ? 2 : words->code == -EPIPE || words->code == -ETIMEDOUT ? 1 : 0;
+  return error->code == -ECANCELED ? 2 : error->code == -EPIPE || error->code == -ETIMEDOUT ? 1 : 0;
 }
 
 void job_status_judge(const struct job_status *table, struct job_verdict *ret_verdict)
@@ -224,17 +224,17 @@ void job_status_judge(const struct job_status *table, struct job_verdict *ret_ve
       verdict.first_lost = verdict.first_lost < 0 && is_lost ? rank : verdict.first_lost;
       continue;
     }
-    verdict.n_well += !other->error.code;
+    verdict.n_succeeded += !other->error.code;
     if (!other->error.code)
       continue;
-    const int rest = best ? hearsay(&best->error) - hearsay(&other->error) : 1;
-    if (rest > 0 || (rest == 0 && other->left_ns < best->left_ns))
+    const int nearer = best ? message_distance(&best->error) - message_distance(&other->error) : 1;
+    if (nearer > 0 || (nearer == 0 && other->left_ns < best->left_ns))
       best = other;
   }
   verdict.first_lost = verdict.first_lost < 0 ? first_unbegun : verdict.first_lost;
   if (best) {
     verdict.error = best->error;
-    verdict.is_own = hearsay(&best->error) == 0;
+    verdict.is_own = message_distance(&best->error) == 0;
   }
   *ret_verdict = verdict;
 }

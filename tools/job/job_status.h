@@ -17,8 +17,8 @@
 #include "lade/types.h"
 #include "parallel/layout.h"
 
-#define JOB_STATUS_WORDS_BYTES 4096
-#define JOB_STATUS_VERB_BYTES 16
+#define JOB_STATUS_WORDS_BYTES 4096 /* of the resuming command; a longer one is not reported */
+#define JOB_STATUS_VERB_BYTES 16    /* longer than the name of any verb */
 
 /* Directories of a job's checkpoints: of --save, of --resume. */
 enum { JOB_STATUS_SAVE, JOB_STATUS_RESUME, JOB_STATUS_N_PLACES };
@@ -49,7 +49,7 @@ struct job_status {
   /* Written by the first rank. */
   int64_t n_rows, micro_rows; /* rows of a step's batch, and of --micro-batch */
   char places[JOB_STATUS_N_PLACES][PATH_MAX]; /* absolute; "": not given */
-  char words[JOB_STATUS_WORDS_BYTES];  /* arguments behind "train" of the command that resumes (resume_command.h);
+  char words[JOB_STATUS_WORDS_BYTES];  /* arguments after "train" of the command that resumes (resume_command.h);
                                           "": unknown */
   _Atomic int64_t first_step; /* step at which this start began; -1: no step has begun */
   _Atomic int64_t begun_ns;   /* when the first rank began that step */
@@ -110,14 +110,14 @@ void job_status_save_end(struct job_status *table, int64_t step, int64_t taken_n
 int64_t job_status_find_save(const struct job_status *table);
 
 /*
- * The end of a start. The first message of a rank that failed by itself takes precedence. Then comes one of a rank that
+ * The result of a start. The first message of a rank that failed by itself takes precedence, then one of a rank that
  * saw another rank end, then one of a rank that was notified.
  */
 struct job_verdict {
   struct lade_error error; /* code 0: no rank left a message */
-  const char *verb;        /* of the first rank that has begun, in the table; NULL: none has */
+  const char *verb;        /* verb of the first rank that has begun, owned by the table; NULL: none has */
   bool is_own;             /* a rank failed by itself: a restart would fail too */
-  int n_well;              /* ranks that left by themselves without an error */
+  int n_succeeded;         /* ranks that left by themselves without an error */
   int n_begun;
   int n_unbegun;           /* mpirun ends unbegun ranks when it loses one, so at most one of them is itself lost */
   int n_lost;              /* of n_begun: ended without a message, not stopped by a signal, and no survivor */

@@ -9,7 +9,7 @@
 
 #include "tools/cli/options.h"
 
-/* Print the arguments behind "train" that repeat the run of @options, without its --resume or --init. */
+/* Print the arguments after "train" that repeat the run of @options, without its --resume or --init. */
 void resume_command_words_print(const struct options *options, FILE *file);
 
 /*

@@ -46,8 +46,8 @@ bool subprocess_exists(const char *program)
   return false;
 }
 
-/* Data that the new process gets from this one. */
-struct birth {
+/* State of this process that the new one needs until it executes its program. */
+struct child_start {
   const struct subprocess_params *params;
   sigset_t mask;
   pid_t parent;
@@ -55,39 +55,39 @@ struct birth {
   void (*child_ended)(int signal_number); /* disposition of SIGCHLD that this program was started with */
 };
 
-static void program_become(const struct birth *birth)
+static void program_become(const struct child_start *start)
 {
   signal(SIGPIPE, SIG_DFL); /* main's settings are for this program alone */
   signal(SIGXFSZ, SIG_DFL);
-  signal(SIGCHLD, birth->child_ended);
-  prctl(PR_SET_PDEATHSIG, birth->params->end_signal);
-  int status = getppid() == birth->parent ? 0 : -ESRCH;
-  if (!status && birth->params->prepare)
-    status = birth->params->prepare(birth->params->user);
-  sigprocmask(SIG_SETMASK, &birth->mask, NULL);
+  signal(SIGCHLD, start->child_ended);
+  prctl(PR_SET_PDEATHSIG, start->params->end_signal);
+  int status = getppid() == start->parent ? 0 : -ESRCH;
+  if (!status && start->params->prepare)
+    status = start->params->prepare(start->params->user);
+  sigprocmask(SIG_SETMASK, &start->mask, NULL);
   if (!status) {
-    execvp(birth->params->command[0], birth->params->command);
+    execvp(start->params->command[0], start->params->command);
     status = -errno;
   }
-  ssize_t ignored = write(birth->report_fd, &status, sizeof(status));
+  ssize_t ignored = write(start->report_fd, &status, sizeof(status));
   _exit(ignored < 0 ? 127 : 126);
 }
 
 int subprocess_start(const struct subprocess_params *params, struct lade_error *error, pid_t *ret_child)
 {
   int ends[2], failure = 0;
-  struct birth birth = {.params = params, .parent = getpid()};
+  struct child_start start = {.params = params, .parent = getpid()};
   if (pipe2(ends, O_CLOEXEC))
     return lade_error_set(error, -errno, "%s", strerror(errno));
-  birth.report_fd = ends[1];
-  birth.child_ended = signal(SIGCHLD, SIG_DFL);
-  signals_hold(&birth.mask);
+  start.report_fd = ends[1];
+  start.child_ended = signal(SIGCHLD, SIG_DFL);
+  signals_hold(&start.mask);
   pid_t child = fork();
   if (child == 0)
-    program_become(&birth);
+    program_become(&start);
   int status = child < 0 ? -errno : 0;
   close(ends[1]);
-  signals_pass(child, &birth.mask);
+  signals_pass(child, &start.mask);
   if (child > 0 && read(ends[0], &failure, sizeof(failure)) == (ssize_t)sizeof(failure))
     status = failure;
   close(ends[0]);

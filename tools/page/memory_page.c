@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page of a trace.
+ * Writes the page of a trace of allocations.
  *
  * Memory is drawn over calls first. Over time, thousands of calls may share one moment, and a peak of a microsecond
  * would be too thin to see. A trace with call sites is stacked: the GROUPS_MOST sites with the largest maxima have an

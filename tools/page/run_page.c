@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page of a training step.
+ * Writes the page of a training step.
  *
  * Memory is drawn over instructions, not over time, because a peak of a microsecond would be too thin to see. A column
  * stands for a run of instructions and shows the owners' bytes at the fullest one of them, so no peak is lost. Queues
@@ -17,7 +17,7 @@
 
 #include "base/file.h"
 
-#define HOLDERS_MOST 20
+#define HOLDERS_MOST 20 /* lines of the table of largest buffers */
 enum { COLUMNS = 960, HEIGHT = 360, LEFT = 110, TOP = 10, ROW = 12 };
 
 static const char *const owner_colors[LADE_N_OWNERS] = {"#4e79a7", "#f28e2b", "#59a14f", "#76b7b2", "#edc948",
@@ -28,8 +28,8 @@ struct run_page {
   const struct lade_program *program;
   int n_columns;
   uint64_t (*bytes)[LADE_N_OWNERS]; /* by column, at its fullest instruction */
-  uint64_t peak_bytes;              /* live in the buffers of the device */
-  int peak;                         /* the instruction where they are */
+  uint64_t peak_bytes;              /* the most bytes live at once in buffers of the device */
+  int peak;                         /* the instruction at which they are live */
   int64_t (*predicted)[2], (*measured)[2]; /* spans from the step's start; measured: NULL before a step */
   int64_t last_ns;
 };

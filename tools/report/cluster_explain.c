@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sentences about a layout on a cluster, from the numbers of its plan and from published formulas beside them.
+ * Writes sentences about a layout on a cluster, from the numbers of its plan and from published formulas.
  *
  * Tensor parallelism in more dimensions is priced by the bytes that a rank sends for the three products of a matrix
  * (forward, dX, dW). X is N by d, W is d by 4d, Y is N by 4d.

@@ -15,7 +15,7 @@
 /* A layout with its proof, for the verb to print, explain and export. */
 struct cluster_plan {
   const struct options *options;
-  const struct lade_layout_job *job; /* with context parallel ranks: of their part of each sequence */
+  const struct lade_layout_job *job; /* with context parallel ranks the job of one rank's part of each sequence */
   struct lade_layout layout;
   struct lade_layout_params params;
   int64_t micro_batch;
@@ -23,15 +23,15 @@ struct cluster_plan {
   struct lade_layout_cost cost;
   struct lade_share_cost share;
   int n_context;                     /* context parallel ranks; the layout counts them as replicas */
-  int64_t batch, seq_len;            /* of the step; with one context parallel rank the job's */
-  uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs; without these the estimate */
-  uint64_t host_budget_bytes, host_bytes; /* a rank's share of its node's host memory; the same of it that is used */
+  int64_t batch, seq_len;            /* of the step over whole sequences */
+  uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs; without a proof the estimate */
+  uint64_t host_budget_bytes, host_bytes; /* a rank's share of its node's host memory; the bytes that it uses */
   bool fits, is_proved;
   int n_stages_proved;
   struct lade_stage_program stages[LADE_LAYOUT_SIZES_MOST];
   struct lade_dry_stage dry[LADE_LAYOUT_SIZES_MOST];
-  int ranks[LADE_LAYOUT_SIZES_MOST]; /* the first rank of each */
-  int fullest;                       /* of them, by peak */
+  int ranks[LADE_LAYOUT_SIZES_MOST]; /* the first rank of each proved stage */
+  int fullest;                       /* index of the proved stage with the largest peak */
 };
 
 /* Return @plan as one layout of a search, or as a given layout. The caller owns the object; NULL: no memory. */

@@ -10,7 +10,7 @@
 struct frontier_point {
   uint64_t budget_bytes, planned_peak_bytes;
   int64_t compute_ns, predicted_step_ns;
-  int64_t bound_ns; /* no step within the budget is shorter; INT64_MAX: unknown */
+  int64_t bound_ns; /* lower bound of any step within the budget; INT64_MAX: unknown */
   int n_redone;
   uint64_t moved_bytes;
 };

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SWITCHES_MOST 64
+#define SWITCHES_MOST 64 /* more than any node has */
 
 /* Read the first line of @path, "" if there is none. */
 static void line_read(const char *path, char *ret_line, int line_bytes)

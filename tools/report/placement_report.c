@@ -35,7 +35,7 @@ static int moved_tensor(const struct lade_program *program, const struct lade_in
 }
 
 /* Return the value that @instr is charged to; -1: it would exist with everything kept. */
-static int blamed_tensor(const struct lade_program *program, const struct lade_instr *instr)
+static int charged_tensor(const struct lade_program *program, const struct lade_instr *instr)
 {
   const struct lade_model_graph *graph = program->graph;
   switch (instr->kind) {
@@ -56,7 +56,7 @@ static void prices_collect(struct placement_survey *survey)
 {
   const struct lade_program *program = survey->info->plan->train;
   for (int i = 0; i < program->n_instrs; i++) {
-    int tensor = blamed_tensor(program, &program->instrs[i]);
+    int tensor = charged_tensor(program, &program->instrs[i]);
     if (tensor >= 0)
       survey->seconds[tensor] += (double)program->instrs[i].predicted_ns / 1e9;
   }

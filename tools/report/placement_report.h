@@ -9,7 +9,7 @@
 
 #include "run/session.h"
 
-#define PLACEMENT_REASON_BYTES 160
+#define PLACEMENT_REASON_BYTES 160 /* one line of text */
 
 struct placement {
   int unit;

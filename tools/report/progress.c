@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Progress. The rate shown is smoothed over the last dozen steps; the time left is by the mean since the start,
- * evaluations included, because they come again. "stall" is the part of the step in which the compute queue had
- * nothing to run, with the queue that is most to blame; "speed of light" the time that the step's necessary matmuls
- * would take at the measured matmul rate over the time that the step took.
+ * Prints the progress of a run. The rate shown is smoothed over the last dozen steps. The time left follows from the
+ * mean since the start, evaluations included, because they come again. "stall" is the part of the step in which the
+ * compute queue had nothing to run, with the queue that caused most of it. "speed of light" is the time of the step's
+ * necessary matmuls at the measured matmul rate, over the time of the step.
  */
 #include "tools/report/progress.h"
 
@@ -18,7 +18,7 @@
 #define TERMINAL_PERIOD_NS 100000000   /* ten updates a second are as many as a user can read */
 #define FILE_PERIOD_NS 10000000000
 #define NOTE_AFTER_NS 2000000000       /* work that ends sooner needs no line in a file */
-#define BLAME_LEAST 0.01 /* share of the step; smaller stalls name no queue */
+#define BLAME_LEAST 0.01 /* share of the step; a smaller stall names no queue */
 
 void progress_init(struct progress *progress, bool is_quiet, int64_t first_step, int64_t n_steps)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results. Times are medians, because on a shared machine a mean mostly measures the other users' load. Every predicted
- * figure stands next to the measured one.
+ * Prints the results of a run. Times are medians, because on a shared machine a mean mostly measures the other users'
+ * load. Every predicted figure stands next to the measured one.
  */
 #include "tools/report/report.h"
 
@@ -14,10 +14,10 @@
 #include "base/base.h"
 #include "base/cpu.h"
 
-#define HISTORY_MOST 65536
+#define HISTORY_MOST 65536 /* steps of which medians are taken: some MB */
 #define RESULT_DIGITS 9 /* of a printed result; logs have all 17 */
 #define SCREEN_COLUMNS 100
-#define ENTRY_COLUMNS 40 /* of an axis's bytes and calls, with words before it */
+#define ENTRY_COLUMNS 40 /* width of one axis's bytes and calls, with its name */
 #define RATED_BYTES 600e12 /* rated endurance of consumer drives of 1 TB, e.g. Samsung's 980 PRO data sheet */
 
 /* ---- history ---- */

@@ -9,9 +9,9 @@
 
 #include "run/session.h"
 
-#define REPORT_SCHEMA_VERSION 1
+#define REPORT_SCHEMA_VERSION 1 /* of --json; rises when a field changes its meaning */
 
-/* Times of the newest steps of a run: of the whole step, then of each queue. */
+/* Times of the newest steps of a run. Columns: the whole step, the busy time of each queue, the stall by each queue. */
 #define HISTORY_STALLS (1 + LADE_N_QUEUES) /* the first column of stalls, after the step and busy times by queue */
 #define HISTORY_COLUMNS (HISTORY_STALLS + LADE_N_QUEUES)
 struct history {
@@ -43,7 +43,7 @@ struct summary {
   double bubble; /* several ranks: history_bubble of the worst stage; NAN: one rank */
   const uint64_t *planned_peaks, *measured_peaks; /* of each rank; NULL: not gathered */
   uint64_t resident_peak_bytes; /* since step 0, of the process with the most of any rank; 0: unknown, or dry */
-  uint64_t resident_open_bytes; /* before, while the first rank measured the machine and planned */
+  uint64_t resident_open_bytes; /* before step 0, while the first rank measured the machine and planned */
   bool is_described; /* times were predicted for the machine of --machine */
 };
 

@@ -37,7 +37,7 @@ struct finding {
   char text[256], fix[256]; /* fix is empty for good findings */
 };
 
-#define MAX_FINDINGS 24
+#define MAX_FINDINGS 24 /* more than the checks below add */
 
 struct report {
   struct finding findings[MAX_FINDINGS];

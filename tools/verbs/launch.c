@@ -63,8 +63,8 @@
 #include "tools/job/subprocess.h"
 
 #define RANKS_MOST 4096 /* on one machine */
-#define RESTARTS_MOST 1000000
-#define ARGUMENTS_MOST 32
+#define RESTARTS_MOST 1000000 /* practically without a bound */
+#define ARGUMENTS_MOST 32     /* of mpirun, before the command */
 #define POLL_MS 20 /* between two checks if mpirun has ended or a step has begun */
 #define LOOK_NS 1000000000 /* between two looks at processes, each of which reads all of /proc */
 #define GRACE_S 10 /* time for mpirun to end; it kills ranks after 2 s */
@@ -186,14 +186,14 @@ static int mpirun_prepare(void *user)
  * Handle a signal, in its handler. The program mpirun kills 2 s after a request to end, so it gets none if ranks on the
  * table end by themselves.
  */
-static void signal_take(void *user, pid_t mpirun, int signal_number, enum signals_wish wish)
+static void signal_take(void *user, pid_t mpirun, int signal_number, enum signals_request request)
 {
   struct launch *launch = user;
   const int ending = signal_number == SIGINT ? SIGINT : SIGTERM; /* the signals that ranks handle */
-  const int n_signalled = wish == SIGNALS_OTHER ? 0 : job_status_signal(launch->table, ending);
-  if (mpirun > 0 && (!n_signalled || wish == SIGNALS_END_NOW)) {
-    kill(mpirun, wish == SIGNALS_OTHER ? signal_number : ending);
-    launch->has_mpirun_signal |= wish != SIGNALS_OTHER;
+  const int n_signalled = request == SIGNALS_OTHER ? 0 : job_status_signal(launch->table, ending);
+  if (mpirun > 0 && (!n_signalled || request == SIGNALS_END_NOW)) {
+    kill(mpirun, request == SIGNALS_OTHER ? signal_number : ending);
+    launch->has_mpirun_signal |= request != SIGNALS_OTHER;
   }
 }
 
@@ -370,7 +370,7 @@ static int signal_tell(const struct launch *launch, const struct job_verdict *ve
 {
   char text[200];
   const int number = signals_get();
-  if (!verdict->n_begun || verdict->n_well < launch->n_ranks) {
+  if (!verdict->n_begun || verdict->n_succeeded < launch->n_ranks) {
     snprintf(text, sizeof(text), "ended by signal %d (%s)%s", number, strsignal(number),
              verdict->n_begun ? " before all ranks had stopped by themselves" : "");
     message_print("launch", text);
@@ -505,7 +505,7 @@ static struct end end_judge(const struct launch *launch, int state)
   }
   job_status_judge(launch->table, &end.verdict);
   if (launch->is_mpirun_stuck)
-    end.code = end.verdict.n_well == launch->n_ranks && !signals_get() ? LADE_EXIT_DONE : LADE_EXIT_FAILED;
+    end.code = end.verdict.n_succeeded == launch->n_ranks && !signals_get() ? LADE_EXIT_DONE : LADE_EXIT_FAILED;
   else if (WIFSIGNALED(state))
     end.signal_number = WTERMSIG(state);
   end.is_lost = is_lost(&end);
@@ -614,7 +614,7 @@ static int job_run(struct launch *launch)
   struct job_status *table = launch->table;
   struct loss loss = {.since_ns = lade_now_ns()};
   struct next next;
-  signals_give(signal_take, launch);
+  signals_handler_set(signal_take, launch);
   reaper_adopt();
   launch_scratch_sweep();
   for (;;) {

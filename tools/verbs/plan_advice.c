@@ -11,7 +11,7 @@
  *
  * Without --machine a trial measures the ops that it alone has. Changes of the optimizer's state have none. A smaller
  * microbatch has, so it is tried only if the plan does not fit. More ranks and a drive are advised for described
- * machines alone, because this machine has those that it has.
+ * machines alone, because the hardware of this machine is fixed.
  */
 #include "tools/verbs/plan_advice.h"
 
@@ -24,14 +24,14 @@
 #include "base/base.h"
 #include "tools/report/report.h"
 
-#define LIMIT_LEAST_NS INT64_C(1000000000)
-#define LIMIT_UNFIT_NS INT64_C(5000000000)
-#define LIMIT_MOST_NS INT64_C(10000000000)
-#define TRIALS_MOST 24
+#define LIMIT_LEAST_NS INT64_C(1000000000)  /* for trials, however short the plan took */
+#define LIMIT_UNFIT_NS INT64_C(5000000000)  /* for trials of a plan that does not fit */
+#define LIMIT_MOST_NS INT64_C(10000000000)  /* of a plan that still gets advice */
+#define TRIALS_MOST 24                      /* more than the changes below */
 #define TP_MOST 8      /* ranks of a tensor parallel group that share fast links */
-#define FASTER 0.98    /* part of the step's time that a change must reach to be worth a line */
-#define SLOW 1.5       /* a slowdown from which on more devices are worth a line */
-#define SMALLER 0.95   /* part of the smallest budget, likewise */
+#define FASTER 0.98    /* a change is worth a line if its step takes at most this part of the plan's */
+#define SLOW 1.5       /* more devices are worth a line from this slowdown on */
+#define SMALLER 0.95   /* a change is worth a line if its smallest budget is at most this part of the plan's */
 
 struct advising {
   const struct options *options;

@@ -10,8 +10,8 @@
 
 #include "tools/verbs/plan_ranks.h"
 
-#define ADVICE_MOST 3
-#define ADVICE_CHANGE_BYTES 80
+#define ADVICE_MOST 3          /* lines of a screen */
+#define ADVICE_CHANGE_BYTES 80 /* of the words of a change */
 
 struct advice_item {
   char change[ADVICE_CHANGE_BYTES]; /* words for the command line: "--moments 8bit" */
@@ -31,10 +31,10 @@ struct advice {
 int64_t advice_clock(void);
 
 /*
- * Plan changes of @options, whose plan is @ranks and took @took_ns, and keep the cheapest that help: that fit where
- * @ranks do not, or whose step is shorter. If none fits, those with the smallest budgets. A plan that keeps everything
- * needs no advice. A change that is no valid run, or that no memory is left to plan, is skipped. Blocks, for about
- * @took_ns of advice_clock, or a second.
+ * Plan changes of @options, whose plan is @ranks and took @took_ns, and keep the cheapest ones that help. A change
+ * helps if it fits where @ranks do not, or if its step is shorter. If none fits, keep those with the smallest budgets.
+ * A plan that keeps everything needs no advice. An invalid change, or one without memory to plan it, is skipped.
+ * Blocks, for about @took_ns of advice_clock, or a second.
  */
 void advice_make(const struct options *options, const struct ranks_plan *ranks, int64_t took_ns,
                  struct advice *ret_advice);

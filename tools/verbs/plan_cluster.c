@@ -26,11 +26,12 @@
 #include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
 
-#define DEFAULT_SEQ_LEN 1024
-#define FOUND_EACH 3 /* layouts to find for each one asked for: of other schedules, or in the place of misfits */
+#define DEFAULT_SEQ_LEN 1024 /* of `lade train` too */
+/* A search for K layouts finds FOUND_EACH K + FOUND_MORE: some differ in the schedule alone, or fail the proof. */
+#define FOUND_EACH 3
 #define FOUND_MORE 20
-#define KIND_ALONE 8   /* failed proofs of a kind after which they speak for all its layouts */
-#define KINDS_AGAIN 64 /* searches of kinds whose proof failed: each takes milliseconds, and a proof */
+#define KIND_ALONE 8   /* failed proofs of a kind after which a correction holds for all layouts of the kind */
+#define KINDS_AGAIN 64 /* most searches of kinds whose proof failed: each takes milliseconds and one proof */
 #define MORE_ROUNDED (1 + 1e-9) /* so that rounding does not bring the same layout again */
 
 struct cluster_planning {
@@ -402,7 +403,7 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   return status;
 }
 
-#define GIVEN_MOST (2 * LADE_SHARE_RESIDENCIES_MOST)
+#define GIVEN_MOST (2 * LADE_SHARE_RESIDENCIES_MOST) /* each residency with state on the device and on the host */
 #define GIVEN_SLACK 0.94 /* of an estimated peak: the proof may find as much less (docs/cluster.md) */
 #define GIVEN_PROOFS 4   /* fast residencies to prove before the one that needs least */
 

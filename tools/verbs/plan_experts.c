@@ -19,9 +19,9 @@
 #include "tools/report/report.h"
 #include "tools/verbs/plan_graph.h"
 
-#define HEADING_BYTES 512
-#define MOVES_OF_A_LAYER 600000 /* of the search, together */
-#define MOVES_LEAST 1000
+#define HEADING_BYTES 512       /* lines before the figures */
+#define MOVES_OF_A_LAYER 600000 /* moves of the search, divided by the number of layers */
+#define MOVES_LEAST 1000        /* moves of the search of any number of layers */
 #define SEQ_MOST 1024 /* the default of --seq, as for other models */
 
 struct experts_planning {

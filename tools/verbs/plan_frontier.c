@@ -56,8 +56,8 @@ static void point_add(struct model_frontier *frontier, uint64_t budget_bytes, co
 }
 
 /*
- * Plan within @budget, and add the point; the budget of the smallest plan is its peak. A budget that no plan is within
- * is left out. @path: of the file that describes a measured machine, to be written by the first plan; NULL: none.
+ * Plan within @budget, and add the point; the budget of the smallest plan is its peak. A budget without a plan is left
+ * out. @path: the file that describes the measured machine, which the first plan writes; NULL: none.
  */
 static int budget_plan(struct model_frontier *frontier, struct lade_budget budget, char *path)
 {

@@ -5,8 +5,8 @@
  * The list is written as it is walked, an instruction a line. So a list of a million instructions takes no memory
  * beside the plan's own. Two plans can then be compared line by line.
  *
- * Without a machine there are no links, so values wait on the device alone. Rates are not guessed: --host-budget and
- * --store-budget need --machine.
+ * Without a machine there are no links, so values wait on the device alone: --host-budget and --store-budget need
+ * --machine, because rates are never guessed.
  */
 #include "tools/verbs/plan_graph.h"
 

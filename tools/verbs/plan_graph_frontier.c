@@ -24,7 +24,7 @@ struct graph_frontier {
   struct frontier_point points[FRONTIER_POINTS_MOST];
   int n_points;
   int64_t base_ns;
-  uint64_t min_budget_bytes; /* the least that a search named */
+  uint64_t min_budget_bytes; /* the smallest budget that a search found */
   struct progress progress;
 };
 

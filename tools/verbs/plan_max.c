@@ -93,7 +93,7 @@ static int bisect(struct max_search *search, int64_t *ret_n)
   return answer < 0 ? answer : 0;
 }
 
-/* Move @n in steps of one to the largest number that fits in plans of a real run. */
+/* Change @n in steps of one to the largest number that fits when it is planned as a run plans it. */
 static int settle(struct max_search *search, int64_t *n)
 {
   int answer = 0;

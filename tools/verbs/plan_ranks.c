@@ -138,7 +138,8 @@ static int boundary_check(const struct lade_calls *calls, int from, int to, cons
 }
 
 /*
- * Check that the sends and receives of every pair of stages match, and collectives along the pipeline are equal at all.
+ * Check that the sends and receives of every pair of stages match, and that collectives along the pipeline are equal at
+ * all stages.
  */
 static int boundaries_check(const struct ranks_plan *ranks, const struct lade_calls *calls, struct lade_error *error)
 {

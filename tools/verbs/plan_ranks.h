@@ -13,7 +13,7 @@
 /* One stage's plan, shared by all its tensor and data parallel ranks. */
 struct stage_plan {
   lade_session *session;
-  struct lade_session_info info; /* without a plan: it does not fit */
+  struct lade_session_info info; /* has no plan if the stage does not fit */
   struct lade_step_report step;  /* of a dry run */
   int64_t exposed_ns;            /* of a step: time that computing waits for communication, stage boundaries left out */
   int n_made;                    /* ranks whose own programs were built; 1 without --every-rank */
@@ -36,13 +36,13 @@ struct ranks_plan {
  * error. Finish @ret_ranks in every case.
  */
 int ranks_plan_make(struct options *options, struct ranks_plan *ret_ranks, struct lade_error *error);
-/* Make the plan of options' rank alone: one stage, without facts about all ranks together. */
+/* Make the plan of the rank of --rank alone: one stage, without the figures of all ranks together. */
 int rank_plan_make(struct options *options, struct ranks_plan *ret_ranks, struct lade_error *error);
 void ranks_plan_finish(struct ranks_plan *ranks);
 
 /*
- * Set the budget and bounds in @info, which has the first rank's, to the largest of any rank, as its run reports them.
- * If any rank has none, because it fits in no budget, the job has none.
+ * Set the budget and bounds in @info, which are the first rank's, to the largest of any rank, as a run reports them.
+ * A bound that a rank lacks, because it fits in no budget, is missing for the job too.
  */
 void ranks_plan_most(const struct ranks_plan *ranks, struct lade_session_info *info);
 /* Return the largest planned device peak of the ranks that have a plan. */

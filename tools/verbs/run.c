@@ -37,7 +37,7 @@
 #include "tools/job/subprocess.h"
 #include "tools/verbs/run.h"
 
-#define FOLDER_TRIALS 100
+#define FOLDER_TRIALS 100 /* to make a directory before another run removes it: never more than a few */
 
 struct command_run {
   struct options options;

@@ -26,7 +26,7 @@
 #include "tools/cli/verbs.h"
 #include "tools/job/token_text.h"
 
-#define BYTES_VOCABULARY 256
+#define BYTES_VOCABULARY 256 /* a token is a byte */
 
 struct sampler {
   struct options options;

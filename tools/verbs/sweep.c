@@ -26,7 +26,7 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define TRIALS_MOST 512
+#define TRIALS_MOST 512 /* runs of one sweep */
 #define SIZES_MOST 8  /* of one list */
 #define LABEL_BYTES 64
 

@@ -45,7 +45,7 @@ struct train_run {
   FILE *log;
   struct lade_session_choice choices[4];
   char own[PATH_MAX]; /* checkpoint of this job that a restart resumes from */
-  int claim_fd; /* lock on the directory of --save; -1: none */
+  int lock_fd; /* lock on the directory of --save; -1: none */
   bool has_valid; /* until an evaluation finds no such data */
   int64_t begun_save_ns; /* when the newest save took its values */
   int64_t evaluated_step, saved_step;
@@ -213,7 +213,7 @@ static int save_begin(struct train_run *run, int64_t begin_ns)
 }
 
 /* True if @status means that the communicator has failed. */
-static bool is_apart(int status)
+static bool comm_has_failed(int status)
 {
   return status == -EPIPE || status == -ETIMEDOUT || status == -ECANCELED;
 }
@@ -223,7 +223,7 @@ static int save_last(struct train_run *run, int status)
 {
   const struct lade_error first = run->error;
   char line[64];
-  int last = is_apart(status) ? status : save_begin(run, lade_now_ns());
+  int last = comm_has_failed(status) ? status : save_begin(run, lade_now_ns());
   if (!last)
     last = save_finish(run);
   snprintf(line, sizeof(line), "a save failed; step %lld is saved", (long long)run->info.step);
@@ -242,7 +242,7 @@ static void save_settle(struct train_run *run)
   if (step < 0)
     return;
   int status = save_finish(run);
-  if (status && !is_apart(status)) {
+  if (status && !comm_has_failed(status)) {
     snprintf(line, sizeof(line), "step %lld is not saved: %s", (long long)step, run->error.text);
     notice_print(run, line);
   }
@@ -310,15 +310,15 @@ static int save_prepare(struct train_run *run)
   if (spared)
     return spared;
   char *text = config_write(&run->options, run->options.verb);
-  int status = text ? dir_lock_take(run->options.save, text, &run->claim_fd, &run->error) : -ENOMEM;
+  int status = text ? dir_lock_take(run->options.save, text, &run->lock_fd, &run->error) : -ENOMEM;
   free(text);
   return status ? status : lade_session_check_save_room(run->session, run->options.save, &run->error);
 }
 
 /*
- * Agree that all ranks stop after the same step, whichever rank got the signal. Agree likewise on the step after which
- * an async save has ended. One number says both. Signals take precedence, because a stopping run finishes its saves in
- * any case.
+ * Agree on the step after which all ranks stop, whichever rank got the signal, and on the step after which an async
+ * save has ended. One number carries both. Signals take precedence, because a stopping run finishes its saves in any
+ * case.
  */
 static int ends_agree(struct train_run *run)
 {
@@ -521,7 +521,7 @@ static void drive_say(struct train_run *run)
 
 /* ---- the verb ---- */
 
-/* Set the options of the loop that all ranks must share, because they make collective calls after the same steps. */
+/* Set the options of the loop that all ranks must share, because ranks make collective calls after the same steps. */
 static void choices_apply(struct train_run *run)
 {
   const struct options *options = &run->options;
@@ -615,8 +615,8 @@ static int step_refuse(struct train_run *run, const char *option, const char *pl
 }
 
 /*
- * Check that a step is left after the resumed one. Checked first, because the session's other errors would not matter
- * then.
+ * Check that a step is left after the resumed one. This check comes first, because without a step left the session's
+ * other errors do not matter.
  */
 static int resume_check(struct train_run *run)
 {
@@ -699,7 +699,7 @@ static int run_all(struct train_run *run)
   drive_say(run);
   status = loop(run);
   progress_finish(&run->progress);
-  const bool is_done = !status && !run->stop_signal; /* of all ranks; a failed output is the first rank's alone */
+  const bool is_done = !status && !run->stop_signal; /* equal on all ranks; only the first rank's output can fail */
   if (is_done)
     status = summarize(run);
   if (!status && run->stop_signal && job_is_first(&run->job))
@@ -728,7 +728,7 @@ static void newest_tell(const struct train_run *run, struct lade_error *error)
 int train_main(int argc, char **argv)
 {
   struct train_run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .kept_step = -1,
-                          .pending_step = -1, .claim_fd = -1, .train_loss = NAN, .val_loss = NAN};
+                          .pending_step = -1, .lock_fd = -1, .train_loss = NAN, .val_loss = NAN};
   int status = job_read(&run.job, VERB_TRAIN, &run.error);
   int code = status ? exit_fail("train", status, &run.error)
                     : job_options_read(&run.job, argc, argv, &run.options);
@@ -744,14 +744,14 @@ int train_main(int argc, char **argv)
       error = run.error;
     }
     lade_session_close(run.session);
-    if (is_apart(status) && !run.job.table && *error.text) /* this run's saver has ended and removes no more
+    if (comm_has_failed(status) && !run.job.table && *error.text) /* this run's saver has ended and removes no more
                                                               checkpoints */
       newest_tell(&run, &error);
     code = job_leave(&run.job, status, &error);
     code = !status && run.stop_signal ? 128 + run.stop_signal : code;
     history_finish(&run.history);
-    if (run.claim_fd >= 0)
-      close(run.claim_fd);
+    if (run.lock_fd >= 0)
+      close(run.lock_fd);
   }
   options_finish(&run.options);
   return code;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lade data`: texts to token files that `lade train` reads. The command checks the options and calls main().
 
-Documents go to processes in batches, and their tokens come back in the order of the files. What is in a batch follows
+Documents go to processes in batches, and their tokens come back in the order of the files. The contents of a batch follow
 from the files alone, so the output has the same bytes for any number of processes.
 """
 import collections
@@ -128,7 +128,7 @@ def _pool(n_processes, encoder):
                                (encoder, os.getpid()))
     try:
         yield pool
-    except BaseException:  # a signal too, also in the middle of a submit: nothing waits for what is under way
+    except BaseException:  # a signal too, also in the middle of a submit: nothing waits for batches under way
         for process in list((pool._processes or {}).values()):  # pylint: disable=protected-access  # the pool's alone
             process.kill()
         raise

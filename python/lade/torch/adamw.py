@@ -44,7 +44,7 @@ class _Step(c.Structure):
 
 
 class _Piece:
-    """State of one range of a parameter: arrays one behind another in one buffer outside of torch's allocator."""
+    """State of one range of a parameter: arrays one after another in one buffer outside of torch's allocator."""
 
     def __init__(self, owner, param, number, first, n):
         self.owner, self.first, self.n, self.number, self.dtype = owner, first, n, number, _DTYPES[param.dtype]
@@ -145,7 +145,7 @@ class _Ring:
         self.store, self.rooms = store, [tiers.Host(n_bytes) for _ in range(_RING)]
 
     def run(self, pieces, update):
-        """Call @update(piece, address) for each piece, in order. A failure ends it behind the transfers in flight."""
+        """Call @update(piece, address) for each piece, in order. A failure ends it after the transfers in flight."""
         free, reading, writing, ahead = list(self.rooms), collections.deque(), collections.deque(), iter(pieces)
         piece = next(ahead, None)
         try:

@@ -18,7 +18,7 @@ from .tracing.branches import Otherwise
 
 def free_bytes(device):
     """Return the bytes that the device can still give."""
-    if device.type == "cuda":  # and what torch's allocator holds and can give again
+    if device.type == "cuda":  # idle memory of torch's allocator counts too
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) \
             - torch.cuda.memory_allocated(device)
     with open("/proc/meminfo", encoding="ascii") as file:
@@ -50,7 +50,7 @@ class Audit:
         return self.step._run(self.ready, leaves, meter)
 
     def _fits(self, ready):
-        """True if the device can give what an uncaptured step takes beside given storages, and copies of those."""
+        """True if the device can give the bytes of an uncaptured step beside given storages, and of copies of those."""
         return ready.planned.unconstrained_bytes <= free_bytes(self.step.device)
 
     def _whole(self, ready, args, kwargs, leaves, meter):

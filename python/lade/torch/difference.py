@@ -58,7 +58,7 @@ class _Captured:
 
 
 def others(planned, run_captured, run_uncaptured, bits):
-    """Return a text that names the first ops whose bits are other, or an empty text. Each run begins from one state."""
+    """Return a text that names the first ops whose bits differ, or an empty text. Both runs begin from one state."""
     with _Captured(planned.function, bits) as captured:
         run_captured()
     with _Uncaptured(bits) as uncaptured:

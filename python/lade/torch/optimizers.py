@@ -175,7 +175,7 @@ class Attributes:
 
 
 class States:
-    """What an optimizer of its own class keeps for each parameter, to go back to; the caller copies the tensors."""
+    """State that an optimizer of its own class keeps for each parameter, to go back to; the caller copies the tensors."""
 
     def __init__(self, optimizer):
         self.state, seen = optimizer.state, set()
@@ -187,7 +187,7 @@ class States:
         return (lambda: value) if isinstance(value, torch.Tensor) else _keep(value, seen)
 
     def restore(self):
-        """Put back the same tensors and the content of all else; state of later steps goes."""
+        """Put back the same tensors and all other content; state of later steps is dropped."""
         _refill(self.state, {param: {key: back() for key, back in own.items()} for param, own in self.backs.items()})
 
 
@@ -265,7 +265,7 @@ class Updater:
     """The update of some parameters of one group at run time."""
 
     def __init__(self, optimizer, index, params):
-        """@index: of the group; loading a state exchanges the groups themselves."""
+        """@index: the number of the group, because loading a state exchanges the groups themselves."""
         self.optimizer, self.index, self.params = optimizer, index, params
         self.slim = narrowed(optimizer, optimizer.param_groups[index], params, optimizer.state)
         self.own = self.slim.param_groups[0]

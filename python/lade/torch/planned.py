@@ -171,7 +171,7 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _unparkable(self):
-        """Return the storages of parameters and state whose class has no parked one (running/parked.py): they stay on the device.
+        """Return the storages of parameters and state that stay on the device: their class has no parked one (parked.py).
 
         State that does not exist yet is taken to be of its parameter's kind.
         """
@@ -259,7 +259,7 @@ class Planned:
 
     @property
     def is_final(self):
-        """True if the list writes what outlives the step where no restart follows (running/generate.py)."""
+        """True if the list writes storages that outlive the step only where no restart follows (running/generate.py)."""
         return generate.FINAL in self.source
 
     def given_bytes(self, tensors):

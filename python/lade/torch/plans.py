@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plans of one form of a step's arguments: shapes, modes and plain values are equal, and each plan has its own answers.
 
-Answers are branches, shapes and counts that values decide. A step whose values give new ones in each call makes a plan in
-each call. It is told so once. When as many plans as may be kept were made and no call met one again, older ones only hold
+Answers are branches, shapes and counts that values decide. A step whose values give new answers in each call makes a plan in
+each call; a warning tells the user once. When PLANS_MOST plans were made and no call met one again, older ones only hold
 memory, so they are dropped.
 """
 import weakref
 
 PLANS_MOST = 32  # of one form
-_NEW_MOST = 3    # plans that follow one another without a call that met an older one, before the user is told
+_NEW_MOST = 3    # new plans in a row, without a call that met an older one, before the user is told
 
 
 class Plans:

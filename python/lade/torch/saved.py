@@ -60,7 +60,7 @@ class _ThreadCopy:
 
 
 class _Handle:
-    """A saved tensor: a view of an entry's storage. Autograd drops it behind its last use."""
+    """A saved tensor: a view of an entry's storage. Autograd drops it after its last use."""
     __slots__ = ("owner", "entry", "dtype", "offset", "size", "stride", "version")
 
     def __init__(self, owner, entry, tensor):
@@ -116,7 +116,7 @@ class saved:
         """Free the host's memory and the store. pre: no backward is to come."""
         with self.lock:
             self._sweep()
-        _ThreadCopy(int).wait()  # behind the copies under way
+        _ThreadCopy(int).wait()  # its call follows the copies under way
         self.rooms.clear()
         if self.store is not None:
             self.store.close()
@@ -178,7 +178,7 @@ class saved:
         return entry
 
     def _step_begin(self):
-        """Take over what the last step learned: the order of use, and the storages to copy out."""
+        """Take over the order of use and the storages to copy out, which the last step learned."""
         if self.learning:
             self.sequence, self.order = self.learning, {number: at for at, number in enumerate(self.learning)}
             excess = sum(self.sizes[number] for number in self.sequence) - self.limit
@@ -252,7 +252,10 @@ class saved:
         return self.order.get(entry.number, -entry.number)
 
     def _farthest(self):
-        """Return the storage here whose use is farthest, and that no copy is under way of; those with a copy first."""
+        """Return the storage on the device whose use is farthest and of which no copy is under way.
+
+        Storages that have a copy come first.
+        """
         held = [e for e in self.entries.values() if e.tensor is not None and not e.used and not e.out and not e.work]
         ready = [e for e in held if e.copy is not None]
         return max(ready or held, key=self._use, default=None)
@@ -315,7 +318,7 @@ class saved:
     # in
 
     def _fetch(self, entry):
-        """Bring a storage here, or wait until it is."""
+        """Bring a storage to the device, or wait until it is there."""
         if entry.tensor is None:
             self._make_room(entry.n_bytes)
             self._in_begin(entry)
@@ -330,7 +333,7 @@ class saved:
         self.moved_bytes += entry.n_bytes
 
     def _copy(self, entry, is_out):
-        """Begin to copy a storage out, or in. On CUDA the copy is behind the current stream's work."""
+        """Begin to copy a storage out, or in. On CUDA the copy follows the current stream's work."""
         if self.device.type == "cuda":
             if entry.where == "host":
                 return entry.copy.begin(0, entry.tensor, entry.n_bytes, is_out, tiers.current_stream(self.device))

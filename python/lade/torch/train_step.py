@@ -53,7 +53,7 @@ class Report(dict):
 
 
 class _Ready:
-    """A plan with its runtime, and what its calls share."""
+    """A plan with its runtime, and the state that its calls share."""
 
     def __init__(self, planned, seconds):
         self.planned, self.capture_seconds, self.runtime = planned, seconds, None
@@ -67,7 +67,7 @@ class Step:
     def __init__(self, fn, model, optimizer, limits, audit):
         self.fn, self.model, self.optimizer = fn, model, optimizers.joined(optimizer)
         self.limits, self.audit = limits, audit
-        self.ready, self.is_told = {}, False  # what a plan is for -> Plans
+        self.ready, self.is_told = {}, False  # key of a plan (_key) -> Plans
         self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
@@ -107,7 +107,7 @@ class Step:
                 branch = fault.branch
 
     def _call_branch(self, args, kwargs, meter, branch):
-        """Run the step with the first answers of branches.py, None for those of the last call. Otherwise has the due answers."""
+        """Run the step with the first answers of branches.py, None for those of the last call. Otherwise has the due ones."""
         try:
             leaves, ready = self._find(args, kwargs, branch)
         except CannotCapture as fault:
@@ -149,7 +149,7 @@ class Step:
         return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch or ())
 
     def _key(self, spec, leaves):
-        """Return what a plan is for."""
+        """Return the key of a plan: the form of the arguments and the modes that it is made for."""
         same = tuple(self.given.places_of.get(id(leaf), (None, ""))[1] and id(leaf) for leaf in leaves)
         return (repr(spec), tuple(map(_leaf_key, leaves)), same, self.given.signature(),
                 tuple(place.signature() for place in self.places.values()), self._fields())
@@ -220,7 +220,7 @@ class Step:
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
 
     def _capture(self, args, kwargs, branch):
-        """Return the captured step; behind a guess that the user's code refuses the other answer is tried."""
+        """Return the captured step; after a guess that the user's code refuses the other answer is tried."""
         answers = branch
         while True:
             try:
@@ -333,7 +333,7 @@ class Step:
             self._settle(ready, exact)
 
     def _failed(self, runtime, fault):
-        """Bring back what is elsewhere. A step that failed before its first write can be called again."""
+        """Bring back the bytes that are elsewhere. A step that failed before its first write can be called again."""
         lost = runtime.bring_back()
         if lost is not None:
             self.broken = f"{len(runtime.away)} storages cannot be fetched: {lost}"
@@ -361,7 +361,7 @@ class Step:
             raise Error(f"{len(self.at_work.away)} storages of the model or its optimizer cannot be fetched: {lost}")
 
     def _park(self, tensors):
-        """Let those of @tensors whose bytes are on a tier fetch at their first use."""
+        """Make the tensors of @tensors whose bytes are on a tier fetch them at their first use."""
         self.parked = [(tensor, k) for tensor, k in tensors if k in self.at_work.away]
         for tensor, _ in self.parked:
             parked.park(tensor, self)

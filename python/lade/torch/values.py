@@ -236,10 +236,10 @@ class Values:
 
 
 def updates_early(values):
-    """Move each parameter's update behind the last op that reads or writes one of its operands.
+    """Move each parameter's update to follow the last op that reads or writes one of its operands.
 
     An update frees its gradient. It may run as soon as the gradient is final and no op needs the old parameter. It stays
-    behind branches and checks, which may end the step.
+    after branches and checks, which may end the step.
     """
     last, rest, moved = {}, [], []
     for op in values.ops:
@@ -254,15 +254,15 @@ def updates_early(values):
         for k in (*op.reads, *op.updates):
             uses = touched.get(k, ())
             if any(p > place[id(op)] for p, _ in uses):
-                at = None  # an op behind the update reads an operand of it: the order stays
+                at = None  # an op after the update reads an operand of it: the order stays
                 break
             at = max(at, max((i for _, i in uses), default=-1))
         last[id(op)] = at
     if any(at is None for at in last.values()):
         return
-    behind = {}
+    followers = {}  # place of an op -> the updates that follow it
     for op in moved:
-        behind.setdefault(last[id(op)], []).append(op)
-    values.ops = behind.get(-1, [])
+        followers.setdefault(last[id(op)], []).append(op)
+    values.ops = followers.get(-1, [])
     for i, op in enumerate(rest):
-        values.ops += [op, *behind.get(i, ())]
+        values.ops += [op, *followers.get(i, ())]

@@ -22,7 +22,7 @@
 
 #include "recompute/graph/relax.h"
 
-#define TURNS_MOST 512
+#define TURNS_MOST 512 /* turns looked at, those with the most bytes: the time grows with them */
 #define ROUNDING 1e-9 /* of sums in double precision */
 
 struct bound_item {
@@ -116,7 +116,7 @@ static uint64_t waiting_bytes(const struct bound_search *search, int op, int tur
   return bytes;
 }
 
-/* Return the least time of redos that free @bytes during @turn; infinite if the redos of all ops do not. */
+/* Return the least time of redos that free @bytes during @turn; infinite if the redos of all ops free less. */
 static double turn_bound(const struct bound_search *search, int turn, double bytes)
 {
   double ns = 0;
@@ -186,7 +186,7 @@ static void residents_sum(const struct remat_bound_params *params, double *in_ns
 
 /*
  * Find the least time of a step that the values which live on tiers allow. An op waits until all values have come that
- * it or an earlier op uses. Values that it or a later op changes go back behind it. Each link moves one at a time.
+ * it or an earlier op uses. Values that it or a later op changes go back after it. Each link moves one at a time.
  */
 static int residents_bound(const struct remat_bound_params *params, double *ret_ns)
 {

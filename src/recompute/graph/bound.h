@@ -11,7 +11,7 @@ struct remat_bound_params {
   uint64_t limit_bytes;          /* of a turn, without the problem's fixed bytes */
   const struct list_time *links; /* NULL: nothing waits on another tier */
   bool may_wait[LADE_N_SPACES];  /* tiers on which values may wait */
-  int64_t known_ns;              /* time of a step that is known; 0: of none */
+  int64_t known_ns;              /* time of a step that was found; 0: none was */
   double *ret_prices;            /* by turn: prices of bytes, in ns, if some give a bound; without links; or NULL */
 };
 

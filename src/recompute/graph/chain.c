@@ -24,9 +24,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGES_MOST 200
-#define STAGES_LEAST 3
-#define PARTS_MOST 1000
+#define STAGES_MOST 200     /* the time grows with their cube */
+#define STAGES_LEAST 3      /* a shorter chain leaves nothing to choose */
+#define PARTS_MOST 1000     /* of the limit, in which bytes are counted */
 #define WORK_MOST 400000000 /* steps of the innermost loop */
 
 struct chain_stage {
@@ -35,7 +35,7 @@ struct chain_stage {
   int input;            /* bytes, in parts, that the next stage reads */
   int saved;            /* of outputs that backward ops or the next stage read */
   int run, backward;    /* more bytes, in parts, while its ops run; while its backward ops run, beside saved values */
-  int gradient;         /* live behind the backward ops of the stages after it */
+  int gradient;         /* bytes, in parts, that are live when the backward ops of later stages have run */
   int first_turn, last_turn; /* its backward ops; first > last: it has none */
 };
 
@@ -188,7 +188,7 @@ static int last_reader(const struct remat_problem *problem, int value, int first
   return -1;
 }
 
-/* True if the stage behind that of @value reads it. */
+/* True if the stage after that of @value reads it. */
 static bool is_input(const struct remat_chain *chain, int stage, int value)
 {
   const int op = chain->stages[stage].last_op + 1;
@@ -254,9 +254,9 @@ static void checkpoint_try(struct remat_chain *chain, int s, int t, int k)
     run_ns += (float)chain->stages[i].run_ns;
   float *cost = chain->cost + cell(chain, s, t, 0);
   uint8_t *split = chain->split + cell(chain, s, t, 0);
-  const float *behind = chain->cost + cell(chain, k, t, 0), *before = chain->cost + cell(chain, s, k - 1, 0);
+  const float *after = chain->cost + cell(chain, k, t, 0), *before = chain->cost + cell(chain, s, k - 1, 0);
   for (int m = LADE_MAX(least, kept); m <= chain->n_parts; m++) {
-    const float ns = run_ns + behind[m - kept] + before[m];
+    const float ns = run_ns + after[m - kept] + before[m];
     split[m] = ns < cost[m] ? (uint8_t)(k - s) : split[m];
     cost[m] = LADE_MIN(ns, cost[m]);
   }
@@ -339,17 +339,17 @@ void remat_chain_destroy(struct remat_chain *chain)
 /* ---- the plan ---- */
 
 /*
- * Outputs of a stage are made in turn @made, or in the turns of their ops (-1), and the next stage runs last in
- * another.
+ * Outputs of a stage that wait for later readers. They are made in turn @made, or in the turns of their ops if that is
+ * -1; the next stage reads them last in turn @last_run.
  */
-struct chain_stay {
-  int32_t stage, made, last_run; /* last_run -1: it does not */
-  bool is_checkpoint; /* only the outputs that the next stage reads stay, and up to its own backward ops */
+struct chain_retention {
+  int32_t stage, made, last_run; /* last_run -1: the next stage does not run again */
+  bool is_checkpoint; /* only the outputs that the next stage reads are held, up to that stage's own backward ops */
 };
 
 struct chain_walk {
   const struct remat_chain *chain;
-  LADE_ARRAY(struct chain_stay) stays;
+  LADE_ARRAY(struct chain_retention) retained;
 };
 
 /* Return the turn at which the backward ops of stages @s .. @t begin; -1: they have none. */
@@ -372,29 +372,29 @@ static int segment_walk(struct chain_walk *walk, int s, int t, int parts, int tu
   if (s > t || *status || (turn >= 0 && backward_turn(chain, s, t) < 0))
     return -1;
   const int split = chain->split[cell(chain, s, t, parts)], k = s + split;
-  struct chain_stay stay = {split ? k - 1 : s, turn, -1, split > 0};
+  struct chain_retention retention = {split ? k - 1 : s, turn, -1, split > 0};
   if (split)
-    stay.last_run = segment_walk(walk, k, t, parts - chain->stages[k - 1].input, turn, status);
+    retention.last_run = segment_walk(walk, k, t, parts - chain->stages[k - 1].input, turn, status);
   else
-    stay.last_run = segment_walk(walk, s + 1, t, parts - chain->stages[s].saved, turn, status);
-  if (!*status && !LADE_PUSH(&walk->stays, stay))
+    retention.last_run = segment_walk(walk, s + 1, t, parts - chain->stages[s].saved, turn, status);
+  if (!*status && !LADE_PUSH(&walk->retained, retention))
     *status = -ENOMEM;
   const int again = split ? backward_turn(chain, s, k - 1) : -1;
   const int last_run = again < 0 ? -1 : segment_walk(walk, s, k - 1, parts, again, status);
   return LADE_MAX(turn < 0 ? chain->stages[s].first_op : turn, last_run);
 }
 
-/* Return the last turn for which @value stays. */
-static int stay_end(const struct remat_chain *chain, const struct chain_stay *stay, int value)
+/* Return the last turn for which @retention holds @value. */
+static int retention_end(const struct remat_chain *chain, const struct chain_retention *retention, int value)
 {
   const struct remat_problem *problem = chain->problem;
-  const struct chain_stage *next = &chain->stages[stay->stage + 1]; /* if there is one */
+  const struct chain_stage *next = &chain->stages[retention->stage + 1]; /* if there is one */
   const int last_use = problem->values[value].last_use;
-  if (!is_input(chain, stay->stage, value))
-    return stay->is_checkpoint ? -1 : last_use;
-  if (stay->is_checkpoint)
-    return LADE_MAX(stay->last_run, last_reader(problem, value, next->first_turn, next->last_turn));
-  return LADE_MAX(stay->last_run, last_use);
+  if (!is_input(chain, retention->stage, value))
+    return retention->is_checkpoint ? -1 : last_use;
+  if (retention->is_checkpoint)
+    return LADE_MAX(retention->last_run, last_reader(problem, value, next->first_turn, next->last_turn));
+  return LADE_MAX(retention->last_run, last_use);
 }
 
 static int choice_compare(const void *x, const void *y)
@@ -420,20 +420,20 @@ static void choices_join(struct remat_choices *choices)
   choices->list.n = n;
 }
 
-/* Hold the outputs of the stays, and all values that no stage makes. */
+/* Hold the retained outputs of stages, and all values that no stage makes. */
 static int choices_make(const struct chain_walk *walk, struct remat_choices *choices)
 {
   const struct remat_problem *problem = walk->chain->problem;
   choices->list.n = choices->waiting.n = 0;
   choices->is_saved = true;
-  for (int i = 0; i < walk->stays.n; i++) {
-    const struct chain_stay *stay = &walk->stays.items[i];
-    const struct chain_stage *stage = &walk->chain->stages[stay->stage];
+  for (int i = 0; i < walk->retained.n; i++) {
+    const struct chain_retention *retention = &walk->retained.items[i];
+    const struct chain_stage *stage = &walk->chain->stages[retention->stage];
     for (int op = stage->first_op; op <= stage->last_op; op++) {
       const struct remat_edge *edges = problem->edges + problem->ops[op].first_out;
       for (int k = 0; k < problem->ops[op].n_out; k++) {
-        const int value = edges[k].value, made = stay->made < 0 ? op : stay->made;
-        const struct remat_choice choice = {value, {made + 1, stay_end(walk->chain, stay, value)}};
+        const int value = edges[k].value, made = retention->made < 0 ? op : retention->made;
+        const struct remat_choice choice = {value, {made + 1, retention_end(walk->chain, retention, value)}};
         if (choice.span.from <= choice.span.to && !LADE_PUSH(&choices->list, choice))
           return -ENOMEM;
       }
@@ -462,6 +462,6 @@ int remat_chain_plan(const struct remat_chain *chain, double share, struct remat
   segment_walk(&walk, 0, last, parts, -1, &status);
   if (!status)
     status = choices_make(&walk, choices);
-  LADE_ARRAY_FREE(&walk.stays);
+  LADE_ARRAY_FREE(&walk.retained);
   return status;
 }

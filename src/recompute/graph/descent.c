@@ -3,7 +3,7 @@
  * Descend from a schedule above the limit to one within it: release values for the least time per byte.
  *
  * Each gap between two touches of a held value that covers turns above the limit is a candidate: its value can be made
- * again behind the gap, or wait on a tier during it. A heap has the candidates by time per byte of excess. Both change
+ * again after the gap, or wait on a tier during it. A heap has the candidates by time per byte of excess. Both change
  * as others are released: inputs that are gone make a value dearer, and turns within the limit need no more bytes.
  * Nearly all changes raise the ratio. So the first candidate is evaluated again. If it is now dearer than the next one,
  * it goes back into the heap with its new ratio (the lazy greedy of Minoux, 1978). A graph of 100,000 ops takes a few
@@ -208,7 +208,7 @@ static double link_cost(const struct descent *descent, double busy_ns, double ns
   return ns <= left_ns ? IDLE_SHARE * ns : ns - left_ns + IDLE_SHARE * left_ns;
 }
 
-/* Return the exposed time of moving @value to @tier behind turn @from - 1, and back for turn @to. */
+/* Return the exposed time of moving @value to @tier after turn @from - 1, and back for turn @to. */
 static double wait_cost(const struct descent *descent, int value, enum lade_space tier, int from, int to)
 {
   const uint64_t bytes = descent->problem->values[value].bytes;

@@ -27,7 +27,7 @@ static bool is_held_behind(const struct remat_schedule *schedule, int value, int
   return turn == problem->n_ops ? problem->values[value].last_use == turn : remat_is_held(schedule, value, turn + 1);
 }
 
-/* Add the drops behind the op at @place. pre: the last places of values in this turn are noted. */
+/* Add the drops that follow the op at @place. pre: the last places of values in this turn are noted. */
 static int drops_add(const struct remat_schedule *schedule, int turn, int place, struct remat_list *list)
 {
   const struct remat_problem *problem = schedule->problem;

@@ -24,7 +24,7 @@
  * so that the smallest one is found again when it is asked for.
  */
 #define MIN_SHARE 4
-#define MIN_ROUNDS 12
+#define MIN_ROUNDS 12 /* searches for a smaller budget: each halves the step or lowers the limit by it */
 #define MOVES_PER_OP 15000 /* by default, up to MOVES_MOST */
 #define MOVES_MOST 2000000
 #define OP_MOVES_MOST 1400000000 /* ops times moves: moves of longer graphs take longer */

@@ -4,7 +4,7 @@
  *
  * Ops run in the order of the list. A get begins when its turn does and the link is free; those of one turn begin in
  * the order of the turns that use their values. An op waits until the last get of each of its operands has ended. A
- * put begins behind the turn that uses its value last; its bytes are free when it has ended. A turn whose bytes,
+ * put begins after the turn that uses its value last; its bytes are free when it has ended. A turn whose bytes,
  * with those of puts under way, are above the limit waits for the earliest puts. All links run beside the device and
  * beside each other. Given values that leave at boundary 0 are put as the step begins. The step ends when all transfers
  * have ended, because the next step finds given values in their tiers.
@@ -95,7 +95,7 @@ static void room_await(struct time_walk *walk, int turn)
     put_end(walk, true);
 }
 
-/* List @value with those that are put behind the same turn: the first one from @turn on behind which it is. */
+/* List @value with those that are put after the same turn: the first one from @turn on after which it is. */
 static void put_list(struct time_walk *walk, int value, int turn)
 {
   const int next = remat_put_turn(walk->schedule, value, turn);
@@ -105,7 +105,7 @@ static void put_list(struct time_walk *walk, int value, int turn)
   walk->time->first_put[next] = value;
 }
 
-/* List the values that are put behind each turn: those that wait, are there in it, and are got back later. */
+/* List the values that are put after each turn: those that wait, are there in it, and are got back later. */
 static void puts_list(struct time_walk *walk)
 {
   const struct remat_problem *problem = walk->time->problem;

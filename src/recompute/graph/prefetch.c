@@ -4,8 +4,8 @@
  *
  * First each get goes to the turn that needs it. Then the turns are walked backward with the time at which each link
  * is needed next. A get takes the last free time of its link before that. Its value is held from the turn that runs
- * then, or from behind the last turn that has no room for the value. The walk counts the bytes of held values in a
- * copy, and all holds are made after the walk. So a turn in which many gets begin is evaluated once.
+ * then, or from the turn after the last one that has no room for the value. The walk counts the bytes of held values in
+ * a copy, and all holds are made after the walk. So a turn in which many gets begin is evaluated once.
  *
  * The times of turns are those of the ops alone, first. If links are the bottleneck, turns wait, and times without
  * waits place gets too early. So further walks take the times of the best list so far. The best list stays; it may be

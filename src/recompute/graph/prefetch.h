@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When the values that wait on tiers are got back; prefetch.c has the algorithm. */
+/* Prefetch of values that wait on tiers: the turns in which they are got back. prefetch.c has the algorithm. */
 #ifndef LADE_REMAT_PREFETCH_H
 #define LADE_REMAT_PREFETCH_H
 

@@ -67,9 +67,9 @@ static void values_make(struct problem_maker *maker)
     value->birth = storage->is_given ? -1 : graph->uses[first].op;
     if (storage->is_given)
       value->source = is_home_device ? (uint8_t)maker->tier : storage->tier;
-    bool stays = is_home_device || (storage->is_kept && !storage->is_given);
-    value->last_use = stays ? graph->ops.n : graph->uses[end - 1].op;
-    if (stays)
+    const bool is_lasting = is_home_device || (storage->is_kept && !storage->is_given);
+    value->last_use = is_lasting ? graph->ops.n : graph->uses[end - 1].op;
+    if (is_lasting)
       problem->lasting[problem->n_lasting++] = problem->n_values;
     maker->value_of[s] = problem->n_values++;
   }

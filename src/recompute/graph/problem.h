@@ -9,7 +9,7 @@
  * each reads the version that it read the first time. An op must not run again after an update of a given storage that
  * it reads, because the old version is gone. The field redo_until is the last turn in which it may run again.
  *
- * A value can wait on another tier instead of being made again. To get it back is an op of its own, numbered behind the
+ * A value can wait on another tier instead of being made again. To get it back is an op of its own, numbered after the
  * graph's, which reads nothing and makes the value; it takes no time of the device. The copy on the tier has the
  * version of its last put. So no op that reads or makes an older version of such a value may run again.
  *
@@ -35,10 +35,10 @@ struct remat_value {
   uint64_t bytes;
   int32_t storage;
   int32_t birth;    /* its first maker; -1: given */
-  int32_t last_use; /* the last op that uses it; n_ops if it is on the device behind the step */
+  int32_t last_use; /* the last op that uses it; n_ops if it is on the device after the step */
   int32_t first_maker, n_makers;
-  uint8_t home;     /* of a given one: the tier where it lives between steps */
-  uint8_t source;   /* where it waits, unless a schedule decides otherwise; LADE_DEVICE: it is made again */
+  uint8_t home;     /* tier of a given value between steps */
+  uint8_t source;   /* tier where it waits, unless a schedule decides otherwise; LADE_DEVICE: it is made again */
 };
 
 /* An op's use of a value. @version is the number of makers of the value that ran before the op does. */
@@ -53,7 +53,7 @@ struct remat_problem {
   struct remat_value *values;
   struct remat_edge *edges;
   int32_t *makers;      /* ops, ascending, value by value */
-  int32_t *lasting;     /* values that are on the device behind the step */
+  int32_t *lasting;     /* values that are on the device after the step */
   int n_lasting;
   uint64_t fixed_bytes; /* of storages that are no values */
   uint64_t floor_bytes; /* no schedule has a smaller peak: the largest need of one op, or of the step's beginning */

@@ -28,7 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS_MOST 300
+#define ROUNDS_MOST 300          /* of an ascent, in a graph of few gaps */
 #define GAP_ROUNDS_MOST 20000000 /* gaps times rounds, of one weight */
 #define ROUNDS_LEAST 20
 #define IDLE_ROUNDS 10           /* rounds without a better bound that halve the step */
@@ -143,8 +143,8 @@ static double output_share(const struct remat_problem *problem, int op, int valu
 }
 
 /*
- * Return the least cost of a run of @op in a gap behind turn @begin, whose turns have @price in all: its time, and for
- * each input that no op uses behind @begin the bytes to keep it or its own run.
+ * Return the least cost of a run of @op in a gap after turn @begin, whose turns have @price in all: its time, and for
+ * each input that no op uses after @begin the bytes to keep it or its own run.
  */
 static struct relax_cost run_cost(struct relax *relax, int op, int begin, double price, int depth)
 {

@@ -14,7 +14,7 @@
 #include "lade/graph_plan.h"
 #include "lade/plan.h"
 
-#define NOWHERE (-1)
+#define NOWHERE (-1) /* the version of a storage without a copy in a space */
 
 struct replay_storage {
   int32_t version[LADE_N_SPACES]; /* of the copy there; NOWHERE: none. A made storage's first version is 1 */
@@ -79,7 +79,7 @@ static int operand_check(const struct list_replay *replay, int op, const struct 
   bool is_whole = operand->offset == 0 && operand->bytes == storage->bytes;
   int32_t takes = operand->version;
   if (operand->access == GRAPH_WRITES) {
-    /* A first write makes the storage. A later one leaves a version behind, of which it may keep bytes. */
+    /* The first write makes the storage. A later one supersedes a version, of which it may keep bytes. */
     takes = operand->version - 1;
     bool is_first = !storage->is_given && takes == 0;
     if (is_first || (is_whole && found == NOWHERE && !storage->is_given))
@@ -248,10 +248,10 @@ static int end_check(const struct list_replay *replay)
                           op_name(replay, replay->n_ops));
   for (int s = 0; s < replay->graph->storages.n; s++) {
     const struct graph_storage *storage = &replay->graph->storages.items[s];
-    bool stays = storage->is_given || storage->is_kept;
-    enum lade_space home = storage->is_given ? (enum lade_space)storage->tier : LADE_DEVICE;
+    const bool is_lasting = storage->is_given || storage->is_kept;
+    const enum lade_space tier = storage->is_given ? (enum lade_space)storage->tier : LADE_DEVICE;
     for (int space = 0; space < LADE_N_SPACES; space++) {
-      int32_t expected = stays && space == (int)home ? storage->n_versions : NOWHERE;
+      int32_t expected = is_lasting && space == (int)tier ? storage->n_versions : NOWHERE;
       if (replay->storages[s].version[space] != expected)
         return lade_error_set(replay->error, -EINVAL, "at the end \"%s\" is at version %d on the %s: expected %d",
                               storage_name(replay, s), replay->storages[s].version[space],

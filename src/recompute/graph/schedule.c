@@ -16,7 +16,7 @@
 
 /* ---- sorted arrays ---- */
 
-/* Return the index of the first touch at @turn or behind it. */
+/* Return the index of the first touch at @turn or after it. */
 static int touch_index(const struct remat_holding *holding, int turn)
 {
   int lo = 0, hi = holding->touches.n;

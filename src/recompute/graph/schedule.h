@@ -58,7 +58,7 @@ struct remat_change {
 struct remat_value_turn {
   int64_t mark;
   int32_t last_place;     /* of its last use within the turn */
-  bool is_held, is_held_behind; /* at the boundaries before and behind the turn */
+  bool is_held, is_held_behind; /* at the boundaries before and after the turn */
   bool is_present;        /* on the device, at a place within the turn */
 };
 
@@ -136,7 +136,7 @@ const struct remat_choice *remat_choices_get(const struct remat_choices *choices
 
 #define REMAT_SPANS_SHORT 8 /* spans that are searched one by one */
 
-/* Return the index of the first span of @holding that ends at or behind @boundary; the number of spans: none does. */
+/* Return the index of the first span of @holding that ends at or after @boundary; the number of spans: none does. */
 static inline int remat_span_from(const struct remat_holding *holding, int boundary)
 {
   const struct remat_span *spans = holding->spans.items;
@@ -178,7 +178,7 @@ void remat_release_unsettled(struct remat_schedule *schedule, int value, int fro
 void remat_settle(struct remat_schedule *schedule);
 
 /*
- * Leave @turn as it is while changes settle, and evaluate it once at the end. For many changes at the boundary behind
+ * Leave @turn as it is while changes settle, and evaluate it once at the end. For many changes at the boundary after
  * one turn with many redos. pre: all is settled, and no other turn is deferred.
  */
 void remat_turn_defer(struct remat_schedule *schedule, int turn);
@@ -215,8 +215,8 @@ struct remat_get {
 int remat_gets_list(const struct remat_schedule *schedule, int turn, struct remat_get *gets);
 
 /*
- * Return the first turn from @turn on behind which @value, which waits on a tier, is put there: it is on the device in
- * the turn and not behind it. Also, either the next turn that touches it gets it back, or the tier has no copy of its
+ * Return the first turn from @turn on after which @value, which waits on a tier, is put there: it is on the device in
+ * the turn and not after it. Also, either the next turn that touches it gets it back, or the tier has no copy of its
  * last version. -1: before turn 0. INT32_MAX: none.
  */
 int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int turn);

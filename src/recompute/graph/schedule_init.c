@@ -14,7 +14,7 @@
 
 #include "recompute/graph/schedule.h"
 
-#define PRICED_ROUNDING 1e-6
+#define PRICED_ROUNDING 1e-6 /* relative error of many additions in double precision */
 
 static int arrays_allocate(struct remat_schedule *schedule)
 {

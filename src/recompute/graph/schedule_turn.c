@@ -2,7 +2,7 @@
 /*
  * Evaluate one turn from the boundaries at its ends: which ops run again in it, and how many bytes they need.
  *
- * The redos are a closure. It begins with the values that the turn's op reads, and with those held behind the turn but
+ * The redos are a closure. It begins with the values that the turn's op reads, and with those held after the turn but
  * not before it. Each that is not held before the turn calls for its makers, and these for the values that they read.
  * Redos run in ascending order, so that an op that is called for by several runs once. A value with several makers is
  * made again by all that ran before this turn, so that each finds the version of its first run.
@@ -91,7 +91,7 @@ static void outputs_call(struct remat_schedule *schedule, int op, int turn)
   }
 }
 
-/* Call for values held behind @turn and not before it, and for results at the end of the step. */
+/* Call for values held after @turn and not before it, and for results at the end of the step. */
 static void starts_call(struct remat_schedule *schedule, int turn)
 {
   const struct remat_problem *problem = schedule->problem;
@@ -107,7 +107,7 @@ static void starts_call(struct remat_schedule *schedule, int turn)
 }
 
 /*
- * Sort the row in the order of a turn: short ones by insertion, long ones through a set. Ops are called for behind
+ * Sort the row in the order of a turn: short ones by insertion, long ones through a set. Ops are called for after
  * their readers, so the row is nearly in descending order, and insertion begins from its reverse.
  */
 static void row_sort(struct remat_schedule *schedule)
@@ -168,7 +168,7 @@ static void places_note(struct remat_schedule *schedule, int op, int place, int 
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_op *o = &problem->ops[op];
-  for (int i = 0; i < o->n_in + o->n_out; i++) /* outputs lie behind inputs */
+  for (int i = 0; i < o->n_in + o->n_out; i++) /* outputs follow inputs */
     value_see(schedule, problem->edges[o->first_in + i].value, turn)->last_place = place;
   schedule->work += o->n_in + o->n_out;
 }

@@ -8,7 +8,7 @@
 
 #include "base/base.h"
 
-#define BLOCKS_MOST 1024
+#define BLOCKS_MOST 1024 /* about the square root of the most turns, so that both parts of an addition are short */
 
 int turn_bytes_init(struct turn_bytes *turns, int n)
 {

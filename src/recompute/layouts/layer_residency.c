@@ -23,7 +23,7 @@
 #include "recompute/layouts/share_internal.h"
 #include "recompute/plan.h"
 
-#define CANDIDATES_MOST (2 * LADE_LAYER_VALUES_MOST + LADE_N_RECIPES)
+#define CANDIDATES_MOST (2 * LADE_LAYER_VALUES_MOST + LADE_N_RECIPES) /* residencies of two descents and of recipes */
 #define COPY_EXPOSED 0.05 /* as the planner's first trajectory (plan.c) */
 
 struct residency_maker {

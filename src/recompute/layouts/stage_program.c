@@ -47,7 +47,8 @@ static int graph_make(const struct lade_layout_job *job, const struct lade_layou
 }
 
 /*
- * Drop gathered copies between the halves of microbatches under ZeRO-3. A shard stands behind each, so no copy moves.
+ * Drop gathered copies between the halves of microbatches under ZeRO-3. Each is gathered again from its shards, so no
+ * copy moves to another tier.
  */
 static void gathers_drop(const struct lade_model_graph *graph, const struct lade_layout *layout,
                          struct lade_residency *residency)

@@ -24,9 +24,9 @@
 
 /* A group of many units moves in about this many rounds; in fewer if a round takes long. */
 #define GROUP_ROUNDS 12
-#define GROUP_ROUNDS_LARGE 2
-#define LARGE_OPS 1500
-#define LARGE_STEP_OPS 4000
+#define GROUP_ROUNDS_LARGE 2 /* the same for large programs */
+#define LARGE_OPS 1500       /* ops of a microbatch above which a program is large: each round emits it once */
+#define LARGE_STEP_OPS 4000  /* the same, of all microbatches of a step */
 
 #define REPEAT_MOST 12 /* limit of recompute time, as a multiple of the compute of a step that keeps everything */
 #define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */

@@ -15,7 +15,7 @@
 #include "recompute/search/descent.h"
 #include "recompute/search/peak_analysis.h"
 
-#define TABLE_LEAST 256
+#define TABLE_LEAST 256 /* places of the first hash table */
 
 /* A buffer at the peak, with its last use before and its first after. */
 struct resident_view {
@@ -207,7 +207,7 @@ static int64_t least_ns(const struct peak_analysis *s, const struct lade_program
 
 /* ---- memoised results ---- */
 
-/* Copy the idle values that are worth keeping out of the scratch. */
+/* Copy the values with idle bytes from the scratch to @peak, into memory of just their size. */
 static void idle_keep(const struct peak_analysis *s, struct peak *peak)
 {
   for (int i = 0; i < lade_value_count(s->params->graph); i++) {

@@ -6,7 +6,7 @@
 #include "recompute/search/descent.h"
 #include "recompute/search/peak_analysis.h"
 
-#define N_TRAJECTORY_KINDS 7
+#define N_TRAJECTORY_KINDS 7 /* rows of trajectory_kinds (trajectories.c) */
 #define N_TRAJECTORIES (4 * N_TRAJECTORY_KINDS) /* with optimizer_in_backward or not, by stated prices and by plain
                                                    ones */
 
@@ -45,8 +45,8 @@ struct lade_planner {
   bool is_plain_coarse; /* by plain prices the coarse trajectory alone was made, or not all of the others */
   LADE_ARRAY(struct packed_peak) peaks; /* known so far: other prices and other budgets reach the same states */
   struct lade_plan_bounds bounds;
-  struct plan_candidate least; /* the state behind bounds.min_bytes */
-  int64_t ample_ns;           /* everything kept, in all the device memory that it can use; 0: ranks gather no copies */
+  struct plan_candidate least; /* the state whose packed peak is bounds.min_bytes */
+  int64_t ample_ns;           /* step with everything kept and all useful device memory; 0: ranks gather no copies */
   double ladder_parts;        /* of each step of the ladder: more than 1 if the smallest budget is near the largest */
   bool has_bounds;
 };

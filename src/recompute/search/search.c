@@ -51,7 +51,7 @@
 #define STEPS_PER_OCTAVE_LARGE 6
 #define STEPS_LEAST 20 /* from the unconstrained peak to the smallest budget, however close they are */
 #define STEPS_LEAST_LARGE 6
-#define LADDER_PARTS_MOST 64
+#define LADDER_PARTS_MOST 64 /* parts of a step, however close the smallest budget is to the largest */
 #define STEP_SLACK 32 /* a 32nd of a budget step is left to fragmentation */
 #define STEPS_ABOVE 6 /* budget steps above the unconstrained peak: twice the peak, 1 + 1/2, 1 + 1/4, ... times it */
 

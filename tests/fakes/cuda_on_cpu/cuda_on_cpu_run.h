@@ -34,7 +34,7 @@ struct cuda_on_cpu_launch {
 
 /*
  * Run a grid to its end. Abort the process, with a line on stderr, if a block cannot go on because its threads wait at
- * different places or some have ended. Abort also if a block writes behind its shared memory. Any thread; one grid at a
+ * different places or some have ended. Abort also if a block writes past its shared memory. Any thread; one grid at a
  * time.
  */
 void cuda_on_cpu_run(const struct cuda_on_cpu_launch *launch);

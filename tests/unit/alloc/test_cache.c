@@ -82,7 +82,7 @@ static void queue_drain(lade_queue *queue)
   assert_int_equal(lade_queue_sync(queue, lade_queue_submitted(queue)), 0);
 }
 
-static void nobody_gets_memory_that_earlier_work_can_touch(void **state)
+static void memory_is_reused_only_after_earlier_work(void **state)
 {
   const struct lade_cache_params params = {.limit_bytes = 6 * CHUNK};
   struct bed bed = bed_open(state, &params, NULL);
@@ -174,7 +174,7 @@ static void a_recorded_block_waits_for_its_other_queues(void **state)
 }
 
 /* Active blocks are the live and the pending ones; inactive bytes are the other reserved bytes. */
-static void peaks_count_what_is_pending(void **state)
+static void peaks_count_pending_memory(void **state)
 {
   const struct lade_cache_params params = {.limit_bytes = 8 * CHUNK};
   struct bed bed = bed_open(state, &params, NULL);
@@ -292,7 +292,7 @@ static bool finding_has(lade_cache *cache, const char *words)
   return false;
 }
 
-static void the_sanitizer_names_what_was_done(void **state)
+static void the_sanitizer_names_the_misuse(void **state)
 {
   const struct lade_cache_params params = {.flags = LADE_CACHE_SANITIZE, .quarantine_bytes = 2 * CHUNK};
   struct bed bed = bed_open(state, &params, NULL);
@@ -560,7 +560,7 @@ static void refused_heap_calls_lose_nothing(void **state)
   }
 }
 
-static void a_child_of_fork_is_told_no(void **state)
+static void a_child_of_fork_is_refused(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
   void *block = must_alloc(bed.cache, bed.queues[0], CHUNK), *refused = NULL;
@@ -709,20 +709,20 @@ int main(int argc, char **argv)
   if (argc > 1)
     n_stress_calls = STRESS_CALLS / 4;
   struct CMUnitTest tests[] = {
-      cmocka_unit_test(nobody_gets_memory_that_earlier_work_can_touch),
+      cmocka_unit_test(memory_is_reused_only_after_earlier_work),
       cmocka_unit_test(taken_and_freed_at_once_is_still_pending),
       cmocka_unit_test(a_recorded_block_waits_for_its_other_queues),
-      cmocka_unit_test(peaks_count_what_is_pending),
+      cmocka_unit_test(peaks_count_pending_memory),
       cmocka_unit_test(a_request_that_found_no_place_moves_no_ceiling),
       cmocka_unit_test(deterministic_offsets_do_not_depend_on_progress),
-      cmocka_unit_test(the_sanitizer_names_what_was_done),
+      cmocka_unit_test(the_sanitizer_names_the_misuse),
       cmocka_unit_test(quarantined_memory_is_never_out),
       cmocka_unit_test(events_of_several_queues_are_in_the_order_of_the_calls),
       cmocka_unit_test(every_threads_events_are_in_its_order),
       cmocka_unit_test(addresses_that_change_hands_are_in_order),
       cmocka_unit_test(refused_calls_of_the_device_lose_nothing),
       cmocka_unit_test(refused_heap_calls_lose_nothing),
-      cmocka_unit_test(a_child_of_fork_is_told_no),
+      cmocka_unit_test(a_child_of_fork_is_refused),
       cmocka_unit_test(threads_and_queues_share_one_cache),
       cmocka_unit_test(threads_and_queues_share_one_sanitized_cache),
   };

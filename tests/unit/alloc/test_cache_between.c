@@ -50,7 +50,7 @@ static uint64_t pull_away(void *arg, uint64_t bytes)
   return bytes;
 }
 
-static void what_is_asked_for_stays_while_the_owner_is_asked(void **state)
+static void a_requested_pool_is_kept_while_the_owner_is_asked(void **state)
 {
   struct host host = {0};
   const struct lade_cache_params params = {
@@ -95,7 +95,7 @@ static void wait_until_synced(lade_cache *cache, int number)
 }
 
 /* The first queue gets more work after it has been waited for, and then a block of it is freed. */
-static void what_is_freed_while_the_host_waits_is_not_missed(void **state)
+static void memory_freed_while_the_host_waits_is_found(void **state)
 {
   struct bed bed = bed_open(state, &four_chunks, NULL);
   lade_queue *gate = queue_open(bed.device, LADE_QUEUE_SIGNAL), *later = queue_open(bed.device, LADE_QUEUE_SIGNAL);
@@ -129,7 +129,7 @@ struct churn {
 
 enum { CHURN_CALLS = 400 };
 
-/* Allocate half of the limit, again and again, with work behind each: two of these always fit. */
+/* Allocate half of the limit, again and again, with work after each: two of these always fit. */
 static void *churn_main(void *arg)
 {
   const struct churn *churn = arg;
@@ -178,7 +178,7 @@ static uint64_t open_gate(void *arg, uint64_t bytes)
   return 0;
 }
 
-static void a_pool_is_made_of_what_will_be_free(void **state)
+static void a_pool_is_made_of_memory_that_will_be_free(void **state)
 {
   struct opener opener = {0};
   const struct lade_cache_params params = {
@@ -200,7 +200,7 @@ static void a_pool_is_made_of_what_will_be_free(void **state)
   bed_close(&bed);
 }
 
-static void a_pool_is_made_of_what_the_sanitizer_keeps(void **state)
+static void a_pool_is_made_of_quarantined_memory(void **state)
 {
   const struct lade_cache_params params = {.limit_bytes = LIMIT_CHUNKS * CHUNK, .flags = LADE_CACHE_SANITIZE};
   struct bed bed = bed_open(state, &params, NULL);
@@ -287,7 +287,7 @@ static uint64_t give_held(void *arg, uint64_t bytes)
 }
 
 /* A block that the owner frees goes into the quarantine, and out of it again because memory is out. */
-static void what_the_owner_gives_is_not_kept_back(void **state)
+static void blocks_that_the_owner_frees_leave_the_quarantine(void **state)
 {
   struct host host = {0};
   const struct lade_cache_params params = {
@@ -306,7 +306,7 @@ static void what_the_owner_gives_is_not_kept_back(void **state)
 }
 
 /* Work submitted after a capture began may never run; work submitted before will. */
-static void queues_wait_only_for_what_was_there_before_a_capture(void **state)
+static void queues_wait_only_for_work_before_a_capture(void **state)
 {
   const struct lade_cache_params params = {.limit_bytes = 8 * CHUNK};
   struct bed bed = bed_open(state, &params, NULL);
@@ -345,7 +345,7 @@ static void queues_wait_only_for_what_was_there_before_a_capture(void **state)
 /* ---- fork ---- */
 
 /* The state of a parent's thread for an instant: an array has grown, and its former address is still stored. */
-static void a_child_leaves_alone_what_was_being_changed(void **state)
+static void a_child_of_fork_leaves_changing_state_alone(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
   int status = 1;
@@ -447,17 +447,17 @@ static void names_break_no_line(void **state)
 int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_is_asked_for_stays_while_the_owner_is_asked),
-      cmocka_unit_test(what_is_freed_while_the_host_waits_is_not_missed),
+      cmocka_unit_test(a_requested_pool_is_kept_while_the_owner_is_asked),
+      cmocka_unit_test(memory_freed_while_the_host_waits_is_found),
       cmocka_unit_test(nothing_that_fits_is_refused_while_others_come_and_go),
-      cmocka_unit_test(a_pool_is_made_of_what_will_be_free),
-      cmocka_unit_test(a_pool_is_made_of_what_the_sanitizer_keeps),
+      cmocka_unit_test(a_pool_is_made_of_memory_that_will_be_free),
+      cmocka_unit_test(a_pool_is_made_of_quarantined_memory),
       cmocka_unit_test(a_signal_queue_gets_memory_when_others_are_done),
       cmocka_unit_test(a_queue_of_another_device_is_refused),
       cmocka_unit_test(a_pool_that_is_not_there_is_refused),
-      cmocka_unit_test(what_the_owner_gives_is_not_kept_back),
-      cmocka_unit_test(queues_wait_only_for_what_was_there_before_a_capture),
-      cmocka_unit_test(a_child_leaves_alone_what_was_being_changed),
+      cmocka_unit_test(blocks_that_the_owner_frees_leave_the_quarantine),
+      cmocka_unit_test(queues_wait_only_for_work_before_a_capture),
+      cmocka_unit_test(a_child_of_fork_leaves_changing_state_alone),
       cmocka_unit_test(a_limit_may_be_one_in_name_only),
       cmocka_unit_test(a_limit_below_a_chunk_holds_nothing),
       cmocka_unit_test(names_break_no_line),

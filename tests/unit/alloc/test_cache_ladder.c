@@ -90,7 +90,7 @@ static void uses_are(struct ladder *ladder, uint64_t moves, uint64_t events, uin
 
 /* ---- steps of the ladder ---- */
 
-static void what_is_done_is_joined_before_anything_else(void **state)
+static void finished_frees_are_joined_first(void **state)
 {
   struct ladder ladder = ladder_open(state, NULL, NULL);
   queues_join(&ladder, LIMIT_CHUNKS);
@@ -143,7 +143,7 @@ static void neighbours_of_different_queues_are_taken_together(void **state)
   struct ladder ladder = ladder_open_to(state, 5, never, NULL);
   queues_join(&ladder, 5);
   void *first = block_of(&ladder, 0, 2), *second = block_of(&ladder, 1, 2);
-  block_of(&ladder, 0, 1); /* live block behind them: no hole is in reach */
+  block_of(&ladder, 0, 1); /* live block after them: no hole is in reach */
   hold(&ladder, 0);
   hold(&ladder, 1);
   must_free(ladder.bed.cache, first);
@@ -174,7 +174,7 @@ struct owner {
   bool is_opener;
 };
 
-/* Give up one block per call, the last first, behind unfinished work. */
+/* Give up one block per call, the last first, while work on it is unfinished. */
 static uint64_t give_one(void *arg, uint64_t bytes)
 {
   struct owner *owner = arg;
@@ -188,7 +188,7 @@ static uint64_t give_one(void *arg, uint64_t bytes)
   return 2 * CHUNK;
 }
 
-static void the_owner_is_asked_until_it_is_enough_and_nobody_waits(void **state)
+static void the_owner_is_asked_until_it_is_enough_without_waits(void **state)
 {
   struct owner owner = {0};
   struct ladder ladder = ladder_open(state, give_one, &owner);
@@ -216,7 +216,7 @@ static void the_host_waits_last_of_all(void **state)
 }
 
 /* Captured work runs when the graph does, which may be never: a wait for its queue may never end. */
-static void nobody_waits_under_capture(void **state, unsigned flags)
+static void no_call_waits_under_capture(void **state, unsigned flags)
 {
   struct ladder ladder =
       ladder_open_as(state, &(struct lade_cache_params){.limit_bytes = LIMIT_CHUNKS * CHUNK, .flags = flags});
@@ -240,15 +240,15 @@ static void nobody_waits_under_capture(void **state, unsigned flags)
   ladder_close(&ladder);
 }
 
-static void nobody_waits_for_a_queue_under_capture(void **state)
+static void no_call_waits_for_a_queue_under_capture(void **state)
 {
-  nobody_waits_under_capture(state, 0);
+  no_call_waits_under_capture(state, 0);
 }
 
 /* When a deterministic cache waits for other queues, it treats such a queue as not done in every case. */
 static void nor_does_a_deterministic_cache(void **state)
 {
-  nobody_waits_under_capture(state, LADE_CACHE_DETERMINISTIC);
+  no_call_waits_under_capture(state, LADE_CACHE_DETERMINISTIC);
 }
 
 static void *waiter_main(void *arg)
@@ -279,7 +279,7 @@ static void a_queue_may_go_while_another_is_waited_for(void **state)
   ladder_close(&ladder);
 }
 
-static void what_fits_among_blocks_of_the_other_size_is_not_refused(void **state)
+static void requests_that_fit_among_blocks_of_the_other_size_succeed(void **state)
 {
   struct ladder ladder = ladder_open(state, NULL, NULL);
   lade_cache *cache = ladder.bed.cache;
@@ -463,7 +463,7 @@ static uint64_t reenter(void *arg, uint64_t bytes)
   return bytes;
 }
 
-static void the_owner_may_call_all_but_what_allocates(void **state)
+static void the_owner_may_make_all_calls_but_allocations(void **state)
 {
   struct guest guest = {0};
   const struct lade_cache_params params = {.limit_bytes = LIMIT_CHUNKS * CHUNK, .spill = reenter, .spill_arg = &guest};
@@ -635,7 +635,7 @@ static void a_child_is_refused_even_if_the_lock_was_held(void **state)
 enum { N_NESTED = 8192, LOOKS_PER_BLOCK = 16 };
 
 /* A request for new chunks examines free blocks and holes: more live blocks do not make it examine more. */
-static void a_climb_does_not_walk_past_what_lives(void **state)
+static void a_climb_does_not_walk_past_live_blocks(void **state)
 {
   struct lade_device_params device_params = {sizeof(device_params), "dry", (uint64_t)64 << 30};
   struct lade_cache_params params = {.struct_size = sizeof(params)};
@@ -658,7 +658,7 @@ static void a_climb_does_not_walk_past_what_lives(void **state)
 }
 
 /* The same at the limit, for a request that takes blocks which other queues still use. */
-static void a_climb_to_other_queues_does_not_walk_past_what_lives(void **state)
+static void a_climb_to_other_queues_does_not_walk_past_live_blocks(void **state)
 {
   const uint64_t n_live = CHUNK / 512, n_chunks = 5;
   struct ladder ladder = ladder_open_to(state, n_chunks, never, NULL);
@@ -710,24 +710,24 @@ static void equal_places_are_taken_by_address(void **state)
 int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_is_done_is_joined_before_anything_else),
+      cmocka_unit_test(finished_frees_are_joined_first),
       cmocka_unit_test(idle_chunks_are_moved_before_queues_are_made_to_wait),
       cmocka_unit_test(pending_blocks_are_taken_by_event),
       cmocka_unit_test(neighbours_of_different_queues_are_taken_together),
       cmocka_unit_test(recorded_blocks_are_taken_by_event),
-      cmocka_unit_test(the_owner_is_asked_until_it_is_enough_and_nobody_waits),
+      cmocka_unit_test(the_owner_is_asked_until_it_is_enough_without_waits),
       cmocka_unit_test(the_host_waits_last_of_all),
-      cmocka_unit_test(nobody_waits_for_a_queue_under_capture),
+      cmocka_unit_test(no_call_waits_for_a_queue_under_capture),
       cmocka_unit_test(nor_does_a_deterministic_cache),
       cmocka_unit_test(a_queue_may_go_while_another_is_waited_for),
-      cmocka_unit_test(what_fits_among_blocks_of_the_other_size_is_not_refused),
+      cmocka_unit_test(requests_that_fit_among_blocks_of_the_other_size_succeed),
       cmocka_unit_test(the_limit_that_is_named_would_do_and_no_lower_one),
       cmocka_unit_test(the_block_that_is_named_would_do),
       cmocka_unit_test(threads_take_turns_with_the_owner),
-      cmocka_unit_test(the_owner_may_call_all_but_what_allocates),
+      cmocka_unit_test(the_owner_may_make_all_calls_but_allocations),
       cmocka_unit_test(a_queue_that_others_ask_for_may_go_in_a_spill),
-      cmocka_unit_test(a_climb_does_not_walk_past_what_lives),
-      cmocka_unit_test(a_climb_to_other_queues_does_not_walk_past_what_lives),
+      cmocka_unit_test(a_climb_does_not_walk_past_live_blocks),
+      cmocka_unit_test(a_climb_to_other_queues_does_not_walk_past_live_blocks),
       cmocka_unit_test(equal_places_are_taken_by_address),
       cmocka_unit_test(blocks_outlive_their_threads),
       cmocka_unit_test(a_child_is_refused_even_if_the_lock_was_held),

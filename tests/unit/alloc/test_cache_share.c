@@ -217,7 +217,7 @@ static void a_description_that_is_not_whole_is_refused(void **state)
   bed_close(&bed); /* descriptors that are still open are closed */
 }
 
-static void a_device_without_such_memory_says_so(void **state)
+static void a_device_without_shared_memory_is_refused(void **state)
 {
   struct lade_device_params device = {sizeof(device), "dry", CAPACITY};
   struct lade_cache_params params = {.struct_size = sizeof(params)};
@@ -274,7 +274,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(another_process_has_the_same_memory),
       cmocka_unit_test(shared_chunks_never_become_common),
       cmocka_unit_test(a_description_that_is_not_whole_is_refused),
-      cmocka_unit_test(a_device_without_such_memory_says_so),
+      cmocka_unit_test(a_device_without_shared_memory_is_refused),
       cmocka_unit_test(refused_calls_lose_nothing),
   };
   return target_run(1, argv, tests, LADE_COUNT(tests));

@@ -86,7 +86,7 @@ static void a_repeated_step_comes_to_rest(void **state)
  * With more memory the step would make no calls. The cache keeps memory for its next round, and that memory is found
  * when it is scarce.
  */
-static void a_repeated_step_is_never_refused_what_it_once_had(void **state)
+static void a_repeated_step_is_never_refused(void **state)
 {
   for (int kind = 0; kind < TRACE_N_KINDS; kind++) {
     const struct play play = {(enum trace_kind)kind, 1, 1, 12, 0.01, 0.01};
@@ -106,7 +106,7 @@ int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
       cmocka_unit_test(a_repeated_step_comes_to_rest),
-      cmocka_unit_test(a_repeated_step_is_never_refused_what_it_once_had),
+      cmocka_unit_test(a_repeated_step_is_never_refused),
       cmocka_unit_test(steps_that_never_repeat_waste_little),
   };
   return target_run(argc, argv, tests, LADE_COUNT(tests));

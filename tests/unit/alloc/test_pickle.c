@@ -73,7 +73,7 @@ static void test_every_opcode_that_calls_is_refused_by_name(void **state)
   refused(TEXT("\x80\x05]\x98."), "refused: refers to what is not in the file (READONLY_BUFFER)");
 }
 
-static void test_what_a_real_exploit_looks_like_is_refused(void **state)
+static void test_real_exploits_are_refused(void **state)
 {
   refused(TEXT("\x80\x02""cposix\nsystem\nq\x00X\x02\x00\x00\x00idq\x01\x85q\x02Rq\x03."), "calls code (GLOBAL)");
   refused(TEXT("\x80\x04\x95\x1d\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R\x94."),
@@ -341,7 +341,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_opcode_that_calls_is_refused_by_name),
-      cmocka_unit_test(test_what_a_real_exploit_looks_like_is_refused),
+      cmocka_unit_test(test_real_exploits_are_refused),
       cmocka_unit_test(test_text_opcodes_of_old_protocols_are_refused),
       cmocka_unit_test(test_every_byte_that_is_no_opcode_is_refused),
       cmocka_unit_test(test_integers_are_those_of_python),

@@ -62,7 +62,7 @@ static struct lade_trace trace_draw(uint64_t seed, int n_queues)
   return trace;
 }
 
-static void test_every_policy_holds_what_is_live_on_any_number_of_queues(void **state)
+static void test_every_policy_holds_live_bytes_on_any_number_of_queues(void **state)
 {
   for (uint64_t seed = 1; seed <= 6; seed++) {
     struct lade_trace trace = trace_draw(seed, seed % 2 ? 1 : LADE_TRACE_QUEUES);
@@ -194,7 +194,7 @@ static void test_an_allocation_that_fails_is_an_error_without_a_leak(void **stat
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_policy_holds_what_is_live_on_any_number_of_queues),
+      cmocka_unit_test(test_every_policy_holds_live_bytes_on_any_number_of_queues),
       cmocka_unit_test(test_a_budget_is_enough_exactly_when_the_policy_needs_no_more),
       cmocka_unit_test(test_budgets_below_everything_run_out_at_the_first_call),
       cmocka_unit_test(test_a_budget_past_all_memory_is_none),

@@ -156,7 +156,7 @@ static void a_full_device_gets_whole_segments_back_and_is_asked_again(void **sta
   torch_model_destroy(model);
 }
 
-static void expandable_segments_grow_by_pages_behind_what_is_free(void **state)
+static void expandable_segments_grow_by_pages_after_free_ones(void **state)
 {
   struct torch_model *model = model_open(true, 0);
   uint64_t first = must_alloc(model, 21 * MIB, 0);
@@ -181,7 +181,7 @@ static void a_block_that_can_grow_is_taken_late(void **state)
   assert_int_equal(torch_model_reserved_bytes(model), 40 * MIB);
   must_free(model, first);
   assert_int_equal(must_alloc(model, 4 * MIB, 0), first);
-  assert_int_equal(must_alloc(model, 27 * MIB, 0), second + 5 * MIB); /* 5 MiB, and then the mapped part behind */
+  assert_int_equal(must_alloc(model, 27 * MIB, 0), second + 5 * MIB); /* 5 MiB, and then the mapped part after them */
   torch_model_destroy(model);
 }
 
@@ -203,7 +203,7 @@ static void a_full_device_gets_whole_pages_back_and_holes_are_filled_first(void 
   torch_model_destroy(model);
 }
 
-static void what_is_not_live_cannot_be_freed(void **state)
+static void blocks_that_are_not_live_cannot_be_freed(void **state)
 {
   struct torch_model *model = model_open(false, 0);
   uint64_t address = 77;
@@ -325,7 +325,7 @@ static uint64_t trace_play(const struct lade_trace *trace)
  * Blocks live at the begin of the history are allocated by address, because their order is unknown. The remaining
  * difference comes from them.
  */
-static void snapshots_reserve_what_pytorch_did_within_0_6_points(void **state)
+static void snapshots_reserve_pytorchs_bytes_within_0_6_points(void **state)
 {
   static const char *const names[] = {"medium_256_training", "medium_512_inference"};
   const char *root = getenv("LADE_SHARED");
@@ -356,11 +356,11 @@ int main(void)
       cmocka_unit_test(freed_neighbours_join_inside_their_segment),
       cmocka_unit_test(a_stream_gets_nothing_that_another_freed),
       cmocka_unit_test(a_full_device_gets_whole_segments_back_and_is_asked_again),
-      cmocka_unit_test(expandable_segments_grow_by_pages_behind_what_is_free),
+      cmocka_unit_test(expandable_segments_grow_by_pages_after_free_ones),
       cmocka_unit_test(a_block_that_can_grow_is_taken_late),
       cmocka_unit_test(a_full_device_gets_whole_pages_back_and_holes_are_filled_first),
-      cmocka_unit_test(what_is_not_live_cannot_be_freed),
-      cmocka_unit_test(snapshots_reserve_what_pytorch_did_within_0_6_points),
+      cmocka_unit_test(blocks_that_are_not_live_cannot_be_freed),
+      cmocka_unit_test(snapshots_reserve_pytorchs_bytes_within_0_6_points),
       cmocka_unit_test(random_calls_lose_no_byte),
       cmocka_unit_test(a_full_heap_loses_no_byte_either),
   };

@@ -495,7 +495,7 @@ static void test_the_longest_history_of_several_devices_is_read(void **state)
   lade_trace_destroy(&trace);
 }
 
-static void test_what_the_cache_writes_is_read_back(void **state)
+static void test_snapshots_of_the_cache_are_read_back(void **state)
 {
   struct lade_device_params device_params = {sizeof(device_params), "dry", (uint64_t)1 << 30};
   struct lade_cache_params params = {.struct_size = sizeof(params), .n_trace_entries = 64};
@@ -610,7 +610,7 @@ int main(void)
       cmocka_unit_test(test_a_history_that_is_one_shared_entry_is_refused),
       cmocka_unit_test(test_segments_that_overlap_are_refused),
       cmocka_unit_test(test_the_longest_history_of_several_devices_is_read),
-      cmocka_unit_test_setup_teardown(test_what_the_cache_writes_is_read_back, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(test_snapshots_of_the_cache_are_read_back, scratch_setup, scratch_teardown),
       cmocka_unit_test(test_the_public_snapshots_are_read_as_others_read_them),
       cmocka_unit_test(test_an_allocation_that_fails_is_an_error_without_a_leak),
   };

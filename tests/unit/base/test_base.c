@@ -69,7 +69,7 @@ static void echoes_of_json_are_those_of_its_encoder_cut_short(void **state)
   }
 }
 
-static void size_parses_what_people_write(void **state)
+static void size_parses_common_forms(void **state)
 {
   uint64_t bytes = 0;
   assert_int_equal(lade_size_parse("24MiB", &bytes), 0);
@@ -106,7 +106,7 @@ static void sizes_have_a_point(void **state)
   unsetenv("LOCPATH");
 }
 
-static void size_refuses_what_is_none(void **state)
+static void size_refuses_other_text(void **state)
 {
   static const char *const texts[] = {"", "MiB", "-1", "0x10", "nan", "inf", "1QiB", "1 2", "+3"};
   uint64_t bytes = 77;
@@ -117,7 +117,7 @@ static void size_refuses_what_is_none(void **state)
   assert_int_equal(bytes, 77);
 }
 
-static void what_may_pass_is_tried_again_and_not_for_ever(void **state)
+static void temporary_failures_are_retried_and_not_for_ever(void **state)
 {
   static const int codes[] = {-EINTR, -EAGAIN, -EBUSY, -EIO, 0};
   for (size_t i = 0; i < LADE_COUNT(codes); i++) {
@@ -129,7 +129,7 @@ static void what_may_pass_is_tried_again_and_not_for_ever(void **state)
   }
 }
 
-static void array_keeps_what_was_pushed(void **state)
+static void array_keeps_pushed_items(void **state)
 {
   LADE_ARRAY(int) array = {0};
   for (int i = 0; i < 1000; i++)
@@ -404,12 +404,12 @@ int main(void)
       cmocka_unit_test(exact_sizes_say_bytes_once),
       cmocka_unit_test(echoes_of_names_are_short_and_on_one_line),
       cmocka_unit_test(echoes_of_json_are_those_of_its_encoder_cut_short),
-      cmocka_unit_test(size_parses_what_people_write),
+      cmocka_unit_test(size_parses_common_forms),
       cmocka_unit_test_setup_teardown(sizes_have_a_point, scratch_setup, scratch_teardown),
-      cmocka_unit_test(size_refuses_what_is_none),
+      cmocka_unit_test(size_refuses_other_text),
       cmocka_unit_test(a_long_error_keeps_its_ends),
-      cmocka_unit_test(what_may_pass_is_tried_again_and_not_for_ever),
-      cmocka_unit_test(array_keeps_what_was_pushed),
+      cmocka_unit_test(temporary_failures_are_retried_and_not_for_ever),
+      cmocka_unit_test(array_keeps_pushed_items),
       cmocka_unit_test(bf16_rounds_to_nearest_even),
       cmocka_unit_test(f16_survives_a_round_trip),
       cmocka_unit_test(master_split_loses_no_bit),

@@ -26,7 +26,7 @@ static struct statfs fs_make(long type, uint64_t n_free)
                          .f_bfree = n_free, .f_bavail = n_free > n_kept ? n_free - n_kept : 0};
 }
 
-static void a_reserve_is_for_whom_it_is_kept(void **state)
+static void reserved_blocks_count_for_their_user(void **state)
 {
   const struct statfs roomy = fs_make(EXT4_SUPER_MAGIC, 100000), tight = fs_make(EXT4_SUPER_MAGIC, 10000);
   assert_int_equal(lade_free_space_of(&roomy, false), (100000 - BLOCKS_OF_GIB / 20) * BLOCK);
@@ -36,7 +36,7 @@ static void a_reserve_is_for_whom_it_is_kept(void **state)
 }
 
 /* Less is free than ext4 keeps for itself. */
-static void what_the_file_system_keeps_is_nobodys(void **state)
+static void blocks_of_the_file_system_count_for_no_user(void **state)
 {
   const struct statfs full = fs_make(EXT4_SUPER_MAGIC, 4000);
   struct statfs small = fs_make(EXT4_SUPER_MAGIC, 1000);
@@ -45,7 +45,7 @@ static void what_the_file_system_keeps_is_nobodys(void **state)
   assert_int_equal(lade_free_space_of(&small, true), (1000 - 200) * BLOCK);
 }
 
-static void other_file_systems_say_what_is_available(void **state)
+static void other_file_systems_state_their_available_blocks(void **state)
 {
   static const long types[] = {XFS_SUPER_MAGIC, TMPFS_MAGIC, BTRFS_SUPER_MAGIC, NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC};
   for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
@@ -54,7 +54,7 @@ static void other_file_systems_say_what_is_available(void **state)
   }
 }
 
-static void who_does_not_say_refuses_nothing(void **state)
+static void unknown_free_space_refuses_nothing(void **state)
 {
   const struct statfs silent = {.f_type = FUSE_SUPER_MAGIC, .f_bsize = BLOCK};
   struct statfs huge = fs_make(XFS_SUPER_MAGIC, UINT64_C(1) << 60);
@@ -95,10 +95,10 @@ static void the_limit_of_files_is_the_shells(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_reserve_is_for_whom_it_is_kept),
-      cmocka_unit_test(what_the_file_system_keeps_is_nobodys),
-      cmocka_unit_test(other_file_systems_say_what_is_available),
-      cmocka_unit_test(who_does_not_say_refuses_nothing),
+      cmocka_unit_test(reserved_blocks_count_for_their_user),
+      cmocka_unit_test(blocks_of_the_file_system_count_for_no_user),
+      cmocka_unit_test(other_file_systems_state_their_available_blocks),
+      cmocka_unit_test(unknown_free_space_refuses_nothing),
       cmocka_unit_test(the_system_is_asked),
       cmocka_unit_test(the_limit_of_files_is_the_shells),
   };

@@ -97,7 +97,7 @@ static void *gate_pass(void *arg)
   return NULL;
 }
 
-static void all_who_sleep_on_a_word_are_roused(void **state)
+static void all_sleepers_on_a_word_are_woken(void **state)
 {
   for (int round = 0; round < 50; round++) {
     struct gate gate = {0};
@@ -122,7 +122,7 @@ int main(void)
       cmocka_unit_test(sections_exclude_each_other),
       cmocka_unit_test(sleepers_are_woken),
       cmocka_unit_test(a_sleeper_that_was_overlooked_wakes_by_itself),
-      cmocka_unit_test(all_who_sleep_on_a_word_are_roused),
+      cmocka_unit_test(all_sleepers_on_a_word_are_woken),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -98,7 +98,7 @@ static void assert_unknown(const char *word)
     fail_msg("%s does not say %s", error.text, word);
 }
 
-static void a_machine_without_groups_has_what_is_available(void **state)
+static void a_machine_without_control_groups_has_all_available_memory(void **state)
 {
   machine_make("", "");
   assert_left(800, 1000, "/proc/meminfo");
@@ -206,7 +206,7 @@ static void the_processs_own_limits_count(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(a_machine_without_groups_has_what_is_available),
+    cmocka_unit_test(a_machine_without_control_groups_has_all_available_memory),
     cmocka_unit_test(version_2_limits_from_the_group_to_the_root),
     cmocka_unit_test(version_1_limits_from_the_group_to_the_root),
     cmocka_unit_test(mounts_are_found_where_they_are),

@@ -333,7 +333,7 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
 }
 
 /* Computation of other families is never silently left out; its neutral value, and null, request nothing. */
-static void what_other_families_compute_is_refused_unless_it_is_off(void **state)
+static void features_of_other_families_are_refused_unless_off(void **state)
 {
   static const struct {
     const char *name, *off, *on;
@@ -501,7 +501,7 @@ int main(void)
       cmocka_unit_test(families_with_learned_positions_are_read),
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
-      cmocka_unit_test(what_other_families_compute_is_refused_unless_it_is_off),
+      cmocka_unit_test(features_of_other_families_are_refused_unless_off),
       cmocka_unit_test(files_that_are_no_configs_are_refused),
       cmocka_unit_test(damaged_configs_never_give_a_bad_model),
       cmocka_unit_test(reading_out_of_memory_is_an_error_without_a_leak),

@@ -403,7 +403,7 @@ static void shapes_are_checked_before_anything_is_built(void **state)
 }
 
 /* Kernels of a device may support shorter attention than the host's: such a model is refused before memory is taken. */
-static void what_a_device_does_not_attend_over_is_refused(void **state)
+static void shapes_past_a_devices_attention_are_refused(void **state)
 {
   const struct lade_model model = preset_get("nano");
   const int64_t head_dim = lade_model_head_dim(&model);
@@ -536,7 +536,7 @@ int main(void)
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(values_after_a_branch_are_named_for_it),
       cmocka_unit_test(shapes_are_checked_before_anything_is_built),
-      cmocka_unit_test(what_a_device_does_not_attend_over_is_refused),
+      cmocka_unit_test(shapes_past_a_devices_attention_are_refused),
       cmocka_unit_test(every_failed_allocation_is_an_error_without_a_leak),
       cmocka_unit_test(executed_matmul_flops_are_the_formulas),
       cmocka_unit_test(saved_values_of_a_block_are_the_expected_ones),

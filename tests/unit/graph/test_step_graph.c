@@ -116,7 +116,7 @@ static void counts_check(const lade_graph *graph)
 
 /* ---- calls ---- */
 
-static void a_graph_has_what_was_added(void **state)
+static void a_graph_has_its_added_parts(void **state)
 {
   lade_graph *graph = graph_small();
   assert_int_equal(op_add(graph, OP(READS(1, {0}), WRITES(1, {1}), .ns = 5)), 0);
@@ -467,7 +467,7 @@ static void building_without_memory_is_an_error_and_can_go_on(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_graph_has_what_was_added),
+      cmocka_unit_test(a_graph_has_its_added_parts),
       cmocka_unit_test(bad_storages_are_refused),
       cmocka_unit_test(names_of_255_bytes_are_taken),
       cmocka_unit_test(bad_ops_are_refused),

@@ -223,7 +223,7 @@ static void parts_compare(const struct lade_model *model, float dropout)
   lade_model_graph_destroy(plain);
 }
 
-static void parts_compute_what_the_whole_does(void **state)
+static void parts_of_a_table_compute_as_the_whole(void **state)
 {
   for (int i = 0; i < 4; i++) {
     struct lade_model model = i & 1 ? llama : gpt2;
@@ -238,7 +238,7 @@ int main(void)
       cmocka_unit_test(tables_are_cut_by_the_model_and_the_layout),
       cmocka_unit_test(the_rest_knows_nothing_of_parts),
       cmocka_unit_test(a_head_in_parts_or_over_ranks_may_keep_its_logits),
-      cmocka_unit_test(parts_compute_what_the_whole_does),
+      cmocka_unit_test(parts_of_a_table_compute_as_the_whole),
   };
   return cmocka_run_group_tests_name("tables", tests, NULL, NULL);
 }

@@ -114,7 +114,7 @@ static void a_window_or_a_cap_is_another_key(void **state)
   lade_model_graph_destroy(graph);
 }
 
-static void a_measured_op_costs_what_was_measured(void **state)
+static void a_measured_op_costs_its_measurement(void **state)
 {
   struct lade_cost cost;
   machine_make(&cost, "laptop-8c");
@@ -178,7 +178,7 @@ static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager
 }
 
 /* At 500 of 700 W, a quarter of which is steady, products and attention run at the cube root of 13/21 of their rate. */
-static void a_lower_power_limit_slows_what_computes(void **state)
+static void a_lower_power_limit_slows_computing(void **state)
 {
   static const struct lade_cost_work works[] = {
       {.kind = LADE_OP_MATMUL, .m = 4096, .n = 4096, .k = 4096, .n_products = 1},
@@ -312,7 +312,7 @@ static void lasting_rates_replace_those_of_the_first_bytes(void **state)
   lade_model_graph_destroy(graph);
 }
 
-static void adamw_moves_what_its_types_say(void **state)
+static void adamw_moves_the_bytes_of_its_types(void **state)
 {
   int read, written;
   struct lade_adamw_args form = {.dtype = LADE_BF16, .grad_dtype = LADE_F32};
@@ -407,16 +407,16 @@ int main(void)
       cmocka_unit_test(equal_ops_of_all_layers_share_one_key),
       cmocka_unit_test(another_type_shape_or_dropout_is_another_key),
       cmocka_unit_test(a_window_or_a_cap_is_another_key),
-      cmocka_unit_test(a_measured_op_costs_what_was_measured),
+      cmocka_unit_test(a_measured_op_costs_its_measurement),
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
       cmocka_unit_test(eager_ops_cost_their_own_passes),
-      cmocka_unit_test(a_lower_power_limit_slows_what_computes),
+      cmocka_unit_test(a_lower_power_limit_slows_computing),
       cmocka_unit_test(short_attention_is_slower),
       cmocka_unit_test(a_loss_that_is_not_fused_moves_its_logits),
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
       cmocka_unit_test(lasting_rates_replace_those_of_the_first_bytes),
-      cmocka_unit_test(adamw_moves_what_its_types_say),
+      cmocka_unit_test(adamw_moves_the_bytes_of_its_types),
       cmocka_unit_test(an_update_costs_more_the_further_its_state_is),
       cmocka_unit_test(windows_are_cut_by_bytes),
       cmocka_unit_test(every_part_of_a_step_has_a_price),

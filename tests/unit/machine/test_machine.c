@@ -56,7 +56,7 @@ static void an_unknown_name_lists_the_presets(void **state)
     assert_non_null(strstr(error.text, lade_machine_preset_name(i)));
 }
 
-static void what_is_saved_loads_the_same(void **state)
+static void saved_machines_load_unchanged(void **state)
 {
   for (int i = 0; lade_machine_preset_name(i); i++) {
     struct lade_machine machine, again;
@@ -203,7 +203,7 @@ static void a_new_file_has_the_rights_of_new_files(void **state)
 }
 
 /* A rename by a privileged caller would replace /dev/null by a file, for all processes. */
-static void what_is_no_file_is_not_replaced_and_links_stay(void **state)
+static void only_regular_files_are_replaced_and_links_are_kept(void **state)
 {
   char target[128], link[128], *text;
   size_t bytes;
@@ -264,13 +264,13 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(presets_pass_their_own_check),
       cmocka_unit_test(an_unknown_name_lists_the_presets),
-      cmocka_unit_test(what_is_saved_loads_the_same),
+      cmocka_unit_test(saved_machines_load_unchanged),
       cmocka_unit_test(a_file_may_change_a_preset),
       cmocka_unit_test(a_bad_file_is_refused_by_the_name_of_its_field),
       cmocka_unit_test(deep_and_large_files_are_refused),
       cmocka_unit_test(replacing_a_file_is_all_or_nothing),
       cmocka_unit_test(a_new_file_has_the_rights_of_new_files),
-      cmocka_unit_test(what_is_no_file_is_not_replaced_and_links_stay),
+      cmocka_unit_test(only_regular_files_are_replaced_and_links_are_kept),
       cmocka_unit_test(leftovers_of_killed_replacements_go_when_they_are_old),
   };
   return cmocka_run_group_tests(tests, scratch_setup_in_memory, scratch_teardown);

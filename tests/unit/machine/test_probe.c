@@ -158,7 +158,7 @@ static void a_damaged_cache_is_ignored_and_replaced(void **state)
 }
 
 /* A kill between creation and rename of a temporary file leaves it; the next write of the cache removes it. */
-static void what_a_killed_probe_left_goes_with_the_next_save(void **state)
+static void files_of_a_killed_probe_are_removed_by_the_next_save(void **state)
 {
   struct lade_probe_params params = params_make();
   struct lade_cost cost;
@@ -402,7 +402,7 @@ static void a_small_copy_that_was_delayed_makes_no_rate(void **state)
   assert_int_equal(delayed.bytes_per_s, (uint64_t)((4 << 20) / 200e-6));
 }
 
-static void a_quartile_is_below_what_others_delay(void **state)
+static void a_quartile_is_below_delayed_times(void **state)
 {
   int64_t ns[] = {4000000, 410, 4000000, 400, 4000000, 4000000, 420, 4000000};
   assert_int_equal(probe_quartile(ns, 8), 420);
@@ -461,7 +461,7 @@ static void a_drive_is_measured_in_the_room_that_it_has(void **state)
   params.store = &store;
   params.cache_dir = cache;
   lade_faults_init(&faults);
-  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 2, false, -ENOSPC); /* behind the first trial: the allocation */
+  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 2, false, -ENOSPC); /* after the first trial: the allocation */
   if (lade_probe(&params, &error, &cost))
     fail_msg("%s", error.text);
   assert_int_equal(lade_faults_injected(&faults), 1);
@@ -541,7 +541,7 @@ int main(void)
       cmocka_unit_test(a_second_probe_remembers_the_first),
       cmocka_unit_test(the_best_matmul_rate_is_kept),
       cmocka_unit_test(a_damaged_cache_is_ignored_and_replaced),
-      cmocka_unit_test(what_a_killed_probe_left_goes_with_the_next_save),
+      cmocka_unit_test(files_of_a_killed_probe_are_removed_by_the_next_save),
       cmocka_unit_test(no_place_for_a_cache_is_no_error),
       cmocka_unit_test(a_link_of_another_user_does_not_lead_the_cache),
       cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
@@ -551,7 +551,7 @@ int main(void)
       cmocka_unit_test(several_directories_are_a_store_with_room),
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
       cmocka_unit_test(a_small_copy_that_was_delayed_makes_no_rate),
-      cmocka_unit_test(a_quartile_is_below_what_others_delay),
+      cmocka_unit_test(a_quartile_is_below_delayed_times),
       cmocka_unit_test(a_gpus_large_microbatch_is_measured),
   };
   return cmocka_run_group_tests(tests, setup, teardown);

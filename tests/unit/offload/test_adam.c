@@ -203,7 +203,7 @@ static void values_go_in_and_come_out(void **state)
   free(m);
 }
 
-static void what_cannot_be_is_refused(void **state)
+static void impossible_arguments_are_refused(void **state)
 {
   lade_adam *adam = NULL;
   struct lade_error error = {0};
@@ -281,7 +281,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(shards_and_threads_change_no_bit),
       cmocka_unit_test(values_go_in_and_come_out),
-      cmocka_unit_test(what_cannot_be_is_refused),
+      cmocka_unit_test(impossible_arguments_are_refused),
       cmocka_unit_test(children_leave_the_threads_alone),
   };
   return cmocka_run_group_tests_name("lade/adam.h", tests, NULL, NULL);

@@ -177,7 +177,7 @@ static void generations_are_found_again(void **state)
   assert_int_equal(file.st_mode & 07777, 0600);
 }
 
-static void what_was_never_published_leaves_nothing(void **state)
+static void unpublished_state_leaves_nothing(void **state)
 {
   lade_durable *durable;
   struct lade_error error = {0};
@@ -291,7 +291,7 @@ static void the_first_generation_is_taken_back_to_nothing(void **state)
 }
 
 /* The journal may have been moved away, and put back. */
-static void what_lost_its_journal_is_not_removed(void **state)
+static void data_without_a_journal_is_not_removed(void **state)
 {
   lade_durable *durable;
   struct lade_error error = {0};
@@ -485,7 +485,7 @@ static int faulty_live(struct lade_faults *faults, struct lade_error *error)
  * Fail every call of files and of the heap, in a first life and in a second. Each gives an error of one line, and the
  * next life finds every acknowledged generation.
  */
-static void every_refusal_leaves_what_counted(void **state)
+static void every_refusal_keeps_the_current_generation(void **state)
 {
   struct lade_faults faults;
   struct lade_error error;
@@ -553,13 +553,13 @@ int main(void)
 #define EACH(test) cmocka_unit_test_setup_teardown(test, scratch_setup_in_memory, scratch_teardown)
   const struct CMUnitTest tests[] = {
       EACH(generations_are_found_again),
-      EACH(what_was_never_published_leaves_nothing),
+      EACH(unpublished_state_leaves_nothing),
       EACH(the_generation_under_way_is_not_found),
       EACH(ranks_have_files_of_their_own),
       EACH(a_generation_is_taken_back_for_good),
       EACH(the_generation_before_is_known_until_it_counts),
       EACH(the_first_generation_is_taken_back_to_nothing),
-      EACH(what_lost_its_journal_is_not_removed),
+      EACH(data_without_a_journal_is_not_removed),
       EACH(a_refusal_while_going_back_leaves_one_of_both),
       EACH(a_directory_in_use_is_refused),
       EACH(another_layout_is_refused),
@@ -571,7 +571,7 @@ int main(void)
       EACH(a_data_file_that_is_gone_or_cut_is_damage),
       EACH(a_file_that_goes_while_it_is_in_use_is_missed),
       EACH(damaged_bytes_are_found_when_they_are_read),
-      EACH(every_refusal_leaves_what_counted),
+      EACH(every_refusal_keeps_the_current_generation),
       EACH(refusals_that_pass_are_tried_again),
       EACH(a_file_that_others_may_write_to_is_refused),
       EACH(a_link_in_place_of_a_file_is_refused),

@@ -93,7 +93,7 @@ static void slabs_have_the_exact_size_and_are_resident(void **state)
     slab_check(sizes[i], -1);
 }
 
-static void a_numa_node_is_a_wish(void **state)
+static void a_numa_node_is_a_preference(void **state)
 {
   slab_check(HUGE_BYTES + 4096, 0);
   slab_check(HUGE_BYTES + 4096, 12345);
@@ -142,7 +142,7 @@ static void reserved_pages_that_cannot_be_taken_are_replaced(void **state)
   lade_staging_finish(&staging);
 }
 
-static void what_cannot_be_had_is_an_error_and_touches_nothing(void **state)
+static void missing_memory_is_an_error_and_changes_nothing(void **state)
 {
   const struct lade_staging before = {.bytes = 42};
   struct lade_staging staging = before;
@@ -283,10 +283,10 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(slabs_have_the_exact_size_and_are_resident),
-      cmocka_unit_test(a_numa_node_is_a_wish),
+      cmocka_unit_test(a_numa_node_is_a_preference),
       cmocka_unit_test(reserved_pages_are_taken_where_there_are_some),
       cmocka_unit_test(reserved_pages_that_cannot_be_taken_are_replaced),
-      cmocka_unit_test(what_cannot_be_had_is_an_error_and_touches_nothing),
+      cmocka_unit_test(missing_memory_is_an_error_and_changes_nothing),
       cmocka_unit_test_setup_teardown(a_drive_is_near_the_node_of_the_device_above_it, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_gpu_is_near_the_node_of_its_pci_function, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_node_may_have_no_memory, scratch_setup, scratch_teardown),

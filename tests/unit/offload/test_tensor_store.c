@@ -58,7 +58,7 @@ static void put_and_get(lade_tensor_store *store, uint64_t bytes, unsigned put_s
   free(back);
 }
 
-static void what_is_put_is_got(void **state)
+static void put_bytes_are_got_back(void **state)
 {
   const uint64_t sizes[] = {1, 4095, 4096, 4097, GRANULE - 1, GRANULE, GRANULE + 1, 100000, 4 * MIB, 4 * MIB + 4096,
                             9 * MIB + 12345, 40 * MIB};
@@ -343,7 +343,7 @@ static int names_compare(const void *a, const void *b)
   return strcmp(a, b);
 }
 
-/* Names come in the order of bytes, whatever the order of puts and drops, and while the names behind are dropped. */
+/* Names come in the order of bytes, whatever the order of puts and drops, and while later names are dropped. */
 static void names_come_in_order(void **state)
 {
   enum { N = 600 };
@@ -360,7 +360,7 @@ static void names_come_in_order(void **state)
     if (i % 6 == 0)
       assert_int_equal(lade_tensor_store_put(store, names[i], &byte, 1, NULL), 0);
     else if (i % 3 == 0)
-      names[i][0] = '~'; /* behind all others */
+      names[i][0] = '~'; /* after all others */
   }
   qsort(names, N, sizeof(names[0]), names_compare);
   while (!lade_tensor_store_find_next(store, at ? name : NULL, name, sizeof(name), &bytes)) {
@@ -378,7 +378,7 @@ static void names_come_in_order(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_is_put_is_got),
+      cmocka_unit_test(put_bytes_are_got_back),
       cmocka_unit_test(tensors_come_and_go_up_to_the_last_granule),
       cmocka_unit_test(a_budget_that_is_no_whole_granule_is_used_to_its_end),
       cmocka_unit_test(refused_calls_change_nothing),

@@ -96,7 +96,7 @@ static void contradictions_are_refused_in_one_line(void **state)
   refusal_verify(ENVIRONMENT("PMIX_RANK=1"), NAMES("PMIX_RANK is 1", "mpirun", "srun", "torchrun"));
 }
 
-static void what_is_no_number_is_refused(void **state)
+static void values_that_are_no_numbers_are_refused(void **state)
 {
   refusal_verify(ENVIRONMENT(TORCHRUN("one", "4")),
                  NAMES("RANK", "'one'", "0 to 16777216"));
@@ -115,7 +115,7 @@ int main(void)
       cmocka_unit_test(launchers_started_by_srun_are_believed),
       cmocka_unit_test(launchers_that_agree_are_both_fine),
       cmocka_unit_test(contradictions_are_refused_in_one_line),
-      cmocka_unit_test(what_is_no_number_is_refused),
+      cmocka_unit_test(values_that_are_no_numbers_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

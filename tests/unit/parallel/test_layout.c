@@ -23,7 +23,7 @@ static struct lade_layout layout_make(struct lade_layout_params params)
   return layout;
 }
 
-static void a_layout_is_named_by_what_it_shares(void **state)
+static void a_layout_is_named_by_its_axes(void **state)
 {
   char name[LADE_LAYOUT_NAME_BYTES];
   const struct {
@@ -43,7 +43,7 @@ static void a_layout_is_named_by_what_it_shares(void **state)
   assert_string_equal(lade_layout_name(NULL, name), "one rank");
 }
 
-static void what_would_do_nothing_is_refused(void **state)
+static void options_without_effect_are_refused(void **state)
 {
   const struct {
     struct lade_layout_params params;
@@ -94,7 +94,7 @@ static void replicas_share_the_whole_batch(void **state)
   assert_names(error.text, "--micro-batch 5", "--batch 24", "1, 2, 3, 4, 6, 8, 12, 24");
 }
 
-static void what_is_left_of_the_ranks_goes_on(void **state)
+static void remaining_ranks_get_a_layout(void **state)
 {
   const struct {
     struct lade_layout_params before;
@@ -131,10 +131,10 @@ static void what_is_left_of_the_ranks_goes_on(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_layout_is_named_by_what_it_shares),
-      cmocka_unit_test(what_would_do_nothing_is_refused),
+      cmocka_unit_test(a_layout_is_named_by_its_axes),
+      cmocka_unit_test(options_without_effect_are_refused),
       cmocka_unit_test(replicas_share_the_whole_batch),
-      cmocka_unit_test(what_is_left_of_the_ranks_goes_on),
+      cmocka_unit_test(remaining_ranks_get_a_layout),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -226,7 +226,7 @@ static struct message list_message(const struct lade_pipeline *pipeline, const s
 }
 
 /*
- * Check a list alone: slots come in order, each behind its input and before its result, which precedes the next slot;
+ * Check a list alone: slots come in order, each after its input and before its result, which precedes the next slot;
  * an input is held from its arrival to the end of its slot.
  */
 static void list_verify(const struct lade_pipeline *pipeline, const struct list *list, int stage)
@@ -499,7 +499,7 @@ static void a_slow_link_and_a_slow_stage_widen_the_bubble(void **state)
   assert_true(slow_stage.bubble > free_link.bubble);
 }
 
-static void refusals_list_what_would_do(void **state)
+static void refusals_list_possible_values(void **state)
 {
   struct lade_error error;
   struct lade_pipeline pipeline = {LADE_SCHEDULE_INTERLEAVED, 4, 2, 10, true};
@@ -523,7 +523,7 @@ int main(void)
       cmocka_unit_test(schedule_times_equal_the_walk),
       cmocka_unit_test(long_schedules_have_the_time_of_all_their_slots),
       cmocka_unit_test(a_slow_link_and_a_slow_stage_widen_the_bubble),
-      cmocka_unit_test(refusals_list_what_would_do),
+      cmocka_unit_test(refusals_list_possible_values),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -169,7 +169,7 @@ static void an_import_that_is_opened_again_is_one(void **state)
   lade_ledger_destroy(fixture.ledger);
 }
 
-static void an_import_whose_address_is_given_out_anew_is_gone(void **state)
+static void an_import_ends_when_its_address_is_reused(void **state)
 {
   struct ledger_fixture fixture;
   program_fixture_init(&fixture, "10MiB", 64 * MIB);
@@ -187,7 +187,7 @@ static void an_import_whose_address_is_given_out_anew_is_gone(void **state)
   lade_ledger_destroy(fixture.ledger); /* frees those too, whose leak a sanitizer would report */
 }
 
-static void what_an_owner_had_ends_with_it(void **state)
+static void memory_of_an_owner_ends_with_it(void **state)
 {
   struct ledger_fixture fixture;
   int contexts[2];
@@ -307,8 +307,8 @@ int main(void)
       cmocka_unit_test(the_drivers_refusals_leave_no_trace),
       cmocka_unit_test(an_address_has_one_holder),
       cmocka_unit_test(an_import_that_is_opened_again_is_one),
-      cmocka_unit_test(an_import_whose_address_is_given_out_anew_is_gone),
-      cmocka_unit_test(what_an_owner_had_ends_with_it),
+      cmocka_unit_test(an_import_ends_when_its_address_is_reused),
+      cmocka_unit_test(memory_of_an_owner_ends_with_it),
       cmocka_unit_test(a_chunk_lasts_to_its_last_handle_and_mapping),
       cmocka_unit_test(an_imported_chunk_is_as_large_as_its_mapping),
       cmocka_unit_test(without_memory_nothing_is_lost),

@@ -171,7 +171,7 @@ static void every_instruction_is_needed(void **state)
   }
 }
 
-static void what_is_missing_is_named(void **state)
+static void missing_parts_are_named(void **state)
 {
   const struct {
     enum lade_instr_kind kind;
@@ -191,7 +191,7 @@ static void what_is_missing_is_named(void **state)
   program_fixture_finish(&s);
 }
 
-static void what_happens_twice_is_caught(void **state)
+static void repeated_instructions_are_caught(void **state)
 {
   struct program_fixture s;
   program_fixture_init(&s, &program_fixture_settings[4]);
@@ -754,8 +754,8 @@ int main(void)
       cmocka_unit_test(wrong_waits_are_caught),
       cmocka_unit_test(reordering_nothing_keeps_a_program_right),
       cmocka_unit_test(every_instruction_is_needed),
-      cmocka_unit_test(what_is_missing_is_named),
-      cmocka_unit_test(what_happens_twice_is_caught),
+      cmocka_unit_test(missing_parts_are_named),
+      cmocka_unit_test(repeated_instructions_are_caught),
       cmocka_unit_test(swapped_neighbours_are_caught),
       cmocka_unit_test(weights_are_not_read_after_their_update),
       cmocka_unit_test(every_field_of_an_operand_matters),

@@ -60,7 +60,7 @@ static void something_change(struct lade_program *p, uint32_t *seed)
   }
 }
 
-static void what_passes_after_random_changes_runs_right(void **state)
+static void programs_that_pass_after_random_changes_run_right(void **state)
 {
   int n_passed = 0, n_caught = 0;
   uint32_t seed = 99;
@@ -175,7 +175,7 @@ static void every_kind_is_called_by_its_name(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_passes_after_random_changes_runs_right),
+      cmocka_unit_test(programs_that_pass_after_random_changes_run_right),
       cmocka_unit_test(any_bit_may_be_wrong),
       cmocka_unit_test(memory_that_runs_out_is_said),
       cmocka_unit_test(every_kind_is_called_by_its_name),

@@ -260,7 +260,7 @@ static void every_instruction_has_its_queue_and_operands(void **state)
 }
 
 /* The lowering refuses lists that it cannot follow, in a line with the storage's name. */
-static void lists_that_use_what_is_not_there_are_refused(void **state)
+static void lists_that_use_absent_storages_are_refused(void **state)
 {
   static const struct {
     struct lade_graph_instr instrs[3];
@@ -494,7 +494,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(plans_of_drawn_graphs_are_lowered_and_proved),
       cmocka_unit_test(every_instruction_has_its_queue_and_operands),
-      cmocka_unit_test(lists_that_use_what_is_not_there_are_refused),
+      cmocka_unit_test(lists_that_use_absent_storages_are_refused),
       cmocka_unit_test(given_storages_come_back_to_their_place),
       cmocka_unit_test(broken_instructions_are_named),
       cmocka_unit_test(broken_places_are_named),

@@ -72,7 +72,7 @@ static struct lade_queue_times price_of(const struct lade_model_graph *graph, in
  * A rank updates and moves its own block; a dropped working copy comes back from the other ranks, over no link of its
  * own.
  */
-static void what_is_in_shards_is_priced_by_blocks(void **state)
+static void sharded_state_is_priced_by_blocks(void **state)
 {
   struct lade_model_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
   const int weight = graph->params[0].tensor;
@@ -97,7 +97,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(recompute_prices_equal_a_whole_pass),
-      cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
+      cmocka_unit_test(sharded_state_is_priced_by_blocks),
   };
   return cmocka_run_group_tests_name("change_price", tests, NULL, NULL);
 }

@@ -20,7 +20,7 @@
 #define PLENTY (UINT64_C(1) << 32)
 
 /* A planner of one rank, with the objects that it borrows. */
-struct desk {
+struct rank_fixture {
   struct lade_model_graph *graph;
   struct lade_prices prices;
   struct lade_layout layout;
@@ -29,59 +29,60 @@ struct desk {
   struct lade_plan_bounds bounds;
 };
 
-static void desk_open(struct desk *desk, const struct lade_layout_params *layout_params, int rank)
+static void rank_fixture_open(struct rank_fixture *fixture, const struct lade_layout_params *layout_params, int rank)
 {
   struct lade_error error = {0};
-  *desk = (struct desk){.graph = program_fixture_graph(LADE_LLAMA, LADE_BF16, 0)};
-  assert_int_equal(lade_layout_init(layout_params, &error, &desk->layout), 0);
-  desk->layout.rank = rank;
-  desk->prices = program_fixture_prices(desk->graph);
+  *fixture = (struct rank_fixture){.graph = program_fixture_graph(LADE_LLAMA, LADE_BF16, 0)};
+  assert_int_equal(lade_layout_init(layout_params, &error, &fixture->layout), 0);
+  fixture->layout.rank = rank;
+  fixture->prices = program_fixture_prices(fixture->graph);
   for (int axis = 0; axis < LADE_N_AXES; axis++)
-    desk->prices.comm[axis] = (struct lade_transfer_price){8000, 0.05};
-  desk->params = (struct lade_plan_params){.struct_size = sizeof(desk->params), .graph = desk->graph,
-                                           .layout = &desk->layout, .prices = &desk->prices, .n_microbatches = 4,
-                                           .chunk_bytes = 65536, .host_bytes = PLENTY};
-  assert_int_equal(lade_planner_create(&desk->params, &error, &desk->planner), 0);
-  assert_int_equal(lade_planner_get_bounds(desk->planner, &desk->bounds), 0);
+    fixture->prices.comm[axis] = (struct lade_transfer_price){8000, 0.05};
+  fixture->params = (struct lade_plan_params){.struct_size = sizeof(fixture->params), .graph = fixture->graph,
+                                              .layout = &fixture->layout, .prices = &fixture->prices,
+                                              .n_microbatches = 4, .chunk_bytes = 65536, .host_bytes = PLENTY};
+  assert_int_equal(lade_planner_create(&fixture->params, &error, &fixture->planner), 0);
+  assert_int_equal(lade_planner_get_bounds(fixture->planner, &fixture->bounds), 0);
 }
 
-static void desk_close(struct desk *desk)
+static void rank_fixture_close(struct rank_fixture *fixture)
 {
-  lade_planner_destroy(desk->planner);
-  program_fixture_prices_finish(&desk->prices);
-  lade_model_graph_destroy(desk->graph);
+  lade_planner_destroy(fixture->planner);
+  program_fixture_prices_finish(&fixture->prices);
+  lade_model_graph_destroy(fixture->graph);
 }
 
-static struct lade_plan *plan_get(const struct desk *desk, uint64_t budget_bytes)
+static struct lade_plan *plan_get(const struct rank_fixture *fixture, uint64_t budget_bytes)
 {
   struct lade_error error = {0};
   struct lade_plan *plan = NULL;
-  assert_int_equal(lade_planner_plan(desk->planner, budget_bytes, &error, &plan), 0);
+  assert_int_equal(lade_planner_plan(fixture->planner, budget_bytes, &error, &plan), 0);
   return plan;
 }
 
 /* Open a planner for the tests of bytes. */
-static int desk_setup(void **state)
+static int rank_fixture_setup(void **state)
 {
-  static struct desk desk;
+  static struct rank_fixture fixture;
   const struct lade_layout_params params = {.struct_size = sizeof(params), .dp = 2, .zero = 1};
-  desk_open(&desk, &params, 0);
-  *state = &desk;
+  rank_fixture_open(&fixture, &params, 0);
+  *state = &fixture;
   return 0;
 }
 
-static int desk_teardown(void **state)
+static int rank_fixture_teardown(void **state)
 {
-  desk_close(*state);
+  rank_fixture_close(*state);
   return 0;
 }
 
-/* Serialise @desk's decision for @plan, as other ranks get it. */
-static void decision_send(const struct desk *desk, const struct lade_plan *plan, void **ret_data, uint64_t *ret_bytes)
+/* Serialise @fixture's decision for @plan, as other ranks get it. */
+static void decision_send(const struct rank_fixture *fixture, const struct lade_plan *plan, void **ret_data,
+                          uint64_t *ret_bytes)
 {
   struct lade_error error = {0};
-  struct lade_decision decision = {.residency = plan->residency, .bounds = desk->bounds,
-                                   .streaming = desk->prices.streaming};
+  struct lade_decision decision = {.residency = plan->residency, .bounds = fixture->bounds,
+                                   .streaming = fixture->prices.streaming};
   memcpy(decision.peak_bytes, plan->peak_bytes, sizeof(decision.peak_bytes));
   assert_int_equal(lade_decision_write(&decision, &error, ret_data, ret_bytes), 0);
 }
@@ -123,68 +124,69 @@ static void assert_same_program(const struct lade_program *program, const struct
 /* Followers run no search, and get the search's own answer for their rank to the byte, in every budget. */
 static void ranks_of_a_stage_follow_the_first(void **state)
 {
-  const struct lade_layout_params hows[] = {
-      {.struct_size = sizeof(hows[0]), .dp = 4, .zero = LADE_ZERO_MOST},
-      {.struct_size = sizeof(hows[0]), .dp = 4, .zero = 2, .shard = 2},
-      {.struct_size = sizeof(hows[0]), .dp = 4}};
+  const struct lade_layout_params layouts[] = {
+      {.struct_size = sizeof(layouts[0]), .dp = 4, .zero = LADE_ZERO_MOST},
+      {.struct_size = sizeof(layouts[0]), .dp = 4, .zero = 2, .shard = 2},
+      {.struct_size = sizeof(layouts[0]), .dp = 4}};
   struct lade_error error = {0};
-  for (size_t i = 0; i < LADE_COUNT(hows); i++) {
-    struct desk desks[2];
-    desk_open(&desks[0], &hows[i], 0);
-    desk_open(&desks[1], &hows[i], 3);
-    const struct lade_plan_bounds *bounds = &desks[0].bounds;
+  for (size_t i = 0; i < LADE_COUNT(layouts); i++) {
+    struct rank_fixture fixtures[2];
+    rank_fixture_open(&fixtures[0], &layouts[i], 0);
+    rank_fixture_open(&fixtures[1], &layouts[i], 3);
+    const struct lade_plan_bounds *bounds = &fixtures[0].bounds;
     const uint64_t budgets[] = {bounds->min_bytes, (bounds->min_bytes + bounds->unconstrained_bytes) / 2, PLENTY};
     for (size_t k = 0; k < LADE_COUNT(budgets); k++) {
-      struct lade_plan *decided = plan_get(&desks[0], budgets[k]), *searched = plan_get(&desks[1], budgets[k]), *plan;
+      struct lade_plan *decided = plan_get(&fixtures[0], budgets[k]), *searched = plan_get(&fixtures[1], budgets[k]);
+      struct lade_plan *plan;
       struct lade_decision decision;
       void *data;
       uint64_t bytes;
-      decision_send(&desks[0], decided, &data, &bytes);
-      assert_int_equal(lade_decision_read(data, bytes, desks[1].graph, &error, &decision), 0);
+      decision_send(&fixtures[0], decided, &data, &bytes);
+      assert_int_equal(lade_decision_read(data, bytes, fixtures[1].graph, &error, &decision), 0);
       assert_memory_equal(&decision.bounds.min_bytes, &bounds->min_bytes, sizeof(bounds->min_bytes));
-      assert_int_equal(lade_plan_follow(&desks[1].params, &decision, budgets[k], &error, &plan), 0);
+      assert_int_equal(lade_plan_follow(&fixtures[1].params, &decision, budgets[k], &error, &plan), 0);
       assert_true(plan->train->is_proved && plan->eval->is_proved && plan->peak_bytes[LADE_DEVICE] <= budgets[k]);
       assert_int_equal(lade_plan_compare(decided, plan, &error), 0);
       assert_same_program(plan->train, searched->train);
       assert_same_program(plan->eval, searched->eval);
       lade_plan_destroy(plan);
       decision.peak_bytes[LADE_DEVICE] /= 2;
-      assert_int_equal(lade_plan_follow(&desks[1].params, &decision, budgets[k], &error, &plan), -EINVAL);
+      assert_int_equal(lade_plan_follow(&fixtures[1].params, &decision, budgets[k], &error, &plan), -EINVAL);
       assert_names(error.text, "rank", "stage");
       lade_decision_finish(&decision);
       free(data);
       lade_plan_destroy(searched);
       lade_plan_destroy(decided);
     }
-    desk_close(&desks[1]);
-    desk_close(&desks[0]);
+    rank_fixture_close(&fixtures[1]);
+    rank_fixture_close(&fixtures[0]);
   }
 }
 
 /* A decision that is cut, longer, of another graph, or has any bit flipped is refused, and nothing leaks. */
-static void a_decision_that_is_not_whole_is_refused(void **state)
+static void incomplete_decisions_are_refused(void **state)
 {
-  const struct desk *desk = *state;
-  struct lade_plan *plan = plan_get(desk, desk->bounds.min_bytes);
+  const struct rank_fixture *fixture = *state;
+  struct lade_plan *plan = plan_get(fixture, fixture->bounds.min_bytes);
   struct lade_model_graph *other = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
   struct lade_decision decision;
   struct lade_error error = {0};
   uint64_t bytes;
   void *data;
-  decision_send(desk, plan, &data, &bytes);
+  decision_send(fixture, plan, &data, &bytes);
   unsigned char *longer = calloc(bytes + 1, 1), *turned = data;
   assert_non_null(longer);
   memcpy(longer, data, bytes);
   for (uint64_t n = 0; n < bytes; n++) {
     void *part = malloc(n + 1); /* of that size, so that a read past it is detected */
     memcpy(part, data, n);
-    assert_int_equal(lade_decision_read(part, n, desk->graph, &error, &decision), -EBADMSG);
+    assert_int_equal(lade_decision_read(part, n, fixture->graph, &error, &decision), -EBADMSG);
     free(part);
   }
-  assert_int_equal(lade_decision_read(longer, bytes + 1, desk->graph, &error, &decision), -EBADMSG);
+  assert_int_equal(lade_decision_read(longer, bytes + 1, fixture->graph, &error, &decision), -EBADMSG);
   for (uint64_t bit = 0; bit < 8 * bytes; bit++) {
     turned[bit / 8] ^= (unsigned char)(1u << bit % 8);
-    const int status = lade_decision_read(data, bytes, desk->graph, &error, &decision);
+    const int status = lade_decision_read(data, bytes, fixture->graph, &error, &decision);
     assert_true(status == -EINVAL || status == -EBADMSG);
     assert_true(*error.text);
     turned[bit / 8] ^= (unsigned char)(1u << bit % 8);
@@ -192,10 +194,10 @@ static void a_decision_that_is_not_whole_is_refused(void **state)
   assert_int_equal(lade_decision_read(data, bytes, other, &error, &decision), -EINVAL);
   assert_names(error.text, "tensors", "parameters");
   turned[8]++;
-  assert_int_equal(lade_decision_read(data, bytes, desk->graph, &error, &decision), -EINVAL);
+  assert_int_equal(lade_decision_read(data, bytes, fixture->graph, &error, &decision), -EINVAL);
   assert_names(error.text, "version");
   turned[8]--;
-  assert_int_equal(lade_decision_read(data, bytes, desk->graph, &error, &decision), 0);
+  assert_int_equal(lade_decision_read(data, bytes, fixture->graph, &error, &decision), 0);
   lade_decision_finish(&decision);
   lade_decision_finish(&decision);
   free(longer);
@@ -204,11 +206,11 @@ static void a_decision_that_is_not_whole_is_refused(void **state)
   lade_plan_destroy(plan);
 }
 
-/* Bytes with the right sum whose choice is not a residency. */
-static void a_decision_for_nothing_that_there_is_is_refused(void **state)
+/* Bytes with the right checksum, one of whose choices does not exist, are refused. */
+static void decisions_with_unknown_choices_are_refused(void **state)
 {
-  const struct desk *desk = *state;
-  struct lade_plan *plan = plan_get(desk, desk->bounds.min_bytes);
+  const struct rank_fixture *fixture = *state;
+  struct lade_plan *plan = plan_get(fixture, fixture->bounds.min_bytes);
   struct lade_residency *residency = plan->residency;
   uint8_t *const wrong[] = {&residency->choices[3].saved, &residency->choices[3].spill, &residency->state_tiers[0],
                             &residency->weight_tiers[0]};
@@ -219,8 +221,8 @@ static void a_decision_for_nothing_that_there_is_is_refused(void **state)
     uint64_t bytes;
     void *data;
     *wrong[i] = 200;
-    decision_send(desk, plan, &data, &bytes);
-    assert_int_equal(lade_decision_read(data, bytes, desk->graph, &error, &decision), -EBADMSG);
+    decision_send(fixture, plan, &data, &bytes);
+    assert_int_equal(lade_decision_read(data, bytes, fixture->graph, &error, &decision), -EBADMSG);
     assert_names(error.text, "stage", "damaged");
     *wrong[i] = before;
     free(data);
@@ -229,16 +231,16 @@ static void a_decision_for_nothing_that_there_is_is_refused(void **state)
 }
 
 /* The key covers all inputs of the search, and none of a rank's own. */
-static void who_decides_alike_has_one_key(void **state)
+static void ranks_that_decide_alike_have_one_key(void **state)
 {
   const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = 4,
                                                    .zero = LADE_ZERO_MOST};
   const struct lade_change pin = {LADE_CHANGE_STATE, LADE_TIER_HOST, 0};
-  struct desk desk;
-  desk_open(&desk, &layout_params, 0);
-  struct lade_prices prices = desk.prices;
-  struct lade_layout last = desk.layout, replicas = desk.layout;
-  const struct lade_plan_params base = desk.params;
+  struct rank_fixture fixture;
+  rank_fixture_open(&fixture, &layout_params, 0);
+  struct lade_prices prices = fixture.prices;
+  struct lade_layout last = fixture.layout, replicas = fixture.layout;
+  const struct lade_plan_params base = fixture.params;
   struct lade_plan_params others[12];
   for (size_t i = 0; i < LADE_COUNT(others); i++)
     others[i] = base;
@@ -268,7 +270,7 @@ static void who_decides_alike_has_one_key(void **state)
   assert_true(lade_plan_params_key(&own) == lade_plan_params_key(&base));
   program_fixture_prices_finish(&graph_prices);
   lade_model_graph_destroy(graph);
-  desk_close(&desk);
+  rank_fixture_close(&fixture);
 }
 
 /* Selective recompute repeats the activation of an MLP, whatever it is. */
@@ -298,9 +300,10 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(selective_recompute_repeats_every_activation),
       cmocka_unit_test(ranks_of_a_stage_follow_the_first),
-      cmocka_unit_test(who_decides_alike_has_one_key),
-      cmocka_unit_test_setup_teardown(a_decision_that_is_not_whole_is_refused, desk_setup, desk_teardown),
-      cmocka_unit_test_setup_teardown(a_decision_for_nothing_that_there_is_is_refused, desk_setup, desk_teardown),
+      cmocka_unit_test(ranks_that_decide_alike_have_one_key),
+      cmocka_unit_test_setup_teardown(incomplete_decisions_are_refused, rank_fixture_setup, rank_fixture_teardown),
+      cmocka_unit_test_setup_teardown(decisions_with_unknown_choices_are_refused,
+                                      rank_fixture_setup, rank_fixture_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

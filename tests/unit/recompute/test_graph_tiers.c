@@ -253,7 +253,7 @@ static void puts_under_way_are_waited_for_when_their_bytes_are_needed(void **sta
 
 /*
  * Return the ops of turns that a prefetch evaluates. All layers wait, and the links are too slow for them. The turn of
- * the peak has no room for a layer, so many gets begin right behind it.
+ * the peak has no room for a layer, so many gets begin right after it.
  */
 static int64_t prefetch_work(int n_layers)
 {

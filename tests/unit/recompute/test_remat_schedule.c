@@ -201,7 +201,7 @@ static void changes_make(struct bench_schedule *bench)
   copy_finish(&before);
 }
 
-static void any_changes_leave_what_an_evaluation_from_nothing_gives(void **state)
+static void any_changes_leave_the_schedule_of_a_new_evaluation(void **state)
 {
   for (uint64_t seed = 0; seed < GRAPHS; seed++) {
     struct bench_schedule bench;
@@ -571,7 +571,7 @@ static void the_work_of_a_turn_is_the_edges_of_its_ops(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(any_changes_leave_what_an_evaluation_from_nothing_gives),
+      cmocka_unit_test(any_changes_leave_the_schedule_of_a_new_evaluation),
       cmocka_unit_test(a_change_is_broken_if_its_redos_take_longer_than_they_may),
       cmocka_unit_test(priced_bytes_follow_changes_and_rollbacks),
       cmocka_unit_test(every_schedule_replays_with_its_bytes_and_time),

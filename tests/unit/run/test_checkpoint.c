@@ -69,7 +69,7 @@ static void newest_is(const struct lade_model_graph *graph, uint64_t seed, int64
   values_memory_finish(&expected);
 }
 
-static void what_is_saved_loads_bit_for_bit(void **state)
+static void saved_values_load_bit_for_bit(void **state)
 {
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++)
@@ -568,7 +568,7 @@ static void find_takes_a_directory_or_a_checkpoint(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(what_is_saved_loads_bit_for_bit, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(saved_values_load_bit_for_bit, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(the_state_comes_back_exactly, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_state_without_its_run_loads, scratch_setup, scratch_teardown),
       cmocka_unit_test(a_run_is_compared_in_the_words_of_its_options),

@@ -185,7 +185,7 @@ static void a_large_model_is_transposed_right(void **state)
   lade_model_graph_destroy(graph);
 }
 
-static void what_is_no_weight_is_ignored(void **state)
+static void tensors_that_are_no_weights_are_ignored(void **state)
 {
   struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct stranger stranger;
@@ -232,7 +232,7 @@ static void init_is_refused(const struct lade_model_graph *graph, const char *na
   values_memory_finish(&memory);
 }
 
-static void what_is_not_the_model_is_refused(void **state)
+static void tensors_of_other_models_are_refused(void **state)
 {
   struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct stranger stranger;
@@ -362,9 +362,10 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(every_type_and_naming_loads, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_large_model_is_transposed_right, scratch_setup_in_memory, scratch_teardown),
-      cmocka_unit_test_setup_teardown(what_is_no_weight_is_ignored, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(tensors_that_are_no_weights_are_ignored,
+                                      scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(files_of_an_index_are_one_model, scratch_setup_in_memory, scratch_teardown),
-      cmocka_unit_test_setup_teardown(what_is_not_the_model_is_refused, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(tensors_of_other_models_are_refused, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(another_type_is_refused, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(an_untied_head_is_needed, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(hostile_indexes_are_refused, scratch_setup_in_memory, scratch_teardown),

@@ -178,7 +178,7 @@ static int collect_use(void *user, int64_t first, const float *elements, int64_t
   return 0;
 }
 
-static void master_is_what_the_parts_join_to(void **state)
+static void the_master_is_joined_from_its_parts(void **state)
 {
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
   for (size_t d = 0; d < LADE_COUNT(dtypes); d++) {
@@ -281,7 +281,7 @@ int main(void)
       cmocka_unit_test(random_values_follow_their_rule),
       cmocka_unit_test(a_share_of_a_model_draws_the_whole_models_values),
       cmocka_unit_test(random_parameters_are_not_copies_of_each_other),
-      cmocka_unit_test(master_is_what_the_parts_join_to),
+      cmocka_unit_test(the_master_is_joined_from_its_parts),
       cmocka_unit_test(a_stream_stops_when_asked),
       cmocka_unit_test(digest_sees_every_bit_of_the_master),
       cmocka_unit_test(every_failure_of_the_values_is_reported),

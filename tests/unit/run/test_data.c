@@ -212,7 +212,7 @@ static void open_refused(const char *const *files, int n_files, int64_t vocabula
   assert_null(strchr(error.text, '\n'));
 }
 
-static void bad_files_are_refused_with_what_is_wrong(void **state)
+static void bad_files_are_refused_with_the_reason(void **state)
 {
   open_refused((const char *[]){in_scratch("missing")}, 1, 0, 1, "missing");
   open_refused((const char *[]){scratch}, 1, 0, 1, "not a regular file");
@@ -397,7 +397,7 @@ int main(void)
       cmocka_unit_test(text_is_bytes_and_the_last_part_validates),
       cmocka_unit_test(several_files_are_one_stream),
       cmocka_unit_test(llama_tokens_have_32_bits_and_bare_ones_say_their_vocabulary),
-      cmocka_unit_test(bad_files_are_refused_with_what_is_wrong),
+      cmocka_unit_test(bad_files_are_refused_with_the_reason),
       cmocka_unit_test(a_token_out_of_range_in_a_word_file_is_found),
       cmocka_unit_test(a_file_that_shrinks_is_an_error),
       cmocka_unit_test(a_header_names_its_tokenizer),

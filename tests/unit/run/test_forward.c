@@ -105,13 +105,13 @@ static void check_losses(enum lade_family family)
   fixture_finish(&f);
 }
 
-static void test_gpt2_logits_are_what_the_loss_is_of(void **state)
+static void test_gpt2_logits_give_the_training_loss(void **state)
 {
   (void)state;
   check_losses(LADE_GPT2);
 }
 
-static void test_llama_logits_are_what_the_loss_is_of(void **state)
+static void test_llama_logits_give_the_training_loss(void **state)
 {
   (void)state;
   check_losses(LADE_LLAMA);
@@ -149,8 +149,8 @@ static void test_optimizer_state_is_dropped_and_not_given(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_gpt2_logits_are_what_the_loss_is_of),
-      cmocka_unit_test(test_llama_logits_are_what_the_loss_is_of),
+      cmocka_unit_test(test_gpt2_logits_give_the_training_loss),
+      cmocka_unit_test(test_llama_logits_give_the_training_loss),
       cmocka_unit_test(test_refuses_tokens_and_lengths_out_of_range),
       cmocka_unit_test(test_optimizer_state_is_dropped_and_not_given),
   };

@@ -225,7 +225,7 @@ static int batch_fill(void *user, const struct lade_batch *batch, struct lade_er
   return 0;
 }
 
-static void trainers_refuse_what_is_missing(void **state)
+static void trainers_refuse_missing_arguments(void **state)
 {
   struct lade_trainer_params params;
   struct lade_run_params run = run_make();
@@ -390,7 +390,7 @@ static void requests_refused(lade_cache *cache, lade_queue *queue)
   must_refuse(lade_cache_share_close(cache, (void *)UINTPTR_MAX));
 }
 
-static void caches_refuse_what_is_missing(void **state)
+static void caches_refuse_missing_arguments(void **state)
 {
   const struct lade_device_params device_params = {.struct_size = sizeof(device_params), .capacity_bytes = 64 << 20};
   struct lade_cache_params params = {.struct_size = sizeof(params)};
@@ -714,11 +714,11 @@ int main(void)
       cmocka_unit_test(a_budget_of_any_percent_is_no_less_than_all_memory),
       cmocka_unit_test(structs_of_other_lengths_are_refused),
       cmocka_unit_test(trainers_that_are_none_are_refused),
-      cmocka_unit_test(trainers_refuse_what_is_missing),
+      cmocka_unit_test(trainers_refuse_missing_arguments),
       cmocka_unit_test(queues_that_are_none_do_nothing),
       cmocka_unit_test(submissions_that_are_none_stick_to_the_device),
       cmocka_unit_test(caches_that_are_none_are_refused),
-      cmocka_unit_test(caches_refuse_what_is_missing),
+      cmocka_unit_test(caches_refuse_missing_arguments),
       cmocka_unit_test(packings_of_nothing_are_refused),
       cmocka_unit_test(graphs_that_are_none_are_refused),
       cmocka_unit_test(steppers_that_are_none_are_refused),

@@ -57,7 +57,7 @@ static int file_write(const char *path, uint64_t piece, struct lade_faults *faul
   return lade_safetensors_commit(writer, NULL);
 }
 
-static void what_is_written_reads_back(void **state)
+static void written_files_read_back(void **state)
 {
   const char *path = in_scratch("good");
   assert_int_equal(file_write(path, 11, NULL), 0);
@@ -303,7 +303,7 @@ static void a_refused_read_is_reported(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_is_written_reads_back),
+      cmocka_unit_test(written_files_read_back),
       cmocka_unit_test(the_header_is_padded_to_eight_bytes),
       cmocka_unit_test(a_writer_is_held_to_its_header),
       cmocka_unit_test(positioned_writes_make_the_same_file),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The promise of lade/types.h about struct_size, for the public calls that take one. A program may be compiled against
- * other headers than its library's. Its struct is then shorter, with any bytes behind it, or longer, with zeros or
+ * other headers than its library's. Its struct is then shorter, with any bytes after it, or longer, with zeros or
  * fields unknown to the library. A struct that the library fills may not be written past its end. Calls that need a
  * trainer are tested in test_train.c.
  */

@@ -454,7 +454,7 @@ static void bytes_sent_are_megatrons(void **state)
   }
 }
 
-static void what_does_not_divide_is_refused(void **state)
+static void sizes_that_do_not_divide_are_refused(void **state)
 {
   const struct {
     struct lade_share share;
@@ -489,7 +489,7 @@ int main(void)
       cmocka_unit_test(fp32_losses_and_gradients_have_the_bits_of_the_whole_model),
       cmocka_unit_test(fp32_gradients_are_as_exact_as_the_whole_models),
       cmocka_unit_test(bytes_sent_are_megatrons),
-      cmocka_unit_test(what_does_not_divide_is_refused),
+      cmocka_unit_test(sizes_that_do_not_divide_are_refused),
       cmocka_unit_test(bf16_stays_within_its_roundings),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

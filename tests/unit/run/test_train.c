@@ -377,7 +377,7 @@ static void a_dry_trainer_steps_in_simulated_time_and_has_no_values(void **state
 }
 
 /* Computing and its stalls, each with its cause, add up to the step; over a slow drive the drive is the cause. */
-static void stalls_are_told_by_their_cause(void **state)
+static void stalls_are_reported_by_their_cause(void **state)
 {
   struct lade_run_params run;
   struct lade_trainer_params params;
@@ -463,7 +463,7 @@ static void a_program_of_older_headers_gets_defaults_and_no_more_than_it_has_roo
     assert_null(trainer); \
   } while (0)
 
-static void what_is_no_run_is_refused_in_words(void **state)
+static void impossible_runs_are_refused_in_words(void **state)
 {
   REFUSE_RUN(run.struct_size = 0);
   REFUSE_RUN(run.model = NULL);
@@ -486,7 +486,7 @@ static void what_is_no_run_is_refused_in_words(void **state)
   REFUSE_RUN(run.model = "gpt2-124m");
 }
 
-static void what_is_no_training_is_refused_in_words(void **state)
+static void impossible_training_is_refused_in_words(void **state)
 {
   const char *const none[] = {"/nowhere/at/all"};
   REFUSE_TRAINING(params.struct_size = 0);
@@ -563,10 +563,10 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_saved_run_with_own_batches_goes_on_bit_for_bit),
       cmocka_unit_test(parameters_can_be_read_in_full),
       cmocka_unit_test(a_dry_trainer_steps_in_simulated_time_and_has_no_values),
-      cmocka_unit_test(stalls_are_told_by_their_cause),
+      cmocka_unit_test(stalls_are_reported_by_their_cause),
       cmocka_unit_test(a_program_of_older_headers_gets_defaults_and_no_more_than_it_has_room_for),
-      cmocka_unit_test(what_is_no_run_is_refused_in_words),
-      cmocka_unit_test(what_is_no_training_is_refused_in_words),
+      cmocka_unit_test(impossible_runs_are_refused_in_words),
+      cmocka_unit_test(impossible_training_is_refused_in_words),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

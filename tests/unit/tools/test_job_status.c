@@ -59,7 +59,7 @@ static void checkpoints_of_other_runs_are_not_the_jobs(void **state)
   job_status_destroy(table);
 }
 
-static void a_save_that_was_published_counts_though_nobody_saw_it(void **state)
+static void a_published_save_counts_without_a_note(void **state)
 {
   struct job_status *table = job_status_make();
   job_status_save_begin(table, 4);
@@ -119,7 +119,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(checkpoints_of_other_runs_are_not_the_jobs, scratch_setup, scratch_teardown),
-      cmocka_unit_test_setup_teardown(a_save_that_was_published_counts_though_nobody_saw_it, scratch_setup,
+      cmocka_unit_test_setup_teardown(a_published_save_counts_without_a_note, scratch_setup,
                                       scratch_teardown),
       cmocka_unit_test_setup_teardown(a_save_in_anothers_place_counts_once_it_took_it, scratch_setup,
                                       scratch_teardown),

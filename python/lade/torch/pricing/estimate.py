@@ -12,7 +12,7 @@ from .. import optimizers
 
 
 class Estimator:
-    """Stands in for a Pricer: fills in time from shapes."""
+    """Takes the place of a Pricer: fills in time from shapes."""
 
     def __init__(self, flops_per_s=100e12, bytes_per_s=1e12, launch_ns=5000):
         self.flops_per_s, self.bytes_per_s, self.launch_ns = flops_per_s, bytes_per_s, launch_ns

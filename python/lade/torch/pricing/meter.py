@@ -47,7 +47,7 @@ def peak_of(sizes):
 
 
 class _Record:
-    """A record of events, in which Python's collector of cycles rests.
+    """A record of events, during which Python's collector of cycles is off.
 
     The collector frees tensors that are older than the record. The profiler takes such a free for that of another block
     which had the address.
@@ -116,7 +116,7 @@ class Events(_Record):
         del mark
 
     def told_free(self, n_bytes):
-        """Between this mark and the next one @n_bytes are freed that are older than the events.
+        """Note that between this mark and the next one @n_bytes are freed that are older than the events.
 
         The profiler does not report such a free, or reports the size of another block that had the address.
         """

@@ -7,7 +7,7 @@ import torch
 
 from ..tracing.layouts import alignment
 
-_FILLED_MOST = 96 << 20 # bytes of made-up values; operands behind them are zeros, which cost no memory
+_FILLED_MOST = 96 << 20 # bytes of made-up values; operands after them are zeros, which cost no memory
 _ALIGN = 512             # of an operand, as CUDA's allocator aligns
 _BLOCK = 4096           # elements of made-up values that repeat
 

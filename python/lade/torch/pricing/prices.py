@@ -28,7 +28,7 @@ _BOUND_BYTES = 4 << 20   # of scratch above twice the part's
 
 
 class Price:
-    """Of one call: bytes that it needs at most, sizes of its results' storages, time."""
+    """The price of one call: bytes that it needs at most, sizes of its results' storages, time."""
     __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part", "is_bound", "elements")
 
     def __init__(self):
@@ -55,7 +55,7 @@ def _digest(tensors):
 
 
 class Relayout(Exception):
-    """Kernels return other forms than their descriptions say: the capture is to be done again with Pricer.layouts."""
+    """Raised if kernels return other forms than their descriptions: the capture is repeated with Pricer.layouts."""
 
 
 class Pricer:

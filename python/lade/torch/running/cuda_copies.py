@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between locked host memory and a CUDA device, by the driver's own functions.
 
-A step has hundreds of copies, each with events that order it behind and before the ops. Through torch's tensors, streams
+A step has hundreds of copies, each with events that order it after and before the ops. Through torch's tensors, streams
 and events one copy costs 100 us of Python, through the driver 10. All steps of a process share two streams, one for copies
 to the device and one for copies to the host, in the primary context, which is torch's. An event goes back to a pool when
 its last user drops it: a stream's wait for it is in the stream by then.
@@ -69,7 +69,7 @@ class Copies:
         self.driver.cuCtxPopCurrent_v2(c.byref(_POINTER()))
 
     def record(self, stream):
-        """Return an event behind the work that is in a stream now. pre: within the context."""
+        """Return an event after the work that is in a stream now. pre: within the context."""
         try:
             handle = self.idle.pop()
         except IndexError:
@@ -79,10 +79,10 @@ class Copies:
         self.driver.cuEventRecord(handle, stream)
         return event
 
-    def begin(self, to, source, n_bytes, is_out, behind):
-        """Begin a copy behind the events @behind; return its event. pre: within the context."""
+    def begin(self, to, source, n_bytes, is_out, after):
+        """Begin a copy after the events @after; return its event. pre: within the context."""
         stream = self.streams[is_out]
-        for event in behind:
+        for event in after:
             self.driver.cuStreamWaitEvent(stream, event.handle, 0)
         self.driver.cuMemcpyAsync(to, source, n_bytes, stream)
         return self.record(stream)

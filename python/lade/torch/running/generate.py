@@ -18,7 +18,7 @@ from ..tracing.branches import BRANCH, VALUES
 from ..values import MAY_END, flat_args
 
 
-FINAL = "R.is_updated = True"  # a step cannot begin anew behind this
+FINAL = "R.is_updated = True"  # after this a step cannot begin again
 _KEPT_MOST = 16 << 20 # bytes of given storages that a step may write before it may end, such as running statistics
 
 
@@ -249,7 +249,7 @@ class Generator:
     def _updates(self, at):
         """Emit one call for updates that follow one another at instruction @at; return how many instructions it takes.
 
-        Gradients of the first ones are freed behind the last one then. No op between them takes memory, so the peak is
+        Gradients of the first ones are freed after the last one then. No op between them takes memory, so the peak is
         the plan's. One call has less of Python than several.
         """
         ops, drops, read = [], [], set()
@@ -295,11 +295,11 @@ class Generator:
         for node, tensor in self.values.constants.items():
             self.names[self.bind((node, None))] = tensor
         constants = {self.name((node, None)) for node in self.values.constants}
-        behind = 0
+        done = 0  # instructions before this one are emitted
         for i, (kind, index, tier) in enumerate(self.instrs):
-            if i >= behind:
-                behind = i + self._updates(i)
-            if i < behind:
+            if i >= done:
+                done = i + self._updates(i)
+            if i < done:
                 continue
             if kind in (OP, REDO):
                 self._op(index, kind == REDO, i)

@@ -17,7 +17,7 @@ _FAULTS = Error, OSError, RuntimeError  # of a copy; PyTorch's are RuntimeError
 
 
 class Runtime:
-    """R of the generated functions: moves, draws and updates of a running step."""
+    """The object R of generated functions: moves, draws and updates of a running step."""
 
     def __init__(self, planned, store):
         """@store: of all plans of the step, where nothing waits."""
@@ -179,15 +179,15 @@ class Runtime:
         return worker.submit(tier, call, b"%d" % index, (tensor.untyped_storage().data_ptr(), n))
 
     def _begin_cuda(self, index, tier, place, tensor, n, is_out):
-        """Begin a copy behind the ops before it.
+        """Begin a copy after the ops before it.
 
         The block of a storage belongs to the ops' stream, which waits for the copy before the block is freed (wait). So
         the allocator needs no record of the copy's stream.
         """
         if tier == g.HOST:
-            behind = [event for first, last, event in self.reading.values() if first < place + n and place < last] \
+            after = [event for first, last, event in self.reading.values() if first < place + n and place < last] \
                 if is_out and self.reading else ()
-            event = self.host.begin(place, tensor, n, is_out, self.stream, behind)
+            event = self.host.begin(place, tensor, n, is_out, self.stream, after)
             if not is_out:
                 self.reading[index] = place, place + n, event
             return _OnStream(event, self)
@@ -219,7 +219,7 @@ class Runtime:
             self.meter.mark()
 
     def bring_back(self):
-        """Behind a failure: end all copies, and fill the given storages that are elsewhere.
+        """After a failure end all copies, and fill the given storages that are elsewhere.
 
         Return the first fault of a copy that left bytes there, or None if all are back. PyTorch's faults count too: a
         device that has no memory for a storage leaves its bytes on the tier.
@@ -247,7 +247,7 @@ class Runtime:
                 self.wait(index)
             except _FAULTS as fault:
                 self.moving.pop(index, None)
-                tensor.untyped_storage().resize_(0)  # what it holds is no copy
+                tensor.untyped_storage().resize_(0)  # its bytes are no copy
                 lost = lost or fault
         return lost
 

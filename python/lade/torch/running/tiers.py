@@ -99,7 +99,7 @@ class Host:
             self._lock()
 
     def rest(self):
-        """Give the memory back until the next put; what waits is lost."""
+        """Give the memory back until the next put; waiting bytes are lost."""
         self._unlock()
         if self.map is not None:
             self.map.madvise(mmap.MADV_DONTNEED)
@@ -112,15 +112,15 @@ class Host:
 
     # CUDA
 
-    def begin(self, offset, tensor, n_bytes, is_out, stream, behind=()):
-        """Begin a copy behind the work of @stream, if it is no None, and the events @behind; return its event."""
+    def begin(self, offset, tensor, n_bytes, is_out, stream, after=()):
+        """Begin a copy after the events @after and the work of @stream (None: of no stream); return its event."""
         self._lock()
         here, there = self.address + offset, tensor.untyped_storage().data_ptr()
         with self.copies as copies:
             if stream is not None:
-                behind = (copies.record(stream), *behind)
-            return copies.begin(here, there, n_bytes, True, behind) if is_out else \
-                copies.begin(there, here, n_bytes, False, behind)
+                after = (copies.record(stream), *after)
+            return copies.begin(here, there, n_bytes, True, after) if is_out else \
+                copies.begin(there, here, n_bytes, False, after)
 
     def _lock(self):
         if self.n_bytes and not self.is_locked:
@@ -167,7 +167,7 @@ class SharedStore:
         self.store, self.n_bytes = Store(self.directory, n_bytes), n_bytes
 
     def rest(self):
-        """Forget what waits, so that another plan has the room."""
+        """Forget the waiting bytes, so that another plan has the room."""
         for name in self.store.names() if self.store is not None else ():
             self.store.drop(name)
 
@@ -185,7 +185,7 @@ class Bounced:
         self.store, self.device, self.room = store, device, None
 
     def move(self, name, tensor, n_bytes, is_out, ready):
-        """Copy a storage to or from the store, behind the event @ready of cuda_copies.py."""
+        """Copy a storage to or from the store, after the event @ready of cuda_copies.py."""
         if self.room is None or self.room.n_bytes < n_bytes:
             self.room = Host(n_bytes, self.device)
         if is_out:

@@ -48,7 +48,7 @@ _WORKERS = {}
 
 
 def submit(use, call, *args):
-    """Make the call in this process's thread for @use, behind the calls before it; return its Future."""
+    """Make the call in this process's thread for @use, after the calls before it; return its Future."""
     key = use, os.getpid()  # a forked process has no threads of its parent
     worker = _WORKERS.get(key)
     if worker is None:  # two threads, or a destructor inside of Worker(), may come here at once: one worker serves both

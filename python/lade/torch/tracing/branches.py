@@ -6,7 +6,7 @@ one branch and leaves an op in the graph, which looks at the value in each step.
 step before it has changed anything that outlives it. The step begins anew by a plan of the other branch.
 
 The first capture takes the branch of finite values. Of other flags it takes the one where all() is true and any other flag
-is false. A capture that fails behind such a guess is repeated with the other answer. A loop that such guesses never end is
+is false. A capture that fails after such a guess is repeated with the other answer. A loop that such guesses never end is
 refused.
 
 A step may also take a shape or a list of numbers from values that it computes, such as the tokens that a router gives to each
@@ -59,7 +59,7 @@ _ASKS = *_TRUTHS, _T.item
 
 
 class Otherwise(Exception):
-    """A step has to begin anew with @branch, the answers that lead to the other branch."""
+    """Raised if a step must begin again with @branch, the answers that lead to the other branch."""
 
     def __init__(self, branch, line):
         super().__init__(f"a value is not as in the plan's branch ({line}), and the step had changed what outlives it, such as "
@@ -80,7 +80,7 @@ class Branches(TorchFunctionMode):
         self.forced, self.line_of = forced, line_of
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
         self.zeros = {}  # id of a tensor -> itself, a number that is 0 if all is finite
-        self.watch = self.is_late = None  # is_late(): True behind the optimizer's step
+        self.watch = self.is_late = None  # is_late(): True after the optimizer's step
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
@@ -106,7 +106,7 @@ class Branches(TorchFunctionMode):
         return result
 
     def _value(self, func, args):
-        """Return what a result is where all is finite, or None if that is not known."""
+        """Return the value of a result if all is finite, or None if that is not known."""
         if func in _TESTS:
             return _TESTS[func]
         if func in _DIFFERS and len(args) == 2 and args[0] is args[1]:
@@ -138,7 +138,7 @@ class Branches(TorchFunctionMode):
         return answer
 
     def ask(self, tensor, is_count):
-        """Return read() of a computed tensor as a tuple; Asked if the answer is not known yet, None behind an update."""
+        """Return read() of a computed tensor as a tuple; Asked if the answer is not known yet, None after an update."""
         key = self._key(tensor, is_count)
         if key in self.answered:
             return self.answered[key][1]

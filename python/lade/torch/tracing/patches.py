@@ -73,7 +73,7 @@ def _scheduler_classes():
 
 
 def _schedulers(recorder):
-    """Yield patches that let a step's schedulers run behind it instead of in the capture."""
+    """Yield patches that let a step's schedulers run after it instead of in the capture."""
     for kind in _scheduler_classes():
         if kind.__name__ == "ReduceLROnPlateau":
             yield mock.patch.object(kind, "step", _refusing("ReduceLROnPlateau.step", "reads the value of a tensor"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that a step keeps in Python between its calls.
 
-A step may assign a buffer or an attribute anew, an entry of a dict or a list, or a variable of its closure. Each such
+A step may assign a buffer, an attribute, an entry of a dict or a list, or a variable of its closure. Each such
 container and key is a place. A tensor that the step finds in a place is an input of the graph, looked up in each step. A
 tensor that it leaves there is a result of the graph, and put there after each step. Which places a step changes is
 found by comparing everything that its code reaches before and after the capture; the capture leaves all as it was.
@@ -108,7 +108,7 @@ class Place:
         return isinstance(self.before, _PLAIN)
 
     def signature(self):
-        """Return what a graph depends on: the form of the value that is there now."""
+        """Return the form of the value that is there now, on which a graph depends."""
         value = self.get()
         if value is None or value is ABSENT or isinstance(value, _PLAIN):
             return repr(value)
@@ -181,7 +181,7 @@ class Places:
             self._queue.append((kind + "forward", forward))
 
     def _function(self, function):
-        """The variables of a function's closure; its globals if it is the step or of the step's file."""
+        """Hold the variables of a function's closure, and its globals if it is the step or of the step's file."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             self._queue.append((name, cell))

@@ -191,7 +191,7 @@ class Recorder:
 
 
 class Trace:
-    """The captured graph: gm, its inputs in order, and what becomes of its results."""
+    """The captured graph: gm, its inputs in order, and the uses of its results."""
 
     def __init__(self, gm, given, inputs, fakes):
         self.gm, self.given, self.inputs, self.fakes = gm, given, inputs, fakes
@@ -297,7 +297,7 @@ class _HeldOptimizer:
         optimizer.state, optimizer.step = optimizers.empty_state(), functools.partial(recorder.step, optimizer)
 
     def restore(self):
-        """Put all back; return what the step changed, as texts."""
+        """Put all back; return the step's changes, as texts."""
         if not self.is_swapped:
             return []
         changed, optimizer = [], self.optimizer
@@ -481,7 +481,7 @@ class _Body:
     """The user's function in a capture: called by make_fx, it returns the tensors that the graph returns."""
 
     def __init__(self, fn, spec, fakes, places, watch, result):
-        """@spec: of the arguments. @result: the Trace, of which this fills in what becomes of the results."""
+        """@spec: the form of the arguments. @result: the Trace, whose uses of results are filled in here."""
         self.fn, self.spec, self.fakes, self.given = fn, spec, fakes, fakes.given
         self.places, self.watch, self.result = places, watch, result
         own = (*self.given.params, *self.given.buffers)

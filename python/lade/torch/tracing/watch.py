@@ -100,7 +100,7 @@ class _Kept:
     """An op that arguments decide: its function and operands, tensors of arguments and of kept ops as _Ref."""
 
     def __init__(self, func, args, kwargs, before):
-        """@before: kept ops that read what this one writes, or wrote what it reads."""
+        """@before: kept ops that read tensors which this one writes, or that wrote tensors which it reads."""
         self.func, self.args, self.kwargs, self.before = func, args, kwargs, before
 
     def run(self, leaves, done):
@@ -113,7 +113,7 @@ class _Kept:
         return done[self]
 
     def sources(self):
-        """Yield what a call decides of its operands, and of those of the ops that lead to it: _Ref to arguments, _Slot, _Outside."""
+        """Yield the operands that a call decides, its own and those of ops before it: _Ref to arguments, _Slot, _Outside."""
         for ref in pytree.tree_leaves((self.args, self.kwargs)):
             if isinstance(ref, _Ref) and not isinstance(ref.op, int):
                 yield from ref.op.sources()
@@ -427,7 +427,7 @@ class Watch(TorchDispatchMode):
         return last is not None and last() is tensor
 
     def _note_number(self, kept, answer):
-        """True if tensors that outlive the step decide a number alone; an argument may give another one to each step."""
+        """True if only tensors that outlive the step decide a number; an argument may give another one in each step."""
         if self._is_argued(kept):
             return False
         self.numbers.update((source.memory, answer) for source in kept.sources())

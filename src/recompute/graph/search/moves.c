@@ -290,7 +290,7 @@ static void redone_hold(struct remat_state *search, int value, int turn)
 }
 
 /*
- * Draw a turn, and hold every value that it recomputes: the operands of its op, and the values that stay held behind
+ * Draw a turn, and hold every value that it recomputes: the operands of its op, and the values that stay held after
  * it. Each is held from its previous use on. Then the turn recomputes nothing, except old versions.
  */
 static bool move_hold_row(struct remat_state *search)

@@ -20,7 +20,7 @@
 
 #include "recompute/graph/search/search_state.h"
 
-#define WINDOW_OPS_LEAST 4
+#define WINDOW_OPS_LEAST 4  /* ops or boundaries of the shortest window */
 #define WINDOW_SHARE_MOST 2 /* a window has at most one op in so many */
 
 /* Ops or boundaries from .. to, both included. */

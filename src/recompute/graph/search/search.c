@@ -59,7 +59,7 @@ static int round_begin(struct remat_state *search, int round)
     int status = remat_search_release(search);
     if (status || !search->schedule.is_broken)
       return status;
-    /* A value would be made again behind the last use of an input that cannot be: this graph has no such schedule. */
+    /* A value would be made again after the last use of an input that cannot be: this graph has no such schedule. */
   }
   if (is_fresh) {
     const struct remat_choices none = {.is_saved = false};

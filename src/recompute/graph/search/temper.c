@@ -35,7 +35,7 @@
 #define REPLICAS 6 /* with eight, each has too few moves to settle within ten seconds */
 #define HOTTEST_FIRST 3.0 /* temperatures, of the time of a typical op */
 #define HOTTEST_LAST 0.1
-#define COLDEST 0.03
+#define COLDEST 0.03      /* where schedules only refine */
 #define HOT_MOVES_LEAST 400000 /* a search of fewer moves begins at the time of a typical op: it needs them all there */
 #define SWEEP_MOVES 50    /* moves of each schedule between two exchanges, and between two changes of its price */
 #define RECOMBINATIONS 2  /* between two exchanges; with more the replicas become alike, and seeds differ by more */
