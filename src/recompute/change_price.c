@@ -181,11 +181,22 @@ double lade_queue_times_least_ns(const lade_pricer *s, const struct lade_queue_t
   return LADE_MAX(most, queue_times->compute_ns + queue_times->host_ns + copies / s->unit_costs->n_cores);
 }
 
+/* Return the time of a step whose updates begin after its last op: updates of different tiers run side by side. */
+static double serial_ns(const struct lade_queue_times *queue_times)
+{
+  const double *update_ns = queue_times->update_ns;
+  const double longest_ns = LADE_MAX(update_ns[LADE_TIER_DEVICE], LADE_MAX(update_ns[LADE_TIER_HOST],
+                                                                          update_ns[LADE_TIER_STORE]));
+  return queue_times->compute_ns - update_ns[LADE_TIER_DEVICE] + longest_ns;
+}
+
 double lade_queue_times_ns(const lade_pricer *s, const struct lade_queue_times *queue_times)
 {
   const double others_ns = queue_times->compute_ns + queue_times->host_ns + queue_times->to_host_ns +
                            queue_times->to_device_ns + queue_times->io_ns;
   double most = lade_queue_times_least_ns(s, queue_times);
+  if (s->unit_costs->has_serial_updates)
+    most = LADE_MAX(most, serial_ns(queue_times));
   if (s->unit_costs->n_shards > 1)
     most = LADE_MAX(most, queue_times->comm_ns) + OTHERS_SHARE * others_ns;
   return most;
@@ -201,6 +212,8 @@ struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queu
   sum.io_ns += times * added->io_ns;
   sum.host_ns += times * added->host_ns;
   sum.comm_ns += times * added->comm_ns;
+  for (int tier = 0; tier < 3; tier++)
+    sum.update_ns[tier] += times * added->update_ns[tier];
   return sum;
 }
 
@@ -390,6 +403,7 @@ static void update_add(const struct lade_pricer *s, int param, enum lade_tier we
   const size_t n = grad->bytes / lade_dtype_bytes(grad->dtype);
   const double grad_bytes = (double)(n * lade_dtype_bytes(s->graph->grad_dtype));
   const double weight_bytes = (double)s->graph->tensors[s->graph->params[param].tensor].bytes;
+  queue_times->update_ns[state] += ns;
   if (state == LADE_TIER_DEVICE)
     queue_times->compute_ns += ns;
   else if (state == LADE_TIER_HOST)
@@ -397,7 +411,7 @@ static void update_add(const struct lade_pricer *s, int param, enum lade_tier we
   else
     queue_times->io_ns += ns;
   /* An update off the device runs after the backward half, where no compute overlaps it. */
-  if (state != LADE_TIER_DEVICE)
+  if (state != LADE_TIER_DEVICE && !t->has_serial_updates)
     queue_times->compute_ns += t->exposed_fraction * ns;
   if (state == LADE_TIER_HOST)
     round_trip_add(s, false, sign * grad_bytes, true, false, queue_times);
@@ -431,6 +445,16 @@ static void gathers_add(const struct lade_pricer *s, enum lade_tier tier, double
     round_trip_add(s, tier == LADE_TIER_STORE, m * bytes / t->n_shards, false, true, queue_times);
 }
 
+/* Return the change of the recompute time of a microbatch by @change, by a pass over all of it. */
+static double recompute_change_ns(lade_pricer *s, struct lade_residency *residency, const struct lade_change *change)
+{
+  const struct lade_choice before = residency->choices[change->id];
+  lade_change_apply(change, residency);
+  const double ns = lade_pricer_recompute_ns(s, residency) - s->base_ns;
+  residency->choices[change->id] = before;
+  return ns;
+}
+
 struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency *residency,
                                           const struct lade_change *change)
 {
@@ -450,6 +474,8 @@ struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency 
     bool is_block = tensor->kind == LADE_TENSOR_GRAD && change->kind == LADE_CHANGE_SAVED;
     const double bytes = (double)tensor->bytes / (is_block ? s->unit_costs->n_grad_shards : 1);
     round_trip_add(s, change->to == LADE_RESIDENCY_STORE, m * bytes, !is_clean, true, &added);
+    if (change->kind == LADE_CHANGE_SAVED && residency->choices[change->id].saved == LADE_RESIDENCY_RECOMPUTE)
+      added.compute_ns += m * recompute_change_ns(s, residency, change);
     return added;
   }
   const struct lade_choice before = residency->choices[change->id];
@@ -458,8 +484,6 @@ struct lade_queue_times lade_change_price(lade_pricer *s, struct lade_residency 
     added.compute_ns = m * saved_drop_ns(s, residency, change->id);
     return added;
   }
-  lade_change_apply(change, residency);
-  added.compute_ns = m * (lade_pricer_recompute_ns(s, residency) - s->base_ns);
-  residency->choices[change->id] = before;
+  added.compute_ns = m * recompute_change_ns(s, residency, change);
   return added;
 }

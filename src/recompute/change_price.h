@@ -49,6 +49,7 @@ static inline int lade_change_count(const struct lade_model_graph *graph)
 struct lade_queue_times {
   double compute_ns, to_host_ns, to_device_ns, io_ns, host_ns;
   double comm_ns; /* between data parallel ranks: gathers of working copies, sums of gradients */
+  double update_ns[3]; /* by the state's tier: the part of compute, host or io that updates take */
 };
 
 /* Times by which changes are priced; the planner takes them from the cost model. */
@@ -63,6 +64,7 @@ struct lade_unit_costs {
   int n_shards;                                  /* shards of each parameter and its state; 1: priced as whole */
   int n_grad_shards;                             /* shards of a gradient that waits between microbatches; 1: none */
   int n_microbatches;
+  bool has_serial_updates; /* updates off the device wait for all gradients: no op of the step overlaps them */
   bool is_unified;         /* updates on the host or through the store reach device memory */
   double exposed_fraction; /* part of each transfer charged to the compute queue: no schedule hides every copy */
 };

@@ -175,7 +175,9 @@ def software_follows_from_the_layout():
             and "--tp-comm-overlap" not in plan(*megatron).stdout, "the option of the overlap", megatron)
     named = {name: plan_json(*early, "1", "--software", name) for name in ("lade", "megatron", "deepspeed", "fsdp")}
     seconds = {name: one["step_seconds"] for name, one in named.items()}
-    require(all(one["software"] == name for name, one in named.items()) and seconds["megatron"] == seconds["lade"]
+    # Lade's kernels differ from Megatron's in GELU's backward alone, an epilogue of a product.
+    require(all(one["software"] == name for name, one in named.items())
+            and 0.98 * seconds["megatron"] < seconds["lade"] < seconds["megatron"]
             and seconds["deepspeed"] > 1.01 * seconds["lade"] and seconds["fsdp"] < 0.99 * seconds["deepspeed"],
             "software by name", seconds)
     require("as DeepSpeed runs it" in plan(*early, "1").stdout, "the text", None)

@@ -104,6 +104,7 @@ void share_cost_init(const struct lade_layout_job *job, enum lade_software softw
 {
   lade_cost_init(ret_cost, &job->cluster->device);
   ret_cost->is_eager = lade_software_is_eager(job, software);
+  ret_cost->has_plain_products = software != LADE_SOFTWARE_LADE;
   if (lade_software_is_early_fsdp(job, software))
     ret_cost->attention_slower = EARLY_ATTENTION_SLOWER;
   if (job->has_fused_attention || software == LADE_SOFTWARE_FSDP)

@@ -10,7 +10,13 @@
  * the peak are operands of the instruction that runs then, or where no tier has room.
  *
  * Spills (values that leave in every gap) are made for a whole group at once, because the short gaps of all layers have
- * equal peaks.
+ * equal peaks. Layers whose values wait in different ways have different peaks: with DESCENT_LEVEL a spill takes only
+ * the layers that are alike.
+ *
+ * A change frees its bytes at one instant, and may raise the peak at another. Where a value is recomputed from the
+ * layer before it, the whole chain is live at once, and the next rounds spill all of it. With DESCENT_LEVEL such a
+ * change is undone, and waits until no other is left. With DESCENT_REPLACE a value that is recomputed too early, and
+ * waits at the peak, may move to a tier instead. Both make trajectories of their own, because neither is always better.
  *
  * Rejected: integer programming over all choices, as Checkmate does (Jain et al. 2020), because it needs a solver of
  * its own and minutes for a hundred layers. Rejected: dynamic programming over units, because it cannot see transients.
@@ -51,9 +57,13 @@ struct model_descent {
   int32_t peak_number;
   struct idle_value *idle; /* by value's number: its idle bytes at the peak, if any */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
+  uint64_t *unit_keys;      /* by unit: equal for units whose values wait alike */
   int32_t *representatives; /* by a group's first tensor: the member live at the peak that represents the group; -1 */
   double most_ns; /* limit of compute time: bounds recompute */
   uint8_t *barred;         /* by lade_change_index: changes that were undone (bar_bit) */
+  uint8_t *raising;        /* the same: undone because the peak rose */
+  bool may_raise;          /* no other change is left, so that these are allowed */
+  bool has_replaced;       /* the last change replaced recompute */
   struct undo *undo;       /* choices of the last change's members before it */
   int n_refusals[LADE_N_SPACES];
   struct trajectory *trajectory;
@@ -154,32 +164,56 @@ static bool is_weight_free(const struct model_descent *d, int param)
   return d->residency->weight_tiers[param] == LADE_TIER_DEVICE && !d->is_pinned[lade_change_index(d->graph, &weight)];
 }
 
+/* True if the units of two tensors have equal choices of saved values, so that their backward halves peak alike. */
+static bool is_unit_like(const struct model_descent *d, int32_t id, int32_t other)
+{
+  const struct lade_tensor *tensors = d->graph->tensors;
+  return d->unit_keys[LADE_MAX(tensors[id].unit, 0)] == d->unit_keys[LADE_MAX(tensors[other].unit, 0)];
+}
+
+/* True if @change moves a value to a tier in place of recomputing it. */
+static bool replaces_recompute(const struct model_descent *d, const struct lade_change *change)
+{
+  return change->kind == LADE_CHANGE_SAVED && change->to != LADE_RESIDENCY_RECOMPUTE &&
+         d->residency->choices[change->id].saved == LADE_RESIDENCY_RECOMPUTE;
+}
+
+/* True if @change is made for all members of its group that it may be made for: the short gaps of units peak alike. */
+static bool takes_all(const struct model_descent *d, const struct lade_change *change)
+{
+  return change->kind == LADE_CHANGE_SPILL || replaces_recompute(d, change);
+}
+
 /* True if @change, of a group, may be made to its member @id. */
 static bool is_live_member(const struct model_descent *d, const struct lade_change *change, int32_t id)
 {
   const struct lade_change own = {change->kind, change->to, id};
   const int index = lade_change_index(d->graph, &own);
-  if (d->is_pinned[index] || (d->barred[index] & bar_bit(change)))
+  const uint8_t barred = (uint8_t)(d->barred[index] | (d->may_raise ? 0 : d->raising[index]));
+  if (d->is_pinned[index] || (barred & bar_bit(change)))
     return false;
   if (change->kind == LADE_CHANGE_STATE)
     return is_state_free(d, id) && ((d->allowed & DESCENT_APART) || !is_weight_free(d, id));
   if (change->kind == LADE_CHANGE_WEIGHT)
     return is_weight_free(d, id) && (d->residency->state_tiers[id] >= change->to || is_state_free(d, id));
   if (change->kind == LADE_CHANGE_SPILL)
-    return d->residency->choices[id].spill == LADE_RESIDENCY_KEEP;
+    return d->residency->choices[id].spill == LADE_RESIDENCY_KEEP &&
+           (!(d->allowed & DESCENT_LEVEL) || is_unit_like(d, id, change->id));
+  if (replaces_recompute(d, change))
+    return d->residency->choices[id].saved == LADE_RESIDENCY_RECOMPUTE && is_unit_like(d, id, change->id);
   return d->residency->choices[id].saved == LADE_RESIDENCY_KEEP && d->idle[id].bytes && d->idle[id].is_in_saved_gap;
 }
 
 /*
- * Pick the members of the change's group that a round moves: all for a spill, else a few. Of saved values these are the
- * earliest units', which wait longest. Of parameters they are the latest: their gradients are complete first in the
- * backward half and their weights are needed last in the forward half.
+ * Pick the members of the change's group that a round moves: a few, or all where units peak alike (takes_all). Of saved
+ * values these are the earliest units', which wait longest. Of parameters they are the latest: their gradients are
+ * complete first in the backward half and their weights are needed last in the forward half.
  */
 static int members_pick(struct model_descent *d, const struct lade_change *change)
 {
   int n = 0, n_picked = 0;
   const int32_t *group = lade_change_group(d->pricer, (enum lade_change_kind)change->kind, change->id, &n);
-  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / d->group_rounds);
+  int most = takes_all(d, change) ? n : LADE_MAX(1, n / d->group_rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
     int32_t id = group[lade_change_is_tier(change) ? n - 1 - i : i];
     if (is_live_member(d, change, id))
@@ -244,7 +278,7 @@ static void change_consider(struct model_descent *d, struct lade_change change, 
   if (n_members == 0 || !tier_holds(d, &change, n_members))
     return;
   change.id = d->peak_members[0];
-  const int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* only one of them is at the peak */
+  const int n_priced = takes_all(d, &change) ? n_members : 1; /* only one of them is at the peak */
   const struct lade_queue_times added = lade_change_price(d->pricer, d->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(base, &added, n_priced);
   if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > d->most_ns)
@@ -290,6 +324,8 @@ static void value_consider(struct model_descent *d, int tensor, const struct lad
   }
   if (choice.spill != LADE_RESIDENCY_KEEP)
     return;
+  if (choice.saved == LADE_RESIDENCY_RECOMPUTE && is_forward && (d->allowed & DESCENT_REPLACE))
+    tiers_consider(d, (struct lade_change){LADE_CHANGE_SAVED, 0, tensor}, bytes, base, best);
   if (is_forward && choice.saved == LADE_RESIDENCY_RECOMPUTE && (d->allowed & DESCENT_REPEAT))
     change_consider(d, (struct lade_change){LADE_CHANGE_SPILL, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
   tiers_consider(d, (struct lade_change){LADE_CHANGE_SPILL, 0, tensor}, bytes, base, best);
@@ -408,6 +444,7 @@ static void undo_apply(struct model_descent *d, struct lade_change change, struc
 static int change_make(struct model_descent *d, struct lade_change change)
 {
   int n = members_pick(d, &change);
+  d->has_replaced = replaces_recompute(d, &change);
   LADE_ASSERT(n > 0); /* it was considered with the same members, and a round without a change would repeat for ever */
   for (int i = 0; i < n; i++) {
     change.id = d->peak_members[i];
@@ -441,13 +478,29 @@ static bool is_overfull(struct model_descent *d)
   return is_over;
 }
 
-/* Undo the last change, and bar it. */
-static void change_undo(struct model_descent *d)
+/* True if the last change raised the peak, and must not. */
+static bool has_raised(const struct model_descent *d)
+{
+  const int n_states = d->trajectory->states.n;
+  return !d->may_raise && n_states &&
+         d->peak->live_bytes[LADE_DEVICE] > d->trajectory->states.items[n_states - 1].live_bytes[LADE_DEVICE];
+}
+
+/* True if the last change replaced recompute and did not lower the peak. */
+static bool is_vain(const struct model_descent *d)
+{
+  const int n_states = d->trajectory->states.n;
+  return d->has_replaced && n_states &&
+         d->peak->live_bytes[LADE_DEVICE] >= d->trajectory->states.items[n_states - 1].live_bytes[LADE_DEVICE];
+}
+
+/* Undo the last change, and bar it in @bars. */
+static void change_undo(struct model_descent *d, uint8_t *bars)
 {
   int first = d->trajectory->states.items[d->trajectory->states.n - 1].n_changes;
   for (int i = first; i < d->trajectory->changes.n; i++) {
     struct lade_change change = d->trajectory->changes.items[i];
-    d->barred[lade_change_index(d->graph, &change)] |= bar_bit(&change);
+    bars[lade_change_index(d->graph, &change)] |= bar_bit(&change);
     undo_apply(d, change, d->undo[i - first]);
   }
   d->trajectory->changes.n = first;
@@ -475,14 +528,27 @@ static void idle_spread(struct model_descent *d)
     d->idle[d->peak->idle[i].tensor] = d->peak->idle[i];
 }
 
+/* Fill the keys of units from the choices of their saved values. */
+static void unit_keys_fill(struct model_descent *d)
+{
+  memset(d->unit_keys, 0, (size_t)d->graph->n_units * sizeof(*d->unit_keys));
+  for (int tensor = 0; tensor < d->graph->n_tensors; tensor++) {
+    uint64_t *key = &d->unit_keys[LADE_MAX(d->graph->tensors[tensor].unit, 0)];
+    *key = (*key + d->residency->choices[tensor].saved + 1) * UINT64_C(0x9E3779B97F4A7C15);
+  }
+}
+
 static int round_run(struct model_descent *d, bool *ret_is_over)
 {
   struct best best = {0};
   int status = peak_renew(d);
   if (status)
     return status;
-  if (is_overfull(d)) {
-    change_undo(d);
+  if (is_overfull(d) || is_vain(d)) {
+    change_undo(d, d->barred);
+    status = peak_renew(d);
+  } else if (has_raised(d)) {
+    change_undo(d, d->raising);
     status = peak_renew(d);
   } else {
     status = state_push(d);
@@ -493,7 +559,12 @@ static int round_run(struct model_descent *d, bool *ret_is_over)
     d->most_ns = REPEAT_MOST * d->peak->queue_times.compute_ns;
   lade_pricer_rebase(d->pricer, d->residency);
   idle_spread(d);
+  unit_keys_fill(d);
   best_find(d, &best);
+  if (!best.is_found && !d->may_raise) {
+    d->may_raise = true;
+    best_find(d, &best);
+  }
   *ret_is_over = !best.is_found;
   return best.is_found ? change_make(d, best.change) : 0;
 }
@@ -503,15 +574,17 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
   struct trajectory trajectory = {0};
   struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
                      .pricer = params->pricer, .analysis = params->analysis, .allowed = params->allowed,
-                     .trajectory = &trajectory};
+                     .may_raise = !(params->allowed & DESCENT_LEVEL), .trajectory = &trajectory};
   d.group_rounds = params->is_coarse ? 1 : descent_is_large(d.params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   size_t n_values = (size_t)lade_value_count(d.graph);
   d.idle = calloc(n_values, sizeof(*d.idle));
   d.peak_members = calloc(n_values, sizeof(*d.peak_members));
   d.representatives = calloc(n_values, sizeof(*d.representatives));
   d.barred = calloc(n_values, sizeof(*d.barred));
+  d.raising = calloc(n_values, sizeof(*d.raising));
   d.undo = calloc(n_values, sizeof(*d.undo));
-  bool has_memory = d.idle && d.peak_members && d.representatives && d.barred && d.undo;
+  d.unit_keys = calloc((size_t)d.graph->n_units, sizeof(*d.unit_keys));
+  bool has_memory = d.idle && d.peak_members && d.representatives && d.barred && d.raising && d.undo && d.unit_keys;
   int status = has_memory ? lade_residency_copy(params->start, &d.residency) : -ENOMEM;
   for (bool is_over = false; !status && !is_over;)
     status = round_run(&d, &is_over);
@@ -520,7 +593,9 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
   free(d.peak_members);
   free(d.representatives);
   free(d.barred);
+  free(d.raising);
   free(d.undo);
+  free(d.unit_keys);
   if (status) {
     descent_finish(&trajectory);
     return status;

@@ -145,11 +145,15 @@ static int idle_collect(struct peak_analysis *s, const struct lade_residency *re
 /* Return the busy time per queue of the program as emitted. */
 static struct lade_queue_times queue_times_count(const struct lade_program *program)
 {
-  double ns[LADE_N_QUEUES] = {0};
-  for (int i = 0; i < program->n_instrs; i++)
+  double ns[LADE_N_QUEUES] = {0}, updates_ns[LADE_N_QUEUES] = {0};
+  for (int i = 0; i < program->n_instrs; i++) {
     ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
+    if (program->instrs[i].kind == LADE_INSTR_UPDATE)
+      updates_ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
+  }
   return (struct lade_queue_times){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
-                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP]};
+                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP],
+                            {updates_ns[LADE_Q_COMPUTE], updates_ns[LADE_Q_HOST], updates_ns[LADE_Q_IO]}};
 }
 
 /*

@@ -6,7 +6,7 @@
 #include "recompute/search/descent.h"
 #include "recompute/search/peak_analysis.h"
 
-#define N_TRAJECTORY_KINDS 7 /* rows of trajectory_kinds (trajectories.c) */
+#define N_TRAJECTORY_KINDS 9 /* rows of trajectory_kinds (trajectories.c) */
 #define N_TRAJECTORIES (4 * N_TRAJECTORY_KINDS) /* with optimizer_in_backward or not, by stated prices and by plain
                                                    ones */
 

@@ -40,13 +40,15 @@ struct trajectory_kind {
   int allowed;
   double exposed_fraction; /* of each transfer and host update, charged to the compute queue */
   bool is_of_shards;       /* state is priced as shared by ranks */
+  bool is_serial;          /* updates off the device overlap no op: they wait for the clip result */
   bool is_alone;           /* no tier is used, though there is one */
   bool is_for_large;       /* made for large programs too, where a trajectory takes long */
 };
 
 /*
- * Programs whose state is far larger than the device need the first kind. Where all state fits, the second and the last
- * are faster by up to a third. The first moves state whose updates on the host are exposed.
+ * Programs whose state is far larger than the device need the first kind. Where all state fits, the second and the one
+ * alone are faster by up to a third: the first moves state whose updates on the host are exposed. Small budgets leave
+ * little room for prefetch, so all copies are exposed: there the last two are faster by up to a half.
  */
 static const struct trajectory_kind trajectory_kinds[N_TRAJECTORY_KINDS] = {
     {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, .is_for_large = true},
@@ -56,6 +58,8 @@ static const struct trajectory_kind trajectory_kinds[N_TRAJECTORY_KINDS] = {
     {DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_APART, 0.05},
     {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, .is_of_shards = true},
     {DESCENT_RECOMPUTE, 0.05, .is_alone = true, .is_for_large = true},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_REPLACE | DESCENT_LEVEL, 0.5},
+    {DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_LEVEL, 1.0, .is_serial = true},
 };
 
 /* True if a trajectory of @kind may differ from that of the first kind, and is worth its time. */
@@ -70,7 +74,9 @@ static bool kind_is_useful(const lade_planner *planner, const struct pricing *pr
     return false;
   if (kind->is_of_shards)
     return lade_shard_count(params->layout) > 1;
-  return (params->host_bytes || params->store_bytes) && !(is_plain && kind->is_alone);
+  if (is_plain && (kind->is_alone || (kind->allowed & DESCENT_LEVEL)))
+    return false;
+  return params->host_bytes || params->store_bytes;
 }
 
 /* The trajectories by one pricing, while they are made: on a thread of its own. */
@@ -95,6 +101,7 @@ static int descent_of_kind_make(struct descents *d, const struct trajectory_kind
   struct lade_plan_params params = pricing->params;
   if (kind->is_alone)
     params.host_bytes = params.store_bytes = 0;
+  pricing->unit_costs.has_serial_updates = kind->is_serial && !d->start->optimizer_in_backward;
   pricing->unit_costs.exposed_fraction = kind->exposed_fraction;
   unit_costs_share(&pricing->params, kind->is_of_shards ? n_shards : 1, &pricing->unit_costs);
   int allowed = kind->allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
