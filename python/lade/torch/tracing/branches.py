@@ -10,9 +10,10 @@ is false. A capture that fails behind such a guess is repeated with the other an
 refused.
 
 A step may also take a shape or a list of numbers from values that it computes, such as the tokens that a router gives to each
-expert. No guess serves there. The capture ends at such a question: the ops before it are a plan of their own, which runs, finds
-the answer and ends the step. The step begins anew by a capture that has the answer, up to the next question. A plan of the
-whole step asks again in each call, and serves all calls with its answers.
+expert. No guess serves there. The ops before such a question are a plan of their own, which runs, finds the answer and ends.
+In a call this happens within the capture, which then goes on (answering.py). Elsewhere the capture ends at the question, and a
+call that runs the part begins anew with the answer. A plan of the whole step asks again in each call, and serves all calls
+with its answers.
 """
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -64,7 +65,7 @@ class Otherwise(Exception):
     def __init__(self, branch, line):
         super().__init__(f"a value is not as in the plan's branch ({line}), and the step had changed what outlives it, such as "
                          "parameters, before it asked")
-        self.branch = branch
+        self.branch, self.line = branch, line
 
 
 class Asked(BaseException):
@@ -81,6 +82,9 @@ class Branches(TorchFunctionMode):
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
         self.zeros = {}  # id of a tensor -> itself, a number that is 0 if all is finite
         self.watch = self.is_late = None  # is_late(): True behind the optimizer's step
+        self.graph = None  # of the capture, so far
+        self.find = lambda: None  # find(): the answer to the last question by a run of the graph, or None
+        self.n_found = 0   # answers up to the last one that find() gave
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
@@ -150,7 +154,18 @@ class Branches(TorchFunctionMode):
         self.answered[key] = tensor, answer
         VALUES(tensor, is_count, None if answer is None else list(answer), index)
         if answer is None:
+            answer = self._found(index)
+            self.answered[key] = tensor, answer
+        return answer
+
+    def _found(self, index):
+        """Return the answer to the last question, which its op expects from then on. Asked if none is found now."""
+        asking = next(node for node in reversed(self.graph.nodes) if node.target is VALUES)
+        answer = self.find()
+        if answer is None:
             raise Asked
+        self.answers[index], self.n_found = answer, index + 1
+        asking.update_arg(2, list(answer))
         return answer
 
     def has_count(self, tensor):
