@@ -550,21 +550,21 @@ def refusals():
 
     def item(x, y):
         loss = model(x, y)
-        if loss.item() > 1:
+        if float(loss) > 1:
             loss = loss * 2
         loss.backward()
         return loss.detach()
     fault = refused(lade.CannotCapture, lambda: lade.torch.step(item, model, optimizer, "100%")(*batch()),
-                    "_local_scalar_dense", "traps.py", "loss.item() > 1")
+                    "_local_scalar_dense", "traps.py", "float(loss) > 1")
     assert fault.op and "traps.py" in fault.line, fault
 
     def selecting(x, y):
         loss = model(x, y)
-        loss = loss + torch.unique(loss > 3).float().mean()
+        loss = loss + torch.unique((loss > 3)[None], dim=0).float().mean()
         loss.backward()
         return loss.detach()
     fault = refused(lade.CannotCapture, lambda: lade.torch.step(selecting, model, optimizer, "100%")(*batch()), "shape",
-                    "torch.unique(loss > 3)")
+                    "torch.unique((loss > 3)[None]")
     assert "unique" in fault.op, fault.op
     counts = [0]
 

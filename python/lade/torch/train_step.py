@@ -28,6 +28,7 @@ from .planned import Planned, Tiers
 from .plans import PLANS_MOST, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
+from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
 from .tracing.trace import Given, calling_depth, calling_line, modules_of, trace
 from .tracing.watch import NESTED, SPARSE
@@ -335,8 +336,8 @@ class Step:
             own.update(hooks)
         interrupts.deliver()
         made = iter(results[:trace_.n_out])
-        return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
-                                     trace_.out_spec)
+        return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf.value(made) if isinstance(leaf, Deferred) else leaf
+                                      for leaf in trace_.out_leaves], trace_.out_spec)
 
     def _settle(self, ready, exact):
         """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CannotCapture
+from . import numbers
 
 _ANSWERS_MOST = 1024  # of one capture: a model of a hundred layers asks a few times in each
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
@@ -101,6 +102,10 @@ class Branches(TorchFunctionMode):
             self.watch.learn(asked[0])
             if self.watch.knows(asked[0]):
                 return format(asked[0].item(), *args[1:])
+        if func is _T.item and self._is_computed(asked[0]):
+            return numbers.ComputedNumber(self, (asked[0].detach(),))
+        if numbers.is_among(asked):
+            args, kwargs = numbers.with_tensors(func, asked), None
         result = func(*args, **(kwargs or {}))
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
@@ -108,6 +113,11 @@ class Branches(TorchFunctionMode):
         elif func in _SUMS and isinstance(result, torch.Tensor) and self.known.get(id(asked[0]), (None, None))[1] is False:
             self.zeros[id(result)] = result
         return result
+
+    def _is_computed(self, tensor):
+        """True for one number that neither constants nor arguments decide."""
+        return isinstance(tensor, FakeTensor) and tensor.numel() == 1 and tensor.dtype != torch.bool and not tensor.is_complex() \
+            and not self.watch.knows(tensor)
 
     def _value(self, func, args):
         """Return what a result is where all is finite, or None if that is not known."""

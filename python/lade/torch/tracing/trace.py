@@ -24,6 +24,7 @@ from . import patches
 from .. import optimizers
 from .branches import Asked, Branches
 from .layouts import Mode
+from .numbers import ComputedNumber
 from .places import Found, Places, keeps_fakes
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
@@ -226,6 +227,8 @@ def calling_depth():
 _MEANINGS = (
     (("FakeTensor.__format__", ".numpy() is not supported"), "value of a tensor",
      "the step reads the value of a tensor; return the tensor, and read it after the step"),
+    (("ComputedNumber",), "value of a tensor",
+     "the step gives the value of a tensor to a function that takes numbers alone; give it the tensor, or call it after the step"),
     (("HigherOrderOperator", "registered for HOP"), "torch.cond",
      "higher-order ops, such as torch.cond, are not captured; branch by if, or take a side by torch.where"),
     ((_NESTED,), "torch.nested", NESTED),
@@ -554,9 +557,14 @@ class _Body:
         """Return the tensors of the function's result @out."""
         result = self.result
         result.out_leaves, result.out_spec = pytree.tree_flatten(out)
-        tensors = [leaf for leaf in result.out_leaves if isinstance(leaf, torch.Tensor)]
-        for leaf in result.out_leaves:
-            if not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf):
+        tensors = []
+        for i, leaf in enumerate(result.out_leaves):
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+            elif type(leaf) is ComputedNumber:
+                tensors += leaf.bases
+                result.out_leaves[i] = leaf.deferred()
+            elif keeps_fakes(leaf):
                 raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
                                     "dicts", "return")
         result.n_out = len(tensors)
