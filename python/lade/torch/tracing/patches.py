@@ -245,6 +245,7 @@ def _module_names(recorder, stack):
 
     def create_named(graph, *args, **kwargs):
         node = create(graph, *args, **kwargs)
+        node.meta["lade_grad"] = torch.is_grad_enabled()
         node.meta["lade_module"] = entered[-1] if entered else ""
         recorder.branches.graph = graph
         if recorder.watch.operands is not None:
