@@ -389,7 +389,7 @@ def assertions_of_finite_values_take_one_capture():
     refused(AssertionError, lambda: step(SAMPLE * float("nan")), "NaN")
 
 
-def audits_of_the_first_rows_end_where_these_take_another_branch():
+def audits_of_the_first_rows_take_their_own_branch():
     """The whole batch has a NaN that its first rows have not, and the uncaptured step of the whole does not fit."""
     data = SAMPLE.repeat(64, 1)
     data[-1] = float("nan")
@@ -404,7 +404,8 @@ def audits_of_the_first_rows_end_where_these_take_another_branch():
     torch.manual_seed(SEED)
     with mock.patch.object(lade.torch.audit, "free_bytes", lambda device: free):
         assert repr(float(step(data))) == wanted
-        assert "another branch" in step.report()["note"], step.report()["note"]
+        note = step.report()["note"]
+        assert note.startswith("audited on") and "take another branch" in note, note
     assert lade.torch.digest(model) == lade.torch.digest(own)
 
 
@@ -662,7 +663,7 @@ TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, 
          branches_on_finite_values_are_those_of_eager, other_branches_end_as_eager_does_or_say_so,
          branches_on_computed_values_are_those_of_eager, old_branches_make_room_for_new_ones,
          a_step_that_fails_behind_statistics_brings_them_back, loops_that_a_computed_value_ends_are_refused,
-         audits_of_the_first_rows_end_where_these_take_another_branch,
+         audits_of_the_first_rows_take_their_own_branch,
          audits_of_the_first_rows_end_where_these_are_refused, assertions_of_finite_values_take_one_capture,
          closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]

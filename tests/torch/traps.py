@@ -265,6 +265,23 @@ def recurrent_layers():
     check("LSTM", Recurrent(nn.LSTM), batch(4, 12), budgets=("min",))
 
 
+class Halves(nn.Module):
+    """As EnCodec: equal LSTMs, of which one gets no gradient and one runs without gradients, by a kernel of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.LSTM(16, 16), nn.LSTM(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x, _y):
+        with torch.no_grad():
+            x = x + self.first(x)[0]
+        return self.head(self.second(self.first(x)[0].detach())[0]).square().mean()
+
+
+def equal_calls_have_kernels_of_their_own():
+    check("equal LSTMs", Halves(), (torch.randn(12, 4, 16), None), budgets=("100%", "min"))
+
+
 class Slanted(GPT):
     """The gradient of softplus has the strides of its first operand, and its description those of the second."""
 
@@ -550,21 +567,21 @@ def refusals():
 
     def item(x, y):
         loss = model(x, y)
-        if loss.item() > 1:
+        if float(loss) > 1:
             loss = loss * 2
         loss.backward()
         return loss.detach()
     fault = refused(lade.CannotCapture, lambda: lade.torch.step(item, model, optimizer, "100%")(*batch()),
-                    "_local_scalar_dense", "traps.py", "loss.item() > 1")
+                    "_local_scalar_dense", "traps.py", "float(loss) > 1")
     assert fault.op and "traps.py" in fault.line, fault
 
     def selecting(x, y):
         loss = model(x, y)
-        loss = loss + torch.unique(loss > 3).float().mean()
+        loss = loss + torch.unique((loss > 3)[None], dim=0).float().mean()
         loss.backward()
         return loss.detach()
     fault = refused(lade.CannotCapture, lambda: lade.torch.step(selecting, model, optimizer, "100%")(*batch()), "shape",
-                    "torch.unique(loss > 3)")
+                    "torch.unique((loss > 3)[None]")
     assert "unique" in fault.op, fault.op
     counts = [0]
 
@@ -628,9 +645,9 @@ def plain_of(model, optimizer):
 
 for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes_once, custom_function, loops,
              weights_are_cast_once, masks_are_those_of_eager_steps,
-             grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, strides_are_those_of_kernels,
-             kernels_stay_whole, constants_have_values, parts_stand_for_large_calls, hooks_of_parameters, tensors_of_no_model,
-             updates_come_between, updates_in_a_row_are_one_call, scratch_by_values_counts_the_most,
+             grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, equal_calls_have_kernels_of_their_own,
+             strides_are_those_of_kernels, kernels_stay_whole, constants_have_values, parts_stand_for_large_calls,
+             hooks_of_parameters, tensors_of_no_model, updates_come_between, updates_in_a_row_are_one_call, scratch_by_values_counts_the_most,
              attributes_of_an_optimizer_are_its_own, dtypes_are_those_of_kernels,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:

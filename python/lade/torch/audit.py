@@ -79,35 +79,43 @@ class Audit:
         return result
 
     def _smaller(self, args, kwargs, leaves):
-        spec, found = pytree.tree_flatten((args, kwargs))[1], (leaves, None, None)
-        while True:
-            found = _first_rows(found[0])
-            if found is None:
-                self.ready.note = "not audited: the uncaptured step does not fit the device, and no smaller batch does"
-                return
+        """Audit the first rows of the batch, half of them or less, and note what was audited."""
+        spec, found, whole = pytree.tree_flatten((args, kwargs))[1], _first_rows(leaves), self.ready.planned
+        no_room = "not audited: the uncaptured step does not fit the device"
+        while found is not None:
             less, rows, _ = found
-            own_args, own_kwargs = pytree.tree_unflatten(less, spec)
             try:
-                small = self.step._find(own_args, own_kwargs, self.ready.planned.trace.branch)[1]
-            except (CannotCapture, DoesNotFit) as fault:  # the step of the whole batch has its plan
-                self.ready.note = ("not audited: the uncaptured step does not fit the device, and the first rows of the batch have "
-                                   f"no plan ({fault})")
+                small = self._rows(*pytree.tree_unflatten(less, spec), less)
+            except (CannotCapture, DoesNotFit, Otherwise) as fault:  # the step of the whole batch has its plan
+                self.ready.note = f"{no_room}, and the first rows of the batch have no plan ({fault})"
                 return
-            if self._fits(small):
-                break
-        self.step.sync()
-        before = Snapshot(self.step, small, less)
-        try:
-            self._whole(small, own_args, own_kwargs, less, None)
-        except Otherwise:
-            self.ready.note = ("not audited: the uncaptured step does not fit the device, and the first rows of the batch take "
-                               "another branch")
-            return
-        finally:
+            if small is not None:
+                other = "" if small.planned.trace.branches == whole.trace.branches else ", whose computed values take another branch"
+                self.ready.note = (f"audited on {rows} rows of the batch{other}: the uncaptured step of the whole batch needs "
+                                   f"{whole.unconstrained_bytes:,} bytes")
+                return
+            found = _first_rows(less)
+        self.ready.note = f"{no_room}, and no smaller batch does"
+
+    def _rows(self, args, kwargs, leaves):
+        """Audit a smaller batch by the plan of its own branch; return it, or None if the uncaptured step does not fit."""
+        branch = None
+        while True:
+            small = self.step._find(args, kwargs, branch)[1]
+            if not self._fits(small):
+                return None
             self.step.sync()
-            before.restore()
-        self.ready.note = (f"audited on {rows} rows of the batch: the uncaptured step of the whole batch needs "
-                           f"{self.ready.planned.unconstrained_bytes:,} bytes")
+            before = Snapshot(self.step, small, leaves)
+            try:
+                self._whole(small, args, kwargs, leaves, None)
+                return small
+            except Otherwise as fault:
+                if branch is not None and len(fault.branch) <= len(branch):
+                    raise  # a value that differs in each run
+                branch = fault.branch
+            finally:
+                self.step.sync()
+                before.restore()
 
     def ops_apart(self, ready, before, args, kwargs, leaves):
         """Return the ops that first have other bits than those of the uncaptured step, which is the last to run."""

@@ -8,6 +8,9 @@ import sys
 import torch
 
 
+_set_state = torch.set_rng_state  # a capture replaces it (tracing/patches.py), and a part of a step runs in one
+
+
 def states(device):
     """Return the states of the generators that ops of a step on @device draw from."""
     found = [torch.get_rng_state()]
@@ -19,7 +22,7 @@ def states(device):
 def set_states(device, saved):
     """Go back to @saved states."""
     cpu, *cuda = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in saved]
-    torch.set_rng_state(cpu)
+    _set_state(cpu)
     for state in cuda:
         torch.cuda.set_rng_state(state, device)
 

@@ -40,11 +40,15 @@ class Tiers:
             self.store_bytes = size_bytes(store_budget) if store_budget is not None else disk_free(store) // 2
         self.paths = {}
 
-    def of_part(self):
-        """Return the budgets of a part of the step, whose unconstrained peak says nothing about that of the whole."""
+    @property
+    def is_share(self):
+        """True if the device's budget is a share of the step's unconstrained peak."""
+        return isinstance(self.budget, str) and self.budget.rstrip().endswith("%")
+
+    def least(self):
+        """Return these budgets with the smallest one of the device."""
         part = copy.copy(self)
-        if isinstance(self.budget, str) and self.budget.rstrip().endswith("%") and budget_bytes(self.budget, 1 << 20) < 1 << 20:
-            part.budget = "min"
+        part.budget = "min"
         return part
 
     def measure(self, device):
@@ -102,6 +106,7 @@ class Planned:
     def __init__(self, trace, pricer, limits, device, plan_seconds):
         """@plan_seconds: (least, most) of the search."""
         self.trace, self.limits, self.device = trace, limits, device
+        self.part_peak_bytes = 0  # of parts of the step that ran before its plan
         start = time.perf_counter()
         self.values = Values(trace.gm, len(trace.inputs), device)
         updates_early(self.values)

@@ -25,9 +25,16 @@ class Plans:
         return len(self.all)
 
     def find(self, branch, leaves):
-        """Return the plan of a branch whose answers about the arguments hold, or None."""
-        for plan in self.all:
-            if plan.planned.trace.branch == branch and plan.planned.trace.answers.hold(leaves):
+        """Return the plan of a branch whose answers about the arguments hold, or None.
+
+        A plan of the whole step that has these answers and more serves too: it asks again for all of them, and may end at one
+        of the others, which is then known besides.
+        """
+        exact = [plan for plan in self.all if plan.planned.trace.branch == branch]
+        longer = [plan for plan in reversed(self.all) if not plan.planned.trace.is_cut
+                  and len(plan.planned.trace.branch) > len(branch) > 0 and plan.planned.trace.branch[:len(branch)] == branch]
+        for plan in (*exact, *longer):
+            if plan.planned.trace.answers.hold(leaves):
                 self.all.append(self.all.pop(self.all.index(plan)))
                 return plan
         return None

@@ -18,7 +18,7 @@ def report(planned):
     budget = planned.budget if planned.budget is not None else info["planned_peak_bytes"]
     return {"budget_bytes": budget,
             "planned_peak_bytes": info["planned_peak_bytes"], "unconstrained_peak_bytes": planned.unconstrained_bytes,
-            "min_budget_bytes": info["min_budget_bytes"],
+            "min_budget_bytes": info["min_budget_bytes"], "part_peak_bytes": planned.part_peak_bytes,
             "floor_bytes": min(planned.floor_bytes, info["floor_bytes"]),  # the plan's counts the tiers
             "given_bytes": sum(s["bytes"] for s in planned.values.storages if s["is_given"]),
             "resident_bytes": sum(values.storages[k]["bytes"] for k in values.at_start()),

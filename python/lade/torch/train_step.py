@@ -8,8 +8,6 @@ eager step.
 import contextlib
 import hashlib
 import os
-import signal
-import threading
 import time
 import warnings
 
@@ -17,24 +15,27 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from ..errors import CannotCapture, Error
+from ..errors import CannotCapture, DoesNotFit, Error
 from . import generators, optimizers
+from .answering import Answerer, planned_part
 from .running import parked, residents, tiers
 from .audit import Audit
 from .digests import bits
+from .interrupts import Interrupts, without_autocast
 from .tracing.branches import Otherwise
 from .pricing.meter import events_of
 from .planned import Planned, Tiers
 from .plans import PLANS_MOST, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
+from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
-from .tracing.trace import Given, calling_line, modules_of, trace
+from .tracing.trace import Given, calling_depth, calling_line, modules_of, trace
 from .tracing.watch import NESTED, SPARSE
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
-CUT_SECONDS = 0.1, 0.1  # of that for the part of a step before a question
+BACK_MOST = 8           # new beginnings of one call that know no more answers than the one before
 CAPTURES_MOST = 8       # of one step, each with more strides known
 
 
@@ -99,11 +100,15 @@ class Step:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise Error("a CUDA graph is being captured, and a planned step plans, draws and moves bytes outside of graphs: "
                         "call the step without one")
-        branch = None
+        branch, n_back = None, 0
         while True:
             try:
                 return self._call_branch(args, kwargs, meter, branch)
             except Otherwise as fault:
+                n_back += branch is not None and len(fault.branch) <= len(branch)
+                if n_back > BACK_MOST:
+                    raise Error("a computed value differs in each run of the step from one state: set "
+                                f"torch.use_deterministic_algorithms(True) ({fault.line})") from fault
                 branch = fault.branch
 
     def _call_branch(self, args, kwargs, meter, branch):
@@ -132,11 +137,14 @@ class Step:
 
     def prepare(self, *args, **kwargs):
         """Capture and plan the step for these arguments, and run nothing. DoesNotFit, CannotCapture."""
-        self.last = self._find(args, kwargs)[1]
+        self.last = self._find(args, kwargs, can_run=False)[1]
         return self
 
-    def _find(self, args, kwargs, branch=None):
-        """Return (flat arguments, the plan that serves them); without a @branch one of the last call's, or the first."""
+    def _find(self, args, kwargs, branch=None, can_run=True):
+        """Return (flat arguments, the plan that serves them); without a @branch one of the last call's, or the first.
+
+        @can_run: parts of the step may run to answer questions about computed values.
+        """
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
@@ -146,7 +154,7 @@ class Step:
         ready = plans.find(plans.branch if branch is None else branch, leaves) if plans else None
         if ready is None and plans and branch is None and plans.branch:
             ready = plans.find((), leaves)
-        return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch or ())
+        return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch or (), can_run)
 
     def _key(self, spec, leaves):
         """Return the key of a plan: the form of the arguments and the modes that it is made for."""
@@ -159,15 +167,15 @@ class Step:
         groups = self.optimizer.param_groups if self.optimizer else []
         return tuple(repr(groups[i].get(key)) for i, key in sorted(self.fields) if i < len(groups))
 
-    def _prepare(self, args, kwargs, leaves, spec, branch):
+    def _prepare(self, args, kwargs, leaves, spec, branch, can_run):
         _refuse_wrapped(self.model)
         plans = self.ready.get(self._key(spec, leaves))
         if plans and not plans.has_room():
             raise CannotCapture(f"the step has asked for values that had {PLANS_MOST} different answers, each with a plan of its "
                                 "own; keep them in tensors, or decide outside of the step", "value of a tensor")
         self.sync()
-        planned, seconds = self._plan(args, kwargs, branch)
-        with _Interrupts() as interrupts:  # a state that exists in part would fail an eager step
+        planned, seconds = self._plan(args, kwargs, branch, Answerer(self) if can_run else None)
+        with Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
             plans = self.ready.setdefault(self._key(spec, leaves), Plans())
             plans.add(ready)
@@ -179,7 +187,7 @@ class Step:
         """Say once that plans are made in each call."""
         if text is not None and not self.is_told:
             self.is_told = True
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warnings.warn(text, RuntimeWarning, stacklevel=calling_depth() - 1)
 
     def _made_ready(self, planned, seconds):
         """Take the bytes of a plan's tiers, and create the state of its optimizer. Error changes nothing."""
@@ -200,33 +208,44 @@ class Step:
             self.is_hooked = True
         return ready
 
-    def _plan(self, args, kwargs, branch):
+    def _plan(self, args, kwargs, branch, answerer):
         """Return (plan, seconds of capture). A capture is repeated while its pricing finds other strides."""
         seconds = 0.0
         for _ in range(CAPTURES_MOST):
             start = time.perf_counter()
-            captured = self._capture(args, kwargs, branch)
+            captured = self._capture(args, kwargs, branch, answerer)
             self._refuse_counters(captured, args, kwargs)
             seconds += time.perf_counter() - start
-            limits, search = (self.limits.of_part(), CUT_SECONDS) if captured.is_cut else (self.limits, PLAN_SECONDS)
+            branch = captured.branch  # a new capture asks no answered question again
+            if self.broken:
+                raise Error(self.broken)
             try:
-                planned = Planned(captured, self.pricer, limits, self.device, search)
+                planned = planned_part(self, captured) if captured.is_cut else \
+                    Planned(captured, self.pricer, self.limits, self.device, PLAN_SECONDS)
             except Relayout:
                 continue
             if captured.is_cut and planned.is_final:
                 raise CannotCapture("a computed value decides a shape behind writes to buffers that are too large to be kept for a "
                                     "new begin; compute it before them", "value of a tensor", captured.branch_lines[-1])
+            self._note_parts(planned, answerer)
             return planned, seconds
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")
 
-    def _capture(self, args, kwargs, branch):
+    def _note_parts(self, planned, answerer):
+        """Note the peak of the parts that ran. DoesNotFit if one was above the budget, which the whole step's plan decides."""
+        planned.part_peak_bytes = answerer.peak_bytes if answerer else 0
+        if planned.budget is not None and not planned.trace.is_cut and planned.part_peak_bytes > planned.budget:
+            raise DoesNotFit(f"the part of the step before a computed value that decides a shape needs {planned.part_peak_bytes} "
+                             f"bytes, and the budget is {planned.budget}", planned.part_peak_bytes)
+
+    def _capture(self, args, kwargs, branch, answerer):
         """Return the captured step; after a guess that the user's code refuses the other answer is tried."""
         answers = branch
         while True:
             try:
                 captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts,
-                                 self.places.values(), answers)
-                captured.branch = branch
+                                 self.places.values(), answers, answerer)
+                captured.branch = captured.found or branch
                 return captured
             except CannotCapture as fault:
                 if not _is_users(fault.__cause__) or fault.other_guess is None:
@@ -278,13 +297,13 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        self.interrupts = interrupts = _Interrupts()
+        self.interrupts = interrupts = Interrupts()
         self.at_work, self.is_running, clock = runtime, True, _Clock(self.device)
         try:
             runtime.begin(meter, tensors)
             if meter:
                 self.measured["given_bytes"] = planned.given_bytes(tensors)
-            with interrupts, torch.no_grad(), _without_autocast(), meter or contextlib.nullcontext():
+            with interrupts, torch.no_grad(), without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
             for p, grad in grads:
@@ -317,8 +336,8 @@ class Step:
             own.update(hooks)
         interrupts.deliver()
         made = iter(results[:trace_.n_out])
-        return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf for leaf in trace_.out_leaves],
-                                     trace_.out_spec)
+        return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf.value(made) if isinstance(leaf, Deferred) else leaf
+                                      for leaf in trace_.out_leaves], trace_.out_spec)
 
     def _settle(self, ready, exact):
         """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
@@ -465,32 +484,6 @@ def _leaf_key(leaf):
         raise CannotCapture(f"an argument of type {type(leaf).__name__} is no tensor and no plain value",
                             "arguments") from None
     return (type(leaf), leaf)
-
-
-class _Interrupts:
-    """Within this context Ctrl-C waits; deliver() lets it act."""
-
-    def __enter__(self):
-        self.waiting, self.held = [], None
-        if threading.current_thread() is threading.main_thread():
-            self.held = signal.getsignal(signal.SIGINT)
-        if self.held is not None:
-            signal.signal(signal.SIGINT, lambda *args: self.waiting.append(args))
-        return self
-
-    def __exit__(self, *fault):
-        if self.held is not None:
-            signal.signal(signal.SIGINT, self.held)
-
-    def deliver(self):
-        if self.waiting and callable(self.held):
-            self.held(*self.waiting[0])
-
-
-@contextlib.contextmanager
-def _without_autocast():
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        yield
 
 
 def _check_arguments(fn, model, optimizer, ways):

@@ -93,7 +93,8 @@ class Pricer:
             group = self._group(op.node.args[4])
             kind = type(optimizers.owner_of(self.optimizer, op.node.args[4]))
             return (*key, kind, tuple((k, repr(v)) for k, v in group.items() if k != "params" and not _is_live(k, v)))
-        return key
+        is_recording = kernels.callable_of(op.node) is not op.node.target
+        return (*key, "recording") if is_recording else key  # another kernel
 
     def _group(self, index):
         for group in self.optimizer.param_groups:

@@ -5,13 +5,13 @@ scipy.optimize.linear_sum_assignment runs on the host and reads values, but its 
 So a call with a computed tensor is one op of the graph, which runs SciPy in each step. SciPy refuses costs that are no
 numbers, so the op may end a step. A step that imports SciPy itself gets the replacement from its import.
 """
-import importlib.abc
-import importlib.machinery
 import sys
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from .imports import Imports
 
 _NAME, _MODULE = "linear_sum_assignment", "scipy.optimize"
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
@@ -44,42 +44,11 @@ def _replacement(plain):
     return assigned
 
 
-class _Imports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Within this context an import of SciPy's module ends with the replacement in it."""
-
-    def __init__(self):
-        self.loader = self.module = self.plain = None
-
-    def __enter__(self):
-        sys.meta_path.insert(0, self)
-        return self
-
-    def __exit__(self, *fault):
-        sys.meta_path.remove(self)
-        if self.module is not None:
-            setattr(self.module, _NAME, self.plain)
-
-    def find_spec(self, name, path, target=None):
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == _MODULE else None
-        if spec is not None:
-            self.loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec):
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module):
-        module.__loader__ = module.__spec__.loader = self.loader
-        self.loader.exec_module(module)
-        self.module, self.plain = module, getattr(module, _NAME)
-        setattr(module, _NAME, _replacement(self.plain))
-
-
 def patches():
     """Yield patches of SciPy's function in all modules that name it, or of its import where none has made it."""
     plain = getattr(sys.modules.get(_MODULE), _NAME, None)
     if plain is None:
-        yield _Imports()
+        yield Imports(lambda name: name == _MODULE, _NAME, lambda _module, plain: _replacement(plain))
         return
     assigned = _replacement(plain)
     for module in list(sys.modules.values()):

@@ -10,15 +10,17 @@ is false. A capture that fails after such a guess is repeated with the other ans
 refused.
 
 A step may also take a shape or a list of numbers from values that it computes, such as the tokens that a router gives to each
-expert. No guess serves there. The capture ends at such a question: the ops before it are a plan of their own, which runs, finds
-the answer and ends the step. The step begins anew by a capture that has the answer, up to the next question. A plan of the
-whole step asks again in each call, and serves all calls with its answers.
+expert. No guess serves there. The ops before such a question are a plan of their own, which runs, finds the answer and ends.
+In a call this happens within the capture, which then goes on (answering.py). Elsewhere the capture ends at the question, and a
+call that runs the part begins anew with the answer. A plan of the whole step asks again in each call, and serves all calls
+with its answers.
 """
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CannotCapture
+from . import numbers
 
 _ANSWERS_MOST = 1024  # of one capture: a model of a hundred layers asks a few times in each
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
@@ -64,7 +66,7 @@ class Otherwise(Exception):
     def __init__(self, branch, line):
         super().__init__(f"a value is not as in the plan's branch ({line}), and the step had changed what outlives it, such as "
                          "parameters, before it asked")
-        self.branch = branch
+        self.branch, self.line = branch, line
 
 
 class Asked(BaseException):
@@ -81,6 +83,9 @@ class Branches(TorchFunctionMode):
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
         self.zeros = {}  # id of a tensor -> itself, a number that is 0 if all is finite
         self.watch = self.is_late = None  # is_late(): True after the optimizer's step
+        self.graph = None  # of the capture, so far
+        self.find = lambda: None  # find(): the answer to the last question by a run of the graph, or None
+        self.n_found = 0   # answers up to the last one that find() gave
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
@@ -97,6 +102,10 @@ class Branches(TorchFunctionMode):
             self.watch.learn(asked[0])
             if self.watch.knows(asked[0]):
                 return format(asked[0].item(), *args[1:])
+        if func is _T.item and self._is_computed(asked[0]):
+            return numbers.ComputedNumber(self, (asked[0].detach(),))
+        if numbers.is_among(asked):
+            args, kwargs = numbers.with_tensors(func, asked), None
         result = func(*args, **(kwargs or {}))
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
@@ -104,6 +113,11 @@ class Branches(TorchFunctionMode):
         elif func in _SUMS and isinstance(result, torch.Tensor) and self.known.get(id(asked[0]), (None, None))[1] is False:
             self.zeros[id(result)] = result
         return result
+
+    def _is_computed(self, tensor):
+        """True for one number that neither constants nor arguments decide."""
+        return isinstance(tensor, FakeTensor) and tensor.numel() == 1 and tensor.dtype != torch.bool and not tensor.is_complex() \
+            and not self.watch.knows(tensor)
 
     def _value(self, func, args):
         """Return the value of a result if all is finite, or None if that is not known."""
@@ -150,7 +164,18 @@ class Branches(TorchFunctionMode):
         self.answered[key] = tensor, answer
         VALUES(tensor, is_count, None if answer is None else list(answer), index)
         if answer is None:
+            answer = self._found(index)
+            self.answered[key] = tensor, answer
+        return answer
+
+    def _found(self, index):
+        """Return the answer to the last question, which its op expects from then on. Asked if none is found now."""
+        asking = next(node for node in reversed(self.graph.nodes) if node.target is VALUES)
+        answer = self.find()
+        if answer is None:
             raise Asked
+        self.answers[index], self.n_found = answer, index + 1
+        asking.update_arg(2, list(answer))
         return answer
 
     def has_count(self, tensor):

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
 from .. import generators, optimizers
-from . import assignment, spans
+from . import assignment, numbers, spans
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
@@ -245,7 +245,9 @@ def _module_names(recorder, stack):
 
     def create_named(graph, *args, **kwargs):
         node = create(graph, *args, **kwargs)
+        node.meta["lade_grad"] = torch.is_grad_enabled()
         node.meta["lade_module"] = entered[-1] if entered else ""
+        recorder.branches.graph = graph
         if recorder.watch.operands is not None:
             node.meta["lade_reals"] = recorder.watch.operands
         return node
@@ -273,7 +275,7 @@ def capturing(recorder):
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
                       _last_rates(recorder), averages(), _lengths(), _lists(recorder), *_tensors(), *assignment.patches(),
-                      *spans.patches()):
+                      *spans.patches(), *numbers.patches()):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))

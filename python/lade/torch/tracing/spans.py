@@ -11,6 +11,8 @@ from unittest import mock
 
 import torch
 
+from .imports import Imports
+
 _NAME = "_compute_mask_indices"
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
 _LIBRARY.define("spans(Tensor? mask, str module, int[] shape, float share, int length, int least) -> Tensor",
@@ -50,10 +52,13 @@ class _Quiet(warnings.catch_warnings):
 
 
 def patches():
-    """Yield patches of the function in all modules of transformers that define it."""
-    found = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")
-             and _NAME in getattr(module, "__dict__", {})]
+    """Yield patches of the function in all modules of transformers that define it, and in those that the step imports."""
+    found = [module for name, module in list(sys.modules.items()) if _is_model(name) and _NAME in getattr(module, "__dict__", {})]
     for module in found:
         yield mock.patch.object(module, _NAME, _replacement(module, getattr(module, _NAME)))
-    if found:
-        yield _Quiet()
+    yield Imports(_is_model, _NAME, _replacement)
+    yield _Quiet()
+
+
+def _is_model(name):
+    return name.startswith("transformers.models.")

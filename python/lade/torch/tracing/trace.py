@@ -16,7 +16,7 @@ import types
 import torch
 import torch.utils.checkpoint  # noqa: F401 patches.py replaces its body
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
@@ -24,6 +24,7 @@ from . import patches
 from .. import optimizers
 from .branches import Asked, Branches
 from .layouts import Mode
+from .numbers import ComputedNumber
 from .places import Found, Places, keeps_fakes
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
@@ -198,6 +199,7 @@ class Trace:
         self.out_spec, self.out_leaves, self.grads, self.late = None, [], [], []
         self.places = []  # where the step leaves tensors in Python
         self.is_cut = False  # True if the graph ends at a question about a computed value
+        self.tensors = None  # of a part that runs within its capture: the given tensors, in the order of the inputs
 
 
 def user_line(fault):
@@ -213,10 +215,20 @@ def calling_line():
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
+def calling_depth():
+    """Return how many frames the user's one that called the package is above this function, or those of the whole stack."""
+    frame, depth = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_TORCH, _OWN, "<")):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
 # Words of an exception of torch -> (name of the op, meaning) for the user.
 _MEANINGS = (
     (("FakeTensor.__format__", ".numpy() is not supported"), "value of a tensor",
      "the step reads the value of a tensor; return the tensor, and read it after the step"),
+    (("ComputedNumber",), "value of a tensor",
+     "the step gives the value of a tensor to a function that takes numbers alone; give it the tensor, or call it after the step"),
     (("HigherOrderOperator", "registered for HOP"), "torch.cond",
      "higher-order ops, such as torch.cond, are not captured; branch by if, or take a side by torch.where"),
     ((_NESTED,), "torch.nested", NESTED),
@@ -472,6 +484,14 @@ class _Fakes:
         return found + [("batch", f"batch.{i}", i, f) for i, f in enumerate(self.batch)
                         if isinstance(f, torch.Tensor) and id(self.leaves[i]) not in self.own]
 
+    def reals(self):
+        """Return the tensors that the graph's inputs stand for, None for state that does not exist yet."""
+        def real(kind, where):
+            if kind == "state":
+                return self.given.optimizer.state.get(where[0], {}).get(where[1])
+            return where.grad if kind == "grad" else self.leaves[where] if kind == "batch" else where
+        return [real(kind, where) for kind, _, where, _ in self.inputs()]
+
     def all(self):
         """Return all fake tensors, those of the batch with its other arguments."""
         return [*self.own.values(), *self.batch, *self.grads.values(), *(t for own in self.states.values() for t in own)]
@@ -537,9 +557,14 @@ class _Body:
         """Return the tensors of the function's result @out."""
         result = self.result
         result.out_leaves, result.out_spec = pytree.tree_flatten(out)
-        tensors = [leaf for leaf in result.out_leaves if isinstance(leaf, torch.Tensor)]
-        for leaf in result.out_leaves:
-            if not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf):
+        tensors = []
+        for i, leaf in enumerate(result.out_leaves):
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+            elif type(leaf) is ComputedNumber:
+                tensors += leaf.bases
+                result.out_leaves[i] = leaf.deferred()
+            elif keeps_fakes(leaf):
                 raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
                                     "dicts", "return")
         result.n_out = len(tensors)
@@ -560,11 +585,38 @@ class _Body:
         return [self.fakes.own[id(t)].grad for t in self.result.grads]
 
 
+class _PartModule:
+    """A graph and the constants that its nodes name."""
+
+    def __init__(self, root, graph):
+        self.root, self.graph = root, graph
+
+    def __getattr__(self, name):
+        return getattr(self.root, name)
+
+
+def _part(result, branches, reals):
+    """Return the Trace of the graph so far, which ends at a question; its tensors are those of @reals. It shares no node."""
+    graph, inputs, tensors = torch.fx.Graph(), [], []
+    graph.graph_copy(branches.graph, {})
+    graph.output([])
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, given, tensor in zip(nodes, result.inputs, reals):
+        if tensor is None:  # state that no step has made yet
+            graph.erase_node(node)
+        else:
+            inputs.append(given)
+            tensors.append(tensor)
+    part = Trace(_PartModule(get_proxy_mode().tracer.root, graph), result.given, inputs, result.fakes)
+    part.is_cut, part.tensors, part.branches, part.branch_lines = True, tensors, tuple(branches.answers), branches.lines
+    return part
+
+
 @without_collections()
-def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=()):
+def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(), answer=None):
     """Capture fn(*args, **kwargs), with strides by @layouts (layouts.py). CannotCapture names the op and the user's line;
     nothing has changed then. @known: places where other graphs of the step leave tensors. @branch: the first answers of
-    branches.py.
+    branches.py. @answer(part): the answer to the question at the end of a Trace, or None; without it the capture ends there.
     """
     given = Given(model, optimizer)
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -576,6 +628,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
     recorder.watch, recorder.branches = watch, branches
     branches.watch, branches.is_late = watch, lambda: bool(recorder.stepped)
+    if answer is not None:
+        reals = fakes.reals()  # the capture exchanges them
+        branches.find = lambda: None if watch.written else answer(_part(result, branches, reals))
     body = _Body(fn, spec, fakes, places, watch, result)
     try:
         with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
@@ -600,5 +655,6 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=())
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
     result.answers, result.hooks = watch.answers, recorder.hooks
-    result.branch, result.branches, result.branch_lines = branch, tuple(branches.answers), branches.lines
+    result.branches, result.branch_lines = tuple(branches.answers), branches.lines
+    result.found = result.branches[:branches.n_found]
     return result

@@ -52,6 +52,7 @@ SPARSE = "sparse tensors are not captured; use dense ones, such as those of nn.E
 _MASKS = torch.bool, torch.uint8
 _INDEX, _NONZERO = torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default
 _SELECT = torch.ops.aten.masked_select.default
+_UNIQUE = torch.ops.aten._unique2.default
 _INDEXING = _INDEX, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, \
     torch.ops.aten._index_put_impl_.default
 _VALUES_MOST, _LIST_MOST = 128, 1024  # elements of a computed mask, and of a list, whose values are asked for
@@ -293,6 +294,8 @@ class Watch(TorchDispatchMode):
             self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), self._values(tensors)
         elif func is _NONZERO or func is _SELECT and args[0].shape == args[1].shape:
             self._counted(func, args)
+        elif func is _UNIQUE:
+            self._distinct(func, args, kwargs)
         try:
             return func(*args, **kwargs)
         finally:
@@ -322,6 +325,18 @@ class Watch(TorchDispatchMode):
             made_up = _made_up(mask, count)
             form = func(made_up) if func is _NONZERO else torch.empty(count, dtype=args[0].dtype, device="meta")
         self.mode.next_form, self.operands = (func, form), [*[None] * (len(args) - 1), made_up]
+
+    def _distinct(self, func, args, kwargs):
+        """Describe the distinct values of a computed tensor by their number, which is asked for by its sorted values."""
+        values = args[0].detach().flatten()
+        first = values.sort().values
+        count = self.branches.ask(first[1:] != first[:-1], True) if values.numel() else [-1]
+        if count is None:
+            return
+        with _disable_current_modes():
+            made_up = torch.arange(values.numel()).clamp(max=count[0]).reshape(args[0].shape)
+            made_up = made_up.to(device=values.fake_device, dtype=values.dtype)
+            self.mode.next_form, self.operands = (func, func(made_up, *args[1:], **kwargs)), [made_up]
 
     def learn(self, tensor):
         """Ask for the values of a computed tensor of numbers or flags, if they are not known, and follow it from then on."""

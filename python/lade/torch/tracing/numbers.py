@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that a step reads from tensors it computes, such as the item() of a loss or of a norm.
+
+A capture has no value for them. A ComputedNumber stands for one. Where the step returns it, alone or calculated with, the
+number is made in Python after the step, as eager code makes it. A comparison is a branch (branches.py). Where it scales, divides
+or is added to a tensor of floating-point numbers, a 0-dimensional tensor of the CPU takes its place in the graph. Kernels take
+such a tensor by the same path as a Python number: in double precision, without an influence on the result's dtype. Whole
+numbers that size something become a question about a computed value. Any other use is refused by name.
+"""
+import math
+import operator
+from unittest import mock
+
+import torch
+
+from ...errors import CannotCapture
+
+_TEXT = ("the value of a tensor decides what the step does; return the tensor, and call .item() after the step")
+_EXACT = operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.abs  # equal in Python and in torch
+_WITH_TENSORS = {"mul", "mul_", "multiply", "div", "div_", "divide", "true_divide", "add", "add_", "sub", "sub_", "subtract", "rsub",
+                 "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__", "__rdiv__", "__idiv__",
+                 "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "gt", "ge", "lt", "le",
+                 "__gt__", "__ge__", "__lt__", "__le__"}
+
+
+class Deferred:
+    """In the results of a capture: a number that is made of @n values of tensors after the step."""
+
+    def __init__(self, compute, n):
+        self.compute, self.n = compute, n
+
+    def value(self, tensors):
+        """Return the number; @tensors: an iterator over the step's results."""
+        return self.compute(*(next(tensors).item() for _ in range(self.n)))
+
+
+class ComputedNumber:
+    """A number of a capture: a Python function of the values of tensors."""
+
+    def __init__(self, branches, bases, compute=lambda value: value, made_by=None):
+        """@bases: tensors of one element. @made_by: (operator, its operands), for a number that is no tensor's own."""
+        self.branches, self.bases, self.compute, self.made_by = branches, bases, compute, made_by
+
+    @property
+    def __class__(self):  # code may ask whether it is a number
+        return float if self.is_floating else int
+
+    @property
+    def is_floating(self):
+        if self.made_by is None:
+            return self.bases[0].is_floating_point()
+        function, operands = self.made_by
+        return function is operator.truediv or any(map(_is_floating, operands))
+
+    @classmethod
+    def __torch_function__(cls, func, _types, _args=(), _kwargs=None):
+        raise CannotCapture(_TEXT, getattr(func, "__name__", str(func)))  # behind branches.py, which replaces operands
+
+    def tensor(self):
+        """Return a 0-dimensional tensor of the number, in double precision or of whole numbers."""
+        kind = torch.float64 if self.is_floating else torch.int64
+        if self.made_by is None:
+            return self.bases[0].detach().reshape(()).to(device="cpu", dtype=kind)
+        function, operands = self.made_by
+        if function not in _EXACT:
+            raise CannotCapture(_TEXT, function.__name__)
+        return function(*(one.tensor().to(kind) if type(one) is ComputedNumber else one for one in operands))
+
+    def deferred(self):
+        return Deferred(self.compute, len(self.bases))
+
+    # in Python
+
+    def _with(self, function, *operands):
+        if any(isinstance(one, torch.Tensor) for one in operands):
+            return NotImplemented  # the tensor's own operator, which branches.py serves
+        bases, parts = [], []
+        for one in operands:
+            own = one.bases if type(one) is ComputedNumber else ()
+            parts.append((one.compute if type(one) is ComputedNumber else lambda one=one: one, len(bases), len(bases) + len(own)))
+            bases += own
+        return ComputedNumber(self.branches, bases,
+                              lambda *values: function(*(part(*values[a:b]) for part, a, b in parts)), (function, operands))
+
+    def _is(self, function, other):
+        """Return the answer of a comparison, in this branch of the step."""
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        other = other.tensor() if type(other) is ComputedNumber else other
+        if not isinstance(other, (int, float, torch.Tensor)):
+            return NotImplemented
+        return self.branches.answer(function(self.tensor(), other), False)
+
+    def is_true(self, test, guess):
+        """Return the answer of a test such as torch.isfinite, in this branch of the step."""
+        return self.branches.answer(test(self.tensor()), guess)
+
+    def __bool__(self):
+        return self.branches.answer(self.tensor() != 0, False)
+
+    def _whole(self):
+        """Return a whole number by questions about its tensors."""
+        if self.is_floating:
+            raise CannotCapture(_TEXT, "value of a tensor")
+        for base in self.bases:
+            self.branches.watch.learn(base)
+        if not all(map(self.branches.watch.knows, self.bases)):
+            raise CannotCapture(_TEXT, "value of a tensor")
+        return self.compute(*(base.item() for base in self.bases))
+
+    def __float__(self):
+        return float(self._whole())
+
+    def __format__(self, form):
+        return format(self._whole(), form)
+
+    def __repr__(self):
+        return repr(self._whole())
+
+    __int__ = __index__ = __trunc__ = _whole
+    __hash__ = None
+
+
+def _is_floating(one):
+    return one.is_floating if type(one) is ComputedNumber else isinstance(one, float)
+
+
+def _add_operators():
+    def unary(function):
+        return lambda self, *rest: self._with(function, self, *rest)
+
+    def reflected(function):
+        return lambda self, other: self._with(function, other, self)
+
+    def compared(function):
+        return lambda self, other: self._is(function, other)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        setattr(ComputedNumber, f"__{name}__", unary(getattr(operator, name)))
+        setattr(ComputedNumber, f"__r{name}__", reflected(getattr(operator, name)))
+    for name in ("neg", "pos", "abs"):
+        setattr(ComputedNumber, f"__{name}__", unary(getattr(operator, name)))
+    ComputedNumber.__round__ = unary(round)
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(ComputedNumber, f"__{name}__", compared(getattr(operator, name)))
+
+
+_add_operators()
+ComputedNumber.__hash__ = None
+
+
+def is_among(args):
+    return any(type(one) is ComputedNumber for one in args)
+
+
+def with_tensors(func, args):
+    """Return @args of a call with tensors in the place of numbers. CannotCapture if the results could have other bits."""
+    name = getattr(func, "__name__", "")
+    others = [one for one in args if isinstance(one, torch.Tensor)]
+    if name not in _WITH_TENSORS or len(args) != 2 or len(others) != 1:
+        raise CannotCapture(_TEXT, name or str(func))
+    kind = others[0].dtype
+    if not kind.is_floating_point or not others[0].dim() and kind not in (torch.float32, torch.float64):
+        raise CannotCapture(_TEXT, name)
+
+    def tensor(number):
+        made = number.tensor()
+        return made if others[0].dim() else made.to(device=others[0].device, dtype=kind)
+    return [tensor(one) if type(one) is ComputedNumber else one for one in args]
+
+
+def patches():
+    """Yield patches of Python's tests of numbers, which read their values."""
+    for name, test, guess in (("isfinite", torch.isfinite, True), ("isnan", torch.isnan, False), ("isinf", torch.isinf, False)):
+        def tested(number, plain=getattr(math, name), test=test, guess=guess):
+            return number.is_true(test, guess) if type(number) is ComputedNumber else plain(number)
+        yield mock.patch.object(math, name, tested)

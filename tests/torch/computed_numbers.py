@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
+import copy
+import math
+
+from fixture import *  # noqa: F403
+
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(4, 12, 16, generator=GENERATOR)
+DATA = X, X * 3, X.flip(0), X * 0.5
+
+
+def net():
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
+
+
+def made(use, model):
+    """Return (step, optimizer) of a loop that calls use(model, loss) between backward and update, and returns its result."""
+    optimizer = adamw(model)
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        found = use(model, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return found
+    return train, optimizer
+
+
+def same(name, use, n_plans=1, data=DATA):
+    """Assert eager's results, types and bits at two budgets, by @n_plans plans."""
+    torch.manual_seed(0)
+    model = net()
+    own = copy.deepcopy(model)
+    train, optimizer = made(use, own)
+    torch.manual_seed(SEED)
+    wanted = [repr(train(x)) for x in data], lade.torch.digest(own, optimizer)
+    for budget, host, audit in (("100%", None, True), ("min", "64MiB", False)):
+        own = copy.deepcopy(model)
+        train, optimizer = made(use, own)
+        step = lade.torch.step(train, own, optimizer, budget, host=host, audit=audit)
+        torch.manual_seed(SEED)
+        found = [repr(step(x)) for x in data]
+        assert (found, lade.torch.digest(own, optimizer)) == wanted, (name, budget, found, wanted)
+        assert sum(map(len, step.ready.values())) == n_plans, (name, step.ready)
+        x = data[-1]
+        assert lade.torch.measure(step, x)["peak_bytes"] == step.report()["planned_peak_bytes"], (name, budget)
+    print(name, flush=True)
+
+
+def norm_of(model):
+    return torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+
+
+def numbers_are_returned():
+    """Alone, calculated with in Python, and in a dict beside tensors and other numbers."""
+    same("a loss", lambda m, loss: loss.item())
+    same("a report", lambda m, loss: {"loss": round(loss.item(), 3), "root": loss.item() ** 0.5 // 0.01, "n": 3,
+                                      "norm": -norm_of(m).item() / loss.item(), "rows": (loss.detach() * 0 + 5).long().item(),
+                                      "tensor": loss.detach(), "half": (loss.detach().bfloat16().item(), 1 - loss.item())})
+
+
+def numbers_decide_branches():
+    def clipped(model, loss):
+        norm = norm_of(model).item()
+        if norm > 0.3:
+            for p in model.parameters():
+                p.grad.mul_(0.3 / (norm + 1e-6))
+        return norm
+    same("clipping by hand", clipped, 2)
+
+    def least(model, loss):
+        scale = min(1.0, 0.3 / (norm_of(model).item() + 1e-6))
+        for p in model.parameters():
+            p.grad *= scale
+        return scale
+    same("the least of two numbers", least, 2)
+
+    def checked(model, loss):
+        if not math.isfinite(loss.item()) or math.isnan(norm_of(model).item()):
+            raise ArithmeticError("the loss is no number")
+        return loss.item() == norm_of(model).item(), bool(loss.item())
+    model = net()
+    train, optimizer = made(checked, model)
+    step = lade.torch.step(train, model, optimizer, "100%", audit=False)
+    assert step(X) == (False, True)
+    before = lade.torch.digest(model, optimizer)
+    refused(ArithmeticError, lambda: step(X * float("nan")), "no number")
+    assert lade.torch.digest(model, optimizer) == before and math.isfinite(1.0) and math.isfinite.__module__ == "math"
+
+
+def numbers_are_operands_of_tensors():
+    def scaled(model, loss):
+        for p in model.parameters():
+            p.grad.add_(p.detach() / loss.item() * (2 - loss.item()) - loss.item())
+            p.grad.sub_(1 - (loss.item() * p.detach()).div(abs(-loss.item())))
+        return loss.detach() * loss.item(), (model[0].weight.detach() > loss.item()).sum()
+    same("operands", scaled)
+
+    def low(model, loss):
+        half = model[0].weight.detach().bfloat16()
+        model[0].weight.grad.add_((half * loss.item() / (3 + loss.item())).float())
+        return half.double() * loss.item()
+    same("operands of other precision", low)
+
+
+def whole_numbers_are_sizes():
+    """They are questions about computed values where they size something, and operands where they do not."""
+    def sized(model, loss):
+        n = (model[0].weight.detach() > 0.2).sum().item()
+        return (model[0].weight.detach().flatten()[:n].sum() / n).item(), isinstance(n, int), len(range(n)), f"{n}"
+    same("a size", sized, len(sizes()), DATA[:2])
+    same("a divisor", lambda m, loss: (loss.detach() / (m[0].weight.detach() > 0.2).sum().item()).item())
+
+
+def sizes():
+    """Return the different numbers of whole_numbers_are_sizes() in two eager steps."""
+    torch.manual_seed(0)
+    model, found = net(), []
+    train, _ = made(lambda m, loss: found.append(int((m[0].weight.detach() > 0.2).sum())), model)
+    torch.manual_seed(SEED)
+    for x in DATA[:2]:
+        train(x)
+    return set(found)
+
+
+def distinct_values_are_counted():
+    def distinct(model, loss):
+        rows = (model[0].weight.detach() * 4).round()
+        values, places, counts = torch.unique(rows, return_inverse=True, return_counts=True)
+        return values.sum(), values[places].sum(), counts.max(), torch.unique(rows[:0]).sum(), torch.unique(rows > 0)
+    same("distinct values", distinct, 1, DATA[:2])
+
+
+def other_uses_are_refused():
+    """By the line, and nothing has changed."""
+    kept = []
+    uses = {"float(loss)": lambda m, loss: float(loss), "float(loss.item())": lambda m, loss: float(loss.item()),
+            "max=loss.item()": lambda m, loss: m[0].weight.clamp(max=loss.item()).sum(), ":.3f": lambda m, loss: f"{loss.item():.3f}",
+            "math.exp": lambda m, loss: math.exp(loss.item()), "** 0.5": lambda m, loss: m[0].weight.detach() * loss.item() ** 0.5,
+            "torch.full": lambda m, loss: torch.full((2,), loss.item()), "kept": lambda m, loss: kept.append(loss.item()),
+            "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1}}
+    for name, use in uses.items():
+        model = net()
+        before = lade.torch.digest(model)
+        train, optimizer = made(use, model)
+        fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
+        assert name == "kept" or "computed_numbers.py" in fault.line, (name, fault)
+        assert lade.torch.digest(model) == before and not kept, name
+
+
+if __name__ == "__main__":
+    lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
+    for test in (numbers_are_returned, numbers_decide_branches, numbers_are_operands_of_tensors, whole_numbers_are_sizes,
+                 distinct_values_are_counted, other_uses_are_refused):
+        test()
