@@ -31,4 +31,8 @@ def budget_bytes(budget, whole_bytes):
         if not 0 < share <= 1000:
             raise ValueError(f"{budget!r} is no budget: expected a percentage above 0")
         return int(whole_bytes * share / 100)
-    return size_bytes(budget)
+    try:
+        return size_bytes(budget)
+    except ValueError:
+        wanted = "bytes, or a text such as \"8GiB\", \"60%\" or \"min\""
+        raise ValueError(f"{budget!r} is no budget: expected {wanted}") from None

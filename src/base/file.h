@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "lade/types.h"
@@ -25,6 +26,12 @@ int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error,
  */
 int lade_stream_load(int fd, const char *name, size_t max_bytes, struct lade_error *error, char **ret_text,
                      size_t *ret_bytes);
+
+/* Return the bytes of a byte order mark at the start of @text, which some editors write before UTF-8: 0 or 3. */
+static inline size_t lade_text_mark_bytes(const char *text, size_t n_bytes)
+{
+  return n_bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+}
 
 /*
  * Make @path hold exactly @bytes of @data: write a temporary file beside it, fsync it, rename it, fsync the directory.

@@ -369,7 +369,8 @@ static int text_read(const char *file, const char *text, size_t n_bytes, struct 
   json_error_t problem = {0};
   if (n_bytes > GRAPH_TEXT_BYTES_MOST)
     return reader_refuse(&reader, "%zu bytes: expected at most %d", n_bytes, GRAPH_TEXT_BYTES_MOST);
-  json_t *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &problem);
+  const size_t mark_bytes = lade_text_mark_bytes(text, n_bytes);
+  json_t *root = json_loadb(text + mark_bytes, n_bytes - mark_bytes, JSON_REJECT_DUPLICATES, &problem);
   const int rc = root_read(&reader, root, &problem);
   json_decref(root);
   LADE_ARRAY_FREE(&reader.ranges);

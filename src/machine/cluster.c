@@ -342,7 +342,8 @@ static int cluster_load(const char *path, struct lade_error *error, struct lade_
   int status = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
   if (status)
     return status;
-  json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
+  const size_t mark_bytes = lade_text_mark_bytes(text, bytes);
+  json_t *object = json_loadb(text + mark_bytes, bytes - mark_bytes, JSON_REJECT_DUPLICATES, &problem);
   free(text);
   if (!object)
     return lade_error_set(error, -EBADMSG, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);

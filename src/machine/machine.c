@@ -354,7 +354,8 @@ int lade_machine_load(const char *path, struct lade_error *error, struct lade_ma
   if (rc)
     return rc;
   json_error_t problem;
-  json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
+  const size_t mark_bytes = lade_text_mark_bytes(text, bytes);
+  json_t *object = json_loadb(text + mark_bytes, bytes - mark_bytes, JSON_REJECT_DUPLICATES, &problem);
   free(text);
   if (!object)
     return lade_error_set(error, -EBADMSG, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);

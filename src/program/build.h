@@ -184,10 +184,7 @@ static inline int plan_value_number(const struct lade_model_graph *graph, int te
   return tensor + (is_shared ? 0 : microbatch * graph->n_tensors);
 }
 
-/*
- * The source of a live range of a parameter with sharded state, unless it is whole on the device: gathered from all
- * ranks' blocks.
- */
+/* The source of a live range of a parameter with sharded state: gathered from all ranks' blocks. */
 #define PLAN_GATHERED LADE_N_SPACES
 
 /* Return the number of the form in which @op runs. Evaluation has no reader of optional values. */
@@ -198,15 +195,20 @@ static inline int plan_op_form(const struct lade_build_params *params, int op)
                                                                                                             : op;
 }
 
-/*
- * True if the working copy is gathered from shards before each use. Otherwise it is whole on the device, or fetched
- * from the weight tier.
- */
-static inline bool plan_is_gathered(const struct lade_build_params *params, int param)
+/* True if working copies are gathered from the ranks' blocks. Otherwise they are whole in the weight tier. */
+static inline bool plan_gathers(const struct lade_build_params *params)
 {
-  bool is_sharded = lade_shard_count(params->layout) > 1;
-  return is_sharded &&
-         (params->layout->zero == LADE_ZERO_MOST || params->residency->weight_tiers[param] != LADE_TIER_DEVICE);
+  return lade_shard_count(params->layout) > 1;
+}
+
+/*
+ * True if the gathered copy of @param has memory for the whole step, in which this rank's block is: then one gather a
+ * step, before the first use, is enough. It overlaps the forward pass.
+ */
+static inline bool plan_is_gathered_in_place(const struct lade_build_params *params, int param)
+{
+  return plan_gathers(params) && params->layout->zero < LADE_ZERO_MOST &&
+         params->residency->weight_tiers[param] == LADE_TIER_DEVICE;
 }
 
 /* True if gradients are reduced after each microbatch, rather than once after all of them. */

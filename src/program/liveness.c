@@ -109,8 +109,11 @@ static enum lade_space wait_space(enum lade_residency_policy wait)
  */
 static enum lade_space gap_space(const struct cutter *c, int tensor, int from_pos, int to_pos, bool is_for_update)
 {
+  const struct lade_tensor *t = &c->graph->tensors[tensor];
   if (to_pos <= from_pos + 1)
     return LADE_DEVICE; /* no step runs in between */
+  if (t->kind == LADE_TENSOR_PARAM && plan_is_gathered_in_place(c->params, t->param))
+    return LADE_DEVICE; /* its memory is resident */
   if (c->graph->ops[c->steps[from_pos].op].kind == LADE_OP_RECV)
     return LADE_DEVICE; /* a prefetched input: a copy out would make its queue, and later copies, wait for another
                            stage */
@@ -130,9 +133,8 @@ static enum lade_space state_tier_space(const struct cutter *c, int tensor)
   if (lade_tensor_is_data(t))
     return LADE_HOST;
   if (t->kind == LADE_TENSOR_PARAM)
-    return plan_is_gathered(c->params, t->param)
-               ? PLAN_GATHERED
-               : plan_tier_space(c->params->residency->weight_tiers[t->param]);
+    return plan_gathers(c->params) ? PLAN_GATHERED
+                                   : plan_tier_space(c->params->residency->weight_tiers[t->param]);
   return LADE_DEVICE;
 }
 
@@ -287,8 +289,12 @@ static int pos_at(const struct cutter *c, int lo, int64_t ns)
   return lo;
 }
 
+/* Return the bytes of a live range of @value: none if its memory is resident. */
 static uint64_t value_bytes(const struct cutter *c, int value)
 {
+  const struct lade_tensor *t = &c->graph->tensors[value % c->graph->n_tensors];
+  if (t->kind == LADE_TENSOR_PARAM && plan_is_gathered_in_place(c->params, t->param))
+    return 0;
   uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, value % c->graph->n_tensors);
   return plan_buffer_bytes(LADE_DEVICE, bytes);
 }
@@ -307,8 +313,8 @@ static uint64_t resident_bytes(const struct cutter *c)
 {
   uint64_t bytes = 0;
   for (int param = 0; param < c->graph->n_params; param++) {
-    int weight = plan_is_gathered(c->params, param) ? lade_value_block(c->graph, param, LADE_BLOCK_WEIGHT)
-                                                    : c->graph->params[param].tensor;
+    bool is_block = plan_gathers(c->params) && !plan_is_gathered_in_place(c->params, param);
+    int weight = is_block ? lade_value_block(c->graph, param, LADE_BLOCK_WEIGHT) : c->graph->params[param].tensor;
     if (c->params->residency->weight_tiers[param] == LADE_TIER_DEVICE)
       bytes += plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, weight));
     for (int part = 0; part < LADE_N_PARTS && c->params->residency->state_tiers[param] == LADE_TIER_DEVICE; part++) {
@@ -374,7 +380,7 @@ static int live_count(struct cutter *c)
 
 static bool live_take(struct cutter *c, int pos, uint64_t bytes)
 {
-  if (c->live_bytes[pos] + bytes > c->params->residency->prefetch_bytes)
+  if (bytes && c->live_bytes[pos] + bytes > c->params->residency->prefetch_bytes)
     return false;
   c->live_bytes[pos] += bytes;
   return true;

@@ -10,7 +10,8 @@
  * A parameter has two tiers between steps: the state tier, that of its optimizer state, where AdamW runs, and the
  * weight tier, that of its working copy. The weight tier is the state tier or nearer to the device. State is larger and
  * is used once a step, so a tier with room for the state has room for the working copy. A working copy in the device
- * tier is resident there. From another tier it is fetched before each use. Between uses the fetched copy is dropped by
+ * tier is resident there. With ZeRO 1 and 2 its memory is: this rank's block rests in it, and each step gathers the
+ * others around it once. From another tier it is fetched before each use. Between uses the fetched copy is dropped by
  * the same choices as an activation; no bytes are written back, because the copy in the weight tier is valid. An update
  * reads and writes the working copy in the weight tier, or a copy on the host if the processor cannot reach that tier.
  *

@@ -229,7 +229,7 @@ int lade_residency_overrides_load(const char *path, const struct lade_model_grap
   if (status)
     return lade_error_set(error, status, "--residency %s", problem_of_file.text);
   struct overrides overrides = {0};
-  size_t at = 0;
+  size_t at = lade_text_mark_bytes(text, n_bytes);
   for (int number = 1; !status && at < n_bytes; number++) {
     const char *problem, *end = memchr(text + at, '\n', n_bytes - at);
     size_t n = end ? (size_t)(end - text) - at : n_bytes - at;

@@ -131,7 +131,7 @@ assert [row[1] for row in sites][:2] == ["unknown: before the history, or withou
 assert [int(row[4].split()[0]) for row in sites] == [i * MIB for i in range(14, 3, -1)], sites
 assert policies[0][3] == f"{peak} bytes" and [row[2] for row in blocks][:2] == ["unknown", "<b>/f10.py:7 step"], blocks
 
-browser = shutil.which("chromium") or shutil.which("chromium-browser")
+browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chromium-headless-shell"))), None)
 if browser:
     HEADLESS = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     for name, tree in (("page.html", root), ("held.html", trace)):

@@ -151,11 +151,20 @@ assert 0 < summary["speed_of_light"] <= 1 and max(rates.values()) > 1e8, (summar
 # A drive without room for a single value is named, because the plan then goes without it.
 for room, is_noted in (("64KiB", True), ("1GiB", False)):
     code, out, err = run(*PLAN, "--budget", "min", "--store", ".", "--store-budget", room)
-    assert code == 0 and ("nothing waits in --store ., which has room for 64.0 KiB" in err) == is_noted, (room, out, err)
+    assert code == 0 and ("the plan keeps no values in --store ., which has 64.0 KiB of room" in err) == is_noted, (room, out, err)
 
 # A path through links that lead to themselves names no file.
 os.symlink("loop", "loop")
 refused(2, ["loop/config.json", "symbolic links"], "plan", "--model", "loop/config.json")
+
+# Texts of editors that write a byte order mark and CRLF read as others do.
+MARK = b"\xef\xbb\xbf"
+write("marked.json", MARK + b'{"model_type":"gpt2","n_layer":1,"n_head":2,\r\n"n_embd":64,"n_positions":64,"vocab_size":256}\r\n')
+write("marked.txt", MARK + b"h.*  recompute\r\n\r\n")
+write("marked.conf", MARK + b"batch = 4\r\n# seq = 8\r\n")
+out = run("plan", "--machine", "laptop-8c", "--residency", "marked.txt", "--config", "marked.conf", "--detail")[1]
+assert "batch 4 of" in out and "fixed by the residency file" in out, out
+assert "gpt2, " in run("plan", "--model", "marked.json", "--device", "dry")[1]
 
 # JSON text that is no object is damage in each kind of file.
 write("list.json", b"[1,2]")

@@ -37,6 +37,7 @@ def sizes_are_the_commands():
     assert lade.budget_bytes("60%", 1000) == 600 and lade.budget_bytes("min", 1000) is None
     for text in ("0%", "x%", "-5%", "nan%"):
         raises(ValueError, lambda text=text: lade.budget_bytes(text, 1000))
+    raises(ValueError, lambda: lade.budget_bytes("nonsense", 1000), "'nonsense' is no budget", '"60%"', '"min"')
 
 
 def chain(n=8):

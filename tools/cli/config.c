@@ -120,7 +120,7 @@ int config_load(struct options *options, const char *path, struct lade_error *er
   if (strlen(options->config_text) != n_bytes)
     return lade_error_set(error, -EINVAL, "--config %.200s: not a text file", path);
   int number = 0;
-  char *rest = options->config_text;
+  char *rest = options->config_text + lade_text_mark_bytes(options->config_text, n_bytes);
   for (char *line; !status && (line = strsep(&rest, "\n"));)
     status = line_parse(options, path, ++number, line, error);
   return status;

@@ -161,15 +161,16 @@ static void value_sum(const struct placement_survey *survey, int value, struct p
   place->seconds += survey->seconds[value];
 }
 
-/* Add the working copy of @param: this rank's block if it is sharded, and copies of gathered weights. */
+/* Add the working copy of @param: this rank's block if only that is held, else the whole; and the time of both. */
 static void weight_sum(const struct placement_survey *survey, int param, struct placement *place)
 {
   const struct lade_build_params build_params = {.graph = survey->graph, .layout = &survey->info->layout,
                                                  .residency = survey->info->plan->residency};
   const int whole = survey->graph->params[param].tensor;
-  const bool is_gathered = plan_is_gathered(&build_params, param);
-  value_sum(survey, is_gathered ? lade_value_block(survey->graph, param, LADE_BLOCK_WEIGHT) : whole, place);
-  place->seconds += is_gathered ? survey->seconds[whole] : 0;
+  const int block = lade_value_block(survey->graph, param, LADE_BLOCK_WEIGHT);
+  const bool is_block = plan_gathers(&build_params) && !plan_is_gathered_in_place(&build_params, param);
+  value_sum(survey, is_block ? block : whole, place);
+  place->seconds += is_block ? survey->seconds[whole] : plan_gathers(&build_params) ? survey->seconds[block] : 0;
 }
 
 /*

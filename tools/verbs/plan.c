@@ -387,11 +387,11 @@ static void capacity_note(const struct planning *planning)
 static void full_store_note(const struct planning *planning)
 {
   const struct lade_session_info *info = &planning->info;
-  char line[256], left[32];
+  char line[320], left[32];
   if (!planning->options.session.store || !info->plan || info->plan->peak_bytes[LADE_STORE] ||
       info->store_budget_bytes >= info->bounds.unconstrained_bytes)
     return;
-  snprintf(line, sizeof(line), "nothing waits in --store %.128s, which has room for %s",
+  snprintf(line, sizeof(line), "the plan keeps no values in --store %.128s, which has %s of room",
            planning->options.session.store, lade_size_format(info->store_budget_bytes, left, sizeof(left)));
   message_print("plan: note", line);
 }

@@ -17,17 +17,15 @@
 int lade_trace_read(const char *name, const char *text, size_t n_bytes, struct lade_error *error,
                     struct lade_trace *ret_trace)
 {
-  static const char mark[] = "\xEF\xBB\xBF"; /* the byte order mark of UTF-8, which spreadsheets put before a text */
   struct lade_trace trace = {.place_word = "line"};
   lade_trace_reader_fn *read = lade_trace_read_csv;
   LADE_ASSERT(text[n_bytes] == 0);
   if (n_bytes > LADE_TRACE_FILE_BYTES_MOST)
     return lade_error_set(error, -EBADMSG, "%s: %zu bytes; traces of up to %zu are read", name, n_bytes,
                           LADE_TRACE_FILE_BYTES_MOST);
-  if (strncmp(text, mark, strlen(mark)) == 0) {
-    text += strlen(mark);
-    n_bytes -= strlen(mark);
-  }
+  const size_t mark_bytes = lade_text_mark_bytes(text, n_bytes);
+  text += mark_bytes;
+  n_bytes -= mark_bytes;
   if (n_bytes && (unsigned char)text[0] == 0x80) /* first byte of every pickle since protocol 2, and of no text
                                                     format */
     read = lade_trace_read_torch;

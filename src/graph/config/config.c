@@ -108,7 +108,8 @@ int config_text_read(const char *path, const char *text, size_t n_bytes, struct 
 {
   int rc;
   json_error_t json_error;
-  json_t *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &json_error);
+  const size_t mark_bytes = lade_text_mark_bytes(text, n_bytes);
+  json_t *root = json_loadb(text + mark_bytes, n_bytes - mark_bytes, JSON_REJECT_DUPLICATES, &json_error);
   if (!root && (json_error.text[0] == 0 || json_error_code(&json_error) == json_error_out_of_memory))
     return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path); /* a syntax error always has a text */
   if (!root)

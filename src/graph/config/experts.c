@@ -376,7 +376,8 @@ static int file_load(const char *path, struct lade_experts *ret_model, struct la
   size_t bytes = 0;
   if (lade_file_load(path, CONFIG_MOST_BYTES, NULL, &text, &bytes))
     return -ENOENT; /* the reader of other models says why */
-  json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
+  const size_t mark_bytes = lade_text_mark_bytes(text, bytes);
+  json_t *root = json_loadb(text + mark_bytes, bytes - mark_bytes, JSON_REJECT_DUPLICATES, NULL);
   struct lade_experts model = {.name = ""};
   struct reader r = {.config = {.path = path, .object = root, .prefix = "", .error = error}, .model = &model};
   const char *type = json_string_value(json_object_get(root, "model_type"));

@@ -64,8 +64,9 @@ static int range_at(struct builder *b, int value, int pos)
 static int32_t value_buffer(struct builder *b, int value, int pos)
 {
   const struct lade_tensor *t = &b->graph->tensors[value % b->graph->n_tensors];
-  if (t->kind == LADE_TENSOR_PARAM && !plan_is_gathered(b->params, t->param) &&
-      b->params->residency->weight_tiers[t->param] == LADE_TIER_DEVICE)
+  const bool is_resident = t->kind == LADE_TENSOR_PARAM &&
+                           b->params->residency->weight_tiers[t->param] == LADE_TIER_DEVICE;
+  if (is_resident && (!plan_gathers(b->params) || plan_is_gathered_in_place(b->params, t->param)))
     return b->elsewhere[value];
   int at = range_at(b, value, pos);
   if (b->on_device[at] < 0)
@@ -81,9 +82,9 @@ static void param_residents_make(struct builder *b, int param)
   const enum lade_space tier = plan_tier_space(b->params->residency->state_tiers[param]);
   const enum lade_space weight_tier = plan_tier_space(b->params->residency->weight_tiers[param]);
   int weight = b->graph->params[param].tensor, block = lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT);
-  bool is_gathered = plan_is_gathered(b->params, param);
+  bool is_block = plan_gathers(b->params) && !plan_is_gathered_in_place(b->params, param);
   b->elsewhere[weight] =
-      buffer_make(b, weight_tier, LADE_OWNER_PARAMETERS, value_bytes(b, is_gathered ? block : weight), true);
+      buffer_make(b, weight_tier, LADE_OWNER_PARAMETERS, value_bytes(b, is_block ? block : weight), true);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(b->graph, param, (enum lade_part)part);
     b->part_buffers[param * LADE_N_PARTS + part] =
@@ -137,8 +138,11 @@ static void range_fetch(struct builder *b, struct transfer *transfer)
   const int at = transfer->range;
   const struct live_range *it = &b->live->ranges[at];
   const struct lade_tensor *t = &b->graph->tensors[it->value % b->graph->n_tensors];
-  b->on_device[at] = buffer_make(b, LADE_DEVICE, range_owner(b, it),
-                                 value_bytes(b, it->value % b->graph->n_tensors), false);
+  if (it->source == PLAN_GATHERED && plan_is_gathered_in_place(b->params, t->param))
+    b->on_device[at] = b->elsewhere[it->value];
+  else
+    b->on_device[at] = buffer_make(b, LADE_DEVICE, range_owner(b, it),
+                                   value_bytes(b, it->value % b->graph->n_tensors), false);
   if (it->source == PLAN_GATHERED)
     transfer->block = weight_block_emit(b, t->param, b->on_device[at]);
   else

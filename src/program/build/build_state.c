@@ -3,9 +3,9 @@
  * Emission: working copies in shards, and the end of a step.
  *
  * When all gradients are complete (build_grads.c), the clip result over their sums of squares is computed. Then the
- * updates run, each in its parameter's state tier. If state is in shards, this rank updates its block, and the working
- * copy is gathered again: at once if it is whole on the device, else before each use (at the slots of liveness.c).
- * Gathers of one slot, or of consecutive updates, are adjacent in the list and form a group.
+ * updates run, each in its parameter's state tier. If state is in shards, this rank updates its block. The next step
+ * gathers the working copy at the slots of liveness.c: once if it has memory for the whole step, else before each use.
+ * Gathers of one slot are adjacent in the list and form a group.
  *
  * If the update does not reach the device, a working copy there is copied to the host before its update and back after
  * it. The copies of the next parameter overlap the update.
@@ -35,7 +35,8 @@ struct value_place weight_block_emit(struct builder *b, int param, int32_t buffe
   const int weight = b->graph->params[param].tensor, tier = b->params->residency->weight_tiers[param];
   const struct lade_value block = {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, 0};
   const uint64_t bytes = value_bytes(b, block.tensor);
-  const struct value_place src = {b->elsewhere[weight], 0};
+  const uint64_t at_rest = plan_is_gathered_in_place(b->params, param) ? own_offset(b, bytes) : 0;
+  const struct value_place src = {b->elsewhere[weight], at_rest};
   struct value_place landing = {buffer, own_offset(b, bytes)};
   if (tier == LADE_TIER_DEVICE)
     return src;
@@ -121,16 +122,11 @@ static int updated_tensor(const struct builder *b, int param)
   return is_sharded(b) ? lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT) : b->graph->params[param].tensor;
 }
 
-/* True if the parameter's tier holds a block, and the working copy is whole on the device. */
-static bool is_block_of_whole(const struct builder *b, int param)
-{
-  return is_sharded(b) && !plan_is_gathered(b->params, param);
-}
-
 /* Return the place of the working copy, or its block, in the weight tier. */
 static struct value_place weight_place(const struct builder *b, int param)
 {
-  uint64_t offset = is_block_of_whole(b, param) ? own_offset(b, value_bytes(b, updated_tensor(b, param))) : 0;
+  const bool is_in_place = plan_is_gathered_in_place(b->params, param);
+  uint64_t offset = is_in_place ? own_offset(b, value_bytes(b, updated_tensor(b, param))) : 0;
   return (struct value_place){b->elsewhere[b->graph->params[param].tensor], offset};
 }
 
@@ -141,8 +137,8 @@ static int32_t weight_out_emit(struct builder *b, int param)
     return -1;
   const struct lade_value value = {updated_tensor(b, param), 0, 0}, whole = {b->graph->params[param].tensor, 0, 0};
   int32_t copy = buffer_make(b, LADE_HOST, LADE_OWNER_PARAMETERS, value_bytes(b, value.tensor), false);
-  move_emit(b, weight_place(b, param), is_block_of_whole(b, param) ? whole : value, (struct value_place){copy, 0},
-            value);
+  move_emit(b, weight_place(b, param), plan_is_gathered_in_place(b->params, param) ? whole : value,
+            (struct value_place){copy, 0}, value);
   return copy;
 }
 
@@ -152,22 +148,11 @@ static void update_weight_add(struct builder *b, int param, int32_t copy)
   const struct lade_value value = {updated_tensor(b, param), 0, 0}, next = {value.tensor, 0, 1};
   const struct lade_value whole = {b->graph->params[param].tensor, 0, 0};
   const struct value_place place = copy < 0 ? weight_place(b, param) : (struct value_place){copy, 0};
+  const bool is_of_whole = copy < 0 && plan_is_gathered_in_place(b->params, param);
   operand_add(b, &(struct lade_operand){.buffer = place.buffer, .offset = place.offset,
                                         .bytes = value_bytes(b, value.tensor), .role = LADE_ROLE_WEIGHT,
                                         .access = LADE_READS_AND_MAKES, .makes = next,
-                                        .reads = copy < 0 && is_block_of_whole(b, param) ? whole : value});
-}
-
-/* Gather the updated working copies of [first, end) where each rank has them whole. */
-static void weights_gather_emit(struct builder *b, int first, int end)
-{
-  for (int param = first; param < end && !b->status; param++) {
-    const struct lade_value value = {updated_tensor(b, param), 0, 1};
-    const struct value_place tier = weight_place(b, param);
-    if (is_block_of_whole(b, param))
-      all_gather_emit(b, LADE_AXIS_SHARD, param, (struct held){tier, value}, tier.buffer,
-                      (struct lade_value){b->graph->params[param].tensor, 0, 1});
-  }
+                                        .reads = is_of_whole ? whole : value});
 }
 
 /* Return the gradient for the update of @param, wherever it is. */
@@ -271,7 +256,6 @@ void backward_update_emit(struct builder *b, int param)
   sumsq_settle(b, param);
   clip_emit(b, param, &clip);
   update_emit(b, param, &clip, weight_out_emit(b, param));
-  weights_gather_emit(b, param, param + 1);
 }
 
 static int backward_update_compare(const void *x, const void *y)
@@ -311,17 +295,9 @@ void end_emit(struct builder *b)
   if (b->backward_updates)
     return;
   int32_t next = graph->n_params ? weight_out_emit(b, 0) : -1;
-  int first_untold = 0;
-  uint64_t untold_bytes = 0;
   for (int param = 0; param < graph->n_params && !b->status; param++) {
     int32_t copy = next;
     next = param + 1 < graph->n_params ? weight_out_emit(b, param + 1) : -1;
     update_emit(b, param, &whole, copy);
-    untold_bytes += value_bytes(b, graph->params[param].tensor);
-    if (untold_bytes < b->bucket_bytes[LADE_AXIS_SHARD] && param + 1 < graph->n_params)
-      continue;
-    weights_gather_emit(b, first_untold, param + 1);
-    first_untold = param + 1;
-    untold_bytes = 0;
   }
 }

@@ -198,12 +198,11 @@ void cast_expect(const struct proof *proof, const struct lade_instr *instr, stru
   expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), dst);
 }
 
-/* Expect a gather: a working copy from its blocks, old or new; or every rank's sum of squares. */
+/* Expect a gather: a working copy from its blocks; or every rank's sum of squares. */
 static void all_gather_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_model_graph *graph = proof->graph;
   const int param = instr->param;
-  const struct lade_value found = proof->program->operands[instr->first_operand].reads;
   if (param < 0) {
     int level = lade_sums_level((enum lade_axis)instr->axis);
     expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE),
@@ -212,10 +211,9 @@ static void all_gather_expect(const struct proof *proof, const struct lade_instr
                 value_of(lade_value_scalar(graph, (enum lade_scalar)(LADE_SCALAR_SUMS + level)), 0, 0));
     return;
   }
-  int version = instr->n_operands && found.version == proof->program->is_training ? found.version : 0;
   expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE),
-              value_of(lade_value_block(graph, param, LADE_BLOCK_WEIGHT), 0, version));
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), value_of(graph->params[param].tensor, 0, version));
+              value_of(lade_value_block(graph, param, LADE_BLOCK_WEIGHT), 0, 0));
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), value_of(graph->params[param].tensor, 0, 0));
 }
 
 void collective_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)

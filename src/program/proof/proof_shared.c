@@ -10,17 +10,22 @@
 
 #include "program/proof/proof.h"
 
-/*
- * Write into @ret_brought the value that each buffer is first read as; tensor below 0 if it is written first or never.
- */
-static void brought_collect(const struct lade_program *program, struct lade_value *ret_brought)
+/* A value that a buffer is first read as, and its offset there; tensor below 0 if it is written first or never. */
+struct brought {
+  struct lade_value value;
+  uint64_t offset;
+};
+
+static void brought_collect(const struct lade_program *program, struct brought *ret_brought)
 {
   for (int i = 0; i < program->n_buffers; i++)
-    ret_brought[i] = (struct lade_value){-2, 0, 0}; /* not touched yet */
+    ret_brought[i] = (struct brought){{-2, 0, 0}, 0}; /* not touched yet */
   for (int i = 0; i < program->n_operands; i++) {
     const struct lade_operand *operand = &program->operands[i];
-    if (ret_brought[operand->buffer].tensor == -2)
-      ret_brought[operand->buffer] = operand->access & LADE_READS ? operand->reads : (struct lade_value){-1, 0, 0};
+    const bool is_read = operand->access & LADE_READS;
+    if (ret_brought[operand->buffer].value.tensor == -2)
+      ret_brought[operand->buffer] = (struct brought){is_read ? operand->reads : (struct lade_value){-1, 0, 0},
+                                                      operand->offset};
   }
 }
 
@@ -36,9 +41,8 @@ static bool is_same_range(const struct lade_buffer *a, const struct lade_buffer 
   return a->space == b->space && a->owner == b->owner && a->offset == b->offset && a->bytes == b->bytes;
 }
 
-static int residents_compare(const struct lade_program *a, const struct lade_value *a_brought,
-                             const struct lade_program *b, const struct lade_value *b_brought,
-                             struct lade_error *error)
+static int residents_compare(const struct lade_program *a, const struct brought *a_brought,
+                             const struct lade_program *b, const struct brought *b_brought, struct lade_error *error)
 {
   const struct proof proof = {.program = a, .graph = a->graph, .error = error};
   char one[PROOF_VALUE_BYTES], two[PROOF_VALUE_BYTES];
@@ -47,9 +51,14 @@ static int residents_compare(const struct lade_program *a, const struct lade_val
     if (!is_same_range(&a->buffers[i], &b->buffers[k]))
       return proof_fail_all(&proof, "resident buffers %d and %d of two programs over one arena are not one range", i,
                             k);
-    if (a_brought[i].tensor >= 0 && b_brought[k].tensor >= 0 && !value_is_equal(a_brought[i], b_brought[k]))
+    if (a_brought[i].value.tensor < 0 || b_brought[k].value.tensor < 0)
+      continue;
+    if (!value_is_equal(a_brought[i].value, b_brought[k].value))
       return proof_fail_all(&proof, "resident buffer %d holds %s for one program and %s for the other", i,
-                            proof_value(&proof, a_brought[i], one), proof_value(&proof, b_brought[k], two));
+                            proof_value(&proof, a_brought[i].value, one), proof_value(&proof, b_brought[k].value, two));
+    if (a_brought[i].offset != b_brought[k].offset)
+      return proof_fail_all(&proof, "resident buffer %d holds %s in two places for two programs", i,
+                            proof_value(&proof, a_brought[i].value, one));
   }
   if (i < a->n_buffers || k < b->n_buffers)
     return proof_fail_all(&proof, "two programs over one arena have different numbers of resident buffers");
@@ -62,7 +71,7 @@ int lade_program_prove_shared(const struct lade_program *program, const struct l
   if (!program->is_proved || !other->is_proved || program->graph != other->graph)
     return lade_error_set(error, -EINVAL, "two programs over one arena: both must be proved, and of one graph");
   size_t n = (size_t)program->n_buffers + 1, n_other = (size_t)other->n_buffers + 1;
-  struct lade_value *brought = malloc(n * sizeof(*brought)), *other_brought = malloc(n_other * sizeof(*other_brought));
+  struct brought *brought = malloc(n * sizeof(*brought)), *other_brought = malloc(n_other * sizeof(*other_brought));
   int status = -ENOMEM;
   if (brought && other_brought) {
     brought_collect(program, brought);

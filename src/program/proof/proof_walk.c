@@ -13,10 +13,11 @@
  *
  * The start of a step: a resident buffer that is read before it is written brings a value with it. Only parameters,
  * their state and data may come from before the step; all other buffers begin empty. At the end each such buffer must
- * hold the beginning of the next step: parameters and state are updated in training and untouched in evaluation. A
- * value that this program does not read may still matter to another program over the same arena: in an evaluation a
- * resident buffer of optimizer state is never written. In a caller's own step given storages begin in
- * program->start_buffers, and given and kept storages end in program->end_buffers.
+ * hold the beginning of the next step: parameters and state are updated in training and untouched in evaluation, which
+ * may gather a working copy around this rank's block. A value that this program does not read may still matter to
+ * another program over the same arena: in an evaluation a resident buffer of optimizer state is never written. In a
+ * caller's own step given storages begin in program->start_buffers, and given and kept storages end in
+ * program->end_buffers.
  *
  * Pieces begin only at the ends of operands. So a sorted list of those ends numbers them, and the row is a bitset over
  * the list. A write removes the marks that it covers and adds at most three. A read of a part of a piece cuts it, which
@@ -59,6 +60,7 @@ struct value_walk {
   struct row rows[LADE_N_SPACES];
   struct cut_span *spans;      /* by buffer */
   struct lade_value *brought;  /* by buffer: its value at the start of a step; tensor -1: none */
+  uint64_t *brought_at;        /* by buffer: that value's offset in it */
   bool *is_updated;            /* by parameter */
   int32_t (*clocks)[LADE_N_QUEUES];
   int32_t last[LADE_N_QUEUES]; /* last instruction of each queue so far */
@@ -407,6 +409,16 @@ static int brought_owner(const struct proof *proof, struct lade_value value)
   return lade_tensor_is_data(&graph->tensors[value.tensor]) ? LADE_OWNER_TRANSIENT : -1;
 }
 
+/* True if @operand reads this rank's block of a working copy at its place in the memory of the whole copy. */
+static bool is_own_place(const struct proof *proof, const struct lade_operand *operand)
+{
+  const int tensor = operand->reads.tensor;
+  return is_sharded(proof) && block_param(proof->graph, tensor) >= 0 &&
+         block_kind(proof->graph, tensor) == LADE_BLOCK_WEIGHT &&
+         operand_buffer(proof, operand)->space == LADE_DEVICE &&
+         operand->offset == operand->bytes * (uint64_t)lade_layout_position(proof->program->layout, LADE_AXIS_SHARD);
+}
+
 /*
  * Note the value that a resident buffer brought, from the first instruction that touches it. Each value is brought at
  * most once: @holders has its buffer plus one, for each value and, past those, each microbatch's data.
@@ -416,7 +428,7 @@ static int brought_note(struct value_walk *walk, int at, int i, int32_t *holders
   const struct proof *proof = walk->proof;
   const struct lade_operand *operand = &proof->program->operands[proof->program->instrs[at].first_operand + i];
   int owner = brought_owner(proof, operand->reads);
-  if (!(operand->access & LADE_READS) || owner < 0 || operand->offset)
+  if (!(operand->access & LADE_READS) || owner < 0 || (operand->offset && !is_own_place(proof, operand)))
     return 0; /* no value: the walk refuses its readers */
   if ((int)operand_buffer(proof, operand)->owner != owner)
     return proof_fail(proof, at, i, "is brought by a buffer that the ledger counts as %s",
@@ -430,6 +442,7 @@ static int brought_note(struct value_walk *walk, int at, int i, int32_t *holders
                       operand->buffer);
   holders[number] = operand->buffer + 1;
   walk->brought[operand->buffer] = operand->reads;
+  walk->brought_at[operand->buffer] = operand->offset;
   struct value_piece piece = {operand->reads, operand_start(proof, operand), operand->buffer, -1, NO_READERS};
   row_fill(&walk->rows[operand_buffer(proof, operand)->space], operand_span(walk, operand), &piece);
   return 0;
@@ -474,16 +487,26 @@ static void given_bring(struct value_walk *walk)
 
 /* ---- the end of a step ---- */
 
-/* Return the only piece in a value's range at the start of buffer @i; NULL: several. */
-static const struct value_piece *piece_whole(struct value_walk *walk, int i, uint64_t bytes)
+/* Return the only piece in a value's range from @offset of buffer @i; NULL: several. */
+static const struct value_piece *piece_whole(struct value_walk *walk, int i, uint64_t offset, uint64_t bytes)
 {
   const struct lade_buffer *buffer = &walk->proof->program->buffers[i];
   struct row *row = &walk->rows[buffer->space];
-  const struct cut_span *span = span_get(walk, i, buffer->offset, bytes);
+  const struct cut_span *span = span_get(walk, i, buffer->offset + offset, bytes);
   int32_t cut = ordered_bitset_prev(&row->starts, span->from);
   return row_next(row, cut) >= span->to ? &row->pieces[cut] : NULL;
 }
 
+/* True if @piece is the working copy that an evaluation gathered in buffer @i over its own block @block. */
+static bool is_gathered_over(const struct proof *proof, int i, struct lade_value block, const struct value_piece *piece)
+{
+  const int param = block_param(proof->graph, block.tensor);
+  return !proof->program->is_training && param >= 0 &&
+         value_is_equal(piece->value, (struct lade_value){proof->graph->params[param].tensor, 0, 0}) &&
+         piece->buffer == i && piece->origin == proof->program->buffers[i].offset;
+}
+
+/* Check that buffer @i ends the step with the next version of the value with which it began. */
 static int brought_check(struct value_walk *walk, int i)
 {
   const struct proof *proof = walk->proof;
@@ -491,10 +514,12 @@ static int brought_check(struct value_walk *walk, int i)
   struct lade_value value = walk->brought[i];
   bool is_data = value.tensor < proof->graph->n_tensors && lade_tensor_is_data(&proof->graph->tensors[value.tensor]);
   value.version = proof->program->is_training && !is_data ? 1 : 0;
-  const struct value_piece *piece = piece_whole(walk, i,
-                                                lade_held_bytes(proof->graph, proof->program->layout, value.tensor));
+  const uint64_t bytes = lade_held_bytes(proof->graph, proof->program->layout, value.tensor);
+  const struct value_piece *piece = piece_whole(walk, i, walk->brought_at[i], bytes);
+  if (piece && is_gathered_over(proof, i, value, piece))
+    return 0;
   if (!piece || !value_is_equal(piece->value, value) || piece->buffer != i ||
-      piece->origin != proof->program->buffers[i].offset)
+      piece->origin != proof->program->buffers[i].offset + walk->brought_at[i])
     return proof_fail_all(proof, "buffer %d in %s ends the step without %s, with which the next one begins", i,
                           lade_space_name(proof->program->buffers[i].space), proof_value(proof, value, text));
   return 0;
@@ -510,7 +535,7 @@ static int result_check(struct value_walk *walk, int i)
   if (proof->program->is_training)
     return proof_fail_all(proof, "buffer %d in %s is resident for %s, but nothing is updated there", i,
                           lade_space_name(buffer->space), lade_owner_name(buffer->owner));
-  const struct value_piece *piece = piece_whole(walk, i, buffer->bytes);
+  const struct value_piece *piece = piece_whole(walk, i, 0, buffer->bytes);
   if (!piece || piece->writer >= 0)
     return proof_fail_all(proof, "buffer %d in %s is resident for %s, but an evaluation writes it", i,
                           lade_space_name(buffer->space), lade_owner_name(buffer->owner));
@@ -526,7 +551,7 @@ static struct lade_value result_find(struct value_walk *walk, int i)
   if (first->value.tensor < 0 || first->buffer != i || first->origin != buffer->offset)
     return nothing;
   uint64_t bytes = lade_held_bytes(walk->proof->graph, walk->proof->program->layout, first->value.tensor);
-  return piece_whole(walk, i, bytes) ? first->value : nothing;
+  return piece_whole(walk, i, 0, bytes) ? first->value : nothing;
 }
 
 /* Check that losses of all microbatches, and in training the clip result, are on the host for the caller. */
@@ -569,7 +594,7 @@ static int ends_check(struct value_walk *walk)
     char text[PROOF_VALUE_BYTES];
     if (end < 0)
       continue;
-    const struct value_piece *piece = piece_whole(walk, end, storage->bytes);
+    const struct value_piece *piece = piece_whole(walk, end, 0, storage->bytes);
     if (!piece || !value_is_equal(piece->value, last) || piece->buffer != end ||
         piece->origin != proof->program->buffers[end].offset)
       return proof_fail_all(proof, "buffer %d in %s ends the step without %s", end,
@@ -597,10 +622,11 @@ static int walk_init(struct value_walk *walk)
   size_t n_buffers = (size_t)program->n_buffers + 1;
   walk->spans = malloc(n_buffers * sizeof(*walk->spans));
   walk->brought = malloc(n_buffers * sizeof(*walk->brought));
+  walk->brought_at = calloc(n_buffers, sizeof(*walk->brought_at));
   walk->is_updated = calloc(walk->proof->graph ? (size_t)walk->proof->graph->n_params + 1 : 1,
                             sizeof(*walk->is_updated));
   walk->clocks = malloc((size_t)program->n_instrs * sizeof(*walk->clocks));
-  if (!walk->spans || !walk->brought || !walk->is_updated || !walk->clocks || cuts_collect(walk))
+  if (!walk->spans || !walk->brought || !walk->brought_at || !walk->is_updated || !walk->clocks || cuts_collect(walk))
     return -ENOMEM;
   for (int i = 0; i < program->n_buffers; i++)
     walk->brought[i] = nothing;
@@ -622,6 +648,7 @@ static void walk_finish(struct value_walk *walk)
   }
   free(walk->spans);
   free(walk->brought);
+  free(walk->brought_at);
   free(walk->is_updated);
   free(walk->clocks);
 }

@@ -350,12 +350,16 @@ static int residents_find(lade_executor *ex)
   ex->targets = buffers_make(n);
   ex->first_keys = buffers_make(n);
   ex->losses = buffers_make(n);
-  if (!ex->resident || !ex->tokens || !ex->targets || !ex->first_keys || !ex->losses)
+  bool *is_touched = calloc((size_t)program->n_buffers + 1, sizeof(*is_touched));
+  if (!is_touched || !ex->resident || !ex->tokens || !ex->targets || !ex->first_keys || !ex->losses) {
+    free(is_touched);
     return -ENOMEM;
+  }
   for (int i = 0; i < program->n_operands; i++) {
     const struct lade_operand *operand = &program->operands[i];
-    if (!program->buffers[operand->buffer].is_resident)
+    if (!program->buffers[operand->buffer].is_resident || is_touched[operand->buffer])
       continue;
+    is_touched[operand->buffer] = true; /* the first operand names the value that the buffer holds between steps */
     struct lade_value value = operand->access & LADE_READS ? operand->reads : operand->makes;
     if (value.tensor == graph->tokens)
       ex->tokens[value.microbatch] = operand->buffer;
@@ -370,6 +374,7 @@ static int residents_find(lade_executor *ex)
     else
       ex->resident[value.tensor] = operand->buffer;
   }
+  free(is_touched);
   return 0;
 }
 

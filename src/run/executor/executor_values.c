@@ -35,7 +35,8 @@ _Static_assert(LADE_EXECUTOR_WINDOW_BYTES % GRANULE_BYTES == 0, "windows of whol
 struct resident {
   int32_t value;
   const struct lade_buffer *buffer;
-  uint64_t bytes; /* with padding */
+  uint64_t bytes;  /* with padding */
+  uint64_t offset; /* in the buffer */
 };
 
 /* The part of a window that this rank holds: its place in the window, and its place in the held range. */
@@ -216,7 +217,7 @@ static int memory_move(lade_executor *ex, const struct resident *held, const str
                        bool is_get, struct lade_error *error)
 {
   const struct lade_program *program = ex->train.program;
-  char *at = executor_address(ex, program, (int32_t)(held->buffer - program->buffers), piece->offset);
+  char *at = executor_address(ex, program, (int32_t)(held->buffer - program->buffers), held->offset + piece->offset);
   if (held->buffer->space == LADE_HOST) {
     memcpy(is_get ? host : at, is_get ? at : host, piece->bytes);
     return 0;
@@ -234,16 +235,19 @@ static int value_param(const struct lade_model_graph *graph, int tensor)
 }
 
 /*
- * Return the resident value of @tensor. A working copy that is gathered before each use is held as a block, a separate
- * value.
+ * Return the resident value of @tensor. A working copy that is gathered is held as a block, a separate value: alone, or
+ * at this rank's place in the memory of the gathered copy.
  */
 static struct resident resident_get(const lade_executor *ex, int tensor)
 {
   const struct lade_program *program = ex->train.program;
   const bool is_block = ex->resident[tensor] < 0;
   const int value = is_block ? lade_value_block(ex->graph, value_param(ex->graph, tensor), LADE_BLOCK_WEIGHT) : tensor;
-  return (struct resident){value, &program->buffers[ex->resident[value]],
-                           lade_held_bytes(ex->graph, program->layout, value)};
+  const struct lade_buffer *buffer = &program->buffers[ex->resident[value]];
+  const uint64_t bytes = lade_held_bytes(ex->graph, program->layout, value);
+  const bool is_in_place = is_block && buffer->space == LADE_DEVICE && program->layout->zero < LADE_ZERO_MOST;
+  const uint64_t position = is_in_place ? (uint64_t)lade_layout_position(program->layout, LADE_AXIS_SHARD) : 0;
+  return (struct resident){value, buffer, bytes, position * bytes};
 }
 
 uint64_t executor_place_stored(const lade_executor *ex, int tensor)

@@ -359,6 +359,70 @@ static void blocks_wait_elsewhere_between_microbatches(void **state)
   }
 }
 
+/*
+ * Under ZeRO 1 and 2 a weight with memory on the device is gathered once a step, around this rank's block and before
+ * its first reader. The gathers of later layers follow the first computation, so the forward pass hides them.
+ */
+static void weights_are_gathered_beside_the_forward_pass(void **state)
+{
+  for (int i = 0; i < 4; i++) {
+    const struct program_fixture_setting setting = {
+        .family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1 + i / 2 * 2, .dp = 2, .zero = 1 + i % 2,
+        .manner = FIXTURE_KEEP, .prefetch_bytes = i % 2 ? UINT64_MAX / 2 : 0};
+    struct program_fixture s;
+    program_fixture_init(&s, &setting);
+    struct lade_program *p = s.program;
+    bool *is_whole = calloc((size_t)s.graph->n_params, sizeof(*is_whole)), is_computing = false, is_hidden = false;
+    int n_gathers = 0;
+    assert_non_null(is_whole);
+    for (int at = 0; at < p->n_instrs; at++) {
+      const struct lade_instr *instr = &p->instrs[at];
+      const struct lade_operand *operands = &p->operands[instr->first_operand];
+      is_computing |= instr->kind == LADE_INSTR_COMPUTE;
+      if (instr->kind == LADE_INSTR_COLLECTIVE && instr->collective == LADE_ALL_GATHER && instr->param >= 0) {
+        assert_int_equal(operands[0].buffer, operands[1].buffer);
+        assert_true(p->buffers[operands[0].buffer].is_resident);
+        assert_false(is_whole[instr->param]);
+        is_whole[instr->param] = true;
+        is_hidden |= is_computing;
+        n_gathers++;
+      }
+      for (int j = 0; j < instr->n_operands && instr->kind == LADE_INSTR_COMPUTE; j++) {
+        const int tensor = operands[j].access & LADE_READS ? operands[j].reads.tensor : -1;
+        if (tensor >= 0 && tensor < s.graph->n_tensors && s.graph->tensors[tensor].kind == LADE_TENSOR_PARAM)
+          assert_true(is_whole[s.graph->tensors[tensor].param]);
+      }
+    }
+    assert_int_equal(n_gathers, s.graph->n_params);
+    assert_true(is_hidden);
+    free(is_whole);
+    assert_int_equal(lade_program_prove(p, no_limit, NULL), 0);
+    program_fixture_finish(&s);
+  }
+}
+
+/* A block that another place of the copy's memory brings is refused. */
+static void a_gathered_copy_lies_around_the_block(void **state)
+{
+  struct program_fixture s;
+  program_fixture_init(&s, &program_fixture_settings[10]);
+  int n_gathers = 0;
+  for (int at = 0; at < s.program->n_instrs; at++) {
+    const struct lade_instr *instr = &s.program->instrs[at];
+    if (instr->kind != LADE_INSTR_COLLECTIVE || instr->collective != LADE_ALL_GATHER || instr->param < 0)
+      continue;
+    struct lade_operand *block = &s.program->operands[instr->first_operand];
+    const struct lade_operand right = *block;
+    block->offset = right.offset ? 0 : right.bytes;
+    assert_int_equal(lade_program_prove(s.program, no_limit, NULL), -EINVAL);
+    *block = right;
+    n_gathers++;
+  }
+  assert_int_equal(n_gathers, s.graph->n_params);
+  assert_int_equal(lade_program_prove(s.program, no_limit, NULL), 0);
+  program_fixture_finish(&s);
+}
+
 /* With free space a block is on the device while its addend is on its way; without, only for the addition. */
 static void blocks_come_back_ahead_where_there_is_room(void **state)
 {
@@ -561,6 +625,8 @@ int main(void)
       cmocka_unit_test(scattered_sends_send_the_ranks_own_rows),
       cmocka_unit_test(captures_end_only_at_a_wait),
       cmocka_unit_test(blocks_wait_elsewhere_between_microbatches),
+      cmocka_unit_test(weights_are_gathered_beside_the_forward_pass),
+      cmocka_unit_test(a_gathered_copy_lies_around_the_block),
       cmocka_unit_test(blocks_come_back_ahead_where_there_is_room),
       cmocka_unit_test(an_older_copy_of_a_block_is_caught),
       cmocka_unit_test(a_broken_program_is_seen_by_the_recount),
