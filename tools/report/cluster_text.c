@@ -55,8 +55,8 @@ void cluster_given_print(const struct cluster_plan *plan, FILE *file)
   lade_size_format(plan->peak_bytes, text, sizeof(text));
   lade_size_format(plan->budget_bytes, more, sizeof(more));
   if (plan->is_proved)
-    fprintf(file, "memory        %s of %s, rank %d; %d stages built as programs, proved and executed dry\n", text, more,
-            plan->ranks[plan->fullest], plan->n_stages_proved);
+    fprintf(file, "memory        %s of %s, rank %d; %d stage%s built as programs, proved and executed dry\n", text,
+            more, plan->ranks[plan->fullest], plan->n_stages_proved, plan->n_stages_proved > 1 ? "s" : "");
   else
     fprintf(file, "memory        %s of %s, not proved: a formula for context and expert parallel ranks\n", text, more);
   if (plan->share.software != LADE_SOFTWARE_LADE)
