@@ -195,6 +195,7 @@ struct lade_layout_cost {
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
   uint64_t least_host_bytes; /* a lower bound of its proved bytes */
+  uint64_t least_sum_bytes;  /* a lower bound of a rank's bytes on device and host together, at one moment */
   int n_stages;              /* stages that may need the most memory: of those with equal parameters, one with the */
   int stages[LADE_LAYOUT_SIZES_MOST]; /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
@@ -227,6 +228,7 @@ struct lade_layout_core {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */
     double host_bytes;             /* of values of that stage on the host */
     double least_bytes[2];         /* lower bounds of saved values: while no gradients are held, and while all are */
+    double least_away_bytes;       /* of values that are copied to the host and not read again, at the first of these */
     int stage;                     /* the first with these */
   } sizes[LADE_LAYOUT_SIZES_MOST];
 };
@@ -415,10 +417,10 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
 
 /*
  * List the layouts that may be faster than rivals: those whose time is below limit_ns and below the time of the rival
- * of their (tp, pp, dp), and whose lower bounds of bytes (cost.least_bytes, cost.least_host_bytes) are within the
+ * of their (tp, pp, dp), and whose lower bounds of bytes (least_bytes, least_host_bytes, least_sum_bytes) are within the
  * budgets. A layout that is not listed does not fit, or is no faster. Layouts of jobs that cannot be proved are held
- * against the budgets by their estimates. The fastest @n_most come in order of time; n_undecided counts all. Errors as
- * lade_layout_search_run's; an empty list is none. Free found.
+ * against the budgets by their estimates. The fastest @n_most come in order of time; n_undecided counts all. An empty
+ * list is no error. -ENOMEM. Free found.
  */
 int lade_layout_search_undecided(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
                                  struct lade_error *error, struct lade_layout_search *ret_search);

@@ -446,6 +446,20 @@ static double stage_least_bytes(const struct layout_sum *sum, int stage, bool ha
 }
 
 /*
+ * Return a lower bound of the bytes of @stage's values that are copied to the host, at the first backward half that
+ * meets as many as are in flight. Each is on the host or has come back; those of the layer whose half runs may be gone.
+ */
+static double stage_least_away(const struct layout_sum *sum, int stage)
+{
+  const struct lade_pipeline *pipeline = &sum->pipeline;
+  const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), pipeline->n_microbatches);
+  const double n_layers = lade_schedule_is_split(pipeline)
+                              ? (lade_schedule_in_flight(pipeline, stage) - waiting) * (double)sum->layers[stage]
+                              : layers_held(sum, stage, 0);
+  return LADE_MAX(n_layers - 1, 0) * sum->share->layer.host_bytes;
+}
+
+/*
  * Fill the sizes of stages. Of stages with equal parameters the one with the most values stands for all. Numbers of
  * parameters are few: those of the first stage, of the last, and of the others, whose layers differ by one at most
  * (graph/stage.c).
@@ -463,6 +477,7 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     core->sizes[at].values_bytes = values;
     core->sizes[at].host_bytes = stage_host_bytes(sum, stage);
     core->sizes[at].n_params = n_params;
+    core->sizes[at].least_away_bytes = stage_least_away(sum, stage);
     for (int has_grads = 0; has_grads < 2; has_grads++)
       core->sizes[at].least_bytes[has_grads] = stage_least_bytes(sum, stage, has_grads);
     core->sizes[at].stage = stage;
@@ -479,10 +494,11 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
  * Return a lower bound of the proved device bytes of size @i of @core: the most of three moments of its program. Saved
  * values are at their most, and no gradient is counted. Or all gradients are held and as many values as then are saved.
  * Or the step ends, and gradients wait for their updates. A layer's backward half adds its own values to the first two,
- * with two microbatches only to the first: the second one's gradients may leave one by one.
+ * with two microbatches only to the first: the second one's gradients may leave one by one. @ret_first is the bound of
+ * the first moment alone.
  */
 static double least_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                          const struct lade_layout *layout, enum lade_tier state_tier, int i)
+                          const struct lade_layout *layout, enum lade_tier state_tier, int i, double *ret_first)
 {
   const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
@@ -495,7 +511,7 @@ static double least_bytes(const struct lade_layout_job *job, const struct lade_l
   const double held = n_params * lade_zero_state_bytes(zero, shard, weight, on_device, 0);
   const double grads = n_params * lade_zero_state_bytes(zero, shard, 0, 0, sizeof(float));
   const double steady = core->sizes[i].least_bytes[true];
-  double least = held + core->sizes[i].least_bytes[false] + peak;
+  double least = *ret_first = held + core->sizes[i].least_bytes[false] + peak;
   if (steady > 0)
     least = LADE_MAX(least, held + grads + steady + (core->pipeline.n_microbatches > 2 ? peak : 0));
   if (state_tier == LADE_TIER_DEVICE || shard > 1) /* else complete gradients leave for the host one by one */
@@ -526,9 +542,13 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
     const double host = core->sizes[i].host_bytes +
                         (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, core, layout, n_params));
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
-    cost->least_bytes = LADE_MAX(cost->least_bytes, (uint64_t)least_bytes(job, core, layout, state_tier, i));
-    cost->least_host_bytes = LADE_MAX(cost->least_host_bytes,
-                                      (uint64_t)least_host_bytes(job, core, layout, state_tier, i));
+    double first;
+    const double least = least_bytes(job, core, layout, state_tier, i, &first);
+    const double least_host = least_host_bytes(job, core, layout, state_tier, i);
+    cost->least_bytes = LADE_MAX(cost->least_bytes, (uint64_t)least);
+    cost->least_host_bytes = LADE_MAX(cost->least_host_bytes, (uint64_t)least_host);
+    cost->least_sum_bytes = LADE_MAX(cost->least_sum_bytes,
+                                     (uint64_t)(first + least_host + core->sizes[i].least_away_bytes));
     cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;

@@ -426,9 +426,11 @@ static double rival_ns(const struct lade_layout_search_params *params, const str
 /* True if the bounds of @cost are within the budgets, or, for a job without proofs, its estimates. */
 static bool may_fit(const struct layout_searcher *s, const struct lade_layout_cost *cost)
 {
-  const uint64_t device_bytes = is_provable(s->job) ? cost->least_bytes : cost->peak_bytes;
-  const uint64_t host_bytes = is_provable(s->job) ? cost->least_host_bytes : cost->host_bytes;
-  return device_bytes <= s->params->device_bytes && host_bytes <= s->params->host_bytes;
+  const struct lade_layout_search_params *params = s->params;
+  if (!is_provable(s->job))
+    return cost->peak_bytes <= params->device_bytes && cost->host_bytes <= params->host_bytes;
+  return cost->least_bytes <= params->device_bytes && cost->least_host_bytes <= params->host_bytes &&
+         cost->least_sum_bytes <= params->device_bytes + params->host_bytes;
 }
 
 static int found_compare(const void *a, const void *b)

@@ -128,7 +128,7 @@ static void no_program_needs_less_than_its_bound(void **state)
       continue;
     n++;
     stages_prove(&d, &cost, draw(2) ? cost.peak_bytes : cost.least_bytes, &device, &host);
-    if (cost.least_bytes > device || cost.least_host_bytes > host)
+    if (cost.least_bytes > device || cost.least_host_bytes > host || cost.least_sum_bytes > device + host)
       fail_msg("seed %llu, %s: bounds %llu and %llu, programs %llu and %llu", (unsigned long long)at,
                d.job.model->name, (unsigned long long)cost.least_bytes, (unsigned long long)cost.least_host_bytes,
                (unsigned long long)device, (unsigned long long)host);
