@@ -417,8 +417,8 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
 
 /*
  * List the layouts that may be faster than rivals: those whose time is below limit_ns and below the time of the rival
- * of their (tp, pp, dp), and whose lower bounds of bytes (least_bytes, least_host_bytes, least_sum_bytes) are within the
- * budgets. A layout that is not listed does not fit, or is no faster. Layouts of jobs that cannot be proved are held
+ * of their (tp, pp, dp), and whose lower bounds of bytes (least_bytes, least_host_bytes, least_sum_bytes) are within
+ * the budgets. A layout that is not listed does not fit, or is no faster. Jobs that cannot be proved are held
  * against the budgets by their estimates. The fastest @n_most come in order of time; n_undecided counts all. An empty
  * list is no error. -ENOMEM. Free found.
  */

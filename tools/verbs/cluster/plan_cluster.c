@@ -240,8 +240,10 @@ static int choice_take(const struct cluster_plan *choices, int n, struct cluster
   plan->fits = false;
   for (int i = 0; i < n && !status && !plan->fits; i++) {
     least = choices[i].cost.peak_bytes < choices[least].cost.peak_bytes ? i : least;
-    if (cluster_is_provable(&choices[i]) && (choices[i].cost.least_bytes > plan->budget_bytes ||
-                                             choices[i].cost.least_host_bytes > plan->host_budget_bytes))
+    const struct lade_layout_cost *cost = &choices[i].cost;
+    if (cluster_is_provable(&choices[i]) &&
+        (cost->least_bytes > plan->budget_bytes || cost->least_host_bytes > plan->host_budget_bytes ||
+         cost->least_sum_bytes > plan->budget_bytes + plan->host_budget_bytes))
       continue;
     *plan = choices[i];
     status = cluster_plan_prove_fitting(plan, error);
