@@ -64,6 +64,7 @@ struct lade_unit_cost {
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
   double peak_bytes;              /* live in its backward half beyond its own saved values */
+  double least_peak_bytes[LADE_ZERO_MOST + 1]; /* lower bounds of that, by ZeRO stage: see share_cost.c */
   double weights_bytes;           /* read by weights' gradients: held until these are made, where that is a slot of
                                      its own */
   double host_bytes;              /* saved in host memory by a microbatch; its copies are part of both halves' times */
@@ -190,8 +191,11 @@ struct lade_layout_cost {
   double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
   uint64_t peak_bytes;       /* device memory of the fullest stage */
+  uint64_t least_bytes;      /* a lower bound of its proved bytes */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
+  uint64_t least_host_bytes; /* a lower bound of its proved bytes */
+  uint64_t least_sum_bytes;  /* a lower bound of a rank's bytes on device and host together, at one moment */
   int n_stages;              /* stages that may need the most memory: of those with equal parameters, one with the */
   int stages[LADE_LAYOUT_SIZES_MOST]; /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
@@ -223,6 +227,8 @@ struct lade_layout_core {
   struct {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */
     double host_bytes;             /* of values of that stage on the host */
+    double least_bytes[2];         /* lower bounds of saved values: while no gradients are held, and while all are */
+    double least_away_bytes;       /* of values that are copied to the host and not read again, at the first of these */
     int stage;                     /* the first with these */
   } sizes[LADE_LAYOUT_SIZES_MOST];
 };
@@ -311,6 +317,14 @@ int lade_stage_program_prove(const struct lade_layout_job *job, const struct lad
                              struct lade_stage_program *ret_program);
 
 /*
+ * Build it without a proof, which would find the same bytes. If its live bytes are above @residency's device_bytes, it
+ * gets no offsets, and its proof would find at least these bytes. Errors as above.
+ */
+int lade_stage_program_measure(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                               const struct lade_stage_residency *residency, struct lade_error *error,
+                               struct lade_stage_program *ret_program);
+
+/*
  * Build and prove it into @build, which is all 0; @is_for_run: the evaluation's program too. Errors as above. Finish in
  * any case. A build is not moved: its parts point into it.
  */
@@ -324,15 +338,30 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
 
 /* ---- search (layout_search.c) ---- */
 
+/* True if @a and @b differ in no size and in no schedule. The search keeps one layout of each kind. */
+static inline bool lade_layout_is_same_kind(const struct lade_layout_params *a, const struct lade_layout_params *b)
+{
+  return a->tp == b->tp && a->pp == b->pp && a->dp == b->dp && a->schedule == b->schedule;
+}
+
 /*
- * A layout whose proof found @more times its fitted_bytes. The search takes that factor for all residencies, tiers and
- * precisions of the layout; with @is_of_kind for all layouts of its (tp, pp, dp, schedule).
+ * A layout whose proof found @more times its fitted_bytes. The search takes that factor for all residencies of the
+ * layout; with @is_of_kind for all layouts of its kind.
  */
 struct lade_layout_correction {
   struct lade_layout_params layout;
   int64_t micro_batch;
+  enum lade_tier state_tier;
+  enum lade_moments moments;
+  enum lade_master master;
   double more;
   bool is_of_kind;
+};
+
+/* A layout that is proved to fit. */
+struct lade_layout_rival {
+  int tp, pp, dp;
+  double step_ns;
 };
 
 struct lade_layout_search_params {
@@ -351,6 +380,10 @@ struct lade_layout_search_params {
   int n_moments, n_masters;
   enum lade_moments moments[LADE_N_MOMENTS];
   enum lade_master masters[LADE_N_MASTERS];
+  /* Of lade_layout_search_undecided alone: */
+  double limit_ns; /* time of the slowest rival that counts; INFINITY: there are fewer than are wanted */
+  int n_rivals;
+  const struct lade_layout_rival *rivals; /* borrowed; each of other (tp, pp, dp) */
 };
 
 struct lade_layout_found {
@@ -368,16 +401,28 @@ struct lade_layout_search {
   int64_t n_evaluated; /* layouts whose memory and time were computed, or bounded together with those that differ in
                           ZeRO stage, shard group, residency, and tier and precision of states alone */
   int64_t n_costed;    /* of them, with the whole schedule */
+  int64_t n_undecided; /* of lade_layout_search_undecided */
   int n_found;
   struct lade_layout_found *found; /* fastest first; of one (tp, pp, dp, schedule) the fastest alone */
 };
 
 /*
- * Search layouts of @n_ranks. Exact: a layout is left out only if a bound shows that it does not fit or is slower than
- * @n_most others. -EOVERFLOW: none fits; the found ones are then those that need the least memory. -EINVAL: no layout
- * is possible, with the nearest one; -ENOMEM. Free found.
+ * Search layouts of @n_ranks: the fastest ones that fit by their estimates, less the part that a proof may find less.
+ * Proofs decide; lade_layout_search_undecided lists the layouts for which these estimates may be wrong.
+ * -EOVERFLOW: none fits; the found ones are then those that need the least memory. -EINVAL: no layout is possible, with
+ * the nearest one; -ENOMEM. Free found.
  */
 int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
                            struct lade_error *error, struct lade_layout_search *ret_search);
+
+/*
+ * List the layouts that may be faster than rivals: those whose time is below limit_ns and below the time of the rival
+ * of their (tp, pp, dp), and whose lower bounds of bytes (least_bytes, least_host_bytes, least_sum_bytes) are within
+ * the budgets. A layout that is not listed does not fit, or is no faster. Jobs that cannot be proved are held
+ * against the budgets by their estimates. The fastest @n_most come in order of time; n_undecided counts all. An empty
+ * list is no error. -ENOMEM. Free found.
+ */
+int lade_layout_search_undecided(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
+                                 struct lade_error *error, struct lade_layout_search *ret_search);
 
 #endif

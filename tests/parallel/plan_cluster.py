@@ -404,7 +404,8 @@ def a_search_keeps_its_contract():
     found = plan_json(*search, "--top", "4")
     layouts = found["layouts"]
     require(found["schema_version"] == 1 and found["evaluated"] > 100 and found["seconds"] > 0
-            and found["proof_seconds"] > 0, "the head", found)
+            and found["proof_seconds"] > 0 and found["unproved"] == 0 and found["unproved_step_seconds"] is None,
+            "the head", found)
     require(0 < len(layouts) <= 4 and all(FOUND <= set(layout) and layout["fits"] and layout["executed_dry"]
                                           for layout in layouts), "layouts", layouts)
     times = [layout["step_seconds"] for layout in layouts]

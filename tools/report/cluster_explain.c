@@ -93,8 +93,8 @@ static void state_explain(const struct cluster_plan *plan, FILE *file)
                        lade_layout_size(&plan->layout, LADE_AXIS_PP);
   fprintf(file, "\nState. %.4g billion parameters take %.4g GB at the 16 bytes each that ZeRO counts (and Lade, whose "
           "master weights share bits with the working copy), %.4g GB at Megatron's 18 and %.4g GB at the 20 of "
-          "SageMaker's guide. Over %g ranks of a replica%s%s that is %.4g, %.4g and %.4g GB a rank.\n", n, 16 * n,
-          18 * n, 20 * n, parts, plan->job->experts ? ", expert parallel ranks" : "",
+          "SageMaker's guide. Over %g rank%s of a replica%s%s that is %.4g, %.4g and %.4g GB a rank.\n", n, 16 * n,
+          18 * n, 20 * n, parts, parts > 1 ? "s" : "", plan->job->experts ? ", expert parallel ranks" : "",
           plan->layout.zero ? " and the ZeRO stage's shards" : "", state_rank_gb(plan, 2, 12, 4),
           state_rank_gb(plan, 2, 14, 4), state_rank_gb(plan, 2, 16, 4));
 }

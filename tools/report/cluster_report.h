@@ -32,11 +32,22 @@ struct cluster_plan {
   struct lade_dry_stage dry[LADE_LAYOUT_SIZES_MOST];
   int ranks[LADE_LAYOUT_SIZES_MOST]; /* the first rank of each proved stage */
   int fullest;                       /* index of the proved stage with the largest peak */
+  int64_t n_instrs_measured;         /* of programs that were built to find their bytes */
+  uint64_t measured_bytes;           /* of the device: the most that one of these takes */
 };
 
 /* Return @plan as one layout of a search, or as a given layout. The caller owns the object; NULL: no memory. */
 json_t *cluster_layout_json(const struct cluster_plan *plan);
 json_t *cluster_given_json(const struct cluster_plan *plan);
+
+/* Print @plan's layout and, below it, its figures: both in one line would be wider than a screen. */
+void cluster_layout_print(const struct cluster_plan *plan, FILE *file);
+
+/* Print the values of a layer that are recomputed and those that are copied to the host. */
+void cluster_residency_print(const struct cluster_plan *plan, FILE *file);
+
+/* Print all lines of a given layout. */
+void cluster_given_print(const struct cluster_plan *plan, FILE *file);
 
 /* Print sentences about @plan. */
 void cluster_explain(const struct cluster_plan *plan, FILE *file);

@@ -26,6 +26,8 @@
 #include "base/base.h"
 #include "recompute/layouts/share_internal.h"
 
+#define ENOUGH_ROUNDS 3 /* microbatches for each stage, with which a list is full again behind its first gradients */
+
 struct layout_sum {
   const struct lade_layout_job *job;
   const struct lade_layout *layout;
@@ -399,6 +401,64 @@ static double stage_values_bytes(const struct layout_sum *sum, int stage)
   return bytes + peak;
 }
 
+/* Return how many of a stage's first @n halves are of @chunk; backward halves count chunks from the last. */
+static int chunk_halves(const struct lade_pipeline *pipeline, int n, int chunk)
+{
+  const int round = pipeline->n_chunks > 1 ? pipeline->n_stages : n; /* halves of one chunk in a row */
+  const int all = round * pipeline->n_chunks, rest = all ? n % all - chunk * round : 0;
+  return all ? n / all * round + LADE_MIN(LADE_MAX(rest, 0), round) : 0;
+}
+
+/* Return the layers whose values @stage holds at its backward half number @n_before, without a split one. */
+static double layers_held(const struct layout_sum *sum, int stage, int n_before)
+{
+  const struct lade_pipeline *pipeline = &sum->pipeline;
+  const int n_chunks = pipeline->n_chunks, n_all = pipeline->n_microbatches * n_chunks;
+  const int n_forward = LADE_MIN(lade_schedule_in_flight(pipeline, stage) + n_before, n_all);
+  double n_layers = 0;
+  for (int chunk = 0; chunk < n_chunks; chunk++)
+    n_layers += (double)sum->layers[chunk * pipeline->n_stages + stage] *
+                (chunk_halves(pipeline, n_forward, chunk) - chunk_halves(pipeline, n_before, n_chunks - 1 - chunk));
+  return n_layers;
+}
+
+/*
+ * Return a lower bound of the bytes of saved values of @stage at one of its backward halves: the first one that meets
+ * as many as are in flight. With @has_grads: the first one before which all chunks have made gradients, and after which
+ * all add to them again; 0 without such a half.
+ */
+static double stage_least_bytes(const struct layout_sum *sum, int stage, bool has_grads)
+{
+  const struct lade_pipeline *pipeline = &sum->pipeline;
+  const struct lade_unit_cost *layer = &sum->share->layer;
+  const int m = pipeline->n_microbatches, n_stages = pipeline->n_stages, n_chunks = pipeline->n_chunks;
+  if (!lade_schedule_is_split(pipeline)) {
+    if (has_grads && m < (n_chunks > 1 ? 2 * n_stages : 2))
+      return 0;
+    return layers_held(sum, stage, has_grads ? (n_chunks - 1) * n_stages + 1 : 0) * layer->saved_bytes;
+  }
+  if (has_grads && m < ENOUGH_ROUNDS * n_stages)
+    return 0;
+  const double in_flight = lade_schedule_in_flight(pipeline, stage), n_layers = (double)sum->layers[stage];
+  const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), m);
+  return n_layers * ((in_flight - waiting) * layer->saved_bytes +
+                     waiting * LADE_MIN(layer->weights_bytes, layer->saved_bytes));
+}
+
+/*
+ * Return a lower bound of the bytes of @stage's values that are copied to the host, at the first backward half that
+ * meets as many as are in flight. Each is on the host or has come back; those of the layer whose half runs may be gone.
+ */
+static double stage_least_away(const struct layout_sum *sum, int stage)
+{
+  const struct lade_pipeline *pipeline = &sum->pipeline;
+  const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), pipeline->n_microbatches);
+  const double n_layers = lade_schedule_is_split(pipeline)
+                              ? (lade_schedule_in_flight(pipeline, stage) - waiting) * (double)sum->layers[stage]
+                              : layers_held(sum, stage, 0);
+  return LADE_MAX(n_layers - 1, 0) * sum->share->layer.host_bytes;
+}
+
 /*
  * Fill the sizes of stages. Of stages with equal parameters the one with the most values stands for all. Numbers of
  * parameters are few: those of the first stage, of the last, and of the others, whose layers differ by one at most
@@ -417,6 +477,9 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     core->sizes[at].values_bytes = values;
     core->sizes[at].host_bytes = stage_host_bytes(sum, stage);
     core->sizes[at].n_params = n_params;
+    core->sizes[at].least_away_bytes = stage_least_away(sum, stage);
+    for (int has_grads = 0; has_grads < 2; has_grads++)
+      core->sizes[at].least_bytes[has_grads] = stage_least_bytes(sum, stage, has_grads);
     core->sizes[at].stage = stage;
     core->n_sizes = LADE_MAX(core->n_sizes, at + 1);
   }
@@ -425,6 +488,48 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
                                               : 0;
   core->params[0] = stage_params(sum, 0);
   core->params[1] = stage_params(sum, sum->pipeline.n_stages - 1);
+}
+
+/*
+ * Return a lower bound of the proved device bytes of size @i of @core: the most of three moments of its program. Saved
+ * values are at their most, and no gradient is counted. Or all gradients are held and as many values as then are saved.
+ * Or the step ends, and gradients wait for their updates. A layer's backward half adds its own values to the first two,
+ * with two microbatches only to the first: the second one's gradients may leave one by one. @ret_first is the bound of
+ * the first moment alone.
+ */
+static double least_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                          const struct lade_layout *layout, enum lade_tier state_tier, int i, double *ret_first)
+{
+  const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
+                                       .master = job->master};
+  const double weight = (double)lade_dtype_bytes(job->dtype), n_params = core->sizes[i].n_params;
+  const double peak = core->share->layer.least_peak_bytes[shard > 1 ? zero : 0];
+  int read, state;
+  lade_cost_adamw_bytes(&form, &read, &state);
+  const double on_device = state_tier == LADE_TIER_DEVICE ? state : weight;
+  const double held = n_params * lade_zero_state_bytes(zero, shard, weight, on_device, 0);
+  const double grads = n_params * lade_zero_state_bytes(zero, shard, 0, 0, sizeof(float));
+  const double steady = core->sizes[i].least_bytes[true];
+  double least = *ret_first = held + core->sizes[i].least_bytes[false] + peak;
+  if (steady > 0)
+    least = LADE_MAX(least, held + grads + steady + (core->pipeline.n_microbatches > 2 ? peak : 0));
+  if (state_tier == LADE_TIER_DEVICE || shard > 1) /* else complete gradients leave for the host one by one */
+    least = LADE_MAX(least, held + grads * (double)lade_dtype_bytes(job->grad_dtype) / sizeof(float));
+  return least;
+}
+
+/* Return a lower bound of the host bytes of size @i: its optimizer state. Copies of values may come back early. */
+static double least_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                               const struct lade_layout *layout, enum lade_tier state_tier, int i)
+{
+  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
+                                       .master = job->master};
+  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+  const double weight = (double)lade_dtype_bytes(job->dtype);
+  int read, state;
+  lade_cost_adamw_bytes(&form, &read, &state);
+  return state_tier == LADE_TIER_DEVICE ? 0 : core->sizes[i].n_params * (state - weight) / shard;
 }
 
 static void memory_fill(const struct lade_layout_job *job, const struct lade_layout_core *core,
@@ -437,6 +542,13 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
     const double host = core->sizes[i].host_bytes +
                         (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, core, layout, n_params));
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
+    double first;
+    const double least = least_bytes(job, core, layout, state_tier, i, &first);
+    const double least_host = least_host_bytes(job, core, layout, state_tier, i);
+    cost->least_bytes = LADE_MAX(cost->least_bytes, (uint64_t)least);
+    cost->least_host_bytes = LADE_MAX(cost->least_host_bytes, (uint64_t)least_host);
+    cost->least_sum_bytes = LADE_MAX(cost->least_sum_bytes,
+                                     (uint64_t)(first + least_host + core->sizes[i].least_away_bytes));
     cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;

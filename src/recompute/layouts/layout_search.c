@@ -20,6 +20,10 @@
  *
  * Ranks of a stage are alike, so ranks only add divisors. Of each (tp, pp, dp) and schedule the fastest layout is
  * kept. If the proof of one finds that it does not fit, the caller searches its kind again with its estimate corrected.
+ *
+ * With those proofs, lade_layout_search_undecided lists all layouts that may still be faster: each variant under each
+ * residency, held against the budgets by lower bounds of its proved bytes (least_bytes in layout_cost.c). Estimates
+ * and corrections have no part in that, so a layout that is not listed is decided.
  */
 #include <errno.h>
 #include <math.h>
@@ -71,6 +75,9 @@ struct layout_searcher {
   LADE_ARRAY(struct share_entry) shares;
   LADE_ARRAY(struct layout_candidate) candidates;
   struct lade_layout_found least; /* of memory, among those that do not fit */
+  bool is_listing; /* lade_layout_search_undecided */
+  LADE_ARRAY(struct lade_layout_found) undecided; /* at most 2 n_most; cut to the fastest n_most when full */
+  double listed_ns; /* a listed layout's time is below this one */
   int status;
 };
 
@@ -278,22 +285,17 @@ static int candidate_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-static bool is_same_kind(const struct lade_layout_params *a, const struct lade_layout_params *b)
-{
-  return a->tp == b->tp && a->pp == b->pp && a->dp == b->dp && a->schedule == b->schedule;
-}
-
 /* Put @found in its place among the best ones, in which each (tp, pp, dp, schedule) is once. */
 static void found_insert(struct layout_searcher *s, const struct lade_layout_found *found)
 {
   struct lade_layout_search *search = s->search;
   int at = 0, gone = search->n_found;
   while (at < search->n_found && search->found[at].cost.step_ns <= found->cost.step_ns) {
-    if (is_same_kind(&search->found[at++].layout, &found->layout))
+    if (lade_layout_is_same_kind(&search->found[at++].layout, &found->layout))
       return; /* a faster one is there */
   }
   for (int i = at; i < search->n_found; i++) {
-    if (is_same_kind(&search->found[i].layout, &found->layout))
+    if (lade_layout_is_same_kind(&search->found[i].layout, &found->layout))
       gone = i;
   }
   if (gone == s->params->n_most) /* all are better than the last, which leaves */
@@ -311,7 +313,7 @@ static double limit_get(const struct layout_searcher *s, const struct lade_layou
 {
   const struct lade_layout_search *search = s->search;
   for (int i = 0; i < search->n_found; i++) {
-    if (is_same_kind(&search->found[i].layout, layout))
+    if (lade_layout_is_same_kind(&search->found[i].layout, layout))
       return search->found[i].cost.step_ns;
   }
   return search->n_found == s->params->n_most ? search->found[search->n_found - 1].cost.step_ns : INFINITY;
@@ -326,6 +328,12 @@ static int core_make(struct layout_searcher *s, struct candidate_cores *cores, i
   cores->made[i] = (uint8_t)wanted;
   return lade_layout_core_make(s->job, &cores->layout, candidate->micro_batch, &candidate->residencies->items[i],
                                wanted == CORE_BOUND, NULL, &cores->cores[i]);
+}
+
+/* True if layouts of @job are built and proved, so that estimates need not decide. */
+static bool is_provable(const struct lade_layout_job *job)
+{
+  return job->n_context <= 1 && !job->experts;
 }
 
 /* Remember the layout that needs the least device memory, of those that fit the host. */
@@ -343,8 +351,10 @@ static double more_find(const struct lade_layout_search_params *params, const st
     const struct lade_layout_correction *one = &params->corrections[i];
     const struct lade_layout_params *a = &one->layout, *b = &found->layout;
     const bool is_same = one->micro_batch == found->micro_batch && a->virtual_stages == b->virtual_stages &&
-                         a->zero == b->zero && a->shard == b->shard && a->is_sequence == b->is_sequence;
-    if (is_same_kind(a, b) && (is_same || one->is_of_kind))
+                         a->zero == b->zero && a->shard == b->shard && a->is_sequence == b->is_sequence &&
+                         one->state_tier == found->state_tier && one->moments == found->moments &&
+                         one->master == found->master;
+    if (lade_layout_is_same_kind(a, b) && (is_same || one->is_of_kind))
       more = fmax(more, one->more);
   }
   return more;
@@ -368,7 +378,7 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
     if (found->cost.host_bytes > s->params->host_bytes)
       continue;
     found->residency = residencies->items[i].residency;
-    found->fitted_bytes = (double)found->cost.peak_bytes * SLACK;
+    found->fitted_bytes = (double)found->cost.peak_bytes * (is_provable(job) ? SLACK : 1);
     if (found->fitted_bytes * more <= (double)s->params->device_bytes) {
       lade_layout_core_cost(job, &cores->cores[i], layout, found->state_tier, &found->cost);
       return 0;
@@ -400,6 +410,86 @@ static int variant_cost(struct layout_searcher *s, struct candidate_cores *cores
   return 0;
 }
 
+/* ---- layouts that may be faster ---- */
+
+/* Return the time below which a layout of these sizes is faster than the rivals. */
+static double rival_ns(const struct lade_layout_search_params *params, const struct lade_layout_params *layout)
+{
+  for (int i = 0; i < params->n_rivals; i++) {
+    const struct lade_layout_rival *rival = &params->rivals[i];
+    if (rival->tp == layout->tp && rival->pp == layout->pp && rival->dp == layout->dp)
+      return fmin(rival->step_ns, params->limit_ns);
+  }
+  return params->limit_ns;
+}
+
+/* True if the bounds of @cost are within the budgets, or, for a job without proofs, its estimates. */
+static bool may_fit(const struct layout_searcher *s, const struct lade_layout_cost *cost)
+{
+  const struct lade_layout_search_params *params = s->params;
+  if (!is_provable(s->job))
+    return cost->peak_bytes <= params->device_bytes && cost->host_bytes <= params->host_bytes;
+  return cost->least_bytes <= params->device_bytes && cost->least_host_bytes <= params->host_bytes &&
+         cost->least_sum_bytes <= params->device_bytes + params->host_bytes;
+}
+
+static int found_compare(const void *a, const void *b)
+{
+  const struct lade_layout_found *x = a, *y = b;
+  return (x->cost.step_ns > y->cost.step_ns) - (x->cost.step_ns < y->cost.step_ns);
+}
+
+/* Sort the list and keep its fastest n_most. */
+static void undecided_cut(struct layout_searcher *s)
+{
+  const int n_most = s->params->n_most;
+  if (s->undecided.n)
+    qsort(s->undecided.items, (size_t)s->undecided.n, sizeof(*s->undecided.items), found_compare);
+  if (s->undecided.n <= n_most)
+    return;
+  s->listed_ns = s->undecided.items[n_most].cost.step_ns;
+  s->undecided.n = n_most;
+}
+
+static int undecided_push(struct layout_searcher *s, const struct lade_layout_found *found)
+{
+  if (!LADE_PUSH(&s->undecided, *found))
+    return -ENOMEM;
+  if (s->undecided.n == 2 * s->params->n_most)
+    undecided_cut(s);
+  return 0;
+}
+
+/* Add @variant with each residency by which it may be faster than its rivals. */
+static int variant_list(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout_job *job,
+                        const struct lade_layout_params *variant, enum lade_tier state_tier)
+{
+  struct lade_layout_found found = {.layout = *variant, .micro_batch = cores->candidate->micro_batch,
+                                    .state_tier = state_tier, .moments = job->moments, .master = job->master};
+  const double limit_ns = rival_ns(s->params, variant);
+  struct lade_layout layout;
+  int status = 0;
+  if (lade_layout_init(variant, NULL, &layout))
+    return 0;
+  for (int i = 0; i < cores->candidate->residencies->n && !status; i++) {
+    status = core_make(s, cores, i, CORE_BOUND);
+    if (!status)
+      lade_layout_core_cost(job, &cores->cores[i], &layout, state_tier, &found.cost);
+    if (status || found.cost.step_ns >= limit_ns || !may_fit(s, &found.cost))
+      continue;
+    if (found.cost.step_ns < s->listed_ns)
+      status = core_make(s, cores, i, CORE_RUN);
+    if (status)
+      continue;
+    lade_layout_core_cost(job, &cores->cores[i], &layout, state_tier, &found.cost);
+    found.residency = cores->candidate->residencies->items[i].residency;
+    s->search->n_undecided += found.cost.step_ns < limit_ns;
+    if (found.cost.step_ns < fmin(limit_ns, s->listed_ns))
+      status = undecided_push(s, &found);
+  }
+  return status;
+}
+
 /* Cost all variants of @candidate that fit and may be among the best. */
 static int candidate_cost(struct layout_searcher *s, const struct layout_candidate *candidate)
 {
@@ -409,9 +499,11 @@ static int candidate_cost(struct layout_searcher *s, const struct layout_candida
   cores.candidate = candidate;
   memset(cores.made, CORE_NONE, sizeof(cores.made));
   int status = lade_layout_init(&candidate->layout, NULL, &cores.layout);
-  for (int i = 0; i < n * n_tiers * s->n_jobs && !status; i++)
-    status = variant_cost(s, &cores, &s->jobs[i % s->n_jobs], &variants[i / s->n_jobs / n_tiers],
-                          i / s->n_jobs % n_tiers ? LADE_TIER_HOST : LADE_TIER_DEVICE);
+  for (int i = 0; i < n * n_tiers * s->n_jobs && !status; i++) {
+    const enum lade_tier tier = i / s->n_jobs % n_tiers ? LADE_TIER_HOST : LADE_TIER_DEVICE;
+    status = (s->is_listing ? variant_list : variant_cost)(s, &cores, &s->jobs[i % s->n_jobs],
+                                                           &variants[i / s->n_jobs / n_tiers], tier);
+  }
   return status == -ENOMEM ? status : 0;
 }
 
@@ -498,19 +590,55 @@ static int search_finish(struct layout_searcher *s, struct lade_error *error)
                         s->least.layout.dp, s->least.layout.zero);
 }
 
+/* Bound all candidates. */
+static void candidates_bound(struct layout_searcher *s, const struct lade_layout_job *job)
+{
+  if (!s->status)
+    s->status = cuts_init(s, job);
+  if (!s->status)
+    jobs_fill(s, job);
+  for (int tp = 1; tp <= LADE_MIN(s->params->n_ranks, job->model->heads) && !s->status; tp++) {
+    if (s->params->n_ranks % tp == 0 && (!s->params->tp || s->params->tp == tp))
+      pipelines_bound(s, tp);
+  }
+}
+
+int lade_layout_search_undecided(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
+                                 struct lade_error *error, struct lade_layout_search *ret_search)
+{
+  struct lade_layout_search search = {0};
+  struct layout_searcher s = {.job = job, .params = params, .search = &search, .is_listing = true,
+                              .listed_ns = INFINITY};
+  candidates_bound(&s, job);
+  for (int i = 0; i < s.candidates.n && !s.status; i++) {
+    const struct layout_candidate *candidate = &s.candidates.items[i];
+    const bool is_split = candidate->layout.schedule == LADE_SCHEDULE_ZBH1 ||
+                          candidate->layout.schedule == LADE_SCHEDULE_ZBH2;
+    /* With split weights a slower residency may hide more collectives, so the first one's time bounds no other. */
+    if (is_split || candidate->bound_ns < rival_ns(params, &candidate->layout))
+      s.status = candidate_cost(&s, candidate);
+  }
+  const int status = s.status;
+  cuts_free(&s, (int)lade_pieces_most(job->model));
+  shares_free(&s);
+  LADE_ARRAY_FREE(&s.candidates);
+  if (status) {
+    LADE_ARRAY_FREE(&s.undecided);
+    return lade_error_set(error, status, "no memory for the search");
+  }
+  undecided_cut(&s);
+  search.n_found = s.undecided.n;
+  search.found = s.undecided.items;
+  *ret_search = search;
+  return 0;
+}
+
 int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
                            struct lade_error *error, struct lade_layout_search *ret_search)
 {
   struct lade_layout_search search = {.found = calloc((size_t)params->n_most + 1, sizeof(*search.found))};
   struct layout_searcher s = {.job = job, .params = params, .search = &search, .status = search.found ? 0 : -ENOMEM};
-  if (!s.status)
-    s.status = cuts_init(&s, job);
-  if (!s.status)
-    jobs_fill(&s, job);
-  for (int tp = 1; tp <= LADE_MIN(params->n_ranks, job->model->heads) && !s.status; tp++) {
-    if (params->n_ranks % tp == 0 && (!params->tp || params->tp == tp))
-      pipelines_bound(&s, tp);
-  }
+  candidates_bound(&s, job);
   if (!s.status)
     s.status = best_find(&s);
   const int status = search_finish(&s, error);

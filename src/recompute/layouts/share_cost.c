@@ -17,7 +17,9 @@
  * kernels of host_op_ns each. A program of Lade launches from C, which takes less than launch_ns.
  *
  * Memory. A forward value that a backward step reads before it is made again is saved. The peak of the backward half
- * counts all values from the step that makes them to the last one that reads them.
+ * counts all values from the step that makes them to the last one that reads them. Its lower bound counts no value that
+ * returns from the host, and lets outputs take their inputs' places. No program of the layer holds less at that step,
+ * because a program's live ranges contain these.
  *
  * Host. A saved value that waits in host memory is copied out beside the forward half of its unit and in beside the
  * backward half: a half takes at least the time of its copies. Copies in fill the memory of a unit's values before its
@@ -281,23 +283,70 @@ static void backward_begins(const struct share_walk *walk, int *ret_begins)
     ret_begins[walk->graph->ops[walk->steps[at].op].unit] = at;
 }
 
+/* Live bytes that begin at a step, less those that end before it. */
+struct live_change {
+  double bytes, least_bytes; /* the least: values that return from the host are not counted */
+};
+
 /* Count a value that step @at makes, and that @last reads last. */
-static void value_count(struct share_walk *walk, int at, int last, int tensor, const int *begins, double *change,
-                        struct lade_unit_cost *units)
+static void value_count(struct share_walk *walk, int at, int last, int tensor, const int *begins,
+                        struct live_change *change, struct lade_unit_cost *units)
 {
   const int middle = first_backward(walk), unit = op_at(walk, at)->unit;
   const double bytes = (double)walk->graph->tensors[tensor].bytes;
   const bool is_saved = at < middle && last >= middle;
-  change[last + 1] -= bytes;
+  change[last + 1].bytes -= bytes;
   if (is_saved && is_on_host(walk, tensor)) {
     units[unit].host_bytes += bytes;
-    change[LADE_MIN(begins[unit], last)] += bytes;
+    change[LADE_MIN(begins[unit], last)].bytes += bytes;
     return;
   }
-  change[at] += bytes;
+  change[last + 1].least_bytes -= bytes;
+  change[at].bytes += bytes;
+  change[at].least_bytes += bytes;
   units[unit].saved_bytes += is_saved ? bytes : 0;
   if (walk->is_saved)
     walk->is_saved[tensor] |= is_saved;
+}
+
+/* Return the bytes of outputs of step @at that may take an input's place. */
+static double alias_bytes(const struct share_walk *walk, int at)
+{
+  const struct lade_op *op = op_at(walk, at);
+  double bytes = 0;
+  for (int i = 0; i < op->n_out; i++)
+    bytes += is_activation(walk, op->out[i]) && op->alias[i] >= 0 ? (double)walk->graph->tensors[op->out[i]].bytes : 0;
+  return bytes;
+}
+
+/*
+ * Return the bytes beside activations that step @at needs on a device under ZeRO stage @zero: under 2 and 3 the whole
+ * gradients that it makes, in the type of sums; under 3 the gathered parameters that it reads.
+ */
+static double shard_bytes(const struct share_walk *walk, int at, int zero)
+{
+  const struct lade_op *op = op_at(walk, at);
+  double bytes = 0;
+  for (int i = 0; i < op->n_out && zero >= 2; i++) {
+    if (op->out[i] >= 0 && walk->graph->tensors[op->out[i]].kind == LADE_TENSOR_GRAD)
+      bytes += (double)walk->graph->tensors[op->out[i]].bytes;
+  }
+  for (int i = 0; i < op->n_in && zero >= 3; i++) {
+    if (op->in[i] >= 0 && walk->graph->tensors[op->in[i]].kind == LADE_TENSOR_PARAM)
+      bytes += (double)walk->graph->tensors[op->in[i]].bytes;
+  }
+  return bytes;
+}
+
+/*
+ * Raise the lower bounds of @unit's peak by step @at of its backward half, with @beyond_bytes live beyond saved values.
+ * An output that may take an input's place does.
+ */
+static void least_peaks_fill(const struct share_walk *walk, int at, double beyond_bytes, struct lade_unit_cost *unit)
+{
+  const double least_bytes = beyond_bytes - alias_bytes(walk, at) + (double)op_at(walk, at)->workspace_bytes;
+  for (int zero = 0; zero <= LADE_ZERO_MOST; zero++)
+    unit->least_peak_bytes[zero] = LADE_MAX(unit->least_peak_bytes[zero], least_bytes + shard_bytes(walk, at, zero));
 }
 
 /*
@@ -307,7 +356,7 @@ static void value_count(struct share_walk *walk, int at, int last, int tensor, c
 static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
 {
   const int middle = first_backward(walk);
-  double *change = calloc((size_t)walk->n_steps + 2, sizeof(*change)), live = 0;
+  struct live_change *change = calloc((size_t)walk->n_steps + 2, sizeof(*change)), live = {0, 0};
   int begins[N_SHARE_UNITS];
   if (!change)
     return -ENOMEM;
@@ -318,15 +367,18 @@ static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
       if (is_activation(walk, op->out[i]))
         value_count(walk, at, walk->last_use[at * LADE_OP_MAX_OUT + i], op->out[i], begins, change, units);
     }
-    change[at] += (double)op->workspace_bytes;
-    change[at + 1] -= (double)op->workspace_bytes;
+    change[at].bytes += (double)op->workspace_bytes;
+    change[at + 1].bytes -= (double)op->workspace_bytes;
   }
   const double saved = units[SHARE_EMBED].saved_bytes + units[SHARE_LAYER].saved_bytes;
   for (int at = 0; at < walk->n_steps; at++) {
-    const int unit = walk->graph->ops[walk->steps[at].op].unit;
-    live += change[at];
-    if (at >= middle)
-      units[unit].peak_bytes = LADE_MAX(units[unit].peak_bytes, live - saved);
+    struct lade_unit_cost *unit = &units[walk->graph->ops[walk->steps[at].op].unit];
+    live.bytes += change[at].bytes;
+    live.least_bytes += change[at].least_bytes;
+    if (at < middle)
+      continue;
+    unit->peak_bytes = LADE_MAX(unit->peak_bytes, live.bytes - saved);
+    least_peaks_fill(walk, at, live.least_bytes - saved, unit);
   }
   for (int unit = SHARE_LAYER; unit <= SHARE_HEAD; unit++)
     units[unit].peak_bytes += COPIES_AHEAD * units[SHARE_LAYER].host_bytes;

@@ -148,6 +148,9 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
   lade_program_comm_traffic(program, ret_program->sent_bytes);
 }
 
+/* What a build makes of a stage. */
+enum stage_aim { STAGE_MEASURE, STAGE_PROOF, STAGE_RUN };
+
 static int program_make(const struct lade_build_params *params, struct lade_error *error,
                         struct lade_program **ret_program)
 {
@@ -157,22 +160,37 @@ static int program_make(const struct lade_build_params *params, struct lade_erro
                 : lade_program_prove(*ret_program, all, error);
 }
 
-static int programs_make(int n_microbatches, bool is_for_run, struct lade_stage_build *build, struct lade_error *error)
+/* Make a program without a proof; and without offsets, if its live bytes alone take more than @device_bytes. */
+static int program_measure(const struct lade_build_params *params, uint64_t device_bytes, struct lade_error *error,
+                           struct lade_program **ret_program)
+{
+  int at, status = lade_program_emit(params, ret_program);
+  if (!status)
+    status = plan_peak_find(*ret_program, LADE_DEVICE, &at, &(*ret_program)->peak_bytes[LADE_DEVICE]);
+  if (!status && (*ret_program)->peak_bytes[LADE_DEVICE] <= device_bytes)
+    status = lade_program_place(params, *ret_program);
+  return status ? lade_error_set(error, status, "no memory for the program of a stage") : 0;
+}
+
+static int programs_make(int n_microbatches, enum stage_aim aim, uint64_t device_bytes,
+                         struct lade_stage_build *build, struct lade_error *error)
 {
   struct lade_build_params params = {
       .graph = build->graph, .layout = &build->layout, .residency = build->residency, .prices = &build->prices,
       .is_training = true, .chunk_bytes = LADE_STAGE_CHUNK_BYTES, .packer = build->packer,
       .n_microbatches = enough_microbatches(&build->layout, lade_layout_position(&build->layout, LADE_AXIS_PP),
                                             n_microbatches)};
+  if (aim == STAGE_MEASURE)
+    return program_measure(&params, device_bytes, error, &build->train);
   int status = program_make(&params, error, &build->train);
   params.is_training = false;
   params.residents = build->train;
-  return status || !is_for_run ? status : program_make(&params, error, &build->eval);
+  return status || aim != STAGE_RUN ? status : program_make(&params, error, &build->eval);
 }
 
-int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          const struct lade_stage_residency *residency, bool is_for_run, struct lade_error *error,
-                          struct lade_stage_build *build)
+static int build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                      const struct lade_stage_residency *residency, enum stage_aim aim, struct lade_error *error,
+                      struct lade_stage_build *build)
 {
   int64_t rows;
   int n = 0;
@@ -191,7 +209,14 @@ int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_l
   if (status)
     return lade_error_set(error, status, "no memory for the program of a stage");
   status = residency_make(job, rows, residency, build, error);
-  return status ? status : programs_make(n, is_for_run, build, error);
+  return status ? status : programs_make(n, aim, residency->device_bytes, build, error);
+}
+
+int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                          const struct lade_stage_residency *residency, bool is_for_run, struct lade_error *error,
+                          struct lade_stage_build *build)
+{
+  return build_make(job, layout, micro_batch, residency, is_for_run ? STAGE_RUN : STAGE_PROOF, error, build);
 }
 
 void lade_stage_build_finish(struct lade_stage_build *build)
@@ -213,6 +238,18 @@ int lade_stage_program_prove(const struct lade_layout_job *job, const struct lad
 {
   struct lade_stage_build build = {0};
   int status = lade_stage_build_make(job, layout, micro_batch, residency, false, error, &build);
+  if (!status)
+    lade_stage_program_read(build.train, ret_program);
+  lade_stage_build_finish(&build);
+  return status;
+}
+
+int lade_stage_program_measure(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                               const struct lade_stage_residency *residency, struct lade_error *error,
+                               struct lade_stage_program *ret_program)
+{
+  struct lade_stage_build build = {0};
+  int status = build_make(job, layout, micro_batch, residency, STAGE_MEASURE, error, &build);
   if (!status)
     lade_stage_program_read(build.train, ret_program);
   lade_stage_build_finish(&build);
