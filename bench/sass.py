@@ -73,7 +73,7 @@ SEQ_LEN = {64: 1024, 128: 4096} # of heads of each size, GPT-2's and a long one:
 # Kernels that FP32 arithmetic bounds, and those of one block or of a few numbers, which only latency bounds.
 FMA_BOUND = re.compile(r'matmul_|attention_(fwd|dq|dkv)_(bf16|f16|f32)')
 LOOP_TURNS = 8
-ROWS_AT_ONCE = ('norm_fwd', 'residual_fwd', 'residual_drop_fwd') # a turn of their loops is a span of the row
+ROWS_AT_ONCE = ('residual_fwd', 'residual_drop_fwd') # a turn of their loops is a span of the row
 ARITHMETIC = re.compile(r'(norm|residual|residual_drop)_(fwd|bwd)|dropout')
 ROWS_BACKWARD = re.compile(r'(norm|residual|residual_drop)_bwd')
 LATENCY_BOUND = ('clip', 'tree_sum', 'head_finish', 'head_join', 'head_scale', 'embed_sort', 'attention_sinks')
@@ -94,7 +94,12 @@ def width_bytes(instruction):
 
 
 def global_bytes(instruction):
-    return width_bytes(instruction) if instruction.base in ('LDG', 'STG') else 0
+    """Copies to shared memory count with loads and stores: kernels that memory bounds have no others."""
+    return width_bytes(instruction) if instruction.base in ('LDG', 'STG', 'LDGSTS') else 0
+
+
+def register_bytes(instruction):
+    return global_bytes(instruction) if instruction.base != 'LDGSTS' else 0
 
 
 def tensor_flops(instruction):
@@ -207,7 +212,8 @@ def demands(function, gpu):
     pipes = Counter(PIPE_OF[i.base] for i in code if i.base in PIPE_OF)
     pipe_clocks = {pipe: n * LANES * SCHEDULERS / RATES[pipe] for pipe, n in pipes.items()}
     pipe_clocks['fma'] = pipe_clocks.get('fma', 0) + pipe_clocks.get('imad', 0) / 2
-    n_bytes, flops = sum(map(global_bytes, code)), sum(map(tensor_flops, code))
+    n_bytes = sum(map(global_bytes if limit == 'memory' else register_bytes, code))
+    flops = sum(map(tensor_flops, code))
     rate = gpu['tensor_flops'] * (gpu['mma_sync'] if any(i.base == 'HMMA' for i in code) else 1)
     per_clock = gpu['bytes_per_s'] / gpu['multiprocessors'] / gpu['clock_hz']
     busiest = max(pipe_clocks, key=lambda pipe: pipe_clocks[pipe])
@@ -261,8 +267,9 @@ def launch_shared_bytes(name):
     if name.startswith('matmul_'):
         return 2 * get('SLAB') * (get('TILE') + 1) * 4
     if ROWS_BACKWARD.match(name):
-        n_sums = 2 if name.startswith('norm') else 3
-        return 4 * (get('ROOM_FLOATS') + 1600 * n_sums) + 1600 * (4 if name.endswith('f32') else 2)
+        return 4 * get('ROOM_FLOATS') + 2 * 3 * get('NORM_BWD_PACKS') * get('THREADS') * 16
+    if name.startswith('norm_fwd'):
+        return 4 * get('ROOM_FLOATS') + 2 * get('ROW_PACKS') * launch_warps(name) * LANES * 16
     if name.startswith('sum_squares'):
         return 8 * get('SUM_SPAN')
     if re.match(r'(column_sum|gelu_bwd_columns)', name):
@@ -270,24 +277,30 @@ def launch_shared_bytes(name):
     return 4 * get('ROOM_FLOATS')
 
 
-def launch_warps(name, resources):
-    """Return the warps of a block: the most, or those that rows_launch.c takes for rows of width 1600."""
+def launch_warps(name, n_threads=0):
+    """Return the warps of a block: those of @n_threads, the most; or those that the *_launch.c files take, for rows of
+    width 1600."""
     get, packs = constants_read(), MODEL['width'] // (4 if name.endswith('f32') else 8)
     if ROWS_BACKWARD.match(name):
-        packs = -(-packs // (1 if packs <= get('THREADS') // 2 else 2))
-    elif name.startswith(ROWS_AT_ONCE):
-        packs = -(-packs // get('ROW_PACKS'))
-    else:
-        packs = resources.threads
-    return -(-packs // LANES)
+        n_threads = -(-packs // (1 if packs <= get('THREADS') else 2))
+    elif name.startswith(('norm_fwd', *ROWS_AT_ONCE)):
+        n_threads = -(-packs // get('ROW_PACKS'))
+    elif name.startswith('sum_squares'):
+        n_threads = get('SUM_THREADS')
+    return -(-n_threads // LANES)
 
 
-def warps_resident(resources, warps, shared_bytes, gpu):
-    """Return the warps of a multiprocessor: the fewest that registers (allocated by 256 a warp), shared memory, blocks
-    and warps allow, in blocks of @warps."""
+def grid_blocks(name, gpu):
+    """Return the most blocks of a multiprocessor that the grid has: the backward of rows has few and long ones."""
+    return -(-constants_read()('ROW_BLOCKS') // gpu['multiprocessors']) if ROWS_BACKWARD.match(name) else gpu['blocks']
+
+
+def warps_resident(name, resources, warps, shared_bytes, gpu):
+    """Return the warps of a multiprocessor: the fewest that registers (allocated by 256 a warp), shared memory, blocks,
+    the grid and warps allow, in blocks of @warps."""
     by_registers = gpu['registers'] // (-(-resources.registers * LANES // 256) * 256) // warps
     by_shared = gpu['shared_bytes'] // (resources.shared_bytes + shared_bytes + gpu['block_shared_bytes'])
-    return warps * min(by_registers, by_shared, gpu['blocks'], gpu['warps'] // warps)
+    return warps * min(by_registers, by_shared, gpu['blocks'], grid_blocks(name, gpu), gpu['warps'] // warps)
 
 
 def block_turns(name):
@@ -339,8 +352,8 @@ def shares_get(found, n_warps, block_warps):
 def row_make(function, resources, gpu):
     found = demands(function, gpu)
     shared = launch_shared_bytes(function.name)
-    block_warps = launch_warps(function.name, resources)
-    n_warps = warps_resident(resources, block_warps, shared, gpu)
+    block_warps = launch_warps(function.name, resources.threads)
+    n_warps = warps_resident(function.name, resources, block_warps, shared, gpu)
     if '_wgmma_' in function.name:
         expected, most = warpgroups_share(found, n_warps, block_warps, block_turns(function.name),
                                           '_fwd_' in function.name)
@@ -369,7 +382,8 @@ PRODUCTS_MEASURED = [((723, 777, 703), 4), ((761, 769, 757), 8)]
 COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
 # A layer has a norm, a residual with a norm, and one without, whose backward passes its gradient on.
-# GELU's backward is the epilogue of a product, which reads its x; then the MLP's biases' gradients are column sums.
+# GELU's backward is the epilogue of a product, which reads its x; then the MLP's biases' gradients are column sums: as
+# epilogues of the weights' products they would take longer (nvidia-h200.md).
 LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8,
                'gelu_fwd_bf16': 16, 'copy': 8, 'column_sum_bf16': 8 + 2}
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
@@ -418,7 +432,6 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
 # more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the factor of the products' rate.
 CHANGES = [
     ('products of layers by the best of measured algorithms, 1 %: where a file of choices is', {}, 1 / 0.99),
-    ("the MLP's biases' gradients summed by the weights' products, which read their dy", {'column_sum_bf16': -(8 + 2)}, None),
     ('residuals added by the products before them; tight budgets get slower, because operands, residual and sum are there '
      'at once', {'residual_fwd_bf16': -(8 + 6), 'norm_fwd_bf16': 4, 'copy': 2 + 2}, None),
     ("GELU's forward as an epilogue; other bits where a plan makes it again from the stored value",
@@ -495,57 +508,20 @@ def one_pass_print(share_of, gpu):
         print(f'|{key_rows}|{ns:.0f}|{rate:.1f}|')
 
 
-# Milliseconds of a microbatch of 16 sequences on an H200 (nvidia-h200-power.md): those of parts, and of
-# a whole one in a step of 32, with its share of the speed of light.
-MEASURED_MS = {'residual and norm': 20.9, 'gradients of biases': 8.9, 'backward of GELU': 8.1,
-               'products of layers': 207.4}
-MEASURED_STEP = (311.5, 0.522)
-# Bytes of a token in units of the width.
-ROWS_BYTES = {'residual and norm': 2 * 48 * 16, 'gradients of biases': 48 * (8 + 2), 'backward of GELU': 48 * 8}
-MEASURED_COPY = 4.055e12
-
-
-def copy_ms(part, share, tokens=16384):
-    return 1e3 * ROWS_BYTES[part] * MODEL['width'] * tokens / (share * MEASURED_COPY)
-
-
-def measured_print():
-    """Print the measured step, and its reckoned share of the speed of light after changes, each on top of the others."""
-    total, share = MEASURED_STEP
-    changes = [('residual and norm', 'rows are loaded ahead; 85 % of a copy is the target, not reckoned',
-                copy_ms('residual and norm', 0.85)),
-               ('gradients of biases', "that of qkv by attention's backward; 85 % of a copy for the MLP's two is the target",
-                copy_ms('gradients of biases', 0.85)),
-               ('backward of GELU', 'the epilogue of a product, which reads its x as a copy would',
-                copy_ms('backward of GELU', 1)),
-               ('products of layers', 'the best of measured algorithms: 1 %', 0.99 * MEASURED_MS['products of layers'])]
-    print('\n## GPT-2 1.5B on an H200, from measured parts\n')
-    print(f'A microbatch of 16 sequences in a step of 32 took {total} ms: {share:.1%} of 989 TFLOP/s. Each row replaces a '
-          'measured\npart by a reckoned one, on top of the rows above. The first three are built, and no GPU has run '
-          'them.\n')
-    print('|part|change|measured ms|reckoned ms|share of the speed of light|\n|---|---|---:|---:|---:|')
-    after = total
-    for part, change, ms in changes:
-        after -= MEASURED_MS[part] - ms
-        print(f'|{part}|{change}|{MEASURED_MS[part]:.1f}|{ms:.1f}|{share * total / after:.1%}|')
-    print(f'\n60 % needs {share * total / 0.6:.0f} ms. {after:.0f} are left, of which the products of layers are '
-          f'{changes[-1][2]:.0f}. The card\'s power limits\nits clock to 1,644 MHz there, at which tensor cores have 889 '
-          'TFLOP/s at most.')
-
-
 # Percent of a copy's bandwidth that kernels reached on an H200, which is this processor with other memory, and that
-# bandwidth (nvidia-h200-first.md, nvidia-h200-power.md).
-H200_SHARES = {'add': '94 to 107', 'cast_bf16': '94 to 107', 'swiglu_fwd_bf16': '94 to 107',
-               'swiglu_bwd_bf16': '94 to 107', 'adamw_bf16': '94 to 107', 'gelu_fwd_bf16': '95', 'gelu_bwd_bf16': '96',
-               'rope_bf16': '91', 'dropout_bf16': '78, 81', 'residual_fwd_bf16': '97', 'norm_fwd_bf16': '75, 82'}
-H200_COPY = 3.96e12
+# bandwidth (nvidia-h200.md, the last column; rows of 1,600 where they were measured).
+H200_SHARES = {'add': 102, 'cast_bf16': 99, 'swiglu_fwd_bf16': 102, 'swiglu_bwd_bf16': 103, 'adamw_bf16': 101,
+               'gelu_fwd_bf16': 95, 'gelu_bwd_bf16': 94, 'rope_bf16': 91, 'dropout_bf16': 90, 'residual_fwd_bf16': 99,
+               'residual_bwd_bf16': 96, 'norm_fwd_bf16': 84, 'norm_bwd_bf16': 90, 'column_sum_bf16': 87,
+               'sum_squares_f32': 88}
+H200_COPY = 4.03e12
 
 
 def beside_print(functions, resources, gpu):
     """Print the model's predictions for an H200 beside the measurements there."""
     print('\n## The model beside an H200\n')
-    print('Percent of the bandwidth of a copy, 3.96 TB/s there. The model leaves out the start and end of blocks, of which\n'
-          'kernels with a row for each block have most. The measured dropout,\nresidual_fwd and norm_fwd had more instructions.\n')
+    print('Percent of the bandwidth of a copy, 4.03 TB/s there. The model leaves out the start and end of blocks, and takes '
+          'it\nthat a multiprocessor\'s blocks meet at random, where those of a grid without a second turn begin together.\n')
     print('|kernel|measured|reckoned|\n|---|---:|---:|')
     for name, measured in H200_SHARES.items():
         row = row_make(functions[name], resources[name], gpu | {'bytes_per_s': H200_COPY})
@@ -554,12 +530,13 @@ def beside_print(functions, resources, gpu):
 
 def step_print(rows, gpu):
     shares = {row[0]: float(row[13].rstrip(' %')) / 100 for row in rows if row[13]} | {'copy': 1}
+    shares |= {name: min(1, share / 100) for name, share in H200_SHARES.items()}
     alone = products_alone(gpu)
     print('\n## GPT-2 1.5B in BF16, reckoned\n')
     print(f'Nanoseconds of a token. Products are taken at {PRODUCTS:.1%} of the peak, the mean of steps on two H200s, '
           f'{PRODUCTS_IN_STEPS[0]:.1%} and\n{PRODUCTS_IN_STEPS[1]:.1%}. At {alone:.1%} those of layers were measured alone, '
-          f'without the power limit of a step. Copies are at {COPY:.0%} of\nthe bandwidth; kernels at their expected shares; '
-          'causal attention with its skipped tiles. Collectives, launches, the\nhost and the instructions of epilogues are '
+          f'without the power limit of a step. Copies are at {COPY:.0%} of\nthe bandwidth; kernels at the shares that an H200 measured, others at their expected ones; '
+          'causal attention\nwith its skipped tiles. Collectives, launches, the host and the instructions of epilogues are '
           'left out.\n')
     print(f'|part|four products of the head|three|three, products at {PRODUCTS_CAREFUL:.0%}|three, at {alone:.1%}|\n'
           '|---|---:|---:|---:|---:|')
@@ -570,7 +547,6 @@ def step_print(rows, gpu):
     print('|share of the speed of light|' + '|'.join(f'{light:.1%}' for _, light in columns) + '|')
     changes_print(shares.get, gpu)
     one_pass_print(shares.get, gpu)
-    measured_print()
 
 
 HEADS = ['kernel', 'registers', 'spill B', 'shared KiB', 'warps / SM', 'B / thread', 'kflop / warp', 'issue', 'slow',

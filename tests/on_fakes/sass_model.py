@@ -81,7 +81,7 @@ class Listing(unittest.TestCase):
         self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), [9, 10, 11, 12])
 
     def test_hot_part_of_a_row_at_a_time_is_all_code(self):
-        self.copy.name = 'norm_fwd_bf16'
+        self.copy.name = 'residual_fwd_bf16'
         self.assertEqual(sass.hot_part(self.copy, sass.global_bytes), list(range(14)))
 
     def test_hot_loop_is_the_one_that_ends_in_a_reduction(self):
@@ -127,17 +127,28 @@ class Model(unittest.TestCase):
 
     def test_occupancy_by_each_limit(self):
         def warps(registers, shared, threads):
-            return sass.warps_resident(sass_listing.Resources(registers, 0, 0, threads), threads // 32, shared, GPU)
+            resources = sass_listing.Resources(registers, 0, 0, threads)
+            return sass.warps_resident('copy_bf16', resources, threads // 32, shared, GPU)
         self.assertEqual(warps(33, 0, 256), 48)    # 40 registers are allocated: 1280 a warp, 51 warps, 6 blocks
         self.assertEqual(warps(32, 0, 1024), 64)   # all warps
         self.assertEqual(warps(16, 0, 32), 32)     # blocks
         self.assertEqual(warps(32, 112 << 10, 256), 16) # shared memory: two blocks
         self.assertEqual(warps(168, 200 << 10, 256), 8)
 
+    def test_a_grid_of_few_blocks_leaves_multiprocessors_empty(self):
+        resources = sass_listing.Resources(32, 0, 0, 256)
+        self.assertEqual(sass.warps_resident('copy_bf16', resources, 4, 0, GPU), 64)
+        self.assertEqual(sass.warps_resident('residual_bwd_bf16', resources, 4, 0, GPU), 8) # 256 blocks
+
     def test_blocks_of_rows_have_the_threads_of_their_launch(self):
-        most = sass_listing.Resources(64, 0, 0, 256)
-        self.assertEqual([sass.launch_warps(name, most) for name in ('norm_fwd_bf16', 'residual_drop_fwd_f32', 'norm_bwd_bf16',
-                                                                     'residual_bwd_f32', 'gelu_fwd_bf16')], [2, 4, 4, 7, 8])
+        names = ('norm_fwd_bf16', 'residual_drop_fwd_f32', 'norm_bwd_bf16', 'residual_bwd_f32', 'sum_squares_f32',
+                 'gelu_fwd_bf16')
+        self.assertEqual([sass.launch_warps(name, 256) for name in names], [2, 4, 7, 7, 4, 8])
+
+    def test_copies_to_shared_memory_are_bytes_of_kernels_that_memory_bounds(self):
+        code = [sass_listing.Instruction(0, 'LDG.E.128', 'R4, [R2]', False),
+                sass_listing.Instruction(16, 'LDGSTS.E.128', '[R1], [R2]', False)]
+        self.assertEqual([sum(map(measure, code)) for measure in (sass.global_bytes, sass.register_bytes)], [32, 16])
 
     def test_one_warp_hides_nothing_and_many_hide_all(self):
         found = {'limit': 'memory', 'stall': 800, 'has_barrier': False,
