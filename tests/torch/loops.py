@@ -652,7 +652,7 @@ def refusals_name_what_torch_calls_it():
     refused(lade.CannotCapture, of(lambda m, x: m(x.abs().long()).mean(), lambda: nn.Embedding(8, 4, sparse=True),
                                    torch.optim.SparseAdam), "sparse=False", "loops.py")
     refused(lade.CannotCapture, of(lambda m, x: torch.func.jvp(m, (x,), (x,))[1].mean()), "forward-mode AD", "loops.py")
-    refused(lade.CannotCapture, of(lambda m, x: torch.unique(m(x) > 0).float().mean()), "keep the shape", "loops.py")
+    refused(lade.CannotCapture, of(lambda m, x: torch.unique(m(x) > 0, dim=0).float().mean()), "keep the shape", "loops.py")
     refused(lade.CannotCapture, of(lambda m, x: m(x).mean() * len(f"{m(x).mean():.3f}")), "value of a tensor: ", "loops.py")
     of(lambda m, x: -torch.distributions.Wishart(m(x).square().mean() + 9, torch.eye(3)).log_prob(torch.eye(3)).mean())()
 
