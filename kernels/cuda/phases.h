@@ -45,10 +45,10 @@ LADE_INLINE int64_t lade_cuda_row_blocks(int64_t n_rows)
 #define LADE_CUDA_ROW_PACKS 4
 
 /*
- * Partial sums of a block of rows wait in shared memory if they and the room of reductions fit into the 96 KiB of every
+ * Long rows: partial sums of a block of rows wait in shared memory if they and the room of reductions fit into the 96 KiB of every
  * GPU; else in their final place in the workspace.
  */
-#define LADE_CUDA_ROOM_FLOATS 64 /* of a reduction over the block: two sums of each current row for each warp */
+#define LADE_CUDA_ROOM_FLOATS 64 /* of two reductions over the block in turn: two sums of each of two rows, by warp */
 #define LADE_CUDA_ROW_SHARED_FLOATS (24576 - LADE_CUDA_ROOM_FLOATS)
 
 LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
@@ -56,7 +56,7 @@ LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
   return d * n_outputs <= LADE_CUDA_ROW_SHARED_FLOATS ? d * n_outputs : 0;
 }
 
-/* Rows of a block of norms: a few, the next copied ahead, if that leaves a GPU enough blocks. They decide no bits. */
+/* Rows of a block of norms. More than one if a GPU still gets NORM_FWD_BLOCKS blocks. They decide no bits. */
 #define LADE_CUDA_NORM_FWD_ROWS 8
 #define LADE_CUDA_NORM_FWD_BLOCKS 2048
 
@@ -66,10 +66,7 @@ LADE_INLINE int64_t lade_cuda_norm_fwd_rows(int64_t n_rows)
   return rows < 1 ? 1 : rows < LADE_CUDA_NORM_FWD_ROWS ? rows : LADE_CUDA_NORM_FWD_ROWS;
 }
 
-/*
- * Backward of norms: packs of 16 bytes of a tensor that a thread has in a turn, of as many rows as that makes; and
- * floats of shared memory of two turns of three tensors.
- */
+/* Packs of 16 bytes of each tensor that a thread has in a turn of a norm's backward; floats of two turns of three. */
 #define LADE_CUDA_NORM_BWD_PACKS 2
 #define LADE_CUDA_NORM_BWD_FLOATS (2 * 3 * LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_THREADS * 4)
 

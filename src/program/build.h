@@ -202,8 +202,8 @@ static inline bool plan_gathers(const struct lade_build_params *params)
 }
 
 /*
- * True if the gathered copy of @param has memory for the whole step, in which this rank's block is: then one gather a
- * step, before the first use, is enough. It overlaps the forward pass.
+ * True if the gathered copy of @param has memory for the whole step. This rank's block is in it. One gather a step,
+ * before the first use, is then enough; it overlaps the forward pass.
  */
 static inline bool plan_is_gathered_in_place(const struct lade_build_params *params, int param)
 {

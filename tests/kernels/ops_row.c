@@ -34,17 +34,42 @@ struct norm_shape {
   bool is_in_place;
 };
 
+/*
+ * Rows that GPUs process in other ways, each in one dtype, because a fake GPU takes seconds for them. Of two packs a
+ * thread, of more than a thread's packs; and, for norms alone, a block of 34 rows: more than the lanes of a warp.
+ */
+static const struct wide_shape {
+  enum lade_dtype dtype;
+  bool is_of_norms;
+  struct norm_shape shape;
+} wide_shapes[] = {{LADE_F32, false, {{5, 1536}, LADE_NORM_LAYER, false}},
+                   {LADE_F32, false, {{3, 2056}, LADE_NORM_RMS, true}},
+                   {LADE_F32, true, {{8450, 4}, LADE_NORM_LAYER, false}},
+                   {LADE_F32, true, {{8450, 3}, LADE_NORM_LAYER, false}},
+                   {LADE_BF16, false, {{3, 3080}, LADE_NORM_LAYER, false}},
+                   {LADE_BF16, false, {{2, 4104}, LADE_NORM_LAYER, false}}};
+
+static bool wide_shape_get(const struct call *call, int at, bool has_none, struct norm_shape *ret_shape)
+{
+  for (int i = 0; i < (int)LADE_COUNT(wide_shapes) && !call->is_bench; i++) {
+    const bool is_its = wide_shapes[i].dtype == call->dtype && (!wide_shapes[i].is_of_norms || !has_none);
+    if (is_its && at-- == 0) {
+      *ret_shape = wide_shapes[i].shape;
+      return true;
+    }
+  }
+  return false;
+}
+
 static bool norm_shape_get(const struct call *call, int i_shape, bool has_none, struct norm_shape *ret_shape)
 {
   static const enum lade_norm_kind kinds[] = {LADE_NORM_LAYER, LADE_NORM_RMS, LADE_NORM_NONE};
   int n_kinds = has_none ? 3 : 2, n_modes = call->is_bench ? 1 : 2;
   ret_shape->kind = kinds[i_shape % n_kinds];
   ret_shape->is_in_place = i_shape / n_kinds % n_modes;
-  return shape_get(call, i_shape / n_kinds / n_modes, &ret_shape->shape);
+  return shape_get(call, i_shape / n_kinds / n_modes, &ret_shape->shape) ||
+         wide_shape_get(call, i_shape - n_kinds * n_modes * (int)LADE_COUNT(shapes), has_none, ret_shape);
 }
-
-/* A block of rows of a GPU has 34 of these: more than the lanes of a warp. */
-static const struct norm_shape norm_long_shape = {.shape = {8450, 3}, .kind = LADE_NORM_LAYER};
 
 static double bytes_of(const struct call *call, double n_elements)
 {
@@ -174,12 +199,8 @@ static bool norm_bwd_build(struct call *call, int i_shape)
   struct lade_norm_bwd_args *a = (void *)&call->args;
   enum lade_dtype accumulator = accumulator_of(call->dtype);
   struct norm_shape s;
-  if (!norm_shape_get(call, i_shape, false, &s)) {
-    /* in one dtype, because a fake GPU takes seconds for it */
-    if (call->is_bench || call->dtype != LADE_F32 || i_shape != 4 * (int)LADE_COUNT(shapes))
-      return false;
-    s = norm_long_shape;
-  }
+  if (!norm_shape_get(call, i_shape, false, &s))
+    return false;
   int64_t n = s.shape.n, d = s.shape.d;
   *a = (struct lade_norm_bwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d,
                                    .accumulate = s.is_in_place, .weight_offset = s.kind == LADE_NORM_RMS &&

@@ -434,6 +434,19 @@ def one_layout_is_the_best_of_several():
             "--top 1 is not the best of --top 8", (one, several))
 
 
+def a_long_list_of_undecided_layouts_is_counted():
+    """More layouts than a search lists may fit a tight budget: their number and a bound of their time are finite."""
+    search = ["--cluster", "dgx-h100", "--ranks", "8", "--model", "gpt2-124m", "--batch", "64", "--seq", "1024", "--search",
+              "--top", "20", "--any-precision", "--budget"]
+    found = plan_json(*search, "800MiB")
+    worst = found["layouts"][-1]["step_seconds"]
+    require((found["unproved_step_seconds"] is None) == (found["unproved"] == 0), "a bound without layouts", found)
+    require(found["unproved"] == 0 or 0 < found["unproved_step_seconds"] < worst, "the bound", found)
+    refused = plan(*search, "350MiB", code=3)
+    require("no layout that was built needs less, and " in refused.stderr and "--search finds" not in refused.stderr,
+            "the refusal of a search", refused.stderr)
+
+
 def precisions_of_states_are_searched():
     """With --any-precision alone; options that are given confine them."""
     search = [*SMALL, "--ranks", "4", "--batch", "64", "--search", "--top", "1", "--budget", "8GiB"]
@@ -710,6 +723,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     a_search_keeps_its_contract()
     one_layout_is_the_best_of_several()
     precisions_of_states_are_searched()
+    a_long_list_of_undecided_layouts_is_counted()
     a_search_offloads()
     ends_may_hold_no_layer()
     the_published_layouts_are_found()

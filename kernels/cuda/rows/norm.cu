@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * LayerNorm and RMSNorm over rows, and their backward. A block of threads has some rows, one after another; backward it
- * has a block of rows, and also sums the gradients of weight and bias (row_sums.cu adds the blocks).
+ * LayerNorm and RMSNorm over rows, and their backward. A block of threads has some rows, one after another. Backward it
+ * also sums the gradients of weight and bias; row_sums.cu adds the blocks.
  *
  * Moves 2 n d elements forward: a row stays in registers (norm_row.h). Backward 4 n d with a residual, and 4 d F32
  * numbers for each block of at least 16 rows. Bound: memory.

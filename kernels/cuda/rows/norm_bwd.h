@@ -3,13 +3,12 @@
  * Backward of rows of LayerNorm or RMSNorm by one block of threads, for norm.cu and residual.cu. A block of threads has
  * a block of rows (phases.h), and also makes the block's sums of the gradients of weight and biases.
  *
- * Whole rows: a thread has one pack of each of two rows at a time, or two packs of one row, and so the same columns of
- * every row. Its columns' partial sums and weights stay in registers. Asynchronous copies bring the next rows into
- * shared memory while the current ones are worked on; a thread reads its own copies alone, so it waits for no other
- * thread but in the sums over a row, once for each turn.
+ * Whole rows: a turn has two rows of one pack a thread, or one row of two packs. So a thread has the same columns of
+ * every row, and keeps their sums and weights in registers. Asynchronous copies bring the next turn into shared memory.
+ * A thread reads only its own copies. It waits for other threads once a turn, in the sums over rows.
  *
- * Long rows, and rows that are not whole packs: span after span (norm_row.h), with the partial sums in shared memory,
- * or in their place in the workspace if they do not fit.
+ * Long rows, and rows that are not whole packs, go span after span (norm_row.h). Their partial sums are in shared memory
+ * if they fit, else in their place in the workspace.
  */
 #ifndef LADE_CUDA_NORM_BWD_H
 #define LADE_CUDA_NORM_BWD_H
@@ -54,7 +53,7 @@ static __device__ inline void averages_set(struct row_statistics &row, const str
   row.gh = gh_sum * part * row.rstd;
 }
 
-/* Load partial sums of this thread's columns, or store them. */
+/* Load partial sums of this thread's columns. */
 template <int N> static __device__ inline void partials_load(float (&x)[N], const float *from)
 {
   constexpr int WIDTH = N < 4 ? N : 4;
@@ -67,6 +66,7 @@ template <int N> static __device__ inline void partials_load(float (&x)[N], cons
   }
 }
 
+/* Store them. */
 template <int N> static __device__ inline void partials_store(float *to, const float (&x)[N])
 {
   constexpr int WIDTH = N < 4 ? N : 4;
@@ -85,7 +85,7 @@ template <int N> struct column_sums {
   float weight[N], bias[N], x_bias[N];
 };
 
-/* With h = (x-mean) rstd and g = dy weight: add a pack to @g_sum, of g, to @gh_sum, of g h, and to the partial sums. */
+/* Add a pack to the sums. h = (x - mean) rstd, g = dy weight; @g_sum is of g, @gh_sum of g h. */
 template <class T, int N>
 static __device__ inline void gradients_add(const pack<T, N> &x, const pack<T, N> &dy, const float (&weight)[N],
                                             const struct row_statistics &row, float &g_sum, float &gh_sum,
@@ -165,6 +165,7 @@ static __device__ inline void sums_put(const struct lade_residual_bwd_args &a, i
 
 /* Rows at a time, of P packs a thread. */
 #define ROWS(P) (LADE_CUDA_NORM_BWD_PACKS / (P))
+static_assert(2 * 2 * ROWS(1) * LADE_CUDA_THREADS / 32 <= LADE_CUDA_ROOM_FLOATS, "the sums of two turns");
 
 /* The packs of a turn, in shared memory: of each tensor, row by row; a thread's stand a block's width apart. */
 typedef pack<uint32_t, 4> thread_packs[LADE_CUDA_THREADS];

@@ -117,7 +117,8 @@ static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   const struct lade_norm_fwd_args *a = args;
   struct lade_cuda_launch launch = rows_launch(a, a->dtype, a->n, a->d);
   launch.grid[0] = (unsigned)lade_div_up(a->n, lade_cuda_norm_fwd_rows(a->n));
-  launch.shared_bytes += 2 * LADE_CUDA_ROW_PACKS * launch.n_threads * 16; /* two rows of packs of 16 bytes */
+  if (a->d % (16 / (int64_t)lade_dtype_bytes(a->dtype)) == 0)
+    launch.shared_bytes += 2 * LADE_CUDA_ROW_PACKS * launch.n_threads * 16; /* two rows of packs of 16 bytes */
   lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype, launch);
 }
 

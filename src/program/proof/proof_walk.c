@@ -497,11 +497,17 @@ static const struct value_piece *piece_whole(struct value_walk *walk, int i, uin
   return row_next(row, cut) >= span->to ? &row->pieces[cut] : NULL;
 }
 
-/* True if @piece is the working copy that an evaluation gathered in buffer @i over its own block @block. */
-static bool is_gathered_over(const struct proof *proof, int i, struct lade_value block, const struct value_piece *piece)
+/*
+ * True if @piece is the working copy that an evaluation gathered in buffer @i around its own @block of @bytes, which
+ * lies at this rank's place.
+ */
+static bool is_gathered_over(const struct value_walk *walk, int i, struct lade_value block, uint64_t bytes,
+                             const struct value_piece *piece)
 {
+  const struct proof *proof = walk->proof;
   const int param = block_param(proof->graph, block.tensor);
   return !proof->program->is_training && param >= 0 &&
+         walk->brought_at[i] == bytes * (uint64_t)lade_layout_position(proof->program->layout, LADE_AXIS_SHARD) &&
          value_is_equal(piece->value, (struct lade_value){proof->graph->params[param].tensor, 0, 0}) &&
          piece->buffer == i && piece->origin == proof->program->buffers[i].offset;
 }
@@ -516,7 +522,7 @@ static int brought_check(struct value_walk *walk, int i)
   value.version = proof->program->is_training && !is_data ? 1 : 0;
   const uint64_t bytes = lade_held_bytes(proof->graph, proof->program->layout, value.tensor);
   const struct value_piece *piece = piece_whole(walk, i, walk->brought_at[i], bytes);
-  if (piece && is_gathered_over(proof, i, value, piece))
+  if (piece && is_gathered_over(walk, i, value, bytes, piece))
     return 0;
   if (!piece || !value_is_equal(piece->value, value) || piece->buffer != i ||
       piece->origin != proof->program->buffers[i].offset + walk->brought_at[i])

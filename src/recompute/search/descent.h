@@ -11,10 +11,10 @@ struct peak_analysis; /* peak_analysis.h */
 enum {
   DESCENT_RECOMPUTE = 1,
   DESCENT_OFFLOAD = 2,
-  DESCENT_REPEAT = 4, /* recompute the same value several times, where no tier has capacity */
-  DESCENT_APART = 8,  /* optimizer state leaves before its working copy, not only with it */
+  DESCENT_REPEAT = 4,   /* recompute the same value several times, where no tier has capacity */
+  DESCENT_APART = 8,    /* optimizer state leaves before its working copy, not only with it */
   DESCENT_REPLACE = 16, /* a recomputed value moves to a tier instead */
-  DESCENT_LEVEL = 32 /* changes that raise the peak wait until no other is left; spills take units that are alike */
+  DESCENT_LEVEL = 32    /* changes that raise the peak come last; a spill takes only units with equal choices */
 };
 
 struct descent_state {

@@ -139,7 +139,7 @@ int cluster_ranks_check(struct cluster_planning *planning, int64_t n_ranks)
                         (long long)n_devices);
 }
 
-int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan)
+int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan, const char *advice)
 {
   char peak[LADE_SIZE_TEXT], budget[LADE_SIZE_TEXT];
   const struct lade_stage_program *stage = &plan->stages[plan->fullest];
@@ -155,8 +155,7 @@ int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster
   for (int owner = 0; owner < LADE_N_OWNERS; owner++)
     most = stage->owner_bytes[owner] > stage->owner_bytes[most] ? owner : most;
   lade_error_set(&planning->error, -EOVERFLOW, "rank %d needs %s of device memory, and %s are usable; most of it is "
-                 "%s: --search finds layouts that fit", plan->ranks[plan->fullest], peak, budget,
-                 lade_owner_name((enum lade_owner)most));
+                 "%s: %s", plan->ranks[plan->fullest], peak, budget, lade_owner_name((enum lade_owner)most), advice);
   fflush(stdout);
   return exit_fail("plan", -EOVERFLOW, &planning->error);
 }

@@ -50,8 +50,10 @@ int cluster_layout_plan(struct cluster_plan *plan, struct lade_error *error);
 /* Refuse more ranks than the cluster has devices. */
 int cluster_ranks_check(struct cluster_planning *planning, int64_t n_ranks);
 
-/* Say that the layout does not fit: its peak, the budget, and the tensors that take most. Return the exit code. */
-int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan);
+/*
+ * Say that the layout does not fit: its peak, the budget, the tensors that take most, and @advice. Return the exit code.
+ */
+int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan, const char *advice);
 
 /* Compare the times of two plans, for qsort. */
 int cluster_step_compare(const void *a, const void *b);

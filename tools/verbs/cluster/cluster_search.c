@@ -90,6 +90,7 @@ static int found_cost(struct cluster_planning *planning, const struct lade_layou
          memcmp(&residencies->items[i].residency, &found->residency, sizeof(found->residency)) != 0)
     i++;
   if (!status) {
+    LADE_ASSERT(memcmp(&residencies->items[i].residency, &found->residency, sizeof(found->residency)) == 0);
     plan->share = residencies->items[i];
     status = cluster_layout_cost(plan, error);
   }
@@ -108,9 +109,11 @@ struct search_result {
   struct lade_layout_search search;
   struct lade_layout_correction corrections[KINDS_AGAIN]; /* of layouts whose proofs found more than the budget */
   int n_corrections;
-  struct cluster_plan *plans;    /* [0] without any that fits: the first that does not */
+  struct cluster_plan *plans;    /* [0] without any that fits: the misfit that needs least */
   int n_plans;
   LADE_ARRAY(struct lade_layout_found) misfits; /* whose proofs found more than the budgets */
+  uint64_t least_bytes;          /* of the device, among misfits that were built; UINT64_MAX: none was */
+  int i_least;                   /* the misfit that needs them */
   int64_t n_instrs;              /* of the programs that were built, in the part that runs */
   int64_t n_unproved;            /* layouts that may be faster than the plans: their proofs may find that they fit */
   double unproved_ns;            /* none of these takes less time */
@@ -202,6 +205,10 @@ static int found_try(struct cluster_planning *planning, const struct cluster_pla
     plan_take(result, sizes_find(result, found), (int)planning->options->n_top, &plan);
   else if (!status && !LADE_PUSH(&result->misfits, *found))
     status = lade_error_set(&planning->error, -ENOMEM, "no memory for the layouts");
+  if (!status && !plan.fits && plan.measured_bytes && plan.measured_bytes < result->least_bytes) {
+    result->least_bytes = plan.measured_bytes;
+    result->i_least = result->misfits.n - 1;
+  }
   return status;
 }
 
@@ -289,6 +296,7 @@ static int undecided_prove(struct cluster_planning *planning, const struct clust
                            struct search_result *result)
 {
   struct lade_layout_search list = {0};
+  const int n_top = (int)planning->options->n_top;
   int n_decided = 0, status = undecided_list(planning, result, &list);
   result->n_instrs = 0;
   result->unproved_ns = INFINITY;
@@ -305,7 +313,15 @@ static int undecided_prove(struct cluster_planning *planning, const struct clust
     }
     status = found_try(planning, empty, result, found, &misfit_bytes);
   }
-  result->n_unproved = list.n_undecided - n_decided;
+  const int64_t n_unlisted = list.n_undecided - list.n_found;
+  result->n_unproved = list.n_found - n_decided;
+  if (!status && list.n_found && n_unlisted) { /* they take at least the time of the last that is listed */
+    const double ns = list.found[list.n_found - 1].cost.step_ns;
+    if (result->n_plans < n_top || ns < result->plans[n_top - 1].cost.step_ns) {
+      result->n_unproved += n_unlisted;
+      result->unproved_ns = fmin(result->unproved_ns, ns);
+    }
+  }
   free(list.found);
   return status;
 }
@@ -354,8 +370,13 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
   }
   if (result->n_plans)
     return LADE_EXIT_DONE;
-  if (!planning->error.code)
-    return cluster_refusal_tell(planning, &result->plans[0]);
+  if (!planning->error.code) {
+    char more[96] = "no layout that was built needs less";
+    if (result->n_unproved)
+      snprintf(more, sizeof(more), "no layout that was built needs less, and %lld more may fit",
+               (long long)result->n_unproved);
+    return cluster_refusal_tell(planning, &result->plans[0], more);
+  }
   fflush(stdout);
   return exit_fail("plan", -EOVERFLOW, &planning->error);
 }
@@ -363,7 +384,8 @@ static int search_tell(struct cluster_planning *planning, const struct search_re
 int cluster_search_plan(struct cluster_planning *planning, const struct cluster_plan *empty)
 {
   const struct lade_layout_search_params params = search_params(planning);
-  struct search_result result = {.plans = calloc((size_t)planning->options->n_top + 1, sizeof(*result.plans))};
+  struct search_result result = {.plans = calloc((size_t)planning->options->n_top + 1, sizeof(*result.plans)),
+                                 .least_bytes = UINT64_MAX};
   const double begin = seconds_now();
   jobs_fill(planning);
   int status = cluster_ranks_check(planning, params.n_ranks);
@@ -379,7 +401,7 @@ int cluster_search_plan(struct cluster_planning *planning, const struct cluster_
     status = undecided_prove(planning, empty, &result);
   if (has_found && !status && !result.n_plans) { /* to say how much it lacks */
     result.plans[0] = *empty;
-    status = found_plan(planning, &result.misfits.items[0], &result.plans[0]);
+    status = found_plan(planning, &result.misfits.items[result.i_least], &result.plans[0]);
   }
   result.proof_seconds = seconds_now() - begin - result.seconds;
   const int code = status ? exit_fail("plan", status, &planning->error) : search_tell(planning, &result);
