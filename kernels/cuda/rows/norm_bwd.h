@@ -7,8 +7,8 @@
  * every row, and keeps their sums and weights in registers. Asynchronous copies bring the next turn into shared memory.
  * A thread reads only its own copies. It waits for other threads once a turn, in the sums over rows.
  *
- * Long rows, and rows that are not whole packs, go span after span (norm_row.h). Their partial sums are in shared memory
- * if they fit, else in their place in the workspace.
+ * Long rows, and rows that are not whole packs, go span after span (norm_row.h). Their partial sums are in shared
+ * memory if they fit, else in their place in the workspace.
  */
 #ifndef LADE_CUDA_NORM_BWD_H
 #define LADE_CUDA_NORM_BWD_H

@@ -47,8 +47,8 @@ struct trajectory_kind {
 
 /*
  * Programs whose state is far larger than the device need the first kind. Where all state fits, the second and the one
- * without tiers are faster by up to a third: the first moves state whose updates on the host are exposed. Small budgets leave
- * little room for prefetch, so all copies are exposed: there the last two are faster by up to a half.
+ * without tiers are faster by up to a third: the first moves state whose updates on the host are exposed. Small budgets
+ * leave little room for prefetch, so all copies are exposed: there the last two are faster by up to a half.
  */
 static const struct trajectory_kind trajectory_kinds[N_TRAJECTORY_KINDS] = {
     {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, .is_for_large = true},

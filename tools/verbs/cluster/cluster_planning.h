@@ -51,7 +51,8 @@ int cluster_layout_plan(struct cluster_plan *plan, struct lade_error *error);
 int cluster_ranks_check(struct cluster_planning *planning, int64_t n_ranks);
 
 /*
- * Say that the layout does not fit: its peak, the budget, the tensors that take most, and @advice. Return the exit code.
+ * Say that the layout does not fit: its peak, the budget, the tensors that take most, and @advice. Return the exit
+ * code.
  */
 int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan, const char *advice);
 
