@@ -45,8 +45,8 @@ LADE_INLINE int64_t lade_cuda_row_blocks(int64_t n_rows)
 #define LADE_CUDA_ROW_PACKS 4
 
 /*
- * Long rows: partial sums of a block of rows wait in shared memory if they and the room of reductions fit into the 96 KiB of every
- * GPU; else in their final place in the workspace.
+ * Long rows: partial sums of a block of rows wait in shared memory if they and the room of reductions fit into the
+ * 96 KiB of every GPU; else in their final place in the workspace.
  */
 #define LADE_CUDA_ROOM_FLOATS 64 /* of two reductions over the block in turn: two sums of each of two rows, by warp */
 #define LADE_CUDA_ROW_SHARED_FLOATS (24576 - LADE_CUDA_ROOM_FLOATS)
