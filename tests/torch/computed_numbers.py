@@ -61,6 +61,52 @@ def numbers_are_returned():
                                       "tensor": loss.detach(), "half": (loss.detach().bfloat16().item(), 1 - loss.item())})
 
 
+class Scaled(nn.Module):
+    """A model with a parameter of one element."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = nn.Linear(16, 8), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.body(x) * self.scale
+
+
+def numbers_are_those_of_their_time():
+    """A write behind item() does not change its number."""
+    def overwritten(use):
+        def between(model, loss):
+            value, count = loss.detach().clone(), (model[0].weight.detach() > 0.2).sum()
+            numbers = value.item(), count.item()
+            value.zero_()
+            count.zero_()
+            return use(model, *numbers), value.item()
+        return between
+
+    def compared(model, value, _n):
+        if value > 0.01:
+            model[0].weight.grad.mul_(0.5)
+    same("returned after a write", overwritten(lambda model, value, n: (value, n, value + n)))
+    same("compared after a write", overwritten(compared), 2)
+    same("an operand after a write", overwritten(lambda model, value, _n: model[0].weight.grad.mul_(value).sum()))
+    same("a range after a write", overwritten(lambda _model, _value, n: len(range(n))), len(sizes()), DATA[:2])
+    torch.manual_seed(0)
+    first, results = Scaled(), []
+    for is_planned in (False, True):
+        model = copy.deepcopy(first)
+        optimizer = adamw(model)
+
+        def train(x):
+            model(x).square().mean().backward()
+            scale = model.scale.item()
+            optimizer.step()
+            optimizer.zero_grad()
+            return scale, model.scale.item()
+        step = lade.torch.step(train, model, optimizer, "100%", audit=False) if is_planned else train
+        results.append([step(x) for x in DATA] + [lade.torch.digest(model, optimizer)])
+    assert results[0] == results[1], results
+
+
 def numbers_decide_branches():
     def clipped(model, loss):
         norm = norm_of(model).item()
@@ -152,6 +198,6 @@ def other_uses_are_refused():
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (numbers_are_returned, numbers_decide_branches, numbers_are_operands_of_tensors, whole_numbers_are_sizes,
-                 distinct_values_are_counted, other_uses_are_refused):
+    for test in (numbers_are_returned, numbers_are_those_of_their_time, numbers_decide_branches,
+                 numbers_are_operands_of_tensors, whole_numbers_are_sizes, distinct_values_are_counted, other_uses_are_refused):
         test()
