@@ -126,11 +126,12 @@ def numbers_decide_branches():
     def checked(model, loss):
         if not math.isfinite(loss.item()) or math.isnan(norm_of(model).item()):
             raise ArithmeticError("the loss is no number")
-        return loss.item() == norm_of(model).item(), bool(loss.item())
+        many = (model[0].weight.detach() > -9).sum().item() * 0 + 16777217
+        return loss.item() == norm_of(model).item(), bool(loss.item()), many > 16777216.0
     model = net()
     train, optimizer = made(checked, model)
     step = lade.torch.step(train, model, optimizer, "100%", audit=False)
-    assert step(X) == (False, True)
+    assert step(X) == (False, True, True)
     before = lade.torch.digest(model, optimizer)
     refused(ArithmeticError, lambda: step(X * float("nan")), "no number")
     assert lade.torch.digest(model, optimizer) == before and math.isfinite(1.0) and math.isfinite.__module__ == "math"
@@ -143,6 +144,10 @@ def numbers_are_operands_of_tensors():
             p.grad.sub_(1 - (loss.item() * p.detach()).div(abs(-loss.item())))
         return loss.detach() * loss.item(), (model[0].weight.detach() > loss.item()).sum()
     same("operands", scaled)
+
+    def named(model, loss):
+        model[0].weight.grad.copy_(torch.sub(other=loss.item(), input=model[0].weight.grad))
+    same("operands by name", named)
 
     def low(model, loss):
         half = model[0].weight.detach().bfloat16()
@@ -194,6 +199,17 @@ def other_uses_are_refused():
         fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
         assert name == "kept" or "computed_numbers.py" in fault.line, (name, fault)
         assert lade.torch.digest(model) == before and not kept, name
+    for use in (lambda number: number > 0.3, bool, lambda number: max(number, 2)):
+        model = net()
+        optimizer, before = adamw(model), lade.torch.digest(model)
+
+        def train(x, model=model, optimizer=optimizer, use=use):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return use(loss.item())
+        fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "before optimizer.step()")
+        assert "computed_numbers.py" in fault.line and lade.torch.digest(model) == before, fault
 
 
 if __name__ == "__main__":

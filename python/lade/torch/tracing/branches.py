@@ -106,7 +106,7 @@ class Branches(TorchFunctionMode):
         if func is _T.item and self._is_computed(asked[0]):
             return numbers.ComputedNumber(self, (self._snapshot(asked[0]),))
         if numbers.is_among(asked):
-            args, kwargs = numbers.with_tensors(func, asked), None
+            args, kwargs = numbers.with_tensors(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
