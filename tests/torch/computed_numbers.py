@@ -2,6 +2,7 @@
 """Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
 import copy
 import math
+from unittest import mock
 
 from fixture import *  # noqa: F403
 
@@ -156,6 +157,28 @@ def numbers_are_operands_of_tensors():
     same("operands of other precision", low)
 
 
+def zero_divides_nothing():
+    """A quotient of numbers ends the step as in Python, before anything changes."""
+    for divisor in (lambda loss, n: n, lambda loss, n: n * loss.item()):
+        model = net()
+
+        def divided(model, loss, divisor=divisor):
+            n = (model[0].weight.detach() > 90).sum().item()
+            for p in model.parameters():
+                p.grad.mul_(1.0 / divisor(loss, n))
+            return loss.detach()
+        train, optimizer = made(divided, model)
+        before = lade.torch.digest(model)
+        refused(ZeroDivisionError, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "division by zero")
+        assert lade.torch.digest(model) == before
+
+    def many(model, loss):
+        for p in model.parameters():
+            p.grad.mul_(1.0 / (1.0 + loss.item()) / loss.item())
+    with mock.patch.object(lade.torch.tracing.branches, "_ANSWERS_MOST", 2):
+        same("one question for equal divisors", many)
+
+
 def whole_numbers_are_sizes():
     """They are questions about computed values where they size something, and operands where they do not."""
     def sized(model, loss):
@@ -182,6 +205,12 @@ def distinct_values_are_counted():
         values, places, counts = torch.unique(rows, return_inverse=True, return_counts=True)
         return values.sum(), values[places].sum(), counts.max(), torch.unique(rows[:0]).sum(), torch.unique(rows > 0)
     same("distinct values", distinct, 1, DATA[:2])
+    for dtype in (torch.bfloat16, torch.float16):
+        def low(_model, loss, dtype=dtype):
+            values, places = torch.unique((torch.linspace(-30, 30, 40001).exp() * loss.detach().sign()).to(dtype), return_inverse=True)
+            assert len(values) > 2048
+            return len(values), values.double().sum(), values[places].double().sum()
+        same(f"distinct values of {dtype}", low, 1, DATA[:2])
 
 
 def other_uses_are_refused():
@@ -215,5 +244,6 @@ def other_uses_are_refused():
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
     for test in (numbers_are_returned, numbers_are_those_of_their_time, numbers_decide_branches,
-                 numbers_are_operands_of_tensors, whole_numbers_are_sizes, distinct_values_are_counted, other_uses_are_refused):
+                 numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
+                 other_uses_are_refused):
         test()

@@ -87,10 +87,11 @@ class Branches(TorchFunctionMode):
         self.find = lambda: None  # find(): the answer to the last question by a run of the graph, or None
         self.n_found = 0   # answers up to the last one that find() gave
         self.snapshots = {}  # _key() of a tensor -> (itself, its copy): numbers of item() are those of their time
+        self.are_zero = {}   # of divisors among computed numbers, by their forms
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
-        self.known, self.answered, self.zeros, self.snapshots = {}, {}, {}, {}
+        self.known, self.answered, self.zeros, self.snapshots, self.are_zero = {}, {}, {}, {}, {}
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

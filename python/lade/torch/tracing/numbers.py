@@ -23,6 +23,7 @@ _WITH_TENSORS = {"mul", "mul_", "multiply", "div", "div_", "divide", "true_divid
                  "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__", "__rdiv__", "__idiv__",
                  "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "gt", "ge", "lt", "le",
                  "__gt__", "__ge__", "__lt__", "__le__"}
+_QUOTIENTS = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__", "__div__", "__idiv__"}
 
 
 class Deferred:
@@ -66,7 +67,24 @@ class ComputedNumber:
         function, operands = self.made_by
         if function not in _EXACT:
             raise CannotCapture(_TEXT, function.__name__)
+        if function is operator.truediv and type(operands[1]) is ComputedNumber:
+            operands[1].refuse_zero()
         return function(*(one.tensor().to(kind) if type(one) is ComputedNumber else one for one in operands))
+
+    def refuse_zero(self):
+        """Raise Python's error in the branch of the step where this divisor is 0; one question serves equal divisors."""
+        form = self._form()
+        if form not in self.branches.are_zero:
+            self.branches.are_zero[form] = self.branches.answer(self.tensor() == 0, False)
+        if self.branches.are_zero[form]:
+            raise ZeroDivisionError("division by zero")
+
+    def _form(self):
+        """Return a key of how the number is made. The copies of branches.py live, so their ids serve."""
+        if self.made_by is None:
+            return id(self.bases[0])
+        function, operands = self.made_by
+        return function, *(one._form() if type(one) is ComputedNumber else (type(one), one) for one in operands)
 
     def deferred(self):
         return Deferred(self.compute, len(self.bases))
@@ -167,6 +185,8 @@ def with_tensors(func, args, kwargs):
     if name not in _WITH_TENSORS or len(operands) != 2 or len(others) != 1:
         raise CannotCapture(_TEXT, name or str(func))
     other = others[0]
+    if name in _QUOTIENTS and operands[0] is other and not other.dim() and other.device.type == "cuda":  # eager takes 1 / number
+        raise CannotCapture(_TEXT, name)
     if not other.dtype.is_floating_point or not other.dim() and other.dtype not in (torch.float32, torch.float64):
         raise CannotCapture(_TEXT, name)
 
