@@ -213,6 +213,12 @@ def distinct_values_are_counted():
         same(f"distinct values of {dtype}", low, 1, DATA[:2])
 
 
+def refused_use(use):
+    model = net()
+    train, optimizer = made(use, model)
+    return refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
+
+
 def other_uses_are_refused():
     """By the line, and nothing has changed."""
     kept = []
@@ -228,6 +234,8 @@ def other_uses_are_refused():
         fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
         assert name == "kept" or "computed_numbers.py" in fault.line, (name, fault)
         assert lade.torch.digest(model) == before and not kept, name
+    fault = refused_use(lambda m, loss: setattr(m, "last", loss.item()))
+    assert "keeps the number of .item() in" in str(fault) and "assign it after the step" in str(fault), fault
     for use in (lambda number: number > 0.3, bool, lambda number: max(number, 2)):
         model = net()
         optimizer, before = adamw(model), lade.torch.digest(model)
