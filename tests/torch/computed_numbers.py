@@ -2,6 +2,7 @@
 """Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
 import copy
 import math
+from unittest import mock
 
 from fixture import *  # noqa: F403
 
@@ -61,6 +62,52 @@ def numbers_are_returned():
                                       "tensor": loss.detach(), "half": (loss.detach().bfloat16().item(), 1 - loss.item())})
 
 
+class Scaled(nn.Module):
+    """A model with a parameter of one element."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = nn.Linear(16, 8), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.body(x) * self.scale
+
+
+def numbers_are_those_of_their_time():
+    """A write behind item() does not change its number."""
+    def overwritten(use):
+        def between(model, loss):
+            value, count = loss.detach().clone(), (model[0].weight.detach() > 0.2).sum()
+            numbers = value.item(), count.item()
+            value.zero_()
+            count.zero_()
+            return use(model, *numbers), value.item()
+        return between
+
+    def compared(model, value, _n):
+        if value > 0.01:
+            model[0].weight.grad.mul_(0.5)
+    same("returned after a write", overwritten(lambda model, value, n: (value, n, value + n)))
+    same("compared after a write", overwritten(compared), 2)
+    same("an operand after a write", overwritten(lambda model, value, _n: model[0].weight.grad.mul_(value).sum()))
+    same("a range after a write", overwritten(lambda _model, _value, n: len(range(n))), len(sizes()), DATA[:2])
+    torch.manual_seed(0)
+    first, results = Scaled(), []
+    for is_planned in (False, True):
+        model = copy.deepcopy(first)
+        optimizer = adamw(model)
+
+        def train(x):
+            model(x).square().mean().backward()
+            scale = model.scale.item()
+            optimizer.step()
+            optimizer.zero_grad()
+            return scale, model.scale.item()
+        step = lade.torch.step(train, model, optimizer, "100%", audit=False) if is_planned else train
+        results.append([step(x) for x in DATA] + [lade.torch.digest(model, optimizer)])
+    assert results[0] == results[1], results
+
+
 def numbers_decide_branches():
     def clipped(model, loss):
         norm = norm_of(model).item()
@@ -80,11 +127,12 @@ def numbers_decide_branches():
     def checked(model, loss):
         if not math.isfinite(loss.item()) or math.isnan(norm_of(model).item()):
             raise ArithmeticError("the loss is no number")
-        return loss.item() == norm_of(model).item(), bool(loss.item())
+        many = (model[0].weight.detach() > -9).sum().item() * 0 + 16777217
+        return loss.item() == norm_of(model).item(), bool(loss.item()), many > 16777216.0
     model = net()
     train, optimizer = made(checked, model)
     step = lade.torch.step(train, model, optimizer, "100%", audit=False)
-    assert step(X) == (False, True)
+    assert step(X) == (False, True, True)
     before = lade.torch.digest(model, optimizer)
     refused(ArithmeticError, lambda: step(X * float("nan")), "no number")
     assert lade.torch.digest(model, optimizer) == before and math.isfinite(1.0) and math.isfinite.__module__ == "math"
@@ -98,11 +146,37 @@ def numbers_are_operands_of_tensors():
         return loss.detach() * loss.item(), (model[0].weight.detach() > loss.item()).sum()
     same("operands", scaled)
 
+    def named(model, loss):
+        model[0].weight.grad.copy_(torch.sub(other=loss.item(), input=model[0].weight.grad))
+    same("operands by name", named)
+
     def low(model, loss):
         half = model[0].weight.detach().bfloat16()
         model[0].weight.grad.add_((half * loss.item() / (3 + loss.item())).float())
         return half.double() * loss.item()
     same("operands of other precision", low)
+
+
+def zero_divides_nothing():
+    """A quotient of numbers ends the step as in Python, before anything changes."""
+    for divisor in (lambda loss, n: n, lambda loss, n: n * loss.item()):
+        model = net()
+
+        def divided(model, loss, divisor=divisor):
+            n = (model[0].weight.detach() > 90).sum().item()
+            for p in model.parameters():
+                p.grad.mul_(1.0 / divisor(loss, n))
+            return loss.detach()
+        train, optimizer = made(divided, model)
+        before = lade.torch.digest(model)
+        refused(ZeroDivisionError, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "division by zero")
+        assert lade.torch.digest(model) == before
+
+    def many(model, loss):
+        for p in model.parameters():
+            p.grad.mul_(1.0 / (1.0 + loss.item()) / loss.item())
+    with mock.patch.object(lade.torch.tracing.branches, "_ANSWERS_MOST", 2):
+        same("one question for equal divisors", many)
 
 
 def whole_numbers_are_sizes():
@@ -131,6 +205,18 @@ def distinct_values_are_counted():
         values, places, counts = torch.unique(rows, return_inverse=True, return_counts=True)
         return values.sum(), values[places].sum(), counts.max(), torch.unique(rows[:0]).sum(), torch.unique(rows > 0)
     same("distinct values", distinct, 1, DATA[:2])
+    for dtype in (torch.bfloat16, torch.float16):
+        def low(_model, loss, dtype=dtype):
+            values, places = torch.unique((torch.linspace(-30, 30, 40001).exp() * loss.detach().sign()).to(dtype), return_inverse=True)
+            assert len(values) > 2048
+            return len(values), values.double().sum(), values[places].double().sum()
+        same(f"distinct values of {dtype}", low, 1, DATA[:2])
+
+
+def refused_use(use):
+    model = net()
+    train, optimizer = made(use, model)
+    return refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
 
 
 def other_uses_are_refused():
@@ -148,10 +234,24 @@ def other_uses_are_refused():
         fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
         assert name == "kept" or "computed_numbers.py" in fault.line, (name, fault)
         assert lade.torch.digest(model) == before and not kept, name
+    fault = refused_use(lambda m, loss: setattr(m, "last", loss.item()))
+    assert "keeps the number of .item() in" in str(fault) and "assign it after the step" in str(fault), fault
+    for use in (lambda number: number > 0.3, bool, lambda number: max(number, 2)):
+        model = net()
+        optimizer, before = adamw(model), lade.torch.digest(model)
+
+        def train(x, model=model, optimizer=optimizer, use=use):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return use(loss.item())
+        fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "before optimizer.step()")
+        assert "computed_numbers.py" in fault.line and lade.torch.digest(model) == before, fault
 
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (numbers_are_returned, numbers_decide_branches, numbers_are_operands_of_tensors, whole_numbers_are_sizes,
-                 distinct_values_are_counted, other_uses_are_refused):
+    for test in (numbers_are_returned, numbers_are_those_of_their_time, numbers_decide_branches,
+                 numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
+                 other_uses_are_refused):
         test()

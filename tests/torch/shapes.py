@@ -567,7 +567,7 @@ def shapes_behind_an_update_are_refused():
     step = step_of(lambda m, x: (h := m(x))[h > 0].mean(), model)
     before = lade.torch.digest(model, step.optimizer)
     with mock.patch.object(lade.torch.running.generate, "_KEPT_MOST", 64):
-        refused(lade.CannotCapture, lambda: step(X), "too large to be kept", "[h > 0]")
+        refused(lade.CannotCapture, lambda: step(X), "16 MiB of buffers", "[h > 0]")
     assert lade.torch.digest(model, step.optimizer) == before and not step.broken
 
 

@@ -225,8 +225,8 @@ class Step:
             except Relayout:
                 continue
             if captured.is_cut and planned.is_final:
-                raise CannotCapture("a computed value decides a shape behind writes to buffers that are too large to be kept for a "
-                                    "new begin; compute it before them", "value of a tensor", captured.branch_lines[-1])
+                raise CannotCapture("a computed value decides a shape after writes to more than 16 MiB of buffers; compute "
+                                    "it before them", "value of a tensor", captured.branch_lines[-1])
             self._note_parts(planned, answerer)
             return planned, seconds
         raise CannotCapture("its kernels return strides or dtypes that no description gives", "capture")

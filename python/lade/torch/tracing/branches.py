@@ -86,10 +86,12 @@ class Branches(TorchFunctionMode):
         self.graph = None  # of the capture, so far
         self.find = lambda: None  # find(): the answer to the last question by a run of the graph, or None
         self.n_found = 0   # answers up to the last one that find() gave
+        self.snapshots = {}  # _key() of a tensor -> (itself, its copy): numbers of item() are those of their time
+        self.are_zero = {}   # of divisors among computed numbers, by their forms
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
-        self.known, self.answered, self.zeros = {}, {}, {}
+        self.known, self.answered, self.zeros, self.snapshots, self.are_zero = {}, {}, {}, {}, {}
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -103,9 +105,9 @@ class Branches(TorchFunctionMode):
             if self.watch.knows(asked[0]):
                 return format(asked[0].item(), *args[1:])
         if func is _T.item and self._is_computed(asked[0]):
-            return numbers.ComputedNumber(self, (asked[0].detach(),))
+            return numbers.ComputedNumber(self, (self._snapshot(asked[0]),))
         if numbers.is_among(asked):
-            args, kwargs = numbers.with_tensors(func, asked), None
+            args, kwargs = numbers.with_tensors(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         value = self._value(func, args)
         if value is not None and isinstance(result, torch.Tensor):
@@ -118,6 +120,14 @@ class Branches(TorchFunctionMode):
         """True for one number that neither constants nor arguments decide."""
         return isinstance(tensor, FakeTensor) and tensor.numel() == 1 and tensor.dtype != torch.bool and not tensor.is_complex() \
             and not self.watch.knows(tensor)
+
+    def _snapshot(self, tensor):
+        """Return a copy of a tensor, which later writes to it do not reach; one for all reads between two writes."""
+        key = self._key(tensor, False)
+        if key not in self.snapshots:
+            with torch.no_grad():
+                self.snapshots[key] = tensor, tensor.detach().clone()
+        return self.snapshots[key][1]
 
     def _value(self, func, args):
         """Return the value of a result if all is finite, or None if that is not known."""

@@ -16,11 +16,14 @@ import torch
 from ...errors import CannotCapture
 
 _TEXT = ("the value of a tensor decides what the step does; return the tensor, and call .item() after the step")
+_LATE = ("the step compares the number of .item() after optimizer.step(), and it could not begin anew for the other answer; compare "
+         "before optimizer.step(), or return the number and compare after the step")
 _EXACT = operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.abs  # equal in Python and in torch
 _WITH_TENSORS = {"mul", "mul_", "multiply", "div", "div_", "divide", "true_divide", "add", "add_", "sub", "sub_", "subtract", "rsub",
                  "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__", "__rdiv__", "__idiv__",
                  "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "gt", "ge", "lt", "le",
                  "__gt__", "__ge__", "__lt__", "__le__"}
+_QUOTIENTS = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__", "__div__", "__idiv__"}
 
 
 class Deferred:
@@ -64,7 +67,24 @@ class ComputedNumber:
         function, operands = self.made_by
         if function not in _EXACT:
             raise CannotCapture(_TEXT, function.__name__)
+        if function is operator.truediv and type(operands[1]) is ComputedNumber:
+            operands[1].refuse_zero()
         return function(*(one.tensor().to(kind) if type(one) is ComputedNumber else one for one in operands))
+
+    def refuse_zero(self):
+        """Raise Python's error in the branch of the step where this divisor is 0; one question serves equal divisors."""
+        form = self._form()
+        if form not in self.branches.are_zero:
+            self.branches.are_zero[form] = self.branches.answer(self.tensor() == 0, False)
+        if self.branches.are_zero[form]:
+            raise ZeroDivisionError("division by zero")
+
+    def _form(self):
+        """Return a key of how the number is made. The copies of branches.py live, so their ids serve."""
+        if self.made_by is None:
+            return id(self.bases[0])
+        function, operands = self.made_by
+        return function, *(one._form() if type(one) is ComputedNumber else (type(one), one) for one in operands)
 
     def deferred(self):
         return Deferred(self.compute, len(self.bases))
@@ -86,17 +106,24 @@ class ComputedNumber:
         """Return the answer of a comparison, in this branch of the step."""
         if isinstance(other, torch.Tensor):
             return NotImplemented
-        other = other.tensor() if type(other) is ComputedNumber else other
-        if not isinstance(other, (int, float, torch.Tensor)):
+        if not isinstance(other, (int, float)):  # computed ones are, by their class
             return NotImplemented
-        return self.branches.answer(function(self.tensor(), other), False)
+        own = self.tensor()
+        if _is_floating(self) or _is_floating(other):  # torch takes a whole number and a float in single precision
+            own, other = own.double(), other.tensor().double() if type(other) is ComputedNumber else float(other)
+        return self._compared(function(own, other.tensor() if type(other) is ComputedNumber else other))
+
+    def _compared(self, flag):
+        if self.branches.is_late():
+            raise CannotCapture(_LATE, "value of a tensor")
+        return self.branches.answer(flag, False)
 
     def is_true(self, test, guess):
         """Return the answer of a test such as torch.isfinite, in this branch of the step."""
         return self.branches.answer(test(self.tensor()), guess)
 
     def __bool__(self):
-        return self.branches.answer(self.tensor() != 0, False)
+        return self._compared(self.tensor() != 0)
 
     def _whole(self):
         """Return a whole number by questions about its tensors."""
@@ -145,27 +172,30 @@ def _add_operators():
 
 
 _add_operators()
-ComputedNumber.__hash__ = None
 
 
 def is_among(args):
     return any(type(one) is ComputedNumber for one in args)
 
 
-def with_tensors(func, args):
-    """Return @args of a call with tensors in the place of numbers. CannotCapture if the results could have other bits."""
-    name = getattr(func, "__name__", "")
-    others = [one for one in args if isinstance(one, torch.Tensor)]
-    if name not in _WITH_TENSORS or len(args) != 2 or len(others) != 1:
+def with_tensors(func, args, kwargs):
+    """Return (args, kwargs) of a call with tensors in the place of numbers. CannotCapture if the results could have other bits."""
+    name, operands = getattr(func, "__name__", ""), [*args, *kwargs.values()]
+    others = [one for one in operands if isinstance(one, torch.Tensor)]
+    if name not in _WITH_TENSORS or len(operands) != 2 or len(others) != 1:
         raise CannotCapture(_TEXT, name or str(func))
-    kind = others[0].dtype
-    if not kind.is_floating_point or not others[0].dim() and kind not in (torch.float32, torch.float64):
+    other = others[0]
+    if name in _QUOTIENTS and operands[0] is other and not other.dim() and other.device.type == "cuda":  # eager takes 1 / number
+        raise CannotCapture(_TEXT, name)
+    if not other.dtype.is_floating_point or not other.dim() and other.dtype not in (torch.float32, torch.float64):
         raise CannotCapture(_TEXT, name)
 
-    def tensor(number):
-        made = number.tensor()
-        return made if others[0].dim() else made.to(device=others[0].device, dtype=kind)
-    return [tensor(one) if type(one) is ComputedNumber else one for one in args]
+    def operand(one):
+        if type(one) is not ComputedNumber:
+            return one
+        made = one.tensor()
+        return made if other.dim() else made.to(device=other.device, dtype=other.dtype)
+    return list(map(operand, args)), {key: operand(one) for key, one in kwargs.items()}
 
 
 def patches():

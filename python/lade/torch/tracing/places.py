@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
+from .numbers import ComputedNumber
 
 _PLAIN = (int, float, complex, bool, str, bytes)
 _MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
@@ -260,6 +261,9 @@ class Places:
                 refuse_change(name)
             return []
         leaves = pytree.tree_leaves(now)
+        if any(type(leaf) is ComputedNumber for leaf in leaves):
+            raise CannotCapture(f"the step keeps the number of .item() in {name}; return it, and assign it after the step",
+                                "Python state")
         if any(not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf) for leaf in leaves):
             raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
                                 "return them", "Python state")

@@ -18,6 +18,7 @@ after the capture. A result that is still held after the capture is in a place t
 """
 import collections
 import gc
+import math
 import os
 import sys
 import weakref
@@ -334,8 +335,10 @@ class Watch(TorchDispatchMode):
         if count is None:
             return
         with _disable_current_modes():
-            made_up = torch.arange(values.numel()).clamp(max=count[0]).reshape(args[0].shape)
-            made_up = made_up.to(device=values.fake_device, dtype=values.dtype)
+            made_up = torch.arange(values.numel(), device=values.fake_device)
+            if values.is_floating_point():  # each NaN is a value of its own, and BF16 counts to 256 only
+                made_up = torch.where(made_up < count[0], math.nan, 0.0)
+            made_up = made_up.clamp(max=count[0]).to(values.dtype).reshape(args[0].shape)
             self.mode.next_form, self.operands = (func, func(made_up, *args[1:], **kwargs)), [made_up]
 
     def learn(self, tensor):
