@@ -5,9 +5,8 @@ Such a part of the step has a plan of its own, which keeps the step's budget. It
 the numbers that the step will draw. Whatever it writes is brought back, and the capture goes on with the answer. A capture
 costs more than the runs of all its parts, so a step whose routing is new in each call is captured once a call.
 
-The unconstrained peak of a part is at most that of the whole step, so a share of it is within the budget that is the same
-share of the whole. Where a part does not fit in that, it takes the smallest budget that it can, which is compared with the
-whole plan's.
+A budget of P % gives a part P % of its own unconstrained peak. That peak is at most the whole step's, so the part stays
+within the step's budget. A part that does not fit so is planned for its smallest budget, which is compared with the step's.
 """
 import torch
 from torch.utils._python_dispatch import _disable_current_modes

@@ -27,8 +27,8 @@ class Plans:
     def find(self, branch, leaves):
         """Return the plan of a branch whose answers about the arguments hold, or None.
 
-        A plan of the whole step that has these answers and more serves too: it asks again for all of them, and may end at one
-        of the others, which is then known besides.
+        A plan of the whole step that has these answers and more serves too. It asks all its questions again. If one of the
+        others is answered differently, the step begins anew with that answer.
         """
         exact = [plan for plan in self.all if plan.planned.trace.branch == branch]
         longer = [plan for plan in reversed(self.all) if not plan.planned.trace.is_cut

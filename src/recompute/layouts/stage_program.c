@@ -148,7 +148,7 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
   lade_program_comm_traffic(program, ret_program->sent_bytes);
 }
 
-/* What a build makes of a stage. */
+/* The use of a built stage: to measure its bytes, to prove it, or to run it. */
 enum stage_aim { STAGE_MEASURE, STAGE_PROOF, STAGE_RUN };
 
 static int program_make(const struct lade_build_params *params, struct lade_error *error,
