@@ -264,7 +264,7 @@ static int measure_fail(const struct lade_probe_params *params, struct lade_erro
   return lade_error_set(error, status, "probe: no memory to measure in; state the machine with --machine");
 }
 
-/* Measure the rates that @cost lacks. *ret_is_cramped: the drive had little room, so its rates hold only at this moment. */
+/* Measure what @cost lacks. *ret_is_cramped: the drive had little room, so its rates hold only at this moment. */
 static int measure(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost,
                    bool *ret_is_new, bool *ret_is_cramped)
 {

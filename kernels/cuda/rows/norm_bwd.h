@@ -114,8 +114,8 @@ static __device__ inline void norm_add(float (&dx)[N], const pack<T, N> &x, cons
 }
 
 /*
- * Store d_residual of a pack at element @i, if @is_there; with ROWS_DROP also dx, after dropout. Add the stored, rounded
- * values of dx to @x_bias.
+ * Store d_residual of a pack at element @i, if @is_there; with ROWS_DROP also dx, after dropout. Add the stored values
+ * of dx, which are rounded, to @x_bias.
  */
 template <enum rows_form FORM, class T, int N>
 static __device__ inline void results_put(const struct lade_residual_bwd_args &a, const struct lade_step *step,
