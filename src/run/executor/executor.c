@@ -346,12 +346,14 @@ static int residents_find(lade_executor *ex)
   const struct lade_model_graph *graph = ex->graph;
   const size_t n = (size_t)program->n_microbatches;
   ex->resident = buffers_make((size_t)lade_value_count(graph));
+  ex->resident_at = calloc((size_t)lade_value_count(graph) + 1, sizeof(*ex->resident_at));
   ex->tokens = buffers_make(n);
   ex->targets = buffers_make(n);
   ex->first_keys = buffers_make(n);
   ex->losses = buffers_make(n);
   bool *is_touched = calloc((size_t)program->n_buffers + 1, sizeof(*is_touched));
-  if (!is_touched || !ex->resident || !ex->tokens || !ex->targets || !ex->first_keys || !ex->losses) {
+  if (!is_touched || !ex->resident || !ex->resident_at || !ex->tokens || !ex->targets || !ex->first_keys ||
+      !ex->losses) {
     free(is_touched);
     return -ENOMEM;
   }
@@ -371,8 +373,10 @@ static int residents_find(lade_executor *ex)
       ex->losses[value.microbatch] = operand->buffer;
     else if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT))
       ex->clip_result = operand->buffer;
-    else
+    else {
       ex->resident[value.tensor] = operand->buffer;
+      ex->resident_at[value.tensor] = operand->offset;
+    }
   }
   free(is_touched);
   return 0;
@@ -669,6 +673,7 @@ void lade_executor_destroy(lade_executor *ex)
   free(ex->first_keys);
   free(ex->tokens);
   free(ex->state_places);
+  free(ex->resident_at);
   free(ex->resident);
   free(ex->bounce);
   lade_pinned_finish(&ex->host);

@@ -172,6 +172,7 @@ struct lade_executor {
   struct bound_program train, eval;
   struct lade_error note; /* reason why there are no graphs */
   int32_t *resident;       /* by value number: its resident buffer, or -1 */
+  uint64_t *resident_at;   /* by value number: its offset within that buffer */
   uint64_t *state_places;  /* by parameter with state in the store tier: start of its state in the plan's store */
   int32_t *tokens, *targets, *first_keys, *losses; /* by microbatch: resident host buffers; -1: none */
   int32_t clip_result;

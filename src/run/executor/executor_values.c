@@ -245,9 +245,7 @@ static struct resident resident_get(const lade_executor *ex, int tensor)
   const int value = is_block ? lade_value_block(ex->graph, value_param(ex->graph, tensor), LADE_BLOCK_WEIGHT) : tensor;
   const struct lade_buffer *buffer = &program->buffers[ex->resident[value]];
   const uint64_t bytes = lade_held_bytes(ex->graph, program->layout, value);
-  const bool is_in_place = is_block && buffer->space == LADE_DEVICE && program->layout->zero < LADE_ZERO_MOST;
-  const uint64_t position = is_in_place ? (uint64_t)lade_layout_position(program->layout, LADE_AXIS_SHARD) : 0;
-  return (struct resident){value, buffer, bytes, position * bytes};
+  return (struct resident){value, buffer, bytes, ex->resident_at[value]};
 }
 
 uint64_t executor_place_stored(const lade_executor *ex, int tensor)
