@@ -92,48 +92,56 @@ static bool field_read(const struct cluster_field *field, const json_t *value, v
   return true;
 }
 
-static int value_refuse(const char *where, const char *prefix, const struct cluster_field *field, const json_t *value,
+/* The members of one JSON object: where it stands, its numbers, and its other members by name, ended by NULL. */
+struct object_fields {
+  const char *where, *prefix; /* the file, and the path within it that messages put before a member's name */
+  const struct cluster_field *fields;
+  size_t n;
+  const char *const *others;
+};
+
+static int value_refuse(const struct object_fields *known, const struct cluster_field *field, const json_t *value,
                         struct lade_error *error)
 {
-  return lade_error_set(error, -EINVAL, "%s: %s%s is %s: expected %s from %g to %g", where, prefix, field->name,
+  return lade_error_set(error, -EINVAL, "%s: %s%s is %s: expected %s from %g to %g", known->where, known->prefix,
+                        field->name,
                         value ? lade_json_echo(value).text : "missing",
                         field->type == CLUSTER_NUMBER ? "a number" : "a whole number", field->low, field->high);
 }
 
-/* Read a table of fields. Absent ones keep their value if @has_values, or take their preset. */
-static int fields_read(const char *where, const char *prefix, const struct cluster_field *fields, size_t n,
-                       const json_t *object, bool has_values, void *base, struct lade_error *error)
+/* Read the numbers of @object into @base. Absent ones keep their value if @has_values, or take their preset. */
+static int fields_read(const struct object_fields *known, const json_t *object, bool has_values, void *base,
+                       struct lade_error *error)
 {
-  for (size_t i = 0; i < n; i++) {
-    const json_t *value = json_object_get(object, fields[i].name);
+  for (size_t i = 0; i < known->n; i++) {
+    const struct cluster_field *field = &known->fields[i];
+    const json_t *value = json_object_get(object, field->name);
     if (!value && has_values)
       continue;
-    if (!value && fields[i].is_optional)
-      field_put(&fields[i], fields[i].preset, base);
-    else if (!value || !field_read(&fields[i], value, base))
-      return value_refuse(where, prefix, &fields[i], value, error);
+    if (!value && field->is_optional)
+      field_put(field, field->preset, base);
+    else if (!value || !field_read(field, value, base))
+      return value_refuse(known, field, value, error);
   }
   return 0;
 }
 
-/* Refuse members of @object that are neither in @fields nor in @others, which ends with NULL. */
-static int unknown_refuse(const char *where, const char *prefix, const json_t *object,
-                          const struct cluster_field *fields, size_t n, const char *const *others,
-                          struct lade_error *error)
+/* Refuse members of @object that @known does not have. */
+static int unknown_refuse(const struct object_fields *known, const json_t *object, struct lade_error *error)
 {
   const char *key;
   json_t *value;
   json_object_foreach((json_t *)object, key, value)
   {
     bool is_known = false;
-    for (size_t i = 0; i < n; i++)
-      is_known |= strcmp(key, fields[i].name) == 0;
-    for (size_t i = 0; others[i]; i++)
-      is_known |= strcmp(key, others[i]) == 0;
+    for (size_t i = 0; i < known->n; i++)
+      is_known |= strcmp(key, known->fields[i].name) == 0;
+    for (size_t i = 0; known->others[i]; i++)
+      is_known |= strcmp(key, known->others[i]) == 0;
     if (is_known)
       continue;
     json_t *name = json_string(key);
-    int status = lade_error_set(error, -EINVAL, "%s: unknown field %s%s: see docs/cluster.md", where, prefix,
+    int status = lade_error_set(error, -EINVAL, "%s: unknown field %s%s: see docs/cluster.md", known->where, known->prefix,
                                 name ? lade_json_echo(name).text : "?");
     json_decref(name);
     return status;
@@ -163,15 +171,15 @@ static int level_read(const char *where, int at, const json_t *object, struct la
 {
   static const char *const others[] = {"name", NULL};
   char prefix[32];
+  const struct object_fields known = {where, prefix, level_fields, LADE_COUNT(level_fields), others};
   snprintf(prefix, sizeof(prefix), "levels[%d].", at);
   if (!json_is_object(object))
     return lade_error_set(error, -EINVAL, "%s: levels[%d] is no object", where, at);
-  int status = unknown_refuse(where, prefix, object, level_fields, LADE_COUNT(level_fields), others, error);
+  int status = unknown_refuse(&known, object, error);
   if (!status && !text_read(json_object_get(object, "name"), ret_level->name, sizeof(ret_level->name)))
     status = lade_error_set(error, -EINVAL, "%s: %sname: expected 1 to %d printable bytes", where, prefix,
                             LADE_LEVEL_NAME_BYTES - 1);
-  return status ? status : fields_read(where, prefix, level_fields, LADE_COUNT(level_fields), object, false, ret_level,
-                                       error);
+  return status ? status : fields_read(&known, object, false, ret_level, error);
 }
 
 /* Read a list of levels and check their ranges. lade_cluster_check finds levels that do not nest. */
@@ -222,7 +230,8 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
   struct lade_error why;
   if (!json_is_object(object))
     return lade_error_set(error, -EBADMSG, "%s: not a JSON object", where);
-  int status = unknown_refuse(where, "", object, cluster_fields, LADE_COUNT(cluster_fields), others, error);
+  const struct object_fields known = {where, "", cluster_fields, LADE_COUNT(cluster_fields), others};
+  int status = unknown_refuse(&known, object, error);
   const json_t *preset = json_object_get(object, "preset"), *device = json_object_get(object, "device");
   const json_t *levels = json_object_get(object, "levels"), *name = json_object_get(object, "name");
   if (!status && preset && (!json_is_string(preset) ||
@@ -233,8 +242,7 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
     return lade_error_set(error, -EINVAL, "%s: name: expected 1 to %d printable bytes", where,
                           LADE_MACHINE_NAME_BYTES - 1);
   if (!status)
-    status = fields_read(where, "", cluster_fields, LADE_COUNT(cluster_fields), object, preset != NULL, &cluster,
-                         error);
+    status = fields_read(&known, object, preset != NULL, &cluster, error);
   if (!status && (device || !preset))
     status = device_read(where, device, preset != NULL, &cluster, error);
   if (!status && (levels || !preset))

@@ -44,6 +44,10 @@ struct op_probe {
   uint64_t address, bytes;
   struct probe_gpu *gpu;    /* NULL: the host's memory, which is filled in place */
   struct probe_area filled; /* on a GPU: host memory in which contents are made */
+  /* The ops to measure, in groups of at most @limit_bytes, and two tables by tensor as in struct op_group. */
+  const int *ops, *last_op;
+  int n_ops;
+  uint64_t limit_bytes, *place;
 };
 
 /* One group: ops that are measured together. */
@@ -257,19 +261,18 @@ int probe_ops_find(const struct lade_model_graph *graph, const struct lade_cost 
   return rc ? rc : n;
 }
 
-/* Measure @ops in groups that fit @limit_bytes. @place and @last_op have one entry per tensor. */
-static int groups_measure(struct op_probe *probe, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
-                          const int *last_op, struct lade_cost *cost)
+/* Measure the probe's ops in groups that fit its limit. */
+static int groups_measure(struct op_probe *probe, struct lade_cost *cost)
 {
   int64_t start_ns = lade_now_ns();
-  for (int first = 0, end; first < n_ops && lade_now_ns() - start_ns < TOTAL_LIMIT_NS; first = end) {
-    struct op_group group = {.ops = ops + first, .place = place, .last_op = last_op};
-    memset(place, 0, (size_t)probe->graph->n_tensors * sizeof(*place));
-    for (end = first; end < n_ops; end++) {
-      uint64_t more_bytes = op_bytes(probe->graph, &probe->graph->ops[ops[end]]);
-      if (end > first && group.bytes + group.workspace_bytes + more_bytes > limit_bytes)
+  for (int first = 0, end; first < probe->n_ops && lade_now_ns() - start_ns < TOTAL_LIMIT_NS; first = end) {
+    struct op_group group = {.ops = probe->ops + first, .place = probe->place, .last_op = probe->last_op};
+    memset(probe->place, 0, (size_t)probe->graph->n_tensors * sizeof(*probe->place));
+    for (end = first; end < probe->n_ops; end++) {
+      uint64_t more_bytes = op_bytes(probe->graph, &probe->graph->ops[probe->ops[end]]);
+      if (end > first && group.bytes + group.workspace_bytes + more_bytes > probe->limit_bytes)
         break;
-      op_place(&group, probe->graph, ops[end]);
+      op_place(&group, probe->graph, probe->ops[end]);
     }
     group.n_ops = end - first;
     int rc = group_measure(probe, &group, cost);
@@ -280,8 +283,7 @@ static int groups_measure(struct op_probe *probe, const int *ops, int n_ops, uin
 }
 
 /* Measure all groups, in memory of an own host device or of the GPU. */
-static int probe_run(struct op_probe *probe, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
-                   const int *last_op, struct lade_error *error, struct lade_cost *cost)
+static int probe_run(struct op_probe *probe, struct lade_error *error, struct lade_cost *cost)
 {
   const struct lade_probe_params *params = probe->params;
   struct lade_host_device_params host = {.struct_size = sizeof(host), .pool = params->pool};
@@ -297,7 +299,7 @@ static int probe_run(struct op_probe *probe, const int *ops, int n_ops, uint64_t
       return rc;
   }
   if (!rc)
-    rc = groups_measure(probe, ops, n_ops, limit_bytes, place, last_op, cost);
+    rc = groups_measure(probe, cost);
   if (!rc)
     rc = lade_device_status(probe->device);
   if (rc)
@@ -324,16 +326,17 @@ int probe_ops(const struct lade_probe_params *params, struct lade_error *error, 
   uint64_t *place = calloc((size_t)graph->n_tensors, sizeof(*place));
   int n_ops = ops && place ? probe_ops_find(graph, cost, limit_bytes, ops) : -ENOMEM;
   int rc = n_ops < 0 ? lade_error_set(error, n_ops, "probe: out of memory") : 0;
-  struct op_probe probe = {.params = params, .graph = graph};
   if (n_ops > 0) {
     int *last_op = ops + n_forms;
+    struct op_probe probe = {.params = params, .graph = graph, .ops = ops, .last_op = last_op, .n_ops = n_ops,
+                             .limit_bytes = limit_bytes, .place = place};
     for (int op = 0; op < graph->n_ops; op++) {
       for (int i = 0; i < graph->ops[op].n_in; i++) {
         if (graph->ops[op].in[i] >= 0)
           last_op[graph->ops[op].in[i]] = op;
       }
     }
-    rc = probe_run(&probe, ops, n_ops, limit_bytes, place, last_op, error, cost);
+    rc = probe_run(&probe, error, cost);
   }
   free(place);
   free(ops);
