@@ -23,6 +23,7 @@
 struct seen {
   struct lade_pack_item item;
   int32_t name;
+  uint32_t length;
 };
 
 /* Order items that begin together by all that affects the packing, then by number. */
@@ -71,6 +72,7 @@ static void problem_rename(struct pack_problem *problem, const struct seen *seen
   for (int k = 0; k < problem->n; k++) {
     items[k] = seen[k].item;
     names[k] = seen[k].name;
+    problem->length[k] = seen[k].length;
     problem->lo[k] = items[k].lower;
     problem->hi[k] = items[k].upper;
     problem->align[k] = items[k].align;
@@ -95,7 +97,7 @@ int32_t *lade_pack_canonical_make(lade_packer *packer)
     place[s + 1] += place[s];
   for (int i = 0; i < problem->n; i++) {
     struct seen *one = &seen[place[problem->lo[i]]++];
-    *one = (struct seen){problem->items[i], i};
+    *one = (struct seen){problem->items[i], i, problem->length[i]};
     one->item.align = (uint32_t)problem->align[i];
     one->item.lower = problem->lo[i];
     one->item.upper = problem->hi[i];

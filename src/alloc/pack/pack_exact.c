@@ -24,7 +24,10 @@
  * packing fits, and the lower bound rises. In one of every two cycles a kind assumes a shape of the free bytes
  * (pack_fillers.c). A failure of such an attempt proves nothing.
  *
- * A quarter of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the
+ * A third of the effort goes to the search by rising offsets (pack_rising.c), which decides otherwise and costs a tenth
+ * for each node. It comes first unless the items fill the capacity in each slot.
+ *
+ * A quarter of the rest goes to soft attempts, for targets that are out of reach or too hard. They start at the
  * target's capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes
  * that inference lacked. They go on from the current node. Inferences made for less capacity stay as a preference, so
  * the packing stays tight except where that failed. Such an attempt always ends, at a packing or at the incumbent.
@@ -54,10 +57,15 @@
 #define ITEMS_PER_FILLER 4
 /* Effort of hard attempts for each unit of soft ones; measured. */
 #define HARD_PER_SOFT 3
+/* Effort of hard and soft attempts for each unit of those by rising offsets; measured. */
+#define CORNERS_PER_RISING 2
 /* Most by which the number of an item varies, as a part of it, in attempts that would repeat earlier ones. */
 #define NOISE 0.3
 /* Steps of a growing capacity from the target to the incumbent. */
 #define STEPS 256
+
+/* Where no byte is free, attempts by rising offsets begin after so many hard ones; measured. */
+#define HARD_BEFORE_RISING 6
 
 /* Soft attempts begin after so many hard ones, most of which meet the target where it can be met. */
 #define HARD_BEFORE_SOFT 10
@@ -554,6 +562,74 @@ static bool failure_read(struct exact *exact, lade_packer *packer, int64_t capac
   return packer->best_bytes <= packer->target_bytes;
 }
 
+/* True if the items fill each slot to @capacity. Then corners have few choices, and their search is the better one. */
+static bool capacity_is_full(const struct pack_problem *problem, int64_t capacity)
+{
+  bool is_full = true;
+  for (int s = 0; s < problem->n_slots && is_full; s++)
+    is_full = problem->live[s] / problem->granule >= (uint64_t)capacity;
+  return is_full;
+}
+
+/* Return the kind of the next attempt at @capacity: each kind gets its share of the effort. */
+static enum pack_attempt attempt_pick(const lade_packer *packer, int64_t capacity)
+{
+  const struct pack_attempts *made = &packer->attempts;
+  const uint64_t *spent = made->spent;
+  const bool has_rising = packer->problem.n_fixed == 0 && capacity > made->rising_over &&
+                          (made->n_made[PACK_ATTEMPT_HARD] >= HARD_BEFORE_RISING ||
+                           !capacity_is_full(&packer->problem, capacity));
+  if (has_rising &&
+      CORNERS_PER_RISING * spent[PACK_ATTEMPT_RISING] <= spent[PACK_ATTEMPT_HARD] + spent[PACK_ATTEMPT_SOFT])
+    return PACK_ATTEMPT_RISING;
+  const bool is_soft = made->n_made[PACK_ATTEMPT_HARD] >= HARD_BEFORE_SOFT &&
+                       HARD_PER_SOFT * spent[PACK_ATTEMPT_SOFT] < spent[PACK_ATTEMPT_HARD];
+  return is_soft ? PACK_ATTEMPT_SOFT : PACK_ATTEMPT_HARD;
+}
+
+/* Give the arrays that grew back to the packer. */
+static void exact_finish(const struct exact *exact, lade_packer *packer)
+{
+  packer->choices = exact->choices;
+  packer->trail = exact->pile.trail;
+  packer->slot_items = exact->pile.slot_items;
+}
+
+/* Make attempt @k by rising offsets. True: the packer's offsets hold a packing. */
+static bool attempt_rising(struct exact *exact, lade_packer *packer, int64_t capacity, int k)
+{
+  bool is_over = false;
+  exact_finish(exact, packer); /* lends the arrays that grow */
+  const bool is_packed = lade_pack_rising(packer, capacity, k, &is_over);
+  exact->choices = packer->choices;
+  exact->pile.trail = packer->trail;
+  exact->pile.slot_items = packer->slot_items;
+  if (is_over)
+    packer->attempts.rising_over = capacity;
+  return is_packed;
+}
+
+/* Make the next attempt of @kind at @capacity. True if the incumbent meets the target after that. */
+static bool attempt_run(struct exact *exact, lade_packer *packer, enum pack_attempt kind, int64_t capacity)
+{
+  struct pack_attempts *made = &packer->attempts;
+  const int n_seen = made->n_seen, k = made->n_made[kind];
+  bool is_packed, is_met;
+  exact->pile.is_soft = kind == PACK_ATTEMPT_SOFT;
+  if (kind == PACK_ATTEMPT_RISING) {
+    is_packed = attempt_rising(exact, packer, capacity, k);
+    is_met = is_packed && lade_pack_offer(packer);
+  } else {
+    is_packed = attempt(exact, packer, capacity, k);
+    is_met = is_packed ? lade_pack_offer(packer) : failure_read(exact, packer, capacity);
+  }
+  if (!is_packed && packer->effort.is_spent)
+    made->n_seen = n_seen; /* an attempt that the effort cut short is made again */
+  else
+    made->n_made[kind]++;
+  return is_met;
+}
+
 /*
  * Make @n_attempts attempts, or fewer if the target is met or proved out of reach, or effort or memory is spent. True
  * if it is met.
@@ -562,25 +638,17 @@ static bool attempts_run(struct exact *exact, lade_packer *packer, int n_attempt
 {
   const uint64_t granule = packer->problem.granule;
   struct pack_effort *effort = &packer->effort;
-  struct pack_attempts *made = &packer->attempts;
   bool is_met = false;
   for (; n_attempts > 0 && !effort->is_spent && !exact->pile.is_out_of_memory && !is_met; n_attempts--) {
-    const bool is_soft = made->n_made[0] >= HARD_BEFORE_SOFT && HARD_PER_SOFT * made->spent[1] < made->spent[0];
     const uint64_t work_before = effort->work;
-    const int n_seen = made->n_seen;
     const int64_t capacity = LADE_MAX((int64_t)(packer->target_bytes / granule), exact->capacity_least);
     exact->capacity_most = (int64_t)((packer->best_bytes - 1) / granule);
     if (capacity > exact->capacity_most)
       break; /* only padding separates the bound from the incumbent */
     exact->capacity_step = LADE_MAX((exact->capacity_most - capacity) / STEPS, 1);
-    exact->pile.is_soft = is_soft;
-    const bool is_packed = attempt(exact, packer, capacity, made->n_made[is_soft]);
-    is_met = is_packed ? lade_pack_offer(packer) : failure_read(exact, packer, capacity);
-    if (!is_packed && effort->is_spent)
-      made->n_seen = n_seen; /* an attempt that the effort cut short is made again */
-    else
-      made->n_made[is_soft]++;
-    made->spent[is_soft] += effort->work - work_before;
+    const enum pack_attempt kind = attempt_pick(packer, capacity);
+    is_met = attempt_run(exact, packer, kind, capacity);
+    packer->attempts.spent[kind] += effort->work - work_before;
   }
   return is_met;
 }
@@ -612,7 +680,8 @@ static size_t arrays_bytes(size_t n, size_t n_slots)
 size_t lade_pack_exact_bytes(int n)
 {
   const size_t n_most = (size_t)LADE_MIN(n, ITEMS_MAX); /* groups bring more items down to ITEMS_MAX or fewer */
-  return arrays_bytes(3 * n_most, n_most) + 16; /* at most a slot and two fillers each */
+  return arrays_bytes(3 * n_most, n_most) + 16 + /* at most a slot and two fillers each */
+         lade_pack_rising_bytes((int)n_most);
 }
 
 /* Cut all arrays of known length from the packer's arena. The others are kept between calls. */
@@ -645,14 +714,6 @@ static void exact_init(struct exact *exact, lade_packer *packer)
         problem->lo[i], problem->hi[i], (int64_t)(problem->bytes[i] / problem->granule),
         fixed < 0 ? -1 : (int64_t)((uint64_t)fixed / problem->granule)};
   }
-}
-
-/* Give the arrays that grew back to the packer. */
-static void exact_finish(const struct exact *exact, lade_packer *packer)
-{
-  packer->choices = exact->choices;
-  packer->trail = exact->pile.trail;
-  packer->slot_items = exact->pile.slot_items;
 }
 
 bool lade_pack_exact_takes(const struct pack_problem *problem)

@@ -20,6 +20,7 @@ struct pack_problem {
   uint64_t *bytes;       /* rounded */
   uint64_t *align;
   uint64_t *live;        /* per slot: rounded bytes */
+  uint32_t *length;      /* in the times of the caller */
   bool has_mixed_align;  /* some item has a larger alignment than the smallest */
   bool has_padding;      /* some size was rounded up */
   uint64_t align_least;  /* of any item */
@@ -43,10 +44,14 @@ struct keyed {
 
 #define LADE_PACK_ATTEMPTS_SEEN 32
 
-/* Attempts of the exact search, at the target's capacity and soft ones: a later call goes on from here. */
+/* Attempts of the exact search, at the target's capacity, soft ones, and by rising offsets. */
+enum pack_attempt { PACK_ATTEMPT_HARD, PACK_ATTEMPT_SOFT, PACK_ATTEMPT_RISING, PACK_N_ATTEMPTS };
+
+/* Attempts made: a later call goes on from here. */
 struct pack_attempts {
-  int n_made[2];
-  uint64_t spent[2];
+  int n_made[PACK_N_ATTEMPTS];
+  uint64_t spent[PACK_N_ATTEMPTS];
+  int64_t rising_over; /* most granules in which the search by rising offsets found that nothing fits */
   uint64_t seen[LADE_PACK_ATTEMPTS_SEEN]; /* hashes of the attempts made without noise */
   int n_seen;
 };
@@ -214,6 +219,16 @@ void lade_pack_effort_widen(struct pack_effort *effort, const struct pack_effort
  * pre: there is an incumbent.
  */
 bool lade_pack_exact(lade_packer *packer, int n_attempts);
+
+/*
+ * Search for a packing within @capacity granules by rising offsets (pack_rising.c). Attempt @k takes the order @k
+ * modulo three; the limit of nodes doubles after each turn of the three. True: the packer's offsets hold a packing.
+ * *ret_is_over: the search ended without a limit, so more attempts find nothing either.
+ *
+ * pre: all items have one alignment, and none is fixed.
+ */
+bool lade_pack_rising(lade_packer *packer, int64_t capacity, int k, bool *ret_is_over);
+size_t lade_pack_rising_bytes(int n);
 
 /* Return the bytes of arena that the exact search of @n items needs at most. */
 size_t lade_pack_exact_bytes(int n);

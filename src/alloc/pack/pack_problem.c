@@ -114,10 +114,12 @@ void lade_pack_problem_init(lade_packer *packer, const struct lade_pack_item *it
   problem->bytes = lade_pack_take(packer, (size_t)n * sizeof(*problem->bytes));
   problem->align = lade_pack_take(packer, (size_t)n * sizeof(*problem->align));
   problem->live = lade_pack_take(packer, (size_t)n * sizeof(*problem->live));
+  problem->length = lade_pack_take(packer, (size_t)n * sizeof(*problem->length));
 
   uint64_t align_min = UINT64_MAX, align_max = 1, padding_max = 0, fixed_end = 0;
   for (int i = 0; i < n; i++) {
     problem->align[i] = items[i].align ? items[i].align : 1;
+    problem->length[i] = (uint32_t)((int64_t)items[i].upper - items[i].lower);
     align_min = LADE_MIN(align_min, problem->align[i]);
     align_max = LADE_MAX(align_max, problem->align[i]);
   }
@@ -148,7 +150,7 @@ void lade_pack_problem_init(lade_packer *packer, const struct lade_pack_item *it
 /* Return the arena bytes for the problem, the incumbent and the largest scratch of a search method. */
 size_t lade_pack_arena_bytes(int n)
 {
-  size_t per_item = 2 * sizeof(int32_t) + 3 * sizeof(uint64_t) + 2 * sizeof(uint64_t);
+  size_t per_item = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t) + 2 * sizeof(uint64_t);
   size_t sorting = 2 * sizeof(int32_t) + 4 * sizeof(struct keyed);
   return (size_t)n * (per_item + sorting) + lade_pack_canonical_bytes(n) +
          LADE_MAX(lade_pack_first_fit_bytes(n), lade_pack_exact_bytes(n)) + 1024;
