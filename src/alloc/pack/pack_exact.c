@@ -64,6 +64,8 @@
 /* Steps of a growing capacity from the target to the incumbent. */
 #define STEPS 256
 
+/* Items of the largest problem that it gets: it recurses as deep as there are items, some 230 bytes of stack each. */
+#define RISING_ITEMS_MOST 10000
 /* Where no byte is free, attempts by rising offsets begin after so many hard ones; measured. */
 #define HARD_BEFORE_RISING 6
 
@@ -576,7 +578,8 @@ static enum pack_attempt attempt_pick(const lade_packer *packer, int64_t capacit
 {
   const struct pack_attempts *made = &packer->attempts;
   const uint64_t *spent = made->spent;
-  const bool has_rising = packer->problem.n_fixed == 0 && capacity > made->rising_over &&
+  const bool has_rising = packer->problem.n_fixed == 0 && packer->problem.n <= RISING_ITEMS_MOST &&
+                          capacity > made->rising_over &&
                           (made->n_made[PACK_ATTEMPT_HARD] >= HARD_BEFORE_RISING ||
                            !capacity_is_full(&packer->problem, capacity));
   if (has_rising &&
