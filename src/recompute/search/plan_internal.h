@@ -3,6 +3,7 @@
 #ifndef LADE_PLAN_INTERNAL_H
 #define LADE_PLAN_INTERNAL_H
 
+#include "lade/pack.h"
 #include "recompute/search/descent.h"
 #include "recompute/search/peak_analysis.h"
 
