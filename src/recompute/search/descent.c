@@ -51,6 +51,7 @@ struct model_descent {
   const bool *is_pinned; /* by lade_change_index */
   lade_pricer *pricer;
   int allowed;
+  uint64_t end_bytes; /* as in descent_params */
   int group_rounds; /* in which a group of many units moves */
   struct lade_residency *residency;
   struct peak_analysis *analysis;
@@ -569,6 +570,10 @@ static int round_run(struct model_descent *d, bool *ret_is_over)
   }
   if (status)
     return status;
+  if (d->peak->live_bytes[LADE_DEVICE] <= d->end_bytes) {
+    *ret_is_over = true;
+    return 0;
+  }
   if (d->most_ns == 0)
     d->most_ns = REPEAT_MOST * d->peak->queue_times.compute_ns;
   lade_pricer_rebase(d->pricer, d->residency);
@@ -588,7 +593,7 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
   struct trajectory trajectory = {0};
   struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
                      .pricer = params->pricer, .analysis = params->analysis, .allowed = params->allowed,
-                     .may_raise = !(params->allowed & DESCENT_LEVEL), .trajectory = &trajectory};
+                     .end_bytes = params->end_bytes, .may_raise = !(params->allowed & DESCENT_LEVEL), .trajectory = &trajectory};
   d.group_rounds = params->is_coarse ? 1 : descent_is_large(d.params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   size_t n_values = (size_t)lade_value_count(d.graph);
   d.idle = calloc(n_values, sizeof(*d.idle));
