@@ -593,7 +593,8 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
   struct trajectory trajectory = {0};
   struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
                      .pricer = params->pricer, .analysis = params->analysis, .allowed = params->allowed,
-                     .end_bytes = params->end_bytes, .may_raise = !(params->allowed & DESCENT_LEVEL), .trajectory = &trajectory};
+                     .end_bytes = params->end_bytes,
+                     .may_raise = !(params->allowed & DESCENT_LEVEL), .trajectory = &trajectory};
   d.group_rounds = params->is_coarse ? 1 : descent_is_large(d.params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   size_t n_values = (size_t)lade_value_count(d.graph);
   d.idle = calloc(n_values, sizeof(*d.idle));
