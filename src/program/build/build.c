@@ -345,6 +345,17 @@ static void step_emit(struct builder *b, int pos)
 
 /* ---- whole program ---- */
 
+static void additions_count(struct builder *b)
+{
+  for (const struct lade_op *op = b->graph->ops; op < b->graph->ops + b->graph->n_ops; op++) {
+    for (int i = 0; i < op->n_out; i++) {
+      const struct lade_tensor *out = op->out[i] < 0 ? NULL : &b->graph->tensors[op->out[i]];
+      if (out && out->kind == LADE_TENSOR_GRAD)
+        b->n_adds[out->param]++;
+    }
+  }
+}
+
 static int builder_init(struct builder *b)
 {
   const struct lade_model_graph *graph = b->graph;
@@ -377,12 +388,7 @@ static int builder_init(struct builder *b)
     b->first_partials[param + 1] = b->first_partials[param] + lade_held_partials(graph, b->params->layout, param);
   memset(b->block_buffers, -1, n_params * sizeof(*b->block_buffers));
   memset(b->away, -1, n_params * sizeof(*b->away));
-  for (int i = 0; i < graph->n_ops * LADE_OP_MAX_OUT; i++) {
-    const struct lade_op *op = &graph->ops[i / LADE_OP_MAX_OUT];
-    int tensor = i % LADE_OP_MAX_OUT < op->n_out ? op->out[i % LADE_OP_MAX_OUT] : -1;
-    if (tensor >= 0 && graph->tensors[tensor].kind == LADE_TENSOR_GRAD)
-      b->n_adds[graph->tensors[tensor].param]++;
-  }
+  additions_count(b);
   return b->params->residency->optimizer_in_backward && b->params->is_training ? backward_updates_order(b) : 0;
 }
 
@@ -454,6 +460,8 @@ static void program_emit(struct builder *b)
 /* Extend lifetimes over groups: a group runs at once, so buffers of any member live through all of it. */
 static void groups_hold(struct builder *b)
 {
+  if (b->group.last < 0)
+    return; /* no collective of a parameter: no group */
   for (int at = 0, end; at < b->instrs.n; at = end) {
     for (end = at + 1; end < b->instrs.n && b->instrs.items[end].is_grouped; end++)
       ;

@@ -6,8 +6,8 @@
  * live. It looks at the values that are live there but not used there. Such a value can leave the peak in up to three
  * ways: recompute, host, store. Parameters and optimizer state that are resident can move to another tier. Of all these
  * changes the round makes the one with the least estimated time per byte freed. It makes the change for a few members
- * of the value's group at once. Changes only move away from "keep", so the trajectory ends: where all live values at
- * the peak are operands of the instruction that runs then, or where no tier has room.
+ * of the value's group at once: for more of them if each is tiny. Changes only move away from "keep", so the trajectory
+ * ends: where all live values at the peak are operands of the instruction that runs then, or where no tier has room.
  *
  * Spills (values that leave in every gap) are made for a whole group at once, because the short gaps of all layers have
  * equal peaks. Layers whose values wait in different ways have different peaks: with DESCENT_LEVEL a spill takes only
@@ -31,6 +31,7 @@
 /* A group of many units moves in about this many rounds; in fewer if a round takes long. */
 #define GROUP_ROUNDS 12
 #define GROUP_ROUNDS_LARGE 2 /* the same for large programs */
+#define NOTICED_PART 16384   /* a round frees at least one such part of the peak, if the group has as much */
 #define LARGE_OPS 1500       /* ops of a microbatch above which a program is large: each round emits it once */
 #define LARGE_STEP_OPS 4000  /* the same, of all microbatches of a step */
 
@@ -50,6 +51,7 @@ struct model_descent {
   const bool *is_pinned; /* by lade_change_index */
   lade_pricer *pricer;
   int allowed;
+  uint64_t end_bytes; /* as in descent_params */
   int group_rounds; /* in which a group of many units moves */
   struct lade_residency *residency;
   struct peak_analysis *analysis;
@@ -205,6 +207,19 @@ static bool is_live_member(const struct model_descent *d, const struct lade_chan
 }
 
 /*
+ * Return the most members of a group of @n that a round moves by @change: a few, or as many as together are a
+ * noticeable part of the peak. Else all biases and norms of a deep model would take a third of the rounds.
+ */
+static int round_members(const struct model_descent *d, const struct lade_change *change, int n)
+{
+  const uint64_t bytes = lade_change_is_tier(change)
+                             ? state_tier_bytes(d, (enum lade_change_kind)change->kind, change->id)
+                             : d->idle[change->id].bytes;
+  const uint64_t n_noticed = d->peak->live_bytes[LADE_DEVICE] / NOTICED_PART / LADE_MAX(bytes, 1) + 1;
+  return (int)LADE_MIN(LADE_MAX((uint64_t)LADE_MAX(n / d->group_rounds, 1), n_noticed), (uint64_t)n);
+}
+
+/*
  * Pick the members of the change's group that a round moves: a few, or all where units peak alike (takes_all). Of saved
  * values these are the earliest units', which wait longest. Of parameters they are the latest: their gradients are
  * complete first in the backward half and their weights are needed last in the forward half.
@@ -213,7 +228,7 @@ static int members_pick(struct model_descent *d, const struct lade_change *chang
 {
   int n = 0, n_picked = 0;
   const int32_t *group = lade_change_group(d->pricer, (enum lade_change_kind)change->kind, change->id, &n);
-  int most = takes_all(d, change) ? n : LADE_MAX(1, n / d->group_rounds);
+  const int most = takes_all(d, change) ? n : round_members(d, change, n);
   for (int i = 0; i < n && n_picked < most; i++) {
     int32_t id = group[lade_change_is_tier(change) ? n - 1 - i : i];
     if (is_live_member(d, change, id))
@@ -555,6 +570,10 @@ static int round_run(struct model_descent *d, bool *ret_is_over)
   }
   if (status)
     return status;
+  if (d->peak->live_bytes[LADE_DEVICE] <= d->end_bytes) {
+    *ret_is_over = true;
+    return 0;
+  }
   if (d->most_ns == 0)
     d->most_ns = REPEAT_MOST * d->peak->queue_times.compute_ns;
   lade_pricer_rebase(d->pricer, d->residency);
@@ -574,6 +593,7 @@ int descent_make(const struct descent_params *params, struct trajectory *ret_tra
   struct trajectory trajectory = {0};
   struct model_descent d = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
                      .pricer = params->pricer, .analysis = params->analysis, .allowed = params->allowed,
+                     .end_bytes = params->end_bytes,
                      .may_raise = !(params->allowed & DESCENT_LEVEL), .trajectory = &trajectory};
   d.group_rounds = params->is_coarse ? 1 : descent_is_large(d.params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   size_t n_values = (size_t)lade_value_count(d.graph);

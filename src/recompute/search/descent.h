@@ -39,6 +39,7 @@ struct descent_params {
   lade_pricer *pricer;
   struct peak_analysis *analysis; /* of the same prices */
   int allowed;
+  uint64_t end_bytes; /* the trajectory ends at its first state that is live in no more; 0: at the smallest memory */
   bool is_coarse; /* a change takes all members of its group that are live at the peak, for few rounds */
 };
 

@@ -214,7 +214,8 @@ static int64_t least_ns(const struct peak_analysis *s, const struct lade_program
 /* Copy the values with idle bytes from the scratch to @peak, into memory of just their size. */
 static void idle_keep(const struct peak_analysis *s, struct peak *peak)
 {
-  for (int i = 0; i < lade_value_count(s->params->graph); i++) {
+  const int n_values = lade_value_count(s->params->graph);
+  for (int i = 0; i < n_values; i++) {
     if (s->idle[i].bytes) {
       peak->idle[peak->n_idle] = s->idle[i];
       peak->idle[peak->n_idle++].tensor = i;

@@ -3,12 +3,13 @@
 #ifndef LADE_PLAN_INTERNAL_H
 #define LADE_PLAN_INTERNAL_H
 
+#include "lade/pack.h"
 #include "recompute/search/descent.h"
 #include "recompute/search/peak_analysis.h"
 
 #define N_TRAJECTORY_KINDS 9 /* rows of trajectory_kinds (trajectories.c) */
-#define N_TRAJECTORIES (4 * N_TRAJECTORY_KINDS) /* with optimizer_in_backward or not, by stated prices and by plain
-                                                   ones */
+#define N_TRAJECTORIES (8 * N_TRAJECTORY_KINDS) /* with optimizer_in_backward or not, by stated prices and by plain
+                                                   ones, each perhaps without its lump */
 
 /* Prices by which trajectories are made. */
 struct pricing {
