@@ -276,6 +276,9 @@ const struct option option_table[] = {
              "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},
     {OPTION_FLAG, "eager", NULL, VERB_PLAN, AT(is_eager),
      .help = "price elementwise ops as PyTorch runs them without torch.compile, a kernel each; in no program of Lade"},
+    {OPTION_FLAG, "fused-norms", NULL, VERB_PLAN, AT(has_fused_norms),
+     .help = "price an RMS norm as one kernel where other ops are PyTorch's, as FlashAttention's "
+             "and Apex's are"},
     {OPTION_FLAG, "overlap-tensor", NULL, VERB_PLAN, AT(overlaps_tensor),
      .help = "price the collectives of --sequence-parallel as run beside products, as Megatron-LM's --tp-comm-overlap "
              "does and no program of Lade"},
