@@ -615,8 +615,8 @@ def offload_goes_to_other_projects():
     found = plan_json(*base)
     require(found["optimizer"] == "host" and found["offloaded_values"] and found["recomputed_values"], "a plan", found)
     texts = {project: plan(*base, "--export", project).stdout for project in ("megatron", "deepspeed", "torchtitan",
-                                                                              "fsdp2", "lade")}
-    for project in ("megatron", "deepspeed", "torchtitan", "fsdp2"):
+                                                                              "torchtitan-py", "fsdp2", "lade")}
+    for project in ("megatron", "deepspeed", "torchtitan", "torchtitan-py", "fsdp2"):
         require(all(name in texts[project] for name in found["offloaded_values"] + found["recomputed_values"]),
                 f"{project} does not name the values", texts[project])
     require("--optimizer-cpu-offload" in texts["megatron"], "megatron's state", texts)

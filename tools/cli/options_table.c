@@ -43,8 +43,9 @@ static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
 
 static const struct option_choice export_choices[] = {{"megatron", EXPORT_MEGATRON}, {"deepspeed", EXPORT_DEEPSPEED},
-                                                      {"torchtitan", EXPORT_TORCHTITAN}, {"fsdp2", EXPORT_FSDP2},
-                                                      {"lade", EXPORT_LADE}, {0}};
+                                                      {"torchtitan", EXPORT_TORCHTITAN},
+                                                      {"torchtitan-py", EXPORT_TORCHTITAN_PY},
+                                                      {"fsdp2", EXPORT_FSDP2}, {"lade", EXPORT_LADE}, {0}};
 
 const struct option_choice software_choices[] = {
     {"auto", LADE_SOFTWARE_AUTO},           {"lade", LADE_SOFTWARE_LADE}, {"megatron", LADE_SOFTWARE_MEGATRON},
@@ -298,7 +299,8 @@ const struct option option_table[] = {
     {OPTION_REAL, "noise-scale", "TOKENS", VERB_PLAN, AT(noise_scale_tokens), .unset = "unknown", .least = 1,
      .most = 1e15, .help = "gradient noise scale of the training, for --explain: the batch beyond which tokens are "
              "wasted"},
-    {OPTION_CHOICE, "export", "megatron|deepspeed|torchtitan|fsdp2|lade", VERB_PLAN, AT(export_format),
+    {OPTION_CHOICE, "export", "megatron|deepspeed|torchtitan|torchtitan-py|fsdp2|lade", VERB_PLAN,
+     AT(export_format),
      .choices = export_choices, .unset = "none",
      .help = "print the layout, with --search the best one, as options or settings of that project"},
 
