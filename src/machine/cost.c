@@ -287,9 +287,10 @@ static double attention_ns(const struct lade_cost *cost, const struct lade_model
  * Bytes that PyTorch's ops move without a compiler, over those of the one kernel here: each op reads and writes memory.
  * Per value of 16 bits, and 32 where a norm computes, by the formulas of transformers and of Llama's own code:
  *
- *   RMS norm          cast, square, mean, product with the root, cast, weight: 36, of 4 fused; backward 68 of 6
- *   layer norm        one kernel: 4 of 4; backward with a pass for the weights 10 of 6
- *   residual, norm    a sum, 6, and the norm: 42 or 10 of 8; backward, with the sum of both gradients, 74 or 16 of 8
+ *   RMS norm          cast, square, mean, product with the root, cast, weight: 36, of 4 fused; backward, as dispatch
+ *                     counts its 16 ops, 92 of 6
+ *   layer norm        one kernel: 4 of 4; backward with a pass for the weights 10 of 6. Fused RMS norms are alike
+ *   residual, norm    a sum, 6, and the norm: 42 or 10 of 8; backward, with the sum of both gradients, 98 or 16 of 8
  *   rotation          cast, complex product, cast: 20 of 4
  *   SwiGLU            SiLU, product: 10 of 6; backward 18 of 10
  *
@@ -297,9 +298,9 @@ static double attention_ns(const struct lade_cost *cost, const struct lade_model
  */
 static const double eager_factors[LADE_N_OP_KINDS][2] = { /* of layer norms, of RMS norms */
     [LADE_OP_NORM] = {1, 9},
-    [LADE_OP_NORM_BWD] = {10.0 / 6, 68.0 / 6},
+    [LADE_OP_NORM_BWD] = {10.0 / 6, 92.0 / 6},
     [LADE_OP_RESIDUAL] = {10.0 / 8, 42.0 / 8},
-    [LADE_OP_RESIDUAL_BWD] = {16.0 / 8, 74.0 / 8},
+    [LADE_OP_RESIDUAL_BWD] = {16.0 / 8, 98.0 / 8},
     [LADE_OP_ROPE] = {5, 5},
     [LADE_OP_ROPE_BWD] = {5, 5},
     [LADE_OP_SWIGLU] = {10.0 / 6, 10.0 / 6},
@@ -342,9 +343,17 @@ static const double eager_launches[LADE_N_OP_KINDS][2] = {
     [LADE_OP_HEAD_LOSS_BWD] = {6, 6},
 };
 
+/* True if @kind takes the column of RMS norms in the tables above: fused RMS norms take that of layer norms. */
+static bool has_rms_ops(const struct lade_cost *cost, const struct lade_model_graph *graph, enum lade_op_kind kind)
+{
+  const bool is_norm = kind == LADE_OP_NORM || kind == LADE_OP_NORM_BWD || kind == LADE_OP_RESIDUAL ||
+                       kind == LADE_OP_RESIDUAL_BWD || kind == LADE_OP_QK_NORM || kind == LADE_OP_QK_NORM_BWD;
+  return lade_family_get(graph->model.family)->norm == LADE_NORM_RMS && !(is_norm && cost->has_fused_norms);
+}
+
 double lade_cost_launches(const struct lade_cost *cost, const struct lade_model_graph *graph, int op)
 {
-  const bool is_rms = lade_family_get(graph->model.family)->norm == LADE_NORM_RMS;
+  const bool is_rms = has_rms_ops(cost, graph, graph->ops[op].kind);
   const double n = cost->is_eager ? eager_launches[graph->ops[op].kind][is_rms] : 0;
   return n > 0 ? n : 1;
 }
@@ -352,7 +361,7 @@ double lade_cost_launches(const struct lade_cost *cost, const struct lade_model_
 /* Return the bytes of @op, as PyTorch moves them without a compiler if @cost says so. */
 static double op_bytes(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
-  const bool is_rms = lade_family_get(graph->model.family)->norm == LADE_NORM_RMS;
+  const bool is_rms = has_rms_ops(cost, graph, op->kind);
   const double factor = cost->is_eager ? eager_factors[op->kind][is_rms] : 0;
   return op->bytes * (factor > 0 ? factor : 1);
 }
@@ -372,6 +381,24 @@ static double logits_ns(const struct lade_cost *cost, const struct lade_model_gr
   return logits * each / cost->machine.device_bytes_per_s * 1e9;
 }
 
+/*
+ * Return the time in which PyTorch without a compiler adds input gradients. A weight that checkpoints store as several
+ * tensors (queries, keys and values; gate and up) is as many products there, and each but the first adds its gradient.
+ */
+static double input_sums_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
+                            const struct lade_op *op)
+{
+  const struct lade_tensor *weight = op->kind == LADE_OP_MATMUL_DX ? weight_find(graph, op) : NULL;
+  if (!weight || !cost->is_eager)
+    return 0;
+  const struct lade_param *param = &graph->params[weight->param];
+  int n_sums = 0;
+  for (int i = 1; i < param->n_slices; i++)
+    n_sums += strcmp(param->slices[i].name, param->slices[i - 1].name) != 0;
+  const double bytes = 3 * (double)graph->tensors[op->out[0]].bytes; /* of a sum: two are read, one is written */
+  return n_sums * bytes / cost->machine.device_bytes_per_s * 1e9;
+}
+
 /* Price an op by its shape. pre: the machine has a kernel model. */
 static int64_t shaped_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
@@ -380,7 +407,7 @@ static int64_t shaped_ns(const struct lade_cost *cost, const struct lade_model_g
     ns = fmax(ns, attention_ns(cost, graph, op));
   else if (product_factors[op->kind] > 0)
     ns = fmax(ns, shaped_product_ns(cost, graph, op));
-  return whole_ns(ns + logits_ns(cost, graph, op));
+  return whole_ns(ns + logits_ns(cost, graph, op) + input_sums_ns(cost, graph, op));
 }
 
 /* True if prices by shape hold for @dtype: the kernel model is of 16-bit types. */

@@ -44,6 +44,7 @@ struct lade_layout_job {
   bool overlaps_tensor; /* gathers and scatters of sequence parallel ranks run beside their products (share_cost.c) */
   bool gathers_late;    /* ZeRO 3's gathers of the backward half run beside no kernel (layout_cost.c) */
   bool is_eager;        /* elementwise ops are not fused (lade_cost) */
+  bool has_fused_norms; /* of eager ops: RMS norms are one kernel (lade_cost) */
   bool has_fused_attention; /* at any length, also where the device has a price for scores in memory */
   int n_context; /* context parallel ranks, each with seq_len tokens of a sequence; 0: 1 */
   const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */

@@ -6,6 +6,7 @@ whose parser is in no package.
 
 Usage: exports.py LADE
 """
+import ast
 import dataclasses
 import importlib.abc
 import importlib.machinery
@@ -70,6 +71,33 @@ def torchtitan_takes_them(directory):
         assert config.activation_checkpoint.mode == layout[layout.index("--recompute") + 1], (layout, config)
         if config.activation_checkpoint.mode == "selective":
             assert config.activation_checkpoint.selective_ac_option == "op", config
+
+
+def torchtitan_py_takes_them():
+    """Its configurations are dataclasses with slots: a setting that they lack raises an error."""
+    place = list(importlib.util.find_spec("torchtitan").submodule_search_locations)[0]
+    name = "torchtitan_configs"
+    spec = importlib.util.spec_from_file_location(name, os.path.join(place, "config", "configs.py"))
+    configs = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(configs)
+    with open(os.path.join(place, "distributed", "activation_checkpoint.py"), encoding="utf-8") as file:
+        policies = {node.name for node in ast.parse(file.read()).body if isinstance(node, ast.ClassDef)}
+    for layout in [*LAYOUTS[:3], ["--dp", "32", "--zero", "1", "--recompute", "none"]]:
+        text, recompute = export("torchtitan-py", layout), layout[layout.index("--recompute") + 1]
+        policy = {"full": "FullAC", "selective": "SelectiveAC", "none": None}[recompute]
+        assert policy in policies | {None}, policies
+        stub = types.ModuleType("torchtitan.distributed.activation_checkpoint")
+        setattr(stub, policy or "unused", types.SimpleNamespace(Config=lambda name=policy: name))
+        config = types.SimpleNamespace(training=configs.TrainingConfig(), parallelism=configs.ParallelismConfig())
+        scope = {}
+        with unittest.mock.patch.dict(sys.modules, {stub.__name__: stub}):
+            exec(compile(text, "lade_layout.py", "exec"), scope)  # pylint: disable=exec-used
+            assert scope["apply"](config) is config, text
+        parallel = config.parallelism
+        replicas = parallel.data_parallel_replicate_degree * parallel.data_parallel_shard_degree
+        assert replicas == int(layout[layout.index("--dp") + 1]) and parallel.tensor_parallel_degree == 2, (layout, config)
+        assert parallel.enable_sequence_parallel == ("--sequence-parallel" in layout), (layout, config)
+        assert config.training.global_batch_size == 256 and config.activation_checkpoint == policy, (layout, config)
 
 
 FSDP2 = """
@@ -197,6 +225,8 @@ with tempfile.TemporaryDirectory(prefix="lade-exports-") as scratch:
               ("deepspeed", is_here("deepspeed"), "it is not installed", deepspeed_takes_them),
               ("torchtitan", is_here("torchtitan", "config", "job_config.py"), "no version with TOML, 0.2, is installed",
                lambda: torchtitan_takes_them(scratch)),
+              ("torchtitan-py", is_here("torchtitan", "config", "configs.py"), "no version with Python, 0.3, is installed",
+               torchtitan_py_takes_them),
               ("megatron", MEGATRON, "LADE_MEGATRON names no checkout of it", lambda: megatron_takes_them(MEGATRON))]
     for project, has_parser, reason, check in checks:
         if has_parser:

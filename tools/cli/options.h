@@ -105,7 +105,8 @@ struct options {
   const char *cluster, *links_file;
   int64_t n_ranks, n_top, n_context, n_expert_ranks;
   double n_train_tokens, noise_scale_tokens, expert_capacity;
-  bool has_search, has_explain, has_fused_attention, overlaps_tensor, gathers_late, is_eager, is_any_precision;
+  bool has_search, has_explain, has_fused_attention, has_fused_norms, overlaps_tensor, gathers_late, is_eager;
+  bool is_any_precision;
   int software; /* enum lade_software */
   int export_format;
   int64_t n_iterations;
@@ -126,7 +127,9 @@ struct options {
 };
 
 enum { DEVICE_HOST, DEVICE_DRY, DEVICE_AUTO, DEVICE_CUDA /* and above: GPUs by number */ };
-enum { EXPORT_NONE, EXPORT_MEGATRON, EXPORT_DEEPSPEED, EXPORT_TORCHTITAN, EXPORT_FSDP2, EXPORT_LADE };
+enum {
+  EXPORT_NONE, EXPORT_MEGATRON, EXPORT_DEEPSPEED, EXPORT_TORCHTITAN, EXPORT_TORCHTITAN_PY, EXPORT_FSDP2, EXPORT_LADE
+};
 enum { MAX_NONE, MAX_MICRO_BATCH, MAX_SEQ, MAX_LAYERS };
 
 #define POLICY_ALL (-1) /* else one of enum lade_policy */

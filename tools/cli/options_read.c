@@ -32,7 +32,7 @@ static const char *const needs[][3] = {
     {"any-precision", "search"}, {"explain", "cluster"}, {"export", "cluster"}, {"noise-scale", "explain"},
     {"cp", "cluster", ", which prices context parallel ranks by formula"},
     {"ep", "cluster", ", which prices expert parallel ranks by formula"}, {"fused-attention", "cluster"},
-    {"eager", "cluster"}, {"overlap-tensor", "cluster"},
+    {"eager", "cluster"}, {"fused-norms", "cluster"}, {"overlap-tensor", "cluster"},
     {"late-gathers", "cluster"}, {"software", "cluster"}};
 
 /* Pairs of options that exclude each other. */

@@ -43,8 +43,9 @@ static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
 
 static const struct option_choice export_choices[] = {{"megatron", EXPORT_MEGATRON}, {"deepspeed", EXPORT_DEEPSPEED},
-                                                      {"torchtitan", EXPORT_TORCHTITAN}, {"fsdp2", EXPORT_FSDP2},
-                                                      {"lade", EXPORT_LADE}, {0}};
+                                                      {"torchtitan", EXPORT_TORCHTITAN},
+                                                      {"torchtitan-py", EXPORT_TORCHTITAN_PY},
+                                                      {"fsdp2", EXPORT_FSDP2}, {"lade", EXPORT_LADE}, {0}};
 
 const struct option_choice software_choices[] = {
     {"auto", LADE_SOFTWARE_AUTO},           {"lade", LADE_SOFTWARE_LADE}, {"megatron", LADE_SOFTWARE_MEGATRON},
@@ -276,6 +277,9 @@ const struct option option_table[] = {
              "positions, up to 2,048 keys, as the published runs of 2021 and 2022 computed it"},
     {OPTION_FLAG, "eager", NULL, VERB_PLAN, AT(is_eager),
      .help = "price elementwise ops as PyTorch runs them without torch.compile, a kernel each; in no program of Lade"},
+    {OPTION_FLAG, "fused-norms", NULL, VERB_PLAN, AT(has_fused_norms),
+     .help = "price an RMS norm as one kernel where other ops are PyTorch's, as FlashAttention's "
+             "and Apex's are"},
     {OPTION_FLAG, "overlap-tensor", NULL, VERB_PLAN, AT(overlaps_tensor),
      .help = "price the collectives of --sequence-parallel as run beside products, as Megatron-LM's --tp-comm-overlap "
              "does and no program of Lade"},
@@ -295,7 +299,8 @@ const struct option option_table[] = {
     {OPTION_REAL, "noise-scale", "TOKENS", VERB_PLAN, AT(noise_scale_tokens), .unset = "unknown", .least = 1,
      .most = 1e15, .help = "gradient noise scale of the training, for --explain: the batch beyond which tokens are "
              "wasted"},
-    {OPTION_CHOICE, "export", "megatron|deepspeed|torchtitan|fsdp2|lade", VERB_PLAN, AT(export_format),
+    {OPTION_CHOICE, "export", "megatron|deepspeed|torchtitan|torchtitan-py|fsdp2|lade", VERB_PLAN,
+     AT(export_format),
      .choices = export_choices, .unset = "none",
      .help = "print the layout, with --search the best one, as options or settings of that project"},
 

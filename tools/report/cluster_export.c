@@ -214,7 +214,48 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
   residency_export(plan, "#", "torchtitan", file);
   if (is_planned || recipe_get(plan) == LADE_RECIPE_SELECTIVE)
     fprintf(file, "selective_ac_option = \"op\" # by op; a number means every n-th layer\n");
-  fprintf(file, "# TOML is read by torchtitan before 0.3; later versions have the same names in Python\n");
+  fprintf(file, "# TOML is read by torchtitan before 0.3; for later versions: --export torchtitan-py\n");
+}
+
+/* Write the settings for torchtitan 0.3 and later, whose configurations are Python: a function of a Trainer.Config. */
+static void torchtitan_py_export(const struct cluster_plan *plan, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  const bool is_sharded = plan->layout.zero >= 1, is_planned = recipe_get(plan) == LADE_RECIPE_AUTO;
+  const char *policy = recipe_get(plan) == LADE_RECIPE_FULL ? "FullAC" : "SelectiveAC";
+  const bool is_kept = recipe_get(plan) == LADE_RECIPE_NONE;
+  if (!is_kept)
+    fprintf(file, "from torchtitan.distributed.activation_checkpoint import %s\n\n\n", policy);
+  fprintf(file, "def apply(config):  # a Trainer.Config of torchtitan 0.3, in the function that --config names\n"
+          "    config.training.local_batch_size = %lld\n    config.training.global_batch_size = %lld\n"
+          "    config.training.seq_len = %lld\n",
+          (long long)(sizes.pp > 1 ? plan->micro_batch * sizes.n_microbatches : plan->micro_batch),
+          (long long)plan->batch, (long long)plan->seq_len);
+  fprintf(file, "    parallel = config.parallelism\n    parallel.data_parallel_replicate_degree = %d\n"
+          "    parallel.data_parallel_shard_degree = %d\n    parallel.fsdp_reshard_after_forward = \"%s\"\n",
+          is_sharded ? sizes.dp / sizes.shard : sizes.dp / sizes.cp,
+          is_sharded ? LADE_MAX(sizes.shard / sizes.cp, 1) : 1,
+          plan->layout.zero == LADE_ZERO_MOST ? "always" : "never");
+  fprintf(file, "    parallel.context_parallel_degree = %d\n    parallel.tensor_parallel_degree = %d\n"
+          "    parallel.enable_sequence_parallel = %s\n    parallel.pipeline_parallel_degree = %d\n", sizes.cp,
+          sizes.tp, plan->layout.is_sequence ? "True" : "False", sizes.pp);
+  if (sizes.pp > 1)
+    fprintf(file, "    parallel.pipeline_parallel_schedule = \"%s\"\n"
+            "    parallel.pipeline_parallel_microbatch_size = %lld\n",
+            torchtitan_schedule(plan->layout.schedule), (long long)plan->micro_batch);
+  if (is_zero_bubble(plan))
+    fprintf(file, "    # schedule %s has one chunk a stage; torchtitan's zero bubble schedule interleaves two\n",
+            lade_schedule_name(plan->layout.schedule));
+  if (plan->layout.zero == 1 || plan->layout.zero == 2)
+    fprintf(file, "    # ZeRO %d: fully_shard shards gradients and parameters too; without resharding it sends the "
+            "same\n", plan->layout.zero);
+  if (is_state_on_host(plan))
+    fprintf(file, "    # optimizer state on the host: training.enable_cpu_offload moves parameters and gradients "
+            "too\n");
+  if (is_planned)
+    residency_export(plan, "    #", "torchtitan", file);
+  fprintf(file, "    config.activation_checkpoint = %s%s\n    return config\n", is_kept ? "None" : policy,
+          is_kept ? "" : ".Config()");
 }
 
 /* ---- PyTorch's fully_shard ---- */
@@ -305,6 +346,9 @@ void cluster_export(const struct cluster_plan *plan, FILE *file)
     break;
   case EXPORT_TORCHTITAN:
     torchtitan_export(plan, file);
+    break;
+  case EXPORT_TORCHTITAN_PY:
+    torchtitan_py_export(plan, file);
     break;
   case EXPORT_FSDP2:
     fsdp2_export(plan, file);

@@ -26,6 +26,9 @@
  * alone (figure 5 of Dao 2023, heads of 128). Gathers of the backward half ran beside no kernel (BACKWARD_POST, the
  * default of MosaicML's Composer). A user who names fsdp, or asks for --fused-attention, gets neither.
  *
+ * On Hopper and later devices its published runs are of 2024 and later, compiled or with fused norms, which PyTorch has
+ * since 2.9: an RMS norm is one kernel. A user who names fsdp, or asks for --eager, gets PyTorch's ops.
+ *
  * Prices of PyTorch's ops are those of 16 bits on a device with kernels. Where they are missing, the layout is Lade's.
  *
  * A device before Hopper is one with a price for attention that is not fused.
@@ -78,6 +81,12 @@ bool lade_software_is_early_fsdp(const struct lade_layout_job *job, enum lade_so
          lade_family_get(job->model->family)->has_positions;
 }
 
+/* True if FSDP runs on Hopper or a later device and nobody says how. */
+static bool is_late_fsdp(const struct lade_layout_job *job, enum lade_software software)
+{
+  return software == LADE_SOFTWARE_FSDP && job->software == LADE_SOFTWARE_AUTO && !job->is_eager && !is_early(job);
+}
+
 bool lade_software_gathers_late(const struct lade_layout_job *job, enum lade_software software)
 {
   return job->gathers_late || lade_software_is_early_fsdp(job, software);
@@ -104,6 +113,7 @@ void share_cost_init(const struct lade_layout_job *job, enum lade_software softw
 {
   lade_cost_init(ret_cost, &job->cluster->device);
   ret_cost->is_eager = lade_software_is_eager(job, software);
+  ret_cost->has_fused_norms = job->has_fused_norms || is_late_fsdp(job, software);
   ret_cost->has_plain_products = software != LADE_SOFTWARE_LADE;
   if (lade_software_is_early_fsdp(job, software))
     ret_cost->attention_slower = EARLY_ATTENTION_SLOWER;

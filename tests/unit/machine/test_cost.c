@@ -155,7 +155,8 @@ static void a_roofline_is_bound_by_flops_or_by_bytes(void **state)
 }
 
 /* Return the summed prices of ops @kind of a model on a device whose loss moves @logit_bytes. */
-static int64_t device_kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager, double logit_bytes)
+static int64_t device_kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager, double logit_bytes,
+                              bool has_fused_norms)
 {
   struct lade_model_graph *graph = graph_make(preset, LADE_BF16, 1, 0);
   struct lade_cluster cluster;
@@ -166,6 +167,7 @@ static int64_t device_kind_ns(const char *preset, enum lade_op_kind kind, bool i
   cluster.device.kernels.logit_bytes = logit_bytes;
   lade_cost_init(&cost, &cluster.device);
   cost.is_eager = is_eager;
+  cost.has_fused_norms = has_fused_norms;
   for (int op = 0; op < graph->n_ops; op++)
     ns += graph->ops[op].kind == kind ? lade_cost_op_ns(&cost, graph, op) : 0;
   lade_model_graph_destroy(graph);
@@ -174,7 +176,7 @@ static int64_t device_kind_ns(const char *preset, enum lade_op_kind kind, bool i
 
 static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager)
 {
-  return device_kind_ns(preset, kind, is_eager, 0);
+  return device_kind_ns(preset, kind, is_eager, 0, false);
 }
 
 /* At 500 of 700 W, a quarter of which is steady, products and attention run at the cube root of 13/21 of their rate. */
@@ -225,7 +227,7 @@ static void a_loss_that_is_not_fused_moves_its_logits(void **state)
   assert_int_equal(lade_cluster_preset("dgx-h100", NULL, &cluster), 0);
   for (int half = 0; half < 2; half++) {
     const enum lade_op_kind kind = half ? LADE_OP_HEAD_LOSS_BWD : LADE_OP_HEAD_LOSS;
-    ns += device_kind_ns("llama3-8b", kind, false, 58) - kind_ns("llama3-8b", kind, false);
+    ns += device_kind_ns("llama3-8b", kind, false, 58, false) - kind_ns("llama3-8b", kind, false);
   }
   assert_true(fabs((double)ns - 64.0 * 128256 * 58 / cluster.device.device_bytes_per_s * 1e9) < 4);
 }
@@ -237,7 +239,29 @@ static void eager_ops_cost_their_own_passes(void **state)
   assert_true(fused > 0 && llabs(eager - 9 * fused) <= 9 * 64); /* prices of an op are whole nanoseconds */
   assert_int_equal(kind_ns("nano", LADE_OP_NORM, true), kind_ns("nano", LADE_OP_NORM, false));
   assert_int_equal(kind_ns("llama3-8b", LADE_OP_MATMUL, true), kind_ns("llama3-8b", LADE_OP_MATMUL, false));
+  /* Queries, keys and values, gate and up: three sums of input gradients a layer. GPT-2's weights are whole. */
+  const double sums = 32 * 3 * 3 * 2.0 * 64 * 4096 / (0.785 * 3350e9) * 1e9;
+  const int64_t fused_dx = kind_ns("llama3-8b", LADE_OP_MATMUL_DX, false);
+  assert_true(fabs((double)(kind_ns("llama3-8b", LADE_OP_MATMUL_DX, true) - fused_dx) - sums) < 128);
+  assert_int_equal(kind_ns("nano", LADE_OP_MATMUL_DX, true), kind_ns("nano", LADE_OP_MATMUL_DX, false));
   assert_true(kind_ns("llama3-8b", LADE_OP_HEAD_LOSS, true) > kind_ns("llama3-8b", LADE_OP_HEAD_LOSS, false));
+}
+
+/* Fused RMS norms make the passes of layer norms, and other ops keep theirs. */
+static void fused_norms_cost_their_own_passes(void **state)
+{
+  static const struct {
+    enum lade_op_kind kind;
+    double eager, fused; /* factors on the bytes of the fused op */
+  } kinds[] = {{LADE_OP_NORM, 9, 1}, {LADE_OP_NORM_BWD, 92.0 / 6, 10.0 / 6}, {LADE_OP_RESIDUAL, 42.0 / 8, 10.0 / 8},
+               {LADE_OP_RESIDUAL_BWD, 98.0 / 8, 16.0 / 8}, {LADE_OP_SWIGLU, 10.0 / 6, 10.0 / 6}};
+  for (size_t i = 0; i < LADE_COUNT(kinds); i++) {
+    const double own = (double)kind_ns("llama3-8b", kinds[i].kind, false);
+    const double eager = (double)kind_ns("llama3-8b", kinds[i].kind, true);
+    const double fused = (double)device_kind_ns("llama3-8b", kinds[i].kind, true, 0, true);
+    assert_true(own > 0 && fabs(eager / own - kinds[i].eager) < 0.02 * kinds[i].eager);
+    assert_true(fabs(fused / own - kinds[i].fused) < 0.02 * kinds[i].fused);
+  }
 }
 
 static void copies_take_latency_and_bytes(void **state)
@@ -410,6 +434,7 @@ int main(void)
       cmocka_unit_test(a_measured_op_costs_its_measurement),
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
       cmocka_unit_test(eager_ops_cost_their_own_passes),
+      cmocka_unit_test(fused_norms_cost_their_own_passes),
       cmocka_unit_test(a_lower_power_limit_slows_computing),
       cmocka_unit_test(short_attention_is_slower),
       cmocka_unit_test(a_loss_that_is_not_fused_moves_its_logits),

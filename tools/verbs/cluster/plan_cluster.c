@@ -144,7 +144,7 @@ static int job_make(struct cluster_planning *planning)
       .master = session->master, .dropout = session->dropout,
       .software = (enum lade_software)planning->options->software,
       .overlaps_tensor = planning->options->overlaps_tensor, .gathers_late = planning->options->gathers_late,
-      .is_eager = planning->options->is_eager,
+      .is_eager = planning->options->is_eager, .has_fused_norms = planning->options->has_fused_norms,
       .has_fused_attention = planning->options->has_fused_attention || planning->options->n_context > 1};
   if (planning->has_experts) {
     planning->job.experts = &planning->experts;
