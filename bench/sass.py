@@ -15,6 +15,7 @@ the four schedulers of a multiprocessor,
   pipe     32 lanes / (results per clock and multiprocessor / 4) for each instruction of a pipe; the busiest pipe;
   tensor   flops of HMMA and HGMMA / (flops per clock and multiprocessor / 4);
   memory   bytes of LDG and STG / (bytes per second / multiprocessors / clock / 4).
+Of kernels with HGMMA, the pipe of loads and stores is shared memory's, 128 bytes a clock: operands pass it too.
 Issue and pipe run together: run = max(issue, pipe). Let LIMIT be tensor, the FMA pipe or memory, and W the warps of a
 scheduler that registers, shared memory and threads allow.
 W warps that pass LIMIT and run in turn are a closed network of queues; its balanced bound from below (Zahorjan, Sevcik,
@@ -60,6 +61,7 @@ GPUS = {'sm_90a': {
     'registers': 65536, 'warps': 64, 'blocks': 32, 'shared_bytes': 228 << 10, 'block_shared_bytes': 1 << 10,
     'memory_clocks': 800, 'mma_sync': 0.62}}
 SCHEDULERS, LANES = 4, 32
+SHARED_BYTES = 128 # a clock of a multiprocessor: one access of a warp to 4 bytes for each lane
 RATES = {'fma': 128, 'imad': 64, 'alu': 64, 'half': 128, 'convert': 64, 'slow convert': 16, 'special': 16, 'double': 64,
          'shuffle': 32, 'load/store': 32}
 PIPES = {
@@ -110,6 +112,18 @@ def tensor_flops(instruction):
         m, n, k = map(int, match.groups())
         return 2 * m * n * k // 4
     return 0
+
+
+def operand_clocks(instruction):
+    """Return the clocks of shared memory, for a warpgroup, of a product's b, and of its a unless registers hold it; and
+    those of a copy beyond four bytes of a lane, which the pipe of loads and stores has counted."""
+    if instruction.base == 'LDGSTS':
+        return (width_bytes(instruction) - 4) * LANES * SCHEDULERS / SHARED_BYTES
+    match = re.match(r'HGMMA\.(\d+)x(\d+)x(\d+)', instruction.name)
+    if not match:
+        return 0
+    m, n, k = map(int, match.groups())
+    return 2 * k * (n + (0 if re.match(r'R\d+, R\d+, gdesc', instruction.operands) else m)) / SHARED_BYTES
 
 
 def is_work(instruction):
@@ -209,9 +223,12 @@ def demands(function, gpu):
     has_work = is_tensor_work if limit == 'tensor' else is_work_or_arithmetic if ARITHMETIC.match(function.name) else is_work
     fast = set(sass_listing.fast_path(function, part[0], part[-1], has_work))
     code = [function.code[at] for at in part if at in fast]
+    code = [i for i in code if not (i.base == 'LDS' and i.operands.startswith('RZ'))] # never executed
     pipes = Counter(PIPE_OF[i.base] for i in code if i.base in PIPE_OF)
     pipe_clocks = {pipe: n * LANES * SCHEDULERS / RATES[pipe] for pipe, n in pipes.items()}
     pipe_clocks['fma'] = pipe_clocks.get('fma', 0) + pipe_clocks.get('imad', 0) / 2
+    if any(i.base == 'HGMMA' for i in code):
+        pipe_clocks['load/store'] = pipe_clocks.get('load/store', 0) + sum(map(operand_clocks, code))
     n_bytes = sum(map(global_bytes if limit == 'memory' else register_bytes, code))
     flops = sum(map(tensor_flops, code))
     rate = gpu['tensor_flops'] * (gpu['mma_sync'] if any(i.base == 'HMMA' for i in code) else 1)
@@ -385,7 +402,7 @@ COPY = 0.92 # of the bandwidth, by a copy
 # GELU's backward is the epilogue of a product, which reads its x; then the MLP's biases' gradients are column sums: as
 # epilogues of the weights' products they would take longer (nvidia-h200.md).
 LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8,
-               'gelu_fwd_bf16': 16, 'copy': 8, 'column_sum_bf16': 8 + 2}
+               'gelu_fwd_bf16': 16, 'copy': 8, 'column_sum_bf16': 8 + 2, 'attention_delta_bf16': 4}
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
 OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16
 # Sums of squares read 4 bytes of a parameter. A launch for each tensor takes at least the additions of one lane, one

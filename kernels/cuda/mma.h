@@ -49,11 +49,21 @@ template <int D, class T> static __device__ inline T *chunk_at(T *tile, int row,
 }
 
 /*
+ * Return the first element that this thread copies of a tile, of the rows from @first on of a tensor whose rows are
+ * @pitch elements apart. Callers of tile_copy_from move it on by rows, which needs no multiplication.
+ */
+template <int D, class T> static __device__ inline const T *tile_from(const T *from, int64_t pitch, int first)
+{
+  constexpr int CHUNKS = D / LADE_CUDA_CHUNK;
+  return from + (first + (int)threadIdx.x / CHUNKS) * pitch + (int)threadIdx.x % CHUNKS * LADE_CUDA_CHUNK;
+}
+
+/*
  * Begin to copy USED elements each of ROWS rows from @first on of a tensor whose rows are @pitch elements apart; zeros
- * past its @n_rows. All THREADS threads of the block. Rows begin at multiples of 16 bytes.
+ * past its @n_rows. @from: of tile_from. All THREADS threads of the block. Rows begin at multiples of 16 bytes.
  */
 template <int D, int ROWS, int THREADS, int USED = D, class T>
-static __device__ inline void tile_copy(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
+static __device__ inline void tile_copy_from(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
 {
   constexpr int CHUNKS = D / LADE_CUDA_CHUNK, TURN_ROWS = THREADS / CHUNKS;
   static_assert(ROWS % TURN_ROWS == 0, "whole turns");
@@ -61,11 +71,17 @@ static __device__ inline void tile_copy(T *tile, const T *from, int64_t pitch, i
   T *const to = chunk_at<D>(tile, row, chunk);
   if (USED < D && chunk >= USED / LADE_CUDA_CHUNK)
     return;
-  from += (first + row) * pitch + chunk * LADE_CUDA_CHUNK;
 #pragma unroll
   for (int turn = 0; turn < ROWS; turn += TURN_ROWS)
     ptx_copy_16(TURN_ROWS % 8 == 0 ? to + turn * D : chunk_at<D>(tile, row + turn, chunk), from + turn * pitch,
                 first + row + turn < (int)n_rows);
+}
+
+/* Do the same for rows of @from, the tensor. */
+template <int D, int ROWS, int THREADS, int USED = D, class T>
+static __device__ inline void tile_copy(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
+{
+  tile_copy_from<D, ROWS, THREADS, USED>(tile, tile_from<D>(from, pitch, first), pitch, first, n_rows);
 }
 
 /*

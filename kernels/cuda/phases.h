@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 9
+#define LADE_CUDA_REVISION 10
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -136,6 +136,7 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_ATTENTION_MOST_DIM 256 /* of a head: sums wait in registers */
 #define LADE_CUDA_ATTENTION_FWD_ROWS 16  /* of a block of threads */
 #define LADE_CUDA_ATTENTION_BWD_ROWS 8
+#define LADE_CUDA_DELTA_LANES 8 /* threads of a row of delta: 16 bytes each of a head of 64 */
 
 /*
  * With tensor cores: rows of a block of threads, and rows of the tiles of the other side, by the size of a head. PITCH

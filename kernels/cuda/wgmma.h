@@ -30,13 +30,25 @@ template <class T> static __device__ inline T *tiles_begin(T *room)
   return room + (-ptx_shared(room) & (LADE_CUDA_WGMMA_ALIGN - 1)) / sizeof(T);
 }
 
+/* Copy as mma.h's tile_copy_from, into panels; @from is of panels_from. */
+template <int D, int ROWS, int THREADS, class T>
+static __device__ inline void panels_copy_from(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
+{
+#pragma unroll
+  for (int c = 0; c < D; c += LADE_CUDA_PANEL)
+    tile_copy_from<LADE_CUDA_PANEL, ROWS, THREADS>(tile + c * ROWS, from + c, pitch, first, n_rows);
+}
+
+template <class T> static __device__ inline const T *panels_from(const T *from, int64_t pitch, int first)
+{
+  return tile_from<LADE_CUDA_PANEL>(from, pitch, first);
+}
+
 /* Copy as mma.h's tile_copy, into panels. */
 template <int D, int ROWS, int THREADS, class T>
 static __device__ inline void panels_copy(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
 {
-#pragma unroll
-  for (int c = 0; c < D; c += LADE_CUDA_PANEL)
-    tile_copy<LADE_CUDA_PANEL, ROWS, THREADS>(tile + c * ROWS, from + c, pitch, first, n_rows);
+  panels_copy_from<D, ROWS, THREADS>(tile, panels_from(from, pitch, first), pitch, first, n_rows);
 }
 
 /*
@@ -101,17 +113,26 @@ static __device__ inline void weigh(f16, float (&c)[16][4], const uint32_t (&a)[
 }
 
 /*
+ * Return @descriptor moved on by @elements of T, whole chunks within the tile. Only its low word changes: products wait
+ * for a chain of instructions that derives a descriptor anew, and are shorter than it.
+ */
+template <class T> static __device__ inline uint64_t panels_move(uint64_t descriptor, int elements)
+{
+  return (descriptor >> 32 << 32) | (uint32_t)((uint32_t)descriptor + elements * (int)sizeof(T) / 16);
+}
+
+/*
  * Begin c = X Y^T as a group: 64 rows from @first on of the tile @x of X_ROWS with the 8 N of the tile @y, by the
  * columns of both. pre: a fence.
  */
 template <int D, int X_ROWS, int N, class T>
 static __device__ inline void rows_multiply_begin(float (&c)[N][4], const T *x, int first, const T *y)
 {
+  const uint64_t a = panels_describe<X_ROWS>(x + first * LADE_CUDA_PANEL), b = panels_describe<8 * N>(y);
 #pragma unroll
   for (int k = 0; k < D; k += 16) {
     const int panel = k / LADE_CUDA_PANEL * LADE_CUDA_PANEL, column = k % LADE_CUDA_PANEL;
-    multiply(T(), c, panels_describe<X_ROWS>(x + panel * X_ROWS + first * LADE_CUDA_PANEL + column),
-             panels_describe<8 * N>(y + panel * 8 * N + column), k > 0);
+    multiply(T(), c, panels_move<T>(a, panel * X_ROWS + column), panels_move<T>(b, panel * 8 * N + column), k > 0);
   }
   ptx_products_commit();
 }
@@ -129,9 +150,10 @@ static __device__ inline void weights_make(uint32_t (&weights)[K][4], const floa
 template <int D, int K, class T>
 static __device__ inline void rows_weigh_begin(float (&sums)[D / 8][4], const uint32_t (&weights)[K][4], const T *y)
 {
+  const uint64_t b = panels_describe<16 * K>(y);
 #pragma unroll
   for (int k = 0; k < K; k++)
-    weigh(T(), sums, weights[k], panels_describe<16 * K>(y + 16 * k * LADE_CUDA_PANEL));
+    weigh(T(), sums, weights[k], panels_move<T>(b, 16 * k * LADE_CUDA_PANEL));
   ptx_products_commit();
 }
 

@@ -53,6 +53,21 @@ class Listing(unittest.TestCase):
         self.copy.name = 'dropout_bf16'
         self.assertEqual(sass.demands(self.copy, GPU)['clocks']['issue'], 10)
 
+    def test_operands_of_products_pass_shared_memory(self):
+        def clocks(name, operands):
+            return sass.operand_clocks(sass_listing.Instruction(0, name, operands, False))
+        self.assertEqual(clocks('HGMMA.64x64x16.F32.BF16', 'R56, gdesc[UR16], R56, gsb0'), 32)
+        self.assertEqual(clocks('HGMMA.64x64x16.F32.BF16', 'R88, R24, gdesc[UR16].tnspB, R88'), 16)
+        self.assertEqual(clocks('HGMMA.64x128x16.F32', 'R24, gdesc[UR16], RZ, !UPT'), 48)
+        self.assertEqual(clocks('HMMA.16816.F32.BF16', 'R4, R8, R12, R4'), 0)
+        self.assertEqual(clocks('LDGSTS.E.BYPASS.128', '[R11], desc[UR34][R18.64], !P1'), 12)
+
+    def test_accesses_that_no_lane_makes_do_not_count(self):
+        self.copy.code[7] = sass_listing.Instruction(0, 'LDS', 'RZ, [RZ]', True)
+        before = sass.demands(self.copy, GPU)['clocks']
+        self.copy.code[7] = sass_listing.Instruction(0, 'LDS', 'R2, [RZ]', False)
+        self.assertEqual(sass.demands(self.copy, GPU)['clocks']['issue'], before['issue'] + 1)
+
     def test_fast_path_keeps_what_has_work(self):
         kept = sass_listing.fast_path(self.copy, 0, 13, sass.is_work)
         self.assertIn(3, kept)

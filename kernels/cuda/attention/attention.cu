@@ -189,20 +189,37 @@ LADE_KERNEL_OF_DTYPES(attention_fwd, lade_attention_fwd_args)
 
 /* ---- backward ---- */
 
-/* Write delta[b,h,i] = dout . out into the workspace. A warp has a row of a head. */
+/*
+ * Write delta[b,h,i] = dout . out into the workspace. LADE_CUDA_DELTA_LANES neighbours have a row of a head, 16 bytes
+ * of it at a time if heads are whole packs. Rows are in the order of memory, and a sequence has fewer than 2^32.
+ */
 template <class T>
 static __device__ void attention_delta_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
-  int64_t at = thread_get() / 32, i = at % a.seq_len, h = at / a.seq_len % a.heads, b = at / a.seq_len / a.heads;
-  if (b >= a.batch)
-    return;
-  int64_t from = ((b * a.seq_len + i) * a.heads + h) * a.head_dim;
+  constexpr int LANES = LADE_CUDA_DELTA_LANES, PACK = LADE_PACK(T);
+  const uint32_t row = blockIdx.x * (LADE_CUDA_THREADS / LANES) + threadIdx.x / LANES, n_heads = (uint32_t)a.heads;
+  const int lane = (int)threadIdx.x % LANES, n_columns = (int)a.head_dim;
+  const int64_t i = row / n_heads, h = row % n_heads, b = blockIdx.z;
+  const int64_t from = ((b * a.seq_len + i) * a.heads + h) * a.head_dim;
+  const T *const d_out = (const T *)a.d_out + from, *const out = (const T *)a.out + from;
   float sum = 0;
-  for (int64_t c = threadIdx.x % 32; c < a.head_dim; c += 32)
-    sum = fmaf(get(((const T *)a.d_out)[from + c]), get(((const T *)a.out)[from + c]), sum);
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0)
-    ((float *)a.workspace)[at] = sum;
+  if (i < a.seq_len && (n_columns % PACK | ((uintptr_t)a.d_out | (uintptr_t)a.out) % 16) == 0)
+#pragma unroll 1 /* a head of 64 has one turn */
+    for (int c = lane * PACK; c < n_columns; c += LANES * PACK) {
+      const pack<T, PACK> x = pack_load<T, PACK>(d_out + c), y = pack_load<T, PACK>(out + c);
+#pragma unroll
+      for (int j = 0; j < PACK; j++)
+        sum = fmaf(get(x.x[j]), get(y.x[j]), sum);
+    }
+  else if (i < a.seq_len)
+#pragma unroll 1
+    for (int c = lane; c < n_columns; c += LANES)
+      sum = fmaf(get(d_out[c]), get(out[c]), sum);
+#pragma unroll
+  for (int far = LANES / 2; far > 0; far /= 2)
+    sum += __shfl_xor_sync(0xffffffffu, sum, far);
+  if (lane == 0 && i < a.seq_len)
+    ((float *)a.workspace)[(b * a.heads + h) * a.seq_len + i] = sum;
 }
 LADE_KERNEL_OF_DTYPES(attention_delta, lade_attention_bwd_args)
 

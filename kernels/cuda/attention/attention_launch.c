@@ -136,10 +136,11 @@ static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 /* Launch delta, the first kernel of every backward. */
 static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
 {
-  int64_t n_deltas = a->batch * a->heads * a->seq_len;
-  unsigned n_blocks = (unsigned)lade_div_up(n_deltas * 32, LADE_CUDA_THREADS);
+  const int64_t n_deltas = a->heads * a->seq_len; /* of a sequence */
+  const unsigned n_blocks = (unsigned)lade_div_up(n_deltas * LADE_CUDA_DELTA_LANES, LADE_CUDA_THREADS);
+  LADE_ASSERT(n_deltas <= UINT32_MAX - LADE_CUDA_THREADS);
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DELTA, a->dtype,
-                        (struct lade_cuda_launch){.grid = {n_blocks}, .args = a});
+                        (struct lade_cuda_launch){.grid = {n_blocks, 1, (unsigned)a->batch}, .args = a});
 }
 
 /* Launch the gradient of sinks, the last kernel of a backward that has them. */

@@ -46,6 +46,7 @@
 template <class T, int D> struct forward_block {
   struct block_shape s;
   const T *k, *v; /* of its head's first row */
+  const T *next;  /* panels_from of the keys that tiles_begin_next copies */
   T *queries, *keys, *values;
   int group; /* this thread's warpgroup */
   int first, n_tiles;
@@ -64,6 +65,7 @@ static __device__ inline struct forward_block<T, D> block_get(const struct lade_
   b.n_seen = TILE < ROWS && n_own < b.n_tiles ? n_own : b.n_tiles;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
+  b.next = panels_from(b.k, b.s.row_elements, (1 + b.group) * TILE);
   b.queries = tiles_begin(shared);
   b.keys = b.queries + ROWS * D;
   b.values = b.keys + LADE_CUDA_WGMMA_PLACES * TILE * D;
@@ -85,12 +87,18 @@ static __device__ inline void tile_begin(const struct forward_block<T, D> &b, co
 
 /* ---- turns ---- */
 
-/* Begin to copy the tiles that this thread's warpgroup copies behind the products of tile @j. */
-template <class T, int D>
-static __device__ inline void tiles_begin_next(const struct forward_block<T, D> &b, int j)
+/*
+ * Begin to copy the tiles that this thread's warpgroup copies behind the products of tile @j, the next: keys, and the
+ * values of the tile before them.
+ */
+template <class T, int D> static __device__ inline void tiles_begin_next(struct forward_block<T, D> &b, int j)
 {
-  tile_begin(b, b.k, j + 1 + b.group, b.keys);
-  tile_begin(b, b.v, j + b.group, b.values);
+  const int tile = j + b.group, pitch = (int)b.s.row_elements;
+  panels_copy_from<D, TILE, THREADS>(place_get<T, D>(b.keys, tile + 1), b.next, pitch, (tile + 1) * TILE,
+                                     tile + 1 < b.n_tiles ? b.s.seq_len : 0);
+  panels_copy_from<D, TILE, THREADS>(place_get<T, D>(b.values, tile), b.next + ((int)b.s.n_kv_heads * D - TILE * pitch),
+                                     pitch, tile * TILE, tile < b.n_tiles ? b.s.seq_len : 0);
+  b.next += TILE * pitch;
 }
 
 static __device__ inline void turn_give(int group)
@@ -154,7 +162,7 @@ static __device__ inline void values_weigh_begin(const struct forward_block<T, D
 }
 
 /* Give the turn behind this one's products, and begin to copy. */
-template <class T, int D> static __device__ inline void turn_end(const struct forward_block<T, D> &b, int j)
+template <class T, int D> static __device__ inline void turn_end(struct forward_block<T, D> &b, int j)
 {
   turn_give(1 - b.group);
   tiles_begin_next(b, j);
@@ -196,7 +204,7 @@ template <class T, int D>
 static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(T, shared);
-  const struct forward_block<T, D> b = block_get<T, D>(a, shared);
+  struct forward_block<T, D> b = block_get<T, D>(a, shared);
   const int own = warp_get() * 16;
   struct warp<D> w = {};
   queries_begin(w.q);

@@ -30,9 +30,9 @@
  * keys: at D = 128 a byte for 192 and 252 operations. Operations: 7 T^2 D a head, and 1/32 more at T = 4096 for the
  * masked halves of the diagonal's tiles. Bound at D = 128, in cycles of a multiprocessor (2048 multiply-adds, 128 bytes
  * of shared memory, 16 exponentials): a tile of dq takes 3072 of tensor cores, 2560 of shared memory, 1024 of
- * exponentials; of dk and dv 2048, 1792, 512. So tensor cores bind, by a small margin. At their full rate 69 % of the
- * operations are necessary ones (5/7, less the diagonal). Registers and shared memory of each kernel are in
- * bench/results/history.md.
+ * exponentials; of dk and dv 2048, 1792, 512. So tensor cores bind, by a small margin. At D = 64 shared memory binds as
+ * much: a warpgroup's tile takes 384, 384, 256, and 512, 512, 256. At the full rate 69 % of the operations are
+ * necessary ones (5/7, less the diagonal). Registers and shared memory of each kernel are in bench/results/history.md.
  */
 #include "kernels/cuda/attention/attention_rows.h"
 #include "kernels/cuda/wgmma.h"
@@ -115,7 +115,7 @@ static __device__ inline void columns_put(T *tile, float *room, float *partial, 
 /* Queries, the gradients of their out, and the places for tiles of keys and values. */
 template <class T, int D> struct queries_block {
   struct block_shape s;
-  const T *k, *v; /* of its head's first row */
+  const T *k, *v; /* of its head's first row; for heads of 64 k is panels_from's of the next tile */
   T *queries, *douts, *keys, *values;
   int group_first; /* row of this thread's warpgroup in the block */
   int first, n_tiles;
@@ -136,6 +136,8 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
   b.n_seen = DQ_TILE < DQ_ROWS && n_own < b.n_tiles ? n_own : b.n_tiles;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
+  if (D == 64)
+    b.k = panels_from(b.k, b.s.row_elements, 0);
   b.queries = tiles_begin(shared);
   b.douts = b.queries + DQ_ROWS * D;
   b.keys = b.douts + DQ_ROWS * D;
@@ -149,19 +151,28 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
   return b;
 }
 
-/* Begin to copy tile @j; past the last one, write zeros: a branch would wait for the products in flight. */
-template <class T, int D> static __device__ inline void keys_copy(const struct queries_block<T, D> &b, int j)
+/*
+ * Begin to copy tile @j, the next; past the last one, write zeros: a branch would wait for the products in flight.
+ * Heads of 128 have no registers for a place that lives through the loop.
+ */
+template <class T, int D> static __device__ inline void keys_copy(struct queries_block<T, D> &b, int j)
 {
-  const int64_t n_rows = j < b.n_tiles ? b.s.seq_len : 0;
-  panels_copy<D, DQ_TILE, DQ_THREADS>(place_get<PLACES, DQ_TILE * D>(b.keys, j), b.k, b.s.row_elements, j * DQ_TILE,
-                                      n_rows);
-  panels_copy<D, DQ_TILE, DQ_THREADS>(place_get<2, DQ_TILE * D>(b.values, j), b.v, b.s.row_elements, j * DQ_TILE,
-                                      n_rows);
+  const int64_t n_rows = j < b.n_tiles ? b.s.seq_len : 0, pitch = b.s.row_elements;
+  T *const keys = place_get<PLACES, DQ_TILE * D>(b.keys, j), *const values = place_get<2, DQ_TILE * D>(b.values, j);
+  const int first = j * DQ_TILE;
+  if (D == 64) {
+    panels_copy_from<D, DQ_TILE, DQ_THREADS>(keys, b.k, pitch, first, n_rows);
+    panels_copy_from<D, DQ_TILE, DQ_THREADS>(values, b.k + (int)b.s.n_kv_heads * D, pitch, first, n_rows);
+    b.k += DQ_TILE * (int)pitch;
+  } else {
+    panels_copy<D, DQ_TILE, DQ_THREADS>(keys, b.k, pitch, first, n_rows);
+    panels_copy<D, DQ_TILE, DQ_THREADS>(values, b.v, pitch, first, n_rows);
+  }
 }
 
 /* Add tile @j's part of dq; its product with the keys is in flight when this returns, except for heads of 64. */
 template <bool HAS_DROP, class T, int D>
-static __device__ inline void keys_meet(const struct queries_block<T, D> &b, const struct lade_drop &drop,
+static __device__ inline void keys_meet(struct queries_block<T, D> &b, const struct lade_drop &drop,
                                         const struct lade_step *step, int j, struct score_pairs<DQ_TILE / 8> &p,
                                         float (&dq)[D / 8][4])
 {
@@ -206,7 +217,7 @@ template <class T, int D>
 static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(T, shared);
-  const struct queries_block<T, D> b = queries_block_get<T, D>(a, shared);
+  struct queries_block<T, D> b = queries_block_get<T, D>(a, shared);
   const float factors[1][2] = {{b.s.scale, b.s.scale}};
   float dq[1][D / 8][4] = {};
   struct score_pairs<DQ_TILE / 8> p;
@@ -248,6 +259,7 @@ template <class T, int D> struct keys_block {
   float *numbers;
   struct heads_part part;
   int first;
+  int group_first; /* row of this thread's warpgroup in the block */
 };
 
 template <class T, int D>
@@ -257,6 +269,7 @@ static __device__ inline struct keys_block<T, D> keys_block_get(const struct lad
   b.part = heads_part_get(a, blockIdx.x, gridDim.x, D);
   b.s = shape_get(a, DKV_ROWS, blockIdx.x / (unsigned)b.part.n_parts, blockIdx.y, D);
   b.first = (int)b.s.first;
+  b.group_first = DKV_ROWS > GROUP_ROWS ? warpgroup_get() * GROUP_ROWS : 0;
   b.keys = tiles_begin(shared);
   b.values = b.keys + DKV_ROWS * D;
   b.places = b.values + DKV_ROWS * D;
@@ -265,36 +278,47 @@ static __device__ inline struct keys_block<T, D> keys_block_get(const struct lad
 }
 
 /* A tile of queries: its head, its first query, and its number in this block, which determines its place. */
-struct queries_tile {
+template <class T> struct queries_tile {
   int h, first, j;
+  const T *queries, *d_out; /* of panels_from */
 };
+
+template <class T, int D>
+static __device__ inline struct queries_tile<T> tile_first(const struct keys_block<T, D> &b,
+                                                           const struct lade_attention_bwd_args &a)
+{
+  const T *const queries = (const T *)a.qkv + qkv_at(b.s, b.part.first, 0);
+  const T *const d_out = (const T *)a.d_out + out_at(b.s, b.part.first, 0);
+  return (struct queries_tile<T>){b.part.first, b.first, 0, panels_from(queries, b.s.row_elements, b.first),
+                                  panels_from(d_out, b.s.heads * D, b.first)};
+}
 
 /* Return the next tile: one head after the other. */
 template <class T, int D>
-static __device__ inline struct queries_tile tile_next(const struct keys_block<T, D> &b,
-                                                       const struct queries_tile &tile)
+static __device__ inline struct queries_tile<T> tile_next(const struct keys_block<T, D> &b,
+                                                          const struct queries_tile<T> &tile)
 {
   const bool is_last = tile.first + DKV_TILE >= b.s.seq_len;
-  return (struct queries_tile){tile.h + is_last, is_last ? b.first : tile.first + DKV_TILE, tile.j + 1};
+  const int64_t more = is_last ? b.first - tile.first : DKV_TILE, column = is_last ? D : 0;
+  return (struct queries_tile<T>){tile.h + is_last, tile.first + (int)more, tile.j + 1,
+                                  tile.queries + (more * b.s.row_elements + column),
+                                  tile.d_out + (more * b.s.heads * D + column)};
 }
 
 /* Begin to copy a tile's rows; past the last one, write zeros: a branch would wait for the products in flight. */
 template <class T, int D>
-static __device__ inline void queries_copy(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
-                                           const struct queries_tile &tile)
+static __device__ inline void queries_copy(const struct keys_block<T, D> &b, const struct queries_tile<T> &tile)
 {
   const int64_t n_rows = tile.h < b.part.end ? b.s.seq_len : 0;
   T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j);
-  panels_copy<D, DKV_TILE, DKV_THREADS>(queries, (const T *)a.qkv + qkv_at(b.s, tile.h, 0), b.s.row_elements,
-                                        tile.first, n_rows);
-  panels_copy<D, DKV_TILE, DKV_THREADS>(queries + DKV_TILE * D, (const T *)a.d_out + out_at(b.s, tile.h, 0),
-                                        b.s.heads * D, tile.first, n_rows);
+  panels_copy_from<D, DKV_TILE, DKV_THREADS>(queries, tile.queries, b.s.row_elements, tile.first, n_rows);
+  panels_copy_from<D, DKV_TILE, DKV_THREADS>(queries + DKV_TILE * D, tile.d_out, b.s.heads * D, tile.first, n_rows);
 }
 
 /* Begin to copy lse and delta of a tile, if there is one. */
 template <class T, int D>
 static __device__ inline void numbers_copy(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
-                                           const struct queries_tile &tile)
+                                           const struct queries_tile<T> &tile)
 {
   if (threadIdx.x < 2 * DKV_TILE && tile.h < b.part.end) {
     const float *from = (const float *)(threadIdx.x < DKV_TILE ? a.lse : a.workspace);
@@ -302,6 +326,19 @@ static __device__ inline void numbers_copy(const struct keys_block<T, D> &b, con
     ptx_copy_4(place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j) + threadIdx.x, from + query_at(b.s, tile.h, i),
                i < b.s.seq_len);
   }
+}
+
+/*
+ * Return the two of a tile's @numbers that belong to this lane's columns of c's @n-th eight. By 64 bits: the compiler
+ * loads the two elements of a pack apart.
+ */
+static __device__ inline pack<float, 2> columns_pair(const float *numbers, int n)
+{
+  uint64_t bits;
+  pack<float, 2> pair;
+  memcpy(&bits, __builtin_assume_aligned(numbers + fragment_column(n, 0), sizeof(bits)), sizeof(bits));
+  memcpy(&pair, &bits, sizeof(pair));
+  return pair;
 }
 
 /* Sums of a warp's 16 keys. */
@@ -315,11 +352,11 @@ template <int D> struct key_sums {
  */
 template <bool HAS_DROP, class T, int D>
 static __device__ inline void queries_meet(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
-                                           const struct lade_step *step, const struct queries_tile &tile,
+                                           const struct lade_step *step, const struct queries_tile<T> &tile,
                                            struct score_pairs<DKV_TILE / 8> &p, struct key_sums<D> &sums)
 {
   constexpr int N = DKV_TILE / 8;
-  const int own = b.first + own_get(), group_first = DKV_ROWS > GROUP_ROWS ? warp_get() / 4 * GROUP_ROWS : 0;
+  const int own = b.first + own_get();
   T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j), *const douts = queries + DKV_TILE * D;
   const float *const lse = place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j), *const delta = lse + DKV_TILE;
   const float factor = b.s.scale * LOG2_E;
@@ -327,15 +364,15 @@ static __device__ inline void queries_meet(const struct keys_block<T, D> &b, con
     p.kept = kept_get<true, 1, N>(b.s, step, a.drop, tile.h, own, tile.first);
   panels_wait();
   numbers_copy(b, a, tile_next(b, tile));
-  pairs_begin<D, DKV_ROWS>(p, group_first, b.keys, queries, b.values, douts);
-  queries_copy(b, a, tile_next(b, tile)); /* behind the products, which do not wait for its addresses */
+  pairs_begin<D, DKV_ROWS>(p, b.group_first, b.keys, queries, b.values, douts);
+  queries_copy(b, tile_next(b, tile)); /* behind the products, which do not wait for its addresses */
   ptx_products_wait<1>(p.scores[0]);
   scores_mask<true>(p.scores, own - tile.first, -INFINITY, ptx_thread_get() % 32);
   float weights[1][N][4];
 #pragma unroll
   for (int at = 0; at < 4 * N; at++) {
     float &score = p.scores[0][at / 4][at % 4];
-    score = ptx_exp2(fmaf(score, factor, -LOG2_E * lse[fragment_column(at / 4, at % 4)]));
+    score = ptx_exp2(fmaf(score, factor, -LOG2_E * columns_pair(lse, at / 4).x[at % 2]));
     weights[0][at / 4][at % 4] = score;
   }
   if (HAS_DROP)
@@ -354,7 +391,7 @@ static __device__ inline void queries_meet(const struct keys_block<T, D> &b, con
 #pragma unroll
   for (int at = 0; at < 4 * N; at++) {
     float &slope = p.slopes[0][at / 4][at % 4];
-    slope = p.scores[0][at / 4][at % 4] * (slope - delta[fragment_column(at / 4, at % 4)]);
+    slope = p.scores[0][at / 4][at % 4] * (slope - columns_pair(delta, at / 4).x[at % 2]);
   }
   weights_make<T>(p.gradients, p.slopes[0]);
   if (D == 64)
@@ -376,12 +413,12 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
   LADE_SHARED(T, shared);
   const struct keys_block<T, D> b = keys_block_get<T, D>(a, shared);
   const T *const k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h, 0);
-  struct queries_tile tile = {b.part.first, b.first, 0};
+  struct queries_tile<T> tile = tile_first(b, a);
   struct key_sums<D> sums = {};
   struct score_pairs<DKV_TILE / 8> p;
   panels_copy<D, DKV_ROWS, DKV_THREADS>(b.keys, k, b.s.row_elements, b.first, b.s.seq_len);
   panels_copy<D, DKV_ROWS, DKV_THREADS>(b.values, k + b.s.n_kv_heads * D, b.s.row_elements, b.first, b.s.seq_len);
-  queries_copy(b, a, tile);
+  queries_copy(b, tile);
   numbers_copy(b, a, tile);
   ptx_registers_settle(sums.dk[0]);
   ptx_registers_settle(sums.dv[0]);

@@ -8,6 +8,16 @@
  */
 #include "kernels/cuda/kernel.h"
 
+/* Run one round of lade_philox_draw, with the round's keys, on a counter. */
+static __device__ inline void philox_round(struct lade_philox *counter, uint32_t k0, uint32_t k1)
+{
+  uint32_t *const c = counter->word;
+  const uint64_t p0 = (uint64_t)LADE_PHILOX_FACTOR_0 * c[0], p1 = (uint64_t)LADE_PHILOX_FACTOR_1 * c[2];
+  const struct lade_philox next = {
+      {(uint32_t)(p1 >> 32) ^ c[1] ^ k0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k1, (uint32_t)p0}};
+  *counter = next;
+}
+
 /*
  * Make the draws of a pack of N elements in each of a thread's turns, the first with the draw @first. All draws go
  * through a round together: they share its keys, which the compiler would else compute anew for each draw.
@@ -26,7 +36,7 @@ static __device__ inline void draws_make(struct lade_philox (&draws)[LADE_CUDA_T
   for (int round = 0; round < LADE_PHILOX_ROUNDS; round++) {
 #pragma unroll
     for (int at = 0; at < LADE_CUDA_TURNS * (N / 4); at++)
-      lade_philox_round(&draws[at / (N / 4)][at % (N / 4)], keys[0], keys[1]);
+      philox_round(&draws[at / (N / 4)][at % (N / 4)], keys[0], keys[1]);
     keys[0] += LADE_PHILOX_KEY_0;
     keys[1] += LADE_PHILOX_KEY_1;
     ptx_words_forget(keys);

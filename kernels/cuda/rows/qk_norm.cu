@@ -3,8 +3,8 @@
  * RMSNorm of queries and keys within rows of qkv, and its backward; kernels/host/rows/qk_norm.c has the formulas.
  *
  * A block has a row and a warp has a group: a head, or all heads of a kind. The weights' gradients are a kernel of its
- * own, which must run before dx takes over dy's memory: a thread has a column of the weights and sums it over the rows
- * of its block and the heads (row_sums.cu adds the blocks).
+ * own, which must run before dx takes over dy's memory: a block has rows, and its threads sum columns of the weights
+ * over them and the heads (row_sums.cu adds the blocks).
  *
  * A lane has packs of four neighbours, or single elements where heads are no multiple of four. Over all heads a warp
  * has a long group, so packs are 16 bytes and each lane loads TURNS of them before it waits for one. A head is one pack
@@ -246,7 +246,58 @@ static __device__ void qk_norm_bwd_of(const struct lade_qk_norm_bwd_args &a, con
 }
 LADE_KERNEL_OF_DTYPES(qk_norm_bwd, lade_qk_norm_bwd_args)
 
-/* A thread has a column of the queries' weights, or behind them of the keys', in a block of rows (blockIdx.x). */
+#define WEIGHT_TURNS 8 /* heads that a thread has in flight */
+
+/*
+ * Sum the gradient of the weights of @n_heads heads from @first_head on, over the rows of this block, to @to. A team of
+ * threads has a head of a row, each thread a pack of its columns; teams take heads in turn. @room: a pack of each
+ * thread's sums, which are added in the order of teams. pre: heads are whole packs, no more than a block's.
+ */
+template <class T>
+static __device__ inline void head_weights(const struct lade_qk_norm_bwd_args &a, float *room, uint32_t first_head,
+                                           uint32_t n_heads, float *to)
+{
+  constexpr int N = LANE_PACK;
+  const uint32_t n_lanes = (uint32_t)a.head_dim / N, n_teams = LADE_CUDA_THREADS / n_lanes;
+  const uint32_t team = threadIdx.x / n_lanes, column = threadIdx.x % n_lanes * N;
+  const int64_t n_rows = lade_cuda_row_block(a.n), first = blockIdx.x * n_rows;
+  const uint32_t n_items = (uint32_t)(first + n_rows < a.n ? n_rows : a.n - first) * n_heads;
+  float sums[N] = {};
+  for (uint32_t item = team; team < n_teams && item < n_items; item += WEIGHT_TURNS * n_teams) {
+    pack<T, N> x[WEIGHT_TURNS], dy[WEIGHT_TURNS];
+    float rstd[WEIGHT_TURNS];
+#pragma unroll
+    for (uint32_t turn = 0; turn < WEIGHT_TURNS; turn++) {
+      const uint32_t next = item + turn * n_teams, there = next < n_items ? next : item;
+      const int64_t row = first + there / n_heads, head = first_head + there % n_heads;
+      const int64_t at = row * row_elements(a) + head * a.head_dim + column;
+      x[turn] = pack_load<T, N>((const T *)a.x + at);
+      dy[turn] = pack_load<T, N>((const T *)a.dy + at);
+      rstd[turn] = ((const float *)a.rstd)[row * (a.heads + a.n_kv_heads) + head];
+    }
+#pragma unroll
+    for (uint32_t turn = 0; turn < WEIGHT_TURNS; turn++)
+#pragma unroll
+      for (int j = 0; j < N; j++)
+        sums[j] += item + turn * n_teams < n_items ? get(dy[turn].x[j]) * (get(x[turn].x[j]) * rstd[turn]) : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < N; j++)
+    room[threadIdx.x * N + j] = sums[j];
+  __syncthreads();
+  for (uint32_t c = threadIdx.x; c < (uint32_t)a.head_dim; c += LADE_CUDA_THREADS) {
+    float sum = room[c];
+    for (uint32_t other = 1; other < n_teams; other++)
+      sum += room[other * (uint32_t)a.head_dim + c];
+    to[c] = sum;
+  }
+  __syncthreads();
+}
+
+/*
+ * A thread has a column of the queries' weights, or behind them of the keys', in a block of rows (blockIdx.x). By head
+ * there are few columns, so teams of head_weights share the first block of them.
+ */
 template <class T>
 static __device__ void qk_weights_of(const struct lade_qk_norm_bwd_args &a, const struct lade_step *step)
 {
@@ -257,6 +308,14 @@ static __device__ void qk_weights_of(const struct lade_qk_norm_bwd_args &a, cons
   const bool is_key = column >= q_width;
   const int64_t j = is_key ? column - q_width : column, n_q_groups = a.is_by_head ? a.heads : 1;
   float *keys = (float *)a.workspace + lade_cuda_row_blocks(a.n) * q_width, sum = 0;
+  if (a.is_by_head && a.head_dim % LANE_PACK == 0 && a.head_dim <= LADE_CUDA_THREADS * LANE_PACK) {
+    LADE_SHARED(float, room);
+    if (blockIdx.y > 0)
+      return;
+    head_weights<T>(a, room, 0, (uint32_t)a.heads, (float *)a.workspace + blockIdx.x * q_width);
+    head_weights<T>(a, room, (uint32_t)a.heads, (uint32_t)a.n_kv_heads, keys + blockIdx.x * k_width);
+    return;
+  }
   if (column >= q_width + k_width)
     return;
   for (int64_t row = first; row < first + n_rows && row < a.n; row++)

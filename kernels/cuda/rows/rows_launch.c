@@ -227,6 +227,8 @@ static int64_t qk_width(const struct lade_qk_norm_bwd_args *a, bool is_key)
   return a->is_by_head ? a->head_dim : (is_key ? a->n_kv_heads : a->heads) * a->head_dim;
 }
 
+#define QK_WEIGHTS_BYTES (LADE_CUDA_THREADS * 4 * sizeof(float)) /* four columns of each thread */
+
 /* Sum the weights' gradients first, because dx may take over dy's memory. */
 static void qk_norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
@@ -234,7 +236,7 @@ static void qk_norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   const int64_t q_width = qk_width(a, false), n_blocks = lade_cuda_row_blocks(a->n);
   lade_cuda_launch_grid(ctx, LADE_CUDA_QK_WEIGHTS, a->dtype,
                         (struct lade_cuda_launch){.grid = {(unsigned)n_blocks, columns(q_width + qk_width(a, true))},
-                                                  .args = a});
+                                                  .args = a, .shared_bytes = QK_WEIGHTS_BYTES});
   for (int i = 0; i < 2; i++)
     row_sums(ctx, a->n, (struct lade_cuda_row_sums){.d = qk_width(a, i), .n_outputs = 1,
                                                     .partials = (float *)a->workspace + (i ? n_blocks * q_width : 0),
