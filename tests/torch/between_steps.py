@@ -4,12 +4,15 @@
 
 Usage: between_steps.py LIBLADE
 """
+import collections
 import contextlib
 import copy
+import dataclasses
 import os
 import pickle
 import signal
 import tempfile
+import warnings
 from unittest import mock
 
 from fixture import F, GPT, SEED, adamw, batch, lade, nn, plain, refused, torch
@@ -195,7 +198,205 @@ def arguments_of_another_kind_are_named():
     assert isinstance(fault.__cause__, (IndexError, RuntimeError, ValueError)), fault.__cause__
 
 
-for case in (programs_change_their_model, shapes_that_change_each_time, two_steps_share_a_model,
+class Space:
+    """Attributes that a step reads."""
+
+    def __init__(self, **own):
+        self.__dict__.update(own)
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+    name: str = "a batch"
+
+
+class Tempered(nn.Module):
+    """A model that reads a number and a tensor of its own, neither of which is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.drop, self.mask, self.temperature, self.steps = nn.Linear(6, 4), nn.Dropout(0.1), None, 1.0, 0
+
+    def forward(self, x):
+        return self.drop(self.body(x if self.mask is None else x * self.mask)) / self.temperature
+
+
+def small(make, n_plans, n_steps=5, budgets=("100%", "min")):
+    """Assert eager's bits and the planned peak of steps whose arguments, and acts before each, make(model) gives.
+
+    make(model) returns (optimizer, train, arguments_of): arguments_of(i) acts and returns the arguments of step @i.
+    """
+    wanted = None
+    for budget in (None, *budgets):
+        torch.manual_seed(0)
+        model = Tempered()
+        optimizer, train, arguments_of = make(model)
+        call = train if budget is None else lade.torch.step(train, model, optimizer, budget, audit=budget != "min")
+        torch.manual_seed(SEED)
+        found = [call(*arguments_of(i)).item() for i in range(n_steps)], lade.torch.digest(model, optimizer)
+        if budget is None:
+            wanted = found
+            continue
+        assert found == wanted, (budget, found, wanted)
+        n = sum(map(len, call.ready.values()))
+        assert n == n_plans, (budget, n, [place.name for place in call.places.values()])
+        assert lade.torch.measure(call, *arguments_of(n_steps))["peak_bytes"] == call.report()["planned_peak_bytes"]
+
+
+def data(i):
+    generator = torch.Generator().manual_seed(i)
+    return torch.randn(8, 6, generator=generator), torch.randint(0, 4, (8,), generator=generator)
+
+
+def trained(model, loss_of):
+    """Return (optimizer, train) of a step that minimizes loss_of(...)."""
+    optimizer = adamw(model)
+
+    def train(*args):
+        loss = loss_of(*args)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    return optimizer, train
+
+
+def changing(act, n_plans, loss_of=None, config=None):
+    """Assert eager's bits where @act(model, config, i) runs before step i."""
+    def make(model):
+        space = Space(beta=1.0, weights={"w": torch.ones(6)}, parts=[1.0], unread=0) if config is None else config()
+        optimizer, train = trained(model, (lambda x, y: loss_of(model, space, x, y)) if loss_of else
+                                   lambda x, y: F.cross_entropy(model(x), y))
+
+        def arguments_of(i):
+            act(model, space, i)
+            return data(i)
+        return optimizer, train, arguments_of
+    small(make, n_plans)
+
+
+def what_a_step_reads_changes_between_steps():
+    """Numbers and tensors in attributes, closures, dicts and lists are those of each call; unread ones make no plan."""
+    changing(lambda model, _space, i: setattr(model, "temperature", 1.0 + i // 2), 2)
+    changing(lambda model, _space, i: setattr(model.drop, "p", 0.1 * (i // 3)), 1)
+    changing(lambda model, _space, i: setattr(model, "mask", torch.full((6,), 1.0 + i)), 1)
+    changing(lambda model, _space, i: setattr(model, "mask", torch.ones(6) * i if i else None), 1)
+    changing(lambda model, _space, i: setattr(model, "steps", i), 1)
+
+    def weighted(model, space, x, y):
+        return F.cross_entropy(model(x * space.weights["w"]), y) * space.beta * sum(space.parts) * len(space.parts)
+    changing(lambda _model, space, i: space.weights.update(w=torch.full((6,), 2.0 + i)), 1, weighted)
+    changing(lambda _model, space, i: setattr(space, "weights", {"w": torch.full((6,), 2.0 + i)}), 1, weighted)
+    changing(lambda _model, space, i: setattr(space, "beta", 1.0 + i % 2), 2, weighted)
+    changing(lambda _model, space, i: space.parts.append(0.5) if i == 2 else None, 1, weighted)
+    changing(lambda _model, space, i: setattr(space, "unread", i), 1, weighted)
+
+    def scaled(model, space, x, y):
+        return F.cross_entropy(model(x), y) * getattr(space, "scale", 1.0)
+    changing(lambda _model, space, i: setattr(space, "scale", 3.0) if i == 3 else None, 1, scaled)
+
+    def own_batch(model):
+        trainer = Space()
+        optimizer, train = trained(model, lambda: F.cross_entropy(model(trainer.batch["x"]), trainer.batch["y"]))
+
+        def arguments_of(i):
+            trainer.batch = dict(zip("xy", data(i)))
+            return ()
+        return optimizer, train, arguments_of
+    small(own_batch, 1)
+
+
+def numbers_that_change_in_each_call_are_told():
+    model = Tempered()
+    optimizer, train = trained(model, lambda x, y: F.cross_entropy(model(x), y))
+    call = lade.torch.step(train, model, optimizer, "100%", audit=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for i in range(6):
+            model.temperature = 1.0 + i
+            call(*data(i))
+    told = [str(one.message) for one in told if "lade" in str(one.message)]
+    assert len(told) == 1 and "reads Tempered.temperature" in told[0], told
+
+
+def objects_carry_batches():
+    """A dataclass, a UserDict and an object with tensors are taken apart; one object serves many calls."""
+    def loss_of(model, batch):
+        return F.cross_entropy(model(batch.x), batch.y)
+
+    def of_class(kind, is_kept):
+        def make(model):
+            optimizer, train = trained(model, lambda batch: loss_of(model, batch))
+            kept = kind(*data(0))
+
+            def arguments_of(i):
+                if is_kept:
+                    kept.x, kept.y = data(i)
+                return (kept,) if is_kept else (kind(*data(i)),)
+            return optimizer, train, arguments_of
+        return make
+    for is_kept in (False, True):
+        small(of_class(Batch, is_kept), 1)
+        small(of_class(lambda x, y: Space(x=x, y=y, name="a batch", inner=Space(z=[x])), is_kept), 1)
+
+    def of_dicts(model):
+        optimizer, train = trained(model, lambda batch: F.cross_entropy(model(batch["x"]), batch["y"]))
+        return optimizer, train, lambda i: (collections.UserDict(zip("xy", data(i))),)
+    small(of_dicts, 1)
+
+    def of_configs(model):
+        config = Space(beta=1.0)
+        optimizer, train = trained(model, lambda config, x, y: F.cross_entropy(model(x), y) * config.beta)
+
+        def arguments_of(i):
+            config.beta = 1.0 + i // 3
+            return (config, *data(i))
+        return optimizer, train, arguments_of
+    small(of_configs, 1)
+
+
+def steps_change_their_arguments():
+    """Tensors that a step leaves in a dict, a list or an object among its arguments are there after each step."""
+    def of(state, keep, n_plans):
+        def make(model):
+            own = copy.deepcopy(state)
+
+            def loss_of(own, x, y):
+                before, put = keep(own)
+                loss = F.cross_entropy(model(x) + before, y)
+                put(loss.detach() * 0.5 + x.mean())
+                return loss
+            optimizer, train = trained(model, loss_of)
+            return optimizer, train, lambda i: (own, *data(i))
+        small(make, n_plans)
+    of({"inner": {"h": torch.zeros(())}}, lambda own: (own["inner"]["h"], lambda h: own["inner"].update(h=h)), 1)
+    of({}, lambda own: (own.get("h", 0.0), lambda h: own.update(h=h)), 2)
+    of([torch.zeros(())], lambda own: (own[0], lambda h: own.__setitem__(0, h)), 1)
+    of(Space(h=torch.zeros(())), lambda own: (own.h, lambda h: setattr(own, "h", h)), 1)
+
+    def popped(model):
+        optimizer, train = trained(model, lambda batch: F.cross_entropy(model(batch.pop("x")), batch["y"]))
+        return optimizer, train, lambda i: (dict(zip("xy", data(i))),)
+    small(popped, 1)
+    for state, change, text in (([], lambda own, loss: own.append(loss.detach()), "len(args[0])"),
+                                ({"n": 0}, lambda own, loss: own.update(n=own["n"] + 1), "args[0]['n']"),
+                                ({"loss": 0.0}, lambda own, loss: own.update(loss=loss.item()), "number of .item() in args[0]['loss']")):
+        model = Tempered()
+        before = lade.torch.digest(model)
+
+        def loss_of(own, x, y, model=model, change=change):
+            loss = F.cross_entropy(model(x), y)
+            change(own, loss)
+            return loss
+        optimizer, train = trained(model, loss_of)
+        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(state, *data(0)), text)
+        assert lade.torch.digest(model) == before
+
+
+for case in (programs_change_their_model, what_a_step_reads_changes_between_steps, numbers_that_change_in_each_call_are_told,
+             objects_carry_batches, steps_change_their_arguments, shapes_that_change_each_time, two_steps_share_a_model,
              steps_are_neither_nested_nor_copied, forked_processes_are_reported, an_interrupted_audit_takes_no_step,
              arguments_of_another_kind_are_named):
     case()

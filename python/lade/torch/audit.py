@@ -8,10 +8,9 @@ import copy
 import pickle
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, DoesNotFit, Error
-from . import difference, generators, optimizers
+from . import difference, forms, generators, optimizers
 from .digests import bits
 from .tracing.branches import Otherwise
 
@@ -47,7 +46,7 @@ class Audit:
             return self._whole(self.ready, args, kwargs, leaves, meter)
         self._smaller(args, kwargs, leaves)
         self.ready.is_audited = True
-        return self.step._run(self.ready, leaves, meter)
+        return self.step._run(self.ready, leaves, meter, (args, kwargs))
 
     def _fits(self, ready):
         """True if the device can give the bytes of an uncaptured step beside given storages, and of copies of those."""
@@ -55,9 +54,9 @@ class Audit:
 
     def _whole(self, ready, args, kwargs, leaves, meter):
         self.step.sync()
-        before = Snapshot(self.step, ready, leaves)
+        before, form = Snapshot(self.step, ready, leaves), forms.flatten((args, kwargs))[1]
         try:
-            self.step._run(ready, leaves, meter, with_late=False)
+            self.step._run(ready, leaves, meter)
             self.step.sync()
             captured = self._digest(ready)
             before.restore()
@@ -72,20 +71,21 @@ class Audit:
         eager = self._digest(ready)
         if captured != eager:
             before.restore()
+            args, kwargs = form.unflatten(leaves)  # the step may have changed the containers
             self.step.fn(*args, **kwargs)
             again = self._digest(ready)
-            self._refuse(captured, eager, again, self.ops_apart(ready, before, args, kwargs, leaves))
+            self._refuse(captured, eager, again, self.ops_apart(ready, before, *form.unflatten(leaves), leaves))
         ready.is_audited = True
         return result
 
     def _smaller(self, args, kwargs, leaves):
         """Audit the first rows of the batch, half of them or less, and note what was audited."""
-        spec, found, whole = pytree.tree_flatten((args, kwargs))[1], _first_rows(leaves), self.ready.planned
+        form, found, whole = forms.flatten((args, kwargs))[1], _first_rows(leaves), self.ready.planned
         no_room = "not audited: the uncaptured step does not fit the device"
         while found is not None:
             less, rows, _ = found
             try:
-                small = self._rows(*pytree.tree_unflatten(less, spec), less)
+                small = self._rows(*form.unflatten(less), less)
             except (CannotCapture, DoesNotFit, Otherwise) as fault:  # the step of the whole batch has its plan
                 self.ready.note = f"{no_room}, and the first rows of the batch have no plan ({fault})"
                 return
@@ -121,7 +121,7 @@ class Audit:
         """Return the ops that first have other bits than those of the uncaptured step, which is the last to run."""
         def captured():
             before.restore()
-            self.step._run(ready, leaves, None, with_late=False)
+            self.step._run(ready, leaves, None)
             self.step.sync()
 
         def uncaptured():

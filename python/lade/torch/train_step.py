@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CannotCapture, DoesNotFit, Error
-from . import generators, optimizers
+from . import forms, generators, optimizers
 from .answering import Answerer, planned_part
 from .running import parked, residents, tiers
 from .audit import Audit
@@ -30,6 +30,7 @@ from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
+from .tracing.reads import Known
 from .tracing.trace import Given, calling_depth, calling_line, modules_of, trace
 from .tracing.watch import NESTED, SPARSE
 
@@ -37,6 +38,8 @@ WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
 BACK_MOST = 8           # new beginnings of one call that know no more answers than the one before
 CAPTURES_MOST = 8       # of one step, each with more strides known
+FORMS_MOST = 256        # of arguments and of what the step reads, each with plans of its own
+VALUES_MOST = 3         # of a number that the step reads in Python, before the user is told
 
 
 class Report(dict):
@@ -72,7 +75,8 @@ class Step:
         self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
-        self.places = {}  # by their ids: where the step leaves tensors in Python
+        self.places = {}  # by their ids: where the step leaves tensors in Python, and what changes between steps there
+        self.known = Known()  # what the step reads in Python
         self.measured, self.at_work, self.is_hooked = {}, None, False
         self.store, self.pid = tiers.SharedStore(limits.store), os.getpid()
         self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
@@ -124,7 +128,7 @@ class Step:
         try:
             if self.audit and not ready.is_audited:
                 return Audit(self, ready).run(args, kwargs, leaves, meter)
-            return self._run(ready, leaves, meter)
+            return self._run(ready, leaves, meter, (args, kwargs))
         except Otherwise as fault:
             if self.broken:
                 raise Error(self.broken) from fault
@@ -145,7 +149,9 @@ class Step:
 
         @can_run: parts of the step may run to answer questions about computed values.
         """
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = forms.flatten((args, kwargs))
+        for place in self.known.changed(self.places):
+            self.places[place.id], self.ready = place, {}
         if any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
@@ -159,7 +165,9 @@ class Step:
     def _key(self, spec, leaves):
         """Return the key of a plan: the form of the arguments and the modes that it is made for."""
         same = tuple(self.given.places_of.get(id(leaf), (None, ""))[1] and id(leaf) for leaf in leaves)
-        return (repr(spec), tuple(map(_leaf_key, leaves)), same, self.given.signature(),
+        first = {}  # tensors in several places: a plan holds for these
+        twice = tuple(first.setdefault(id(t), len(first)) for place in self.places.values() for t in place.tensors())
+        return (repr(spec), tuple(map(_leaf_key, leaves)), same, twice, self.given.signature(),
                 tuple(place.signature() for place in self.places.values()), self._fields())
 
     def _fields(self):
@@ -179,9 +187,21 @@ class Step:
             ready = self._made_ready(planned, seconds)
             plans = self.ready.setdefault(self._key(spec, leaves), Plans())
             plans.add(ready)
+            while len(self.ready) > FORMS_MOST:
+                del self.ready[next(iter(self.ready))]
         interrupts.deliver()
-        self._tell(plans.note())
+        self._tell(plans.note() or self._varied())
         return ready
+
+    def _varied(self):
+        """Return a text for the user if a number in Python has had several values, each with a plan of its own, or None."""
+        for place in self.places.values():
+            if place.leaves is None and not place.tensors():
+                place.seen.add(place.signature())
+                if len(place.seen) > VALUES_MOST:
+                    return (f"lade: the step reads {place.name}, which has had {len(place.seen)} values; each is captured and planned "
+                            "anew, which takes longer than a step. Keep it in a tensor")
+        return None
 
     def _tell(self, text):
         """Say once that plans are made in each call."""
@@ -217,6 +237,7 @@ class Step:
             self._refuse_counters(captured, args, kwargs)
             seconds += time.perf_counter() - start
             branch = captured.branch  # a new capture asks no answered question again
+            self.known.add(captured.reads)
             if self.broken:
                 raise Error(self.broken)
             try:
@@ -284,7 +305,8 @@ class Step:
 
     # one step
 
-    def _run(self, ready, leaves, meter, with_late=True):
+    def _run(self, ready, leaves, meter, given=None):
+        """Run a step by its plan. @given: its arguments; without them schedulers and the arguments' containers stay as they are."""
         planned, runtime = ready.planned, ready.runtime
         if self.at_work not in (None, runtime):
             self.sync()
@@ -326,12 +348,15 @@ class Step:
             p.grad = grad
         for optimizer in trace_.stepped:
             optimizer._opt_called = True  # schedulers warn without it
-        if with_late:
+        if given is not None:
             for scheduler, args, kwargs in trace_.late:
                 scheduler.step(*args, **kwargs)
         made = iter(results[trace_.n_out:trace_.n_tensors])
         for place in trace_.places:
             place.put_results(made)
+        if given is not None:
+            for change in trace_.changes:
+                change.put(*given, leaves, made)
         for own, hooks in trace_.hooks:
             own.update(hooks)
         interrupts.deliver()

@@ -19,20 +19,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
+from .. import forms
+from ..forms import PLAIN as _PLAIN
 from .numbers import ComputedNumber
 
-_PLAIN = (int, float, complex, bool, str, bytes)
-_MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
+MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
 _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multiprocessing", "weakref", "importlib",
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
-_ENTRIES_MOST = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
+ENTRIES_MOST = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
 _VISITED_MOST = 200_000  # containers
 _LISTS = (list, collections.deque)
 _SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
 
-def _get(container, key):
+def entry_of(container, key):
     if isinstance(container, types.CellType):
         try:
             return container.cell_contents
@@ -56,7 +57,7 @@ def _set(container, key, value):
 
 
 def _tensors(value):
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in forms.flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 class Place:
@@ -65,13 +66,15 @@ class Place:
     def __init__(self, name, container, key, before):
         self.name, self.container, self.key, self.before = name, container, key, before
         self.leaves = self.spec = None  # of the value that the step leaves; torch.Tensor stands for a result
+        self.seen = set()  # signatures, where the step reads a number
+        self.others = {}  # id of an object that was a part of a value -> itself, so that no later one has its id
 
     @property
     def id(self):
         return id(self.container), self.key
 
     def get(self):
-        return _get(self.container, self.key)
+        return entry_of(self.container, self.key)
 
     def take(self, fakes, inputs):
         """Note the value that the step left in the capture; return the tensors of it that the graph makes.
@@ -113,8 +116,16 @@ class Place:
         value = self.get()
         if value is None or value is ABSENT or isinstance(value, _PLAIN):
             return repr(value)
-        return repr(pytree.tree_structure(value)), tuple(
-            (tuple(t.shape), t.stride(), t.dtype, t.device) for t in _tensors(value))
+        leaves, form = forms.flatten(value)
+        return repr(form), tuple(map(self._form_of, leaves))
+
+    def _form_of(self, leaf):
+        if isinstance(leaf, torch.Tensor):
+            return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device
+        if leaf is None or isinstance(leaf, _PLAIN):
+            return repr(leaf)
+        self.others[id(leaf)] = leaf
+        return id(leaf)
 
 
 class Found:
@@ -130,11 +141,14 @@ class Found:
 class Places:
     """All containers that the code of a step reaches, as they were before the capture."""
 
-    def __init__(self, fn, modules):
+    def __init__(self, fn, modules, arguments=()):
+        """@arguments: flat ones of the step, of which objects are a part of what its code reaches."""
         self.held = {}  # id of a container -> (name, container, its entries before)
         self.moving = []  # (name, iterator or generator, its state before)
         self.globals, self.met, self.parameters = None, set(), set()
         self._queue = [("", fn)] + [(type(module).__name__, module) for _, module in modules]
+        self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED))]
+        self._start()
         while self._queue and len(self.met) < _VISITED_MOST:
             name, thing = self._queue.pop()
             if id(thing) not in self.met:
@@ -143,6 +157,9 @@ class Places:
         del self._queue
 
     # containers that the code reaches
+
+    def _start(self):
+        pass
 
     def _visit(self, name, thing):
         if thing is None or isinstance(thing, (*_PLAIN, *_SKIPPED)):
@@ -155,7 +172,7 @@ class Places:
         elif isinstance(thing, (dict, *_LISTS)):
             self._hold(name, thing)
         elif isinstance(thing, tuple):
-            self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:_ENTRIES_MOST])]
+            self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MOST])]
         elif isinstance(thing, functools.partial):
             self._queue += [(name, part) for part in (thing.func, *thing.args, *thing.keywords.values())]
         elif isinstance(thing, types.MethodType):
@@ -164,14 +181,14 @@ class Places:
             self._function(thing)
         elif isinstance(thing, types.CellType):
             self._cell(name, thing)
-        elif not type(thing).__module__.split(".")[0] in _FOREIGN and type(getattr(thing, "__dict__", None)) is dict:
+        elif not is_foreign(type(thing).__module__) and type(getattr(thing, "__dict__", None)) is dict:
             self._hold(name + ".", thing.__dict__)
 
     def _module(self, module):
         if isinstance(module, torch.jit.ScriptModule):
             return
         kind, own = type(module).__name__ + ".", vars(module)
-        self._hold(kind, own, lambda key: key not in _MODULE_FIELDS)
+        self._hold(kind, own, lambda key: key not in MODULE_FIELDS)
         self._hold(kind, module._buffers)
         self._hold(kind, module._parameters)
         self.parameters.add(id(module._parameters))
@@ -195,13 +212,13 @@ class Places:
             self._hold("", self.globals, names.__contains__)
 
     def _cell(self, name, cell):
-        value = _get(cell, None)
+        value = entry_of(cell, None)
         self.held[id(cell)] = name, cell, value
         self._queue.append((name, value))
 
     def _hold(self, name, container, wanted=None):
         is_dict = isinstance(container, dict)
-        if len(container) > _ENTRIES_MOST:
+        if len(container) > ENTRIES_MOST:
             self.held[id(container)] = name, container, len(container)
             return
         before = self.held.get(id(container), (None, None, {} if is_dict else []))[2]
@@ -234,7 +251,7 @@ class Places:
             elif isinstance(container, dict):
                 is_all = container is not self.globals
                 for key in {**before, **(container if is_all else {})}:
-                    if key not in before and key in _MODULE_FIELDS:
+                    if key not in before and key in MODULE_FIELDS:
                         continue
                     found += self._compared(_named(name, key), container, key, before.get(key, ABSENT), fakes)
                     if found and id(container) in self.parameters and found[-1].container is container:
@@ -249,7 +266,7 @@ class Places:
     @staticmethod
     def _compared(name, container, key, before, fakes):
         """Return [Place] if a value is another one that holds tensors, or is a number or a text, or []."""
-        now = _get(container, key)
+        now = entry_of(container, key)
         if now is before or now is fakes.get(id(before), before):
             return []
         if isinstance(now, _PLAIN) and type(now) is type(before) and now == before:
@@ -278,14 +295,14 @@ class Places:
         """Put all entries back; iterators stay where they are."""
         for _, container, before in self.held.values():
             if isinstance(container, types.CellType):
-                if _get(container, None) is not before:
+                if entry_of(container, None) is not before:
                     _set(container, None, before)
             elif isinstance(before, int):
                 continue
             elif container is self.globals:
                 container.update(before)
             elif isinstance(container, dict):
-                lost = [key for key in container if key not in before and key not in _MODULE_FIELDS]
+                lost = [key for key in container if key not in before and key not in MODULE_FIELDS]
                 for key in lost:
                     del container[key]
                 container.update(before)
@@ -326,6 +343,11 @@ def _counts(thing):
     if isinstance(thing, int):
         return thing
     return _state(thing) if hasattr(type(thing), "__next__") else None
+
+
+def is_foreign(module):
+    """True for the name of a module whose objects no step changes, or which patches.py replaces."""
+    return module.split(".")[0] in _FOREIGN
 
 
 def _named(name, key):

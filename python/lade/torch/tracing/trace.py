@@ -21,11 +21,13 @@ from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
 from . import patches
-from .. import optimizers
+from .. import forms, optimizers
+from .arguments import Arguments
 from .branches import Asked, Branches
 from .layouts import Mode
 from .numbers import ComputedNumber
 from .places import Found, Places, keeps_fakes
+from .reads import Codes, Reads
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
 _TORCH = os.path.dirname(torch.__file__)
@@ -198,6 +200,7 @@ class Trace:
         self.gm, self.given, self.inputs, self.fakes = gm, given, inputs, fakes
         self.out_spec, self.out_leaves, self.grads, self.late = None, [], [], []
         self.places = []  # where the step leaves tensors in Python
+        self.changes = []  # of the containers among its arguments
         self.is_cut = False  # True if the graph ends at a question about a computed value
         self.tensors = None  # of a part that runs within its capture: the given tensors, in the order of the inputs
 
@@ -427,12 +430,18 @@ def _refuse_kept(watch, known):
                         "Python state")
 
 
-def _look_up(result, places, mode):
-    """Make inputs of the constants that were in @places: each step looks them up there."""
-    found, graph = {}, result.gm.graph
+def _found(places):
+    """Return {id of a tensor: its place} of the tensors in @places."""
+    found = {}
     for place in places:
         for i, tensor in enumerate(place.tensors()):
             found.setdefault(id(tensor), Found(place, i))
+    return found
+
+
+def _look_up(result, places, mode):
+    """Make inputs of the constants that were in @places: each step looks them up there."""
+    found, graph = _found(places), result.gm.graph
     made, first = {}, next(node for node in graph.nodes if node.op != "placeholder")
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         real = functools.reduce(getattr, node.target.split("."), result.gm)
@@ -508,10 +517,11 @@ class _Body:
         self.reals = {id(fakes.own[id(t)]): t for _, t in own}
 
     def __call__(self, *_flat):
-        argued, storages = self._prepare(), self._storages()
-        args, kwargs = pytree.tree_unflatten(self.fakes.batch, self.spec)
+        argued, storages, made = self._prepare(), self._storages(), []
+        args, kwargs = self.spec.unflatten(self.fakes.batch, made)
+        self.arguments = Arguments(args, kwargs, made)
         try:
-            with self.watch:
+            with self.watch, self.watch.codes:
                 out = self.fn(*args, **kwargs)
         except Asked:
             self.result.is_cut = True
@@ -577,7 +587,9 @@ class _Body:
         if any(map(self.watch.counts, before)):
             raise CannotCapture(COUNTS, "value of a tensor")
         known = set(map(id, before))
-        return [t for place in found for t in place.take(self.reals, known)]
+        self.result.changes, tensors = self.arguments.changes(self.fakes.batch, self.reals)
+        self.arguments = None  # it holds what the step left there
+        return [t for place in found for t in place.take(self.reals, known)] + tensors
 
     def _grads(self):
         """Return the gradients that the step leaves."""
@@ -619,12 +631,13 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     branches.py. @answer(part): the answer to the question at the end of a Trace, or None; without it the capture ends there.
     """
     given = Given(model, optimizer)
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = forms.flatten((args, kwargs))
     mode = _mode_of([t for _, t in given.params], layouts or {})
     fakes = _Fakes(given, optimizer, leaves, mode)
     result = Trace(None, given, fakes.inputs(), fakes.own)
     branches = Branches(branch, calling_line)
-    places, watch, recorder = Places(fn, given.modules), Watch(branches, mode), Recorder(optimizer, fakes.own, fakes.states)
+    places, watch = Places(fn, given.modules, leaves), Watch(branches, mode, Codes(), _found(known))
+    recorder = Recorder(optimizer, fakes.own, fakes.states)
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
     recorder.watch, recorder.branches = watch, branches
     branches.watch, branches.is_late = watch, lambda: bool(recorder.stepped)
@@ -654,7 +667,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
-    result.answers, result.hooks = watch.answers, recorder.hooks
+    result.answers, result.hooks, result.reads = watch.answers, recorder.hooks, Reads(fn, given.modules, leaves, watch.codes)
     result.branches, result.branch_lines = tuple(branches.answers), branches.lines
     result.found = result.branches[:branches.n_found]
     return result

@@ -86,13 +86,14 @@ class _Slot:
 
 
 class _Outside:
-    """In the operands of a kept op: a tensor of the user that is in no model."""
+    """In the operands of a kept op: a tensor of the user that is in no model, or the one that is in its place now."""
 
-    def __init__(self, tensor):
-        self.tensor, self.memory = tensor, tensor.untyped_storage()._cdata
+    def __init__(self, tensor, found=None):
+        """@found: the place of a tensor that each step looks up (places.Found)."""
+        self.tensor, self.found, self.memory = tensor, found, tensor.untyped_storage()._cdata
 
     def value(self, _leaves, _done):
-        return self.tensor
+        return self.tensor if self.found is None else self.found.get()
 
 
 _REFS = _Ref, _Slot, _Outside
@@ -183,9 +184,13 @@ def _made_up(mask, count):
 class Watch(TorchDispatchMode):
     """Within this mode constants are followed, and writes to real tensors are noted."""
 
-    def __init__(self, branches, mode):
-        """@branches: answers about values that neither constants nor arguments decide. @mode: of the fake tensors."""
+    def __init__(self, branches, mode, codes, looked_up):
+        """@branches: answers about values that neither constants nor arguments decide. @mode: of the fake tensors.
+
+        @codes: pauses below an op (reads.py). @looked_up: id of a tensor -> its place, which each step looks up.
+        """
         super().__init__()
+        self.codes, self.looked_up = codes, looked_up
         self.branches, self.mode = branches, mode
         self.asking = None  # operands of a call with masks
         self.operands = None  # of the call under way, the values that its price depends on
@@ -225,11 +230,18 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # most calls of a capture ask this
-        kwargs = kwargs or {}
+        is_paused = self.codes.pause()
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            if is_paused:
+                self.codes.resume()
+
+    def _dispatch(self, func, args, kwargs):
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         for t in tensors:
             if not isinstance(t, FakeTensor) and func not in _LIFTS and id(t) not in self.written:
-                self._flag(t, t, _Outside(t))
+                self._flag(t, t, _Outside(t, self.looked_up.get(id(t))))
         if func is _NONZERO and args[0].dim() == 1 and args[0].numel() <= _VALUES_MOST:
             self.learn(args[0])
         reals = self._reals(func, tensors)
