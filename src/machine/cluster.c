@@ -141,8 +141,8 @@ static int unknown_refuse(const struct object_fields *known, const json_t *objec
     if (is_known)
       continue;
     json_t *name = json_string(key);
-    int status = lade_error_set(error, -EINVAL, "%s: unknown field %s%s: see docs/cluster.md", known->where, known->prefix,
-                                name ? lade_json_echo(name).text : "?");
+    int status = lade_error_set(error, -EINVAL, "%s: unknown field %s%s: see docs/cluster.md", known->where,
+                                known->prefix, name ? lade_json_echo(name).text : "?");
     json_decref(name);
     return status;
   }
