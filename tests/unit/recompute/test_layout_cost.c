@@ -516,6 +516,40 @@ static void the_search_finds_the_fastest(void **state)
   }
 }
 
+/* Undecided layouts come in order of time, all below the limit; none is left if the limit or the memory leaves none. */
+static void undecided_layouts_are_faster_than_the_limit(void **state)
+{
+  struct lade_model small = gpt2;
+  small.layers = 6;
+  const struct lade_layout_job job = job_of(&small, 32);
+  struct lade_layout_search_params params = {.n_ranks = 16, .device_bytes = UINT64_C(2) << 30, .zero = -1,
+                                             .schedule = -1, .is_sequence = -1, .n_most = 1000, .limit_ns = INFINITY};
+  struct lade_layout_search best, all, few;
+  struct lade_error error;
+  assert_int_equal(lade_layout_search_run(&job, &params, &error, &best), 0);
+  assert_int_equal(lade_layout_search_undecided(&job, &params, &error, &all), 0);
+  assert_true(all.n_found > 2 && all.n_undecided >= all.n_found);
+  assert_true(all.found[0].cost.step_ns <= best.found[0].cost.step_ns);
+  for (int a = 1; a < all.n_found; a++)
+    assert_true(all.found[a - 1].cost.step_ns <= all.found[a].cost.step_ns);
+  params.n_most = 2;
+  assert_int_equal(lade_layout_search_undecided(&job, &params, &error, &few), 0);
+  assert_true(few.n_found == 2 && few.n_undecided == all.n_undecided);
+  assert_true(few.found[1].cost.step_ns == all.found[1].cost.step_ns);
+  free(few.found);
+  params.limit_ns = all.found[0].cost.step_ns;
+  assert_int_equal(lade_layout_search_undecided(&job, &params, &error, &few), 0);
+  assert_true(few.n_found == 0 && few.n_undecided == 0);
+  free(few.found);
+  params.limit_ns = INFINITY;
+  params.device_bytes = 1 << 20; /* the state alone is larger */
+  assert_int_equal(lade_layout_search_undecided(&job, &params, &error, &few), 0);
+  assert_true(few.n_found == 0 && few.n_undecided == 0);
+  free(few.found);
+  free(all.found);
+  free(best.found);
+}
+
 static void a_search_that_fits_nowhere_names_the_least(void **state)
 {
   const struct lade_layout_job job = job_of(&gpt2, 32);
@@ -543,6 +577,7 @@ int main(void)
       cmocka_unit_test(activations_are_those_of_korthikanti),
       cmocka_unit_test(values_elsewhere_cost_what_their_programs_do),
       cmocka_unit_test(the_search_finds_the_fastest),
+      cmocka_unit_test(undecided_layouts_are_faster_than_the_limit),
       cmocka_unit_test(a_search_that_fits_nowhere_names_the_least),
   };
   return cmocka_run_group_tests(tests, fixtures_init, NULL);
