@@ -62,6 +62,13 @@ def numbers_are_returned():
                                       "tensor": loss.detach(), "half": (loss.detach().bfloat16().item(), 1 - loss.item())})
 
 
+def functions_are_called_after_the_step():
+    """Those of math, of computed numbers and of plain ones; their results are compared by a function of their own alone."""
+    same("a perplexity", lambda m, loss: (math.exp(loss.item()), math.sqrt(norm_of(m).item() + 1) * 2, math.floor(loss.item() * 100),
+                                          math.pow(2, loss.item()), math.log(3.0)))
+    assert math.exp.__module__ == math.floor.__module__ == "math" and not hasattr(math.exp, "__wrapped__")
+
+
 class Scaled(nn.Module):
     """A model with a parameter of one element."""
 
@@ -224,7 +231,7 @@ def other_uses_are_refused():
     kept = []
     uses = {"float(loss)": lambda m, loss: float(loss), "float(loss.item())": lambda m, loss: float(loss.item()),
             "max=loss.item()": lambda m, loss: m[0].weight.clamp(max=loss.item()).sum(), ":.3f": lambda m, loss: f"{loss.item():.3f}",
-            "math.exp": lambda m, loss: math.exp(loss.item()), "** 0.5": lambda m, loss: m[0].weight.detach() * loss.item() ** 0.5,
+            "math.exp": lambda m, loss: m[0].weight.detach() * math.exp(loss.item()), "** 0.5": lambda m, loss: m[0].weight.detach() * loss.item() ** 0.5,
             "torch.full": lambda m, loss: torch.full((2,), loss.item()), "kept": lambda m, loss: kept.append(loss.item()),
             "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1}}
     for name, use in uses.items():
@@ -236,7 +243,8 @@ def other_uses_are_refused():
         assert lade.torch.digest(model) == before and not kept, name
     fault = refused_use(lambda m, loss: setattr(m, "last", loss.item()))
     assert "keeps the number of .item() in" in str(fault) and "assign it after the step" in str(fault), fault
-    for use in (lambda number: number > 0.3, bool, lambda number: max(number, 2)):
+    uses = [lambda loss, use=use: use(loss.item()) for use in (lambda number: number > 0.3, bool, lambda number: max(number, 2))]
+    for use in (*uses, lambda loss: bool(loss > 0.3)):
         model = net()
         optimizer, before = adamw(model), lade.torch.digest(model)
 
@@ -244,14 +252,14 @@ def other_uses_are_refused():
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
-            return use(loss.item())
+            return use(loss)
         fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), "before optimizer.step()")
         assert "computed_numbers.py" in fault.line and lade.torch.digest(model) == before, fault
 
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (numbers_are_returned, numbers_are_those_of_their_time, numbers_decide_branches,
+    for test in (numbers_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
                  numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
                  other_uses_are_refused):
         test()

@@ -493,6 +493,26 @@ def scratch_by_values_counts_the_most():
     assert peaks[0] < peaks[1] == report["planned_peak_bytes"], (peaks, report["planned_peak_bytes"])
 
 
+def gradients_of_bags_count_the_most():
+    """The gradient of the largest rows of bags takes scratch by the bags that are not empty."""
+    torch.manual_seed(0)
+    model, peaks = nn.ModuleList([nn.EmbeddingBag(100, 8, mode="max"), nn.Linear(8, 5)]), []
+    optimizer, indices = adamw(model), torch.randint(100, (600,))
+
+    def train(offsets):
+        loss = model[1](model[0](indices, offsets)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    step = lade.torch.step(train, model, optimizer, "min")
+    for offsets in (torch.zeros(200, dtype=torch.int64), torch.arange(200) * 3):
+        step(offsets)
+        peaks.append(lade.torch.measure(step, offsets)["peak_bytes"])
+    report = step.report()
+    assert report["is_upper_bound"] and max(peaks) <= report["planned_peak_bytes"], (peaks, report["planned_peak_bytes"])
+
+
 def updates_come_between():
     """A value of a parameter's old bits is not computed again behind the update."""
     for options in (dict(), dict(host="64MiB")):
@@ -647,7 +667,8 @@ for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes
              weights_are_cast_once, masks_are_those_of_eager_steps,
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, equal_calls_have_kernels_of_their_own,
              strides_are_those_of_kernels, kernels_stay_whole, constants_have_values, parts_stand_for_large_calls,
-             hooks_of_parameters, tensors_of_no_model, updates_come_between, updates_in_a_row_are_one_call, scratch_by_values_counts_the_most,
+             hooks_of_parameters, tensors_of_no_model, updates_come_between, updates_in_a_row_are_one_call,
+             scratch_by_values_counts_the_most, gradients_of_bags_count_the_most,
              attributes_of_an_optimizer_are_its_own, dtypes_are_those_of_kernels,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:

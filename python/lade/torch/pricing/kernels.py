@@ -9,6 +9,8 @@ HIDDEN_WRITES = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3
 # Ops whose scratch depends on values: the one of all their operands' elements that takes the most. A larger norm takes a
 # longer series for matrix_exp.
 SCRATCH_BY_VALUES = {"aten::linalg_matrix_exp": 64.0}
+# The gradient of the largest rows of bags takes scratch by the bags that are not empty. Made-up sizes of 1 make all so.
+_BAGS, _BAGS_MODE, _BAGS_MAX = "aten::_embedding_bag_backward", 8, 2
 # Writes at a mask find its places, whose number is not known before the step where the step computes the mask.
 _MASKED_WRITES = {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 # oneDNN's LSTM returns its workspace only where gradients are recorded.
@@ -26,6 +28,8 @@ def _recording(op):
 def most_scratch_value(node):
     """Return the value of made-up operands with which a call takes the most scratch, or None if none differs."""
     schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.name == _BAGS and node.args[_BAGS_MODE] == _BAGS_MAX:
+        return 1
     return SCRATCH_BY_VALUES.get(schema.name) if schema is not None else None
 
 

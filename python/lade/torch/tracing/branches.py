@@ -58,6 +58,7 @@ _COMPARED = {torch.eq: True, _T.eq: True, _T.__eq__: True, torch.ne: False, _T.n
 _DIFFERS = torch.ne, _T.ne, _T.__ne__  # of a value and itself: it is no number
 _TRUTHS = _T.__bool__, torch.is_nonzero, _T.is_nonzero
 _ASKS = *_TRUTHS, _T.item
+_SET_DATA = _T.data.__set__
 
 
 class Otherwise(Exception):
@@ -87,6 +88,7 @@ class Branches(TorchFunctionMode):
         self.find = lambda: None  # find(): the answer to the last question by a run of the graph, or None
         self.n_found = 0   # answers up to the last one that find() gave
         self.snapshots = {}  # _key() of a tensor -> (itself, its copy): numbers of item() are those of their time
+        self.assigned = {}   # id of a tensor whose data the step assigned -> the user's line
         self.are_zero = {}   # of divisors among computed numbers, by their forms
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
@@ -96,6 +98,8 @@ class Branches(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         asked = [*args, *(kwargs or {}).values()]
+        if func == _SET_DATA:
+            self.assigned[id(args[0])] = self.line_of()
         if func in _ASKS and id(asked[0]) in self.known:
             return self.answer(*self.known[id(asked[0])])
         if func in _TRUTHS and asked[0].dtype != torch.bool and asked[0].numel() == 1:

@@ -18,6 +18,8 @@ from ...errors import CannotCapture
 _TEXT = ("the value of a tensor decides what the step does; return the tensor, and call .item() after the step")
 _LATE = ("the step compares the number of .item() after optimizer.step(), and it could not begin anew for the other answer; compare "
          "before optimizer.step(), or return the number and compare after the step")
+_WHOLE = math.floor, math.ceil, math.trunc  # functions of whole results
+_REAL = {function for name, function in vars(math).items() if callable(function)} - set(_WHOLE)  # a capture replaces the names
 _EXACT = operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.abs  # equal in Python and in torch
 _WITH_TENSORS = {"mul", "mul_", "multiply", "div", "div_", "divide", "true_divide", "add", "add_", "sub", "sub_", "subtract", "rsub",
                  "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__", "__rdiv__", "__idiv__",
@@ -53,7 +55,7 @@ class ComputedNumber:
         if self.made_by is None:
             return self.bases[0].is_floating_point()
         function, operands = self.made_by
-        return function is operator.truediv or any(map(_is_floating, operands))
+        return function not in _WHOLE and (function is operator.truediv or function in _REAL or any(map(_is_floating, operands)))
 
     @classmethod
     def __torch_function__(cls, func, _types, _args=(), _kwargs=None):
@@ -174,6 +176,12 @@ def _add_operators():
 _add_operators()
 
 
+def _of_computed(function, operands):
+    """Return the number that a function of Python's makes of computed ones."""
+    first = next(one for one in operands if type(one) is ComputedNumber)
+    return first._with(function, *operands)
+
+
 def is_among(args):
     return any(type(one) is ComputedNumber for one in args)
 
@@ -198,8 +206,16 @@ def with_tensors(func, args, kwargs):
     return list(map(operand, args)), {key: operand(one) for key, one in kwargs.items()}
 
 
+_MATH = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "sqrt", "pow", "tanh", "sin", "cos", "floor", "ceil", "trunc", "fabs")
+
+
 def patches():
-    """Yield patches of Python's tests of numbers, which read their values."""
+    """Yield patches of Python's tests of numbers, which read their values, and of functions, which are called after the step."""
+    for name in _MATH:
+        if hasattr(math, name):
+            def called(*operands, plain=getattr(math, name)):
+                return _of_computed(plain, operands) if is_among(operands) else plain(*operands)
+            yield mock.patch.object(math, name, called)
     for name, test, guess in (("isfinite", torch.isfinite, True), ("isnan", torch.isnan, False), ("isinf", torch.isinf, False)):
         def tested(number, plain=getattr(math, name), test=test, guess=guess):
             return number.is_true(test, guess) if type(number) is ComputedNumber else plain(number)

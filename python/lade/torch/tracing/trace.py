@@ -242,7 +242,8 @@ _MEANINGS = (
 def _refusal(fault):
     """Return CannotCapture for an exception of a capture."""
     if isinstance(fault, CannotCapture):
-        return CannotCapture(str(fault).partition(": ")[2], fault.op, fault.line or user_line(fault))
+        text = str(fault).partition(": ")[2]
+        return CannotCapture(text.removesuffix(f" ({fault.line})"), fault.op, fault.line or user_line(fault))
     func = getattr(fault, "func", None)
     op = str(func) if func is not None else type(fault).__name__
     texts = {"DataDependentOutputException": "the value of a tensor decides what the step does; return the tensor, and "
@@ -558,7 +559,9 @@ class _Body:
         """Refuse data that was assigned anew, and gradients of arguments."""
         changed = [name for name, memory in self._storages().items() if memory != storages[name]]
         if changed:
-            raise CannotCapture(f"the step assigns the data of {changed[0]} anew; write it in place, by .data.copy_()", "data")
+            t = next(t for name, t in (*self.given.params, *self.given.buffers) if name == changed[0])
+            raise CannotCapture(f"the step assigns the data of {changed[0]} anew; write it in place, by .data.copy_()", "data",
+                                self.watch.branches.assigned.get(id(self.fakes.own[id(t)])))
         if any(fake.grad is not None for fake in argued):
             raise CannotCapture("the step leaves a gradient in a tensor of its arguments; return the gradient, and set "
                                 "that of the argument to None", "backward")

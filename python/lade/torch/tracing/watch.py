@@ -260,7 +260,7 @@ class Watch(TorchDispatchMode):
                 _ASSERT(args[0], f"ValueError: an argument of {checked} is outside of its constraint")
                 return True
         if func is _SCALAR and reals is None and args[0].dtype == torch.bool:
-            return self.branches.answer(args[0], self._is_last(args[0], self.all_of))
+            return self._guess(args[0])
         if func._schema.is_mutable:
             self._keep(func, args, kwargs)
         if func is _ZERO:
@@ -276,6 +276,17 @@ class Watch(TorchDispatchMode):
         elif func in _ALL:
             self.all_of = weakref.ref(result)
         return result
+
+    def _guess(self, flag):
+        """Return the answer about a computed flag. A step cannot begin anew after an update, so it may not guess there.
+
+        all() is true in steps that check something, and such a check fails in eager steps too.
+        """
+        is_check = self._is_last(flag, self.all_of)
+        if self.branches.is_late() and not is_check:
+            raise CannotCapture("the step branches on a computed value after optimizer.step(), and it could not begin anew for the "
+                                "other branch; branch before optimizer.step(), or after the step", "value of a tensor")
+        return self.branches.answer(flag, is_check)
 
     def _reals(self, func, tensors):
         """Return the values of all operands, or None if an input or a draw decides one of them."""
