@@ -24,7 +24,7 @@
  * packing fits, and the lower bound rises. In one of every two cycles a kind assumes a shape of the free bytes
  * (pack_fillers.c). A failure of such an attempt proves nothing.
  *
- * A third of the effort goes to the search by rising offsets (pack_rising.c), which decides otherwise and costs a tenth
+ * Half of the effort goes to the search by rising offsets (pack_rising.c), which decides otherwise and costs a tenth
  * for each node. It comes first unless the items fill the capacity in each slot.
  *
  * A quarter of the rest goes to soft attempts, for targets that are out of reach or too hard. They start at the
@@ -57,15 +57,11 @@
 #define ITEMS_PER_FILLER 4
 /* Effort of hard attempts for each unit of soft ones; measured. */
 #define HARD_PER_SOFT 3
-/* Effort of hard and soft attempts for each unit of those by rising offsets; measured. */
-#define CORNERS_PER_RISING 2
 /* Most by which the number of an item varies, as a part of it, in attempts that would repeat earlier ones. */
 #define NOISE 0.3
 /* Steps of a growing capacity from the target to the incumbent. */
 #define STEPS 256
 
-/* Items of the largest problem that it gets: it recurses as deep as there are items, some 230 bytes of stack each. */
-#define RISING_ITEMS_MOST 10000
 /* Where no byte is free, attempts by rising offsets begin after so many hard ones; measured. */
 #define HARD_BEFORE_RISING 6
 
@@ -578,12 +574,10 @@ static enum pack_attempt attempt_pick(const lade_packer *packer, int64_t capacit
 {
   const struct pack_attempts *made = &packer->attempts;
   const uint64_t *spent = made->spent;
-  const bool has_rising = packer->problem.n_fixed == 0 && packer->problem.n <= RISING_ITEMS_MOST &&
-                          capacity > made->rising_over &&
+  const bool has_rising = packer->problem.n_fixed == 0 && capacity > made->rising_over &&
                           (made->n_made[PACK_ATTEMPT_HARD] >= HARD_BEFORE_RISING ||
                            !capacity_is_full(&packer->problem, capacity));
-  if (has_rising &&
-      CORNERS_PER_RISING * spent[PACK_ATTEMPT_RISING] <= spent[PACK_ATTEMPT_HARD] + spent[PACK_ATTEMPT_SOFT])
+  if (has_rising && spent[PACK_ATTEMPT_RISING] <= spent[PACK_ATTEMPT_HARD] + spent[PACK_ATTEMPT_SOFT])
     return PACK_ATTEMPT_RISING;
   const bool is_soft = made->n_made[PACK_ATTEMPT_HARD] >= HARD_BEFORE_SOFT &&
                        HARD_PER_SOFT * spent[PACK_ATTEMPT_SOFT] < spent[PACK_ATTEMPT_HARD];
@@ -601,15 +595,18 @@ static void exact_finish(const struct exact *exact, lade_packer *packer)
 /* Make attempt @k by rising offsets. True: the packer's offsets hold a packing. */
 static bool attempt_rising(struct exact *exact, lade_packer *packer, int64_t capacity, int k)
 {
-  bool is_over = false;
   exact_finish(exact, packer); /* lends the arrays that grow */
-  const bool is_packed = lade_pack_rising(packer, capacity, k, &is_over);
+  const enum pack_rising_end end = lade_pack_rising(packer, capacity, k);
   exact->choices = packer->choices;
   exact->pile.trail = packer->trail;
   exact->pile.slot_items = packer->slot_items;
-  if (is_over)
+  exact->pile.is_out_of_memory = end == PACK_RISING_NO_MEMORY;
+  if (end == PACK_RISING_PROVED) {
     packer->attempts.rising_over = capacity;
-  return is_packed;
+    exact->capacity_least = capacity + 1;
+    bound_raise(packer, capacity);
+  }
+  return end == PACK_RISING_PACKED;
 }
 
 /* Make the next attempt of @kind at @capacity. True if the incumbent meets the target after that. */
@@ -621,7 +618,7 @@ static bool attempt_run(struct exact *exact, lade_packer *packer, enum pack_atte
   exact->pile.is_soft = kind == PACK_ATTEMPT_SOFT;
   if (kind == PACK_ATTEMPT_RISING) {
     is_packed = attempt_rising(exact, packer, capacity, k);
-    is_met = is_packed && lade_pack_offer(packer);
+    is_met = is_packed ? lade_pack_offer(packer) : packer->best_bytes <= packer->target_bytes;
   } else {
     is_packed = attempt(exact, packer, capacity, k);
     is_met = is_packed ? lade_pack_offer(packer) : failure_read(exact, packer, capacity);

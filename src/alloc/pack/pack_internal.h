@@ -220,14 +220,22 @@ void lade_pack_effort_widen(struct pack_effort *effort, const struct pack_effort
  */
 bool lade_pack_exact(lade_packer *packer, int n_attempts);
 
+/* The end of an attempt by rising offsets. */
+enum pack_rising_end {
+  PACK_RISING_PACKED,    /* the packer's offsets hold a packing */
+  PACK_RISING_CUT_SHORT, /* by its limit of nodes, or by the packer's effort */
+  PACK_RISING_PROVED,    /* no packing fits */
+  PACK_RISING_NO_MEMORY,
+};
+
 /*
  * Search for a packing within @capacity granules by rising offsets (pack_rising.c). Attempt @k takes the order @k
- * modulo three; the limit of nodes doubles after each turn of the three. True: the packer's offsets hold a packing.
- * *ret_is_over: the search ended without a limit, so more attempts find nothing either.
+ * modulo three; the limit of nodes doubles after each turn of the three.
  *
- * pre: all items have one alignment, and none is fixed.
+ * pre: all items have one alignment, none is fixed, and there are few enough for the depth of recursion
+ * (lade_pack_exact_takes).
  */
-bool lade_pack_rising(lade_packer *packer, int64_t capacity, int k, bool *ret_is_over);
+enum pack_rising_end lade_pack_rising(lade_packer *packer, int64_t capacity, int k);
 size_t lade_pack_rising_bytes(int n);
 
 /* Return the bytes of arena that the exact search of @n items needs at most. */

@@ -11,9 +11,9 @@
  * small:
  *
  *  rising     an item lies at a higher offset than the one placed before, or at the same one and later in the order;
- *  no hole    no item lies at or above the least end that an unplaced item can have, because that item fits below;
+ *  no hole    no item lies at or above the least end that an unplaced item can have: a hole, which that item fills;
  *  rest       in each slot the unplaced bytes fit above the floor, which is at least the offset of the last item;
- *  no hat     if no unplaced item meets the placed one, another choice cannot help the others.
+ *  no hat     if no unplaced item meets the placed one, nothing can lie on it, so another choice cannot help the rest.
  *
  * Where no unplaced item crosses from one slot to the next, the sides are solved one after the other. Each begins
  * without a last item. A failure on one side does not cause a retry of the other.
@@ -22,15 +22,17 @@
  * Each gets as many nodes as two passes over the items, and twice as many in each later turn. Lengths are the caller's
  * times, because slots differ in length.
  *
- * A node costs a pass over the unplaced items of its part, and one over the slots that its items share. Recursion is at
- * most as deep as there are items.
+ * A node tries one placement or more. Each costs a pass over the items of its part, and one over the slots that its
+ * items share. The tries of an attempt are limited too, because most of a node's may fail at once. Recursion is at most
+ * as deep as there are items, some 230 bytes of stack each.
  */
 #include <string.h>
 
 #include "alloc/pack/pack_exact.h"
 
-/* Nodes for each item in the first attempts. */
+/* Nodes for each item in the first attempts, and placements that may be tried for each node; measured. */
 #define NODES_PER_ITEM 2
+#define TRIES_PER_NODE 8
 
 enum { ORDER_LENGTH, ORDER_FULL_AREA, ORDER_FULL_LENGTH, N_ORDERS };
 
@@ -43,16 +45,17 @@ struct rising {
   int64_t capacity;            /* in granules, as all sizes here */
   int64_t *bytes, *lowest;     /* by item; `lowest` is PLACED if it is placed */
   int64_t *offset;             /* of placed items */
-  int32_t *rank;               /* by item: its number in the attempt's order but for the fullest slot */
+  int32_t *rank;               /* by item: its number in the attempt's order, without the key of the fullest slot */
   int64_t *floor, *rest;       /* by slot: the least offset of an unplaced item, and unplaced bytes */
   int32_t *cross;              /* by slot: unplaced items that cover both this slot and the one before */
   struct pack_numbers slot_items; /* of each slot, and where they start */
   int32_t *slot_start, *begin_start, *begin_items; /* the latter: items by the slot in which they begin */
   bool *is_due;                /* by slot of [due_lo, due_hi): the floor may rise */
   int due_lo, due_hi;
-  uint64_t n_nodes_left, work; /* steps that are not spent yet */
+  uint64_t n_nodes_left, n_tries_left, work; /* the latter: steps that are not spent yet */
   bool is_by_fullest;          /* the fullest slot comes first in the order */
-  bool is_aborted;             /* a limit was met, so a failure proves nothing */
+  bool is_aborted;             /* a limit was met or memory refused, so a failure proves nothing */
+  bool is_out_of_memory;
 };
 
 #define PLACED INT64_MAX
@@ -68,11 +71,18 @@ struct rising_last {
   int place;
 };
 
-static bool value_set(struct rising *rising, int64_t *where, int64_t value)
+/* End the attempt if @has_memory is false. */
+static void memory_check(struct rising *rising, bool has_memory)
 {
-  struct pack_change change = {where, *where};
+  rising->is_out_of_memory |= !has_memory;
+  rising->is_aborted |= !has_memory;
+}
+
+static void value_set(struct rising *rising, int64_t *where, int64_t value)
+{
+  const struct pack_change change = {where, *where};
   *where = value;
-  return LADE_PUSH(&rising->trail, change);
+  memory_check(rising, LADE_PUSH(&rising->trail, change));
 }
 
 /* Add @sign times item @j to the unplaced bytes and crossings of its slots. */
@@ -100,11 +110,12 @@ static void changes_undo(struct rising *rising, int mark)
 }
 
 /* Return the unplaced bytes of the fullest slot of item @j. */
-static int64_t item_fullest(const struct rising *rising, int j)
+static int64_t item_fullest(struct rising *rising, int j)
 {
   int64_t most = 0;
   for (int s = rising->problem->lo[j]; s < rising->problem->hi[j]; s++)
     most = LADE_MAX(most, rising->rest[s]);
+  rising->work += (uint64_t)(rising->problem->hi[j] - rising->problem->lo[j]) / 2;
   return most;
 }
 
@@ -158,7 +169,7 @@ static bool floor_raise(struct rising *rising, int s)
   rising->work += (uint64_t)(rising->slot_start[s + 1] - rising->slot_start[s]);
   if (least == PLACED || least <= rising->floor[s])
     return true;
-  rising->is_aborted |= !value_set(rising, &rising->floor[s], least);
+  value_set(rising, &rising->floor[s], least);
   return least + rising->rest[s] <= rising->capacity;
 }
 
@@ -176,7 +187,7 @@ static bool items_raise(struct rising *rising, const int32_t *items, int n, int6
     has_unplaced |= lowest != PLACED;
     if (lowest >= end)
       continue;
-    rising->is_aborted |= !value_set(rising, &rising->lowest[k], end);
+    value_set(rising, &rising->lowest[k], end);
     for (int s = problem->lo[k]; s < problem->hi[k]; s++)
       rising->is_due[s] |= rising->floor[s] == lowest;
     rising->due_lo = LADE_MIN(rising->due_lo, problem->lo[k]);
@@ -231,19 +242,19 @@ static bool side_solve(struct rising *rising, const struct rising_part *part, in
     const int32_t k = rising->parts.items[part->first + p];
     if (rising->lowest[k] == PLACED || problem->lo[k] < lo || problem->lo[k] >= hi)
       continue;
-    if (!LADE_PUSH(&rising->parts, k)) {
-      rising->is_aborted = true;
+    memory_check(rising, LADE_PUSH(&rising->parts, k));
+    if (rising->is_aborted)
       return false;
-    }
     side.n++;
   }
+  rising->work += (uint64_t)part->n;
   part_sort(rising, &side);
   const bool is_solved = side.n == 0 || part_solve(rising, &side, (struct rising_last){0, -1});
   rising->parts.n = side.first;
   return is_solved;
 }
 
-/* Go on behind item @j, which was just placed: at each slot that no unplaced item crosses any more, the part is cut. */
+/* Go on after item @j, which was just placed: at each slot that no unplaced item crosses any more, the part is cut. */
 static bool sides_solve(struct rising *rising, const struct rising_part *part, int j, struct rising_last last)
 {
   const int end = rising->problem->hi[j];
@@ -266,12 +277,12 @@ static bool item_place(struct rising *rising, int j, bool *ret_has_hat)
 {
   const struct pack_change change = {NULL, j};
   const int64_t offset = rising->lowest[j], end = offset + rising->bytes[j];
-  rising->is_aborted |= !LADE_PUSH(&rising->trail, change);
+  memory_check(rising, LADE_PUSH(&rising->trail, change));
   rising->offset[j] = offset;
   rising->lowest[j] = PLACED;
   rest_add(rising, j, -1);
   for (int s = rising->problem->lo[j]; s < rising->problem->hi[j]; s++) {
-    rising->is_aborted |= !value_set(rising, &rising->floor[s], end);
+    value_set(rising, &rising->floor[s], end);
     rising->is_due[s] = true;
   }
   rising->due_lo = rising->problem->lo[j];
@@ -280,30 +291,29 @@ static bool item_place(struct rising *rising, int j, bool *ret_has_hat)
   return floors_raise(rising) && !rising->is_aborted;
 }
 
-/* Count a node of a part. False, and the attempt is over, if a limit is met. */
-static bool node_enter(struct rising *rising, const struct rising_part *part)
+/* Count a placement that is tried. False, and the attempt is over, if a limit is met. */
+static bool try_enter(struct rising *rising, const struct rising_part *part)
 {
   const uint64_t work = rising->work + 50 + (uint64_t)part->n + (uint64_t)(part->hi - part->lo) / 2;
   rising->work = 0;
-  if (rising->n_nodes_left == 0 || lade_pack_spend(rising->effort, work))
-    rising->is_aborted = true;
-  else
-    rising->n_nodes_left--;
+  rising->is_aborted |= rising->n_tries_left == 0 || lade_pack_spend(rising->effort, work);
+  if (!rising->is_aborted)
+    rising->n_tries_left--;
   return !rising->is_aborted;
 }
 
-/* Place the unplaced items of @part behind @last. False: a dead end, with all changes undone; or an aborted attempt. */
+/* Place the unplaced items of @part after @last. False: a dead end, with all changes undone; or an aborted attempt. */
 static bool part_solve(struct rising *rising, const struct rising_part *part, struct rising_last last)
 {
-  if (!node_enter(rising, part))
-    return false;
   const int64_t most = offset_most(rising, part);
   int64_t hole;
   int place = next_find(rising, part, last, most, &hole);
   if (hole == INT64_MAX)
     return true; /* all items are placed */
+  rising->is_aborted |= rising->n_nodes_left == 0;
+  rising->n_nodes_left -= !rising->is_aborted;
   bool has_hat = true;
-  while (place >= 0 && has_hat && !rising->is_aborted) {
+  while (place >= 0 && has_hat && !rising->is_aborted && try_enter(rising, part)) {
     const int j = rising->parts.items[part->first + place], mark = rising->trail.n;
     last = (struct rising_last){rising->lowest[j], place};
     if (item_place(rising, j, &has_hat) && sides_solve(rising, part, j, last))
@@ -315,7 +325,7 @@ static bool part_solve(struct rising *rising, const struct rising_part *part, st
   return false;
 }
 
-/* Number the items in the order of @order but for the fullest slot, which part_sort adds. */
+/* Number the items in the order of @order, without the key of the fullest slot, which part_sort adds. */
 static void items_rank(struct rising *rising, int order)
 {
   const struct pack_problem *problem = rising->problem;
@@ -379,11 +389,12 @@ static bool rising_reset(struct rising *rising, struct rising_part *ret_part)
   memset(rising->is_due, 0, n_slots * sizeof(*rising->is_due));
   memset(rising->lowest, 0, (size_t)problem->n * sizeof(*rising->lowest));
   rising->trail.n = rising->parts.n = 0;
-  rising->is_aborted = !slots_link(rising);
+  rising->is_aborted = false;
+  memory_check(rising, slots_link(rising));
   for (int j = 0; j < problem->n; j++)
     rest_add(rising, j, 1);
   for (int r = 0; r < problem->n && !rising->is_aborted; r++)
-    rising->is_aborted = !LADE_PUSH(&rising->parts, rising->rank[problem->n + r]);
+    memory_check(rising, LADE_PUSH(&rising->parts, rising->rank[problem->n + r]));
   *ret_part = (struct rising_part){0, problem->n, 0, problem->n_slots};
   return !rising->is_aborted;
 }
@@ -432,7 +443,7 @@ static void rising_init(struct rising *rising, lade_packer *packer, int64_t capa
     rising->bytes[j] = (int64_t)(problem->bytes[j] / problem->granule);
 }
 
-bool lade_pack_rising(lade_packer *packer, int64_t capacity, int k, bool *ret_is_over)
+enum pack_rising_end lade_pack_rising(lade_packer *packer, int64_t capacity, int k)
 {
   const struct pack_problem *problem = &packer->problem;
   const size_t mark = packer->arena_used;
@@ -440,14 +451,19 @@ bool lade_pack_rising(lade_packer *packer, int64_t capacity, int k, bool *ret_is
   struct rising_part whole;
   rising_init(&rising, packer, capacity);
   rising.n_nodes_left = (uint64_t)NODES_PER_ITEM * (uint64_t)problem->n << LADE_MIN(k / N_ORDERS, 40);
+  rising.n_tries_left = TRIES_PER_NODE * rising.n_nodes_left;
   items_rank(&rising, k % N_ORDERS);
+  lade_pack_spend(rising.effort, (uint64_t)problem->n * (uint64_t)(problem->n + problem->n_slots) / 2);
   const bool is_solved = rising_reset(&rising, &whole) && runs_solve(&rising, &whole);
   for (int j = 0; j < problem->n && is_solved; j++)
     packer->offsets[j] = (uint64_t)rising.offset[j] * problem->granule;
-  *ret_is_over = !is_solved && !rising.is_aborted;
   packer->trail = rising.trail;
   packer->choices = rising.parts;
   packer->slot_items = rising.slot_items;
   packer->arena_used = mark;
-  return is_solved;
+  if (is_solved)
+    return PACK_RISING_PACKED;
+  if (rising.is_out_of_memory)
+    return PACK_RISING_NO_MEMORY;
+  return rising.is_aborted ? PACK_RISING_CUT_SHORT : PACK_RISING_PROVED;
 }

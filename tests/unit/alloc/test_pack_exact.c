@@ -4,6 +4,7 @@
  * of the exact search declares a possible packing impossible, and then the lower bound is wrong. First fit solves most
  * instances before the search runs and would hide that, so the search is also called alone.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <setjmp.h>
@@ -18,6 +19,7 @@
 #include "base/philox.h"
 #include "bench/pack_instances.h"
 #include "lade/pack.h"
+#include "tests/support/heap/allocations.h"
 
 enum { N_ROUNDS = 3000, PIECES_MAX = 40, SPAN_MAX = 200, LIVE_MAX = 16, HEIGHT_MAX = 15, STATES_MAX = 1 << 21 };
 
@@ -192,15 +194,15 @@ static struct lade_packer exact_ask(int n)
   return packer;
 }
 
-/* True if the search by rising offsets finds a packing of @height in attempt @k. *ret_is_over: no limit ended it. */
-static bool rising_ask(int n, int height, int k, bool *ret_is_over)
+/* Search by rising offsets for a packing of @height in attempt @k. Check the packing that it finds. */
+static enum pack_rising_end rising_ask(int n, int height, int k)
 {
   lade_packer packer = packer_make(n);
-  const bool is_packed = lade_pack_rising(&packer, height, k, ret_is_over);
+  const enum pack_rising_end end = lade_pack_rising(&packer, height, k);
   lade_pack_memory_free(&packer);
-  if (is_packed)
+  if (end == PACK_RISING_PACKED)
     assert_int_equal(lade_pack_check(items, n, offsets, (uint64_t)height, NULL), 0);
-  return is_packed;
+  return end;
 }
 
 /* Outcomes of the search by rising offsets. */
@@ -216,13 +218,12 @@ static void rising_check(int n, int height, struct rising_counts *counts)
 {
   enum { N_ORDERS = 3, K = 3 * 14 };
   for (int k = K; k < K + N_ORDERS; k++) {
-    bool is_over;
-    const bool is_found = rising_ask(n, height, k, &is_over);
-    assert_false(!is_found && is_over);
-    counts->n_found += is_found;
-    assert_false(rising_ask(n, height - 1, k, &is_over));
-    counts->n_over += is_over;
-    counts->n_limited += !is_found + !is_over;
+    const enum pack_rising_end at_height = rising_ask(n, height, k), below = rising_ask(n, height - 1, k);
+    assert_true(at_height == PACK_RISING_PACKED || at_height == PACK_RISING_CUT_SHORT);
+    assert_true(below == PACK_RISING_PROVED || below == PACK_RISING_CUT_SHORT);
+    counts->n_found += at_height == PACK_RISING_PACKED;
+    counts->n_over += below == PACK_RISING_PROVED;
+    counts->n_limited += (at_height == PACK_RISING_CUT_SHORT) + (below == PACK_RISING_CUT_SHORT);
   }
 }
 
@@ -263,15 +264,41 @@ static void test_a_limit_of_nodes_proves_nothing(void **state)
   struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 1};
   struct lade_pack_result result;
   lade_packer *packer;
-  bool is_over = true;
   (void)state;
   assert_int_equal(lade_packer_create(&packer), 0);
   const int n = jigsaw_make(&spec, pieces);
   assert_int_equal(lade_packer_pack(packer, pieces, n, &params, places, &result, NULL), 0);
   packer->effort = (struct pack_effort){.work_limit = 1000000000};
-  assert_false(lade_pack_rising(packer, 1024, 0, &is_over));
-  assert_false(is_over);
+  assert_int_equal(lade_pack_rising(packer, 1024, 0), PACK_RISING_CUT_SHORT);
   lade_packer_destroy(packer);
+}
+
+/* Fail each allocation in turn, and all after it: the searches end, with -ENOMEM or a sound answer. */
+static void test_a_search_without_memory_ends(void **state)
+{
+  static struct lade_pack_item pieces[120];
+  static uint64_t places[120];
+  const struct jigsaw spec = {.cuts = JIGSAW_WHEELS, .n_pieces = 120, .span = 1024, .height = 1024, .granule = 1,
+                              .per_mille_out = 60, .seed = 1517};
+  const struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 20000000};
+  const int n = jigsaw_make(&spec, pieces);
+  int n_refused = 0, n_answered = 0;
+  bool has_failed = true;
+  (void)state;
+  for (int at = 1; has_failed; at++) {
+    struct lade_pack_result result;
+    struct lade_error error = {0};
+    allocations_left = at;
+    const int rc = lade_pack(pieces, n, &params, places, &result, &error);
+    has_failed = allocations_left == 0;
+    allocations_left = -1;
+    assert_true(rc == 0 || (rc == -ENOMEM && has_failed && error.text[0]));
+    n_refused += rc != 0;
+    n_answered += rc == 0 && has_failed;
+    if (!rc)
+      assert_int_equal(lade_pack_check(pieces, n, places, result.peak_bytes, NULL), 0);
+  }
+  assert_true(n_refused > 0 && n_answered > 5); /* among these: searches whose arrays could not grow */
 }
 
 /*
@@ -393,6 +420,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_the_least_height_is_found_and_no_more_is_proved),
       cmocka_unit_test(test_a_limit_of_nodes_proves_nothing),
+      cmocka_unit_test(test_a_search_without_memory_ends),
       cmocka_unit_test(test_some_jigsaws_need_fewer_steps_than_the_fast_pass),
       cmocka_unit_test(test_drawn_jigsaws_need_few_steps),
       cmocka_unit_test(test_slack_takes_few_steps),
