@@ -82,7 +82,7 @@ def torchtitan_py_takes_them():
     spec.loader.exec_module(configs)
     with open(os.path.join(place, "distributed", "activation_checkpoint.py"), encoding="utf-8") as file:
         policies = {node.name for node in ast.parse(file.read()).body if isinstance(node, ast.ClassDef)}
-    for layout in [*LAYOUTS[:3], ["--dp", "32", "--zero", "1", "--recompute", "none"]]:
+    for layout in [*LAYOUTS, ["--dp", "32", "--zero", "1", "--recompute", "none"]]:
         text, recompute = export("torchtitan-py", layout), layout[layout.index("--recompute") + 1]
         policy = {"full": "FullAC", "selective": "SelectiveAC", "none": None}[recompute]
         assert policy in policies | {None}, policies

@@ -545,6 +545,15 @@ def layouts_go_to_other_projects():
             and titan["parallelism"]["data_parallel_replicate_degree"] == 4
             and titan["parallelism"]["tensor_parallel_degree"] == 2
             and titan["activation_checkpoint"]["mode"] == "full", "torchtitan's file", titan)
+    pieces = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq", "4096", "--batch", "64", "--micro-batch", "1", "--tp", "2",
+              "--pp", "4", "--dp", "2", "--schedule", "interleaved", "--virtual-stages", "2", "--dtype", "fp32")
+    titan = tomllib.loads(plan(*pieces, "--export", "torchtitan").stdout)
+    require(titan["parallelism"]["pipeline_parallel_layers_per_stage"] == 4
+            and titan["parallelism"]["pipeline_parallel_first_stage_less_layers"] == 0
+            and titan["training"]["mixed_precision_param"] == "float32", "torchtitan's pieces", titan)
+    text = plan(*pieces, "--export", "torchtitan-py").stdout
+    require("    parallel.pipeline_parallel_layers_per_stage = 4\n" in text
+            and '    config.training.mixed_precision_param = "float32"\n' in text, "torchtitan's function", text)
     snippet = plan(*sharded, "--export", "fsdp2").stdout
     compile(snippet, "snippet", "exec")
     require("(1, 4, 8, 2)" in snippet and "reshard_after_forward=True" in snippet, "the snippet", snippet)

@@ -179,36 +179,76 @@ static const char *torchtitan_schedule(enum lade_schedule schedule)
   }
 }
 
-static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
+/*
+ * Write torchtitan's fields of training, each as "@prefix<name> = value", which TOML and Python read alike. @mark
+ * begins a comment.
+ */
+static void torchtitan_training(const struct cluster_plan *plan, const char *prefix, const char *mark, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  fprintf(file, "%slocal_batch_size = %lld\n%sglobal_batch_size = %lld\n%sseq_len = %lld\n", prefix,
+          (long long)(sizes.pp > 1 ? plan->micro_batch * sizes.n_microbatches : plan->micro_batch), prefix,
+          (long long)plan->batch, prefix, (long long)plan->seq_len);
+  if (plan->job->dtype == LADE_F32)
+    fprintf(file, "%smixed_precision_param = \"float32\"\n", prefix);
+  if (plan->job->dtype == LADE_F16)
+    fprintf(file, "%s FP16 was planned: torchtitan computes in BF16\n", mark);
+}
+
+/* Write torchtitan's fields of the pipeline, as above. */
+static void torchtitan_pipeline(const struct cluster_plan *plan, const char *prefix, const char *mark, FILE *file)
+{
+  const struct export_sizes sizes = sizes_get(plan);
+  const int64_t layers = plan->job->model->layers;
+  const int n_pieces = sizes.pp * plan->layout.virtual_stages;
+  fprintf(file, "%spipeline_parallel_degree = %d\n", prefix, sizes.pp);
+  if (sizes.pp == 1)
+    return;
+  fprintf(file, "%spipeline_parallel_schedule = \"%s\"\n%spipeline_parallel_microbatch_size = %lld\n", prefix,
+          torchtitan_schedule(plan->layout.schedule), prefix, (long long)plan->micro_batch);
+  if (!is_zero_bubble(plan) && layers % n_pieces == 0) /* torchtitan counts embedding and head as a layer each */
+    fprintf(file, "%spipeline_parallel_layers_per_stage = %lld\n%spipeline_parallel_first_stage_less_layers = 0\n"
+            "%spipeline_parallel_last_stage_less_layers = 0\n", prefix, (long long)layers / n_pieces, prefix, prefix);
+  else if (layers % n_pieces)
+    fprintf(file, "%s %lld layers in %d pieces are uneven: state the pieces in module_fqns_per_model_part\n", mark,
+            (long long)layers, n_pieces);
+  if (is_zero_bubble(plan))
+    fprintf(file, "%s schedule %s has one chunk a stage; torchtitan's zero bubble schedule interleaves two\n", mark,
+            lade_schedule_name(plan->layout.schedule));
+}
+
+/* Write torchtitan's fields of parallelism, as above, and what they cannot express. */
+static void torchtitan_parallelism(const struct cluster_plan *plan, const char *prefix, const char *mark, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
   const bool is_sharded = plan->layout.zero >= 1;
-  fprintf(file, "[training]\nlocal_batch_size = %lld\nglobal_batch_size = %lld\nseq_len = %lld\n\n",
-          (long long)(sizes.pp > 1 ? plan->micro_batch * sizes.n_microbatches : plan->micro_batch),
-          (long long)plan->batch, (long long)plan->seq_len);
-  fprintf(file, "[parallelism]\ndata_parallel_replicate_degree = %d\ndata_parallel_shard_degree = %d\n",
-          is_sharded ? sizes.dp / sizes.shard : sizes.dp / sizes.cp,
+  fprintf(file, "%sdata_parallel_replicate_degree = %d\n%sdata_parallel_shard_degree = %d\n", prefix,
+          is_sharded ? sizes.dp / sizes.shard : sizes.dp / sizes.cp, prefix,
           is_sharded ? LADE_MAX(sizes.shard / sizes.cp, 1) : 1);
   if (sizes.cp > 1)
-    fprintf(file, "context_parallel_degree = %d # parameters are sharded over these ranks too\n", sizes.cp);
-  fprintf(file, "fsdp_reshard_after_forward = \"%s\"\ntensor_parallel_degree = %d\npipeline_parallel_degree = %d\n",
-          plan->layout.zero == LADE_ZERO_MOST ? "always" : "never", sizes.tp, sizes.pp);
-  if (sizes.pp > 1)
-    fprintf(file, "pipeline_parallel_schedule = \"%s\"\npipeline_parallel_microbatch_size = %lld\n",
-            torchtitan_schedule(plan->layout.schedule), (long long)plan->micro_batch);
-  if (is_zero_bubble(plan))
-    fprintf(file, "# schedule %s has one chunk a stage; torchtitan's zero bubble schedule interleaves two\n",
-            lade_schedule_name(plan->layout.schedule));
+    fprintf(file, "%scontext_parallel_degree = %d # parameters are sharded over these ranks too\n", prefix, sizes.cp);
+  fprintf(file, "%sfsdp_reshard_after_forward = \"%s\"\n%stensor_parallel_degree = %d\n", prefix,
+          plan->layout.zero == LADE_ZERO_MOST ? "always" : "never", prefix, sizes.tp);
+  torchtitan_pipeline(plan, prefix, mark, file);
   if (plan->layout.zero == 1 || plan->layout.zero == 2)
-    fprintf(file, "# ZeRO %d: fully_shard shards gradients and parameters too; without resharding it sends the same\n",
-            plan->layout.zero);
-  if (sizes.tp > 1 && !plan->layout.is_sequence)
+    fprintf(file, "%s ZeRO %d: fully_shard shards gradients and parameters too; without resharding it sends the same\n",
+            mark, plan->layout.zero);
+  if (is_state_on_host(plan))
+    fprintf(file, "%s optimizer state on the host: enable_cpu_offload of training moves parameters and gradients too\n",
+            mark);
+}
+
+/* The file of torchtitan before 0.3. */
+static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
+{
+  const bool is_planned = recipe_get(plan) == LADE_RECIPE_AUTO;
+  fprintf(file, "[training]\n");
+  torchtitan_training(plan, "", "#", file);
+  fprintf(file, "\n[parallelism]\n");
+  torchtitan_parallelism(plan, "", "#", file);
+  if (sizes_get(plan).tp > 1 && !plan->layout.is_sequence)
     fprintf(file, "# torchtitan's tensor parallel plans cut rows of norms too (sequence parallel); this plan does "
             "not\n");
-  if (is_state_on_host(plan))
-    fprintf(file, "# optimizer state on the host: enable_cpu_offload of [training] moves parameters and gradients "
-            "too\n");
-  const bool is_planned = recipe_get(plan) == LADE_RECIPE_AUTO;
   fprintf(file, "\n[activation_checkpoint]\nmode = \"%s\"\n",
           is_planned ? "selective" : recipe_name(recipe_get(plan)));
   residency_export(plan, "#", "torchtitan", file);
@@ -220,38 +260,15 @@ static void torchtitan_export(const struct cluster_plan *plan, FILE *file)
 /* Write the settings for torchtitan 0.3 and later, whose configurations are Python: a function of a Trainer.Config. */
 static void torchtitan_py_export(const struct cluster_plan *plan, FILE *file)
 {
-  const struct export_sizes sizes = sizes_get(plan);
-  const bool is_sharded = plan->layout.zero >= 1, is_planned = recipe_get(plan) == LADE_RECIPE_AUTO;
+  const bool is_planned = recipe_get(plan) == LADE_RECIPE_AUTO, is_kept = recipe_get(plan) == LADE_RECIPE_NONE;
   const char *policy = recipe_get(plan) == LADE_RECIPE_FULL ? "FullAC" : "SelectiveAC";
-  const bool is_kept = recipe_get(plan) == LADE_RECIPE_NONE;
   if (!is_kept)
     fprintf(file, "from torchtitan.distributed.activation_checkpoint import %s\n\n\n", policy);
-  fprintf(file, "def apply(config):  # a Trainer.Config of torchtitan 0.3, in the function that --config names\n"
-          "    config.training.local_batch_size = %lld\n    config.training.global_batch_size = %lld\n"
-          "    config.training.seq_len = %lld\n",
-          (long long)(sizes.pp > 1 ? plan->micro_batch * sizes.n_microbatches : plan->micro_batch),
-          (long long)plan->batch, (long long)plan->seq_len);
-  fprintf(file, "    parallel = config.parallelism\n    parallel.data_parallel_replicate_degree = %d\n"
-          "    parallel.data_parallel_shard_degree = %d\n    parallel.fsdp_reshard_after_forward = \"%s\"\n",
-          is_sharded ? sizes.dp / sizes.shard : sizes.dp / sizes.cp,
-          is_sharded ? LADE_MAX(sizes.shard / sizes.cp, 1) : 1,
-          plan->layout.zero == LADE_ZERO_MOST ? "always" : "never");
-  fprintf(file, "    parallel.context_parallel_degree = %d\n    parallel.tensor_parallel_degree = %d\n"
-          "    parallel.enable_sequence_parallel = %s\n    parallel.pipeline_parallel_degree = %d\n", sizes.cp,
-          sizes.tp, plan->layout.is_sequence ? "True" : "False", sizes.pp);
-  if (sizes.pp > 1)
-    fprintf(file, "    parallel.pipeline_parallel_schedule = \"%s\"\n"
-            "    parallel.pipeline_parallel_microbatch_size = %lld\n",
-            torchtitan_schedule(plan->layout.schedule), (long long)plan->micro_batch);
-  if (is_zero_bubble(plan))
-    fprintf(file, "    # schedule %s has one chunk a stage; torchtitan's zero bubble schedule interleaves two\n",
-            lade_schedule_name(plan->layout.schedule));
-  if (plan->layout.zero == 1 || plan->layout.zero == 2)
-    fprintf(file, "    # ZeRO %d: fully_shard shards gradients and parameters too; without resharding it sends the "
-            "same\n", plan->layout.zero);
-  if (is_state_on_host(plan))
-    fprintf(file, "    # optimizer state on the host: training.enable_cpu_offload moves parameters and gradients "
-            "too\n");
+  fprintf(file, "def apply(config):  # a Trainer.Config of torchtitan 0.3, in the function that --config names\n");
+  torchtitan_training(plan, "    config.training.", "    #", file);
+  fprintf(file, "    parallel = config.parallelism\n    parallel.enable_sequence_parallel = %s\n",
+          plan->layout.is_sequence ? "True" : "False");
+  torchtitan_parallelism(plan, "    parallel.", "    #", file);
   if (is_planned)
     residency_export(plan, "    #", "torchtitan", file);
   fprintf(file, "    config.activation_checkpoint = %s%s\n    return config\n", is_kept ? "None" : policy,
