@@ -345,6 +345,7 @@ static void step_emit(struct builder *b, int pos)
 
 /* ---- whole program ---- */
 
+/* Count the ops that add to the gradient of each parameter. */
 static void additions_count(struct builder *b)
 {
   for (const struct lade_op *op = b->graph->ops; op < b->graph->ops + b->graph->n_ops; op++) {

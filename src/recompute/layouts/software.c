@@ -26,8 +26,9 @@
  * alone (figure 5 of Dao 2023, heads of 128). Gathers of the backward half ran beside no kernel (BACKWARD_POST, the
  * default of MosaicML's Composer). A user who names fsdp, or asks for --fused-attention, gets neither.
  *
- * On Hopper and later devices its published runs are of 2024 and later, compiled or with fused norms, which PyTorch has
- * since 2.9: an RMS norm is one kernel. A user who names fsdp, or asks for --eager, gets PyTorch's ops.
+ * On Hopper and later devices its published runs are of 2024 and later. They are compiled, or have fused norms of their
+ * own, as PyTorch itself has since 2.9: an RMS norm is one kernel. A user who names fsdp, or asks for --eager, gets
+ * PyTorch's ops.
  *
  * Prices of PyTorch's ops are those of 16 bits on a device with kernels. Where they are missing, the layout is Lade's.
  *
@@ -81,7 +82,7 @@ bool lade_software_is_early_fsdp(const struct lade_layout_job *job, enum lade_so
          lade_family_get(job->model->family)->has_positions;
 }
 
-/* True if FSDP runs on Hopper or a later device and nobody says how. */
+/* True if FSDP runs on Hopper or a later device, and the user names neither software nor --eager. */
 static bool is_late_fsdp(const struct lade_layout_job *job, enum lade_software software)
 {
   return software == LADE_SOFTWARE_FSDP && job->software == LADE_SOFTWARE_AUTO && !job->is_eager && !is_early(job);

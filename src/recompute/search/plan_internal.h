@@ -9,7 +9,7 @@
 
 #define N_TRAJECTORY_KINDS 9 /* rows of trajectory_kinds (trajectories.c) */
 #define N_TRAJECTORIES (8 * N_TRAJECTORY_KINDS) /* with optimizer_in_backward or not, by stated prices and by plain
-                                                   ones, each perhaps without its lump */
+                                                   ones, each with and without a lump that is kept */
 
 /* Prices by which trajectories are made. */
 struct pricing {

@@ -126,6 +126,7 @@ static int descent_of_kind_make(struct descents *d, const struct trajectory_kind
   const struct descent_params descent = {.plan = &params, .start = d->start, .is_pinned = d->is_pinned,
                                          .pricer = pricing->pricer, .analysis = &pricing->analysis, .allowed = allowed,
                                          .end_bytes = lump->end_bytes, .is_coarse = is_coarse};
+  LADE_ASSERT(d->n_made < (int)LADE_COUNT(d->made));
   int status = descent_make(&descent, &d->made[d->n_made]);
   d->n_made += status == 0;
   return status;
