@@ -66,7 +66,6 @@ class Place:
     def __init__(self, name, container, key, before):
         self.name, self.container, self.key, self.before = name, container, key, before
         self.leaves = self.spec = None  # of the value that the step leaves; torch.Tensor stands for a result
-        self.seen = set()  # signatures, where the step reads a number
         self.others = {}  # id of an object that was a part of a value -> itself, so that no later one has its id
 
     @property
@@ -134,8 +133,13 @@ class Found:
     def __init__(self, place, index):
         self.place, self.index = place, index
 
-    def get(self):
-        return self.place.tensors()[self.index]
+    def get(self, looked_up=None):
+        """Return the tensor. @looked_up: {id of a place: its tensors}, which one step takes apart once."""
+        if looked_up is None:
+            return self.place.tensors()[self.index]
+        if id(self.place) not in looked_up:
+            looked_up[id(self.place)] = self.place.tensors()
+        return looked_up[id(self.place)][self.index]
 
 
 class Places:
