@@ -355,6 +355,30 @@ def keys_that_replace_others_are_seen():
     changing(swaps, 1, read, lambda: Space(options={"warm": None}, warm=None))
 
 
+def classes_and_functions_have_attributes():
+    """An attribute of a class, a base class, a function, and the closure of a decorated method."""
+    class Config:
+        beta = 1.0
+
+    class Head(Config):
+        pass
+
+    def scaled(own):
+        return lambda act: lambda self, x: act(self, x) * own.kappa
+
+    def read(model, space, x, y):
+        return F.cross_entropy(model(x), y) * space.read()
+    for get, kind, key in ((lambda: Config.beta, Config, "beta"), (lambda: head.beta, Config, "beta"),
+                           (lambda: scaled.rate, scaled, "rate"), (lambda: head.go(1.0), OWN, "kappa")):
+        head, scaled.rate, OWN.kappa, Config.beta = Head(), 1.0, 1.0, 1.0
+        Head.go = scaled(OWN)(lambda _self, x: x)
+        changing(lambda _model, _space, i, kind=kind, key=key: setattr(kind, key, 1.0 + i // 3), 1, read,
+                 lambda get=get: Space(read=get))
+
+
+OWN = Space()
+
+
 def containers_of_past_steps_are_freed():
     """A step keeps at most one batch that its trainer held, of dicts and of objects with slots."""
     class Slots:
@@ -500,7 +524,7 @@ def steps_change_their_arguments():
 
 for case in (programs_change_their_model, what_a_step_reads_changes_between_steps,
              names_that_a_step_does_not_load_make_no_plan, keys_that_replace_others_are_seen, containers_of_past_steps_are_freed,
-             lists_that_grow_are_told, numbers_that_change_in_each_call_are_told,
+             classes_and_functions_have_attributes, lists_that_grow_are_told, numbers_that_change_in_each_call_are_told,
              objects_carry_batches, steps_change_their_arguments, shapes_that_change_each_time, two_steps_share_a_model,
              steps_are_neither_nested_nor_copied, forked_processes_are_reported, an_interrupted_audit_takes_no_step,
              arguments_of_another_kind_are_named):

@@ -28,7 +28,7 @@ _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multip
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
 ENTRIES_MOST = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
 _VISITED_MOST = 200_000  # containers
-_LISTS = (list, collections.deque)
+LISTS = (list, collections.deque)
 _SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
@@ -39,6 +39,8 @@ def entry_of(container, key):
             return container.cell_contents
         except ValueError:
             return ABSENT
+    if isinstance(container, type):
+        return vars(container).get(key, ABSENT)
     if isinstance(container, dict):
         return container.get(key, ABSENT)
     return container[key] if key < len(container) else ABSENT
@@ -173,7 +175,7 @@ class Places:
             self.moving.append((name, thing, state))
         if isinstance(thing, torch.nn.Module):
             self._module(thing)
-        elif isinstance(thing, (dict, *_LISTS)):
+        elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
         elif isinstance(thing, tuple):
             self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MOST])]

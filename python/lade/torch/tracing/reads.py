@@ -16,7 +16,7 @@ import types
 import torch
 
 from .. import forms
-from .places import ENTRIES_MOST, MODULE_FIELDS, Place, Places, entry_of, is_foreign
+from .places import ENTRIES_MOST, LISTS as _LISTS, MODULE_FIELDS, Place, Places, entry_of, is_foreign
 
 _PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
 _STDLIB = os.path.join(os.path.dirname(os.__file__), "")
@@ -133,8 +133,14 @@ class Reads(Places):
         if isinstance(thing, types.ModuleType):
             if _is_users(getattr(thing, "__file__", None) or "<", thing.__name__):
                 self._attributes(name + ".", vars(thing))
+        elif isinstance(thing, type):
+            file = getattr(sys.modules.get(thing.__module__), "__file__", None) or "<stdin>"
+            if _is_users(file, thing.__module__):
+                self._attributes(name + ".", thing)
         else:
             super()._visit(name, thing)
+            if type(thing).__module__ != "builtins" and not is_foreign(type(thing).__module__):
+                self._queue += [(kind.__name__, kind) for kind in type(thing).__mro__]
 
     def _module(self, module):
         kind, own = type(module).__name__ + ".", vars(module)
@@ -145,6 +151,8 @@ class Reads(Places):
 
     def _function(self, function):
         self._queue += list(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        if function.__dict__:
+            self._attributes(function.__name__ + ".", function.__dict__)
 
     def _cell(self, name, cell):
         self._add(_Entries(name, cell, {None: entry_of(cell, None)}, None))
@@ -157,12 +165,12 @@ class Reads(Places):
         self._add(_Entries(name, container, values, None))
 
     def _attributes(self, name, own, names=None):
-        """Hold the attributes of an object that code may ask for, or globals with one of the @names."""
+        """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names."""
         called = self.called if names is None else ()
         names = self.names if names is None else names
-        values = {key: value for key, value in list(own.items()) if key not in MODULE_FIELDS
+        values = {key: value for key, value in list(_table(own).items()) if key not in MODULE_FIELDS
                   and (names is None or key in names or key in called and callable(value))}
-        self._add(_Entries(name, own, values, frozenset(own) if names is None else names))
+        self._add(_Entries(name, own, values, frozenset(_table(own)) if names is None else names))
 
     def _add(self, entries):
         """Hold entries, and visit their values."""
@@ -203,7 +211,8 @@ class _Entries:
             return all(entry_of(self.container, None) is value for value in self.values.values())
         if not _is_of(self.container, self.shape):
             return False
-        now = map(self.container.get if isinstance(self.container, dict) else self.container.__getitem__, self.values)
+        table = _table(self.container)
+        now = map(table.__getitem__ if isinstance(table, _LISTS) else table.get, self.values)
         return all(map(operator.is_, now, self.values.values()))
 
     def places(self, known):
@@ -224,7 +233,7 @@ class _Entries:
                 del self.values[key]
                 found.append(self._place(key))
         if has_changed:
-            new = self.container.keys() - self.shape
+            new = _table(self.container).keys() - self.shape
             self.shape = _shape(self.container)
             found += [self._place(key) for key in new if key in self.names and key not in self.values
                       and key not in MODULE_FIELDS and (id(self.container), key) not in known
@@ -240,15 +249,22 @@ class _Entries:
         return Place(self.label(key), self.container, key, None)
 
 
+def _table(container):
+    """Return a container, or the attributes of a class."""
+    return vars(container) if isinstance(container, type) else container
+
+
 def _shape(container):
-    """Return the keys of a dict, the length of a list, or None for a cell."""
+    """Return the keys of a dict or a class, the length of a list, or None for a cell."""
     if isinstance(container, types.CellType):
         return None
-    return frozenset(container) if isinstance(container, dict) and len(container) <= ENTRIES_MOST else len(container)
+    table = _table(container)
+    return frozenset(table) if not isinstance(table, _LISTS) and len(table) <= ENTRIES_MOST else len(table)
 
 
 def _is_of(container, shape):
-    return container.keys() == shape if isinstance(shape, frozenset) else len(container) == shape
+    table = _table(container)
+    return table.keys() == shape if isinstance(shape, frozenset) else len(table) == shape
 
 
 class Known:
