@@ -423,7 +423,7 @@ def lists_that_grow_are_told():
             own["losses"] = [*own["losses"], torch.ones(())]
             return own, *data(i)
         return optimizer, train, arguments_of
-    for make, text in ((of_places, "reads history"), (of_arguments, "lists, dicts or objects")):
+    for make, text in ((of_places, "reads history"), (of_arguments, "lists, dicts or objects of several forms")):
         model = Tempered()
         optimizer, train, arguments_of = make(model)
         call = lade.torch.step(train, model, optimizer, "100%", audit=False)

@@ -210,12 +210,12 @@ class Step:
         named = [(place.id, f"the step reads {place.name}", place.signature()) for place in self.places.values()]
         named += [(i, f"flat argument {i} is a {type(leaf).__name__}", _leaf_key(leaf)) for i, leaf in enumerate(leaves)
                   if not isinstance(leaf, (torch.Tensor, bool, str, type(None)))]
-        named.append(("form", "the step takes lists, dicts or objects", repr(spec)))
+        named.append(("form", "the step takes lists, dicts or objects of several forms", repr(spec)))
         for key, text, value in named:
             seen = self.seen.setdefault(key, set())
             seen.add(hash(value))
             if len(seen) > (FEW_MOST if key == "form" else VALUES_MOST):
-                return (f"lade: {text}, which has had {len(seen)} values; each is captured and planned "
+                return (f"lade: {text}, with {len(seen)} values so far; each is captured and planned "
                         "anew, which takes longer than a step. Keep a number in a tensor, and a list at one length")
         return None
 
