@@ -8,11 +8,13 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import gc
 import os
 import pickle
 import signal
 import tempfile
 import warnings
+import weakref
 from unittest import mock
 
 from fixture import F, GPT, SEED, adamw, batch, lade, nn, plain, refused, torch
@@ -308,6 +310,131 @@ def what_a_step_reads_changes_between_steps():
     small(own_batch, 1)
 
 
+def names_that_a_step_does_not_load_make_no_plan():
+    """A global loop variable, and a trainer's counter, that are called step beside optimizer.step()."""
+    space = {"F": F, "step": 0}
+    exec(compile(LOOP, "<stdin>", "exec"), space)  # a cell of a notebook
+
+    def make(model):
+        trainer, optimizer = Space(step=0, scale=1.0), adamw(model)
+        train = space["made"](model, optimizer, trainer)
+
+        def arguments_of(i):
+            space["step"] = trainer.step = i
+            space["beta"] = 1.0 + i // 3
+            return data(i)
+        return optimizer, train, arguments_of
+    small(make, 1)
+
+
+LOOP = """
+beta = 1.0
+
+
+def made(model, optimizer, trainer):
+    def train(x, y):
+        loss = F.cross_entropy(model(x), y) * beta * trainer.scale
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    return train
+"""
+
+
+def keys_that_replace_others_are_seen():
+    def read(model, space, x, y):
+        return F.cross_entropy(model(x), y) * space.options.get("scale", 1.0) * getattr(space, "scale", 1.0)
+
+    def swaps(_model, space, i):
+        space.options.clear()
+        space.options.update({"warm": None} if i < 2 else {"scale": 3.0})
+        if i == 3:
+            del space.warm
+            space.scale = 2.0
+    changing(swaps, 1, read, lambda: Space(options={"warm": None}, warm=None))
+
+
+def classes_and_functions_have_attributes():
+    """An attribute of a class, a base class, a function, and the closure of a decorated method."""
+    class Config:
+        beta = 1.0
+
+    class Head(Config):
+        pass
+
+    def scaled(own):
+        return lambda act: lambda self, x: act(self, x) * own.kappa
+
+    def read(model, space, x, y):
+        return F.cross_entropy(model(x), y) * space.read()
+    for get, kind, key in ((lambda: Config.beta, Config, "beta"), (lambda: head.beta, Config, "beta"),
+                           (lambda: scaled.rate, scaled, "rate"), (lambda: head.go(1.0), OWN, "kappa")):
+        head, scaled.rate, OWN.kappa, Config.beta = Head(), 1.0, 1.0, 1.0
+        Head.go = scaled(OWN)(lambda _self, x: x)
+        changing(lambda _model, _space, i, kind=kind, key=key: setattr(kind, key, 1.0 + i // 3), 1, read,
+                 lambda get=get: Space(read=get))
+
+
+OWN = Space()
+
+
+def containers_of_past_steps_are_freed():
+    """A step keeps at most one batch that its trainer held, of dicts and of objects with slots."""
+    class Slots:
+        __slots__ = ("x", "y")
+
+        def __getitem__(self, key):
+            return getattr(self, key)
+    for is_dict in (True, False):
+        model, trainer, alive = Tempered(), Space(batch=None), []
+        optimizer, train = trained(model, lambda: F.cross_entropy(model(trainer.batch["x"]), trainer.batch["y"]))
+        call = lade.torch.step(train, model, optimizer, "100%", audit=False)
+        with mock.patch.object(lade.torch.train_step, "FORMS_MOST", 2), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for i in range(6):
+                x, y = data(i)
+                trainer.batch = {"x": x, "y": y} if is_dict else Slots()
+                if not is_dict:
+                    trainer.batch.x, trainer.batch.y = x, y
+                alive.append(weakref.ref(x))
+                del x, y
+                call()
+        trainer.batch = None
+        gc.collect()
+        assert sum(ref() is not None for ref in alive) <= (1 if is_dict else 2), (is_dict, alive)
+
+
+def lists_that_grow_are_told():
+    def of_places(model):
+        history = [torch.zeros(())]
+        optimizer, train = trained(model, lambda x, y: F.cross_entropy(model(x), y) + torch.stack(history[-1:]).mean())
+
+        def arguments_of(i):
+            history.append(torch.tensor(float(i)))
+            return data(i)
+        return optimizer, train, arguments_of
+
+    def of_arguments(model):
+        own = {"losses": []}
+        optimizer, train = trained(model, lambda own, x, y: F.cross_entropy(model(x), y) + sum(own["losses"]))
+
+        def arguments_of(i):
+            own["losses"] = [*own["losses"], torch.ones(())]
+            return own, *data(i)
+        return optimizer, train, arguments_of
+    for make, text in ((of_places, "reads history"), (of_arguments, "lists, dicts or objects of several forms")):
+        model = Tempered()
+        optimizer, train, arguments_of = make(model)
+        call = lade.torch.step(train, model, optimizer, "100%", audit=False)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for i in range(7):
+                call(*arguments_of(i))
+        told = [str(one.message) for one in told if "lade" in str(one.message)]
+        assert len(told) == 1 and text in told[0], told
+
+
 def numbers_that_change_in_each_call_are_told():
     model = Tempered()
     optimizer, train = trained(model, lambda x, y: F.cross_entropy(model(x), y))
@@ -395,7 +522,9 @@ def steps_change_their_arguments():
         assert lade.torch.digest(model) == before
 
 
-for case in (programs_change_their_model, what_a_step_reads_changes_between_steps, numbers_that_change_in_each_call_are_told,
+for case in (programs_change_their_model, what_a_step_reads_changes_between_steps,
+             names_that_a_step_does_not_load_make_no_plan, keys_that_replace_others_are_seen, containers_of_past_steps_are_freed,
+             classes_and_functions_have_attributes, lists_that_grow_are_told, numbers_that_change_in_each_call_are_told,
              objects_carry_batches, steps_change_their_arguments, shapes_that_change_each_time, two_steps_share_a_model,
              steps_are_neither_nested_nor_copied, forked_processes_are_reported, an_interrupted_audit_takes_no_step,
              arguments_of_another_kind_are_named):

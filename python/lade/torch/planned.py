@@ -274,7 +274,7 @@ class Planned:
 
     def tensors(self, batch):
         """Return (kind, name, tensor) of all given tensors, in the order of the graph's inputs."""
-        found = []
+        found, looked_up = [], {}
         for kind, name, where, _ in self.trace.inputs:
             if kind == "param":
                 tensor = where
@@ -282,7 +282,7 @@ class Planned:
                 own, key = self.trace.given.places_of[id(where)]
                 tensor = own[key]
             elif kind == "place":
-                tensor = where.get()
+                tensor = where.get(looked_up)
             elif kind == "state":
                 tensor = self.trace.given.optimizer.state[where[0]][where[1]]
             elif kind == "grad":

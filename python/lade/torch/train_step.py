@@ -39,6 +39,7 @@ PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
 BACK_MOST = 8           # new beginnings of one call that know no more answers than the one before
 CAPTURES_MOST = 8       # of one step, each with more strides known
 FORMS_MOST = 256        # of arguments and of what the step reads, each with plans of its own
+FEW_MOST = 4            # forms of lists, dicts and objects, before the user is told
 VALUES_MOST = 3         # of a number that the step reads in Python, before the user is told
 
 
@@ -76,6 +77,7 @@ class Step:
         self.pricer = Pricer(self.optimizer)
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
         self.places = {}  # by their ids: where the step leaves tensors in Python, and what changes between steps there
+        self.seen = {}  # place, argument or form -> hashes of values that had a plan made
         self.known = Known()  # what the step reads in Python
         self.measured, self.at_work, self.is_hooked = {}, None, False
         self.store, self.pid = tiers.SharedStore(limits.store), os.getpid()
@@ -151,16 +153,25 @@ class Step:
         """
         leaves, spec = forms.flatten((args, kwargs))
         for place in self.known.changed(self.places):
-            self.places[place.id], self.ready = place, {}
+            self.places[place.id] = place
+            self._forget()
         if any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
-            self.given, self.ready = Given(self.model, self.optimizer), {}
+            self.given = Given(self.model, self.optimizer)
+            self._forget()
         plans = self.ready.get(self._key(spec, leaves))
         ready = plans.find(plans.branch if branch is None else branch, leaves) if plans else None
         if ready is None and plans and branch is None and plans.branch:
             ready = plans.find((), leaves)
         return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch or (), can_run)
+
+    def _forget(self):
+        """Drop all plans, with the objects that they and their keys are made for."""
+        self.ready = {}
+        self.known.forget()
+        for place in self.places.values():
+            place.others.clear()
 
     def _key(self, spec, leaves):
         """Return the key of a plan: the form of the arguments and the modes that it is made for."""
@@ -185,22 +196,27 @@ class Step:
         planned, seconds = self._plan(args, kwargs, branch, Answerer(self) if can_run else None)
         with Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
+            if len(self.ready) >= FORMS_MOST:
+                self._forget()
+                self.known.add(planned.trace.reads)
             plans = self.ready.setdefault(self._key(spec, leaves), Plans())
             plans.add(ready)
-            while len(self.ready) > FORMS_MOST:
-                del self.ready[next(iter(self.ready))]
         interrupts.deliver()
-        self._tell(plans.note() or self._varied())
+        self._tell(plans.note() or self._varied(spec, leaves))
         return ready
 
-    def _varied(self):
-        """Return a text for the user if a number in Python has had several values, each with a plan of its own, or None."""
-        for place in self.places.values():
-            if place.leaves is None and not place.tensors():
-                place.seen.add(place.signature())
-                if len(place.seen) > VALUES_MOST:
-                    return (f"lade: the step reads {place.name}, which has had {len(place.seen)} values; each is captured and planned "
-                            "anew, which takes longer than a step. Keep it in a tensor")
+    def _varied(self, spec, leaves):
+        """Return a text for the user if the step's state or arguments had several forms, each with a plan of its own, or None."""
+        named = [(place.id, f"the step reads {place.name}", place.signature()) for place in self.places.values()]
+        named += [(i, f"flat argument {i} is a {type(leaf).__name__}", _leaf_key(leaf)) for i, leaf in enumerate(leaves)
+                  if not isinstance(leaf, (torch.Tensor, bool, str, type(None)))]
+        named.append(("form", "the step takes lists, dicts or objects of several forms", repr(spec)))
+        for key, text, value in named:
+            seen = self.seen.setdefault(key, set())
+            seen.add(hash(value))
+            if len(seen) > (FEW_MOST if key == "form" else VALUES_MOST):
+                return (f"lade: {text}, with {len(seen)} values so far; each is captured and planned "
+                        "anew, which takes longer than a step. Keep a number in a tensor, and a list at one length")
         return None
 
     def _tell(self, text):
@@ -222,7 +238,8 @@ class Step:
         if new or not planned.trace.fields <= self.fields:  # other plans hold these values as constants
             self.places.update(new)
             self.fields |= planned.trace.fields
-            self.ready = {}
+            self._forget()
+            self.known.add(planned.trace.reads)
         if planned.living and not self.is_hooked:
             residents.install(self, _models(self.model), optimizers.members_of(self.optimizer))
             self.is_hooked = True

@@ -28,7 +28,7 @@ _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multip
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
 ENTRIES_MOST = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
 _VISITED_MOST = 200_000  # containers
-_LISTS = (list, collections.deque)
+LISTS = (list, collections.deque)
 _SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
@@ -39,6 +39,8 @@ def entry_of(container, key):
             return container.cell_contents
         except ValueError:
             return ABSENT
+    if isinstance(container, type):
+        return vars(container).get(key, ABSENT)
     if isinstance(container, dict):
         return container.get(key, ABSENT)
     return container[key] if key < len(container) else ABSENT
@@ -66,7 +68,6 @@ class Place:
     def __init__(self, name, container, key, before):
         self.name, self.container, self.key, self.before = name, container, key, before
         self.leaves = self.spec = None  # of the value that the step leaves; torch.Tensor stands for a result
-        self.seen = set()  # signatures, where the step reads a number
         self.others = {}  # id of an object that was a part of a value -> itself, so that no later one has its id
 
     @property
@@ -134,8 +135,13 @@ class Found:
     def __init__(self, place, index):
         self.place, self.index = place, index
 
-    def get(self):
-        return self.place.tensors()[self.index]
+    def get(self, looked_up=None):
+        """Return the tensor. @looked_up: {id of a place: its tensors}, which one step takes apart once."""
+        if looked_up is None:
+            return self.place.tensors()[self.index]
+        if id(self.place) not in looked_up:
+            looked_up[id(self.place)] = self.place.tensors()
+        return looked_up[id(self.place)][self.index]
 
 
 class Places:
@@ -169,7 +175,7 @@ class Places:
             self.moving.append((name, thing, state))
         if isinstance(thing, torch.nn.Module):
             self._module(thing)
-        elif isinstance(thing, (dict, *_LISTS)):
+        elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
         elif isinstance(thing, tuple):
             self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MOST])]

@@ -6,6 +6,8 @@ that ran in the capture name the attributes, globals and keys that it may have r
 those of the capture. One that differs becomes a place (places.py): its value is a part of a plan's key, and its tensors are
 looked up in each step.
 """
+import dis
+import functools
 import operator
 import os
 import sys
@@ -13,13 +15,20 @@ import types
 
 import torch
 
-from .places import ENTRIES_MOST, MODULE_FIELDS, Place, Places, entry_of, is_foreign
+from .. import forms
+from .places import ENTRIES_MOST, LISTS as _LISTS, MODULE_FIELDS, Place, Places, entry_of, is_foreign
 
 _PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
 _STDLIB = os.path.join(os.path.dirname(os.__file__), "")
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 _CAN_PAUSE = sys.version_info < (3, 12)  # later releases instrument all code anew when a profiler comes or goes
 _PLAIN = (int, float, str)
+_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+_ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"))
+_HAS_FLAG = sys.version_info >= (3, 12)  # the lowest bit of LOAD_ATTR's argument stands for a call
+_BY_TEXT = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__"))
+_CELLS = "<stdin", "<ipython", "<string>", "<python-input"
 
 
 class Codes:
@@ -53,68 +62,129 @@ class Codes:
     def resume(self):
         sys.setprofile(self._note)
 
-    def names(self):
-        """Return the names and texts of the noted code, or None if nothing was noted."""
-        found = set()
-        for code in self.found:
-            found.update(code.co_names)
-            for constant in code.co_consts:
-                found.update(one for one in (constant if isinstance(constant, tuple) else (constant,)) if isinstance(one, str))
-        return found or None
+
+class _Names:
+    """The names that code objects load: globals, attributes, attributes that they call, and texts."""
+
+    def __init__(self, code=None):
+        self.globals, self.attributes, self.methods, self.texts = set(), set(), set(), set()
+        for one in dis.get_instructions(code) if code is not None else ():
+            if one.opname in _GLOBALS:
+                self.globals.add(one.argval)
+            elif one.opname == "LOAD_METHOD" or one.opname == "LOAD_ATTR" and _HAS_FLAG and one.arg & 1:
+                self.methods.add(one.argval)
+            elif one.opname in _ATTRIBUTES:
+                self.attributes.add(one.argval)
+        if code is not None:
+            self._add_texts(code.co_consts)
+
+    def _add_texts(self, constants):
+        for one in constants:
+            if isinstance(one, str):
+                self.texts.add(one)
+            elif isinstance(one, (tuple, frozenset)):
+                self._add_texts(one)
+
+    def join(self, other):
+        self.globals |= other.globals
+        self.attributes |= other.attributes
+        self.methods |= other.methods
+        self.texts |= other.texts
+
+    def asked(self):
+        """Return the names of attributes that the code may ask for; texts are names where it calls getattr or the like."""
+        return self.attributes | self.texts if _BY_TEXT & (self.globals | self.attributes | self.methods) else self.attributes
 
 
-def _is_users(file):
-    return not file.startswith((_PACKAGES, _STDLIB, _OWN, "<"))
+@functools.lru_cache(4096)
+def _names_of(code):
+    return _Names(code)
+
+
+def _is_users(file, name=""):
+    """True for the file of a user's code, or a cell of a notebook; @name: of its module."""
+    if name.split(".")[0] in sys.stdlib_module_names and name != "__main__" or is_foreign(name):
+        return False
+    return file.startswith(_CELLS) or not file.startswith((_PACKAGES, _STDLIB, _OWN, "<"))
 
 
 class Reads(Places):
     """The entries that the code of one capture may have read, with their values."""
 
-    def __init__(self, fn, modules, arguments, codes):
-        self.names, self.codes, self.entries = codes.names(), codes.found, {}
+    def __init__(self, fn, modules, arguments, codes, known=()):
+        """@known: places, whose signatures and inputs have all that lists and dicts there hold."""
+        self.codes, self.entries, self.known = codes.found, {}, {place.id for place in known}
+        self.names = self.called = None  # without a note every name may be read
+        if self.codes:
+            all_names = _Names()
+            for code, own in self.codes.items():
+                if not code.co_filename.startswith((_STDLIB, _OWN)) or code.co_filename.startswith(_PACKAGES):
+                    if not code.co_filename.startswith(_TORCH) or "/nn/" in code.co_filename:
+                        all_names.join(_names_of(code))
+            self.names, self.called = all_names.asked(), all_names.methods
         super().__init__(fn, modules, arguments)
 
     def _start(self):
         for code, own in self.codes.items():
-            if _is_users(code.co_filename):
-                self._attributes("", own, set(code.co_names).__contains__)
+            if _is_users(code.co_filename, str(own.get("__name__") or "")):
+                self._attributes("", own, _names_of(code).globals)
 
     def _visit(self, name, thing):
         if isinstance(thing, types.ModuleType):
-            if _is_users(getattr(thing, "__file__", None) or "<") and not is_foreign(thing.__name__):
+            if _is_users(getattr(thing, "__file__", None) or "<", thing.__name__):
                 self._attributes(name + ".", vars(thing))
+        elif isinstance(thing, type):
+            file = getattr(sys.modules.get(thing.__module__), "__file__", None) or "<stdin>"
+            if _is_users(file, thing.__module__):
+                self._attributes(name + ".", thing)
         else:
             super()._visit(name, thing)
+            if type(thing).__module__ != "builtins" and not is_foreign(type(thing).__module__):
+                self._queue += [(kind.__name__, kind) for kind in type(thing).__mro__]
 
     def _module(self, module):
         kind, own = type(module).__name__ + ".", vars(module)
         if not isinstance(module, torch.jit.ScriptModule):
-            self._attributes(kind, own, lambda key: key not in MODULE_FIELDS)
+            self._attributes(kind, own)
             self._queue += [(kind + key, hook) for key in own if key.endswith("_hooks") for hook in (own[key] or {}).values()]
             self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
 
     def _function(self, function):
         self._queue += list(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        if function.__dict__:
+            self._attributes(function.__name__ + ".", function.__dict__)
 
     def _cell(self, name, cell):
-        value = entry_of(cell, None)
-        self.entries[id(cell)] = _Entries(name, cell, {None: value}, None)
-        self._queue.append((name, value))
+        self._add(_Entries(name, cell, {None: entry_of(cell, None)}, None))
 
     def _hold(self, name, container, _wanted=None):
         if isinstance(container, dict) and name.endswith("."):
             self._attributes(name, container)
             return
         values = {} if len(container) > ENTRIES_MOST else dict(container if isinstance(container, dict) else enumerate(container))
-        self.entries[id(container)] = _Entries(name, container, values, None)
-        self._queue += [(f"{name}[{key!r}]", value) for key, value in values.items()]
+        self._add(_Entries(name, container, values, None))
 
-    def _attributes(self, name, own, wanted=lambda _key: True):
-        """Hold the attributes of an object, or globals, that have one of the names and are @wanted."""
-        values = {key: value for key, value in list(own.items()) if wanted(key) and (self.names is None or key in self.names)}
-        known = self.entries.setdefault(id(own), _Entries(name, own, {}, self.names))
-        known.values.update(values)
-        self._queue += [(name + key, value) for key, value in values.items()]
+    def _attributes(self, name, own, names=None):
+        """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names."""
+        called = self.called if names is None else ()
+        names = self.names if names is None else names
+        values = {key: value for key, value in list(_table(own).items()) if key not in MODULE_FIELDS
+                  and (names is None or key in names or key in called and callable(value))}
+        self._add(_Entries(name, own, values, frozenset(_table(own)) if names is None else names))
+
+    def _add(self, entries):
+        """Hold entries, and visit their values."""
+        container = entries.container
+        for key, value in list(entries.values.items()):
+            if (id(container), key) in self.known:
+                del entries.values[key]
+                self._queue += [(entries.label(key), leaf) for leaf in forms.flatten(value)[0]]
+            else:
+                self._queue.append((entries.label(key), value))
+        if id(container) in self.entries:
+            self.entries[id(container)].join(entries)
+        else:
+            self.entries[id(container)] = entries
 
 
 class _Entries:
@@ -124,7 +194,12 @@ class _Entries:
         """@values: {key: value}. @names: of attributes that code may ask for, None if all keys are read."""
         self.name, self.container, self.values, self.names = name, container, values, names
         self.is_whole = names is None and not isinstance(container, types.CellType)  # its length is read too
-        self.n = None if isinstance(container, types.CellType) else len(container)
+        self.shape = _shape(container)
+
+    def copy(self):
+        other = _Entries(self.name, self.container, dict(self.values), self.names)
+        other.shape = self.shape
+        return other
 
     def join(self, other):
         self.values.update(other.values)
@@ -132,16 +207,18 @@ class _Entries:
             self.names = self.names | other.names if other.names is not None else None
 
     def is_same(self):
-        if self.n is None:
+        if self.shape is None:
             return all(entry_of(self.container, None) is value for value in self.values.values())
-        if len(self.container) != self.n:
+        if not _is_of(self.container, self.shape):
             return False
-        now = map(self.container.get if isinstance(self.container, dict) else self.container.__getitem__, self.values)
+        table = _table(self.container)
+        now = map(table.__getitem__ if isinstance(table, _LISTS) else table.get, self.values)
         return all(map(operator.is_, now, self.values.values()))
 
     def places(self, known):
-        """Return places of the entries that differ, those of @known apart; they are no entries any more."""
-        if self.is_whole and len(self.container) != self.n:
+        """Return places of the entries that differ, those of @known apart, or None if the whole container is one."""
+        has_changed = self.shape is not None and not _is_of(self.container, self.shape)
+        if self.is_whole and has_changed:
             return None
         found = []
         for key, before in list(self.values.items()):
@@ -150,28 +227,55 @@ class _Entries:
                 continue
             if (id(self.container), key) in known:
                 del self.values[key]
-            elif type(now) is type(before) and isinstance(now, _PLAIN) and now == before:
+            elif type(now) is type(before) and isinstance(now, _PLAIN) and now == before and repr(now) == repr(before):
                 self.values[key] = now
             else:
                 del self.values[key]
                 found.append(self._place(key))
-        if self.n is not None and len(self.container) != self.n:
-            self.n = len(self.container)
-            found += [self._place(key) for key in list(self.container) if key in self.names and key not in self.values
-                      and key not in MODULE_FIELDS and (id(self.container), key) not in known]
+        if has_changed:
+            new = _table(self.container).keys() - self.shape
+            self.shape = _shape(self.container)
+            found += [self._place(key) for key in new if key in self.names and key not in self.values
+                      and key not in MODULE_FIELDS and (id(self.container), key) not in known
+                      and not any(place.key == key for place in found)]
         return found
 
+    def label(self, key):
+        if isinstance(self.container, types.CellType):
+            return self.name
+        return f"{self.name}{key}" if self.names is not None else f"{self.name}[{key!r}]"
+
     def _place(self, key):
-        name = self.name if isinstance(self.container, types.CellType) else f"{self.name}{key}" if self.names is not None \
-            else f"{self.name}[{key!r}]"
-        return Place(name, self.container, key, None)
+        return Place(self.label(key), self.container, key, None)
+
+
+def _table(container):
+    """Return a container, or the attributes of a class."""
+    return vars(container) if isinstance(container, type) else container
+
+
+def _shape(container):
+    """Return the keys of a dict or a class, the length of a list, or None for a cell."""
+    if isinstance(container, types.CellType):
+        return None
+    table = _table(container)
+    return frozenset(table) if not isinstance(table, _LISTS) and len(table) <= ENTRIES_MOST else len(table)
+
+
+def _is_of(container, shape):
+    table = _table(container)
+    return table.keys() == shape if isinstance(shape, frozenset) else len(table) == shape
 
 
 class Known:
-    """The entries that all captures of a step may have read."""
+    """The entries that the captures of a step's plans may have read."""
 
     def __init__(self):
         self.all, self.wholes = {}, {}  # by the ids of containers; wholes: those that are a place as a whole
+
+    def forget(self):
+        """Drop the entries of plans that are dropped."""
+        self.all = {}
 
     def add(self, reads):
         for key, entries in reads.entries.items():
@@ -180,7 +284,7 @@ class Known:
             if key in self.all:
                 self.all[key].join(entries)
             else:
-                self.all[key] = entries
+                self.all[key] = entries.copy()
 
     def changed(self, known):
         """Return new places of entries that differ from the captures', those of the places @known apart."""

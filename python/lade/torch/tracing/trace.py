@@ -670,7 +670,8 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
-    result.answers, result.hooks, result.reads = watch.answers, recorder.hooks, Reads(fn, given.modules, leaves, watch.codes)
+    result.answers, result.hooks = watch.answers, recorder.hooks
+    result.reads = Reads(fn, given.modules, leaves, watch.codes, [*known, *result.places])
     result.branches, result.branch_lines = tuple(branches.answers), branches.lines
     result.found = result.branches[:branches.n_found]
     return result
