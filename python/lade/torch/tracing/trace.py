@@ -510,9 +510,9 @@ class _Fakes:
 class _Body:
     """The user's function in a capture: called by make_fx, it returns the tensors that the graph returns."""
 
-    def __init__(self, fn, spec, fakes, places, watch, result):
-        """@spec: the form of the arguments. @result: the Trace, whose uses of results are filled in here."""
-        self.fn, self.spec, self.fakes, self.given = fn, spec, fakes, fakes.given
+    def __init__(self, fn, spec, argued, fakes, places, watch, result):
+        """@spec: the form of the arguments @argued, (args, kwargs). @result: the Trace, whose uses of results are filled in here."""
+        self.fn, self.spec, self.argued, self.fakes, self.given = fn, spec, argued, fakes, fakes.given
         self.places, self.watch, self.result = places, watch, result
         own = (*self.given.params, *self.given.buffers)
         self.reals = {id(fakes.own[id(t)]): t for _, t in own}
@@ -520,7 +520,7 @@ class _Body:
     def __call__(self, *_flat):
         argued, storages, made = self._prepare(), self._storages(), []
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
-        self.arguments = Arguments(args, kwargs, made)
+        self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
             with self.watch, self.watch.codes:
                 out = self.fn(*args, **kwargs)
@@ -590,7 +590,7 @@ class _Body:
         if any(map(self.watch.counts, before)):
             raise CannotCapture(COUNTS, "value of a tensor")
         known = set(map(id, before))
-        self.result.changes, tensors = self.arguments.changes(self.fakes.batch, self.reals)
+        self.result.changes, tensors = self.arguments.changes(self.fakes.batch, self.reals, self.places.held)
         self.arguments = None  # it holds what the step left there
         return [t for place in found for t in place.take(self.reals, known)] + tensors
 
@@ -647,7 +647,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     if answer is not None:
         reals = fakes.reals()  # the capture exchanges them
         branches.find = lambda: None if watch.written else answer(_part(result, branches, reals))
-    body = _Body(fn, spec, fakes, places, watch, result)
+    body = _Body(fn, spec, (args, kwargs), fakes, places, watch, result)
     try:
         with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
             result.gm = make_fx(body.__call__, tracing_mode="real")(*[f for _, _, _, f in result.inputs])
