@@ -299,7 +299,19 @@ def objects_of_any_class():
         same(loss_of, lambda i, _own, _model, root=root: (root,), n_steps=2)
 
 
+def parameters_in_attributes_are_named():
+    """A parameter that the step reads from an attribute of another object is refused by name; its gradient stays."""
+    model = nn.Linear(6, 4)
+    space = types.SimpleNamespace(weight=model.weight)
+    train, optimizer = trained(model, lambda model, x, y: loss_at(model, x, y) + space.weight.square().sum())
+    for grad in (None, torch.ones(4, 6)):
+        model.weight.grad = grad
+        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*data(0)),
+                "reads the parameter weight from an attribute")
+        assert model.weight.grad is grad and (grad is None or grad.eq(1).all())
+
+
 for case in (audits_restore_tensors_of_places, steps_move_containers, deques_are_held, containers_are_given_twice,
-             audits_restore_containers, objects_of_any_class):
+             audits_restore_containers, objects_of_any_class, parameters_in_attributes_are_named):
     case()
     print(case.__name__, flush=True)

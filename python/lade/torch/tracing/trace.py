@@ -418,6 +418,20 @@ def _caches_fakes(cached):
     return any(isinstance(leaf, FakeTensor) or keeps_fakes(leaf) for leaf in pytree.tree_leaves(found))
 
 
+def _put_gradients(held):
+    """Give parameters the gradients @held, (name, parameter, gradient); return the name of one that had another, or None."""
+    others = [(name, p, grad) for name, p, grad in held if p.grad is not grad]
+    for _, p, grad in others:
+        p.grad = grad
+    return others[0][0] if others else None
+
+
+def _constant_gradient(gm, held):
+    """Return the name of a parameter whose gradient, of @held, is a constant of the graph, or None."""
+    real = {id(functools.reduce(getattr, node.target.split("."), gm)) for node in gm.graph.nodes if node.op == "get_attr"}
+    return next((name for name, _, grad in held if id(grad) in real), None)
+
+
 def _refuse_kept(watch, known):
     """Refuse a step whose tensors are held by objects that places.py does not reach, such as those of an extension."""
     if watch.held(known) is not None:
@@ -647,7 +661,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     if answer is not None:
         reals = fakes.reals()  # the capture exchanges them
         branches.find = lambda: None if watch.written else answer(_part(result, branches, reals))
-    body = _Body(fn, spec, (args, kwargs), fakes, places, watch, result)
+    body, grads = _Body(fn, spec, (args, kwargs), fakes, places, watch, result), [(name, p, p.grad) for name, p in given.params]
     try:
         with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
             result.gm = make_fx(body.__call__, tracing_mode="real")(*[f for _, _, _, f in result.inputs])
@@ -662,6 +676,11 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         watch.restore()
         for t in fakes.own.values():
             t.grad = None
+        other = _put_gradients(grads)
+    other = other or _constant_gradient(result.gm, grads)
+    if other is not None:
+        raise CannotCapture(f"the step reads the parameter {other} from an attribute or a variable that is not its module's; read "
+                            "it from the module", "parameter")
     result.out_leaves = [leaf if not isinstance(leaf, torch.Tensor) else torch.Tensor for leaf in result.out_leaves]
     if not result.is_cut:
         _refuse_kept(watch, fakes.all())
