@@ -54,11 +54,11 @@ class Audit:
 
     def _whole(self, ready, args, kwargs, leaves, meter):
         self.step.sync()
-        before, form = Snapshot(self.step, ready, leaves), forms.flatten((args, kwargs))[1]
+        before = Snapshot(self.step, ready, leaves, args, kwargs)
         try:
-            self.step._run(ready, leaves, meter)
+            self.step._run(ready, leaves, meter, (args, kwargs), is_last=False)
             self.step.sync()
-            captured = self._digest(ready)
+            captured = self._digest(ready, before)
             before.restore()
             result = self.step.fn(*args, **kwargs)
         except BaseException:  # a fault, or Ctrl-C: no step was taken
@@ -68,13 +68,12 @@ class Audit:
                 before.restore()
             self.step.broken = None
             raise
-        eager = self._digest(ready)
+        eager = self._digest(ready, before)
         if captured != eager:
             before.restore()
-            args, kwargs = form.unflatten(leaves)  # the step may have changed the containers
             self.step.fn(*args, **kwargs)
-            again = self._digest(ready)
-            self._refuse(captured, eager, again, self.ops_apart(ready, before, *form.unflatten(leaves), leaves))
+            again = self._digest(ready, before)
+            self._refuse(captured, eager, again, self.ops_apart(ready, before, args, kwargs, leaves))
         ready.is_audited = True
         return result
 
@@ -105,7 +104,7 @@ class Audit:
             if not self._fits(small):
                 return None
             self.step.sync()
-            before = Snapshot(self.step, small, leaves)
+            before = Snapshot(self.step, small, leaves, args, kwargs)
             try:
                 self._whole(small, args, kwargs, leaves, None)
                 return small
@@ -121,7 +120,7 @@ class Audit:
         """Return the ops that first have other bits than those of the uncaptured step, which is the last to run."""
         def captured():
             before.restore()
-            self.step._run(ready, leaves, None)
+            self.step._run(ready, leaves, None, (args, kwargs), is_last=False)
             self.step.sync()
 
         def uncaptured():
@@ -131,24 +130,38 @@ class Audit:
 
     def _refuse(self, captured, eager, again, ops):
         """Raise an Error that names the difference, or the one between two uncaptured steps if they differ too."""
-        name = next(name for name in eager if captured.get(name) != eager[name])
+        name = _other(captured, eager)
         self.step.broken = f"the audit found other bits in the captured step, first in {name}" + (f", made by {ops}" if ops else "")
         if eager != again:
-            name = next(name for name in eager if again.get(name) != eager[name])
+            name = _other(again, eager)
             self.step.broken = (f"the audit ran the uncaptured step twice from one state, and its bits differ, first in "
                                 f"{name}: set torch.use_deterministic_algorithms(True), or audit=False")
         raise Error(f"lade: {self.step.broken}; the model is as after the uncaptured step")
 
-    def _digest(self, ready):
+    def _digest(self, ready, before):
         step = self.step
         found = {f"{kind} {name}": bits(t) for kind, name, t in stateful(step, ready)}
+        found.update((f"{kind} {name}", bits(t)) for kind, name, t in before.inputs)
         for i, p in enumerate(ready.planned.trace.given.opt_params):
             for key, value in optimizers.state_items(step.optimizer.state.get(p, {})):
                 found[f"state {i}.{key}"] = bits(value) if isinstance(value, torch.Tensor) else repr(value)
         for place in ready.planned.trace.places:
-            found.update((f"place {place.name}.{i}", bits(t)) for i, t in enumerate(place.tensors()))
+            found.update((f"place {place.name}.{i}", _value(leaf)) for i, leaf in enumerate(forms.flatten(place.get())[0]))
+        leaves, form = forms.flatten(before.arguments)
+        found["containers of the arguments"] = repr(form)
+        found.update((f"argument {i} after the step", _value(leaf)) for i, leaf in enumerate(leaves))
         found["generator"], found["NumPy's generator"] = map(pickle.dumps, generators.states_of_step(step.device))
         return found
+
+
+def _value(leaf):
+    """Return what the audit compares of a tensor, a number, a text or another object."""
+    return bits(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) if isinstance(leaf, forms.PLAIN) else type(leaf).__name__
+
+
+def _other(found, wanted):
+    """Return the first name whose value is another one in @found than in @wanted."""
+    return next(name for name in (*wanted, *found) if name not in found or name not in wanted or found[name] != wanted[name])
 
 
 def stateful(step, ready):
@@ -168,10 +181,13 @@ def stateful(step, ready):
 class Snapshot:
     """Copies of all that a step changes, to go back to them."""
 
-    def __init__(self, step, ready, leaves):
-        self.step, self.given = step, ready.planned.trace.given
-        self.copies = [(t, t.detach().clone()) for kind, _, t in stateful(step, ready) if kind != "gradient"]
-        self.copies += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
+    def __init__(self, step, ready, leaves, args, kwargs):
+        self.step, self.given, self.arguments = step, ready.planned.trace.given, (args, kwargs)
+        self.inputs = [(kind, name, t) for kind, name, t in ready.planned.tensors(leaves) if kind == "place"]
+        self.inputs += [("argument", str(i), t) for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)]
+        copied = {id(t): t for kind, _, t in (*stateful(step, ready), *self.inputs) if kind != "gradient"}
+        self.copies = [(t, t.detach().clone()) for t in copied.values()]
+        self.containers = [(one, forms.entries_of(one)) for one in forms.containers(self.arguments)]
         self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
         members = optimizers.members_of(step.optimizer)
         self.inner = [(one, one.snapshot()) for one in members if hasattr(one, "snapshot")]
@@ -195,6 +211,8 @@ class Snapshot:
                 place.put(value)
                 for tensor, held in tensors:
                     tensor.detach().copy_(held)
+        for container, entries in self.containers:
+            forms.set_entries(container, entries)
         for own, hooks in self.hooks:
             for key in hooks:
                 own.pop(key, None)

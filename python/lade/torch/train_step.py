@@ -28,6 +28,7 @@ from .planned import Planned, Tiers
 from .plans import PLANS_MOST, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
+from .tracing import arguments
 from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
 from .tracing.reads import Known
@@ -322,9 +323,10 @@ class Step:
 
     # one step
 
-    def _run(self, ready, leaves, meter, given=None):
-        """Run a step by its plan. @given: its arguments; without them schedulers and the arguments' containers stay as they are."""
+    def _run(self, ready, leaves, meter, given, is_last=True):
+        """Run a step by its plan. @given: its arguments. Unless it @is_last, schedulers stay as they are."""
         planned, runtime = ready.planned, ready.runtime
+        bound = arguments.bind(planned.trace.changes, *given)  # as they are before the step
         if self.at_work not in (None, runtime):
             self.sync()
             self.at_work.rest()  # plans of several shapes take the host's and the store's budget one at a time
@@ -365,15 +367,14 @@ class Step:
             p.grad = grad
         for optimizer in trace_.stepped:
             optimizer._opt_called = True  # schedulers warn without it
-        if given is not None:
+        if is_last:
             for scheduler, args, kwargs in trace_.late:
                 scheduler.step(*args, **kwargs)
         made = iter(results[trace_.n_out:trace_.n_tensors])
         for place in trace_.places:
             place.put_results(made)
-        if given is not None:
-            for change in trace_.changes:
-                change.put(*given, leaves, made)
+        for change in trace_.changes:
+            change.put(bound, leaves, made)
         for own, hooks in trace_.hooks:
             own.update(hooks)
         interrupts.deliver()

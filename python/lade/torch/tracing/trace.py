@@ -418,6 +418,20 @@ def _caches_fakes(cached):
     return any(isinstance(leaf, FakeTensor) or keeps_fakes(leaf) for leaf in pytree.tree_leaves(found))
 
 
+def _put_gradients(held):
+    """Give parameters the gradients @held, (name, parameter, gradient); return the name of one that had another, or None."""
+    others = [(name, p, grad) for name, p, grad in held if p.grad is not grad]
+    for _, p, grad in others:
+        p.grad = grad
+    return others[0][0] if others else None
+
+
+def _constant_gradient(gm, held):
+    """Return the name of a parameter whose gradient, of @held, is a constant of the graph, or None."""
+    real = {id(functools.reduce(getattr, node.target.split("."), gm)) for node in gm.graph.nodes if node.op == "get_attr"}
+    return next((name for name, _, grad in held if id(grad) in real), None)
+
+
 def _refuse_kept(watch, known):
     """Refuse a step whose tensors are held by objects that places.py does not reach, such as those of an extension."""
     if watch.held(known) is not None:
@@ -510,9 +524,9 @@ class _Fakes:
 class _Body:
     """The user's function in a capture: called by make_fx, it returns the tensors that the graph returns."""
 
-    def __init__(self, fn, spec, fakes, places, watch, result):
-        """@spec: the form of the arguments. @result: the Trace, whose uses of results are filled in here."""
-        self.fn, self.spec, self.fakes, self.given = fn, spec, fakes, fakes.given
+    def __init__(self, fn, spec, argued, fakes, places, watch, result):
+        """@spec: the form of the arguments @argued, (args, kwargs). @result: the Trace, whose uses of results are filled in here."""
+        self.fn, self.spec, self.argued, self.fakes, self.given = fn, spec, argued, fakes, fakes.given
         self.places, self.watch, self.result = places, watch, result
         own = (*self.given.params, *self.given.buffers)
         self.reals = {id(fakes.own[id(t)]): t for _, t in own}
@@ -520,7 +534,7 @@ class _Body:
     def __call__(self, *_flat):
         argued, storages, made = self._prepare(), self._storages(), []
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
-        self.arguments = Arguments(args, kwargs, made)
+        self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
             with self.watch, self.watch.codes:
                 out = self.fn(*args, **kwargs)
@@ -590,7 +604,7 @@ class _Body:
         if any(map(self.watch.counts, before)):
             raise CannotCapture(COUNTS, "value of a tensor")
         known = set(map(id, before))
-        self.result.changes, tensors = self.arguments.changes(self.fakes.batch, self.reals)
+        self.result.changes, tensors = self.arguments.changes(self.fakes.batch, self.reals, self.places.held)
         self.arguments = None  # it holds what the step left there
         return [t for place in found for t in place.take(self.reals, known)] + tensors
 
@@ -647,7 +661,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     if answer is not None:
         reals = fakes.reals()  # the capture exchanges them
         branches.find = lambda: None if watch.written else answer(_part(result, branches, reals))
-    body = _Body(fn, spec, fakes, places, watch, result)
+    body, grads = _Body(fn, spec, (args, kwargs), fakes, places, watch, result), [(name, p, p.grad) for name, p in given.params]
     try:
         with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
             result.gm = make_fx(body.__call__, tracing_mode="real")(*[f for _, _, _, f in result.inputs])
@@ -662,6 +676,11 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         watch.restore()
         for t in fakes.own.values():
             t.grad = None
+        other = _put_gradients(grads)
+    other = other or _constant_gradient(result.gm, grads)
+    if other is not None:
+        raise CannotCapture(f"the step reads the parameter {other} from an attribute or a variable that is not its module's; read "
+                            "it from the module", "parameter")
     result.out_leaves = [leaf if not isinstance(leaf, torch.Tensor) else torch.Tensor for leaf in result.out_leaves]
     if not result.is_cut:
         _refuse_kept(watch, fakes.all())

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Containers and objects among a step's arguments, and what the audit restores: eager's bits and Python's state, or a refusal.
+
+Usage: arguments.py LIBLADE
+"""
+import collections
+import copy
+import dataclasses
+import time
+import types
+from unittest import mock
+
+from fixture import F, SEED, lade, nn, refused, torch
+
+
+def data(i):
+    generator = torch.Generator().manual_seed(i)
+    return torch.randn(8, 6, generator=generator), torch.randint(0, 4, (8,), generator=generator)
+
+
+def trained(model, loss_of):
+    """Return a step that minimizes loss_of(model, ...), and its optimizer."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def train(*args):
+        loss = loss_of(model, *args)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    return train, optimizer
+
+
+def written(thing):
+    """Return texts of all that an argument holds, in order, each container with the number of its first meeting."""
+    met = {}
+
+    def text(one):
+        if isinstance(one, torch.Tensor):
+            return one.tolist()
+        if not isinstance(one, (dict, list, tuple, collections.deque)) and not hasattr(one, "__dict__"):
+            return repr(one)
+        if id(one) in met:
+            return f"number {met[id(one)][0]}"
+        met[id(one)] = len(met), one
+        own = list(one.items()) if isinstance(one, dict) else list(one) if isinstance(one, (list, tuple, collections.deque)) \
+            else list(vars(one).items())
+        return [type(one).__name__] + [text(part) for part in own]
+    return text(thing)
+
+
+def same(loss_of, arguments_of, n_steps=5, kept=lambda model: None, audits=(True, False), state=None):
+    """Assert that losses, parameters, and all that is in the arguments and in kept(model), are those of eager steps.
+
+    arguments_of(i, own, model) returns the arguments of step @i; @own is a copy of @state.
+    """
+    wanted = None
+    for audit in (None, *audits):
+        torch.manual_seed(0)
+        model, own = nn.Linear(6, 4), copy.deepcopy(state)
+        train, optimizer = trained(model, loss_of)
+        call = train if audit is None else lade.torch.step(train, model, optimizer, "100%", audit=audit)
+        torch.manual_seed(SEED)
+        found = []
+        for i in range(n_steps):
+            args = arguments_of(i, own, model)
+            loss = call(*args)
+            found.append((loss.item(), written((args, own, kept(model)))))
+        found.append(lade.torch.digest(model))
+        wanted = found if wanted is None else wanted
+        for i, (a, b) in enumerate(zip(found, wanted)):
+            assert a == b, (audit, i, a, b)
+
+
+def declined(loss_of, args, *words, kind=lade.CannotCapture):
+    """Assert a refusal that changes nothing."""
+    model = nn.Linear(6, 4)
+    train, optimizer = trained(model, loss_of)
+    before = lade.torch.digest(model), written(args)
+    refused(kind, lambda: lade.torch.step(train, model, optimizer, "100%")(*args), *words)
+    assert (lade.torch.digest(model), written(args)) == before
+
+
+def with_state(i, own, _model):
+    return (own, *data(i))
+
+
+def loss_at(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def audits_restore_tensors_of_places():
+    """The program replaces a tensor that the step writes in place: the audited call writes it once."""
+    def average(model, x, y):
+        out = model(x)
+        model.ema.mul_(0.9).add_(out.detach().mean(0) * 0.1)
+        return F.cross_entropy(out, y)
+
+    def history(model, x, y):
+        out = model(x) + model.ema * 0.1
+        model.ema.add_(out.detach().mean(0))
+        return F.cross_entropy(out, y)
+
+    def arguments_of(i, _own, model):
+        if i in (0, 1, 3):
+            model.ema = torch.full((4,), float(i))
+        return data(i)
+    same(average, arguments_of, kept=lambda model: model.ema)
+    same(history, arguments_of, kept=lambda model: model.ema)
+
+
+def steps_move_containers():
+    """A container that the step moves, removes or replaces is the caller's own, and its entries are those of the step."""
+    def popped(model, own, x, y):
+        loss, inner = loss_at(model, x, y), own.pop("inner")
+        inner["h"] = inner["h"] + loss.detach()
+        own["again"] = {"h": inner["h"]}
+        return loss
+    same(popped, lambda i, _own, _model: ({"inner": {"h": torch.zeros(())}}, *data(i)))
+
+    def kept_elsewhere(model, own, inner, x, y):
+        loss = loss_at(model, x, y) + own["inner"]["h"]
+        own["old"] = own["inner"]
+        own["inner"]["h"] = 7 * loss.detach()
+        own["inner"] = {"h": loss.detach()}
+        inner["h"] = loss.detach()
+        return loss
+    same(kept_elsewhere, lambda i, own, _model: (own, {"h": torch.ones(())}, *data(i)), state={"inner": {"h": torch.zeros(())}})
+
+    def shifted(model, own, x, y):
+        loss = loss_at(model, x, y) + sum(own["prev"]) * 0.1
+        own["prev"] = own["cur"]
+        own["cur"] = [loss.detach()]
+        return loss
+    same(shifted, with_state, state={"prev": [torch.zeros(())], "cur": [torch.ones(())]})
+
+    def swapped(model, own, x, y):
+        loss = loss_at(model, x, y) + own.a[0] * 0.1
+        own.a, own.b = own.b, own.a
+        own.b[0] = loss.detach()
+        return loss
+    same(swapped, with_state, state=types.SimpleNamespace(a=[torch.zeros(())], b=[torch.ones(())]))
+
+    def last(model, own, batch):
+        loss = loss_at(model, batch["x"], batch["y"]) + (own["last"]["x"].mean() if "last" in own else 0.0)
+        own["last"] = batch
+        return loss
+    same(last, lambda i, own, _model: (own, dict(zip("xy", data(i)))), state={})
+    shared = {"rate": [1.0]}
+
+    def configured(model, own, x, y):
+        own["config"] = shared
+        return loss_at(model, x, y) * own["config"]["rate"][0]
+    same(configured, with_state, state={}, kept=lambda _model: shared)
+
+    def reordered(model, own, x, y):
+        loss = loss_at(model, x, y) + sum(k * t for k, t in enumerate(own.values()))
+        first = next(iter(own))
+        own.pop(first)
+        own[first] = loss.detach()
+        return loss
+    same(reordered, with_state, state={"a": torch.ones(()), "b": torch.zeros(()), "c": torch.full((), 0.5)})
+
+    def doubled(_model, own, loss):
+        own["a"] = own["b"] = [loss]
+    declined(lambda model, own, x, y: (loss_at(model, x, y), doubled(model, own, x.mean()))[0], ({}, *data(0)),
+             "keeps one list in args[0]['a'] and in args[0]['b']")
+
+
+def deques_are_held():
+    """A deque's entries are those of the step; one that grows is refused."""
+    def rolled(model, own, x, y):
+        loss = loss_at(model, x, y) + sum(k * t for k, t in enumerate(own)) * 0.1
+        own.append(loss.detach())
+        return loss
+    full = collections.deque([torch.zeros(()), torch.ones(())], 2)
+    same(rolled, with_state, state=full)
+    declined(rolled, (collections.deque([torch.zeros(())], 3), *data(0)), "len(args[0])")
+
+    def shown(model, own, x, y):
+        loss = loss_at(model, x, y) + own[0]
+        own[0] = loss.detach()
+        return loss
+    same(shown, with_state, state=collections.deque([torch.zeros(())]))
+
+
+def containers_are_given_twice():
+    """One dict in two arguments is served unless the step changes it; a plan of two dicts does not serve one."""
+    def read(model, a, b, x, y):
+        return loss_at(model, x, y) + a["h"] + b["h"]
+    same(read, lambda i, own, _model: (own, own, *data(i)), state={"h": torch.ones(())})
+
+    def changed(model, a, b, x, y):
+        loss = loss_at(model, x, y)
+        a["h"] = loss.detach()
+        return loss + b["h"]
+    own = {"h": torch.ones(())}
+    declined(changed, (own, own, *data(0)), "changes args[0], and args[1] is the same dict")
+    declined(changed, (own, own, *data(0)), "changes args[0]")
+    model = nn.Linear(6, 4)
+    train, optimizer = trained(model, changed)
+    call = lade.torch.step(train, model, optimizer, "100%")
+    call({"h": torch.ones(())}, {"h": torch.ones(())}, *data(0))
+    before = lade.torch.digest(model)
+    refused(lade.CannotCapture, lambda: call(own, own, *data(0)), "is the same dict")
+    assert lade.torch.digest(model) == before and own["h"].item() == 1.0
+
+
+def audits_restore_containers():
+    """A fault of the audited step leaves the arguments as they were, and the audit compares what the step leaves there."""
+    def popping(model, batch):
+        loss = loss_at(model, batch.pop("x"), batch["y"])
+        batch["loss"] = loss.detach()
+        return loss
+    model, batch = nn.Linear(6, 4), dict(zip("xy", data(0)))
+    train, optimizer = trained(model, popping)
+    call = lade.torch.step(train, model, optimizer, "100%").prepare(batch)
+    before = lade.torch.digest(model), written(batch)
+
+    def interrupted(batch):
+        train(batch)
+        raise KeyboardInterrupt
+    with mock.patch.object(call, "fn", interrupted):
+        refused(KeyboardInterrupt, lambda: call(batch))
+    assert (lade.torch.digest(model), written(batch)) == before
+    call(batch)
+    assert list(batch) == ["y", "loss"]
+
+    def marked(model, own, x, y):
+        own["mark"] = str(time.perf_counter_ns())  # a constant of the capture
+        return loss_at(model, x, y)
+    model = nn.Linear(6, 4)
+    train, optimizer = trained(model, marked)
+    refused(lade.Error, lambda: lade.torch.step(train, model, optimizer, "100%")({}, *data(0)), "argument")
+
+
+class Made:
+    def __new__(cls, x, y):
+        self = object.__new__(cls)
+        self.x, self.y = x, y
+        return self
+
+
+class Slotted:
+    __slots__ = ("y",)
+
+
+class Mixed(Slotted):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+class Ending:
+    n_ended = 0
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __del__(self):
+        Ending.n_ended += 1
+
+
+class Table(dict):
+    pass
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    x: torch.Tensor
+    y: torch.Tensor
+    kids: list
+    up: object = None
+
+
+class PlainNode:
+    def __init__(self, x, y, kids, up=None):
+        self.x, self.y, self.kids, self.up = x, y, kids, up
+
+
+def objects_of_any_class():
+    """Classes whose objects attributes alone do not make are served as before, or refused by name."""
+    def loss_of(model, batch):
+        return loss_at(model, batch.x, batch.y)
+    for kind in (Made, Mixed, lambda x, y: types.SimpleNamespace(x=x, y=y)):
+        same(loss_of, lambda i, _own, _model, kind=kind: (kind(*data(i)),), n_steps=3)
+    kept = [Ending(*data(i)) for i in range(3)]
+    same(loss_of, lambda i, _own, _model: (kept[i],), n_steps=3)
+    assert Ending.n_ended == 0
+    table = Table(zip("xy", data(0)))
+    table.w = torch.ones(2)
+    declined(lambda model, batch: loss_at(model, batch["x"], batch["y"]) * batch.w.mean(), (table,), "of type Table")
+    same(lambda model, batch: loss_at(model, batch["x"], batch["y"]),
+         lambda i, _own, _model: (collections.UserDict({**dict(zip("xy", data(i))), "fn": print}),))
+    for kind in (Node, PlainNode):
+        root = kind(*data(0), [])
+        root.kids = [kind(*data(i), [], root) for i in range(12)]
+        assert len(lade.torch.forms.flatten(((root,), {}))[0]) == 1
+        same(loss_of, lambda i, _own, _model, root=root: (root,), n_steps=2)
+
+
+def parameters_in_attributes_are_named():
+    """A parameter that the step reads from an attribute of another object is refused by name; its gradient stays."""
+    model = nn.Linear(6, 4)
+    space = types.SimpleNamespace(weight=model.weight)
+    train, optimizer = trained(model, lambda model, x, y: loss_at(model, x, y) + space.weight.square().sum())
+    for grad in (None, torch.ones(4, 6)):
+        model.weight.grad = grad
+        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*data(0)),
+                "reads the parameter weight from an attribute")
+        assert model.weight.grad is grad and (grad is None or grad.eq(1).all())
+
+
+for case in (audits_restore_tensors_of_places, steps_move_containers, deques_are_held, containers_are_given_twice,
+             audits_restore_containers, objects_of_any_class, parameters_in_attributes_are_named):
+    case()
+    print(case.__name__, flush=True)
