@@ -37,7 +37,7 @@ static void unit_costs_share(const struct lade_plan_params *params, int n_shards
   unit_costs->gather_ns = link->ns_per_byte * (n_shards - 1) / n_shards;
 }
 
-#define LUMP_PART 12   /* a value is a lump if its change alone frees such a part of the unconstrained peak */
+#define LUMP_PART 12 /* a value is a lump if its change alone frees such a part of the unconstrained peak */
 
 /* A kind of trajectory: the changes it may make, and the prices it makes them by. */
 struct trajectory_kind {
