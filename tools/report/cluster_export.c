@@ -217,7 +217,7 @@ static void torchtitan_pipeline(const struct cluster_plan *plan, const char *pre
             lade_schedule_name(plan->layout.schedule));
 }
 
-/* Write torchtitan's fields of parallelism, as above, and what they cannot express. */
+/* Write the fields of [parallelism], as above, and a comment for each setting that torchtitan has no field for. */
 static void torchtitan_parallelism(const struct cluster_plan *plan, const char *prefix, const char *mark, FILE *file)
 {
   const struct export_sizes sizes = sizes_get(plan);
