@@ -21,7 +21,7 @@ static int turn_op(const struct remat_schedule *schedule, int turn, int place)
   return place < t->redos.n ? t->redos.items[place] : turn;
 }
 
-static bool is_held_behind(const struct remat_schedule *schedule, int value, int turn)
+static bool is_held_after(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_problem *problem = schedule->problem;
   return turn == problem->n_ops ? problem->values[value].last_use == turn : remat_is_held(schedule, value, turn + 1);
@@ -35,7 +35,7 @@ static int drops_add(const struct remat_schedule *schedule, int turn, int place,
   int status = 0;
   for (int i = 0; i < op->n_in + op->n_out && !status; i++) {
     int value = problem->edges[op->first_in + i].value;
-    if (schedule->in_turn[value].last_place != place || is_held_behind(schedule, value, turn))
+    if (schedule->in_turn[value].last_place != place || is_held_after(schedule, value, turn))
       continue;
     schedule->in_turn[value].last_place = -1; /* once, though the op may both read and change it */
     bool waits = schedule->sources[value] != LADE_DEVICE && remat_put_turn(schedule, value, turn) == turn;

@@ -58,7 +58,7 @@ struct remat_change {
 struct remat_value_turn {
   int64_t mark;
   int32_t last_place;     /* of its last use within the turn */
-  bool is_held, is_held_behind; /* at the boundaries before and after the turn */
+  bool is_held, is_held_after; /* at the boundaries before and after the turn */
   bool is_present;        /* on the device, at a place within the turn */
 };
 

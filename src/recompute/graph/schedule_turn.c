@@ -27,10 +27,10 @@ static struct remat_value_turn *value_see(struct remat_schedule *schedule, int v
   if (i < holding->spans.n) {
     const struct remat_span *span = &holding->spans.items[i];
     seen->is_held = span->from <= turn;
-    seen->is_held_behind = span->from <= turn + 1 && span->to > turn; /* spans do not touch each other */
+    seen->is_held_after = span->from <= turn + 1 && span->to > turn; /* spans do not touch each other */
   }
   if (turn == schedule->problem->n_ops)
-    seen->is_held_behind = schedule->problem->values[value].last_use == turn;
+    seen->is_held_after = schedule->problem->values[value].last_use == turn;
   seen->is_present = seen->is_held;
   return seen;
 }
@@ -188,7 +188,7 @@ static int64_t op_run(struct remat_schedule *schedule, int op, int place, int64_
   for (int i = 0; i < o->n_in + o->n_out; i++) {
     const int value = problem->edges[o->first_in + i].value;
     struct remat_value_turn *seen = &schedule->in_turn[value];
-    if (seen->is_present && seen->last_place == place && !seen->is_held_behind) {
+    if (seen->is_present && seen->last_place == place && !seen->is_held_after) {
       *live -= (int64_t)problem->values[value].bytes;
       seen->is_present = false;
     }
