@@ -58,6 +58,24 @@ static inline bool lade_schedule_is_split(const struct lade_pipeline *pipeline)
 /* Return the number of slots of each stage. */
 int lade_schedule_length(const struct lade_pipeline *pipeline);
 
+/* The place in a stage's list of slots: its next half of each direction, and the direction whose turn it is. */
+struct lade_slot_cursor {
+  int n_stages, n_chunks, n_halves; /* of the pipeline; halves of one direction */
+  int n_warmup, lag;                /* forward halves left to warm up; lade_schedule_lag */
+  bool is_training, is_split;
+  enum lade_half turn;
+  struct lade_half_cursor {
+    int n;           /* halves taken */
+    int group, at;   /* first microbatch of the group of n_stages that is under way; halves of its chunk taken */
+    int chunk;       /* in order of the direction */
+  } halves[3];       /* by enum lade_half */
+};
+
+void lade_slot_cursor_init(const struct lade_pipeline *pipeline, int stage, struct lade_slot_cursor *ret_cursor);
+
+/* Take the next slot of the list. False: the list has ended. O(1). */
+bool lade_slot_next(struct lade_slot_cursor *cursor, struct lade_slot *ret_slot);
+
 /* Write the slots of @stage in order; @ret_slots holds lade_schedule_length of them. */
 void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct lade_slot *ret_slots);
 

@@ -96,6 +96,7 @@ struct lade_share_key {
   int64_t micro_batch;
   enum lade_recipe recipe; /* AUTO: lade_share_residencies_make alone takes it */
   enum lade_software software; /* lade_software_of the layout */
+  const struct lade_model_graph *graph; /* borrowed: lade_share_graph_make's of this key; NULL: it is made */
 };
 
 /* ---- software (software.c) ---- */
@@ -144,6 +145,10 @@ struct lade_share_residencies {
   int n;
   struct lade_share_cost items[LADE_SHARE_RESIDENCIES_MOST];
 };
+
+/* Make the graph of @key's layer, whatever its recipe and software. Errors as lade_share_cost_make's. */
+int lade_share_graph_make(const struct lade_layout_job *job, const struct lade_share_key *key,
+                          struct lade_error *error, struct lade_model_graph **ret_graph);
 
 /*
  * Compute the residencies of @key's recipe, with the job's experts and context parallel ranks. AUTO: those of the
@@ -241,6 +246,10 @@ struct lade_layout_core {
 int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                           const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
                           struct lade_layout_core *ret_core);
+
+/* Compute the lower bound of the core's span_ns alone. Errors as lade_layout_cost_make's, without a line. */
+int lade_layout_span_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                           const struct lade_share_cost *share, double *ret_span_ns);
 
 /* Compute the cost of @layout, whose ZeRO stage and shard group may differ from those of @core's: O(1). Flops are 0. */
 void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,

@@ -88,34 +88,62 @@ int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage)
   return pipeline->schedule == LADE_SCHEDULE_ZBH2 ? 2 * stage : stage;
 }
 
-/* Return the @k-th half of its direction. */
-static struct lade_slot slot_make(const struct lade_pipeline *pipeline, enum lade_half half, int k)
+void lade_slot_cursor_init(const struct lade_pipeline *pipeline, int stage, struct lade_slot_cursor *ret_cursor)
 {
-  int p = pipeline->n_stages, v = pipeline->n_chunks;
-  if (v == 1)
-    return (struct lade_slot){.microbatch = k, .half = (uint8_t)half};
-  int chunk = k % (p * v) / p;
-  return (struct lade_slot){.microbatch = k / (p * v) * p + k % p,
-                            .chunk = (int16_t)(half == LADE_HALF_FORWARD ? chunk : v - 1 - chunk),
-                            .half = (uint8_t)half};
+  *ret_cursor = (struct lade_slot_cursor){
+      .n_stages = pipeline->n_stages, .n_chunks = pipeline->n_chunks, .n_halves = half_count(pipeline),
+      .n_warmup = warmup_get(pipeline, stage), .lag = lade_schedule_lag(pipeline, stage),
+      .is_training = pipeline->is_training, .is_split = lade_schedule_is_split(pipeline)};
+}
+
+/* Take the next half of a direction. Backward halves take chunks from the last one down. */
+static struct lade_slot half_take(struct lade_slot_cursor *cursor, enum lade_half direction)
+{
+  struct lade_half_cursor *half = &cursor->halves[direction];
+  const int chunk = direction == LADE_HALF_BACKWARD ? cursor->n_chunks - 1 - half->chunk : half->chunk;
+  const struct lade_slot slot = {.microbatch = half->group + half->at, .chunk = (int16_t)chunk,
+                                 .half = (uint8_t)direction};
+  half->n++;
+  if (++half->at == cursor->n_stages) {
+    half->at = 0;
+    if (++half->chunk == cursor->n_chunks) {
+      half->chunk = 0;
+      half->group += cursor->n_stages;
+    }
+  }
+  return slot;
+}
+
+bool lade_slot_next(struct lade_slot_cursor *cursor, struct lade_slot *ret_slot)
+{
+  const int n = cursor->n_halves, n_backward = cursor->halves[LADE_HALF_BACKWARD].n;
+  enum lade_half direction = cursor->turn;
+  if (cursor->n_warmup > 0) {
+    cursor->n_warmup--;
+    *ret_slot = half_take(cursor, LADE_HALF_FORWARD);
+    return true;
+  }
+  if (!cursor->is_training)
+    return false;
+  if (direction == LADE_HALF_FORWARD && cursor->halves[LADE_HALF_FORWARD].n == n)
+    direction = n_backward < n ? LADE_HALF_BACKWARD : LADE_HALF_WEIGHTS;
+  if (direction == LADE_HALF_WEIGHTS && !(cursor->is_split && cursor->halves[LADE_HALF_WEIGHTS].n < n_backward))
+    return false;
+  cursor->turn = direction == LADE_HALF_FORWARD ? LADE_HALF_BACKWARD
+                 : direction == LADE_HALF_BACKWARD && cursor->is_split && n_backward >= cursor->lag
+                     ? LADE_HALF_WEIGHTS
+                     : LADE_HALF_FORWARD;
+  *ret_slot = half_take(cursor, direction);
+  return true;
 }
 
 void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct lade_slot *ret_slots)
 {
-  int n = half_count(pipeline), warmup = warmup_get(pipeline, stage), lag = lade_schedule_lag(pipeline, stage), at = 0;
-  bool is_split = lade_schedule_is_split(pipeline);
-  for (int k = 0; k < warmup; k++)
-    ret_slots[at++] = slot_make(pipeline, LADE_HALF_FORWARD, k);
-  for (int k = 0; k < n && pipeline->is_training; k++) {
-    if (warmup + k < n)
-      ret_slots[at++] = slot_make(pipeline, LADE_HALF_FORWARD, warmup + k);
-    ret_slots[at++] = slot_make(pipeline, LADE_HALF_BACKWARD, k);
-    if (is_split && k >= lag)
-      ret_slots[at++] = slot_make(pipeline, LADE_HALF_WEIGHTS, k - lag);
-  }
-  for (int k = LADE_MAX(n - lag, 0); k < n && is_split; k++)
-    ret_slots[at++] = slot_make(pipeline, LADE_HALF_WEIGHTS, k);
-  LADE_ASSERT(at == lade_schedule_length(pipeline));
+  struct lade_slot_cursor cursor;
+  int n = 0;
+  for (lade_slot_cursor_init(pipeline, stage, &cursor); lade_slot_next(&cursor, &ret_slots[n]);)
+    n++;
+  LADE_ASSERT(n == lade_schedule_length(pipeline));
 }
 
 int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage)

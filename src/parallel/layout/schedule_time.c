@@ -23,8 +23,9 @@
 #define PERIOD 4       /* microbatches for each stage in the difference */
 
 struct stage_clock {
-  struct lade_slot *slots;
-  int n, next;
+  struct lade_slot_cursor cursor;
+  struct lade_slot slot; /* the next one, unless the list has ended */
+  bool has_begun, has_ended;
   double now_ns, first_ns, busy_ns;
 };
 
@@ -33,70 +34,59 @@ struct schedule_clock {
   const struct lade_piece_time *pieces;
   double boundary_ns;
   struct stage_clock *stages;
-  double *done_ns[2]; /* of forward and backward halves, by piece and microbatch; negative: not yet */
+  double *done_ns[2]; /* of forward and backward halves, by piece and then by microbatch; negative: not yet */
 };
-
-static double *done_at(const struct schedule_clock *clock, int half, int piece, int microbatch)
-{
-  return &clock->done_ns[half][(size_t)piece * (size_t)clock->pipeline->n_microbatches + (size_t)microbatch];
-}
-
-/* Return the time at which the input of @slot is there; negative: its maker has not run yet. */
-static double input_ns(const struct schedule_clock *clock, int piece, const struct lade_slot *slot)
-{
-  const int n_pieces = clock->pipeline->n_stages * clock->pipeline->n_chunks;
-  const bool is_forward = slot->half == LADE_HALF_FORWARD;
-  if (slot->half == LADE_HALF_WEIGHTS || (is_forward && piece == 0))
-    return 0;
-  if (!is_forward && piece == n_pieces - 1)
-    return *done_at(clock, LADE_HALF_FORWARD, piece, slot->microbatch);
-  const double made_ns = *done_at(clock, slot->half, is_forward ? piece - 1 : piece + 1, slot->microbatch);
-  return made_ns < 0 ? -1 : made_ns + (clock->pipeline->n_stages > 1 ? clock->boundary_ns : 0);
-}
-
-static double slot_ns(const struct lade_piece_time *piece, int half)
-{
-  return half == LADE_HALF_FORWARD ? piece->forward_ns
-         : half == LADE_HALF_BACKWARD ? piece->backward_ns
-                                      : piece->weights_ns;
-}
 
 /* Run slots of @stage until one whose input is missing. Return the number of them. */
 static int stage_run(struct schedule_clock *clock, int stage)
 {
+  const struct lade_pipeline *pipeline = clock->pipeline;
+  const int n_stages = pipeline->n_stages, last = n_stages * pipeline->n_chunks - 1;
+  const ptrdiff_t m = pipeline->n_microbatches;
+  const double boundary_ns = n_stages > 1 ? clock->boundary_ns : 0;
   struct stage_clock *own = &clock->stages[stage];
-  const int before = own->next;
-  for (; own->next < own->n; own->next++) {
-    const struct lade_slot *slot = &own->slots[own->next];
-    const int piece = slot->chunk * clock->pipeline->n_stages + stage;
-    const double ready_ns = input_ns(clock, piece, slot), ns = slot_ns(&clock->pieces[piece], slot->half);
-    if (ready_ns < 0)
-      break;
+  int n = 0;
+  for (; !own->has_ended; own->has_ended = !lade_slot_next(&own->cursor, &own->slot), n++) {
+    const struct lade_slot slot = own->slot;
+    const int piece = slot.chunk * n_stages + stage;
+    const struct lade_piece_time *time = &clock->pieces[piece];
+    double ready_ns = 0, ns = time->weights_ns; /* weights' input is this stage's own */
+    if (slot.half != LADE_HALF_WEIGHTS) {
+      const bool is_forward = slot.half == LADE_HALF_FORWARD;
+      double *forward = &clock->done_ns[LADE_HALF_FORWARD][piece * m + slot.microbatch];
+      double *done = is_forward ? forward : &clock->done_ns[LADE_HALF_BACKWARD][piece * m + slot.microbatch];
+      ns = is_forward ? time->forward_ns : time->backward_ns;
+      if (!is_forward && piece == last)
+        ready_ns = *forward;
+      else if (!is_forward || piece > 0)
+        ready_ns = is_forward ? done[-m] : done[m];
+      if (ready_ns < 0)
+        break;
+      if (is_forward ? piece > 0 : piece < last)
+        ready_ns += boundary_ns;
+      *done = LADE_MAX(own->now_ns, ready_ns) + ns;
+    }
     const double start_ns = LADE_MAX(own->now_ns, ready_ns);
-    own->first_ns = own->next ? own->first_ns : start_ns;
+    own->first_ns = own->has_begun ? own->first_ns : start_ns;
+    own->has_begun = true;
     own->now_ns = start_ns + ns;
     own->busy_ns += ns;
-    if (slot->half != LADE_HALF_WEIGHTS)
-      *done_at(clock, slot->half, piece, slot->microbatch) = own->now_ns;
   }
-  return own->next - before;
+  return n;
 }
 
 static int clock_init(struct schedule_clock *clock)
 {
   const struct lade_pipeline *pipeline = clock->pipeline;
   const size_t n = (size_t)pipeline->n_stages * (size_t)pipeline->n_chunks * (size_t)pipeline->n_microbatches;
-  const int length = lade_schedule_length(pipeline);
   clock->stages = calloc((size_t)pipeline->n_stages, sizeof(*clock->stages));
   for (int half = 0; half < 2; half++)
     clock->done_ns[half] = malloc(n * sizeof(double));
-  bool is_ok = clock->stages && clock->done_ns[0] && clock->done_ns[1];
+  const bool is_ok = clock->stages && clock->done_ns[0] && clock->done_ns[1];
   for (int stage = 0; stage < pipeline->n_stages && is_ok; stage++) {
-    struct lade_slot *slots = malloc((size_t)length * sizeof(*slots));
-    clock->stages[stage] = (struct stage_clock){.slots = slots, .n = length};
-    is_ok = slots != NULL;
-    if (is_ok)
-      lade_schedule_order(pipeline, stage, clock->stages[stage].slots);
+    struct stage_clock *own = &clock->stages[stage];
+    lade_slot_cursor_init(pipeline, stage, &own->cursor);
+    own->has_ended = !lade_slot_next(&own->cursor, &own->slot);
   }
   for (size_t i = 0; i < n && is_ok; i++)
     clock->done_ns[0][i] = clock->done_ns[1][i] = -1;
@@ -105,8 +95,6 @@ static int clock_init(struct schedule_clock *clock)
 
 static void clock_finish(struct schedule_clock *clock)
 {
-  for (int stage = 0; clock->stages && stage < clock->pipeline->n_stages; stage++)
-    free(clock->stages[stage].slots);
   free(clock->stages);
   free(clock->done_ns[0]);
   free(clock->done_ns[1]);
@@ -116,7 +104,7 @@ static void clock_finish(struct schedule_clock *clock)
 static int stages_run(struct schedule_clock *clock)
 {
   const int n_stages = clock->pipeline->n_stages;
-  for (int64_t left = (int64_t)n_stages * clock->stages[0].n; left > 0;) {
+  for (int64_t left = (int64_t)n_stages * lade_schedule_length(clock->pipeline); left > 0;) {
     int64_t n_run = 0;
     for (int stage = 0; stage < n_stages; stage++)
       n_run += stage_run(clock, stage);

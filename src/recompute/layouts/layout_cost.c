@@ -284,25 +284,49 @@ static double update_time(const struct lade_layout_job *job, const struct lade_l
 }
 
 /*
+ * Bound the span of an interleaved schedule from below by its last stage. That stage warms up with n_stages forward
+ * halves of each chunk but the last. So the next one, of the first microbatch and the last piece, ends no sooner than
+ * this microbatch has passed all pieces. Likewise the last forward half is of the last microbatch, which then passes
+ * all pieces backward. In between the stage computes all halves that are neither before the first of these nor behind
+ * the second.
+ */
+static double chunks_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces)
+{
+  const int n_stages = sum->pipeline.n_stages, n_pieces = n_stages * sum->pipeline.n_chunks;
+  const double m = sum->pipeline.n_microbatches;
+  double span_ns = 2 * (n_pieces - 1) * sum->boundary_ns;
+  for (int piece = 0; piece < n_pieces; piece++) {
+    const bool is_last = piece == n_pieces - 1, is_of_stage = piece % n_stages == n_stages - 1;
+    const double n_between = is_last ? m - 1 : is_of_stage ? m - n_stages : 0;
+    span_ns += (1 + n_between) * (pieces[piece].forward_ns + pieces[piece].backward_ns);
+  }
+  return span_ns;
+}
+
+/*
  * Bound the span from below. A stage begins after one forward half of the pieces before its first one. After its last
- * half the backward halves of the same pieces remain; in between it does all its work.
+ * backward half the backward halves of the same pieces remain, and one split half of weights on the first stage.
+ * In between it does all its work, or, of split halves, those of weights after its last backward half.
  */
 static void span_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces,
                        struct lade_schedule_times *times)
 {
   const int n_stages = sum->pipeline.n_stages;
-  double chain_ns = 0;
+  double ahead_ns = 0, behind_ns = pieces[0].weights_ns;
   for (int stage = 0; stage < n_stages; stage++) {
-    double busy_ns = 0;
+    double inputs_ns = 0, weights_ns = 0;
     for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++) {
       const struct lade_piece_time *piece = &pieces[chunk * n_stages + stage];
-      busy_ns += sum->pipeline.n_microbatches * (piece->forward_ns + piece->backward_ns + piece->weights_ns);
+      inputs_ns += sum->pipeline.n_microbatches * (piece->forward_ns + piece->backward_ns);
+      weights_ns += sum->pipeline.n_microbatches * piece->weights_ns;
     }
-    times->busy_ns = LADE_MAX(times->busy_ns, busy_ns);
-    const double split_ns = lade_schedule_is_split(&sum->pipeline) ? 0 : chain_ns;
-    times->span_ns = LADE_MAX(times->span_ns, busy_ns + split_ns);
-    chain_ns += pieces[stage].forward_ns + pieces[stage].backward_ns + 2 * sum->boundary_ns;
+    times->busy_ns = LADE_MAX(times->busy_ns, inputs_ns + weights_ns);
+    times->span_ns = LADE_MAX(times->span_ns, ahead_ns + inputs_ns + LADE_MAX(weights_ns, behind_ns));
+    ahead_ns += pieces[stage].forward_ns + sum->boundary_ns;
+    behind_ns += pieces[stage].backward_ns + sum->boundary_ns;
   }
+  if (sum->pipeline.schedule == LADE_SCHEDULE_INTERLEAVED)
+    times->span_ns = LADE_MAX(times->span_ns, chunks_bound(sum, pieces));
 }
 
 /* Fill the times of the pipeline: run its schedule, or bound it. */
@@ -311,10 +335,14 @@ static int times_fill(const struct layout_sum *sum, bool is_bound, struct lade_l
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
   struct lade_piece_time *pieces = calloc((size_t)n_pieces, sizeof(*pieces));
   struct lade_schedule_times times = {0};
+  int alike = 0; /* a piece between the ends: those with as many layers take its times */
   if (!pieces)
     return -ENOMEM;
   for (int piece = 0; piece < n_pieces; piece++) {
-    pieces[piece] = piece_time(sum, piece);
+    const bool is_end = piece == 0 || piece == n_pieces - 1;
+    pieces[piece] = !is_end && alike && sum->layers[piece] == sum->layers[alike] ? pieces[alike]
+                                                                                  : piece_time(sum, piece);
+    alike = is_end ? alike : piece;
     if (piece % sum->pipeline.n_stages == 0) {
       core->n_layers += (double)sum->layers[piece];
       core->forward_ns += pieces[piece].forward_ns;
@@ -609,25 +637,34 @@ static void boundary_fill(struct layout_sum *sum, int64_t micro_batch, double by
   sum->gather_ns = is_scattered ? ring_ns(&gather, bytes * ring_share(tp)) : 0;
 }
 
+/* Start the sum of @layout's parts, up to the layers of its pieces. Free own_layers in any case. */
+static int sum_init(struct layout_sum *sum, int64_t micro_batch, struct lade_error *error)
+{
+  const struct lade_layout_job *job = sum->job;
+  int64_t rows;
+  int n_microbatches;
+  int status = lade_layout_share_batch(sum->layout, job->batch, micro_batch, error, &rows, &n_microbatches);
+  if (status)
+    return status;
+  sum->pipeline = lade_pipeline_get(sum->layout, n_microbatches, true);
+  status = lade_schedule_check(&sum->pipeline, error);
+  if (!status)
+    status = layers_get(sum, error);
+  if (!status)
+    boundary_fill(sum, rows, (double)rows * (double)job->seq_len * (double)job->model->width *
+                                 (double)lade_dtype_bytes(job->dtype));
+  return status;
+}
+
 int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                           const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
                           struct lade_layout_core *ret_core)
 {
   struct layout_sum sum = {.job = job, .layout = layout, .share = share};
   struct lade_layout_core core = {.share = share};
-  int64_t rows;
-  int n_microbatches;
-  int status = lade_layout_share_batch(layout, job->batch, micro_batch, error, &rows, &n_microbatches);
-  if (status)
-    return status;
-  sum.pipeline = core.pipeline = lade_pipeline_get(layout, n_microbatches, true);
-  status = lade_schedule_check(&sum.pipeline, error);
-  if (!status)
-    status = layers_get(&sum, error);
+  int status = sum_init(&sum, micro_batch, error);
   if (!status) {
-    const double value = (double)rows * (double)job->seq_len * (double)job->model->width *
-                         (double)lade_dtype_bytes(job->dtype);
-    boundary_fill(&sum, rows, value);
+    core.pipeline = sum.pipeline;
     core.gather_ns = core.pipeline.n_chunks * 2 * sum.gather_ns;
     status = times_fill(&sum, is_bound, &core);
     sizes_fill(&sum, &core);
@@ -635,6 +672,20 @@ int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_l
   free(sum.own_layers);
   if (!status)
     *ret_core = core;
+  return status;
+}
+
+int lade_layout_span_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
+                           const struct lade_share_cost *share, double *ret_span_ns)
+{
+  struct layout_sum sum = {.job = job, .layout = layout, .share = share};
+  struct lade_layout_core core = {.share = share};
+  int status = sum_init(&sum, micro_batch, NULL);
+  if (!status)
+    status = times_fill(&sum, true, &core);
+  free(sum.own_layers);
+  if (!status)
+    *ret_span_ns = core.span_ns;
   return status;
 }
 

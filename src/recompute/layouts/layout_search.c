@@ -73,6 +73,8 @@ struct layout_searcher {
   const struct lade_layout_search_params *params;
   struct lade_layout_search *search;
   LADE_ARRAY(struct share_entry) shares;
+  struct lade_share_key last_key; /* of the share that was made last, with its graph; NULL: none was */
+  struct lade_model_graph *last_graph;
   LADE_ARRAY(struct layout_candidate) candidates;
   struct lade_layout_found least; /* of memory, among those that do not fit */
   bool is_listing; /* lade_layout_search_undecided */
@@ -115,17 +117,38 @@ static void cuts_free(struct layout_searcher *s, int n)
 
 /* ---- candidates ---- */
 
+/* True if shares of these keys have one graph. */
+static bool is_of_graph(const struct lade_share_key *a, const struct lade_share_key *b)
+{
+  return a->tp == b->tp && a->is_sequence == b->is_sequence && a->micro_batch == b->micro_batch;
+}
+
+/* Make the residencies of @key. Its graph is that of the share before if they differ in software alone. */
+static int share_make(struct layout_searcher *s, const struct lade_share_key *key,
+                      struct lade_share_residencies *ret_residencies)
+{
+  struct lade_share_key with_graph = *key;
+  int status = 0;
+  if (!s->last_graph || !is_of_graph(&s->last_key, key)) {
+    lade_model_graph_destroy(s->last_graph);
+    s->last_graph = NULL;
+    s->last_key = *key;
+    status = lade_share_graph_make(s->job, key, NULL, &s->last_graph);
+  }
+  with_graph.graph = s->last_graph;
+  return status ? status : lade_share_residencies_make(s->job, &with_graph, NULL, ret_residencies);
+}
+
 /* Return the residencies of the share with @key, made at first use; NULL: it is not possible, or there is no memory. */
 static const struct lade_share_residencies *share_find(struct layout_searcher *s, const struct lade_share_key *key)
 {
   for (int i = s->shares.n - 1; i >= 0; i--) {
     const struct lade_share_key *other = &s->shares.items[i].key;
-    if (other->tp == key->tp && other->is_sequence == key->is_sequence && other->micro_batch == key->micro_batch &&
-        other->software == key->software)
+    if (is_of_graph(other, key) && other->software == key->software)
       return s->shares.items[i].residencies;
   }
   struct share_entry entry = {.key = *key, .residencies = calloc(1, sizeof(*entry.residencies))};
-  int status = entry.residencies ? lade_share_residencies_make(s->job, key, NULL, entry.residencies) : -ENOMEM;
+  int status = entry.residencies ? share_make(s, key, entry.residencies) : -ENOMEM;
   if (status) {
     free(entry.residencies);
     entry.residencies = NULL;
@@ -143,6 +166,7 @@ static void shares_free(struct layout_searcher *s)
   for (int i = 0; i < s->shares.n; i++)
     free(s->shares.items[i].residencies);
   LADE_ARRAY_FREE(&s->shares);
+  lade_model_graph_destroy(s->last_graph);
 }
 
 /*
@@ -183,7 +207,7 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
   const enum lade_software software = residencies->items[0].software;
   struct lade_layout_params variants[N_VARIANTS_MOST];
   struct lade_layout layout;
-  struct lade_layout_core core;
+  double span_ns;
   const int n_pieces = layout_params->pp * layout_params->virtual_stages;
   if (lade_layout_init(layout_params, NULL, &layout))
     return;
@@ -191,14 +215,14 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
                    ? 0
                    : lade_layers_cut(s->job->model, s->job->seq_len, n_pieces, NULL, &s->cuts[n_pieces]);
   if (!status)
-    status = lade_layout_core_make(s->job, &layout, micro_batch, &residencies->items[0], true, NULL, &core);
+    status = lade_layout_span_bound(s->job, &layout, micro_batch, &residencies->items[0], &span_ns);
   if (status) {
     s->status = status == -ENOMEM ? status : s->status;
     return;
   }
   s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, software, variants) * tiers_count(s) * s->n_jobs *
                             residencies->n;
-  const struct layout_candidate candidate = {core.span_ns, *layout_params, micro_batch, residencies, software};
+  const struct layout_candidate candidate = {span_ns, *layout_params, micro_batch, residencies, software};
   if (!LADE_PUSH(&s->candidates, candidate))
     s->status = -ENOMEM;
 }
@@ -238,19 +262,24 @@ static bool is_run_by(const struct layout_searcher *s, const struct lade_layout_
   return variants_list(s, *layout, software, variants) > 0;
 }
 
-/* Bound all microbatches of @layout's sizes, as @software runs them. */
-static void sizes_bound(struct layout_searcher *s, const struct lade_layout_params *layout,
-                        enum lade_software software)
+/* Bound all microbatches of @layout's sizes, as each software runs them. */
+static void sizes_bound(struct layout_searcher *s, const struct lade_layout_params *layout)
 {
   const struct lade_layout_search_params *given = s->params;
   const int64_t rows = s->job->batch / layout->dp;
+  bool is_run[LADE_N_SOFTWARE] = {false};
+  for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE; software++)
+    is_run[software] = is_run_by(s, layout, (enum lade_software)software);
   for (int64_t micro_batch = 1; micro_batch <= LADE_MIN(rows, MICRO_BATCH_MOST) && !s->status; micro_batch++) {
     if (rows % micro_batch || (given->micro_batch && given->micro_batch != micro_batch))
       continue;
-    const struct lade_share_key key = {layout->tp, layout->is_sequence, micro_batch, given->recipe, software};
-    const struct lade_share_residencies *residencies = share_find(s, &key);
-    if (residencies)
-      schedules_bound(s, *layout, micro_batch, residencies);
+    for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE && !s->status; software++) {
+      const struct lade_share_key key = {layout->tp, layout->is_sequence, micro_batch, given->recipe,
+                                         (enum lade_software)software, NULL};
+      const struct lade_share_residencies *residencies = is_run[software] ? share_find(s, &key) : NULL;
+      if (residencies)
+        schedules_bound(s, *layout, micro_batch, residencies);
+    }
   }
 }
 
@@ -269,10 +298,7 @@ static void pipelines_bound(struct layout_searcher *s, int tp)
       const struct lade_layout_params layout = {.struct_size = sizeof(layout), .tp = tp, .pp = pp, .dp = dp,
                                                 .is_sequence = is_sequence,
                                                 .grad_reduce = dp > 1 ? given->grad_reduce : LADE_F32};
-      for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE; software++) {
-        if (is_run_by(s, &layout, (enum lade_software)software))
-          sizes_bound(s, &layout, (enum lade_software)software);
-      }
+      sizes_bound(s, &layout);
     }
   }
 }

@@ -507,13 +507,10 @@ int share_residency_create(const struct share_basis *basis, struct lade_residenc
   return status;
 }
 
-int share_basis_init(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
-                     struct share_basis *ret_basis)
+int lade_share_graph_make(const struct lade_layout_job *job, const struct lade_share_key *key,
+                          struct lade_error *error, struct lade_model_graph **ret_graph)
 {
   struct lade_model model = *job->model;
-  const struct lade_mesh_params sizes = {.struct_size = sizeof(sizes), .tp = key->tp, .n_kv_heads = model.n_kv_heads};
-  *ret_basis = (struct share_basis){0};
-  int status = lade_mesh_init(&sizes, error, &ret_basis->mesh);
   for (int64_t i = 0; i < job->model->layers; i++) /* of layers with and without a window, the dearer kind counts */
     model.window = lade_layer_set_has(&job->model->windowed, i) ? model.window : 0;
   model.layers = 1;
@@ -522,11 +519,21 @@ int share_basis_init(const struct lade_layout_job *job, const struct lade_share_
       .seq_len = job->seq_len, .dropout = (float)job->dropout, .kernels = job->kernels, .n_threads = 1,
       .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
       .share = {.tp = key->tp, .is_sequence = key->is_sequence}};
-  if (!status)
-    status = lade_model_graph_create(&params, error, &ret_basis->graph);
+  return lade_model_graph_create(&params, error, ret_graph);
+}
+
+int share_basis_init(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,
+                     struct share_basis *ret_basis)
+{
+  const struct lade_mesh_params sizes = {.struct_size = sizeof(sizes), .tp = key->tp,
+                                         .n_kv_heads = job->model->n_kv_heads};
+  *ret_basis = (struct share_basis){.software = key->software};
+  int status = lade_mesh_init(&sizes, error, &ret_basis->mesh);
+  if (!status && !key->graph)
+    status = lade_share_graph_make(job, key, error, &ret_basis->own_graph);
   if (status)
     return status;
-  ret_basis->software = key->software;
+  ret_basis->graph = key->graph ? key->graph : ret_basis->own_graph;
   ret_basis->n_overlapping = key->is_sequence && lade_software_overlaps_tensor(job, key->software) ? key->tp : 0;
   lade_cluster_links_make(job->cluster, &ret_basis->mesh, &ret_basis->links);
   share_cost_init(job, key->software, &ret_basis->cost);
@@ -541,7 +548,7 @@ void share_basis_finish(struct share_basis *basis)
     return;
   lade_prices_finish(&basis->prices);
   lade_cost_finish(&basis->cost);
-  lade_model_graph_destroy(basis->graph);
+  lade_model_graph_destroy(basis->own_graph);
 }
 
 int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_share_key *key, struct lade_error *error,

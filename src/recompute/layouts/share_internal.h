@@ -18,7 +18,8 @@ enum share_unit { SHARE_EMBED, SHARE_LAYER, SHARE_HEAD, N_SHARE_UNITS };
 
 /* One layer between an embedding and a head, on one rank. */
 struct share_basis {
-  struct lade_model_graph *graph;
+  const struct lade_model_graph *graph;
+  struct lade_model_graph *own_graph; /* NULL: the key's */
   struct lade_prices prices;
   struct lade_cost cost;
   struct lade_cluster_links links;

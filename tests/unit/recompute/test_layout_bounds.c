@@ -142,21 +142,50 @@ static void no_program_needs_less_than_its_bound(void **state)
 static void no_step_takes_less_than_its_bound(void **state)
 {
   struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
+  double sum = 0;
   assert_non_null(residencies);
   for (int n = 0; n < N_DRAWS;) {
     struct drawn d;
     struct lade_layout_core core;
     struct lade_layout_cost bound, cost;
     struct lade_error error;
+    double span_ns = 0;
     if (!layout_draw(&d, residencies) ||
         lade_layout_core_make(&d.job, &d.layout, d.micro_batch, &d.share, true, &error, &core))
       continue;
     n++;
+    assert_int_equal(lade_layout_span_bound(&d.job, &d.layout, d.micro_batch, &d.share, &span_ns), 0);
+    assert_true(span_ns == core.span_ns);
     lade_layout_core_cost(&d.job, &core, &d.layout, d.state_tier, &bound);
     assert_int_equal(lade_layout_core_make(&d.job, &d.layout, d.micro_batch, &d.share, false, &error, &core), 0);
     lade_layout_core_cost(&d.job, &core, &d.layout, d.state_tier, &cost);
     assert_true(bound.step_ns <= cost.step_ns * (1 + 1e-12));
+    sum += span_ns / core.span_ns;
   }
+  assert_true(sum / N_DRAWS > 0.95); /* candidates above the best are left out before their schedules run */
+  free(residencies);
+}
+
+/* Shares that differ in software alone have one graph: with it their costs are those of a graph of their own. */
+static void a_graph_serves_all_software(void **state)
+{
+  struct lade_share_residencies *residencies = calloc(2, sizeof(*residencies));
+  const struct lade_layout_job job = {.cluster = &cluster, .model = &models[1], .kernels = &kernels, .batch = 32,
+                                      .seq_len = 1024, .dtype = LADE_BF16, .grad_dtype = LADE_F32};
+  struct lade_share_key key = {.tp = 2, .is_sequence = true, .micro_batch = 2, .recipe = LADE_RECIPE_FULL};
+  struct lade_model_graph *graph;
+  struct lade_error error;
+  assert_non_null(residencies);
+  assert_int_equal(lade_share_graph_make(&job, &key, &error, &graph), 0);
+  for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE; software++) {
+    key.software = (enum lade_software)software;
+    for (int is_given = 0; is_given < 2; is_given++) {
+      key.graph = is_given ? graph : NULL;
+      assert_int_equal(lade_share_residencies_make(&job, &key, &error, &residencies[is_given]), 0);
+    }
+    assert_memory_equal(&residencies[0].items[0], &residencies[1].items[0], sizeof(residencies[0].items[0]));
+  }
+  lade_model_graph_destroy(graph);
   free(residencies);
 }
 
@@ -226,6 +255,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_program_needs_less_than_its_bound),
       cmocka_unit_test(no_step_takes_less_than_its_bound),
+      cmocka_unit_test(a_graph_serves_all_software),
       cmocka_unit_test(a_measured_program_decides_as_its_proof),
       cmocka_unit_test(a_correction_is_of_its_tier_and_precision),
   };
