@@ -68,6 +68,7 @@ struct lade_unit_cost {
   double least_peak_bytes[LADE_ZERO_MOST + 1]; /* lower bounds of that, by ZeRO stage: see share_cost.c */
   double weights_bytes;           /* read by weights' gradients: held until these are made, where that is a slot of
                                      its own */
+  double least_weights_bytes;     /* a lower bound of these: on the device from the backward half on, or before */
   double host_bytes;              /* saved in host memory by a microbatch; its copies are part of both halves' times */
   double again_flops;             /* of ops that run again, attention's whole square counted */
   int64_t n_params;               /* of this rank */

@@ -437,17 +437,31 @@ static int chunk_halves(const struct lade_pipeline *pipeline, int n, int chunk)
   return all ? n / all * round + LADE_MIN(LADE_MAX(rest, 0), round) : 0;
 }
 
+/* Return the microbatches of @chunk that @stage holds at its backward half number @n_before, without a split one. */
+static int chunk_held(const struct lade_pipeline *pipeline, int stage, int n_before, int chunk)
+{
+  const int n_all = pipeline->n_microbatches * pipeline->n_chunks;
+  const int n_forward = LADE_MIN(lade_schedule_in_flight(pipeline, stage) + n_before, n_all);
+  return chunk_halves(pipeline, n_forward, chunk) - chunk_halves(pipeline, n_before, pipeline->n_chunks - 1 - chunk);
+}
+
 /* Return the layers whose values @stage holds at its backward half number @n_before, without a split one. */
 static double layers_held(const struct layout_sum *sum, int stage, int n_before)
 {
-  const struct lade_pipeline *pipeline = &sum->pipeline;
-  const int n_chunks = pipeline->n_chunks, n_all = pipeline->n_microbatches * n_chunks;
-  const int n_forward = LADE_MIN(lade_schedule_in_flight(pipeline, stage) + n_before, n_all);
   double n_layers = 0;
-  for (int chunk = 0; chunk < n_chunks; chunk++)
-    n_layers += (double)sum->layers[chunk * pipeline->n_stages + stage] *
-                (chunk_halves(pipeline, n_forward, chunk) - chunk_halves(pipeline, n_before, n_chunks - 1 - chunk));
+  for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
+    n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages + stage] *
+                chunk_held(&sum->pipeline, stage, n_before, chunk);
   return n_layers;
+}
+
+/*
+ * Return the bytes of a microbatch that the first stage saves less than its layers' values. A stage saves its input and
+ * sends its output. The first one's input is the embedding's, which may be made again.
+ */
+static double embed_lacks(const struct layout_sum *sum, int stage)
+{
+  return stage == 0 && sum->pipeline.n_stages > 1 ? LADE_MAX(sum->held_bytes - sum->share->embed.saved_bytes, 0) : 0;
 }
 
 /*
@@ -463,14 +477,18 @@ static double stage_least_bytes(const struct layout_sum *sum, int stage, bool ha
   if (!lade_schedule_is_split(pipeline)) {
     if (has_grads && m < (n_chunks > 1 ? 2 * n_stages : 2))
       return 0;
-    return layers_held(sum, stage, has_grads ? (n_chunks - 1) * n_stages + 1 : 0) * layer->saved_bytes;
+    const int n_before = has_grads ? (n_chunks - 1) * n_stages + 1 : 0;
+    return layers_held(sum, stage, n_before) * layer->saved_bytes -
+           chunk_held(pipeline, stage, n_before, 0) * embed_lacks(sum, stage);
   }
   if (has_grads && m < ENOUGH_ROUNDS * n_stages)
     return 0;
   const double in_flight = lade_schedule_in_flight(pipeline, stage), n_layers = (double)sum->layers[stage];
   const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), m);
   return n_layers * ((in_flight - waiting) * layer->saved_bytes +
-                     waiting * LADE_MIN(layer->weights_bytes, layer->saved_bytes));
+                     waiting * LADE_MAX(LADE_MIN(layer->weights_bytes, layer->saved_bytes),
+                                        layer->least_weights_bytes)) -
+         in_flight * embed_lacks(sum, stage);
 }
 
 /*
@@ -542,7 +560,8 @@ static double least_bytes(const struct lade_layout_job *job, const struct lade_l
   double least = *ret_first = held + core->sizes[i].least_bytes[false] + peak;
   if (steady > 0)
     least = LADE_MAX(least, held + grads + steady + (core->pipeline.n_microbatches > 2 ? peak : 0));
-  if (state_tier == LADE_TIER_DEVICE || shard > 1) /* else complete gradients leave for the host one by one */
+  /* Else complete gradients leave for the host one by one: of one microbatch sharded ones too. */
+  if (state_tier == LADE_TIER_DEVICE || (shard > 1 && core->pipeline.n_microbatches > 1))
     least = LADE_MAX(least, held + grads * (double)lade_dtype_bytes(job->grad_dtype) / sizeof(float));
   return least;
 }

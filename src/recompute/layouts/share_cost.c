@@ -415,21 +415,49 @@ static void again_count(const struct share_walk *walk, struct lade_unit_cost *un
   }
 }
 
-/* Fill the bytes that wait for weights' gradients: each value once. */
-static int weights_fill(const struct share_walk *walk, struct lade_unit_cost *units)
+/* Uses of a value that keep it on the device until weights' gradients read it, and that it has been counted. */
+enum { USED_BACKWARD = 1, USED_COUNTED = 2 };
+
+/*
+ * Mark the values that a backward op which is not of weights reads or makes. Between that op and weights' gradients of
+ * the same microbatch no residency moves a value (gap_space in liveness.c) or makes it again (sequence.c).
+ */
+static void backward_mark(const struct share_walk *walk, uint8_t *used)
 {
-  bool *is_counted = calloc((size_t)walk->graph->n_tensors + 1, sizeof(*is_counted));
-  for (int at = 0; at < walk->n_steps && is_counted; at++) {
+  for (int at = 0; at < walk->n_steps; at++) {
     const struct lade_op *op = op_at(walk, at);
-    for (int i = 0; i < op->n_in && is_weights_step(walk->graph, op); i++) {
-      if (!is_activation(walk, op->in[i]) || is_counted[op->in[i]])
-        continue;
-      is_counted[op->in[i]] = true;
-      units[op->unit].weights_bytes += (double)walk->graph->tensors[op->in[i]].bytes;
+    if (!walk->steps[at].is_backward || walk->steps[at].is_recompute || is_weights_step(walk->graph, op))
+      continue;
+    for (int i = 0; i < op->n_in + op->n_out; i++) {
+      const int tensor = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
+      if (tensor >= 0)
+        used[tensor] |= USED_BACKWARD;
     }
   }
-  free(is_counted);
-  return is_counted ? 0 : -ENOMEM;
+}
+
+/* Fill the bytes that wait for weights' gradients, and a lower bound of them: each value once. */
+static int weights_fill(const struct share_walk *walk, struct lade_unit_cost *units)
+{
+  uint8_t *used = calloc((size_t)walk->graph->n_tensors + 1, sizeof(*used));
+  if (!used)
+    return -ENOMEM;
+  backward_mark(walk, used);
+  for (int at = 0; at < walk->n_steps; at++) {
+    const struct lade_op *op = op_at(walk, at);
+    for (int i = 0; i < op->n_in && is_weights_step(walk->graph, op); i++) {
+      const int tensor = op->in[i];
+      if (!is_activation(walk, tensor) || used[tensor] & USED_COUNTED)
+        continue;
+      const bool is_kept = walk->residency->choices[tensor].saved == LADE_RESIDENCY_KEEP;
+      const double bytes = (double)walk->graph->tensors[tensor].bytes;
+      units[op->unit].weights_bytes += bytes;
+      units[op->unit].least_weights_bytes += is_kept || used[tensor] & USED_BACKWARD ? bytes : 0;
+      used[tensor] |= USED_COUNTED;
+    }
+  }
+  free(used);
+  return 0;
 }
 
 static void params_count(const struct lade_model_graph *graph, struct lade_unit_cost *units)

@@ -138,6 +138,45 @@ static void no_program_needs_less_than_its_bound(void **state)
   free(residencies);
 }
 
+/* Verify the bounds of @model in one layout, with dropout and without. */
+static void bounds_verify(const struct lade_model *model, const struct lade_layout_params *params, int64_t batch,
+                          enum lade_recipe recipe, enum lade_tier state_tier)
+{
+  for (int has_dropout = 0; has_dropout < 2; has_dropout++) {
+    struct drawn d = {.params = *params, .micro_batch = 1, .state_tier = state_tier};
+    const struct lade_share_key key = {.tp = params->tp, .is_sequence = params->is_sequence, .micro_batch = 1,
+                                       .recipe = recipe};
+    struct lade_layout_cost cost;
+    struct lade_error error;
+    uint64_t device, host;
+    d.job = (struct lade_layout_job){.cluster = &cluster, .model = model, .kernels = &kernels, .batch = batch,
+                                     .seq_len = 1024, .dtype = LADE_BF16, .grad_dtype = LADE_F32,
+                                     .dropout = has_dropout ? 0.1 : 0};
+    assert_int_equal(lade_layout_init(&d.params, &error, &d.layout), 0);
+    assert_int_equal(lade_share_cost_make(&d.job, &key, &error, &d.share), 0);
+    assert_int_equal(lade_layout_cost_make(&d.job, &d.layout, 1, state_tier, &d.share, &error, &cost), 0);
+    stages_prove(&d, &cost, cost.peak_bytes, &device, &host);
+    assert_true(cost.least_bytes <= device && cost.least_host_bytes <= host && cost.least_sum_bytes <= device + host);
+  }
+}
+
+/* Sharded gradients of the only microbatch leave for the host one by one; no moment holds all. */
+static void gradients_of_one_microbatch_are_not_held(void **state)
+{
+  const struct lade_layout_params params = {.struct_size = sizeof(params), .tp = 4, .pp = 1, .dp = 2, .zero = 1,
+                                            .is_sequence = true, .virtual_stages = 1, .n_kv_heads = 20};
+  bounds_verify(&models[0], &params, 2, LADE_RECIPE_SELECTIVE, LADE_TIER_HOST);
+}
+
+/* The first stage saves tokens instead of the embedding's output, if this is made again. */
+static void the_embedding_of_the_first_stage_may_be_made_again(void **state)
+{
+  const struct lade_layout_params params = {.struct_size = sizeof(params), .tp = 2, .pp = 4, .dp = 4, .zero = 1,
+                                            .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 2,
+                                            .n_kv_heads = 20};
+  bounds_verify(&models[0], &params, 80, LADE_RECIPE_SELECTIVE, LADE_TIER_DEVICE);
+}
+
 /* The core's bound of a step is below the step by the schedule, so that candidates may be left out by it. */
 static void no_step_takes_less_than_its_bound(void **state)
 {
@@ -254,6 +293,8 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_program_needs_less_than_its_bound),
+      cmocka_unit_test(gradients_of_one_microbatch_are_not_held),
+      cmocka_unit_test(the_embedding_of_the_first_stage_may_be_made_again),
       cmocka_unit_test(no_step_takes_less_than_its_bound),
       cmocka_unit_test(a_graph_serves_all_software),
       cmocka_unit_test(a_measured_program_decides_as_its_proof),
