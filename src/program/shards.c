@@ -19,7 +19,7 @@ _Static_assert(SHARD_ELEMENTS % LADE_MOMENT_BLOCK == 0, "a shard cuts a block of
 static int64_t param_elements(const struct lade_model_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
-  return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
+  return (int64_t)(tensor->bytes >> __builtin_ctzll(lade_dtype_bytes(tensor->dtype))); /* sizes are powers of two */
 }
 
 /* Return the elements of a block with its padding: the same at all ranks. */
