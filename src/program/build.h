@@ -160,8 +160,9 @@ bool live_ranges_are_valid(const struct live_ranges *live, int n_steps);
  */
 bool program_is_valid(const struct lade_program *program);
 
-/* Find the first instruction at which the most bytes of @space are live, and the number of bytes. -ENOMEM. */
-int plan_peak_find(const struct lade_program *program, enum lade_space space, int *ret_at, uint64_t *ret_bytes);
+/* Find, by space, the most bytes that are live at once, and the first instruction at which they are. -ENOMEM. */
+int plan_peaks_find(const struct lade_program *program, uint64_t ret_bytes[LADE_N_SPACES],
+                    int32_t ret_at[LADE_N_SPACES]);
 
 /* Return a buffer's bytes: whole granules of its space, and at least one. */
 static inline uint64_t plan_space_align(enum lade_space space)
@@ -182,6 +183,12 @@ static inline int plan_value_number(const struct lade_model_graph *graph, int te
   enum lade_tensor_kind kind = graph->tensors[tensor].kind;
   bool is_shared = kind == LADE_TENSOR_PARAM || kind == LADE_TENSOR_GRAD;
   return tensor + (is_shared ? 0 : microbatch * graph->n_tensors);
+}
+
+/* Return the tensor of a value's number. Most values are the first microbatch's, which need no division. */
+static inline int plan_value_tensor(const struct lade_model_graph *graph, int value)
+{
+  return value < graph->n_tensors ? value : value % graph->n_tensors;
 }
 
 /* The source of a live range of a parameter with sharded state: gathered from all ranks' blocks. */

@@ -205,7 +205,7 @@ static void last_range_end(const struct cutter *c, int tensor, struct live_range
  */
 static bool value_cut(struct cutter *c, int value)
 {
-  int tensor = value % c->graph->n_tensors, n_uses = c->first_use[value + 1] - c->first_use[value];
+  int tensor = plan_value_tensor(c->graph, value), n_uses = c->first_use[value + 1] - c->first_use[value];
   const struct use *uses = c->uses + c->first_use[value];
   enum lade_space tier = state_tier_space(c, tensor), copy = tier;
   bool is_grad = c->graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
@@ -292,16 +292,16 @@ static int pos_at(const struct cutter *c, int lo, int64_t ns)
 /* Return the bytes of a live range of @value: none if its memory is resident. */
 static uint64_t value_bytes(const struct cutter *c, int value)
 {
-  const struct lade_tensor *t = &c->graph->tensors[value % c->graph->n_tensors];
+  const struct lade_tensor *t = &c->graph->tensors[plan_value_tensor(c->graph, value)];
   if (t->kind == LADE_TENSOR_PARAM && plan_is_gathered_in_place(c->params, t->param))
     return 0;
-  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, value % c->graph->n_tensors);
+  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, plan_value_tensor(c->graph, value));
   return plan_buffer_bytes(LADE_DEVICE, bytes);
 }
 
 static int64_t held_ns(const struct cutter *c, enum lade_space from, enum lade_space to, int value)
 {
-  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, value % c->graph->n_tensors);
+  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, plan_value_tensor(c->graph, value));
   if (from == PLAN_GATHERED)
     return (int64_t)(HOLD_FACTOR * (double)plan_collective_ns(c->params, LADE_ALL_GATHER, LADE_AXIS_SHARD, bytes));
   return (int64_t)(HOLD_FACTOR * (double)plan_transfer_ns(c->params->prices, from, to, bytes));
@@ -330,7 +330,7 @@ static bool is_taken_over(const struct cutter *c, int value, int pos)
 {
   const struct lade_op *op = &c->graph->ops[c->steps[pos].op];
   for (int i = 0; i < op->n_out; i++) {
-    if (op->out[i] >= 0 && op->alias[i] >= 0 && op->in[op->alias[i]] == value % c->graph->n_tensors)
+    if (op->out[i] >= 0 && op->alias[i] >= 0 && op->in[op->alias[i]] == plan_value_tensor(c->graph, value))
       return true;
   }
   return false;
@@ -344,7 +344,7 @@ static void rounded_count(const struct cutter *c, uint64_t *change)
 {
   for (int i = 0; i < c->ranges.n && lade_model_graph_rounds(c->graph); i++) {
     const struct live_range *it = &c->ranges.items[i];
-    const int tensor = it->value % c->graph->n_tensors, param = c->graph->tensors[tensor].param;
+    const int tensor = plan_value_tensor(c->graph, it->value), param = c->graph->tensors[tensor].param;
     bool is_last = i + 1 == c->ranges.n || c->ranges.items[i + 1].value != it->value;
     if (c->graph->tensors[tensor].kind != LADE_TENSOR_GRAD || !is_last || it->leave_slot >= 0 ||
         waits_for_update(c, tensor))
@@ -596,7 +596,7 @@ static void leaves_place(struct cutter *c, struct live_range **order, int n)
 
 static int unit_of(const struct cutter *c, const struct live_range *it)
 {
-  return c->graph->tensors[it->value % c->graph->n_tensors].unit;
+  return c->graph->tensors[plan_value_tensor(c->graph, it->value)].unit;
 }
 
 /* True if both are gathered for one unit in one half of a microbatch. */

@@ -94,30 +94,34 @@ static int space_pack(const struct lade_place_params *params, struct lade_progra
   return status;
 }
 
-int plan_peak_find(const struct lade_program *program, enum lade_space space, int *ret_at, uint64_t *ret_bytes)
+int plan_peaks_find(const struct lade_program *program, uint64_t ret_bytes[LADE_N_SPACES],
+                    int32_t ret_at[LADE_N_SPACES])
 {
-  int64_t *change = calloc((size_t)program->n_instrs + 1, sizeof(*change)), live = 0, most = 0;
-  int at = 0;
+  /* By instruction: bytes that begin to live before it, less those that end. */
+  int64_t(*change)[LADE_N_SPACES] = calloc((size_t)program->n_instrs + 1, sizeof(*change));
+  int64_t live[LADE_N_SPACES] = {0}, most[LADE_N_SPACES] = {0};
   if (!change)
     return -ENOMEM;
+  memset(ret_at, 0, LADE_N_SPACES * sizeof(*ret_at));
   for (int i = 0; i < program->n_buffers; i++) {
     const struct lade_buffer *buffer = &program->buffers[i];
-    if (buffer->space != space)
-      continue;
-    change[buffer->first] += (int64_t)buffer->bytes;
-    change[buffer->last + 1] -= (int64_t)buffer->bytes;
+    change[buffer->first][buffer->space] += (int64_t)buffer->bytes;
+    change[buffer->last + 1][buffer->space] -= (int64_t)buffer->bytes;
   }
   for (int i = 0; i < program->n_instrs; i++) {
-    live += change[i];
-    if (live > most) {
-      most = live;
-      at = i;
+    for (int space = 0; space < LADE_N_SPACES; space++) {
+      live[space] += change[i][space];
+      if (live[space] > most[space]) {
+        most[space] = live[space];
+        ret_at[space] = i;
+      }
     }
   }
-  LADE_ASSERT(live + change[program->n_instrs] == 0);
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    LADE_ASSERT(live[space] + change[program->n_instrs][space] == 0);
+    ret_bytes[space] = (uint64_t)most[space];
+  }
   free(change);
-  *ret_at = at;
-  *ret_bytes = (uint64_t)most;
   return 0;
 }
 
@@ -125,12 +129,11 @@ int plan_peak_find(const struct lade_program *program, enum lade_space space, in
  * Count the bytes of each owner at the instruction where the most bytes are live. The rest of the peak is
  * fragmentation.
  */
-static int owners_count(struct lade_program *program, enum lade_space space)
+static void owners_count(struct lade_program *program, enum lade_space space)
 {
-  uint64_t *owners = program->owner_bytes[space], live_bytes = 0;
-  int at = 0, status = plan_peak_find(program, space, &at, &live_bytes);
-  if (status)
-    return status;
+  uint64_t *owners = program->owner_bytes[space];
+  const uint64_t live_bytes = program->live_peak_bytes[space];
+  const int at = program->live_peak_at[space];
   LADE_ASSERT(live_bytes <= program->peak_bytes[space]);
   memset(owners, 0, sizeof(program->owner_bytes[space]));
   for (int i = 0; i < program->n_buffers; i++) {
@@ -138,9 +141,7 @@ static int owners_count(struct lade_program *program, enum lade_space space)
     if (buffer->space == space && buffer->first <= at && at <= buffer->last)
       owners[buffer->owner] += buffer->bytes;
   }
-  program->live_peak_bytes[space] = live_bytes;
   owners[LADE_OWNER_FRAGMENTATION] = program->peak_bytes[space] - live_bytes;
-  return 0;
 }
 
 int lade_program_place_apart(const struct lade_build_params *params, struct lade_program *program)
@@ -157,11 +158,11 @@ int lade_program_place_apart(const struct lade_build_params *params, struct lade
 
 int lade_program_place_within(const struct lade_place_params *params, struct lade_program *program)
 {
-  int status = 0;
+  int status = plan_peaks_find(program, program->live_peak_bytes, program->live_peak_at);
   for (int space = 0; space < LADE_N_SPACES && !status; space++) {
     status = space_pack(params, program, (enum lade_space)space);
     if (!status)
-      status = owners_count(program, (enum lade_space)space);
+      owners_count(program, (enum lade_space)space);
   }
   if (!status)
     status = lade_program_order(program);

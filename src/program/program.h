@@ -215,6 +215,7 @@ struct lade_program {
   int instrs_capacity, operands_capacity, buffers_capacity; /* for lade_program_emit_over alone */
   uint64_t peak_bytes[LADE_N_SPACES]; /* highest used offset; the device's rounded up to whole chunks */
   uint64_t live_peak_bytes[LADE_N_SPACES]; /* most bytes live at once: the bound of the packer */
+  int32_t live_peak_at[LADE_N_SPACES];     /* the first instruction at which they are live */
   uint64_t owner_bytes[LADE_N_SPACES][LADE_N_OWNERS]; /* at the instant of the live peak; sums to peak_bytes */
   int64_t predicted_ns;               /* of a step, by the simulator */
   int64_t predicted_busy_ns[LADE_N_QUEUES];
@@ -247,7 +248,10 @@ uint64_t lade_value_bytes(const struct lade_model_graph *graph, int tensor);
 uint64_t lade_state_store_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout);
 
 /* Return the ranks over which the state of parameters is cut: 1 unless the layout is ZeRO's. */
-int lade_shard_count(const struct lade_layout *layout);
+static inline int lade_shard_count(const struct lade_layout *layout)
+{
+  return layout && layout->zero > 0 ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+}
 /* Elements whose state this rank holds: @first and the @n next of the parameter, padded to @n_padded on every rank. */
 struct lade_state_shard {
   int64_t first, n, n_padded;
@@ -268,11 +272,18 @@ static inline bool lade_axis_has_parts(enum lade_axis axis)
 {
   return axis == LADE_AXIS_TP || axis == LADE_AXIS_KV;
 }
+/* As lade_held_bytes, for values that shards cut and for parts, scalars and blocks. */
+uint64_t lade_cut_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor);
 /*
  * Return the bytes that a program gives value @tensor: weights and gradients with the padding of all shards, parts and
  * blocks those of one shard, with its padding. Without shards the same as lade_value_bytes.
  */
-uint64_t lade_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor);
+static inline uint64_t lade_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout,
+                                       int tensor)
+{
+  const bool is_whole = tensor < graph->n_tensors && lade_shard_count(layout) == 1; /* most, and no call */
+  return is_whole ? graph->tensors[tensor].bytes : lade_cut_bytes(graph, layout, tensor);
+}
 /*
  * Return the elements of @param that count for this rank in norms over all ranks: copies of another rank's elements do
  * not.

@@ -16,15 +16,10 @@
 #define SHARD_ELEMENTS 512 /* of lade_adamw_args.first_element; a multiple of LADE_MOMENT_BLOCK */
 _Static_assert(SHARD_ELEMENTS % LADE_MOMENT_BLOCK == 0, "a shard cuts a block of moments");
 
-int lade_shard_count(const struct lade_layout *layout)
-{
-  return layout && layout->zero > 0 ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
-}
-
 static int64_t param_elements(const struct lade_model_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
-  return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
+  return (int64_t)(tensor->bytes >> __builtin_ctzll(lade_dtype_bytes(tensor->dtype))); /* sizes are powers of two */
 }
 
 /* Return the elements of a block with its padding: the same at all ranks. */
@@ -157,7 +152,7 @@ static uint64_t scalar_held_bytes(const struct lade_model_graph *graph, const st
   return (uint64_t)lade_held_first_partial(graph, layout, graph->n_params) * sizeof(double);
 }
 
-uint64_t lade_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
+uint64_t lade_cut_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
 {
   if (tensor < graph->n_tensors)
     return tensor_held_bytes(graph, layout, tensor);

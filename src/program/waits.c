@@ -39,6 +39,12 @@ struct space_map {
   struct access_segment *segments; /* between cuts i and i+1 */
 };
 
+/* The segments of all spaces. */
+struct address_map {
+  struct space_map spaces[LADE_N_SPACES];
+  int32_t *buffer_cuts; /* by buffer: number of the cut where it begins; -1: not looked up yet */
+};
+
 struct clock {
   int32_t known[LADE_N_QUEUES];
 };
@@ -67,39 +73,32 @@ static int u64_compare(const void *x, const void *y)
 }
 
 /*
- * Collect both ends of every operand in @space into @cuts. Most operands cover their whole buffer, as the operand
+ * Collect both ends of every operand into the cuts of its space. Most operands cover their whole buffer, as the operand
  * before did: ends equal to those of the buffer's @latest operand are left out.
  */
-static int cuts_collect(const struct lade_program *program, int space, struct range *latest, uint64_t *cuts)
+static void cuts_collect(const struct lade_program *program, struct range *latest, struct space_map *spaces)
 {
-  int n = 0;
   for (int at = 0; at < program->n_instrs; at++) {
     const struct lade_instr *instr = &program->instrs[at];
     for (int i = 0; i < instr->n_operands; i++) {
       const struct lade_operand *operand = &program->operands[instr->first_operand + i];
       const struct range range = {range_start(program, operand), range_end(program, instr, operand)};
       struct range *before = &latest[operand->buffer];
-      if ((int)program->buffers[operand->buffer].space != space ||
-          (range.start == before->start && range.end == before->end))
+      struct space_map *map = &spaces[program->buffers[operand->buffer].space];
+      if (range.start == before->start && range.end == before->end)
         continue;
-      cuts[n++] = range.start;
-      cuts[n++] = range.end;
+      map->cuts[map->n_cuts++] = range.start;
+      map->cuts[map->n_cuts++] = range.end;
       *before = range;
     }
   }
-  return n;
 }
 
-static int space_map_init(struct space_map *map, const struct lade_program *program, int space)
+/* Sort the cuts of a space, and make its segments, without accesses so far. */
+static int space_map_fill(struct space_map *map)
 {
-  struct range *latest = calloc((size_t)program->n_buffers + 1, sizeof(*latest));
-  map->cuts = malloc(((size_t)program->n_operands * 2 + 1) * sizeof(*map->cuts));
-  if (!latest || !map->cuts) {
-    free(latest);
-    return -ENOMEM;
-  }
-  const int n = cuts_collect(program, space, latest, map->cuts);
-  free(latest);
+  const int n = map->n_cuts;
+  map->n_cuts = 0;
   qsort(map->cuts, (size_t)n, sizeof(*map->cuts), u64_compare);
   for (int i = 0; i < n; i++) {
     if (map->n_cuts == 0 || map->cuts[map->n_cuts - 1] != map->cuts[i])
@@ -112,10 +111,35 @@ static int space_map_init(struct space_map *map, const struct lade_program *prog
   return 0;
 }
 
-static void space_map_finish(struct space_map *map)
+static int address_map_init(struct address_map *map, const struct lade_program *program)
 {
-  free(map->cuts);
-  free(map->segments);
+  struct range *latest = calloc((size_t)program->n_buffers + 1, sizeof(*latest));
+  const size_t n_buffers = (size_t)program->n_buffers + 1;
+  int status = latest ? 0 : -ENOMEM;
+  *map = (struct address_map){.buffer_cuts = malloc(n_buffers * sizeof(*map->buffer_cuts))};
+  if (map->buffer_cuts)
+    memset(map->buffer_cuts, -1, n_buffers * sizeof(*map->buffer_cuts));
+  else
+    status = -ENOMEM;
+  for (int space = 0; space < LADE_N_SPACES && !status; space++) {
+    map->spaces[space].cuts = malloc(((size_t)program->n_operands * 2 + 1) * sizeof(*map->spaces[space].cuts));
+    status = map->spaces[space].cuts ? 0 : -ENOMEM;
+  }
+  if (!status)
+    cuts_collect(program, latest, map->spaces);
+  free(latest);
+  for (int space = 0; space < LADE_N_SPACES && !status; space++)
+    status = space_map_fill(&map->spaces[space]);
+  return status;
+}
+
+static void address_map_finish(struct address_map *map)
+{
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    free(map->spaces[space].cuts);
+    free(map->spaces[space].segments);
+  }
+  free(map->buffer_cuts);
 }
 
 static int cut_find(const struct space_map *map, uint64_t at)
@@ -131,6 +155,18 @@ static int cut_find(const struct space_map *map, uint64_t at)
   return lo;
 }
 
+/* Return the number of the cut where @operand begins. Most begin where their buffer does, which is looked up once. */
+static int operand_cut(struct address_map *map, const struct lade_program *program, const struct lade_operand *operand)
+{
+  const struct space_map *space = &map->spaces[program->buffers[operand->buffer].space];
+  int32_t *cut = &map->buffer_cuts[operand->buffer];
+  if (operand->offset)
+    return cut_find(space, range_start(program, operand));
+  if (*cut < 0)
+    *cut = cut_find(space, range_start(program, operand));
+  return *cut;
+}
+
 static void later(int32_t *latest, int32_t instr)
 {
   if (instr > *latest)
@@ -138,11 +174,12 @@ static void later(int32_t *latest, int32_t instr)
 }
 
 /* Raise @needs by the dependencies of @operand of instruction @at, and record its own access. */
-static void operand_visit(struct space_map *map, const struct lade_program *program, int at,
+static void operand_visit(struct address_map *addresses, const struct lade_program *program, int at,
                           const struct lade_operand *operand, int32_t *needs)
 {
-  uint64_t start = range_start(program, operand), end = range_end(program, &program->instrs[at], operand);
-  for (int i = cut_find(map, start); i < map->n_cuts && map->cuts[i] < end; i++) {
+  const uint64_t end = range_end(program, &program->instrs[at], operand);
+  struct space_map *map = &addresses->spaces[program->buffers[operand->buffer].space];
+  for (int i = operand_cut(addresses, program, operand); i < map->n_cuts && map->cuts[i] < end; i++) {
     struct access_segment *segment = &map->segments[i];
     if (segment->writer >= 0 && segment->writer != at)
       later(&needs[program->instrs[segment->writer].queue], segment->writer);
@@ -160,14 +197,12 @@ static void operand_visit(struct space_map *map, const struct lade_program *prog
 }
 
 /* Visit all operands of instruction @at, which has no waits so far. */
-static void instr_visit(struct space_map *maps, struct lade_program *program, int at, int32_t *needs)
+static void instr_visit(struct address_map *map, struct lade_program *program, int at, int32_t *needs)
 {
   struct lade_instr *instr = &program->instrs[at];
   memset(instr->waits, -1, sizeof(instr->waits));
-  for (int i = 0; i < instr->n_operands; i++) {
-    const struct lade_operand *operand = &program->operands[instr->first_operand + i];
-    operand_visit(&maps[program->buffers[operand->buffer].space], program, at, operand, needs);
-  }
+  for (int i = 0; i < instr->n_operands; i++)
+    operand_visit(map, program, at, &program->operands[instr->first_operand + i], needs);
 }
 
 static void clock_join(struct clock *clock, const struct clock *other)
@@ -223,11 +258,11 @@ static void graph_members_mark(struct lade_program *program, bool *is_awaited)
 
 int lade_program_order(struct lade_program *program)
 {
-  struct space_map maps[LADE_N_SPACES] = {0};
+  struct address_map map;
   struct clock *clocks = malloc(((size_t)program->n_instrs + 1) * sizeof(*clocks));
-  int status = clocks ? 0 : -ENOMEM, last[LADE_N_QUEUES];
-  for (int space = 0; space < LADE_N_SPACES && !status; space++)
-    status = space_map_init(&maps[space], program, space);
+  int last[LADE_N_QUEUES], status = address_map_init(&map, program);
+  if (!clocks)
+    status = -ENOMEM;
   memset(last, -1, sizeof(last));
   for (int at = 0; at < program->n_instrs && !status;) { /* group by group */
     struct lade_instr *instr = &program->instrs[at];
@@ -235,7 +270,7 @@ int lade_program_order(struct lade_program *program)
     const int end = lade_program_group_end(program, at);
     memset(needs, -1, sizeof(needs));
     for (int member = at; member < end; member++)
-      instr_visit(maps, program, member, needs);
+      instr_visit(&map, program, member, needs);
     struct clock now;
     memset(&now, -1, sizeof(now));
     if (last[instr->queue] >= 0)
@@ -249,8 +284,7 @@ int lade_program_order(struct lade_program *program)
   }
   if (!status) /* clocks are no longer needed, and are larger than the marks */
     graph_members_mark(program, (bool *)clocks);
-  for (int space = 0; space < LADE_N_SPACES; space++)
-    space_map_finish(&maps[space]);
+  address_map_finish(&map);
   free(clocks);
   return status;
 }

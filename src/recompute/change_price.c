@@ -25,6 +25,12 @@
 #define OTHERS_SHARE 0.01 /* of the other queues' work is charged, so that it is not free if gathers take longest */
 #define TRANSFER_CORES 0.25 /* cores that a transfer to the drive uses for checksums */
 
+/* Tensors of each op, op after op, because a pass over the graph's ops would read ten times as many bytes. */
+struct op_values {
+  int32_t *first; /* by op, n_ops + 1 entries */
+  int32_t *tensors;
+};
+
 struct lade_pricer {
   const struct lade_model_graph *graph;
   const struct lade_unit_costs *unit_costs;
@@ -35,6 +41,8 @@ struct lade_pricer {
   int32_t *lean_ops;    /* ops with a lean form */
   int n_lean_ops;
   bool *is_forward;     /* by tensor: a forward op makes it */
+  struct op_values inputs;  /* by op: activations that must be present; not one that its lean form makes itself */
+  struct op_values outputs; /* by op */
   bool *is_there;       /* scratch, by tensor */
   int32_t *dropped;     /* scratch: values that are dropped after each backward op */
   int32_t *stack;
@@ -93,19 +101,57 @@ static int groups_make(lade_pricer *s)
   return 0;
 }
 
-/* List the ops with lean forms and mark the forward ops' outputs: no residency changes these. */
+/* Return the activation that must be present as input @i of @op, or -1. */
+static int32_t input_needed(const struct lade_model_graph *graph, const struct lade_op *op, int i)
+{
+  const int32_t tensor = op->in[i];
+  bool is_needed = tensor >= 0 && graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION &&
+                   tensor != op->optional; /* the lean form makes the optional one itself */
+  return is_needed ? tensor : -1;
+}
+
+/* Note lean forms, forward ops' outputs, and the tensors of each op: no residency changes these. */
 static void ops_note(lade_pricer *s)
 {
-  for (int op = 0; op < s->graph->n_ops; op++) {
-    if (s->graph->ops[op].lean >= 0)
-      s->lean_ops[s->n_lean_ops++] = op;
-  }
-  for (int op = 0; op < s->graph->n_fwd_ops; op++) {
-    for (int i = 0; i < s->graph->ops[op].n_out; i++) {
-      if (s->graph->ops[op].out[i] >= 0)
-        s->is_forward[s->graph->ops[op].out[i]] = true;
+  int32_t n_in = 0, n_out = 0;
+  for (int i_op = 0; i_op < s->graph->n_ops; i_op++) {
+    const struct lade_op *op = &s->graph->ops[i_op];
+    if (op->lean >= 0)
+      s->lean_ops[s->n_lean_ops++] = i_op;
+    s->inputs.first[i_op] = n_in;
+    s->outputs.first[i_op] = n_out;
+    for (int i = 0; i < op->n_in; i++) {
+      const int32_t tensor = input_needed(s->graph, op, i);
+      if (tensor >= 0)
+        s->inputs.tensors[n_in++] = tensor;
+    }
+    for (int i = 0; i < op->n_out; i++) {
+      if (op->out[i] < 0)
+        continue;
+      s->outputs.tensors[n_out++] = op->out[i];
+      s->is_forward[op->out[i]] |= i_op < s->graph->n_fwd_ops;
     }
   }
+  s->inputs.first[s->graph->n_ops] = n_in;
+  s->outputs.first[s->graph->n_ops] = n_out;
+}
+
+static bool op_values_alloc(int n_ops, size_t n_operands, struct op_values *values)
+{
+  values->first = calloc((size_t)n_ops + 1, sizeof(*values->first));
+  values->tensors = calloc(n_operands + 1, sizeof(*values->tensors));
+  return values->first && values->tensors;
+}
+
+/* Allocate the lists of the ops' tensors. */
+static bool op_lists_alloc(lade_pricer *s)
+{
+  size_t n_in = 0, n_out = 0;
+  for (int op = 0; op < s->graph->n_ops; op++) {
+    n_in += (size_t)s->graph->ops[op].n_in;
+    n_out += (size_t)s->graph->ops[op].n_out;
+  }
+  return op_values_alloc(s->graph->n_ops, n_in, &s->inputs) && op_values_alloc(s->graph->n_ops, n_out, &s->outputs);
 }
 
 int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
@@ -129,7 +175,7 @@ int lade_pricer_create(const struct lade_model_graph *graph, const struct lade_u
   s->is_again = calloc((size_t)graph->n_ops + 1, sizeof(*s->is_again));
   s->is_needed = calloc(n, sizeof(*s->is_needed));
   bool is_whole = s->order && s->group_first && s->group_n && s->param_order && s->lean_ops && s->is_forward &&
-                  s->is_there && s->dropped && s->stack && s->is_again && s->is_needed;
+                  s->is_there && s->dropped && s->stack && s->is_again && s->is_needed && op_lists_alloc(s);
   int status = is_whole ? 0 : -ENOMEM;
   if (!status)
     status = groups_make(s);
@@ -153,6 +199,10 @@ void lade_pricer_destroy(lade_pricer *s)
   free(s->param_order);
   free(s->lean_ops);
   free(s->is_forward);
+  free(s->inputs.first);
+  free(s->inputs.tensors);
+  free(s->outputs.first);
+  free(s->outputs.tensors);
   free(s->is_there);
   free(s->dropped);
   free(s->stack);
@@ -219,27 +269,15 @@ struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queu
 
 static void op_run(lade_pricer *s, int op)
 {
-  for (int i = 0; i < s->graph->ops[op].n_out; i++) {
-    if (s->graph->ops[op].out[i] >= 0)
-      s->is_there[s->graph->ops[op].out[i]] = true;
-  }
-}
-
-/* Return the activation that must be present as input @i of @op, or -1. */
-static int32_t input_needed(const struct lade_op *op, const struct lade_model_graph *graph, int i)
-{
-  const int32_t tensor = op->in[i];
-  bool is_needed = tensor >= 0 && graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION &&
-                   tensor != op->optional; /* the lean form makes the optional one itself */
-  return is_needed ? tensor : -1;
+  for (int i = s->outputs.first[op]; i < s->outputs.first[op + 1]; i++)
+    s->is_there[s->outputs.tensors[i]] = true;
 }
 
 static int producer_missing(const lade_pricer *s, int op)
 {
-  for (int i = 0; i < s->graph->ops[op].n_in; i++) {
-    const int32_t tensor = input_needed(&s->graph->ops[op], s->graph, i);
-    if (tensor >= 0 && !s->is_there[tensor])
-      return s->graph->tensors[tensor].producer;
+  for (int i = s->inputs.first[op]; i < s->inputs.first[op + 1]; i++) {
+    if (!s->is_there[s->inputs.tensors[i]])
+      return s->graph->tensors[s->inputs.tensors[i]].producer;
   }
   return -1;
 }
@@ -294,9 +332,9 @@ double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *res
 /* Let the dropped inputs of @op be made again: push their ops on the stack of @n. Return its new number. */
 static int inputs_require(lade_pricer *s, const struct lade_residency *residency, int op, int n)
 {
-  for (int i = 0; i < s->graph->ops[op].n_in; i++) {
-    const int32_t tensor = input_needed(&s->graph->ops[op], s->graph, i);
-    if (tensor < 0 || !s->is_forward[tensor] || residency->choices[tensor].saved != LADE_RESIDENCY_RECOMPUTE)
+  for (int i = s->inputs.first[op]; i < s->inputs.first[op + 1]; i++) {
+    const int32_t tensor = s->inputs.tensors[i];
+    if (!s->is_forward[tensor] || residency->choices[tensor].saved != LADE_RESIDENCY_RECOMPUTE)
       continue;
     const int32_t producer = s->graph->tensors[tensor].producer;
     if (!s->is_again[producer])
@@ -324,11 +362,8 @@ void lade_pricer_rebase(lade_pricer *s, const struct lade_residency *residency)
     n = inputs_require(s, residency, s->stack[i], n);
   }
   for (int op = 0; op < graph->n_ops; op++) {
-    for (int i = 0; i < graph->ops[op].n_in && (op >= graph->n_fwd_ops || s->is_again[op]); i++) {
-      const int32_t tensor = input_needed(&graph->ops[op], graph, i);
-      if (tensor >= 0)
-        s->is_needed[tensor] = true;
-    }
+    for (int i = s->inputs.first[op]; i < s->inputs.first[op + 1] && (op >= graph->n_fwd_ops || s->is_again[op]); i++)
+      s->is_needed[s->inputs.tensors[i]] = true;
   }
 }
 

@@ -27,7 +27,7 @@
 
 static enum lade_owner range_owner(const struct builder *b, const struct live_range *it)
 {
-  const struct lade_tensor *t = &b->graph->tensors[it->value % b->graph->n_tensors];
+  const struct lade_tensor *t = &b->graph->tensors[plan_value_tensor(b->graph, it->value)];
   if (t->kind == LADE_TENSOR_PARAM)
     return it->source == PLAN_GATHERED ? LADE_OWNER_COMM : LADE_OWNER_PARAMETERS;
   if (t->kind == LADE_TENSOR_GRAD)
@@ -63,7 +63,7 @@ static int range_at(struct builder *b, int value, int pos)
 /* Return the device buffer of @value for a step at @pos; make it now if this step makes the value. */
 static int32_t value_buffer(struct builder *b, int value, int pos)
 {
-  const struct lade_tensor *t = &b->graph->tensors[value % b->graph->n_tensors];
+  const struct lade_tensor *t = &b->graph->tensors[plan_value_tensor(b->graph, value)];
   const bool is_resident = t->kind == LADE_TENSOR_PARAM &&
                            b->params->residency->weight_tiers[t->param] == LADE_TIER_DEVICE;
   if (is_resident && (!plan_gathers(b->params) || plan_is_gathered_in_place(b->params, t->param)))
@@ -71,7 +71,7 @@ static int32_t value_buffer(struct builder *b, int value, int pos)
   int at = range_at(b, value, pos);
   if (b->on_device[at] < 0)
     b->on_device[at] = buffer_make(b, LADE_DEVICE, range_owner(b, &b->live->ranges[at]),
-                                   value_bytes(b, value % b->graph->n_tensors), false);
+                                   value_bytes(b, plan_value_tensor(b->graph, value)), false);
   return b->on_device[at];
 }
 
@@ -118,7 +118,7 @@ static void residents_make(struct builder *b)
 static void range_leave(struct builder *b, int at)
 {
   const struct live_range *it = &b->live->ranges[at];
-  const struct lade_tensor *t = &b->graph->tensors[it->value % b->graph->n_tensors];
+  const struct lade_tensor *t = &b->graph->tensors[plan_value_tensor(b->graph, it->value)];
   if (t->kind == LADE_TENSOR_GRAD)
     sumsq_settle(b, t->param);
   const bool is_rounded = t->kind == LADE_TENSOR_GRAD && b->is_rounded[t->param];
@@ -137,12 +137,12 @@ static void range_fetch(struct builder *b, struct transfer *transfer)
 {
   const int at = transfer->range;
   const struct live_range *it = &b->live->ranges[at];
-  const struct lade_tensor *t = &b->graph->tensors[it->value % b->graph->n_tensors];
+  const struct lade_tensor *t = &b->graph->tensors[plan_value_tensor(b->graph, it->value)];
   if (it->source == PLAN_GATHERED && plan_is_gathered_in_place(b->params, t->param))
     b->on_device[at] = b->elsewhere[it->value];
   else
     b->on_device[at] = buffer_make(b, LADE_DEVICE, range_owner(b, it),
-                                   value_bytes(b, it->value % b->graph->n_tensors), false);
+                                   value_bytes(b, plan_value_tensor(b->graph, it->value)), false);
   if (it->source == PLAN_GATHERED)
     transfer->block = weight_block_emit(b, t->param, b->on_device[at]);
   else
@@ -154,7 +154,7 @@ static void range_gather(struct builder *b, const struct transfer *transfer)
 {
   const struct live_range *it = &b->live->ranges[transfer->range];
   if (it->source == PLAN_GATHERED)
-    weight_gather_emit(b, b->graph->tensors[it->value % b->graph->n_tensors].param, transfer->block,
+    weight_gather_emit(b, b->graph->tensors[plan_value_tensor(b->graph, it->value)].param, transfer->block,
                        b->on_device[transfer->range]);
 }
 
@@ -184,50 +184,57 @@ static int transfer_compare(const void *x, const void *y)
   return (a->range > b->range) - (a->range < b->range);
 }
 
-static void transfer_push(struct builder *b, struct transfer transfer)
+/* Sort the transfers of each slot, of which @ends has the ends. */
+static void transfers_sort(struct builder *b, const int32_t *ends)
 {
-  LADE_ASSERT(transfer.slot >= 0 && transfer.slot <= b->n_steps);
-  if (!LADE_PUSH(&b->transfers, transfer))
-    b->status = -ENOMEM;
-}
-
-/* Sort transfers by slot with a counting sort, so that only the few of one slot are compared. */
-static void transfers_sort(struct builder *b)
-{
-  const int n = b->transfers.n;
-  int32_t *firsts = calloc((size_t)b->n_steps + 2, sizeof(*firsts)); /* by slot: index of its first transfer */
-  struct transfer *sorted = malloc(((size_t)n + 1) * sizeof(*sorted));
-  if (!firsts || !sorted) {
-    free(firsts);
-    free(sorted);
-    b->status = -ENOMEM;
-    return;
+  int first = 0;
+  for (int slot = 0; slot <= b->n_steps; slot++) {
+    const int n = ends[slot] - first;
+    if (n > 1)
+      qsort(b->transfers.items + first, (size_t)n, sizeof(*b->transfers.items), transfer_compare);
+    first = ends[slot];
   }
-  for (int i = 0; i < n; i++)
-    firsts[b->transfers.items[i].slot]++;
-  for (int slot = 0; slot <= b->n_steps; slot++)
-    firsts[slot + 1] += firsts[slot]; /* the slot's end, until all its transfers are placed */
-  for (int i = 0; i < n; i++)
-    sorted[--firsts[b->transfers.items[i].slot]] = b->transfers.items[i];
-  for (int slot = 0; slot <= b->n_steps; slot++)
-    qsort(sorted + firsts[slot], (size_t)(firsts[slot + 1] - firsts[slot]), sizeof(*sorted), transfer_compare);
-  free(firsts);
-  free(b->transfers.items);
-  b->transfers.items = sorted;
-  b->transfers.capacity = n;
 }
 
-static void transfers_collect(struct builder *b)
+/*
+ * Collect the transfers of all live ranges by slot, with a counting sort, so that only the few of one slot are
+ * compared. In @ends, by slot, stands the index of the next transfer of the slot.
+ */
+static void transfers_place(struct builder *b, int32_t *ends)
 {
   for (int i = 0; i < b->live->n_ranges; i++) {
     const struct live_range *it = &b->live->ranges[i];
     if (it->fetch_slot >= 0)
-      transfer_push(b, (struct transfer){.slot = it->fetch_slot, .range = i, .need = it->first_pos, .is_in = true});
+      b->transfers.items[ends[it->fetch_slot]++] =
+          (struct transfer){.slot = it->fetch_slot, .range = i, .need = it->first_pos, .is_in = true};
     if (it->leave_slot >= 0)
-      transfer_push(b, (struct transfer){.slot = it->leave_slot, .range = i, .need = it->last_pos});
+      b->transfers.items[ends[it->leave_slot]++] =
+          (struct transfer){.slot = it->leave_slot, .range = i, .need = it->last_pos};
   }
-  if (!b->status)
-    transfers_sort(b);
+}
+
+static void transfers_collect(struct builder *b)
+{
+  int32_t *ends = calloc((size_t)b->n_steps + 2, sizeof(*ends)); /* by slot + 1: its transfers */
+  for (int i = 0; ends && i < b->live->n_ranges; i++) {
+    const struct live_range *it = &b->live->ranges[i];
+    LADE_ASSERT(it->fetch_slot <= b->n_steps && it->leave_slot <= b->n_steps);
+    ends[it->fetch_slot + 1] += it->fetch_slot >= 0;
+    ends[it->leave_slot + 1] += it->leave_slot >= 0;
+  }
+  for (int slot = 0; ends && slot <= b->n_steps; slot++)
+    ends[slot + 1] += ends[slot]; /* where the transfers of the next slot begin */
+  const int n = ends ? ends[b->n_steps + 1] : 0;
+  b->transfers.items = malloc(((size_t)n + 1) * sizeof(*b->transfers.items));
+  if (!ends || !b->transfers.items) {
+    free(ends);
+    b->status = -ENOMEM;
+    return;
+  }
+  b->transfers.n = b->transfers.capacity = n;
+  transfers_place(b, ends);
+  transfers_sort(b, ends);
+  free(ends);
 }
 
 /* ---- steps ---- */
@@ -547,10 +554,8 @@ int lade_program_emit_over(const struct lade_build_params *params, struct lade_p
   live_ranges_finish(&live);
   free(update_ends);
   free(steps);
-  for (int space = 0; space < LADE_N_SPACES && !status; space++) {
-    int at;
-    status = plan_peak_find(program, (enum lade_space)space, &at, &program->live_peak_bytes[space]);
-  }
+  if (!status)
+    status = plan_peaks_find(program, program->live_peak_bytes, program->live_peak_at);
   return status;
 }
 

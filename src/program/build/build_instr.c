@@ -14,15 +14,14 @@
 
 int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes, bool is_resident)
 {
-  struct lade_buffer buffer = {
-      .space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident,
-      .align = (uint32_t)plan_space_align(space)};
-  buffer.bytes = plan_buffer_bytes(space, bytes);
-  if (!LADE_PUSH(&b->buffers, buffer)) {
+  if (!LADE_RESERVE(&b->buffers)) {
     b->status = -ENOMEM;
     return 0;
   }
-  return b->buffers.n - 1;
+  b->buffers.items[b->buffers.n] = (struct lade_buffer){
+      .space = space, .owner = owner, .bytes = plan_buffer_bytes(space, bytes), .first = INT32_MAX, .last = -1,
+      .is_resident = is_resident, .align = (uint32_t)plan_space_align(space)};
+  return b->buffers.n++;
 }
 
 struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue)
@@ -38,29 +37,43 @@ struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enu
   return instr;
 }
 
-void operand_add(struct builder *b, const struct lade_operand *operand)
+/*
+ * Return the memory of the latest instruction's next operand, in @buffer, which lives through the instruction. Callers
+ * fill it in place, because a copy of a structure that was just written waits for these writes. NULL: no memory.
+ */
+static struct lade_operand *operand_next(struct builder *b, int32_t buffer)
 {
-  if (b->status || !LADE_PUSH(&b->operands, *operand)) {
+  if (b->status || !LADE_RESERVE(&b->operands)) {
     b->status = -ENOMEM;
-    return;
+    return NULL;
   }
   const int32_t at = b->instrs.n - 1;
-  struct lade_buffer *buffer = &b->buffers.items[operand->buffer];
-  buffer->first = LADE_MIN(buffer->first, at);
-  buffer->last = LADE_MAX(buffer->last, at);
+  struct lade_buffer *held = &b->buffers.items[buffer];
+  held->first = LADE_MIN(held->first, at);
+  held->last = LADE_MAX(held->last, at);
   b->instrs.items[at].n_operands++;
+  return &b->operands.items[b->operands.n++];
+}
+
+void operand_add(struct builder *b, const struct lade_operand *operand)
+{
+  struct lade_operand *next = operand_next(b, operand->buffer);
+  if (next)
+    *next = *operand;
 }
 
 void operand_read_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes)
 {
-  operand_add(b, &(struct lade_operand){.buffer = at.buffer, .offset = at.offset, .bytes = bytes,
-                                        .role = (uint8_t)role, .access = LADE_READS, .reads = value, .makes = nothing});
+  struct lade_operand *next = operand_next(b, at.buffer);
+  if (next)
+    *next = (struct lade_operand){at.buffer, LADE_READS, (uint8_t)role, at.offset, bytes, value, nothing};
 }
 
 void operand_make_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes)
 {
-  operand_add(b, &(struct lade_operand){.buffer = at.buffer, .offset = at.offset, .bytes = bytes,
-                                        .role = (uint8_t)role, .access = LADE_MAKES, .reads = nothing, .makes = value});
+  struct lade_operand *next = operand_next(b, at.buffer);
+  if (next)
+    *next = (struct lade_operand){at.buffer, LADE_MAKES, (uint8_t)role, at.offset, bytes, nothing, value};
 }
 
 void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
@@ -75,10 +88,10 @@ void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value
 
 void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
 {
-  struct lade_operand operand = {.buffer = buffer, .bytes = bytes, .role = (uint8_t)role,
-                                 .access = LADE_READS_AND_MAKES, .reads = value, .makes = value};
-  operand.makes.version++;
-  operand_add(b, &operand);
+  const struct lade_value makes = {value.tensor, value.microbatch, (int16_t)(value.version + 1)};
+  struct lade_operand *next = operand_next(b, buffer);
+  if (next)
+    *next = (struct lade_operand){buffer, LADE_READS_AND_MAKES, (uint8_t)role, 0, bytes, value, makes};
 }
 
 /*
@@ -128,9 +141,9 @@ uint64_t value_bytes(const struct builder *b, int tensor)
 
 struct lade_value value_now(const struct builder *b, int value)
 {
-  const int n = b->graph->n_tensors, tensor = value % n;
+  const int tensor = plan_value_tensor(b->graph, value);
   const struct lade_tensor *t = &b->graph->tensors[tensor];
-  return (struct lade_value){tensor, (int16_t)(value / n),
+  return (struct lade_value){tensor, (int16_t)(value == tensor ? 0 : value / b->graph->n_tensors),
                              t->kind == LADE_TENSOR_GRAD ? b->grad_versions[t->param] : (int16_t)0};
 }
 

@@ -164,9 +164,9 @@ static int program_make(const struct lade_build_params *params, struct lade_erro
 static int program_measure(const struct lade_build_params *params, uint64_t device_bytes, struct lade_error *error,
                            struct lade_program **ret_program)
 {
-  int at, status = lade_program_emit(params, ret_program);
+  int status = lade_program_emit(params, ret_program);
   if (!status)
-    status = plan_peak_find(*ret_program, LADE_DEVICE, &at, &(*ret_program)->peak_bytes[LADE_DEVICE]);
+    (*ret_program)->peak_bytes[LADE_DEVICE] = (*ret_program)->live_peak_bytes[LADE_DEVICE];
   if (!status && (*ret_program)->peak_bytes[LADE_DEVICE] <= device_bytes)
     status = lade_program_place(params, *ret_program);
   return status ? lade_error_set(error, status, "no memory for the program of a stage") : 0;

@@ -26,23 +26,33 @@ struct resident_view {
 
 /* ---- the peak ---- */
 
+/* Return the tensor that @operand leaves in its buffer. */
+static int32_t operand_tensor(const struct lade_operand *operand)
+{
+  return operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
+}
+
 static void views_fill(const struct lade_program *p, int peak_at, struct resident_view *views)
 {
   for (int i = 0; i < p->n_buffers; i++)
     views[i] = (struct resident_view){-1, INT32_MAX, -1, false};
-  for (int at = 0; at < p->n_instrs; at++) {
-    for (int k = 0; k < p->instrs[at].n_operands; k++) {
-      const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand + k];
+  for (int at = 0; at <= peak_at; at++) {
+    const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand];
+    for (int k = 0; k < p->instrs[at].n_operands; k++, operand++) {
       struct resident_view *view = &views[operand->buffer];
-      int32_t tensor = operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
-      if (at <= peak_at || view->tensor < 0)
-        view->tensor = tensor; /* the tensor in the buffer at the peak: an op in place may have replaced the first */
-      if (at < peak_at)
-        view->before = at;
-      else if (at == peak_at)
-        view->is_used_now = true;
-      else if (view->after == INT32_MAX)
-        view->after = at;
+      view->tensor = operand_tensor(operand); /* the latest, because an op in place may have replaced the first */
+      view->before = at < peak_at ? at : view->before;
+      view->is_used_now = at == peak_at;
+    }
+  }
+  for (int at = peak_at + 1; at < p->n_instrs; at++) {
+    const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand];
+    for (int k = 0; k < p->instrs[at].n_operands; k++, operand++) {
+      struct resident_view *view = &views[operand->buffer];
+      if (view->after != INT32_MAX)
+        continue;
+      view->after = at;
+      view->tensor = view->tensor < 0 ? operand_tensor(operand) : view->tensor;
     }
   }
 }
@@ -119,15 +129,11 @@ static int idle_collect(struct peak_analysis *s, const struct lade_residency *re
                         struct peak *peak)
 {
   const int n_values = lade_value_count(p->graph);
-  int peak_at;
-  uint64_t peak_bytes;
+  const int peak_at = p->live_peak_at[LADE_DEVICE];
   struct resident_view *views = realloc(s->views, ((size_t)p->n_buffers + 1) * sizeof(*views));
   if (!views)
     return -ENOMEM;
   s->views = views;
-  int status = plan_peak_find(p, LADE_DEVICE, &peak_at, &peak_bytes);
-  if (status)
-    return status;
   views_fill(p, peak_at, views);
   memset(s->idle, 0, (size_t)n_values * sizeof(*s->idle));
   for (int i = 0; i < p->n_buffers; i++) {
