@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
-from . import patches
+from . import conversions, patches
 from .. import forms, optimizers
 from .arguments import Arguments
 from .branches import Asked, Branches
@@ -31,6 +31,7 @@ from .reads import Codes, Reads
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
 _TORCH = os.path.dirname(torch.__file__)
+_STDLIB, _PACKAGES = (os.path.join(os.path.dirname(file), "") for file in (os.__file__, _TORCH))
 _NESTED, _COMPILED = os.path.join(_TORCH, "nested", ""), os.path.join(_TORCH, "_dynamo", "")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PLAIN = (int, float, bool, str)
@@ -205,10 +206,14 @@ class Trace:
         self.tensors = None  # of a part that runs within its capture: the given tensors, in the order of the inputs
 
 
+def _is_inner(file):
+    """True for a file of torch, of this package or of Python's library."""
+    return file.startswith((_TORCH, _OWN, "<")) or file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
+
+
 def user_line(fault):
     """Return "file:line: source" of the user's innermost frame in a traceback, or None."""
-    frames = [f for f in traceback.extract_tb(fault.__traceback__)
-              if not f.filename.startswith((_TORCH, _OWN, contextlib.__file__, "<"))]
+    frames = [f for f in traceback.extract_tb(fault.__traceback__) if not _is_inner(f.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
@@ -239,8 +244,8 @@ _MEANINGS = (
 )
 
 
-def _refusal(fault):
-    """Return CannotCapture for an exception of a capture."""
+def _refusal(fault, has_numbers):
+    """Return CannotCapture for an exception of a capture. @has_numbers: True if the step has read computed numbers."""
     if isinstance(fault, CannotCapture):
         text = str(fault).partition(": ")[2]
         return CannotCapture(text.removesuffix(f" ({fault.line})"), fault.op, fault.line or user_line(fault))
@@ -251,6 +256,8 @@ def _refusal(fault):
              "DynamicOutputShapeException": "a shape depends on the values of a tensor; compute it outside of the step, or "
              "keep the shape and mask values, as torch.where does"}
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
+    if has_numbers and isinstance(fault, TypeError):
+        text += ": the number of .item() is computed after the capture; give a size as int(n), or call the function after the step"
     frames = traceback.extract_tb(fault.__traceback__)
     if "_dynamo" in type(fault).__module__ or frames[-1].filename.startswith(_COMPILED):
         text = _COMPILED
@@ -439,6 +446,10 @@ def _refuse_kept(watch, known):
     kept = watch.held(known)
     if kept is None:
         return
+    number = next((thing for thing in gc.get_referrers(kept) if type(thing) is ComputedNumber), None)
+    if number is not None:
+        raise CannotCapture("the step keeps the number of .item() in Python; return it, and keep it after the step",
+                            "Python state", number.line)
     holders = {type(thing).__name__ for thing in gc.get_referrers(kept) if not isinstance(thing, types.FrameType)}
     raise CannotCapture(f"the step keeps a tensor of shape {tuple(kept.shape)} in Python ({', '.join(sorted(holders))}), "
                         "which a captured step would not renew; return it, or keep it in an attribute, a dict or a list",
@@ -536,7 +547,7 @@ class _Body:
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
         self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
-            with self.watch, self.watch.codes:
+            with conversions.replacing(self.fn), self.watch, self.watch.codes:
                 out = self.fn(*args, **kwargs)
         except Asked:
             self.result.is_cut = True
@@ -668,7 +679,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as fault:
-        refusal = _refusal(fault)
+        refusal = _refusal(fault, branches.has_numbers)
         refusal.other_guess = branches.other_guess()
         raise refusal from fault
     finally:
