@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
 from .. import generators, optimizers
-from . import assignment, numbers, spans
+from . import assignment, numbers, packed, spans
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
@@ -156,6 +156,8 @@ def _tensors():
     """Yield patches of functions that make a tensor of a list, which torch reads by address: computed elements are stacked."""
     def patched(plain):
         def made(data, *args, dtype=None, device=None, requires_grad=False, **kwargs):
+            if spans.are_spans(data):  # torch warns of a copy that an eager step makes of an array
+                return data.clone().to(device=device, dtype=dtype or data.dtype)
             found = pytree.tree_leaves(data) if isinstance(data, (list, tuple)) else []
             if not any(isinstance(one, FakeTensor) for one in found):
                 own = {"dtype": dtype, "device": device, **({"requires_grad": True} if requires_grad else {}), **kwargs}
@@ -275,7 +277,7 @@ def capturing(recorder):
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
                       _last_rates(recorder), averages(), _lengths(), _lists(recorder), *_tensors(), *assignment.patches(),
-                      *spans.patches(), *numbers.patches()):
+                      *spans.patches(), *numbers.patches(), *packed.patches(recorder.watch)):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))
