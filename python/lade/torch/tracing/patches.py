@@ -197,6 +197,30 @@ def _generators_state():
 
 
 @contextlib.contextmanager
+def _draws_noted(line_of):
+    """Within this context a list has the user's line that first draws from Python's or NumPy's generator."""
+    lines, modules = [], (random, getattr(sys.modules.get("numpy"), "random", None))
+    own = [getattr(module.random, "__self__", None) for module in modules if module]  # the generators of the modules' functions
+    held = [(module, name, function) for module in modules if module for name, function in list(vars(module).items())
+            if any(getattr(function, "__self__", own) is one for one in own) and "state" not in name]
+
+    def noted(plain):
+        @functools.wraps(plain)
+        def drawn(*args, **kwargs):
+            if not lines:
+                lines.append(line_of())
+            return plain(*args, **kwargs)
+        return drawn
+    for module, name, function in held:
+        setattr(module, name, noted(function))
+    try:
+        yield lines
+    finally:
+        for module, name, function in held:
+            setattr(module, name, function)
+
+
+@contextlib.contextmanager
 def _seed_kept():
     """Put torch's generator back if the body fails: a step may have seeded it by a function that is not replaced."""
     before = generators.states(torch.device("cpu"))
@@ -269,6 +293,7 @@ def capturing(recorder):
     other = _refusing("optimizer.step", "the step drives an optimizer that it was not given; give all of them as optimizer=[...]")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_seed_kept())
+        lines = stack.enter_context(_draws_noted(recorder.branches.line_of))
         stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:
             for name in _GENERATORS:
@@ -299,4 +324,5 @@ def capturing(recorder):
         generators.set_states(torch.device("cpu"), before[2])
         raise CannotCapture("a step that seeds torch's generator is not captured; seed it outside of the step", "manual_seed")
     if after != before:
-        raise CannotCapture("the step draws from Python's or NumPy's generator, so each step is another graph", "random")
+        raise CannotCapture("the step draws from Python's or NumPy's generator, so each step is another graph; draw from torch's, or "
+                            "outside of the step", "random", lines[0] if lines else None)

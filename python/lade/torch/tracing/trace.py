@@ -95,11 +95,19 @@ class Given:
 
 
 class _Noted(dict):
-    """A parameter group in a capture, which notes the fields that the step reads: they are constants of the graph."""
+    """A parameter group in a capture. It notes the fields that the step reads, constants of the graph, and lines that set one."""
 
     def __init__(self, group, index, recorder):
         super().__init__(group)
-        self.index, self.recorder = index, recorder
+        self.index, self.recorder, self.lines = index, recorder, {}  # lines: field -> the user's line that set it
+
+    def __setitem__(self, key, value):
+        self.lines.setdefault(key, calling_line())
+        super().__setitem__(key, value)
+
+    def update(self, *args, **kwargs):
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
 
     def _note(self, keys):
         self.recorder.read((self.index, key) for key in keys if key != "params")
@@ -298,9 +306,10 @@ def _swapped(given, fakes, optimizer, recorder):
                 recorder.hooks.append((table, added))
                 for key in added:
                     del table[key]
-        changed = [text for held in held_optimizers for text in held.restore()]
+        changed = [one for held in held_optimizers for one in held.restore()]
     if changed:
-        raise CannotCapture(f"the step changes {changed[0]} in Python, so each step may be another graph", "Python state")
+        text, line = changed[0]
+        raise CannotCapture(f"the step changes {text} in Python, so each step may be another graph", "Python state", line)
 
 
 class _HeldOptimizer:
@@ -320,16 +329,18 @@ class _HeldOptimizer:
         optimizer.state, optimizer.step = optimizers.empty_state(), functools.partial(recorder.step, optimizer)
 
     def restore(self):
-        """Put all back; return the step's changes, as texts."""
+        """Put all back; return the step's changes, (text, the user's line or None) of each."""
         if not self.is_swapped:
             return []
         changed, optimizer = [], self.optimizer
         noted, optimizer.param_groups = optimizer.param_groups, self.groups
         if len(noted) != len(self.params):
-            changed.append("the number of the optimizer's groups")
+            changed.append(("the number of the optimizer's groups", None))
         for group, old in (*zip(noted, self.fields), *zip(self.groups, self.fields)):
-            changed += [f"the optimizer's {key}" for key, value in _plain_fields(group).items() if old.get(key, value) != value]
-            group.update(old)
+            lines = getattr(group, "lines", {})
+            changed += [(f"the optimizer's {key}", lines.get(key)) for key, value in _plain_fields(group).items()
+                        if old.get(key, value) != value]
+            dict.update(group, old)
         for group, params in zip(self.groups, self.params):
             group["params"] = params
         optimizer.state = self.state
