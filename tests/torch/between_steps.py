@@ -522,11 +522,27 @@ def steps_change_their_arguments():
         assert lade.torch.digest(model) == before
 
 
+def old_norms_share_memory_before_the_first_step():
+    """torch.nn.utils.spectral_norm() leaves a weight over the memory of its parameter, which the first forward replaces."""
+    for norm in (torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm):
+        runs = []
+        for budget in (None, "100%", "min"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # weight_norm's, in some releases
+                torch.manual_seed(0)
+                model = nn.Sequential(norm(nn.Linear(64, 128)), nn.ReLU(), nn.Linear(128, 64))
+            optimizer, train = trained(model, lambda x, model=model: model(x).square().mean())
+            step = train if budget is None else lade.torch.step(train, model, optimizer, budget, **LIVING)
+            torch.manual_seed(SEED)
+            runs.append([step(torch.randn(8, 64)).item() for _ in range(3)] + [lade.torch.digest(model, optimizer)])
+        assert step.last.planned.living and runs[0] == runs[1] == runs[2], (norm.__name__, runs)
+
+
 for case in (programs_change_their_model, what_a_step_reads_changes_between_steps,
              names_that_a_step_does_not_load_make_no_plan, keys_that_replace_others_are_seen, containers_of_past_steps_are_freed,
              classes_and_functions_have_attributes, lists_that_grow_are_told, numbers_that_change_in_each_call_are_told,
              objects_carry_batches, steps_change_their_arguments, shapes_that_change_each_time, two_steps_share_a_model,
              steps_are_neither_nested_nor_copied, forked_processes_are_reported, an_interrupted_audit_takes_no_step,
-             arguments_of_another_kind_are_named):
+             arguments_of_another_kind_are_named, old_norms_share_memory_before_the_first_step):
     case()
     print(case.__name__, flush=True)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
 import copy
+import json
 import math
+import sys
 from unittest import mock
 
 from fixture import *  # noqa: F403
@@ -9,6 +11,10 @@ from fixture import *  # noqa: F403
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(4, 12, 16, generator=GENERATOR)
 DATA = X, X * 3, X.flip(0), X * 0.5
+
+
+class KEPT:
+    kept = []
 
 
 def net():
@@ -67,6 +73,29 @@ def functions_are_called_after_the_step():
     same("a perplexity", lambda m, loss: (math.exp(loss.item()), math.sqrt(norm_of(m).item() + 1) * 2, math.floor(loss.item() * 100),
                                           math.pow(2, loss.item()), math.log(3.0)))
     assert math.exp.__module__ == math.floor.__module__ == "math" and not hasattr(math.exp, "__wrapped__")
+
+
+def float_is_a_number():
+    """float() of a tensor and of a number is returned, in a function of the step and within it; float itself stays a type."""
+    def floats(model, loss):
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        count = (model[0].weight.detach() > 0.2).sum()
+        return {"loss": float(loss), "half": float(norm) / 2, "each": [float(one) for one in (loss, norm)], "text": float("3.5"),
+                "whole": (float(count), float(count.item()) / 3), "wide": loss.detach().float(), "is": isinstance(float(loss), float),
+                "type": (type(float(3)) is float, torch.zeros(1, dtype=float), list(map(float, "12")))}
+    same("floats", floats)
+    assert "__lade_float__" not in floats.__code__.co_names
+    code = (lambda x: type(x) is float).__code__
+    assert lade.torch.tracing.conversions.replaced(code) is code
+
+
+def long_sums_are_returned():
+    def summed(_model, loss):
+        total = 0.0
+        for i in range(600):
+            total += loss.item() / (i + 1)
+        return total, round(total), isinstance(round(total), int)
+    same("a sum of many numbers", summed, 1, DATA[:2])
 
 
 class Scaled(nn.Module):
@@ -192,6 +221,8 @@ def whole_numbers_are_sizes():
         n = (model[0].weight.detach() > 0.2).sum().item()
         return (model[0].weight.detach().flatten()[:n].sum() / n).item(), isinstance(n, int), len(range(n)), f"{n}"
     same("a size", sized, len(sizes()), DATA[:2])
+    same("sizes of functions", lambda m, loss: torch.ones(2, (n := (m[0].weight.detach() > 0.2).sum().item())).sum() +
+         torch.arange(n).sum() + torch.full((n,), 2).sum(), len(sizes()), DATA[:2])
     same("a divisor", lambda m, loss: (loss.detach() / (m[0].weight.detach() > 0.2).sum().item()).item())
 
 
@@ -229,20 +260,27 @@ def refused_use(use):
 def other_uses_are_refused():
     """By the line, and nothing has changed."""
     kept = []
-    uses = {"float(loss)": lambda m, loss: float(loss), "float(loss.item())": lambda m, loss: float(loss.item()),
-            "max=loss.item()": lambda m, loss: m[0].weight.clamp(max=loss.item()).sum(), ":.3f": lambda m, loss: f"{loss.item():.3f}",
+    uses = {"max=loss.item()": lambda m, loss: m[0].weight.clamp(max=loss.item()).sum(), ":.3f": lambda m, loss: f"{loss.item():.3f}",
             "math.exp": lambda m, loss: m[0].weight.detach() * math.exp(loss.item()), "** 0.5": lambda m, loss: m[0].weight.detach() * loss.item() ** 0.5,
             "torch.full": lambda m, loss: torch.full((2,), loss.item()), "kept": lambda m, loss: kept.append(loss.item()),
+            "str()": lambda m, loss: str(loss.item()), "json": lambda m, loss: json.dumps({"loss": loss.item()}),
+            "new_zeros": lambda m, loss: loss.new_zeros((m[0].weight.detach() > 0.2).sum().item(), 2),
             "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1}}
     for name, use in uses.items():
         model = net()
         before = lade.torch.digest(model)
         train, optimizer = made(use, model)
         fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
-        assert name == "kept" or "computed_numbers.py" in fault.line, (name, fault)
-        assert lade.torch.digest(model) == before and not kept, name
+        assert "computed_numbers.py" in fault.line, (name, fault)
+        words = {"kept": "adds the number of .item() to kept; return it, and add it after", "json": "call the function after",
+                 "new_zeros": "give a size as int(n)"}.get(name, "")
+        assert words in str(fault) and lade.torch.digest(model) == before and not kept, (name, fault)
+    fault = refused_use(lambda m, loss: KEPT.kept.append(loss.item()))
+    assert "keeps the number of .item() in Python" in str(fault) and "computed_numbers.py" in fault.line, fault
+    KEPT.kept.clear()
     fault = refused_use(lambda m, loss: setattr(m, "last", loss.item()))
     assert "keeps the number of .item() in" in str(fault) and "assign it after the step" in str(fault), fault
+    assert "computed_numbers.py" in fault.line, fault
     uses = [lambda loss, use=use: use(loss.item()) for use in (lambda number: number > 0.3, bool, lambda number: max(number, 2))]
     for use in (*uses, lambda loss: bool(loss > 0.3)):
         model = net()
@@ -259,7 +297,11 @@ def other_uses_are_refused():
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    for test in (numbers_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
+    if sys.version_info >= (3, 11):
+        float_is_a_number()
+    else:
+        assert "computed_numbers.py" in refused_use(lambda m, loss: float(loss)).line
+    for test in (numbers_are_returned, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
                  numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
                  other_uses_are_refused):
         test()

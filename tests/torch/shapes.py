@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes that the values of the arguments decide, CTC losses, and assignments by the host within a step."""
+"""Shapes that the values of the arguments decide, packed sequences, CTC losses, and assignments by the host within a step."""
 import contextlib
 import copy
 import gc
@@ -11,6 +11,8 @@ import types
 import warnings
 import weakref
 from unittest import mock
+
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from fixture import *  # noqa: F403
 
@@ -299,7 +301,7 @@ def a_step_imports_what_other_finders_find():
                                        "    places = numpy.arange(min(cost.shape))\n    return places, places\n")
     speech = Memory("transformers.models.heard", "import numpy\ndef _compute_mask_indices(shape, share, length, mask=None, least=0):\n"
                                                  "    return numpy.random.rand(*shape) < share\n")
-    taker = Memory("taker", "from transformers.models.heard import _compute_mask_indices")
+    taker = Memory("taker", "from transformers.models.heard import _compute_mask_indices, _compute_mask_indices as other")
     packages = {name: types.ModuleType(name) for name in ("scipy", "transformers", "transformers.models")}
     for package in packages.values():
         package.__path__ = []
@@ -317,7 +319,7 @@ def a_step_imports_what_other_finders_find():
         step(X)
         assert "f_lade_assign" in step.last.planned.source and "f_lade_spans" in step.last.planned.source
         spans = sys.modules["transformers.models.heard"]._compute_mask_indices
-        assert sys.modules["taker"]._compute_mask_indices is spans
+        assert sys.modules["taker"]._compute_mask_indices is sys.modules["taker"].other is spans
         assert type(spans((1, 1), 0.5, 1)).__name__ == "ndarray" and speech.name not in sys.modules["taker"].__dict__
     for name in ("taker", "transformers.models.heard"):
         sys.modules.pop(name, None)
@@ -571,6 +573,80 @@ def shapes_behind_an_update_are_refused():
     assert lade.torch.digest(model, step.optimizer) == before and not step.broken
 
 
+def parts_are_refused_after_a_long_search():
+    """A part that a short search does not fit has a plan of a longer one; "min" is no share, so it has one short search."""
+    answering, step = lade.torch.answering, mock.Mock()
+    for is_share, wanted in ((False, [0.1, 3.0]), (True, [0.1, 0.1, 3.0])):
+        tried, step.limits.is_share = [], is_share
+
+        def planned(_part, _pricer, _limits, _device, seconds, tried=tried):
+            tried.append(seconds[1])
+            if seconds[1] < 1:
+                raise lade.DoesNotFit("a short search", 1)
+            return "a plan"
+        with mock.patch.object(answering, "Planned", planned):
+            assert answering.planned_part(step, None) == "a plan" and tried == wanted, tried
+
+
+LENGTHS = torch.tensor([2, 4, 1, 3]), torch.tensor([4, 1, 3, 1]), torch.tensor([2, 4, 1, 3])
+TOKENS = torch.randint(1, 32, (3, 4, 4), generator=GENERATOR)
+
+
+class Recurrent(nn.Module):
+    """A recurrent net over packed tokens; @is_sorted: the lengths come in descending order."""
+
+    def __init__(self, kind, batch_first=True, is_sorted=False, **options):
+        super().__init__()
+        self.tokens, self.batch_first, self.is_sorted = nn.Embedding(32, 8), batch_first, is_sorted
+        self.net = kind(8, 8, 2, batch_first=batch_first, dropout=0.1, **options)
+
+    def pack(self, x, lengths):
+        return pack_padded_sequence(self.tokens(x if self.batch_first else x.t()), lengths, self.batch_first, self.is_sorted)
+
+    def forward(self, packed):
+        found, hidden = self.net(packed)
+        padded, lengths = pad_packed_sequence(found, self.batch_first, 0.5, 5)
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        weights = lengths if self.batch_first else lengths[:, None]
+        return (padded.flatten(1).t() * weights if self.batch_first else padded * weights).square().mean() + hidden.mean()
+
+
+def sequences_are_packed():
+    """By lengths of the batch, in tensors and lists, by those of a mask and computed ones, and by a PackedSequence."""
+    def loss_of(model, x, lengths):
+        return model(model.pack(x, lengths))
+    same("LSTM", loss_of, list(zip(TOKENS, LENGTHS)), 2, lambda: Recurrent(nn.LSTM, bidirectional=True))
+    data = [(x, sorted(lengths.tolist(), reverse=True)) for x, lengths in zip(TOKENS, LENGTHS)]
+    same("GRU", loss_of, data[:2], 2, lambda: Recurrent(nn.GRU, False, True))
+    same("RNN", loss_of, data[:1], 1, lambda: Recurrent(nn.RNN, True, True))
+    padded = TOKENS * (torch.arange(4) < torch.stack(LENGTHS)[..., None])
+    same("lengths of a mask", lambda m, x: m(m.pack(x, (x > 0).sum(1))), [(x,) for x in padded], 2, lambda: Recurrent(nn.GRU))
+
+    def computed(model):
+        return (model.tokens.weight[:4, 0].detach() > 0.1) * 2 + 1
+    same("computed lengths", lambda m, x: m(m.pack(x, computed(m))), [(TOKENS[0],)], None, lambda: Recurrent(nn.GRU))
+    rows = torch.randn(4, 8, generator=GENERATOR)
+    data = [(pack_sequence([rows[:n] for n in lengths.tolist()], enforce_sorted=False),) for lengths in LENGTHS]
+    same("a packed argument", lambda m, packed: m(packed)[0].data.square().mean(), data, 2, lambda: nn.GRU(8, 8))
+
+
+def lengths_that_torch_refuses():
+    model = Recurrent(nn.GRU, True, True)
+    optimizer, before = adamw(model), lade.torch.digest(model)
+
+    def train(x, lengths):
+        model(model.pack(x, lengths)).backward()
+        optimizer.step()
+    step = lade.torch.step(train, model, optimizer, "100%")
+    refused(lade.CannotCapture, lambda: step(TOKENS[0], LENGTHS[0]), "sorted in decreasing order", "shapes.py")
+
+    def late(x):
+        train(x, [4, 4, 4, 4])
+        return model.pack(x, (model.tokens.weight[:4, 0].detach() > 9) * 2 + 1).data
+    fault = refused(lade.CannotCapture, lambda: lade.torch.step(late, model, optimizer, "100%")(TOKENS[0]), "give them as an argument")
+    assert "shapes.py" in fault.line and lade.torch.digest(model) == before, fault
+
+
 def spans_of(shape, mask_prob, mask_length, attention_mask=None, min_masks=0):
     """Draws as transformers' function does."""
     import numpy
@@ -599,7 +675,11 @@ def spans_are_those_that_numpy_draws():
             for patch in lade.torch.tracing.spans.patches():
                 others.enter_context(patch)
             assert torch.ops.lade.spans(None, module.__name__, [4, 12], 0.5, 3, 1).any()
-        same("spans of NumPy", loss_of, [(X, mask.long()) for mask in MASKS[:3]], None, Rows)
+        filters = warnings.filters
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "To copy construct")
+            same("spans of NumPy", loss_of, [(X, mask.long()) for mask in MASKS[:3]], None, Rows)
+        assert warnings.filters is filters
         assert module._compute_mask_indices is spans_of
 
 
@@ -615,6 +695,7 @@ if __name__ == "__main__":
                  tensors_are_made_of_computed_numbers, computed_values_decide_shapes, plans_of_computed_shapes_are_told,
                  a_prepared_part_says_so, questions_are_answered_within_a_capture, parts_that_fail_are_plans_that_say_why,
                  values_that_differ_in_each_run_are_refused, a_step_imports_what_other_finders_find,
-                 sparse_and_nested_arguments_are_refused, shapes_behind_an_update_are_refused,
+                 parts_are_refused_after_a_long_search, sequences_are_packed,
+                 lengths_that_torch_refuses, sparse_and_nested_arguments_are_refused, shapes_behind_an_update_are_refused,
                  spans_are_those_that_numpy_draws):
         test()

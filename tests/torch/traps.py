@@ -29,6 +29,7 @@ from fixture import F, GPT, SEED, adamw, batch, check, lade, nn, plain, refused,
 
 import contextlib
 import copy
+import random
 import sys
 from unittest import mock
 
@@ -587,12 +588,12 @@ def refusals():
 
     def item(x, y):
         loss = model(x, y)
-        if float(loss) > 1:
+        if int(loss) > 1:
             loss = loss * 2
         loss.backward()
         return loss.detach()
     fault = refused(lade.CannotCapture, lambda: lade.torch.step(item, model, optimizer, "100%")(*batch()),
-                    "_local_scalar_dense", "traps.py", "float(loss) > 1")
+                    "_local_scalar_dense", "traps.py", "int(loss) > 1")
     assert fault.op and "traps.py" in fault.line, fault
 
     def selecting(x, y):
@@ -616,7 +617,17 @@ def refusals():
         for group in optimizer.param_groups:
             group["lr"] *= 0.5
         return plain_of(model, optimizer)(x, y)
-    refused(lade.CannotCapture, lambda: lade.torch.step(slower, model, optimizer, "100%")(*batch()), "lr in Python")
+    fault = refused(lade.CannotCapture, lambda: lade.torch.step(slower, model, optimizer, "100%")(*batch()), "lr in Python")
+    assert 'group["lr"] *= 0.5' in fault.line, fault
+
+    def dropped(x, y):
+        loss = model(x, y)
+        if random.random() < 0.5:
+            loss = loss * 2
+        return loss.detach()
+    drawn, draws = random.getstate(), random.random
+    fault = refused(lade.CannotCapture, lambda: lade.torch.step(dropped, model, optimizer, "100%")(*batch()), "draws from Python's")
+    assert "random.random() < 0.5" in fault.line and random.random is draws and random.getstate() != drawn, fault
     other = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def two(x, y):

@@ -8,6 +8,8 @@ costs more than the runs of all its parts, so a step whose routing is new in eac
 A budget of P % gives a part P % of its own unconstrained peak. That peak is at most the whole step's, so the part stays
 within the step's budget. A part that does not fit so is planned for its smallest budget, which is compared with the step's.
 """
+import contextlib
+
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -19,16 +21,16 @@ from .running.runtime import Runtime
 from .tracing.branches import Otherwise
 
 _SEARCH_SECONDS = 0.1, 0.1  # of a part's plan: least, most
+_LONG_SECONDS = 3.0, 3.0    # before a refusal, as the search for a whole step takes
 
 
 def planned_part(step, part):
-    """Return the plan of a part of a step. DoesNotFit."""
-    try:
-        return Planned(part, step.pricer, step.limits, step.device, _SEARCH_SECONDS)
-    except DoesNotFit:
-        if not step.limits.is_share:
-            raise
-        return Planned(part, step.pricer, step.limits.least(), step.device, _SEARCH_SECONDS)
+    """Return the plan of a part of a step. DoesNotFit after a long search."""
+    wide = step.limits.least() if step.limits.is_share else step.limits
+    for limits in (step.limits, wide) if step.limits.is_share else (wide,):
+        with contextlib.suppress(DoesNotFit):
+            return Planned(part, step.pricer, limits, step.device, _SEARCH_SECONDS)
+    return Planned(part, step.pricer, wide, step.device, _LONG_SECONDS)
 
 
 class Answerer:

@@ -325,26 +325,40 @@ class Step:
 
     def _run(self, ready, leaves, meter, given, is_last=True):
         """Run a step by its plan. @given: its arguments. Unless it @is_last, schedulers stay as they are."""
-        planned, runtime = ready.planned, ready.runtime
+        planned = ready.planned
         bound = arguments.bind(planned.trace.changes, *given)  # as they are before the step
-        if self.at_work not in (None, runtime):
+        if self.at_work not in (None, ready.runtime):
             self.sync()
             self.at_work.rest()  # plans of several shapes take the host's and the store's budget one at a time
         self._unpark()
         tensors = [t for _, _, t in planned.tensors(leaves)]
         planned.make_resizable(tensors)
+        results = self._execute(ready, tensors, meter)
+        plans = ready.plans()
+        if plans is not None:
+            plans.ended(ready)
+        if ready.runtime.exact:
+            self._settle(ready, ready.runtime.exact)
+            ready.runtime.exact = {}
+        self._leave(planned.trace, results, bound, leaves, is_last)
+        self.interrupts.deliver()
+        return _returned(planned.trace, results)
+
+    def _execute(self, ready, tensors, meter):
+        """Run the code of a plan on the given tensors; return its results. After a failure gradients are as before."""
+        planned, runtime = ready.planned, ready.runtime
         grads = [(p, p.grad) for _, p in planned.trace.given.params]
         for p, _ in grads:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        self.interrupts = interrupts = Interrupts()
+        self.interrupts = Interrupts()
         self.at_work, self.is_running, clock = runtime, True, _Clock(self.device)
         try:
             runtime.begin(meter, tensors)
             if meter:
                 self.measured["given_bytes"] = planned.given_bytes(tensors)
-            with interrupts, torch.no_grad(), without_autocast(), meter or contextlib.nullcontext():
+            with self.interrupts, torch.no_grad(), without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
             for p, grad in grads:
@@ -356,31 +370,25 @@ class Step:
             self._park(planned.living_tensors(tensors))
         clock.end()
         self.measured["clock"] = clock
-        plans = ready.plans()
-        if plans is not None:
-            plans.ended(ready)
-        if runtime.exact:
-            self._settle(ready, runtime.exact)
-            runtime.exact = {}
-        trace_ = planned.trace
-        for p, grad in zip(trace_.grads, results[trace_.n_tensors:]):
+        return results
+
+    @staticmethod
+    def _leave(captured, results, bound, leaves, is_last):
+        """Do after a step what it leaves in Python: gradients, schedulers, tensors in places and arguments, hooks."""
+        for p, grad in zip(captured.grads, results[captured.n_tensors:]):
             p.grad = grad
-        for optimizer in trace_.stepped:
+        for optimizer in captured.stepped:
             optimizer._opt_called = True  # schedulers warn without it
         if is_last:
-            for scheduler, args, kwargs in trace_.late:
+            for scheduler, args, kwargs in captured.late:
                 scheduler.step(*args, **kwargs)
-        made = iter(results[trace_.n_out:trace_.n_tensors])
-        for place in trace_.places:
+        made = iter(results[captured.n_out:captured.n_tensors])
+        for place in captured.places:
             place.put_results(made)
-        for change in trace_.changes:
+        for change in captured.changes:
             change.put(bound, leaves, made)
-        for own, hooks in trace_.hooks:
+        for own, hooks in captured.hooks:
             own.update(hooks)
-        interrupts.deliver()
-        made = iter(results[:trace_.n_out])
-        return pytree.tree_unflatten([next(made) if leaf is torch.Tensor else leaf.value(made) if isinstance(leaf, Deferred) else leaf
-                                      for leaf in trace_.out_leaves], trace_.out_spec)
 
     def _settle(self, ready, exact):
         """Take the exact scratch of ops. A plan that turns out to be above its budget is made anew at the next call."""
@@ -480,6 +488,14 @@ class _Clock:
             return end - start
         end.synchronize()
         return start.elapsed_time(end) / 1e3
+
+
+def _returned(captured, results):
+    """Return the result of the user's function, made of a step's @results."""
+    made = iter(results[:captured.n_out])
+    leaves = [next(made) if leaf is torch.Tensor else leaf.value(made) if isinstance(leaf, Deferred) else leaf
+              for leaf in captured.out_leaves]
+    return pytree.tree_unflatten(leaves, captured.out_spec)
 
 
 def _is_users(fault):

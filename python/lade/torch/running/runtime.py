@@ -78,6 +78,7 @@ class Runtime:
         """Put the storages that live on a tier there, where an earlier step has not."""
         planned, living = self.planned, self.planned.living_tensors(tensors)
         n_own = collections.Counter(k for _, k in living)
+        n_own.update(self._replaced(living))
         for tensor, k in living:
             if k not in self.away:
                 parked.refuse_shared(planned.names[k], tensor, n_own[k])
@@ -86,6 +87,19 @@ class Runtime:
                 tier = planned.values.storages[k]["tier"]
                 self.put(k, tier, planned.living[k], tensor)
                 self.wait(k)
+
+    def _replaced(self, living):
+        """Return the storages of tensors that wait in places which the step gives other tensors, such as an old spectral norm's weight.
+
+        @living: (tensor, storage) of the given tensors that live on a tier.
+        """
+        places = self.planned.trace.places
+        if not living or not places:
+            return []
+        known = {id(tensor) for tensor, _ in living}
+        own = {tensor.untyped_storage()._cdata: k for tensor, k in living}
+        held = {id(t): t for place in places for t in place.tensors() if id(t) not in known}
+        return [own[t.untyped_storage()._cdata] for t in held.values() if t.untyped_storage()._cdata in own]
 
     def release(self, index, tensor):
         """Empty a storage whose copy on its tier is unchanged."""

@@ -154,7 +154,7 @@ class Arguments:
         leaves, spec = pytree.tree_flatten(now, is_leaf=lambda thing: self._is_held(thing, name))
         if any(type(leaf) is ComputedNumber for leaf in leaves):
             raise CannotCapture(f"the step keeps the number of .item() in {name}; return it, and assign it after the step",
-                                "arguments")
+                                "arguments", next(leaf.line_of() for leaf in leaves if type(leaf) is ComputedNumber))
         if isinstance(now, PLAIN):
             if type(now) is type(old) and now == old:
                 return None

@@ -88,12 +88,13 @@ class Branches(TorchFunctionMode):
         self.find = lambda: None  # find(): the answer to the last question by a run of the graph, or None
         self.n_found = 0   # answers up to the last one that find() gave
         self.snapshots = {}  # _key() of a tensor -> (itself, its copy): numbers of item() are those of their time
+        self.has_numbers = False  # True if the step has read a computed number
         self.assigned = {}   # id of a tensor whose data the step assigned -> the user's line
-        self.are_zero = {}   # of divisors among computed numbers, by their forms
+        self.are_zero, self.forms = {}, {}  # of divisors among computed numbers, by their forms; numbers of forms
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
 
     def __exit__(self, *fault):
-        self.known, self.answered, self.zeros, self.snapshots, self.are_zero = {}, {}, {}, {}, {}
+        self.known, self.answered, self.zeros, self.snapshots, self.are_zero, self.forms = {}, {}, {}, {}, {}, {}
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -109,7 +110,7 @@ class Branches(TorchFunctionMode):
             if self.watch.knows(asked[0]):
                 return format(asked[0].item(), *args[1:])
         if func is _T.item and self._is_computed(asked[0]):
-            return numbers.ComputedNumber(self, (self._snapshot(asked[0]),))
+            return numbers.ComputedNumber(self, *self._snapshot(asked[0]))
         if numbers.is_among(asked):
             args, kwargs = numbers.with_tensors(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
@@ -126,12 +127,17 @@ class Branches(TorchFunctionMode):
             and not self.watch.knows(tensor)
 
     def _snapshot(self, tensor):
-        """Return a copy of a tensor, which later writes to it do not reach; one for all reads between two writes."""
+        """Return a copy of a tensor, which later writes to it do not reach, and the user's line; one for all reads between two writes.
+
+        As operands of a ComputedNumber.
+        """
         key = self._key(tensor, False)
         if key not in self.snapshots:
             with torch.no_grad():
-                self.snapshots[key] = tensor, tensor.detach().clone()
-        return self.snapshots[key][1]
+                self.snapshots[key] = tensor, tensor.detach().clone(), self.line_of()
+        _, copy, line = self.snapshots[key]
+        self.has_numbers = True
+        return copy, None, (), line
 
     def _value(self, func, args):
         """Return the value of a result if all is finite, or None if that is not known."""

@@ -20,9 +20,9 @@ class Imports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.meta_path.remove(self)
         for module in list(sys.modules.values()) if self.replaced else ():
             own = getattr(module, "__dict__", {})
-            replaced, plain = self.replaced.get(id(own.get(self.name)), (None, None))
-            if replaced is not None:
-                own[self.name] = plain
+            for name, value in list(own.items()):  # a module may import it under another name
+                if id(value) in self.replaced:
+                    own[name] = self.replaced[id(value)][1]
 
     def find_spec(self, name, path, target=None):
         if not self.wants(name):

@@ -5,7 +5,7 @@ A capture has no value for them. A ComputedNumber stands for one. Where the step
 number is made in Python after the step, as eager code makes it. A comparison is a branch (branches.py). Where it scales, divides
 or is added to a tensor of floating-point numbers, a 0-dimensional tensor of the CPU takes its place in the graph. Kernels take
 such a tensor by the same path as a Python number: in double precision, without an influence on the result's dtype. Whole
-numbers that size something become a question about a computed value. Any other use is refused by name.
+numbers that size something become a question about a computed value. conversions.py serves float(). Any other use is refused.
 """
 import math
 import operator
@@ -20,7 +20,7 @@ _LATE = ("the step compares the number of .item() after optimizer.step(), and it
          "before optimizer.step(), or return the number and compare after the step")
 _WHOLE = math.floor, math.ceil, math.trunc  # functions of whole results
 _REAL = {function for name, function in vars(math).items() if callable(function)} - set(_WHOLE)  # a capture replaces the names
-_EXACT = operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.abs  # equal in Python and in torch
+_EXACT = operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.abs, float  # equal in Python and in torch
 _WITH_TENSORS = {"mul", "mul_", "multiply", "div", "div_", "divide", "true_divide", "add", "add_", "sub", "sub_", "subtract", "rsub",
                  "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__", "__rdiv__", "__idiv__",
                  "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "gt", "ge", "lt", "le",
@@ -28,81 +28,122 @@ _WITH_TENSORS = {"mul", "mul_", "multiply", "div", "div_", "divide", "true_divid
 _QUOTIENTS = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__", "__div__", "__idiv__"}
 
 
-class Deferred:
-    """In the results of a capture: a number that is made of @n values of tensors after the step."""
+class _Made:
+    """In the operands of a Deferred: the value that its call @index makes."""
 
-    def __init__(self, compute, n):
-        self.compute, self.n = compute, n
+    def __init__(self, index):
+        self.index = index
+
+
+class Deferred:
+    """In the results of a capture: a number that is made of values of tensors after the step. It holds no tensor."""
+
+    def __init__(self, calls):
+        """@calls: (function, operands) in the order of their calls, without a function for the next tensor's value."""
+        self.calls = calls
 
     def value(self, tensors):
         """Return the number; @tensors: an iterator over the step's results."""
-        return self.compute(*(next(tensors).item() for _ in range(self.n)))
+        made = []
+        for function, operands in self.calls:
+            made.append(next(tensors).item() if function is None else
+                        function(*(made[one.index] if type(one) is _Made else one for one in operands)))
+        return made[-1]
 
 
 class ComputedNumber:
-    """A number of a capture: a Python function of the values of tensors."""
+    """A number of a capture: the value of a tensor, or a Python function's result of other numbers."""
 
-    def __init__(self, branches, bases, compute=lambda value: value, made_by=None):
-        """@bases: tensors of one element. @made_by: (operator, its operands), for a number that is no tensor's own."""
-        self.branches, self.bases, self.compute, self.made_by = branches, bases, compute, made_by
+    def __init__(self, branches, base=None, function=None, operands=(), line=None):
+        """@base: a tensor of one element, read in the user's @line, or None for a number that @function makes of its @operands."""
+        self.branches, self.base, self.function, self.operands, self.line = branches, base, function, operands, line
+        self.is_floating = base.is_floating_point() if function is None else \
+            not _is_whole(function, operands) and (function in (operator.truediv, float) or function in _REAL or any(map(_is_floating, operands)))
 
     @property
     def __class__(self):  # code may ask whether it is a number
         return float if self.is_floating else int
 
-    @property
-    def is_floating(self):
-        if self.made_by is None:
-            return self.bases[0].is_floating_point()
-        function, operands = self.made_by
-        return function not in _WHOLE and (function is operator.truediv or function in _REAL or any(map(_is_floating, operands)))
-
     @classmethod
     def __torch_function__(cls, func, _types, _args=(), _kwargs=None):
         raise CannotCapture(_TEXT, getattr(func, "__name__", str(func)))  # behind branches.py, which replaces operands
 
+    def _parts(self):
+        """Return the computed numbers that this one is made of and itself, each behind its operands."""
+        found, queue = {}, [self]
+        while queue:
+            todo = [one for one in queue[-1].operands if type(one) is ComputedNumber and id(one) not in found]
+            if not todo:
+                one = queue.pop()
+                found[id(one)] = one
+            queue += todo
+        return list(found.values())
+
+    def _folded(self, leaf, join):
+        """Return the number's value, of leaf(base) and join(number, values of its operands); no recursion bounds a sum."""
+        made = {}
+        for one in self._parts():
+            made[id(one)] = leaf(one.base) if one.function is None else \
+                join(one, [made[id(other)] if type(other) is ComputedNumber else other for other in one.operands])
+        return made[id(self)]
+
+    @property
+    def bases(self):
+        """The tensors of the number, in the order of deferred()."""
+        return [one.base for one in self._parts() if one.function is None]
+
     def tensor(self):
         """Return a 0-dimensional tensor of the number, in double precision or of whole numbers."""
-        kind = torch.float64 if self.is_floating else torch.int64
-        if self.made_by is None:
-            return self.bases[0].detach().reshape(()).to(device="cpu", dtype=kind)
-        function, operands = self.made_by
-        if function not in _EXACT:
-            raise CannotCapture(_TEXT, function.__name__)
-        if function is operator.truediv and type(operands[1]) is ComputedNumber:
-            operands[1].refuse_zero()
-        return function(*(one.tensor().to(kind) if type(one) is ComputedNumber else one for one in operands))
+        def taken(base):
+            kind = torch.float64 if base.is_floating_point() else torch.int64
+            return base.detach().reshape(()).to(device="cpu", dtype=kind)
 
-    def refuse_zero(self):
-        """Raise Python's error in the branch of the step where this divisor is 0; one question serves equal divisors."""
+        def joined(one, operands):
+            if one.function not in _EXACT:
+                raise CannotCapture(_TEXT, one.function.__name__)
+            kind = torch.float64 if one.is_floating else torch.int64
+            if one.function is operator.truediv and type(one.operands[1]) is ComputedNumber:
+                one.operands[1].refuse_zero(operands[1])
+            operands = [each.to(kind) if isinstance(each, torch.Tensor) else each for each in operands]
+            return operands[0] if one.function is float else one.function(*operands)
+        return self._folded(taken, joined)
+
+    def refuse_zero(self, tensor):
+        """Raise Python's error in the branch of the step where this divisor is 0; one question serves equal divisors.
+
+        @tensor: of the number.
+        """
         form = self._form()
         if form not in self.branches.are_zero:
-            self.branches.are_zero[form] = self.branches.answer(self.tensor() == 0, False)
+            self.branches.are_zero[form] = self.branches.answer(tensor == 0, False)
         if self.branches.are_zero[form]:
             raise ZeroDivisionError("division by zero")
 
     def _form(self):
         """Return a key of how the number is made. The copies of branches.py live, so their ids serve."""
-        if self.made_by is None:
-            return id(self.bases[0])
-        function, operands = self.made_by
-        return function, *(one._form() if type(one) is ComputedNumber else (type(one), one) for one in operands)
+        forms = self.branches.forms
+
+        def joined(one, operands):
+            own = tuple(each if type(other) is ComputedNumber else (type(other), other)
+                        for each, other in zip(operands, one.operands))
+            return forms.setdefault((one.function, *own), len(forms))
+        return self._folded(lambda base: forms.setdefault(id(base), len(forms)), joined)
+
+    def line_of(self):
+        """Return the user's line that read the number, or the first of those that it is made of."""
+        return next((one.line for one in self._parts() if one.line), None)
 
     def deferred(self):
-        return Deferred(self.compute, len(self.bases))
+        parts = self._parts()
+        made = {id(one): _Made(i) for i, one in enumerate(parts)}
+        return Deferred([(one.function, [made.get(id(other), other) for other in one.operands]) for one in parts])
 
     # in Python
 
     def _with(self, function, *operands):
         if any(isinstance(one, torch.Tensor) for one in operands):
             return NotImplemented  # the tensor's own operator, which branches.py serves
-        bases, parts = [], []
-        for one in operands:
-            own = one.bases if type(one) is ComputedNumber else ()
-            parts.append((one.compute if type(one) is ComputedNumber else lambda one=one: one, len(bases), len(bases) + len(own)))
-            bases += own
-        return ComputedNumber(self.branches, bases,
-                              lambda *values: function(*(part(*values[a:b]) for part, a, b in parts)), (function, operands))
+        return ComputedNumber(self.branches, None, function, operands)
 
     def _is(self, function, other):
         """Return the answer of a comparison, in this branch of the step."""
@@ -135,7 +176,11 @@ class ComputedNumber:
             self.branches.watch.learn(base)
         if not all(map(self.branches.watch.knows, self.bases)):
             raise CannotCapture(_TEXT, "value of a tensor")
-        return self.compute(*(base.item() for base in self.bases))
+        return self._folded(torch.Tensor.item, lambda one, operands: one.function(*operands))
+
+    def as_float(self):
+        """Return the number that float() makes of this one."""
+        return self if self.is_floating else self._with(float, self)
 
     def __float__(self):
         return float(self._whole())
@@ -148,6 +193,11 @@ class ComputedNumber:
 
     __int__ = __index__ = __trunc__ = _whole
     __hash__ = None
+
+
+def _is_whole(function, operands):
+    """True for a function whose results are whole numbers, such as round() without a number of digits."""
+    return function in _WHOLE or function is round and operands[1:] in ((), (None,))
 
 
 def _is_floating(one):
@@ -183,15 +233,31 @@ def _of_computed(function, operands):
 
 
 def is_among(args):
-    return any(type(one) is ComputedNumber for one in args)
+    """True if there are computed numbers among operands, or in lists of them."""
+    return any(type(one) is ComputedNumber or isinstance(one, (list, tuple)) and any(type(each) is ComputedNumber for each in one)
+               for one in args)
+
+
+def _sized(one, name):
+    """Return an operand with sizes in the place of whole numbers. CannotCapture for other ones."""
+    if isinstance(one, (list, tuple)):
+        return [_sized(each, name) for each in one] if is_among([one]) else one
+    if type(one) is ComputedNumber:
+        if one.is_floating:
+            raise CannotCapture(_TEXT, name)
+        return int(one)
+    return one
 
 
 def with_tensors(func, args, kwargs):
-    """Return (args, kwargs) of a call with tensors in the place of numbers. CannotCapture if the results could have other bits."""
+    """Return (args, kwargs) of a call without computed numbers: tensors or sizes take their places.
+
+    CannotCapture if the results could have other bits.
+    """
     name, operands = getattr(func, "__name__", ""), [*args, *kwargs.values()]
     others = [one for one in operands if isinstance(one, torch.Tensor)]
     if name not in _WITH_TENSORS or len(operands) != 2 or len(others) != 1:
-        raise CannotCapture(_TEXT, name or str(func))
+        return [_sized(one, name or str(func)) for one in args], {key: _sized(one, name) for key, one in kwargs.items()}
     other = others[0]
     if name in _QUOTIENTS and operands[0] is other and not other.dim() and other.device.type == "cuda":  # eager takes 1 / number
         raise CannotCapture(_TEXT, name)

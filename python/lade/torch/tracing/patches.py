@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
 from .. import generators, optimizers
-from . import assignment, numbers, spans
+from . import assignment, numbers, packed, spans
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
@@ -156,6 +156,8 @@ def _tensors():
     """Yield patches of functions that make a tensor of a list, which torch reads by address: computed elements are stacked."""
     def patched(plain):
         def made(data, *args, dtype=None, device=None, requires_grad=False, **kwargs):
+            if spans.are_spans(data):  # torch warns of a copy that an eager step makes of an array
+                return data.clone().to(device=device, dtype=dtype or data.dtype)
             found = pytree.tree_leaves(data) if isinstance(data, (list, tuple)) else []
             if not any(isinstance(one, FakeTensor) for one in found):
                 own = {"dtype": dtype, "device": device, **({"requires_grad": True} if requires_grad else {}), **kwargs}
@@ -192,6 +194,30 @@ def _generators_state():
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state(legacy=False)["state"] if numpy else None
     return random.getstate(), repr(drawn), generators.states(torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def _draws_noted(line_of):
+    """Within this context a list has the user's line that first draws from Python's or NumPy's generator."""
+    lines, modules = [], (random, getattr(sys.modules.get("numpy"), "random", None))
+    own = [getattr(module.random, "__self__", None) for module in modules if module]  # the generators of the modules' functions
+    held = [(module, name, function) for module in modules if module for name, function in list(vars(module).items())
+            if any(getattr(function, "__self__", own) is one for one in own) and "state" not in name]
+
+    def noted(plain):
+        @functools.wraps(plain)
+        def drawn(*args, **kwargs):
+            if not lines:
+                lines.append(line_of())
+            return plain(*args, **kwargs)
+        return drawn
+    for module, name, function in held:
+        setattr(module, name, noted(function))
+    try:
+        yield lines
+    finally:
+        for module, name, function in held:
+            setattr(module, name, function)
 
 
 @contextlib.contextmanager
@@ -267,6 +293,7 @@ def capturing(recorder):
     other = _refusing("optimizer.step", "the step drives an optimizer that it was not given; give all of them as optimizer=[...]")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_seed_kept())
+        lines = stack.enter_context(_draws_noted(recorder.branches.line_of))
         stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:
             for name in _GENERATORS:
@@ -275,7 +302,7 @@ def capturing(recorder):
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
                       _last_rates(recorder), averages(), _lengths(), _lists(recorder), *_tensors(), *assignment.patches(),
-                      *spans.patches(), *numbers.patches()):
+                      *spans.patches(), *numbers.patches(), *packed.patches(recorder.watch)):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))
@@ -297,4 +324,5 @@ def capturing(recorder):
         generators.set_states(torch.device("cpu"), before[2])
         raise CannotCapture("a step that seeds torch's generator is not captured; seed it outside of the step", "manual_seed")
     if after != before:
-        raise CannotCapture("the step draws from Python's or NumPy's generator, so each step is another graph", "random")
+        raise CannotCapture("the step draws from Python's or NumPy's generator, so each step is another graph; draw from torch's, or "
+                            "outside of the step", "random", lines[0] if lines else None)

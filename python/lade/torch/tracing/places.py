@@ -263,6 +263,9 @@ class Places:
                     if found and id(container) in self.parameters and found[-1].container is container:
                         refuse_change(f"the parameter {_named(name, key)}")
             elif len(container) != len(before) or _has_rolled(container, before):
+                if any(type(one) is ComputedNumber for one in container):
+                    raise CannotCapture(f"the step adds the number of .item() to {name}; return it, and add it after the step",
+                                        "Python state", next(one.line_of() for one in container if type(one) is ComputedNumber))
                 refuse_change(f"len({name})")
             else:
                 for i, value in enumerate(before):
@@ -286,7 +289,7 @@ class Places:
         leaves = pytree.tree_leaves(now)
         if any(type(leaf) is ComputedNumber for leaf in leaves):
             raise CannotCapture(f"the step keeps the number of .item() in {name}; return it, and assign it after the step",
-                                "Python state")
+                                "Python state", next(leaf.line_of() for leaf in leaves if type(leaf) is ComputedNumber))
         if any(not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf) for leaf in leaves):
             raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
                                 "return them", "Python state")

@@ -101,7 +101,7 @@ def _names_of(code):
     return _Names(code)
 
 
-def _is_users(file, name=""):
+def is_users(file, name=""):
     """True for the file of a user's code, or a cell of a notebook; @name: of its module."""
     if name.split(".")[0] in sys.stdlib_module_names and name != "__main__" or is_foreign(name):
         return False
@@ -126,16 +126,16 @@ class Reads(Places):
 
     def _start(self):
         for code, own in self.codes.items():
-            if _is_users(code.co_filename, str(own.get("__name__") or "")):
+            if is_users(code.co_filename, str(own.get("__name__") or "")):
                 self._attributes("", own, _names_of(code).globals)
 
     def _visit(self, name, thing):
         if isinstance(thing, types.ModuleType):
-            if _is_users(getattr(thing, "__file__", None) or "<", thing.__name__):
+            if is_users(getattr(thing, "__file__", None) or "<", thing.__name__):
                 self._attributes(name + ".", vars(thing))
         elif isinstance(thing, type):
             file = getattr(sys.modules.get(thing.__module__), "__file__", None) or "<stdin>"
-            if _is_users(file, thing.__module__):
+            if is_users(file, thing.__module__):
                 self._attributes(name + ".", thing)
         else:
             super()._visit(name, thing)

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
-from . import patches
+from . import conversions, patches
 from .. import forms, optimizers
 from .arguments import Arguments
 from .branches import Asked, Branches
@@ -31,6 +31,7 @@ from .reads import Codes, Reads
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
 _TORCH = os.path.dirname(torch.__file__)
+_STDLIB, _PACKAGES = (os.path.join(os.path.dirname(file), "") for file in (os.__file__, _TORCH))
 _NESTED, _COMPILED = os.path.join(_TORCH, "nested", ""), os.path.join(_TORCH, "_dynamo", "")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PLAIN = (int, float, bool, str)
@@ -94,11 +95,19 @@ class Given:
 
 
 class _Noted(dict):
-    """A parameter group in a capture, which notes the fields that the step reads: they are constants of the graph."""
+    """A parameter group in a capture. It notes the fields that the step reads, constants of the graph, and lines that set one."""
 
     def __init__(self, group, index, recorder):
         super().__init__(group)
-        self.index, self.recorder = index, recorder
+        self.index, self.recorder, self.lines = index, recorder, {}  # lines: field -> the user's line that set it
+
+    def __setitem__(self, key, value):
+        self.lines.setdefault(key, calling_line())
+        super().__setitem__(key, value)
+
+    def update(self, *args, **kwargs):
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
 
     def _note(self, keys):
         self.recorder.read((self.index, key) for key in keys if key != "params")
@@ -205,10 +214,14 @@ class Trace:
         self.tensors = None  # of a part that runs within its capture: the given tensors, in the order of the inputs
 
 
+def _is_inner(file):
+    """True for a file of torch, of this package or of Python's library."""
+    return file.startswith((_TORCH, _OWN, "<")) or file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
+
+
 def user_line(fault):
     """Return "file:line: source" of the user's innermost frame in a traceback, or None."""
-    frames = [f for f in traceback.extract_tb(fault.__traceback__)
-              if not f.filename.startswith((_TORCH, _OWN, contextlib.__file__, "<"))]
+    frames = [f for f in traceback.extract_tb(fault.__traceback__) if not _is_inner(f.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
@@ -239,8 +252,8 @@ _MEANINGS = (
 )
 
 
-def _refusal(fault):
-    """Return CannotCapture for an exception of a capture."""
+def _refusal(fault, has_numbers):
+    """Return CannotCapture for an exception of a capture. @has_numbers: True if the step has read computed numbers."""
     if isinstance(fault, CannotCapture):
         text = str(fault).partition(": ")[2]
         return CannotCapture(text.removesuffix(f" ({fault.line})"), fault.op, fault.line or user_line(fault))
@@ -251,6 +264,8 @@ def _refusal(fault):
              "DynamicOutputShapeException": "a shape depends on the values of a tensor; compute it outside of the step, or "
              "keep the shape and mask values, as torch.where does"}
     text = texts.get(type(fault).__name__, " ".join(str(fault).split())[:300])
+    if has_numbers and isinstance(fault, TypeError):
+        text += ": the number of .item() is computed after the capture; give a size as int(n), or call the function after the step"
     frames = traceback.extract_tb(fault.__traceback__)
     if "_dynamo" in type(fault).__module__ or frames[-1].filename.startswith(_COMPILED):
         text = _COMPILED
@@ -291,9 +306,10 @@ def _swapped(given, fakes, optimizer, recorder):
                 recorder.hooks.append((table, added))
                 for key in added:
                     del table[key]
-        changed = [text for held in held_optimizers for text in held.restore()]
+        changed = [one for held in held_optimizers for one in held.restore()]
     if changed:
-        raise CannotCapture(f"the step changes {changed[0]} in Python, so each step may be another graph", "Python state")
+        text, line = changed[0]
+        raise CannotCapture(f"the step changes {text} in Python, so each step may be another graph", "Python state", line)
 
 
 class _HeldOptimizer:
@@ -313,16 +329,18 @@ class _HeldOptimizer:
         optimizer.state, optimizer.step = optimizers.empty_state(), functools.partial(recorder.step, optimizer)
 
     def restore(self):
-        """Put all back; return the step's changes, as texts."""
+        """Put all back; return the step's changes, (text, the user's line or None) of each."""
         if not self.is_swapped:
             return []
         changed, optimizer = [], self.optimizer
         noted, optimizer.param_groups = optimizer.param_groups, self.groups
         if len(noted) != len(self.params):
-            changed.append("the number of the optimizer's groups")
+            changed.append(("the number of the optimizer's groups", None))
         for group, old in (*zip(noted, self.fields), *zip(self.groups, self.fields)):
-            changed += [f"the optimizer's {key}" for key, value in _plain_fields(group).items() if old.get(key, value) != value]
-            group.update(old)
+            lines = getattr(group, "lines", {})
+            changed += [(f"the optimizer's {key}", lines.get(key)) for key, value in _plain_fields(group).items()
+                        if old.get(key, value) != value]
+            dict.update(group, old)
         for group, params in zip(self.groups, self.params):
             group["params"] = params
         optimizer.state = self.state
@@ -439,6 +457,10 @@ def _refuse_kept(watch, known):
     kept = watch.held(known)
     if kept is None:
         return
+    number = next((thing for thing in gc.get_referrers(kept) if type(thing) is ComputedNumber), None)
+    if number is not None:
+        raise CannotCapture("the step keeps the number of .item() in Python; return it, and keep it after the step",
+                            "Python state", number.line)
     holders = {type(thing).__name__ for thing in gc.get_referrers(kept) if not isinstance(thing, types.FrameType)}
     raise CannotCapture(f"the step keeps a tensor of shape {tuple(kept.shape)} in Python ({', '.join(sorted(holders))}), "
                         "which a captured step would not renew; return it, or keep it in an attribute, a dict or a list",
@@ -536,7 +558,7 @@ class _Body:
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
         self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
-            with self.watch, self.watch.codes:
+            with conversions.replacing(self.fn), self.watch, self.watch.codes:
                 out = self.fn(*args, **kwargs)
         except Asked:
             self.result.is_cut = True
@@ -668,7 +690,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as fault:
-        refusal = _refusal(fault)
+        refusal = _refusal(fault, branches.has_numbers)
         refusal.other_guess = branches.other_guess()
         raise refusal from fault
     finally:

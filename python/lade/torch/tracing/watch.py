@@ -54,6 +54,7 @@ _MASKS = torch.bool, torch.uint8
 _INDEX, _NONZERO = torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default
 _SELECT = torch.ops.aten.masked_select.default
 _UNIQUE = torch.ops.aten._unique2.default
+_CLONE, _PACK = torch.ops.aten.clone.default, torch.ops.aten._pack_padded_sequence.default
 _INDEXING = _INDEX, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, \
     torch.ops.aten._index_put_impl_.default
 _VALUES_MOST, _LIST_MOST = 128, 1024  # elements of a computed mask, and of a list, whose values are asked for
@@ -132,6 +133,16 @@ class _Shapes:
 
     def run(self, leaves, done):
         return [[tuple(t.shape) for t in self.kept.run(leaves, done)]]
+
+
+class _Values:
+    """Asks for the values of the result of a kept op."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def run(self, leaves, done):
+        return [self.kept.run(leaves, done)[0].tolist()]
 
 
 class Answers:
@@ -320,6 +331,8 @@ class Watch(TorchDispatchMode):
             self._counted(func, args)
         elif func is _UNIQUE:
             self._distinct(func, args, kwargs)
+        elif func is _PACK:
+            self._packed(func, *args)
         try:
             return func(*args, **kwargs)
         finally:
@@ -363,6 +376,34 @@ class Watch(TorchDispatchMode):
                 made_up = torch.where(made_up < count[0], math.nan, 0.0)
             made_up = made_up.clamp(max=count[0]).to(values.dtype).reshape(args[0].shape)
             self.mode.next_form, self.operands = (func, func(made_up, *args[1:], **kwargs)), [made_up]
+
+    def _packed(self, func, padded, lengths, _batch_first):
+        """Describe packed sequences by their lengths, which packed.py has asked for."""
+        values = self._values([lengths])[0]
+        with _disable_current_modes():
+            n = int(values.sum())
+            self.mode.next_form = func, (torch.empty((n, *padded.shape[2:]), dtype=padded.dtype, device="meta"),
+                                         torch.empty(int(values.max()), dtype=torch.int64, device="meta"))
+        self.operands = [None, values]
+
+    def constant(self, tensor):
+        """Return a real tensor of the values of @tensor, which are an answer of the capture."""
+        if not isinstance(tensor, FakeTensor):
+            self._flag(tensor, tensor, _Outside(tensor, self.looked_up.get(id(tensor))))
+        self.learn(tensor)
+        if not self.knows(tensor):
+            raise CannotCapture("the lengths of packed sequences are computed after optimizer.step(), or in a large or outside "
+                                "tensor; give them as an argument of the step", "pack_padded_sequence")
+        if self._ref(tensor):
+            kept, values = self._keep_op(_CLONE, (tensor,), {}), self.known[id(tensor)][1].tolist()
+            self.answers.note(_Values(kept), values, self.branches.line_of)
+        found = self._values([tensor])[0]
+        self.keep_constant(found)
+        return found
+
+    def keep_constant(self, tensor):
+        """Follow a real tensor whose values are the same in each step of the graph."""
+        self.known[id(tensor)] = tensor, tensor, None
 
     def learn(self, tensor):
         """Ask for the values of a computed tensor of numbers or flags, if they are not known, and follow it from then on."""

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""float() of computed values within a step: during a capture calls of float() in the step's code become calls of as_float().
+
+float() returns a true float, so no object of a capture can stand for its result. A copy of each code object names as_float where
+the code calls float, and leaves it where the code compares or passes float itself. The flag of LOAD_GLOBAL that tells the two
+apart exists since Python 3.11; before, float() of a computed value is refused. Another thread that runs the copy meanwhile gets
+what float() gives it.
+"""
+import builtins
+import contextlib
+import dis
+import functools
+import sys
+import types
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .numbers import ComputedNumber
+from .reads import is_users
+
+_NAME = "__lade_float__"
+_IS_TOLD = sys.version_info >= (3, 11)  # the lowest bit of LOAD_GLOBAL's argument stands for a call
+_INDEX_MOST = 127  # of a name in one byte, beside the flag
+_VISITED_MOST = 10_000
+
+
+def as_float(*args):
+    """Return float(*args), or a number of the capture for a computed value."""
+    if len(args) == 1 and isinstance(args[0], FakeTensor):
+        args = args[0].item(),
+    if len(args) == 1 and type(args[0]) is ComputedNumber:
+        return args[0].as_float()
+    return float(*args)
+
+
+def _calls(code):
+    """Return the offsets where a code object loads float to call it."""
+    return [one.offset for one in dis.get_instructions(code)
+            if one.opname == "LOAD_GLOBAL" and one.argval == "float" and one.arg & 1] if "float" in code.co_names else []
+
+
+@functools.lru_cache(1024)
+def replaced(code):
+    """Return a copy of a code object that calls as_float() for float(), or itself if it does not call float()."""
+    inner = tuple(replaced(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    has_inner = any(new is not old for new, old in zip(inner, code.co_consts))
+    calls, index = _calls(code), len(code.co_names)
+    if not calls and not has_inner:
+        return code
+    raw, names = bytearray(code.co_code), code.co_names
+    if calls and index <= _INDEX_MOST:
+        names += _NAME,
+        for offset in calls:
+            raw[offset + 1] = index << 1 | 1
+    return code.replace(co_code=bytes(raw), co_names=names, co_consts=inner)
+
+
+def _functions(fn):
+    """Yield the user's functions that a step reaches: itself, those in closures, and those of their modules with their classes."""
+    queue, met = [fn, type(fn)], set()
+    while queue and len(met) < _VISITED_MOST:
+        thing = queue.pop()
+        if id(thing) in met:
+            continue
+        met.add(id(thing))
+        if isinstance(thing, functools.partial):
+            queue.append(thing.func)
+        elif isinstance(thing, (types.MethodType, staticmethod, classmethod)):
+            queue += [thing.__func__, type(getattr(thing, "__self__", None))]
+        elif isinstance(thing, property):
+            queue += [thing.fget, thing.fset]
+        elif isinstance(thing, type):
+            queue += list(vars(thing).values()) if is_users(_file_of(thing.__module__), thing.__module__) else []
+        elif isinstance(thing, types.FunctionType) and is_users(thing.__code__.co_filename, thing.__module__ or ""):
+            yield thing
+            queue += [getattr(thing, "__wrapped__", None), *map(_content, thing.__closure__ or ())]
+            if id(thing.__globals__) not in met:
+                met.add(id(thing.__globals__))
+                queue += [one for one in list(thing.__globals__.values()) if isinstance(one, (type, types.FunctionType))]
+
+
+def _file_of(module):
+    return getattr(sys.modules.get(module), "__file__", None) or "<stdin>"
+
+
+def _content(cell):
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none yet
+        return None
+
+
+@contextlib.contextmanager
+def replacing(fn):
+    """Within this context the functions of a step call as_float() where they call float()."""
+    held = [(one, one.__code__) for one in _functions(fn)] if _IS_TOLD else []
+    held = [(one, code) for one, code in held if replaced(code) is not code]
+    if held:
+        setattr(builtins, _NAME, as_float)  # it stays: another thread may be in a copy for longer
+    for function, code in held:
+        function.__code__ = replaced(code)
+    try:
+        yield
+    finally:
+        for function, code in held:
+            function.__code__ = code
