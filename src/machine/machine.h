@@ -37,7 +37,7 @@ struct lade_machine_store {
    */
   double lasting_read_bytes_per_s, lasting_write_bytes_per_s, lasting_bytes_per_s, lasting_latency_ns;
   /*
-   * Bytes that the renewed probe moved before the transfers of its lasting rates. A run that moves as many keeps rates
+   * Bytes that the probe moved before the transfers of its lasting rates. A run that moves as many keeps rates
    * of its own. 0: not probed, and LADE_DRIVE_BURST_BYTES.
    */
   uint64_t burst_bytes;

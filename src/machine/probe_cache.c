@@ -368,7 +368,9 @@ void lade_probe_keep_lasting(const struct lade_probe_params *params, const struc
   const json_t *entry = store_name_get(params, &name) ? store_find(stores, &name) : NULL;
   const bool is_good = lasting->latency_ns >= 0 && lasting->latency_ns <= MOST_NS;
   json_t *own = entry && is_good ? json_deep_copy(entry) : NULL;
-  if (own && lasting_put(own, "lasting_read_bytes_per_s", lasting->read_bytes_per_s, lower_only) &&
+  if (own && (!lasting->burst_bytes || !json_object_set_new(own, "burst_bytes",
+                                                            json_integer((json_int_t)lasting->burst_bytes))) &&
+      lasting_put(own, "lasting_read_bytes_per_s", lasting->read_bytes_per_s, lower_only) &&
       lasting_put(own, "lasting_write_bytes_per_s", lasting->write_bytes_per_s, lower_only) &&
       lasting_put(own, "lasting_bytes_per_s", lasting->total_bytes_per_s, lower_only) &&
       json_object_set_new(own, "lasting_latency_ns", json_real(lasting->latency_ns)) == 0 &&

@@ -20,9 +20,11 @@
  * Request sizes stay as they were tuned.
  *
  * A drive may serve its first gigabytes from a cache or a credit. Its lasting rate is that of the transfers of the
- * latest long run (lade_probe_keep_lasting). Where the caller wants everything measured anew, the probe itself moves
- * 16 GB for it, for at most 20 seconds. The bytes of its first half are kept too, because a slow drive moves fewer: a
- * run that moves as many is a long one.
+ * latest long run (lade_probe_keep_lasting). Before the first long run, and where the caller wants everything measured
+ * anew, the probe itself moves 16 GB for it, for at most 20 seconds. The bytes of its first half are kept too, because
+ * a slow drive moves fewer: a run that moves as many is a long one. The second half measures half reads without a
+ * pause, as updates of a step stream, and writes and reads in turns, as values of a step move. Both matter where each
+ * direction has a credit of its own, which it regains while it rests.
  *
  * The run's own data may fit where the probe's 64 MiB do not. Then the probe takes half, and half of that, down to a
  * single transfer. It has fewer transfers in flight, and does not search sizes. Later runs, which may have more room,
@@ -40,13 +42,14 @@
 
 #define PIECE_BYTES ((size_t)2 << 20) /* of a transfer: the store's default request */
 #define N_PIECES 16      /* of the extent, in flight together */
+#define MIX_PIECES 4     /* of which a mix states how many are written */
 #define N_SINGLES 32     /* transfers one at a time */
 #define PAUSE_NS 500000  /* long enough for the io thread and the drive's host to sleep */
 #define LIMIT_NS 80000000    /* of the passes of one rate */
 #define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
 #define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
 #define LASTING_BYTES 16e9   /* moved for the lasting rate, unless they take longer than the limit */
-#define LASTING_LIMIT_NS INT64_C(20000000000)
+#define LASTING_PASSES 24    /* of a measurement of the lasting rate, at least, unless a pass has MIX_PIECES */
 #define REQUEST_BYTES_MOST (6u << 20) /* the longest that the tuner sends */
 #define REQUESTS_MOST 64              /* the most that it has in flight */
 
@@ -68,6 +71,17 @@ static struct lade_transfer piece_make(const struct drive *drive, int i_piece, e
                                 .identity = {.tensor = (uint32_t)i_piece}};
 }
 
+/* Begin to move a piece, in a mix of @n_writes of each MIX_PIECES. A transfer that is not begun counts as done. */
+static int piece_begin(struct drive *drive, int i_piece, int n_writes)
+{
+  struct lade_transfer *transfer = &drive->transfers[i_piece];
+  *transfer = piece_make(drive, i_piece, i_piece % MIX_PIECES < n_writes ? LADE_STORE_WRITE : LADE_STORE_READ);
+  int rc = lade_store_submit(drive->store, transfer);
+  if (rc)
+    atomic_store(&transfer->is_done, true); /* no call may wait for it */
+  return rc;
+}
+
 /* Wait for the first @n transfers; return @rc, or else the first failure. */
 static int transfers_end(struct drive *drive, int n, int rc, struct lade_error *error)
 {
@@ -78,17 +92,28 @@ static int transfers_end(struct drive *drive, int n, int rc, struct lade_error *
   return rc;
 }
 
-/*
- * Make one pass: every piece once, @n_writes of each four as writes. pre: all pieces were written before they are read.
- */
+/* Begin every piece once, @n_writes of each MIX_PIECES as writes. Those that are not begun count as done. */
+static int drive_pass_begin(struct drive *drive, int n_writes)
+{
+  int rc = 0;
+  for (int i = 0; i < drive->n_pieces; i++) {
+    if (rc)
+      atomic_store(&drive->transfers[i].is_done, true);
+    else
+      rc = piece_begin(drive, i, n_writes);
+  }
+  return rc;
+}
+
+/* Make one pass. pre: all pieces were written before they are read. */
 static int drive_pass(struct drive *drive, int n_writes, struct lade_error *error)
 {
-  int rc = 0, n = 0;
-  for (; n < drive->n_pieces && !rc; n++) {
-    drive->transfers[n] = piece_make(drive, n, n % 4 < n_writes ? LADE_STORE_WRITE : LADE_STORE_READ);
-    rc = lade_store_submit(drive->store, &drive->transfers[n]);
-  }
-  return transfers_end(drive, rc ? n - 1 : n, rc, error); /* the last one was not begun */
+  return transfers_end(drive, drive->n_pieces, drive_pass_begin(drive, n_writes), error);
+}
+
+static double pass_bytes(const struct drive *drive)
+{
+  return (double)drive->n_pieces * (double)PIECE_BYTES;
 }
 
 /* Measure bytes/s over passes for about @limit_ns, at least one. */
@@ -100,7 +125,7 @@ static int passes_rate(struct drive *drive, int n_writes, int64_t limit_ns, stru
     int rc = drive_pass(drive, n_writes, error);
     if (rc)
       return rc;
-    bytes += (double)drive->n_pieces * (double)PIECE_BYTES;
+    bytes += pass_bytes(drive);
     ns = lade_now_ns() - start_ns;
   } while (ns < limit_ns);
   *ret_rate = bytes / (double)ns * 1e9;
@@ -165,8 +190,7 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
     rc = drive_rate(drive, 0, error, &measured.read_bytes_per_s);
   if (!rc)
     rc = drive_rate(drive, 2, error, &measured.total_bytes_per_s);
-  const double pass_bytes = (double)drive->n_pieces * (double)PIECE_BYTES;
-  const bool is_fast = !rc && pass_bytes <= measured.total_bytes_per_s * LIMIT_NS * 1e-9;
+  const bool is_fast = !rc && pass_bytes(drive) <= measured.total_bytes_per_s * LIMIT_NS * 1e-9;
   if (is_fast)
     rc = drive_rate(drive, 3, error, &measured.total_mostly_writes_bytes_per_s);
   if (is_fast && !rc)
@@ -178,36 +202,101 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
   return rc;
 }
 
-/*
- * Measure the rates of writes, of half reads and of reads, a pass of each in turn. Uses the second half of
- * LASTING_BYTES, or of the bytes that LASTING_LIMIT_NS allows: the first half uses up a drive's cache or credit.
- */
-static int drive_lasting(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
+/* Give a pass as many pieces as @rate moves in @ns, at most those that it has, and a whole number of mixes. */
+static void passes_shorten(struct drive *drive, double rate, double ns)
 {
-  const double pass_bytes = (double)drive->n_pieces * (double)PIECE_BYTES;
+  const double n = rate * ns * 1e-9 / (double)PIECE_BYTES;
+  if (n < drive->n_pieces)
+    drive->n_pieces = LADE_MIN(drive->n_pieces, LADE_MAX((int)n / MIX_PIECES, 1) * MIX_PIECES);
+}
+
+/*
+ * Keep a pass of half writes in flight for @limit_ns or @limit_bytes, as streamed updates do: each piece is moved again
+ * as soon as it has been moved. Measure bytes/s without the first third, which a drive may serve from the credit of a
+ * direction that rested, over whole turns of the pieces, because a drive may end all pieces in flight at once.
+ */
+static int stream_rate(struct drive *drive, int64_t limit_ns, double limit_bytes, struct lade_error *error,
+                       double *ret_rate)
+{
   const int64_t start_ns = lade_now_ns();
-  double bytes = 0, first_bytes = 0, second_bytes[3] = {0}, second_ns[3] = {0};
+  double bytes = 0, counted_bytes = 0; /* at the end of the latest turn */
+  int64_t ns = 0, first_ns = 0;
+  int rc = drive_pass_begin(drive, MIX_PIECES / 2);
+  if (rc)
+    return transfers_end(drive, drive->n_pieces, rc, error);
+  for (int i = 0; !rc && (counted_bytes == 0 || i || (ns < limit_ns && bytes < limit_bytes));
+       i = (i + 1) % drive->n_pieces) {
+    rc = lade_store_wait(drive->store, &drive->transfers[i], error);
+    bytes += (double)PIECE_BYTES;
+    if (i == drive->n_pieces - 1) {
+      ns = lade_now_ns() - start_ns;
+      counted_bytes += first_ns ? pass_bytes(drive) : 0;
+      first_ns = !first_ns && (ns >= limit_ns / 3 || bytes >= limit_bytes / 3) ? ns : first_ns;
+    }
+    if (!rc)
+      rc = piece_begin(drive, i, MIX_PIECES / 2);
+  }
+  *ret_rate = counted_bytes / (double)LADE_MAX(ns - first_ns, 1) * 1e9;
+  return transfers_end(drive, drive->n_pieces, rc, error);
+}
+
+/*
+ * Measure the rates of writes and of reads, a pass of each in turn for @limit_ns or @limit_bytes. Values of a step move
+ * so: while one direction moves, the other rests and regains its credit.
+ */
+static int turns_rates(struct drive *drive, int64_t limit_ns, double limit_bytes, struct lade_error *error,
+                       double *ret_write_rate, double *ret_read_rate)
+{
+  const int64_t start_ns = lade_now_ns();
+  double bytes = 0;
+  int64_t ns = 0, sum_ns[2] = {0};
+  int n_turns = 0;
+  for (; !n_turns || (ns < limit_ns && bytes < limit_bytes); n_turns++) {
+    for (int is_read = 0; is_read < 2; is_read++) {
+      int rc = drive_pass(drive, is_read ? 0 : MIX_PIECES, error);
+      if (rc)
+        return rc;
+      const int64_t end_ns = lade_now_ns() - start_ns;
+      sum_ns[is_read] += end_ns - ns;
+      ns = end_ns;
+      bytes += pass_bytes(drive);
+    }
+  }
+  *ret_write_rate = pass_bytes(drive) * n_turns / (double)LADE_MAX(sum_ns[0], 1) * 1e9;
+  *ret_read_rate = pass_bytes(drive) * n_turns / (double)LADE_MAX(sum_ns[1], 1) * 1e9;
+  return 0;
+}
+
+/*
+ * Measure the lasting rates of writes, of half reads and of reads for about @limit_ns, or over LASTING_BYTES. The first
+ * half, a pass of each in turn, uses up a drive's cache or credit. pre: @store has the first rates, and all pieces were
+ * written.
+ */
+static int drive_lasting(struct drive *drive, int64_t limit_ns, struct lade_error *error,
+                         struct lade_machine_store *store)
+{
+  const int64_t start_ns = lade_now_ns();
+  const int n_pieces = drive->n_pieces;
+  double bytes = 0, rate = store->total_bytes_per_s;
   int64_t ns = 0;
-  int n_second = 0; /* passes: at least one of each */
-  for (int pass = 0; n_second < 3 || (bytes < LASTING_BYTES && ns < LASTING_LIMIT_NS); pass = (pass + 1) % 3) {
-    const bool is_first = bytes < LASTING_BYTES / 2 && ns < LASTING_LIMIT_NS / 2;
-    int rc = drive_pass(drive, 4 - 2 * pass, error);
-    if (rc)
-      return rc;
+  int rc = 0;
+  for (int i = 0; !rc && bytes < LASTING_BYTES / 2 && ns < limit_ns / 2; i++) {
+    passes_shorten(drive, rate, (double)limit_ns / LASTING_PASSES);
+    rc = drive_pass(drive, MIX_PIECES / 2 * (2 - i % 3), error);
     const int64_t end_ns = lade_now_ns() - start_ns;
-    n_second += !is_first;
-    first_bytes += is_first ? pass_bytes : 0;
-    second_bytes[pass] += is_first ? 0 : pass_bytes;
-    second_ns[pass] += is_first ? 0 : (double)(end_ns - ns);
-    bytes += pass_bytes;
+    bytes += pass_bytes(drive);
+    rate = pass_bytes(drive) / (double)LADE_MAX(end_ns - ns, 1) * 1e9;
     ns = end_ns;
   }
-  store->lasting_write_bytes_per_s = second_bytes[0] / LADE_MAX(second_ns[0], 1) * 1e9;
-  store->lasting_bytes_per_s = second_bytes[1] / LADE_MAX(second_ns[1], 1) * 1e9;
-  store->lasting_read_bytes_per_s = second_bytes[2] / LADE_MAX(second_ns[2], 1) * 1e9;
+  if (!rc)
+    rc = stream_rate(drive, limit_ns / 4, LASTING_BYTES / 4, error, &store->lasting_bytes_per_s);
+  if (!rc)
+    rc = turns_rates(drive, limit_ns / 4, LASTING_BYTES / 4, error, &store->lasting_write_bytes_per_s,
+                     &store->lasting_read_bytes_per_s);
   store->lasting_latency_ns = store->latency_ns;
-  store->burst_bytes = (uint64_t)first_bytes;
-  return 0;
+  store->burst_bytes = (uint64_t)bytes;
+  drive->n_pieces = n_pieces;
+  return rc;
 }
 
 /* ---- sizes ---- */
@@ -303,7 +392,7 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
                        bool *ret_is_new)
 {
   double rate = 0;
-  int rc = drive_pass(drive, 4, error);
+  int rc = drive_pass(drive, MIX_PIECES, error);
   if (!rc)
     rc = passes_rate(drive, 2, CHECK_NS, error, &rate);
   *ret_is_new = !rc && fabs(rate / known->total_bytes_per_s - 1) > CHECK_SHARE;
@@ -377,19 +466,53 @@ bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_l
   return has_any;
 }
 
+/* Open the drive for passes over N_PIECES. *ret_drive NULL: neither the memory nor the drive has the room. */
+static int drive_open_for_passes(const struct lade_probe_params *params, struct lade_error *error,
+                                 struct drive **ret_drive)
+{
+  const uint64_t bytes = N_PIECES * PIECE_BYTES;
+  *ret_drive = NULL;
+  if (2 * bytes > probe_room_bytes())
+    return 0;
+  int rc = drive_open(params, bytes, error, ret_drive);
+  return rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG ? 0 : rc; /* the run's own data may fit */
+}
+
+int lade_probe_settle(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,
+                      struct lade_machine_store *store, bool *ret_is_new)
+{
+  struct drive *drive;
+  struct lade_machine_store settled = *store;
+  LADE_ASSERT(params->store && store->total_bytes_per_s > 0 && limit_ns > 0);
+  *ret_is_new = false;
+  int rc = drive_open_for_passes(params, error, &drive);
+  if (rc || !drive)
+    return rc;
+  rc = drive_pass(drive, MIX_PIECES, error);
+  if (!rc)
+    rc = drive_lasting(drive, LADE_MIN(limit_ns, LADE_DRIVE_SETTLE_NS), error, &settled);
+  drive_close(drive);
+  if (rc)
+    return rc;
+  *store = settled;
+  *ret_is_new = true;
+  const struct lade_drive_lasting lasting = {
+      .read_bytes_per_s = store->lasting_read_bytes_per_s, .write_bytes_per_s = store->lasting_write_bytes_per_s,
+      .total_bytes_per_s = store->lasting_bytes_per_s, .latency_ns = store->lasting_latency_ns,
+      .burst_bytes = store->burst_bytes};
+  if (!params->skip_cache)
+    lade_probe_keep_lasting(params, &lasting, false);
+  return 0;
+}
+
 int probe_store_again(const struct lade_probe_params *params, struct lade_error *error,
                       struct lade_machine_store *store, bool *ret_is_new)
 {
-  struct drive *drive = NULL;
-  const uint64_t bytes = N_PIECES * PIECE_BYTES;
+  struct drive *drive;
   *ret_is_new = false;
-  if (2 * bytes > probe_room_bytes())
-    return 0;
-  int rc = drive_open(params, bytes, error, &drive);
-  if (rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG)
-    return 0; /* the run's own data may fit, and the known rates are the best ones that there are */
-  if (rc)
-    return rc;
+  int rc = drive_open_for_passes(params, error, &drive);
+  if (rc || !drive)
+    return rc; /* the known rates are the best ones that there are */
   rc = drive_check(drive, error, store, ret_is_new);
   drive_close(drive);
   return rc;
@@ -414,7 +537,7 @@ int probe_store(const struct lade_probe_params *params, struct lade_error *error
   if (!rc && !*ret_is_cramped)
     rc = drive_tune(drive, error, store);
   if (!rc && params->is_renewed)
-    rc = drive_lasting(drive, error, store);
+    rc = drive_lasting(drive, LADE_DRIVE_SETTLE_NS, error, store);
   drive_close(drive);
   return rc;
 }

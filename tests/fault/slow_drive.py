@@ -3,19 +3,24 @@
 """A drive that is fast for the probe and slow in steps, reads and writes at rates of their own: the first run predicts
 the first rates and says so, and keeps the rates of its steps; the next run predicts its step within a tenth.
 
-Usage: slow_drive.py LADE REFUSE SLOW_DRIVE [probe]
+Usage: slow_drive.py LADE REFUSE SLOW_DRIVE [probe | burst]
 
 With "probe" the drive is slow for the probe too. `lade doctor --probe` then stops at its time limit and keeps the bytes
 that a long run moves, fewer than those of a fast drive.
+
+With "burst" the drive serves its first 600 MB eight times as fast as the rest. A long run measures the drive past them
+before it plans, and its first step takes the time that it predicts. A second one does not measure again.
 """
 import errno
 import glob
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 LADE, REFUSE, SLOW = (os.path.abspath(path) for path in sys.argv[1:4])
 URING_SETUP = "425"  # io_uring_setup, on every architecture
@@ -29,9 +34,11 @@ with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles on the wall, {i}\n" for i in range(2000))
 
 
+PREFIX = [REFUSE, str(errno.ENOSYS), URING_SETUP, "--", "/usr/bin/env", "LD_PRELOAD=" + SLOW, LADE]
+
+
 def lade(*args, **rates):
-    result = subprocess.run([REFUSE, str(errno.ENOSYS), URING_SETUP, "--", "/usr/bin/env", "LD_PRELOAD=" + SLOW, LADE, *args],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+    result = subprocess.run([*PREFIX, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                             env={**os.environ, **rates})
     if result.returncode == 77 or "O_DIRECT" in result.stderr:
         print("no store without io_uring here:", result.stderr.strip())
@@ -59,7 +66,55 @@ if sys.argv[4:] == ["probe"]:
     assert 15e6 < entry["lasting_read_bytes_per_s"] < 45e6 and 60e6 < entry["lasting_write_bytes_per_s"] < 180e6, entry
     sys.exit(0)
 
+BURST = {"SLOW_READ": "80e6", "SLOW_WRITE": "80e6", "SLOW_FILE_BYTES": str(256 << 20)}
+
+
+def long_run(steps, n_awaited, **rates):
+    """Begin a run of @steps and stop it after @n_awaited. Return the predicted time of a step, the measured times and
+    the words."""
+    with open("log.jsonl", "w", encoding="utf-8"), open("words", "w", encoding="utf-8") as words:
+        child = subprocess.Popen([*PREFIX, "train", *TRAIN, "--steps", str(steps), "--eval-iters", "1", "--log", "log.jsonl"],
+                                 stdout=subprocess.DEVNULL, stderr=words, env={**os.environ, **rates})
+    events, err = [], ""
+    while (len(events) < n_awaited or "drive:" not in err) and child.poll() is None:
+        time.sleep(0.01)
+        with open("log.jsonl", encoding="utf-8") as log, open("words", encoding="utf-8") as words:
+            events = [line for line in log if '"event":"step"' in line and line.endswith("\n")]
+            err = words.read()
+    child.send_signal(signal.SIGINT)
+    code = child.wait()
+    assert code == 130, (code, err)
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    moved, unit, rate, per = re.search(r"a step moves ([\d.]+) (\w+), ([\d.]+) (\w+)/s of", err).groups()
+    seconds = [2 * 32 / json.loads(line)["tokens_per_second"] for line in events]
+    return float(moved) * units[unit] / float(rate) / units[per], seconds, err
+
+
+if sys.argv[4:] == ["burst"]:
+    fast, err = train(2, **BURST, SLOW_BURST_BYTES="1e12")
+    assert "measuring the drive" not in err, err  # a short run begins at once
+    path, before = kept()
+    steps = int(90 / fast["predicted_step_seconds"])  # a measurement of 4.5 s
+    for attempt in range(4):  # a busy machine may delay the steps
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(before, file)
+        predicted, seconds, err = long_run(steps, 3, **BURST, SLOW_BURST_BYTES="600e6")
+        assert "measuring the drive for" in err and "that it does in long runs" in err, err
+        [entry] = kept()[1]["stores"].values()
+        for kind in ("read_", "write_", ""):
+            assert 40e6 < entry[f"lasting_{kind}bytes_per_s"] < 120e6, entry
+        assert 1e8 < entry["burst_bytes"] < 2e9, entry
+        if 0.9 < predicted / min(seconds) < 1.1:
+            break
+    else:
+        raise AssertionError((predicted, seconds, fast["predicted_step_seconds"], entry))
+    _, _, err = long_run(steps, 0, **BURST, SLOW_BURST_BYTES="600e6")
+    assert "measuring the drive" not in err and "that it does in long runs" in err, err  # the rates are known
+    print(f"predicted {predicted:.3f} s, taken {seconds}; by the first rates {fast['predicted_step_seconds']:.3f} s")
+    sys.exit(0)
+
 fast, err = train(2)
+assert "measuring the drive" not in err, err
 moved = fast["store_read_bytes_per_step"] + fast["store_written_bytes_per_step"]
 assert re.search(r"^drive: .*/s that it does at first$", err, re.M), err
 path, probed = kept()

@@ -480,6 +480,7 @@ int session_share_drive(lade_session *s, struct lade_error *error)
   int status = lade_rank_group_max(&s->group, s->params.n_node_ranks, &n_sharing, error);
   if (status)
     return status;
+  s->n_sharing_drive = (double)n_sharing;
   store->read_bytes_per_s /= (double)n_sharing;
   store->write_bytes_per_s /= (double)n_sharing;
   store->total_bytes_per_s /= (double)n_sharing;

@@ -72,6 +72,7 @@ struct lade_session {
   double matmul_flops_per_s; /* the best ever seen on this machine; 0: not measured */
   uint64_t read_bytes, written_bytes; /* of the last step, by the stores' own counts */
   struct session_drive drive; /* observations of its rate */
+  double n_sharing_drive;     /* ranks that share the drive, by whose number its measured rates are divided */
   bool is_rate_raised;       /* a step of this run raised the rate above that in the cache of measurements */
   struct lade_checkpoint_state state;
   char resume_path[PATH_MAX]; /* the checkpoint that this run resumes */
@@ -84,6 +85,17 @@ struct lade_session {
 void session_rate_raise(lade_session *session, int64_t wall_ns);
 /* Write a raised rate to the cache of measurements, for later runs. */
 void session_rate_keep(const lade_session *session);
+/* Return the parameters of the store. Before the drive is measured, request size and depth are the store's defaults. */
+struct lade_store_params session_store_params(const lade_session *session);
+/* Return the parameters by which this run's device is found in the cache of measurements. @gpu is borrowed. */
+struct lade_probe_params session_cache_params(const lade_session *session, const struct lade_probe_gpu *gpu);
+/* Make the prices from the cost, in place of earlier ones. -ENOMEM at all ranks; collective. */
+int session_prices_make(lade_session *session, struct lade_error *error);
+/*
+ * Measure the drive's lasting rates if it bounds a long run and they are unknown, and then replace the plan by one that
+ * is made with them. Errors as lade_probe_settle's and session_plan's. Collective.
+ */
+int session_drive_settle(lade_session *session, struct lade_error *error);
 /* Add the io queue's work of the last step, of @wall_ns, to the observations of the drive. */
 void session_drive_count(lade_session *session, int64_t wall_ns);
 /* Keep the drive's rates and latency for later predictions, if this run moved more than a drive's burst. */
@@ -203,7 +215,10 @@ static inline bool session_is_plan_leader(const lade_session *s)
 {
   return s->leader == s->group.layout.rank;
 }
-/* Divide the rate of the first rank's drive, measured while the others waited, among the ranks that share the drive. */
+/*
+ * Divide the rate of the first rank's drive, measured while the others waited, among the ranks that share the drive
+ * (n_sharing_drive).
+ */
 int session_share_drive(lade_session *session, struct lade_error *error);
 /* True if the plan is for a described machine instead of this one. */
 static inline bool session_is_described(const lade_session *s)

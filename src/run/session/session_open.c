@@ -12,7 +12,6 @@
  * measuring it would take too long for a user; then rooflines over measured rates replace them.
  */
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +22,6 @@
 #define CHUNK_BYTES (UINT64_C(2) << 20)
 #define PROBE_FLOPS_MOST 2e13     /* of a microbatch on the host, whose ops are measured */
 #define DEFAULT_SEQ_LEN 1024
-#define DRIVE_HALF_BYTES 0x1p32 /* moved bytes after which an observation of the drive has half of its weight */
 #define BATCH_MOST 1000000
 
 void lade_session_defaults(struct lade_session_params *p)
@@ -267,15 +265,6 @@ static int graph_make(lade_session *s, struct lade_error *error)
   return status ? status : session_durable_fix_tiers(s, error);
 }
 
-/* Return the parameters of the store. Before the drive is measured, request size and depth are the store's defaults. */
-static struct lade_store_params store_params(const lade_session *s)
-{
-  const struct lade_machine_store *drive = &s->cost.machine.store;
-  return (struct lade_store_params){.struct_size = sizeof(struct lade_store_params), .dir = s->params.store,
-                                    .allow_tmpfs = s->params.allow_tmpfs, .faults = s->params.faults,
-                                    .piece_bytes = (uint32_t)drive->piece_bytes, .depth = drive->n_pieces};
-}
-
 static double step_flops(const lade_session *s)
 {
   return lade_model_flops_per_token(&s->model, s->params.seq_len) * (double)(s->params.batch * s->params.seq_len);
@@ -284,7 +273,7 @@ static double step_flops(const lade_session *s)
 /* Measure this machine with the ops of all ranks. For a pipeline these are the ops of all stages in one graph. */
 static int cost_probe(lade_session *s, struct lade_error *error)
 {
-  struct lade_store_params store = store_params(s);
+  struct lade_store_params store = session_store_params(s);
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
   struct lade_share share = share_make(s);
   struct lade_model_graph *whole = NULL;
@@ -317,13 +306,6 @@ static void cost_borrow(lade_session *s)
   s->prices = template_session->prices;
 }
 
-/* Return the parameters by which this run's device is found in the cache of measurements. */
-static struct lade_probe_params cache_params(const lade_session *s, const struct lade_probe_gpu *gpu)
-{
-  return (struct lade_probe_params){.struct_size = sizeof(struct lade_probe_params), .kernels = &s->host_kernels,
-                                    .gpu = s->params.is_gpu ? gpu : NULL, .pool = s->pool};
-}
-
 /*
  * Measure the matmul rate of these cores for the speed of light of this run, shortly if a rate is kept. A GPU's rate is
  * one of its prices.
@@ -332,7 +314,7 @@ static int rate_measure(lade_session *s, struct lade_error *error)
 {
   if (s->params.is_gpu || s->params.is_dry || s->params.is_plan_only)
     return 0;
-  const struct lade_probe_params params = cache_params(s, NULL);
+  const struct lade_probe_params params = session_cache_params(s, NULL);
   const double known = s->params.skip_cache ? 0 : lade_probe_best_rate(&params, s->params.dtype, 0);
   int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, known, &s->matmul_flops_per_s);
   return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
@@ -341,7 +323,7 @@ static int rate_measure(lade_session *s, struct lade_error *error)
 /* Replace the rate just measured by the best in the cache of measurements, which it may raise. */
 static void rate_settle(lade_session *s)
 {
-  const struct lade_probe_params params = cache_params(s, NULL);
+  const struct lade_probe_params params = session_cache_params(s, NULL);
   if (s->params.skip_cache || s->params.is_gpu || s->matmul_flops_per_s <= 0)
     return;
   s->matmul_flops_per_s = LADE_MAX(s->matmul_flops_per_s,
@@ -361,72 +343,9 @@ void session_rate_raise(lade_session *s, int64_t wall_ns)
 void session_rate_keep(const lade_session *s)
 {
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
-  const struct lade_probe_params params = cache_params(s, &gpu);
+  const struct lade_probe_params params = session_cache_params(s, &gpu);
   if (s->is_rate_raised && !s->params.skip_cache && lade_rank_group_is_first(&s->group))
     lade_probe_best_rate(&params, s->params.dtype, s->matmul_flops_per_s);
-}
-
-/* Add transfer @at of one value, which took @y_ns, to the observations of the drive. */
-static void drive_point_add(lade_session *s, int at, double y_ns)
-{
-  const struct lade_instr *instr = &s->plan->train->instrs[at];
-  const double latency_ns = lade_cost_drive_latency_ns(&s->cost.machine.store);
-  const enum lade_drive_work work = instr->kind == LADE_INSTR_READ ? LADE_DRIVE_READS : LADE_DRIVE_WRITES;
-  lade_drive_point_add(&s->drive.points, work, fmax((double)instr->predicted_ns - latency_ns, 0), y_ns,
-                       latency_ns > 0 ? 1 - (double)instr->hidden_ns / latency_ns : instr->hidden_ns == 0);
-}
-
-void session_drive_count(lade_session *s, int64_t wall_ns)
-{
-  struct session_drive *drive = &s->drive;
-  const uint64_t bytes = s->read_bytes + s->written_bytes;
-  const struct lade_span *spans = lade_executor_spans(s->executor);
-  double updates_x_ns = 0, updates_y_ns = 0, busy_ns = 0;
-  if (s->params.is_dry || !bytes)
-    return;
-  const double fading = exp2(-(double)bytes / DRIVE_HALF_BYTES);
-  lade_drive_points_fade(&drive->points, fading);
-  for (int i = 0; i < s->plan->train->n_instrs; i++) {
-    const struct lade_instr *instr = &s->plan->train->instrs[i];
-    const double y_ns = (double)(spans[i].end_ns - spans[i].start_ns);
-    if (instr->queue != LADE_Q_IO)
-      continue;
-    busy_ns += y_ns;
-    if (instr->kind != LADE_INSTR_UPDATE)
-      drive_point_add(s, i, y_ns);
-    updates_x_ns += instr->kind == LADE_INSTR_UPDATE ? (double)instr->predicted_ns : 0;
-    updates_y_ns += instr->kind == LADE_INSTR_UPDATE ? y_ns : 0;
-  }
-  if (updates_x_ns > 0)
-    lade_drive_point_add(&drive->points, LADE_DRIVE_UPDATES, updates_x_ns, updates_y_ns, 0);
-  drive->wall_ns = drive->wall_ns * fading + (double)wall_ns;
-  drive->busy_ns = drive->busy_ns * fading + busy_ns;
-  drive->bytes += bytes;
-}
-
-/* Return the rate of transfers that took @ratio times their predicted time, @share of them reads; ratio 0: not seen. */
-static double drive_rate_seen(const lade_session *s, double share, double ratio)
-{
-  return ratio > 0 ? lade_cost_drive_bytes_per_s(&s->cost.machine.store, share) / ratio : 0;
-}
-
-void session_drive_keep(const lade_session *s)
-{
-  const struct session_drive *drive = &s->drive;
-  const uint64_t burst_bytes = s->cost.machine.store.burst_bytes;
-  struct lade_drive_lasting lasting;
-  double ratios[LADE_DRIVE_N_WORKS];
-  if (!drive->bytes || drive->bytes < (burst_bytes ? burst_bytes : LADE_DRIVE_BURST_BYTES) || s->params.machine ||
-      s->params.skip_cache || s->group.world || !lade_drive_points_fit(&drive->points, &lasting.latency_ns, ratios))
-    return;
-  lasting.write_bytes_per_s = drive_rate_seen(s, 0, ratios[LADE_DRIVE_WRITES]);
-  lasting.read_bytes_per_s = drive_rate_seen(s, 1, ratios[LADE_DRIVE_READS]);
-  lasting.total_bytes_per_s = drive_rate_seen(s, 0.5, ratios[LADE_DRIVE_UPDATES]);
-  const struct lade_store_params store = store_params(s);
-  const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
-  struct lade_probe_params params = cache_params(s, &gpu);
-  params.store = &store;
-  lade_probe_keep_lasting(&params, &lasting, drive->busy_ns < drive->wall_ns / 2);
 }
 
 /* Take prices, at the first rank or at a rank alone. */
@@ -471,11 +390,8 @@ static int cost_take(lade_session *s, struct lade_error *error)
     s->cost.machine.is_unified = false; /* also if a description states otherwise */
   s->is_unified = s->cost.machine.is_unified || !(s->params.is_dry || s->params.is_plan_only || s->params.is_gpu);
   s->cost.links = s->has_links ? &s->links : NULL;
-  status = lade_cost_prices(&s->cost, s->graph, &s->prices);
-  s->has_prices = !status;
   s->prices.copy_cores = LADE_MIN(copy_cores, 1);
-  status = status ? lade_error_set(error, status, "no memory for prices") : 0;
-  return lade_rank_group_vote(&s->group, status, error);
+  return session_prices_make(s, error);
 }
 
 /* ---- resources of the plan ---- */
@@ -507,7 +423,7 @@ static int store_open(lade_session *s, struct lade_error *error)
   if (s->params.is_dry)
     return 0;
   if (s->plan->peak_bytes[LADE_STORE] > durable_bytes) {
-    struct lade_store_params params = store_params(s);
+    struct lade_store_params params = session_store_params(s);
     params.capacity_bytes = s->store_bytes;
     status = lade_store_open(&params, error, &s->store);
   }
@@ -638,6 +554,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     status = cost_take(s, error);
   if (!status)
     status = session_plan(s, error);
+  if (!status)
+    status = session_drive_settle(s, error);
   if (status || s->params.is_plan_only)
     return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
   status = session_agree_programs(s, error);

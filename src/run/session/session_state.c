@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * State and services that all parts of a session use: its values, the settings of its run, the bytes of a durable slot
- * and of host memory, notices, and failures.
+ * and of host memory, its prices, the parameters of its store and of its measurements, notices, and failures.
  *
  * A notice goes to the caller's function. The line of a lost rank gets this rank's step in front (session_place). A
  * failure that other ranks cannot detect aborts the communicators, so that no rank waits for this one (session_fail).
@@ -77,4 +77,34 @@ uint64_t session_host_bytes(const lade_session *s)
 {
   const uint64_t planned = s->plan ? s->plan->peak_bytes[LADE_HOST] : 0;
   return s->executor ? LADE_MAX(planned, lade_executor_host_bytes(s->executor)) : planned;
+}
+
+struct lade_store_params session_store_params(const lade_session *s)
+{
+  const struct lade_machine_store *drive = &s->cost.machine.store;
+  return (struct lade_store_params){.struct_size = sizeof(struct lade_store_params), .dir = s->params.store,
+                                    .allow_tmpfs = s->params.allow_tmpfs, .faults = s->params.faults,
+                                    .piece_bytes = (uint32_t)drive->piece_bytes, .depth = drive->n_pieces};
+}
+
+struct lade_probe_params session_cache_params(const lade_session *s, const struct lade_probe_gpu *gpu)
+{
+  return (struct lade_probe_params){.struct_size = sizeof(struct lade_probe_params), .kernels = &s->host_kernels,
+                                    .gpu = s->params.is_gpu ? gpu : NULL, .pool = s->pool};
+}
+
+int session_prices_make(lade_session *s, struct lade_error *error)
+{
+  const double copy_cores = s->prices.copy_cores;
+  struct lade_prices prices;
+  int status = lade_cost_prices(&s->cost, s->graph, &prices);
+  if (status) {
+    lade_error_set(error, status, "no memory for prices");
+  } else {
+    lade_prices_finish(&s->prices);
+    s->prices = prices;
+    s->prices.copy_cores = copy_cores;
+    s->has_prices = true;
+  }
+  return lade_rank_group_vote(&s->group, status, error);
 }

@@ -391,6 +391,53 @@ static void the_rates_of_the_latest_long_run_are_kept(void **state)
   assert_int_equal(rmdir(dir), 0);
 }
 
+/*
+ * A drive that is measured past its burst has lasting rates, and later predictions of its directory know them. Without
+ * the cache only the caller does.
+ */
+static void lasting_rates_are_measured_and_kept(void **state)
+{
+  char dir[96];
+  snprintf(dir, sizeof(dir), "%s.settle", directory);
+  assert_int_equal(mkdir(dir, 0700), 0);
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = ".", .capacity_bytes = 1 << 20,
+                                    .allow_tmpfs = true, .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_cost first, kept;
+  bool is_new = false;
+  params.graph = NULL;
+  params.store = &store;
+  params.cache_dir = dir;
+  assert_int_equal(lade_probe(&params, NULL, &first), 0);
+  struct lade_machine_store *drive = &first.machine.store;
+  const struct lade_machine_store before = *drive;
+  params.skip_cache = true;
+  assert_int_equal(lade_probe_settle(&params, 50000000, NULL, drive, &is_new), 0);
+  assert_true(is_new && lade_cost_drive_is_lasting(drive));
+  assert_true(lade_probe_recall(&params, &kept));
+  assert_false(lade_cost_drive_is_lasting(&kept.machine.store));
+  lade_cost_finish(&kept);
+  params.skip_cache = false;
+  assert_int_equal(lade_probe_settle(&params, 50000000, NULL, drive, &is_new), 0);
+  assert_true(lade_probe_recall(&params, &kept));
+  const struct lade_machine_store *recalled = &kept.machine.store;
+  assert_true(recalled->lasting_read_bytes_per_s == drive->lasting_read_bytes_per_s && drive->burst_bytes > 0 &&
+              recalled->lasting_write_bytes_per_s == drive->lasting_write_bytes_per_s &&
+              recalled->lasting_bytes_per_s == drive->lasting_bytes_per_s &&
+              recalled->lasting_latency_ns == drive->lasting_latency_ns &&
+              recalled->burst_bytes == drive->burst_bytes);
+  assert_true(drive->lasting_read_bytes_per_s > 0 && drive->lasting_write_bytes_per_s > 0 &&
+              drive->lasting_bytes_per_s > 0);
+  assert_true(drive->read_bytes_per_s == before.read_bytes_per_s && drive->piece_bytes == before.piece_bytes);
+  store.dir = "no such directory";
+  assert_int_equal(lade_probe_settle(&params, 50000000, NULL, drive, &is_new), -ENOENT);
+  assert_false(is_new);
+  lade_cost_finish(&first);
+  lade_cost_finish(&kept);
+  assert_int_equal(unlink(file_of(dir)), 0);
+  assert_int_equal(rmdir(dir), 0);
+}
+
 /* A list of directories is not a path, and a single one of them is measured differently. */
 static void a_small_copy_that_was_delayed_makes_no_rate(void **state)
 {
@@ -548,6 +595,7 @@ int main(void)
       cmocka_unit_test(a_drive_that_has_changed_is_measured_again_by_a_run),
       cmocka_unit_test(a_long_run_tells_latency_and_rates),
       cmocka_unit_test(the_rates_of_the_latest_long_run_are_kept),
+      cmocka_unit_test(lasting_rates_are_measured_and_kept),
       cmocka_unit_test(several_directories_are_a_store_with_room),
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
       cmocka_unit_test(a_small_copy_that_was_delayed_makes_no_rate),
