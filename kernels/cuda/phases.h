@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 10
+#define LADE_CUDA_REVISION 11
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */

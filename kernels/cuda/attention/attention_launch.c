@@ -133,7 +133,7 @@ static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
                                                mma_bytes(a->seq_len, a->head_dim, n_rows)));
 }
 
-/* Launch delta, the first kernel of every backward. */
+/* Launch delta, the first kernel of a backward by mma.sync or plain kernels. That of wgmma makes it with dq. */
 static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
 {
   const int64_t n_deltas = a->heads * a->seq_len; /* of a sequence */
@@ -275,7 +275,8 @@ static bool has_wgmma(const struct lade_attention_bwd_args *a)
 static void wgmma_bwd_divide(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a,
                              bool is_whole)
 {
-  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv | (uintptr_t)a->workspace) % 16 == 0);
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv |
+               (uintptr_t)a->workspace) % 16 == 0);
   bool is_64 = a->head_dim == 64;
   const int64_t n_parts = is_whole ? 1 : dkv_parts(LADE_CUDA_BY_WGMMA, a);
   const int n_places = LADE_CUDA_WGMMA_BWD_PLACES(a->head_dim), block_rows = LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim);
@@ -284,7 +285,6 @@ static void wgmma_bwd_divide(const struct lade_kernel_ctx *ctx, const struct lad
   size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, q_rows);
   size_t k_bytes = mma_bytes(a->seq_len, a->head_dim, k_rows) +
                    2 * (size_t)n_places * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float);
-  delta_launch(ctx, a);
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DQ_64 : LADE_CUDA_ATTENTION_WGMMA_DQ_128, a->dtype,
                         wgmma_launch(a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS, q_bytes));
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DKV_64 : LADE_CUDA_ATTENTION_WGMMA_DKV_128, a->dtype,
