@@ -118,7 +118,8 @@ static __device__ inline void columns_put(T *tile, float *room, float *partial, 
 /* Queries, the gradients of their out, and the places for tiles of keys and values. */
 template <class T, int D> struct queries_block {
   struct block_shape s;
-  const T *k, *v; /* of its head's first row; for heads of 64 k is panels_from's of the next tile */
+  const T *k, *v; /* of its head's first row */
+  const T *next;  /* panels_from of the keys that keys_copy copies; only for heads of 64 */
   T *queries, *douts, *keys, *values;
   int group_first; /* row of this thread's warpgroup in the block */
   int first, n_tiles;
@@ -139,8 +140,7 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
   b.n_seen = DQ_TILE < DQ_ROWS && n_own < b.n_tiles ? n_own : b.n_tiles;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
-  if (D == 64)
-    b.k = panels_from(b.k, b.s.row_elements, 0);
+  b.next = panels_from(b.k, b.s.row_elements, 0);
   b.queries = tiles_begin(shared);
   b.douts = b.queries + DQ_ROWS * D;
   b.keys = b.douts + DQ_ROWS * D;
@@ -209,9 +209,9 @@ template <class T, int D> static __device__ inline void keys_copy(struct queries
   T *const keys = place_get<PLACES, DQ_TILE * D>(b.keys, j), *const values = place_get<2, DQ_TILE * D>(b.values, j);
   const int first = j * DQ_TILE;
   if (D == 64) {
-    panels_copy_from<D, DQ_TILE, DQ_THREADS>(keys, b.k, pitch, first, n_rows);
-    panels_copy_from<D, DQ_TILE, DQ_THREADS>(values, b.k + (int)b.s.n_kv_heads * D, pitch, first, n_rows);
-    b.k += DQ_TILE * (int)pitch;
+    panels_copy_from<D, DQ_TILE, DQ_THREADS>(keys, b.next, pitch, first, n_rows);
+    panels_copy_from<D, DQ_TILE, DQ_THREADS>(values, b.next + (int)b.s.n_kv_heads * D, pitch, first, n_rows);
+    b.next += DQ_TILE * (int)pitch;
   } else {
     panels_copy<D, DQ_TILE, DQ_THREADS>(keys, b.k, pitch, first, n_rows);
     panels_copy<D, DQ_TILE, DQ_THREADS>(values, b.v, pitch, first, n_rows);
@@ -302,7 +302,7 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
 
 /* ---- keys and values ---- */
 
-/* Keys and values, and the places for tiles of queries, the gradients of their out behind them, and lse and delta. */
+/* Keys and values, and the places for tiles of queries, the gradients of their out after them, and lse and delta. */
 template <class T, int D> struct keys_block {
   struct block_shape s;
   T *keys, *values, *places;
