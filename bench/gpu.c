@@ -301,6 +301,13 @@ static void rows_bench(struct bench *b, int64_t n, int64_t d)
                                              .q_weight = place(b, 4), .k_weight = place(b, 5), .y = place(b, 1),
                                              .rstd = statistics},
              4 * elements);
+  form_row(b, LADE_K_QK_NORM_BWD, ", by head",
+           &(struct lade_qk_norm_bwd_args){.dtype = LADE_BF16, .n = rows, .heads = d / dim - 2, .n_kv_heads = 1,
+                                           .head_dim = dim, .is_by_head = true, .dy = place(b, 1), .x = place(b, 0),
+                                           .q_weight = place(b, 4), .k_weight = place(b, 5), .rstd = statistics,
+                                           .dx = place(b, 2), .d_q_weight = place(b, 3),
+                                           .d_k_weight = (float *)place(b, 3) + dim, .workspace = place(b, WORKSPACE)},
+           10 * elements); /* x and dy twice: weights first */
   memory_row(b, LADE_K_SWIGLU_FWD,
              &(struct lade_swiglu_fwd_args){.dtype = LADE_BF16, .n = rows, .f = d / 2, .x = place(b, 0),
                                             .y = place(b, 1)},

@@ -400,9 +400,10 @@ COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
 # A layer has a norm, a residual with a norm, and one without, whose backward passes its gradient on.
 # GELU's backward is the epilogue of a product, which reads its x; then the MLP's biases' gradients are column sums: as
-# epilogues of the weights' products they would take longer (nvidia-h200.md).
+# epilogues of the weights' products they would take longer (nvidia-h200.md). Attention's dq loads out for delta, as if
+# by a copy of its own.
 LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8,
-               'gelu_fwd_bf16': 16, 'copy': 8, 'column_sum_bf16': 8 + 2, 'attention_delta_bf16': 4}
+               'gelu_fwd_bf16': 16, 'copy': 8 + 2, 'column_sum_bf16': 8 + 2}
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
 OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16
 # Sums of squares read 4 bytes of a parameter. A launch for each tensor takes at least the additions of one lane, one

@@ -25,21 +25,26 @@
 
 /* ---- names ---- */
 
-/* BLOCKS: the blocks of the most threads for which a multiprocessor must have registers. */
-#define LADE_KERNEL_BLOCKS(name, args_type, BLOCKS) \
-  extern "C" __global__ void __launch_bounds__(LADE_CUDA_THREADS, BLOCKS) \
+/* THREADS: the most of a block; BLOCKS: those of so many threads for which a multiprocessor must have registers. */
+#define LADE_KERNEL_SIZED(name, args_type, THREADS, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
     name(const __grid_constant__ struct args_type a, const struct lade_step *step)
+#define LADE_KERNEL_BLOCKS(name, args_type, BLOCKS) LADE_KERNEL_SIZED(name, args_type, LADE_CUDA_THREADS, BLOCKS)
 #define LADE_KERNEL(name, args_type) LADE_KERNEL_BLOCKS(name, args_type, 1)
 
 /* Define @name for the driver, around the template @name_of<T>. */
-#define LADE_KERNEL_OF(name, args_type, suffix, T, BLOCKS) \
-  LADE_KERNEL_BLOCKS(name##_##suffix, args_type, BLOCKS) { name##_of<T>(a, step); } \
+#define LADE_KERNEL_OF_SIZED(name, args_type, suffix, T, THREADS, BLOCKS) \
+  LADE_KERNEL_SIZED(name##_##suffix, args_type, THREADS, BLOCKS) { name##_of<T>(a, step); } \
   LADE_CUDA_EXPORT(name##_##suffix, args_type)
+#define LADE_KERNEL_OF(name, args_type, suffix, T, BLOCKS) \
+  LADE_KERNEL_OF_SIZED(name, args_type, suffix, T, LADE_CUDA_THREADS, BLOCKS)
 
+#define LADE_KERNEL_OF_DTYPES_SIZED(name, args_type, THREADS, BLOCKS) \
+  LADE_KERNEL_OF_SIZED(name, args_type, f32, float, THREADS, BLOCKS) \
+  LADE_KERNEL_OF_SIZED(name, args_type, bf16, bf16, THREADS, BLOCKS) \
+  LADE_KERNEL_OF_SIZED(name, args_type, f16, f16, THREADS, BLOCKS)
 #define LADE_KERNEL_OF_DTYPES_BLOCKS(name, args_type, BLOCKS) \
-  LADE_KERNEL_OF(name, args_type, f32, float, BLOCKS) \
-  LADE_KERNEL_OF(name, args_type, bf16, bf16, BLOCKS) \
-  LADE_KERNEL_OF(name, args_type, f16, f16, BLOCKS)
+  LADE_KERNEL_OF_DTYPES_SIZED(name, args_type, LADE_CUDA_THREADS, BLOCKS)
 #define LADE_KERNEL_OF_DTYPES(name, args_type) LADE_KERNEL_OF_DTYPES_BLOCKS(name, args_type, 1)
 
 /* Declare the block's shared memory, of the bytes in its launch. */
@@ -324,12 +329,13 @@ template <int N> static __device__ inline float warp_few_sums(float (&values)[N]
 }
 
 /*
- * Sum N values, at most four, over the block as block_sums does, with one barrier. The @room, N floats for each warp of
- * the largest block, is free again after the block's next barrier.
+ * Sum N values over a block of at most WARPS warps as block_sums does, with one barrier. The @room, N floats for each
+ * of them, is free again after the block's next barrier.
  */
-template <int N> static __device__ inline void block_few_sums(float (&values)[N], float *room)
+template <int WARPS = LADE_CUDA_THREADS / 32, int N>
+static __device__ inline void block_few_sums(float (&values)[N], float *room)
 {
-  constexpr int PART = 32 / N, WARPS = LADE_CUDA_THREADS / 32;
+  constexpr int PART = 32 / N;
   static_assert(N * WARPS <= 32, "a warp has the sums of all warps");
   const int thread = ptx_thread_get(), lane = thread % 32;
   const float own = warp_few_sums(values);

@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 10
+#define LADE_CUDA_REVISION 11
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -66,22 +66,35 @@ LADE_INLINE int64_t lade_cuda_norm_fwd_rows(int64_t n_rows)
   return rows < 1 ? 1 : rows < LADE_CUDA_NORM_FWD_ROWS ? rows : LADE_CUDA_NORM_FWD_ROWS;
 }
 
-/* Packs of 16 bytes of each tensor that a thread has in a turn of a norm's backward; floats of two turns of three. */
+/*
+ * A norm's backward: packs of 16 bytes of each tensor that a thread has in a turn; threads of the largest block, which
+ * rows of more packs than two for each of LADE_CUDA_THREADS have; floats of two turns of three tensors.
+ */
 #define LADE_CUDA_NORM_BWD_PACKS 2
-#define LADE_CUDA_NORM_BWD_FLOATS (2 * 3 * LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_THREADS * 4)
+#define LADE_CUDA_NORM_BWD_THREADS 512
+#define LADE_CUDA_NORM_BWD_FLOATS(threads) (2 * 3 * LADE_CUDA_NORM_BWD_PACKS * (threads) * 4)
+
+/* Return the most threads of a block, LADE_CUDA_THREADS or LADE_CUDA_NORM_BWD_THREADS. @pack: elements of 16 bytes. */
+LADE_INLINE int lade_cuda_norm_bwd_threads(int64_t d, int pack)
+{
+  const int64_t most_packs = LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_NORM_BWD_THREADS;
+  const bool is_large = d > (int64_t)LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_THREADS * pack;
+  return d % pack == 0 && is_large && d <= most_packs * pack ? LADE_CUDA_NORM_BWD_THREADS : LADE_CUDA_THREADS;
+}
 
 /* Return a thread's packs of a row, 1 or 2; 0 for longer rows and for those that are not whole packs. */
 LADE_INLINE int lade_cuda_norm_bwd_packs(int64_t d, int pack)
 {
-  const int64_t n_packs = (d + (int64_t)pack * LADE_CUDA_THREADS - 1) / ((int64_t)pack * LADE_CUDA_THREADS);
+  const int64_t width = (int64_t)pack * lade_cuda_norm_bwd_threads(d, pack), n_packs = (d + width - 1) / width;
   return d % pack || n_packs > LADE_CUDA_NORM_BWD_PACKS ? 0 : (int)n_packs;
 }
 
 /* Return the floats of shared memory of a block, with the room of its reductions. */
 LADE_INLINE int64_t lade_cuda_norm_bwd_floats(int64_t d, int pack, int n_outputs)
 {
-  return LADE_CUDA_ROOM_FLOATS +
-         (lade_cuda_norm_bwd_packs(d, pack) ? LADE_CUDA_NORM_BWD_FLOATS : lade_cuda_row_shared(d, n_outputs));
+  return LADE_CUDA_ROOM_FLOATS + (lade_cuda_norm_bwd_packs(d, pack)
+                                      ? LADE_CUDA_NORM_BWD_FLOATS(lade_cuda_norm_bwd_threads(d, pack))
+                                      : lade_cuda_row_shared(d, n_outputs));
 }
 
 /* outputs[i][d] (+)= the sum over blocks of partials[block][i][d]; an output may be NULL. */
@@ -113,6 +126,10 @@ struct lade_cuda_row_sums {
  */
 #define LADE_CUDA_ADAMW_EACH 4
 #define LADE_CUDA_ADAMW_TURNS 4
+
+/* ---- norms of queries and keys ---- */
+
+#define LADE_CUDA_QK_PACK 4 /* neighbours of a head that a lane has at a time */
 
 /* ---- rotation ---- */
 
@@ -184,7 +201,7 @@ struct lade_cuda_row_sums {
  * @group of them, are divided among parts. Each part is a block of threads. Then the longest block, that of the first
  * keys, has at most a multiprocessor's share of the work: the average block of a causal sequence is half as long.
  * ENOUGH is twice the multiprocessors of an H100, for each block that one of them has room for. Parts are FP32 rows of
- * dk and dv in the workspace behind delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
+ * dk and dv in the workspace after delta, at most 96 MiB for heads of 128; attention_dkv_sum adds them in order.
  */
 #define LADE_CUDA_WGMMA_DKV_ENOUGH(dim) (256 * LADE_CUDA_WGMMA_DKV_BLOCKS(dim))
 #define LADE_CUDA_MMA_DKV_ENOUGH 512
@@ -202,7 +219,7 @@ LADE_INLINE int64_t lade_cuda_dkv_parts_begin(const struct lade_attention_bwd_ar
 }
 
 /*
- * Partial column sums of d_qkv by wgmma, behind delta: [batch][blocks of queries][heads][head_dim], then
+ * Partial column sums of d_qkv by wgmma, after delta: [batch][blocks of queries][heads][head_dim], then
  * [batch][blocks of keys][dk, dv][n_kv_heads][head_dim].
  */
 LADE_INLINE int64_t lade_cuda_attention_blocks(const struct lade_attention_bwd_args *a, int64_t block_rows)
@@ -245,7 +262,7 @@ struct lade_cuda_head {
   const float *logits; /* [current rows, n_columns] */
   const int32_t *targets;
   const float *before;             /* [3, n]: values that column 0 finds in the next three; may be NULL */
-  float *max, *sum, *target_logit; /* [n], forward, one behind the other */
+  float *max, *sum, *target_logit; /* [n], forward, one after the other */
   float *losses, *lse, *loss;
   float softcap;       /* of logits; 0: none */
   float scale;         /* of the mean loss, before loss scale and count */

@@ -2,7 +2,7 @@
 /*
  * Tiles of 16-bit rows in shared memory for products by warpgroups, over the instructions of ptx_90a.h.
  *
- * A tile of rows of D elements, 64 or 128, is D / 64 panels, one behind the other: all its rows, 64 elements of each. A
+ * A tile of rows of D elements, 64 or 128, is D / 64 panels, one after the other: all its rows, 64 elements of each. A
  * panel's rows are 128 bytes, swizzled as the instructions require, which is the layout of mma.h's tile_copy for D =
  * 64. A tile begins at a multiple of 1024 bytes. So it is upright for products over D, and turned for those over its
  * rows.
@@ -24,7 +24,7 @@ static __device__ inline int warpgroup_get(void)
   return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
 }
 
-/* Return the first aligned place for a tile from @room on, less than LADE_CUDA_WGMMA_ALIGN bytes behind it. */
+/* Return the first aligned place for a tile from @room on, less than LADE_CUDA_WGMMA_ALIGN bytes after it. */
 template <class T> static __device__ inline T *tiles_begin(T *room)
 {
   return room + (-ptx_shared(room) & (LADE_CUDA_WGMMA_ALIGN - 1)) / sizeof(T);
@@ -114,7 +114,8 @@ static __device__ inline void weigh(f16, float (&c)[16][4], const uint32_t (&a)[
 
 /*
  * Return @descriptor moved on by @elements of T, whole chunks within the tile. Only its low word changes: products wait
- * for a chain of instructions that derives a descriptor anew, and are shorter than it.
+ * for a chain of instructions that derives a descriptor anew, and are shorter than it. The sum never carries past the
+ * 14 bits of the address: they count 256 KiB, and shared memory ends before 228 KiB.
  */
 template <class T> static __device__ inline uint64_t panels_move(uint64_t descriptor, int elements)
 {

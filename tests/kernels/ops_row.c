@@ -36,7 +36,8 @@ struct norm_shape {
 
 /*
  * Rows that GPUs process in other ways, each in one dtype, because a fake GPU takes seconds for them. Of two packs a
- * thread, of more than a thread's packs; and, for norms alone, a block of 34 rows: more than the lanes of a warp.
+ * thread, of two in the largest block, of more than its packs; and, for norms alone, a block of 34 rows: more than the
+ * lanes of a warp.
  */
 static const struct wide_shape {
   enum lade_dtype dtype;
@@ -44,10 +45,14 @@ static const struct wide_shape {
   struct norm_shape shape;
 } wide_shapes[] = {{LADE_F32, false, {{5, 1536}, LADE_NORM_LAYER, false}},
                    {LADE_F32, false, {{3, 2056}, LADE_NORM_RMS, true}},
+                   {LADE_F32, false, {{1, 4104}, LADE_NORM_RMS, true}},
                    {LADE_F32, true, {{8450, 4}, LADE_NORM_LAYER, false}},
                    {LADE_F32, true, {{8450, 3}, LADE_NORM_LAYER, false}},
                    {LADE_BF16, false, {{3, 3080}, LADE_NORM_LAYER, false}},
-                   {LADE_BF16, false, {{2, 4104}, LADE_NORM_LAYER, false}}};
+                   {LADE_BF16, false, {{3, 5120}, LADE_NORM_LAYER, false}},
+                   {LADE_BF16, true, {{1, 6144}, LADE_NORM_RMS, true}},
+                   {LADE_BF16, true, {{2, 8192}, LADE_NORM_LAYER, false}},
+                   {LADE_BF16, false, {{1, 8200}, LADE_NORM_LAYER, false}}};
 
 static bool wide_shape_get(const struct call *call, int at, bool has_none, struct norm_shape *ret_shape)
 {
@@ -139,7 +144,7 @@ static bool embed_fwd_build(struct call *call, int i_shape)
 static const struct {
   struct shape shape;
   int64_t vocabulary;
-} frequent_shapes[] = {{{1000, 8}, 1}, {{640, 24}, 3}, {{1300, 5}, 7}, {{300, 17}, 2}};
+} frequent_shapes[] = {{{800, 8}, 1}, {{450, 24}, 3}, {{900, 5}, 3}, {{300, 17}, 2}};
 
 static bool embed_bwd_build(struct call *call, int i_shape)
 {
@@ -432,7 +437,8 @@ struct heads_shape {
 static bool heads_shape_get(const struct call *call, int i, struct heads_shape *ret_shape)
 {
   static const struct heads_shape sizes[] = {{1, 1, 1, 1},   {5, 3, 1, 7},    {37, 4, 2, 20},
-                                             {19, 2, 2, 64}, {3, 8, 2, 129}, {3, 8, 2, 132}};
+                                             {19, 2, 2, 64}, {3, 8, 2, 129}, {3, 8, 2, 132},
+                                             {17, 9, 1, 100}}; /* more heads of a block than a GPU's has in flight */
   static const struct heads_shape bench_sizes[] = {{4096, 32, 8, 128}};
   if (i >= (int)(call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes)))
     return false;

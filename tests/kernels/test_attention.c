@@ -211,7 +211,8 @@ static void problem_check(enum lade_dtype dtype, struct size size, struct lade_d
 
 static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
 static const struct size sizes[] = {{1, 1, 1, 1, 1},   {2, 7, 2, 1, 8},   {1, 95, 2, 2, 64}, {1, 97, 4, 2, 33},
-                                    {2, 200, 1, 1, 64}, {1, 193, 3, 1, 16}, {1, 50, 2, 1, 256}, {1, 301, 1, 1, 5}};
+                                    {2, 200, 1, 1, 64}, {1, 193, 3, 1, 16}, {1, 50, 2, 1, 256}, {1, 301, 1, 1, 5},
+                                    {1, 40, 2, 1, 72},  {1, 33, 1, 1, 12}};
 
 static void any_shape_and_dtype_is_right(void **state)
 {

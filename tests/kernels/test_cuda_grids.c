@@ -52,7 +52,8 @@ static void the_largest_attention_has_a_grid(void **state)
 
 struct grid_list {
   struct lade_cuda_launcher base;
-  unsigned dkv_blocks, n_sums; /* of the gradients of keys and values; launches of the sum of parts */
+  unsigned dkv_blocks;       /* of the gradients of keys and values */
+  unsigned n_sums, n_deltas; /* launches of the sum of parts, and of delta */
 };
 
 static void grid_note(const struct lade_cuda_launcher *launcher, const struct lade_cuda_launch *launch,
@@ -62,6 +63,8 @@ static void grid_note(const struct lade_cuda_launcher *launcher, const struct la
   const char *name = lade_cuda_function_name(launch->place);
   if (strstr(name, "dkv_sum"))
     list->n_sums++;
+  else if (strstr(name, "delta"))
+    list->n_deltas++;
   else if (strstr(name, "dkv"))
     list->dkv_blocks = launch->grid[0] * launch->grid[1] * launch->grid[2];
 }
@@ -100,6 +103,7 @@ static void few_key_heads_are_divided(void **state)
     table.fn[LADE_K_ATTENTION_BWD](&ctx, &args);
     assert_int_equal(list.dkv_blocks, cases[i].n_blocks);
     assert_int_equal(list.n_sums, cases[i].n_parts > 1);
+    assert_int_equal(list.n_deltas, cases[i].attention != LADE_CUDA_BY_WGMMA); /* there dq makes it */
     const int64_t n_rows = args.batch * args.seq_len, delta = (n_rows * args.heads + 3) / 4 * 4;
     const int64_t part = n_rows * args.n_kv_heads * 2 * args.head_dim;
     assert_int_equal(lade_kernel_workspace_bytes(&table, LADE_K_ATTENTION_BWD, &args, 1),

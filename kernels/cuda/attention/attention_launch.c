@@ -35,30 +35,38 @@ struct lade_attention_most lade_cuda_attention_most(void)
                                       .batch = MOST_GRID_Y};
 }
 
-/*
- * Make a launch over all rows of @n_heads heads, @n_rows to a block, in the order of attention_shape.h, with tensor
- * cores. Every GPU can run it.
- */
-static struct lade_cuda_launch heads_launch(const void *args, int64_t batch, int64_t seq_len, int64_t n_heads,
-                                            int n_rows,
-                                            size_t shared_bytes)
+/* The cut of a kernel: each block of threads has n_rows rows of one of n_heads heads. */
+struct heads_cut {
+  const void *args; /* of the kernel */
+  int64_t batch, seq_len, n_heads;
+  int n_rows;
+  size_t shared_bytes; /* of a block */
+};
+
+/* Make a launch in the order of attention_shape.h, with tensor cores. Every GPU can run it. */
+static struct lade_cuda_launch heads_launch(const struct heads_cut *cut)
 {
-  const int64_t n_blocks = lade_div_up(seq_len, n_rows);
-  LADE_ASSERT(shared_bytes <= MOST_SHARED_BYTES && n_rows >= LEAST_ROWS && n_blocks <= MOST_GRID_Y);
-  return (struct lade_cuda_launch){.grid = {(unsigned)n_heads, (unsigned)n_blocks, (unsigned)batch},
-                                   .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args,
-                                   .shared_bytes = (unsigned)shared_bytes};
+  const int64_t n_blocks = lade_div_up(cut->seq_len, cut->n_rows);
+  LADE_ASSERT(cut->shared_bytes <= MOST_SHARED_BYTES && cut->n_rows >= LEAST_ROWS && n_blocks <= MOST_GRID_Y);
+  return (struct lade_cuda_launch){.grid = {(unsigned)cut->n_heads, (unsigned)n_blocks, (unsigned)cut->batch},
+                                   .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = cut->args,
+                                   .shared_bytes = (unsigned)cut->shared_bytes};
 }
 
-/* Make a launch for a plain kernel, with @n_shared rows in shared memory, and a float for each thread. */
-static struct lade_cuda_launch plain_launch(const void *args, int64_t batch, int64_t seq_len, int64_t n_heads,
-                                            int64_t head_dim, int n_rows, int n_shared)
+/* Return the shared memory of a plain kernel: @n_rows rows of a head, and a float for each thread. */
+static size_t plain_bytes(int64_t head_dim, int n_rows)
 {
-  size_t shared_bytes = (LADE_CUDA_ATTENTION_THREADS + (size_t)n_shared * (size_t)(head_dim + 1)) * sizeof(float);
-  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MOST_DIM && shared_bytes <= MOST_SHARED_BYTES);
+  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MOST_DIM);
+  return (LADE_CUDA_ATTENTION_THREADS + (size_t)n_rows * (size_t)(head_dim + 1)) * sizeof(float);
+}
+
+/* Make a launch for a plain kernel. */
+static struct lade_cuda_launch plain_launch(const struct heads_cut *cut)
+{
+  LADE_ASSERT(cut->shared_bytes <= MOST_SHARED_BYTES);
   return (struct lade_cuda_launch){
-      .grid = {(unsigned)lade_div_up(seq_len, n_rows), (unsigned)n_heads, (unsigned)batch},
-      .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args, .shared_bytes = (unsigned)shared_bytes};
+      .grid = {(unsigned)lade_div_up(cut->seq_len, cut->n_rows), (unsigned)cut->n_heads, (unsigned)cut->batch},
+      .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = cut->args, .shared_bytes = (unsigned)cut->shared_bytes};
 }
 
 /*
@@ -75,9 +83,9 @@ static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
   int n_rows = LADE_CUDA_ATTENTION_FWD_ROWS;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_FWD, a->dtype,
-                        plain_launch(a, a->batch, a->seq_len, a->heads, a->head_dim, n_rows,
-                                     n_rows + LADE_CUDA_ATTENTION_TILE));
+  const struct heads_cut cut = {a, a->batch, a->seq_len, a->heads, n_rows,
+                                plain_bytes(a->head_dim, n_rows + LADE_CUDA_ATTENTION_TILE)};
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_FWD, a->dtype, plain_launch(&cut));
 }
 
 /* Return the function for heads of @head_dim and this form, beside @of_64, which has heads of 64 and no form. */
@@ -102,18 +110,26 @@ static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
   int n_rows = LADE_CUDA_MMA_FWD_ROWS(a->head_dim), n_shared = n_rows + 4 * LADE_CUDA_MMA_FWD_TILE(a->head_dim);
-  lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_FWD_64, a->head_dim, &a->form),
-                        a->dtype, heads_launch(a, a->batch, a->seq_len, a->heads, n_rows,
-                                               mma_bytes(a->seq_len, LADE_CUDA_MMA_PITCH(a->head_dim), n_shared)));
+  const struct heads_cut cut = {a, a->batch, a->seq_len, a->heads, n_rows,
+                                mma_bytes(a->seq_len, LADE_CUDA_MMA_PITCH(a->head_dim), n_shared)};
+  lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_FWD_64, a->head_dim, &a->form), a->dtype,
+                        heads_launch(&cut));
+}
+
+/* Check a row of qkv for kernels by warpgroups, which count the elements of a tile's rows in 32 bits. */
+static void wgmma_rows_check(int64_t heads, int64_t n_kv_heads, int64_t head_dim)
+{
+  LADE_ASSERT((heads + 2 * n_kv_heads) * head_dim <= INT32_MAX / LADE_CUDA_WGMMA_TILE(head_dim));
 }
 
 /* Make a launch by warpgroups, whose shared memory begins at a multiple of LADE_CUDA_WGMMA_ALIGN bytes. */
-static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int64_t seq_len, int64_t n_heads,
-                                            int n_rows, size_t shared_bytes)
+static struct lade_cuda_launch wgmma_launch(const struct heads_cut *cut)
 {
-  struct lade_cuda_launch launch = heads_launch(args, batch, seq_len, n_heads, n_rows, 0);
-  launch.n_threads = (unsigned)(2 * n_rows); /* 128 of them have 64 rows */
-  launch.shared_bytes = (unsigned)shared_bytes + LADE_CUDA_WGMMA_ALIGN;
+  struct heads_cut without_memory = *cut; /* sm_90 has more than every GPU */
+  without_memory.shared_bytes = 0;
+  struct lade_cuda_launch launch = heads_launch(&without_memory);
+  launch.n_threads = (unsigned)(2 * cut->n_rows); /* 128 of them have 64 rows */
+  launch.shared_bytes = (unsigned)cut->shared_bytes + LADE_CUDA_WGMMA_ALIGN;
   LADE_ASSERT(launch.shared_bytes <= MOST_SHARED_BYTES_90);
   return launch;
 }
@@ -127,13 +143,15 @@ static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
     return;
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
+  wgmma_rows_check(a->heads, a->n_kv_heads, a->head_dim);
   const int n_rows = LADE_CUDA_WGMMA_ROWS + 2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_TILE(a->head_dim);
+  const struct heads_cut cut = {a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS,
+                                mma_bytes(a->seq_len, a->head_dim, n_rows)};
   lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
-                        a->dtype, wgmma_launch(a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS,
-                                               mma_bytes(a->seq_len, a->head_dim, n_rows)));
+                        a->dtype, wgmma_launch(&cut));
 }
 
-/* Launch delta, the first kernel of every backward. */
+/* Launch delta, the first kernel of a backward by mma.sync or plain kernels. That of wgmma makes it with dq. */
 static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
 {
   const int64_t n_deltas = a->heads * a->seq_len; /* of a sequence */
@@ -152,7 +170,7 @@ static void sinks_launch(const struct lade_kernel_ctx *ctx, const struct lade_at
                                                     .shared_bytes = LADE_CUDA_THREADS / 32 * sizeof(float)});
 }
 
-/* ---- the gradient of a bias behind qkv: column sums of d_qkv ---- */
+/* ---- the gradient of the bias of qkv: column sums of d_qkv ---- */
 
 static struct lade_column_sum_args bias_sum(const struct lade_attention_bwd_args *a)
 {
@@ -200,11 +218,11 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
   int n_rows = LADE_CUDA_ATTENTION_BWD_ROWS, n_shared = 2 * (n_rows + LADE_CUDA_ATTENTION_TILE);
+  struct heads_cut cut = {a, a->batch, a->seq_len, a->heads, n_rows, plain_bytes(a->head_dim, n_shared)};
   delta_launch(ctx, a);
-  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DQ, a->dtype,
-                        plain_launch(a, a->batch, a->seq_len, a->heads, a->head_dim, n_rows, n_shared));
-  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
-                        plain_launch(a, a->batch, a->seq_len, a->n_kv_heads, a->head_dim, n_rows, n_shared));
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DQ, a->dtype, plain_launch(&cut));
+  cut.n_heads = a->n_kv_heads;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype, plain_launch(&cut));
   sinks_launch(ctx, a);
   bias_launch(ctx, a);
 }
@@ -243,13 +261,16 @@ static void mma_bwd_divide(const struct lade_kernel_ctx *ctx, const void *args, 
   int k_rows = LADE_CUDA_MMA_DKV_ROWS(a->head_dim), k_tile = LADE_CUDA_MMA_DKV_TILE(a->head_dim);
   const int pitch = LADE_CUDA_MMA_PITCH(a->head_dim), n_columns = LADE_CUDA_MMA_DKV_PARTS(a->head_dim);
   const int64_t n_parts = is_whole ? 1 : dkv_parts(LADE_CUDA_BY_MMA, a);
-  size_t q_bytes = mma_bytes(a->seq_len, pitch, 2 * q_rows + 4 * q_tile);
-  size_t k_bytes = mma_bytes(a->seq_len, pitch, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
+  const struct heads_cut queries = {a, a->batch, a->seq_len, a->heads, q_rows,
+                                    mma_bytes(a->seq_len, pitch, 2 * q_rows + 4 * q_tile)};
+  const struct heads_cut keys = {a, a->batch, a->seq_len, a->n_kv_heads * n_parts * n_columns, k_rows,
+                                 mma_bytes(a->seq_len, pitch, 2 * k_rows + 4 * k_tile) +
+                                     4 * (size_t)k_tile * sizeof(float)};
   delta_launch(ctx, a);
   lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DQ_64, a->head_dim, &a->form), a->dtype,
-                        heads_launch(a, a->batch, a->seq_len, a->heads, q_rows, q_bytes));
+                        heads_launch(&queries));
   lade_cuda_launch_grid(ctx, mma_function(LADE_CUDA_ATTENTION_MMA_DKV_64, a->head_dim, &a->form), a->dtype,
-                        heads_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts * n_columns, k_rows, k_bytes));
+                        heads_launch(&keys));
   parts_sum(ctx, a, n_parts);
   sinks_launch(ctx, a);
   bias_launch(ctx, a);
@@ -275,20 +296,23 @@ static bool has_wgmma(const struct lade_attention_bwd_args *a)
 static void wgmma_bwd_divide(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a,
                              bool is_whole)
 {
-  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv | (uintptr_t)a->workspace) % 16 == 0);
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv |
+               (uintptr_t)a->workspace) % 16 == 0);
+  wgmma_rows_check(a->heads, a->n_kv_heads, a->head_dim);
   bool is_64 = a->head_dim == 64;
   const int64_t n_parts = is_whole ? 1 : dkv_parts(LADE_CUDA_BY_WGMMA, a);
   const int n_places = LADE_CUDA_WGMMA_BWD_PLACES(a->head_dim), block_rows = LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim);
   int q_rows = 2 * LADE_CUDA_WGMMA_ROWS + (n_places + 2) * LADE_CUDA_WGMMA_DQ_TILE(a->head_dim);
   int k_rows = 2 * block_rows + 2 * n_places * LADE_CUDA_WGMMA_DKV_TILE;
-  size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, q_rows);
-  size_t k_bytes = mma_bytes(a->seq_len, a->head_dim, k_rows) +
-                   2 * (size_t)n_places * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float);
-  delta_launch(ctx, a);
+  const struct heads_cut queries = {a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS,
+                                    mma_bytes(a->seq_len, a->head_dim, q_rows)};
+  const struct heads_cut keys = {a, a->batch, a->seq_len, a->n_kv_heads * n_parts, block_rows,
+                                 mma_bytes(a->seq_len, a->head_dim, k_rows) +
+                                     2 * (size_t)n_places * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float)};
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DQ_64 : LADE_CUDA_ATTENTION_WGMMA_DQ_128, a->dtype,
-                        wgmma_launch(a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS, q_bytes));
+                        wgmma_launch(&queries));
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DKV_64 : LADE_CUDA_ATTENTION_WGMMA_DKV_128, a->dtype,
-                        wgmma_launch(a, a->batch, a->seq_len, a->n_kv_heads * n_parts, block_rows, k_bytes));
+                        wgmma_launch(&keys));
   parts_sum(ctx, a, n_parts);
   if (n_parts > 1)
     bias_launch(ctx, a);

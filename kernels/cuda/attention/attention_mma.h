@@ -41,7 +41,7 @@
 #define THREADS LADE_CUDA_ATTENTION_THREADS
 #define WARPS (THREADS / 32)
 
-/* Begin to copy a tile of keys, at @k, and behind it their values. */
+/* Begin to copy a tile of keys, at @k, and after it their values. */
 template <int H, int TILE, class T>
 static __device__ inline void keys_copy(const struct block_shape &s, const T *k, int first, T *stage)
 {

@@ -26,8 +26,11 @@
  * operations (D = 128). That is 6.2 TB/s at an H100's 989 TFLOP/s, on top of 3.1 for the tiles. It needs twice the
  * bytes of q as scratch, in every budget, and blocks spin until those before them are done.
  *
- * Moves q, k, v, out's gradients and d_qkv once, and out of L2 k, v again for each 128 queries and q, dout for each 128
- * keys: at D = 128 a byte for 192 and 252 operations. Operations: 7 T^2 D a head, and 1/32 more at T = 4096 for the
+ * The kernel of dq also makes delta, dout . out of each query, while its first copies are under way, and leaves it in
+ * the workspace for dk and dv. A kernel of its own would read dout once more.
+ *
+ * Moves q, k, v, out, its gradients and d_qkv once, and out of L2 k, v again for each 128 queries and q, dout for each
+ * 128 keys: at D = 128 a byte for 192 and 252 operations. Operations: 7 T^2 D a head, and 1/32 more at T = 4096 for the
  * masked halves of the diagonal's tiles. Bound at D = 128, in cycles of a multiprocessor (2048 multiply-adds, 128 bytes
  * of shared memory, 16 exponentials): a tile of dq takes 3072 of tensor cores, 2560 of shared memory, 1024 of
  * exponentials; of dk and dv 2048, 1792, 512. So tensor cores bind, by a small margin. At D = 64 shared memory binds as
@@ -115,12 +118,13 @@ static __device__ inline void columns_put(T *tile, float *room, float *partial, 
 /* Queries, the gradients of their out, and the places for tiles of keys and values. */
 template <class T, int D> struct queries_block {
   struct block_shape s;
-  const T *k, *v; /* of its head's first row; for heads of 64 k is panels_from's of the next tile */
+  const T *k, *v; /* of its head's first row */
+  const T *next;  /* panels_from of the keys that keys_copy copies; only for heads of 64 */
   T *queries, *douts, *keys, *values;
   int group_first; /* row of this thread's warpgroup in the block */
   int first, n_tiles;
   int n_seen; /* tiles of which this thread's warpgroup sees a key: one less, if the last is past its queries */
-  float lse[2], delta[2]; /* of this thread's rows; lse times log2 e */
+  float lse[2], delta[2]; /* of this thread's rows, delta from deltas_make; lse times log2 e */
 };
 
 template <class T, int D>
@@ -136,8 +140,7 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
   b.n_seen = DQ_TILE < DQ_ROWS && n_own < b.n_tiles ? n_own : b.n_tiles;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
-  if (D == 64)
-    b.k = panels_from(b.k, b.s.row_elements, 0);
+  b.next = panels_from(b.k, b.s.row_elements, 0);
   b.queries = tiles_begin(shared);
   b.douts = b.queries + DQ_ROWS * D;
   b.keys = b.douts + DQ_ROWS * D;
@@ -146,9 +149,54 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
   for (int i = 0; i < 2; i++) {
     const int at = b.first + own_get() + fragment_row(0, 2 * i);
     b.lse[i] = at < b.s.seq_len ? LOG2_E * ((const float *)a.lse)[query_at(b.s, b.s.h, at)] : 0;
-    b.delta[i] = at < b.s.seq_len ? ((const float *)a.workspace)[query_at(b.s, b.s.h, at)] : 0;
+    b.delta[i] = 0;
   }
   return b;
+}
+
+/*
+ * A thread's part of its two rows of out and its gradient: chunks t, t + 4, ... of each, where t counts the four lanes
+ * that have a row of c.
+ */
+template <class T, int D> struct delta_parts {
+  pack<T, LADE_CUDA_CHUNK> out[2][D / 32], d_out[2][D / 32];
+};
+
+/* Load the parts; rows past the sequence read its last one, and their delta is not used. */
+template <class T, int D>
+static __device__ inline struct delta_parts<T, D> delta_parts_load(const struct queries_block<T, D> &b,
+                                                                   const struct lade_attention_bwd_args &a)
+{
+  struct delta_parts<T, D> parts;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = b.first + own_get() + fragment_row(0, 2 * i);
+    const int64_t at = out_at(b.s, b.s.h, row < b.s.seq_len ? row : b.s.seq_len - 1) + lane_get() % 4 * LADE_CUDA_CHUNK;
+#pragma unroll
+    for (int k = 0; k < D / 32; k++) {
+      parts.out[i][k] = pack_load<T, LADE_CUDA_CHUNK>((const T *)a.out + at + 4 * k * LADE_CUDA_CHUNK);
+      parts.d_out[i][k] = pack_load<T, LADE_CUDA_CHUNK>((const T *)a.d_out + at + 4 * k * LADE_CUDA_CHUNK);
+    }
+  }
+  return parts;
+}
+
+/* Make delta of this thread's rows; one lane of four writes it to the workspace. A whole warp. */
+template <class T, int D>
+static __device__ inline void deltas_make(struct queries_block<T, D> &b, const struct lade_attention_bwd_args &a,
+                                          const struct delta_parts<T, D> &parts)
+{
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = b.first + own_get() + fragment_row(0, 2 * i);
+    float sum = 0;
+#pragma unroll
+    for (int at = 0; at < D / 4; at++)
+      sum = fmaf(get(parts.d_out[i][at / 8].x[at % 8]), get(parts.out[i][at / 8].x[at % 8]), sum);
+    b.delta[i] = row_sum(sum);
+    if (lane_get() % 4 == 0 && row < b.s.seq_len)
+      ((float *)a.workspace)[query_at(b.s, b.s.h, row)] = b.delta[i];
+  }
 }
 
 /*
@@ -161,9 +209,9 @@ template <class T, int D> static __device__ inline void keys_copy(struct queries
   T *const keys = place_get<PLACES, DQ_TILE * D>(b.keys, j), *const values = place_get<2, DQ_TILE * D>(b.values, j);
   const int first = j * DQ_TILE;
   if (D == 64) {
-    panels_copy_from<D, DQ_TILE, DQ_THREADS>(keys, b.k, pitch, first, n_rows);
-    panels_copy_from<D, DQ_TILE, DQ_THREADS>(values, b.k + (int)b.s.n_kv_heads * D, pitch, first, n_rows);
-    b.k += DQ_TILE * (int)pitch;
+    panels_copy_from<D, DQ_TILE, DQ_THREADS>(keys, b.next, pitch, first, n_rows);
+    panels_copy_from<D, DQ_TILE, DQ_THREADS>(values, b.next + (int)b.s.n_kv_heads * D, pitch, first, n_rows);
+    b.next += DQ_TILE * (int)pitch;
   } else {
     panels_copy<D, DQ_TILE, DQ_THREADS>(keys, b.k, pitch, first, n_rows);
     panels_copy<D, DQ_TILE, DQ_THREADS>(values, b.v, pitch, first, n_rows);
@@ -219,6 +267,7 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
   LADE_SHARED(T, shared);
   struct queries_block<T, D> b = queries_block_get<T, D>(a, shared);
   const float factors[1][2] = {{b.s.scale, b.s.scale}};
+  const struct delta_parts<T, D> parts = delta_parts_load(b, a);
   float dq[1][D / 8][4] = {};
   struct score_pairs<DQ_TILE / 8> p;
   panels_copy<D, DQ_ROWS, DQ_THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
@@ -226,6 +275,7 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
   panels_copy<D, DQ_ROWS, DQ_THREADS>(b.douts, (const T *)a.d_out + out_at(b.s, b.s.h, 0), b.s.heads * D, b.first,
                                       b.s.seq_len);
   keys_copy(b, 0);
+  deltas_make(b, a, parts);
   ptx_registers_settle(dq[0]);
   if (a.drop.drop_below)
     for (int j = 0; j < b.n_seen; j++)
@@ -252,7 +302,7 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
 
 /* ---- keys and values ---- */
 
-/* Keys and values, and the places for tiles of queries, the gradients of their out behind them, and lse and delta. */
+/* Keys and values, and the places for tiles of queries, the gradients of their out after them, and lse and delta. */
 template <class T, int D> struct keys_block {
   struct block_shape s;
   T *keys, *values, *places;

@@ -25,7 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHOICE_BYTES 160 /* of a line behind its key */
+#define CHOICE_BYTES 160 /* of a line after its key */
 #define MOST_NUMBER 99
 
 static const char *const layouts[] = {[LADE_NT] = "NT", [LADE_NN] = "NN", [LADE_TN] = "TN"};
@@ -47,7 +47,7 @@ static bool dtype_find(const char *name, enum lade_dtype *ret_dtype)
   return false;
 }
 
-/* Read the choice behind a line's key. False if it has another form. */
+/* Read the choice after a line's key. False if it has another form. */
 static bool choice_parse(const char *text, struct lade_product_choice *ret)
 {
   char layout[3], dtype[8], out[8], epilogue[8];

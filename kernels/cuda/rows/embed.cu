@@ -52,7 +52,7 @@ static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const s
 }
 LADE_KERNEL_OF_DTYPES(embed_fwd, lade_embed_fwd_args)
 
-/* The workspace: a place for each row in the order of tokens, and behind them the sums of pieces, d numbers each. */
+/* The workspace: a place for each row in the order of tokens, and after them the sums of pieces, d numbers each. */
 struct embed_order {
   int32_t *rows;   /* the row that is at a place */
   int32_t *ranks;  /* its number within the run of its token */

@@ -83,4 +83,4 @@ template <class T> static __device__ void norm_bwd_of(const struct lade_norm_bwd
   residual.workspace = a.workspace;
   rows_bwd<ROWS_NORM, T>(residual, step, shared);
 }
-LADE_KERNEL_OF_DTYPES_BLOCKS(norm_bwd, lade_norm_bwd_args, 2)
+ROWS_BWD_KERNEL(norm_bwd, lade_norm_bwd_args)

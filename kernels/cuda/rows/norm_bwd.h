@@ -166,13 +166,19 @@ static __device__ inline void sums_put(const struct lade_residual_bwd_args &a, i
 /* Rows at a time, of P packs a thread. */
 #define ROWS(P) (LADE_CUDA_NORM_BWD_PACKS / (P))
 static_assert(2 * 2 * ROWS(1) * LADE_CUDA_THREADS / 32 <= LADE_CUDA_ROOM_FLOATS, "the sums of two turns");
+static_assert(2 * 2 * ROWS(2) * LADE_CUDA_NORM_BWD_THREADS / 32 <= LADE_CUDA_ROOM_FLOATS, "in the largest block");
 
-/* The packs of a turn, in shared memory: of each tensor, row by row; a thread's stand a block's width apart. */
-typedef pack<uint32_t, 4> thread_packs[LADE_CUDA_THREADS];
-struct turn_packs {
+/*
+ * The packs of a turn, in shared memory: of each tensor, row by row; a thread's are THREADS places apart, the most
+ * threads of the block.
+ */
+template <int THREADS> struct turn_packs {
+  typedef pack<uint32_t, 4> thread_packs[THREADS];
   thread_packs x[LADE_CUDA_NORM_BWD_PACKS], dy[LADE_CUDA_NORM_BWD_PACKS], d_sum[LADE_CUDA_NORM_BWD_PACKS];
 };
-static_assert(2 * sizeof(struct turn_packs) == LADE_CUDA_NORM_BWD_FLOATS * sizeof(float), "the launch has two turns");
+static_assert(2 * sizeof(struct turn_packs<LADE_CUDA_THREADS>) ==
+                  LADE_CUDA_NORM_BWD_FLOATS(LADE_CUDA_THREADS) * sizeof(float),
+              "the launch has two turns");
 
 /* This thread's place: its number, the element of its first pack in a turn's first row, and the rows from there. */
 struct turn_place {
@@ -195,8 +201,9 @@ static __device__ inline bool is_there(const struct turn_place &place, const str
   return q / P < place.n && (q % P * (int)blockDim.x + place.thread) * N < (int)a.d;
 }
 
-template <class T>
-static __device__ inline pack<T, LADE_PACK(T)> turn_get(const thread_packs &packs, const struct turn_place &place)
+template <class T, int THREADS>
+static __device__ inline pack<T, LADE_PACK(T)> turn_get(const pack<uint32_t, 4> (&packs)[THREADS],
+                                                        const struct turn_place &place)
 {
   pack<T, LADE_PACK(T)> p;
   const pack<uint32_t, 4> words = packs[place.thread];
@@ -205,8 +212,8 @@ static __device__ inline pack<T, LADE_PACK(T)> turn_get(const thread_packs &pack
 }
 
 /* Begin to copy this thread's packs of the turn at @place. Those that do not exist become zeros. */
-template <class T, int P>
-static __device__ inline void turn_copy(struct turn_packs &turn, const struct lade_residual_bwd_args &a,
+template <class T, int P, int THREADS>
+static __device__ inline void turn_copy(struct turn_packs<THREADS> &turn, const struct lade_residual_bwd_args &a,
                                         const struct turn_place &place)
 {
 #pragma unroll
@@ -223,8 +230,8 @@ static __device__ inline void turn_copy(struct turn_packs &turn, const struct la
 }
 
 /* Work on the turn at @place. Packs that do not exist are zeros, and add zeros. */
-template <enum rows_form FORM, class T, int P, int N>
-static __device__ inline void turn_run(const struct turn_packs &turn, const struct lade_residual_bwd_args &a,
+template <enum rows_form FORM, class T, int P, int THREADS, int N>
+static __device__ inline void turn_run(const struct turn_packs<THREADS> &turn, const struct lade_residual_bwd_args &a,
                                        const struct lade_step *step, const struct turn_place &place,
                                        struct row_statistics (&rows)[ROWS(P)], const float (&weight)[P][N],
                                        struct column_sums<N> (&columns)[P], float *room)
@@ -235,7 +242,7 @@ static __device__ inline void turn_run(const struct turn_packs &turn, const stru
     for (int q = 0; q < LADE_CUDA_NORM_BWD_PACKS; q++)
       gradients_add(turn_get<T>(turn.x[q], place), turn_get<T>(turn.dy[q], place), weight[q % P], rows[q / P],
                     sums[2 * (q / P)], sums[2 * (q / P) + 1], columns[q % P]);
-    block_few_sums(sums, room);
+    block_few_sums<THREADS / 32>(sums, room);
 #pragma unroll
     for (int r = 0; r < ROWS(P); r++)
       averages_set(rows[r], a, sums[2 * r], sums[2 * r + 1]);
@@ -256,15 +263,15 @@ static __device__ inline void turn_run(const struct turn_packs &turn, const stru
   }
 }
 
-/* Process this block of threads' block of rows, each at most P packs a thread. */
-template <enum rows_form FORM, class T, int P>
+/* Process this block of threads' block of rows, each at most P packs a thread of at most THREADS. */
+template <enum rows_form FORM, class T, int P, int THREADS = LADE_CUDA_THREADS>
 static __device__ inline void whole_rows_bwd(const struct lade_residual_bwd_args &a, const struct lade_step *step,
                                              float *shared)
 {
   constexpr int N = LADE_PACK(T);
   const int64_t n_rows = lade_cuda_row_block(a.n), first = blockIdx.x * n_rows;
   const int n = (int)(first + n_rows < a.n ? n_rows : a.n - first);
-  struct turn_packs *turns = (struct turn_packs *)(shared + LADE_CUDA_ROOM_FLOATS);
+  struct turn_packs<THREADS> *turns = (struct turn_packs<THREADS> *)(shared + LADE_CUDA_ROOM_FLOATS);
   struct turn_place place = {(int)threadIdx.x, first * a.d + (int)threadIdx.x * N, n};
   struct column_sums<N> columns[P] = {};
   struct lanes_statistics lanes = {};
@@ -420,12 +427,17 @@ static __device__ inline void rows_bwd(const struct lade_residual_bwd_args &a, c
   const int n_packs = lade_cuda_norm_bwd_packs(a.d, LADE_PACK(T));
   if (n_packs == 1)
     whole_rows_bwd<FORM, T, 1>(a, step, shared);
-  else if (n_packs == 2)
+  else if (n_packs == 2 && lade_cuda_norm_bwd_threads(a.d, LADE_PACK(T)) == LADE_CUDA_THREADS)
     whole_rows_bwd<FORM, T, 2>(a, step, shared);
+  else if (n_packs == 2)
+    whole_rows_bwd<FORM, T, 2, LADE_CUDA_NORM_BWD_THREADS>(a, step, shared);
   else if (a.d % LADE_PACK(T) == 0)
     long_rows_bwd<FORM, T, LADE_PACK(T)>(a, step, shared);
   else
     long_rows_bwd<FORM, T, 1>(a, step, shared);
 }
+
+/* Define a kernel of the backward. Two blocks of LADE_CUDA_THREADS have the registers of one of the largest. */
+#define ROWS_BWD_KERNEL(name, args_type) LADE_KERNEL_OF_DTYPES_SIZED(name, args_type, LADE_CUDA_NORM_BWD_THREADS, 1)
 
 #endif

@@ -38,7 +38,7 @@ static __device__ inline group group_get(const Args &a, bool is_by_head, int64_t
   return g;
 }
 
-#define LANE_PACK 4
+#define LANE_PACK LADE_CUDA_QK_PACK
 #define LANE_TURNS 4
 #define HEADS 4 /* of one pack a lane that a warp has in flight */
 
@@ -252,6 +252,7 @@ LADE_KERNEL_OF_DTYPES(qk_norm_bwd, lade_qk_norm_bwd_args)
  * Sum the gradient of the weights of @n_heads heads from @first_head on, over the rows of this block, to @to. A team of
  * threads has a head of a row, each thread a pack of its columns; teams take heads in turn. @room: a pack of each
  * thread's sums, which are added in the order of teams. pre: heads are whole packs, no more than a block's.
+ * 32 bits count the heads of a block of rows: 2^32 of them in each of 256 blocks would be 8 TiB.
  */
 template <class T>
 static __device__ inline void head_weights(const struct lade_qk_norm_bwd_args &a, float *room, uint32_t first_head,
@@ -295,7 +296,7 @@ static __device__ inline void head_weights(const struct lade_qk_norm_bwd_args &a
 }
 
 /*
- * A thread has a column of the queries' weights, or behind them of the keys', in a block of rows (blockIdx.x). By head
+ * A thread has a column of the queries' weights, or after them of the keys', in a block of rows (blockIdx.x). By head
  * there are few columns, so teams of head_weights share the first block of them.
  */
 template <class T>

@@ -100,7 +100,7 @@ static __device__ void residual_bwd_of(const struct lade_residual_bwd_args &a, c
   LADE_SHARED(float, shared);
   rows_bwd<ROWS_BIAS, T>(a, step, shared);
 }
-LADE_KERNEL_OF_DTYPES_BLOCKS(residual_bwd, lade_residual_bwd_args, 2)
+ROWS_BWD_KERNEL(residual_bwd, lade_residual_bwd_args)
 
 template <class T>
 static __device__ void residual_drop_bwd_of(const struct lade_residual_bwd_args &a, const struct lade_step *step)
@@ -109,4 +109,4 @@ static __device__ void residual_drop_bwd_of(const struct lade_residual_bwd_args 
   const struct lade_step own = *step;
   rows_bwd<ROWS_DROP, T>(a, &own, shared);
 }
-LADE_KERNEL_OF_DTYPES_BLOCKS(residual_drop_bwd, lade_residual_bwd_args, 2)
+ROWS_BWD_KERNEL(residual_drop_bwd, lade_residual_bwd_args)

@@ -62,7 +62,7 @@ LADE_KERNEL(rope_table, lade_cuda_rope_table)
 }
 LADE_CUDA_EXPORT(rope_table, lade_cuda_rope_table)
 
-/* N consecutive pairs of a head. Half-split: the first numbers are at @x, the second ones half a head behind. */
+/* N consecutive pairs of a head. Half-split: the first numbers are at @x, the second ones half a head after it. */
 template <class T, int N> struct rope_pairs {
   pack<T, N> x0, x1;
   float c[N], s[N];

@@ -12,10 +12,15 @@ static unsigned columns(int64_t d)
   return (unsigned)lade_div_up(d, LADE_CUDA_THREADS);
 }
 
-/* Return the threads for a row of @n_packs, @n_each per thread: whole warps, no more than have work. */
+/* Return the threads for a row of @n_packs, @n_each per thread: whole warps, no more than have work, at most @most. */
+static unsigned row_threads_most(int64_t n_packs, int n_each, int most)
+{
+  return (unsigned)LADE_MIN((uint64_t)most, lade_align_up((uint64_t)lade_div_up(n_packs, n_each), 32));
+}
+
 static unsigned row_threads(int64_t n_packs, int n_each)
 {
-  return (unsigned)LADE_MIN(LADE_CUDA_THREADS, lade_align_up((uint64_t)lade_div_up(n_packs, n_each), 32));
+  return row_threads_most(n_packs, n_each, LADE_CUDA_THREADS);
 }
 
 static unsigned shared_floats(int64_t n)
@@ -129,7 +134,9 @@ static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtyp
   const int pack = 16 / (int)lade_dtype_bytes(dtype), n_each = lade_cuda_norm_bwd_packs(d, pack);
   return (struct lade_cuda_launch){
       .grid = {(unsigned)lade_cuda_row_blocks(n_rows)},
-      .n_threads = row_threads(lade_cuda_row_packs(dtype, d), n_each ? n_each : LADE_CUDA_ROW_PACKS), .args = args,
+      .n_threads = row_threads_most(lade_cuda_row_packs(dtype, d), n_each ? n_each : LADE_CUDA_ROW_PACKS,
+                                    lade_cuda_norm_bwd_threads(d, pack)),
+      .args = args,
       .shared_bytes = shared_floats(lade_cuda_norm_bwd_floats(d, pack, n_outputs))};
 }
 
@@ -227,7 +234,7 @@ static int64_t qk_width(const struct lade_qk_norm_bwd_args *a, bool is_key)
   return a->is_by_head ? a->head_dim : (is_key ? a->n_kv_heads : a->heads) * a->head_dim;
 }
 
-#define QK_WEIGHTS_BYTES (LADE_CUDA_THREADS * 4 * sizeof(float)) /* four columns of each thread */
+#define QK_WEIGHTS_BYTES (LADE_CUDA_THREADS * LADE_CUDA_QK_PACK * sizeof(float)) /* sums of a pack of each thread */
 
 /* Sum the weights' gradients first, because dx may take over dy's memory. */
 static void qk_norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
