@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import sys
 import types
 
 from fixture import F, SEED, lade, nn, refused, torch
@@ -339,7 +340,32 @@ def variables_are_renewed():
     same_bits(variables)
 
 
-for case in (tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
+def code_is_noted_in_each_capture():
+    """A second capture in a process notes what it runs, and a profiler of the user's stays; its calls are all told."""
+    from lade.torch.tracing.reads import Codes
+
+    def inner():
+        return len(batches())
+    told, noted = [], []
+    for profiler in (None, None, lambda frame, event, _arg: told.append((frame.f_code, event))):
+        sys.setprofile(profiler)
+        codes = Codes()
+        with codes:
+            is_paused = codes.pause()
+            if is_paused:
+                codes.resume()
+            inner()
+        assert sys.getprofile() is profiler
+        sys.setprofile(None)
+        noted.append({code: own for code, own in codes.found.items() if code in (inner.__code__, batches.__code__)})
+    wanted = {inner.__code__: globals(), batches.__code__: globals()}
+    assert noted[:2] == [wanted, wanted] and noted[2] in (wanted, {}), noted
+    assert (inner.__code__, "call") in told
+    if hasattr(sys, "monitoring"):
+        assert noted[2] == wanted and not any(sys.monitoring.get_tool(tool) == "lade" for tool in range(6))
+
+
+for case in (code_is_noted_in_each_capture, tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
              hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments,
              caches_without_tensors_are_kept, refusals):
     case()

@@ -22,7 +22,8 @@ _PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
 _STDLIB = os.path.join(os.path.dirname(os.__file__), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
-_CAN_PAUSE = sys.version_info < (3, 12)  # later releases instrument all code anew when a profiler comes or goes
+_MONITORING = getattr(sys, "monitoring", None)  # since Python 3.12
+_TOOLS = 3, 4, 5  # of sys.monitoring, those that debuggers, coverage and profilers do not take first
 _PLAIN = (int, float, str)
 _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"))
@@ -32,29 +33,52 @@ _CELLS = "<stdin", "<ipython", "<string>", "<python-input"
 
 
 class Codes:
-    """Within this context the code objects that run are noted, but below an op. A profiler of the user's keeps its place."""
+    """Within this context the code objects that run are noted.
+
+    sys.monitoring tells of each one once. Before Python 3.12 a profiler is told of each call, so it pauses below an op; one of the
+    user's keeps its place.
+    """
 
     def __init__(self):
-        self.found, self.is_on = {}, False  # found: code object -> globals of the function
+        self.found, self.is_on, self.tool = {}, False, None  # found: code object -> globals of the function
 
     def _note(self, frame, event, _arg):
         if event == "call":
             self.found[frame.f_code] = frame.f_globals
 
+    def _started(self, code, _offset):
+        self.found[code] = sys._getframe(1).f_globals
+        return _MONITORING.DISABLE
+
+    def _monitor(self, callback, events):
+        for event in (_MONITORING.events.PY_START, _MONITORING.events.PY_RESUME):
+            _MONITORING.register_callback(self.tool, event, callback)
+        _MONITORING.set_events(self.tool, events)
+
     def __enter__(self):
+        self.tool = next((tool for tool in _TOOLS if _MONITORING.get_tool(tool) is None), None) if _MONITORING else None
+        if self.tool is not None:
+            _MONITORING.use_tool_id(self.tool, "lade")
+            self._monitor(self._started, _MONITORING.events.PY_START | _MONITORING.events.PY_RESUME)
+            _MONITORING.restart_events()  # those that an earlier capture was told of
+            return self
         self.is_on = sys.getprofile() is None
         if self.is_on:
             sys.setprofile(self._note)
         return self
 
     def __exit__(self, *fault):
+        if self.tool is not None:
+            self._monitor(None, 0)
+            _MONITORING.free_tool_id(self.tool)
+            self.tool = None
         if self.is_on:
             sys.setprofile(None)
             self.is_on = False
 
     def pause(self):
         """Stop noting; return True if resume() is due."""
-        is_due = _CAN_PAUSE and self.is_on and sys.getprofile() is not None
+        is_due = self.is_on and _MONITORING is None and sys.getprofile() is not None
         if is_due:
             sys.setprofile(None)
         return is_due
