@@ -92,7 +92,7 @@ struct lade_tensor_store_info {
 /*
  * Open a store and take its budget; the caller closes it. Any thread. Blocks while the drive writes the budget once.
  *   -EINVAL                                wrong parameters; a durable store of another budget or another format
- *   -ENOENT, -ENOTDIR, -EACCES, -EROFS     of a directory
+ *   -ENOENT, -ENOTDIR, -EACCES, -EROFS, -ELOOP  of a directory
  *   -EIO     a tmpfs or a file system without O_DIRECT, unless allowed, or a drive that fails
  *   -ENOSPC  too little room; the line has the bytes needed and free
  *   -EFBIG   past the file size limit

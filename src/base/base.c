@@ -135,10 +135,11 @@ int lade_size_parse(const char *text, uint64_t *ret_bytes)
   if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X'))
     return -EINVAL;
   double value = lade_number_read(text, &end);
-  while (*end == ' ')
-    end++;
+  const char *unit = end + strspn(end, " ");
+  if (unit > end && !*unit)
+    return -EINVAL; /* blanks stand between a number and its unit alone */
   for (size_t i = 0; i < LADE_COUNT(size_units); i++) {
-    if (strcasecmp(end, size_units[i].suffix) != 0)
+    if (strcasecmp(unit, size_units[i].suffix) != 0)
       continue;
     double bytes = value * (double)size_units[i].bytes;
     if (!(bytes < 9.2e18))

@@ -71,8 +71,8 @@ static bool is_feature_missing(int code)
 
 int store_code_of_open(int code)
 {
-  static const int kept[] = {-ENOENT, -ENOTDIR, -EACCES, -EPERM, -EROFS, -ENAMETOOLONG, -ENOSPC, -EDQUOT, -EFBIG,
-                             -ENOMEM};
+  static const int kept[] = {-ENOENT, -ENOTDIR, -EACCES, -EPERM, -EROFS, -ELOOP, -ENAMETOOLONG, -ENOSPC, -EDQUOT,
+                             -EFBIG, -ENOMEM};
   for (size_t i = 0; i < LADE_COUNT(kept); i++) {
     if (code == kept[i])
       return code;

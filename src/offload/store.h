@@ -144,9 +144,9 @@ struct lade_store_info {
 };
 
 /*
- * Open a store in params->dir and try the engine with a real transfer. -ENOENT, -ENOTDIR, -EACCES, -EROFS, -ENOSPC from
- * the file system; -EIO for tmpfs and for a file system without O_DIRECT, unless allowed; -ENOSYS or -EPERM if io_uring
- * is required and refused; -EAGAIN if threads are refused; -ENOMEM. Blocks.
+ * Open a store in params->dir and try the engine with a real transfer. -ENOENT, -ENOTDIR, -EACCES, -EROFS, -ELOOP or
+ * -ENOSPC from the file system; -EIO for tmpfs and for a file system without O_DIRECT, unless allowed; -ENOSYS or
+ * -EPERM if io_uring is required and refused; -EAGAIN if threads are refused; -ENOMEM. Blocks.
  */
 int lade_store_open(const struct lade_store_params *params, struct lade_error *error, lade_store **ret_store);
 

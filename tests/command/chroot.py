@@ -160,8 +160,8 @@ def completions_are_tried(root):
         out = root.run("zsh", "-fc", "autoload -U compinit; compinit -D; print -r -- $_comps[lade]")
         assert out.strip() == "_lade", out
         out = root.run("zsh", "-fc", "zmodload zsh/zpty; zpty z zsh -fi; zpty -w z 'autoload -U compinit; compinit -D; "
-                       "setopt no_list_beep; PS1=READY'; sleep 2; zpty -w -n z $'lade train --dtype b\\t'; sleep 2; "
-                       "zpty -r z all '*bf16*'; print -r -- $all")
+                       "setopt no_list_beep; PS1=REA\"\"DY'; zpty -r z all '*READY*'; zpty -w -n z $'lade train --dtype b\\t'; "
+                       "zpty -r z all '*bf16*'; print -r -- $all")  # each read waits for its words
         assert "bf16" in out, out
     else:
         print("zsh is not on PATH: its completions are not tried")

@@ -130,6 +130,6 @@ with tempfile.TemporaryDirectory(prefix="lade-package-") as scratch:
         run("zsh", "-n", os.path.join(folder, "_lade"))
         for line, word in (("plan --machine h1", "h100-80g"), ("launch -n 2 -- train --optimizer-in", "backward")):
             out = run("zsh", "-fc", f"zmodload zsh/zpty; zpty z zsh -fi; zpty -w z 'fpath=({folder} $fpath); autoload -U "
-                      "compinit; compinit -D -u; setopt no_list_beep; PS1=READY'; sleep 3; zpty -w -n z "
-                      f"$'lade {line}\\t'; sleep 3; zpty -r z all '*{word}*'; print -r -- $all")
+                      "compinit; compinit -D -u; setopt no_list_beep; PS1=REA\"\"DY'; zpty -r z all '*READY*'; zpty -w -n z "
+                      f"$'lade {line}\\t'; zpty -r z all '*{word}*'; print -r -- $all")  # each read waits for its words
             assert word in out, (line, out)

@@ -5,14 +5,18 @@ process. Every refusal is one line with its code, and leaves nothing behind.
 
 Usage: hostile.py LADE
 """
+import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import struct
 import tempfile
+import termios
 import time
 
 LADE = os.path.abspath(sys.argv[1])
@@ -48,12 +52,31 @@ def refused(code, words, *args, **how):
     assert sorted(os.listdir()) == before, (args, os.listdir())
 
 
+# On a terminal a line of progress fits in its row, however narrow: a wrapped one could not be rewritten.
+terminal, end = os.openpty()
+fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+with subprocess.Popen([LADE, "train", *SHORT, "--data", "text.txt"], stdout=subprocess.DEVNULL, stderr=end) as job:
+    os.close(end)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # the other end is closed
+            break
+os.close(terminal)
+lines = re.findall(rb"\r\x1b\[K([^\r]*)", shown)
+assert job.returncode == 0 and any(line.startswith(b"step 2/2  loss") for line in lines), shown
+assert all(len(line) < 20 for line in lines), shown
+
 # Outputs are checked before a run begins, and the data is never in danger.
 train("--json")  # fills the cache of measurements, which is no trace of a refusal
 os.link("text.txt", "same.txt")
 refused(2, "--timeline missing/trace.json: No such file", "--timeline", "missing/trace.json", "--save", "run", "--log",
         "log")
 refused(2, "--log missing/log: No such file", "--log", "missing/log", "--save", "run")
+os.symlink("a", "b")
+os.symlink("b", "a")
+refused(2, "store directory a: Too many levels of symbolic links", "--store", "a")
 refused(2, "--save text.txt: Not a directory", "--save", "text.txt")
 for option in ("--log", "--timeline"):
     for name in ("text.txt", "same.txt"):

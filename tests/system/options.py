@@ -66,11 +66,12 @@ refused("train", "--data", "x", "--batch", "zwölf", words=["--batch", "whole nu
 refused("train", "--data", "x", "--batch", "-1", words=["--batch"])
 refused("train", "--data", "x", "--batch", "0", words=["--batch"])
 refused("train", "--data", "x", "--lr", "1e-3x", words=["--lr"])
-refused("train", "--data", "x", "--lr", "nan", words=["--lr"])
+for rate in ("nan", "nan(1)", "inf", "1e400", "0x10", " 5", "5 ", "", "٣"):  # decimal numbers alone
+    refused("train", "--data", "x", "--lr", rate, words=["--lr", "expected a number"])
 refused("train", "--data", "x", "--lr", "1e-4", "--min-lr", "1e-3", words=["--min-lr", "--lr"])
 refused("train", "--data", "x", "--dropout", "1", words=["--dropout"])
 refused("train", "--data", "x", "--dtype", "int8", words=["--dtype", "bf16"])
-for budget in ("24MiBs", "0%", "-3%", "60%%", "120%dev", "mini", ""):
+for budget in ("24MiBs", "0%", "-3%", "60%%", "120%dev", "mini", "", "5 ", " 5", "0x10%", " 60%"):
     refused("train", "--data", "x", "--budget", budget, words=["budget"])
 refused("train", "--data", "x", "--host-budget", "much", words=["--host-budget"])
 refused("train", "--data", "x", "--store-budget", "1GiB", words=["--store-budget", "--store"])

@@ -74,11 +74,17 @@ static int pace_parse(const struct option *option, const char *text, struct lade
   return status;
 }
 
+/* True if the first @length characters can be a decimal number: strtod takes blanks, 0x10 and nan(1) as well. */
+static bool is_decimal(const char *text, size_t length)
+{
+  return length > 0 && strspn(text, "0123456789+-.eE") >= length;
+}
+
 static int real_parse(const struct option *option, const char *text, struct lade_error *error, double *ret_value)
 {
   char *end = NULL;
   double value = strtod(text, &end);
-  if (end == text || *end || !isfinite(value))
+  if (!is_decimal(text, strlen(text)) || *end || !isfinite(value))
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a number", option->name, text);
   *ret_value = value;
   return number_check(option, text, value, error);
@@ -133,7 +139,7 @@ int budget_parse(const char *text, struct lade_budget *ret_budget, struct lade_e
     budget.kind = LADE_BUDGET_MIN;
   else if (strcmp(text, "auto") == 0)
     budget.kind = LADE_BUDGET_AUTO;
-  else if (end > text && *end == '%') {
+  else if (*end == '%' && is_decimal(text, (size_t)(end - text))) {
     bool is_device = strcmp(end, "%dev") == 0;
     const double most = is_device ? 100 : 1e6;
     if ((!is_device && end[1]) || !(percent > 0) || percent > most)

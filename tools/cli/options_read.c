@@ -279,9 +279,7 @@ static int option_reset(struct options *options, const struct option *option, st
   return option->preset ? option_set(options, option, option->preset, ORIGIN_DEFAULT, 0, error) : 0;
 }
 
-/*
- * If @given is on the command line and excludes @other, reset @other to its default if the configuration file set it.
- */
+/* Reset @other to its default if the configuration file set it, and @given excludes it on the command line. */
 static int option_overrule(struct options *options, const char *given, const char *other, struct lade_error *error)
 {
   const struct option *option = option_find(options->verb, given, strlen(given));

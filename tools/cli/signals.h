@@ -39,7 +39,7 @@ enum signals_request {
 typedef void signals_handler_fn(void *user, pid_t child, int signal_number, enum signals_request request);
 
 /*
- * From the next signals_pass on, call @handler for signals instead of passing them to the child, which has its own
+ * Call @handler for signals, from the next signals_pass on, instead of passing them to the child, which has its own
  * process group. This includes the terminal's signals and job control: this process stops after @handler has returned.
  */
 void signals_handler_set(signals_handler_fn *handler, void *user);

@@ -29,7 +29,7 @@ void progress_init(struct progress *progress, bool is_quiet, int64_t first_step,
 static int terminal_columns(void)
 {
   struct winsize size = {0};
-  return ioctl(fileno(stderr), TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 120;
+  return ioctl(fileno(stderr), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 120;
 }
 
 static void line_show(struct progress *progress, const char *line)

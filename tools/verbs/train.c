@@ -233,7 +233,7 @@ static int save_last(struct train_run *run, int status)
   return status;
 }
 
-/* After a failure finish the save in flight: log it, or report why it failed. */
+/* Finish the save in flight after a failure: log it, or report why it failed. */
 static void save_settle(struct train_run *run)
 {
   const struct lade_error first = run->error;
@@ -477,7 +477,7 @@ static int summarize(struct train_run *run)
   return status;
 }
 
-/* After a signal print the step reached and the command that resumes. */
+/* Print, after a signal, the step reached and the command that resumes. */
 static void interrupted_print(struct train_run *run)
 {
   log_event(run, json_pack("{s:s, s:I, s:i}", "event", "interrupted", "step", (json_int_t)run->info.step, "signal",
@@ -505,7 +505,7 @@ static void interrupted_print(struct train_run *run)
   fputc('\n', stderr);
 }
 
-/* Before step 0 print the space and bandwidth that the run takes from the drive. */
+/* Print, before step 0, the space and bandwidth that the run takes from the drive. */
 static void drive_say(struct train_run *run)
 {
   const struct lade_session_info *info = &run->info;

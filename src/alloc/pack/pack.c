@@ -19,10 +19,10 @@
 /* The sum of all sizes and offsets stays below this, so no sum in the packer overflows. */
 #define BYTES_LIMIT ((uint64_t)1 << 62)
 
-/* Share of the effort behind the fast pass that the core and the items around it get. */
+/* Share of the effort after the fast pass that the core and the items around it get. */
 #define CORE_PART 0.5
 
-/* Shares of the effort behind the core that the exact search gets in a round, before its result is repaired. */
+/* Shares of the effort after the core that the exact search gets in a round, before its result is repaired. */
 #define EXACT_SHARE_SHORT 0.8
 #define EXACT_SHARE 0.5
 
@@ -165,7 +165,7 @@ static bool has_effort(const struct pack_effort *effort, uint64_t work)
          (!effort->deadline_ns || effort->deadline_ns - lade_now_ns() >= (int64_t)LADE_MIN(work, INT64_MAX));
 }
 
-/* Search by all methods behind the fast pass, with at most @work steps. True if the target is met. */
+/* Search by all methods after the fast pass, with at most @work steps. True if the target is met. */
 static bool round_run(lade_packer *packer, uint64_t work, double exact_part)
 {
   const struct pack_effort full = packer->effort;

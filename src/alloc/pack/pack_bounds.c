@@ -20,7 +20,7 @@
  * correct.
  *
  * The slots' lists hold the unplaced items first. These are sorted by insertion, in place. Backtracking does not undo
- * their order, because any order is a valid start and it changes little between nodes. A placed item goes behind them,
+ * their order, because any order is a valid start and it changes little between nodes. A placed item goes after them,
  * where undoing the place finds it. Every other change is recorded on a trail.
  *
  * Left out: edge finding over all subsets. It infers more, but costs up to the square of a slot's items at every visit,
@@ -236,7 +236,7 @@ bool lade_pack_pile_start(struct pack_pile *pile)
   return pile_infer(pile);
 }
 
-/* Move item @j behind the unplaced ones of slot @s. */
+/* Move item @j after the unplaced ones of slot @s. */
 static void slot_close(struct pack_pile *pile, int s, int32_t j)
 {
   int32_t *items = pile->slot_items.items + pile->slot_start[s];
@@ -305,8 +305,8 @@ static int64_t items_end(const struct pack_pile *pile, const int32_t *items, int
 }
 
 /*
- * Either the lowest offset of the slot's next item j is above the floor already, or j rests on an unplaced item outside
- * the slot. An unplaced item that covers the slot would itself be the next item.
+ * There are two cases: the lowest offset of the slot's next item j is above the floor already, or j rests on an
+ * unplaced item outside the slot. An unplaced item that covers the slot would itself be the next item.
  */
 int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s, int64_t enough)
 {

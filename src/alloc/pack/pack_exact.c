@@ -412,7 +412,7 @@ static void pile_reset(struct exact *exact, const struct pack_problem *problem, 
 }
 
 /*
- * List by counting, for each slot, the items that have it in @slots: their first slots, or the slots behind their last.
+ * List by counting, for each slot, the items that have it in @slots: their first slots, or the slots after their last.
  */
 static void sides_link(const struct pack_pile *pile, const int32_t *slots, int32_t *start, int32_t *items)
 {

@@ -26,7 +26,7 @@
  * classes.
  *
  * A queue, whose items end in the order in which they began, has no order that is good for first fit. It is a ring.
- * Each item goes behind the one before. It goes to the bottom again if it would end above the target by more than the
+ * Each item goes after the one before. It goes to the bottom again if it would end above the target by more than the
  * largest item, which is about the waste. This is one pass, tried if the orders have wasted much and items end in about
  * that order.
  */
@@ -541,7 +541,7 @@ static uint64_t pass_peak(const lade_packer *packer)
 /*
  * Merge @n_blamed sorted items into the first @n_left items of @order.
  *
- * pre: these are sorted, and @order has space for the blamed items behind them.
+ * pre: these are sorted, and @order has space for the blamed items after them.
  */
 static void order_merge(struct keyed *order, int n_left, const struct keyed *blamed, int n_blamed)
 {
@@ -752,7 +752,7 @@ static bool ring_is_apt(const struct pack_problem *problem, const struct keyed *
 }
 
 /*
- * Place all items of @order, each behind the one before; the ring closes at @ring_bytes. False if the effort is spent.
+ * Place all items of @order, each after the one before; the ring closes at @ring_bytes. False if the effort is spent.
  */
 static bool ring_place(lade_packer *packer, struct shelf *shelf, const struct keyed *order, uint64_t ring_bytes)
 {

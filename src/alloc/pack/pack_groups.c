@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups: items of one group lie one behind another. The search methods do not handle groups. So a group becomes one
+ * Groups: items of one group lie one after another. The search methods do not handle groups. So a group becomes one
  * item or several fixed ones before the search, and its members get their offsets from it afterwards.
  *
  * A run is a group laid out. It starts at a multiple of the largest alignment in it. So the layout of its members is

@@ -178,7 +178,7 @@ void lade_pack_lanes(lade_packer *packer, const struct keyed *order, int n, uint
 bool lade_pack_first_fit_is_cheap(const struct pack_problem *problem);
 
 /*
- * Place items behind each other as they begin, around a ring. Does nothing if the incumbent wastes little, or if items
+ * Place items one after another as they begin, around a ring. Does nothing if the incumbent wastes little, or if items
  * do not end in about that order. True if the target is met.
  *
  * pre: there is an incumbent.

@@ -469,7 +469,7 @@ int torch_model_create(bool is_expandable, uint64_t total_bytes, struct torch_mo
   return 0;
 }
 
-/* Return the size that a free block counts with: its own bytes and the unmapped bytes behind it. */
+/* Return the size that a free block counts with: its own bytes and the unmapped bytes after it. */
 static uint64_t grown_bytes(const struct torch_block *block)
 {
   return block->bytes + (block->after && !block->after->is_mapped ? block->after->bytes : 0);

@@ -108,7 +108,7 @@ static void sizes_have_a_point(void **state)
 
 static void size_refuses_other_text(void **state)
 {
-  static const char *const texts[] = {"", "MiB", "-1", "0x10", "nan", "inf", "1QiB", "1 2", "+3"};
+  static const char *const texts[] = {"", "MiB", "-1", "0x10", "nan", "inf", "1QiB", "1 2", "+3", "5 ", " 5"};
   uint64_t bytes = 77;
   for (size_t i = 0; i < LADE_COUNT(texts); i++)
     assert_int_equal(lade_size_parse(texts[i], &bytes), -EINVAL);
