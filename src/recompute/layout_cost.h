@@ -322,25 +322,31 @@ struct lade_stage_build {
   struct lade_program *train, *eval; /* @eval: NULL unless asked for; it keeps the training program's residents */
 };
 
-/* Build and prove it. The proof's errors; -EINVAL and -ENOMEM as lade_layout_cost_make. */
-int lade_stage_program_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                             const struct lade_stage_residency *residency, struct lade_error *error,
-                             struct lade_stage_program *ret_program);
+/* The use of a stage's program. */
+enum lade_stage_aim {
+  LADE_STAGE_MEASURE, /* its bytes, without a proof, which would find the same. If its live bytes are above
+                         device_bytes it gets no offsets, and its proof would find at least these bytes */
+  LADE_STAGE_PROOF,   /* the proved training program */
+  LADE_STAGE_RUN      /* the evaluation's program too, both proved */
+};
+
+struct lade_stage_params {
+  const struct lade_layout_job *job;
+  const struct lade_layout *layout; /* of a rank of the stage */
+  int64_t micro_batch;
+  struct lade_stage_residency residency;
+  enum lade_stage_aim aim;
+};
+
+/* Build a stage's program and describe it. The proof's errors; -EINVAL and -ENOMEM as lade_layout_cost_make. */
+int lade_stage_program_make(const struct lade_stage_params *params, struct lade_error *error,
+                            struct lade_stage_program *ret_program);
 
 /*
- * Build it without a proof, which would find the same bytes. If its live bytes are above @residency's device_bytes, it
- * gets no offsets, and its proof would find at least these bytes. Errors as above.
+ * Build a stage's program into @build, which is all 0. Errors as above. Finish in any case. A build is not moved: its
+ * parts point into it.
  */
-int lade_stage_program_measure(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                               const struct lade_stage_residency *residency, struct lade_error *error,
-                               struct lade_stage_program *ret_program);
-
-/*
- * Build and prove it into @build, which is all 0; @is_for_run: the evaluation's program too. Errors as above. Finish in
- * any case. A build is not moved: its parts point into it.
- */
-int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          const struct lade_stage_residency *residency, bool is_for_run, struct lade_error *error,
+int lade_stage_build_make(const struct lade_stage_params *params, struct lade_error *error,
                           struct lade_stage_build *build);
 void lade_stage_build_finish(struct lade_stage_build *build);
 

@@ -148,9 +148,6 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
   lade_program_comm_traffic(program, ret_program->sent_bytes);
 }
 
-/* The use of a built stage: to measure its bytes, to prove it, or to run it. */
-enum stage_aim { STAGE_MEASURE, STAGE_PROOF, STAGE_RUN };
-
 static int program_make(const struct lade_build_params *params, struct lade_error *error,
                         struct lade_program **ret_program)
 {
@@ -172,30 +169,31 @@ static int program_measure(const struct lade_build_params *params, uint64_t devi
   return status ? lade_error_set(error, status, "no memory for the program of a stage") : 0;
 }
 
-static int programs_make(int n_microbatches, enum stage_aim aim, uint64_t device_bytes,
-                         struct lade_stage_build *build, struct lade_error *error)
+static int programs_make(const struct lade_stage_params *stage, int n_microbatches, struct lade_error *error,
+                         struct lade_stage_build *build)
 {
   struct lade_build_params params = {
       .graph = build->graph, .layout = &build->layout, .residency = build->residency, .prices = &build->prices,
       .is_training = true, .chunk_bytes = LADE_STAGE_CHUNK_BYTES, .packer = build->packer,
       .n_microbatches = enough_microbatches(&build->layout, lade_layout_position(&build->layout, LADE_AXIS_PP),
                                             n_microbatches)};
-  if (aim == STAGE_MEASURE)
-    return program_measure(&params, device_bytes, error, &build->train);
+  if (stage->aim == LADE_STAGE_MEASURE)
+    return program_measure(&params, stage->residency.device_bytes, error, &build->train);
   int status = program_make(&params, error, &build->train);
   params.is_training = false;
   params.residents = build->train;
-  return status || aim != STAGE_RUN ? status : program_make(&params, error, &build->eval);
+  return status || stage->aim != LADE_STAGE_RUN ? status : program_make(&params, error, &build->eval);
 }
 
-static int build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                      const struct lade_stage_residency *residency, enum stage_aim aim, struct lade_error *error,
-                      struct lade_stage_build *build)
+int lade_stage_build_make(const struct lade_stage_params *params, struct lade_error *error,
+                          struct lade_stage_build *build)
 {
   int64_t rows;
   int n = 0;
+  const struct lade_layout_job *job = params->job;
+  const struct lade_layout *layout = params->layout;
   build->layout = *layout;
-  int status = lade_layout_share_batch(layout, job->batch, micro_batch, error, &rows, &n);
+  int status = lade_layout_share_batch(layout, job->batch, params->micro_batch, error, &rows, &n);
   if (!status)
     status = graph_make(job, layout, rows, error, &build->graph);
   if (status)
@@ -208,15 +206,8 @@ static int build_make(const struct lade_layout_job *job, const struct lade_layou
     status = lade_packer_create(&build->packer);
   if (status)
     return lade_error_set(error, status, "no memory for the program of a stage");
-  status = residency_make(job, rows, residency, build, error);
-  return status ? status : programs_make(n, aim, residency->device_bytes, build, error);
-}
-
-int lade_stage_build_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          const struct lade_stage_residency *residency, bool is_for_run, struct lade_error *error,
-                          struct lade_stage_build *build)
-{
-  return build_make(job, layout, micro_batch, residency, is_for_run ? STAGE_RUN : STAGE_PROOF, error, build);
+  status = residency_make(job, rows, &params->residency, build, error);
+  return status ? status : programs_make(params, n, error, build);
 }
 
 void lade_stage_build_finish(struct lade_stage_build *build)
@@ -232,24 +223,11 @@ void lade_stage_build_finish(struct lade_stage_build *build)
   lade_model_graph_destroy(build->graph);
 }
 
-int lade_stage_program_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                             const struct lade_stage_residency *residency, struct lade_error *error,
-                             struct lade_stage_program *ret_program)
+int lade_stage_program_make(const struct lade_stage_params *params, struct lade_error *error,
+                            struct lade_stage_program *ret_program)
 {
   struct lade_stage_build build = {0};
-  int status = lade_stage_build_make(job, layout, micro_batch, residency, false, error, &build);
-  if (!status)
-    lade_stage_program_read(build.train, ret_program);
-  lade_stage_build_finish(&build);
-  return status;
-}
-
-int lade_stage_program_measure(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                               const struct lade_stage_residency *residency, struct lade_error *error,
-                               struct lade_stage_program *ret_program)
-{
-  struct lade_stage_build build = {0};
-  int status = build_make(job, layout, micro_batch, residency, STAGE_MEASURE, error, &build);
+  int status = lade_stage_build_make(params, error, &build);
   if (!status)
     lade_stage_program_read(build.train, ret_program);
   lade_stage_build_finish(&build);

@@ -65,7 +65,6 @@ struct model_descent {
   uint8_t *barred;         /* by lade_change_index: changes that were undone (bar_bit) */
   uint8_t *raising;        /* the same: undone because the peak rose */
   bool may_raise;          /* no other change is left, so that these are allowed */
-  bool has_replaced;       /* the last change replaced recompute */
   struct undo *undo;       /* choices of the last change's members before it */
   int n_refusals[LADE_N_SPACES];
   struct trajectory *trajectory;
@@ -459,7 +458,6 @@ static void undo_apply(struct model_descent *d, struct lade_change change, struc
 static int change_make(struct model_descent *d, struct lade_change change)
 {
   int n = members_pick(d, &change);
-  d->has_replaced = replaces_recompute(d, &change);
   LADE_ASSERT(n > 0); /* it was considered with the same members, and a round without a change would repeat for ever */
   for (int i = 0; i < n; i++) {
     change.id = d->peak_members[i];
@@ -499,14 +497,6 @@ static bool has_raised(const struct model_descent *d)
   const int n_states = d->trajectory->states.n;
   return !d->may_raise && n_states &&
          d->peak->live_bytes[LADE_DEVICE] > d->trajectory->states.items[n_states - 1].live_bytes[LADE_DEVICE];
-}
-
-/* True if the last change replaced recompute and did not lower the peak. */
-static bool is_vain(const struct model_descent *d)
-{
-  const int n_states = d->trajectory->states.n;
-  return d->has_replaced && n_states &&
-         d->peak->live_bytes[LADE_DEVICE] >= d->trajectory->states.items[n_states - 1].live_bytes[LADE_DEVICE];
 }
 
 /* Undo the last change, and bar it in @bars. */
@@ -559,7 +549,7 @@ static int round_run(struct model_descent *d, bool *ret_is_over)
   int status = peak_renew(d);
   if (status)
     return status;
-  if (is_overfull(d) || is_vain(d)) {
+  if (is_overfull(d)) {
     change_undo(d, d->barred);
     status = peak_renew(d);
   } else if (has_raised(d)) {

@@ -100,12 +100,13 @@ static void stages_prove(const struct drawn *d, const struct lade_layout_cost *c
 {
   *ret_device = *ret_host = 0;
   for (int i = 0; i < cost->n_stages; i++) {
-    const struct lade_stage_residency tiers = {d->share.residency, d->state_tier, budget_bytes};
     struct lade_stage_program program;
     struct lade_layout layout = d->layout;
+    const struct lade_stage_params params = {
+        &d->job, &layout, d->micro_batch, {d->share.residency, d->state_tier, budget_bytes}, LADE_STAGE_PROOF};
     struct lade_error error = {0};
     layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, cost->stages[i]);
-    if (lade_stage_program_prove(&d->job, &layout, d->micro_batch, &tiers, &error, &program))
+    if (lade_stage_program_make(&params, &error, &program))
       fail_msg("%s", error.text);
     *ret_device = LADE_MAX(*ret_device, program.peak_bytes);
     *ret_host = LADE_MAX(*ret_host, program.host_bytes);
@@ -242,13 +243,15 @@ static void a_measured_program_decides_as_its_proof(void **state)
         lade_layout_cost_make(&d.job, &d.layout, d.micro_batch, d.state_tier, &d.share, &error, &cost))
       continue;
     n++;
-    const struct lade_stage_residency tiers = {d.share.residency, d.state_tier,
-                                               draw(2) ? cost.peak_bytes : cost.least_bytes};
-    assert_int_equal(lade_stage_program_prove(&d.job, &d.layout, d.micro_batch, &tiers, &error, &proved), 0);
-    assert_int_equal(lade_stage_program_measure(&d.job, &d.layout, d.micro_batch, &tiers, &error, &measured), 0);
+    const uint64_t budget_bytes = draw(2) ? cost.peak_bytes : cost.least_bytes;
+    struct lade_stage_params params = {
+        &d.job, &d.layout, d.micro_batch, {d.share.residency, d.state_tier, budget_bytes}, LADE_STAGE_PROOF};
+    assert_int_equal(lade_stage_program_make(&params, &error, &proved), 0);
+    params.aim = LADE_STAGE_MEASURE;
+    assert_int_equal(lade_stage_program_make(&params, &error, &measured), 0);
     assert_true(measured.peak_bytes <= proved.peak_bytes);
-    assert_true((measured.peak_bytes <= tiers.device_bytes) == (proved.peak_bytes <= tiers.device_bytes));
-    if (measured.peak_bytes <= tiers.device_bytes)
+    assert_true((measured.peak_bytes <= budget_bytes) == (proved.peak_bytes <= budget_bytes));
+    if (measured.peak_bytes <= budget_bytes)
       assert_true(measured.peak_bytes == proved.peak_bytes && measured.host_bytes == proved.host_bytes);
   }
   free(residencies);

@@ -72,9 +72,10 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
 static int stage_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                        enum lade_recipe recipe, struct lade_stage_program *ret_program)
 {
-  const struct lade_stage_residency tiers = {.layer = {.recipe = recipe}};
+  const struct lade_stage_params params = {
+      job, layout, micro_batch, {.layer = {.recipe = recipe}}, LADE_STAGE_PROOF};
   struct lade_error error;
-  return lade_stage_program_prove(job, layout, micro_batch, &tiers, &error, ret_program);
+  return lade_stage_program_make(&params, &error, ret_program);
 }
 
 #define LAYOUT(...) {.struct_size = sizeof(struct lade_layout_params), __VA_ARGS__}
@@ -379,8 +380,9 @@ static void residency_compare(const struct one_layout *one, const struct lade_sh
   params.n_kv_heads = one->model->n_kv_heads;
   assert_int_equal(lade_layout_init(&params, &error, &layout), 0);
   assert_int_equal(lade_layout_cost_make(&job, &layout, one->micro_batch, state_tier, share, &error, &cost), 0);
-  const struct lade_stage_residency tiers = {share->residency, state_tier, cost.peak_bytes};
-  if (lade_stage_program_prove(&job, &layout, one->micro_batch, &tiers, &error, &program))
+  const struct lade_stage_params stage = {
+      &job, &layout, one->micro_batch, {share->residency, state_tier, cost.peak_bytes}, LADE_STAGE_PROOF};
+  if (lade_stage_program_make(&stage, &error, &program))
     fail_msg("%s: %s", one->name, error.text);
   const double n = (double)one->batch / lade_layout_size(&layout, LADE_AXIS_DP) / (double)one->micro_batch;
   const double around = cost.update_ns + cost.grad_ns;

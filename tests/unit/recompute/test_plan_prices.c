@@ -12,13 +12,9 @@
 
 #include <cmocka.h>
 
-#include "base/cpu.h"
-#include "kernels/kernels.h"
-#include "machine/cost.h"
 #include "recompute/decision.h"
-#include "recompute/plan.h"
+#include "tests/unit/recompute/plan_fixture.h"
 
-#define CHUNK (UINT64_C(2) << 20)
 #define MIB (UINT64_C(1) << 20)
 #define N_BUDGETS_MOST 6
 #define SLOWER_MOST 1.05 /* of any plan */
@@ -32,14 +28,10 @@ struct study {
   enum lade_op_kind kind;           /* the op that becomes cheaper; LADE_N_OP_KINDS: each of the forward half in turn */
 };
 
-struct desk {
-  struct lade_kernels kernels;
-  struct lade_model model;
-  struct lade_model_graph *graph;
-  struct lade_cost cost;
-  struct lade_prices prices;
-  struct lade_plan_params params;
-  struct lade_plan *plans[N_BUDGETS_MOST]; /* by the prices of the machine */
+/* Plans by the prices of the machine, and how those by other prices compare. */
+struct comparison {
+  struct plan_fixture fixture;
+  struct lade_plan *plans[N_BUDGETS_MOST];
   uint64_t budgets[N_BUDGETS_MOST];
   int n_budgets;
   int n_cases, n_slower;
@@ -62,79 +54,64 @@ static struct lade_plan *plan_get(lade_planner *planner, uint64_t budget_bytes)
   return plan;
 }
 
-static void desk_open(struct desk *desk, const struct study *study)
+static void comparison_init(struct comparison *c, const struct study *study)
 {
-  struct lade_error error = {0};
-  struct lade_machine machine;
   struct lade_plan_bounds bounds;
-  const struct lade_cpu cpu = lade_cpu_get();
-  *desk = (struct desk){0};
-  lade_kernels_init(&desk->kernels, &cpu);
-  assert_int_equal(lade_model_preset(study->model, &desk->model, &error), 0);
-  assert_int_equal(lade_machine_preset(study->machine, &error, &machine), 0);
-  const struct lade_model_graph_params params = {
-      .struct_size = sizeof(params), .model = &desk->model, .dtype = LADE_BF16, .batch = study->batch,
-      .seq_len = desk->model.context, .kernels = &desk->kernels, .n_threads = 1, .grad_dtype = LADE_F32};
-  assert_int_equal(lade_model_graph_create(&params, &error, &desk->graph), 0);
-  lade_cost_init(&desk->cost, &machine);
-  assert_int_equal(lade_cost_prices(&desk->cost, desk->graph, &desk->prices), 0);
-  desk->params = (struct lade_plan_params){
-      .struct_size = sizeof(desk->params), .graph = desk->graph, .prices = &desk->prices, .n_microbatches = 1,
-      .is_unified = machine.is_unified, .chunk_bytes = CHUNK, .host_bytes = UINT64_C(200) << 30};
-  lade_planner *planner = planner_open(&desk->params, &bounds);
+  *c = (struct comparison){0};
+  plan_fixture_init(&c->fixture, study->model, study->machine, study->batch);
+  lade_planner *planner = planner_open(&c->fixture.params, &bounds);
   for (int i = 0; i < N_BUDGETS_MOST && (i == 0 || study->budgets[i]); i++) {
-    desk->budgets[i] = i == 0 ? bounds.min_bytes : study->budgets[i];
-    desk->plans[i] = plan_get(planner, desk->budgets[i]);
-    desk->n_budgets++;
+    c->budgets[i] = i == 0 ? bounds.min_bytes : study->budgets[i];
+    c->plans[i] = plan_get(planner, c->budgets[i]);
+    c->n_budgets++;
   }
   lade_planner_destroy(planner);
 }
 
-static void desk_close(struct desk *desk)
+static void comparison_finish(struct comparison *c)
 {
-  for (int i = 0; i < desk->n_budgets; i++)
-    lade_plan_destroy(desk->plans[i]);
-  lade_prices_finish(&desk->prices);
-  lade_cost_finish(&desk->cost);
-  lade_model_graph_destroy(desk->graph);
+  for (int i = 0; i < c->n_budgets; i++)
+    lade_plan_destroy(c->plans[i]);
+  plan_fixture_finish(&c->fixture);
 }
 
 /* Compare the plan of one budget by @params' prices with the old plan by these prices. */
-static void plans_compare(struct desk *desk, const struct lade_plan_params *params, lade_planner *planner, int budget)
+static void plans_compare(struct comparison *c, const struct lade_plan_params *params, lade_planner *planner,
+                          int budget)
 {
   struct lade_error error = {0};
-  struct lade_decision decision = {.residency = desk->plans[budget]->residency};
-  struct lade_plan *found = plan_get(planner, desk->budgets[budget]), *old = NULL;
-  decision.peak_bytes[LADE_DEVICE] = desk->budgets[budget];
+  struct lade_decision decision = {.residency = c->plans[budget]->residency};
+  struct lade_plan *found = plan_get(planner, c->budgets[budget]), *old = NULL;
+  decision.peak_bytes[LADE_DEVICE] = c->budgets[budget];
   /* Packed by other times, the old plan may be larger than the budget: then there is nothing to compare. */
-  if (!lade_plan_follow(params, &decision, desk->budgets[budget], &error, &old)) {
+  if (!lade_plan_follow(params, &decision, c->budgets[budget], &error, &old)) {
     const double ratio = (double)found->predicted_ns / (double)old->predicted_ns;
     assert_true(ratio <= SLOWER_MOST);
-    desk->n_slower += ratio > USUALLY_SLOWER;
-    desk->n_cases++;
+    c->n_slower += ratio > USUALLY_SLOWER;
+    c->n_cases++;
   }
   lade_plan_destroy(old);
   lade_plan_destroy(found);
 }
 
 /* Compare the plans if ops of @kind take @share of their time. The smallest budget does not change. */
-static void op_cheapen(struct desk *desk, enum lade_op_kind kind, double share)
+static void op_cheapen(struct comparison *c, enum lade_op_kind kind, double share)
 {
-  const int n_ops = desk->graph->n_ops + desk->graph->n_lean_ops;
-  struct lade_prices prices = desk->prices;
-  struct lade_plan_params params = desk->params;
+  const int n_ops = c->fixture.graph->n_ops + c->fixture.graph->n_lean_ops;
+  struct lade_prices prices = c->fixture.prices;
+  struct lade_plan_params params = c->fixture.params;
   struct lade_plan_bounds bounds;
   prices.op_ns = malloc((size_t)n_ops * sizeof(*prices.op_ns));
   assert_non_null(prices.op_ns);
   for (int op = 0; op < n_ops; op++) {
-    const bool is_cheaper = desk->graph->ops[op].kind == kind;
-    prices.op_ns[op] = (int64_t)((double)desk->prices.op_ns[op] * (is_cheaper ? share : 1));
+    const bool is_cheaper = c->fixture.graph->ops[op].kind == kind;
+    prices.op_ns[op] = (int64_t)((double)c->fixture.prices.op_ns[op] * (is_cheaper ? share : 1));
   }
   params.prices = &prices;
   lade_planner *planner = planner_open(&params, &bounds);
-  assert_int_equal(bounds.min_bytes, desk->budgets[0]);
-  for (int i = 0; i < desk->n_budgets; i++)
-    plans_compare(desk, &params, planner, i);
+  assert_int_equal(bounds.min_bytes, c->budgets[0]);
+  for (int i = 0; i < c->n_budgets; i++)
+    plans_compare(c, &params, planner, i);
   lade_planner_destroy(planner);
   free(prices.op_ns);
 }
@@ -142,22 +119,22 @@ static void op_cheapen(struct desk *desk, enum lade_op_kind kind, double share)
 static void study_run(const struct study *study)
 {
   static const double shares[] = {0.9, 0.65, 0.4};
-  struct desk desk;
+  struct comparison c;
   bool is_seen[LADE_N_OP_KINDS] = {false};
   int n_kinds = 0;
-  desk_open(&desk, study);
-  for (int op = 0; op < desk.graph->n_ops; op++) {
-    const enum lade_op_kind kind = desk.graph->ops[op].kind;
-    if (is_seen[kind] || (study->kind == LADE_N_OP_KINDS ? desk.graph->ops[op].is_backward : study->kind != kind))
+  comparison_init(&c, study);
+  for (int op = 0; op < c.fixture.graph->n_ops; op++) {
+    const enum lade_op_kind kind = c.fixture.graph->ops[op].kind;
+    if (is_seen[kind] || (study->kind == LADE_N_OP_KINDS ? c.fixture.graph->ops[op].is_backward : study->kind != kind))
       continue;
     is_seen[kind] = true;
-    op_cheapen(&desk, kind, shares[++n_kinds % (int)LADE_COUNT(shares)]);
+    op_cheapen(&c, kind, shares[++n_kinds % (int)LADE_COUNT(shares)]);
   }
-  print_message("%s on %s: %d plans, %d slower by more than 2 %%\n", study->model, study->machine, desk.n_cases,
-                desk.n_slower);
-  assert_true(desk.n_cases >= n_kinds * desk.n_budgets / 2 && n_kinds > 0);
-  assert_true(desk.n_slower * 20 <= desk.n_cases);
-  desk_close(&desk);
+  print_message("%s on %s: %d plans, %d slower by more than 2 %%\n", study->model, study->machine, c.n_cases,
+                c.n_slower);
+  assert_true(c.n_cases >= n_kinds * c.n_budgets / 2 && n_kinds > 0);
+  assert_true(c.n_slower * 20 <= c.n_cases);
+  comparison_finish(&c);
 }
 
 static void a_cheaper_op_makes_no_plan_of_a_small_model_slower(void **state)

@@ -49,16 +49,24 @@ bool cluster_is_provable(const struct cluster_plan *plan)
   return plan->n_context <= 1 && !plan->job->experts;
 }
 
+/* Return the parameters of the stage of @layout's rank, as the plan has it. */
+static struct lade_stage_params stage_params(const struct cluster_plan *plan, const struct lade_layout *layout,
+                                             enum lade_stage_aim aim)
+{
+  return (struct lade_stage_params){
+      .job = plan->job, .layout = layout, .micro_batch = plan->micro_batch, .aim = aim,
+      .residency = {plan->share.residency, plan->state_tier, plan->budget_bytes}};
+}
+
 /* Build and prove @stage's program, and execute it dry. */
 static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *error)
 {
-  const struct lade_stage_residency tiers = {.layer = plan->share.residency, .state_tier = plan->state_tier,
-                                             .device_bytes = plan->budget_bytes};
   struct lade_layout layout = plan->layout;
   const int at = plan->n_stages_proved;
   layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
+  const struct lade_stage_params params = stage_params(plan, &layout, LADE_STAGE_RUN);
   struct lade_stage_build build = {0};
-  int status = lade_stage_build_make(plan->job, &layout, plan->micro_batch, &tiers, true, error, &build);
+  int status = lade_stage_build_make(&params, error, &build);
   if (!status)
     status = lade_dry_stage_run(plan->job, &build, error, &plan->dry[at]);
   if (!status)
@@ -79,12 +87,11 @@ static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *
 /* Build @stage's program, and add it to the measured ones. Clear @ret_may_fit if it takes more than the budgets. */
 static int stage_may_fit(struct cluster_plan *plan, int stage, struct lade_error *error, bool *ret_may_fit)
 {
-  const struct lade_stage_residency tiers = {.layer = plan->share.residency, .state_tier = plan->state_tier,
-                                             .device_bytes = plan->budget_bytes};
   struct lade_layout layout = plan->layout;
+  const struct lade_stage_params params = stage_params(plan, &layout, LADE_STAGE_MEASURE);
   struct lade_stage_program program;
   layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-  int status = lade_stage_program_measure(plan->job, &layout, plan->micro_batch, &tiers, error, &program);
+  int status = lade_stage_program_make(&params, error, &program);
   if (status)
     return status;
   plan->n_instrs_measured += program.n_instrs;
