@@ -450,8 +450,12 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
 # more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the factor of the products' rate.
 CHANGES = [
     ('products of layers by the best of measured algorithms, 1 %: where a file of choices is', {}, 1 / 0.99),
+    ("the gradient of the MLP's second bias by the backward of the residual before the MLP, which reads the same rows",
+     {'column_sum_bf16': -2}, None),
+    ("a layer's last residual with the next layer's first norm: one kernel of two units, whose weights may not be there "
+     'together', {'residual_fwd_bf16': 2, 'norm_fwd_bf16': -4}, None),
     ('residuals added by the products before them; tight budgets get slower, because operands, residual and sum are there '
-     'at once', {'residual_fwd_bf16': -(8 + 6), 'norm_fwd_bf16': 4, 'copy': 2 + 2}, None),
+     'at once', {'residual_fwd_bf16': -(8 + 8), 'norm_fwd_bf16': 4 + 4, 'copy': 2 + 2}, None),
     ("GELU's forward as an epilogue; other bits where a plan makes it again from the stored value",
      {'gelu_fwd_bf16': -16, 'copy': 8}, None)]
 
