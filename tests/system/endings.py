@@ -83,7 +83,7 @@ assert f"step-{step:08d}" in os.listdir("early") and f"step-{step + 1:08d}" not 
 # A bit of the spilled state flips on the drive: exit 5, with the tensor's name. The file has no name, only a
 # descriptor.
 os.mkdir("drive")
-STORED = ["--budget", "min", "--host-budget", "0", "--store", "drive", "--steps", "100000", "--log", "flip.jsonl"]
+STORED = ["--budget", "min", "--host-budget", "0", "--store", "drive", "--steps", "3000", "--log", "flip.jsonl"]
 if run("doctor", "--store", "drive")[0] == 0:
     child = start("train", *SHORT, *STORED)
     wait_for_steps("flip.jsonl")

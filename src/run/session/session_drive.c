@@ -59,8 +59,6 @@ static int settle_work(void *user, struct lade_error *error)
   struct lade_probe_params params = session_cache_params(s, &gpu);
   params.store = &store;
   params.skip_cache = s->params.skip_cache;
-  session_notice(s, "measuring the drive for %.0f s, because it bounds the steps of a long run",
-                 (double)settling->limit_ns / 1e9);
   return lade_probe_settle(&params, settling->limit_ns, error, &settling->settled.store, &settling->settled.is_new);
 }
 
