@@ -537,6 +537,9 @@ def _leaf_key(leaf):
             raise CannotCapture(NESTED if leaf.is_nested else SPARSE, "arguments", calling_line())
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad,
                 leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64)
+    if isinstance(leaf, tuple) and any(isinstance(one, torch.Tensor) for one in leaf):  # torch 2.6 takes few kinds of tuples apart
+        raise CannotCapture(f"this torch does not take a {type(leaf).__name__} among the arguments apart; give its tensors",
+                            "arguments", calling_line())
     try:
         hash(leaf)
     except TypeError:

@@ -385,7 +385,13 @@ def _mode_of(tensors, layouts):
 
 def _described(mode, tensor):
     """Return a fake tensor of @mode for a real or a fake one."""
-    return tensor.detach() if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor.detach(), static_shapes=True)
+    if isinstance(tensor, FakeTensor):
+        return tensor.detach()
+    fake = mode.from_tensor(tensor.detach(), static_shapes=True)
+    n = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
+    if n and fake.untyped_storage().nbytes() < n:  # torch 2.6 describes a view without the rest of its storage
+        fake.untyped_storage().resize_(n)
+    return fake
 
 
 def _fake_state(given, mode, fakes, optimizer):
