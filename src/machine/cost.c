@@ -382,19 +382,26 @@ static double logits_ns(const struct lade_cost *cost, const struct lade_model_gr
 }
 
 /*
- * Return the time in which PyTorch without a compiler adds input gradients. A weight that checkpoints store as several
- * tensors (queries, keys and values; gate and up) is as many products there, and each but the first adds its gradient.
+ * Return the products that PyTorch without a compiler runs for @op, a product here: one for each tensor that
+ * checkpoints store of its weight (queries, keys and values; gate and up).
  */
+static int products_count(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  const struct lade_tensor *weight = weight_find(graph, op);
+  int n = 1;
+  if (!weight || !cost->is_eager)
+    return n;
+  const struct lade_param *param = &graph->params[weight->param];
+  for (int i = 1; i < param->n_slices; i++)
+    n += strcmp(param->slices[i].name, param->slices[i - 1].name) != 0;
+  return n;
+}
+
+/* Return the time in which PyTorch without a compiler adds input gradients: each product but the first adds its own. */
 static double input_sums_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
                             const struct lade_op *op)
 {
-  const struct lade_tensor *weight = op->kind == LADE_OP_MATMUL_DX ? weight_find(graph, op) : NULL;
-  if (!weight || !cost->is_eager)
-    return 0;
-  const struct lade_param *param = &graph->params[weight->param];
-  int n_sums = 0;
-  for (int i = 1; i < param->n_slices; i++)
-    n_sums += strcmp(param->slices[i].name, param->slices[i - 1].name) != 0;
+  const int n_sums = op->kind == LADE_OP_MATMUL_DX ? products_count(cost, graph, op) - 1 : 0;
   const double bytes = 3 * (double)graph->tensors[op->out[0]].bytes; /* of a sum: two are read, one is written */
   return n_sums * bytes / cost->machine.device_bytes_per_s * 1e9;
 }
@@ -678,8 +685,20 @@ static struct lade_transfer_price store_price(const struct lade_machine_store *s
                                       1e9 / lade_cost_drive_bytes_per_s(store, share)};
 }
 
+/*
+ * Return the all-reduces that PyTorch runs for @op: where products of one input are column-parallel layers of their
+ * own, each sums its input gradient over ranks (copy_to_tensor_model_parallel_region of Megatron's layers).
+ */
+static int sums_count(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+{
+  const int maker = op->kind == LADE_OP_ALL_REDUCE && op->is_backward ? graph->tensors[op->in[0]].producer : -1;
+  const bool is_dx = maker >= 0 && graph->ops[maker].kind == LADE_OP_MATMUL_DX && cost->sums_products_apart;
+  return is_dx ? products_count(cost, graph, &graph->ops[maker]) : 1;
+}
+
 /* Price a collective, a send or a receive of the graph; op->bytes are those that this rank sends. */
-static int64_t transfer_op_ns(const struct lade_cost *cost, const struct lade_prices *prices, const struct lade_op *op)
+static int64_t transfer_op_ns(const struct lade_cost *cost, const struct lade_prices *prices,
+                              const struct lade_model_graph *graph, const struct lade_op *op)
 {
   const struct lade_transfer_price *price = op->kind == LADE_OP_ALL_REDUCE ? &prices->comm_sum[op->attr.axis]
                                                                            : &prices->comm[op->attr.axis];
@@ -687,7 +706,7 @@ static int64_t transfer_op_ns(const struct lade_cost *cost, const struct lade_pr
     return lade_cost_to_host_ns(cost, (uint64_t)op->bytes);
   if (op->kind == LADE_OP_SEND || op->kind == LADE_OP_RECV)
     price = &cost->links->boundary;
-  return whole_ns((double)price->latency_ns + op->bytes * price->ns_per_byte);
+  return sums_count(cost, graph, op) * whole_ns((double)price->latency_ns + op->bytes * price->ns_per_byte);
 }
 
 int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph *graph, struct lade_prices *ret_prices)
@@ -710,7 +729,7 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph
   }
   for (int op = 0; op < n_ops; op++)
     prices.op_ns[op] = lade_op_is_stage_boundary(graph->ops[op].kind)
-                           ? transfer_op_ns(cost, &prices, &graph->ops[op])
+                           ? transfer_op_ns(cost, &prices, graph, &graph->ops[op])
                            : lade_cost_op_ns(cost, graph, op);
   int64_t n_partials = 0;
   for (int p = 0; p < graph->n_params; p++) {

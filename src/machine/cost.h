@@ -68,6 +68,7 @@ struct lade_cost {
   double attention_slower; /* factor on the time of fused attention in a graph; 0: 1 */
   bool is_eager; /* price elementwise ops by shape as PyTorch runs them without a compiler: each op is a kernel */
   bool has_fused_norms; /* if eager: an RMS norm is one kernel, as a layer norm is */
+  bool sums_products_apart; /* of eager ops: products of one input sum its gradient over ranks each */
   bool has_plain_products; /* price software whose products add a bias at most; false: Lade's kernels */
   double sum_squares_bytes_per_s; /* of gradients read; 0: predicted by the device's bandwidth */
   int n_ops, capacity;

@@ -705,7 +705,7 @@ def wrong_questions_are_refused(directory):
                                                     "fsdp"], 2),
             ("--software deepspeed needs --dtype bf16", [*SMALL, "--dp", "8", "--batch", "64", "--dtype", "fp32",
                                                          "--software", "deepspeed"], 2),
-            ("is none", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
+            ("olmoe, deepseek_v2 or deepseek_v3, and", [*SMALL, "--dp", "2", "--ep", "2", "--batch", "64"], 2),
             ("nearest number is 2", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--ep", "3", "--batch", "64"], 2),
             ("--ep 8 does not divide", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "4", "--ep", "8",
                                         "--batch", "64"], 2),

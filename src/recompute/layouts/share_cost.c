@@ -12,6 +12,8 @@
  * it. The collective of one piece runs beside the product of another: of C and P for t ranks, C - P (t - 1)/t of the
  * collective remain, and at least one piece. The rest slows the product down by the multiprocessors that it takes.
  *
+ * PyTorch without a compiler overlaps less than a program: its all-reduces run beside no kernel.
+ *
  * A kernel cannot start before the host has launched it, and the host runs ahead of the device within a step. So both
  * halves of a unit together take at least the host's time for its launches, recompute included: lade_cost_launches
  * kernels of host_op_ns each. A program of Lade launches from C, which takes less than launch_ns.
@@ -121,17 +123,27 @@ static double step_ns(const struct share_walk *walk, int at)
   return exposed_ns + OVERLAP_SHARE * (ns - exposed_ns);
 }
 
+/*
+ * True if no kernel runs beside @op, a collective: autograd computes both gradients of a linear layer as one node, and
+ * the sum of its input's over ranks is the next one. Megatron-LM's own linear layers start that sum in between.
+ */
+static bool runs_alone(const struct share_walk *walk, const struct lade_op *op)
+{
+  return walk->cost->is_eager && op->kind == LADE_OP_ALL_REDUCE;
+}
+
 /* Run step @at on its queue, after its inputs. Return the time that its queue waited for collectives. */
 static double step_run(struct share_walk *walk, struct queue_pair *queues, int at)
 {
   const struct lade_op *op = op_at(walk, at);
-  const int queue = lade_op_is_collective(op->kind);
+  const int queue = lade_op_is_collective(op->kind) && !runs_alone(walk, op);
   double start_ns = queues->now_ns[queue];
   for (int i = 0; i < op->n_in; i++) {
     if (op->in[i] >= 0)
       start_ns = LADE_MAX(start_ns, walk->ready_ns[op->in[i]]);
   }
-  const double waited_ns = queue == 0 ? start_ns - queues->now_ns[0] : 0;
+  const double waited_ns = queue == 0 ? start_ns - queues->now_ns[0] + (runs_alone(walk, op) ? step_ns(walk, at) : 0)
+                                      : 0;
   queues->now_ns[queue] = start_ns + step_ns(walk, at);
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0)

@@ -10,7 +10,10 @@
  *                 of 40 million parameters, or of a million for each replica if that is more, instead of a layer at a
  *                 time (its DistributedDataParallel). On earlier devices its kernels are fused as Lade's are, and
  *                 collectives run beside no product, as in 2021 and 2022
- *   DeepSpeed     elementwise ops are PyTorch's, a kernel each (lade_cost.is_eager)
+ *   DeepSpeed     elementwise ops are PyTorch's, a kernel each (lade_cost.is_eager), and no kernel runs beside sums of
+ *                 input gradients over tensor parallel ranks. Megatron-DeepSpeed has one product for queries, keys and
+ *                 values, and one for gate and up. Where a user asks for --eager, each tensor of a checkpoint is a
+ *                 product of its own, whose layer sums its own input gradient over ranks
  *   FSDP          the same, and attention is fused: it is younger than FlashAttention. Stages of a pipeline scatter
  *                 their gradients after the last microbatch alone (torch.distributed.pipelining). Gathered parameters
  *                 and gradients are copied between tensors and flat buffers (fully_shard). Full recompute stops at the
@@ -115,6 +118,7 @@ void share_cost_init(const struct lade_layout_job *job, enum lade_software softw
   lade_cost_init(ret_cost, &job->cluster->device);
   ret_cost->is_eager = lade_software_is_eager(job, software);
   ret_cost->has_fused_norms = job->has_fused_norms || is_late_fsdp(job, software);
+  ret_cost->sums_products_apart = job->is_eager;
   ret_cost->has_plain_products = software != LADE_SOFTWARE_LADE;
   if (lade_software_is_early_fsdp(job, software))
     ret_cost->attention_slower = EARLY_ATTENTION_SLOWER;

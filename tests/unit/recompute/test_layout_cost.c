@@ -567,9 +567,40 @@ static void a_search_that_fits_nowhere_names_the_least(void **state)
   assert_int_equal(lade_layout_search_run(&job, &params, &error, &search), -EINVAL);
 }
 
+/*
+ * PyTorch without a compiler sums input gradients beside no kernel: with --eager once for each product of the
+ * checkpoint's tensors, of Llama's queries, keys, values, gate and up. GPT's are one product for each input, as those
+ * of DeepSpeed's layouts. Forward sums are two.
+ */
+static void separate_products_sum_their_input_gradients(void **state)
+{
+  const struct lade_model *models[] = {&gpt2, &llama};
+  const int n_sums[] = {2 + 2, 2 + 5};
+  for (size_t i = 0; i < LADE_COUNT(models); i++) {
+    struct lade_layout_job job = job_of(models[i], 32);
+    struct lade_share_key key = {.tp = 4, .micro_batch = 2, .recipe = LADE_RECIPE_NONE};
+    struct lade_transfer_price gather, sum;
+    struct lade_share_cost program, fused, eager;
+    struct lade_error error;
+    lade_cluster_group_price(&cluster, 4, 1, &gather, &sum);
+    key.software = LADE_SOFTWARE_LADE;
+    assert_int_equal(lade_share_cost_make(&job, &key, &error, &program), 0);
+    key.software = LADE_SOFTWARE_DEEPSPEED;
+    assert_int_equal(lade_share_cost_make(&job, &key, &error, &fused), 0);
+    job.is_eager = true;
+    assert_int_equal(lade_share_cost_make(&job, &key, &error, &eager), 0);
+    const double bytes = 2 * 0.75 * 2 * (double)job.seq_len * (double)models[i]->width * 2; /* sent in a ring */
+    const double all_ns = n_sums[i] * ((double)sum.latency_ns + bytes * sum.ns_per_byte);
+    assert_true(fabs(eager.layer.exposed_ns / all_ns - 1) < 1e-3);
+    assert_true(fabs(fused.layer.exposed_ns / all_ns * n_sums[i] / (2 + 2) - 1) < 1e-3);
+    assert_true(program.layer.exposed_ns < fused.layer.exposed_ns);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(separate_products_sum_their_input_gradients),
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),

@@ -64,8 +64,9 @@ static int model_get(struct cluster_planning *planning)
   if (found != -ENOENT)
     return found;
   if (planning->options->n_expert_ranks > 1 || option_is_set(planning->options, "expert-capacity"))
-    return lade_error_set(&planning->error, -EINVAL, "--ep needs a mixture of experts, such as --model mixtral-8x7b, "
-                          "and %s is none", session->model);
+    return lade_error_set(&planning->error, -EINVAL, "--ep needs a mixture of experts, such as --model mixtral-8x7b or "
+                          "a config.json of model_type mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2 or "
+                          "deepseek_v3, and %s is none", session->model);
   const size_t n = strlen(session->model);
   const bool is_file = strchr(session->model, '/') || (n > 5 && strcmp(session->model + n - 5, ".json") == 0);
   int status = is_file ? lade_model_load(session->model, &planning->model, &planning->error)
